@@ -1,0 +1,1 @@
+"""The program on the device: samples, clips, perturbs, charges its ledger, publishes."""

@@ -1,0 +1,271 @@
+"""The agent: a loop that reads like the round in ``architecture``.
+
+One thread, one queue. A plan arrives; the device decides; it trains, charges its ledger and
+spools the fragments in one transaction; it publishes them at random times in the window;
+receipts empty the spool. Whatever happens in between, the next start goes on from disk.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import random
+import threading
+import time
+from datetime import UTC, datetime
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agent.decision import Declined, decide, schedule_digest
+from agent.ledger import Budget, Charge
+from agent.profile import check_board, load_profile
+from agent.settings import AgentSettings
+from agent.spool import SpooledFragment
+from agent.state import AgentState
+from agent.update import make_update, mechanism_of
+from dpagent.errors import ParameterError
+from dpagent.learning import Dataset, NumpyEngine, built_in, load_idx, load_npz
+from dpagent.protocol.codec import MessageError, decode
+from dpagent.protocol.fragments import ModelAssembler, cut, receipt_digest, weights_from_bytes
+from dpagent.protocol.messages import RECEIPT_DIGEST_BYTES, ModelChunk, Plan, Receipts
+from dpagent.protocol.sealing import seal
+from dpagent.protocol.signing import Verifier
+from dpagent.protocol.topics import Topics
+from dpagent.transport import Acknowledged, Connected, Disconnected, MqttSession, Received, Subscription
+
+log = logging.getLogger(__name__)
+
+_IDLE_S = 0.5
+_RESEND_S = 5.0
+"""A fragment without a receipt goes again after this, times 1 to 2 at random."""
+_BURST = 10
+
+
+class Agent:
+    """The daemon on one device.
+
+    Args:
+        settings: ``agent.yaml``, with paths resolved.
+
+    Raises:
+        ConfigurationError, DataError, LedgerError, StateInUseError, StorageError: The
+            device cannot start; the text says why.
+    """
+
+    def __init__(self, settings: AgentSettings) -> None:
+        self._settings = settings
+        self._profile = load_profile(settings.profile)
+        check_board(self._profile)
+        os.nice(max(0, self._profile.niceness - os.nice(0)))
+        self._verifier = Verifier(settings.coordinator_key, settings.fleet)
+        self._topics = Topics(settings.fleet)
+        self._dataset = _load(settings)
+        self._state = AgentState(
+            settings.state_dir, settings.data.name, Budget(settings.budget.epsilon, settings.budget.delta)
+        )
+        self._session = MqttSession(
+            settings.mqtt,
+            # A fresh name each time: the broker can tell connections apart, not devices.
+            client_id=os.urandom(10).hex(),
+            subscriptions=[
+                Subscription(topic)
+                for topic in (self._topics.plan, self._topics.model_chunks, self._topics.receipts)
+            ],
+            persistent=False,
+        )
+        self._random = random.SystemRandom()
+        self._assembler = ModelAssembler()
+        self._plan: Plan | None = None
+        self._plan_arrived_at = 0.0
+        self._must_train = False
+        self._allowance = float(_BURST)
+        self._allowance_at = time.monotonic()
+        self._reported_bytes = (0, 0)
+
+    def run(self, stop: threading.Event) -> None:
+        """Serve until ``stop`` is set.
+
+        Raises:
+            BrokerError: The broker refuses us.
+            StorageError: The disk fails; nothing was released that is not charged.
+        """
+        log.info("agent of fleet %s, %s", self._settings.fleet, self._spent())
+        try:
+            with self._session:
+                while not stop.is_set():
+                    self._take_events()
+                    self._train()
+                    self._publish()
+        finally:
+            self._count_traffic()
+            self._state.close()
+
+    def _take_events(self) -> None:
+        """Handle what has arrived; wait for it only when nothing else is due."""
+        event = self._session.next_event(self._patience())
+        while event is not None:
+            match event:
+                case Connected():
+                    log.info("connected to %s", self._settings.mqtt.url)
+                    self._redraw_times()
+                case Disconnected(reason):
+                    log.warning("%s; trying again", reason)
+                case Received(topic, payload):
+                    self._receive(topic, payload)
+                case Acknowledged():
+                    pass  # A PUBACK is not a delivery: only a receipt counts.
+            event = self._session.next_event(0)
+
+    def _patience(self) -> float:
+        if self._must_train and self._plan is not None and self._assembler.get(self._plan) is not None:
+            return 0.0
+        due_at = self._state.spool.next_due_at()
+        if due_at is None or not self._session.connected:
+            return _IDLE_S
+        return min(_IDLE_S, max(due_at - time.time(), 0.02))
+
+    def _receive(self, topic: str, payload: bytes) -> None:
+        try:
+            if topic == self._topics.plan:
+                self._receive_plan(self._verifier.open(payload, Plan, "plan"))
+            elif topic == self._topics.receipts:
+                self._receive_receipts(self._verifier.open(payload, Receipts, "receipts"))
+            else:
+                self._assembler.add(decode(payload, ModelChunk))
+        except MessageError as error:
+            log.warning("rejected a message on %s: %s", topic, error)
+            self._state.add_to_counters(rejected=1)
+
+    def _receive_plan(self, plan: Plan) -> None:
+        if plan.fleet != self._settings.fleet:
+            raise MessageError("wrong fleet", plan.fleet)
+        known = self._plan
+        if known is not None and known.job == plan.job and plan.round < known.round:
+            raise MessageError("replayed", f"round {plan.round} after round {known.round}")
+        job = plan.job.hex()
+        is_new = known is None or (known.job, known.round, known.state) != (plan.job, plan.round, plan.state)
+        self._plan = plan
+        if plan.state == "finished":
+            self._state.expire_other_rounds(None, None)
+            self._must_train = False
+            if is_new:
+                log.info("job %s is finished, %s", job[:8], self._spent())
+            return
+        if is_new:
+            self._plan_arrived_at = time.time()
+            expired = self._state.expire_other_rounds(job, plan.round)
+            if expired:
+                log.warning("%d fragments expired: their round closed before they were counted", expired)
+            self._count_traffic()
+        else:
+            # The same round announced again: the coordinator came back and may lack something.
+            self._redraw_times()
+        self._must_train = not self._state.ledger.is_charged(self._settings.data.name, job, plan.round)
+
+    def _receive_receipts(self, receipts: Receipts) -> None:
+        raw, size = receipts.digests, RECEIPT_DIGEST_BYTES
+        if len(raw) % size:
+            raise MessageError("malformed", "receipts are not whole digests")
+        self._state.mark_counted([raw[start : start + size] for start in range(0, len(raw), size)])
+
+    def _train(self) -> None:
+        plan = self._plan
+        if not self._must_train or plan is None:
+            return
+        weights = self._assembler.get(plan)
+        if weights is None:
+            return  # Chunks are still on their way.
+        self._must_train = False
+        job = plan.job.hex()
+        try:
+            epsilon = decide(
+                plan, self._dataset, self._state.ledger, self._settings.data.name, now=time.time()
+            )
+            mechanism = mechanism_of(plan)
+        except (Declined, ParameterError) as error:
+            log.warning("declined round %d of job %s: %s", plan.round, job[:8], error)
+            self._state.note_declined(job, plan.round, str(error))
+            return
+        engine = NumpyEngine(built_in(plan.model.name), microbatch=self._profile.microbatch)
+        update = make_update(plan, weights_from_bytes(weights), self._dataset, engine)
+        charge = Charge(
+            dataset=self._settings.data.name, job=job, round=plan.round, mechanism=plan.mechanism.name,
+            noise_multiplier=plan.noise_multiplier, sampling_rate=plan.mechanism.sampling_rate,
+            steps=plan.mechanism.local_steps, clip_norm=plan.mechanism.clip_norm,
+            granularity=mechanism.granularity, dimension=mechanism.dimension,
+            statistical_distance=mechanism.statistical_distance, schedule=schedule_digest(plan),
+            delta=self._settings.budget.delta, cumulative_epsilon=epsilon,
+            charged_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        )  # fmt: skip
+        self._state.release(charge, self._sealed(plan, update))
+        log.info("round %d of %d: charged and spooled, %s", plan.round, plan.rounds, self._spent())
+
+    def _sealed(self, plan: Plan, update: NDArray[np.int64]) -> list[SpooledFragment]:
+        """The fragments of an update, sealed, each with a time of its own."""
+        sealed = [
+            (receipt_digest(fragment.id), seal(fragment, plan.fleet, plan.sealing_key))
+            for fragment in cut(update, plan)
+        ]
+        times = self._draw_times(plan, len(sealed))
+        return [
+            SpooledFragment(digest, message, due_at)
+            for (digest, message), due_at in zip(sealed, times, strict=True)
+        ]
+
+    def _draw_times(self, plan: Plan, count: int) -> list[float]:
+        """Independent times in the jitter window, which opens whole slots after the plan came.
+
+        How long training took depends on the lot, and the lot is private; the slots hide it.
+        """
+        slots = math.ceil(max(time.time() - self._plan_arrived_at, 1e-9) / plan.compute_slot_s)
+        opens_at = self._plan_arrived_at + slots * plan.compute_slot_s
+        return [opens_at + self._random.uniform(0.0, plan.jitter_window_s) for _ in range(count)]
+
+    def _redraw_times(self) -> None:
+        """After an interruption everything pending goes again, at new random times."""
+        if self._plan is not None:
+            pending = self._state.spool.pending()
+            self._state.reschedule(zip(self._draw_times(self._plan, len(pending)), pending, strict=True))
+
+    def _publish(self) -> None:
+        if not self._session.connected or self._plan is None:
+            return
+        limit = self._take_allowance()
+        now = time.time()
+        sent = []
+        for fragment in self._state.spool.due(now, limit):
+            expiry_s = max(1.0, self._plan.deadline - now)
+            if self._session.publish(self._topics.fragments, fragment.message, expiry_s=expiry_s) is None:
+                break
+            self._allowance -= 1
+            sent.append(fragment.digest)
+        if sent:
+            self._state.mark_sent(sent, now, now + _RESEND_S * self._random.uniform(1.0, 2.0))
+
+    def _take_allowance(self) -> int:
+        """How many messages the rate limit lets go now (token bucket)."""
+        now = time.monotonic()
+        rate = self._settings.limits.messages_per_second
+        self._allowance = min(float(_BURST), self._allowance + rate * (now - self._allowance_at))
+        self._allowance_at = now
+        return int(self._allowance)
+
+    def _count_traffic(self) -> None:
+        up, down = self._session.bytes_up, self._session.bytes_down
+        known_up, known_down = self._reported_bytes
+        self._state.add_to_counters(bytes_up=up - known_up, bytes_down=down - known_down)
+        self._reported_bytes = (up, down)
+
+    def _spent(self) -> str:
+        name = self._settings.data.name
+        budget = self._state.ledger.budget(name)
+        epsilon = self._state.ledger.epsilon_after(name, [])
+        return f"spent ε = {epsilon:.3f} of {budget.epsilon:g} at δ = {budget.delta:g} on {name!r} (record level)"
+
+
+def _load(settings: AgentSettings) -> Dataset:
+    if settings.data.kind == "idx":
+        return load_idx(settings.data.path, "train")
+    return load_npz(settings.data.path)

@@ -1,0 +1,65 @@
+"""Board profiles: how hard a board may be worked."""
+
+from __future__ import annotations
+
+import importlib.resources
+import os
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from dpagent.configuration import Settings, load_settings
+from dpagent.errors import ConfigurationError
+
+
+class Profile(Settings):
+    """One YAML file of ``firmware_profiles/``."""
+
+    description: str
+    """The board, in words."""
+    memory_mib: Annotated[int, Field(ge=64)]
+    """Memory fitted; the agent refuses a profile that promises more than the board has."""
+    microbatch: Annotated[int, Field(ge=1, le=255)]
+    """Records whose gradients are held at once; small caches want few."""
+    niceness: Annotated[int, Field(ge=0, le=19)] = 10
+    """How far the agent steps back behind the board's own work."""
+
+
+def profile_names() -> list[str]:
+    """The profiles that come with the package."""
+    folder = importlib.resources.files("firmware_profiles")
+    return sorted(
+        entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml")
+    )
+
+
+def load_profile(name: str) -> Profile:
+    """Load a profile by name, or from a path when ``name`` ends in ``.yaml``.
+
+    Raises:
+        ConfigurationError: There is no such profile, or it is malformed.
+    """
+    if name.endswith((".yaml", ".yml")):
+        return load_settings(Path(name), Profile)
+    if name not in profile_names():
+        raise ConfigurationError(
+            f"profile is {name!r}; expected one of {', '.join(profile_names())}, or the path of a .yaml file."
+        )
+    with importlib.resources.as_file(importlib.resources.files("firmware_profiles") / f"{name}.yaml") as path:
+        return load_settings(path, Profile)
+
+
+def check_board(profile: Profile) -> None:
+    """Refuse a profile made for a bigger board than this one.
+
+    Raises:
+        ConfigurationError: The board has less than 80 % of the memory the profile is for
+            (firmware and kernel keep some of what is fitted).
+    """
+    fitted_mib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20
+    if fitted_mib < 0.8 * profile.memory_mib:
+        raise ConfigurationError(
+            f"The profile is for a board of {profile.memory_mib} MiB ({profile.description}); this one has "
+            f"{fitted_mib} MiB. Choose another profile: {', '.join(profile_names())}."
+        )

@@ -1,0 +1,78 @@
+"""``agent.yaml``: what the integrator decides for one device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field
+
+from dpagent.configuration import FilePath, Settings, load_settings, resolve
+from dpagent.protocol.signing import decode_public_key
+from dpagent.protocol.topics import FleetName
+from dpagent.transport import MqttSettings
+
+
+def _public_key(text: str) -> str:
+    decode_public_key(text)
+    return text
+
+
+class DataSettings(Settings):
+    """The data that stay on the device."""
+
+    name: Annotated[str, Field(min_length=1, max_length=128)]
+    """The ledger's name for these records. The lifetime budget belongs to it."""
+    kind: Literal["npz", "idx"] = "npz"
+    """``npz``: arrays ``inputs`` and ``labels``; ``idx``: a directory of MNIST-style files."""
+    path: Annotated[FilePath, Field(strict=False)]
+    """The file or directory, relative to this file."""
+
+
+class BudgetSettings(Settings):
+    """What may be spent on the data, ever, over all jobs and coordinators."""
+
+    epsilon: Annotated[float, Field(gt=0, le=1000)]
+    """Lifetime ε for each record."""
+    delta: Annotated[float, Field(gt=0, lt=1)]
+    """δ at which ε is stated; well below one over the number of records."""
+
+
+class LimitSettings(Settings):
+    """What the device takes of the network."""
+
+    messages_per_second: Annotated[float, Field(gt=0, le=1000)] = 10.0
+    """Most publications a second, resends included."""
+
+
+class AgentSettings(Settings):
+    """Everything in ``agent.yaml``."""
+
+    fleet: FleetName
+    """The fleet this device belongs to."""
+    coordinator_key: Annotated[str, AfterValidator(_public_key)]
+    """The coordinator's public key, as ``dpagent coordinator key`` prints it."""
+    state_dir: Annotated[FilePath, Field(strict=False)] = Path("state")
+    """Where the ledger and the spool live, relative to this file."""
+    data: DataSettings
+    budget: BudgetSettings
+    mqtt: MqttSettings = MqttSettings()
+    profile: Annotated[str, Field(min_length=1)] = "generic-linux"
+    """A board of ``firmware_profiles/``, or the path of a profile of one's own."""
+    limits: LimitSettings = LimitSettings()
+
+
+def load_agent_settings(file: Path) -> AgentSettings:
+    """Read ``agent.yaml`` with its paths made relative to it.
+
+    Raises:
+        ConfigurationError: Something in the file is wrong; see :func:`load_settings`.
+    """
+    settings = load_settings(file, AgentSettings)
+    return settings.model_copy(
+        update={
+            "state_dir": resolve(settings.state_dir, file),
+            "data": settings.data.model_copy(update={"path": resolve(settings.data.path, file)}),
+            "mqtt": settings.mqtt.resolved(file),
+        }
+    )

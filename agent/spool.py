@@ -1,0 +1,110 @@
+"""The spool: sealed fragments on disk until a receipt says that they are counted.
+
+A fragment is ``waiting`` until it is first published, then ``sent`` until a receipt
+(``counted``) or the end of its round (``expired``). What is no longer needed of it, its
+bytes, is dropped then; a line remains for the accounts. Times are Unix times.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class SpooledFragment:
+    """A fragment that is to be published at ``due_at`` or soon after."""
+
+    digest: bytes
+    message: bytes
+    due_at: float
+
+
+def create_spool(connection: sqlite3.Connection) -> None:
+    """Migration: the table of fragments."""
+    connection.execute(
+        """CREATE TABLE fragments (
+            digest BLOB PRIMARY KEY,
+            job TEXT NOT NULL,
+            round INTEGER NOT NULL,
+            message BLOB,
+            state TEXT NOT NULL DEFAULT 'waiting' CHECK (state IN ('waiting', 'sent', 'counted', 'expired')),
+            due_at REAL NOT NULL,
+            first_sent_at REAL,
+            sends INTEGER NOT NULL DEFAULT 0
+        ) STRICT, WITHOUT ROWID"""
+    )
+    connection.execute("CREATE INDEX pending ON fragments (due_at) WHERE message IS NOT NULL")
+
+
+class Spool:
+    """The fragments of an open database.
+
+    Args:
+        connection: A database with :func:`create_spool` applied.
+    """
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    def put(self, job: str, round_number: int, fragments: Iterable[SpooledFragment]) -> None:
+        """Add fragments. Must run inside the transaction that charges for them."""
+        self._connection.executemany(
+            "INSERT INTO fragments (digest, job, round, message, due_at) VALUES (?, ?, ?, ?, ?)",
+            [(f.digest, job, round_number, f.message, f.due_at) for f in fragments],
+        )
+
+    def next_due_at(self) -> float | None:
+        """When the next fragment wants to be published."""
+        row = self._connection.execute(
+            "SELECT min(due_at) FROM fragments WHERE message IS NOT NULL"
+        ).fetchone()
+        return None if row[0] is None else float(row[0])
+
+    def due(self, now: float, limit: int) -> list[SpooledFragment]:
+        """Up to ``limit`` fragments whose time has come, earliest first."""
+        rows = self._connection.execute(
+            "SELECT digest, message, due_at FROM fragments WHERE message IS NOT NULL AND due_at <= ? "
+            "ORDER BY due_at LIMIT ?",
+            (now, limit),
+        )
+        return [SpooledFragment(*row) for row in rows]
+
+    def pending(self) -> list[bytes]:
+        """Digests of all fragments that are neither counted nor expired."""
+        return [
+            row[0]
+            for row in self._connection.execute("SELECT digest FROM fragments WHERE message IS NOT NULL")
+        ]
+
+    def reschedule(self, times: Iterable[tuple[float, bytes]]) -> None:
+        """Set ``due_at`` of fragments by ``(due_at, digest)``."""
+        self._connection.executemany("UPDATE fragments SET due_at = ? WHERE digest = ?", list(times))
+
+    def mark_sent(self, digest: bytes, now: float, resend_at: float) -> None:
+        """A fragment was published; unless a receipt comes it goes again at ``resend_at``."""
+        self._connection.execute(
+            "UPDATE fragments SET state = 'sent', sends = sends + 1, due_at = ?, "
+            "first_sent_at = coalesce(first_sent_at, ?) WHERE digest = ? AND message IS NOT NULL",
+            (resend_at, now, digest),
+        )
+
+    def mark_counted(self, digests: Sequence[bytes]) -> int:
+        """Drop what a receipt names, also if its round is over by now; how many were ours."""
+        marks = [(digest,) for digest in digests]
+        before = self._connection.total_changes
+        self._connection.executemany(
+            "UPDATE fragments SET state = 'counted', message = NULL WHERE digest = ? AND state != 'counted'",
+            marks,
+        )
+        return self._connection.total_changes - before
+
+    def expire(self, *, except_job: str | None = None, except_round: int | None = None) -> int:
+        """Give up all pending fragments but those of one round; how many that were."""
+        cursor = self._connection.execute(
+            "UPDATE fragments SET state = 'expired', message = NULL WHERE message IS NOT NULL "
+            "AND NOT (job IS ? AND round IS ?)",
+            (except_job, except_round),
+        )
+        return cursor.rowcount

@@ -1,0 +1,116 @@
+"""Everything the agent must not lose, in one database, so that one commit settles it.
+
+``ledger.db`` holds the ledger and the spool together: a charge and the fragments it pays
+for become durable in the same transaction, or neither does.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from agent.ledger import Budget, Charge, Ledger, create_ledger
+from agent.spool import Spool, SpooledFragment, create_spool
+from dpagent.storage import StateDirectory, disk_errors, open_database, transaction
+
+
+def _create_notes(connection: sqlite3.Connection) -> None:
+    connection.execute(
+        """CREATE TABLE declined (
+            job TEXT NOT NULL, round INTEGER NOT NULL, reason TEXT NOT NULL, declined_at REAL NOT NULL,
+            PRIMARY KEY (job, reason)
+        ) STRICT"""
+    )
+    connection.execute("CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT")
+
+
+class AgentState:
+    """The agent's state directory, opened and locked.
+
+    Args:
+        path: The directory.
+        dataset: The ledger's name for the device's records.
+        budget: Their lifetime budget, from the device's own configuration.
+
+    Raises:
+        StateInUseError: Another agent runs on it.
+        StorageError: It cannot be used.
+        LedgerError: The ledger does not verify.
+    """
+
+    def __init__(self, path: Path, dataset: str, budget: Budget) -> None:
+        self._directory = StateDirectory(path)
+        try:
+            self._file = path / "ledger.db"
+            self._head_file = path / "ledger.head"
+            self.connection = open_database(self._file, [create_ledger, create_spool, _create_notes])
+            self.ledger = Ledger(self.connection, self._head_file)
+            self.spool = Spool(self.connection)
+            with disk_errors(self._file), transaction(self.connection):
+                self.ledger.set_budget(dataset, budget)
+            self.ledger.save_head()
+        except BaseException:
+            self._directory.close()
+            raise
+
+    def close(self) -> None:
+        """Close the database and let go of the directory."""
+        self.connection.close()
+        self._directory.close()
+
+    def release(self, charge: Charge, fragments: Iterable[SpooledFragment]) -> None:
+        """Charge for a release and spool it, in one transaction. Only then may a byte leave.
+
+        Raises:
+            StorageError: Nothing was charged and nothing spooled.
+        """
+        try:
+            with disk_errors(self._file), transaction(self.connection):
+                self.ledger.charge(charge)
+                self.spool.put(charge.job, charge.round, fragments)
+        except BaseException:
+            # What the transaction appended is gone: read the ledger as it is on disk.
+            self.ledger = Ledger(self.connection, self._head_file)
+            raise
+        self.ledger.save_head()
+
+    def mark_sent(self, digests: Sequence[bytes], now: float, resend_at: float) -> None:
+        """Note what was published."""
+        with disk_errors(self._file), transaction(self.connection):
+            for digest in digests:
+                self.spool.mark_sent(digest, now, resend_at)
+
+    def mark_counted(self, digests: Sequence[bytes]) -> int:
+        """Drop what a receipt names; how many fragments were ours."""
+        with disk_errors(self._file), transaction(self.connection):
+            return self.spool.mark_counted(digests)
+
+    def reschedule(self, times: Iterable[tuple[float, bytes]]) -> None:
+        """Give pending fragments new times."""
+        with disk_errors(self._file), transaction(self.connection):
+            self.spool.reschedule(times)
+
+    def expire_other_rounds(self, job: str | None, round_number: int | None) -> int:
+        """Give up the fragments of all rounds but the one named; how many."""
+        with disk_errors(self._file), transaction(self.connection):
+            return self.spool.expire(except_job=job, except_round=round_number)
+
+    def note_declined(self, job: str, round_number: int, reason: str) -> None:
+        """Keep why a plan was declined, once a job and reason."""
+        with disk_errors(self._file), transaction(self.connection):
+            self.connection.execute(
+                "INSERT OR IGNORE INTO declined VALUES (?, ?, ?, ?)", (job, round_number, reason, time.time())
+            )
+
+    def add_to_counters(self, **amounts: int) -> None:
+        """Add to the running totals kept for the operator (bytes up and down, rejections)."""
+        changed = {name: amount for name, amount in amounts.items() if amount}
+        if not changed:
+            return
+        with disk_errors(self._file), transaction(self.connection):
+            self.connection.executemany(
+                "INSERT INTO counters VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = value + excluded.value",
+                list(changed.items()),
+            )

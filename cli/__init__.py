@@ -1,0 +1,1 @@
+"""The `dpagent` command: thin Typer commands, one file a noun."""

@@ -1,0 +1,158 @@
+"""``dpagent budget …``: read, verify and export a device's ledger."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cli.output import write_json
+from cli.tables import print_table
+
+if TYPE_CHECKING:
+    from agent.ledger import Entry
+
+app = typer.Typer(help="Read, verify and export what a device has spent.", no_args_is_help=True)
+
+StateDirOption = Annotated[Path, typer.Option(help="The device's state directory, which holds ledger.db.")]
+
+_STATEMENT = {"unit": "record", "adjacency": "add-or-remove-one", "trust": "none"}
+
+
+def _entries(state_dir: Path) -> list[Entry]:
+    from agent.ledger import open_ledger, verify_entries
+
+    connection, head_file = open_ledger(state_dir)
+    try:
+        return verify_entries(connection, head_file)
+    finally:
+        connection.close()
+
+
+def _summary(entries: list[Entry]) -> dict[str, dict[str, Any]]:
+    """Lifetime budget and spending by dataset."""
+    datasets: dict[str, dict[str, Any]] = {}
+    for entry in entries:
+        body = entry.body
+        if entry.kind == "budget":
+            known = datasets.setdefault(body["dataset"], {"epsilon_spent": 0.0, "charges": 0, "jobs": []})
+            known |= {"epsilon_budget": body["epsilon"], "delta": body["delta"]}
+        else:
+            known = datasets[body["dataset"]]
+            known["epsilon_spent"] = body["cumulative_epsilon"]
+            known["charges"] += 1
+            if body["job"] not in known["jobs"]:
+                known["jobs"].append(body["job"])
+    return datasets
+
+
+@app.command()
+def show(
+    state_dir: StateDirOption,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Show what is spent and what is left, by dataset, and plans that were declined."""
+    from agent.ledger import open_ledger
+
+    datasets = _summary(_entries(state_dir))
+    connection, _ = open_ledger(state_dir)
+    try:
+        declined = [dict(row) for row in connection.execute("SELECT job, round, reason FROM declined")]
+    finally:
+        connection.close()
+    if as_json:
+        typer.echo(
+            json.dumps(
+                _STATEMENT | {"datasets": datasets, "declined": declined}, indent=2, ensure_ascii=False
+            )
+        )
+        return
+    if not datasets:
+        typer.echo("The ledger is empty: no budget is set and nothing was spent.")
+    else:
+        typer.echo("Record-level ε, add-or-remove-one adjacency, against everyone (no trusted party).")
+        print_table(
+            ["dataset", "ε spent", "ε budget", "ε left", "δ", "charges", "jobs"],
+            [
+                [
+                    name,
+                    f"{row['epsilon_spent']:.4f}",
+                    f"{row['epsilon_budget']:g}",
+                    f"{max(0.0, row['epsilon_budget'] - row['epsilon_spent']):.4f}",
+                    f"{row['delta']:g}",
+                    str(row["charges"]),
+                    str(len(row["jobs"])),
+                ]
+                for name, row in datasets.items()
+            ],
+        )
+    for row in declined:
+        typer.echo(f"Declined round {row['round']} of job {row['job'][:8]}: {row['reason']}")
+
+
+@app.command()
+def verify(
+    state_dir: StateDirOption,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a sentence.")] = False,
+) -> None:
+    """Check the chain of hashes, the price of every charge and that nothing is missing.
+
+    Exits with 5 and names the first entry that does not hold.
+    """
+    from agent.ledger import verify as verify_ledger
+
+    result = verify_ledger(state_dir)
+    if as_json:
+        typer.echo(
+            json.dumps(
+                {"verified": True, "entries": result.entries, "charges": result.charges, "head": result.head}
+            )
+        )
+    else:
+        typer.echo(
+            f"The ledger holds: {result.entries} entries, {result.charges} charges, head {result.head}."
+        )
+
+
+@app.command()
+def export(
+    state_dir: StateDirOption,
+    json_file: Annotated[
+        Path | None,
+        typer.Option("--json", help="Write JSON to this file (`-`: standard output) instead of a table."),
+    ] = None,
+) -> None:
+    """Export every charge, verified, with all that is needed to price it again."""
+    entries = _entries(state_dir)
+    charges = [
+        entry.body | {"entry": entry.number, "hash": entry.digest.hex()}
+        for entry in entries
+        if entry.kind == "charge"
+    ]
+    if json_file is not None:
+        write_json(json_file, _STATEMENT | {"datasets": _summary(entries), "charges": charges})
+        return
+    if not charges:
+        typer.echo("The ledger has no charges yet.")
+        return
+    print_table(
+        ["entry", "dataset", "job", "round", "mechanism", "σ", "q", "granularity", "δ", "ε so far", "hash"],
+        [
+            [
+                str(charge["entry"]),
+                charge["dataset"],
+                charge["job"][:8],
+                str(charge["round"]),
+                charge["mechanism"],
+                f"{charge['noise_multiplier']:.4f}",
+                f"{charge['sampling_rate']:g}",
+                f"{charge['granularity']:.3g}",
+                f"{charge['delta']:g}",
+                f"{charge['cumulative_epsilon']:.4f}",
+                charge["hash"][:12],
+            ]
+            for charge in charges
+        ],
+    )

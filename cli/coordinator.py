@@ -1,0 +1,94 @@
+"""``dpagent coordinator …``: the coordinator daemon and what its operator asks of it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cli.daemons import LogLevel, LogLevelOption, StopSignals, start_logging
+from cli.tables import print_table
+
+app = typer.Typer(help="Run rounds with a fleet, and look at them.", no_args_is_help=True)
+
+ConfigOption = Annotated[Path, typer.Option(help="The fleet's fleet.yaml.")]
+
+
+@app.command()
+def run(config: ConfigOption, log_level: LogLevelOption = LogLevel.INFO) -> None:
+    """Run the fleet's job until it is finished, or until SIGTERM or Ctrl-C.
+
+    Started again on the same state directory it goes on in the middle of the round. A
+    finished job leaves model.onnx in the state directory.
+    """
+    start_logging(log_level)
+    stop = StopSignals()
+    from coordinator.daemon import Coordinator
+    from coordinator.settings import load_fleet_settings
+
+    finished = Coordinator(load_fleet_settings(config)).run(stop.event)
+    raise typer.Exit(0 if finished else stop.exit_code)
+
+
+@app.command()
+def key(config: ConfigOption) -> None:
+    """Print the public key that agents know this coordinator by (`coordinator_key` in agent.yaml)."""
+    from coordinator.keys import load_signer
+    from coordinator.settings import load_fleet_settings
+
+    settings = load_fleet_settings(config)
+    typer.echo(load_signer(settings.state_dir, settings.fleet).public_key)
+
+
+@app.command()
+def status(
+    config: ConfigOption,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Show the job's rounds: budget, noise, accuracy and fragments, also while it runs."""
+    from coordinator.settings import load_fleet_settings
+    from coordinator.store import StoreReader
+
+    settings = load_fleet_settings(config)
+    reader = StoreReader(settings.state_dir)
+    try:
+        rounds, counters, finished = reader.rounds(), reader.counters(), reader.is_finished()
+        job = reader.job_id()
+    finally:
+        reader.close()
+    if as_json:
+        typer.echo(
+            json.dumps(
+                {
+                    "job": job,
+                    "finished": finished,
+                    "counters": counters,
+                    "rounds": [asdict(r) for r in rounds],
+                },
+                indent=2,
+            )
+        )
+        return
+    typer.echo(
+        f"Job {job}: {'finished' if finished else 'running'}, {len(rounds)} of {settings.rounds} rounds begun."
+    )
+    if rounds:
+        print_table(
+            ["round", "noise multiplier", "ε so far", "accuracy", "fragments", "clamped"],
+            [
+                [
+                    str(r.number),
+                    "open" if r.noise_multiplier is None else f"{r.noise_multiplier:.3f}",
+                    "" if r.epsilon is None else f"{r.epsilon:.4f}",
+                    "" if r.accuracy is None else f"{r.accuracy:.2%}",
+                    str(r.fragments),
+                    "" if r.clamped is None else str(r.clamped),
+                ]
+                for r in rounds
+            ],
+        )
+    for name, value in sorted(counters.items()):
+        typer.echo(f"{name}: {value}")

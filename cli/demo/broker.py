@@ -1,0 +1,168 @@
+"""The demo's broker: Mosquitto or the embedded one as a child process, or one that runs already.
+
+Both children listen on loopback only and want a password: without one, some brokers do not
+queue for a session that is away.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from dpagent.errors import BrokerError, ConfigurationError
+from dpagent.storage import disk_errors, write_atomically
+from dpagent.transport import Connected, Disconnected, MqttSession, MqttSettings
+
+_USER = "dpagent"
+_READY_S = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerAddress:
+    """How programs reach the broker."""
+
+    url: str
+    username: str | None
+    password_file: Path | None
+    protocol: Literal["auto", "5", "3.1.1"]
+    name: str
+    """For people: which broker it is."""
+
+    @property
+    def settings(self) -> MqttSettings:
+        """The same as the transport takes it."""
+        return MqttSettings(
+            url=self.url, username=self.username, password_file=self.password_file, protocol=self.protocol
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerChild:
+    """A broker to be started, and its address once it runs."""
+
+    command: list[str]
+    address: BrokerAddress
+
+
+def find_mosquitto() -> str | None:
+    """Where Mosquitto is installed, also where a user's PATH does not look."""
+    return shutil.which("mosquitto") or shutil.which(
+        "mosquitto", path="/usr/sbin:/usr/local/sbin:/opt/homebrew/sbin"
+    )
+
+
+def choose_broker(
+    choice: str, directory: Path, port: int, username: str | None, password_file: Path | None
+) -> BrokerChild | BrokerAddress:
+    """Resolve ``--broker``.
+
+    Args:
+        choice: ``auto``, ``embedded``, ``mosquitto`` or an ``mqtt://`` or ``mqtts://`` URL.
+        directory: For the configuration, password and persistence of a child.
+        port: TCP port of a child; 0 takes a free one.
+        username: For a URL.
+        password_file: For a URL.
+
+    Raises:
+        BrokerError: Mosquitto is not installed, or the port is taken.
+        ConfigurationError: ``choice`` is none of these.
+    """
+    if choice.startswith(("mqtt://", "mqtts://")):
+        return BrokerAddress(choice, username, password_file, "auto", choice)
+    if choice not in ("auto", "embedded", "mosquitto"):
+        raise ConfigurationError(
+            f"--broker is {choice!r}; expected auto, embedded, mosquitto or mqtt://host:port."
+        )
+    executable = find_mosquitto()
+    if choice == "mosquitto" and executable is None:
+        raise BrokerError(
+            "Mosquitto is not installed. Install it (apt-get install mosquitto) or use --broker embedded."
+        )
+    with disk_errors(directory):
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    port = _usable_port(port)
+    secret = directory / "password"
+    if not secret.exists():
+        write_atomically(secret, secrets.token_urlsafe(24).encode() + b"\n", mode=0o600)
+    url = f"mqtt://127.0.0.1:{port}"
+    if choice == "embedded" or executable is None:
+        address = BrokerAddress(url, _USER, secret, "3.1.1", "embedded (amqtt)")
+        return BrokerChild(
+            [sys.executable, "-m", "cli.demo.embedded_broker", str(port), _USER, str(secret)], address
+        )
+    file = _configure_mosquitto(directory, port, secret)
+    return BrokerChild([executable, "-c", str(file)], BrokerAddress(url, _USER, secret, "auto", "mosquitto"))
+
+
+def _usable_port(port: int) -> int:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise BrokerError(
+                f"Port {port} cannot be used ({error.strerror}). Choose another --broker-port, or leave it out."
+            ) from error
+        return int(probe.getsockname()[1])
+
+
+def _configure_mosquitto(directory: Path, port: int, secret: Path) -> Path:
+    passwords, file = directory / "passwords", directory / "mosquitto.conf"
+    tool = shutil.which("mosquitto_passwd") or "mosquitto_passwd"
+    write_atomically(passwords, f"{_USER}:{secret.read_text().strip()}\n".encode(), mode=0o600)
+    try:
+        # Hashes the file in place, so that the password is never on a command line.
+        subprocess.run([tool, "-U", str(passwords)], check=True, capture_output=True, timeout=30)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise BrokerError(f"mosquitto_passwd failed ({error}). Try --broker embedded.") from error
+    lines = [
+        f"listener {port} 127.0.0.1",
+        "allow_anonymous false",
+        f"password_file {passwords.absolute()}",
+        f"user {getpass.getuser()}",
+        "persistence true",
+        f"persistence_location {directory.absolute()}/",
+        "autosave_interval 5",
+        # The defaults drop messages of a subscriber that is away beyond a thousand.
+        "max_queued_messages 100000",
+        "max_queued_bytes 268435456",
+        "message_size_limit 65536",
+        "log_dest stdout",
+        "log_type error",
+        "log_type warning",
+    ]
+    write_atomically(file, ("\n".join(lines) + "\n").encode())
+    return file
+
+
+def wait_until_ready(address: BrokerAddress) -> None:
+    """Connect once, with the credentials the programs will use.
+
+    Raises:
+        BrokerError: Nobody answers in time, or the credentials are refused.
+    """
+    reason = "no answer"
+    session = MqttSession(
+        address.settings, client_id=f"dpagent-probe-{os.getpid()}", subscriptions=[], persistent=False
+    )
+    until = time.monotonic() + _READY_S
+    with session:
+        while time.monotonic() < until:
+            match session.next_event(0.2):
+                case Connected():
+                    return
+                case Disconnected(text):
+                    reason = text
+    raise BrokerError(
+        f"The broker ({address.name}) does not answer within {_READY_S:g} s: {reason}. Check the address, or leave "
+        "--broker out to have one started."
+    )

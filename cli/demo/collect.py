@@ -1,0 +1,233 @@
+"""Reads what a run left on disk, as an auditor with access to every machine could."""
+
+from __future__ import annotations
+
+import sqlite3
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agent.ledger import open_ledger, verify_entries
+from cli.demo.layout import Layout
+from cli.demo.record import Arrival, DemoRecord, DeviceBudget, FragmentTally
+from coordinator.store import RoundRecord, StoreReader
+from dpagent.errors import LedgerError, StorageError
+from dpagent.protocol.fragments import receipt_digest
+
+
+@dataclass(frozen=True, slots=True)
+class Glimpse:
+    """The state of a run while it goes on."""
+
+    rounds: list[RoundRecord]
+    epsilon_spent: float
+    """Largest ε any device has charged."""
+    in_flight: int
+    """Fragments charged and neither counted nor expired."""
+    declined: str | None
+    """Why a device declined, if one did."""
+
+
+class Observer:
+    """Looks at the databases of a run from outside, while their owners write them.
+
+    Args:
+        layout: Where they are.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._coordinator: StoreReader | None = None
+        self._devices: dict[int, sqlite3.Connection] = {}
+
+    def close(self) -> None:
+        """Close what is open."""
+        if self._coordinator is not None:
+            self._coordinator.close()
+        for connection in self._devices.values():
+            connection.close()
+
+    def glimpse(self) -> Glimpse:
+        """The state now; empty while the programs are starting."""
+        rounds: list[RoundRecord] = []
+        try:
+            if self._coordinator is None:
+                self._coordinator = StoreReader(self._layout.coordinator_state)
+            rounds = self._coordinator.rounds()
+        except (StorageError, sqlite3.Error):
+            pass  # Not there yet.
+        epsilon, in_flight, declined = 0.0, 0, None
+        for number in range(1, self._layout.devices + 1):
+            try:
+                if number not in self._devices:
+                    self._devices[number], _ = open_ledger(self._layout.agent_state(number))
+                connection = self._devices[number]
+                spent = connection.execute(
+                    "SELECT json_extract(body, '$.cumulative_epsilon') FROM entries WHERE kind = 'charge' "
+                    "ORDER BY number DESC LIMIT 1"
+                ).fetchone()
+                epsilon = max(epsilon, spent[0] if spent else 0.0)
+                in_flight += connection.execute(
+                    "SELECT count(*) FROM fragments WHERE message IS NOT NULL"
+                ).fetchone()[0]
+                reason = connection.execute(
+                    "SELECT reason FROM declined ORDER BY declined_at LIMIT 1"
+                ).fetchone()
+                if reason is not None:
+                    declined = f"device {number}: {reason[0]}"
+            except (LedgerError, sqlite3.Error):
+                continue  # Not there yet.
+        return Glimpse(rounds, epsilon, in_flight, declined)
+
+
+@dataclass(frozen=True, slots=True)
+class _Device:
+    budget: DeviceBudget
+    sent: dict[bytes, tuple[int, float]]
+    """Round and time of the first sending, by digest."""
+    receipted: set[bytes]
+    counters: dict[str, int]
+
+
+def _read_device(number: int, state_dir: Path) -> _Device:
+    connection, head_file = open_ledger(state_dir)
+    try:
+        verified = True
+        try:
+            verify_entries(connection, head_file)
+        except LedgerError:
+            verified = False
+        charges = connection.execute(
+            "SELECT count(*), max(json_extract(body, '$.cumulative_epsilon')) FROM entries WHERE kind = 'charge'"
+        ).fetchone()
+        total = connection.execute(
+            "SELECT json_extract(body, '$.epsilon') FROM entries WHERE kind = 'budget' ORDER BY number DESC LIMIT 1"
+        ).fetchone()
+        rows = connection.execute("SELECT digest, round, first_sent_at, state FROM fragments").fetchall()
+        counters = dict(connection.execute("SELECT name, value FROM counters").fetchall())
+    finally:
+        connection.close()
+    return _Device(
+        DeviceBudget(number, charges[1] or 0.0, total[0], charges[0], verified),
+        {
+            row["digest"]: (row["round"], row["first_sent_at"])
+            for row in rows
+            if row["first_sent_at"] is not None
+        },
+        {row["digest"] for row in rows if row["state"] == "counted"},
+        counters,
+    )
+
+
+def collect(layout: Layout, facts: dict[str, Any]) -> DemoRecord:
+    """Make the record of a finished run.
+
+    Args:
+        layout: Where its files are.
+        facts: The fields of the record that are not on disk, or that the caller knows.
+    """
+    devices = [_read_device(n, layout.agent_state(n)) for n in range(1, layout.devices + 1)]
+    reader = StoreReader(layout.coordinator_state)
+    try:
+        rounds = [r for r in reader.rounds() if r.closed_at is not None]
+        counted = {receipt_digest(identity): place for identity, place in reader.fragments().items()}
+        late = {receipt_digest(identity) for identity in reader.late()}
+        counters = reader.counters()
+    finally:
+        reader.close()
+    closed_at = {r.number: r.closed_at or 0.0 for r in rounds}
+    arrivals = [
+        Arrival(device.budget.device, place[0], device.sent[digest][1], place[1])
+        for device in devices
+        for digest, place in counted.items()
+        if digest in device.sent
+    ]
+    sent = sum(len(device.sent) for device in devices)
+    # Late ones were seen; one first sent after its round had closed could not be in time.
+    expired = sum(
+        digest not in counted and (digest in late or sent_at > closed_at.get(number, float("inf")))
+        for device in devices
+        for digest, (number, sent_at) in device.sent.items()
+    )
+    ours = sum(digest in counted for device in devices for digest in device.sent)
+    falsely_receipted = sum(digest not in counted for device in devices for digest in device.receipted)
+    tally = FragmentTally(
+        sent=sent,
+        counted=ours,
+        expired=expired,
+        duplicates=counters.get("duplicates", 0),
+        rejected=sum(value for name, value in counters.items() if name.startswith("rejected: "))
+        + sum(device.counters.get("rejected", 0) for device in devices),
+        lost=sent - ours - expired + falsely_receipted,
+    )
+    device_rounds = max(1, sum(device.budget.charges for device in devices))
+    return DemoRecord(
+        noise_multipliers=tuple(r.noise_multiplier or 0.0 for r in rounds),
+        epsilon_spent=tuple(r.epsilon or 0.0 for r in rounds),
+        accuracy_history=tuple(r.accuracy or 0.0 for r in rounds),
+        clamped=tuple(r.clamped or 0 for r in rounds),
+        budgets=tuple(device.budget for device in devices),
+        fragments=tally,
+        arrivals=tuple(sorted(arrivals, key=lambda arrival: arrival.arrived_at)),
+        bytes_up=sum(device.counters.get("bytes_up", 0) for device in devices) / device_rounds,
+        bytes_down=sum(device.counters.get("bytes_down", 0) for device in devices) / device_rounds,
+        seconds_by_round=tuple((r.closed_at or r.opened_at) - r.opened_at for r in rounds),
+        **facts,
+    )
+
+
+def as_json(record: DemoRecord) -> dict[str, Any]:
+    """The run as a script reads it; the summary on the terminal shows the same figures."""
+    return {
+        "dataset": record.dataset,
+        "broker": record.broker,
+        "accuracy": record.accuracy_history[-1] if record.accuracy_history else None,
+        "accuracy_history": list(record.accuracy_history),
+        "baseline_accuracy": record.baseline_history[-1] if record.baseline_history else None,
+        "baseline_accuracy_history": list(record.baseline_history),
+        "devices": record.devices,
+        "rounds": record.rounds,
+        "model": {"name": record.model, "parameters": record.parameters, "file": record.model_file},
+        "privacy": {
+            "unit": "record",
+            "adjacency": "add-or-remove-one",
+            "trust": "none",
+            "schedule": record.schedule,
+            "sampling_rate": record.sampling_rate,
+            "clip_norm": record.clip_norm,
+            "epsilon_target": record.epsilon_target,
+            "delta": record.delta,
+            "epsilon_spent": list(record.epsilon_spent),
+            "noise_multipliers": list(record.noise_multipliers),
+            "ledgers": [
+                {
+                    "device": budget.device,
+                    "epsilon_spent": budget.epsilon_spent,
+                    "epsilon_budget": budget.epsilon_total,
+                    "charges": budget.charges,
+                    "verified": budget.verified,
+                }
+                for budget in record.budgets
+            ],
+        },
+        "noise_cap": {"kind": record.cap, "coordinates_clamped": list(record.clamped)},
+        "fragments": {
+            "sent": record.fragments.sent,
+            "counted": record.fragments.counted,
+            "expired": record.fragments.expired,
+            "duplicates": record.fragments.duplicates,
+            "rejected": record.fragments.rejected,
+            "lost": record.fragments.lost,
+        },
+        "bytes_per_device_round": {"up": round(record.bytes_up), "down": round(record.bytes_down)},
+        "seconds": {
+            "total": record.seconds_total,
+            "per_round_median": statistics.median(record.seconds_by_round)
+            if record.seconds_by_round
+            else None,
+        },
+        "peak_memory_mib": {"agent_max": record.agent_peak_mib, "coordinator": record.coordinator_peak_mib},
+        "restarts": record.restarts,
+        "state_dir": record.state_dir,
+    }

@@ -1,0 +1,41 @@
+"""What the demo trains, by data set: settings that were measured, not guessed (docs/benchmarks.md)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class DatasetName(StrEnum):
+    """Data that the demo can split over devices."""
+
+    DIGITS = "digits"
+    MNIST = "mnist"
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """Settings of one data set."""
+
+    model: str
+    devices: int
+    rounds: int
+    epsilon: float
+    sampling_rate: float
+    clip_norm: float
+    learning_rate: float
+    momentum: float
+    compute_slot_s: float
+    jitter_window_s: float
+
+
+PRESETS = {
+    DatasetName.DIGITS: Preset(
+        model="digits", devices=5, rounds=30, epsilon=8.0, sampling_rate=0.5, clip_norm=1.0,
+        learning_rate=0.5, momentum=0.9, compute_slot_s=0.3, jitter_window_s=0.4,
+    ),
+    DatasetName.MNIST: Preset(
+        model="mnist-cnn", devices=10, rounds=100, epsilon=2.0, sampling_rate=0.1, clip_norm=1.0,
+        learning_rate=0.5, momentum=0.9, compute_slot_s=1.0, jitter_window_s=0.5,
+    ),
+}  # fmt: skip

@@ -1,0 +1,87 @@
+"""What a demo run leaves to be shown: one record that the summary, the JSON and the report share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A fragment on its way, as its device and the coordinator saw it. Times are Unix times."""
+
+    device: int
+    """Known to the demo, which owns the devices' disks; the coordinator cannot tell."""
+    round: int
+    sent_at: float
+    arrived_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceBudget:
+    """A device's lifetime budget, from its own ledger."""
+
+    device: int
+    epsilon_spent: float
+    epsilon_total: float
+    charges: int
+    verified: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FragmentTally:
+    """What became of the fragments of a run.
+
+    ``sent`` = ``counted`` + ``expired`` + ``lost``. Expired: the round was over before it
+    arrived. Lost: neither counted nor expired.
+    """
+
+    sent: int
+    counted: int
+    expired: int
+    duplicates: int
+    rejected: int
+    lost: int
+
+
+@dataclass(frozen=True, slots=True)
+class DemoRecord:
+    """A finished run."""
+
+    dataset: str
+    model: str
+    parameters: int
+    devices: int
+    rounds: int
+    records_per_device: float
+    schedule: str
+    sampling_rate: float
+    clip_norm: float
+    cap: str
+    broker: str
+    epsilon_target: float
+    delta: float
+    noise_multipliers: tuple[float, ...]
+    epsilon_spent: tuple[float, ...]
+    """Cumulative ε after each round."""
+    accuracy_history: tuple[float, ...]
+    """Test accuracy after each round, 0 to 1."""
+    baseline_history: tuple[float, ...]
+    """The same of a run without noise: same lots' rate, clipping and optimiser."""
+    clamped: tuple[int, ...]
+    """Coordinates held back by the cap in each round."""
+    budgets: tuple[DeviceBudget, ...]
+    fragments: FragmentTally
+    arrivals: tuple[Arrival, ...]
+    bytes_up: float
+    """Mean bytes a device published in a round."""
+    bytes_down: float
+    """Mean bytes a device received in a round."""
+    seconds_total: float
+    seconds_by_round: tuple[float, ...]
+    agent_peak_mib: float | None
+    """Largest peak resident memory of an agent; None where the system does not tell."""
+    coordinator_peak_mib: float | None
+    restarts: int
+    """Programs that died and were started again."""
+    model_file: str
+    state_dir: str

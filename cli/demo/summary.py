@@ -1,0 +1,59 @@
+"""The table at the end of a demo; its figures are those of ``--json``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+
+from cli.tables import print_table
+
+
+def print_summary(results: dict[str, Any]) -> None:
+    """Print the results of :func:`cli.demo.collect.as_json` as a table."""
+    privacy, fragments = results["privacy"], results["fragments"]
+    traffic, seconds, memory = (
+        results["bytes_per_device_round"],
+        results["seconds"],
+        results["peak_memory_mib"],
+    )
+    spent = privacy["epsilon_spent"][-1] if privacy["epsilon_spent"] else 0.0
+    print_table(
+        ["result", "value"],
+        [
+            ["accuracy", _percent(results["accuracy"])],
+            ["accuracy without noise", _percent(results["baseline_accuracy"])],
+            ["model", f"{results['model']['name']}, {results['model']['parameters']:,} parameters"],
+            ["devices × rounds", f"{results['devices']} × {results['rounds']}"],
+            ["ε spent of target", f"{spent:.4f} of {privacy['epsilon_target']:g}"],
+            ["δ", f"{privacy['delta']:g}"],
+            ["unit, adjacency", f"{privacy['unit']}, {privacy['adjacency']}"],
+            ["trusted parties", privacy["trust"]],
+            [
+                "ledgers verified",
+                f"{sum(d['verified'] for d in privacy['ledgers'])} of {len(privacy['ledgers'])}",
+            ],
+            ["fragments sent / counted", f"{fragments['sent']} / {fragments['counted']}"],
+            ["expired / lost", f"{fragments['expired']} / {fragments['lost']}"],
+            ["duplicates / rejected", f"{fragments['duplicates']} / {fragments['rejected']}"],
+            ["bytes a device and round, up / down", f"{traffic['up']:,} / {traffic['down']:,}"],
+            [
+                "seconds, total / median round",
+                f"{seconds['total']:.1f} / {seconds['per_round_median'] or 0:.2f}",
+            ],
+            [
+                "peak memory, agent / coordinator",
+                f"{_mib(memory['agent_max'])} / {_mib(memory['coordinator'])}",
+            ],
+            ["programs started again", str(results["restarts"])],
+        ],
+    )
+    typer.echo(f"Model: {results['model']['file']}")
+
+
+def _percent(value: float | None) -> str:
+    return "not measured" if value is None else f"{value:.2%}"
+
+
+def _mib(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.1f} MiB"

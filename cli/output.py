@@ -1,0 +1,24 @@
+"""JSON for scripts: to a file, whole or not at all, or to standard output."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from dpagent.storage import write_atomically
+
+
+def write_json(target: Path, value: Any) -> None:
+    """Write ``value`` to ``target``, or to standard output when that is ``-``.
+
+    Raises:
+        StorageError: The file cannot be written.
+    """
+    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    if str(target) == "-":
+        typer.echo(text, nl=False)
+    else:
+        write_atomically(target, text.encode())

@@ -1,0 +1,29 @@
+"""``dpagent run``: the agent daemon."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cli.daemons import LogLevel, LogLevelOption, StopSignals, start_logging
+
+
+def run(
+    config: Annotated[Path, typer.Option(help="The device's agent.yaml.")],
+    log_level: LogLevelOption = LogLevel.INFO,
+) -> None:
+    """Run the agent on this device until SIGTERM or Ctrl-C.
+
+    The agent waits for plans of its fleet's coordinator, trains on its own data, charges its
+    ledger and publishes noised fragments. What it must not lose is in its state directory;
+    start it again after whatever happened and it goes on.
+    """
+    start_logging(log_level)
+    stop = StopSignals()
+    from agent.daemon import Agent
+    from agent.settings import load_agent_settings
+
+    Agent(load_agent_settings(config)).run(stop.event)
+    raise typer.Exit(stop.exit_code)

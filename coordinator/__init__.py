@@ -1,0 +1,1 @@
+"""The program that runs rounds: announces, counts, sums, steps the model, keeps accounts."""

@@ -1,0 +1,209 @@
+"""``fleet.yaml``: what the operator decides for the fleet."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from dpagent.configuration import FilePath, Settings, load_settings, resolve
+from dpagent.errors import ConfigurationError, DpagentError
+from dpagent.learning import built_in
+from dpagent.privacy import Schedule
+from dpagent.protocol.topics import FleetName
+from dpagent.transport import MqttSettings
+
+
+class ModelSettings(Settings):
+    """What is trained."""
+
+    name: str = "mnist-cnn"
+    """A built-in model."""
+    seed: Annotated[int, Field(ge=0)] = 0
+    """Seed of the initial weights (never of noise)."""
+
+    @model_validator(mode="after")
+    def _is_known(self) -> ModelSettings:
+        try:
+            built_in(self.name)
+        except DpagentError as error:
+            raise ValueError(str(error)) from error
+        return self
+
+
+class ScheduleSettings(Settings):
+    """How the budget is spread over the rounds."""
+
+    kind: Literal["incrementing", "uniform", "linear"] = "incrementing"
+    """``incrementing`` gives each round a fixed step more than the last (in zCDP)."""
+    step: Annotated[float, Field(ge=0, le=0.99)] = 0.3
+    """``incrementing``: the step as a fraction of its allowed maximum."""
+    ratio: Annotated[float, Field(ge=1, le=100)] = 3.0
+    """``linear``: the last round's budget over the first round's."""
+
+    def schedule(self) -> Schedule:
+        """The schedule these settings describe."""
+        return Schedule(kind=self.kind, step=self.step, ratio=self.ratio)
+
+
+class PrivacySettings(Settings):
+    """The guarantee the job asks of every device: record-level, add-or-remove-one, trusting nobody."""
+
+    epsilon: Annotated[float, Field(gt=0, le=1000)]
+    """ε of the whole job for each record."""
+    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    """δ of the whole job."""
+    sampling_rate: Annotated[float, Field(gt=0, le=1)] = 0.1
+    """Probability with which a record is in a lot (Poisson sampling)."""
+    clip_norm: Annotated[float, Field(gt=0, le=1e6)] = 1.0
+    """L2 norm that one record's gradient is clipped to."""
+    local_steps: Annotated[int, Field(ge=1, le=64)] = 1
+    """Noisy steps a device takes in a round."""
+    local_learning_rate: Annotated[float, Field(ge=0, le=1000)] = 0.1
+    """Learning rate of the steps on the device, when there are several."""
+    schedule: ScheduleSettings = ScheduleSettings()
+
+
+class CapSettings(Settings):
+    """The noise cap: free post-processing of what is already private."""
+
+    kind: Literal["none", "clamp"] = "clamp"
+    """``clamp`` bounds each coordinate of the noisy mean by the regulariser's own pull."""
+    where: Literal["coordinator", "device"] = "coordinator"
+    """Who applies it: the coordinator on the mean, or each device on its own."""
+    regularisation: Annotated[float, Field(gt=0, le=1e6)] = 0.5
+    """γ: a coordinate is bounded by γ·|weight|."""
+    floor: Annotated[float, Field(gt=0, le=1e6)] = 0.05
+    """Least bound of a coordinate, so that a weight of zero can move."""
+
+
+class OptimiserSettings(Settings):
+    """The coordinator's step: SGD with momentum."""
+
+    learning_rate: Annotated[float, Field(gt=0, le=1000)] = 0.5
+    """Step on the mean gradient."""
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """Share of the last step that goes on."""
+
+
+class RoundSettings(Settings):
+    """When a round is over."""
+
+    deadline_s: Annotated[float, Field(gt=0, le=86_400)] = 120.0
+    """A round is closed this long after it opened, if it is not complete before."""
+    compute_slot_s: Annotated[float, Field(gt=0, le=86_400)] = 5.0
+    """Devices publish a whole number of slots after the plan; choose it above their training time."""
+    jitter_window_s: Annotated[float, Field(ge=0, le=86_400)] = 10.0
+    """Each fragment waits a random time up to this."""
+    minimum_devices: Annotated[int, Field(ge=1)] = 1
+    """With fewer devices' worth of fragments at the deadline the round stays open for another."""
+
+    @model_validator(mode="after")
+    def _leaves_time(self) -> RoundSettings:
+        if self.deadline_s <= self.compute_slot_s + self.jitter_window_s:
+            raise ValueError(
+                f"deadline_s is {self.deadline_s:g}; expected more than compute_slot_s + jitter_window_s = "
+                f"{self.compute_slot_s + self.jitter_window_s:g}, or nothing can arrive in time"
+            )
+        return self
+
+
+class TestDataSettings(Settings):
+    """Public data that the model is evaluated on each round."""
+
+    kind: Literal["npz", "idx"] = "npz"
+    """As in ``agent.yaml``."""
+    path: Annotated[FilePath, Field(strict=False)]
+    """The file or directory, relative to this file."""
+
+
+class FleetSettings(Settings):
+    """Everything in ``fleet.yaml``."""
+
+    fleet: FleetName
+    """The fleet's name, part of its MQTT topics."""
+    devices: Annotated[int, Field(ge=1, le=1_000_000)]
+    """Devices expected in a round; with all of their fragments it closes at once."""
+    records_per_device: Annotated[float, Field(gt=0)]
+    """Public estimate. Sums are divided by sampling rate × this, never by a true count."""
+    rounds: Annotated[int, Field(ge=1, le=5000)]
+    """Rounds of the job."""
+    privacy: PrivacySettings
+    model: ModelSettings = ModelSettings()
+    cap: CapSettings = CapSettings()
+    optimiser: OptimiserSettings = OptimiserSettings()
+    round: RoundSettings = RoundSettings()
+    fragments_per_update: Annotated[int, Field(ge=1, le=4096)] = 16
+    """Pieces that a device's update is cut into."""
+    test_data: TestDataSettings | None = None
+    state_dir: Annotated[FilePath, Field(strict=False)] = Path("coordinator-state")
+    """Where the job lives, relative to this file."""
+    mqtt: MqttSettings = MqttSettings()
+
+    @model_validator(mode="after")
+    def _quorum_is_possible(self) -> FleetSettings:
+        if self.round.minimum_devices > self.devices:
+            raise ValueError(
+                f"round.minimum_devices is {self.round.minimum_devices}; expected at most devices = {self.devices}"
+            )
+        return self
+
+    def job_terms(self) -> dict[str, object]:
+        """What defines the job: it may not change once the job has begun."""
+        return self.model_dump(
+            mode="json",
+            include={
+                "fleet",
+                "records_per_device",
+                "rounds",
+                "privacy",
+                "model",
+                "cap",
+                "optimiser",
+                "fragments_per_update",
+            },
+        )
+
+
+def load_fleet_settings(file: Path) -> FleetSettings:
+    """Read ``fleet.yaml`` with its paths made relative to it.
+
+    Raises:
+        ConfigurationError: Something in the file is wrong.
+    """
+    settings = load_settings(file, FleetSettings)
+    changes: dict[str, object] = {
+        "state_dir": resolve(settings.state_dir, file),
+        "mqtt": settings.mqtt.resolved(file),
+    }
+    if settings.test_data is not None:
+        changes["test_data"] = settings.test_data.model_copy(
+            update={"path": resolve(settings.test_data.path, file)}
+        )
+    return settings.model_copy(update=changes)
+
+
+def changed_terms(before: dict[str, object], now: dict[str, object]) -> str:
+    """Name the first difference between the terms of a job and those asked for now."""
+    for key in now:
+        old, new = before.get(key), now[key]
+        if isinstance(old, dict) and isinstance(new, dict):
+            if inner := changed_terms(old, new):
+                return f"{key}.{inner}"
+        elif old != new:
+            return f"{key} was {old!r} and is {new!r}"
+    return ""
+
+
+def require_same_job(before: dict[str, object], now: dict[str, object], state_dir: Path) -> None:
+    """Refuse to go on with a job under other terms.
+
+    Raises:
+        ConfigurationError: Naming what changed.
+    """
+    if difference := changed_terms(before, now):
+        raise ConfigurationError(
+            f"The job in {state_dir} has begun with other settings: {difference}. "
+            "Restore them, or start a new job in another state_dir."
+        )

@@ -1,0 +1,344 @@
+"""The coordinator's database: the job, its rounds, the exact sums, and every fragment once.
+
+A fragment's id and its addition to the sum are one transaction, so a fragment is counted
+once or not at all, whatever is resent, replayed or interrupted. Sums are 64-bit integers:
+the same fragments give the same bits in any order.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpagent.storage import disk_errors, open_database, open_readonly, transaction
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What the job is, fixed when it begins."""
+
+    id: bytes
+    terms: dict[str, object]
+    noise_multipliers: tuple[float, ...]
+    epsilon_by_round: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRound:
+    """The round that is open. Times are Unix times."""
+
+    number: int
+    opened_at: float
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedFragment:
+    """A fragment out of its seal, checked against the plan."""
+
+    id: bytes
+    round: int
+    position: int
+    values: NDArray[np.int64]
+    arrived_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """What became of a batch of fragments."""
+
+    fresh: tuple[bytes, ...]
+    """Ids counted now, for the first time."""
+    repeated: tuple[bytes, ...]
+    """Ids that were counted before: their receipt was lost."""
+    late: int
+    """Fragments of rounds that are over."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundResult:
+    """What a closed round is remembered by."""
+
+    accuracy: float | None
+    clamped: int
+    noise_multiplier: float
+    epsilon: float
+
+
+def _create(connection: sqlite3.Connection) -> None:
+    connection.execute(
+        "CREATE TABLE job (one INTEGER PRIMARY KEY CHECK (one = 1), id BLOB NOT NULL, terms TEXT NOT NULL, "
+        "budget TEXT NOT NULL, finished_at REAL) STRICT"
+    )
+    connection.execute(
+        "CREATE TABLE model (one INTEGER PRIMARY KEY CHECK (one = 1), weights BLOB NOT NULL, velocity BLOB NOT NULL) STRICT"
+    )
+    connection.execute(
+        """CREATE TABLE rounds (
+            number INTEGER PRIMARY KEY, opened_at REAL NOT NULL, deadline REAL NOT NULL, closed_at REAL,
+            noise_multiplier REAL, epsilon REAL, accuracy REAL, clamped INTEGER, fragments INTEGER
+        ) STRICT"""
+    )
+    connection.execute(
+        """CREATE TABLE sums (
+            round INTEGER NOT NULL, position INTEGER NOT NULL, count INTEGER NOT NULL, total BLOB NOT NULL,
+            PRIMARY KEY (round, position)
+        ) STRICT, WITHOUT ROWID"""
+    )
+    connection.execute(
+        "CREATE TABLE fragments (id BLOB PRIMARY KEY, round INTEGER NOT NULL, position INTEGER NOT NULL, "
+        "arrived_at REAL NOT NULL) STRICT, WITHOUT ROWID"
+    )
+    connection.execute("CREATE INDEX fragments_by_round ON fragments (round)")
+    connection.execute(
+        "CREATE TABLE late (id BLOB PRIMARY KEY, round INTEGER NOT NULL, arrived_at REAL NOT NULL) STRICT, WITHOUT ROWID"
+    )
+    connection.execute("CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT")
+
+
+class Store:
+    """The open database of one job.
+
+    Args:
+        state_dir: The directory; its owner holds the lock.
+
+    Raises:
+        StorageError: The database cannot be used.
+    """
+
+    def __init__(self, state_dir: Path) -> None:
+        self._file = state_dir / "coordinator.db"
+        self.connection = open_database(self._file, [_create])
+
+    def close(self) -> None:
+        """Close the database."""
+        self.connection.close()
+
+    def job(self) -> Job | None:
+        """The job, if one has begun."""
+        row = self.connection.execute("SELECT id, terms, budget FROM job").fetchone()
+        if row is None:
+            return None
+        budget = json.loads(row["budget"])
+        return Job(
+            row["id"],
+            json.loads(row["terms"]),
+            tuple(budget["noise_multipliers"]),
+            tuple(budget["epsilon_by_round"]),
+        )
+
+    def begin(self, job: Job, weights: NDArray[np.float32]) -> None:
+        """Begin the job with its initial weights."""
+        budget = {"noise_multipliers": job.noise_multipliers, "epsilon_by_round": job.epsilon_by_round}
+        with disk_errors(self._file), transaction(self.connection):
+            self.connection.execute(
+                "INSERT INTO job (one, id, terms, budget) VALUES (1, ?, ?, ?)",
+                (job.id, json.dumps(job.terms, sort_keys=True), json.dumps(budget)),
+            )
+            velocity = np.zeros(len(weights), np.float64)
+            self.connection.execute(
+                "INSERT INTO model VALUES (1, ?, ?)", (weights.tobytes(), velocity.tobytes())
+            )
+
+    def model(self) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
+        """The current weights and the optimiser's velocity, both (d,)."""
+        row = self.connection.execute("SELECT weights, velocity FROM model").fetchone()
+        return np.frombuffer(row["weights"], np.float32).copy(), np.frombuffer(
+            row["velocity"], np.float64
+        ).copy()
+
+    def open_round(self) -> OpenRound | None:
+        """The round that is open, if one is."""
+        row = self.connection.execute(
+            "SELECT number, opened_at, deadline FROM rounds WHERE closed_at IS NULL"
+        ).fetchone()
+        return None if row is None else OpenRound(*row)
+
+    def closed_rounds(self) -> int:
+        """How many rounds are over."""
+        return int(
+            self.connection.execute("SELECT count(*) FROM rounds WHERE closed_at IS NOT NULL").fetchone()[0]
+        )
+
+    def start_round(self, number: int, opened_at: float, deadline: float) -> OpenRound:
+        """Open a round, or set a new deadline for the one that is open."""
+        with disk_errors(self._file), transaction(self.connection):
+            self.connection.execute(
+                "INSERT INTO rounds (number, opened_at, deadline) VALUES (?, ?, ?) "
+                "ON CONFLICT (number) DO UPDATE SET deadline = excluded.deadline",
+                (number, opened_at, deadline),
+            )
+        current = self.open_round()
+        assert current is not None
+        return current
+
+    def count(self, fragments: Sequence[OpenedFragment], open_round: int) -> Counted:
+        """Count each fragment of the open round that was not counted before, exactly once."""
+        fresh: list[bytes] = []
+        repeated: list[bytes] = []
+        late = 0
+        with disk_errors(self._file), transaction(self.connection):
+            for fragment in fragments:
+                known = self.connection.execute(
+                    "SELECT 1 FROM fragments WHERE id = ?", (fragment.id,)
+                ).fetchone()
+                if known is not None:
+                    repeated.append(fragment.id)
+                elif fragment.round != open_round:
+                    late += self.connection.execute(
+                        "INSERT OR IGNORE INTO late VALUES (?, ?, ?)",
+                        (fragment.id, fragment.round, fragment.arrived_at),
+                    ).rowcount
+                else:
+                    self._add(fragment)
+                    fresh.append(fragment.id)
+            self._add_to_counters({"duplicates": len(repeated)})
+        return Counted(tuple(fresh), tuple(repeated), late)
+
+    def _add(self, fragment: OpenedFragment) -> None:
+        self.connection.execute(
+            "INSERT INTO fragments VALUES (?, ?, ?, ?)",
+            (fragment.id, fragment.round, fragment.position, fragment.arrived_at),
+        )
+        key = (fragment.round, fragment.position)
+        row = self.connection.execute(
+            "SELECT total FROM sums WHERE round = ? AND position = ?", key
+        ).fetchone()
+        total = fragment.values if row is None else np.frombuffer(row["total"], np.int64) + fragment.values
+        self.connection.execute(
+            "INSERT INTO sums VALUES (?, ?, 1, ?) "
+            "ON CONFLICT (round, position) DO UPDATE SET count = count + 1, total = excluded.total",
+            (*key, total.tobytes()),
+        )
+
+    def counts(self, number: int) -> dict[int, int]:
+        """Fragments counted by position in a round."""
+        rows = self.connection.execute("SELECT position, count FROM sums WHERE round = ?", (number,))
+        return {row["position"]: row["count"] for row in rows}
+
+    def sums(self, number: int) -> dict[int, tuple[int, NDArray[np.int64]]]:
+        """Count and exact integer sum by position in a round."""
+        rows = self.connection.execute("SELECT position, count, total FROM sums WHERE round = ?", (number,))
+        return {row["position"]: (row["count"], np.frombuffer(row["total"], np.int64)) for row in rows}
+
+    def close_round(
+        self, number: int, weights: NDArray[np.float32], velocity: NDArray[np.float64], result: RoundResult
+    ) -> None:
+        """Close a round and take the model it leads to, in one transaction."""
+        with disk_errors(self._file), transaction(self.connection):
+            self.connection.execute(
+                "UPDATE rounds SET closed_at = ?, accuracy = ?, clamped = ?, noise_multiplier = ?, epsilon = ?, "
+                "fragments = (SELECT coalesce(sum(count), 0) FROM sums WHERE round = rounds.number) WHERE number = ?",
+                (
+                    time.time(),
+                    result.accuracy,
+                    result.clamped,
+                    result.noise_multiplier,
+                    result.epsilon,
+                    number,
+                ),
+            )
+            self.connection.execute(
+                "UPDATE model SET weights = ?, velocity = ?", (weights.tobytes(), velocity.tobytes())
+            )
+            # The sums have done their work; the counts stay in `rounds`, the ids in `fragments`.
+            self.connection.execute("DELETE FROM sums WHERE round = ?", (number,))
+
+    def finish(self) -> None:
+        """Mark the job as finished."""
+        with disk_errors(self._file), transaction(self.connection):
+            self.connection.execute("UPDATE job SET finished_at = coalesce(finished_at, ?)", (time.time(),))
+
+    def reject(self, reasons: Iterable[str]) -> None:
+        """Count rejected messages by reason."""
+        counts: dict[str, int] = {}
+        for reason in reasons:
+            counts[f"rejected: {reason}"] = counts.get(f"rejected: {reason}", 0) + 1
+        if counts:
+            with disk_errors(self._file), transaction(self.connection):
+                self._add_to_counters(counts)
+
+    def _add_to_counters(self, amounts: dict[str, int]) -> None:
+        self.connection.executemany(
+            "INSERT INTO counters VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = value + excluded.value",
+            [(name, amount) for name, amount in amounts.items() if amount],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RoundRecord:
+    """One round as read from outside."""
+
+    number: int
+    opened_at: float
+    closed_at: float | None
+    noise_multiplier: float | None
+    epsilon: float | None
+    accuracy: float | None
+    clamped: int | None
+    fragments: int
+
+
+class StoreReader:
+    """Reads a coordinator's database while the coordinator may be writing it.
+
+    Args:
+        state_dir: The coordinator's state directory.
+
+    Raises:
+        StorageError: There is no such database.
+    """
+
+    def __init__(self, state_dir: Path) -> None:
+        self._file = state_dir / "coordinator.db"
+        self._connection = open_readonly(self._file)
+
+    def close(self) -> None:
+        """Close the database."""
+        self._connection.close()
+
+    def rounds(self) -> list[RoundRecord]:
+        """All rounds so far."""
+        with disk_errors(self._file):
+            rows = self._connection.execute(
+                "SELECT number, opened_at, closed_at, noise_multiplier, epsilon, accuracy, clamped, "
+                "coalesce(fragments, (SELECT sum(count) FROM sums WHERE round = number), 0) AS fragments "
+                "FROM rounds ORDER BY number"
+            )
+            return [RoundRecord(*row) for row in rows]
+
+    def job_id(self) -> str | None:
+        """The job's id in hexadecimal, if one has begun."""
+        with disk_errors(self._file):
+            row = self._connection.execute("SELECT id FROM job").fetchone()
+        return None if row is None else row["id"].hex()
+
+    def is_finished(self) -> bool:
+        """Whether the job is over."""
+        with disk_errors(self._file):
+            row = self._connection.execute("SELECT finished_at FROM job").fetchone()
+        return row is not None and row["finished_at"] is not None
+
+    def fragments(self) -> dict[bytes, tuple[int, float]]:
+        """Round and arrival time (Unix) of every counted fragment, by id."""
+        with disk_errors(self._file):
+            rows = self._connection.execute("SELECT id, round, arrived_at FROM fragments")
+            return {row["id"]: (row["round"], row["arrived_at"]) for row in rows}
+
+    def late(self) -> set[bytes]:
+        """Ids of fragments that arrived after their round."""
+        with disk_errors(self._file):
+            return {row["id"] for row in self._connection.execute("SELECT id FROM late")}
+
+    def counters(self) -> dict[str, int]:
+        """Running totals: ``duplicates``, and ``rejected: reason`` by reason."""
+        with disk_errors(self._file):
+            rows = self._connection.execute("SELECT name, value FROM counters")
+            return {row["name"]: row["value"] for row in rows}

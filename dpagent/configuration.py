@@ -1,0 +1,167 @@
+"""YAML files checked against a schema, with errors that name file, line and key.
+
+The schema is a pydantic model; the same model makes the reference pages. A file is first
+composed to nodes, so that every complaint about a value can point at the line it stands on.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import yaml
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+
+from dpagent.errors import ConfigurationError
+
+_Location = tuple[int | str, ...]
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader that reads ``1e-5`` as a number, as YAML 1.2 does and people expect."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:float"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(
+        r"^[-+]?(?:(?:\d+\.\d*|\.\d+)(?:[eE][-+]?\d+)?|\d+[eE][-+]?\d+|\.(?:inf|Inf|INF))$|^\.(?:nan|NaN|NAN)$"
+    ),
+    list("-+0123456789."),
+)
+
+
+class Settings(BaseModel):
+    """Base of every configuration section: unknown keys and loose types are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, validate_default=False)
+
+
+def _not_empty(path: Path) -> Path:
+    if not str(path).strip() or str(path) == ".":
+        raise ValueError("a path is expected")
+    return path
+
+
+FilePath = Annotated[Path, AfterValidator(_not_empty)]
+
+SettingsT = TypeVar("SettingsT", bound=Settings)
+
+
+def load_settings(path: Path, schema: type[SettingsT]) -> SettingsT:
+    """Read a YAML file as ``schema``.
+
+    Relative paths inside the file are left as they are; :func:`resolve` makes them relative
+    to the file.
+
+    Raises:
+        ConfigurationError: The file is missing or not YAML, a key is unknown or missing, or
+            a value has the wrong type or range. The text names file, line, key, what came
+            and what was expected, one line a problem.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(f"{path}: {error.strerror}. Give the path of a YAML file.") from error
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(
+            f"{path} is not UTF-8 text ({error.reason} at byte {error.start})."
+        ) from error
+    try:
+        node = yaml.compose(text, Loader=_Loader)
+        values = yaml.load(text, Loader=_Loader)  # a SafeLoader: plain values only
+    except (yaml.YAMLError, ValueError) as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f"{path}:{mark.line + 1}" if mark is not None else str(path)
+        problem = getattr(error, "problem", None) or str(error)
+        raise ConfigurationError(f"{line}: not valid YAML: {problem}.") from error
+    if not isinstance(node, yaml.MappingNode) or not isinstance(values, dict):
+        raise ConfigurationError(f"{path}:1: expected keys and values, such as `{_first_key(schema)}: …`.")
+    lines, repeated = _line_numbers(node)
+    if repeated:
+        raise ConfigurationError(
+            "\n".join(f"{path}:{line}: {_dotted(key)}: this key stands twice." for key, line in repeated)
+        )
+    try:
+        return schema.model_validate(values)
+    except ValidationError as error:
+        raise ConfigurationError(
+            "\n".join(_sentence(path, lines, problem, schema) for problem in error.errors(include_url=False))
+        ) from error
+
+
+def resolve(path: Path, file: Path) -> Path:
+    """``path`` as seen from the directory of the configuration ``file`` it stands in."""
+    return path if path.is_absolute() else file.parent / path
+
+
+def _first_key(schema: type[BaseModel]) -> str:
+    return next(iter(schema.model_fields))
+
+
+def _line_numbers(root: yaml.MappingNode) -> tuple[dict[_Location, int], list[tuple[_Location, int]]]:
+    """The line of every key and list item by its location, and the keys that stand twice."""
+    lines: dict[_Location, int] = {(): 1}
+    repeated: list[tuple[_Location, int]] = []
+
+    def walk(node: yaml.Node, location: _Location) -> None:
+        children: Iterable[tuple[int | str, yaml.Node, yaml.Node]] = ()
+        if isinstance(node, yaml.MappingNode):
+            children = [(str(key.value), key, value) for key, value in node.value]
+        elif isinstance(node, yaml.SequenceNode):
+            children = [(index, value, value) for index, value in enumerate(node.value)]
+        for name, place, value in children:
+            key = (*location, name)
+            line = place.start_mark.line + 1
+            if key in lines:
+                repeated.append((key, line))
+            lines[key] = line
+            walk(value, key)
+
+    walk(root, ())
+    return lines, repeated
+
+
+def _dotted(location: _Location) -> str:
+    return ".".join(str(part) for part in location)
+
+
+def _known_keys(schema: type[BaseModel], location: _Location) -> list[str]:
+    """The keys allowed in the section at ``location``, as far as plain nesting tells."""
+    for part in location:
+        annotation: Any = (
+            schema.model_fields[str(part)].annotation if str(part) in schema.model_fields else None
+        )
+        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+            return []
+        schema = annotation
+    return list(schema.model_fields)
+
+
+def _sentence(path: Path, lines: dict[_Location, int], problem: Any, schema: type[BaseModel]) -> str:
+    location: _Location = tuple(problem["loc"])
+    # Tags of a discriminated union appear in the location and not in the file: skip them.
+    known: _Location = ()
+    for part in location:
+        if (*known, part) in lines:
+            known = (*known, part)
+    where = f"{path}:{lines[known]}: "
+    match problem["type"]:
+        case "extra_forbidden":
+            choices = ", ".join(_known_keys(schema, known[:-1]))
+            return f"{where}{_dotted(known)}: unknown key." + (
+                f" Expected one of: {choices}." if choices else ""
+            )
+        case "missing":
+            return f"{where}{_dotted((*known, location[-1]))}: this key is missing."
+        case _:
+            message = (
+                str(problem["msg"]).removeprefix("Value error, ").removeprefix("Input should be ").rstrip(".")
+            )
+            expected = message if problem["type"] == "value_error" else f"expected {message}"
+            return f"{where}{_dotted(known)}: got {problem['input']!r}; {expected}."

@@ -1,0 +1,145 @@
+"""What can go wrong, as types with a sentence for a person and an exit code for a script.
+
+Every error the programs expect derives from :class:`DpagentError`. Its text says what
+happened, what was expected and what to do; its ``exit_code`` is what the ``dpagent``
+command ends with. ``docs/exit-codes.md`` lists the codes; a test keeps the two alike.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from typing import ClassVar
+
+
+class ExitCode(enum.IntEnum):
+    """The exit codes of the ``dpagent`` command. Codes are added, never changed."""
+
+    OK = 0
+    INTERNAL = 1
+    USAGE = 2
+    CONFIGURATION = 3
+    DATA = 4
+    LEDGER = 5
+    BROKER = 6
+    STATE_IN_USE = 7
+    STORAGE = 8
+    PLAN = 9
+    CHILD = 10
+    INTERRUPTED = 130
+
+    @property
+    def meaning(self) -> str:
+        """What the code tells a script, in one sentence."""
+        return _MEANINGS[self]
+
+
+_MEANINGS: dict[ExitCode, str] = {
+    ExitCode.OK: "Done, or stopped on request (SIGTERM) with nothing lost.",
+    ExitCode.INTERNAL: "An error nobody foresaw; the log file named in the message has the details.",
+    ExitCode.USAGE: "The command line is wrong: an unknown option, or a value out of its range.",
+    ExitCode.CONFIGURATION: "A configuration file is missing, malformed or has a wrong key or value.",
+    ExitCode.DATA: "Training or test data are missing, unreadable or do not fit the model.",
+    ExitCode.LEDGER: "A ledger is missing, unreadable, or its chain of hashes is broken.",
+    ExitCode.BROKER: "The MQTT broker cannot be started or reached, or it refuses the credentials.",
+    ExitCode.STATE_IN_USE: "Another process works on the same state directory.",
+    ExitCode.STORAGE: "The disk is full, or a file cannot be read or written.",
+    ExitCode.PLAN: "The privacy parameters ask for something no noise can give.",
+    ExitCode.CHILD: "A program the demo started kept dying; its log is named in the message.",
+    ExitCode.INTERRUPTED: "Stopped with Ctrl-C.",
+}
+
+
+class DpagentError(Exception):
+    """Base of all errors with a sentence for a person."""
+
+    exit_code: ClassVar[ExitCode] = ExitCode.INTERNAL
+
+
+class ConfigurationError(DpagentError):
+    """A configuration file, or a value in it, cannot be used."""
+
+    exit_code = ExitCode.CONFIGURATION
+
+
+class DataError(DpagentError):
+    """Data are missing, unreadable, or do not fit the model."""
+
+    exit_code = ExitCode.DATA
+
+
+class LedgerError(DpagentError):
+    """The ledger cannot be read, or does not prove what it should."""
+
+    exit_code = ExitCode.LEDGER
+
+
+class BrokerError(DpagentError):
+    """The MQTT broker is out of reach or refuses us."""
+
+    exit_code = ExitCode.BROKER
+
+
+class StateInUseError(DpagentError):
+    """Another process holds the state directory."""
+
+    exit_code = ExitCode.STATE_IN_USE
+
+
+class StorageError(DpagentError):
+    """A file or database could not be read or written."""
+
+    exit_code = ExitCode.STORAGE
+
+
+class PlanError(DpagentError):
+    """Privacy parameters are out of range or cannot meet the target."""
+
+    exit_code = ExitCode.PLAN
+
+
+class ChildProcessError(DpagentError):
+    """A supervised process could not be kept alive."""
+
+    exit_code = ExitCode.CHILD
+
+
+class ParameterError(PlanError, ValueError):
+    """A numeric parameter is out of its range: names it, its value and the range."""
+
+
+def require_finite(name: str, value: float) -> float:
+    """Return ``value`` as a float, or raise :class:`ParameterError` unless it is finite."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise ParameterError(f"{name} is {value!r}; expected a finite number.")
+    return float(value)
+
+
+def require_positive(name: str, value: float, *, maximum: float = math.inf) -> float:
+    """Return ``value`` as a float, or raise unless ``0 < value <= maximum``."""
+    number = require_finite(name, value)
+    if not 0 < number <= maximum:
+        limit = "" if math.isinf(maximum) else f" and at most {maximum:g}"
+        raise ParameterError(f"{name} is {value!r}; expected a number above 0{limit}.")
+    return number
+
+
+def require_between(
+    name: str, value: float, low: float, high: float, *, low_open: bool = False, high_open: bool = False
+) -> float:
+    """Return ``value`` as a float, or raise unless it lies in the interval given."""
+    number = require_finite(name, value)
+    if number < low or number > high or (low_open and number == low) or (high_open and number == high):
+        left, right = "(["[not low_open], ")]"[not high_open]
+        raise ParameterError(f"{name} is {value!r}; expected a number in {left}{low:g}, {high:g}{right}.")
+    return number
+
+
+def require_count(name: str, value: int, *, minimum: int = 1, maximum: int | None = None) -> int:
+    """Return ``value``, or raise unless it is an integer in ``[minimum, maximum]``."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ParameterError(f"{name} is {value!r}; expected a whole number.")
+    if value < minimum or (maximum is not None and value > maximum):
+        limit = "" if maximum is None else f" and at most {maximum}"
+        raise ParameterError(f"{name} is {value}; expected a whole number of at least {minimum}{limit}.")
+    return value

@@ -1,0 +1,237 @@
+"""From a privacy target to the noise multiplier of every round.
+
+A schedule fixes the rounds' shares of the zCDP budget, hence the noise multipliers up to one
+factor: σ_t = s/√share_t. The total ε falls as s rises; the s at which it meets the target is
+found by bracketing and false position.
+
+The search looks at few Rényi orders, closing in on the best one; any set of orders gives a valid
+bound, so this saves time and risks nothing. The plan returned carries figures of the accountant
+itself, with all orders and all rounds, and is returned only if these meet the target.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpagent.errors import PlanError, require_between, require_count, require_positive
+from dpagent.privacy.accounting import (
+    ORDERS,
+    PrivacyLossEvent,
+    conversion_offsets,
+    cumulants,
+    running_epsilon,
+)
+from dpagent.privacy.schedules import MAX_ROUNDS, Schedule
+
+MAX_EPSILON: Final = 1000.0
+
+# A plan's ε lies within these relative distances below its target. The nearer one keeps it
+# clear of rounding; the search aims between the two.
+_MARGIN: Final = 1e-7
+_TOLERANCE: Final = 1e-5
+_AIM: Final = 4e-6
+_AIM_TOLERANCE: Final = 3e-6
+_COARSE_TOLERANCE: Final = 1e-2
+
+# At the least noise multiplier, one release costs more than MAX_EPSILON at any sampling rate
+# above 1e-300; at the greatest, what is left of ε comes from the number of rounds and from δ.
+_SIGMA_RANGE: Final = (0.01, 1e6)
+
+_COARSE_ORDERS: Final[tuple[float, ...]] = (
+    *(1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0),
+    *(24.0, 32.0, 48.0, 64.0, 96.0, 128.0, 192.0, 256.0, 512.0, 1024.0),
+)
+_WINDOW: Final = 12  # orders looked at while closing in
+_REFINEMENTS: Final = 8
+_NEARLY_ZERO: Final = 1e-12
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetPlan:
+    """What a job will spend, round by round. Public; fixed before the first round.
+
+    Attributes:
+        schedule: how the budget is spread.
+        noise_multipliers: σ_t of each round, in order.
+        epsilon_by_round: the ε spent after each round, at ``delta``; the last is the total.
+        epsilon_target: the ε asked for; ``epsilon_by_round[-1]`` is at most this.
+        delta: the δ at which all ε are stated, for add-or-remove-one-record adjacency.
+        sampling_rate: probability with which each record enters a lot.
+        steps: noisy steps in each round.
+    """
+
+    schedule: Schedule
+    noise_multipliers: tuple[float, ...]
+    epsilon_by_round: tuple[float, ...]
+    epsilon_target: float
+    delta: float
+    sampling_rate: float
+    steps: int
+
+    @property
+    def rounds(self) -> int:
+        """Number of rounds."""
+        return len(self.noise_multipliers)
+
+
+def calibrate(
+    schedule: Schedule,
+    *,
+    epsilon: float,
+    delta: float,
+    rounds: int,
+    sampling_rate: float,
+    steps: int = 1,
+) -> BudgetPlan:
+    """The least noise with which ``rounds`` rounds on ``schedule`` meet (``epsilon``, ``delta``).
+
+    Args:
+        schedule: how the budget is spread over the rounds.
+        epsilon: target, in (0, 1000]; met from below, to within a relative 1e-5.
+        delta: in (0, 1); keep it well below one over the number of records.
+        rounds: in [1, 1,000,000].
+        sampling_rate: in (0, 1].
+        steps: noisy steps in each round, at least 1.
+
+    Raises:
+        ParameterError: a value is out of its range.
+        PlanError: no noise multiplier up to 1e6 meets the target.
+    """
+    require_positive("epsilon", epsilon, maximum=MAX_EPSILON)
+    require_between("delta", delta, 0.0, 1.0, low_open=True, high_open=True)
+    require_count("rounds", rounds, maximum=MAX_ROUNDS)
+    require_between("sampling rate", sampling_rate, 1e-300, 1.0)
+    require_count("steps", steps)
+
+    relative = 1 / np.sqrt(schedule.shares(rounds))
+    total = _Total(relative, sampling_rate, steps, delta)
+    lowest, highest = (
+        math.log(_SIGMA_RANGE[0] / relative.min()),
+        math.log(_SIGMA_RANGE[1] / relative.max()),
+    )
+    least, _ = total.epsilon(highest, ORDERS)
+    if least > epsilon * (1 - _TOLERANCE):
+        raise PlanError(
+            f"epsilon {epsilon:g} at delta {delta:g} cannot be met: {rounds} rounds of {steps} steps at "
+            f"sampling rate {sampling_rate:g} cost {least:.3g} even with a noise multiplier of "
+            f"{_SIGMA_RANGE[1]:g}. Raise epsilon or delta, or lower the rounds or the sampling rate."
+        )
+
+    def plan_at(log_scale: float) -> BudgetPlan:
+        sigmas = tuple((relative * math.exp(log_scale)).tolist())
+        spent = running_epsilon([PrivacyLossEvent(s, sampling_rate, steps) for s in sigmas], delta)
+        return BudgetPlan(
+            schedule, sigmas, tuple(spent.tolist()), float(epsilon), float(delta), float(sampling_rate), steps
+        )
+
+    guess = math.log(max(1.0, sampling_rate * math.sqrt(steps * math.log(1 / delta)) / min(epsilon, 1.0)))
+    guess = min(max(guess, lowest), highest)
+    orders, reach = _COARSE_ORDERS, math.log(2)
+    for attempt in range(_REFINEMENTS + 1):
+        if attempt == _REFINEMENTS:
+            orders = ORDERS  # slow and certain
+        closed_in = _is_gapless(orders)
+        guess = _root(
+            lambda log_scale, orders=orders: math.log(  # type: ignore[misc]
+                max(total.epsilon(log_scale, orders)[0], _NEARLY_ZERO) / (epsilon * (1 - _AIM))
+            ),
+            guess,
+            reach=reach,
+            interval=(lowest, highest),
+            tolerance=_AIM_TOLERANCE if closed_in else _COARSE_TOLERANCE,
+        )
+        if closed_in:
+            plan = plan_at(guess)
+            if epsilon * (1 - _TOLERANCE) <= plan.epsilon_by_round[-1] <= epsilon * (1 - _MARGIN):
+                return plan
+            orders = ORDERS  # the best order is outside the window: find it, and look there
+        orders, reach = _window(total.epsilon(guess, orders)[1], orders), 0.02
+    raise PlanError(
+        f"the search for epsilon {epsilon:g} at delta {delta:g} over {rounds} rounds at sampling rate "
+        f"{sampling_rate:g} did not end within 0.001 % of it. Change epsilon slightly."
+    )
+
+
+class _Total:
+    """The ε of a whole job as a function of log s, from as many Rényi orders as one likes."""
+
+    def __init__(self, relative: NDArray[np.float64], rate: float, steps: int, delta: float) -> None:
+        self._relative, counts = np.unique(relative, return_counts=True)
+        self._compositions = counts * float(steps)
+        self._rate = rate
+        self._delta = delta
+
+    def epsilon(self, log_scale: float, orders: Sequence[float]) -> tuple[float, float]:
+        """The least ε over ``orders`` (not below 0), and the order at which it is found."""
+        bounds = cumulants(self._relative * math.exp(log_scale), self._rate, orders)
+        alpha = np.array(orders)
+        epsilons = self._compositions @ bounds / (alpha - 1) + conversion_offsets(alpha, self._delta)
+        best = int(epsilons.argmin())
+        return max(float(epsilons[best]), 0.0), orders[best]
+
+
+def _is_gapless(orders: Sequence[float]) -> bool:
+    first = ORDERS.index(orders[0])
+    return tuple(orders) == ORDERS[first : first + len(orders)]
+
+
+def _window(best: float, orders: Sequence[float]) -> tuple[float, ...]:
+    """At most _WINDOW of ORDERS around ``best``, spread over the two next on either side."""
+    place = orders.index(best)
+    low, high = orders[max(place - 2, 0)], orders[min(place + 2, len(orders) - 1)]
+    inside = [order for order in ORDERS if low <= order <= high]
+    if len(inside) <= _WINDOW:
+        return tuple(inside)
+    picks = np.linspace(0, len(inside) - 1, _WINDOW).round().astype(int)
+    return tuple(inside[i] for i in picks)
+
+
+def _root(
+    f: Callable[[float], float],
+    guess: float,
+    *,
+    reach: float,
+    interval: tuple[float, float],
+    tolerance: float,
+) -> float:
+    """An x with |f(x)| ≤ ``tolerance``, for a falling f that changes sign in ``interval``.
+
+    Brackets outwards from ``guess`` in growing steps, then false position (Illinois variant),
+    with a bisection step now and then so that the bracket always shrinks.
+    """
+    left = right = guess
+    f_left = f_right = f(guess)
+    while f_left < -tolerance and left > interval[0]:
+        right, f_right = left, f_left
+        left, reach = max(interval[0], left - reach), 2 * reach
+        f_left = f(left)
+    while f_right > tolerance and right < interval[1]:
+        left, f_left = right, f_right
+        right, reach = min(interval[1], right + reach), 2 * reach
+        f_right = f(right)
+    if abs(f_left) <= tolerance:
+        return left
+    side = 0
+    weight_left, weight_right = f_left, f_right
+    x, value = right, f_right
+    for step in range(1, 200):
+        if abs(value) <= tolerance:
+            break
+        if step % 5 == 0 or weight_left <= weight_right:
+            x = (left + right) / 2
+        else:
+            x = (left * weight_right - right * weight_left) / (weight_right - weight_left)
+        value = f(x)
+        if value > 0:
+            left, weight_left = x, value
+            weight_right, side = (weight_right / 2 if side > 0 else weight_right), 1
+        else:
+            right, weight_right = x, value
+            weight_left, side = (weight_left / 2 if side < 0 else weight_left), -1
+    return x

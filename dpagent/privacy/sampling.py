@@ -1,0 +1,49 @@
+"""Which records take part in a step: Poisson sampling from the operating system's entropy.
+
+The amplification by sampling in :mod:`dpagent.privacy.accounting` needs each record to be drawn
+independently, with a probability that does not exceed the q accounted for. A pseudo-random
+generator with a seed somebody may learn would void it, so there is none here.
+"""
+
+from __future__ import annotations
+
+import os
+from fractions import Fraction
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpagent.errors import require_between, require_count
+from dpagent.privacy.discrete_gaussian import Entropy, uniform_words
+
+_BLOCK: Final = 65_536
+
+
+def poisson_lot(records: int, sampling_rate: float, *, entropy: Entropy = os.urandom) -> NDArray[np.intp]:
+    """Draw a lot: each record independently with probability ⌊q·2⁶⁴⌋/2⁶⁴ ≤ q.
+
+    The divergences of the sampled mechanism never fall with q, so the shortfall (less than 2⁻⁶⁴)
+    is on the safe side. At q = 1 all records are taken and no entropy is read.
+
+    Args:
+        records: number of records of the device, at least 0.
+        sampling_rate: q, in (0, 1].
+        entropy: gives n uniform bytes for an argument n; to be replaced in tests only.
+
+    Returns:
+        Rising indices in [0, records); their number is random, and 0 is possible.
+
+    Raises:
+        ParameterError: a value is out of its range.
+    """
+    require_count("records", records, minimum=0)
+    require_between("sampling rate", sampling_rate, 0.0, 1.0, low_open=True)
+    if sampling_rate == 1:
+        return np.arange(records, dtype=np.intp)
+    threshold = np.uint64(int(Fraction(sampling_rate) * 2**64))
+    drawn = [
+        start + np.flatnonzero(uniform_words(min(_BLOCK, records - start), entropy) < threshold)
+        for start in range(0, records, _BLOCK)
+    ]
+    return np.concatenate([np.zeros(0, dtype=np.intp), *drawn])

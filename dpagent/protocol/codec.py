@@ -1,0 +1,76 @@
+"""CBOR to checked messages and back."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import cbor2
+from pydantic import ValidationError
+
+from dpagent.protocol.messages import MAX_MESSAGE_BYTES, Message
+
+MessageT = TypeVar("MessageT", bound=Message)
+
+
+class MessageError(ValueError):
+    """A message is not acceptable.
+
+    Attributes:
+        reason: One word or two for a counter, such as ``malformed``.
+    """
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason = reason
+
+
+def encode(message: Message) -> bytes:
+    """Encode deterministically (RFC 8949, 4.2.1 map order).
+
+    Raises:
+        MessageError: The message is larger than :data:`MAX_MESSAGE_BYTES`.
+    """
+    data = cbor2.dumps(message.model_dump(), canonical=True)
+    if len(data) > MAX_MESSAGE_BYTES:
+        raise MessageError("oversized", f"{len(data)} bytes; at most {MAX_MESSAGE_BYTES} may be sent")
+    return data
+
+
+def decode(data: bytes, schema: type[MessageT]) -> MessageT:
+    """Decode and check ``data`` as ``schema``.
+
+    Raises:
+        MessageError: Too large, not CBOR, trailing bytes, another version, or not the schema.
+    """
+    if len(data) > MAX_MESSAGE_BYTES:
+        raise MessageError("oversized", f"{len(data)} bytes; at most {MAX_MESSAGE_BYTES} are accepted")
+    try:
+        # Tags would build other types than the schema has: refuse them all, unread.
+        value = cbor2.loads(
+            data, tag_hook=_refuse_tag, max_depth=8, allow_indefinite=False, allow_duplicate_keys=False,
+            strict_hashable_types=True, semantic_decoders=_NO_TAGS,
+        )  # fmt: skip
+    except (cbor2.CBORError, MessageError, ValueError, OverflowError, RecursionError) as error:
+        raise MessageError("malformed", f"not the CBOR expected: {error}") from error
+    if not isinstance(value, dict):
+        raise MessageError("malformed", f"expected a map, got {type(value).__name__}")
+    version = value.get("version")
+    if version != 1 or isinstance(version, bool):
+        raise MessageError("unsupported version", f"version {version!r}; this program speaks version 1")
+    try:
+        return schema.model_validate(value)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"]) or "message"
+        raise MessageError("malformed", f"{where}: {first['msg']}") from error
+
+
+def _refuse_tag(*_: object) -> object:
+    raise MessageError("malformed", "CBOR tags are not part of the protocol")
+
+
+# cbor2 has decoders of its own for these semantic tags; each is replaced by a refusal.
+_NO_TAGS = dict.fromkeys(
+    [0, 1, 2, 3, 4, 5, 25, 28, 29, 30, 35, 36, 37, 43000, 52, 54, 100, 256, 258, 260, 261, 1004, 55799],
+    _refuse_tag,
+)

@@ -1,0 +1,149 @@
+"""An update cut into fragments of one size, and weights into chunks.
+
+An update is ``dimension`` signed integers of ``width`` bits. Block *p* holds coordinates
+``p·block … (p+1)·block − 1``; the last one is filled up with zeros. Integers are stored
+offset by ``2^(width−1)``, most significant bit first, and padded to whole bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpagent.protocol.codec import MessageError
+from dpagent.protocol.messages import (
+    MODEL_CHUNK_BYTES,
+    RECEIPT_DIGEST_BYTES,
+    Fragment,
+    ModelChunk,
+    Plan,
+    WireTerms,
+)
+
+
+def block_count(dimension: int, block: int) -> int:
+    """Number of fragments of an update: ⌈dimension / block⌉."""
+    return -(-dimension // block)
+
+
+def pack(values: NDArray[np.int64], width: int) -> bytes:
+    """Pack signed integers in ``[−2^(width−1), 2^(width−1))`` into bits.
+
+    Raises:
+        ValueError: A value does not fit.
+    """
+    half = 1 << (width - 1)
+    if values.size and (values.min() < -half or values.max() >= half):
+        raise ValueError(f"values from {values.min()} to {values.max()} do not fit {width} signed bits")
+    raw = (values + half).astype(">u4").view(np.uint8).reshape(-1, 4)
+    bits = np.unpackbits(raw, axis=1)[:, 32 - width :]
+    return np.packbits(bits).tobytes()
+
+
+def unpack(data: bytes, count: int, width: int) -> NDArray[np.int64]:
+    """Inverse of :func:`pack` for ``count`` integers.
+
+    Raises:
+        MessageError: The length is not that of ``count`` integers.
+    """
+    expected = (count * width + 7) // 8
+    if len(data) != expected:
+        raise MessageError("wrong size", f"payload of {len(data)} bytes; expected {expected}")
+    bits = np.unpackbits(np.frombuffer(data, np.uint8), count=count * width).reshape(count, width)
+    padded = np.zeros((count, 32), np.uint8)
+    padded[:, 32 - width :] = bits
+    raw = np.packbits(padded, axis=1).view(">u4").reshape(count)
+    return raw.astype(np.int64) - (1 << (width - 1))
+
+
+def cut(update: NDArray[np.int64], plan: Plan) -> Iterator[Fragment]:
+    """The fragments of ``update`` (dimension,), each with a fresh random id."""
+    wire = plan.wire
+    for position in range(block_count(len(update), wire.block)):
+        block = np.zeros(wire.block, np.int64)
+        part = update[position * wire.block : (position + 1) * wire.block]
+        block[: len(part)] = part
+        yield Fragment(
+            version=1, kind="fragment", job=plan.job, round=plan.round, id=os.urandom(16),
+            position=position.to_bytes(4, "big"), payload=pack(block, wire.width),
+        )  # fmt: skip
+
+
+def read_block(fragment: Fragment, wire: WireTerms, dimension: int) -> tuple[int, NDArray[np.int64]]:
+    """Block index and the ``wire.block`` integers of a fragment.
+
+    Raises:
+        MessageError: The position is outside the update or the payload has another size.
+    """
+    position = int.from_bytes(fragment.position, "big")
+    if position >= block_count(dimension, wire.block):
+        raise MessageError("bad position", f"block {position} of {block_count(dimension, wire.block)}")
+    return position, unpack(fragment.payload, wire.block, wire.width)
+
+
+def receipt_digest(fragment_id: bytes) -> bytes:
+    """What a receipt says of a fragment: SHA-256 of its id, cut to 16 bytes."""
+    return hashlib.sha256(fragment_id).digest()[:RECEIPT_DIGEST_BYTES]
+
+
+def weights_to_bytes(weights: NDArray[np.float32]) -> bytes:
+    """Weights as they travel: float32, little-endian."""
+    return weights.astype("<f4", copy=False).tobytes()
+
+
+def weights_from_bytes(data: bytes) -> NDArray[np.float32]:
+    """Inverse of :func:`weights_to_bytes`."""
+    return np.frombuffer(data, "<f4").astype(np.float32)
+
+
+def model_digest(data: bytes) -> bytes:
+    """SHA-256 of the weights' bytes."""
+    return hashlib.sha256(data).digest()
+
+
+def chunk_model(data: bytes) -> list[ModelChunk]:
+    """Cut the weights' bytes into chunks that any broker takes."""
+    digest = model_digest(data)
+    return [
+        ModelChunk(
+            version=1, kind="model", digest=digest, index=index, data=data[start : start + MODEL_CHUNK_BYTES]
+        )
+        for index, start in enumerate(range(0, len(data), MODEL_CHUNK_BYTES))
+    ]
+
+
+class ModelAssembler:
+    """Puts chunks together, in any order, until the digest matches.
+
+    Holds the chunks of at most two models (the one in use and the one arriving), so that a
+    flood of foreign digests cannot fill the memory.
+    """
+
+    _KEPT = 2
+
+    def __init__(self) -> None:
+        self._chunks: dict[bytes, dict[int, bytes]] = {}
+
+    def add(self, chunk: ModelChunk) -> None:
+        """Take one chunk."""
+        parts = self._chunks.pop(chunk.digest, {})
+        parts[chunk.index] = chunk.data
+        self._chunks[chunk.digest] = parts
+        while len(self._chunks) > self._KEPT:
+            del self._chunks[next(iter(self._chunks))]
+
+    def get(self, plan: Plan) -> bytes | None:
+        """The weights of ``plan``, or ``None`` while chunks are missing."""
+        parts = self._chunks.get(plan.model.digest, {})
+        if any(index not in parts for index in range(plan.model.chunks)):
+            return None
+        data = b"".join(parts[index] for index in range(plan.model.chunks))
+        if model_digest(data) != plan.model.digest or len(data) != 4 * plan.model.parameters:
+            # A chunk lied about its digest: forget them, the retained ones come again.
+            del self._chunks[plan.model.digest]
+            return None
+        return data

@@ -1,0 +1,178 @@
+"""What travels: the schema of every message, version 1.
+
+Each class is one CBOR map (RFC 8949); its fields are the map's keys. A receiver accepts
+exactly these keys, types and ranges and rejects the rest, so that a message is either
+understood whole or not at all. The ranges of a plan's parameters are those a device is
+willing to run, whoever signed it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from dpagent.protocol.topics import FleetName
+
+MAX_MESSAGE_BYTES = 60_000
+"""No message is larger: the least of the limits of common hosted brokers, less headers."""
+
+MODEL_CHUNK_BYTES = 48_000
+RECEIPT_DIGEST_BYTES = 16
+RECEIPTS_PER_MESSAGE = 2_048
+
+_Probability = Annotated[float, Field(gt=0, le=1)]
+_JobId = Annotated[bytes, Field(min_length=16, max_length=16)]
+_Round = Annotated[int, Field(ge=1, le=100_000)]
+
+
+class Message(BaseModel):
+    """Base of all maps on the wire: strict types, no unknown keys, no NaN or infinity."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class ModelTerms(Message):
+    """Which model, and how to know that one has all of it."""
+
+    name: Annotated[str, Field(min_length=1, max_length=64)]
+    parameters: Annotated[int, Field(ge=1, le=50_000_000)]
+    architecture: Annotated[bytes, Field(min_length=32, max_length=32)]
+    digest: Annotated[bytes, Field(min_length=32, max_length=32)]
+    chunks: Annotated[int, Field(ge=1, le=4_096)]
+
+
+class MechanismTerms(Message):
+    """The mechanism's public parameters, for all rounds of the job.
+
+    The whole schedule is announced with the first round and pinned by the device, so that
+    what follows cannot be chosen after seeing what came before.
+    """
+
+    name: Literal["discrete-gaussian"]
+    clip_norm: Annotated[float, Field(gt=0, le=1e6)]
+    fine_steps: Annotated[int, Field(ge=256, le=65_536)]
+    noise_multipliers: Annotated[
+        list[Annotated[float, Field(ge=0.05, le=10_000)]], Field(min_length=1, max_length=5_000)
+    ]
+    sampling_rate: _Probability
+    local_steps: Annotated[int, Field(ge=1, le=64)]
+    local_learning_rate: Annotated[float, Field(ge=0, le=1e3)]
+    expected_lot: Annotated[float, Field(gt=0, le=1e7)]
+    delta: Annotated[float, Field(gt=0, lt=1)]
+
+
+class CapTerms(Message):
+    """The ``clamp`` noise cap (post-processing), and who applies it."""
+
+    kind: Literal["none", "clamp"]
+    where: Literal["device", "coordinator"] = "coordinator"
+    regularisation: Annotated[float, Field(gt=0, le=1e6)] = 0.5
+    floor: Annotated[float, Field(gt=0, le=1e6)] = 0.01
+
+
+class WireTerms(Message):
+    """How an update is cut and packed: ``block`` coordinates of ``width`` bits a fragment."""
+
+    block: Annotated[int, Field(ge=1, le=400_000)]
+    width: Annotated[int, Field(ge=2, le=32)]
+    shift: Annotated[int, Field(ge=0, le=40)]
+
+    @model_validator(mode="after")
+    def _fits_a_message(self) -> WireTerms:
+        if (self.block * self.width + 7) // 8 > MAX_MESSAGE_BYTES - 512:
+            raise ValueError(
+                f"a fragment of {self.block} × {self.width} bits exceeds {MAX_MESSAGE_BYTES} bytes"
+            )
+        return self
+
+
+class Plan(Message):
+    """One round, or the end of the job. Signed, retained."""
+
+    version: Literal[1]
+    kind: Literal["plan"]
+    fleet: FleetName
+    job: _JobId
+    round: _Round
+    state: Literal["open", "finished"]
+    model: ModelTerms
+    mechanism: MechanismTerms
+    cap: CapTerms
+    wire: WireTerms
+    sealing_key: Annotated[bytes, Field(min_length=32, max_length=32)]
+    deadline: Annotated[float, Field(ge=0)]
+    """Unix time at which the coordinator closes the round if it is not complete."""
+    compute_slot_s: Annotated[float, Field(gt=0, le=86_400)]
+    """Publication starts a whole number of slots after the plan arrived, whatever training took."""
+    jitter_window_s: Annotated[float, Field(ge=0, le=86_400)]
+
+    @model_validator(mode="after")
+    def _round_is_scheduled(self) -> Plan:
+        if self.round > self.rounds:
+            raise ValueError(f"round {self.round} is beyond the {self.rounds} rounds of the schedule")
+        return self
+
+    @property
+    def rounds(self) -> int:
+        """Number of rounds of the job."""
+        return len(self.mechanism.noise_multipliers)
+
+    @property
+    def noise_multiplier(self) -> float:
+        """σ of this round: the noise's standard deviation over the sensitivity."""
+        return self.mechanism.noise_multipliers[self.round - 1]
+
+
+class ModelChunk(Message):
+    """Part of the weights: float32, little-endian, flat order of the model spec. Retained."""
+
+    version: Literal[1]
+    kind: Literal["model"]
+    digest: Annotated[bytes, Field(min_length=32, max_length=32)]
+    index: Annotated[int, Field(ge=0, le=4_095)]
+    data: Annotated[bytes, Field(max_length=MODEL_CHUNK_BYTES)]
+
+
+class Fragment(Message):
+    """One block of one device's noised update, as it stands inside the seal.
+
+    Every field has a fixed size within a round, so that all fragments have one length.
+    Nothing tells the device, nor that two fragments come from the same one.
+    """
+
+    version: Literal[1]
+    kind: Literal["fragment"]
+    job: _JobId
+    round: _Round
+    id: Annotated[bytes, Field(min_length=16, max_length=16)]
+    position: Annotated[bytes, Field(min_length=4, max_length=4)]
+    """Block index, big-endian."""
+    payload: Annotated[bytes, Field(max_length=MAX_MESSAGE_BYTES)]
+
+
+class Receipts(Message):
+    """Fragments that are durably counted: concatenated 16-byte digests of their ids. Signed."""
+
+    version: Literal[1]
+    kind: Literal["receipts"]
+    job: _JobId
+    round: _Round
+    digests: Annotated[bytes, Field(max_length=RECEIPT_DIGEST_BYTES * RECEIPTS_PER_MESSAGE)]
+
+
+class Signed(Message):
+    """The envelope of what the coordinator says: the body's bytes and its Ed25519 signature."""
+
+    version: Literal[1]
+    kind: Literal["signed"]
+    body: Annotated[bytes, Field(max_length=MAX_MESSAGE_BYTES)]
+    signature: Annotated[bytes, Field(min_length=64, max_length=64)]
+
+
+class Sealed(Message):
+    """The envelope of what a device says: an HPKE ciphertext to the coordinator."""
+
+    version: Literal[1]
+    kind: Literal["sealed"]
+    ciphertext: Annotated[bytes, Field(max_length=MAX_MESSAGE_BYTES)]

@@ -1,0 +1,92 @@
+"""What the coordinator says is signed (Ed25519, RFC 8032), and bound to its fleet and kind."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import Literal
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from dpagent.protocol.codec import MessageError, MessageT, decode, encode
+from dpagent.protocol.messages import Message, Signed
+
+
+def _bound(fleet: str, kind: str, body: bytes) -> bytes:
+    return f"dpagent v1 {kind} {fleet}\0".encode() + body
+
+
+class Signer:
+    """Signs for one fleet.
+
+    Args:
+        secret: 32 bytes of an Ed25519 private key.
+        fleet: The fleet's name.
+    """
+
+    def __init__(self, secret: bytes, fleet: str) -> None:
+        self._key = Ed25519PrivateKey.from_private_bytes(secret)
+        self._fleet = fleet
+
+    @property
+    def public_key(self) -> str:
+        """The public key as the agents' configuration carries it (base64)."""
+        return base64.b64encode(self._key.public_key().public_bytes_raw()).decode("ascii")
+
+    def sign(self, message: Message, kind: Literal["plan", "receipts"]) -> bytes:
+        """Encode, sign and envelop ``message``."""
+        body = encode(message)
+        signature = self._key.sign(_bound(self._fleet, kind, body))
+        return encode(Signed(version=1, kind="signed", body=body, signature=signature))
+
+
+class Verifier:
+    """Opens what the coordinator of one fleet signed.
+
+    Args:
+        public_key: 32 bytes, base64.
+        fleet: The fleet's name.
+
+    Raises:
+        ValueError: ``public_key`` is not that.
+    """
+
+    def __init__(self, public_key: str, fleet: str) -> None:
+        self._key = Ed25519PublicKey.from_public_bytes(decode_public_key(public_key))
+        self._fleet = fleet
+
+    def open(self, data: bytes, schema: type[MessageT], kind: Literal["plan", "receipts"]) -> MessageT:
+        """Return the message inside a signed envelope.
+
+        Raises:
+            MessageError: Malformed, or not signed by this fleet's coordinator as ``kind``.
+        """
+        envelope = decode(data, Signed)
+        try:
+            self._key.verify(envelope.signature, _bound(self._fleet, kind, envelope.body))
+        except InvalidSignature:
+            raise MessageError("bad signature", f"not signed as {kind} by this fleet's coordinator") from None
+        return decode(envelope.body, schema)
+
+
+def new_signing_secret() -> bytes:
+    """32 random bytes: an Ed25519 private key."""
+    return Ed25519PrivateKey.generate().private_bytes_raw()
+
+
+def decode_public_key(text: str) -> bytes:
+    """The 32 bytes of a base64 public key.
+
+    Raises:
+        ValueError: It is not base64 of 32 bytes.
+    """
+    try:
+        raw = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise ValueError(f"expected base64, as `dpagent coordinator key` prints it ({error})") from error
+    if len(raw) != 32:
+        raise ValueError(
+            f"expected 32 bytes in base64, as `dpagent coordinator key` prints it, got {len(raw)}"
+        )
+    return raw

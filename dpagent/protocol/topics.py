@@ -1,0 +1,53 @@
+"""The MQTT topics of a fleet, ``dpagent/v1/{fleet}/…``."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import StringConstraints
+
+FLEET_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$"
+"""A fleet's name is one topic level: letters, digits, ``-`` and ``_``."""
+
+FleetName = Annotated[str, StringConstraints(pattern=FLEET_PATTERN)]
+
+
+@dataclass(frozen=True, slots=True)
+class Topics:
+    """The topics of one fleet.
+
+    Args:
+        fleet: The fleet's name, matching :data:`FLEET_PATTERN`.
+    """
+
+    fleet: str
+
+    def __post_init__(self) -> None:
+        if re.match(FLEET_PATTERN, self.fleet) is None:
+            raise ValueError(f"fleet is {self.fleet!r}; expected 1 to 63 letters, digits, '-' or '_'.")
+
+    @property
+    def plan(self) -> str:
+        """Retained: the plan of the round that is open."""
+        return f"dpagent/v1/{self.fleet}/plan"
+
+    def model_chunk(self, index: int) -> str:
+        """Retained: chunk ``index`` of the model of the round that is open."""
+        return f"dpagent/v1/{self.fleet}/model/{index}"
+
+    @property
+    def model_chunks(self) -> str:
+        """Filter for all chunks of the model."""
+        return f"dpagent/v1/{self.fleet}/model/+"
+
+    @property
+    def fragments(self) -> str:
+        """The one topic that all devices publish to."""
+        return f"dpagent/v1/{self.fleet}/fragments"
+
+    @property
+    def receipts(self) -> str:
+        """Digests of the fragments that have been counted."""
+        return f"dpagent/v1/{self.fleet}/receipts"

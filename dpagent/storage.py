@@ -1,0 +1,205 @@
+"""State on disk: one directory, one owner, durable SQLite.
+
+Both daemons keep everything they must not lose in SQLite inside a *state directory* that
+one process owns at a time. A transaction that has committed survives a power cut
+(``synchronous=FULL``); an error of the disk becomes a :class:`StorageError` with a
+sentence, and the transaction it interrupted leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from dpagent.errors import ConfigurationError, StateInUseError, StorageError
+
+Migration = Callable[[sqlite3.Connection], None]
+
+
+@contextlib.contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """Turn errors of the file system and of SQLite about ``path`` into :class:`StorageError`."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        name = getattr(error, "sqlite_errorname", "")
+        if name.startswith("SQLITE_FULL"):
+            raise StorageError(
+                f"{path}: the disk is full. Nothing was lost; free space and start again."
+            ) from error
+        if name.startswith(("SQLITE_NOTADB", "SQLITE_CORRUPT")):
+            raise StorageError(
+                f"{path} is not a readable database ({error}). Restore it from a backup."
+            ) from error
+        if name.startswith("SQLITE_BUSY"):
+            raise StorageError(
+                f"{path} is locked by another program ({error}). Stop that program first."
+            ) from error
+        raise StorageError(f"{path}: the database cannot be used ({error}).") from error
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise StorageError(
+                f"{path}: the disk is full. Nothing was lost; free space and start again."
+            ) from error
+        raise StorageError(
+            f"{path}: {error.strerror or error}. Check that the path exists and may be written."
+        ) from error
+
+
+class StateDirectory:
+    """A state directory, created private (mode 0700) and held exclusively while open.
+
+    Args:
+        path: The directory; parents are created as needed.
+
+    Raises:
+        StateInUseError: Another process holds it.
+        StorageError: It cannot be created or written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with disk_errors(path):
+            path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._lock = (path / "lock").open("a+")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._lock.seek(0)
+            holder = self._lock.read().strip() or "unknown"
+            self._lock.close()
+            raise StateInUseError(
+                f"{path} is in use by process {holder}. Two programs on one state directory would spend "
+                "a budget twice; stop that one, or give this one a directory of its own."
+            ) from None
+        with disk_errors(path):
+            self._lock.truncate(0)
+            self._lock.write(f"{os.getpid()}\n")
+            self._lock.flush()
+
+    def close(self) -> None:
+        """Let go of the directory. The lock also falls when the process ends, however it ends."""
+        self._lock.close()
+
+    def __enter__(self) -> StateDirectory:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def open_database(path: Path, migrations: Sequence[Migration]) -> sqlite3.Connection:
+    """Open or create a durable database and bring its schema up to date.
+
+    Args:
+        path: The file. Its directory must exist.
+        migrations: The steps from an empty file to today's schema, in order; the file
+            remembers in ``user_version`` how many it has had.
+
+    Returns:
+        A connection in autocommit mode: use :func:`transaction` to write.
+
+    Raises:
+        StorageError: The file is not a database, the disk is full, or the file was written
+            by a newer version of the program.
+    """
+    with disk_errors(path):
+        connection = sqlite3.connect(path, isolation_level=None, timeout=10)
+        connection.row_factory = sqlite3.Row
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+            connection.execute("PRAGMA synchronous=FULL")
+            connection.execute("PRAGMA foreign_keys=ON")
+            # One step a transaction, so that a crash between steps is a clean place to go on from.
+            version = int(connection.execute("PRAGMA user_version").fetchone()[0])
+            if version > len(migrations):
+                raise StorageError(
+                    f"{path} has schema {version}, this program knows {len(migrations)}. "
+                    "It was written by a newer dpagent; install that version."
+                )
+            for number, migrate in enumerate(migrations[version:], start=version + 1):
+                with transaction(connection):
+                    migrate(connection)
+                    connection.execute(f"PRAGMA user_version={number}")
+        except BaseException:
+            connection.close()
+            raise
+    return connection
+
+
+def open_readonly(path: Path) -> sqlite3.Connection:
+    """Open an existing database for reading, beside a daemon that may be writing it.
+
+    Raises:
+        StorageError: The file is missing or is not a database.
+    """
+    if not path.is_file():
+        raise StorageError(
+            f"{path} does not exist. Check the directory, or start the program that writes it once."
+        )
+    with disk_errors(path):
+        connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=10)
+        connection.row_factory = sqlite3.Row
+        try:
+            connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        except sqlite3.Error:
+            connection.close()
+            raise
+    return connection
+
+
+@contextlib.contextmanager
+def transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    """All of the statements inside become durable, or none of them."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+def write_atomically(path: Path, data: bytes, *, mode: int = 0o644) -> None:
+    """Replace ``path`` by ``data``: a reader sees the old file or the new one, never a part.
+
+    Raises:
+        StorageError: The disk is full or the file cannot be written.
+    """
+    temporary = path.with_name(f".{path.name}.new")
+    with disk_errors(path):
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(path)
+        directory = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+
+def read_secret(path: Path, create: Callable[[], bytes]) -> bytes:
+    """Return the secret kept in ``path`` (mode 0600), making it with ``create`` the first time.
+
+    Raises:
+        ConfigurationError: Others may read the file.
+        StorageError: It cannot be read or written.
+    """
+    with disk_errors(path):
+        if not path.exists():
+            write_atomically(path, create(), mode=0o600)
+        if path.stat().st_mode & 0o077:
+            raise ConfigurationError(f"{path} holds a secret that others may read. Run: chmod 600 {path}")
+        return path.read_bytes()

@@ -1,0 +1,316 @@
+"""A supervised MQTT session that turns callbacks into a queue of events.
+
+The library's network thread only fills a queue; the program's one thread takes events from
+it with :meth:`MqttSession.next_event`. The session reconnects by itself with growing
+pauses, subscribes again each time, and falls back from MQTT 5 to 3.1.1 when the broker
+does not speak 5. It queues nothing while there is no connection: what must not be lost is
+in the caller's database, because neither this library's memory nor a PUBACK is a delivery.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import ssl
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import paho.mqtt.client as paho
+from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
+from paho.mqtt.reasoncodes import ReasonCode
+
+from dpagent.errors import BrokerError, ConfigurationError
+from dpagent.protocol.messages import MAX_MESSAGE_BYTES
+from dpagent.transport.settings import MqttSettings
+
+log = logging.getLogger(__name__)
+
+_RECONNECT_MIN_S, _RECONNECT_MAX_S = 1, 60
+_PERSISTENT_SESSION_S = 7 * 24 * 3600
+_CONNACK_PATIENCE_S = 3.0
+"""Some 3.1.1 brokers neither answer nor close on a version 5 CONNECT: they read its
+properties as a client id and wait for the rest."""
+
+_MQTT5, _MQTT311 = MQTTProtocolVersion.MQTTv5, MQTTProtocolVersion.MQTTv311
+_INBOX_EVENTS = 20_000
+"""Events held at most (16 MB of fragments of typical size); beyond it a message is dropped
+unacknowledged to its sender, who resends it because no receipt comes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """A topic filter to subscribe to, at QoS 1."""
+
+    topic: str
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """The broker accepted us; subscriptions are on their way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnected:
+    """The connection is gone, or could not be made; another attempt follows."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A message arrived."""
+
+    topic: str
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledged:
+    """The broker has taken the publication with this handle."""
+
+    handle: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Refused:
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class _SpeaksOlderProtocol:
+    reason: str
+
+
+Event = Connected | Disconnected | Received | Acknowledged
+
+
+class MqttSession:
+    """One connection to the broker, kept alive.
+
+    Args:
+        settings: Address and credentials.
+        client_id: MQTT client identifier.
+        subscriptions: What to receive.
+        persistent: Whether the broker keeps messages for us while we are away.
+
+    Raises:
+        ConfigurationError: The password or certificate file cannot be read.
+    """
+
+    def __init__(
+        self,
+        settings: MqttSettings,
+        *,
+        client_id: str,
+        subscriptions: Sequence[Subscription],
+        persistent: bool,
+    ) -> None:
+        self._settings = settings
+        self._client_id = client_id
+        self._subscriptions = tuple(subscriptions)
+        self._persistent = persistent
+        self._password = settings.password()
+        self._inbox: queue.Queue[Event | _Refused | _SpeaksOlderProtocol] = queue.Queue(_INBOX_EVENTS)
+        self._protocol = _MQTT311 if settings.protocol == "3.1.1" else _MQTT5
+        self._client: paho.Client | None = None
+        self._asked_at: float | None = None
+        self.connected = False
+        self.bytes_up = 0
+        """Bytes of payloads and topics published, resends included."""
+        self.bytes_down = 0
+        """Bytes of payloads and topics received."""
+        self.dropped = 0
+        """Messages not taken because the inbox was full."""
+
+    def start(self) -> None:
+        """Connect in the background. The first event tells how it went."""
+        client = paho.Client(
+            CallbackAPIVersion.VERSION2,
+            client_id=self._client_id,
+            protocol=self._protocol,
+            # Version 5 says it at CONNECT instead (clean_start and a session expiry).
+            clean_session=None if self._protocol == _MQTT5 else not self._persistent,
+        )
+        client.reconnect_delay_set(_RECONNECT_MIN_S, _RECONNECT_MAX_S)
+        client.max_inflight_messages_set(20)
+        if self._settings.username is not None:
+            client.username_pw_set(self._settings.username, self._password)
+        if self._settings.tls:
+            try:
+                client.tls_set_context(ssl.create_default_context(cafile=self._settings.ca_file))
+            except (OSError, ssl.SSLError) as error:
+                raise ConfigurationError(
+                    f"mqtt.ca_file {self._settings.ca_file} cannot be used ({error})."
+                ) from error
+        client.on_socket_open = self._on_socket_open
+        client.on_connect = self._on_connect
+        client.on_connect_fail = self._on_connect_fail
+        client.on_disconnect = self._on_disconnect
+        client.on_message = self._on_message
+        client.on_publish = self._on_publish
+        arguments: dict[str, Any] = {}
+        if self._protocol == _MQTT5:
+            properties = _properties(PacketTypes.CONNECT)
+            properties.SessionExpiryInterval = _PERSISTENT_SESSION_S if self._persistent else 0
+            properties.MaximumPacketSize = MAX_MESSAGE_BYTES + 1_024
+            arguments = {"clean_start": not self._persistent, "properties": properties}
+        client.connect_async(
+            self._settings.host, self._settings.port, keepalive=self._settings.keepalive_s, **arguments
+        )
+        self._client = client
+        client.loop_start()
+
+    def stop(self) -> None:
+        """Disconnect and end the network thread."""
+        client, self._client, self.connected = self._client, None, False
+        if client is not None:
+            client.disconnect()
+            client.loop_stop()
+
+    def __enter__(self) -> MqttSession:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def publish(
+        self, topic: str, payload: bytes, *, retain: bool = False, expiry_s: float | None = None
+    ) -> int | None:
+        """Hand a message to the broker at QoS 1.
+
+        Args:
+            topic: The topic.
+            payload: The message.
+            retain: Whether the broker keeps it for later subscribers.
+            expiry_s: After how long the broker may forget it (MQTT 5 only).
+
+        Returns:
+            A handle that :class:`Acknowledged` repeats, or ``None`` without a connection.
+        """
+        if self._client is None or not self.connected:
+            return None
+        properties = None
+        if expiry_s is not None and self._protocol == _MQTT5:
+            properties = _properties(PacketTypes.PUBLISH)
+            properties.MessageExpiryInterval = max(1, int(expiry_s))
+        info = self._client.publish(topic, payload, qos=1, retain=retain, properties=properties)
+        if info.rc != paho.MQTT_ERR_SUCCESS:
+            return None
+        self.bytes_up += len(payload) + len(topic)
+        return info.mid
+
+    def next_event(self, timeout_s: float) -> Event | None:
+        """The next event, or ``None`` after ``timeout_s`` seconds.
+
+        Raises:
+            BrokerError: The broker refuses our credentials or our client id.
+        """
+        asked_at = self._asked_at
+        if asked_at is not None:
+            timeout_s = min(timeout_s, asked_at + _CONNACK_PATIENCE_S - time.monotonic())
+        try:
+            event = self._inbox.get(timeout=max(0.0, timeout_s))
+        except queue.Empty:
+            if asked_at is None or time.monotonic() < asked_at + _CONNACK_PATIENCE_S:
+                return None
+            self._asked_at = None
+            if self._settings.protocol != "auto" or self._protocol != _MQTT5:
+                return None
+            event = _SpeaksOlderProtocol(f"no answer within {_CONNACK_PATIENCE_S:g} s")
+        if isinstance(event, _Refused):
+            raise BrokerError(
+                f"The broker at {self._settings.url} refuses us: {event.reason}. "
+                "Check mqtt.username, mqtt.password_file and the broker's access rules."
+            )
+        if isinstance(event, _SpeaksOlderProtocol):
+            if self._settings.protocol == "5":
+                raise BrokerError(
+                    f"The broker at {self._settings.url} does not speak MQTT 5; set mqtt.protocol: auto."
+                )
+            if self._protocol == _MQTT5:
+                log.info("the broker does not speak MQTT 5 (%s); going on with 3.1.1", event.reason)
+                self.stop()
+                self._protocol = _MQTT311
+                self.start()
+            return None
+        return event
+
+    def _put(self, event: Event | _Refused | _SpeaksOlderProtocol) -> None:
+        try:
+            self._inbox.put_nowait(event)
+        except queue.Full:
+            self.dropped += 1
+
+    def _on_socket_open(self, _client: paho.Client, _userdata: Any, _socket: Any) -> None:
+        self._asked_at = time.monotonic()
+
+    def _on_connect(
+        self,
+        client: paho.Client,
+        _userdata: Any,
+        _flags: Any,
+        reason: ReasonCode,
+        _properties: Properties | None,
+    ) -> None:
+        self._asked_at = None
+        name = str(reason)
+        if not reason.is_failure:
+            if self._subscriptions:
+                client.subscribe([(subscription.topic, 1) for subscription in self._subscriptions])
+            self.connected = True
+            self._put(Connected())
+        elif name == "Unsupported protocol version":
+            self._put(_SpeaksOlderProtocol(name))
+        elif name in ("Not authorized", "Bad user name or password", "Banned", "Client identifier not valid"):
+            self._put(_Refused(name.lower()))
+        else:
+            self._put(Disconnected(name))
+
+    def _on_connect_fail(self, _client: paho.Client, _userdata: Any) -> None:
+        self._put(Disconnected(f"no broker answers at {self._settings.url}"))
+
+    def _on_disconnect(
+        self,
+        _client: paho.Client,
+        _userdata: Any,
+        _flags: Any,
+        reason: ReasonCode,
+        _properties: Properties | None,
+    ) -> None:
+        was_connected, self.connected = self.connected, False
+        if not was_connected and self._protocol == _MQTT5 and self._settings.protocol == "auto":
+            # Some brokers close the socket on an unknown protocol version without a word.
+            self._put(_SpeaksOlderProtocol(str(reason)))
+        elif str(reason) == "Session taken over":
+            self._put(
+                _Refused("another program connected under our client id; one coordinator a fleet may run")
+            )
+        elif was_connected:
+            self._put(Disconnected(f"connection lost: {reason}"))
+
+    def _on_message(self, _client: paho.Client, _userdata: Any, message: paho.MQTTMessage) -> None:
+        self.bytes_down += len(message.payload) + len(message.topic)
+        self._put(Received(message.topic, bytes(message.payload)))
+
+    def _on_publish(
+        self,
+        _client: paho.Client,
+        _userdata: Any,
+        handle: int,
+        _reason: ReasonCode,
+        _properties: Properties | None,
+    ) -> None:
+        self._put(Acknowledged(handle))
+
+
+def _properties(packet: int) -> Any:
+    """Empty MQTT 5 properties; the library sets their fields dynamically."""
+    return Properties(packet)  # type: ignore[no-untyped-call]

@@ -1,0 +1,95 @@
+"""How to reach the broker: the ``mqtt`` section of both configuration files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, Field
+
+from dpagent.configuration import FilePath, Settings, resolve
+from dpagent.errors import ConfigurationError
+
+_DEFAULT_PORTS = {"mqtt": 1883, "mqtts": 8883}
+
+
+def _broker_url(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme not in _DEFAULT_PORTS or not parts.hostname:
+        raise ValueError("expected mqtt://host[:port], or mqtts://host[:port] for TLS")
+    if parts.username is not None or parts.password is not None:
+        raise ValueError("credentials do not belong in the URL; use `username` and `password_file`")
+    if parts.path not in ("", "/") or parts.query or parts.fragment:
+        raise ValueError("expected mqtt://host[:port] and nothing behind it")
+    _ = parts.port  # raises ValueError when out of range
+    return url
+
+
+BrokerUrl = Annotated[str, AfterValidator(_broker_url)]
+
+
+class MqttSettings(Settings):
+    """Address and credentials of the broker."""
+
+    url: BrokerUrl = "mqtt://127.0.0.1:1883"
+    """``mqtt://host[:port]`` or, over TLS, ``mqtts://host[:port]``."""
+    username: str | None = None
+    """User name; needs ``password_file``."""
+    password_file: FilePath | None = Field(default=None, strict=False)
+    """A file whose first line is the password, relative to the configuration file."""
+    ca_file: FilePath | None = Field(default=None, strict=False)
+    """Certificate authority for TLS (PEM); the system's by default."""
+    protocol: Literal["auto", "5", "3.1.1"] = "auto"
+    """MQTT version; ``auto`` tries 5 and falls back to 3.1.1."""
+    keepalive_s: int = Field(default=30, ge=5, le=3600)
+    """Seconds between signs of life."""
+
+    @property
+    def host(self) -> str:
+        """The broker's host name or address."""
+        return urlsplit(self.url).hostname or ""
+
+    @property
+    def port(self) -> int:
+        """The broker's TCP port."""
+        parts = urlsplit(self.url)
+        return parts.port or _DEFAULT_PORTS[parts.scheme]
+
+    @property
+    def tls(self) -> bool:
+        """Whether the connection is encrypted."""
+        return urlsplit(self.url).scheme == "mqtts"
+
+    def resolved(self, file: Path) -> MqttSettings:
+        """The same settings with paths relative to the configuration ``file`` made usable."""
+        changes = {
+            name: resolve(path, file)
+            for name, path in (("password_file", self.password_file), ("ca_file", self.ca_file))
+            if path is not None
+        }
+        return self.model_copy(update=changes)
+
+    def password(self) -> str | None:
+        """Read the password.
+
+        Raises:
+            ConfigurationError: The file is missing, or there is a name without a password.
+        """
+        if self.password_file is None:
+            if self.username is not None:
+                raise ConfigurationError(
+                    "mqtt.username is set and mqtt.password_file is not; set both or neither."
+                )
+            return None
+        try:
+            lines = self.password_file.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigurationError(
+                f"mqtt.password_file {self.password_file} cannot be read ({error})."
+            ) from error
+        if not lines or not lines[0]:
+            raise ConfigurationError(
+                f"mqtt.password_file {self.password_file} is empty; its first line is the password."
+            )
+        return lines[0]

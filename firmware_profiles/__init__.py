@@ -1,0 +1,1 @@
+"""One YAML profile a board; see :mod:`agent.profile`."""
