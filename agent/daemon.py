@@ -262,7 +262,8 @@ class Agent:
         name = self._settings.data.name
         budget = self._state.ledger.budget(name)
         epsilon = self._state.ledger.epsilon_after(name, [])
-        return f"spent ε = {epsilon:.3f} of {budget.epsilon:g} at δ = {budget.delta:g} on {name!r} (record level)"
+        spent = f"spent ε = {epsilon:.3f} of {budget.epsilon:g} at δ = {budget.delta:g}"
+        return f"{spent} on {name!r} (record level)"
 
 
 def _load(settings: AgentSettings) -> Dataset:

@@ -77,7 +77,7 @@ def decide(plan: Plan, dataset: Dataset, ledger: Ledger, name: str, *, now: floa
     if total > budget.epsilon * (1 + _ROUNDING):
         spent = ledger.epsilon_after(name, [])
         raise Declined(
-            f"the job would bring ε to {total:.4g} at δ = {budget.delta:g}; the lifetime budget for {name!r} is "
-            f"{budget.epsilon:g}, of which {spent:.4g} is spent"
+            f"the job would bring ε to {total:.4g} at δ = {budget.delta:g}; "
+            f"the lifetime budget for {name!r} is {budget.epsilon:g}, of which {spent:.4g} is spent"
         )
     return ledger.epsilon_after(name, rest[:1])

@@ -111,6 +111,7 @@ class AgentState:
             return
         with disk_errors(self._file), transaction(self.connection):
             self.connection.executemany(
-                "INSERT INTO counters VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = value + excluded.value",
+                "INSERT INTO counters VALUES (?, ?) "
+                "ON CONFLICT (name) DO UPDATE SET value = value + excluded.value",
                 list(changed.items()),
             )

@@ -72,9 +72,8 @@ def status(
             )
         )
         return
-    typer.echo(
-        f"Job {job}: {'finished' if finished else 'running'}, {len(rounds)} of {settings.rounds} rounds begun."
-    )
+    state = "finished" if finished else "running"
+    typer.echo(f"Job {job}: {state}, {len(rounds)} of {settings.rounds} rounds begun.")
     if rounds:
         print_table(
             ["round", "noise multiplier", "ε so far", "accuracy", "fragments", "clamped"],

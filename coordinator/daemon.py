@@ -243,7 +243,8 @@ class Coordinator:
             )  # fmt: skip
             return True
         log.warning(
-            "round %d has %d fragments at its deadline, fewer than %d devices' worth; it stays open for another %g s",
+            "round %d has %d fragments at its deadline, fewer than %d devices' worth; "
+            "it stays open for another %g s",
             self._plan.round, sum(counts.values()), self._settings.round.minimum_devices,
             self._settings.round.deadline_s,
         )  # fmt: skip
@@ -276,8 +277,8 @@ class Coordinator:
         metadata = {
             "dpagent.job": self._job.id.hex(),
             "dpagent.privacy": (
-                f"record-level ({privacy.epsilon:g}, {privacy.delta:g}) differential privacy for each device's "
-                "records, add-or-remove-one adjacency, against everyone; no trusted party"
+                f"record-level ({privacy.epsilon:g}, {privacy.delta:g}) differential privacy for each "
+                "device's records, add-or-remove-one adjacency, against everyone; no trusted party"
             ),
             "dpagent.epsilon_spent": repr(self._job.epsilon_by_round[-1]),
         }
@@ -289,9 +290,14 @@ class Coordinator:
         now = time.time()
         last = OpenRound(self._settings.rounds, now, now)
         plan = plan_round(
-            self._settings, self._job, last, self._spec, weights_to_bytes(self._weights), self._opener.public_key,
+            self._settings,
+            self._job,
+            last,
+            self._spec,
+            weights_to_bytes(self._weights),
+            self._opener.public_key,
             state="finished",
-        )  # fmt: skip
+        )
         message = self._signer.sign(plan, "plan")
         handle: int | None = None
         until = time.monotonic() + _FAREWELL_S

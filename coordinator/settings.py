@@ -145,7 +145,8 @@ class FleetSettings(Settings):
     def _quorum_is_possible(self) -> FleetSettings:
         if self.round.minimum_devices > self.devices:
             raise ValueError(
-                f"round.minimum_devices is {self.round.minimum_devices}; expected at most devices = {self.devices}"
+                f"round.minimum_devices is {self.round.minimum_devices}; "
+                f"expected at most devices = {self.devices}"
             )
         return self
 

@@ -78,7 +78,8 @@ def _create(connection: sqlite3.Connection) -> None:
         "budget TEXT NOT NULL, finished_at REAL) STRICT"
     )
     connection.execute(
-        "CREATE TABLE model (one INTEGER PRIMARY KEY CHECK (one = 1), weights BLOB NOT NULL, velocity BLOB NOT NULL) STRICT"
+        "CREATE TABLE model (one INTEGER PRIMARY KEY CHECK (one = 1), weights BLOB NOT NULL, "
+        "velocity BLOB NOT NULL) STRICT"
     )
     connection.execute(
         """CREATE TABLE rounds (
@@ -98,7 +99,8 @@ def _create(connection: sqlite3.Connection) -> None:
     )
     connection.execute("CREATE INDEX fragments_by_round ON fragments (round)")
     connection.execute(
-        "CREATE TABLE late (id BLOB PRIMARY KEY, round INTEGER NOT NULL, arrived_at REAL NOT NULL) STRICT, WITHOUT ROWID"
+        "CREATE TABLE late (id BLOB PRIMARY KEY, round INTEGER NOT NULL, "
+        "arrived_at REAL NOT NULL) STRICT, WITHOUT ROWID"
     )
     connection.execute("CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT")
 
@@ -234,8 +236,9 @@ class Store:
         """Close a round and take the model it leads to, in one transaction."""
         with disk_errors(self._file), transaction(self.connection):
             self.connection.execute(
-                "UPDATE rounds SET closed_at = ?, accuracy = ?, clamped = ?, noise_multiplier = ?, epsilon = ?, "
-                "fragments = (SELECT coalesce(sum(count), 0) FROM sums WHERE round = rounds.number) WHERE number = ?",
+                "UPDATE rounds SET closed_at = ?, accuracy = ?, clamped = ?, noise_multiplier = ?, "
+                "epsilon = ?, fragments = (SELECT coalesce(sum(count), 0) FROM sums "
+                "WHERE round = rounds.number) WHERE number = ?",
                 (
                     time.time(),
                     result.accuracy,
@@ -267,7 +270,8 @@ class Store:
 
     def _add_to_counters(self, amounts: dict[str, int]) -> None:
         self.connection.executemany(
-            "INSERT INTO counters VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = value + excluded.value",
+            "INSERT INTO counters VALUES (?, ?) "
+            "ON CONFLICT (name) DO UPDATE SET value = value + excluded.value",
             [(name, amount) for name, amount in amounts.items() if amount],
         )
 

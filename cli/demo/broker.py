@@ -110,7 +110,8 @@ def _usable_port(port: int) -> int:
             probe.bind(("127.0.0.1", port))
         except OSError as error:
             raise BrokerError(
-                f"Port {port} cannot be used ({error.strerror}). Choose another --broker-port, or leave it out."
+                f"Port {port} cannot be used ({error.strerror}). "
+                "Choose another --broker-port, or leave it out."
             ) from error
         return int(probe.getsockname()[1])
 
@@ -163,6 +164,6 @@ def wait_until_ready(address: BrokerAddress) -> None:
                 case Disconnected(text):
                     reason = text
     raise BrokerError(
-        f"The broker ({address.name}) does not answer within {_READY_S:g} s: {reason}. Check the address, or leave "
-        "--broker out to have one started."
+        f"The broker ({address.name}) does not answer within {_READY_S:g} s: {reason}. "
+        "Check the address, or leave --broker out to have one started."
     )

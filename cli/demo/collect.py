@@ -99,10 +99,12 @@ def _read_device(number: int, state_dir: Path) -> _Device:
         except LedgerError:
             verified = False
         charges = connection.execute(
-            "SELECT count(*), max(json_extract(body, '$.cumulative_epsilon')) FROM entries WHERE kind = 'charge'"
+            "SELECT count(*), max(json_extract(body, '$.cumulative_epsilon')) FROM entries "
+            "WHERE kind = 'charge'"
         ).fetchone()
         total = connection.execute(
-            "SELECT json_extract(body, '$.epsilon') FROM entries WHERE kind = 'budget' ORDER BY number DESC LIMIT 1"
+            "SELECT json_extract(body, '$.epsilon') FROM entries WHERE kind = 'budget' "
+            "ORDER BY number DESC LIMIT 1"
         ).fetchone()
         rows = connection.execute("SELECT digest, round, first_sent_at, state FROM fragments").fetchall()
         counters = dict(connection.execute("SELECT name, value FROM counters").fetchall())

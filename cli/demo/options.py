@@ -45,7 +45,8 @@ class DemoOptions:
             if not file.exists():
                 if state_dir.exists() and any(entry.name != "lock" for entry in state_dir.iterdir()):
                     raise ConfigurationError(
-                        f"{state_dir} is not empty and holds no demo. Give --state-dir a new or empty directory."
+                        f"{state_dir} is not empty and holds no demo. "
+                        "Give --state-dir a new or empty directory."
                     )
                 state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
                 write_atomically(file, json.dumps(asdict(self), indent=2).encode() + b"\n")

@@ -70,6 +70,16 @@ def test_epsilon_is_within_one_percent_of_dp_accounting(
     assert theirs * (1 - 1e-6) <= ours <= 1.01 * theirs
 
 
+@pytest.mark.parametrize(
+    ("rate", "sigma", "steps"), [(0.01, 0.7, 1000), (0.1, 0.8, 100), (0.001, 0.5, 1000), (0.5, 3.0, 100)]
+)
+def test_low_orders_cost_at_most_seven_percent(rate: float, sigma: float, steps: int) -> None:
+    """With ε of 5 to 14 the best order is about 3, where our bound between integers is loosest."""
+    ours = running_epsilon([PrivacyLossEvent(sigma, rate, steps)], DELTA)[0]
+    theirs = continuous([sigma], rate, tuple(o for o in ORDERS if o < 13), steps).get_epsilon(DELTA)
+    assert 5 < theirs * (1 - 1e-6) <= ours <= 1.07 * theirs
+
+
 @pytest.mark.parametrize(("steps", "published"), [(10_000, 1.26), (40_000, 2.55)])
 def test_moments_accountant_values_of_abadi_et_al(steps: int, published: float) -> None:
     ours = running_epsilon([PrivacyLossEvent(4.0, 0.01, steps)], DELTA)[0]
