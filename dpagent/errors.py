@@ -46,7 +46,7 @@ _MEANINGS: dict[ExitCode, str] = {
     ExitCode.STORAGE: "The disk is full, or a file cannot be read or written.",
     ExitCode.PLAN: "The privacy parameters ask for something no noise can give.",
     ExitCode.CHILD: "A program the demo started kept dying; its log is named in the message.",
-    ExitCode.INTERRUPTED: "Stopped with Ctrl-C.",
+    ExitCode.INTERRUPTED: "Stopped with Ctrl-C; the demo also with SIGTERM.",
 }
 
 

@@ -22,7 +22,9 @@ rests on it.
 from __future__ import annotations
 
 import io
+import itertools
 import math
+import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -58,6 +60,19 @@ _COLOURS: Final = {
     "amber": "#b87f00",
     "sky": "#3d9fdc",
     "left": "#c3d9e8",
+}
+# The same hues, lightened for a dark page.
+_DARK: Final = {
+    "ink": "#c3cbd4",
+    "grid": "#2d353e",
+    "stone": "#8f99a4",
+    "blue": "#58b4ea",
+    "orange": "#f08a4b",
+    "green": "#35c493",
+    "purple": "#d796c1",
+    "amber": "#dcab3c",
+    "sky": "#9ad3f7",
+    "left": "#2f4a5e",
 }
 _DEVICE_COLOURS: Final = ("blue", "orange", "green", "purple", "amber", "sky")
 
@@ -151,14 +166,10 @@ def write_report(record: DemoRecord, directory: Path) -> Path:
 
 
 def render_report(record: DemoRecord, directory: Path) -> str:
-    """The page as text. Files below ``directory`` are named relative to it."""
+    """The page as text. Files beside and below ``directory`` are named relative to it."""
     template = resources.files("cli.demo").joinpath("report.html.j2").read_text(encoding="utf-8")
     environment = Environment(
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     spent = _last(record.epsilon_spent, 0.0)
     return environment.from_string(template).render(
@@ -184,24 +195,6 @@ def render_report(record: DemoRecord, directory: Path) -> str:
         dark=_DARK,
         light=_COLOURS,
     )
-
-
-# The same hues, lightened for a dark page.
-_DARK: Final = {
-    "ink": "#c3cbd4",
-    "grid": "#2d353e",
-    "stone": "#8f99a4",
-    "blue": "#58b4ea",
-    "orange": "#f08a4b",
-    "green": "#35c493",
-    "purple": "#d796c1",
-    "amber": "#dcab3c",
-    "sky": "#9ad3f7",
-    "left": "#2f4a5e",
-}
-
-
-# --- Numbers as people write them ---------------------------------------------------------------
 
 
 def _plain(value: float) -> str:
@@ -249,10 +242,10 @@ def _duration(seconds: float) -> str:
 
 def _size(count: float) -> str:
     for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= scale:
-            return (
-                f"{count / scale:.3g}\N{NO-BREAK SPACE}{unit}" if count < 999.5 * scale else f"{count:,.0f} B"
-            )
+        amount = count / scale
+        if amount >= 0.9995:
+            shown = f"{amount:.3g}" if amount < 999.5 else f"{amount:,.0f}"
+            return f"{shown}\N{NO-BREAK SPACE}{unit}"
     return f"{count:.0f}\N{NO-BREAK SPACE}B"
 
 
@@ -272,26 +265,22 @@ def _last(values: Sequence[float], otherwise: float) -> float:
 
 
 def _name_of(file: str, directory: Path) -> str:
-    """``file`` as seen from the report, if it lies beside or below it."""
+    """``file`` as seen from the page, if it lies with it in one directory; else as it is."""
     try:
-        return str(Path(file).resolve().relative_to(directory.resolve()))
-    except (ValueError, OSError):
+        absolute, here = Path(file).resolve(), directory.resolve()
+    except OSError:
         return file
-
-
-# --- The page's words ---------------------------------------------------------------------------
+    return os.path.relpath(absolute, here) if absolute.is_relative_to(here.parent) else file
 
 
 def _key_figures(record: DemoRecord) -> list[_KeyFigure]:
     accuracy, baseline = record.accuracy_history, record.baseline_history
-    with_baseline = (
-        f"without noise {_percent(baseline[-1])}" if baseline else "no run without noise to compare with"
-    )
-    agent, coordinator = record.agent_peak_mib, record.coordinator_peak_mib
+    without_noise = f"without noise {_percent(baseline[-1])}" if baseline else "not run without noise"
     pace = f"{_duration(median(record.seconds_by_round))} a round (median)" if record.seconds_by_round else ""
+    records = f"about {record.records_per_device:,.0f} records each"
     restarts = "no restarts" if record.restarts == 0 else _counted(record.restarts, "restart")
     return [
-        _KeyFigure("Test accuracy", _percent(accuracy[-1]) if accuracy else "–", with_baseline),
+        _KeyFigure("Test accuracy", _percent(accuracy[-1]) if accuracy else "–", without_noise),
         _KeyFigure(
             "Privacy spent, for each record",
             f"ε = {_epsilon(_last(record.epsilon_spent, 0.0))}",
@@ -300,7 +289,7 @@ def _key_figures(record: DemoRecord) -> list[_KeyFigure]:
         _KeyFigure(
             "Devices",
             f"{record.devices:,}",
-            f"about {record.records_per_device:,.0f} records each; {restarts}",
+            f"{records}; {restarts}",
         ),
         _KeyFigure("Rounds", f"{record.rounds:,}", f"{record.schedule} schedule"),
         _KeyFigure("Time", _duration(record.seconds_total), pace),
@@ -309,9 +298,11 @@ def _key_figures(record: DemoRecord) -> list[_KeyFigure]:
             f"{_size(record.bytes_up)} up",
             f"{_size(record.bytes_down)} down; mean of a round",
         ),
-        _KeyFigure("Peak memory of an agent", _mebibytes(agent), "the largest of them all"),
+        _KeyFigure("Agent’s peak memory", _mebibytes(record.agent_peak_mib), "the largest of all devices"),
         _KeyFigure(
-            "Peak memory of the coordinator", _mebibytes(coordinator), f"{record.parameters:,} parameters"
+            "Coordinator’s peak memory",
+            _mebibytes(record.coordinator_peak_mib),
+            f"for {record.parameters:,} parameters",
         ),
     ]
 
@@ -319,7 +310,7 @@ def _key_figures(record: DemoRecord) -> list[_KeyFigure]:
 def _fragment_figures(record: DemoRecord) -> list[_KeyFigure]:
     tally = record.fragments
     return [
-        _KeyFigure("sent", f"{tally.sent:,}", "charged and published"),
+        _KeyFigure("sent", f"{tally.sent:,}", "charged first"),
         _KeyFigure("counted", f"{tally.counted:,}", "in a sum, once"),
         _KeyFigure("expired", f"{tally.expired:,}", "round was over"),
         _KeyFigure("lost", f"{tally.lost:,}", "neither of these"),
@@ -333,9 +324,8 @@ def _alarms(record: DemoRecord) -> list[str]:
     alarms = []
     broken = [str(budget.device) for budget in record.budgets if not budget.verified]
     if broken:
-        alarms.append(
-            f"The ledger did not verify on {_counted(len(broken), 'device')}: {', '.join(broken[:MAX_ROWS])}."
-        )
+        which = ", ".join(broken[:MAX_ROWS]) + (" and others" if len(broken) > MAX_ROWS else "")
+        alarms.append(f"The ledger did not verify on {_counted(len(broken), 'device')}: {which}.")
     if _last(record.epsilon_spent, 0.0) > record.epsilon_target * (1 + 1e-9):
         alarms.append("The run spent more than its target.")
     if record.fragments.lost:
@@ -346,11 +336,16 @@ def _alarms(record: DemoRecord) -> list[str]:
 
 
 def _cap_effect(record: DemoRecord) -> str | None:
-    if not record.clamped:
+    if not record.clamped or record.cap.startswith("none"):
         return None
+    if "device" in record.cap and not any(record.clamped):
+        return "how often it acted is not known, for devices do not tell"
     mean = fmean(record.clamped)
     share = mean / record.parameters if record.parameters else 0.0
-    return f"it held back {mean:,.0f} of {record.parameters:,} coordinates in a round on average ({_percent(share)})"
+    return (
+        f"it held back {mean:,.0f} of {record.parameters:,} coordinates in a round "
+        f"on average ({_percent(share)})"
+    )
 
 
 def _round_rows(record: DemoRecord) -> list[tuple[str, ...]]:
@@ -371,13 +366,14 @@ def _round_rows(record: DemoRecord) -> list[tuple[str, ...]]:
     ]
 
 
-# --- Pictures -----------------------------------------------------------------------------------
-
-
 def _svg(key: str, title: str, height_in: float, draw: Callable[[Figure], None]) -> Markup:
     """Draw an SVG element fit to stand in an HTML page beside others."""
     buffer = io.StringIO()
-    with matplotlib.rc_context({**_STYLE, "svg.hashsalt": f"dpagent-{key}"}):
+    style: Any = {**_STYLE, "svg.hashsalt": f"dpagent-{key}"}
+    with matplotlib.rc_context():
+        # Not the reader's own style, and not a random salt: the same record gives the same picture.
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(style)
         figure = Figure(figsize=(_WIDTH_IN, height_in), layout="constrained")
         draw(figure)
         nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
@@ -385,10 +381,13 @@ def _svg(key: str, title: str, height_in: float, draw: Callable[[Figure], None])
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<style.*?</style>", "", text, flags=re.DOTALL)
-    # In a page, names are shared with the other pictures: keep those referred to, with a prefix.
-    used = set(re.findall(r'(?:href="#|url\(#)([^")]+)', text))
-    text = re.sub(r' id="([^"]*)"', lambda m: f' id="{key}-{m[1]}"' if m[1] in used else "", text)
-    text = re.sub(r'xlink:href="#', f'href="#{key}-', text).replace("url(#", f"url(#{key}-")
+    # In a page, names are shared with the other pictures, and some of matplotlib's differ from run
+    # to run: number those that are referred to, and drop the rest.
+    used = re.findall(r'(?:href="#|url\(#)([^")]+)', text)
+    number = {name: f"{key}-{place}" for place, name in enumerate(dict.fromkeys(used), start=1)}
+    text = re.sub(r' id="([^"]*)"', lambda m: f' id="{number[m[1]]}"' if m[1] in number else "", text)
+    text = re.sub(r'xlink:href="#([^"]+)"', lambda m: f'href="#{number[m[1]]}"', text)
+    text = re.sub(r"url\(#([^)]+)\)", lambda m: f"url(#{number[m[1]]})", text)
     text = re.sub(r" font-family: [^;\"]*;", "", text)
     for name, colour in _COLOURS.items():
         text = text.replace(colour, f"var(--{name}, {colour})")
@@ -405,46 +404,48 @@ def _round_axis(axes: Axes, rounds: int) -> None:
     axes.set_xlabel("round")
 
 
-def _marker(points: int) -> str:
-    return "o" if points <= 40 else ""
+def _line(axes: Axes, values: Sequence[float], colour: str, width: float, *, dashed: bool = False) -> None:
+    """A value for each round from the first; the points are marked while there are few."""
+    axes.plot(
+        range(1, len(values) + 1),
+        values,
+        color=_COLOURS[colour],
+        linewidth=width,
+        linestyle=(0, (4, 2)) if dashed else "-",
+        marker="o" if len(values) <= 40 else "",
+        markersize=1.75 * width,
+        zorder=2 if dashed else 3,
+    )
 
 
 def _accuracy(record: DemoRecord) -> Picture:
     accuracy, baseline = record.accuracy_history, record.baseline_history
     if not accuracy:
-        return Picture(
-            "accuracy", "Accuracy was not measured", "The record holds no test accuracy.", "", None
-        )
-    final = f"{_percent(accuracy[-1])} of the test records right after round {len(accuracy)}"
+        return Picture("accuracy", "Accuracy was not measured", "There were no test data.", "", None)
+    caption = f"After round {len(accuracy)} the model gets {_percent(accuracy[-1])} of the test records right"
     note = ""
     if baseline:
         # Compare like with like, also where one of the two is shorter.
         together = min(len(accuracy), len(baseline))
         difference = _points(accuracy[together - 1] - baseline[together - 1])
         title = f"Training with noise ends {difference} training without"
-        caption = (
-            f"The private model gets {final}; at round {together} it is {difference} the run without noise."
-        )
+        place = ", " if together == len(accuracy) else f"; at round {together} it is "
+        caption += f"{place}{difference} the run without noise."
         note = (
-            "The run without noise has the same lots’ rate, clipping and optimiser. It protects nobody: the demo can "
-            "make it because it owns all the data. One run each; both would come out a little different next time."
+            "The run without noise has the same lots’ rate, clipping and optimiser. It protects nobody: "
+            "the demo can make it because it owns all the data. One run each; both would come out "
+            "a little different next time."
         )
     else:
         title = f"Accuracy reaches {_percent(accuracy[-1])}"
-        caption = f"The private model gets {final}."
+        caption += "."
 
     def draw(figure: Figure) -> None:
         axes = figure.add_subplot()
         ends = [(accuracy[-1], len(accuracy), "blue", "with noise")]
-        axes.plot(
-            range(1, len(accuracy) + 1), accuracy, color=_COLOURS["blue"], linewidth=2,
-            marker=_marker(len(accuracy)), markersize=3.5, zorder=3,
-        )  # fmt: skip
+        _line(axes, accuracy, "blue", 2)
         if baseline:
-            axes.plot(
-                range(1, len(baseline) + 1), baseline, color=_COLOURS["orange"], linewidth=1.5, linestyle=(0, (4, 2)),
-                marker=_marker(len(baseline)), markersize=2.5,
-            )  # fmt: skip
+            _line(axes, baseline, "orange", 1.5, dashed=True)
             ends.append((baseline[-1], len(baseline), "orange", "without noise"))
         # The upper label sits a little higher and the lower one a little lower: they never overlap.
         ends.sort()
@@ -456,9 +457,10 @@ def _accuracy(record: DemoRecord) -> Picture:
             )  # fmt: skip
         _round_axis(axes, max(record.rounds, len(accuracy), len(baseline)))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g}\N{NO-BREAK SPACE}%"))
-        axes.set_title("test records classified rightly")
+        axes.set_title("share of test records classified correctly")
         axes.grid(axis="y")
         axes.margins(y=0.12)
+        axes.set_ylim(top=min(axes.get_ylim()[1], 1.01))
 
     return Picture("accuracy", title, caption, note, _svg("accuracy", f"{title}. {caption}", 3.3, draw))
 
@@ -482,12 +484,12 @@ def _budget(record: DemoRecord) -> Picture:
         f"{noise_words}, and ε ends at {_epsilon(spent[-1])} of the target {_plain(record.epsilon_target)} "
         f"(δ = {_plain(record.delta)})."
     )
-    note = (
-        "ε does not add up over rounds: a round’s bar is how much the bound on the whole run grew by it, "
-        "and early rounds look dear because of what δ costs once."
-    )
-    if record.schedule.startswith("incrementing"):
-        note += " The incrementing schedule is a choice; see dpagent plan for uniform side by side."
+    note = ""
+    if len(spent) > 1:
+        note = (
+            "ε does not add up over rounds: a round’s bar is how much the bound on the whole run grew by it, "
+            "and early rounds look dear because of what δ costs once."
+        )
     growth = [now - before for before, now in zip((0.0, *spent), spent, strict=False)]
 
     def draw(figure: Figure) -> None:
@@ -499,26 +501,12 @@ def _budget(record: DemoRecord) -> Picture:
             xycoords=("axes fraction", "data"), textcoords="offset points",
         )  # fmt: skip
         left.fill_between(range(1, len(spent) + 1), spent, color=_COLOURS["blue"], alpha=0.14, linewidth=0)
-        left.plot(
-            range(1, len(spent) + 1),
-            spent,
-            color=_COLOURS["blue"],
-            linewidth=2,
-            marker=_marker(len(spent)),
-            markersize=3,
-        )
+        _line(left, spent, "blue", 2)
         left.set_ylim(0, 1.14 * max(record.epsilon_target, *spent))
         left.set_title("ε of the run so far")
         middle.bar(range(1, len(growth) + 1), growth, color=_COLOURS["sky"], width=0.75, linewidth=0)
         middle.set_title("growth of ε in each round")
-        right.plot(
-            range(1, len(noise) + 1),
-            noise,
-            color=_COLOURS["orange"],
-            linewidth=2,
-            marker=_marker(len(noise)),
-            markersize=3,
-        )
+        _line(right, noise, "orange", 2)
         right.set_ylim(0, 1.14 * max(noise))
         right.set_title("noise multiplier σ")
         for axes in (left, middle, right):
@@ -539,7 +527,7 @@ def measure_interleaving(arrivals: Iterable[Arrival]) -> Interleaving | None:
             continue
         order = [arrival.device for arrival in sorted(members, key=_arrival_order)]
         pairs += len(order) - 1
-        mixed += sum(one != other for one, other in zip(order, order[1:], strict=False))
+        mixed += sum(one != other for one, other in itertools.pairwise(order))
         mean, spread = _same_device_pairs(Counter(order).values())
         expected_same += mean
         variance += spread
@@ -579,15 +567,11 @@ def _arrivals(record: DemoRecord) -> Picture:
     chosen = seen[max(middle - 1, 0) : middle + 1]
     devices = sorted({arrival.device for arrival in record.arrivals})
     shown = devices[:MAX_ROWS]
-    title, caption = _interleaving_words(
-        record, measure_interleaving(record.arrivals), len(devices), len(seen)
-    )
+    title, caption = _interleaving_words(measure_interleaving(record.arrivals), len(devices), len(seen))
     numbers = " and ".join(str(number) for number in chosen)
     note = f"A mark is a fragment; shown {'are rounds' if len(chosen) > 1 else 'is round'} {numbers}"
     if len(shown) < len(devices):
-        note += (
-            f" and {len(shown)} of {len(devices):,} devices, with the arrivals of all of them in the last row"
-        )
+        note += f" and {len(shown)} of {len(devices):,} devices; the last row has the arrivals of all of them"
     note += (
         ". Only the demo, which owns the devices’ disks, can tell the rows apart. The broker sees who sends; "
         "no privacy figure on this page relies on the mixing."
@@ -599,21 +583,20 @@ def _arrivals(record: DemoRecord) -> Picture:
         for axes, number in zip(panels, chosen, strict=True):
             members = by_round[number]
             start = min(arrival.sent_at for arrival in members)
+            times_of_all = [arrival.arrived_at - start for arrival in members]
             axes.axhspan(bottom - 0.1, bottom + 1.1, color=_COLOURS["stone"], alpha=0.13, linewidth=0)
             for row, device in enumerate(shown):
                 times = [arrival.arrived_at - start for arrival in members if arrival.device == device]
                 colour = _COLOURS[_DEVICE_COLOURS[row % len(_DEVICE_COLOURS)]]
                 axes.axhline(row, color=_COLOURS["grid"], linewidth=0.7, zorder=0)
                 _ticks(axes, times, row, colour, 1.5)
-            _ticks(
-                axes, [arrival.arrived_at - start for arrival in members], bottom + 0.5, _COLOURS["ink"], 1.1
-            )
+            _ticks(axes, times_of_all, bottom + 0.5, _COLOURS["ink"], 1.1)
             axes.set_title(f"round {number}")
             axes.set_xlabel("seconds since the first fragment was sent")
             axes.spines["left"].set_visible(False)
             axes.tick_params(axis="y", length=0)
-            axes.set_xlim(left=min(0.0, *(arrival.arrived_at - start for arrival in members)))
-            axes.margins(x=0.02)
+            span = max(*times_of_all, 1e-3)
+            axes.set_xlim(min(0.0, *times_of_all) - 0.01 * span, 1.02 * span)
         labels = [*(f"device {device}" for device in shown), "all, as the\ncoordinator sees"]
         panels[0].set_yticks([*range(len(shown)), bottom + 0.5], labels=labels)
         panels[0].set_ylim(bottom + 1.15, -0.6)
@@ -629,16 +612,15 @@ def _ticks(axes: Axes, times: Sequence[float], row: float, colour: str, width: f
     axes.plot(xs, ys, color=colour, linewidth=width, solid_capstyle="butt")
 
 
-def _interleaving_words(
-    record: DemoRecord, measured: Interleaving | None, devices: int, rounds: int
-) -> tuple[str, str]:
+def _interleaving_words(measured: Interleaving | None, devices: int, rounds: int) -> tuple[str, str]:
+    """Title and caption."""
     where = f"Over {_counted(rounds, 'round')}" if rounds > 1 else "In the one round"
     if measured is None:
         return "Too few fragments arrived to see an order", f"{where} no two fragments arrived together."
     if devices == 1:
         return (
             "One device has nobody to mix with",
-            f"{where} all {len(record.arrivals):,} fragments are one device’s.",
+            f"{where} all fragments came from the same device.",
         )
     excess = measured.mixed - measured.expected_mixed
     if abs(excess) <= 3 * measured.deviation + 1e-9:
@@ -648,7 +630,8 @@ def _interleaving_words(
     else:
         title = "Fragments of a device arrive together less often than in a random order"
     caption = (
-        f"{where} {_percent(measured.share)} of {measured.pairs:,} consecutive arrivals came from different devices; "
+        f"{where} {_percent(measured.share)} of {measured.pairs:,} pairs of consecutive arrivals "
+        "came from different devices; "
         f"a uniformly random order would give {_percent(measured.expected_share)}, "
         f"give or take {200 * measured.deviation / measured.pairs:.1f} points (two standard deviations)."
     )
@@ -659,24 +642,23 @@ def _budgets_left(record: DemoRecord) -> Picture:
     budgets = sorted(record.budgets, key=lambda budget: budget.device)
     if not budgets:
         return Picture("left", "No ledger was read", "The record holds no budgets.", "", None)
-    left = [max(budget.epsilon_total - budget.epsilon_spent, 0.0) for budget in budgets]
-    share = _range(
-        (rest / budget.epsilon_total for rest, budget in zip(left, budgets, strict=True)), _percent
-    )
+    share = _range(map(_share_left, budgets), _percent)
     has = "The device has" if len(budgets) == 1 else "Devices have"
     title = f"{has} {share} of the lifetime budget left"
+    charges = _range((budget.charges for budget in budgets), lambda value: f"{value:,.0f}")
+    charges += " charge" if charges == "1" else " charges"
     verified = sum(budget.verified for budget in budgets)
     caption = (
         f"{_counted(len(budgets), 'ledger')} {'shows' if len(budgets) == 1 else 'show'} "
         f"ε = {_range((budget.epsilon_spent for budget in budgets), _epsilon)} spent "
         f"of {_range((budget.epsilon_total for budget in budgets), _plain)} "
-        f"in {_range((budget.charges for budget in budgets), lambda value: f'{value:,.0f}')} charges, "
+        f"in {charges}, "
         f"and {verified:,} of {len(budgets):,} verified."
     )
     note = (
-        "The device enforces its lifetime budget itself, over all jobs and coordinators, and declines a round "
-        "that would exceed it. The charge is on its disk before a byte leaves, so a crash can waste budget "
-        "but never under-count it."
+        "The device enforces its lifetime budget itself, over all jobs and coordinators, and declines "
+        "a round that would exceed it. The charge is on its disk before a byte leaves, so a crash can waste "
+        "budget but never under-count it."
     )
     shown = _with_least_left(budgets)
     if len(shown) < len(budgets):
@@ -686,16 +668,20 @@ def _budgets_left(record: DemoRecord) -> Picture:
         axes = figure.add_subplot()
         rows = range(len(shown))
         spent = [budget.epsilon_spent for budget in shown]
-        rest = [max(budget.epsilon_total - budget.epsilon_spent, 0.0) for budget in shown]
+        rest = [_share_left(budget) * budget.epsilon_total for budget in shown]
         axes.barh(rows, spent, height=0.62, color=_COLOURS["blue"], linewidth=0, label="spent")
         axes.barh(rows, rest, left=spent, height=0.62, color=_COLOURS["left"], linewidth=0, label="left")
         for row, budget in enumerate(shown):
             broken = "" if budget.verified else "  ledger not verified"
             axes.annotate(
                 f"{_epsilon(budget.epsilon_spent)} of {_plain(budget.epsilon_total)}{broken}",
-                (max(budget.epsilon_total, budget.epsilon_spent), row), xytext=(6, 0), textcoords="offset points",
-                va="center", color=_COLOURS["ink" if budget.verified else "orange"], annotation_clip=False,
-            )  # fmt: skip
+                (max(budget.epsilon_total, budget.epsilon_spent), row),
+                xytext=(6, 0),
+                textcoords="offset points",
+                va="center",
+                color=_COLOURS["ink" if budget.verified else "orange"],
+                annotation_clip=False,
+            )
         axes.set_yticks(rows, labels=[f"device {budget.device}" for budget in shown])
         axes.set_ylim(len(shown) - 0.4, -0.6)
         axes.margins(x=0)
@@ -708,9 +694,11 @@ def _budgets_left(record: DemoRecord) -> Picture:
     return Picture("left", title, caption, note, _svg("left", f"{title}. {caption}", height, draw))
 
 
+def _share_left(budget: DeviceBudget) -> float:
+    return max(1 - budget.epsilon_spent / budget.epsilon_total, 0.0) if budget.epsilon_total else 0.0
+
+
 def _with_least_left(budgets: Sequence[DeviceBudget]) -> list[DeviceBudget]:
     """At most :data:`MAX_ROWS` of them, unverified ledgers first of all, in the devices' order."""
-    scarce = sorted(budgets, key=lambda b: (b.verified, b.epsilon_total - b.epsilon_spent, b.device))[
-        :MAX_ROWS
-    ]
-    return sorted(scarce, key=lambda budget: budget.device)
+    scarce = sorted(budgets, key=lambda b: (b.verified, b.epsilon_total - b.epsilon_spent, b.device))
+    return sorted(scarce[:MAX_ROWS], key=lambda budget: budget.device)

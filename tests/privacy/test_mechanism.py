@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
@@ -32,6 +32,7 @@ def square_norm(vector: NDArray[np.int64]) -> int:
 
 
 @given(batch=BATCHES, clip=st.floats(1e-9, 1e9), fine=st.sampled_from([1, 7, 65_536]))
+@settings(deadline=None)
 def test_no_record_exceeds_the_sensitivity(batch: NDArray[np.float32], clip: float, fine: int) -> None:
     m = mechanism(batch.shape[1], clip_norm=clip, fine_steps=fine, noise_multiplier=3.0)
     for row in batch:
@@ -43,6 +44,7 @@ def test_no_record_exceeds_the_sensitivity(batch: NDArray[np.float32], clip: flo
 
 
 @given(batch=BATCHES, data=st.data())
+@settings(deadline=None)
 def test_removing_a_record_removes_its_own_vector(batch: NDArray[np.float32], data: st.DataObject) -> None:
     m = mechanism(batch.shape[1])
     removed = data.draw(st.integers(0, len(batch) - 1))
@@ -95,6 +97,7 @@ def test_a_half_step_everywhere_pays_the_full_slack() -> None:
     vector=hnp.arrays(np.float64, st.integers(1, 30), elements=st.integers(-(2**20), 2**20)),
     bound=st.integers(1, 2**20),
 )
+@settings(deadline=None)
 def test_an_offender_is_shortened_to_whole_numbers_within_the_bound(
     vector: NDArray[np.float64], bound: int
 ) -> None:

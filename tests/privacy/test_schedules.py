@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpagent.errors import ParameterError
@@ -17,6 +17,7 @@ from dpagent.privacy import Schedule
     ratio=st.floats(1, 100),
     rounds=st.integers(1, 3000),
 )
+@settings(deadline=None)
 def test_shares_are_positive_rising_and_sum_to_one(kind: str, step: float, ratio: float, rounds: int) -> None:
     shares = Schedule(kind, step=step, ratio=ratio).shares(rounds)  # type: ignore[arg-type]
     assert shares.shape == (rounds,)

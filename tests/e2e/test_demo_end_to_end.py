@@ -1,0 +1,267 @@
+"""The product as a person runs it: ``dpagent demo`` as a child process, real broker and all."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+DEVICES, ROUNDS, FRAGMENTS = 3, 5, 16
+MNIST = Path(__file__).parents[3] / "shared" / "data" / "mnist"
+HAS_MOSQUITTO = shutil.which("mosquitto", path=f"{os.environ.get('PATH', '')}:/usr/sbin") is not None
+
+
+def dpagent(*arguments: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "cli.main", *arguments], capture_output=True, text=True, timeout=timeout, check=False
+    )
+
+
+def demo_command(state_dir: Path, *more: str) -> list[str]:
+    return [
+        sys.executable, "-m", "cli.main", "demo", "--devices", str(DEVICES), "--rounds", str(ROUNDS),
+        "--state-dir", str(state_dir), "--json", str(state_dir.parent / "results.json"), *more,
+    ]  # fmt: skip
+
+
+def processes_of(state_dir: Path) -> dict[int, str]:
+    """Living processes that have the demo's directory on their command line."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            except OSError:
+                continue
+            if str(state_dir) in command:
+                found[int(entry.name)] = command
+    return found
+
+
+def wait_for(condition: Callable[[], Any], what: str, timeout: float = 90) -> Any:
+    until = time.monotonic() + timeout
+    while time.monotonic() < until:
+        if result := condition():
+            return result
+        time.sleep(0.1)
+    pytest.fail(f"no {what} within {timeout:g} s")
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    children: list[subprocess.Popen[str]] = []
+
+    def start(*more: str) -> subprocess.Popen[str]:
+        child = subprocess.Popen(
+            demo_command(tmp_path / "demo", *more), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        children.append(child)
+        return child
+
+    yield start
+    for child in children:
+        if child.poll() is None:
+            child.terminate()
+            child.communicate(timeout=60)
+
+
+def rounds_closed(state_dir: Path) -> int:
+    result = dpagent("coordinator", "status", "--config", str(state_dir / "coordinator" / "fleet.yaml"), "--json")
+    if result.returncode != 0:
+        return 0
+    return sum(r["closed_at"] is not None for r in json.loads(result.stdout)["rounds"])
+
+
+def check_whole_run(state_dir: Path, results: dict[str, Any]) -> None:
+    """What must hold of every run, however rough it was."""
+    assert len(results["accuracy_history"]) == ROUNDS
+    fragments = results["fragments"]
+    assert fragments["lost"] == 0
+    assert fragments["sent"] == fragments["counted"] + fragments["expired"]
+    for number in range(1, DEVICES + 1):
+        state = state_dir / f"device-{number:03d}" / "state"
+        verified = dpagent("budget", "verify", "--state-dir", str(state))
+        assert verified.returncode == 0, verified.stderr
+        exported = dpagent("budget", "export", "--state-dir", str(state), "--json", "-")
+        charges = json.loads(exported.stdout)["charges"]
+        assert [charge["round"] for charge in charges] == list(range(1, ROUNDS + 1))
+        assert charges[-1]["cumulative_epsilon"] == pytest.approx(epsilon_by_dp_accounting(charges), rel=0.01)
+    leftovers = processes_of(state_dir)
+    assert not leftovers
+
+
+def epsilon_by_dp_accounting(charges: list[dict[str, Any]]) -> float:
+    import dp_accounting
+    from dp_accounting.rdp import RdpAccountant
+
+    accountant = RdpAccountant()
+    for charge in charges:
+        event = dp_accounting.GaussianDpEvent(charge["noise_multiplier"])
+        accountant.compose(dp_accounting.PoissonSampledDpEvent(charge["sampling_rate"], event), charge["steps"])
+    return float(accountant.get_epsilon(charges[-1]["delta"]))
+
+
+@pytest.mark.parametrize(
+    "broker",
+    ["embedded", pytest.param("mosquitto", marks=pytest.mark.skipif(not HAS_MOSQUITTO, reason="needs mosquitto"))],
+)
+def test_demo_trains_and_accounts(tmp_path: Path, broker: str) -> None:
+    state_dir = tmp_path / "demo"
+    run = subprocess.run(
+        demo_command(state_dir, "--broker", broker, "--report", str(tmp_path / "report")),
+        capture_output=True, text=True, timeout=200, check=False,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    results = json.loads((tmp_path / "results.json").read_text())
+    check_whole_run(state_dir, results)
+    assert results["fragments"] == {
+        "sent": DEVICES * ROUNDS * FRAGMENTS, "counted": DEVICES * ROUNDS * FRAGMENTS,
+        "expired": 0, "duplicates": 0, "rejected": 0, "lost": 0,
+    }  # fmt: skip
+    privacy = results["privacy"]
+    assert (privacy["unit"], privacy["adjacency"], privacy["trust"]) == ("record", "add-or-remove-one", "none")
+    assert 0.99 * privacy["epsilon_target"] < privacy["epsilon_spent"][-1] <= privacy["epsilon_target"]
+    assert privacy["noise_multipliers"] == sorted(privacy["noise_multipliers"], reverse=True)
+    assert results["model"]["parameters"] == 9930
+    assert results["baseline_accuracy"] == results["baseline_accuracy_history"][-1]
+    # A wire step costs about 10 bits a parameter: well below 4 bytes.
+    assert 9930 < results["bytes_per_device_round"]["up"] < 2 * 9930
+    assert results["bytes_per_device_round"]["down"] > 4 * 9930
+    assert results["peak_memory_mib"]["agent_max"] > 20
+    # The summary is of the same figures.
+    assert f"{results['accuracy']:.2%}" in run.stdout
+    assert f"{results['bytes_per_device_round']['up']:,}" in run.stdout
+    page = (tmp_path / "report" / "index.html").read_text()
+    assert page.count("<svg") >= 4
+    assert re.search(rf"round +{ROUNDS}/{ROUNDS}", run.stderr)
+
+
+def test_killed_programs_go_on_where_they_were(
+    tmp_path: Path, started: Callable[..., subprocess.Popen[str]]
+) -> None:
+    """SIGKILL to the coordinator and an agent in the middle: same counts, verified ledgers."""
+    state_dir = tmp_path / "demo"
+    demo = started()
+    wait_for(lambda: rounds_closed(state_dir) >= 1, "closed round")
+    for mark in ("coordinator run", "device-002/agent.yaml"):
+        victims = [pid for pid, command in processes_of(state_dir).items() if mark in command]
+        assert victims, mark
+        for pid in victims:
+            os.kill(pid, signal.SIGKILL)
+    out, err = demo.communicate(timeout=200)
+    assert demo.returncode == 0, err
+    results = json.loads((tmp_path / "results.json").read_text())
+    check_whole_run(state_dir, results)
+    assert results["restarts"] >= 2
+    assert results["fragments"]["counted"] == DEVICES * ROUNDS * FRAGMENTS
+    assert "started again" in out
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_stopped_demo_leaves_nothing_behind_and_goes_on(
+    tmp_path: Path, started: Callable[..., subprocess.Popen[str]], number: signal.Signals
+) -> None:
+    state_dir = tmp_path / "demo"
+    demo = started()
+    wait_for(lambda: rounds_closed(state_dir) >= 1, "closed round")
+    demo.send_signal(number)
+    _, err = demo.communicate(timeout=60)
+    assert demo.returncode == 130
+    assert "Traceback" not in err
+    assert str(state_dir) in err.splitlines()[-1]
+    assert not processes_of(state_dir)
+    if number == signal.SIGINT:
+        again = started()
+        _, err = again.communicate(timeout=200)
+        assert again.returncode == 0, err
+        check_whole_run(state_dir, json.loads((tmp_path / "results.json").read_text()))
+
+
+def test_sigkilled_demo_takes_its_programs_with_it(
+    tmp_path: Path, started: Callable[..., subprocess.Popen[str]]
+) -> None:
+    state_dir = tmp_path / "demo"
+    demo = started()
+    wait_for(lambda: rounds_closed(state_dir) >= 1, "closed round")
+    demo.kill()
+    demo.communicate(timeout=30)
+    wait_for(lambda: not processes_of(state_dir), "end of all programs", timeout=30)
+
+
+def test_second_agent_on_the_same_state_is_refused(
+    tmp_path: Path, started: Callable[..., subprocess.Popen[str]]
+) -> None:
+    state_dir = tmp_path / "demo"
+    started()
+    wait_for(lambda: rounds_closed(state_dir) >= 1, "closed round")
+    second = dpagent("run", "--config", str(state_dir / "device-001" / "agent.yaml"))
+    assert second.returncode == 7
+    assert "in use by process" in second.stderr
+    assert "Traceback" not in second.stderr
+
+
+def test_same_directory_with_other_options_is_refused(tmp_path: Path) -> None:
+    state_dir = tmp_path / "demo"
+    state_dir.mkdir()
+    (state_dir / "something").write_text("of somebody's")
+    run = subprocess.run(demo_command(state_dir), capture_output=True, text=True, timeout=60, check=False)
+    assert run.returncode == 3
+    assert "not empty" in run.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["--dataset", "cats"], 2, "cats"),
+        (["--dataset", "mnist"], 3, "--data-dir"),
+        (["--dataset", "mnist", "--data-dir", "nowhere"], 4, "nowhere"),
+        (["--model", "resnet-9000"], 3, "resnet-9000"),
+        (["--model", "mnist-cnn"], 4, "28"),
+        (["--epsilon", "-1"], 9, "-1"),
+        (["--epsilon", "0.001"], 9, "epsilon"),
+        (["--delta", "1"], 9, "--delta"),
+        (["--devices", "0"], 9, "--devices"),
+        (["--broker", "carrier-pigeon"], 3, "carrier-pigeon"),
+        (["--broker", "mqtt://127.0.0.1:1"], 6, "127.0.0.1:1"),
+        (["--jitter-window", "nan"], 9, "--jitter-window"),
+    ],
+)
+def test_bad_options_get_a_sentence_and_a_code(
+    tmp_path: Path, arguments: list[str], code: int, words: str
+) -> None:
+    state_dir = tmp_path / "demo"
+    run = subprocess.run(
+        [sys.executable, "-m", "cli.main", "demo", "--state-dir", str(state_dir), *arguments],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert run.returncode == code, run.stderr
+    assert words in run.stderr
+    assert "Traceback" not in run.stderr
+    assert not processes_of(state_dir)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.skipif(not MNIST.is_dir(), reason="needs ../shared/data/mnist")
+def test_mnist_reaches_95_percent_at_epsilon_2(tmp_path: Path) -> None:
+    state_dir = tmp_path / "demo"
+    run = dpagent(
+        "demo", "--dataset", "mnist", "--data-dir", str(MNIST), "--devices", "10", "--rounds", "100",
+        "--epsilon", "2", "--state-dir", str(state_dir), "--json", str(tmp_path / "results.json"),
+        timeout=1700,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert results["accuracy"] >= 0.95
+    assert results["privacy"]["epsilon_spent"][-1] <= 2
+    assert results["fragments"]["lost"] == results["fragments"]["duplicates"] == 0
