@@ -77,6 +77,7 @@ class Agent:
         )
         self._random = random.SystemRandom()
         self._assembler = ModelAssembler()
+        self._engine: NumpyEngine | None = None
         self._plan: Plan | None = None
         self._plan_arrived_at = 0.0
         self._must_train = False
@@ -180,15 +181,13 @@ class Agent:
         self._must_train = False
         job = plan.job.hex()
         try:
-            epsilon = decide(
-                plan, self._dataset, self._state.ledger, self._settings.data.name, now=time.time()
-            )
+            price = decide(plan, self._dataset, self._state.ledger, self._settings.data.name, now=time.time())
             mechanism = mechanism_of(plan)
+            engine = self._engine_for(plan)
         except (Declined, ParameterError) as error:
             log.warning("declined round %d of job %s: %s", plan.round, job[:8], error)
             self._state.note_declined(job, plan.round, str(error))
             return
-        engine = NumpyEngine(built_in(plan.model.name), microbatch=self._profile.microbatch)
         update = make_update(plan, weights_from_bytes(weights), self._dataset, engine)
         charge = Charge(
             dataset=self._settings.data.name, job=job, round=plan.round, mechanism=plan.mechanism.name,
@@ -196,11 +195,29 @@ class Agent:
             steps=plan.mechanism.local_steps, clip_norm=plan.mechanism.clip_norm,
             granularity=mechanism.granularity, dimension=mechanism.dimension,
             statistical_distance=mechanism.statistical_distance, schedule=schedule_digest(plan),
-            delta=self._settings.budget.delta, cumulative_epsilon=epsilon,
+            job_epsilon=price.job_epsilon, delta=plan.mechanism.delta,
+            cumulative_epsilon=price.cumulative_epsilon, cumulative_delta=price.cumulative_delta,
             charged_at=datetime.now(UTC).isoformat(timespec="seconds"),
         )  # fmt: skip
         self._state.release(charge, self._sealed(plan, update))
         log.info("round %d of %d: charged and spooled, %s", plan.round, plan.rounds, self._spent())
+
+    def _engine_for(self, plan: Plan) -> NumpyEngine:
+        """The engine of the plan's model, checked once on this board.
+
+        Raises:
+            Declined: A record's gradient depends on its neighbours here, so the sensitivity
+                that the noise is made for would not hold.
+        """
+        if self._engine is None or self._engine.spec.name != plan.model.name:
+            engine = NumpyEngine(built_in(plan.model.name), microbatch=self._profile.microbatch)
+            if not engine.is_batch_invariant():
+                raise Declined(
+                    "numpy's products on this board are not the same for a record whatever its neighbours, "
+                    "so the guarantee would not hold; use another build of numpy"
+                )
+            self._engine = engine
+        return self._engine
 
     def _sealed(self, plan: Plan, update: NDArray[np.int64]) -> list[SpooledFragment]:
         """The fragments of an update, sealed, each with a time of its own."""
@@ -261,7 +278,7 @@ class Agent:
     def _spent(self) -> str:
         name = self._settings.data.name
         budget = self._state.ledger.budget(name)
-        epsilon = self._state.ledger.epsilon_after(name, [])
+        epsilon = self._state.ledger.epsilon_spent(name)
         spent = f"spent ε = {epsilon:.3f} of {budget.epsilon:g} at δ = {budget.delta:g}"
         return f"{spent} on {name!r} (record level)"
 

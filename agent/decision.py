@@ -7,13 +7,14 @@ records, which is not looked at.
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
 
 import cbor2
 
 from agent.ledger import Ledger
 from dpagent.errors import DataError, DpagentError
 from dpagent.learning import Dataset, built_in, check_fits
-from dpagent.privacy import PrivacyLossEvent
+from dpagent.privacy import PrivacyLossEvent, RdpAccountant
 from dpagent.protocol.messages import Plan
 
 # A target and a budget that are equal on paper differ in the last bits.
@@ -30,11 +31,23 @@ def schedule_digest(plan: Plan) -> str:
     return hashlib.sha256(cbor2.dumps(terms, canonical=True)).hexdigest()
 
 
-def decide(plan: Plan, dataset: Dataset, ledger: Ledger, name: str, *, now: float) -> float:
+@dataclass(frozen=True, slots=True)
+class Price:
+    """What taking part in a round is charged as."""
+
+    job_epsilon: float
+    """ε reserved for the whole job."""
+    cumulative_epsilon: float
+    """What other jobs reserved plus what this one has spent, this round included."""
+    cumulative_delta: float
+
+
+def decide(plan: Plan, dataset: Dataset, ledger: Ledger, name: str, *, now: float) -> Price:
     """Whether to take part in the round of ``plan``.
 
-    The whole of the job that is left must fit the lifetime budget, not this round alone:
-    a job that cannot be finished would waste what it spends.
+    The whole of the job that is left must fit the lifetime budget, not this round alone: it
+    is reserved at its first charge (see :mod:`agent.ledger`), and a job that cannot be
+    finished would waste what it spends.
 
     Args:
         plan: Signed and well-formed.
@@ -44,7 +57,7 @@ def decide(plan: Plan, dataset: Dataset, ledger: Ledger, name: str, *, now: floa
         now: Unix time.
 
     Returns:
-        The cumulative ε once this round is charged.
+        What to charge.
 
     Raises:
         Declined: With the reason.
@@ -64,20 +77,26 @@ def decide(plan: Plan, dataset: Dataset, ledger: Ledger, name: str, *, now: floa
     except DataError as error:
         raise Declined(str(error)) from error
     job = plan.job.hex()
-    pinned = ledger.pinned_schedule(job)
-    if pinned is not None and pinned != schedule_digest(plan):
+    account = ledger.accounts.job(name, job)
+    if account is not None and account.schedule != schedule_digest(plan):
         raise Declined("the job's mechanism or schedule changed after its first round")
-    budget = ledger.budget(name)
-    terms = plan.mechanism
+    budget, others, terms = ledger.budget(name), ledger.accounts.others(name, job), plan.mechanism
     rest = [
         PrivacyLossEvent(noise, terms.sampling_rate, terms.local_steps)
         for noise in terms.noise_multipliers[plan.round - 1 :]
     ]
-    total = ledger.epsilon_after(name, rest)
+    spent = RdpAccountant() if account is None else account.spent
+    job_epsilon = spent.epsilon_after(rest, terms.delta) if account is None else account.epsilon
+    total = others.epsilon + job_epsilon
     if total > budget.epsilon * (1 + _ROUNDING):
-        spent = ledger.epsilon_after(name, [])
         raise Declined(
-            f"the job would bring ε to {total:.4g} at δ = {budget.delta:g}; "
-            f"the lifetime budget for {name!r} is {budget.epsilon:g}, of which {spent:.4g} is spent"
+            f"the job would bring ε to {total:.4g}; the lifetime budget for {name!r} is {budget.epsilon:g}, "
+            f"of which other jobs have {others.epsilon:.4g}"
         )
-    return ledger.epsilon_after(name, rest[:1])
+    total_delta = others.delta + terms.delta
+    if total_delta > budget.delta * (1 + _ROUNDING):
+        raise Declined(
+            f"the job would bring δ to {total_delta:.4g}; the lifetime budget for {name!r} is {budget.delta:g}, "
+            f"of which other jobs have {others.delta:.4g}"
+        )
+    return Price(job_epsilon, others.epsilon + spent.epsilon_after(rest[:1], terms.delta), total_delta)

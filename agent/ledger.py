@@ -7,6 +7,13 @@ database remembers how far the chain had come, so that a shortened or older copy
 as long as that file is left. Two kinds of entry exist: ``budget`` (the integrator set a
 lifetime budget) and ``charge`` (a release was paid for, before it left the device).
 
+Inside a job the schedule is announced with the first round and pinned, so its charges compose
+tightly (RDP). Across jobs, whose parameters a coordinator may choose after seeing what earlier
+ones gave, the (ε, δ) of the jobs are added: basic composition is a valid privacy filter for
+adaptively chosen parameters (Rogers, Roth, Ullman, Vadhan, "Privacy odometers and filters",
+NeurIPS 2016, Theorem 3.6), and a sum over orders chosen afterwards is not known to be. A job is reserved whole, at its first charge: whenever
+it stops, each fixed order's divergence is at most that of the announced schedule.
+
 The hashes are a proof against accidents and honest mistakes, not against the owner of the
 device, who can rewrite the file and every hash in it.
 """
@@ -56,9 +63,14 @@ class Charge:
     statistical_distance: float
     schedule: str
     """SHA-256 of the job's announced schedule, pinned at its first charge."""
+    job_epsilon: float
+    """ε reserved for the whole job, at ``delta``, when it was first charged."""
     delta: float
+    """δ of the job."""
     cumulative_epsilon: float
-    """ε of everything charged to the dataset up to and including this, at ``delta``."""
+    """What other jobs reserved plus what this one has spent up to and including this charge."""
+    cumulative_delta: float
+    """Sum of the δ of all jobs on the dataset."""
     charged_at: str
 
     @property
@@ -132,6 +144,48 @@ def read_entries(connection: sqlite3.Connection) -> Iterator[Entry]:
         yield Entry(number, kind, json.loads(body), digest)
 
 
+@dataclass(slots=True)
+class JobAccount:
+    """One job's spending on one dataset."""
+
+    schedule: str
+    """Digest of the announced schedule, pinned."""
+    epsilon: float
+    """Reserved at the first charge."""
+    delta: float
+    spent: RdpAccountant
+
+
+class JobAccounts:
+    """Spending by dataset and job, built from charges in order."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[str, dict[str, JobAccount]] = {}
+        self.last_epsilon: dict[str, float] = {}
+        """By dataset, the cumulative ε its last charge states."""
+
+    def job(self, dataset: str, job: str) -> JobAccount | None:
+        """The account of a job, once it has been charged."""
+        return self._jobs.get(dataset, {}).get(job)
+
+    def others(self, dataset: str, job: str) -> Budget:
+        """Sum of ε and δ that all other jobs on the dataset have reserved."""
+        rest = [account for name, account in self._jobs.get(dataset, {}).items() if name != job]
+        return Budget(sum(account.epsilon for account in rest), sum(account.delta for account in rest))
+
+    def add(self, charge: Charge) -> Budget:
+        """Add a charge; returns the cumulative ε and δ it comes to."""
+        jobs = self._jobs.setdefault(charge.dataset, {})
+        account = jobs.setdefault(
+            charge.job, JobAccount(charge.schedule, charge.job_epsilon, charge.delta, RdpAccountant())
+        )
+        account.spent.compose(charge.event)
+        others = self.others(charge.dataset, charge.job)
+        total = Budget(others.epsilon + account.spent.epsilon(account.delta), others.delta + account.delta)
+        self.last_epsilon[charge.dataset] = total.epsilon
+        return total
+
+
 class Ledger:
     """The ledger of an open database, for the agent that owns it.
 
@@ -150,8 +204,7 @@ class Ledger:
         self._number = len(entries)
         self._head = entries[-1].digest if entries else GENESIS
         self._budgets: dict[str, Budget] = {}
-        self._accountants: dict[str, RdpAccountant] = {}
-        self._schedules: dict[str, str] = {}
+        self._accounts = JobAccounts()
         self._charged: set[tuple[str, str, int]] = set()
         for entry in entries:
             self._learn(entry.kind, entry.body)
@@ -173,9 +226,10 @@ class Ledger:
         """Whether that round of that job has been paid for."""
         return (dataset, job, round_number) in self._charged
 
-    def pinned_schedule(self, job: str) -> str | None:
-        """The digest of the schedule that a job announced when it was first charged."""
-        return self._schedules.get(job)
+    @property
+    def accounts(self) -> JobAccounts:
+        """What every job has reserved and spent."""
+        return self._accounts
 
     def budget(self, dataset: str) -> Budget:
         """The lifetime budget in force.
@@ -185,9 +239,9 @@ class Ledger:
         """
         return self._budgets[dataset]
 
-    def epsilon_after(self, dataset: str, events: Sequence[PrivacyLossEvent]) -> float:
-        """ε of the dataset at its budget's δ once ``events`` are charged too."""
-        return self._accountant(dataset).epsilon_after(events, self._budgets[dataset].delta)
+    def epsilon_spent(self, dataset: str) -> float:
+        """Cumulative ε of the dataset as its last charge states it; 0 before the first."""
+        return self._accounts.last_epsilon.get(dataset, 0.0)
 
     def save_head(self) -> None:
         """Write ``ledger.head``. After a commit: it may lag behind the chain, never lead it."""
@@ -207,12 +261,8 @@ class Ledger:
             self._budgets[body["dataset"]] = Budget(body["epsilon"], body["delta"])
         else:
             charge = Charge(**body)
-            self._accountant(charge.dataset).compose(charge.event)
-            self._schedules.setdefault(charge.job, charge.schedule)
+            self._accounts.add(charge)
             self._charged.add((charge.dataset, charge.job, charge.round))
-
-    def _accountant(self, dataset: str) -> RdpAccountant:
-        return self._accountants.setdefault(dataset, RdpAccountant())
 
 
 def verify_entries(connection: sqlite3.Connection, head_file: Path) -> list[Entry]:
@@ -222,15 +272,14 @@ def verify_entries(connection: sqlite3.Connection, head_file: Path) -> list[Entr
         LedgerError: Naming the first entry that is not.
     """
     entries = list(read_entries(connection))
-    accountants: dict[str, RdpAccountant] = {}
+    accounts = JobAccounts()
     for entry in entries:
         if entry.kind != "charge":
             continue
         try:
             charge = Charge(**entry.body)
-            accountant = accountants.setdefault(charge.dataset, RdpAccountant())
-            accountant.compose(charge.event)
-            epsilon = accountant.epsilon(charge.delta)
+            epsilon = accounts.add(charge).epsilon
+            account = accounts.job(charge.dataset, charge.job)
         except (TypeError, ValueError) as error:
             raise LedgerError(f"Entry {entry.number} is not a charge this program knows: {error}.") from error
         if abs(epsilon - charge.cumulative_epsilon) > _EPSILON_TOLERANCE * max(1.0, epsilon):
@@ -238,6 +287,8 @@ def verify_entries(connection: sqlite3.Connection, head_file: Path) -> list[Entr
                 f"Entry {entry.number} states a cumulative ε of {charge.cumulative_epsilon:.6g}; "
                 f"the charges up to it come to {epsilon:.6g}."
             )
+        if account is None or (account.schedule, account.delta) != (charge.schedule, charge.delta):
+            raise LedgerError(f"Entry {entry.number} changes the schedule or δ that its job had announced.")
     _check_head(entries, head_file)
     return entries
 

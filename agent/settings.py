@@ -35,7 +35,7 @@ class BudgetSettings(Settings):
     epsilon: Annotated[float, Field(gt=0, le=1000)]
     """Lifetime ε for each record."""
     delta: Annotated[float, Field(gt=0, lt=1)]
-    """δ at which ε is stated; well below one over the number of records."""
+    """Lifetime δ; each job takes its own δ of it. Well below one over the number of records."""
 
 
 class LimitSettings(Settings):

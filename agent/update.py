@@ -15,9 +15,6 @@ from dpagent.learning import Dataset, NumpyEngine
 from dpagent.privacy import ClampCap, DiscretisedGaussian, coarsen, poisson_lot
 from dpagent.protocol.messages import Plan
 
-_CHUNK_RECORDS = 255
-"""Records of a lot that are floats in memory at once."""
-
 
 def mechanism_of(plan: Plan) -> DiscretisedGaussian:
     """The mechanism that ``plan`` asks for in its round.
@@ -72,12 +69,9 @@ def _clipped_sum(
     lot = poisson_lot(len(dataset), mechanism.sampling_rate)
     if not len(lot):
         return total
-    # A chunk of the lot at a time, so that a large lot need not be in memory as floats.
-    for start in range(0, len(lot), _CHUNK_RECORDS):
-        inputs, labels = dataset.batch(lot[start : start + _CHUNK_RECORDS])
-        for gradients in engine.gradients(weights, inputs, labels):
-            # How many records were excluded as not finite is private: it is not reported.
-            total += mechanism.constrain(gradients).total
+    for gradients in engine.gradients(weights, dataset.inputs[lot], dataset.labels[lot]):
+        # How many records were excluded as not finite is private: it is not reported.
+        total += mechanism.constrain(gradients).total
     return total
 
 

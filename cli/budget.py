@@ -37,11 +37,23 @@ def _summary(entries: list[Entry]) -> dict[str, dict[str, Any]]:
     for entry in entries:
         body = entry.body
         if entry.kind == "budget":
-            known = datasets.setdefault(body["dataset"], {"epsilon_spent": 0.0, "charges": 0, "jobs": []})
-            known |= {"epsilon_budget": body["epsilon"], "delta": body["delta"]}
+            known = datasets.setdefault(
+                body["dataset"],
+                {
+                    "epsilon_spent": 0.0,
+                    "delta_spent": 0.0,
+                    "statistical_distance": 0.0,
+                    "charges": 0,
+                    "jobs": [],
+                },
+            )
+            known |= {"epsilon_budget": body["epsilon"], "delta_budget": body["delta"]}
         else:
             known = datasets[body["dataset"]]
             known["epsilon_spent"] = body["cumulative_epsilon"]
+            known["delta_spent"] = body["cumulative_delta"]
+            # Of the sampler from the exact distribution; δ grows by (1 + e^ε) times this.
+            known["statistical_distance"] += body["statistical_distance"]
             known["charges"] += 1
             if body["job"] not in known["jobs"]:
                 known["jobs"].append(body["job"])
@@ -74,20 +86,26 @@ def show(
     else:
         typer.echo("Record-level ε, add-or-remove-one adjacency, against everyone (no trusted party).")
         print_table(
-            ["dataset", "ε spent", "ε budget", "ε left", "δ", "charges", "jobs"],
+            ["dataset", "ε spent", "ε budget", "ε left", "δ spent", "δ budget", "charges", "jobs"],
             [
                 [
                     name,
                     f"{row['epsilon_spent']:.4f}",
                     f"{row['epsilon_budget']:g}",
                     f"{max(0.0, row['epsilon_budget'] - row['epsilon_spent']):.4f}",
-                    f"{row['delta']:g}",
+                    f"{row['delta_spent']:g}",
+                    f"{row['delta_budget']:g}",
                     str(row["charges"]),
                     str(len(row["jobs"])),
                 ]
                 for name, row in datasets.items()
             ],
         )
+        distance = sum(row["statistical_distance"] for row in datasets.values())
+        if distance:
+            typer.echo(
+                f"The sampler's distance from the exact distribution, in all: {distance:.1e} (adds to δ)."
+            )
     for row in declined:
         typer.echo(f"Declined round {row['round']} of job {row['job'][:8]}: {row['reason']}")
 

@@ -37,7 +37,6 @@ def run_baseline(options: DemoOptions, layout: Layout) -> None:
     spec = built_in(options.model)
     shards = [load_npz(layout.shard_file(number)) for number in range(1, options.devices + 1)]
     test = load_npz(layout.test_file)
-    everything = test.batch(np.arange(len(test)))
     engine = NumpyEngine(spec)
     # Only its clipping and rounding are used; the noise multiplier has no part in them.
     mechanism = DiscretisedGaussian(options.clip_norm, 1.0, options.sampling_rate, spec.parameter_count)
@@ -55,7 +54,7 @@ def run_baseline(options: DemoOptions, layout: Layout) -> None:
         if options.cap == "clamp" and options.cap_at == "coordinator":
             gradient, _ = cap.apply(gradient, weights, radius=options.clip_norm)
         weights, velocity = optimiser.step(weights, velocity, gradient)
-        history.append(engine.accuracy(weights, *everything))
+        history.append(engine.accuracy(weights, test.inputs, test.labels))
         write_atomically(layout.baseline_file, json.dumps({"accuracy": history}).encode())
 
 
@@ -69,7 +68,7 @@ def _clipped_sum(
     total = np.zeros(mechanism.dimension, np.int64)
     lot = poisson_lot(len(shard), rate)
     if len(lot):
-        for gradients in engine.gradients(weights, *shard.batch(lot)):
+        for gradients in engine.gradients(weights, shard.inputs[lot], shard.labels[lot]):
             total += mechanism.constrain(gradients).total
     return total
 

@@ -26,11 +26,11 @@ def demo(
         int | None, typer.Option(help="Agents to run.  [default: 5; mnist: 10]", show_default=False)
     ] = None,
     rounds: Annotated[
-        int | None, typer.Option(help="Rounds.  [default: 30; mnist: 100]", show_default=False)
+        int | None, typer.Option(help="Rounds.  [default: 40; mnist: 100]", show_default=False)
     ] = None,
     epsilon: Annotated[
         float | None,
-        typer.Option(help="ε of the job, for each record.  [default: 8; mnist: 2]", show_default=False),
+        typer.Option(help="ε of the job, for each record.  [default: 4; mnist: 2]", show_default=False),
     ] = None,
     delta: Annotated[float, typer.Option(help="δ of the job.")] = 1e-5,
     dataset: Annotated[str, typer.Option(help="digits (bundled with scikit-learn) or mnist.")] = "digits",

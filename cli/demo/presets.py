@@ -31,8 +31,8 @@ class Preset:
 
 PRESETS = {
     DatasetName.DIGITS: Preset(
-        model="digits", devices=5, rounds=30, epsilon=8.0, sampling_rate=0.5, clip_norm=1.0,
-        learning_rate=0.5, momentum=0.9, compute_slot_s=0.3, jitter_window_s=0.4,
+        model="digits", devices=5, rounds=40, epsilon=4.0, sampling_rate=0.5, clip_norm=0.5,
+        learning_rate=2.0, momentum=0.5, compute_slot_s=0.3, jitter_window_s=0.4,
     ),
     DatasetName.MNIST: Preset(
         model="mnist-cnn", devices=10, rounds=100, epsilon=2.0, sampling_rate=0.1, clip_norm=1.0,

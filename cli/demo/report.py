@@ -662,7 +662,8 @@ def _budgets_left(record: DemoRecord) -> Picture:
     )
     shown = _with_least_left(budgets)
     if len(shown) < len(budgets):
-        note = f"Shown are the {len(shown)} of {len(budgets):,} devices with the least left. {note}"
+        which = "unverified ledgers first, then the least left"
+        note = f"Shown are {len(shown)} of {len(budgets):,} devices: {which}. {note}"
 
     def draw(figure: Figure) -> None:
         axes = figure.add_subplot()
@@ -672,7 +673,7 @@ def _budgets_left(record: DemoRecord) -> Picture:
         axes.barh(rows, spent, height=0.62, color=_COLOURS["blue"], linewidth=0, label="spent")
         axes.barh(rows, rest, left=spent, height=0.62, color=_COLOURS["left"], linewidth=0, label="left")
         for row, budget in enumerate(shown):
-            broken = "" if budget.verified else "  ledger not verified"
+            broken = "" if budget.verified else ", ledger not verified"
             axes.annotate(
                 f"{_epsilon(budget.epsilon_spent)} of {_plain(budget.epsilon_total)}{broken}",
                 (max(budget.epsilon_total, budget.epsilon_spent), row),
