@@ -125,7 +125,7 @@ class Agent:
         due_at = self._state.spool.next_due_at()
         if due_at is None or not self._session.connected:
             return _IDLE_S
-        return min(_IDLE_S, max(due_at - time.time(), 0.02))
+        return min(_IDLE_S, max(due_at - time.time(), 0.001))
 
     def _receive(self, topic: str, payload: bytes) -> None:
         try:

@@ -77,8 +77,13 @@ class AgentState:
         self.ledger.save_head()
 
     def mark_sent(self, digests: Sequence[bytes], now: float, resend_at: float) -> None:
-        """Note what was published."""
-        with disk_errors(self._file), transaction(self.connection):
+        """Note what was published.
+
+        Not durably: waiting for the disk would hold up the next fragment, and fragments that
+        leave in bursts could be told apart from those of other devices. A note that is lost
+        means that a fragment goes twice, and is counted once.
+        """
+        with disk_errors(self._file), transaction(self.connection, durable=False):
             for digest in digests:
                 self.spool.mark_sent(digest, now, resend_at)
 

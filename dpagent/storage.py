@@ -116,7 +116,6 @@ def open_database(path: Path, migrations: Sequence[Migration]) -> sqlite3.Connec
         connection.row_factory = sqlite3.Row
         try:
             connection.execute("PRAGMA journal_mode=WAL")
-            connection.execute("PRAGMA synchronous=FULL")
             connection.execute("PRAGMA foreign_keys=ON")
             # One step a transaction, so that a crash between steps is a clean place to go on from.
             version = int(connection.execute("PRAGMA user_version").fetchone()[0])
@@ -157,8 +156,15 @@ def open_readonly(path: Path) -> sqlite3.Connection:
 
 
 @contextlib.contextmanager
-def transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    """All of the statements inside become durable, or none of them."""
+def transaction(connection: sqlite3.Connection, *, durable: bool = True) -> Iterator[None]:
+    """All of the statements inside take effect, or none of them.
+
+    Args:
+        connection: From :func:`open_database`.
+        durable: Whether to wait until the disk has them. Without, a power cut (not a crash)
+            may undo them until the next durable transaction: for notes that can be lost.
+    """
+    connection.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield

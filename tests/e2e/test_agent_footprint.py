@@ -24,8 +24,20 @@ print(status["VmHWM"].split()[0], agent._session.bytes_down)
 
 def test_importing_the_agent_pulls_in_nothing_heavy() -> None:
     code = "import agent.daemon, sys; print('\\n'.join(sorted(sys.modules)))"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
     modules = set(result.stdout.split())
     assert "numpy" in modules
-    for heavy in ("scipy", "onnx", "onnxruntime", "sklearn", "matplotlib", "coordinator", "typer", "rich", "cli"):
+    for heavy in (
+        "scipy",
+        "onnx",
+        "onnxruntime",
+        "sklearn",
+        "matplotlib",
+        "coordinator",
+        "typer",
+        "rich",
+        "cli",
+    ):
         assert not {name for name in modules if name == heavy or name.startswith(f"{heavy}.")}, heavy

@@ -23,7 +23,11 @@ HAS_MOSQUITTO = shutil.which("mosquitto", path=f"{os.environ.get('PATH', '')}:/u
 
 def dpagent(*arguments: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "cli.main", *arguments], capture_output=True, text=True, timeout=timeout, check=False
+        [sys.executable, "-m", "cli.main", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
     )
 
 
@@ -76,7 +80,9 @@ def started(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
 
 
 def rounds_closed(state_dir: Path) -> int:
-    result = dpagent("coordinator", "status", "--config", str(state_dir / "coordinator" / "fleet.yaml"), "--json")
+    result = dpagent(
+        "coordinator", "status", "--config", str(state_dir / "coordinator" / "fleet.yaml"), "--json"
+    )
     if result.returncode != 0:
         return 0
     return sum(r["closed_at"] is not None for r in json.loads(result.stdout)["rounds"])
@@ -107,13 +113,18 @@ def epsilon_by_dp_accounting(charges: list[dict[str, Any]]) -> float:
     accountant = RdpAccountant()
     for charge in charges:
         event = dp_accounting.GaussianDpEvent(charge["noise_multiplier"])
-        accountant.compose(dp_accounting.PoissonSampledDpEvent(charge["sampling_rate"], event), charge["steps"])
+        accountant.compose(
+            dp_accounting.PoissonSampledDpEvent(charge["sampling_rate"], event), charge["steps"]
+        )
     return float(accountant.get_epsilon(charges[-1]["delta"]))
 
 
 @pytest.mark.parametrize(
     "broker",
-    ["embedded", pytest.param("mosquitto", marks=pytest.mark.skipif(not HAS_MOSQUITTO, reason="needs mosquitto"))],
+    [
+        "embedded",
+        pytest.param("mosquitto", marks=pytest.mark.skipif(not HAS_MOSQUITTO, reason="needs mosquitto")),
+    ],
 )
 def test_demo_trains_and_accounts(tmp_path: Path, broker: str) -> None:
     state_dir = tmp_path / "demo"
@@ -129,7 +140,11 @@ def test_demo_trains_and_accounts(tmp_path: Path, broker: str) -> None:
         "expired": 0, "duplicates": 0, "rejected": 0, "lost": 0,
     }  # fmt: skip
     privacy = results["privacy"]
-    assert (privacy["unit"], privacy["adjacency"], privacy["trust"]) == ("record", "add-or-remove-one", "none")
+    assert (privacy["unit"], privacy["adjacency"], privacy["trust"]) == (
+        "record",
+        "add-or-remove-one",
+        "none",
+    )
     assert 0.99 * privacy["epsilon_target"] < privacy["epsilon_spent"][-1] <= privacy["epsilon_target"]
     assert privacy["noise_multipliers"] == sorted(privacy["noise_multipliers"], reverse=True)
     assert results["model"]["parameters"] == 9930

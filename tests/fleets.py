@@ -1,0 +1,159 @@
+"""Plans, configuration files, data and programs of a small fleet."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import yaml
+from brokers import PATIENCE_S, Broker
+
+from dpagent.learning import Dataset, built_in, save_npz
+from dpagent.privacy import FINE_STEPS
+from dpagent.protocol.fragments import model_digest, weights_to_bytes
+from dpagent.protocol.messages import Plan
+
+DIGITS = built_in("digits")
+SEALING_KEY = bytes(range(32))
+
+
+def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """``base`` with ``changes``, section by section."""
+    result = dict(base)
+    for key, value in changes.items():
+        old = result.get(key)
+        result[key] = merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return result
+
+
+def plan_values(**changes: Any) -> dict[str, Any]:
+    """The map of a valid plan for the ``digits`` model, as it stands on the wire."""
+    weights = weights_to_bytes(DIGITS.initial_weights(0))
+    base = {
+        "version": 1, "kind": "plan", "fleet": "testers", "job": b"j" * 16, "round": 1, "state": "open",
+        "model": {
+            "name": "digits", "parameters": DIGITS.parameter_count, "architecture": DIGITS.digest(),
+            "digest": model_digest(weights), "chunks": 1,
+        },
+        "mechanism": {
+            "name": "discrete-gaussian", "clip_norm": 1.0, "fine_steps": FINE_STEPS,
+            "noise_multipliers": [4.0, 3.0, 2.0], "sampling_rate": 0.25, "local_steps": 1,
+            "local_learning_rate": 0.1, "expected_lot": 10.0, "delta": 1e-5,
+        },
+        "cap": {"kind": "none", "where": "coordinator", "regularisation": 0.5, "floor": 0.01},
+        "wire": {"block": 1_000, "width": 12, "shift": 14},
+        "sealing_key": SEALING_KEY, "deadline": 4e9, "compute_slot_s": 0.5, "jitter_window_s": 0.5,
+    }  # fmt: skip
+    return merged(base, changes)
+
+
+def make_plan(**changes: Any) -> Plan:
+    return Plan.model_validate(plan_values(**changes))
+
+
+def digits(start: int, stop: int) -> Dataset:
+    """Records of scikit-learn's handwritten digits."""
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    inputs = (bunch.images[start:stop] / 16.0).astype(np.float32)[..., np.newaxis]
+    return Dataset(inputs, bunch.target[start:stop].astype(np.int64), 10)
+
+
+def fleet_values(broker: Broker | None, **changes: Any) -> dict[str, Any]:
+    """A ``fleet.yaml`` for two devices and two rounds."""
+    base: dict[str, Any] = {
+        "fleet": "testers", "devices": 2, "records_per_device": 50, "rounds": 2, "state_dir": "state",
+        "model": {"name": "digits"},
+        "privacy": {"epsilon": 4.0, "delta": 1e-4, "sampling_rate": 0.5, "schedule": {"kind": "uniform"}},
+        "round": {"deadline_s": 60.0, "compute_slot_s": 0.5, "jitter_window_s": 0.5},
+        "fragments_per_update": 5,
+    }  # fmt: skip
+    if broker is not None:
+        base["mqtt"] = broker.values
+    return merged(base, changes)
+
+
+def write_fleet(directory: Path, broker: Broker | None, **changes: Any) -> Path:
+    directory.mkdir(parents=True, exist_ok=True)
+    file = directory / "fleet.yaml"
+    file.write_text(yaml.safe_dump(fleet_values(broker, **changes), sort_keys=False))
+    return file
+
+
+def agent_values(broker: Broker | None, key: str, **changes: Any) -> dict[str, Any]:
+    base: dict[str, Any] = {
+        "fleet": "testers", "coordinator_key": key, "state_dir": "state",
+        "data": {"name": "digits", "path": "data.npz"}, "budget": {"epsilon": 4.0, "delta": 1e-4},
+        "limits": {"messages_per_second": 200},
+    }  # fmt: skip
+    if broker is not None:
+        base["mqtt"] = broker.values
+    return merged(base, changes)
+
+
+def write_agent(directory: Path, broker: Broker | None, key: str, shard: int = 0, **changes: Any) -> Path:
+    """An ``agent.yaml`` with 50 digits beside it."""
+    directory.mkdir(parents=True, exist_ok=True)
+    save_npz(directory / "data.npz", digits(50 * shard, 50 * shard + 50))
+    file = directory / "agent.yaml"
+    file.write_text(yaml.safe_dump(agent_values(broker, key, **changes), sort_keys=False))
+    return file
+
+
+class Program:
+    """A daemon in a process of its own, ended with the block it is used in."""
+
+    def __init__(self, *arguments: str | Path, log: Path) -> None:
+        self.log = log
+        with log.open("ab") as stream:
+            self.process = subprocess.Popen(
+                # -P: not from this directory, whose folders are called like the packages.
+                [sys.executable, "-P", "-m", "cli.main", *map(str, arguments), "--log-level", "debug"],
+                stdout=stream, stderr=stream, env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},
+            )  # fmt: skip
+
+    def wait(self, patience_s: float = 60.0) -> int:
+        """The exit code."""
+        try:
+            return self.process.wait(patience_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"still running after {patience_s:g} s; it says: {self.said()}") from None
+
+    def said(self) -> str:
+        return self.log.read_text()
+
+    def is_running(self) -> bool:
+        return self.process.poll() is None
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(PATIENCE_S)
+
+    def stop(self) -> int:
+        """SIGTERM, and the exit code."""
+        self.process.terminate()
+        return self.wait()
+
+    def __enter__(self) -> Program:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self.is_running():
+            self.kill()
+
+
+def run_agent(file: Path) -> Program:
+    return Program("run", "--config", file, log=file.with_suffix(".log"))
+
+
+def run_coordinator(file: Path) -> Program:
+    return Program("coordinator", "run", "--config", file, log=file.with_suffix(".log"))

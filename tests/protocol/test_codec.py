@@ -1,0 +1,366 @@
+"""The codec: what is understood whole, and that everything else is a MessageError."""
+
+from __future__ import annotations
+
+import datetime
+import math
+from typing import Any
+
+import cbor2
+import pytest
+from fleets import make_plan, merged, plan_values
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from dpagent.protocol.codec import MessageError, decode, encode
+from dpagent.protocol.messages import (
+    MAX_MESSAGE_BYTES,
+    RECEIPT_DIGEST_BYTES,
+    RECEIPTS_PER_MESSAGE,
+    Fragment,
+    Message,
+    ModelChunk,
+    Plan,
+    Receipts,
+    Sealed,
+    Signed,
+)
+
+JOB = b"j" * 16
+EXAMPLES: dict[str, Message] = {
+    "plan": make_plan(),
+    "model": ModelChunk(version=1, kind="model", digest=b"d" * 32, index=3, data=b"weights"),
+    "fragment": Fragment(
+        version=1, kind="fragment", job=JOB, round=1, id=b"i" * 16, position=b"\0\0\0\1", payload=b"pay"
+    ),
+    "receipts": Receipts(version=1, kind="receipts", job=JOB, round=1, digests=b"r" * 32),
+    "signed": Signed(version=1, kind="signed", body=b"body", signature=b"s" * 64),
+    "sealed": Sealed(version=1, kind="sealed", ciphertext=b"c" * 80),
+}
+SCHEMAS: tuple[type[Message], ...] = tuple(type(message) for message in EXAMPLES.values())
+MESSAGES = [pytest.param(message, id=kind) for kind, message in EXAMPLES.items()]
+
+
+def refused(data: bytes, schema: type[Message]) -> MessageError:
+    with pytest.raises(MessageError) as caught:
+        decode(data, schema)
+    assert caught.value.reason in ("malformed", "oversized", "unsupported version")
+    return caught.value
+
+
+def plan_bytes(**changes: Any) -> bytes:
+    return bytes(cbor2.dumps(plan_values(**changes), canonical=True))
+
+
+@pytest.mark.parametrize("message", MESSAGES)
+def test_every_message_comes_back_as_it_was(message: Message) -> None:
+    assert decode(encode(message), type(message)) == message
+
+
+@pytest.mark.parametrize("message", MESSAGES)
+def test_encoding_does_not_depend_on_the_order_of_the_fields(message: Message) -> None:
+    turned = type(message).model_validate(dict(reversed(list(message.model_dump().items()))))
+    assert encode(turned) == encode(message) == encode(decode(encode(message), type(message)))
+
+
+@pytest.mark.parametrize("message", MESSAGES)
+def test_a_message_is_not_taken_for_another_kind(message: Message) -> None:
+    for schema in SCHEMAS:
+        if schema is not type(message):
+            refused(encode(message), schema)
+
+
+@pytest.mark.parametrize("message", MESSAGES)
+def test_every_cut_and_every_addition_is_refused(message: Message) -> None:
+    data = encode(message)
+    for length in range(len(data)):
+        refused(data[:length], type(message))
+    for tail in (b"\0", b"\xf6", data):
+        refused(data + tail, type(message))
+
+
+@pytest.mark.parametrize("message", MESSAGES)
+def test_unknown_and_missing_keys_are_refused(message: Message) -> None:
+    values = message.model_dump()
+    refused(cbor2.dumps(values | {"extra": 1}), type(message))
+    refused(cbor2.dumps(values | {1: 1}), type(message))
+    refused(cbor2.dumps(values | {b"version": 1}), type(message))
+    for key in values:
+        refused(cbor2.dumps({name: value for name, value in values.items() if name != key}), type(message))
+
+
+def test_unknown_keys_inside_a_section_are_refused() -> None:
+    for section in ("model", "mechanism", "cap", "wire"):
+        refused(plan_bytes(**{section: {"extra": 1}}), Plan)
+
+
+@pytest.mark.parametrize("version", [0, 2, -1, True, 1.0, "1", None, b"1", [1], 2**64])
+def test_other_versions_are_refused(version: object) -> None:
+    values = EXAMPLES["sealed"].model_dump() | {"version": version}
+    refused(cbor2.dumps(values), Sealed)
+
+
+@pytest.mark.parametrize("value", [1, None, "text", b"bytes", [], [{}], True, 1.5])
+def test_what_is_no_map_is_refused(value: object) -> None:
+    refused(cbor2.dumps(value), Sealed)
+
+
+def test_the_largest_message_passes_and_one_byte_more_does_not() -> None:
+    frame = len(encode(Sealed(version=1, kind="sealed", ciphertext=b"c" * 50_000))) - 50_000
+    largest = Sealed(version=1, kind="sealed", ciphertext=b"c" * (MAX_MESSAGE_BYTES - frame))
+    assert len(encode(largest)) == MAX_MESSAGE_BYTES
+    assert decode(encode(largest), Sealed) == largest
+    larger = Sealed(version=1, kind="sealed", ciphertext=largest.ciphertext + b"c")
+    with pytest.raises(MessageError, match="oversized"):
+        encode(larger)
+    assert refused(cbor2.dumps(larger.model_dump()), Sealed).reason == "oversized"
+
+
+def test_the_fullest_receipts_and_the_longest_schedule_can_be_sent() -> None:
+    digests = b"r" * RECEIPT_DIGEST_BYTES * RECEIPTS_PER_MESSAGE
+    encode(Receipts(version=1, kind="receipts", job=JOB, round=100_000, digests=digests))
+    noise = [1 / 3 + index for index in range(5_000)]
+    body = encode(make_plan(mechanism={"noise_multipliers": noise}))
+    encode(Signed(version=1, kind="signed", body=body, signature=b"s" * 64))
+
+
+# --- CBOR that is well-formed and not welcome -------------------------------------------------
+
+_SHARED = bytes.fromhex("d81c81d81d00")  # a list that contains itself (tags 28 and 29)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC), datetime.date(2026, 1, 1), 2**70, -(2**70),
+        cbor2.CBORTag(1, 0), cbor2.CBORTag(24, b"\0"), cbor2.CBORTag(55_799, 1), cbor2.CBORTag(9_999, 1),
+        cbor2.CBORTag(37, b"u" * 16), cbor2.CBORTag(35, "(a+)+"), cbor2.CBORTag(258, [1]),
+        cbor2.CBORTag(4, [1, 2]), cbor2.CBORTag(5, [1, 2]), cbor2.CBORTag(30, [1, 2]),
+        cbor2.CBORTag(2**64 - 1, 0), cbor2.undefined, cbor2.CBORSimpleValue(99),
+    ],
+    ids=repr,
+)  # fmt: skip
+@pytest.mark.parametrize("key", ["round", "deadline", "job"])
+def test_tags_and_odd_values_are_refused(value: object, key: str) -> None:
+    refused(cbor2.dumps(plan_values() | {key: value}), Plan)
+
+
+@pytest.mark.parametrize("tag", [*range(40), 43_000, 52, 54, 100, 256, 258, 260, 261, 1_004, 55_799, 65_535])
+@pytest.mark.parametrize("inside", [b"\x00", b"\x41\x00", b"\x61\x30", b"\x80", b"\x82\x01\x02", b"\xa0"])
+def test_no_tag_whatsoever_is_read(tag: int, inside: bytes) -> None:
+    head = bytes([0xC0 | tag]) if tag < 24 else bytes([0xD9]) + tag.to_bytes(2, "big")
+    tail = encode(EXAMPLES["sealed"])
+    for data in (head + inside, head + tail, b"\xa1\x61k" + head + inside):
+        refused(data, Sealed)
+
+
+def test_shared_references_are_refused() -> None:
+    refused(_SHARED, Sealed)
+    refused(b"\xa1\x67version" + _SHARED, Sealed)
+
+
+def test_duplicate_keys_are_refused() -> None:
+    data = encode(EXAMPLES["sealed"])
+    assert data[0] == 0xA3
+    doubled = b"\xa4" + data[1:] + cbor2.dumps("version") + b"\x01"
+    refused(doubled, Sealed)
+    inner = cbor2.dumps(plan_values()["cap"])
+    broken = bytes([inner[0] + 1]) + inner[1:] + cbor2.dumps("kind") + cbor2.dumps("none")
+    whole = plan_bytes()
+    assert whole.count(cbor2.dumps(plan_values()["cap"], canonical=True)) == 1
+    refused(whole.replace(cbor2.dumps(plan_values()["cap"], canonical=True), broken), Plan)
+
+
+def test_indefinite_lengths_are_refused() -> None:
+    data = encode(EXAMPLES["sealed"])
+    refused(b"\xbf" + data[1:] + b"\xff", Sealed)
+    body = cbor2.dumps(b"c" * 80)
+    assert data.count(body) == 1
+    refused(data.replace(body, b"\x5f" + body + b"\xff"), Sealed)
+
+
+@pytest.mark.parametrize("opening", [b"\x81", b"\xa1\x61a", b"\xc6", b"\xa1", b"\x9f", b"\xbf\x61a", b"\xd8\x1c"])
+def test_deep_nesting_is_refused(opening: bytes) -> None:
+    refused((opening * 30_000)[: MAX_MESSAGE_BYTES - 1] + b"\0", Sealed)
+
+
+@pytest.mark.parametrize("head", ["9b", "bb", "5b", "7b"])
+@pytest.mark.parametrize("length", [2**16, 2**31 - 1, 2**40, 2**63 - 1, 2**64 - 1])
+def test_a_length_that_promises_too_much_takes_no_memory(head: str, length: int) -> None:
+    refused(bytes.fromhex(head) + length.to_bytes(8, "big") + b"\0" * 20, Sealed)
+
+
+def test_text_that_is_not_utf_8_is_refused() -> None:
+    refused(encode(EXAMPLES["sealed"]).replace(b"sealed", b"seal\xff\xfe"), Sealed)
+
+
+# --- types and ranges -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [True, False, 1.0, "1", None, b"\1", [1]])
+def test_loose_integers_are_refused(value: object) -> None:
+    for changes in ({"round": value}, {"wire": {"block": value}}, {"mechanism": {"local_steps": value}}):
+        refused(plan_bytes(**changes), Plan)
+
+
+@pytest.mark.parametrize("value", [True, "1.0", None, math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize(
+    "where",
+    ["deadline", "compute_slot_s", "jitter_window_s", "clip_norm", "sampling_rate", "local_learning_rate",
+     "expected_lot", "delta", "regularisation", "floor"],
+)  # fmt: skip
+def test_loose_and_undefined_numbers_are_refused(where: str, value: object) -> None:
+    refused(plan_bytes(**_placed(where, value)), Plan)
+
+
+@pytest.mark.parametrize("value", [True, "1.0", None, math.nan, math.inf, 0.0, -1.0])
+def test_every_noise_multiplier_is_checked(value: object) -> None:
+    refused(plan_bytes(mechanism={"noise_multipliers": [1.0, value]}), Plan)
+
+
+def _placed(name: str, value: object) -> dict[str, Any]:
+    for section in ("model", "mechanism", "cap", "wire"):
+        if name in plan_values()[section]:
+            return {section: {name: value}}
+    return {name: value}
+
+
+RANGES: list[tuple[str, list[Any], list[Any]]] = [
+    # key, accepted, refused
+    ("fleet", ["a", "A-9_z", "x" * 63], ["", "x" * 64, "a/b", "a+", "#", "ä", "-a", "a b", "a\n", "a\0"]),
+    ("job", [b"x" * 16], [b"x" * 15, b"x" * 17, "x" * 16]),
+    ("round", [1, 3], [0, -1, 4, 100_001]),
+    ("state", ["open", "finished"], ["closed", ""]),
+    ("kind", [], ["receipts", "", None]),
+    ("parameters", [1, 50_000_000], [0, -1, 50_000_001]),
+    ("architecture", [b"x" * 32], [b"x" * 31, b"x" * 33]),
+    ("digest", [b"x" * 32], [b"x" * 31, b"x" * 33]),
+    ("chunks", [1, 4_096], [0, 4_097]),
+    ("clip_norm", [1e-9, 1e6, 1], [0, -1.0, 1e6 + 1]),
+    ("fine_steps", [256, 65_536], [255, 65_537, 0]),
+    ("noise_multipliers", [[0.05] * 3, [10_000.0] * 3, [1.0] * 5_000], [[], [0.049] * 3, [10_001.0] * 3,
+                                                                       [1.0] * 5_001]),
+    ("sampling_rate", [1e-9, 1.0, 1], [0.0, -0.1, 1.0001]),
+    ("local_steps", [1, 64], [0, 65]),
+    ("local_learning_rate", [0.0, 1e3], [-0.1, 1001.0]),
+    ("expected_lot", [1e-3, 1e7], [0.0, -1.0, 1.1e7]),
+    ("delta", [1e-300, 0.999], [0.0, 1.0, -1e-9]),
+    ("where", ["device", "coordinator"], ["both"]),
+    ("regularisation", [1e-9, 1e6], [0.0, 1.1e6]),
+    ("floor", [1e-9, 1e6], [0.0, 1.1e6]),
+    ("width", [4, 32], [1, 33, 0, -1]),
+    ("block", [1, 39_658], [0, 39_659, 400_001]),
+    ("shift", [0, 32], [-1, 41]),
+    ("sealing_key", [b"x" * 32], [b"x" * 31, b"x" * 33, "x" * 32]),
+    ("deadline", [0.0, 4e9], [-1.0]),
+    ("compute_slot_s", [1e-3, 86_400.0], [0.0, 86_401.0]),
+    ("jitter_window_s", [0.0, 86_400.0], [-1.0, 86_401.0]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("key", "accepted", "wrong"), RANGES, ids=[name for name, *_ in RANGES])
+def test_ranges_of_a_plan(key: str, accepted: list[Any], wrong: list[Any]) -> None:
+    for value in accepted:
+        decode(plan_bytes(**_placed(key, value)), Plan)
+    for value in wrong:
+        refused(plan_bytes(**_placed(key, value)), Plan)
+
+
+def test_a_plan_that_decodes_has_a_wire_format_the_device_can_produce() -> None:
+    from dpagent.privacy.wire import MAX_WIDTH, MIN_WIDTH
+
+    for width in range(2, 40):
+        if not MIN_WIDTH <= width <= MAX_WIDTH:
+            refused(plan_bytes(wire={"width": width}), Plan)
+    for shift in range(33, 50):
+        refused(plan_bytes(wire={"shift": shift}), Plan)
+
+
+@pytest.mark.parametrize(
+    ("message", "changes"),
+    [
+        ("model", {"digest": b"d" * 31}), ("model", {"index": 4_096}), ("model", {"index": -1}),
+        ("model", {"data": b"x" * 48_001}), ("model", {"data": "text"}),
+        ("fragment", {"id": b"i" * 15}), ("fragment", {"position": b"\0" * 3}), ("fragment", {"position": 1}),
+        ("fragment", {"round": 0}), ("fragment", {"payload": "text"}), ("fragment", {"job": b""}),
+        ("receipts", {"round": 0}), ("receipts", {"digests": b"r" * (16 * 2_048 + 1)}),
+        ("signed", {"signature": b"s" * 63}), ("signed", {"signature": b"s" * 65}), ("signed", {"body": "x"}),
+        ("sealed", {"ciphertext": 5}), ("sealed", {"ciphertext": None}),
+    ],
+)  # fmt: skip
+def test_ranges_of_the_other_messages(message: str, changes: dict[str, Any]) -> None:
+    values = EXAMPLES[message].model_dump()
+    decode(cbor2.dumps(values), type(EXAMPLES[message]))
+    refused(cbor2.dumps(merged(values, changes)), type(EXAMPLES[message]))
+
+
+# --- noise ------------------------------------------------------------------------------------
+
+
+def only_message_errors(data: bytes) -> None:
+    for schema in SCHEMAS:
+        try:
+            message = decode(data, schema)
+        except MessageError:
+            continue
+        assert decode(encode(message), schema) == message
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.binary(max_size=200))
+@example(b"")
+@example(b"\xa1\xa0\x00")
+@example(b"\xa1\x81\x00\x00")
+@example(b"\xf8\x18")
+@example(b"\xfb\x7f\xf8\0\0\0\0\0\1")
+def test_random_bytes_are_refused_in_order(data: bytes) -> None:
+    only_message_errors(data)
+
+
+_leaves = (
+    st.none() | st.booleans() | st.integers(-(2**80), 2**80) | st.floats() | st.text(max_size=5)
+    | st.binary(max_size=40) | st.datetimes(timezones=st.just(datetime.UTC)) | st.uuids() | st.decimals()
+)  # fmt: skip
+_trees = st.recursive(
+    _leaves,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3) | st.integers(), inner),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(kind=st.sampled_from(sorted(EXAMPLES)), data=st.data())
+def test_a_message_with_one_value_replaced_is_refused_in_order(kind: str, data: st.DataObject) -> None:
+    values = EXAMPLES[kind].model_dump()
+    key = data.draw(st.sampled_from(sorted(values)))
+    values[key] = data.draw(_trees)
+    only_message_errors(cbor2.dumps(values))
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    kind=st.sampled_from(sorted(EXAMPLES)),
+    edits=st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255), st.sampled_from("sid")), min_size=1,
+                   max_size=6),
+)  # fmt: skip
+def test_a_message_with_bytes_changed_is_refused_in_order(kind: str, edits: list[tuple[int, int, str]]) -> None:
+    data = bytearray(encode(EXAMPLES[kind]))
+    for place, value, verb in edits:
+        index = place % len(data)
+        if verb == "s":
+            data[index] = value
+        elif verb == "i":
+            data.insert(index, value)
+        elif len(data) > 1:
+            del data[index]
+    only_message_errors(bytes(data))
+
+
+def test_what_a_message_error_says_is_short_enough_to_be_logged() -> None:
+    huge = "v" * 50_000
+    for data in (
+        cbor2.dumps(EXAMPLES["sealed"].model_dump() | {"version": huge}),
+        cbor2.dumps(EXAMPLES["sealed"].model_dump() | {huge: 1}),
+        cbor2.dumps(EXAMPLES["sealed"].model_dump() | {"kind": huge}),
+    ):
+        assert len(str(refused(data, Sealed))) < 1_000
