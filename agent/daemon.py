@@ -160,9 +160,9 @@ class Agent:
             if expired:
                 log.warning("%d fragments expired: their round closed before they were counted", expired)
             self._count_traffic()
-        else:
-            # The same round announced again: the coordinator came back and may lack something.
-            self._redraw_times()
+        # What is pending of this round goes at new random times: we were started again, or the
+        # coordinator was and may lack something. At their old times all would leave at once.
+        self._redraw_times()
         self._must_train = not self._state.ledger.is_charged(self._settings.data.name, job, plan.round)
 
     def _receive_receipts(self, receipts: Receipts) -> None:
@@ -251,15 +251,15 @@ class Agent:
             return
         limit = self._take_allowance()
         now = time.time()
-        sent = []
+        resend_at: dict[bytes, float] = {}
         for fragment in self._state.spool.due(now, limit):
             expiry_s = max(1.0, self._plan.deadline - now)
             if self._session.publish(self._topics.fragments, fragment.message, expiry_s=expiry_s) is None:
                 break
             self._allowance -= 1
-            sent.append(fragment.digest)
-        if sent:
-            self._state.mark_sent(sent, now, now + _RESEND_S * self._random.uniform(1.0, 2.0))
+            resend_at[fragment.digest] = now + _RESEND_S * self._random.uniform(1.0, 2.0)
+        if resend_at:
+            self._state.mark_sent(resend_at, now)
 
     def _take_allowance(self) -> int:
         """How many messages the rate limit lets go now (token bucket)."""

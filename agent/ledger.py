@@ -11,8 +11,9 @@ Inside a job the schedule is announced with the first round and pinned, so its c
 tightly (RDP). Across jobs, whose parameters a coordinator may choose after seeing what earlier
 ones gave, the (ε, δ) of the jobs are added: basic composition is a valid privacy filter for
 adaptively chosen parameters (Rogers, Roth, Ullman, Vadhan, "Privacy odometers and filters",
-NeurIPS 2016, Theorem 3.6), and a sum over orders chosen afterwards is not known to be. A job is reserved whole, at its first charge: whenever
-it stops, each fixed order's divergence is at most that of the announced schedule.
+NeurIPS 2016), and a sum over orders chosen afterwards is not known to be. A job is reserved
+whole, at its first charge: whenever it stops, each fixed order's divergence is at most that of
+the announced schedule.
 
 The hashes are a proof against accidents and honest mistakes, not against the owner of the
 device, who can rewrite the file and every hash in it.

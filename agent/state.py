@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from agent.ledger import Budget, Charge, Ledger, create_ledger
 from agent.spool import Spool, SpooledFragment, create_spool
+from dpagent.errors import DamagedDatabaseError, LedgerError
 from dpagent.storage import StateDirectory, disk_errors, open_database, transaction
 
 
@@ -45,7 +46,10 @@ class AgentState:
         try:
             self._file = path / "ledger.db"
             self._head_file = path / "ledger.head"
-            self.connection = open_database(self._file, [create_ledger, create_spool, _create_notes])
+            try:
+                self.connection = open_database(self._file, [create_ledger, create_spool, _create_notes])
+            except DamagedDatabaseError as error:
+                raise LedgerError(f"{error} Without its ledger the device releases nothing.") from error
             self.ledger = Ledger(self.connection, self._head_file)
             self.spool = Spool(self.connection)
             with disk_errors(self._file), transaction(self.connection):
@@ -76,16 +80,16 @@ class AgentState:
             raise
         self.ledger.save_head()
 
-    def mark_sent(self, digests: Sequence[bytes], now: float, resend_at: float) -> None:
-        """Note what was published.
+    def mark_sent(self, resend_at: Mapping[bytes, float], now: float) -> None:
+        """Note what was published, and by digest when it goes again without a receipt.
 
         Not durably: waiting for the disk would hold up the next fragment, and fragments that
         leave in bursts could be told apart from those of other devices. A note that is lost
         means that a fragment goes twice, and is counted once.
         """
         with disk_errors(self._file), transaction(self.connection, durable=False):
-            for digest in digests:
-                self.spool.mark_sent(digest, now, resend_at)
+            for digest, again_at in resend_at.items():
+                self.spool.mark_sent(digest, now, again_at)
 
     def mark_counted(self, digests: Sequence[bytes]) -> int:
         """Drop what a receipt names; how many fragments were ours."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -92,21 +93,19 @@ class Coordinator:
             StorageError: The disk fails; what was receipted is safe.
         """
         try:
-            if self._store.closed_rounds() >= self._settings.rounds:
-                self._finish()
+            if self._store.is_finished():
                 log.info("the job is finished; the model is in %s", self.model_file)
                 return True
             with self._session:
                 while not stop.is_set():
+                    if self._store.closed_rounds() >= self._settings.rounds:
+                        self._finish()
+                        return True
                     if self._plan is None:
                         self._open_round()
                     self._take_fragments()
                     if self._is_round_over():
                         self._close_round()
-                    if self._store.closed_rounds() >= self._settings.rounds:
-                        self._finish()
-                        self._say_goodbye()
-                        return True
             return False
         finally:
             self._store.close()
@@ -184,14 +183,17 @@ class Coordinator:
                     try:
                         batch.append(self._open(payload))
                     except MessageError as error:
-                        log.warning("rejected a fragment: %s", error)
+                        log.debug("rejected a fragment: %s", error)
                         rejected.append(error.reason)
                 case Acknowledged():
                     pass
             if len(batch) >= _BATCH:
                 break
             event = self._session.next_event(0)
-        self._store.reject(rejected)
+        # One line a batch and reason: a flood of rubbish must not flood the log.
+        for reason, count in Counter(rejected).items():
+            log.warning("rejected %d messages: %s", count, reason)
+            self._store.reject(reason, count)
         if batch:
             self._count(batch)
 
@@ -272,7 +274,7 @@ class Coordinator:
         log.info("round %d of %d: %s, ε = %.3f", plan.round, plan.rounds, shown, epsilon)
 
     def _finish(self) -> None:
-        """Export the model with its privacy statement, and mark the job as finished."""
+        """Export the model with its privacy statement, tell the fleet, mark the job as finished."""
         privacy = self._settings.privacy
         metadata = {
             "dpagent.job": self._job.id.hex(),
@@ -283,7 +285,9 @@ class Coordinator:
             "dpagent.epsilon_spent": repr(self._job.epsilon_by_round[-1]),
         }
         write_atomically(self.model_file, export_onnx(self._spec, self._weights, metadata=metadata))
+        self._say_goodbye()
         self._store.finish()
+        log.info("the job is finished; the model is in %s", self.model_file)
 
     def _say_goodbye(self) -> None:
         """Announce the end of the job, and stay until the broker has it."""

@@ -73,7 +73,7 @@ class CapSettings(Settings):
     where: Literal["coordinator", "device"] = "coordinator"
     """Who applies it: the coordinator on the mean, or each device on its own."""
     regularisation: Annotated[float, Field(gt=0, le=1e6)] = 0.5
-    """γ: a coordinate is bounded by γ·|weight|."""
+    """γ: a coordinate is bounded by γ times the size of its weight."""
     floor: Annotated[float, Field(gt=0, le=1e6)] = 0.05
     """Least bound of a coordinate, so that a weight of zero can move."""
 

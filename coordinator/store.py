@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -254,19 +254,19 @@ class Store:
             # The sums have done their work; the counts stay in `rounds`, the ids in `fragments`.
             self.connection.execute("DELETE FROM sums WHERE round = ?", (number,))
 
+    def is_finished(self) -> bool:
+        """Whether the job is over and the fleet was told."""
+        return self.connection.execute("SELECT finished_at FROM job").fetchone()["finished_at"] is not None
+
     def finish(self) -> None:
         """Mark the job as finished."""
         with disk_errors(self._file), transaction(self.connection):
             self.connection.execute("UPDATE job SET finished_at = coalesce(finished_at, ?)", (time.time(),))
 
-    def reject(self, reasons: Iterable[str]) -> None:
+    def reject(self, reason: str, count: int) -> None:
         """Count rejected messages by reason."""
-        counts: dict[str, int] = {}
-        for reason in reasons:
-            counts[f"rejected: {reason}"] = counts.get(f"rejected: {reason}", 0) + 1
-        if counts:
-            with disk_errors(self._file), transaction(self.connection):
-                self._add_to_counters(counts)
+        with disk_errors(self._file), transaction(self.connection):
+            self._add_to_counters({f"rejected: {reason}": count})
 
     def _add_to_counters(self, amounts: dict[str, int]) -> None:
         self.connection.executemany(

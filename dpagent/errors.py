@@ -92,6 +92,10 @@ class StorageError(DpagentError):
     exit_code = ExitCode.STORAGE
 
 
+class DamagedDatabaseError(StorageError):
+    """A file is there and is no database, or a damaged one."""
+
+
 class PlanError(DpagentError):
     """Privacy parameters are out of range or cannot meet the target."""
 

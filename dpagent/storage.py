@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from dpagent.errors import ConfigurationError, StateInUseError, StorageError
+from dpagent.errors import ConfigurationError, DamagedDatabaseError, StateInUseError, StorageError
 
 Migration = Callable[[sqlite3.Connection], None]
 
@@ -34,7 +34,7 @@ def disk_errors(path: Path) -> Iterator[None]:
                 f"{path}: the disk is full. Nothing was lost; free space and start again."
             ) from error
         if name.startswith(("SQLITE_NOTADB", "SQLITE_CORRUPT")):
-            raise StorageError(
+            raise DamagedDatabaseError(
                 f"{path} is not a readable database ({error}). Restore it from a backup."
             ) from error
         if name.startswith("SQLITE_BUSY"):

@@ -131,7 +131,9 @@ class Broker:
         passwords, file = self.directory / "passwords", self.directory / "mosquitto.conf"
         passwords.write_text(f"{USER}:{self.password_file.read_text().strip()}\n")
         passwords.chmod(0o600)
-        subprocess.run(["mosquitto_passwd", "-U", str(passwords)], check=True, capture_output=True, timeout=30)
+        subprocess.run(
+            ["mosquitto_passwd", "-U", str(passwords)], check=True, capture_output=True, timeout=30
+        )
         lines = [
             f"listener {self.port} 127.0.0.1", "allow_anonymous false", f"password_file {passwords}",
             f"user {getpass.getuser()}", "persistence true", f"persistence_location {self.directory}/",

@@ -37,9 +37,8 @@ _CONNACK_PATIENCE_S = 3.0
 properties as a client id and wait for the rest."""
 
 _MQTT5, _MQTT311 = MQTTProtocolVersion.MQTTv5, MQTTProtocolVersion.MQTTv311
-_INBOX_EVENTS = 20_000
-"""Events held at most (16 MB of fragments of typical size); beyond it a message is dropped
-unacknowledged to its sender, who resends it because no receipt comes."""
+_INBOX_MESSAGES = 4_096
+"""Messages held at most; beyond it they are dropped, and resent because no receipt comes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +114,7 @@ class MqttSession:
         self._subscriptions = tuple(subscriptions)
         self._persistent = persistent
         self._password = settings.password()
-        self._inbox: queue.Queue[Event | _Refused | _SpeaksOlderProtocol] = queue.Queue(_INBOX_EVENTS)
+        self._inbox: queue.SimpleQueue[Event | _Refused | _SpeaksOlderProtocol] = queue.SimpleQueue()
         self._protocol = _MQTT311 if settings.protocol == "3.1.1" else _MQTT5
         self._client: paho.Client | None = None
         self._asked_at: float | None = None
@@ -243,12 +242,6 @@ class MqttSession:
             return None
         return event
 
-    def _put(self, event: Event | _Refused | _SpeaksOlderProtocol) -> None:
-        try:
-            self._inbox.put_nowait(event)
-        except queue.Full:
-            self.dropped += 1
-
     def _on_socket_open(self, _client: paho.Client, _userdata: Any, _socket: Any) -> None:
         self._asked_at = time.monotonic()
 
@@ -266,16 +259,16 @@ class MqttSession:
             if self._subscriptions:
                 client.subscribe([(subscription.topic, 1) for subscription in self._subscriptions])
             self.connected = True
-            self._put(Connected())
+            self._inbox.put(Connected())
         elif name == "Unsupported protocol version":
-            self._put(_SpeaksOlderProtocol(name))
+            self._inbox.put(_SpeaksOlderProtocol(name))
         elif name in ("Not authorized", "Bad user name or password", "Banned", "Client identifier not valid"):
-            self._put(_Refused(name.lower()))
+            self._inbox.put(_Refused(name.lower()))
         else:
-            self._put(Disconnected(name))
+            self._inbox.put(Disconnected(name))
 
     def _on_connect_fail(self, _client: paho.Client, _userdata: Any) -> None:
-        self._put(Disconnected(f"no broker answers at {self._settings.url}"))
+        self._inbox.put(Disconnected(f"no broker answers at {self._settings.url}"))
 
     def _on_disconnect(
         self,
@@ -288,17 +281,20 @@ class MqttSession:
         was_connected, self.connected = self.connected, False
         if not was_connected and self._protocol == _MQTT5 and self._settings.protocol == "auto":
             # Some brokers close the socket on an unknown protocol version without a word.
-            self._put(_SpeaksOlderProtocol(str(reason)))
+            self._inbox.put(_SpeaksOlderProtocol(str(reason)))
         elif str(reason) == "Session taken over":
-            self._put(
+            self._inbox.put(
                 _Refused("another program connected under our client id; one coordinator a fleet may run")
             )
         elif was_connected:
-            self._put(Disconnected(f"connection lost: {reason}"))
+            self._inbox.put(Disconnected(f"connection lost: {reason}"))
 
     def _on_message(self, _client: paho.Client, _userdata: Any, message: paho.MQTTMessage) -> None:
         self.bytes_down += len(message.payload) + len(message.topic)
-        self._put(Received(message.topic, bytes(message.payload)))
+        if self._inbox.qsize() >= _INBOX_MESSAGES:
+            self.dropped += 1
+            return
+        self._inbox.put(Received(message.topic, bytes(message.payload)))
 
     def _on_publish(
         self,
@@ -308,7 +304,7 @@ class MqttSession:
         _reason: ReasonCode,
         _properties: Properties | None,
     ) -> None:
-        self._put(Acknowledged(handle))
+        self._inbox.put(Acknowledged(handle))
 
 
 def _properties(packet: int) -> Any:

@@ -109,7 +109,10 @@ def test_a_model_of_another_length_than_the_plan_says_is_refused() -> None:
     assembler = ModelAssembler()
     for chunk in CHUNKS:
         assembler.add(chunk)
-    assert assembler.get(make_plan(model={"parameters": 29_999, "digest": model_digest(DATA), "chunks": 3})) is None
+    assert (
+        assembler.get(make_plan(model={"parameters": 29_999, "digest": model_digest(DATA), "chunks": 3}))
+        is None
+    )
 
 
 def test_more_chunks_than_the_plan_says_are_not_read() -> None:

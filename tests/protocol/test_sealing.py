@@ -37,7 +37,9 @@ def test_two_seals_of_one_fragment_share_nothing() -> None:
     one, other = (cbor2.loads(seal(FRAGMENT, "testers", OPENER.public_key))["ciphertext"] for _ in range(2))
     assert len(one) == len(other)
     assert one[:32] != other[:32]
-    assert not {one[i : i + 8] for i in range(len(one) - 7)} & {other[i : i + 8] for i in range(len(other) - 7)}
+    assert not {one[i : i + 8] for i in range(len(one) - 7)} & {
+        other[i : i + 8] for i in range(len(other) - 7)
+    }
 
 
 def test_nothing_of_the_fragment_is_readable() -> None:

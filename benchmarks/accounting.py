@@ -1,0 +1,57 @@
+"""What it costs to know what was spent, and how tight the bound is.
+
+A thousand rounds, each with a noise multiplier of its own (the incrementing schedule for ε = 2, δ = 1e-5,
+q = 0.1), priced by ``subsampled_gaussian_rdp`` and ``epsilon_from_rdp`` (median of 5) and, in the
+same process, by dp-accounting's ``RdpAccountant`` with its default orders (once, for it takes
+long). The ε are compared, too: ours covers discrete noise and so may be slightly larger. Then the
+time in which ``calibrate`` finds the noise for a target.
+
+Limits: the two do not do the same work: the orders differ, and dp-accounting handles many mechanisms
+besides this one.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+
+from benchmarks.figures import Figure
+from benchmarks.oracle import rdp_epsilon
+from benchmarks.timing import alternate, seconds
+from dpagent.privacy import Schedule, calibrate, epsilon_from_rdp, subsampled_gaussian_rdp
+
+_ROUNDS = 1000
+_EPSILON, _DELTA, _RATE = 2.0, 1e-5, 0.1
+_REPEATS = 5
+
+
+def run() -> list[Figure]:
+    """Price the rounds with both, then time the calibration."""
+    plan = calibrate(Schedule(), epsilon=_EPSILON, delta=_DELTA, rounds=_ROUNDS, sampling_rate=_RATE)
+    sigmas = np.array(plan.noise_multipliers)
+    rounds = [(sigma, _RATE, 1) for sigma in plan.noise_multipliers]
+
+    def price() -> float:
+        return float(epsilon_from_rdp(subsampled_gaussian_rdp(sigmas, _RATE).sum(axis=0), _DELTA))
+
+    (ours,) = alternate(price, repeats=_REPEATS)
+    epsilons: list[float] = []
+    theirs = seconds(lambda: epsilons.append(rdp_epsilon(rounds, _DELTA)))
+    figures = [
+        Figure(
+            "time to price 1,000 different rounds", 1000 * ours, "ms",
+            f"dp-accounting: {1000 * theirs:,.0f} ms", ours / theirs,
+        ),
+        Figure(
+            "ε of these rounds", price(), "ε", f"dp-accounting: {epsilons[0]:.5f}", price() / epsilons[0]
+        ),
+    ]  # fmt: skip
+    for count in (100, 1000):
+        (taken,) = alternate(partial(_calibrate, count), repeats=_REPEATS)
+        figures.append(Figure(f"time to calibrate {count:,} rounds to ε = 2", 1000 * taken, "ms"))
+    return figures
+
+
+def _calibrate(rounds: int) -> None:
+    calibrate(Schedule(), epsilon=_EPSILON, delta=_DELTA, rounds=rounds, sampling_rate=_RATE)

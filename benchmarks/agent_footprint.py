@@ -1,0 +1,88 @@
+"""What the agent weighs while it waits, and how soon it is there.
+
+Resident memory (VmRSS) of a process that has imported ``agent.daemon`` and done nothing else; then of
+``dpagent run`` as installed, connected to a real broker (Mosquitto where it is installed, else the
+embedded one) on loopback and idle for three seconds, with a digits shard of 287 records. It is compared
+with a budget of 64 MiB. The start-up time is from the start of the process to the broker's
+acceptance, median of 3.
+
+Limits: VmRSS counts pages that processes share; training adds to it, see the peak of ``demo_mnist`` and
+``gradients``. A board's processor is slower than this one.
+"""
+
+from __future__ import annotations
+
+import signal
+import statistics
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+from benchmarks.figures import BenchmarkError, Figure
+from benchmarks.programs import ROOT, environment, memory_mib, python, run_json, stop
+from benchmarks.simulation import digits_options
+from cli.demo.broker import BrokerChild, choose_broker, wait_until_ready
+from cli.demo.layout import Layout, prepare_data, write_configurations
+from cli.demo.supervisor import Supervisor
+
+_BUDGET_MIB = 64.0
+_STARTS = 3
+_IDLE_S = 3.0
+_CONNECT_S = 30.0
+_IMPORT = "import agent.daemon; from benchmarks.programs import memory_mib; print(memory_mib('VmRSS'))"
+
+
+def run() -> list[Figure]:
+    """Import, then run an agent three times against a broker."""
+    imported = float(run_json(python("-c", _IMPORT), timeout_s=60))
+    with tempfile.TemporaryDirectory(prefix="dpagent-bench-") as name:
+        starts, idle = _run_agents(Path(name))
+    return [
+        Figure("resident after `import agent.daemon`", imported, "MiB", *_against_budget(imported)),
+        Figure("resident, `dpagent run` connected and idle", idle, "MiB", *_against_budget(idle)),
+        Figure("start of `dpagent run` until the broker has accepted it", starts, "s"),
+    ]
+
+
+def _against_budget(mib: float) -> tuple[str, float]:
+    return f"budget: {_BUDGET_MIB:g} MiB", mib / _BUDGET_MIB
+
+
+def _run_agents(directory: Path) -> tuple[float, float]:
+    """Median seconds until the connection, and median resident memory once idle."""
+    options = digits_options(1.0)
+    layout = Layout(directory, options.devices)
+    prepare_data(options, layout)
+    broker = choose_broker("auto", directory / "broker", 0, None, None)
+    assert isinstance(broker, BrokerChild)  # `auto` starts one
+    write_configurations(options, layout, broker.address)
+    with Supervisor(layout.logs) as supervisor:
+        supervisor.start("broker", broker.command)
+        wait_until_ready(broker.address)
+        measured = [_run_agent(layout.agent_file(number), directory) for number in range(1, _STARTS + 1)]
+    starts, idle = zip(*measured, strict=True)
+    return statistics.median(starts), statistics.median(idle)
+
+
+def _run_agent(configuration: Path, directory: Path) -> tuple[float, float]:
+    log = directory / "agent.log"
+    started_at = time.monotonic()
+    with log.open("wb") as stream:
+        process = subprocess.Popen(
+            python("-m", "cli.main", "run", "--config", str(configuration)),
+            cwd=ROOT, env=environment(), stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+    try:
+        while "connected to" not in log.read_text(errors="replace"):
+            if process.poll() is not None or time.monotonic() > started_at + _CONNECT_S:
+                raise BenchmarkError(f"The agent did not connect; it said: {log.read_text(errors='replace')}")
+            time.sleep(0.002)
+        connected_s = time.monotonic() - started_at
+        time.sleep(_IDLE_S)
+        if process.poll() is not None:
+            name = signal.Signals(-process.returncode).name if process.returncode < 0 else process.returncode
+            raise BenchmarkError(f"The agent ended while it was idle ({name}).")
+        return connected_s, memory_mib("VmRSS", process.pid)
+    finally:
+        stop(process)

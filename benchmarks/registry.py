@@ -1,0 +1,36 @@
+"""The benchmarks, by the names that the command line knows, in the order of the page."""
+
+from __future__ import annotations
+
+from types import MappingProxyType, ModuleType
+
+from benchmarks import (
+    accounting,
+    agent_footprint,
+    demo_digits,
+    demo_mnist,
+    gradients,
+    noise_cap,
+    sampler,
+    schedules,
+    seal,
+)
+
+#: Every benchmark: a module whose docstring says what, how and within which limits, and whose
+#: ``run()`` gives its figures.
+BENCHMARKS: MappingProxyType[str, ModuleType] = MappingProxyType(
+    {
+        module.__name__.rpartition(".")[2]: module
+        for module in (
+            demo_digits,
+            demo_mnist,
+            noise_cap,
+            schedules,
+            sampler,
+            accounting,
+            gradients,
+            agent_footprint,
+            seal,
+        )
+    }
+)

@@ -1,0 +1,75 @@
+"""Sealing and opening a fragment: time, and bytes on top.
+
+``seal`` and ``Opener.open`` (HPKE base mode, a fresh key pair for every fragment) for one of the 16
+fragments of an update, with the width on the wire that the demo's presets lead to. Sealing and opening take
+turns, medians of 201. The overhead is the length of the sealed message less that of the packed integers; it
+is what id, round, position, key and tag take.
+
+Limits: one thread. Sealing does not depend on the values, so they are random.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+
+import numpy as np
+
+from benchmarks.figures import Figure
+from benchmarks.timing import alternate
+from cli.demo.presets import PRESETS, DatasetName
+from dpagent.learning import built_in
+from dpagent.privacy import DiscretisedGaussian, Schedule, calibrate, wire_shift, wire_width
+from dpagent.protocol.fragments import pack
+from dpagent.protocol.messages import Fragment
+from dpagent.protocol.sealing import Opener, new_sealing_secret, seal
+
+_FRAGMENTS = 16
+_RECORDS = {DatasetName.DIGITS: 287, DatasetName.MNIST: 6_000}
+_FLEET = "demo"
+_REPEATS = 201
+
+
+def run() -> list[Figure]:
+    """Seal and open a fragment of each preset's model."""
+    figures: list[Figure] = []
+    for dataset in DatasetName:
+        fragment = _fragment(dataset)
+        opener = Opener(new_sealing_secret(), _FLEET)
+        key = opener.public_key
+        message = seal(fragment, _FLEET, key)
+        sealing, opening = alternate(
+            partial(seal, fragment, _FLEET, key),
+            partial(opener.open, message),
+            repeats=_REPEATS,
+        )
+        payload, model = len(fragment.payload), PRESETS[dataset].model
+        figures += [
+            Figure(f"{model}: seal a fragment", 1000 * sealing, "ms"),
+            Figure(f"{model}: open a fragment", 1000 * opening, "ms"),
+            Figure(
+                f"{model}: overhead of a sealed fragment", len(message) - payload, "bytes",
+                f"packed integers: {payload:,} bytes", (len(message) - payload) / payload,
+            ),
+        ]  # fmt: skip
+    return figures
+
+
+def _fragment(dataset: DatasetName) -> Fragment:
+    """A fragment as the preset's first round makes it, with random values."""
+    preset = PRESETS[dataset]
+    plan = calibrate(
+        Schedule(), epsilon=preset.epsilon, delta=1e-5, rounds=preset.rounds,
+        sampling_rate=preset.sampling_rate,
+    )  # fmt: skip
+    dimension = built_in(preset.model).parameter_count
+    mechanism = DiscretisedGaussian(
+        preset.clip_norm, plan.noise_multipliers[0], preset.sampling_rate, dimension
+    )
+    width = wire_width(mechanism, preset.sampling_rate * _RECORDS[dataset], wire_shift(mechanism.sigma_steps))
+    reach = 1 << (width - 1)
+    values = np.random.default_rng(0).integers(-reach, reach, -(-dimension // _FRAGMENTS))
+    return Fragment(
+        version=1, kind="fragment", job=os.urandom(16), round=1, id=os.urandom(16), position=bytes(4),
+        payload=pack(values, width),
+    )  # fmt: skip

@@ -1,0 +1,12 @@
+"""The demo's report: one HTML page with its pictures in it, to be read, sent on or printed.
+
+Every sentence on the page is drawn from the :class:`~cli.demo.record.DemoRecord`. The page
+fetches nothing: style and pictures are inline, there are no scripts, and its content security
+policy forbids the rest. Equal records give equal pages, to the byte.
+"""
+
+from cli.demo.report.device_pictures import MAX_ROWS
+from cli.demo.report.interleaving import Interleaving, measure_interleaving
+from cli.demo.report.page import render_report, write_report
+
+__all__ = ["MAX_ROWS", "Interleaving", "measure_interleaving", "render_report", "write_report"]

@@ -1,0 +1,179 @@
+"""The page itself: what the template is given, and the file that comes of it."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from statistics import fmean, median
+
+from jinja2 import Environment, StrictUndefined
+
+from cli.demo.record import DemoRecord
+from cli.demo.report.device_pictures import MAX_ROWS, arrivals_picture, ledgers_picture
+from cli.demo.report.drawing import COLOURS, DARK_COLOURS
+from cli.demo.report.notation import counted, duration, epsilon, factor, mebibytes, percent, plain, size
+from cli.demo.report.round_pictures import accuracy_picture, budget_picture
+from dpagent.storage import disk_errors, write_atomically
+
+
+@dataclass(frozen=True, slots=True)
+class _KeyFigure:
+    label: str
+    value: str
+    detail: str
+
+
+def write_report(record: DemoRecord, directory: Path) -> Path:
+    """Write the report of a finished run to ``directory/index.html``; return that path.
+
+    The directory is made if it is not there; a page already in it is replaced.
+
+    Raises:
+        StorageError: The disk is full, or the page cannot be written there.
+    """
+    page = render_report(record, directory)
+    path = directory / "index.html"
+    with disk_errors(directory):
+        directory.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, page.encode())
+    return path
+
+
+def render_report(record: DemoRecord, directory: Path) -> str:
+    """The page as text. Files beside and below ``directory`` are named relative to it."""
+    template = resources.files("cli.demo.report").joinpath("report.html.j2").read_text(encoding="utf-8")
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    spent = _spent(record)
+    return environment.from_string(template).render(
+        record=record,
+        key_figures=_key_figures(record),
+        fragments=_fragment_figures(record),
+        alarms=_alarms(record),
+        pictures=[
+            accuracy_picture(record),
+            budget_picture(record),
+            arrivals_picture(record),
+            ledgers_picture(record),
+        ],
+        round_rows=_round_rows(record),
+        epsilon=epsilon(spent),
+        target=plain(record.epsilon_target),
+        delta=plain(record.delta),
+        factor=factor(spent),
+        sampling_rate=percent(record.sampling_rate),
+        clip_norm=plain(record.clip_norm),
+        parameters=f"{record.parameters:,}",
+        devices=counted(record.devices, "device"),
+        rounds=counted(record.rounds, "round"),
+        accuracy=percent(record.accuracy_history[-1]) if record.accuracy_history else None,
+        cap_effect=_cap_effect(record),
+        model_file=_name_of(record.model_file, directory),
+        state_dir=_name_of(record.state_dir, directory),
+        dark=DARK_COLOURS,
+        light=COLOURS,
+    )
+
+
+def _spent(record: DemoRecord) -> float:
+    """ε of the whole run."""
+    return record.epsilon_spent[-1] if record.epsilon_spent else 0.0
+
+
+def _name_of(file: str, directory: Path) -> str:
+    """``file`` as seen from the page, if it lies with it in one directory; else as it is."""
+    try:
+        absolute, here = Path(file).resolve(), directory.resolve()
+    except OSError:
+        return file
+    return os.path.relpath(absolute, here) if absolute.is_relative_to(here.parent) else file
+
+
+def _key_figures(record: DemoRecord) -> list[_KeyFigure]:
+    accuracy, baseline = record.accuracy_history, record.baseline_history
+    without_noise = f"without noise {percent(baseline[-1])}" if baseline else "not run without noise"
+    pace = f"{duration(median(record.seconds_by_round))} a round (median)" if record.seconds_by_round else ""
+    records = f"about {record.records_per_device:,.0f} records each"
+    restarts = "no restarts" if record.restarts == 0 else counted(record.restarts, "restart")
+    return [
+        _KeyFigure("Test accuracy", percent(accuracy[-1]) if accuracy else "–", without_noise),
+        _KeyFigure(
+            "Privacy spent, for each record",
+            f"ε = {epsilon(_spent(record))}",
+            f"of {plain(record.epsilon_target)}, at δ = {plain(record.delta)}",
+        ),
+        _KeyFigure("Devices", f"{record.devices:,}", f"{records}; {restarts}"),
+        _KeyFigure("Rounds", f"{record.rounds:,}", f"{record.schedule} schedule"),
+        _KeyFigure("Time", duration(record.seconds_total), pace),
+        _KeyFigure(
+            "Traffic of a device",
+            f"{size(record.bytes_up)} up",
+            f"{size(record.bytes_down)} down; mean of a round",
+        ),
+        _KeyFigure("Agent’s peak memory", mebibytes(record.agent_peak_mib), "the largest of all devices"),
+        _KeyFigure(
+            "Coordinator’s peak memory",
+            mebibytes(record.coordinator_peak_mib),
+            f"for {record.parameters:,} parameters",
+        ),
+    ]
+
+
+def _fragment_figures(record: DemoRecord) -> list[_KeyFigure]:
+    tally = record.fragments
+    return [
+        _KeyFigure("sent", f"{tally.sent:,}", "charged first"),
+        _KeyFigure("counted", f"{tally.counted:,}", "in a sum, once"),
+        _KeyFigure("expired", f"{tally.expired:,}", "round was over"),
+        _KeyFigure("lost", f"{tally.lost:,}", "neither of these"),
+        _KeyFigure("duplicates", f"{tally.duplicates:,}", "seen, not counted"),
+        _KeyFigure("rejected", f"{tally.rejected:,}", "failed a check"),
+    ]
+
+
+def _alarms(record: DemoRecord) -> list[str]:
+    """What a reader has to know before the rest."""
+    alarms = []
+    broken = [str(budget.device) for budget in record.budgets if not budget.verified]
+    if broken:
+        which = ", ".join(broken[:MAX_ROWS]) + (" and others" if len(broken) > MAX_ROWS else "")
+        alarms.append(f"The ledger did not verify on {counted(len(broken), 'device')}: {which}.")
+    if _spent(record) > record.epsilon_target * (1 + 1e-9):
+        alarms.append("The run spent more than its target.")
+    if record.fragments.lost:
+        alarms.append(
+            f"{counted(record.fragments.lost, 'fragment')} lost: sent, but neither counted nor expired."
+        )
+    return alarms
+
+
+def _cap_effect(record: DemoRecord) -> str | None:
+    if not record.clamped or record.cap.startswith("none"):
+        return None
+    if "device" in record.cap and not any(record.clamped):
+        return "how often it acted is not known, for devices do not tell"
+    mean = fmean(record.clamped)
+    share = mean / record.parameters if record.parameters else 0.0
+    return (
+        f"it held back {mean:,.0f} of {record.parameters:,} coordinates in a round "
+        f"on average ({percent(share)})"
+    )
+
+
+def _round_rows(record: DemoRecord) -> list[tuple[str, ...]]:
+    """A row for each round; a dash where its value is missing."""
+    rows = itertools.zip_longest(
+        map(str, range(1, record.rounds + 1)),
+        map("{:.3f}".format, record.noise_multipliers),
+        map(epsilon, record.epsilon_spent),
+        (percent(share, 2) for share in record.accuracy_history),
+        (percent(share, 2) for share in record.baseline_history),
+        map("{:,.0f}".format, record.clamped),
+        map("{:.1f}".format, record.seconds_by_round),
+        fillvalue="–",
+    )
+    return list(itertools.islice(rows, record.rounds))

@@ -1,0 +1,111 @@
+"""The pictures over rounds: what the model learns, and what it spends."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
+
+from cli.demo.record import DemoRecord
+from cli.demo.report.drawing import COLOURS, Picture, draw_picture, line, round_axis
+from cli.demo.report.notation import epsilon, percent, plain, points
+
+
+def accuracy_picture(record: DemoRecord) -> Picture:
+    """Test accuracy after each round, beside the run without noise."""
+    accuracy, baseline = record.accuracy_history, record.baseline_history
+    if not accuracy:
+        return Picture("accuracy", "Accuracy was not measured", "There were no test data.")
+    caption = f"After round {len(accuracy)} the model gets {percent(accuracy[-1])} of the test records right"
+    if baseline:
+        # Compare like with like, also where one of the two is shorter.
+        together = min(len(accuracy), len(baseline))
+        difference = points(accuracy[together - 1] - baseline[together - 1])
+        title = f"Training with noise ends {difference} training without"
+        place = ", " if together == len(accuracy) else f"; at round {together} it is "
+        caption += f"{place}{difference} the run without noise."
+        note = (
+            "The run without noise has the same lots’ rate, clipping and optimiser. It protects nobody: "
+            "the demo can make it because it owns all the data. One run each; both would come out "
+            "a little different next time."
+        )
+    else:
+        title = f"Accuracy reaches {percent(accuracy[-1])}"
+        caption += "."
+        note = ""
+
+    def draw(figure: Figure) -> None:
+        axes = figure.add_subplot()
+        ends = [(accuracy[-1], len(accuracy), "blue", "with noise")]
+        line(axes, accuracy, "blue", 2)
+        if baseline:
+            line(axes, baseline, "orange", 1.5, dashed=True)
+            ends.append((baseline[-1], len(baseline), "orange", "without noise"))
+        # The upper label sits a little higher and the lower one a little lower: they never overlap.
+        ends.sort()
+        for (value, at, colour, name), rise in zip(ends, (-7, 7) if baseline else (0,), strict=True):
+            axes.annotate(
+                f"{name} {percent(value)}", (at, value), xytext=(9, rise), textcoords="offset points",
+                va="center", color=COLOURS[colour], fontweight="bold", annotation_clip=False,
+            )  # fmt: skip
+        round_axis(axes, max(record.rounds, len(accuracy), len(baseline)))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g}\N{NO-BREAK SPACE}%"))
+        axes.set_title("share of test records classified correctly")
+        axes.grid(axis="y")
+        axes.margins(y=0.12)
+        axes.set_ylim(top=min(axes.get_ylim()[1], 1.01))
+
+    return draw_picture("accuracy", title, caption, note, 3.3, draw)
+
+
+def budget_picture(record: DemoRecord) -> Picture:
+    """ε of the run so far, its growth in each round, and the noise that bought it."""
+    spent, noise = record.epsilon_spent, record.noise_multipliers
+    if not spent or not noise:
+        return Picture("budget", "No round was charged", "The record holds no charges.")
+    first, last = noise[0], noise[-1]
+    if math.isclose(first, last, rel_tol=5e-3):
+        trend, noise_words = "Every round has the same noise", f"Noise is σ = {last:.2f}"
+    else:
+        less, verb = ("less", "falls") if last < first else ("more", "rises")
+        trend = f"Later rounds have {less} noise"
+        noise_words = f"Noise {verb} from σ = {first:.2f} in round 1 to σ = {last:.2f} in round {len(noise)}"
+    used = percent(spent[-1] / record.epsilon_target)
+    title = f"{trend}, and the run ends with {used} of its budget spent"
+    if len(noise) == 1:
+        title = f"One round spends {used} of the budget"
+    caption = (
+        f"{noise_words}, and ε ends at {epsilon(spent[-1])} of the target {plain(record.epsilon_target)} "
+        f"(δ = {plain(record.delta)})."
+    )
+    note = ""
+    if len(spent) > 1:
+        note = (
+            "ε does not add up over rounds: a round’s bar is how much the bound on the whole run grew by it, "
+            "and early rounds look dear because of what δ costs once."
+        )
+
+    def draw(figure: Figure) -> None:
+        left, middle, right = figure.subplots(1, 3, width_ratios=(1.2, 1, 1))
+        left.axhline(record.epsilon_target, color=COLOURS["stone"], linestyle=(0, (4, 2)), linewidth=1.2)
+        left.annotate(
+            f"target {plain(record.epsilon_target)}", (0.02, record.epsilon_target), xytext=(0, 4),
+            xycoords=("axes fraction", "data"), textcoords="offset points",
+        )  # fmt: skip
+        left.fill_between(range(1, len(spent) + 1), spent, color=COLOURS["blue"], alpha=0.14, linewidth=0)
+        line(left, spent, "blue", 2)
+        left.set_ylim(0, 1.14 * max(record.epsilon_target, *spent))
+        left.set_title("ε of the run so far")
+        growth = [now - before for before, now in itertools.pairwise((0.0, *spent))]
+        middle.bar(range(1, len(growth) + 1), growth, color=COLOURS["sky"], width=0.75, linewidth=0)
+        middle.set_title("growth of ε in each round")
+        line(right, noise, "orange", 2)
+        right.set_ylim(0, 1.14 * max(noise))
+        right.set_title("noise multiplier σ")
+        for axes in (left, middle, right):
+            round_axis(axes, max(record.rounds, len(spent), len(noise)))
+            axes.grid(axis="y")
+
+    return draw_picture("budget", title, caption, note, 2.9, draw)

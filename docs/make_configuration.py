@@ -1,0 +1,125 @@
+"""Writes docs/configuration.md from the schemas that the programs enforce.
+
+Run it after a change to one: ``python docs/make_configuration.py``. A test compares.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import annotated_types
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from agent.profile import Profile
+from agent.settings import AgentSettings
+from coordinator.settings import FleetSettings
+
+PAGE = Path(__file__).with_name("configuration.md")
+
+_INTRODUCTION = """\
+# Configuration
+
+Made by `python docs/make_configuration.py` from the schemas that the programs enforce. Unknown
+keys, wrong types and values out of range are refused with file, line and key (exit code 3).
+Paths are relative to the file they stand in. Sections are nested maps.
+"""
+
+_FILES: list[tuple[str, str, type[BaseModel]]] = [
+    (
+        "agent.yaml",
+        "What the integrator decides for one device (`dpagent run --config agent.yaml`).",
+        AgentSettings,
+    ),
+    (
+        "fleet.yaml",
+        "What the operator decides (`dpagent coordinator run --config fleet.yaml`).",
+        FleetSettings,
+    ),
+    ("A board profile", "`firmware_profiles/*.yaml`, or a file of one's own named in `profile`.", Profile),
+]
+
+
+def attribute_docstrings(schema: type[BaseModel]) -> dict[str, str]:
+    """The string under each field in the source of ``schema``."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(schema))).body[0]
+    assert isinstance(body, ast.ClassDef)
+    found: dict[str, str] = {}
+    for field, text in zip(body.body, body.body[1:], strict=False):
+        if (
+            isinstance(field, ast.AnnAssign)
+            and isinstance(field.target, ast.Name)
+            and isinstance(text, ast.Expr)
+            and isinstance(text.value, ast.Constant)
+        ):
+            found[field.target.id] = " ".join(str(text.value.value).split()).replace("``", "`")
+    return found
+
+
+def type_name(field: FieldInfo) -> str:
+    """The type and range of a field, as a person writes it."""
+    text = str(field.annotation)
+    if "Path" in text:
+        return "path"
+    for name in ("pathlib._local.", "pathlib.", "typing.", "<class '", "'>"):
+        text = text.replace(name, "")
+    text = text.replace("Literal[", "one of ").rstrip("]").replace("'", "`") if "Literal[" in text else text
+    names = {"float": "number", "int": "whole number", "str": "text", "Path": "path"}
+    text = " or ".join(
+        names.get(part.strip(), part.strip()) for part in text.split("|") if part.strip() != "None"
+    )
+    return f"{text} {limits(field)}".strip()
+
+
+def limits(field: FieldInfo) -> str:
+    """The range of a number, in interval notation."""
+    low, high, left, right = "-∞", "∞", "(", ")"
+    for rule in field.metadata:
+        match rule:
+            case annotated_types.Gt(gt=bound):
+                low, left = f"{bound:g}", "("  # type: ignore[str-format]
+            case annotated_types.Ge(ge=bound):
+                low, left = f"{bound:g}", "["  # type: ignore[str-format]
+            case annotated_types.Lt(lt=bound):
+                high, right = f"{bound:g}", ")"  # type: ignore[str-format]
+            case annotated_types.Le(le=bound):
+                high, right = f"{bound:g}", "]"  # type: ignore[str-format]
+    return "" if (low, high) == ("-∞", "∞") else f"in {left}{low}, {high}{right}"
+
+
+def rows(schema: type[BaseModel], prefix: str = "") -> list[str]:
+    """One table row a key, sections flattened to dotted keys."""
+    notes = attribute_docstrings(schema)
+    result = []
+    for name, field in schema.model_fields.items():
+        section = next((part for part in _parts(field.annotation) if issubclass(part, BaseModel)), None)
+        if section is not None:
+            result += rows(section, f"{prefix}{name}.")
+            continue
+        default = (
+            "required" if field.is_required() else "none" if field.default is None else f"`{field.default}`"
+        )
+        result.append(f"| `{prefix}{name}` | {type_name(field)} | {default} | {notes.get(name, '')} |")
+    return result
+
+
+def _parts(annotation: Any) -> list[type]:
+    arguments = getattr(annotation, "__args__", ())
+    return [part for part in (annotation, *arguments) if isinstance(part, type)]
+
+
+def render() -> str:
+    """The whole page."""
+    sections = [_INTRODUCTION]
+    for title, about, schema in _FILES:
+        table = "\n".join(["| key | type | default | meaning |", "|---|---|---|---|", *rows(schema)])
+        sections.append(f"## {title}\n\n{about}\n\n{table}\n")
+    return "\n".join(sections)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(render(), encoding="utf-8")

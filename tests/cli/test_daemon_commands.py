@@ -1,0 +1,167 @@
+"""The daemons as commands: bad input, signals, a broker that is not there."""
+
+from __future__ import annotations
+
+import base64
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from dpagent.learning import Dataset, save_npz
+
+KEY = base64.b64encode(bytes([9]) + bytes(31)).decode()
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "cli.main", *arguments]
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=60, check=False)
+
+
+def write_agent(directory: Path, **changes: Any) -> Path:
+    rng = np.random.default_rng(1)
+    if not (directory / "data.npz").exists():
+        inputs = rng.random((20, 8, 8, 1), dtype=np.float32)
+        save_npz(directory / "data.npz", Dataset(inputs, rng.integers(0, 10, 20), 10))
+    settings = {
+        "fleet": "test",
+        "coordinator_key": KEY,
+        "data": {"name": "numbers", "path": "data.npz"},
+        "budget": {"epsilon": 1.0, "delta": 1e-5},
+        "mqtt": {"url": "mqtt://127.0.0.1:1"},
+    } | changes
+    file = directory / "agent.yaml"
+    file.write_text(yaml.safe_dump(settings, sort_keys=False))
+    return file
+
+
+def write_fleet(directory: Path, **changes: Any) -> Path:
+    settings = {
+        "fleet": "test", "devices": 2, "records_per_device": 20, "rounds": 2,
+        "privacy": {"epsilon": 2.0}, "model": {"name": "digits"}, "mqtt": {"url": "mqtt://127.0.0.1:1"},
+    } | changes  # fmt: skip
+    file = directory / "fleet.yaml"
+    file.write_text(yaml.safe_dump(settings, sort_keys=False))
+    return file
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "words"),
+    [
+        ({"colour": "green"}, 3, "agent.yaml:11: colour: unknown key"),
+        ({"budget": {"epsilon": "lots", "delta": 1e-5}}, 3, "budget.epsilon"),
+        ({"coordinator_key": "abc"}, 3, "coordinator_key"),
+        ({"profile": "cray-1"}, 3, "raspberry-pi-4"),
+        ({"data": {"name": "numbers", "path": "nowhere.npz"}}, 4, "nowhere.npz"),
+        ({"mqtt": {"url": "http://example"}}, 3, "mqtt://"),
+        ({"mqtt": {"username": "me", "password_file": "missing"}}, 3, "password_file"),
+    ],
+)
+def test_agent_refuses_bad_settings(tmp_path: Path, changes: dict[str, Any], code: int, words: str) -> None:
+    result = run("run", "--config", str(write_agent(tmp_path, **changes)))
+    assert result.returncode == code, result.stderr
+    assert words in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "words"),
+    [
+        ({"devices": 0}, 3, "fleet.yaml:2: devices: got 0"),
+        ({"model": {"name": "alexnet"}}, 3, "alexnet"),
+        ({"privacy": {"epsilon": 2.0, "schedule": {"kind": "random"}}}, 3, "schedule.kind"),
+        ({"privacy": {"epsilon": 0.0005}, "rounds": 500}, 9, "epsilon"),
+        ({"test_data": {"path": "missing.npz"}}, 4, "missing.npz"),
+        ({"fragments_per_update": 1, "model": {"name": "mnist-cnn"}, "records_per_device": 1e6}, 9, "device"),
+    ],
+)
+def test_coordinator_refuses_bad_settings(
+    tmp_path: Path, changes: dict[str, Any], code: int, words: str
+) -> None:
+    result = run("coordinator", "run", "--config", str(write_fleet(tmp_path, **changes)))
+    assert result.returncode == code, result.stderr
+    assert words in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_data_that_no_model_fits_and_damaged_data(tmp_path: Path) -> None:
+    file = write_agent(tmp_path)
+    (tmp_path / "data.npz").write_bytes(b"PK\x03\x04 not really")
+    result = run("run", "--config", str(file))
+    assert result.returncode == 4
+    assert "data.npz" in result.stderr
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+@pytest.mark.parametrize("daemon", ["agent", "coordinator"])
+def test_daemons_keep_trying_and_stop_when_told(
+    tmp_path: Path, daemon: str, number: signal.Signals, code: int
+) -> None:
+    """Without a broker a daemon says so and tries again; a signal stops it cleanly."""
+    arguments = (
+        ["run", "--config", str(write_agent(tmp_path))]
+        if daemon == "agent"
+        else ["coordinator", "run", "--config", str(write_fleet(tmp_path))]
+    )
+    child = subprocess.Popen(command(*arguments), stderr=subprocess.PIPE, text=True)
+    assert child.stderr is not None
+    said = ""
+    until = time.monotonic() + 60
+    while "no broker answers" not in said and time.monotonic() < until and child.poll() is None:
+        said += child.stderr.readline()
+    child.send_signal(number)
+    _, rest = child.communicate(timeout=30)
+    assert child.returncode == code, said + rest
+    assert "trying again" in said
+    assert "Traceback" not in said + rest
+
+
+def test_damaged_ledger_is_a_sentence(tmp_path: Path) -> None:
+    file = write_agent(tmp_path)
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "ledger.db").write_bytes(b"this is no database, whatever its name says" * 100)
+    result = run("run", "--config", str(file))
+    assert result.returncode == 5
+    assert "not a readable database" in result.stderr
+    verify = run("budget", "verify", "--state-dir", str(tmp_path / "state"))
+    assert verify.returncode == 5
+    assert "Traceback" not in result.stderr + verify.stderr
+
+
+def test_budget_of_a_fresh_agent(tmp_path: Path) -> None:
+    child = subprocess.Popen(
+        command("run", "--config", str(write_agent(tmp_path))), stderr=subprocess.PIPE, text=True
+    )
+    assert child.stderr is not None
+    while "no broker answers" not in child.stderr.readline():
+        assert child.poll() is None
+    # Beside the running agent: reading needs no lock.
+    shown = run("budget", "show", "--state-dir", str(tmp_path / "state"))
+    child.terminate()
+    child.communicate(timeout=30)
+    assert shown.returncode == 0, shown.stderr
+    assert "numbers" in shown.stdout
+    exported = run("budget", "export", "--state-dir", str(tmp_path / "state"))
+    assert "no charges yet" in exported.stdout
+    missing = run("budget", "show", "--state-dir", str(tmp_path / "elsewhere"))
+    assert missing.returncode == 5
+    assert "elsewhere" in missing.stderr
+
+
+def test_coordinator_key_is_stable_and_status_needs_a_job(tmp_path: Path) -> None:
+    file = write_fleet(tmp_path)
+    first, second = (run("coordinator", "key", "--config", str(file)).stdout.strip() for _ in range(2))
+    assert first == second
+    assert len(base64.b64decode(first)) == 32
+    status = run("coordinator", "status", "--config", str(file))
+    assert status.returncode == 8
+    assert "coordinator.db" in status.stderr

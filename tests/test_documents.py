@@ -1,0 +1,73 @@
+"""Pages that state what the code enforces are kept alike with it."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+from dpagent.protocol import messages
+from dpagent.protocol.topics import Topics
+
+DOCS = Path(__file__).parent.parent / "docs"
+
+
+def test_configuration_page_is_made_from_the_schemas() -> None:
+    made = runpy.run_path(str(DOCS / "make_configuration.py"))["render"]()
+    assert made == (DOCS / "configuration.md").read_text(), "run: python docs/make_configuration.py"
+    assert "=<" not in made
+
+
+@pytest.mark.parametrize(
+    ("section", "schema"),
+    [
+        ("plan", messages.Plan),
+        ("model", messages.ModelChunk),
+        ("fragment", messages.Fragment),
+        ("receipts", messages.Receipts),
+        ("signed", messages.Signed),
+        ("sealed", messages.Sealed),
+    ],
+)
+def test_protocol_page_lists_exactly_the_keys_of_a_message(
+    section: str, schema: type[messages.Message]
+) -> None:
+    page = (DOCS / "protocol.md").read_text()
+    text = page.split(f"### {section}\n", 1)[1].split("\n#", 1)[0]
+    keys = set(re.findall(r"^\| `(\w+)` \|", text, flags=re.MULTILINE))
+    assert keys == set(schema.model_fields) - {"version", "kind"}
+
+
+@pytest.mark.parametrize(
+    ("key", "schema"),
+    [
+        ("model", messages.ModelTerms),
+        ("mechanism", messages.MechanismTerms),
+        ("cap", messages.CapTerms),
+        ("wire", messages.WireTerms),
+    ],
+)
+def test_protocol_page_lists_the_keys_of_a_plans_maps(key: str, schema: type[messages.Message]) -> None:
+    row = next(
+        line
+        for line in (DOCS / "protocol.md").read_text().splitlines()
+        if line.startswith(f"| `{key}` | map")
+    )
+    for field in schema.model_fields:
+        assert f"`{field}`" in row
+
+
+def test_protocol_page_names_the_topics_and_the_limit() -> None:
+    page = (DOCS / "protocol.md").read_text()
+    topics = Topics("FLEET")
+    for topic in (topics.plan, topics.model_chunks, topics.fragments, topics.receipts):
+        assert topic.replace("FLEET", "{fleet}").replace("+", "{index}") in page
+    assert f"{messages.MAX_MESSAGE_BYTES:,} bytes" in page
+
+
+def test_local_links_lead_somewhere() -> None:
+    for page in [DOCS.parent / "README.md", *DOCS.rglob("*.md")]:
+        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"

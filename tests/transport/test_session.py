@@ -1,0 +1,332 @@
+"""The supervised session against real brokers: Mosquitto over MQTT 5 and 3.1.1, and amqtt."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from brokers import Broker, Software, free_port, wait_for, wait_until
+
+from dpagent.errors import BrokerError, ConfigurationError
+from dpagent.transport import Acknowledged, Connected, Disconnected, MqttSession, MqttSettings, Received
+
+KINDS: list[tuple[Software, str]] = [("mosquitto", "5"), ("mosquitto", "3.1.1"), ("amqtt", "auto")]
+IDS = ["mosquitto-5", "mosquitto-3.1.1", "amqtt-auto"]
+# Falling back takes seconds; it is enough to do it where connections break.
+STEADY_KINDS: list[tuple[Software, str]] = [*KINDS[:2], ("amqtt", "3.1.1")]
+_numbers = itertools.count()
+
+
+@pytest.fixture(params=STEADY_KINDS, ids="-".join)
+def changes_of_broker(request: pytest.FixtureRequest) -> tuple[Broker, dict[str, Any]]:
+    software, protocol = request.param
+    return request.getfixturevalue(software), {"protocol": protocol}
+
+
+@pytest.fixture()
+def topic() -> str:
+    return f"tests/{next(_numbers)}/topic"
+
+
+def client() -> str:
+    return f"client-{next(_numbers)}"
+
+
+Case = tuple[Broker, dict[str, Any]]
+
+
+def deliver(sender: MqttSession, receiver: MqttSession, topic: str, payload: bytes) -> None:
+    """Publish until it arrives: a subscription takes effect a moment after the connection."""
+
+    def arrives() -> bool:
+        sender.publish(topic, payload)
+        return any(receiver.next_event(0.1) == Received(topic, payload) for _ in range(3))
+
+    wait_until(arrives, f"a message on {topic}")
+
+
+def test_a_message_reaches_a_subscriber_and_is_acknowledged(changes_of_broker: Case, topic: str) -> None:
+    broker, changes = changes_of_broker
+    payload = bytes(range(256)) * 200
+    with (
+        broker.session(client(), topic, **changes) as receiver,
+        broker.session(client(), **changes) as sender,
+    ):
+        wait_for(receiver, Connected)
+        wait_for(sender, Connected)
+        assert sender.connected
+        deliver(sender, receiver, topic, payload)
+        assert wait_for(sender, Acknowledged).handle > 0
+        assert sender.bytes_up >= len(payload) + len(topic)
+        assert receiver.bytes_down >= len(payload) + len(topic)
+        assert receiver.bytes_up == 0
+
+
+def test_every_publication_is_acknowledged_by_its_own_handle(changes_of_broker: Case, topic: str) -> None:
+    broker, changes = changes_of_broker
+    with broker.session(client(), **changes) as sender:
+        wait_for(sender, Connected)
+        handles = [sender.publish(topic, bytes([number])) for number in range(60)]
+        assert None not in handles
+        assert len(set(handles)) == 60
+        assert {wait_for(sender, Acknowledged).handle for _ in range(60)} == set(handles)
+
+
+def test_a_late_subscriber_gets_what_was_retained(changes_of_broker: Case, topic: str) -> None:
+    broker, changes = changes_of_broker
+    with broker.session(client(), **changes) as sender:
+        wait_for(sender, Connected)
+        sender.publish(topic, b"old", retain=True)
+        handle = sender.publish(topic, b"kept", retain=True)
+        while wait_for(sender, Acknowledged).handle != handle:
+            pass
+    with broker.session(client(), topic, **changes) as receiver:
+        assert wait_for(receiver, Received) == Received(topic, b"kept")
+
+
+def test_only_what_was_subscribed_to_arrives(changes_of_broker: Case, topic: str) -> None:
+    broker, changes = changes_of_broker
+    with (
+        broker.session(client(), f"{topic}/+", **changes) as receiver,
+        broker.session(client(), **changes) as sender,
+    ):
+        wait_for(receiver, Connected)
+        wait_for(sender, Connected)
+        sender.publish(f"{topic}/a/b", b"deeper")
+        sender.publish(topic, b"higher")
+        deliver(sender, receiver, f"{topic}/last", b"end")
+
+
+def test_a_wrong_password_is_a_sentence(changes_of_broker: Case, tmp_path: Path) -> None:
+    broker, changes = changes_of_broker
+    (tmp_path / "password").write_text("wrong\n")
+    with (
+        broker.session(client(), password_file=tmp_path / "password", **changes) as session,
+        pytest.raises(BrokerError, match=rf"{broker.url} refuses us: .*mqtt\.password_file"),
+    ):
+        wait_for(session, Connected)
+
+
+def test_a_password_that_is_not_there_is_noticed_before_connecting(mosquitto: Broker) -> None:
+    with pytest.raises(ConfigurationError, match="password_file"):
+        mosquitto.session(client(), password_file=Path("/nowhere/password"))
+
+
+def test_a_certificate_authority_that_is_none_is_named(tmp_path: Path) -> None:
+    (tmp_path / "ca.pem").write_text("not a certificate")
+    for file in (tmp_path / "ca.pem", tmp_path / "missing.pem"):
+        settings = MqttSettings(url="mqtts://127.0.0.1:1", ca_file=file)
+        session = MqttSession(settings, client_id="c", subscriptions=[], persistent=False)
+        with pytest.raises(ConfigurationError, match=r"mqtt\.ca_file"):
+            session.start()
+
+
+@pytest.mark.parametrize(("software", "protocol"), KINDS, ids=IDS)
+def test_a_session_waits_for_a_broker_that_comes_later(
+    new_broker: Any, software: Software, protocol: str, topic: str
+) -> None:
+    broker = new_broker(software, protocol)
+    with broker.session(client(), topic) as session:
+        assert "no broker answers" in wait_for(session, Disconnected).reason
+        assert not session.connected
+        assert session.publish(topic, b"lost") is None
+        assert session.bytes_up == 0
+        broker.start()
+        wait_for(session, Connected)
+        deliver(session, session, topic, b"to myself")
+
+
+@pytest.mark.parametrize(("software", "protocol"), KINDS, ids=IDS)
+def test_a_session_survives_a_broker_that_is_killed_and_comes_back(
+    new_broker: Any, software: Software, protocol: str, topic: str
+) -> None:
+    broker = new_broker(software, protocol).start()
+    with broker.session(client(), topic) as session:
+        wait_for(session, Connected)
+        for number in range(2):
+            broker.kill()
+            assert wait_for(session, Disconnected).reason
+            wait_until(lambda: not session.connected, "the loss of the connection")
+            assert session.publish(topic, b"lost") is None
+            broker.start()
+            wait_for(session, Connected)
+            deliver(session, session, topic, b"again %d" % number)
+
+
+@pytest.mark.parametrize("protocol", ["5", "3.1.1"])
+def test_a_persistent_session_gets_what_came_while_it_was_away(
+    mosquitto: Broker, topic: str, protocol: str
+) -> None:
+    name = client()
+    with mosquitto.session(client(), protocol=protocol) as sender:
+        wait_for(sender, Connected)
+        with mosquitto.session(name, topic, persistent=True, protocol=protocol) as receiver:
+            wait_for(receiver, Connected)
+            deliver(sender, receiver, topic, b"there")
+        handles = [sender.publish(topic, b"away %d" % number) for number in range(5)]
+        while wait_for(sender, Acknowledged).handle != handles[-1]:
+            pass
+    with mosquitto.session(name, topic, persistent=True, protocol=protocol) as receiver:
+        came = {wait_for(receiver, Received).payload for _ in range(5)}
+    assert came - {b"there"} <= {b"away %d" % number for number in range(5)}
+    assert len(came - {b"there"}) >= 4
+
+
+@pytest.mark.parametrize("protocol", ["5", "3.1.1"])
+def test_a_session_that_is_not_persistent_gets_nothing_of_it(
+    mosquitto: Broker, topic: str, protocol: str
+) -> None:
+    name = client()
+    with mosquitto.session(client(), protocol=protocol) as sender:
+        wait_for(sender, Connected)
+        with mosquitto.session(name, topic, protocol=protocol) as receiver:
+            wait_for(receiver, Connected)
+            deliver(sender, receiver, topic, b"there")
+        handle = sender.publish(topic, b"away")
+        while wait_for(sender, Acknowledged).handle != handle:
+            pass
+        with mosquitto.session(name, topic, protocol=protocol) as receiver:
+            wait_for(receiver, Connected)
+            deliver(sender, receiver, topic, b"end")  # would have been preceded by b"away"
+            assert receiver.bytes_down % (len(topic) + len(b"end")) == 0
+
+
+def test_nothing_is_published_before_start_and_after_stop(mosquitto: Broker, topic: str) -> None:
+    session = mosquitto.session(client(), topic)
+    assert session.publish(topic, b"x") is None
+    session.start()
+    wait_for(session, Connected)
+    session.stop()
+    assert session.publish(topic, b"x") is None
+    assert session.bytes_up == 0
+    session.stop()
+
+
+def test_an_expiry_is_passed_on_where_the_protocol_knows_it(mosquitto: Broker, topic: str) -> None:
+    import paho.mqtt.client as paho
+    from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
+
+    arrived: list[Any] = []
+    observer = paho.Client(CallbackAPIVersion.VERSION2, protocol=MQTTProtocolVersion.MQTTv5)
+    observer.username_pw_set("tester", mosquitto.password_file.read_text().strip())
+    observer.on_message = lambda _client, _data, message: arrived.append(message)
+    observer.connect("127.0.0.1", mosquitto.port)
+    observer.loop_start()
+    try:
+        with mosquitto.session(client(), protocol="5") as sender:
+            wait_for(sender, Connected)
+            handle = sender.publish(topic, b"x", retain=True, expiry_s=500.7)
+            while wait_for(sender, Acknowledged).handle != handle:
+                pass
+            observer.subscribe(topic, 1)
+            wait_until(lambda: arrived, "the message")
+    finally:
+        observer.disconnect()
+        observer.loop_stop()
+    assert 400 < arrived[0].properties.MessageExpiryInterval <= 500
+    # Nothing that tells senders apart travels beside the payload.
+    assert set(arrived[0].properties.json()) <= {"MessageExpiryInterval"}
+
+
+def test_a_client_id_that_is_taken_is_a_sentence_and_no_fight(mosquitto: Broker) -> None:
+    name = client()
+    with mosquitto.session(name, protocol="5") as first:
+        wait_for(first, Connected)
+        with mosquitto.session(name, protocol="5") as second:
+            wait_for(second, Connected)
+            with pytest.raises(BrokerError, match="another program connected under our client id"):
+                wait_for(first, Connected)
+
+
+# --- versions -----------------------------------------------------------------------------------
+
+
+def test_auto_falls_back_for_a_broker_that_speaks_the_older_version_only(amqtt: Broker, topic: str) -> None:
+    with amqtt.session(client(), topic, protocol="auto") as session:
+        wait_for(session, Connected)
+        deliver(session, session, topic, b"x")
+
+
+def test_insisting_on_version_5_is_a_sentence_if_the_broker_does_not_speak_it(amqtt: Broker) -> None:
+    with (
+        amqtt.session(client(), protocol="5") as session,
+        pytest.raises(BrokerError, match=r"does not speak MQTT 5; set mqtt\.protocol: auto"),
+    ):
+        wait_for(session, Connected, patience_s=8)
+
+
+@contextlib.contextmanager
+def closing_server() -> Iterator[int]:
+    """Accepts connections and closes each after the first bytes, like a proxy without a backend."""
+    with socket.create_server(("127.0.0.1", free_port())) as server:
+        server.settimeout(0.1)
+        done = threading.Event()
+
+        def serve() -> None:
+            while not done.is_set():
+                with contextlib.suppress(OSError):
+                    connection, _ = server.accept()
+                    with connection:
+                        connection.settimeout(1)
+                        connection.recv(1_000)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield server.getsockname()[1]
+        finally:
+            done.set()
+            thread.join()
+
+
+@pytest.mark.parametrize("protocol", ["auto", "5", "3.1.1"])
+def test_a_server_that_hangs_up_is_reported(protocol: Any) -> None:
+    with closing_server() as port:
+        settings = MqttSettings(url=f"mqtt://127.0.0.1:{port}", protocol=protocol)
+        with MqttSession(settings, client_id="c", subscriptions=[], persistent=False) as session:
+            try:
+                assert wait_for(session, Disconnected, patience_s=8).reason
+            except BrokerError as error:
+                assert protocol == "5"
+                assert "does not speak MQTT 5" in str(error)
+
+
+@pytest.mark.parametrize("protocol", ["auto", "3.1.1"])
+def test_a_server_that_never_answers_is_reported(protocol: Any) -> None:
+    with socket.create_server(("127.0.0.1", free_port())) as server:
+        settings = MqttSettings(
+            url=f"mqtt://127.0.0.1:{server.getsockname()[1]}", protocol=protocol, keepalive_s=5
+        )
+        with MqttSession(settings, client_id="c", subscriptions=[], persistent=False) as session:
+            assert wait_for(session, Disconnected, patience_s=10).reason
+
+
+def test_a_broker_that_hung_up_once_is_still_spoken_to_in_version_5(new_broker: Any) -> None:
+    """A broker that restarts between TCP and CONNACK is not one that speaks 3.1.1 only."""
+    broker = new_broker("mosquitto", "auto").start()
+    with broker.session(client()) as session:
+        wait_for(session, Connected)
+        broker.kill()
+        wait_for(session, Disconnected)
+        with socket.create_server(("127.0.0.1", broker.port)) as server:
+            server.settimeout(15)
+            connection, _ = server.accept()
+            connection.settimeout(15)
+            assert b"MQTT\x05" in connection.recv(1_000)
+            connection.close()
+        broker.start()
+        wait_for(session, Connected)
+        broker.kill()
+        wait_for(session, Disconnected)
+        with socket.create_server(("127.0.0.1", broker.port)) as server:
+            server.settimeout(15)
+            connection, _ = server.accept()
+            connection.settimeout(15)
+            assert b"MQTT\x05" in connection.recv(1_000)
+            connection.close()
