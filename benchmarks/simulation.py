@@ -55,7 +55,7 @@ def digits_options(epsilon: float, *, cap: str = "clamp", cap_at: str = "coordin
     """The options of ``dpagent demo`` with its digits preset and another ε or cap."""
     preset = PRESETS[DatasetName.DIGITS]
     return DemoOptions(
-        dataset=DatasetName.DIGITS, data_dir=None, model=preset.model, devices=preset.devices,
+        dataset=DatasetName.DIGITS.value, data_dir=None, model=preset.model, devices=preset.devices,
         rounds=preset.rounds, epsilon=epsilon, delta=1e-5, schedule="incrementing", step=0.3,
         sampling_rate=preset.sampling_rate, clip_norm=preset.clip_norm, learning_rate=preset.learning_rate,
         momentum=preset.momentum, cap=cap, cap_at=cap_at, seed=0,

@@ -57,6 +57,13 @@ def make_plan(**changes: Any) -> Plan:
     return Plan.model_validate(plan_values(**changes))
 
 
+def records(count: int) -> Dataset:
+    """Made-up records that fit the ``digits`` model."""
+    generator = np.random.default_rng(3)
+    inputs = generator.random((count, 8, 8, 1), np.float32)
+    return Dataset(inputs, np.arange(count, dtype=np.int64) % 10, 10)
+
+
 def digits(start: int, stop: int) -> Dataset:
     """Records of scikit-learn's handwritten digits."""
     from sklearn.datasets import load_digits

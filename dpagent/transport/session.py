@@ -32,6 +32,9 @@ log = logging.getLogger(__name__)
 
 _RECONNECT_MIN_S, _RECONNECT_MAX_S = 1, 60
 _PERSISTENT_SESSION_S = 7 * 24 * 3600
+_SHORT_LIFE_S, _SUSPICIOUS_LIVES = 5.0, 3
+"""Brokers of version 3.1.1 throw out the older of two clients of one name without a word."""
+
 _CONNACK_PATIENCE_S = 3.0
 """Some 3.1.1 brokers neither answer nor close on a version 5 CONNECT: they read its
 properties as a client id and wait for the rest."""
@@ -81,8 +84,12 @@ class _Refused:
 
 
 @dataclass(frozen=True, slots=True)
-class _SpeaksOlderProtocol:
+class _Unanswered:
+    """A CONNECT got no CONNACK: silence, a closed socket, or a refusal of its version."""
+
     reason: str
+    speaks_older: bool = False
+    """The broker said that it does not speak this version."""
 
 
 Event = Connected | Disconnected | Received | Acknowledged
@@ -114,10 +121,18 @@ class MqttSession:
         self._subscriptions = tuple(subscriptions)
         self._persistent = persistent
         self._password = settings.password()
-        self._inbox: queue.SimpleQueue[Event | _Refused | _SpeaksOlderProtocol] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Event | _Refused | _Unanswered] = queue.SimpleQueue()
         self._protocol = _MQTT311 if settings.protocol == "3.1.1" else _MQTT5
         self._client: paho.Client | None = None
         self._asked_at: float | None = None
+        """When the CONNECT under way was sent (monotonic seconds)."""
+        self._start_at: float | None = None
+        """When a new client is to be made, after the last one was given up."""
+        self._has_connected = False
+        """Whether the broker ever accepted us, in the protocol version in use."""
+        self._unanswered = 0
+        self._connected_at = 0.0
+        self._short_lives = 0
         self.connected = False
         self.bytes_up = 0
         """Bytes of payloads and topics published, resends included."""
@@ -167,6 +182,7 @@ class MqttSession:
     def stop(self) -> None:
         """Disconnect and end the network thread."""
         client, self._client, self.connected = self._client, None, False
+        self._asked_at = self._start_at = None
         if client is not None:
             client.disconnect()
             client.loop_stop()
@@ -212,38 +228,76 @@ class MqttSession:
         Raises:
             BrokerError: The broker refuses our credentials or our client id.
         """
+        self._start_again_if_due()
+        event = self._wait(timeout_s)
+        match event:
+            case _Refused(reason):
+                raise BrokerError(
+                    f"The broker at {self._settings.url} refuses us: {reason}. "
+                    "Check mqtt.username, mqtt.password_file and the broker's access rules."
+                )
+            case _Unanswered(reason, speaks_older):
+                if speaks_older and self._settings.protocol == "5":
+                    raise BrokerError(
+                        f"The broker at {self._settings.url} does not speak MQTT 5; set mqtt.protocol: auto."
+                    )
+                return self._give_up_attempt(reason)
+            case _:
+                return event
+
+    def _wait(self, timeout_s: float) -> Event | _Refused | _Unanswered | None:
+        """The next event; a CONNECT that stays without an answer becomes one too."""
+        now = time.monotonic()
+        until = now + timeout_s
+        # Read once: the network thread sets and clears it.
         asked_at = self._asked_at
         if asked_at is not None:
-            timeout_s = min(timeout_s, asked_at + _CONNACK_PATIENCE_S - time.monotonic())
+            until = min(until, asked_at + _CONNACK_PATIENCE_S)
+        if self._start_at is not None:
+            until = min(until, self._start_at)
         try:
-            event = self._inbox.get(timeout=max(0.0, timeout_s))
+            return self._inbox.get(timeout=max(0.0, until - now))
         except queue.Empty:
-            if asked_at is None or time.monotonic() < asked_at + _CONNACK_PATIENCE_S:
+            if asked_at is None or asked_at != self._asked_at:
                 return None
-            self._asked_at = None
-            if self._settings.protocol != "auto" or self._protocol != _MQTT5:
+            if time.monotonic() < asked_at + _CONNACK_PATIENCE_S:
                 return None
-            event = _SpeaksOlderProtocol(f"no answer within {_CONNACK_PATIENCE_S:g} s")
-        if isinstance(event, _Refused):
-            raise BrokerError(
-                f"The broker at {self._settings.url} refuses us: {event.reason}. "
-                "Check mqtt.username, mqtt.password_file and the broker's access rules."
-            )
-        if isinstance(event, _SpeaksOlderProtocol):
-            if self._settings.protocol == "5":
-                raise BrokerError(
-                    f"The broker at {self._settings.url} does not speak MQTT 5; set mqtt.protocol: auto."
-                )
-            if self._protocol == _MQTT5:
-                log.info("the broker does not speak MQTT 5 (%s); going on with 3.1.1", event.reason)
-                self.stop()
-                self._protocol = _MQTT311
-                self.start()
-            return None
-        return event
+            return _Unanswered(f"no answer from {self._settings.url} within {_CONNACK_PATIENCE_S:g} s")
 
-    def _on_socket_open(self, _client: paho.Client, _userdata: Any, _socket: Any) -> None:
-        self._asked_at = time.monotonic()
+    def _give_up_attempt(self, reason: str) -> Disconnected:
+        """Drop an unanswered attempt and plan the next, in the other version if that may help.
+
+        A broker that once accepted us speaks the version in use, whatever ails it now. Before
+        that the versions take turns: some 3.1.1 brokers close the socket on a version 5
+        CONNECT without a word, and others wait for ever.
+        """
+        self.stop()
+        pause_s = 0.0
+        if self._settings.protocol == "auto" and not self._has_connected:
+            self._protocol = _MQTT311 if self._protocol == _MQTT5 else _MQTT5
+            log.info(
+                "no luck with MQTT (%s); trying version %s",
+                reason,
+                "5" if self._protocol == _MQTT5 else "3.1.1",
+            )
+        elif self._settings.protocol == "5":
+            reason += " (if it speaks only MQTT 3.1.1, set mqtt.protocol: auto)"
+        if self._unanswered:
+            pause_s = min(float(_RECONNECT_MAX_S), _RECONNECT_MIN_S * 2.0 ** (self._unanswered - 1))
+        self._unanswered += 1
+        self._start_at = time.monotonic() + pause_s
+        return Disconnected(reason)
+
+    def _start_again_if_due(self) -> None:
+        if self._start_at is not None and time.monotonic() >= self._start_at:
+            self._start_at = None
+            self.start()
+
+    # The library's thread runs what follows. A client that was given up has no say any more.
+
+    def _on_socket_open(self, client: paho.Client, _userdata: Any, _socket: Any) -> None:
+        if client is self._client:
+            self._asked_at = time.monotonic()
 
     def _on_connect(
         self,
@@ -253,43 +307,60 @@ class MqttSession:
         reason: ReasonCode,
         _properties: Properties | None,
     ) -> None:
+        if client is not self._client:
+            return
         self._asked_at = None
         name = str(reason)
         if not reason.is_failure:
             if self._subscriptions:
                 client.subscribe([(subscription.topic, 1) for subscription in self._subscriptions])
-            self.connected = True
+            self.connected = self._has_connected = True
+            self._unanswered = 0
+            self._connected_at = time.monotonic()
             self._inbox.put(Connected())
         elif name == "Unsupported protocol version":
-            self._inbox.put(_SpeaksOlderProtocol(name))
+            self._inbox.put(_Unanswered("the broker does not speak this version", speaks_older=True))
         elif name in ("Not authorized", "Bad user name or password", "Banned", "Client identifier not valid"):
             self._inbox.put(_Refused(name.lower()))
         else:
             self._inbox.put(Disconnected(name))
 
-    def _on_connect_fail(self, _client: paho.Client, _userdata: Any) -> None:
-        self._inbox.put(Disconnected(f"no broker answers at {self._settings.url}"))
+    def _on_connect_fail(self, client: paho.Client, _userdata: Any) -> None:
+        if client is self._client:
+            self._inbox.put(Disconnected(f"no broker answers at {self._settings.url}"))
 
     def _on_disconnect(
         self,
-        _client: paho.Client,
+        client: paho.Client,
         _userdata: Any,
         _flags: Any,
         reason: ReasonCode,
         _properties: Properties | None,
     ) -> None:
+        if client is not self._client:
+            return
         was_connected, self.connected = self.connected, False
-        if not was_connected and self._protocol == _MQTT5 and self._settings.protocol == "auto":
-            # Some brokers close the socket on an unknown protocol version without a word.
-            self._inbox.put(_SpeaksOlderProtocol(str(reason)))
-        elif str(reason) == "Session taken over":
-            self._inbox.put(
-                _Refused("another program connected under our client id; one coordinator a fleet may run")
-            )
+        was_asked, self._asked_at = self._asked_at is not None, None
+        if str(reason) == "Session taken over":
+            self._inbox.put(_Refused("another program connected under our client id; only one may"))
         elif was_connected:
-            self._inbox.put(Disconnected(f"connection lost: {reason}"))
+            self._inbox.put(Disconnected(f"connection lost: {reason}{self._suspicion()}"))
+        elif was_asked:
+            self._inbox.put(_Unanswered(f"{self._settings.url} closed the connection without an answer"))
 
-    def _on_message(self, _client: paho.Client, _userdata: Any, message: paho.MQTTMessage) -> None:
+    def _suspicion(self) -> str:
+        """A hint, when connections keep ending as soon as they are made."""
+        if time.monotonic() - self._connected_at > _SHORT_LIFE_S:
+            self._short_lives = 0
+            return ""
+        self._short_lives += 1
+        if self._short_lives < _SUSPICIOUS_LIVES:
+            return ""
+        return f", {self._short_lives} times right after connecting; does another program use {self._client_id!r}?"
+
+    def _on_message(self, client: paho.Client, _userdata: Any, message: paho.MQTTMessage) -> None:
+        if client is not self._client:
+            return
         self.bytes_down += len(message.payload) + len(message.topic)
         if self._inbox.qsize() >= _INBOX_MESSAGES:
             self.dropped += 1
@@ -298,13 +369,14 @@ class MqttSession:
 
     def _on_publish(
         self,
-        _client: paho.Client,
+        client: paho.Client,
         _userdata: Any,
         handle: int,
         _reason: ReasonCode,
         _properties: Properties | None,
     ) -> None:
-        self._inbox.put(Acknowledged(handle))
+        if client is self._client:
+            self._inbox.put(Acknowledged(handle))
 
 
 def _properties(packet: int) -> Any:

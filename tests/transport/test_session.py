@@ -41,6 +41,10 @@ def client() -> str:
 Case = tuple[Broker, dict[str, Any]]
 
 
+class Suspected(Exception):
+    pass
+
+
 def deliver(sender: MqttSession, receiver: MqttSession, topic: str, payload: bytes) -> None:
     """Publish until it arrives: a subscription takes effect a moment after the connection."""
 
@@ -240,8 +244,12 @@ def test_a_client_id_that_is_taken_is_a_sentence_and_no_fight(mosquitto: Broker)
         wait_for(first, Connected)
         with mosquitto.session(name, protocol="5") as second:
             wait_for(second, Connected)
-            with pytest.raises(BrokerError, match="another program connected under our client id"):
-                wait_for(first, Connected)
+            # Newer brokers say "session taken over"; Mosquitto 2.0.11 closes without a word, again
+            # and again, and a hint is all that can be given.
+            with pytest.raises((BrokerError, Suspected), match="another program"):
+                for _ in range(20):
+                    if "another program" in (reason := wait_for(first, Disconnected).reason):
+                        raise Suspected(reason)
 
 
 # --- versions -----------------------------------------------------------------------------------
@@ -254,11 +262,9 @@ def test_auto_falls_back_for_a_broker_that_speaks_the_older_version_only(amqtt: 
 
 
 def test_insisting_on_version_5_is_a_sentence_if_the_broker_does_not_speak_it(amqtt: Broker) -> None:
-    with (
-        amqtt.session(client(), protocol="5") as session,
-        pytest.raises(BrokerError, match=r"does not speak MQTT 5; set mqtt\.protocol: auto"),
-    ):
-        wait_for(session, Connected, patience_s=8)
+    """amqtt says nothing to a version 5 CONNECT with properties: no proof, so a hint and no end."""
+    with amqtt.session(client(), protocol="5") as session:
+        assert "set mqtt.protocol: auto" in wait_for(session, Disconnected, patience_s=8).reason
 
 
 @contextlib.contextmanager
