@@ -46,6 +46,7 @@ def tamper(database: Path, *statements: str | tuple[str, Sequence[Any]]) -> None
         with connection:
             for trigger in ("no_update", "no_delete"):
                 connection.execute(f"DROP TRIGGER IF EXISTS {trigger}")
+            connection.execute("DROP INDEX IF EXISTS one_charge_a_round")
             for statement in statements:
                 if isinstance(statement, str):
                     connection.execute(statement)

@@ -364,16 +364,10 @@ def test_an_entry_that_is_none_is_named_though_the_hashes_fit(
             text = body if row[0] == 1 else row[2]
             previous = link(previous, row[0], row[1], text)
             statements.append(("UPDATE entries SET body = ?, digest = ? WHERE number = ?", (text, previous, row[0])))
-        try:
-            tamper(database, *statements)
-        except sqlite3.OperationalError:
-            pytest.skip("the index already refuses it")
+        tamper(database, *statements)
         (path / "ledger.head").unlink()
     else:
-        try:
-            rechain(database, number, body)
-        except sqlite3.OperationalError:
-            pytest.skip("the index already refuses it")
+        rechain(database, number, body)
     with pytest.raises(LedgerError, match=f"ntry {number}"):
         verify(path)
     with pytest.raises(LedgerError, match=f"ntry {number}"):

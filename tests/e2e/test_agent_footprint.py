@@ -2,42 +2,49 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
-_IDLE_AGENT = """
-import sys, threading, os
-from pathlib import Path
-os.environ["OPENBLAS_NUM_THREADS"] = "1"
-from agent.daemon import Agent
-from agent.settings import load_agent_settings
+from brokers import USER, Broker
 
-agent = Agent(load_agent_settings(Path(sys.argv[1])))
-stop = threading.Event()
-timer = threading.Timer(4.0, stop.set)
-timer.start()
-agent.run(stop)
-status = dict(line.split(":", 1) for line in open("/proc/self/status"))
-print(status["VmHWM"].split()[0], agent._session.bytes_down)
+LIMIT_KIB = 64 * 1024
+
+IDLE = """
+import sys, time
+import agent.daemon
+from dpagent.transport import Connected, MqttSession, MqttSettings, Subscription
+
+url, user, password_file = sys.argv[1:]
+settings = MqttSettings(url=url, username=user, password_file=password_file, protocol="3.1.1")
+session = MqttSession(settings, client_id="idle", subscriptions=[Subscription("idle/#")], persistent=False)
+with session:
+    until = time.monotonic() + 20
+    while time.monotonic() < until and not isinstance(session.next_event(0.5), Connected):
+        pass
+    assert session.connected
+    session.next_event(1)
+    status = dict(line.split(":", 1) for line in open("/proc/self/status"))
+    print(status["VmRSS"].split()[0])
 """
 
 
-def test_importing_the_agent_pulls_in_nothing_heavy() -> None:
-    code = "import agent.daemon, sys; print('\\n'.join(sorted(sys.modules)))"
+def run(code: str, *arguments: str) -> str:
     result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
-    )
-    modules = set(result.stdout.split())
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60, check=False,
+        env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def test_importing_the_agent_pulls_in_nothing_heavy() -> None:
+    modules = set(run("import agent.daemon, sys; print('\\n'.join(sys.modules))").split())
     assert "numpy" in modules
-    for heavy in (
-        "scipy",
-        "onnx",
-        "onnxruntime",
-        "sklearn",
-        "matplotlib",
-        "coordinator",
-        "typer",
-        "rich",
-        "cli",
-    ):
+    for heavy in ("scipy", "onnx", "onnxruntime", "sklearn", "matplotlib", "coordinator", "typer", "rich", "cli"):
         assert not {name for name in modules if name == heavy or name.startswith(f"{heavy}.")}, heavy
+
+
+def test_import_and_an_idle_connection_stay_under_64_mib(amqtt: Broker) -> None:
+    resident_kib = int(run(IDLE, amqtt.url, USER, str(amqtt.password_file)))
+    assert resident_kib < LIMIT_KIB

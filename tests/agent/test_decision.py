@@ -1,0 +1,262 @@
+"""The device decides: every reason for declining, and that nothing from outside raises a budget."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fleets import make_plan, records
+from ledgers import DATASET, charge_for, open_state
+
+from agent.decision import Declined, Price, decide, schedule_digest
+from agent.ledger import Budget
+from agent.state import AgentState
+from dpagent.learning import Dataset, built_in
+from dpagent.privacy import PrivacyLossEvent, RdpAccountant
+from dpagent.protocol.messages import Plan
+
+DATA = records(20)
+NOISE = [4.0, 3.0, 2.0]
+
+
+def price_of(*noise: float, rate: float = 0.25, steps: int = 1, delta: float = 1e-5) -> float:
+    accountant = RdpAccountant()
+    for sigma in noise:
+        accountant.compose(PrivacyLossEvent(sigma, rate, steps))
+    return accountant.epsilon(delta)
+
+
+WHOLE = price_of(*NOISE)
+
+
+@pytest.fixture()
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "state"
+
+
+@pytest.fixture()
+def states(path: Path) -> Iterator[Any]:
+    """Opens the one ledger under different budgets, one after the other."""
+    opened: list[AgentState] = []
+
+    def open_with(epsilon: float, delta: float = 1e-3, dataset: str = DATASET) -> AgentState:
+        while opened:
+            opened.pop().close()
+        opened.append(open_state(path, Budget(epsilon, delta), dataset))
+        return opened[-1]
+
+    yield open_with
+    while opened:
+        opened.pop().close()
+
+
+def accepted(state: AgentState, plan: Plan, dataset: str = DATASET, now: float = 0.0) -> Price:
+    return decide(plan, DATA, state.ledger, dataset, now=now)
+
+
+def declined(state: AgentState, plan: Plan, data: Dataset = DATA, dataset: str = DATASET, now: float = 0.0) -> str:
+    with pytest.raises(Declined) as caught:
+        decide(plan, data, state.ledger, dataset, now=now)
+    return str(caught.value)
+
+
+def take_part(state: AgentState, plan: Plan, dataset: str = DATASET) -> None:
+    state.release(charge_for(plan, DATA, state.ledger, dataset), [])
+
+
+# --- fitting ------------------------------------------------------------------------------------
+
+
+def test_a_deadline_that_has_passed_is_declined(states: Any) -> None:
+    state = states(50.0)
+    plan = make_plan(deadline=1_000.0)
+    accepted(state, plan, now=1_000.0)
+    assert "deadline passed 5 s ago" in declined(state, plan, now=1_005.0)
+
+
+def test_an_unknown_model_is_declined(states: Any) -> None:
+    assert "the model is unknown here: " in declined(states(50.0), make_plan(model={"name": "resnet"}))
+
+
+@pytest.mark.parametrize("changes", [{"architecture": b"x" * 32}, {"parameters": 9_929}, {"parameters": 1}])
+def test_a_model_that_is_built_differently_is_declined(states: Any, changes: dict[str, Any]) -> None:
+    assert "built differently here" in declined(states(50.0), make_plan(model=changes))
+
+
+def test_data_of_another_shape_and_labels_beyond_the_model_are_declined(states: Any) -> None:
+    state = states(50.0)
+    shape = Dataset(np.zeros((2, 28, 28, 1), np.uint8), np.zeros(2, np.int64), 10)
+    assert "shape" in declined(state, make_plan(), shape)
+    labels = Dataset(np.zeros((1, 8, 8, 1), np.uint8), np.array([10]), 11)
+    assert "label" in declined(state, make_plan(), labels)
+    spec = built_in("mnist-cnn")
+    plan = make_plan(
+        model={"name": spec.name, "parameters": spec.parameter_count, "architecture": spec.digest()}
+    )
+    assert "shape" in declined(state, plan)
+
+
+def test_the_number_of_records_is_not_looked_at(states: Any) -> None:
+    state = states(50.0)
+    assert decide(make_plan(), records(1), state.ledger, DATASET, now=0.0) == accepted(state, make_plan())
+
+
+# --- the budget ---------------------------------------------------------------------------------
+
+
+def test_a_job_is_priced_whole_before_its_first_round(states: Any) -> None:
+    price = accepted(states(WHOLE), make_plan())
+    assert price.job_epsilon == pytest.approx(WHOLE, rel=1e-12)
+    assert price.cumulative_epsilon == pytest.approx(price_of(NOISE[0]), rel=1e-12)
+    assert price.cumulative_delta == 1e-5
+
+
+def test_a_job_that_does_not_fit_as_a_whole_is_declined_at_its_first_round(states: Any) -> None:
+    budget = WHOLE * 0.999
+    assert price_of(NOISE[0]) < budget
+    assert f"the lifetime budget for 'digits' is {budget:g}" in declined(states(budget), make_plan())
+
+
+def test_a_job_that_fits_to_the_last_bit_is_run_to_its_end(states: Any) -> None:
+    state = states(WHOLE, 1e-5)
+    for number in (1, 2, 3):
+        take_part(state, make_plan(round=number))
+    assert state.ledger.epsilon_spent(DATASET) == pytest.approx(WHOLE, rel=1e-12)
+    assert declined(state, make_plan(job=b"k" * 16))
+
+
+def test_who_joins_late_pays_for_the_rounds_that_are_left(states: Any) -> None:
+    rest = price_of(*NOISE[1:])
+    state = states(rest)
+    assert accepted(state, make_plan(round=2)).job_epsilon == pytest.approx(rest, rel=1e-12)
+    assert declined(state, make_plan(round=1))
+
+
+def test_rounds_before_the_one_that_was_reserved_cannot_be_had_afterwards(states: Any) -> None:
+    """A coordinator that announces round 2 and then round 1 must not get round 1 for nothing."""
+    state = states(price_of(*NOISE[1:]))
+    take_part(state, make_plan(round=2))
+    take_part(state, make_plan(round=3))
+    declined(state, make_plan(round=1))
+
+
+@pytest.mark.parametrize("order", [(3, 1, 2), (2, 1, 3), (3, 2, 1), (2, 3, 1), (1, 3, 2), (1, 2, 3)])
+def test_no_order_of_announcements_spends_more_than_the_budget(states: Any, order: tuple[int, ...]) -> None:
+    """Signed plans of any round, in any order, mixed with another job's."""
+    state = states(price_of(NOISE[order[0]] if order[0] < 3 else NOISE[2]) + 0.3)
+    for number in order:
+        try:
+            take_part(state, make_plan(round=number))
+        except Declined:
+            continue
+    charged = [
+        number for number in order if state.ledger.is_charged(DATASET, (b"j" * 16).hex(), number)
+    ]
+    spent = price_of(*(NOISE[number - 1] for number in charged)) if charged else 0.0
+    assert spent <= state.ledger.budget(DATASET).epsilon * (1 + 1e-9)
+
+
+def test_jobs_add_up_on_one_dataset(states: Any) -> None:
+    state = states(1.5 * WHOLE)
+    take_part(state, make_plan())
+    text = declined(state, make_plan(job=b"k" * 16))
+    assert f"of which other jobs have {WHOLE:.4g}" in text
+    # The job that was accepted goes on nevertheless.
+    take_part(state, make_plan(round=2))
+    take_part(state, make_plan(round=3))
+
+
+def test_a_job_is_reserved_whole_though_it_stopped_early(states: Any) -> None:
+    state = states(1.5 * WHOLE)
+    take_part(state, make_plan(round=1))
+    cheap = make_plan(job=b"k" * 16, mechanism={"noise_multipliers": [NOISE[0]]})
+    assert price_of(NOISE[0]) * 2 < 1.5 * WHOLE
+    total = WHOLE + price_of(NOISE[0])
+    if total <= 1.5 * WHOLE:
+        assert accepted(state, cheap).cumulative_epsilon == pytest.approx(total, rel=1e-9)
+    else:
+        declined(state, cheap)
+
+
+def test_deltas_of_jobs_add_up_too(states: Any) -> None:
+    state = states(50.0, 1.5e-5)
+    take_part(state, make_plan())
+    assert "bring δ to 2e-05" in declined(state, make_plan(job=b"k" * 16))
+    small = make_plan(job=b"k" * 16, mechanism={"delta": 4e-6})
+    assert accepted(state, small).cumulative_delta == pytest.approx(1.4e-5)
+    assert "bring δ" in declined(states(50.0, 0.9e-5, "fresh"), make_plan(), dataset="fresh")
+
+
+def test_another_datasets_charges_do_not_count(states: Any) -> None:
+    state = states(WHOLE, 1e-5)
+    take_part(state, make_plan())
+    other = states(WHOLE, 1e-5, "other")
+    take_part(other, make_plan(), "other")
+    assert other.ledger.epsilon_spent("other") == pytest.approx(price_of(NOISE[0]))
+    assert other.ledger.epsilon_spent(DATASET) == pytest.approx(price_of(NOISE[0]))
+
+
+def test_other_coordinators_jobs_count(states: Any) -> None:
+    state = states(WHOLE)
+    take_part(state, make_plan(fleet="one", sealing_key=b"1" * 32))
+    declined(state, make_plan(fleet="two", sealing_key=b"2" * 32, job=b"k" * 16))
+
+
+def test_local_steps_are_paid_one_by_one(states: Any) -> None:
+    price = price_of(*NOISE, steps=4)
+    plan = make_plan(mechanism={"local_steps": 4})
+    assert accepted(states(price), plan).job_epsilon == pytest.approx(price, rel=1e-12)
+    declined(states(price * 0.99), plan)
+
+
+def test_a_budget_the_integrator_lowers_holds_at_once(states: Any) -> None:
+    take_part(states(50.0), make_plan())
+    declined(states(WHOLE * 0.9), make_plan(round=2))
+    accepted(states(50.0), make_plan(round=2))
+
+
+def test_a_restart_does_not_refill_a_budget(states: Any) -> None:
+    take_part(states(WHOLE), make_plan())
+    for _ in range(2):
+        declined(states(WHOLE), make_plan(job=b"k" * 16))
+
+
+# --- the pinned schedule ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"noise_multipliers": [4.0, 3.0, 2.5]}, {"noise_multipliers": [4.0, 3.0, 2.0, 9.0]}, {"clip_norm": 2.0},
+     {"sampling_rate": 0.2}, {"local_steps": 2}, {"local_learning_rate": 0.2}, {"expected_lot": 11.0},
+     {"fine_steps": 4_096}, {"delta": 1e-6}],
+    ids=lambda changes: next(iter(changes)),
+)  # fmt: skip
+def test_a_schedule_that_changes_after_its_first_round_is_declined(states: Any, changes: dict[str, Any]) -> None:
+    state = states(500.0)
+    take_part(state, make_plan())
+    accepted(state, make_plan(round=2))
+    assert "changed after its first round" in declined(state, make_plan(round=2, mechanism=changes))
+    accepted(state, make_plan(round=2, job=b"k" * 16, mechanism=changes))
+
+
+def test_the_pin_survives_a_restart(states: Any) -> None:
+    take_part(states(500.0), make_plan())
+    assert "changed" in declined(states(500.0), make_plan(round=2, mechanism={"clip_norm": 2.0}))
+
+
+def test_what_differs_from_round_to_round_is_not_pinned() -> None:
+    digest = schedule_digest(make_plan())
+    later = make_plan(
+        round=2, deadline=5e9, jitter_window_s=9.0, wire={"shift": 3}, model={"digest": b"x" * 32}
+    )
+    assert schedule_digest(later) == digest
+    assert schedule_digest(make_plan(model={"parameters": 5})) != digest
+
+
+def test_a_price_is_a_record() -> None:
+    price = Price(1.0, 0.5, 1e-5)
+    assert replace(price, job_epsilon=2.0) != price

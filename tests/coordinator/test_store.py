@@ -1,0 +1,225 @@
+"""Counting: once or not at all, and the same bits in any order, in any batches, across restarts."""
+
+from __future__ import annotations
+
+import sqlite3
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from coordinator.store import Job, OpenedFragment, RoundResult, Store, StoreReader
+from dpagent.errors import StorageError
+
+BLOCK = 7
+JOB = Job(b"j" * 16, {"rounds": 3, "privacy": {"epsilon": 0.1}}, (3.0, 2.0, 1.0), (0.1, 0.2, 0.4))
+WEIGHTS = np.array([0.1, -0.0, np.inf, 1e-40], np.float32)
+Sums = dict[int, tuple[int, list[int]]]
+
+
+def fragment(number: int, position: int = 0, round_number: int = 1, value: int | None = None) -> OpenedFragment:
+    values = (
+        np.random.default_rng(number).integers(-(2**31), 2**31, BLOCK)
+        if value is None else np.full(BLOCK, value, np.int64)
+    )  # fmt: skip
+    return OpenedFragment(number.to_bytes(16, "big"), round_number, position, values, float(number))
+
+
+def sums_of(store: Store, number: int = 1) -> Sums:
+    return {position: (count, total.tolist()) for position, (count, total) in store.sums(number).items()}
+
+
+def plain_sums(fragments: list[OpenedFragment]) -> Sums:
+    """The same with Python's integers and a dictionary of ids."""
+    result: Sums = {}
+    for one in {item.id: item for item in reversed(fragments)}.values():
+        count, total = result.get(one.position, (0, [0] * BLOCK))
+        result[one.position] = (count + 1, [a + int(b) for a, b in zip(total, one.values, strict=True)])
+    return result
+
+
+@pytest.fixture()
+def store(tmp_path: Path) -> Iterator[Store]:
+    store = Store(tmp_path)
+    yield store
+    store.close()
+
+
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_any_order_any_batches_any_restarts_give_the_same_bits(data: st.DataObject) -> None:
+    fragments = [fragment(number, position=number % 3) for number in range(data.draw(st.integers(1, 12)))]
+    repeats = data.draw(st.lists(st.sampled_from(fragments), max_size=6))
+    arrivals = data.draw(st.permutations(fragments + repeats))
+    with tempfile.TemporaryDirectory() as directory:
+        store = Store(Path(directory))
+        fresh: list[bytes] = []
+        while arrivals:
+            size = data.draw(st.integers(1, len(arrivals)))
+            counted = store.count(arrivals[:size], 1)
+            assert len(counted.fresh) + len(counted.repeated) == size
+            fresh += counted.fresh
+            arrivals = arrivals[size:]
+            if data.draw(st.booleans()):
+                store.close()
+                store = Store(Path(directory))
+        result, counts = sums_of(store), store.counts(1)
+        store.close()
+    assert sorted(fresh) == sorted(one.id for one in fragments)
+    assert result == plain_sums(fragments)
+    assert counts == {position: count for position, (count, _) in result.items()}
+
+
+def test_sums_are_exact_at_the_ends_of_the_wire_range(store: Store) -> None:
+    low, high = -(2**31), 2**31 - 1
+    store.count([fragment(number, value=low) for number in range(300)], 1)
+    store.count([fragment(number, 1, value=high) for number in range(300, 600)], 1)
+    assert sums_of(store) == {0: (300, [300 * low] * BLOCK), 1: (300, [300 * high] * BLOCK)}
+
+
+def test_the_first_of_two_fragments_with_one_id_counts(store: Store) -> None:
+    counted = store.count([fragment(1, value=5), fragment(1, value=9), fragment(1, position=2, value=9)], 1)
+    assert (len(counted.fresh), len(counted.repeated)) == (1, 2)
+    assert sums_of(store) == {0: (1, [5] * BLOCK)}
+
+
+def test_a_repeated_fragment_is_named_again_for_its_receipt(store: Store, tmp_path: Path) -> None:
+    store.count([fragment(1), fragment(2)], 1)
+    counted = store.count([fragment(2), fragment(3)], 1)
+    assert counted.fresh == (fragment(3).id,)
+    assert counted.repeated == (fragment(2).id,)
+    reader = StoreReader(tmp_path)
+    assert reader.counters() == {"duplicates": 1}
+    reader.close()
+
+
+def begun(store: Store) -> Store:
+    store.begin(JOB, WEIGHTS)
+    store.start_round(1, 10.0, 20.0)
+    return store
+
+
+def close(store: Store, number: int = 1, accuracy: float | None = None) -> None:
+    store.close_round(number, WEIGHTS, np.ones(4), RoundResult(accuracy, 3, 2.5, 0.1))
+
+
+def test_late_fragments_are_remembered_and_never_counted(store: Store, tmp_path: Path) -> None:
+    begun(store).count([fragment(1)], 1)
+    close(store)
+    store.start_round(2, 30.0, 40.0)
+    counted = store.count([fragment(5), fragment(6, round_number=2), fragment(1), fragment(5)], 2)
+    assert counted.fresh == (fragment(6).id,)
+    assert counted.repeated == (fragment(1).id,), "counted in its own round: its receipt was lost"
+    assert counted.late == 1
+    assert set(sums_of(store, 2)) == {0}
+    assert sums_of(store, 1) == {}
+    reader = StoreReader(tmp_path)
+    assert reader.late() == {fragment(5).id}
+    assert set(reader.fragments()) == {fragment(1).id, fragment(6).id}
+    assert [record.fragments for record in reader.rounds()] == [1, 1]
+    reader.close()
+
+
+def test_a_replay_of_a_late_fragment_under_the_open_round_is_counted_once_at_most(store: Store) -> None:
+    begun(store)
+    close(store)
+    store.start_round(2, 30.0, 40.0)
+    store.count([fragment(5)], 2)
+    counted = store.count([fragment(5, round_number=2), fragment(5, round_number=2)], 2)
+    assert len(counted.fresh) <= 1
+    assert sum(count for count, _ in sums_of(store, 2).values()) == len(counted.fresh)
+
+
+def test_closing_a_round_takes_the_model_and_drops_the_sums(store: Store, tmp_path: Path) -> None:
+    begun(store).count([fragment(1), fragment(2), fragment(3, 1)], 1)
+    assert store.closed_rounds() == 0
+    assert store.open_round() is not None
+    close(store, accuracy=0.5)
+    assert store.sums(1) == {}
+    assert store.open_round() is None
+    assert store.closed_rounds() == 1
+    weights, velocity = store.model()
+    assert weights.tobytes() == WEIGHTS.tobytes()
+    assert velocity.tolist() == [1.0] * 4
+    reader = StoreReader(tmp_path)
+    (record,) = reader.rounds()
+    reader.close()
+    assert (record.fragments, record.accuracy, record.clamped, record.epsilon) == (3, 0.5, 3, 0.1)
+
+
+def test_a_full_disk_counts_nothing_of_a_batch(store: Store) -> None:
+    store.count([fragment(1)], 1)
+    before = sums_of(store)
+    pages = store.connection.execute("PRAGMA page_count").fetchone()[0]
+    store.connection.execute(f"PRAGMA max_page_count={pages + 2}")
+    with pytest.raises(StorageError, match="disk is full"):
+        store.count([fragment(number, position=number) for number in range(2, 400)], 1)
+    assert sums_of(store) == before
+    assert store.connection.execute("SELECT count(*) FROM fragments").fetchone()[0] == 1
+    store.connection.execute("PRAGMA max_page_count=1000000")
+    assert len(store.count([fragment(number, position=number) for number in range(2, 400)], 1).fresh) == 398
+
+
+def test_a_full_disk_does_not_close_a_round_by_half(store: Store) -> None:
+    begun(store).count([fragment(1)], 1)
+    pages = store.connection.execute("PRAGMA page_count").fetchone()[0]
+    store.connection.execute(f"PRAGMA max_page_count={pages + 1}")
+    large = np.ones(100_000, np.float32)
+    with pytest.raises(StorageError, match="disk is full"):
+        store.close_round(1, large, large.astype(np.float64), RoundResult(None, 0, 1.0, 0.1))
+    assert store.open_round() is not None
+    assert set(store.sums(1)) == {0}
+    assert len(store.model()[0]) == 4
+
+
+def test_a_job_is_the_same_after_a_restart(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    assert store.job() is None
+    begun(store)
+    store.close()
+    store = Store(tmp_path)
+    assert store.job() == JOB
+    weights, velocity = store.model()
+    assert weights.tobytes() == WEIGHTS.tobytes()
+    assert not velocity.any()
+    with pytest.raises(StorageError):
+        store.begin(JOB, WEIGHTS)
+    store.close()
+
+
+def test_a_new_deadline_keeps_the_round(store: Store) -> None:
+    begun(store).count([fragment(1)], 1)
+    current = store.start_round(1, 99.0, 200.0)
+    assert (current.number, current.opened_at, current.deadline) == (1, 10.0, 200.0)
+    assert set(store.sums(1)) == {0}
+
+
+def test_the_end_is_remembered(store: Store, tmp_path: Path) -> None:
+    begun(store)
+    reader = StoreReader(tmp_path)
+    assert not reader.is_finished()
+    store.finish()
+    assert reader.is_finished()
+    assert reader.job_id() == JOB.id.hex()
+    reader.close()
+
+
+def test_a_reader_cannot_write_and_needs_a_database(tmp_path: Path, store: Store) -> None:
+    reader = StoreReader(tmp_path)
+    with pytest.raises(sqlite3.OperationalError, match="readonly"):
+        reader._connection.execute("DELETE FROM sums")
+    reader.close()
+    with pytest.raises(StorageError, match="does not exist"):
+        StoreReader(tmp_path / "elsewhere")
+
+
+def test_totals_are_values_of_their_own(store: Store) -> None:
+    values: NDArray[np.int64] = np.arange(BLOCK)
+    store.count([OpenedFragment(b"a" * 16, 1, 0, values, 0.0)], 1)
+    values += 100
+    assert sums_of(store)[0][1] == list(range(BLOCK))
