@@ -97,6 +97,7 @@ def decide(plan: Plan, dataset: Dataset, ledger: Ledger, name: str, *, now: floa
     if total_delta > budget.delta * (1 + _ROUNDING):
         raise Declined(
             f"the job would bring δ to {total_delta:.4g}; "
-            f"the lifetime budget for {name!r} is {budget.delta:g}, of which other jobs have {others.delta:.4g}"
+            f"the lifetime budget for {name!r} is {budget.delta:g}, "
+            f"of which other jobs have {others.delta:.4g}"
         )
     return Price(job_epsilon, others.epsilon + spent.epsilon_after(rest[:1], terms.delta), total_delta)

@@ -34,13 +34,18 @@ def profile_names() -> list[str]:
     )
 
 
+def is_profile_path(name: str) -> bool:
+    """Whether ``name`` is the path of a profile and not the name of one in the package."""
+    return name.endswith((".yaml", ".yml"))
+
+
 def load_profile(name: str) -> Profile:
     """Load a profile by name, or from a path when ``name`` ends in ``.yaml``.
 
     Raises:
         ConfigurationError: There is no such profile, or it is malformed.
     """
-    if name.endswith((".yaml", ".yml")):
+    if is_profile_path(name):
         return load_settings(Path(name), Profile)
     if name not in profile_names():
         raise ConfigurationError(

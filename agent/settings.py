@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
+from agent.profile import is_profile_path
 from dpagent.configuration import FilePath, Settings, load_settings, resolve
 from dpagent.protocol.signing import decode_public_key
 from dpagent.protocol.topics import FleetName
@@ -25,7 +26,7 @@ class DataSettings(Settings):
     """The ledger's name for these records. The lifetime budget belongs to it."""
     kind: Literal["npz", "idx"] = "npz"
     """``npz``: arrays ``inputs`` and ``labels``; ``idx``: a directory of MNIST-style files."""
-    path: Annotated[FilePath, Field(strict=False)]
+    path: FilePath
     """The file or directory, relative to this file."""
 
 
@@ -52,13 +53,13 @@ class AgentSettings(Settings):
     """The fleet this device belongs to."""
     coordinator_key: Annotated[str, AfterValidator(_public_key)]
     """The coordinator's public key, as ``dpagent coordinator key`` prints it."""
-    state_dir: Annotated[FilePath, Field(strict=False)] = Path("state")
+    state_dir: FilePath = Path("state")
     """Where the ledger and the spool live, relative to this file."""
     data: DataSettings
     budget: BudgetSettings
     mqtt: MqttSettings = MqttSettings()
     profile: Annotated[str, Field(min_length=1)] = "generic-linux"
-    """A board of ``firmware_profiles/``, or the path of a profile of one's own."""
+    """A board of ``firmware_profiles/``, or the path of a profile of one's own, relative to this file."""
     limits: LimitSettings = LimitSettings()
 
 
@@ -74,5 +75,8 @@ def load_agent_settings(file: Path) -> AgentSettings:
             "state_dir": resolve(settings.state_dir, file),
             "data": settings.data.model_copy(update={"path": resolve(settings.data.path, file)}),
             "mqtt": settings.mqtt.resolved(file),
+            "profile": str(resolve(Path(settings.profile), file))
+            if is_profile_path(settings.profile)
+            else settings.profile,
         }
     )

@@ -37,7 +37,7 @@ def main(arguments: Sequence[str]) -> int:
         figures = read_figures(_FIGURES)
         for name in names:
             try:
-                figures = merge(figures, _measure(name), list(BENCHMARKS))
+                measured = _measure(name)
             except Skipped as reason:
                 skipped.add(name)
                 _say(f"{name}: SKIPPED. {reason}")
@@ -50,7 +50,9 @@ def main(arguments: Sequence[str]) -> int:
                 failed = failed or error.exit_code
                 _say(f"{name}: {error}")
                 continue
-            # After each, so that an interruption loses no more than the one that is running.
+            # After each, so that an interruption loses no more than the one that is running; read
+            # again, because another run may have written meanwhile.
+            figures = merge(read_figures(_FIGURES), measured, list(BENCHMARKS))
             write_figures(_FIGURES, figures)
             done.append(name)
         _write_page(figures, skipped)

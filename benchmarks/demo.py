@@ -30,23 +30,27 @@ def accuracy_without_noise(results: dict[str, Any], command: str) -> Figure:
 
 
 def cost_figures(results: dict[str, Any], command: str) -> list[Figure]:
-    """Time, traffic, memory and delivery of a run, all as ``--json`` has them."""
-    seconds, traffic = results["seconds"], results["bytes_per_device_round"]
+    """ε, time, traffic, memory and delivery of a run, all as ``--json`` has them."""
+    seconds, traffic, privacy = results["seconds"], results["bytes_per_device_round"], results["privacy"]
     memory, fragments = results["peak_memory_mib"], results["fragments"]
-    figures = [
-        Figure("time in all, start and stop included", seconds["total"], "s"),
-        Figure("time of a round, median", seconds["per_round_median"], "s"),
-        Figure("sent by a device in a round", traffic["up"], "bytes"),
-        Figure("received by a device in a round", traffic["down"], "bytes"),
-        Figure("peak resident memory, largest agent", memory["agent_max"], "MiB"),
-        Figure("peak resident memory, coordinator", memory["coordinator"], "MiB"),
-        Figure("fragments sent", fragments["sent"], "fragments"),
-        Figure("fragments lost", fragments["lost"], "fragments"),
-        Figure("duplicates, received and not counted again", fragments["duplicates"], "fragments"),
-        Figure("largest ε in a ledger", max(d["epsilon_spent"] for d in results["privacy"]["ledgers"]), "ε"),
-    ]
+    spent = max(ledger["epsilon_spent"] for ledger in privacy["ledgers"])
+    target = privacy["epsilon_target"]
+    measured = {
+        "time in all, start and stop included": (seconds["total"], "s"),
+        "time of a round, median": (seconds["per_round_median"], "s"),
+        "sent by a device in a round": (traffic["up"], "bytes"),
+        "received by a device in a round": (traffic["down"], "bytes"),
+        "peak resident memory, largest agent": (memory["agent_max"], "MiB"),
+        "peak resident memory, coordinator": (memory["coordinator"], "MiB"),
+        "fragments sent": (fragments["sent"], "fragments"),
+        "fragments lost": (fragments["lost"], "fragments"),
+        "duplicates, received and not counted again": (fragments["duplicates"], "fragments"),
+    }
     return [
-        Figure(figure.name, float(figure.value), figure.unit, command=command)
-        for figure in figures
-        if figure.value is not None
+        Figure("largest ε in a ledger", spent, "ε", f"target: {target:g}", spent / target, command),
+        *(
+            Figure(name, float(value), unit, command=command)
+            for name, (value, unit) in measured.items()
+            if value is not None  # memory is told on Linux only
+        ),
     ]

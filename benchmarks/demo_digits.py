@@ -30,7 +30,7 @@ def run() -> list[Figure]:
         results = run_demo([], Path(directory), timeout_s=_TIMEOUT_S)
     baseline = results["baseline_accuracy"]
     accuracy = Figure(
-        "accuracy", 100 * results["accuracy"], "%", f"without noise: {baseline:.1%}",
+        "accuracy", 100 * results["accuracy"], "%", f"without noise: {100 * baseline:.1f} %",
         results["accuracy"] / baseline, _COMMAND,
     )  # fmt: skip
     return [accuracy, accuracy_without_noise(results, _COMMAND), *cost_figures(results, _COMMAND)]

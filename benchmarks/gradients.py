@@ -2,7 +2,8 @@
 
 ``NumpyEngine.gradients`` in microbatches of 32 with ``DiscretisedGaussian.constrain`` on each, for
 both built-in models, against the plainest correct way, one example at a time through the same engine.
-The two take turns in a child process with one BLAS thread; medians of 7. The results are the same bits.
+The two take turns in a child process with one BLAS thread; medians of 7. The results are equal bit by bit
+(``tests/learning/test_engine_invariance.py``).
 Then the peak resident memory of a child process that takes three noisy steps with ``mnist-cnn`` on 6,000
 records (lots of 600), without the agent around it.
 

@@ -5,9 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
-from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
-from dp_accounting.rdp import RdpAccountant
-
 # It announces each fractional order whose series does not converge, and leaves it out.
 logging.getLogger("absl").setLevel(logging.ERROR)
 
@@ -17,6 +14,9 @@ def rdp_epsilon(rounds: Iterable[tuple[float, float, int]], delta: float) -> flo
 
     Its default orders, add-or-remove-one adjacency.
     """
+    from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
+    from dp_accounting.rdp import RdpAccountant
+
     accountant = RdpAccountant()
     for noise_multiplier, sampling_rate, steps in rounds:
         event = PoissonSampledDpEvent(sampling_rate, GaussianDpEvent(noise_multiplier))

@@ -76,13 +76,18 @@ def _row(figure: Figure, error: float | None) -> str:
     what = figure.name.partition(": ")[2].replace("|", "\\|")
     value = number(figure.value) if error is None else f"{figure.value:.1f} ± {error:.1f}"
     ratio = "" if figure.ratio is None else number(figure.ratio)
-    return f"| {what} | {value} {figure.unit} | {figure.compared_with or ''} | {ratio} |"
+    return f"| {what} | {value} {figure.unit}".rstrip() + f" | {figure.compared_with or ''} | {ratio} |"
 
 
 def number(value: float) -> str:
-    """A number for people: four significant digits, or all before the point; thousands separated."""
-    if value == round(value) and abs(value) < 1e15:
+    """A number for people: whole ones and thousands in full, the rest to four significant digits.
+
+    A number is not rounded to a whole one that it is not: the digits then go on to where it differs.
+    """
+    if value == round(value) or abs(value) >= 1000:
         return f"{value:,.0f}"
-    if abs(value) >= 1000:
-        return f"{value:,.0f}"
-    return f"{value:.4g}"
+    for digits in range(4, 16):
+        shown = f"{value:.{digits}g}"
+        if float(shown) != round(value):
+            return shown
+    return repr(value)

@@ -2,10 +2,10 @@
 
 Values a second of ``DiscreteGaussianSampler.sample``, which draws exact integers from the operating
 system's entropy, and of numpy's ``Generator.normal`` (PCG64, float64), which is neither exact nor
-unpredictable and is here as the mark for speed. 200,000 values a call, the two in turn, medians
-of 9. σ = 2 and 1000 are drawn from one table, 147,000 from two: it is the noise of a release of the MNIST
-model at σ = 2.24 clip norms. The time for a new σ is that of 26,010 values (one release) with a σ not seen
-before, so it includes building a table.
+unpredictable and is here as the mark for speed. 200,000 values a call, the two in turn, medians of 9.
+σ = 2 and 1000 are drawn from one table, 147,000 from two: it is the noise of a release of the MNIST
+model at σ = 2.24 clip norms. The time for a new σ is that of 26,010 values (one release) with a σ not
+seen before, so it includes building a table.
 
 Limits: one thread; ``os.urandom`` is part of the time, and its speed is the kernel's.
 """

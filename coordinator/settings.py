@@ -114,7 +114,7 @@ class TestDataSettings(Settings):
 
     kind: Literal["npz", "idx"] = "npz"
     """As in ``agent.yaml``."""
-    path: Annotated[FilePath, Field(strict=False)]
+    path: FilePath
     """The file or directory, relative to this file."""
 
 
@@ -137,7 +137,7 @@ class FleetSettings(Settings):
     fragments_per_update: Annotated[int, Field(ge=1, le=4096)] = 16
     """Pieces that a device's update is cut into."""
     test_data: TestDataSettings | None = None
-    state_dir: Annotated[FilePath, Field(strict=False)] = Path("coordinator-state")
+    state_dir: FilePath = Path("coordinator-state")
     """Where the job lives, relative to this file."""
     mqtt: MqttSettings = MqttSettings()
 

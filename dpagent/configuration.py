@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from dpagent.errors import ConfigurationError
 
@@ -39,7 +39,9 @@ _Loader.add_implicit_resolver(
 class Settings(BaseModel):
     """Base of every configuration section: unknown keys and loose types are errors."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, validate_default=False)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, validate_default=False
+    )
 
 
 def _not_empty(path: Path) -> Path:
@@ -48,7 +50,8 @@ def _not_empty(path: Path) -> Path:
     return path
 
 
-FilePath = Annotated[Path, AfterValidator(_not_empty)]
+FilePath = Annotated[Path, Field(strict=False), AfterValidator(_not_empty)]
+"""A path, written as text."""
 
 SettingsT = TypeVar("SettingsT", bound=Settings)
 
@@ -74,6 +77,8 @@ def load_settings(path: Path, schema: type[SettingsT]) -> SettingsT:
         ) from error
     try:
         node = yaml.compose(text, Loader=_Loader)
+        if (number := _line_of_itself(node, ())) is not None:
+            raise ConfigurationError(f"{path}:{number}: a value contains itself.")
         values = yaml.load(text, Loader=_Loader)  # a SafeLoader: plain values only
     except (yaml.YAMLError, ValueError) as error:
         mark = getattr(error, "problem_mark", None)
@@ -102,6 +107,19 @@ def resolve(path: Path, file: Path) -> Path:
 
 def _first_key(schema: type[BaseModel]) -> str:
     return next(iter(schema.model_fields))
+
+
+def _line_of_itself(node: yaml.Node | None, ancestors: tuple[int, ...]) -> int | None:
+    """The line of a value that an alias makes part of itself, if there is one."""
+    if node is None or id(node) in ancestors:
+        return None if node is None else int(node.start_mark.line) + 1
+    children: list[yaml.Node] = []
+    if isinstance(node, yaml.MappingNode):
+        children = [value for _, value in node.value]
+    elif isinstance(node, yaml.SequenceNode):
+        children = list(node.value)
+    found = (_line_of_itself(child, (*ancestors, id(node))) for child in children)
+    return next((line for line in found if line is not None), None)
 
 
 def _line_numbers(root: yaml.MappingNode) -> tuple[dict[_Location, int], list[tuple[_Location, int]]]:
@@ -164,4 +182,7 @@ def _sentence(path: Path, lines: dict[_Location, int], problem: Any, schema: typ
                 str(problem["msg"]).removeprefix("Value error, ").removeprefix("Input should be ").rstrip(".")
             )
             expected = message if problem["type"] == "value_error" else f"expected {message}"
-            return f"{where}{_dotted(known)}: got {problem['input']!r}; {expected}."
+            key = f"{_dotted(known)}: " if known else ""
+            # A check across keys sees the whole section, which is no news to anybody.
+            came = "" if isinstance(problem["input"], dict) else f"got {problem['input']!r}; "
+            return f"{where}{key}{came}{expected}."

@@ -13,6 +13,7 @@ import errno
 import fcntl
 import os
 import sqlite3
+import stat
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -185,6 +186,9 @@ def write_atomically(path: Path, data: bytes, *, mode: int = 0o644) -> None:
     with disk_errors(path):
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
         with os.fdopen(descriptor, "wb") as stream:
+            # One that a crash left behind keeps the mode it had.
+            if stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+                os.fchmod(stream.fileno(), mode)
             stream.write(data)
             stream.flush()
             os.fsync(stream.fileno())

@@ -11,7 +11,7 @@ from brokers import Broker, Software
 BrokerFactory = Callable[..., Broker]
 
 
-@pytest.fixture()
+@pytest.fixture
 def new_broker(tmp_path: Path) -> Iterator[BrokerFactory]:
     """Makes brokers, not yet started, that end with the test."""
     made: list[Broker] = []

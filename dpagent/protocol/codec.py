@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from typing import TypeVar
 
 import cbor2
@@ -12,6 +13,9 @@ from dpagent.protocol.messages import MAX_MESSAGE_BYTES, Message
 MessageT = TypeVar("MessageT", bound=Message)
 
 
+_MOST_SHOWN = 300
+
+
 class MessageError(ValueError):
     """A message is not acceptable.
 
@@ -20,7 +24,9 @@ class MessageError(ValueError):
     """
 
     def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(f"{reason}: {detail}")
+        # What came may be as long as a message; a log line should not be.
+        shown = detail if len(detail) <= _MOST_SHOWN else f"{detail[:_MOST_SHOWN]}…"
+        super().__init__(f"{reason}: {shown}")
         self.reason = reason
 
 
@@ -44,18 +50,21 @@ def decode(data: bytes, schema: type[MessageT]) -> MessageT:
     """
     if len(data) > MAX_MESSAGE_BYTES:
         raise MessageError("oversized", f"{len(data)} bytes; at most {MAX_MESSAGE_BYTES} are accepted")
+    stream = io.BytesIO(data)
     try:
         # Tags would build other types than the schema has: refuse them all, unread.
-        value = cbor2.loads(
-            data, tag_hook=_refuse_tag, max_depth=8, allow_indefinite=False, allow_duplicate_keys=False,
+        value = cbor2.load(
+            stream, tag_hook=_refuse_tag, max_depth=8, allow_indefinite=False, allow_duplicate_keys=False,
             strict_hashable_types=True, semantic_decoders=_NO_TAGS,
         )  # fmt: skip
     except (cbor2.CBORError, MessageError, ValueError, OverflowError, RecursionError) as error:
         raise MessageError("malformed", f"not the CBOR expected: {error}") from error
+    if stream.tell() != len(data):
+        raise MessageError("malformed", f"{len(data) - stream.tell()} bytes follow the message")
     if not isinstance(value, dict):
         raise MessageError("malformed", f"expected a map, got {type(value).__name__}")
     version = value.get("version")
-    if version != 1 or isinstance(version, bool):
+    if type(version) is not int or version != 1:
         raise MessageError("unsupported version", f"version {version!r}; this program speaks version 1")
     try:
         return schema.model_validate(value)

@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from dpagent.privacy.wire import MAX_WIDTH, MIN_WIDTH
 from dpagent.protocol.topics import FleetName
 
 MAX_MESSAGE_BYTES = 60_000
@@ -75,8 +76,8 @@ class WireTerms(Message):
     """How an update is cut and packed: ``block`` coordinates of ``width`` bits a fragment."""
 
     block: Annotated[int, Field(ge=1, le=400_000)]
-    width: Annotated[int, Field(ge=2, le=32)]
-    shift: Annotated[int, Field(ge=0, le=40)]
+    width: Annotated[int, Field(ge=MIN_WIDTH, le=MAX_WIDTH)]
+    shift: Annotated[int, Field(ge=0, le=32)]
 
     @model_validator(mode="after")
     def _fits_a_message(self) -> WireTerms:

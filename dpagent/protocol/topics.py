@@ -25,7 +25,7 @@ class Topics:
     fleet: str
 
     def __post_init__(self) -> None:
-        if re.match(FLEET_PATTERN, self.fleet) is None:
+        if re.fullmatch(FLEET_PATTERN, self.fleet) is None:
             raise ValueError(f"fleet is {self.fleet!r}; expected 1 to 63 letters, digits, '-' or '_'.")
 
     @property

@@ -356,7 +356,8 @@ class MqttSession:
         self._short_lives += 1
         if self._short_lives < _SUSPICIOUS_LIVES:
             return ""
-        return f", {self._short_lives} times right after connecting; does another program use {self._client_id!r}?"
+        times = f"{self._short_lives} times right after connecting"
+        return f", {times}; does another program use the name {self._client_id!r}?"
 
     def _on_message(self, client: paho.Client, _userdata: Any, message: paho.MQTTMessage) -> None:
         if client is not self._client:

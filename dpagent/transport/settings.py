@@ -36,9 +36,9 @@ class MqttSettings(Settings):
     """``mqtt://host[:port]`` or, over TLS, ``mqtts://host[:port]``."""
     username: str | None = None
     """User name; needs ``password_file``."""
-    password_file: FilePath | None = Field(default=None, strict=False)
+    password_file: FilePath | None = None
     """A file whose first line is the password, relative to the configuration file."""
-    ca_file: FilePath | None = Field(default=None, strict=False)
+    ca_file: FilePath | None = None
     """Certificate authority for TLS (PEM); the system's by default."""
     protocol: Literal["auto", "5", "3.1.1"] = "auto"
     """MQTT version; ``auto`` tries 5 and falls back to 3.1.1."""
@@ -74,13 +74,12 @@ class MqttSettings(Settings):
         """Read the password.
 
         Raises:
-            ConfigurationError: The file is missing, or there is a name without a password.
+            ConfigurationError: The file is missing, or only one of name and password is given.
         """
+        if (self.username is None) != (self.password_file is None):
+            there, missing = ("username", "password_file") if self.username else ("password_file", "username")
+            raise ConfigurationError(f"mqtt.{there} is set and mqtt.{missing} is not; set both or neither.")
         if self.password_file is None:
-            if self.username is not None:
-                raise ConfigurationError(
-                    "mqtt.username is set and mqtt.password_file is not; set both or neither."
-                )
             return None
         try:
             lines = self.password_file.read_text(encoding="utf-8").splitlines()

@@ -33,12 +33,12 @@ def price_of(*noise: float, rate: float = 0.25, steps: int = 1, delta: float = 1
 WHOLE = price_of(*NOISE)
 
 
-@pytest.fixture()
+@pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "state"
 
 
-@pytest.fixture()
+@pytest.fixture
 def states(path: Path) -> Iterator[Any]:
     """Opens the one ledger under different budgets, one after the other."""
     opened: list[AgentState] = []
@@ -58,7 +58,9 @@ def accepted(state: AgentState, plan: Plan, dataset: str = DATASET, now: float =
     return decide(plan, DATA, state.ledger, dataset, now=now)
 
 
-def declined(state: AgentState, plan: Plan, data: Dataset = DATA, dataset: str = DATASET, now: float = 0.0) -> str:
+def declined(
+    state: AgentState, plan: Plan, data: Dataset = DATA, dataset: str = DATASET, now: float = 0.0
+) -> str:
     with pytest.raises(Declined) as caught:
         decide(plan, data, state.ledger, dataset, now=now)
     return str(caught.value)
@@ -147,15 +149,13 @@ def test_rounds_before_the_one_that_was_reserved_cannot_be_had_afterwards(states
 @pytest.mark.parametrize("order", [(3, 1, 2), (2, 1, 3), (3, 2, 1), (2, 3, 1), (1, 3, 2), (1, 2, 3)])
 def test_no_order_of_announcements_spends_more_than_the_budget(states: Any, order: tuple[int, ...]) -> None:
     """Signed plans of any round, in any order, mixed with another job's."""
-    state = states(price_of(NOISE[order[0]] if order[0] < 3 else NOISE[2]) + 0.3)
+    state = states(price_of(*NOISE[order[0] - 1 :]))  # what its first round reserves
     for number in order:
         try:
             take_part(state, make_plan(round=number))
         except Declined:
             continue
-    charged = [
-        number for number in order if state.ledger.is_charged(DATASET, (b"j" * 16).hex(), number)
-    ]
+    charged = [number for number in order if state.ledger.is_charged(DATASET, (b"j" * 16).hex(), number)]
     spent = price_of(*(NOISE[number - 1] for number in charged)) if charged else 0.0
     assert spent <= state.ledger.budget(DATASET).epsilon * (1 + 1e-9)
 
@@ -235,7 +235,9 @@ def test_a_restart_does_not_refill_a_budget(states: Any) -> None:
      {"fine_steps": 4_096}, {"delta": 1e-6}],
     ids=lambda changes: next(iter(changes)),
 )  # fmt: skip
-def test_a_schedule_that_changes_after_its_first_round_is_declined(states: Any, changes: dict[str, Any]) -> None:
+def test_a_schedule_that_changes_after_its_first_round_is_declined(
+    states: Any, changes: dict[str, Any]
+) -> None:
     state = states(500.0)
     take_part(state, make_plan())
     accepted(state, make_plan(round=2))

@@ -27,7 +27,6 @@ from agent.spool import SpooledFragment
 from agent.state import AgentState
 from dpagent.errors import DpagentError, LedgerError, StateInUseError, StorageError
 from dpagent.privacy import RdpAccountant
-from dpagent.storage import transaction
 
 DATA = records(20)
 
@@ -42,19 +41,19 @@ def release_rounds(state: AgentState, *rounds: int, job: bytes = b"j" * 16) -> N
         state.release(charge_for(plan, DATA, state.ledger), fragments(number + 16 * job[0] % 200))
 
 
-@pytest.fixture()
+@pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "state"
 
 
-@pytest.fixture()
+@pytest.fixture
 def state(path: Path) -> Iterator[AgentState]:
     state = open_state(path)
     yield state
     state.close()
 
 
-@pytest.fixture()
+@pytest.fixture
 def database(path: Path) -> Path:
     """A closed ledger: one budget and three charges."""
     state = open_state(path)
@@ -242,7 +241,11 @@ def test_an_entry_removed_from_the_middle_is_found(path: Path, database: Path, g
 
 
 def test_an_entry_removed_and_the_rest_renumbered_is_found(path: Path, database: Path) -> None:
-    tamper(database, "DELETE FROM entries WHERE number = 2", "UPDATE entries SET number = number - 1 WHERE number > 2")
+    tamper(
+        database,
+        "DELETE FROM entries WHERE number = 2",
+        "UPDATE entries SET number = number - 1 WHERE number > 2",
+    )
     assert "broken at entry 2" in refused(path)
 
 
@@ -272,7 +275,9 @@ def test_an_older_copy_is_found_by_its_head(path: Path, tmp_path: Path) -> None:
     assert "replaced by an older copy" in refused(path)
 
 
-def test_a_ledger_of_the_same_length_that_is_another_one_is_found(path: Path, database: Path, tmp_path: Path) -> None:
+def test_a_ledger_of_the_same_length_that_is_another_one_is_found(
+    path: Path, database: Path, tmp_path: Path
+) -> None:
     state = open_state(tmp_path / "other", Budget(99.0, 1e-3))
     release_rounds(state, 1, 2, 3)
     state.close()
@@ -297,7 +302,9 @@ def rechain(database: Path, number: int, body: str) -> None:
     statements: list[Any] = []
     for row in rows[number - 1 :]:
         previous = link(previous, row[0], row[1], row[2])
-        statements.append(("UPDATE entries SET body = ?, digest = ? WHERE number = ?", (row[2], previous, row[0])))
+        statements.append(
+            ("UPDATE entries SET body = ?, digest = ? WHERE number = ?", (row[2], previous, row[0]))
+        )
     tamper(database, *statements)
     (database.parent / "ledger.head").unlink()
 
@@ -363,7 +370,9 @@ def test_an_entry_that_is_none_is_named_though_the_hashes_fit(
         for row in rows:
             text = body if row[0] == 1 else row[2]
             previous = link(previous, row[0], row[1], text)
-            statements.append(("UPDATE entries SET body = ?, digest = ? WHERE number = ?", (text, previous, row[0])))
+            statements.append(
+                ("UPDATE entries SET body = ?, digest = ? WHERE number = ?", (text, previous, row[0]))
+            )
         tamper(database, *statements)
         (path / "ledger.head").unlink()
     else:
@@ -438,7 +447,9 @@ def test_an_error_inside_a_release_leaves_neither_charge_nor_fragments(
     assert verify(path).charges == 2
 
 
-def test_a_full_disk_inside_a_release_leaves_neither_charge_nor_fragments(path: Path, state: AgentState) -> None:
+def test_a_full_disk_inside_a_release_leaves_neither_charge_nor_fragments(
+    path: Path, state: AgentState
+) -> None:
     release_rounds(state, 1)
     before, spent = entries(state.connection), state.ledger.epsilon_spent(DATASET)
     pages = state.connection.execute("PRAGMA page_count").fetchone()[0]
@@ -583,9 +594,7 @@ def test_no_kill_leaves_a_fragment_without_its_charge(path: Path) -> None:
             end(process)
         proof = verify(path)
         connection, _ = open_ledger(path)
-        rows = connection.execute(
-            "SELECT job, round, count(*) FROM fragments GROUP BY job, round"
-        ).fetchall()
+        rows = connection.execute("SELECT job, round, count(*) FROM fragments GROUP BY job, round").fetchall()
         charged = {
             (body["job"], body["round"])
             for _, kind, text, _ in entries(connection) if kind == "charge" for body in [json.loads(text)]

@@ -88,7 +88,11 @@ def test_the_cap_acts_at_the_coordinator_only_when_asked() -> None:
     weights, velocity = DIGITS.initial_weights(0), np.zeros(DIMENSION)
     gradient = np.full(DIMENSION, 5.0)
     optimiser = MomentumSgd(1.0, 0.0)
-    for kind, where, clamped in (("none", "coordinator", 0), ("clamp", "device", 0), ("clamp", "coordinator", DIMENSION)):
+    for kind, where, clamped in (
+        ("none", "coordinator", 0),
+        ("clamp", "device", 0),
+        ("clamp", "coordinator", DIMENSION),
+    ):
         plan = plan_with(1_000, cap={"kind": kind, "where": where, "floor": 0.01, "regularisation": 0.5})
         step = take_step(plan, gradient, weights, velocity, optimiser)
         assert step.clamped == clamped
@@ -101,7 +105,9 @@ def test_what_devices_make_is_what_the_store_sums_to_the_last_bit() -> None:
     plan = make_plan(wire={"block": 999, "width": 14, "shift": 14}, sealing_key=opener.public_key)
     engine, weights = NumpyEngine(DIGITS, microbatch=4), DIGITS.initial_weights(0)
     updates = np.stack([make_update(plan, weights, records(5), engine) for _ in range(3)])
-    messages = [seal(piece, plan.fleet, plan.sealing_key) for update in updates for piece in cut(update, plan)]
+    messages = [
+        seal(piece, plan.fleet, plan.sealing_key) for update in updates for piece in cut(update, plan)
+    ]
     with tempfile.TemporaryDirectory() as directory:
         store = Store(Path(directory))
         for message in sorted(messages + messages[::3]):

@@ -22,7 +22,9 @@ WEIGHTS = np.array([0.1, -0.0, np.inf, 1e-40], np.float32)
 Sums = dict[int, tuple[int, list[int]]]
 
 
-def fragment(number: int, position: int = 0, round_number: int = 1, value: int | None = None) -> OpenedFragment:
+def fragment(
+    number: int, position: int = 0, round_number: int = 1, value: int | None = None
+) -> OpenedFragment:
     values = (
         np.random.default_rng(number).integers(-(2**31), 2**31, BLOCK)
         if value is None else np.full(BLOCK, value, np.int64)
@@ -43,7 +45,7 @@ def plain_sums(fragments: list[OpenedFragment]) -> Sums:
     return result
 
 
-@pytest.fixture()
+@pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
     store = Store(tmp_path)
     yield store

@@ -41,7 +41,17 @@ def run(code: str, *arguments: str) -> str:
 def test_importing_the_agent_pulls_in_nothing_heavy() -> None:
     modules = set(run("import agent.daemon, sys; print('\\n'.join(sys.modules))").split())
     assert "numpy" in modules
-    for heavy in ("scipy", "onnx", "onnxruntime", "sklearn", "matplotlib", "coordinator", "typer", "rich", "cli"):
+    for heavy in (
+        "scipy",
+        "onnx",
+        "onnxruntime",
+        "sklearn",
+        "matplotlib",
+        "coordinator",
+        "typer",
+        "rich",
+        "cli",
+    ):
         assert not {name for name in modules if name == heavy or name.startswith(f"{heavy}.")}, heavy
 
 
