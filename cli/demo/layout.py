@@ -6,6 +6,7 @@ it would on a board of its own. What is written here is what a real integrator w
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,6 @@ from dpagent.errors import ConfigurationError, DataError
 from dpagent.learning import Dataset, built_in, check_fits, load_idx, save_npz, split_iid
 from dpagent.storage import disk_errors, write_atomically
 
-FLEET = "demo"
 _DEMO_MESSAGES_PER_SECOND = 100.0
 
 
@@ -133,10 +133,14 @@ def prepare_data(options: DemoOptions, layout: Layout) -> None:
 def write_configurations(options: DemoOptions, layout: Layout, broker: BrokerAddress) -> None:
     """Write ``fleet.yaml`` and every ``agent.yaml``, as an operator and an integrator would."""
     mqtt: dict[str, Any] = {"url": broker.url, "protocol": broker.protocol}
-    if broker.username is not None:
-        mqtt |= {"username": broker.username, "password_file": str(broker.password_file)}
+    if broker.username is not None and broker.password_file is not None:
+        # Paths in a configuration file are relative to it, those on a command line to here.
+        mqtt |= {"username": broker.username, "password_file": str(broker.password_file.absolute())}
+    key = load_signer(layout.coordinator_state, "demo").public_key
+    # A broker that runs already may hold retained messages of earlier demos: a name for each.
+    name = f"demo-{hashlib.sha256(key.encode()).hexdigest()[:8]}"
     fleet = {
-        "fleet": FLEET,
+        "fleet": name,
         "devices": options.devices,
         "records_per_device": records_per_device(options),
         "rounds": options.rounds,
@@ -162,10 +166,9 @@ def write_configurations(options: DemoOptions, layout: Layout, broker: BrokerAdd
         "mqtt": mqtt,
     }
     _write_yaml(layout.fleet_file, fleet)
-    key = load_signer(layout.coordinator_state, FLEET).public_key
     for number in range(1, options.devices + 1):
         agent = {
-            "fleet": FLEET,
+            "fleet": name,
             "coordinator_key": key,
             "state_dir": "state",
             "data": {"name": options.dataset, "kind": "npz", "path": "data.npz"},

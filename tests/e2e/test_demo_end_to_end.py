@@ -128,9 +128,10 @@ def epsilon_by_dp_accounting(charges: list[dict[str, Any]]) -> float:
 )
 def test_demo_trains_and_accounts(tmp_path: Path, broker: str) -> None:
     state_dir = tmp_path / "demo"
+    # A relative state directory, as the default is.
     run = subprocess.run(
-        demo_command(state_dir, "--broker", broker, "--report", str(tmp_path / "report")),
-        capture_output=True, text=True, timeout=200, check=False,
+        demo_command(Path("demo"), "--broker", broker, "--report", "report", "--json", "results.json"),
+        capture_output=True, text=True, timeout=200, check=False, cwd=tmp_path,
     )  # fmt: skip
     assert run.returncode == 0, run.stderr
     results = json.loads((tmp_path / "results.json").read_text())
