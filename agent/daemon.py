@@ -125,7 +125,7 @@ class Agent:
         due_at = self._state.spool.next_due_at()
         if due_at is None or not self._session.connected:
             return _IDLE_S
-        return min(_IDLE_S, max(due_at - time.time(), 0.001))
+        return min(_IDLE_S, max(due_at - time.monotonic(), 0.001))
 
     def _receive(self, topic: str, payload: bytes) -> None:
         try:
@@ -155,7 +155,9 @@ class Agent:
                 log.info("job %s is finished, %s", job[:8], self._spent())
             return
         if is_new:
-            self._plan_arrived_at = time.time()
+            self._plan_arrived_at = time.monotonic()
+            if known is None or known.job != plan.job:
+                self._state.forget_other_jobs(job)
             expired = self._state.expire_other_rounds(job, plan.round)
             if expired:
                 log.warning("%d fragments expired: their round closed before they were counted", expired)
@@ -232,11 +234,11 @@ class Agent:
         ]
 
     def _draw_times(self, plan: Plan, count: int) -> list[float]:
-        """Independent times in the jitter window, which opens whole slots after the plan came.
+        """Independent monotonic times in the jitter window, which opens whole slots after the plan came.
 
         How long training took depends on the lot, and the lot is private; the slots hide it.
         """
-        slots = math.ceil(max(time.time() - self._plan_arrived_at, 1e-9) / plan.compute_slot_s)
+        slots = math.ceil(max(time.monotonic() - self._plan_arrived_at, 1e-9) / plan.compute_slot_s)
         opens_at = self._plan_arrived_at + slots * plan.compute_slot_s
         return [opens_at + self._random.uniform(0.0, plan.jitter_window_s) for _ in range(count)]
 
@@ -250,16 +252,16 @@ class Agent:
         if not self._session.connected or self._plan is None:
             return
         limit = self._take_allowance()
-        now = time.time()
+        now = time.monotonic()
         resend_at: dict[bytes, float] = {}
         for fragment in self._state.spool.due(now, limit):
-            expiry_s = max(1.0, self._plan.deadline - now)
+            expiry_s = max(1.0, self._plan.deadline - time.time())
             if self._session.publish(self._topics.fragments, fragment.message, expiry_s=expiry_s) is None:
                 break
             self._allowance -= 1
             resend_at[fragment.digest] = now + _RESEND_S * self._random.uniform(1.0, 2.0)
         if resend_at:
-            self._state.mark_sent(resend_at, now)
+            self._state.mark_sent(resend_at, time.time())
 
     def _take_allowance(self) -> int:
         """How many messages the rate limit lets go now (token bucket)."""

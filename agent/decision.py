@@ -63,7 +63,7 @@ def decide(plan: Plan, dataset: Dataset, ledger: Ledger, name: str, *, now: floa
         Declined: With the reason.
     """
     if plan.deadline < now:
-        raise Declined(f"the round's deadline passed {now - plan.deadline:.0f} s ago")
+        raise Declined(f"the round's deadline passed {now - plan.deadline:.0f} s ago by this board's clock")
     try:
         spec = built_in(plan.model.name)
     except DpagentError as error:

@@ -2,7 +2,9 @@
 
 A fragment is ``waiting`` until it is first published, then ``sent`` until a receipt
 (``counted``) or the end of its round (``expired``). What is no longer needed of it, its
-bytes, is dropped then; a line remains for the accounts. Times are Unix times.
+bytes, is dropped then; a line remains for the accounts until another job begins. Due times are
+on the monotonic clock, which a board's clock being set cannot disturb: after a start they are
+drawn anew. When a fragment was first sent is a Unix time.
 """
 
 from __future__ import annotations
@@ -99,6 +101,10 @@ class Spool:
             marks,
         )
         return self._connection.total_changes - before
+
+    def forget_other_jobs(self, job: str) -> None:
+        """Drop the lines of all jobs but one, except of fragments that are pending."""
+        self._connection.execute("DELETE FROM fragments WHERE job != ? AND message IS NULL", (job,))
 
     def expire(self, *, except_job: str | None = None, except_round: int | None = None) -> int:
         """Give up all pending fragments but those of one round; how many that were."""

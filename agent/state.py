@@ -106,6 +106,11 @@ class AgentState:
         with disk_errors(self._file), transaction(self.connection):
             return self.spool.expire(except_job=job, except_round=round_number)
 
+    def forget_other_jobs(self, job: str) -> None:
+        """Drop the spool's lines of earlier jobs; the ledger keeps all of its own."""
+        with disk_errors(self._file), transaction(self.connection):
+            self.spool.forget_other_jobs(job)
+
     def note_declined(self, job: str, round_number: int, reason: str) -> None:
         """Keep why a plan was declined, once a job and reason."""
         with disk_errors(self._file), transaction(self.connection):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from types import ModuleType
 
@@ -59,24 +60,33 @@ def _section(name: str, module: ModuleType, figures: Sequence[Figure]) -> str:
         for figure in figures
         if figure.name.endswith(STANDARD_ERROR)
     }
-    commands = list(dict.fromkeys(figure.command for figure in figures))
-    several = len(commands) > 1
-    lines += ["| figure | value | compared with | ratio |" + (" command |" if several else "")]
-    lines += ["|---|---:|---|---:|" + ("---|" if several else "")]
-    for figure in figures:
-        if figure.name.endswith(STANDARD_ERROR):
-            continue
-        lines.append(_row(figure, errors.get(figure.name)) + (f" `{figure.command}` |" if several else ""))
-    if not several:
-        lines += ["", f"Shown by: `{commands[0]}`"]
-    return "\n".join([*lines, ""])
+    shown = [figure for figure in figures if not figure.name.endswith(STANDARD_ERROR)]
+    lines += ["| figure | value | compared with | ratio |", "|---|---:|---|---:|"]
+    lines += [_row(figure, errors.get(figure.name)) for figure in shown]
+    return "\n".join([*lines, "", _shown_by(shown), ""])
+
+
+def _shown_by(figures: Sequence[Figure]) -> str:
+    """The command of most of the figures, then those of the others, by name."""
+    commands = Counter(figure.command for figure in figures).most_common()
+    text = f"Shown by: `{commands[0][0]}`"
+    for command, _ in commands[1:]:
+        names = [_what(figure) for figure in figures if figure.command == command]
+        text += f"; {'; '.join(names)}: `{command}`"
+    return text
+
+
+def _what(figure: Figure) -> str:
+    """The figure's name without its benchmark's."""
+    return figure.name.partition(": ")[2].replace("|", "\\|")
 
 
 def _row(figure: Figure, error: float | None) -> str:
-    what = figure.name.partition(": ")[2].replace("|", "\\|")
     value = number(figure.value) if error is None else f"{figure.value:.1f} ± {error:.1f}"
     ratio = "" if figure.ratio is None else number(figure.ratio)
-    return f"| {what} | {value} {figure.unit}".rstrip() + f" | {figure.compared_with or ''} | {ratio} |"
+    return (
+        f"| {_what(figure)} | {value} {figure.unit}".rstrip() + f" | {figure.compared_with or ''} | {ratio} |"
+    )
 
 
 def number(value: float) -> str:

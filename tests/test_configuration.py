@@ -41,7 +41,7 @@ class Kitchen(Settings):
     name: str
     cooks: Annotated[int, Field(ge=1)] = 1
     oven: Oven = Oven(degrees=100)
-    dishes: list[Annotated[Pot | Pan, Field(discriminator="kind")]] = []
+    dishes: list[Annotated[Pot | Pan, Field(discriminator="kind")]] = Field(default=[])
     pantry: Annotated[FilePath, Field(strict=False)] = Path("pantry")
 
 
@@ -61,7 +61,8 @@ def complaints(tmp_path: Path, text: str, schema: type[Settings] = Kitchen) -> l
 def test_a_good_file_is_read(tmp_path: Path) -> None:
     kitchen = read(
         tmp_path,
-        "name: mine\noven:\n  degrees: 180\n  fan: true\ndishes:\n- kind: pot\n  litres: 3\n- {kind: pan, width: 2}\n",
+        "name: mine\noven:\n  degrees: 180\n  fan: true\n"
+        "dishes:\n- kind: pot\n  litres: 3\n- {kind: pan, width: 2}\n",
     )
     assert kitchen == Kitchen(
         name="mine",

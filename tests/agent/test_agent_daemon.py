@@ -158,7 +158,8 @@ def test_plans_that_are_not_the_coordinators_are_ignored(
         announcer.announce(plan_for(fleet), other)
         wait_until(lambda: counter(file, "rejected") == 1, "the first rejection")
         wrong = [
-            b"", b"garbage", other.sign(plan_for(fleet), "plan"), announcer.signer.sign(plan_for(fleet), "receipts"),
+            b"", b"garbage", other.sign(plan_for(fleet), "plan"),
+            announcer.signer.sign(plan_for(fleet), "receipts"),
             announcer.signer.sign(plan_for("another"), "plan"),
         ]  # fmt: skip
         for message in wrong:

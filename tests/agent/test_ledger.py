@@ -107,7 +107,7 @@ def test_a_round_is_charged_once_whatever_asks_for_it(state: AgentState) -> None
     release_rounds(state, 1)
     before = entries(state.connection)
     charge = charge_for(make_plan(round=1), DATA, state.ledger)
-    with pytest.raises(StorageError, match="UNIQUE|unique"):
+    with pytest.raises(StorageError, match="UNIQUE"):
         state.release(charge, fragments(99))
     assert entries(state.connection) == before
     assert bytes([99, 0]) * 8 not in state.spool.pending()
@@ -285,7 +285,8 @@ def test_a_ledger_of_the_same_length_that_is_another_one_is_found(
     assert "the ledger was replaced" in refused(path)
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[]", "null", '{"entries": "x", "hash": "00"}', '{"entries": 1, "hash": "zz"}',
+@pytest.mark.parametrize("text", ["", "{}", "[]", "null", '{"entries": "x", "hash": "00"}',
+                                  '{"entries": 1, "hash": "zz"}',
                                   '{"entries": 1, "hash": 5}', "\xff"])  # fmt: skip
 def test_an_unreadable_head_is_named(path: Path, database: Path, text: str) -> None:
     (path / "ledger.head").write_bytes(text.encode("latin-1"))
@@ -586,7 +587,7 @@ def end(process: subprocess.Popen[str]) -> None:
 def test_no_kill_leaves_a_fragment_without_its_charge(path: Path) -> None:
     generator = random.Random(5)
     charges = 0
-    for _ in range(6):
+    for _ in range(4):
         process = start_releasing(path)
         try:
             time.sleep(generator.uniform(0.05, 0.4))

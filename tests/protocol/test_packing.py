@@ -62,7 +62,7 @@ def _plan(dimension: int, block: int, width: int) -> Plan:
 
 @settings(max_examples=60, deadline=None)
 @given(
-    dimension=st.integers(1, 400), block=st.integers(1, 90), width=st.sampled_from(WIDTHS),
+    dimension=st.integers(1, 400), block=st.integers(1, 90), width=st.sampled_from(range(4, 33)),
     seed=st.integers(0, 2**32 - 1),
 )  # fmt: skip
 def test_cut_and_read_in_any_order_give_the_update(dimension: int, block: int, width: int, seed: int) -> None:
@@ -158,8 +158,8 @@ def test_a_position_outside_the_update_is_refused() -> None:
     plan = _plan(100, 10, 8)
     fragment = next(cut(np.zeros(100, np.int64), plan))
     for position in (10, 256, 2**32 - 1):
+        moved = fragment.model_copy(update={"position": position.to_bytes(4, "big")})
         with pytest.raises(MessageError) as caught:
-            moved = fragment.model_copy(update={"position": position.to_bytes(4, "big")})
             read_block(moved, plan.wire, 100)
         assert caught.value.reason == "bad position"
 
