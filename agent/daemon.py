@@ -18,8 +18,8 @@ from datetime import UTC, datetime
 import numpy as np
 from numpy.typing import NDArray
 
+from agent.accounts import Budget, Charge
 from agent.decision import Declined, decide, schedule_digest
-from agent.ledger import Budget, Charge
 from agent.profile import check_board, load_profile
 from agent.settings import AgentSettings
 from agent.spool import SpooledFragment
@@ -27,12 +27,13 @@ from agent.state import AgentState
 from agent.update import make_update, mechanism_of
 from dpagent.errors import ParameterError
 from dpagent.learning import Dataset, NumpyEngine, built_in, load_idx, load_npz
-from dpagent.protocol.codec import MessageError, decode
+from dpagent.protocol.codec import MessageError
 from dpagent.protocol.fragments import ModelAssembler, cut, receipt_digest, weights_from_bytes
 from dpagent.protocol.messages import RECEIPT_DIGEST_BYTES, ModelChunk, Plan, Receipts
 from dpagent.protocol.sealing import seal
 from dpagent.protocol.signing import Verifier
 from dpagent.protocol.topics import Topics
+from dpagent.storage import disk_errors
 from dpagent.transport import Acknowledged, Connected, Disconnected, MqttSession, Received, Subscription
 
 log = logging.getLogger(__name__)
@@ -62,9 +63,6 @@ class Agent:
         self._verifier = Verifier(settings.coordinator_key, settings.fleet)
         self._topics = Topics(settings.fleet)
         self._dataset = _load(settings)
-        self._state = AgentState(
-            settings.state_dir, settings.data.name, Budget(settings.budget.epsilon, settings.budget.delta)
-        )
         self._session = MqttSession(
             settings.mqtt,
             # A fresh name each time: the broker can tell connections apart, not devices.
@@ -74,6 +72,10 @@ class Agent:
                 for topic in (self._topics.plan, self._topics.model_chunks, self._topics.receipts)
             ],
             persistent=False,
+        )
+        # Last, because from here on the directory is held.
+        self._state = AgentState(
+            settings.state_dir, settings.data.name, Budget(settings.budget.epsilon, settings.budget.delta)
         )
         self._random = random.SystemRandom()
         self._assembler = ModelAssembler()
@@ -94,7 +96,8 @@ class Agent:
         """
         log.info("agent of fleet %s, %s", self._settings.fleet, self._spent())
         try:
-            with self._session:
+            # The network's errors stay in the session; what comes up here is the disk's.
+            with self._session, disk_errors(self._state.file):
                 while not stop.is_set():
                     self._take_events()
                     self._train()
@@ -134,7 +137,7 @@ class Agent:
             elif topic == self._topics.receipts:
                 self._receive_receipts(self._verifier.open(payload, Receipts, "receipts"))
             else:
-                self._assembler.add(decode(payload, ModelChunk))
+                self._assembler.add(self._verifier.open(payload, ModelChunk, "model"))
         except MessageError as error:
             log.warning("rejected a message on %s: %s", topic, error)
             self._state.add_to_counters(rejected=1)
@@ -177,12 +180,14 @@ class Agent:
         plan = self._plan
         if not self._must_train or plan is None:
             return
-        weights = self._assembler.get(plan)
-        if weights is None:
+        data = self._assembler.get(plan)
+        if data is None:
             return  # Chunks are still on their way.
         self._must_train = False
-        job = plan.job.hex()
+        job, weights = plan.job.hex(), weights_from_bytes(data)
         try:
+            if not np.isfinite(weights).all():
+                raise Declined("the model has weights that are not finite")
             price = decide(plan, self._dataset, self._state.ledger, self._settings.data.name, now=time.time())
             mechanism = mechanism_of(plan)
             engine = self._engine_for(plan)
@@ -190,7 +195,7 @@ class Agent:
             log.warning("declined round %d of job %s: %s", plan.round, job[:8], error)
             self._state.note_declined(job, plan.round, str(error))
             return
-        update = make_update(plan, weights_from_bytes(weights), self._dataset, engine)
+        update = make_update(plan, weights, self._dataset, engine)
         charge = Charge(
             dataset=self._settings.data.name, job=job, round=plan.round, mechanism=plan.mechanism.name,
             noise_multiplier=plan.noise_multiplier, sampling_rate=plan.mechanism.sampling_rate,

@@ -80,6 +80,11 @@ def decide(plan: Plan, dataset: Dataset, ledger: Ledger, name: str, *, now: floa
     account = ledger.accounts.job(name, job)
     if account is not None and account.schedule != schedule_digest(plan):
         raise Declined("the job's mechanism or schedule changed after its first round")
+    if account is not None and plan.round <= account.last_round:
+        # What was reserved is the rounds from the first charge on, each once.
+        raise Declined(
+            f"round {plan.round} comes after round {account.last_round} of the same job was charged"
+        )
     budget, others, terms = ledger.budget(name), ledger.accounts.others(name, job), plan.mechanism
     rest = [
         PrivacyLossEvent(noise, terms.sampling_rate, terms.local_steps)

@@ -5,15 +5,8 @@ An entry is one line of canonical JSON and the hash
 the chain shows a change made behind SQLite's back; the file ``ledger.head`` beside the
 database remembers how far the chain had come, so that a shortened or older copy is noticed
 as long as that file is left. Two kinds of entry exist: ``budget`` (the integrator set a
-lifetime budget) and ``charge`` (a release was paid for, before it left the device).
-
-Inside a job the schedule is announced with the first round and pinned, so its charges compose
-tightly (RDP). Across jobs, whose parameters a coordinator may choose after seeing what earlier
-ones gave, the (ε, δ) of the jobs are added: basic composition is a valid privacy filter for
-adaptively chosen parameters (Rogers, Roth, Ullman, Vadhan, "Privacy odometers and filters",
-NeurIPS 2016), and a sum over orders chosen afterwards is not known to be. A job is reserved
-whole, at its first charge: whenever it stops, each fixed order's divergence is at most that of
-the announced schedule.
+lifetime budget) and ``charge`` (a release was paid for, before it left the device); what they
+come to is in :mod:`agent.accounts`.
 
 The hashes are a proof against accidents and honest mistakes, not against the owner of the
 device, who can rewrite the file and every hash in it.
@@ -27,57 +20,18 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from dpagent.errors import LedgerError, StorageError
-from dpagent.privacy import PrivacyLossEvent, RdpAccountant
+from pydantic import TypeAdapter, ValidationError
+
+from agent.accounts import Budget, BudgetChange, Charge, InconsistentChargeError, JobAccounts
+from dpagent.errors import LedgerError, ParameterError, StorageError
 from dpagent.storage import disk_errors, open_readonly, write_atomically
 
 GENESIS = bytes(32)
 
-# A re-computed ε may differ from the one written down by rounding, never by more than this.
-_EPSILON_TOLERANCE = 1e-6
-
-
-@dataclass(frozen=True, slots=True)
-class Budget:
-    """The lifetime budget of one dataset."""
-
-    epsilon: float
-    delta: float
-
-
-@dataclass(frozen=True, slots=True)
-class Charge:
-    """One release, with everything an auditor needs to price it again."""
-
-    dataset: str
-    job: str
-    round: int
-    mechanism: str
-    noise_multiplier: float
-    sampling_rate: float
-    steps: int
-    clip_norm: float
-    granularity: float
-    dimension: int
-    statistical_distance: float
-    schedule: str
-    """SHA-256 of the job's announced schedule, pinned at its first charge."""
-    job_epsilon: float
-    """ε reserved for the whole job, at ``delta``, when it was first charged."""
-    delta: float
-    """δ of the job."""
-    cumulative_epsilon: float
-    """What other jobs reserved plus what this one has spent up to and including this charge."""
-    cumulative_delta: float
-    """Sum of the δ of all jobs on the dataset."""
-    charged_at: str
-
-    @property
-    def event(self) -> PrivacyLossEvent:
-        """The charge as the accountant counts it."""
-        return PrivacyLossEvent(self.noise_multiplier, self.sampling_rate, self.steps)
+_CHARGES = TypeAdapter(Charge)
+_BUDGET_CHANGES = TypeAdapter(BudgetChange)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +39,7 @@ class Entry:
     """One link of the chain."""
 
     number: int
-    kind: Literal["budget", "charge"]
-    body: dict[str, Any]
+    record: Charge | BudgetChange
     digest: bytes
 
 
@@ -119,6 +72,21 @@ def create_ledger(connection: sqlite3.Connection) -> None:
             f"""CREATE TRIGGER no_{verb.lower()} BEFORE {verb} ON entries
             BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END"""
         )
+    # INSERT OR REPLACE removes a row without firing the trigger for it.
+    connection.execute(
+        """CREATE TRIGGER no_replace BEFORE INSERT ON entries
+        WHEN NEW.number IS NOT (SELECT coalesce(max(number), 0) + 1 FROM entries)
+        BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END"""
+    )
+    connection.execute(
+        """CREATE TRIGGER no_second_charge BEFORE INSERT ON entries
+        WHEN NEW.kind = 'charge' AND EXISTS (
+            SELECT 1 FROM entries WHERE kind = 'charge'
+            AND json_extract(body, '$.dataset') IS json_extract(NEW.body, '$.dataset')
+            AND json_extract(body, '$.job') IS json_extract(NEW.body, '$.job')
+            AND json_extract(body, '$.round') IS json_extract(NEW.body, '$.round'))
+        BEGIN SELECT RAISE(ABORT, 'UNIQUE: this round is charged already'); END"""
+    )
 
 
 def link(previous: bytes, number: int, kind: str, body: str) -> bytes:
@@ -142,49 +110,15 @@ def read_entries(connection: sqlite3.Connection) -> Iterator[Entry]:
         if link(previous, number, kind, body) != digest:
             raise LedgerError(f"The chain is broken at entry {number}: its content does not match its hash.")
         previous = digest
-        yield Entry(number, kind, json.loads(body), digest)
-
-
-@dataclass(slots=True)
-class JobAccount:
-    """One job's spending on one dataset."""
-
-    schedule: str
-    """Digest of the announced schedule, pinned."""
-    epsilon: float
-    """Reserved at the first charge."""
-    delta: float
-    spent: RdpAccountant
-
-
-class JobAccounts:
-    """Spending by dataset and job, built from charges in order."""
-
-    def __init__(self) -> None:
-        self._jobs: dict[str, dict[str, JobAccount]] = {}
-        self.last_epsilon: dict[str, float] = {}
-        """By dataset, the cumulative ε its last charge states."""
-
-    def job(self, dataset: str, job: str) -> JobAccount | None:
-        """The account of a job, once it has been charged."""
-        return self._jobs.get(dataset, {}).get(job)
-
-    def others(self, dataset: str, job: str) -> Budget:
-        """Sum of ε and δ that all other jobs on the dataset have reserved."""
-        rest = [account for name, account in self._jobs.get(dataset, {}).items() if name != job]
-        return Budget(sum(account.epsilon for account in rest), sum(account.delta for account in rest))
-
-    def add(self, charge: Charge) -> Budget:
-        """Add a charge; returns the cumulative ε and δ it comes to."""
-        jobs = self._jobs.setdefault(charge.dataset, {})
-        account = jobs.setdefault(
-            charge.job, JobAccount(charge.schedule, charge.job_epsilon, charge.delta, RdpAccountant())
-        )
-        account.spent.compose(charge.event)
-        others = self.others(charge.dataset, charge.job)
-        total = Budget(others.epsilon + account.spent.epsilon(account.delta), others.delta + account.delta)
-        self.last_epsilon[charge.dataset] = total.epsilon
-        return total
+        try:
+            record = (_CHARGES if kind == "charge" else _BUDGET_CHANGES).validate_json(body)
+        except ValidationError as error:
+            problem = error.errors(include_url=False, include_input=False)[0]
+            where = ".".join(str(part) for part in problem["loc"])
+            raise LedgerError(
+                f"Entry {number} is no {kind} that this program knows: {where}: {problem['msg']}."
+            ) from error
+        yield Entry(number, record, digest)
 
 
 class Ledger:
@@ -201,15 +135,15 @@ class Ledger:
     def __init__(self, connection: sqlite3.Connection, head_file: Path) -> None:
         self._connection = connection
         self._head_file = head_file
-        entries = verify_entries(connection, head_file)
-        self._number = len(entries)
-        self._head = entries[-1].digest if entries else GENESIS
+        verified = read_verified(connection, head_file)
+        self._number = len(verified.entries)
+        self._head = verified.entries[-1].digest if verified.entries else GENESIS
         self._budgets: dict[str, Budget] = {}
-        self._accounts = JobAccounts()
         self._charged: set[tuple[str, str, int]] = set()
-        for entry in entries:
-            self._learn(entry.kind, entry.body)
-        self.save_head()
+        self.accounts = verified.accounts
+        """What every job has reserved and spent."""
+        for entry in verified.entries:
+            self._learn(entry.record)
 
     def set_budget(self, dataset: str, budget: Budget) -> None:
         """Record the integrator's lifetime budget, if it is not the recorded one already.
@@ -217,20 +151,16 @@ class Ledger:
         Must run inside a transaction; :meth:`save_head` follows its commit.
         """
         if self._budgets.get(dataset) != budget:
-            self._append("budget", {"dataset": dataset, **asdict(budget)})
+            self._append("budget", BudgetChange(dataset, budget.epsilon, budget.delta))
 
     def charge(self, charge: Charge) -> None:
         """Append a charge. Must run inside the transaction that spools what it pays for."""
-        self._append("charge", asdict(charge))
+        self._append("charge", charge)
+        self.accounts.add(charge)
 
     def is_charged(self, dataset: str, job: str, round_number: int) -> bool:
         """Whether that round of that job has been paid for."""
         return (dataset, job, round_number) in self._charged
-
-    @property
-    def accounts(self) -> JobAccounts:
-        """What every job has reserved and spent."""
-        return self._accounts
 
     def budget(self, dataset: str) -> Budget:
         """The lifetime budget in force.
@@ -242,68 +172,89 @@ class Ledger:
 
     def epsilon_spent(self, dataset: str) -> float:
         """Cumulative ε of the dataset as its last charge states it; 0 before the first."""
-        return self._accounts.last_epsilon.get(dataset, 0.0)
+        return self.accounts.epsilon_spent(dataset)
 
     def save_head(self) -> None:
         """Write ``ledger.head``. After a commit: it may lag behind the chain, never lead it."""
         record = {"entries": self._number, "hash": self._head.hex()}
         write_atomically(self._head_file, json.dumps(record).encode() + b"\n", mode=0o600)
 
-    def _append(self, kind: Literal["budget", "charge"], body: dict[str, Any]) -> None:
-        text = json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    def _append(self, kind: Literal["budget", "charge"], record: Charge | BudgetChange) -> None:
+        text = json.dumps(asdict(record), sort_keys=True, separators=(",", ":"), allow_nan=False)
         number = self._number + 1
         digest = link(self._head, number, kind, text)
         self._connection.execute("INSERT INTO entries VALUES (?, ?, ?, ?)", (number, kind, text, digest))
         self._number, self._head = number, digest
-        self._learn(kind, body)
+        self._learn(record)
 
-    def _learn(self, kind: str, body: dict[str, Any]) -> None:
-        if kind == "budget":
-            self._budgets[body["dataset"]] = Budget(body["epsilon"], body["delta"])
+    def _learn(self, record: Charge | BudgetChange) -> None:
+        if isinstance(record, BudgetChange):
+            self._budgets[record.dataset] = Budget(record.epsilon, record.delta)
         else:
-            charge = Charge(**body)
-            self._accounts.add(charge)
-            self._charged.add((charge.dataset, charge.job, charge.round))
+            self._charged.add((record.dataset, record.job, record.round))
 
 
-def verify_entries(connection: sqlite3.Connection, head_file: Path) -> list[Entry]:
-    """All entries of a ledger whose chain, prices and head are in order.
+@dataclass(frozen=True, slots=True)
+class VerifiedLedger:
+    """A ledger whose chain, prices and head are in order."""
+
+    entries: tuple[Entry, ...]
+    accounts: JobAccounts
+
+    @property
+    def charges(self) -> tuple[Charge, ...]:
+        """The charges alone."""
+        return tuple(entry.record for entry in self.entries if isinstance(entry.record, Charge))
+
+
+def read_verified(connection: sqlite3.Connection, head_file: Path) -> VerifiedLedger:
+    """Read a ledger and check its chain, prices and head.
 
     Raises:
-        LedgerError: Naming the first entry that is not.
+        LedgerError: Naming the first entry that is not in order.
     """
-    entries = list(read_entries(connection))
+    # Before the entries: an agent may be appending, and its head never leads the chain.
+    head = _read_head(head_file)
+    entries = tuple(read_entries(connection))
     accounts = JobAccounts()
-    for entry in entries:
-        if entry.kind != "charge":
-            continue
-        try:
-            charge = Charge(**entry.body)
-            epsilon = accounts.add(charge).epsilon
-            account = accounts.job(charge.dataset, charge.job)
-        except (TypeError, ValueError) as error:
-            raise LedgerError(f"Entry {entry.number} is not a charge this program knows: {error}.") from error
-        if abs(epsilon - charge.cumulative_epsilon) > _EPSILON_TOLERANCE * max(1.0, epsilon):
-            raise LedgerError(
-                f"Entry {entry.number} states a cumulative ε of {charge.cumulative_epsilon:.6g}; "
-                f"the charges up to it come to {epsilon:.6g}."
-            )
-        if account is None or (account.schedule, account.delta) != (charge.schedule, charge.delta):
-            raise LedgerError(f"Entry {entry.number} changes the schedule or δ that its job had announced.")
-    _check_head(entries, head_file)
-    return entries
+    numbers = [entry.number for entry in entries if isinstance(entry.record, Charge)]
+    charges = [entry.record for entry in entries if isinstance(entry.record, Charge)]
+    try:
+        accounts.check_and_add(charges)
+    except InconsistentChargeError as error:
+        raise LedgerError(f"Entry {numbers[error.index]} {error}.") from error
+    except ParameterError as error:
+        bad = next(
+            (n for n, charge in zip(numbers, charges, strict=True) if not _is_priceable(charge)), numbers[0]
+        )
+        raise LedgerError(f"Entry {bad} is no charge that can be priced: {error}") from error
+    _check_head(entries, head, head_file)
+    return VerifiedLedger(entries, accounts)
 
 
-def _check_head(entries: Sequence[Entry], head_file: Path) -> None:
+def _is_priceable(charge: Charge) -> bool:
+    try:
+        return charge.event is not None and 0 < charge.delta < 1
+    except ParameterError:
+        return False
+
+
+def _read_head(head_file: Path) -> tuple[int, bytes] | None:
     if not head_file.exists():
-        return
+        return None
     try:
         record = json.loads(head_file.read_text())
-        count, digest = int(record["entries"]), bytes.fromhex(record["hash"])
+        return int(record["entries"]), bytes.fromhex(record["hash"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise LedgerError(
             f"{head_file} is not readable ({error}); restore it together with the ledger."
         ) from error
+
+
+def _check_head(entries: Sequence[Entry], head: tuple[int, bytes] | None, head_file: Path) -> None:
+    if head is None:
+        return
+    count, digest = head
     if count > len(entries):
         raise LedgerError(
             f"Entries are missing: the ledger had {count} and has {len(entries)}. "
@@ -340,13 +291,22 @@ def verify(state_dir: Path) -> Verification:
     Raises:
         LedgerError: Naming what is wrong.
     """
+    ledger = audit(state_dir)
+    head = ledger.entries[-1].digest if ledger.entries else GENESIS
+    return Verification(len(ledger.entries), len(ledger.charges), head.hex())
+
+
+def audit(state_dir: Path) -> VerifiedLedger:
+    """Read a device's ledger, verified.
+
+    Raises:
+        LedgerError: Naming what is wrong.
+    """
     connection, head_file = open_ledger(state_dir)
     try:
         with disk_errors(state_dir / "ledger.db"):
-            entries = verify_entries(connection, head_file)
+            return read_verified(connection, head_file)
     except StorageError as error:
         raise LedgerError(str(error)) from error
     finally:
         connection.close()
-    charges = sum(entry.kind == "charge" for entry in entries)
-    return Verification(len(entries), charges, (entries[-1].digest if entries else GENESIS).hex())

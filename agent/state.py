@@ -11,7 +11,8 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from agent.ledger import Budget, Charge, Ledger, create_ledger
+from agent.accounts import Budget, Charge
+from agent.ledger import Ledger, create_ledger
 from agent.spool import Spool, SpooledFragment, create_spool
 from dpagent.errors import DamagedDatabaseError, LedgerError
 from dpagent.storage import StateDirectory, disk_errors, open_database, transaction
@@ -44,20 +45,24 @@ class AgentState:
     def __init__(self, path: Path, dataset: str, budget: Budget) -> None:
         self._directory = StateDirectory(path)
         try:
-            self._file = path / "ledger.db"
+            self.file = path / "ledger.db"
             self._head_file = path / "ledger.head"
             try:
-                self.connection = open_database(self._file, [create_ledger, create_spool, _create_notes])
+                self._open(dataset, budget)
             except DamagedDatabaseError as error:
                 raise LedgerError(f"{error} Without its ledger the device releases nothing.") from error
-            self.ledger = Ledger(self.connection, self._head_file)
-            self.spool = Spool(self.connection)
-            with disk_errors(self._file), transaction(self.connection):
-                self.ledger.set_budget(dataset, budget)
-            self.ledger.save_head()
         except BaseException:
             self._directory.close()
             raise
+
+    def _open(self, dataset: str, budget: Budget) -> None:
+        self.connection = open_database(self.file, [create_ledger, create_spool, _create_notes])
+        with disk_errors(self.file):
+            self.ledger = Ledger(self.connection, self._head_file)
+            self.spool = Spool(self.connection)
+            with transaction(self.connection):
+                self.ledger.set_budget(dataset, budget)
+        self.ledger.save_head()
 
     def close(self) -> None:
         """Close the database and let go of the directory."""
@@ -71,7 +76,7 @@ class AgentState:
             StorageError: Nothing was charged and nothing spooled.
         """
         try:
-            with disk_errors(self._file), transaction(self.connection):
+            with disk_errors(self.file), transaction(self.connection):
                 self.ledger.charge(charge)
                 self.spool.put(charge.job, charge.round, fragments)
         except BaseException:
@@ -87,33 +92,33 @@ class AgentState:
         leave in bursts could be told apart from those of other devices. A note that is lost
         means that a fragment goes twice, and is counted once.
         """
-        with disk_errors(self._file), transaction(self.connection, durable=False):
+        with disk_errors(self.file), transaction(self.connection, durable=False):
             for digest, again_at in resend_at.items():
                 self.spool.mark_sent(digest, now, again_at)
 
     def mark_counted(self, digests: Sequence[bytes]) -> int:
         """Drop what a receipt names; how many fragments were ours."""
-        with disk_errors(self._file), transaction(self.connection):
+        with disk_errors(self.file), transaction(self.connection):
             return self.spool.mark_counted(digests)
 
     def reschedule(self, times: Iterable[tuple[float, bytes]]) -> None:
         """Give pending fragments new times."""
-        with disk_errors(self._file), transaction(self.connection):
+        with disk_errors(self.file), transaction(self.connection):
             self.spool.reschedule(times)
 
     def expire_other_rounds(self, job: str | None, round_number: int | None) -> int:
         """Give up the fragments of all rounds but the one named; how many."""
-        with disk_errors(self._file), transaction(self.connection):
+        with disk_errors(self.file), transaction(self.connection):
             return self.spool.expire(except_job=job, except_round=round_number)
 
     def forget_other_jobs(self, job: str) -> None:
         """Drop the spool's lines of earlier jobs; the ledger keeps all of its own."""
-        with disk_errors(self._file), transaction(self.connection):
+        with disk_errors(self.file), transaction(self.connection):
             self.spool.forget_other_jobs(job)
 
     def note_declined(self, job: str, round_number: int, reason: str) -> None:
         """Keep why a plan was declined, once a job and reason."""
-        with disk_errors(self._file), transaction(self.connection):
+        with disk_errors(self.file), transaction(self.connection):
             self.connection.execute(
                 "INSERT OR IGNORE INTO declined VALUES (?, ?, ?, ?)", (job, round_number, reason, time.time())
             )
@@ -123,7 +128,7 @@ class AgentState:
         changed = {name: amount for name, amount in amounts.items() if amount}
         if not changed:
             return
-        with disk_errors(self._file), transaction(self.connection):
+        with disk_errors(self.file), transaction(self.connection):
             self.connection.executemany(
                 "INSERT INTO counters VALUES (?, ?) "
                 "ON CONFLICT (name) DO UPDATE SET value = value + excluded.value",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +13,7 @@ from cli.output import write_json
 from cli.tables import print_table
 
 if TYPE_CHECKING:
-    from agent.ledger import Entry
+    from agent.ledger import VerifiedLedger
 
 app = typer.Typer(help="Read, verify and export what a device has spent.", no_args_is_help=True)
 
@@ -21,42 +22,27 @@ StateDirOption = Annotated[Path, typer.Option(help="The device's state directory
 _STATEMENT = {"unit": "record", "adjacency": "add-or-remove-one", "trust": "none"}
 
 
-def _entries(state_dir: Path) -> list[Entry]:
-    from agent.ledger import open_ledger, verify_entries
-
-    connection, head_file = open_ledger(state_dir)
-    try:
-        return verify_entries(connection, head_file)
-    finally:
-        connection.close()
-
-
-def _summary(entries: list[Entry]) -> dict[str, dict[str, Any]]:
+def _summary(ledger: VerifiedLedger) -> dict[str, dict[str, Any]]:
     """Lifetime budget and spending by dataset."""
+    from agent.accounts import Charge
+
     datasets: dict[str, dict[str, Any]] = {}
-    for entry in entries:
-        body = entry.body
-        if entry.kind == "budget":
-            known = datasets.setdefault(
-                body["dataset"],
-                {
-                    "epsilon_spent": 0.0,
-                    "delta_spent": 0.0,
-                    "statistical_distance": 0.0,
-                    "charges": 0,
-                    "jobs": [],
-                },
-            )
-            known |= {"epsilon_budget": body["epsilon"], "delta_budget": body["delta"]}
-        else:
-            known = datasets[body["dataset"]]
-            known["epsilon_spent"] = body["cumulative_epsilon"]
-            known["delta_spent"] = body["cumulative_delta"]
+    for entry in ledger.entries:
+        record = entry.record
+        known = datasets.setdefault(
+            record.dataset,
+            {"epsilon_spent": 0.0, "delta_spent": 0.0, "statistical_distance": 0.0, "charges": 0, "jobs": []},
+        )
+        if isinstance(record, Charge):
+            known["epsilon_spent"] = record.cumulative_epsilon
+            known["delta_spent"] = record.cumulative_delta
             # Of the sampler from the exact distribution; δ grows by (1 + e^ε) times this.
-            known["statistical_distance"] += body["statistical_distance"]
+            known["statistical_distance"] += record.statistical_distance
             known["charges"] += 1
-            if body["job"] not in known["jobs"]:
-                known["jobs"].append(body["job"])
+            if record.job not in known["jobs"]:
+                known["jobs"].append(record.job)
+        else:
+            known |= {"epsilon_budget": record.epsilon, "delta_budget": record.delta}
     return datasets
 
 
@@ -66,9 +52,9 @@ def show(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Show what is spent and what is left, by dataset, and plans that were declined."""
-    from agent.ledger import open_ledger
+    from agent.ledger import audit, open_ledger
 
-    datasets = _summary(_entries(state_dir))
+    datasets = _summary(audit(state_dir))
     connection, _ = open_ledger(state_dir)
     try:
         declined = [dict(row) for row in connection.execute("SELECT job, round, reason FROM declined")]
@@ -143,14 +129,17 @@ def export(
     ] = None,
 ) -> None:
     """Export every charge, verified, with all that is needed to price it again."""
-    entries = _entries(state_dir)
+    from agent.accounts import Charge
+    from agent.ledger import audit
+
+    ledger = audit(state_dir)
     charges = [
-        entry.body | {"entry": entry.number, "hash": entry.digest.hex()}
-        for entry in entries
-        if entry.kind == "charge"
+        asdict(entry.record) | {"entry": entry.number, "hash": entry.digest.hex()}
+        for entry in ledger.entries
+        if isinstance(entry.record, Charge)
     ]
     if json_file is not None:
-        write_json(json_file, _STATEMENT | {"datasets": _summary(entries), "charges": charges})
+        write_json(json_file, _STATEMENT | {"datasets": _summary(ledger), "charges": charges})
         return
     if not charges:
         typer.echo("The ledger has no charges yet.")

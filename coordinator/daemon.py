@@ -26,11 +26,11 @@ from dpagent.errors import PlanError
 from dpagent.learning import Dataset, MomentumSgd, built_in, check_fits, load_idx, load_npz
 from dpagent.learning.evaluation import OnnxEvaluator
 from dpagent.learning.onnx_export import export_onnx
-from dpagent.protocol.codec import MessageError, encode
+from dpagent.protocol.codec import MessageError
 from dpagent.protocol.fragments import block_count, chunk_model, read_block, receipt_digest, weights_to_bytes
 from dpagent.protocol.messages import RECEIPTS_PER_MESSAGE, Plan, Receipts
 from dpagent.protocol.topics import Topics
-from dpagent.storage import StateDirectory, write_atomically
+from dpagent.storage import StateDirectory, disk_errors, write_atomically
 from dpagent.transport import Acknowledged, Connected, Disconnected, MqttSession, Received, Subscription
 
 log = logging.getLogger(__name__)
@@ -59,16 +59,6 @@ class Coordinator:
             check_fits(self._test, self._spec)
         self._optimiser = MomentumSgd(settings.optimiser.learning_rate, settings.optimiser.momentum)
         self._topics = Topics(settings.fleet)
-        self._directory = StateDirectory(settings.state_dir)
-        try:
-            self._signer = load_signer(settings.state_dir, settings.fleet)
-            self._opener = load_opener(settings.state_dir, settings.fleet)
-            self._store = Store(settings.state_dir)
-            self._job = self._begin_or_resume()
-            self._weights, self._velocity = self._store.model()
-        except BaseException:
-            self._directory.close()
-            raise
         self._session = MqttSession(
             settings.mqtt,
             client_id=f"dpagent-coordinator-{settings.fleet}",
@@ -76,6 +66,18 @@ class Coordinator:
             persistent=True,
         )
         self._plan: Plan | None = None
+        # Last, because from here on the directory is held.
+        self._directory = StateDirectory(settings.state_dir)
+        try:
+            self._signer = load_signer(settings.state_dir, settings.fleet)
+            self._opener = load_opener(settings.state_dir, settings.fleet)
+            self._store = Store(settings.state_dir)
+            with disk_errors(self._store.file):
+                self._job = self._begin_or_resume()
+                self._weights, self._velocity = self._store.model()
+        except BaseException:
+            self._directory.close()
+            raise
 
     @property
     def model_file(self) -> Path:
@@ -96,11 +98,13 @@ class Coordinator:
             if self._store.is_finished():
                 log.info("the job is finished; the model is in %s", self.model_file)
                 return True
-            with self._session:
+            # The network's errors stay in the session; what comes up here is the disk's.
+            with disk_errors(self._store.file), self._session:
                 while not stop.is_set():
                     if self._store.closed_rounds() >= self._settings.rounds:
-                        self._finish()
-                        return True
+                        if self._finish():
+                            return True
+                        continue
                     if self._plan is None:
                         self._open_round()
                     self._take_fragments()
@@ -164,7 +168,9 @@ class Coordinator:
         if self._plan is None or not self._session.connected:
             return
         for chunk in chunk_model(weights_to_bytes(self._weights)):
-            self._session.publish(self._topics.model_chunk(chunk.index), encode(chunk), retain=True)
+            self._session.publish(
+                self._topics.model_chunk(chunk.index), self._signer.sign(chunk, "model"), retain=True
+            )
         self._session.publish(self._topics.plan, self._signer.sign(self._plan, "plan"), retain=True)
 
     def _take_fragments(self) -> None:
@@ -273,8 +279,12 @@ class Coordinator:
         shown = "not evaluated" if accuracy is None else f"accuracy {accuracy:.2%}"
         log.info("round %d of %d: %s, ε = %.3f", plan.round, plan.rounds, shown, epsilon)
 
-    def _finish(self) -> None:
-        """Export the model with its privacy statement, tell the fleet, mark the job as finished."""
+    def _finish(self) -> bool:
+        """Export the model with its privacy statement, tell the fleet, mark the job as finished.
+
+        Returns:
+            Whether the fleet could be told; if not, the job is not over yet.
+        """
         privacy = self._settings.privacy
         metadata = {
             "dpagent.job": self._job.id.hex(),
@@ -285,12 +295,14 @@ class Coordinator:
             "dpagent.epsilon_spent": repr(self._job.epsilon_by_round[-1]),
         }
         write_atomically(self.model_file, export_onnx(self._spec, self._weights, metadata=metadata))
-        self._say_goodbye()
+        if not self._say_goodbye():
+            return False
         self._store.finish()
         log.info("the job is finished; the model is in %s", self.model_file)
+        return True
 
-    def _say_goodbye(self) -> None:
-        """Announce the end of the job, and stay until the broker has it."""
+    def _say_goodbye(self) -> bool:
+        """Announce the end of the job; whether the broker took it within a few seconds."""
         now = time.time()
         last = OpenRound(self._settings.rounds, now, now)
         plan = plan_round(
@@ -310,10 +322,9 @@ class Coordinator:
                 handle = self._session.publish(self._topics.plan, message, retain=True)
             event = self._session.next_event(0.2)
             if handle is not None and event == Acknowledged(handle):
-                return
-        log.warning(
-            "the broker did not take the last message; devices will wait for a round that does not come"
-        )
+                return True
+        log.warning("the broker did not take the last message, that the job is over; trying again")
+        return False
 
 
 def _load_test_data(settings: FleetSettings) -> Dataset | None:

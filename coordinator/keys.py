@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
+from dpagent.errors import StorageError
 from dpagent.protocol.sealing import Opener, new_sealing_secret
 from dpagent.protocol.signing import Signer, new_signing_secret
 from dpagent.storage import disk_errors, read_secret
@@ -17,9 +19,19 @@ def load_signer(state_dir: Path, fleet: str) -> Signer:
     """
     with disk_errors(state_dir):
         state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-    return Signer(read_secret(state_dir / "signing.key", new_signing_secret), fleet)
+    return Signer(_read_key(state_dir / "signing.key", new_signing_secret), fleet)
 
 
 def load_opener(state_dir: Path, fleet: str) -> Opener:
     """The key that fragments are sealed to."""
-    return Opener(read_secret(state_dir / "sealing.key", new_sealing_secret), fleet)
+    return Opener(_read_key(state_dir / "sealing.key", new_sealing_secret), fleet)
+
+
+def _read_key(file: Path, create: Callable[[], bytes]) -> bytes:
+    key = read_secret(file, create)
+    if len(key) != 32:
+        raise StorageError(
+            f"{file} is damaged: {len(key)} bytes, expected 32. Restore it from a backup; if there is none, "
+            "remove it, and give the agents the new key that `dpagent coordinator key` prints."
+        )
+    return key

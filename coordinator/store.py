@@ -116,8 +116,8 @@ class Store:
     """
 
     def __init__(self, state_dir: Path) -> None:
-        self._file = state_dir / "coordinator.db"
-        self.connection = open_database(self._file, [_create])
+        self.file = state_dir / "coordinator.db"
+        self.connection = open_database(self.file, [_create])
 
     def close(self) -> None:
         """Close the database."""
@@ -139,7 +139,7 @@ class Store:
     def begin(self, job: Job, weights: NDArray[np.float32]) -> None:
         """Begin the job with its initial weights."""
         budget = {"noise_multipliers": job.noise_multipliers, "epsilon_by_round": job.epsilon_by_round}
-        with disk_errors(self._file), transaction(self.connection):
+        with disk_errors(self.file), transaction(self.connection):
             self.connection.execute(
                 "INSERT INTO job (one, id, terms, budget) VALUES (1, ?, ?, ?)",
                 (job.id, json.dumps(job.terms, sort_keys=True), json.dumps(budget)),
@@ -171,7 +171,7 @@ class Store:
 
     def start_round(self, number: int, opened_at: float, deadline: float) -> OpenRound:
         """Open a round, or set a new deadline for the one that is open."""
-        with disk_errors(self._file), transaction(self.connection):
+        with disk_errors(self.file), transaction(self.connection):
             self.connection.execute(
                 "INSERT INTO rounds (number, opened_at, deadline) VALUES (?, ?, ?) "
                 "ON CONFLICT (number) DO UPDATE SET deadline = excluded.deadline",
@@ -186,7 +186,7 @@ class Store:
         fresh: list[bytes] = []
         repeated: list[bytes] = []
         late = 0
-        with disk_errors(self._file), transaction(self.connection):
+        with disk_errors(self.file), transaction(self.connection):
             for fragment in fragments:
                 known = self.connection.execute(
                     "SELECT 1 FROM fragments WHERE id = ?", (fragment.id,)
@@ -234,7 +234,7 @@ class Store:
         self, number: int, weights: NDArray[np.float32], velocity: NDArray[np.float64], result: RoundResult
     ) -> None:
         """Close a round and take the model it leads to, in one transaction."""
-        with disk_errors(self._file), transaction(self.connection):
+        with disk_errors(self.file), transaction(self.connection):
             self.connection.execute(
                 "UPDATE rounds SET closed_at = ?, accuracy = ?, clamped = ?, noise_multiplier = ?, "
                 "epsilon = ?, fragments = (SELECT coalesce(sum(count), 0) FROM sums "
@@ -260,12 +260,12 @@ class Store:
 
     def finish(self) -> None:
         """Mark the job as finished."""
-        with disk_errors(self._file), transaction(self.connection):
+        with disk_errors(self.file), transaction(self.connection):
             self.connection.execute("UPDATE job SET finished_at = coalesce(finished_at, ?)", (time.time(),))
 
     def reject(self, reason: str, count: int) -> None:
         """Count rejected messages by reason."""
-        with disk_errors(self._file), transaction(self.connection):
+        with disk_errors(self.file), transaction(self.connection):
             self._add_to_counters({f"rejected: {reason}": count})
 
     def _add_to_counters(self, amounts: dict[str, int]) -> None:
@@ -301,8 +301,8 @@ class StoreReader:
     """
 
     def __init__(self, state_dir: Path) -> None:
-        self._file = state_dir / "coordinator.db"
-        self._connection = open_readonly(self._file)
+        self.file = state_dir / "coordinator.db"
+        self._connection = open_readonly(self.file)
 
     def close(self) -> None:
         """Close the database."""
@@ -310,7 +310,7 @@ class StoreReader:
 
     def rounds(self) -> list[RoundRecord]:
         """All rounds so far."""
-        with disk_errors(self._file):
+        with disk_errors(self.file):
             rows = self._connection.execute(
                 "SELECT number, opened_at, closed_at, noise_multiplier, epsilon, accuracy, clamped, "
                 "coalesce(fragments, (SELECT sum(count) FROM sums WHERE round = number), 0) AS fragments "
@@ -320,29 +320,29 @@ class StoreReader:
 
     def job_id(self) -> str | None:
         """The job's id in hexadecimal, if one has begun."""
-        with disk_errors(self._file):
+        with disk_errors(self.file):
             row = self._connection.execute("SELECT id FROM job").fetchone()
         return None if row is None else row["id"].hex()
 
     def is_finished(self) -> bool:
         """Whether the job is over."""
-        with disk_errors(self._file):
+        with disk_errors(self.file):
             row = self._connection.execute("SELECT finished_at FROM job").fetchone()
         return row is not None and row["finished_at"] is not None
 
     def fragments(self) -> dict[bytes, tuple[int, float]]:
         """Round and arrival time (Unix) of every counted fragment, by id."""
-        with disk_errors(self._file):
+        with disk_errors(self.file):
             rows = self._connection.execute("SELECT id, round, arrived_at FROM fragments")
             return {row["id"]: (row["round"], row["arrived_at"]) for row in rows}
 
     def late(self) -> set[bytes]:
         """Ids of fragments that arrived after their round."""
-        with disk_errors(self._file):
+        with disk_errors(self.file):
             return {row["id"] for row in self._connection.execute("SELECT id FROM late")}
 
     def counters(self) -> dict[str, int]:
         """Running totals: ``duplicates``, and ``rejected: reason`` by reason."""
-        with disk_errors(self._file):
+        with disk_errors(self.file):
             rows = self._connection.execute("SELECT name, value FROM counters")
             return {row["name"]: row["value"] for row in rows}

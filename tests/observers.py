@@ -10,7 +10,6 @@ import paho.mqtt.client as paho
 from brokers import PATIENCE_S, USER, Broker, wait_until
 from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 
-from dpagent.protocol.codec import encode
 from dpagent.protocol.fragments import chunk_model
 from dpagent.protocol.messages import Plan
 from dpagent.protocol.signing import Signer, new_signing_secret
@@ -67,7 +66,7 @@ class Announcer(Observer):
 
     def announce_model(self, weights: bytes) -> None:
         for chunk in chunk_model(weights):
-            self.publish(self.topics.model_chunk(chunk.index), encode(chunk), retain=True)
+            self.publish(self.topics.model_chunk(chunk.index), self.signer.sign(chunk, "model"), retain=True)
 
     def announce(self, plan: Plan, signer: Signer | None = None) -> None:
         self.publish(self.topics.plan, (signer or self.signer).sign(plan, "plan"), retain=True)

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agent.ledger import open_ledger, verify_entries
+from agent.accounts import BudgetChange
+from agent.ledger import VerifiedLedger, audit, open_ledger
 from cli.demo.layout import Layout
 from cli.demo.record import Arrival, DemoRecord, DeviceBudget, FragmentTally
 from coordinator.store import RoundRecord, StoreReader
@@ -91,27 +92,26 @@ class _Device:
 
 
 def _read_device(number: int, state_dir: Path) -> _Device:
-    connection, head_file = open_ledger(state_dir)
     try:
-        verified = True
-        try:
-            verify_entries(connection, head_file)
-        except LedgerError:
-            verified = False
-        charges = connection.execute(
-            "SELECT count(*), max(json_extract(body, '$.cumulative_epsilon')) FROM entries "
-            "WHERE kind = 'charge'"
-        ).fetchone()
-        total = connection.execute(
-            "SELECT json_extract(body, '$.epsilon') FROM entries WHERE kind = 'budget' "
-            "ORDER BY number DESC LIMIT 1"
-        ).fetchone()
+        spent: VerifiedLedger | None = audit(state_dir)
+    except LedgerError:
+        spent = None
+    connection, _ = open_ledger(state_dir)
+    try:
         rows = connection.execute("SELECT digest, round, first_sent_at, state FROM fragments").fetchall()
         counters = dict(connection.execute("SELECT name, value FROM counters").fetchall())
     finally:
         connection.close()
+    last = spent.charges[-1] if spent is not None and spent.charges else None
+    changes = [e.record.epsilon for e in spent.entries if isinstance(e.record, BudgetChange)] if spent else []
     return _Device(
-        DeviceBudget(number, charges[1] or 0.0, total[0], charges[0], verified),
+        DeviceBudget(
+            number,
+            last.cumulative_epsilon if last is not None else 0.0,
+            changes[-1] if changes else 0.0,
+            len(spent.charges) if spent is not None else 0,
+            spent is not None,
+        ),
         {
             row["digest"]: (row["round"], row["first_sent_at"])
             for row in rows

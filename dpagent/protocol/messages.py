@@ -67,9 +67,9 @@ class CapTerms(Message):
     """The ``clamp`` noise cap (post-processing), and who applies it."""
 
     kind: Literal["none", "clamp"]
-    where: Literal["device", "coordinator"] = "coordinator"
-    regularisation: Annotated[float, Field(gt=0, le=1e6)] = 0.5
-    floor: Annotated[float, Field(gt=0, le=1e6)] = 0.01
+    where: Literal["device", "coordinator"]
+    regularisation: Annotated[float, Field(gt=0, le=1e6)]
+    floor: Annotated[float, Field(gt=0, le=1e6)]
 
 
 class WireTerms(Message):
@@ -126,7 +126,7 @@ class Plan(Message):
 
 
 class ModelChunk(Message):
-    """Part of the weights: float32, little-endian, flat order of the model spec. Retained."""
+    """Part of the weights: float32, little-endian, flat order of the model spec. Signed, retained."""
 
     version: Literal[1]
     kind: Literal["model"]

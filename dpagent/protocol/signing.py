@@ -12,6 +12,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from dpagent.protocol.codec import MessageError, MessageT, decode, encode
 from dpagent.protocol.messages import Message, Signed
 
+SignedKind = Literal["plan", "model", "receipts"]
+"""What the coordinator says; a signature is good for one kind only."""
+
 
 def _bound(fleet: str, kind: str, body: bytes) -> bytes:
     return f"dpagent v1 {kind} {fleet}\0".encode() + body
@@ -34,7 +37,7 @@ class Signer:
         """The public key as the agents' configuration carries it (base64)."""
         return base64.b64encode(self._key.public_key().public_bytes_raw()).decode("ascii")
 
-    def sign(self, message: Message, kind: Literal["plan", "receipts"]) -> bytes:
+    def sign(self, message: Message, kind: SignedKind) -> bytes:
         """Encode, sign and envelop ``message``."""
         body = encode(message)
         signature = self._key.sign(_bound(self._fleet, kind, body))
@@ -56,7 +59,7 @@ class Verifier:
         self._key = Ed25519PublicKey.from_public_bytes(decode_public_key(public_key))
         self._fleet = fleet
 
-    def open(self, data: bytes, schema: type[MessageT], kind: Literal["plan", "receipts"]) -> MessageT:
+    def open(self, data: bytes, schema: type[MessageT], kind: SignedKind) -> MessageT:
         """Return the message inside a signed envelope.
 
         Raises:

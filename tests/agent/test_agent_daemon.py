@@ -293,14 +293,15 @@ def test_what_waited_for_a_restart_is_spread_over_the_window_again(
     settings = load_agent_settings(file)
     state = open_state(settings.state_dir, Budget(100.0, 1e-2))
     charge = charge_for(plan, load_npz(settings.data.path), state.ledger)
-    overdue = [SpooledFragment(bytes([index]) * 16, b"overdue", time.time() - 60) for index in range(40)]
+    overdue = [SpooledFragment(bytes([index]) * 16, b"overdue", time.monotonic() - 60) for index in range(40)]
     state.release(charge, overdue)
     state.close()
     announcer.announce(plan)
     with run_agent(file) as agent:
         wait_until(
             lambda: (
-                rows(file, f"SELECT count(*) FROM fragments WHERE due_at > {time.time() + 15}")[0][0] > 30
+                rows(file, f"SELECT count(*) FROM fragments WHERE due_at > {time.monotonic() + 15}")[0][0]
+                > 30
             ),
             "new times",
         )
