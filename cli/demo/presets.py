@@ -36,6 +36,6 @@ PRESETS = {
     ),
     DatasetName.MNIST: Preset(
         model="mnist-cnn", devices=10, rounds=100, epsilon=2.0, sampling_rate=0.1, clip_norm=1.0,
-        learning_rate=0.5, momentum=0.9, compute_slot_s=1.0, jitter_window_s=0.5,
+        learning_rate=2.4, momentum=0.5, compute_slot_s=1.0, jitter_window_s=0.5,
     ),
 }  # fmt: skip
