@@ -42,6 +42,10 @@ _IDLE_S = 0.5
 _RESEND_S = 5.0
 """A fragment without a receipt goes again after this, times 1 to 2 at random."""
 _BURST = 10
+_COUNT_S = 2.0
+"""Counters of rejections are written no more often than this."""
+_BATCH = 256
+"""Messages handled before training and publishing get their turn."""
 
 
 class Agent:
@@ -86,6 +90,9 @@ class Agent:
         self._allowance = float(_BURST)
         self._allowance_at = time.monotonic()
         self._reported_bytes = (0, 0)
+        self._rejected = 0
+        self._counted_at = 0.0
+        self._warned: set[str] = set()
 
     def run(self, stop: threading.Event) -> None:
         """Serve until ``stop`` is set.
@@ -102,6 +109,8 @@ class Agent:
                     self._take_events()
                     self._train()
                     self._publish()
+                    if self._rejected and time.monotonic() >= self._counted_at + _COUNT_S:
+                        self._count_traffic()
         finally:
             self._count_traffic()
             self._state.close()
@@ -109,7 +118,9 @@ class Agent:
     def _take_events(self) -> None:
         """Handle what has arrived; wait for it only when nothing else is due."""
         event = self._session.next_event(self._patience())
-        while event is not None:
+        for _ in range(_BATCH):
+            if event is None:
+                break
             match event:
                 case Connected():
                     log.info("connected to %s", self._settings.mqtt.url)
@@ -139,8 +150,11 @@ class Agent:
             else:
                 self._assembler.add(self._verifier.open(payload, ModelChunk, "model"))
         except MessageError as error:
-            log.warning("rejected a message on %s: %s", topic, error)
-            self._state.add_to_counters(rejected=1)
+            # Once a reason and round: a flood of rubbish must not flood the log or wear the disk.
+            if error.reason not in self._warned:
+                log.warning("rejected a message on %s: %s", topic, error)
+                self._warned.add(error.reason)
+            self._rejected += 1
 
     def _receive_plan(self, plan: Plan) -> None:
         if plan.fleet != self._settings.fleet:
@@ -161,6 +175,7 @@ class Agent:
             self._plan_arrived_at = time.monotonic()
             if known is None or known.job != plan.job:
                 self._state.forget_other_jobs(job)
+            self._warned.clear()
             expired = self._state.expire_other_rounds(job, plan.round)
             if expired:
                 log.warning("%d fragments expired: their round closed before they were counted", expired)
@@ -279,7 +294,11 @@ class Agent:
     def _count_traffic(self) -> None:
         up, down = self._session.bytes_up, self._session.bytes_down
         known_up, known_down = self._reported_bytes
-        self._state.add_to_counters(bytes_up=up - known_up, bytes_down=down - known_down)
+        self._state.add_to_counters(
+            bytes_up=up - known_up, bytes_down=down - known_down, rejected=self._rejected
+        )
+        self._rejected = 0
+        self._counted_at = time.monotonic()
         self._reported_bytes = (up, down)
 
     def _spent(self) -> str:

@@ -73,7 +73,8 @@ class AgentState:
         """Charge for a release and spool it, in one transaction. Only then may a byte leave.
 
         Raises:
-            StorageError: Nothing was charged and nothing spooled.
+            StorageError: Nothing was charged and nothing spooled; or, when only ``ledger.head``
+                could not be written, both were.
         """
         try:
             with disk_errors(self.file), transaction(self.connection):

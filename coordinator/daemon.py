@@ -178,7 +178,9 @@ class Coordinator:
         batch: list[OpenedFragment] = []
         rejected: list[str] = []
         event = self._session.next_event(_IDLE_S)
-        while event is not None:
+        for _ in range(_BATCH):
+            if event is None:
+                break
             match event:
                 case Connected():
                     log.info("connected to %s", self._settings.mqtt.url)
@@ -193,8 +195,6 @@ class Coordinator:
                         rejected.append(error.reason)
                 case Acknowledged():
                     pass
-            if len(batch) >= _BATCH:
-                break
             event = self._session.next_event(0)
         # One line a batch and reason: a flood of rubbish must not flood the log.
         for reason, count in Counter(rejected).items():

@@ -32,8 +32,8 @@ log = logging.getLogger(__name__)
 
 _RECONNECT_MIN_S, _RECONNECT_MAX_S = 1, 60
 _PERSISTENT_SESSION_S = 7 * 24 * 3600
-_SHORT_LIFE_S, _SUSPICIOUS_LIVES = 5.0, 3
-"""Brokers of version 3.1.1 throw out the older of two clients of one name without a word."""
+_SHORT_LIFE_S, _SUSPICIOUS_LIVES = 5.0, 8
+"""Older brokers throw out the older of two clients of one name without a word, again and again."""
 
 _CONNACK_PATIENCE_S = 3.0
 """Some 3.1.1 brokers neither answer nor close on a version 5 CONNECT: they read its
@@ -163,6 +163,7 @@ class MqttSession:
                 ) from error
         client.on_socket_open = self._on_socket_open
         client.on_connect = self._on_connect
+        client.on_subscribe = self._on_subscribe
         client.on_connect_fail = self._on_connect_fail
         client.on_disconnect = self._on_disconnect
         client.on_message = self._on_message
@@ -325,6 +326,18 @@ class MqttSession:
         else:
             self._inbox.put(Disconnected(name))
 
+    def _on_subscribe(
+        self,
+        client: paho.Client,
+        _userdata: Any,
+        _handle: int,
+        reasons: list[ReasonCode],
+        _properties: Properties | None,
+    ) -> None:
+        if client is self._client and any(reason.is_failure for reason in reasons):
+            topics = ", ".join(subscription.topic for subscription in self._subscriptions)
+            self._inbox.put(_Refused(f"it does not let us subscribe to {topics}"))
+
     def _on_connect_fail(self, client: paho.Client, _userdata: Any) -> None:
         if client is self._client:
             self._inbox.put(Disconnected(f"no broker answers at {self._settings.url}"))
@@ -343,21 +356,26 @@ class MqttSession:
         was_asked, self._asked_at = self._asked_at is not None, None
         if str(reason) == "Session taken over":
             self._inbox.put(_Refused("another program connected under our client id; only one may"))
+        elif was_connected and self._is_fought_over():
+            self._inbox.put(
+                _Refused(
+                    f"it dropped us {self._short_lives} times in a row right after connecting, as it does "
+                    f"when another program uses the name {self._client_id!r}; "
+                    "only one coordinator a fleet may run"
+                )
+            )
         elif was_connected:
-            self._inbox.put(Disconnected(f"connection lost: {reason}{self._suspicion()}"))
+            self._inbox.put(Disconnected(f"connection lost: {reason}"))
         elif was_asked:
             self._inbox.put(_Unanswered(f"{self._settings.url} closed the connection without an answer"))
 
-    def _suspicion(self) -> str:
-        """A hint, when connections keep ending as soon as they are made."""
+    def _is_fought_over(self) -> bool:
+        """Whether connections under a lasting name keep ending as soon as they are made."""
         if time.monotonic() - self._connected_at > _SHORT_LIFE_S:
             self._short_lives = 0
-            return ""
+            return False
         self._short_lives += 1
-        if self._short_lives < _SUSPICIOUS_LIVES:
-            return ""
-        times = f"{self._short_lives} times right after connecting"
-        return f", {times}; does another program use the name {self._client_id!r}?"
+        return self._persistent and self._short_lives >= _SUSPICIOUS_LIVES
 
     def _on_message(self, client: paho.Client, _userdata: Any, message: paho.MQTTMessage) -> None:
         if client is not self._client:

@@ -22,7 +22,8 @@ def _broker_url(url: str) -> str:
         raise ValueError("credentials do not belong in the URL; use `username` and `password_file`")
     if parts.path not in ("", "/") or parts.query or parts.fragment:
         raise ValueError("expected mqtt://host[:port] and nothing behind it")
-    _ = parts.port  # raises ValueError when out of range
+    if parts.port == 0:  # one out of range raises ValueError by itself
+        raise ValueError("port 0 cannot be connected to")
     return url
 
 
