@@ -6,7 +6,12 @@ coordinator may choose after seeing what earlier ones gave, the (ε, δ) of the 
 basic composition is a valid privacy filter for adaptively chosen parameters (Rogers, Roth,
 Ullman, Vadhan, "Privacy odometers and filters", NeurIPS 2016), and a sum over orders chosen
 afterwards is not known to be. A job is reserved whole, at its first charge: whatever rounds of
-the announced schedule follow, each fixed order's divergence is at most that of all of them.
+the announced schedule follow, each fixed order's divergence is at most that of all of them. And
+jobs follow one another: once a newer one is charged the older is over, because the theorem is
+about mechanisms run in sequence, and not about interactive ones whose rounds alternate.
+
+What a job has *spent* so far is the bound if it stopped at a round fixed in advance; while it
+runs, the guarantee is what it has reserved.
 """
 
 from __future__ import annotations
@@ -107,6 +112,14 @@ class JobAccounts:
         rest = [account for name, account in self._jobs.get(dataset, {}).items() if name != job]
         return Budget(sum(account.epsilon for account in rest), sum(account.delta for account in rest))
 
+    def latest_job(self, dataset: str) -> str | None:
+        """The job that was charged last on the dataset."""
+        return next(reversed(self._jobs.get(dataset, {})), None)
+
+    def reserved(self, dataset: str) -> Budget:
+        """Sum of ε and δ that all jobs on the dataset have reserved."""
+        return self.others(dataset, "")
+
     def epsilon_spent(self, dataset: str) -> float:
         """Cumulative ε of the dataset as its last charge states it; 0 before the first."""
         return self._spent.get(dataset, 0.0)
@@ -117,27 +130,37 @@ class JobAccounts:
         account.spent.compose(charge.event)
         self._spent[charge.dataset] = charge.cumulative_epsilon
 
-    def check_and_add(self, charges: Sequence[Charge]) -> None:
-        """Take charges as they stand in a ledger, each checked against those before it.
+    def check_and_add(self, records: Sequence[Charge | BudgetChange]) -> None:
+        """Take the records of a ledger, each charge checked against what stands before it.
 
         Raises:
-            InconsistentChargeError: A charge states what the ones before it contradict.
+            InconsistentChargeError: A charge states what the records before it contradict, or
+                its job's reservation exceeded the lifetime budget in force.
         """
+        charges: dict[int, Charge] = {
+            index: record for index, record in enumerate(records) if isinstance(record, Charge)
+        }
         by_job: dict[tuple[str, str], list[int]] = {}
-        for index, charge in enumerate(charges):
+        for index, charge in charges.items():
             by_job.setdefault((charge.dataset, charge.job), []).append(index)
         # One vectorised pass a job: a thousand rounds take a fraction of a second.
-        job_epsilon = [0.0] * len(charges)
+        job_epsilon: dict[int, float] = {}
         for indices in by_job.values():
             running = running_epsilon([charges[index].event for index in indices], charges[indices[0]].delta)
-            for index, epsilon in zip(indices, running.tolist(), strict=True):
-                job_epsilon[index] = epsilon
-        for index, charge in enumerate(charges):
+            job_epsilon.update(zip(indices, running.tolist(), strict=True))
+        budgets: dict[str, Budget] = {}
+        for index, record in enumerate(records):
+            if isinstance(record, BudgetChange):
+                budgets[record.dataset] = Budget(record.epsilon, record.delta)
+                continue
+            charge = record
             before = self.job(charge.dataset, charge.job)
             if before is not None and charge.round <= before.last_round:
                 raise InconsistentChargeError(
                     index, f"is for round {charge.round} after round {before.last_round}"
                 )
+            if before is not None and self.latest_job(charge.dataset) != charge.job:
+                raise InconsistentChargeError(index, "goes on with a job after a newer one had begun")
             account = self._account(charge)
             terms = (account.schedule, account.delta, account.epsilon)
             if terms != (charge.schedule, charge.delta, charge.job_epsilon):
@@ -150,6 +173,7 @@ class JobAccounts:
             others = self.others(charge.dataset, charge.job)
             _require_equal(index, "ε", charge.cumulative_epsilon, others.epsilon + job_epsilon[index])
             _require_equal(index, "δ", charge.cumulative_delta, others.delta + account.delta)
+            _require_within(index, self.reserved(charge.dataset), budgets.get(charge.dataset))
             self._spent[charge.dataset] = charge.cumulative_epsilon
         for (dataset, job), indices in by_job.items():
             self._jobs[dataset][job].spent.compose(*(charges[index].event for index in indices))
@@ -168,12 +192,22 @@ class InconsistentChargeError(ValueError):
     """A charge contradicts the charges before it.
 
     Attributes:
-        index: Which of the charges, from 0.
+        index: Which of the records, from 0.
     """
 
     def __init__(self, index: int, what: str) -> None:
         super().__init__(what)
         self.index = index
+
+
+def _require_within(index: int, reserved: Budget, budget: Budget | None) -> None:
+    if budget is None:
+        raise InconsistentChargeError(index, "charges a dataset for which no budget was set")
+    for name, total, limit in (("ε", reserved.epsilon, budget.epsilon), ("δ", reserved.delta, budget.delta)):
+        if not total <= limit * (1 + _TOLERANCE):
+            raise InconsistentChargeError(
+                index, f"brings the reserved {name} to {total:.6g}; the lifetime budget was {limit:.6g}"
+            )
 
 
 def _require_equal(index: int, name: str, stated: float, computed: float) -> None:

@@ -22,7 +22,7 @@ from agent.accounts import Budget, Charge
 from agent.decision import Declined, decide, schedule_digest
 from agent.profile import check_board, load_profile
 from agent.settings import AgentSettings
-from agent.spool import SpooledFragment
+from agent.spool import UNSCHEDULED, SpooledFragment
 from agent.state import AgentState
 from agent.update import make_update, mechanism_of
 from dpagent.errors import ParameterError
@@ -41,6 +41,10 @@ log = logging.getLogger(__name__)
 _IDLE_S = 0.5
 _RESEND_S = 5.0
 """A fragment without a receipt goes again after this, times 1 to 2 at random."""
+_ASK_AGAIN_S = 10.0
+"""A model of which a chunk is still missing after this is asked for again."""
+_SLOT_MARGIN = 0.25
+"""Publication does not begin in a slot that opens within this fraction of one."""
 _BURST = 10
 _COUNT_S = 2.0
 """Counters of rejections are written no more often than this."""
@@ -67,6 +71,11 @@ class Agent:
         self._verifier = Verifier(settings.coordinator_key, settings.fleet)
         self._topics = Topics(settings.fleet)
         self._dataset = _load(settings)
+        if unusable := self._dataset.non_finite_records:
+            # For the owner of the device alone: the number is private.
+            log.warning(
+                "%d of %d records hold NaN or infinity and will not count", unusable, len(self._dataset)
+            )
         self._session = MqttSession(
             settings.mqtt,
             # A fresh name each time: the broker can tell connections apart, not devices.
@@ -86,6 +95,7 @@ class Agent:
         self._engine: NumpyEngine | None = None
         self._plan: Plan | None = None
         self._plan_arrived_at = 0.0
+        self._ask_again_at = 0.0
         self._must_train = False
         self._allowance = float(_BURST)
         self._allowance_at = time.monotonic()
@@ -117,8 +127,8 @@ class Agent:
 
     def _take_events(self) -> None:
         """Handle what has arrived; wait for it only when nothing else is due."""
-        event = self._session.next_event(self._patience())
-        for _ in range(_BATCH):
+        for number in range(_BATCH):
+            event = self._session.next_event(self._patience() if number == 0 else 0)
             if event is None:
                 break
             match event:
@@ -131,7 +141,6 @@ class Agent:
                     self._receive(topic, payload)
                 case Acknowledged():
                     pass  # A PUBACK is not a delivery: only a receipt counts.
-            event = self._session.next_event(0)
 
     def _patience(self) -> float:
         if self._must_train and self._plan is not None and self._assembler.get(self._plan) is not None:
@@ -173,6 +182,7 @@ class Agent:
             return
         if is_new:
             self._plan_arrived_at = time.monotonic()
+            self._ask_again_at = self._plan_arrived_at + _ASK_AGAIN_S
             if known is None or known.job != plan.job:
                 self._state.forget_other_jobs(job)
             self._warned.clear()
@@ -186,6 +196,8 @@ class Agent:
         self._must_train = not self._state.ledger.is_charged(self._settings.data.name, job, plan.round)
 
     def _receive_receipts(self, receipts: Receipts) -> None:
+        if self._plan is not None and receipts.job != self._plan.job:
+            return  # Of an earlier job: nothing of it is pending.
         raw, size = receipts.digests, RECEIPT_DIGEST_BYTES
         if len(raw) % size:
             raise MessageError("malformed", "receipts are not whole digests")
@@ -197,7 +209,11 @@ class Agent:
             return
         data = self._assembler.get(plan)
         if data is None:
-            return  # Chunks are still on their way.
+            # Chunks are on their way, or one was lost: the broker has them all.
+            if time.monotonic() >= self._ask_again_at:
+                self._ask_again_at = time.monotonic() + _ASK_AGAIN_S
+                self._session.ask_again()
+            return
         self._must_train = False
         job, weights = plan.job.hex(), weights_from_bytes(data)
         try:
@@ -222,6 +238,7 @@ class Agent:
             charged_at=datetime.now(UTC).isoformat(timespec="seconds"),
         )  # fmt: skip
         self._state.release(charge, self._sealed(plan, update))
+        self._redraw_times()
         log.info("round %d of %d: charged and spooled, %s", plan.round, plan.rounds, self._spent())
 
     def _engine_for(self, plan: Plan) -> NumpyEngine:
@@ -242,41 +259,42 @@ class Agent:
         return self._engine
 
     def _sealed(self, plan: Plan, update: NDArray[np.int64]) -> list[SpooledFragment]:
-        """The fragments of an update, sealed, each with a time of its own."""
+        """The fragments of an update, sealed; their times are drawn once they are on disk."""
         sealed = [
             (receipt_digest(fragment.id), seal(fragment, plan.fleet, plan.sealing_key))
             for fragment in cut(update, plan)
         ]
-        times = self._draw_times(plan, len(sealed))
-        return [
-            SpooledFragment(digest, message, due_at)
-            for (digest, message), due_at in zip(sealed, times, strict=True)
-        ]
+        return [SpooledFragment(digest, message, UNSCHEDULED) for digest, message in sealed]
 
     def _draw_times(self, plan: Plan, count: int) -> list[float]:
         """Independent monotonic times in the jitter window, which opens whole slots after the plan came.
 
-        How long training took depends on the lot, and the lot is private; the slots hide it.
+        How long training took depends on the lot, and the lot is private; as long as it fits
+        the first slot, nothing of that shows. A window that is about to open is let pass: what
+        is left to do before publishing must not show either.
         """
-        slots = math.ceil(max(time.monotonic() - self._plan_arrived_at, 1e-9) / plan.compute_slot_s)
+        elapsed = (time.monotonic() - self._plan_arrived_at) / plan.compute_slot_s
+        slots = math.floor(elapsed + _SLOT_MARGIN) + 1
         opens_at = self._plan_arrived_at + slots * plan.compute_slot_s
         return [opens_at + self._random.uniform(0.0, plan.jitter_window_s) for _ in range(count)]
 
     def _redraw_times(self) -> None:
-        """After an interruption everything pending goes again, at new random times."""
+        """Give everything pending a random time: after its release, and after an interruption."""
         if self._plan is not None:
             pending = self._state.spool.pending()
             self._state.reschedule(zip(self._draw_times(self._plan, len(pending)), pending, strict=True))
 
     def _publish(self) -> None:
-        if not self._session.connected or self._plan is None:
+        if not self._session.has_room or self._plan is None:
             return
         limit = self._take_allowance()
         now = time.monotonic()
         resend_at: dict[bytes, float] = {}
         for fragment in self._state.spool.due(now, limit):
-            expiry_s = max(1.0, self._plan.deadline - time.time())
-            if self._session.publish(self._topics.fragments, fragment.message, expiry_s=expiry_s) is None:
+            # What the session cannot send at once it would send later, in a burst.
+            if not self._session.has_room:
+                break
+            if self._session.publish(self._topics.fragments, fragment.message) is None:
                 break
             self._allowance -= 1
             resend_at[fragment.digest] = now + _RESEND_S * self._random.uniform(1.0, 2.0)

@@ -62,8 +62,8 @@ def decide(plan: Plan, dataset: Dataset, ledger: Ledger, name: str, *, now: floa
     Raises:
         Declined: With the reason.
     """
-    if plan.deadline < now:
-        raise Declined(f"the round's deadline passed {now - plan.deadline:.0f} s ago by this board's clock")
+    if plan.deadline < now + plan.compute_slot_s:
+        raise Declined("by this board's clock the round's deadline would pass before anything may be sent")
     try:
         spec = built_in(plan.model.name)
     except DpagentError as error:
@@ -85,6 +85,10 @@ def decide(plan: Plan, dataset: Dataset, ledger: Ledger, name: str, *, now: floa
         raise Declined(
             f"round {plan.round} comes after round {account.last_round} of the same job was charged"
         )
+    latest = ledger.accounts.latest_job(name)
+    if account is not None and latest != job:
+        # Jobs whose rounds alternate compose concurrently, which the sum is not proven for.
+        raise Declined(f"a newer job, {latest}, has begun on {name!r}; jobs are taken one after another")
     budget, others, terms = ledger.budget(name), ledger.accounts.others(name, job), plan.mechanism
     rest = [
         PrivacyLossEvent(noise, terms.sampling_rate, terms.local_steps)

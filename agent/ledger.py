@@ -217,24 +217,20 @@ def read_verified(connection: sqlite3.Connection, head_file: Path) -> VerifiedLe
     head = _read_head(head_file)
     entries = tuple(read_entries(connection))
     accounts = JobAccounts()
-    numbers = [entry.number for entry in entries if isinstance(entry.record, Charge)]
-    charges = [entry.record for entry in entries if isinstance(entry.record, Charge)]
     try:
-        accounts.check_and_add(charges)
+        accounts.check_and_add([entry.record for entry in entries])
     except InconsistentChargeError as error:
-        raise LedgerError(f"Entry {numbers[error.index]} {error}.") from error
+        raise LedgerError(f"Entry {error.index + 1} {error}.") from error
     except ParameterError as error:
-        bad = next(
-            (n for n, charge in zip(numbers, charges, strict=True) if not _is_priceable(charge)), numbers[0]
-        )
+        bad = next(entry.number for entry in entries if not _is_priceable(entry.record))
         raise LedgerError(f"Entry {bad} is no charge that can be priced: {error}") from error
     _check_head(entries, head, head_file)
     return VerifiedLedger(entries, accounts)
 
 
-def _is_priceable(charge: Charge) -> bool:
+def _is_priceable(record: Charge | BudgetChange) -> bool:
     try:
-        return charge.event is not None and 0 < charge.delta < 1
+        return isinstance(record, BudgetChange) or (record.event.steps > 0 and 0 < record.delta < 1)
     except ParameterError:
         return False
 

@@ -10,8 +10,12 @@ drawn anew. When a fragment was first sent is a Unix time.
 from __future__ import annotations
 
 import sqlite3
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+
+UNSCHEDULED = sys.float_info.max
+"""``due_at`` of a fragment whose time is not drawn yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +37,7 @@ def create_spool(connection: sqlite3.Connection) -> None:
             message BLOB,
             state TEXT NOT NULL DEFAULT 'waiting' CHECK (state IN ('waiting', 'sent', 'counted', 'expired')),
             due_at REAL NOT NULL,
-            first_sent_at REAL,
-            sends INTEGER NOT NULL DEFAULT 0
+            first_sent_at REAL
         ) STRICT, WITHOUT ROWID"""
     )
     connection.execute("CREATE INDEX pending ON fragments (due_at) WHERE message IS NOT NULL")
@@ -87,7 +90,7 @@ class Spool:
     def mark_sent(self, digest: bytes, now: float, resend_at: float) -> None:
         """A fragment was published; unless a receipt comes it goes again at ``resend_at``."""
         self._connection.execute(
-            "UPDATE fragments SET state = 'sent', sends = sends + 1, due_at = ?, "
+            "UPDATE fragments SET state = 'sent', due_at = ?, "
             "first_sent_at = coalesce(first_sent_at, ?) WHERE digest = ? AND message IS NOT NULL",
             (resend_at, now, digest),
         )

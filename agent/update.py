@@ -51,7 +51,7 @@ def make_update(
     local = weights.copy()
     released = np.zeros(mechanism.dimension, np.int64)
     for step in range(terms.local_steps):
-        noisy = mechanism.perturb(_clipped_sum(mechanism, local, dataset, engine))
+        noisy = mechanism.perturb(clipped_sum(mechanism, local, dataset, engine))
         released += noisy
         if step + 1 < terms.local_steps:
             # Local steps follow the noisy gradient only, so the path is as private as the release.
@@ -62,9 +62,14 @@ def make_update(
     return coarsen(released, wire.shift, wire.width)
 
 
-def _clipped_sum(
+def clipped_sum(
     mechanism: DiscretisedGaussian, weights: NDArray[np.float32], dataset: Dataset, engine: NumpyEngine
 ) -> NDArray[np.int64]:
+    """The exact integer sum of a fresh lot's clipped, rounded gradients, without noise. Private.
+
+    Returns:
+        (dimension,) in fine-grid steps.
+    """
     total = np.zeros(mechanism.dimension, np.int64)
     lot = poisson_lot(len(dataset), mechanism.sampling_rate)
     if not len(lot):

@@ -17,18 +17,18 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from agent.update import clipped_sum
 from cli.demo.layout import load_data, records_per_device
 from cli.demo.options import DemoOptions
 from cli.demo.presets import PRESETS, DatasetName
 from coordinator.settings import CapSettings
-from dpagent.learning import Dataset, MomentumSgd, NumpyEngine, built_in, split_iid
+from dpagent.learning import MomentumSgd, NumpyEngine, built_in, split_iid
 from dpagent.privacy import (
     ClampCap,
     DiscretisedGaussian,
     Schedule,
     calibrate,
     coarsen,
-    poisson_lot,
     wire_shift,
     wire_width,
 )
@@ -101,7 +101,7 @@ def simulate(options: DemoOptions, schedule: Schedule | None = None) -> Run:
         width = wire_width(mechanism, expected_lot, shift)
         total = np.zeros(spec.parameter_count, np.int64)
         for shard in shards:
-            released = mechanism.perturb(_clipped_sum(mechanism, weights, shard, engine))
+            released = mechanism.perturb(clipped_sum(mechanism, weights, shard, engine))
             if options.cap_at == "device":
                 capped = cap.apply(released / steps_per_unit, weights)
                 released = np.rint(capped * steps_per_unit).astype(np.int64)
@@ -141,14 +141,3 @@ class _Cap:
         if not self._clamped:
             return 0.0, 0.0
         return statistics.fmean(self._clamped), statistics.fmean(self._shortened)
-
-
-def _clipped_sum(
-    mechanism: DiscretisedGaussian, weights: NDArray[np.float32], shard: Dataset, engine: NumpyEngine
-) -> NDArray[np.int64]:
-    total = np.zeros(mechanism.dimension, np.int64)
-    lot = poisson_lot(len(shard), mechanism.sampling_rate)
-    if len(lot):
-        for gradients in engine.gradients(weights, shard.inputs[lot], shard.labels[lot]):
-            total += mechanism.constrain(gradients).total
-    return total

@@ -23,7 +23,7 @@ _STATEMENT = {"unit": "record", "adjacency": "add-or-remove-one", "trust": "none
 
 
 def _summary(ledger: VerifiedLedger) -> dict[str, dict[str, Any]]:
-    """Lifetime budget and spending by dataset."""
+    """Lifetime budget, reservations and spending by dataset."""
     from agent.accounts import Charge
 
     datasets: dict[str, dict[str, Any]] = {}
@@ -31,11 +31,10 @@ def _summary(ledger: VerifiedLedger) -> dict[str, dict[str, Any]]:
         record = entry.record
         known = datasets.setdefault(
             record.dataset,
-            {"epsilon_spent": 0.0, "delta_spent": 0.0, "statistical_distance": 0.0, "charges": 0, "jobs": []},
+            {"epsilon_spent": 0.0, "statistical_distance": 0.0, "charges": 0, "jobs": []},
         )
         if isinstance(record, Charge):
             known["epsilon_spent"] = record.cumulative_epsilon
-            known["delta_spent"] = record.cumulative_delta
             # Of the sampler from the exact distribution; δ grows by (1 + e^ε) times this.
             known["statistical_distance"] += record.statistical_distance
             known["charges"] += 1
@@ -43,6 +42,14 @@ def _summary(ledger: VerifiedLedger) -> dict[str, dict[str, Any]]:
                 known["jobs"].append(record.job)
         else:
             known |= {"epsilon_budget": record.epsilon, "delta_budget": record.delta}
+    for name, known in datasets.items():
+        reserved = ledger.accounts.reserved(name)
+        known |= {
+            "epsilon_reserved": reserved.epsilon,
+            "delta_reserved": reserved.delta,
+            "epsilon_left": max(0.0, known["epsilon_budget"] - reserved.epsilon),
+            "delta_left": max(0.0, known["delta_budget"] - reserved.delta),
+        }
     return datasets
 
 
@@ -51,7 +58,10 @@ def show(
     state_dir: StateDirOption,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Show what is spent and what is left, by dataset, and plans that were declined."""
+    """Show what is spent and what is left, by dataset, and plans that were declined.
+
+    A job reserves its whole ε and δ with its first round; what is left is left for other jobs.
+    """
     from agent.ledger import audit, open_ledger
 
     datasets = _summary(audit(state_dir))
@@ -72,15 +82,15 @@ def show(
     else:
         typer.echo("Record-level ε, add-or-remove-one adjacency, against everyone (no trusted party).")
         print_table(
-            ["dataset", "ε spent", "ε budget", "ε left", "δ spent", "δ budget", "charges", "jobs"],
+            ["dataset", "ε spent", "ε reserved", "ε budget", "ε left", "δ left", "charges", "jobs"],
             [
                 [
                     name,
                     f"{row['epsilon_spent']:.4f}",
+                    f"{row['epsilon_reserved']:.4f}",
                     f"{row['epsilon_budget']:g}",
-                    f"{max(0.0, row['epsilon_budget'] - row['epsilon_spent']):.4f}",
-                    f"{row['delta_spent']:g}",
-                    f"{row['delta_budget']:g}",
+                    f"{row['epsilon_left']:.4f}",
+                    f"{row['delta_left']:g}",
                     str(row["charges"]),
                     str(len(row["jobs"])),
                 ]

@@ -40,7 +40,7 @@ def key(config: ConfigOption) -> None:
     from coordinator.settings import load_fleet_settings
 
     settings = load_fleet_settings(config)
-    typer.echo(load_signer(settings.state_dir, settings.fleet).public_key)
+    typer.echo(load_signer(settings.keys_dir, settings.fleet).public_key)
 
 
 @app.command()
@@ -76,7 +76,7 @@ def status(
     typer.echo(f"Job {job}: {state}, {len(rounds)} of {settings.rounds} rounds begun.")
     if rounds:
         print_table(
-            ["round", "noise multiplier", "ε so far", "accuracy", "fragments", "clamped"],
+            ["round", "noise multiplier", "ε so far", "accuracy", "fragments", "clamped", "norm kept"],
             [
                 [
                     str(r.number),
@@ -85,6 +85,7 @@ def status(
                     "" if r.accuracy is None else f"{r.accuracy:.2%}",
                     str(r.fragments),
                     "" if r.clamped is None else str(r.clamped),
+                    "" if r.kept is None else f"{r.kept:.1%}",
                 ]
                 for r in rounds
             ],

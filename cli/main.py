@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -69,6 +70,9 @@ def _interrupt(_signal: int, _frame: FrameType | None) -> NoReturn:
 def main() -> None:
     """Run the command; turn every error into a sentence and an exit code."""
     signal.signal(signal.SIGINT, _interrupt)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A terminal that cannot show ε gets a question mark, not an error.
+        sys.stdout.reconfigure(errors="replace")
     try:
         app()
     except DpagentError as error:
@@ -78,6 +82,10 @@ def main() -> None:
         # The reader of our output has gone, as `| head` does.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(ExitCode.OK)
+    except OSError as error:
+        # Everything that names a file has a sentence of its own: what is left is the output.
+        print(f"dpagent: the output cannot be written ({error.strerror or error}).", file=sys.stderr)
+        sys.exit(ExitCode.STORAGE)
     except Exception as error:  # noqa: BLE001 - the one place where the unforeseen ends
         with tempfile.NamedTemporaryFile("w", prefix="dpagent-error-", suffix=".log", delete=False) as log:
             traceback.print_exc(file=log)

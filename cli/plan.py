@@ -26,7 +26,7 @@ class ScheduleKind(StrEnum):
 def plan(
     epsilon: Annotated[float, typer.Option(help="Target ε of the whole job, per record.")] = 2.0,
     delta: Annotated[float, typer.Option(help="Target δ of the whole job.")] = 1e-5,
-    rounds: Annotated[int, typer.Option(help="Rounds of the job.")] = 100,
+    rounds: Annotated[int, typer.Option(help="Rounds of the job, up to 5000.")] = 100,
     sampling_rate: Annotated[
         float, typer.Option(help="Probability that a record is in a round's lot.")
     ] = 0.1,
@@ -50,7 +50,10 @@ def plan(
     The table shows the uniform schedule beside the one asked for. Figures are bounds for the
     mechanism as implemented: record-level, add-or-remove-one adjacency, no trusted party.
     """
+    from dpagent.errors import require_count
     from dpagent.privacy import Schedule, calibrate
+
+    require_count("rounds", rounds, maximum=5000)
 
     def solve(chosen: Schedule) -> BudgetPlan:
         return calibrate(

@@ -20,7 +20,9 @@ class Step:
     weights: NDArray[np.float32]
     velocity: NDArray[np.float64]
     clamped: int
-    """Coordinates that the cap held back, at the coordinator."""
+    """Coordinates beyond their bound, where the coordinator applies the cap."""
+    kept: float
+    """Share of the mean gradient's L2 norm that the coordinator's cap left, 1 without one."""
 
 
 def mean_gradient(plan: Plan, sums: Mapping[int, tuple[int, NDArray[np.int64]]]) -> NDArray[np.float64]:
@@ -53,10 +55,11 @@ def take_step(
     optimiser: MomentumSgd,
 ) -> Step:
     """Cap the mean if the plan says so, and step the model."""
-    clamped = 0
+    clamped, kept = 0, 1.0
     if plan.cap.kind == "clamp" and plan.cap.where == "coordinator":
         cap = ClampCap(regularisation=plan.cap.regularisation, floor=plan.cap.floor)
         gradient, report = cap.apply(gradient, weights, radius=plan.mechanism.clip_norm)
         clamped = report.coordinates_clamped
+        kept = report.norm_after / report.norm_before if report.norm_before else 1.0
     stepped, velocity = optimiser.step(weights, velocity, gradient)
-    return Step(stepped, velocity, clamped)
+    return Step(stepped, velocity, clamped, kept)

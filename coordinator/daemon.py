@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from coordinator.aggregation import mean_gradient, take_step
 from coordinator.keys import load_opener, load_signer
-from coordinator.planning import new_job, plan_round
+from coordinator.planning import new_job, plan_round, require_every_round_fits
 from coordinator.settings import FleetSettings, require_same_job
 from coordinator.store import Job, OpenedFragment, OpenRound, RoundResult, Store
 from dpagent.errors import PlanError
@@ -69,8 +69,8 @@ class Coordinator:
         # Last, because from here on the directory is held.
         self._directory = StateDirectory(settings.state_dir)
         try:
-            self._signer = load_signer(settings.state_dir, settings.fleet)
-            self._opener = load_opener(settings.state_dir, settings.fleet)
+            self._signer = load_signer(settings.keys_dir, settings.fleet)
+            self._opener = load_opener(settings.keys_dir, settings.fleet)
             self._store = Store(settings.state_dir)
             with disk_errors(self._store.file):
                 self._job = self._begin_or_resume()
@@ -131,6 +131,7 @@ class Coordinator:
                 problem = error.errors(include_url=False)[0]
                 where = ".".join(str(part) for part in problem["loc"]) or "plan"
                 raise PlanError(f"No device would accept this plan: {where}: {problem['msg']}.") from error
+            require_every_round_fits(self._settings, job, self._spec)
             self._store.begin(job, weights)
             log.info(
                 "job %s begins: %d rounds, ε = %.4g",
@@ -177,8 +178,8 @@ class Coordinator:
         """Wait for messages, then open, check, count and receipt them as one batch."""
         batch: list[OpenedFragment] = []
         rejected: list[str] = []
-        event = self._session.next_event(_IDLE_S)
-        for _ in range(_BATCH):
+        for number in range(_BATCH):
+            event = self._session.next_event(_IDLE_S if number == 0 else 0)
             if event is None:
                 break
             match event:
@@ -195,7 +196,6 @@ class Coordinator:
                         rejected.append(error.reason)
                 case Acknowledged():
                     pass
-            event = self._session.next_event(0)
         # One line a batch and reason: a flood of rubbish must not flood the log.
         for reason, count in Counter(rejected).items():
             log.warning("rejected %d messages: %s", count, reason)
@@ -216,7 +216,7 @@ class Coordinator:
         if fragment.round > plan.round:
             raise MessageError("wrong round", f"{fragment.round} while round {plan.round} is open")
         if fragment.round < plan.round:
-            # Too late to count: remembered as such, whatever its size was in its own round.
+            # Too late to count, whatever its size was in its own round.
             return OpenedFragment(fragment.id, fragment.round, 0, np.zeros(0, np.int64), time.time())
         position, values = read_block(fragment, plan.wire, plan.model.parameters)
         return OpenedFragment(fragment.id, fragment.round, position, values, time.time())
@@ -225,7 +225,7 @@ class Coordinator:
         assert self._plan is not None
         counted = self._store.count(batch, self._plan.round)
         if counted.late:
-            log.info("%d fragments came after their round was over", counted.late)
+            log.info("%d messages came after their round was over", counted.late)
         digests = [receipt_digest(identity) for identity in (*counted.fresh, *counted.repeated)]
         for start in range(0, len(digests), RECEIPTS_PER_MESSAGE):
             receipts = Receipts(
@@ -240,21 +240,23 @@ class Coordinator:
         assert self._plan is not None
         counts = self._store.counts(self._plan.round)
         blocks = block_count(self._plan.model.parameters, self._plan.wire.block)
-        if len(counts) == blocks and min(counts.values()) >= self._settings.devices:
+        # A sum over blocks would let many fragments of one block stand in for none of another.
+        scarcest = min(counts.get(position, 0) for position in range(blocks))
+        if scarcest >= self._settings.devices:
             return True
         if time.time() < self._plan.deadline:
             return False
-        if sum(counts.values()) >= blocks * self._settings.round.minimum_devices:
+        if scarcest >= self._settings.round.minimum_devices:
             log.warning(
-                "round %d closes at its deadline with %d of %d fragments",
-                self._plan.round, sum(counts.values()), blocks * self._settings.devices,
+                "round %d closes at its deadline with %d of %d fragments, at least %d of every block",
+                self._plan.round, sum(counts.values()), blocks * self._settings.devices, scarcest,
             )  # fmt: skip
             return True
         log.warning(
-            "round %d has %d fragments at its deadline, fewer than %d devices' worth; "
-            "it stays open for another %g s",
-            self._plan.round, sum(counts.values()), self._settings.round.minimum_devices,
-            self._settings.round.deadline_s,
+            "round %d has %d of %d fragments at its deadline, but of some block only %d, "
+            "fewer than %d devices' worth; it stays open for another %g s",
+            self._plan.round, sum(counts.values()), blocks * self._settings.devices, scarcest,
+            self._settings.round.minimum_devices, self._settings.round.deadline_s,
         )  # fmt: skip
         self._plan = None
         self._open_round()
@@ -272,7 +274,7 @@ class Coordinator:
         epsilon = self._job.epsilon_by_round[plan.round - 1]
         self._store.close_round(
             plan.round, step.weights, step.velocity,
-            RoundResult(accuracy, step.clamped, plan.noise_multiplier, epsilon),
+            RoundResult(accuracy, step.clamped, step.kept, plan.noise_multiplier, epsilon),
         )  # fmt: skip
         self._weights, self._velocity = step.weights, step.velocity
         self._plan = None

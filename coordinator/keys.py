@@ -1,4 +1,8 @@
-"""The fleet's keys, made at the first start and kept in the state directory (mode 0600)."""
+"""The fleet's keys, made at the first start (mode 0600).
+
+They have a directory of their own, beside the job's state and not in it: boards know the
+coordinator by its key, and a new job must not take it from them.
+"""
 
 from __future__ import annotations
 
@@ -11,23 +15,27 @@ from dpagent.protocol.signing import Signer, new_signing_secret
 from dpagent.storage import disk_errors, read_secret
 
 
-def load_signer(state_dir: Path, fleet: str) -> Signer:
+def load_signer(keys_dir: Path, fleet: str) -> Signer:
     """The key that agents know the coordinator by.
 
     Raises:
         StorageError, ConfigurationError: The key cannot be kept secret or read.
     """
-    with disk_errors(state_dir):
-        state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-    return Signer(_read_key(state_dir / "signing.key", new_signing_secret), fleet)
+    return Signer(_read_key(keys_dir / "signing.key", new_signing_secret), fleet)
 
 
-def load_opener(state_dir: Path, fleet: str) -> Opener:
-    """The key that fragments are sealed to."""
-    return Opener(_read_key(state_dir / "sealing.key", new_sealing_secret), fleet)
+def load_opener(keys_dir: Path, fleet: str) -> Opener:
+    """The key that fragments are sealed to.
+
+    Raises:
+        StorageError, ConfigurationError: The key cannot be kept secret or read.
+    """
+    return Opener(_read_key(keys_dir / "sealing.key", new_sealing_secret), fleet)
 
 
 def _read_key(file: Path, create: Callable[[], bytes]) -> bytes:
+    with disk_errors(file.parent):
+        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     key = read_secret(file, create)
     if len(key) != 32:
         raise StorageError(

@@ -97,7 +97,7 @@ class RoundSettings(Settings):
     jitter_window_s: Annotated[float, Field(ge=0, le=86_400)] = 10.0
     """Each fragment waits a random time up to this."""
     minimum_devices: Annotated[int, Field(ge=1)] = 1
-    """With fewer devices' worth of fragments at the deadline the round stays open for another."""
+    """If any block of the update has fewer fragments at the deadline, the round stays open for another."""
 
     @model_validator(mode="after")
     def _leaves_time(self) -> RoundSettings:
@@ -139,6 +139,9 @@ class FleetSettings(Settings):
     test_data: TestDataSettings | None = None
     state_dir: FilePath = Path("coordinator-state")
     """Where the job lives, relative to this file."""
+    keys_dir: FilePath = Path("keys")
+    """The coordinator's keys, relative to this file; made at the first start, mode 0600. A new job in
+    another ``state_dir`` keeps the keys that boards know."""
     mqtt: MqttSettings = MqttSettings()
 
     @model_validator(mode="after")
@@ -176,6 +179,7 @@ def load_fleet_settings(file: Path) -> FleetSettings:
     settings = load_settings(file, FleetSettings)
     changes: dict[str, object] = {
         "state_dir": resolve(settings.state_dir, file),
+        "keys_dir": resolve(settings.keys_dir, file),
         "mqtt": settings.mqtt.resolved(file),
     }
     if settings.test_data is not None:
@@ -206,5 +210,6 @@ def require_same_job(before: dict[str, object], now: dict[str, object], state_di
     if difference := changed_terms(before, now):
         raise ConfigurationError(
             f"The job in {state_dir} has begun with other settings: {difference}. "
-            "Restore them, or start a new job in another state_dir."
+            "Restore them, or start a new job in another state_dir; keys_dir stays, so boards go on "
+            "knowing you."
         )

@@ -59,7 +59,8 @@ class Counted:
     repeated: tuple[bytes, ...]
     """Ids that were counted before: their receipt was lost."""
     late: int
-    """Fragments of rounds that are over."""
+    """Messages with fragments of rounds that are over. They are counted, not remembered: anybody can
+    seal any number of them, and what is kept of each would fill the disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,7 @@ class RoundResult:
 
     accuracy: float | None
     clamped: int
+    kept: float
     noise_multiplier: float
     epsilon: float
 
@@ -84,7 +86,8 @@ def _create(connection: sqlite3.Connection) -> None:
     connection.execute(
         """CREATE TABLE rounds (
             number INTEGER PRIMARY KEY, opened_at REAL NOT NULL, deadline REAL NOT NULL, closed_at REAL,
-            noise_multiplier REAL, epsilon REAL, accuracy REAL, clamped INTEGER, fragments INTEGER
+            noise_multiplier REAL, epsilon REAL, accuracy REAL, clamped INTEGER, kept REAL,
+            fragments INTEGER
         ) STRICT"""
     )
     connection.execute(
@@ -98,10 +101,6 @@ def _create(connection: sqlite3.Connection) -> None:
         "arrived_at REAL NOT NULL) STRICT, WITHOUT ROWID"
     )
     connection.execute("CREATE INDEX fragments_by_round ON fragments (round)")
-    connection.execute(
-        "CREATE TABLE late (id BLOB PRIMARY KEY, round INTEGER NOT NULL, "
-        "arrived_at REAL NOT NULL) STRICT, WITHOUT ROWID"
-    )
     connection.execute("CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT")
 
 
@@ -194,14 +193,11 @@ class Store:
                 if known is not None:
                     repeated.append(fragment.id)
                 elif fragment.round != open_round:
-                    late += self.connection.execute(
-                        "INSERT OR IGNORE INTO late VALUES (?, ?, ?)",
-                        (fragment.id, fragment.round, fragment.arrived_at),
-                    ).rowcount
+                    late += 1
                 else:
                     self._add(fragment)
                     fresh.append(fragment.id)
-            self._add_to_counters({"duplicates": len(repeated)})
+            self._add_to_counters({"duplicates": len(repeated), "late": late})
         return Counted(tuple(fresh), tuple(repeated), late)
 
     def _add(self, fragment: OpenedFragment) -> None:
@@ -236,13 +232,14 @@ class Store:
         """Close a round and take the model it leads to, in one transaction."""
         with disk_errors(self.file), transaction(self.connection):
             self.connection.execute(
-                "UPDATE rounds SET closed_at = ?, accuracy = ?, clamped = ?, noise_multiplier = ?, "
-                "epsilon = ?, fragments = (SELECT coalesce(sum(count), 0) FROM sums "
+                "UPDATE rounds SET closed_at = ?, accuracy = ?, clamped = ?, kept = ?, "
+                "noise_multiplier = ?, epsilon = ?, fragments = (SELECT coalesce(sum(count), 0) FROM sums "
                 "WHERE round = rounds.number) WHERE number = ?",
                 (
                     time.time(),
                     result.accuracy,
                     result.clamped,
+                    result.kept,
                     result.noise_multiplier,
                     result.epsilon,
                     number,
@@ -287,6 +284,7 @@ class RoundRecord:
     epsilon: float | None
     accuracy: float | None
     clamped: int | None
+    kept: float | None
     fragments: int
 
 
@@ -312,7 +310,7 @@ class StoreReader:
         """All rounds so far."""
         with disk_errors(self.file):
             rows = self._connection.execute(
-                "SELECT number, opened_at, closed_at, noise_multiplier, epsilon, accuracy, clamped, "
+                "SELECT number, opened_at, closed_at, noise_multiplier, epsilon, accuracy, clamped, kept, "
                 "coalesce(fragments, (SELECT sum(count) FROM sums WHERE round = number), 0) AS fragments "
                 "FROM rounds ORDER BY number"
             )
@@ -336,13 +334,8 @@ class StoreReader:
             rows = self._connection.execute("SELECT id, round, arrived_at FROM fragments")
             return {row["id"]: (row["round"], row["arrived_at"]) for row in rows}
 
-    def late(self) -> set[bytes]:
-        """Ids of fragments that arrived after their round."""
-        with disk_errors(self.file):
-            return {row["id"] for row in self._connection.execute("SELECT id FROM late")}
-
     def counters(self) -> dict[str, int]:
-        """Running totals: ``duplicates``, and ``rejected: reason`` by reason."""
+        """Running totals of messages: ``duplicates``, ``late``, and ``rejected: reason`` by reason."""
         with disk_errors(self.file):
             rows = self._connection.execute("SELECT name, value FROM counters")
             return {row["name"]: row["value"] for row in rows}

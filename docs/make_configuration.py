@@ -98,7 +98,10 @@ def rows(schema: type[BaseModel], prefix: str = "") -> list[str]:
     for name, field in schema.model_fields.items():
         section = next((part for part in _parts(field.annotation) if issubclass(part, BaseModel)), None)
         if section is not None:
-            result += rows(section, f"{prefix}{name}.")
+            inner = rows(section, f"{prefix}{name}.")
+            optional = not field.is_required() and field.default is None
+            note = f"required with `{prefix}{name}`"
+            result += [row.replace("| required |", f"| {note} |") for row in inner] if optional else inner
             continue
         default = (
             "required" if field.is_required() else "none" if field.default is None else f"`{field.default}`"

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import enum
 import math
-from typing import ClassVar
 
 
 class ExitCode(enum.IntEnum):
@@ -37,15 +36,15 @@ class ExitCode(enum.IntEnum):
 _MEANINGS: dict[ExitCode, str] = {
     ExitCode.OK: "Done, or stopped on request (SIGTERM) with nothing lost.",
     ExitCode.INTERNAL: "An error nobody foresaw; the log file named in the message has the details.",
-    ExitCode.USAGE: "The command line is wrong: an unknown option, or a value out of its range.",
-    ExitCode.CONFIGURATION: "A configuration file is missing, malformed or has a wrong key or value.",
+    ExitCode.USAGE: "The command line is wrong: an unknown option, or a value of the wrong kind.",
+    ExitCode.CONFIGURATION: "A configuration file, or a choice on the command line, is missing, malformed or unknown.",
     ExitCode.DATA: "Training or test data are missing, unreadable or do not fit the model.",
     ExitCode.LEDGER: "A ledger is missing, unreadable, or its chain of hashes is broken.",
     ExitCode.BROKER: "The MQTT broker cannot be started or reached, or it refuses the credentials.",
     ExitCode.STATE_IN_USE: "Another process works on the same state directory.",
     ExitCode.STORAGE: "The disk is full, or a file cannot be read or written.",
-    ExitCode.PLAN: "The privacy parameters ask for something no noise can give.",
-    ExitCode.CHILD: "A program the demo started kept dying; its log is named in the message.",
+    ExitCode.PLAN: "A number is out of its range, or the privacy parameters ask for what no noise can give.",
+    ExitCode.CHILD: "A program that the demo started kept dying; its log is named in the message.",
     ExitCode.INTERRUPTED: "Stopped with Ctrl-C; the demo also with SIGTERM.",
 }
 
@@ -53,7 +52,7 @@ _MEANINGS: dict[ExitCode, str] = {
 class DpagentError(Exception):
     """Base of all errors with a sentence for a person."""
 
-    exit_code: ClassVar[ExitCode] = ExitCode.INTERNAL
+    exit_code: ExitCode = ExitCode.INTERNAL
 
 
 class ConfigurationError(DpagentError):

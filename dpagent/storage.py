@@ -76,8 +76,8 @@ class StateDirectory:
             holder = self._lock.read().strip() or "unknown"
             self._lock.close()
             raise StateInUseError(
-                f"{path} is in use by process {holder}. Two programs on one state directory would spend "
-                "a budget twice; stop that one, or give this one a directory of its own."
+                f"{path} is in use by process {holder}. Stop that one first: two programs may not write one "
+                "state, and an agent with a second directory would spend its budget a second time."
             ) from None
         with disk_errors(path):
             self._lock.truncate(0)

@@ -13,14 +13,14 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
+from agent.update import clipped_sum
 from cli.demo.layout import Layout, records_per_device
 from cli.demo.options import DemoOptions
 from coordinator.settings import CapSettings
 from dpagent.errors import DpagentError, ExitCode
-from dpagent.learning import Dataset, MomentumSgd, NumpyEngine, built_in, load_npz
-from dpagent.privacy import ClampCap, DiscretisedGaussian, poisson_lot
+from dpagent.learning import MomentumSgd, NumpyEngine, built_in, load_npz
+from dpagent.privacy import ClampCap, DiscretisedGaussian
 from dpagent.storage import write_atomically
 
 
@@ -38,39 +38,26 @@ def run_baseline(options: DemoOptions, layout: Layout) -> None:
     shards = [load_npz(layout.shard_file(number)) for number in range(1, options.devices + 1)]
     test = load_npz(layout.test_file)
     engine = NumpyEngine(spec)
-    # Only its clipping and rounding are used; the noise multiplier has no part in them.
+    # Only its lots, clipping and rounding are used; the noise multiplier has no part in them.
     mechanism = DiscretisedGaussian(options.clip_norm, 1.0, options.sampling_rate, spec.parameter_count)
     cap = ClampCap(regularisation=CapSettings().regularisation, floor=CapSettings().floor)
     optimiser = MomentumSgd(options.learning_rate, options.momentum)
     weights = spec.initial_weights(options.seed)
     velocity = np.zeros(len(weights), np.float64)
-    expected = options.sampling_rate * records_per_device(options) * options.devices
+    scale = mechanism.granularity / (options.sampling_rate * records_per_device(options))
     history: list[float] = []
     for _ in range(options.rounds):
-        total = np.zeros(spec.parameter_count, np.int64)
+        gradient = np.zeros(spec.parameter_count, np.float64)
         for shard in shards:
-            total += _clipped_sum(shard, options.sampling_rate, mechanism, engine, weights)
-        gradient: NDArray[np.float64] = total.astype(np.float64) * (mechanism.granularity / expected)
+            mean = clipped_sum(mechanism, weights, shard, engine).astype(np.float64) * scale
+            if options.cap == "clamp" and options.cap_at == "device":
+                mean, _ = cap.apply(mean, weights, radius=options.clip_norm)
+            gradient += mean / options.devices
         if options.cap == "clamp" and options.cap_at == "coordinator":
             gradient, _ = cap.apply(gradient, weights, radius=options.clip_norm)
         weights, velocity = optimiser.step(weights, velocity, gradient)
         history.append(engine.accuracy(weights, test.inputs, test.labels))
         write_atomically(layout.baseline_file, json.dumps({"accuracy": history}).encode())
-
-
-def _clipped_sum(
-    shard: Dataset,
-    rate: float,
-    mechanism: DiscretisedGaussian,
-    engine: NumpyEngine,
-    weights: NDArray[np.float32],
-) -> NDArray[np.int64]:
-    total = np.zeros(mechanism.dimension, np.int64)
-    lot = poisson_lot(len(shard), rate)
-    if len(lot):
-        for gradients in engine.gradients(weights, shard.inputs[lot], shard.labels[lot]):
-            total += mechanism.constrain(gradients).total
-    return total
 
 
 def main() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import statistics
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,9 @@ from cli.demo.record import Arrival, DemoRecord, DeviceBudget, FragmentTally
 from coordinator.store import RoundRecord, StoreReader
 from dpagent.errors import LedgerError, StorageError
 from dpagent.protocol.fragments import receipt_digest
+
+_TRANSIT_S = 2.0
+"""A fragment that left this long before its round closed should have arrived in time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +87,21 @@ class Observer:
 
 
 @dataclass(frozen=True, slots=True)
+class ChargedFragment:
+    """A row of a device's spool: a charge and its fragments' rows are one transaction."""
+
+    digest: bytes
+    round: int
+    first_sent_at: float | None
+    """Unix time; None if it never left, or the note of it was lost in a crash."""
+    receipted: bool
+    """Whether the coordinator told the device that it is counted."""
+
+
+@dataclass(frozen=True, slots=True)
 class _Device:
     budget: DeviceBudget
-    sent: dict[bytes, tuple[int, float]]
-    """Round and time of the first sending, by digest."""
-    receipted: set[bytes]
+    fragments: list[ChargedFragment]
     counters: dict[str, int]
 
 
@@ -112,14 +126,47 @@ def _read_device(number: int, state_dir: Path) -> _Device:
             len(spent.charges) if spent is not None else 0,
             spent is not None,
         ),
-        {
-            row["digest"]: (row["round"], row["first_sent_at"])
+        [
+            ChargedFragment(row["digest"], row["round"], row["first_sent_at"], row["state"] == "counted")
             for row in rows
-            if row["first_sent_at"] is not None
-        },
-        {row["digest"] for row in rows if row["state"] == "counted"},
+        ],
         counters,
     )
+
+
+def tally_fragments(
+    fragments: Iterable[ChargedFragment],
+    counted: Set[bytes],
+    closed_at: Mapping[int, float],
+    *,
+    duplicates: int,
+    rejected: int,
+) -> FragmentTally:
+    """What became of the fragments of all devices, as :class:`FragmentTally` defines it.
+
+    Args:
+        fragments: The rows of all spools.
+        counted: Digests of what the coordinator has counted.
+        closed_at: Unix times at which rounds closed, by number, of those that did.
+        duplicates: Messages that the coordinator had counted before.
+        rejected: Messages that failed a check.
+    """
+    sent = ours = lost = total = 0
+    for fragment in fragments:
+        total += 1
+        is_counted = fragment.digest in counted
+        ours += is_counted
+        sent += is_counted or fragment.first_sent_at is not None
+        was_in_time = (
+            fragment.first_sent_at is not None
+            and fragment.round in closed_at
+            and fragment.first_sent_at < closed_at[fragment.round] - _TRANSIT_S
+        )
+        lost += not is_counted and (fragment.receipted or was_in_time)
+    return FragmentTally(
+        charged=total, sent=sent, counted=ours, expired=total - ours - lost, duplicates=duplicates,
+        rejected=rejected, lost=lost,
+    )  # fmt: skip
 
 
 def collect(layout: Layout, facts: dict[str, Any]) -> DemoRecord:
@@ -134,34 +181,22 @@ def collect(layout: Layout, facts: dict[str, Any]) -> DemoRecord:
     try:
         rounds = [r for r in reader.rounds() if r.closed_at is not None]
         counted = {receipt_digest(identity): place for identity, place in reader.fragments().items()}
-        late = {receipt_digest(identity) for identity in reader.late()}
         counters = reader.counters()
     finally:
         reader.close()
-    closed_at = {r.number: r.closed_at or 0.0 for r in rounds}
     arrivals = [
-        Arrival(device.budget.device, place[0], device.sent[digest][1], place[1])
+        Arrival(device.budget.device, fragment.round, fragment.first_sent_at, counted[fragment.digest][1])
         for device in devices
-        for digest, place in counted.items()
-        if digest in device.sent
+        for fragment in device.fragments
+        if fragment.digest in counted and fragment.first_sent_at is not None
     ]
-    sent = sum(len(device.sent) for device in devices)
-    # Late ones were seen; one first sent after its round had closed could not be in time.
-    expired = sum(
-        digest not in counted and (digest in late or sent_at > closed_at.get(number, float("inf")))
-        for device in devices
-        for digest, (number, sent_at) in device.sent.items()
-    )
-    ours = sum(digest in counted for device in devices for digest in device.sent)
-    falsely_receipted = sum(digest not in counted for device in devices for digest in device.receipted)
-    tally = FragmentTally(
-        sent=sent,
-        counted=ours,
-        expired=expired,
+    tally = tally_fragments(
+        (fragment for device in devices for fragment in device.fragments),
+        counted.keys(),
+        {r.number: r.closed_at for r in rounds if r.closed_at is not None},
         duplicates=counters.get("duplicates", 0),
         rejected=sum(value for name, value in counters.items() if name.startswith("rejected: "))
         + sum(device.counters.get("rejected", 0) for device in devices),
-        lost=sent - ours - expired + falsely_receipted,
     )
     device_rounds = max(1, sum(device.budget.charges for device in devices))
     return DemoRecord(
@@ -169,6 +204,7 @@ def collect(layout: Layout, facts: dict[str, Any]) -> DemoRecord:
         epsilon_spent=tuple(r.epsilon or 0.0 for r in rounds),
         accuracy_history=tuple(r.accuracy or 0.0 for r in rounds),
         clamped=tuple(r.clamped or 0 for r in rounds),
+        kept=tuple(1.0 if r.kept is None else r.kept for r in rounds),
         budgets=tuple(device.budget for device in devices),
         fragments=tally,
         arrivals=tuple(sorted(arrivals, key=lambda arrival: arrival.arrived_at)),
@@ -213,8 +249,13 @@ def as_json(record: DemoRecord) -> dict[str, Any]:
                 for budget in record.budgets
             ],
         },
-        "noise_cap": {"kind": record.cap, "coordinates_clamped": list(record.clamped)},
+        "noise_cap": {
+            "kind": record.cap,
+            "coordinates_clamped": list(record.clamped),
+            "norm_kept": list(record.kept),
+        },
         "fragments": {
+            "charged": record.fragments.charged,
             "sent": record.fragments.sent,
             "counted": record.fragments.counted,
             "expired": record.fragments.expired,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from datetime import datetime
@@ -12,13 +13,37 @@ import typer
 
 from cli.output import write_json
 from cli.plan import ScheduleKind
-from dpagent.errors import DpagentError, ExitCode, require_between, require_count, require_positive
+from dpagent.errors import (
+    ConfigurationError,
+    DpagentError,
+    ExitCode,
+    require_between,
+    require_count,
+    require_positive,
+)
+from dpagent.storage import disk_errors
 
 
 class DemoStopped(DpagentError):
     """The demo was stopped before its end."""
 
     exit_code = ExitCode.INTERRUPTED
+
+
+def _check_outputs(json_file: Path | None, report: Path) -> None:
+    """Refuse what could not be written in the end, before anything is trained."""
+    if (
+        json_file is not None
+        and str(json_file) != "-"
+        and (json_file.is_dir() or not json_file.parent.is_dir())
+    ):
+        raise ConfigurationError(
+            f"--json {json_file} cannot be written: give a file in a directory that exists."
+        )
+    if report.exists() and not report.is_dir():
+        raise ConfigurationError(f"--report {report} is a file: give a directory.")
+    with disk_errors(report):
+        report.mkdir(parents=True, exist_ok=True)
 
 
 def demo(
@@ -119,7 +144,11 @@ def demo(
             "--jitter-window", preset.jitter_window_s if jitter_window is None else jitter_window, 0, 3600
         ),
     )
-    root = state_dir or Path("dpagent-demo") / datetime.now().strftime("%Y%m%d-%H%M%S")
+    require_count("--broker-port", broker_port, minimum=0, maximum=65_535)
+    root = state_dir or Path("dpagent-demo") / f"{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
+    if any(character < " " for character in str(root)):
+        raise typer.BadParameter("control characters in a path.", param_hint="--state-dir")
+    _check_outputs(json_file, report or root / "report")
 
     def stopped(_number: int, _frame: object) -> NoReturn:
         raise DemoStopped(

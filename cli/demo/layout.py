@@ -43,6 +43,11 @@ class Layout:
         return self.root / "coordinator" / "state"
 
     @property
+    def coordinator_keys(self) -> Path:
+        """The directory of the coordinator's keys."""
+        return self.root / "coordinator" / "keys"
+
+    @property
     def test_file(self) -> Path:
         """Public test data."""
         return self.root / "coordinator" / "test.npz"
@@ -136,7 +141,7 @@ def write_configurations(options: DemoOptions, layout: Layout, broker: BrokerAdd
     if broker.username is not None and broker.password_file is not None:
         # Paths in a configuration file are relative to it, those on a command line to here.
         mqtt |= {"username": broker.username, "password_file": str(broker.password_file.absolute())}
-    key = load_signer(layout.coordinator_state, "demo").public_key
+    key = load_signer(layout.coordinator_keys, "demo").public_key
     # A broker that runs already may hold retained messages of earlier demos: a name for each.
     name = f"demo-{hashlib.sha256(key.encode()).hexdigest()[:8]}"
     fleet = {
@@ -145,6 +150,7 @@ def write_configurations(options: DemoOptions, layout: Layout, broker: BrokerAdd
         "records_per_device": records_per_device(options),
         "rounds": options.rounds,
         "state_dir": "state",
+        "keys_dir": "keys",
         "model": {"name": options.model, "seed": options.seed},
         "privacy": {
             "epsilon": options.epsilon,

@@ -1,4 +1,4 @@
-"""What the demo trains, by data set: settings that were measured, not guessed (docs/benchmarks.md)."""
+"""What the demo trains, by data set; what these settings lead to is measured in docs/benchmarks.md."""
 
 from __future__ import annotations
 

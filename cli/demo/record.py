@@ -31,10 +31,16 @@ class DeviceBudget:
 class FragmentTally:
     """What became of the fragments of a run.
 
-    ``sent`` = ``counted`` + ``expired`` + ``lost``. Expired: the round was over before it
-    arrived. Lost: neither counted nor expired.
+    ``charged`` = ``counted`` + ``expired`` + ``lost``: a device pays for all fragments of an update
+    before the first one leaves, and whatever becomes of them the charge stands. Lost: not counted,
+    although the device holds a receipt for it, or sent it in good time before its round closed.
+    Expired: all others that are not counted; the round was over before they arrived, or they
+    never left. ``sent`` are those that left at all, and is no part of that sum.
+
+    ``duplicates`` and ``rejected`` are messages, not fragments.
     """
 
+    charged: int
     sent: int
     counted: int
     expired: int
@@ -68,7 +74,9 @@ class DemoRecord:
     baseline_history: tuple[float, ...]
     """The same of a run without noise: same lots' rate, clipping and optimiser."""
     clamped: tuple[int, ...]
-    """Coordinates held back by the cap in each round."""
+    """Coordinates beyond the coordinator's cap in each round."""
+    kept: tuple[float, ...]
+    """Share of the mean gradient's L2 norm that the coordinator's cap left in each round."""
     budgets: tuple[DeviceBudget, ...]
     fragments: FragmentTally
     arrivals: tuple[Arrival, ...]
@@ -85,3 +93,8 @@ class DemoRecord:
     """Programs that died and were started again."""
     model_file: str
     state_dir: str
+
+    @property
+    def epsilon(self) -> float:
+        """ε of the run: the largest that the coordinator's schedule or any device's ledger shows."""
+        return max([0.0, *self.epsilon_spent[-1:], *(budget.epsilon_spent for budget in self.budgets)])

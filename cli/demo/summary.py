@@ -17,7 +17,8 @@ def print_summary(results: dict[str, Any]) -> None:
         results["seconds"],
         results["peak_memory_mib"],
     )
-    spent = privacy["epsilon_spent"][-1] if privacy["epsilon_spent"] else 0.0
+    # A device charged for a round that was not closed has spent more than the closed rounds say.
+    spent = max([0.0, *privacy["epsilon_spent"][-1:], *(d["epsilon_spent"] for d in privacy["ledgers"])])
     print_table(
         ["result", "value"],
         [
@@ -33,7 +34,10 @@ def print_summary(results: dict[str, Any]) -> None:
                 "ledgers verified",
                 f"{sum(d['verified'] for d in privacy['ledgers'])} of {len(privacy['ledgers'])}",
             ],
-            ["fragments sent / counted", f"{fragments['sent']} / {fragments['counted']}"],
+            [
+                "fragments charged / sent / counted",
+                f"{fragments['charged']} / {fragments['sent']} / {fragments['counted']}",
+            ],
             ["expired / lost", f"{fragments['expired']} / {fragments['lost']}"],
             ["duplicates / rejected", f"{fragments['duplicates']} / {fragments['rejected']}"],
             ["bytes a device and round, up / down", f"{traffic['up']:,} / {traffic['down']:,}"],

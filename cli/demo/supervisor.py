@@ -68,10 +68,6 @@ class Supervisor:
             command = ["nice", "-n", str(nice), *command]
         self._children[name] = _Child(name, command, log, _spawn(command, log), may_end)
 
-    def pid(self, name: str) -> int:
-        """The process id a program has now."""
-        return self._children[name].process.pid
-
     def has_ended(self, name: str) -> bool:
         """Whether a program that may end has done its work."""
         child = self._children[name]

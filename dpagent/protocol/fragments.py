@@ -127,6 +127,8 @@ class ModelAssembler:
 
     def __init__(self) -> None:
         self._chunks: dict[bytes, dict[int, bytes]] = {}
+        self._complete: tuple[bytes, bytes] | None = None
+        """Digest and data of the model put together last, so that it is not hashed again and again."""
 
     def add(self, chunk: ModelChunk) -> None:
         """Take one chunk."""
@@ -138,12 +140,16 @@ class ModelAssembler:
 
     def get(self, plan: Plan) -> bytes | None:
         """The weights of ``plan``, or ``None`` while chunks are missing."""
+        if self._complete is not None and self._complete[0] == plan.model.digest:
+            return self._complete[1] if len(self._complete[1]) == 4 * plan.model.parameters else None
         parts = self._chunks.get(plan.model.digest, {})
         if any(index not in parts for index in range(plan.model.chunks)):
             return None
         data = b"".join(parts[index] for index in range(plan.model.chunks))
         if model_digest(data) != plan.model.digest or len(data) != 4 * plan.model.parameters:
-            # A chunk lied about its digest: forget them, the retained ones come again.
+            # A chunk lied about its digest: forget them all; the agent asks the broker again.
             del self._chunks[plan.model.digest]
             return None
+        self._complete = (plan.model.digest, data)
+        del self._chunks[plan.model.digest]
         return data

@@ -1,10 +1,12 @@
 """A supervised MQTT session that turns callbacks into a queue of events.
 
 The library's network thread only fills a queue; the program's one thread takes events from
-it with :meth:`MqttSession.next_event`. The session reconnects by itself with growing
-pauses, subscribes again each time, and falls back from MQTT 5 to 3.1.1 when the broker
-does not speak 5. It queues nothing while there is no connection: what must not be lost is
-in the caller's database, because neither this library's memory nor a PUBACK is a delivery.
+it with :meth:`MqttSession.next_event`. Every connection has a client of the library of its
+own: the library would otherwise send what it still holds in one burst after reconnecting,
+past jitter and rate limit. The session connects again by itself with growing pauses,
+subscribes again each time, and tries the other protocol version while neither has been
+accepted. It keeps nothing for later: what must not be lost is in the caller's database,
+because neither this library's memory nor a PUBACK is a delivery.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import logging
 import queue
 import ssl
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,13 +38,17 @@ _PERSISTENT_SESSION_S = 7 * 24 * 3600
 _SHORT_LIFE_S, _SUSPICIOUS_LIVES = 5.0, 8
 """Older brokers throw out the older of two clients of one name without a word, again and again."""
 
-_CONNACK_PATIENCE_S = 3.0
-"""Some 3.1.1 brokers neither answer nor close on a version 5 CONNECT: they read its
-properties as a client id and wait for the rest."""
+_FIRST_PATIENCE_S = 3.0
+"""For a CONNACK; doubled at each attempt. Some 3.1.1 brokers neither answer nor close on a
+version 5 CONNECT: they read its properties as a client id and wait for the rest."""
 
 _MQTT5, _MQTT311 = MQTTProtocolVersion.MQTTv5, MQTTProtocolVersion.MQTTv311
+_IN_FLIGHT = 20
+"""Publications without a PUBACK at once: what brokers take by default."""
+
 _INBOX_MESSAGES = 4_096
-"""Messages held at most; beyond it they are dropped, and resent because no receipt comes."""
+"""Messages held at most; beyond it they are dropped. A fragment is resent because no receipt
+comes, and an agent that misses part of a model asks for it again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +87,19 @@ class Acknowledged:
 
 @dataclass(frozen=True, slots=True)
 class _Refused:
+    """The broker does not want us, and another attempt would not change its mind."""
+
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class _Unanswered:
-    """A CONNECT got no CONNACK: silence, a closed socket, or a refusal of its version."""
+class _Ended:
+    """A connection is gone, or an attempt at one."""
 
     reason: str
+    was_reached: bool = True
+    """Whether anything answered at the address at all."""
+    was_accepted: bool = False
     speaks_older: bool = False
     """The broker said that it does not speak this version."""
 
@@ -121,25 +133,38 @@ class MqttSession:
         self._subscriptions = tuple(subscriptions)
         self._persistent = persistent
         self._password = settings.password()
-        self._inbox: queue.SimpleQueue[Event | _Refused | _Unanswered] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[tuple[paho.Client, Event | _Refused | _Ended]] = queue.SimpleQueue()
         self._protocol = _MQTT311 if settings.protocol == "3.1.1" else _MQTT5
         self._client: paho.Client | None = None
+        self._accepted: paho.Client | None = None
+        """The client that the broker accepted last."""
+        self._in_flight: set[int] = set()
         self._asked_at: float | None = None
         """When the CONNECT under way was sent (monotonic seconds)."""
         self._start_at: float | None = None
-        """When a new client is to be made, after the last one was given up."""
+        """When a new client is to be made, after the last one ended."""
         self._has_connected = False
         """Whether the broker ever accepted us, in the protocol version in use."""
-        self._unanswered = 0
+        self._failures = 0
+        """Attempts in a row that were not accepted."""
         self._connected_at = 0.0
         self._short_lives = 0
-        self.connected = False
         self.bytes_up = 0
         """Bytes of payloads and topics published, resends included."""
         self.bytes_down = 0
         """Bytes of payloads and topics received."""
         self.dropped = 0
         """Messages not taken because the inbox was full."""
+
+    @property
+    def connected(self) -> bool:
+        """Whether the broker has accepted the client in use."""
+        return self._client is not None and self._accepted is self._client
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a publication would leave now, and not wait for others' PUBACK."""
+        return self.connected and len(self._in_flight) < _IN_FLIGHT
 
     def start(self) -> None:
         """Connect in the background. The first event tells how it went."""
@@ -149,9 +174,9 @@ class MqttSession:
             protocol=self._protocol,
             # Version 5 says it at CONNECT instead (clean_start and a session expiry).
             clean_session=None if self._protocol == _MQTT5 else not self._persistent,
+            reconnect_on_failure=False,
         )
-        client.reconnect_delay_set(_RECONNECT_MIN_S, _RECONNECT_MAX_S)
-        client.max_inflight_messages_set(20)
+        client.max_inflight_messages_set(_IN_FLIGHT)
         if self._settings.username is not None:
             client.username_pw_set(self._settings.username, self._password)
         if self._settings.tls:
@@ -182,8 +207,9 @@ class MqttSession:
 
     def stop(self) -> None:
         """Disconnect and end the network thread."""
-        client, self._client, self.connected = self._client, None, False
+        client, self._client = self._client, None
         self._asked_at = self._start_at = None
+        self._in_flight.clear()
         if client is not None:
             client.disconnect()
             client.loop_stop()
@@ -197,31 +223,33 @@ class MqttSession:
     ) -> None:
         self.stop()
 
-    def publish(
-        self, topic: str, payload: bytes, *, retain: bool = False, expiry_s: float | None = None
-    ) -> int | None:
+    def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> int | None:
         """Hand a message to the broker at QoS 1.
+
+        No property of MQTT 5 goes with it: an expiry, for one, would show by how much a board's
+        clock is off, and so which fragments are of one board.
 
         Args:
             topic: The topic.
             payload: The message.
             retain: Whether the broker keeps it for later subscribers.
-            expiry_s: After how long the broker may forget it (MQTT 5 only).
 
         Returns:
             A handle that :class:`Acknowledged` repeats, or ``None`` without a connection.
         """
         if self._client is None or not self.connected:
             return None
-        properties = None
-        if expiry_s is not None and self._protocol == _MQTT5:
-            properties = _properties(PacketTypes.PUBLISH)
-            properties.MessageExpiryInterval = max(1, int(expiry_s))
-        info = self._client.publish(topic, payload, qos=1, retain=retain, properties=properties)
+        info = self._client.publish(topic, payload, qos=1, retain=retain)
         if info.rc != paho.MQTT_ERR_SUCCESS:
             return None
+        self._in_flight.add(info.mid)
         self.bytes_up += len(payload) + len(topic)
         return info.mid
+
+    def ask_again(self) -> None:
+        """Subscribe once more, so that the broker sends the retained messages again."""
+        if self._client is not None and self.connected:
+            self._subscribe(self._client)
 
     def next_event(self, timeout_s: float) -> Event | None:
         """The next event, or ``None`` after ``timeout_s`` seconds.
@@ -229,7 +257,9 @@ class MqttSession:
         Raises:
             BrokerError: The broker refuses our credentials or our client id.
         """
-        self._start_again_if_due()
+        if self._start_at is not None and time.monotonic() >= self._start_at:
+            self._start_at = None
+            self.start()
         event = self._wait(timeout_s)
         match event:
             case _Refused(reason):
@@ -237,64 +267,73 @@ class MqttSession:
                     f"The broker at {self._settings.url} refuses us: {reason}. "
                     "Check mqtt.username, mqtt.password_file and the broker's access rules."
                 )
-            case _Unanswered(reason, speaks_older):
-                if speaks_older and self._settings.protocol == "5":
-                    raise BrokerError(
-                        f"The broker at {self._settings.url} does not speak MQTT 5; set mqtt.protocol: auto."
-                    )
-                return self._give_up_attempt(reason)
+            case _Ended():
+                return self._plan_next_attempt(event)
+            case Acknowledged(handle):
+                self._in_flight.discard(handle)
+                return event
+            case Connected():
+                self._failures = 0
+                self._has_connected = True
+                return event
             case _:
                 return event
 
-    def _wait(self, timeout_s: float) -> Event | _Refused | _Unanswered | None:
+    def _wait(self, timeout_s: float) -> Event | _Refused | _Ended | None:
         """The next event; a CONNECT that stays without an answer becomes one too."""
-        now = time.monotonic()
-        until = now + timeout_s
+        until = time.monotonic() + timeout_s
+        patience_s = min(float(_RECONNECT_MAX_S), _FIRST_PATIENCE_S * 2.0**self._failures)
         # Read once: the network thread sets and clears it.
         asked_at = self._asked_at
         if asked_at is not None:
-            until = min(until, asked_at + _CONNACK_PATIENCE_S)
+            until = min(until, asked_at + patience_s)
         if self._start_at is not None:
             until = min(until, self._start_at)
-        try:
-            return self._inbox.get(timeout=max(0.0, until - now))
-        except queue.Empty:
-            if asked_at is None or asked_at != self._asked_at:
-                return None
-            if time.monotonic() < asked_at + _CONNACK_PATIENCE_S:
-                return None
-            return _Unanswered(f"no answer from {self._settings.url} within {_CONNACK_PATIENCE_S:g} s")
+        while True:
+            try:
+                client, event = self._inbox.get(timeout=max(0.0, until - time.monotonic()))
+            except queue.Empty:
+                break
+            if client is self._client:
+                return event
+            # Of a client that was given up: it has no say any more.
+        if asked_at is None or asked_at != self._asked_at or time.monotonic() < asked_at + patience_s:
+            return None
+        return _Ended(f"no answer from {self._settings.url} within {patience_s:g} s")
 
-    def _give_up_attempt(self, reason: str) -> Disconnected:
-        """Drop an unanswered attempt and plan the next, in the other version if that may help.
+    def _plan_next_attempt(self, ended: _Ended) -> Disconnected:
+        """Drop the client and set a time for the next, in the other version if that may help.
 
         A broker that once accepted us speaks the version in use, whatever ails it now. Before
         that the versions take turns: some 3.1.1 brokers close the socket on a version 5
         CONNECT without a word, and others wait for ever.
         """
-        self.stop()
-        pause_s = 0.0
-        if self._settings.protocol == "auto" and not self._has_connected:
-            self._protocol = _MQTT311 if self._protocol == _MQTT5 else _MQTT5
-            log.info(
-                "no luck with MQTT (%s); trying version %s",
-                reason,
-                "5" if self._protocol == _MQTT5 else "3.1.1",
+        if ended.speaks_older and self._settings.protocol == "5":
+            raise BrokerError(
+                f"The broker at {self._settings.url} does not speak MQTT 5; set mqtt.protocol: auto."
             )
-        elif self._settings.protocol == "5":
-            reason += " (if it speaks only MQTT 3.1.1, set mqtt.protocol: auto)"
-        if self._unanswered:
-            pause_s = min(float(_RECONNECT_MAX_S), _RECONNECT_MIN_S * 2.0 ** (self._unanswered - 1))
-        self._unanswered += 1
+        self.stop()
+        reason, pause_s = ended.reason, float(_RECONNECT_MIN_S)
+        if not ended.was_accepted:
+            self._failures += 1
+            pause_s = min(float(_RECONNECT_MAX_S), _RECONNECT_MIN_S * 2.0 ** (self._failures - 1))
+            if not ended.was_reached:
+                pass  # No version was refused.
+            elif self._settings.protocol == "auto" and not self._has_connected:
+                self._protocol = _MQTT311 if self._protocol == _MQTT5 else _MQTT5
+                version = "5" if self._protocol == _MQTT5 else "3.1.1"
+                log.info("not accepted (%s); trying MQTT version %s", reason, version)
+                pause_s = 0.0 if self._failures == 1 else pause_s
+            elif self._settings.protocol == "5":
+                reason += " (if it speaks only MQTT 3.1.1, set mqtt.protocol: auto)"
         self._start_at = time.monotonic() + pause_s
         return Disconnected(reason)
 
-    def _start_again_if_due(self) -> None:
-        if self._start_at is not None and time.monotonic() >= self._start_at:
-            self._start_at = None
-            self.start()
+    def _subscribe(self, client: paho.Client) -> None:
+        if self._subscriptions:
+            client.subscribe([(subscription.topic, 1) for subscription in self._subscriptions])
 
-    # The library's thread runs what follows. A client that was given up has no say any more.
+    # The library's thread runs what follows.
 
     def _on_socket_open(self, client: paho.Client, _userdata: Any, _socket: Any) -> None:
         if client is self._client:
@@ -313,18 +352,16 @@ class MqttSession:
         self._asked_at = None
         name = str(reason)
         if not reason.is_failure:
-            if self._subscriptions:
-                client.subscribe([(subscription.topic, 1) for subscription in self._subscriptions])
-            self.connected = self._has_connected = True
-            self._unanswered = 0
+            self._subscribe(client)
+            self._accepted = client
             self._connected_at = time.monotonic()
-            self._inbox.put(Connected())
+            self._inbox.put((client, Connected()))
         elif name == "Unsupported protocol version":
-            self._inbox.put(_Unanswered("the broker does not speak this version", speaks_older=True))
+            self._inbox.put((client, _Ended("the broker does not speak this version", speaks_older=True)))
         elif name in ("Not authorized", "Bad user name or password", "Banned", "Client identifier not valid"):
-            self._inbox.put(_Refused(name.lower()))
+            self._inbox.put((client, _Refused(name.lower())))
         else:
-            self._inbox.put(Disconnected(name))
+            self._inbox.put((client, _Ended(name)))
 
     def _on_subscribe(
         self,
@@ -334,13 +371,15 @@ class MqttSession:
         reasons: list[ReasonCode],
         _properties: Properties | None,
     ) -> None:
-        if client is self._client and any(reason.is_failure for reason in reasons):
+        if any(reason.is_failure for reason in reasons):
             topics = ", ".join(subscription.topic for subscription in self._subscriptions)
-            self._inbox.put(_Refused(f"it does not let us subscribe to {topics}"))
+            self._inbox.put((client, _Refused(f"it does not let us subscribe to {topics}")))
 
     def _on_connect_fail(self, client: paho.Client, _userdata: Any) -> None:
-        if client is self._client:
-            self._inbox.put(Disconnected(f"no broker answers at {self._settings.url}"))
+        # The library calls this while it handles the error.
+        why = f" ({error})" if (error := sys.exc_info()[1]) is not None else ""
+        reason = f"no broker answers at {self._settings.url}{why}"
+        self._inbox.put((client, _Ended(reason, was_reached=False)))
 
     def _on_disconnect(
         self,
@@ -350,24 +389,26 @@ class MqttSession:
         reason: ReasonCode,
         _properties: Properties | None,
     ) -> None:
+        was_accepted, was_asked = self._accepted is client, self._asked_at is not None
         if client is not self._client:
             return
-        was_connected, self.connected = self.connected, False
-        was_asked, self._asked_at = self._asked_at is not None, None
+        self._accepted, self._asked_at = None, None
+        event: _Refused | _Ended
         if str(reason) == "Session taken over":
-            self._inbox.put(_Refused("another program connected under our client id; only one may"))
-        elif was_connected and self._is_fought_over():
-            self._inbox.put(
-                _Refused(
-                    f"it dropped us {self._short_lives} times in a row right after connecting, as it does "
-                    f"when another program uses the name {self._client_id!r}; "
-                    "only one coordinator a fleet may run"
-                )
+            event = _Refused("another program connected under our client id; only one may")
+        elif was_accepted and self._is_fought_over():
+            event = _Refused(
+                f"it dropped us {self._short_lives} times in a row right after connecting, as it does "
+                f"when another program uses the name {self._client_id!r}; "
+                "only one coordinator a fleet may run"
             )
-        elif was_connected:
-            self._inbox.put(Disconnected(f"connection lost: {reason}"))
+        elif was_accepted:
+            event = _Ended(f"connection lost: {reason}", was_accepted=True)
         elif was_asked:
-            self._inbox.put(_Unanswered(f"{self._settings.url} closed the connection without an answer"))
+            event = _Ended(f"{self._settings.url} closed the connection without an answer")
+        else:
+            return  # The refusal before it has said why.
+        self._inbox.put((client, event))
 
     def _is_fought_over(self) -> bool:
         """Whether connections under a lasting name keep ending as soon as they are made."""
@@ -378,24 +419,24 @@ class MqttSession:
         return self._persistent and self._short_lives >= _SUSPICIOUS_LIVES
 
     def _on_message(self, client: paho.Client, _userdata: Any, message: paho.MQTTMessage) -> None:
-        if client is not self._client:
-            return
         self.bytes_down += len(message.payload) + len(message.topic)
         if self._inbox.qsize() >= _INBOX_MESSAGES:
             self.dropped += 1
             return
-        self._inbox.put(Received(message.topic, bytes(message.payload)))
+        self._inbox.put((client, Received(message.topic, bytes(message.payload))))
 
     def _on_publish(
         self,
         client: paho.Client,
         _userdata: Any,
         handle: int,
-        _reason: ReasonCode,
+        reason: ReasonCode,
         _properties: Properties | None,
     ) -> None:
-        if client is self._client:
-            self._inbox.put(Acknowledged(handle))
+        if reason.is_failure:
+            self._inbox.put((client, _Refused(f"it does not let us publish ({reason})")))
+        else:
+            self._inbox.put((client, Acknowledged(handle)))
 
 
 def _properties(packet: int) -> Any:

@@ -76,8 +76,20 @@ def take_part(state: AgentState, plan: Plan, dataset: str = DATASET) -> None:
 def test_a_deadline_that_has_passed_is_declined(states: Any) -> None:
     state = states(50.0)
     plan = make_plan(deadline=1_000.0)
-    accepted(state, plan, now=1_000.0)
-    assert "deadline passed 5 s ago" in declined(state, plan, now=1_005.0)
+    opens_after_s = plan.compute_slot_s
+    accepted(state, plan, now=1_000.0 - opens_after_s)
+    for now in (1_000.1 - opens_after_s, 1_005.0):
+        assert "deadline would pass before anything may be sent" in declined(state, plan, now=now)
+
+
+def test_jobs_are_taken_one_after_another(states: Any) -> None:
+    """Rounds of two jobs that alternate are not what the sum over jobs is proven for."""
+    state = states(50.0, 1e-3)
+    take_part(state, make_plan(round=1))
+    newer = make_plan(job=b"k" * 16)
+    take_part(state, newer)
+    assert "a newer job" in declined(state, make_plan(round=2))
+    take_part(state, make_plan(job=b"k" * 16, round=2))
 
 
 def test_an_unknown_model_is_declined(states: Any) -> None:

@@ -140,16 +140,41 @@ def test_a_restart_reproduces_what_was_spent_to_the_last_bit(path: Path) -> None
     release_rounds(state, 1, 2, 3, job=b"k" * 16)
     spent = state.ledger.epsilon_spent(DATASET)
     other = state.ledger.accounts.others(DATASET, "")
-    again = charge_for(make_plan(round=3), DATA, state.ledger)
+    again = charge_for(make_plan(job=b"l" * 16), DATA, state.ledger)
     state.close()
     state = open_state(path)
     assert state.ledger.epsilon_spent(DATASET) == spent > 0
     assert state.ledger.accounts.others(DATASET, "") == other
-    assert asdict(charge_for(make_plan(round=3), DATA, state.ledger)) == asdict(again)
+    assert asdict(charge_for(make_plan(job=b"l" * 16), DATA, state.ledger)) == asdict(again)
     assert state.ledger.is_charged(DATASET, (b"j" * 16).hex(), 2)
     assert not state.ledger.is_charged(DATASET, (b"j" * 16).hex(), 3)
     assert not state.ledger.is_charged("other", (b"j" * 16).hex(), 2)
     state.close()
+
+
+def test_a_reservation_beyond_the_budget_is_found(path: Path, database: Path) -> None:
+    """An agent that ignored its budget must not pass as verified."""
+    budget = json.loads(next(row[2] for row in _rows(database) if row[1] == "budget"))
+    rows = _rows(database)
+    previous, statements = GENESIS, []
+    for number, kind, body, _ in rows:
+        text = json.dumps(budget | {"epsilon": 1e-3}) if number == 1 else body
+        previous = link(previous, number, kind, text)
+        statements.append(
+            ("UPDATE entries SET body = ?, digest = ? WHERE number = ?", (text, previous, number))
+        )
+    tamper(database, *statements)
+    (path / "ledger.head").unlink()
+    with pytest.raises(LedgerError, match=r"Entry 2 brings the reserved ε to .* lifetime budget was 0\.001"):
+        verify(path)
+
+
+def _rows(database: Path) -> list[tuple[int, str, str, bytes]]:
+    connection = sqlite3.connect(database)
+    try:
+        return entries(connection)
+    finally:
+        connection.close()
 
 
 def test_what_is_stated_is_what_an_independent_accountant_says(path: Path, database: Path) -> None:

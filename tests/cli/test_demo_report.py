@@ -13,6 +13,7 @@ from statistics import fmean, pvariance
 
 import pytest
 
+from cli.demo.collect import ChargedFragment, tally_fragments
 from cli.demo.record import Arrival, DemoRecord, DeviceBudget, FragmentTally
 from cli.demo.report import MAX_ROWS, measure_interleaving, render_report, write_report
 from dpagent.errors import StorageError
@@ -58,9 +59,10 @@ def record_of(devices: int = 5, rounds: int = 30, fragments: int = 16) -> DemoRe
         accuracy_history=tuple(0.913 - 0.62 * math.exp(-7 * p) + draw.gauss(0, 0.006) for p in progress),
         baseline_history=tuple(0.958 - 0.60 * math.exp(-9 * p) + draw.gauss(0, 0.003) for p in progress),
         clamped=tuple(draw.randrange(180, 260) for _ in progress),
+        kept=tuple(0.5 + 0.25 * p for p in progress),
         budgets=tuple(DeviceBudget(d, 1.99231, 4.0, rounds, True) for d in range(1, devices + 1)),
         fragments=FragmentTally(
-            sent=sent, counted=sent - 3, expired=3, duplicates=12, rejected=1, lost=0
+            charged=sent, sent=sent - 1, counted=sent - 3, expired=3, duplicates=12, rejected=1, lost=0
         ),
         arrivals=arrivals_of(devices, rounds, fragments),
         bytes_up=104_862.0,
@@ -73,6 +75,28 @@ def record_of(devices: int = 5, rounds: int = 30, fragments: int = 16) -> DemoRe
         model_file="demo/model.onnx",
         state_dir="demo/state",
     )  # fmt: skip
+
+
+def test_every_charged_fragment_is_counted_expired_or_lost() -> None:
+    closed_at = {1: 100.0}
+    fragments = [
+        ChargedFragment(b"counted", 1, 90.0, True),
+        ChargedFragment(b"counted, receipt lost", 1, 90.0, False),
+        ChargedFragment(b"counted, the note of sending lost", 1, None, False),
+        ChargedFragment(b"receipted and not counted", 1, 99.5, True),
+        ChargedFragment(b"sent in good time and not counted", 1, 97.9, False),
+        ChargedFragment(b"sent just before the end", 1, 98.1, False),
+        ChargedFragment(b"sent too late", 1, 101.0, False),
+        ChargedFragment(b"never sent", 1, None, False),
+        ChargedFragment(b"of a round that is open", 2, 103.0, False),
+    ]
+    counted = {fragment.digest for fragment in fragments if fragment.digest.startswith(b"counted")}
+    tally = tally_fragments(fragments, counted | {b"a stranger's"}, closed_at, duplicates=4, rejected=5)
+    assert tally == FragmentTally(
+        charged=9, sent=8, counted=3, expired=4, duplicates=4, rejected=5, lost=2
+    )  # fmt: skip
+    assert tally.charged == tally.counted + tally.expired + tally.lost
+    assert tally_fragments([], set(), {}, duplicates=0, rejected=0) == FragmentTally(0, 0, 0, 0, 0, 0, 0)
 
 
 def words_of(page: str) -> str:
@@ -176,7 +200,8 @@ def test_numbers_of_the_record_are_on_the_page(tmp_path: Path) -> None:
         "ε = 1.993",
         "of 2, at δ = 1e-5",
         "5 devices",
-        "2,400 charged first",
+        "2,400 paid for first",
+        "2,399 left a device",
         "2,397 in a sum",
         "12 seen, not counted",
         "3 min 7 s",
@@ -187,7 +212,8 @@ def test_numbers_of_the_record_are_on_the_page(tmp_path: Path) -> None:
         "1 restart",
         "e ε = 7.34 times",
         f"σ = {record.noise_multipliers[0]:.2f} in round 1",
-        f"{fmean(record.clamped):,.0f} of 2,410 coordinates",
+        f"it clamped {fmean(record.clamped):,.0f} of 2,410 coordinates and shortened the step to "
+        f"{100 * fmean(record.kept):.1f} % of its length in a round, on average",
         "5 ledgers show ε = 1.993 spent of 4 in 30 charges, and 5 of 5 verified",
         "50.2 % of the lifetime budget left",
     ):
@@ -215,15 +241,33 @@ def test_uniform_schedule_is_not_called_incrementing(tmp_path: Path) -> None:
     ("cap", "expected"), [("none", "Noise cap none."), ("clamp at the device", "devices do not tell")]
 )
 def test_cap_that_the_coordinator_did_not_apply(cap: str, expected: str, tmp_path: Path) -> None:
-    record = replace(record_of(rounds=3), cap=cap, clamped=(0, 0, 0))
+    record = replace(record_of(rounds=3), cap=cap, clamped=(0, 0, 0), kept=(1.0, 1.0, 1.0))
     words = words_of(render_report(record, tmp_path))
     assert expected in words
-    assert "held back" not in words
+    assert "it clamped" not in words
+
+
+def test_a_cap_that_only_shortens_is_not_said_to_do_nothing(tmp_path: Path) -> None:
+    record = replace(record_of(rounds=2), clamped=(0, 0), kept=(0.6, 0.66))
+    words = words_of(render_report(record, tmp_path)).replace(NBSP, " ")
+    assert "it clamped 0 of 2,410 coordinates and shortened the step to 63.0 % of its length" in words
+    assert "60.0 %" in words[words.index("Every round in numbers") :]
 
 
 def test_epsilon_is_rounded_up(tmp_path: Path) -> None:
-    record = replace(record_of(rounds=2), epsilon_spent=(1.0, 1.4001))
+    record = replace(record_of(rounds=2), epsilon_spent=(1.0, 1.4001), budgets=())
     assert "ε = 1.401" in words_of(render_report(record, tmp_path))
+
+
+def test_a_ledger_that_shows_more_than_the_schedule_is_what_the_run_has_spent(tmp_path: Path) -> None:
+    record = record_of(rounds=2)
+    more = (replace(record.budgets[0], epsilon_spent=2.1), *record.budgets[1:])
+    page = render_report(replace(record, budgets=more), tmp_path)
+    words = words_of(page)
+    assert "ε = 2.100 of 2" in words
+    assert "ε ends at 2.100 of the target 2" in words
+    assert "spent more than its target" in words
+    assert "is covered by the ε of the whole job" in words
 
 
 def test_names_are_escaped(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def test_nothing_at_all_is_a_step_of_the_velocity_alone() -> None:
     weights, velocity = DIGITS.initial_weights(0), np.ones(DIMENSION)
     step = take_step(plan, gradient, weights, velocity, MomentumSgd(0.5, 0.9))
     np.testing.assert_allclose(step.weights, weights - 0.45, rtol=1e-5, atol=1e-6)
-    assert step.clamped == 0
+    assert (step.clamped, step.kept) == (0, 1.0)
 
 
 def test_the_cap_acts_at_the_coordinator_only_when_asked() -> None:
@@ -96,6 +96,7 @@ def test_the_cap_acts_at_the_coordinator_only_when_asked() -> None:
         plan = plan_with(1_000, cap={"kind": kind, "where": where, "floor": 0.01, "regularisation": 0.5})
         step = take_step(plan, gradient, weights, velocity, optimiser)
         assert step.clamped == clamped
+        assert step.kept < 0.1 if clamped else step.kept == 1.0
         moved = np.linalg.norm(step.weights.astype(np.float64) - weights)
         assert moved <= 1.001 * plan.mechanism.clip_norm if clamped else moved > 100
 

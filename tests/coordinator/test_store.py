@@ -107,24 +107,35 @@ def begun(store: Store) -> Store:
 
 
 def close(store: Store, number: int = 1, accuracy: float | None = None) -> None:
-    store.close_round(number, WEIGHTS, np.ones(4), RoundResult(accuracy, 3, 2.5, 0.1))
+    store.close_round(number, WEIGHTS, np.ones(4), RoundResult(accuracy, 3, 0.75, 2.5, 0.1))
 
 
-def test_late_fragments_are_remembered_and_never_counted(store: Store, tmp_path: Path) -> None:
+def test_late_messages_are_a_number_and_never_in_a_sum(store: Store, tmp_path: Path) -> None:
     begun(store).count([fragment(1)], 1)
     close(store)
     store.start_round(2, 30.0, 40.0)
     counted = store.count([fragment(5), fragment(6, round_number=2), fragment(1), fragment(5)], 2)
     assert counted.fresh == (fragment(6).id,)
     assert counted.repeated == (fragment(1).id,), "counted in its own round: its receipt was lost"
-    assert counted.late == 1
+    assert counted.late == 2, "one a message, the same one twice"
     assert set(sums_of(store, 2)) == {0}
     assert sums_of(store, 1) == {}
     reader = StoreReader(tmp_path)
-    assert reader.late() == {fragment(5).id}
+    assert reader.counters() == {"duplicates": 1, "late": 2}
     assert set(reader.fragments()) == {fragment(1).id, fragment(6).id}
     assert [record.fragments for record in reader.rounds()] == [1, 1]
     reader.close()
+
+
+def test_a_flood_of_late_fragments_does_not_fill_the_disk(store: Store) -> None:
+    begun(store)
+    close(store)
+    store.start_round(2, 30.0, 40.0)
+    store.count([fragment(0)], 2)  # the counter's own row
+    pages = store.connection.execute("PRAGMA page_count").fetchone()[0]
+    for start in range(1, 3_001, 300):
+        store.count([fragment(number) for number in range(start, start + 300)], 2)
+    assert store.connection.execute("PRAGMA page_count").fetchone()[0] == pages
 
 
 def test_a_replay_of_a_late_fragment_under_the_open_round_is_counted_once_at_most(store: Store) -> None:
@@ -152,6 +163,7 @@ def test_closing_a_round_takes_the_model_and_drops_the_sums(store: Store, tmp_pa
     (record,) = reader.rounds()
     reader.close()
     assert (record.fragments, record.accuracy, record.clamped, record.epsilon) == (3, 0.5, 3, 0.1)
+    assert record.kept == 0.75
 
 
 def test_a_full_disk_counts_nothing_of_a_batch(store: Store) -> None:
@@ -173,7 +185,7 @@ def test_a_full_disk_does_not_close_a_round_by_half(store: Store) -> None:
     store.connection.execute(f"PRAGMA max_page_count={pages + 1}")
     large = np.ones(100_000, np.float32)
     with pytest.raises(StorageError, match="disk is full"):
-        store.close_round(1, large, large.astype(np.float64), RoundResult(None, 0, 1.0, 0.1))
+        store.close_round(1, large, large.astype(np.float64), RoundResult(None, 0, 1.0, 1.0, 0.1))
     assert store.open_round() is not None
     assert set(store.sums(1)) == {0}
     assert len(store.model()[0]) == 4

@@ -93,7 +93,11 @@ def check_whole_run(state_dir: Path, results: dict[str, Any]) -> None:
     assert len(results["accuracy_history"]) == ROUNDS
     fragments = results["fragments"]
     assert fragments["lost"] == 0
-    assert fragments["sent"] == fragments["counted"] + fragments["expired"]
+    assert fragments["charged"] == fragments["counted"] + fragments["expired"] + fragments["lost"]
+    assert fragments["charged"] == DEVICES * ROUNDS * FRAGMENTS
+    assert fragments["charged"] >= fragments["sent"] >= fragments["counted"]
+    assert len(results["noise_cap"]["norm_kept"]) == ROUNDS
+    assert all(0 < kept <= 1 for kept in results["noise_cap"]["norm_kept"])
     for number in range(1, DEVICES + 1):
         state = state_dir / f"device-{number:03d}" / "state"
         verified = dpagent("budget", "verify", "--state-dir", str(state))
@@ -137,7 +141,8 @@ def test_demo_trains_and_accounts(tmp_path: Path, broker: str) -> None:
     results = json.loads((tmp_path / "results.json").read_text())
     check_whole_run(state_dir, results)
     assert results["fragments"] == {
-        "sent": DEVICES * ROUNDS * FRAGMENTS, "counted": DEVICES * ROUNDS * FRAGMENTS,
+        "charged": DEVICES * ROUNDS * FRAGMENTS, "sent": DEVICES * ROUNDS * FRAGMENTS,
+        "counted": DEVICES * ROUNDS * FRAGMENTS,
         "expired": 0, "duplicates": 0, "rejected": 0, "lost": 0,
     }  # fmt: skip
     privacy = results["privacy"]

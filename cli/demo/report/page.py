@@ -48,7 +48,7 @@ def render_report(record: DemoRecord, directory: Path) -> str:
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    spent = _spent(record)
+    spent = record.epsilon
     return environment.from_string(template).render(
         record=record,
         key_figures=_key_figures(record),
@@ -79,11 +79,6 @@ def render_report(record: DemoRecord, directory: Path) -> str:
     )
 
 
-def _spent(record: DemoRecord) -> float:
-    """ε of the whole run."""
-    return record.epsilon_spent[-1] if record.epsilon_spent else 0.0
-
-
 def _name_of(file: str, directory: Path) -> str:
     """``file`` as seen from the page, if it lies with it in one directory; else as it is."""
     try:
@@ -103,7 +98,7 @@ def _key_figures(record: DemoRecord) -> list[_KeyFigure]:
         _KeyFigure("Test accuracy", percent(accuracy[-1]) if accuracy else "–", without_noise),
         _KeyFigure(
             "Privacy spent, for each record",
-            f"ε = {epsilon(_spent(record))}",
+            f"ε = {epsilon(record.epsilon)}",
             f"of {plain(record.epsilon_target)}, at δ = {plain(record.delta)}",
         ),
         _KeyFigure("Devices", f"{record.devices:,}", f"{records}; {restarts}"),
@@ -126,10 +121,11 @@ def _key_figures(record: DemoRecord) -> list[_KeyFigure]:
 def _fragment_figures(record: DemoRecord) -> list[_KeyFigure]:
     tally = record.fragments
     return [
-        _KeyFigure("sent", f"{tally.sent:,}", "charged first"),
+        _KeyFigure("charged", f"{tally.charged:,}", "paid for first"),
+        _KeyFigure("sent", f"{tally.sent:,}", "left a device"),
         _KeyFigure("counted", f"{tally.counted:,}", "in a sum, once"),
-        _KeyFigure("expired", f"{tally.expired:,}", "round was over"),
-        _KeyFigure("lost", f"{tally.lost:,}", "neither of these"),
+        _KeyFigure("expired", f"{tally.expired:,}", "too late, or never sent"),
+        _KeyFigure("lost", f"{tally.lost:,}", "in time, not counted"),
         _KeyFigure("duplicates", f"{tally.duplicates:,}", "seen, not counted"),
         _KeyFigure("rejected", f"{tally.rejected:,}", "failed a check"),
     ]
@@ -142,25 +138,23 @@ def _alarms(record: DemoRecord) -> list[str]:
     if broken:
         which = ", ".join(broken[:MAX_ROWS]) + (" and others" if len(broken) > MAX_ROWS else "")
         alarms.append(f"The ledger did not verify on {counted(len(broken), 'device')}: {which}.")
-    if _spent(record) > record.epsilon_target * (1 + 1e-9):
+    if record.epsilon > record.epsilon_target * (1 + 1e-9):
         alarms.append("The run spent more than its target.")
     if record.fragments.lost:
         alarms.append(
-            f"{counted(record.fragments.lost, 'fragment')} lost: sent, but neither counted nor expired."
+            f"{counted(record.fragments.lost, 'fragment')} lost: sent in time or receipted, but not counted."
         )
     return alarms
 
 
 def _cap_effect(record: DemoRecord) -> str | None:
-    if not record.clamped or record.cap.startswith("none"):
+    if not record.clamped or not record.kept or record.cap.startswith("none"):
         return None
-    if "device" in record.cap and not any(record.clamped):
+    if "device" in record.cap:
         return "how often it acted is not known, for devices do not tell"
-    mean = fmean(record.clamped)
-    share = mean / record.parameters if record.parameters else 0.0
     return (
-        f"it held back {mean:,.0f} of {record.parameters:,} coordinates in a round "
-        f"on average ({percent(share)})"
+        f"it clamped {fmean(record.clamped):,.0f} of {record.parameters:,} coordinates and shortened the "
+        f"step to {percent(fmean(record.kept))} of its length in a round, on average"
     )
 
 
@@ -173,6 +167,7 @@ def _round_rows(record: DemoRecord) -> list[tuple[str, ...]]:
         (percent(share, 2) for share in record.accuracy_history),
         (percent(share, 2) for share in record.baseline_history),
         map("{:,.0f}".format, record.clamped),
+        map(percent, record.kept),
         map("{:.1f}".format, record.seconds_by_round),
         fillvalue="–",
     )

@@ -72,19 +72,22 @@ def budget_picture(record: DemoRecord) -> Picture:
         less, verb = ("less", "falls") if last < first else ("more", "rises")
         trend = f"Later rounds have {less} noise"
         noise_words = f"Noise {verb} from σ = {first:.2f} in round 1 to σ = {last:.2f} in round {len(noise)}"
-    used = percent(spent[-1] / record.epsilon_target)
+    used = percent(record.epsilon / record.epsilon_target)
     title = f"{trend}, and the run ends with {used} of its budget spent"
     if len(noise) == 1:
         title = f"One round spends {used} of the budget"
     caption = (
-        f"{noise_words}, and ε ends at {epsilon(spent[-1])} of the target {plain(record.epsilon_target)} "
-        f"(δ = {plain(record.delta)})."
+        f"{noise_words}, and ε ends at {epsilon(record.epsilon)} of the target "
+        f"{plain(record.epsilon_target)} (δ = {plain(record.delta)})."
     )
-    note = ""
+    note = (
+        "ε so far is what the run would have cost had it been fixed in advance to end with that round. A job "
+        "that is unfinished, or ended early for what was seen, is covered by the ε of the whole job."
+    )
     if len(spent) > 1:
-        note = (
-            "ε does not add up over rounds: a round’s bar is how much the bound on the whole run grew by it, "
-            "and early rounds look dear because of what δ costs once."
+        note += (
+            " ε does not add up over rounds: a round’s bar is how much the bound on the whole run grew by "
+            "it, and early rounds look dear because of what δ costs once."
         )
 
     def draw(figure: Figure) -> None:
