@@ -37,7 +37,7 @@ _MEANINGS: dict[ExitCode, str] = {
     ExitCode.OK: "Done, or stopped on request (SIGTERM) with nothing lost.",
     ExitCode.INTERNAL: "An error nobody foresaw; the log file named in the message has the details.",
     ExitCode.USAGE: "The command line is wrong: an unknown option, or a value of the wrong kind.",
-    ExitCode.CONFIGURATION: "A configuration file, or a choice on the command line, is missing, malformed or unknown.",
+    ExitCode.CONFIGURATION: "A configuration file or a chosen name is missing, malformed or unknown.",
     ExitCode.DATA: "Training or test data are missing, unreadable or do not fit the model.",
     ExitCode.LEDGER: "A ledger is missing, unreadable, or its chain of hashes is broken.",
     ExitCode.BROKER: "The MQTT broker cannot be started or reached, or it refuses the credentials.",
@@ -102,9 +102,16 @@ class PlanError(DpagentError):
 
 
 class ChildProcessError(DpagentError):
-    """A supervised process could not be kept alive."""
+    """A supervised process could not be kept alive.
 
-    exit_code = ExitCode.CHILD
+    Args:
+        text: The sentence.
+        exit_code: The process's own code, where that says why.
+    """
+
+    def __init__(self, text: str, exit_code: ExitCode = ExitCode.CHILD) -> None:
+        super().__init__(text)
+        self.exit_code = exit_code
 
 
 class ParameterError(PlanError, ValueError):

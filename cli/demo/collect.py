@@ -30,8 +30,10 @@ class Glimpse:
     """Largest ε any device has charged."""
     in_flight: int
     """Fragments charged and neither counted nor expired."""
-    declined: str | None
-    """Why a device declined, if one did."""
+    declined: int
+    """Devices that declined to take part, ever."""
+    reason: str | None
+    """Why one of them did."""
 
 
 class Observer:
@@ -62,7 +64,8 @@ class Observer:
             rounds = self._coordinator.rounds()
         except (StorageError, sqlite3.Error):
             pass  # Not there yet.
-        epsilon, in_flight, declined = 0.0, 0, None
+        epsilon, in_flight, declined = 0.0, 0, 0
+        why: str | None = None
         for number in range(1, self._layout.devices + 1):
             try:
                 if number not in self._devices:
@@ -80,10 +83,11 @@ class Observer:
                     "SELECT reason FROM declined ORDER BY declined_at LIMIT 1"
                 ).fetchone()
                 if reason is not None:
-                    declined = f"device {number}: {reason[0]}"
+                    declined += 1
+                    why = why or f"device {number}: {reason[0]}"
             except (LedgerError, sqlite3.Error):
                 continue  # Not there yet.
-        return Glimpse(rounds, epsilon, in_flight, declined)
+        return Glimpse(rounds, epsilon, in_flight, declined, why)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,6 @@ from dpagent.errors import (
     require_count,
     require_positive,
 )
-from dpagent.storage import disk_errors
 
 
 class DemoStopped(DpagentError):
@@ -32,18 +31,15 @@ class DemoStopped(DpagentError):
 
 def _check_outputs(json_file: Path | None, report: Path) -> None:
     """Refuse what could not be written in the end, before anything is trained."""
-    if (
-        json_file is not None
-        and str(json_file) != "-"
-        and (json_file.is_dir() or not json_file.parent.is_dir())
+    if (json_file is not None and str(json_file) != "-") and (
+        json_file.is_dir() or not os.access(json_file.absolute().parent, os.W_OK)
     ):
-        raise ConfigurationError(
-            f"--json {json_file} cannot be written: give a file in a directory that exists."
-        )
-    if report.exists() and not report.is_dir():
-        raise ConfigurationError(f"--report {report} is a file: give a directory.")
-    with disk_errors(report):
-        report.mkdir(parents=True, exist_ok=True)
+        raise ConfigurationError(f"--json {json_file}: give a file in a directory that can be written.")
+    place = report.absolute()
+    while not place.exists():
+        place = place.parent
+    if not place.is_dir() or not os.access(place, os.W_OK):
+        raise ConfigurationError(f"--report {report}: give a directory that can be written.")
 
 
 def demo(

@@ -20,6 +20,7 @@ from cli.demo.presets import DatasetName
 from coordinator.keys import load_signer
 from dpagent.errors import ConfigurationError, DataError
 from dpagent.learning import Dataset, built_in, check_fits, load_idx, save_npz, split_iid
+from dpagent.privacy import DiscretisedGaussian, Schedule, calibrate
 from dpagent.storage import disk_errors, write_atomically
 
 _DEMO_MESSAGES_PER_SECOND = 100.0
@@ -111,6 +112,37 @@ def load_data(options: DemoOptions) -> tuple[Dataset, Dataset]:
     return Dataset(inputs[train], labels[train], 10), Dataset(inputs[test], labels[test], 10)
 
 
+def minimum_devices(options: DemoOptions) -> int:
+    """Half of the devices must take part for a round to close."""
+    return max(1, options.devices // 2)
+
+
+def require_possible(options: DemoOptions, layout: Layout) -> None:
+    """Refuse what cannot be run, before anything is written.
+
+    Raises:
+        DataError: Data are missing, or too few, or do not fit the model.
+        PlanError: No noise meets the target.
+    """
+    spec = built_in(options.model)
+    if not layout.test_file.exists():
+        train, _ = load_data(options)
+        check_fits(train, spec)
+        if records_per_device(options) < 1:
+            raise DataError(
+                f"{len(train)} records cannot be split over {options.devices} devices; use fewer devices."
+            )
+    plan = calibrate(
+        Schedule(kind=options.schedule, step=options.step),
+        epsilon=options.epsilon,
+        delta=options.delta,
+        rounds=options.rounds,
+        sampling_rate=options.sampling_rate,
+    )
+    for noise_multiplier in (max(plan.noise_multipliers), min(plan.noise_multipliers)):
+        DiscretisedGaussian(options.clip_norm, noise_multiplier, options.sampling_rate, spec.parameter_count)
+
+
 def prepare_data(options: DemoOptions, layout: Layout) -> None:
     """Split the data over the devices, once.
 
@@ -120,11 +152,6 @@ def prepare_data(options: DemoOptions, layout: Layout) -> None:
     if layout.test_file.exists():
         return
     train, test = load_data(options)
-    check_fits(train, built_in(options.model))
-    if records_per_device(options) < 1:
-        raise DataError(
-            f"{len(train)} records cannot be split over {options.devices} devices; use fewer devices."
-        )
     for number, shard in enumerate(split_iid(train, options.devices, options.seed), start=1):
         with disk_errors(layout.root):
             layout.device(number).mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -165,7 +192,7 @@ def write_configurations(options: DemoOptions, layout: Layout, broker: BrokerAdd
             "deadline_s": 60.0 + options.compute_slot_s + options.jitter_window_s,
             "compute_slot_s": options.compute_slot_s,
             "jitter_window_s": options.jitter_window_s,
-            "minimum_devices": max(1, options.devices // 2),
+            "minimum_devices": minimum_devices(options),
         },
         "fragments_per_update": options.fragments_per_update,
         "test_data": {"path": "test.npz"},

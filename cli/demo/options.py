@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Literal
 
 from dpagent.errors import ConfigurationError
 from dpagent.storage import disk_errors, write_atomically
@@ -21,7 +22,7 @@ class DemoOptions:
     rounds: int
     epsilon: float
     delta: float
-    schedule: str
+    schedule: Literal["incrementing", "uniform", "linear"]
     step: float
     sampling_rate: float
     clip_norm: float
@@ -34,8 +35,18 @@ class DemoOptions:
     jitter_window_s: float
     fragments_per_update: int = 16
 
-    def save_or_match(self, state_dir: Path) -> None:
-        """Keep the options of a new run, or make sure that an old one goes on with its own.
+    def save(self, state_dir: Path) -> None:
+        """Keep the options of a run that can begin.
+
+        Raises:
+            StorageError: The directory cannot be written.
+        """
+        with disk_errors(state_dir):
+            state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_atomically(state_dir / "demo.json", json.dumps(asdict(self), indent=2).encode() + b"\n")
+
+    def require_match(self, state_dir: Path) -> None:
+        """Make sure that a directory is free for a new run, or goes on with the run it holds.
 
         Raises:
             ConfigurationError: The directory holds a run with other options, or something else.
@@ -48,8 +59,6 @@ class DemoOptions:
                         f"{state_dir} is not empty and holds no demo. "
                         "Give --state-dir a new or empty directory."
                     )
-                state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-                write_atomically(file, json.dumps(asdict(self), indent=2).encode() + b"\n")
                 return
             try:
                 before = json.loads(file.read_text())

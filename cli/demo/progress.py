@@ -48,7 +48,7 @@ class Progress:
         if glimpse.declined and not self._declined:
             self._declined = True
             self._console.print(
-                f"A device declined to take part: {glimpse.declined}", soft_wrap=True, highlight=False
+                f"A device declined to take part: {glimpse.reason}", soft_wrap=True, highlight=False
             )
         if self._live is not None:
             self._live.update(self._panel(glimpse))

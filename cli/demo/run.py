@@ -10,14 +10,19 @@ from rich.console import Console
 from cli.demo.baseline import read_baseline
 from cli.demo.broker import BrokerAddress, BrokerChild, choose_broker, wait_until_ready
 from cli.demo.collect import Observer, collect
-from cli.demo.layout import Layout, prepare_data, records_per_device, write_configurations
+from cli.demo.layout import (
+    Layout,
+    minimum_devices,
+    prepare_data,
+    records_per_device,
+    require_possible,
+    write_configurations,
+)
 from cli.demo.options import DemoOptions
 from cli.demo.progress import Progress
 from cli.demo.record import DemoRecord
 from cli.demo.supervisor import Supervisor, python_module
-from coordinator.planning import budget_plan
-from coordinator.settings import load_fleet_settings
-from dpagent.errors import BrokerError
+from dpagent.errors import BrokerError, PlanError
 from dpagent.learning import built_in
 from dpagent.storage import StateDirectory
 
@@ -53,15 +58,14 @@ def run_demo(
     console = Console(stderr=True)
     built_in(options.model)
     layout = Layout(root, options.devices)
-    options.save_or_match(root)
+    options.require_match(root)
+    require_possible(options, layout)
+    options.save(root)
     with StateDirectory(root):
         prepare_data(options, layout)
         chosen = choose_broker(broker, root / "broker", broker_port, mqtt_username, mqtt_password_file)
         address = chosen if isinstance(chosen, BrokerAddress) else chosen.address
         write_configurations(options, layout, address)
-        budget_plan(
-            load_fleet_settings(layout.fleet_file)
-        )  # An impossible target must fail before anything runs.
         agents = [f"agent-{number:03d}" for number in range(1, options.devices + 1)]
         with Supervisor(layout.logs) as supervisor:
             _start_broker(chosen, supervisor)
@@ -133,6 +137,12 @@ def _watch(options: DemoOptions, layout: Layout, supervisor: Supervisor, console
                 supervisor.watch()
                 glimpse = observer.glimpse()
                 progress.show(glimpse)
+                if glimpse.declined > options.devices - minimum_devices(options):
+                    raise PlanError(
+                        f"{glimpse.declined} of {options.devices} devices declined to take part, so no "
+                        f"round can close: {glimpse.reason}. See `dpagent budget show`; "
+                        "a new --state-dir has new budgets."
+                    )
                 baseline_done = len(read_baseline(layout.baseline_file)) >= options.rounds
                 if supervisor.has_ended("coordinator"):
                     settled_at = settled_at or time.monotonic() + _SETTLE_S

@@ -131,14 +131,15 @@ class Supervisor:
             how = f"ended with code {code}" if code >= 0 else f"was killed by {signal.Signals(-code).name}"
             times = "" if len(child.deaths) == 1 else f" for the {len(child.deaths)}th time in a minute"
             raise ChildProcessError(
-                f"{child.name} {how}{times}: {_last_line(child.log)} (all of it: {child.log})"
+                f"{child.name} {how}{times}: {_last_line(child.log)} (all of it: {child.log})",
+                ExitCode(code) if code in _HOPELESS else ExitCode.CHILD,
             )
         child.restart_at = now + _RESTART_PAUSE_S
 
 
 def python_module(module: str, *arguments: str) -> list[str]:
-    """The command that runs a module with the interpreter that runs us."""
-    return [sys.executable, "-m", module, *arguments]
+    """The command that runs a module with the interpreter that runs us, and never one from here."""
+    return [sys.executable, "-P", "-m", module, *arguments]
 
 
 def _spawn(command: list[str], log: Path) -> subprocess.Popen[bytes]:

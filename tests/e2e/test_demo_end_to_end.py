@@ -240,6 +240,38 @@ def test_same_directory_with_other_options_is_refused(tmp_path: Path) -> None:
     assert "not empty" in run.stderr
 
 
+def test_a_mistyped_first_start_does_not_spoil_the_directory_nor_does_where_one_is(tmp_path: Path) -> None:
+    """Modules of the current directory are none of ours, and a corrected command goes on."""
+    (tmp_path / "dpagent").mkdir()
+    (tmp_path / "yaml.py").write_text("raise SystemExit('imported from the current directory')")
+    script = Path(sys.executable).with_name("dpagent")
+    command = [str(script) if script.exists() else sys.executable, "demo", "--state-dir", "demo"]
+    wrong = subprocess.run(
+        [*command, "--dataset", "mnist"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert wrong.returncode == 3, wrong.stderr
+    right = subprocess.run(
+        [*command, "--devices", "2", "--rounds", "2"],
+        capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path,
+    )  # fmt: skip
+    assert right.returncode == 0, right.stderr
+    # The coordinator forgets everything: a new job, for which the devices have no budget left.
+    for file in (tmp_path / "demo" / "coordinator" / "state").glob("coordinator.db*"):
+        file.unlink()
+    again = subprocess.run(
+        [*command, "--devices", "2", "--rounds", "2"],
+        capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path,
+    )  # fmt: skip
+    assert again.returncode == 9
+    assert "devices declined to take part" in again.stderr
+    assert not processes_of(tmp_path / "demo")
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
