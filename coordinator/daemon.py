@@ -254,7 +254,8 @@ class Coordinator:
             return True
         log.warning(
             "round %d has %d of %d fragments at its deadline, but of some block only %d, "
-            "fewer than %d devices' worth; it stays open for another %g s",
+            "fewer than the %d needed; it stays open for another %g s. Devices may be away or have declined: "
+            "`dpagent budget show` on a board says why",
             self._plan.round, sum(counts.values()), blocks * self._settings.devices, scarcest,
             self._settings.round.minimum_devices, self._settings.round.deadline_s,
         )  # fmt: skip

@@ -83,7 +83,7 @@ def demo(
     state_dir: Annotated[
         Path | None,
         typer.Option(
-            help="Where everything is kept; a run stopped there goes on.  [default: dpagent-demo/DATE-TIME]",
+            help="Where everything is kept; a stopped run goes on.  [default: dpagent-demo/DATE-TIME-PID]",
             show_default=False,
         ),
     ] = None,
