@@ -109,6 +109,8 @@ class ChildProcessError(DpagentError):
         exit_code: The process's own code, where that says why.
     """
 
+    exit_code = ExitCode.CHILD
+
     def __init__(self, text: str, exit_code: ExitCode = ExitCode.CHILD) -> None:
         super().__init__(text)
         self.exit_code = exit_code

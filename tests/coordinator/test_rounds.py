@@ -313,7 +313,7 @@ def test_a_round_with_too_few_devices_stays_open_for_another_deadline(
         wait_until(lambda: len(fleet.counted()) == fleet.blocks, "the first device's fragments")
         first = deadline_of(fleet)
         wait_until(lambda: deadline_of(fleet) > first, "another deadline")
-        assert "fewer than 2 devices' worth; it stays open" in coordinator.said()
+        assert "fewer than the 2 needed; it stays open" in coordinator.said()
         assert coordinator.is_running()
         with run_agent(files[1]):
             assert coordinator.wait() == ExitCode.OK, coordinator.said()
@@ -563,7 +563,7 @@ def test_a_round_needs_the_minimum_of_every_block(tmp_path: Path, caplog: pytest
     for _ in range(5 * blocks):
         count(0)
     assert not is_over_at_the_deadline(), "one block's fragments are nobody's update"
-    assert "of some block only 0, fewer than 2 devices' worth; it stays open" in caplog.text
+    assert "of some block only 0, fewer than the 2 needed; it stays open" in caplog.text
     for position in range(1, blocks):
         count(position)
     assert not is_over_at_the_deadline()
