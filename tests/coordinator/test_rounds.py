@@ -567,7 +567,7 @@ def test_a_round_needs_the_minimum_of_every_block(tmp_path: Path, caplog: pytest
     for position in range(1, blocks):
         count(position)
     assert not is_over_at_the_deadline()
-    assert "of some block only 1, fewer than 2" in caplog.text
+    assert "of some block only 1, fewer than the 2" in caplog.text
     for position in range(1, blocks):
         count(position)
     assert is_over_at_the_deadline()
