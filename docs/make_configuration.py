@@ -81,13 +81,13 @@ def limits(field: FieldInfo) -> str:
     for rule in field.metadata:
         match rule:
             case annotated_types.Gt(gt=bound):
-                low, left = f"{bound:g}", "("  # type: ignore[str-format]
+                low, left = f"{bound:g}", "("
             case annotated_types.Ge(ge=bound):
-                low, left = f"{bound:g}", "["  # type: ignore[str-format]
+                low, left = f"{bound:g}", "["
             case annotated_types.Lt(lt=bound):
-                high, right = f"{bound:g}", ")"  # type: ignore[str-format]
+                high, right = f"{bound:g}", ")"
             case annotated_types.Le(le=bound):
-                high, right = f"{bound:g}", "]"  # type: ignore[str-format]
+                high, right = f"{bound:g}", "]"
     return "" if (low, high) == ("-∞", "∞") else f"in {left}{low}, {high}{right}"
 
 
