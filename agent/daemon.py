@@ -146,9 +146,10 @@ class Agent:
         if self._must_train and self._plan is not None and self._assembler.get(self._plan) is not None:
             return 0.0
         due_at = self._state.spool.next_due_at()
-        if due_at is None or not self._session.connected:
-            return _IDLE_S
-        return min(_IDLE_S, max(due_at - time.monotonic(), 0.001))
+        if due_at is None or not self._session.has_room:
+            return _IDLE_S  # A connection or a PUBACK is an event of its own.
+        until_allowed_s = (1.0 - self._allowance) / self._settings.limits.messages_per_second
+        return min(_IDLE_S, max(due_at - time.monotonic(), until_allowed_s, 0.001))
 
     def _receive(self, topic: str, payload: bytes) -> None:
         try:
