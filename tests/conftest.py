@@ -35,9 +35,12 @@ def mosquitto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     broker.stop()
 
 
-@pytest.fixture(scope="session")
-def amqtt(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    """One amqtt for all tests that leave it running."""
-    broker = Broker("amqtt", tmp_path_factory.mktemp("amqtt")).start()
+@pytest.fixture
+def amqtt(tmp_path: Path) -> Iterator[Broker]:
+    """An amqtt of its own for each test: it waits for a subscriber that left with messages under
+    way, and keeps the others waiting meanwhile."""
+    directory = tmp_path / "amqtt"
+    directory.mkdir()
+    broker = Broker("amqtt", directory).start()
     yield broker
     broker.stop()
