@@ -11,6 +11,9 @@ import traceback
 from types import FrameType
 from typing import Annotated, NoReturn
 
+# Until the command takes over, Ctrl-C ends the start-up without a traceback.
+signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+
 # One BLAS thread: boards have other work, and the engine shares its cores itself. Read
 # when numpy is first imported, so before everything else.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
