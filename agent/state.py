@@ -98,8 +98,11 @@ class AgentState:
                 self.spool.mark_sent(digest, now, again_at)
 
     def mark_counted(self, digests: Sequence[bytes]) -> int:
-        """Drop what a receipt names; how many fragments were ours."""
-        with disk_errors(self.file), transaction(self.connection):
+        """Drop what a receipt names; how many fragments were ours.
+
+        Not durably, for the same reason: what is forgotten goes again and is receipted again.
+        """
+        with disk_errors(self.file), transaction(self.connection, durable=False):
             return self.spool.mark_counted(digests)
 
     def reschedule(self, times: Iterable[tuple[float, bytes]]) -> None:
