@@ -46,7 +46,7 @@ def decide(plan: Plan, dataset: Dataset, ledger: Ledger, name: str, *, now: floa
     """Whether to take part in the round of ``plan``.
 
     The whole of the job that is left must fit the lifetime budget, not this round alone: it
-    is reserved at its first charge (see :mod:`agent.ledger`), and a job that cannot be
+    is reserved at its first charge (see :mod:`agent.accounts`), and a job that cannot be
     finished would waste what it spends.
 
     Args:

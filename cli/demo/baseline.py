@@ -43,7 +43,7 @@ def run_baseline(options: DemoOptions, layout: Layout) -> None:
     cap = ClampCap(regularisation=CapSettings().regularisation, floor=CapSettings().floor)
     optimiser = MomentumSgd(options.learning_rate, options.momentum)
     weights = spec.initial_weights(options.seed)
-    velocity = np.zeros(len(weights), np.float64)
+    velocity = optimiser.initial_velocity(len(weights))
     scale = mechanism.granularity / (options.sampling_rate * records_per_device(options))
     history: list[float] = []
     for _ in range(options.rounds):
