@@ -12,7 +12,6 @@ Needs numpy and nothing else. The guarantee is stated in ``docs/privacy.md``.
 from dpagent.privacy.accounting import (
     INTEGER_ORDERS,
     ORDERS,
-    PrivacyLossEvent,
     RdpAccountant,
     epsilon_from_rdp,
     running_epsilon,
@@ -21,16 +20,21 @@ from dpagent.privacy.accounting import (
 from dpagent.privacy.calibration import BudgetPlan, calibrate
 from dpagent.privacy.caps import CapReport, ClampCap
 from dpagent.privacy.discrete_gaussian import DiscreteGaussianSampler
+from dpagent.privacy.events import ApproximateEvent, PrivacyLossEvent
 from dpagent.privacy.mechanism import FINE_STEPS, Constrained, DiscretisedGaussian
 from dpagent.privacy.sampling import poisson_lot
 from dpagent.privacy.schedules import Schedule
+from dpagent.privacy.statement import Adjacency, BudgetStatement, Trust, Unit
 from dpagent.privacy.wire import coarsen, wire_shift, wire_width
 
 __all__ = [
     "FINE_STEPS",
     "INTEGER_ORDERS",
     "ORDERS",
+    "Adjacency",
+    "ApproximateEvent",
     "BudgetPlan",
+    "BudgetStatement",
     "CapReport",
     "ClampCap",
     "Constrained",
@@ -39,6 +43,8 @@ __all__ = [
     "PrivacyLossEvent",
     "RdpAccountant",
     "Schedule",
+    "Trust",
+    "Unit",
     "calibrate",
     "coarsen",
     "epsilon_from_rdp",

@@ -51,14 +51,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dpagent.errors import ParameterError, require_between, require_count
+from dpagent.errors import ParameterError, require_between
+from dpagent.privacy.events import SIGMA_RANGE, PrivacyLossEvent
 
 FloatArray = NDArray[np.float64]
 
@@ -71,31 +71,7 @@ ORDERS: Final[tuple[float, ...]] = tuple(
     sorted({*map(float, INTEGER_ORDERS), *(i / 10 for i in range(11, 10 * _TENTHS_UP_TO))})
 )
 
-_SIGMA_RANGE: Final = (1e-6, 1e12)  # within it, nothing below overflows
 _BLOCK: Final = 128  # distinct (σ, q) pairs at a time: keeps temporaries in the cache
-
-
-@dataclass(frozen=True, slots=True)
-class PrivacyLossEvent:
-    """One charge: ``steps`` compositions of the Poisson-subsampled discrete Gaussian.
-
-    Attributes:
-        noise_multiplier: σ, the noise's parameter over the L2 sensitivity, in [1e-6, 1e12].
-        sampling_rate: probability with which each record enters the lot, in (0, 1].
-        steps: number of compositions, at least 1, each with a fresh lot and fresh noise.
-
-    Raises:
-        ParameterError: an attribute is out of its range.
-    """
-
-    noise_multiplier: float
-    sampling_rate: float
-    steps: int = 1
-
-    def __post_init__(self) -> None:
-        require_between("noise multiplier", self.noise_multiplier, *_SIGMA_RANGE)
-        require_between("sampling rate", self.sampling_rate, 0.0, 1.0, low_open=True)
-        require_count("steps", self.steps)
 
 
 class RdpAccountant:
@@ -176,7 +152,7 @@ def subsampled_gaussian_rdp(noise_multipliers: ArrayLike, sampling_rates: ArrayL
     sigmas = np.asarray(noise_multipliers, dtype=np.float64)
     rates = np.asarray(sampling_rates, dtype=np.float64)
     for sigma in np.unique(sigmas):
-        require_between("noise multiplier", float(sigma), *_SIGMA_RANGE)
+        require_between("noise multiplier", float(sigma), *SIGMA_RANGE)
     for rate in np.unique(rates):
         require_between("sampling rate", float(rate), 0.0, 1.0, low_open=True)
     if sigmas.ndim > 1 or rates.ndim > 1 or (sigmas.ndim and rates.ndim and sigmas.shape != rates.shape):

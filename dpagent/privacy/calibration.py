@@ -22,11 +22,11 @@ from numpy.typing import NDArray
 from dpagent.errors import PlanError, require_between, require_count, require_positive
 from dpagent.privacy.accounting import (
     ORDERS,
-    PrivacyLossEvent,
     conversion_offsets,
     cumulants,
     running_epsilon,
 )
+from dpagent.privacy.events import PrivacyLossEvent
 from dpagent.privacy.schedules import MAX_ROUNDS, Schedule
 
 MAX_EPSILON: Final = 1000.0

@@ -29,7 +29,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpagent.errors import ParameterError, require_between, require_count, require_positive
-from dpagent.privacy.accounting import PrivacyLossEvent
 from dpagent.privacy.discrete_gaussian import (
     MAX_SIGMA,
     MIN_SIGMA,
@@ -37,6 +36,7 @@ from dpagent.privacy.discrete_gaussian import (
     Entropy,
     statistical_distance,
 )
+from dpagent.privacy.events import PrivacyLossEvent
 
 #: Fine-grid steps to one clip norm.
 FINE_STEPS: Final = 65_536

@@ -1,0 +1,168 @@
+"""A privacy figure with everything that it means nothing without.
+
+An ε says little by itself: it is a bound for some unit (a record, a whole device, one released
+coordinate), under some adjacency, as long as somebody is trusted with something. A
+:class:`BudgetStatement` carries these along, and is the one type in which figures leave this
+package: plans, ledgers, reports and models show it. Statements that differ in unit, adjacency or
+trust are never added up, and are shown in different columns: the sum of a figure that trusts the
+shuffler and one that trusts nobody is a bound for nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+from dpagent.errors import ParameterError, require_finite
+
+_VERSION: Final = 1
+
+
+class Unit(StrEnum):
+    """Whose presence, or whose value, is hidden."""
+
+    RECORD = "record"
+    """One record among those of a device."""
+    DEVICE = "device"
+    """All that a device contributes, together."""
+    COORDINATE = "coordinate"
+    """One released coordinate of a device's update, and nothing of the others."""
+
+    @property
+    def meaning(self) -> str:
+        """In words."""
+        return {
+            Unit.RECORD: "one record on one device",
+            Unit.DEVICE: "everything that one device contributes",
+            Unit.COORDINATE: "a single coordinate that one device sends",
+        }[self]
+
+
+class Adjacency(StrEnum):
+    """Which data sets are neighbours."""
+
+    ADD_OR_REMOVE_ONE = "add-or-remove-one"
+    """One has a unit that the other lacks."""
+    REPLACE_ONE = "replace-one"
+    """They are alike but for what one unit says; who takes part is no secret."""
+
+    @property
+    def meaning(self) -> str:
+        """In words."""
+        return {
+            Adjacency.ADD_OR_REMOVE_ONE: "being there or not",
+            Adjacency.REPLACE_ONE: "having one value or any other",
+        }[self]
+
+
+class Trust(StrEnum):
+    """Who has to keep to the protocol for the figure to hold."""
+
+    NONE = "none"
+    """Nobody: the device perturbs what it sends before anything leaves it."""
+    SHUFFLER = "shuffler"
+    """Broker and coordinator, not to link a fragment with its sender."""
+    COORDINATOR = "coordinator"
+    """The coordinator, to see updates without noise, to add the noise, and to keep silent."""
+
+    @property
+    def meaning(self) -> str:
+        """In words."""
+        return {
+            Trust.NONE: "nobody: the device adds all the noise before anything leaves it",
+            Trust.SHUFFLER: "broker and coordinator, who must not link a fragment with its sender",
+            Trust.COORDINATOR: "the coordinator, who sees updates without noise and adds it afterwards",
+        }[self]
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetStatement:
+    """(ε, δ)-differential privacy of a mechanism, and what the two numbers refer to. Public.
+
+    Attributes:
+        unit: whose presence or value is hidden.
+        adjacency: which data sets are neighbours.
+        trust: who has to keep to the protocol.
+        mechanism: name of what is released, as plans and ledgers spell it.
+        epsilon: at least 0; infinite where nothing is guaranteed.
+        delta: in [0, 1]; 1 where nothing is guaranteed.
+        assumptions: what else has to hold, a full sentence each.
+
+    Raises:
+        ParameterError: ε or δ is out of its range.
+    """
+
+    unit: Unit
+    adjacency: Adjacency
+    trust: Trust
+    mechanism: str
+    epsilon: float
+    delta: float
+    assumptions: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.epsilon >= 0:
+            raise ParameterError(f"epsilon is {self.epsilon!r}; expected a number of at least 0.")
+        if not 0 <= require_finite("delta", self.delta) <= 1:
+            raise ParameterError(f"delta is {self.delta!r}; expected a number in [0, 1].")
+
+    @property
+    def is_guarantee(self) -> bool:
+        """Whether the figure bounds anything: ε is finite and δ below 1."""
+        return math.isfinite(self.epsilon) and self.delta < 1
+
+    @property
+    def scope(self) -> tuple[Unit, Adjacency, Trust]:
+        """What has to be alike in figures that share a column or a sum."""
+        return self.unit, self.adjacency, self.trust
+
+    def plus(self, *others: BudgetStatement) -> BudgetStatement:
+        """Basic composition: ε and δ add up, also for mechanisms chosen in the light of earlier ones.
+
+        (Dwork, Rothblum, Vadhan, FOCS 2010; as a filter: Rogers, Roth, Ullman, Vadhan, NeurIPS 2016.)
+
+        Raises:
+            ParameterError: a statement has another unit, adjacency or trust.
+        """
+        for other in others:
+            if other.scope != self.scope:
+                raise ParameterError(
+                    f"privacy of {'/'.join(other.scope)} cannot be added to {'/'.join(self.scope)}; "
+                    "expected the same unit, adjacency and trust. Keep the figures apart."
+                )
+        statements = (self, *others)
+        return BudgetStatement(
+            *self.scope,
+            mechanism=" + ".join(_distinct(statement.mechanism for statement in statements)),
+            epsilon=math.fsum(statement.epsilon for statement in statements),
+            delta=min(1.0, math.fsum(statement.delta for statement in statements)),
+            assumptions=_distinct(text for statement in statements for text in statement.assumptions),
+        )
+
+    def sentence(self) -> str:
+        """The figure and its scope in one line, for a table's head or a log."""
+        scope = f"{self.unit}-level, {self.adjacency} adjacency, trusted party: {self.trust}"
+        if not self.is_guarantee:
+            return f"no guarantee ({scope})"
+        return f"ε = {self.epsilon:g}, δ = {self.delta:g} ({scope})"
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON and model metadata; ``epsilon`` and ``delta`` are null where nothing is guaranteed."""
+        return {
+            "version": _VERSION,
+            "unit": str(self.unit),
+            "adjacency": str(self.adjacency),
+            "trust": str(self.trust),
+            "mechanism": self.mechanism,
+            "guarantee": "differential privacy" if self.is_guarantee else "none",
+            "epsilon": self.epsilon if self.is_guarantee else None,
+            "delta": self.delta if self.is_guarantee else None,
+            "assumptions": list(self.assumptions),
+        }
+
+
+def _distinct(texts: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(texts))
