@@ -3,28 +3,25 @@
 The distribution gives x ∈ ℤ a probability proportional to exp(−x²/(2σ²)) (Canonne, Kamath,
 Steinke, NeurIPS 2020). No floating-point number takes part in a draw, so the attacks of
 Jin et al. (IEEE S&P 2022) on rounded continuous noise have nothing to hold on to; and there is
-no accept-reject loop, so the work of a draw does not depend on the value it returns.
+no accept-reject loop, so the work of a draw does not depend on the value it returns (for what a
+cache could still show, see :mod:`dpagent.privacy.alias_table`).
 
-**Table (σ ≤ 1024).** Cumulative probabilities in 128-bit fixed point; a draw is a uniform
-128-bit number looked up among them. Distance from N_ℤ(0, σ²), in total variation, per value:
+**Table (σ ≤ 1024).** |x| from an exact alias table with weights w_0, 2w_1, 2w_2, …, 2w_R, where
+w_j = exp(−j²/(2σ²)), and an independent uniform sign. Distance from N_ℤ(0, σ²), in total
+variation, per value:
 
 - *tail*: the support is cut at R = ⌈13σ⌉ + 1; P(|X| ≥ R) ≤ 2·exp(−R²/(2σ²)) (same paper: X is
   σ-sub-Gaussian), below 2⁻¹²⁰;
-- *thresholds*: n = 2R + 1 entries, each threshold rounded down by at most 2⁻¹²⁸, so each
-  probability is off by at most 2⁻¹²⁸, half the sum of which is at most n·2⁻¹²⁹;
-- *arithmetic*: weights w_j = exp(−j²/(2σ²)) follow from w_{j+1} = w_j·a_j, a_{j+1} = a_j·b,
-  a_0 = exp(−1/(2σ²)), b = exp(−1/σ²), in 256-bit fixed point. All factors are at most 1, so
-  errors add: a_j is off by at most (2j+1)·2⁻²⁵⁵, w_j by at most (j+1)²·2⁻²⁵⁵, their sum by
-  (R+1)³·2⁻²⁵⁵, which for the largest table (R < 2¹⁷) is below 2⁻²⁰³. Normalising divides by a
-  sum of at least 1. Charged as n·2⁻¹²⁹, many orders too much.
+- *arithmetic*: the weights follow from w_{j+1} = w_j·a_j, a_{j+1} = a_j·b, a_0 = exp(−1/(2σ²)),
+  b = exp(−1/σ²), in 208-bit fixed point. All factors are at most 1, so errors add: a_j is off
+  by at most (2j+1)·2⁻²⁰⁷, 2w_j by at most (j+1)²·2⁻²⁰⁶ and their sum, for R < 2¹⁸, by less than
+  (R+1)·2⁻¹⁷⁰;
+- *rounding* to the table's 159 bits, with the arithmetic, at most (R+1)·2⁻¹⁵⁷ (the alias table's
+  module).
 
-Together: tail + n·2⁻¹²⁸. The variance enters as an exact rational.
+The variance enters as an exact rational.
 
-The uniform number is read lazily: its high 64 bits decide, unless they equal the high word of
-a threshold (probability below n·2⁻⁶⁴), and only then are the low 64 bits drawn. That changes
-nothing in the distribution; it is the one event in which more than 8 bytes are read per value.
-
-**Wide (1024 < σ ≤ 2²⁴).** X = X1 + k·X2 with X1 ~ table(σ1), X2 ~ table(σ2), σ1 = 3k and
+**Wide (1024 < σ ≤ 2²⁴).** X = X1 + k·X2 with X1 ~ table(σ1), X2 ~ table(σ2), σ1² = 5k² and
 σ1² + k²σ2² = σ², exactly, as rationals (after Micciancio and Walter, CRYPTO 2017, and its
 forerunners; the proof below is short enough to give in full). Completing the square,
 
@@ -33,25 +30,18 @@ forerunners; the proof below is short enough to give in full). Completing the sq
 so P(X = x) ∝ exp(−x²/(2σ²)) · Σ_j exp(−(j − c_x)²/(2τ²)). By Poisson summation the sum over j
 is τ√(2π)·(1 + 2·Σ_{m≥1} exp(−2π²τ²m²)·cos(2πm·c_x)), within a factor 1 ± η of τ√(2π) for all x,
 with η = 2·Σ_{m≥1} exp(−2π²τ²m²). Hence each probability, normalised, is within a factor
-(1+η)/(1−η) of the right one, and the distance is at most η/(1−η) ≤ 2η. With σ1 = 3k and
-σ2 ≥ 20, τ² = 9σ2²/(σ2² + 9) > 8.8 and η < 10⁻⁷⁴. The tables' own distances add to it.
-k is the power of two nearest √(σ/3) on the logarithmic scale, so both tables stay below 2¹⁸
-entries, and rounds whose σ differ a little share the first table.
+(1+η)/(1−η) of the right one, and the distance is at most η/(1−η) ≤ 2η. With σ1² = 5k² and
+σ2 ≥ 20, τ² = 5σ2²/(σ2² + 5) > 4.93 and 2η < 10⁻⁴¹. The tables' own distances add to it.
 
-**Time.** Words are drawn in blocks, whatever their values. The binary search takes the same
-number of steps for every value up to ±1, but its memory accesses, and numpy's reuse of the
-previous search's end, depend on the values drawn: against an observer of the processor's cache
-this is not constant time. What leaves the device does so at times drawn independently of it.
+k is the smallest of five for which σ2 ≤ 630, so that rounds whose σ differ a little share the
+first table (a power of two of columns, filled to 99 %), and the second, which is built anew for
+each σ, has at most 2¹³ columns up to σ = 1.4 million, 2¹⁵ above.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from bisect import bisect_right
-from collections.abc import Callable
-from dataclasses import dataclass
-from decimal import Context, Decimal
 from fractions import Fraction
 from functools import lru_cache
 from typing import Final
@@ -59,20 +49,27 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from dpagent.errors import ParameterError, require_between, require_count
-
-Entropy = Callable[[int], bytes]
+from dpagent.errors import require_between, require_count
+from dpagent.privacy.alias_table import (
+    BLOCK,
+    WEIGHT_BITS,
+    AliasTable,
+    Workspace,
+    exact_counts,
+    exponential,
+    table_distance,
+)
+from dpagent.privacy.entropy import Entropy
 
 MIN_SIGMA: Final = 2.0**-6
 MAX_TABLE_SIGMA: Final = 1024.0
 MAX_SIGMA: Final = 2.0**24
 
-_BLOCK: Final = 65_536  # values drawn at a time: bounds the memory
 _TAIL_SIGMAS: Final = 13
-_THRESHOLD_BITS: Final = 128
-_WORD: Final = 64
-_FIXED_BITS: Final = 256
-_DECIMAL: Final = Context(prec=110)
+#: k, each the largest for which ⌈13·√5·k⌉ + 2 values fit 2¹⁰, 2¹², 2¹⁴, 2¹⁶, 2¹⁸ columns.
+_STRIDES: Final = (35, 140, 563, 2254, 9017)
+_FIRST_VARIANCE: Final = 5  # σ1²/k²
+_MAX_SECOND_SIGMA: Final = 630
 
 
 class DiscreteGaussianSampler:
@@ -86,7 +83,7 @@ class DiscreteGaussianSampler:
     """
 
     def __init__(self, sigma: float, *, entropy: Entropy = os.urandom) -> None:
-        """Prepare the tables for σ in [2⁻⁶, 2²⁴], taken as the exact rational the float is.
+        """Prepare for σ in [2⁻⁶, 2²⁴], taken as the exact rational the float is.
 
         Args:
             sigma: σ.
@@ -104,11 +101,17 @@ class DiscreteGaussianSampler:
         """``count`` independent values, shape (count,); ``count`` may be 0."""
         require_count("count", count, minimum=0)
         tables = [(stride, gaussian_table(variance)) for stride, variance in self._parts]
-        values = np.zeros(count, dtype=np.int64)
-        for start in range(0, count, _BLOCK):
-            block = values[start : start + _BLOCK]
+        values = np.empty(count, dtype=np.int64)
+        space, total = Workspace(min(count, BLOCK)), np.empty(min(count, BLOCK), dtype=np.int32)
+        for start in range(0, count, BLOCK):
+            block = values[start : start + BLOCK]
+            # 32 bits hold the sum: 13·(σ1 + k·σ2) is below 2²⁹
+            part = total[: block.size]
+            part.fill(0)
             for stride, table in tables:
-                block += stride * table.draw(block.size, self._entropy)
+                drawn = table.draw(block.size, self._entropy, space, signed=True)
+                part += np.multiply(drawn, np.int32(stride), out=drawn)
+            np.copyto(block, part)
         return values
 
 
@@ -117,8 +120,9 @@ def decompose(sigma: float) -> tuple[tuple[int, Fraction], ...]:
     variance = Fraction(sigma) ** 2
     if sigma <= MAX_TABLE_SIGMA:
         return ((1, variance),)
-    stride = 2 ** round(math.log2(sigma / 3) / 2)
-    return ((1, Fraction(9 * stride**2)), (stride, variance / stride**2 - 9))
+    stride = next((k for k in _STRIDES if sigma <= _MAX_SECOND_SIGMA * k), _STRIDES[-1])
+    first = Fraction(_FIRST_VARIANCE * stride**2)
+    return ((1, first), (stride, (variance - first) / stride**2))
 
 
 def statistical_distance(sigma: float) -> float:
@@ -139,89 +143,31 @@ def smoothing_distance(tau_squared: float) -> float:
 
 
 def table_radius(variance: Fraction) -> int:
-    """The largest |x| a table holds: ⌈13σ⌉ + 1."""
+    """R, the largest |x| a table holds: ⌈13σ⌉ + 1."""
     return _ceil_sqrt(_TAIL_SIGMAS**2 * variance) + 1
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class GaussianTable:
-    """Cumulative probabilities of −R..R in fixed point; the last, 1, is left out.
-
-    Attributes:
-        radius: R.
-        high: high 64 bits of the 2R thresholds, rising, uint64.
-        low: their low 64 bits.
-    """
-
-    radius: int
-    high: NDArray[np.uint64]
-    low: NDArray[np.uint64]
-
-    def threshold(self, index: int) -> int:
-        """The threshold as the 128-bit integer it is: ⌊2¹²⁸·P(X ≤ index − R)⌋."""
-        return int(self.high[index]) << _WORD | int(self.low[index])
-
-    def draw(self, count: int, entropy: Entropy) -> NDArray[np.int64]:
-        """``count`` independent values, shape (count,)."""
-        words = uniform_words(count, entropy)
-        index = np.searchsorted(self.high, words, side="right")
-        # The number of thresholds at most (word, low word) is `index`, unless some have this
-        # very high word: then a low word has to be drawn to tell.
-        undecided = np.flatnonzero(self.high[np.maximum(index, 1) - 1] == words)
-        for i in undecided:
-            number = int(words[i]) << _WORD | int(uniform_words(1, entropy)[0])
-            index[i] = bisect_right(range(self.high.size), number, key=self.threshold)
-        return np.asarray(index - self.radius, dtype=np.int64)
-
-
-@lru_cache(maxsize=4)
-def gaussian_table(variance: Fraction) -> GaussianTable:
-    """The table of N_ℤ(0, ``variance``), built with integers and decimals only."""
-    radius = table_radius(variance)
-    weights = fixed_point_weights(variance, radius)
-    total = 2 * sum(weights) - weights[0]
-    thresholds, below = [], 0
-    for x in range(-radius, radius):
-        below += weights[abs(x)]
-        # for a tiny σ the weights left out may be 0 in fixed point: stay below 2¹²⁸ all the same
-        thresholds.append(min((below << _THRESHOLD_BITS) // total, (1 << _THRESHOLD_BITS) - 1))
-    mask = (1 << _WORD) - 1
-    return GaussianTable(
-        radius,
-        np.array([threshold >> _WORD for threshold in thresholds], dtype=np.uint64),
-        np.array([threshold & mask for threshold in thresholds], dtype=np.uint64),
-    )
+@lru_cache(maxsize=8)
+def gaussian_table(variance: Fraction) -> AliasTable:
+    """The table of |x| for N_ℤ(0, ``variance``), built with integers and decimals only."""
+    first, *rest = fixed_point_weights(variance, table_radius(variance))
+    return AliasTable.from_counts(exact_counts([first, *(2 * weight for weight in rest)]))
 
 
 def fixed_point_weights(variance: Fraction, radius: int) -> list[int]:
-    """⌊2²⁵⁶·exp(−j²/(2·variance))⌋ for j = 0..radius, up to the errors of the module's text."""
-    rate = _DECIMAL.divide(Decimal(variance.denominator), Decimal(variance.numerator))
-    unit = Decimal(1 << _FIXED_BITS)
-
-    def fixed(exponent: Decimal) -> int:
-        # copy_negate: the minus sign would round to the thread's own decimal context
-        return int(_DECIMAL.multiply(_DECIMAL.exp(exponent.copy_negate()), unit))
-
-    factor, ratio = fixed(_DECIMAL.divide(rate, Decimal(2))), fixed(rate)
-    weights = [1 << _FIXED_BITS]
+    """⌊2²⁰⁸·exp(−j²/(2·variance))⌋ for j = 0..radius, up to the errors of the module's text."""
+    factor, ratio = exponential(1 / (2 * variance)), exponential(1 / variance)
+    weights = [1 << WEIGHT_BITS]
     for _ in range(radius):
-        weights.append(weights[-1] * factor >> _FIXED_BITS)
-        factor = factor * ratio >> _FIXED_BITS
+        weights.append(weights[-1] * factor >> WEIGHT_BITS)
+        factor = factor * ratio >> WEIGHT_BITS
     return weights
-
-
-def uniform_words(count: int, entropy: Entropy) -> NDArray[np.uint64]:
-    """``count`` uniform 64-bit words from ``entropy``."""
-    data = entropy(8 * count)
-    if len(data) != 8 * count:
-        raise ParameterError(f"entropy gave {len(data)} bytes; expected the {8 * count} asked for.")
-    return np.frombuffer(data, dtype="<u8").astype(np.uint64, copy=False)
 
 
 def _table_distance(variance: Fraction) -> float:
     radius = table_radius(variance)
     tail = 2 * math.exp(-float(min(Fraction(radius**2) / (2 * variance), Fraction(700))))
-    return tail + (2 * radius + 1) * 2.0**-_THRESHOLD_BITS
+    return tail + table_distance(radius + 1)
 
 
 def _ceil_sqrt(value: Fraction) -> int:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpagent.errors import require_between, require_count
-from dpagent.privacy.discrete_gaussian import Entropy, uniform_words
+from dpagent.privacy.entropy import Entropy, uniform_words
 
 _BLOCK: Final = 65_536
 
