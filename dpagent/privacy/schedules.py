@@ -1,36 +1,58 @@
 """How a job's privacy budget is spread over its rounds.
 
-The budget that is spread is the zCDP parameter ρ (Bun and Steinke, 2016), in which Gaussian
-noise composes by addition: a round that gets the share ρ_t has the noise multiplier
-σ_t ∝ 1/√ρ_t. :mod:`dpagent.privacy.calibration` solves for the one factor left over.
+What is spread is a budget that adds up over rounds. For pure mechanisms (Laplace, two-point) that
+is ε: a round with the share s gets s·ε. For Gaussian ones it is the zCDP parameter ρ (Bun and
+Steinke, 2016), as Gaussian noise composes by addition in it: a round that gets the share s has the
+noise multiplier σ ∝ 1/√s, and :mod:`dpagent.privacy.calibration` solves for the one factor left
+over. This holds for every kind of schedule; a schedule itself knows shares only.
 
 Sources: ``incrementing`` is Luo, Xu and Guan, *Differential privacy budget optimization based
 on deep learning in IoT* (2022); ``linear`` is the "pri-enhanced" schedule of Gong, Feng and
-Xie (2020), from a least to a greatest budget; ``uniform`` splits evenly (Wang, 2019).
+Xie (2020), from a least to a greatest budget; ``uniform`` splits evenly (Wang, 2019); ``custom``
+takes the weights it is given.
 
 Departures from Luo, Xu and Guan, whose formulas carry two errors:
 
 - their closed form for ε_t has the sign of the step reversed, so it falls with t. The rising
   schedule of their own recursion is ``ε_t = ε/T + (t − (T+1)/2)·d``;
 - they bound the step by ``2/(T(T−1))``, which is right for ε = 1 only. The first round stays
-  non-negative for ``0 ≤ d ≤ 2ε/(T(T−1))``;
+  non-negative for ``0 ≤ d ≤ 2ε/(T(T−1))``; here d stays below that, so that no round gets nothing;
 
-and which spread a pure-ε budget; here ρ takes the place of ε, because the noise is Gaussian.
+and which spread a pure-ε budget only; with Gaussian noise ρ takes the place of ε.
+
+*Reallocation.* When a round cost more or less than planned, what is left is spread over the rounds
+left. For ``incrementing`` this is the restart of their Algorithm 1, ``ε_{t+1} = ε_rem/(T−t) −
+(T−t−1)d/2``, again rising by d. Two departures: the cost of a round is that of its mechanism and
+not of a noise value, which has none; and where what is left is too little to rise by d, d is lowered
+to 0.99 of its greatest value 2·ε_rem/((T−t)(T−t−1)). The other kinds keep the proportions of the
+rounds left. A job that went as planned goes on as planned, whatever its kind.
+
+Budgets that depend on what earlier rounds cost are chosen adaptively. That is sound where those
+costs are functions of public values, and the total is kept by a filter: basic composition for ε,
+:class:`~dpagent.privacy.filters.ZcdpFilter` for ρ, :class:`~dpagent.privacy.filters.RenyiFilter`
+with sampling.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dpagent.errors import ParameterError, require_between, require_count
+from dpagent.errors import ParameterError, PlanError, require_between, require_count, require_positive
 
-ScheduleKind = Literal["uniform", "incrementing", "linear"]
+ScheduleKind = Literal["uniform", "incrementing", "linear", "custom"]
 
 MAX_ROUNDS: Final = 1_000_000
+#: Greatest step of an incrementing schedule, as a fraction of the one that leaves round 1 nothing.
+MAX_STEP: Final = 0.99
+_BUDGET_RANGE: Final = (1e-12, 1e12)
+_WEIGHT_RATIO: Final = 1e6
+_NOTHING: Final = 1e-12  # of a total: below it, what is left is rounding
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,46 +61,148 @@ class Schedule:
 
     Attributes:
         kind: ``uniform`` (equal shares), ``incrementing`` (shares rise by a fixed step, centred
-            on the equal share) or ``linear`` (from a least to a greatest share, given by their
-            ratio). The last two are both arithmetic progressions, parametrised differently.
+            on the equal share), ``linear`` (from a least to a greatest share, given by their
+            ratio) or ``custom`` (shares in proportion to the weights). The middle two are both
+            arithmetic progressions, parametrised differently.
         step: ``incrementing`` only: the step as a fraction, in [0, 0.99], of its greatest
-            allowed value 2ρ/(T(T−1)). The last share is (1+step)/(1−step) times the first; at
+            allowed value 2ε/(T(T−1)). The last share is (1+step)/(1−step) times the first; at
             1 the first round would have no budget at all.
         ratio: ``linear`` only: the last round's share over the first's, in [1, 100].
+        weights: ``custom`` only, and there for each round one: positive, the greatest at most a
+            million times the least.
 
     Raises:
-        ParameterError: an attribute is out of its range (all are checked, whatever the kind).
+        ParameterError: an attribute is out of its range (all are checked, whatever the kind; step
+            and ratio are ignored where they do not apply, weights are refused).
     """
 
     kind: ScheduleKind = "incrementing"
     step: float = 0.3
     ratio: float = 3.0
+    weights: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(ScheduleKind):
             raise ParameterError(
                 f"schedule kind is {self.kind!r}; expected one of {', '.join(get_args(ScheduleKind))}."
             )
-        require_between("schedule step", self.step, 0.0, 0.99)
+        require_between("schedule step", self.step, 0.0, MAX_STEP)
         require_between("schedule ratio", self.ratio, 1.0, 100.0)
+        if not isinstance(self.weights, tuple):
+            raise ParameterError(f"schedule weights are {self.weights!r}; expected a tuple of numbers.")
+        for weight in self.weights:
+            require_positive("schedule weight", weight)
+        if self.kind == "custom":
+            require_count("number of schedule weights", len(self.weights), maximum=MAX_ROUNDS)
+            if max(self.weights) / _WEIGHT_RATIO > min(self.weights):
+                raise ParameterError(
+                    f"schedule weights run from {min(self.weights)!r} to {max(self.weights)!r}; "
+                    f"expected a ratio of at most {_WEIGHT_RATIO:g}."
+                )
+        elif self.weights:
+            raise ParameterError(
+                f"schedule weights are given for the kind {self.kind}; expected none, or the kind custom."
+            )
 
     def shares(self, rounds: int) -> NDArray[np.float64]:
-        """Each round's share of the total ρ: shape (rounds,), positive, sum 1, never falling.
+        """Each round's share of the total: shape (rounds,), positive, sum 1; custom ones may fall.
 
         Raises:
-            ParameterError: ``rounds`` is not a whole number in [1, 1,000,000].
+            ParameterError: ``rounds`` is not a whole number in [1, 1,000,000], or not the number
+                of custom weights.
         """
         require_count("rounds", rounds, maximum=MAX_ROUNDS)
-        if rounds == 1:
-            return np.ones(1)
-        # An arithmetic progression around the equal share is 1 + slope·position, with the
-        # position running from −1 to 1. With ρ = 1 the step d = step·2/(T(T−1)) times
-        # t − (T+1)/2 = position·(T−1)/2 is step·position/T: the slope is the step itself.
-        position = np.linspace(-1.0, 1.0, rounds)
-        slope = {
-            "uniform": 0.0,
-            "incrementing": self.step,
-            "linear": (self.ratio - 1.0) / (self.ratio + 1.0),
-        }[self.kind]
-        weights = 1.0 + slope * position
+        if self.kind == "custom":
+            if rounds != len(self.weights):
+                raise ParameterError(
+                    f"rounds is {rounds}; expected {len(self.weights)}, the number of schedule weights."
+                )
+            weights = np.array(self.weights, dtype=np.float64)
+            weights /= weights.max()  # so that no sum overflows
+        else:
+            slope = {
+                "uniform": 0.0,
+                "incrementing": self.step,
+                "linear": (self.ratio - 1.0) / (self.ratio + 1.0),
+            }[self.kind]
+            weights = _progression(slope, rounds)
         return np.asarray(weights / weights.sum(), dtype=np.float64)
+
+    def budgets(self, total: float, rounds: int) -> NDArray[np.float64]:
+        """Each round's budget, ε or ρ as ``total`` is: shape (rounds,), positive, sum ``total``.
+
+        For ``incrementing``, ε/T + (t − (T+1)/2)·d with d as :meth:`increment` gives it.
+
+        Args:
+            total: in [1e-12, 1e12].
+            rounds: as for :meth:`shares`.
+
+        Raises:
+            ParameterError: a value is out of its range.
+        """
+        require_between("total", total, *_BUDGET_RANGE)
+        return np.asarray(total * self.shares(rounds))
+
+    def increment(self, total: float, rounds: int) -> float:
+        """The step d of the ``incrementing`` kind: ``step`` times 2·total/(T(T−1)); 0 for one round.
+
+        Raises:
+            ParameterError: the kind is another, or a value is out of the range of :meth:`budgets`.
+        """
+        require_between("total", total, *_BUDGET_RANGE)
+        require_count("rounds", rounds, maximum=MAX_ROUNDS)
+        if self.kind != "incrementing":
+            raise ParameterError(
+                f"schedule kind is {self.kind}; expected incrementing, for it to have a step."
+            )
+        return self.step * 2 * total / (rounds * (rounds - 1)) if rounds > 1 else 0.0
+
+    def reallocated(self, total: float, spent: Sequence[float], rounds: int) -> NDArray[np.float64]:
+        """Budgets of the rounds left once some have cost what they did.
+
+        A function of its arguments and nothing else, which are to be public.
+
+        Args:
+            total: of all rounds, in [1e-12, 1e12].
+            spent: what each round so far cost, at least 0, in the unit of ``total``; may be empty.
+            rounds: of the whole job, as for :meth:`shares`.
+
+        Returns:
+            Shape (rounds − len(spent),), positive, sum ``total`` less what was spent.
+
+        Raises:
+            ParameterError: a value is out of its range.
+            PlanError: nothing is left, or no round.
+        """
+        require_between("total", total, *_BUDGET_RANGE)
+        shares = self.shares(rounds)
+        costs = [require_between("spent", cost, 0.0, _BUDGET_RANGE[1]) for cost in spent]
+        left, rounds_left = math.fsum([total, *(-cost for cost in costs)]), rounds - len(costs)
+        if rounds_left < 1:
+            raise PlanError(
+                f"{len(costs)} of {rounds} rounds are over, so none is left to spread a budget over. "
+                "Start a new job."
+            )
+        if left <= _NOTHING * total:
+            raise PlanError(
+                f"{len(costs)} of {rounds} rounds have spent {math.fsum(costs):g} of {total:g}, so nothing "
+                "is left for the others. End the job, or start one with a greater budget."
+            )
+        if self.kind == "incrementing":
+            # d relative to the greatest that the rounds left allow, 2·left/(n(n−1))
+            greatest = 2 * left / (rounds_left * (rounds_left - 1)) if rounds_left > 1 else math.inf
+            weights = _progression(min(self.increment(total, rounds) / greatest, MAX_STEP), rounds_left)
+        else:
+            weights = shares[len(costs) :]
+        return np.asarray(left * (weights / weights.sum()))
+
+
+def _progression(slope: float, rounds: int) -> NDArray[np.float64]:
+    """An arithmetic progression 1 + slope·position, with the position running from −1 to 1.
+
+    With the total ε and d = slope·2ε/(T(T−1)), the term (t − (T+1)/2)·d of the closed form is
+    slope·position·ε/T, as t − (T+1)/2 is position·(T−1)/2: so these are its budgets over ε/T.
+    """
+    if rounds == 1:
+        return np.ones(1)
+    return np.asarray(1.0 + slope * np.linspace(-1.0, 1.0, rounds))
