@@ -1,0 +1,363 @@
+"""The privacy loss of many releases together: composition of loss distributions on one grid.
+
+A pair (P, Q) of distributions *dominates* a mechanism if H(P‖Q) = sup_S P(S) − e^ε·Q(S) is at least
+that of the mechanism's outputs on any two neighbours, for every ε of either sign. Products of
+dominating pairs dominate the composition, also if later mechanisms are chosen among those
+dominated in the light of earlier outputs (Zhu, Dong, Wang, *Optimal accounting of differential
+privacy via characteristic function*, AISTATS 2022). So it is enough to know the distribution of
+the loss L = log(P/Q) under P, release by release; losses add up, and δ(ε) = E_P[(1 − e^(ε−L))₊].
+
+**Grid.** A stretch of losses between two grid points t, t+h with masses a under P and b under Q
+becomes two atoms, one at either end, of the same masses in all: under P
+
+    v = (a − b·e^t) / (1 − e^(−h)) at t+h, and a − v at t.
+
+Merging the two again is post-processing, so the new pair dominates the old. This is what Doroshenko,
+Ghazi, Kamath, Kumar and Manurangsi call connecting the dots (PoPETs 2022); it raises the variance of
+the loss by h²/6 or so, at most h²/4, where rounding up would move its mean by h/2. Raising a loss, or
+calling it infinite, dominates as well; that is done with tails. Losses of infinity have their mass
+added to δ.
+
+**Composition.** With K(θ) = Σ log E_P[e^(θL)] and E_θ the mean under P tilted by e^(θL),
+
+    δ(ε) = e^(K(θ)−θε) · E_θ[e^(−θ(L−ε)) (1 − e^(ε−L)) ; L > ε].
+
+The tilted law is the inverse Fourier transform of a product of transforms. θ is chosen for its mass to
+lie near the ε asked for, so that tiny δ come out with a small relative error. Whatever θ is, what
+is returned is a bound, since all that is neglected is bounded and added:
+
+- the transform is circular. Mass above its window would count as a lower loss: under P it is at most
+  e^(K(s)−s·top) for any s > 0 (Markov), which is added to δ. Mass below counts as a higher loss;
+- a computed transform of masses w is off by at most e = 8·log2(N)·2⁻⁵²·Σw in each entry (each output is
+  a sum over a tree of depth log2 N, at a few roundings a level). With a product G off by E, another
+  factor F makes it off by (E·|F| + e·|G| + e·E)(1 + 2⁻⁵⁰), kept entry by entry. A cell of the inverse
+  transform is then off by at most the mean of E and of 8·log2(N)·2⁻⁵²·|G|: this is added to each cell.
+
+Numpy only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpagent.errors import ParameterError
+
+FloatArray = NDArray[np.float64]
+
+_EPS: Final = 2.0**-52
+_MAX_CELLS: Final = 2**24
+_WINDOW_DEVIATIONS: Final = 9.0
+_MARKOV_DEVIATIONS: Final = (1.0, 2.0, 3.0, 4.0, 6.0, 8.0)
+_TAIL_SHARE: Final = 1e-6  # of δ, that a window may leave above it
+_LEAST_DELTA: Final = 1e-12  # what a δ is computed to, give or take that share of it
+_GREATEST_TILT_STEPS: Final = 16.0
+_LEAST_TILT: Final = 1e-9
+_HALVINGS: Final = 5
+_MAX_EXPONENT: Final = 700.0
+_TINY: Final = 1e-300
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LossBlock:
+    """Losses of a few releases of like width: release r has mass ``masses[r, i]`` at (first + i)·step.
+
+    Attributes:
+        first: the first column's loss, in grid steps.
+        masses: under P, not negative, shape (releases, cells).
+        infinite: masses of an infinite loss, shape (releases,).
+    """
+
+    first: int
+    masses: FloatArray
+    infinite: FloatArray
+
+    @property
+    def cells(self) -> NDArray[np.int64]:
+        """The columns' losses in grid steps, shape (cells,)."""
+        return self.first + np.arange(self.masses.shape[1])
+
+
+def split_masses(p: FloatArray, q: FloatArray, left: FloatArray, step: float) -> FloatArray:
+    """How much of P's mass goes to the right end of each cell; the rest goes to the left end.
+
+    Args:
+        p: P's mass of each cell.
+        q: Q's mass of each cell.
+        left: loss at each cell's left end, in a shape that broadcasts.
+        step: h.
+    """
+    # The difference cancels all but a share h of p: what rounding may hide is added to the right.
+    # Where e^left would overflow, q has vanished; a smaller e^left errs to the right.
+    likelihood = np.exp(np.minimum(left, _MAX_EXPONENT))
+    right = (p - q * likelihood) / -math.expm1(-step) + (8 * _EPS / step) * p
+    return np.asarray(np.clip(right, 0.0, p))
+
+
+class ComposedLoss:
+    """The composition of releases, each a number of times. Public; holds no data.
+
+    Args:
+        step: the grid's h, above 0.
+        blocks: losses of the releases, which are numbered through in this order.
+        stages: which releases, and how often, stage by stage: (number, count) with counts of at least 1.
+
+    Raises:
+        ParameterError: there is no stage, or nothing in one.
+    """
+
+    def __init__(
+        self, step: float, blocks: Sequence[LossBlock], stages: Sequence[Sequence[tuple[int, int]]]
+    ) -> None:
+        if not stages or not all(stages):
+            raise ParameterError("no privacy losses to compose; expected at least one.")
+        self._step, self._blocks = step, blocks
+        self._place = [(block, row) for block in blocks for row in range(len(block.masses))]
+        sequence = [entry for stage in stages for entry in stage]
+        self._releases = np.array([release for release, _ in sequence], dtype=np.intp)
+        self._counts = np.array([count for _, count in sequence], dtype=np.float64)
+        self._ends = frozenset(np.cumsum([len(stage) for stage in stages]).tolist())
+        self._totals = np.bincount(self._releases, weights=self._counts, minlength=len(self._place))
+        self._infinite = np.concatenate([block.infinite for block in blocks])
+
+    def delta(self, epsilon: float) -> float:
+        """The least δ proven for an ε of at least 0."""
+        tilt = self._tilt(lambda cumulant, mean: mean < epsilon)
+        return next(self._laws(tilt, prefixes=False, delta=_LEAST_DELTA)).delta(epsilon)
+
+    def epsilon(self, delta: float) -> float:
+        """The least ε proven for a δ in (0, 1), at least 0; infinite if none is."""
+        return next(self._laws(self._tilt_for(delta), prefixes=False, delta=delta)).epsilon(delta)
+
+    def running_epsilon(self, delta: float) -> FloatArray:
+        """The ε after each stage, in order, as :meth:`epsilon` gives it: shape (stages,)."""
+        laws = self._laws(self._tilt_for(delta), prefixes=True, delta=delta)
+        return np.array([law.epsilon(delta) for law in laws])
+
+    def _tilt_for(self, delta: float) -> float:
+        """The tilt at which Chernoff's bound on the mass above the tilted mean is δ."""
+        log_delta = math.log(delta)
+        return self._tilt(lambda exponent, mean: exponent > log_delta, legendre=True)
+
+    def _tilt(self, rises: Callable[[float, float], bool], legendre: bool = False) -> float:
+        """The tilt at which ``rises`` turns false, to a few per cent; any tilt gives a valid bound."""
+
+        def still(tilt: float) -> bool:
+            log_moments, means, _ = self._moments(tilt)
+            cumulant, mean = float(self._totals @ log_moments), float(self._totals @ means)
+            return rises(cumulant - tilt * mean if legendre else cumulant, mean)
+
+        low, high = 0.0, 1.0
+        greatest, least = _GREATEST_TILT_STEPS / self._step, _LEAST_TILT
+        if still(high):
+            while high < greatest and still(high):
+                low, high = high, 2 * high
+        else:
+            while high > least and not still(high / 2):
+                high /= 2
+            low = high / 2
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            low, high = (middle, high) if still(middle) else (low, middle)
+        return high
+
+    def _moments(self, tilt: float) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """log E[e^(θL)] of each release, and mean and variance of its tilted loss."""
+        logs, means, variances = [], [], []
+        for block in self._blocks:
+            losses = block.cells * self._step
+            top = tilt * float(losses[-1])
+            with np.errstate(under="ignore"):
+                weights = np.exp(tilt * losses - top)
+                powers = np.stack((weights, weights * losses, weights * losses**2), axis=1)
+                sums = block.masses @ powers
+            total = np.maximum(sums[:, 0], _TINY)
+            mean = sums[:, 1] / total
+            logs.append(np.log(total) + top)
+            means.append(mean)
+            variances.append(np.maximum(sums[:, 2] / total - mean**2, 0.0))
+        return np.concatenate(logs), np.concatenate(means), np.concatenate(variances)
+
+    def _laws(self, tilt: float, *, prefixes: bool, delta: float) -> Iterator[_Law]:
+        """The tilted law of the sum of losses: after each stage, or only after all."""
+        step = self._step
+        releases = self._releases if prefixes else np.flatnonzero(self._totals)
+        counts = self._counts if prefixes else self._totals[releases]
+
+        def running(values: FloatArray) -> FloatArray:
+            return np.cumsum(counts * values[releases])
+
+        log_moments, means, variances = self._moments(tilt)
+        cumulants, centres = running(log_moments), running(means)
+        deviations = np.sqrt(running(variances)) + step
+        # Markov's inequality above, at the best of some tilts; below, what a law itself reaches.
+        log_tail = math.log(delta * _TAIL_SHARE)
+        top, further, log_bounds = math.inf, tilt, cumulants
+        for deviations_up in _MARKOV_DEVIATIONS:
+            candidate = tilt + deviations_up / float(deviations[-1])
+            bounds = running(self._moments(candidate)[0])
+            if (float(bounds[-1]) - log_tail) / candidate < top:
+                top = (float(bounds[-1]) - log_tail) / candidate
+                further, log_bounds = candidate, bounds
+        reaches = centres - _WINDOW_DEVIATIONS * deviations
+        bottom = min(float(reaches.min() if prefixes else reaches[-1]), 0.0, top)
+        first = math.floor(bottom / step) - 1
+        cells = _transform_size(math.ceil(top / step) + 2 - first)
+        if cells > _MAX_CELLS:
+            raise ParameterError(
+                f"composing these releases takes {cells:,} grid cells; expected at most {_MAX_CELLS:,}. "
+                "Choose a coarser grid."
+            )
+        above_window = np.exp(np.minimum(log_bounds - further * (first + cells - 1) * step, 0.0))
+        lost = above_window + running(self._infinite)
+        window = _Window(first, step, cells, tilt)
+        product = np.ones(cells // 2 + 1, dtype=np.complex128)
+        error = np.zeros(cells // 2 + 1)
+        rounding = _transform_rounding(cells)
+        for number, (release, count) in enumerate(zip(releases.tolist(), counts, strict=True)):
+            transform = self._transform(release, tilt, float(log_moments[release]), cells)
+            size = np.abs(transform)
+            off: float | FloatArray = rounding
+            if count > 1:
+                with np.errstate(under="ignore"):
+                    off = count * rounding * (size + rounding) ** (count - 1)
+                    transform = _power(transform, int(count))
+                size = np.abs(transform)
+            error = (error * (size + off) + off * np.abs(product)) * (1 + 4 * _EPS)
+            product = product * transform
+            if number == len(releases) - 1 or (prefixes and number + 1 in self._ends):
+                yield _Law(
+                    window, product, error,
+                    float(cumulants[number]), float(centres[number]), float(lost[number]),
+                )  # fmt: skip
+
+    def _transform(self, release: int, tilt: float, log_moment: float, cells: int) -> NDArray[np.complex128]:
+        """Fourier transform of a release's tilted law."""
+        block, row = self._place[release]
+        with np.errstate(under="ignore"):
+            weights = block.masses[row] * np.exp(tilt * self._step * block.cells - log_moment)
+        if weights.size > cells or block.first % cells + weights.size > cells:
+            weights = np.bincount(block.cells % cells, weights=weights, minlength=cells)
+            return np.fft.rfft(weights)
+        density = np.zeros(cells)
+        density[block.first % cells : block.first % cells + weights.size] = weights
+        return np.fft.rfft(density)
+
+
+class _Window:
+    """A stretch of losses that sums are looked at in, and what all their laws share."""
+
+    def __init__(self, first: int, step: float, cells: int, tilt: float) -> None:
+        self.first, self.cells, self.step, self.tilt = first, cells, step, tilt
+        self.start = max(0, -first)  # the column of loss 0
+        self.losses = (first + np.arange(self.start, cells)) * step
+        with np.errstate(under="ignore"):
+            self._decay = np.exp(-(step * np.arange(self.losses.size)))
+            self._tilt_decay = np.exp(-(tilt * step * np.arange(self.losses.size)))
+        self._reach = math.ceil(_MAX_EXPONENT / step)
+        self._tilt_reach = self.losses.size if tilt == 0 else math.ceil(_MAX_EXPONENT / (tilt * step))
+
+    def column(self, loss: float) -> int:
+        """The last column with a loss of at most ``loss``; the first or last if it lies outside."""
+        return min(max(math.floor(loss / self.step) - self.first - self.start, 0), self.losses.size - 1)
+
+    def untilted(self, column: int) -> tuple[int, FloatArray]:
+        """e^(tilt·(t_column − t_j)) from the first j on for which it does not overflow."""
+        return self._around(self._tilt_decay, self._tilt_reach, column)
+
+    def discount(self, column: int) -> tuple[int, FloatArray]:
+        """e^(t_column − t_j) likewise."""
+        return self._around(self._decay, self._reach, column)
+
+    def _around(self, decay: FloatArray, reach: int, column: int) -> tuple[int, FloatArray]:
+        begin = max(0, column - reach + 1)
+        below = 1 / decay[column - begin : 0 : -1]
+        return begin, np.concatenate((below, decay[: self.losses.size - column]))
+
+
+class _Law:
+    """P's masses of a sum of losses, from loss 0 on, each raised by what rounding may have taken."""
+
+    def __init__(
+        self, window: _Window, product: NDArray[np.complex128], error: FloatArray,
+        cumulant: float, centre: float, lost: float,
+    ) -> None:  # fmt: skip
+        cells = window.cells
+        noise = _mean_of_half(error, cells) + _transform_rounding(cells) * _mean_of_half(
+            np.abs(product), cells
+        )
+        tilted = np.fft.irfft(product, cells)
+        # The window's first column stands at first mod cells: turn so that loss 0 comes first.
+        zero = (window.first + window.start) % cells
+        tilted = np.concatenate((tilted[zero:], tilted[:zero]))[: window.losses.size]
+        column = window.column(centre)
+        begin, untilted = window.untilted(column)
+        exponent = cumulant - window.tilt * float(window.losses[column])
+        untilted *= math.exp(min(max(exponent, -_MAX_EXPONENT), _MAX_EXPONENT))
+        with np.errstate(under="ignore"):
+            masses = (np.maximum(tilted[begin:], 0.0) + noise) * untilted
+        # No mass is above 1; that is what those have, far below the centre, for which nothing is known.
+        self._masses = np.ones(window.losses.size)
+        np.minimum(masses, 1.0, out=self._masses[begin:])
+        self._window, self._lost = window, lost
+
+    def delta(self, epsilon: float) -> float:
+        """δ at an ε of at least 0."""
+        beyond = np.maximum(self._window.losses - epsilon, 0.0)
+        return min(1.0, float(self._masses @ -np.expm1(-beyond)) + self._lost)
+
+    def epsilon(self, delta: float) -> float:
+        """The least ε at least 0 with this δ."""
+        wanted, window, masses = delta - self._lost, self._window, self._masses
+        if wanted <= 0:
+            return math.inf
+        # The first column above which less than δ lies is no less than ε: measure from there.
+        above = np.cumsum(masses[::-1])[::-1]
+        last = int(np.count_nonzero(above > wanted))
+        if last == masses.size:
+            return math.inf
+        begin, discount = window.discount(last)
+        with np.errstate(under="ignore"):
+            discounted = np.cumsum((masses[begin:] * discount)[::-1])[::-1]
+        # δ at the loss t_i is Σ_{j>i} p_j (1 − e^(t_i − t_j)), which falls with i.
+        inside = last - begin
+        deltas = above[begin + 1 : last + 1] - discounted[1 : inside + 1] / discount[:inside]
+        beyond = int(np.count_nonzero(deltas > wanted))
+        if beyond == 0:
+            return float(window.losses[begin])  # of which nothing less is known
+        # Between t_(c−1) and t_c the sum runs over j ≥ c; c is the first with δ(t_c) ≤ wanted.
+        column = begin + beyond
+        ratio = (float(above[column]) - wanted) / float(discounted[beyond])
+        return max(0.0, float(window.losses[last]) + math.log(ratio))
+
+
+def _transform_size(least: int) -> int:
+    """The least 2^n, 1.25·2^n or 1.5·2^n of at least ``least``: quick to transform, and even."""
+    power = max(16, 1 << (least - 1).bit_length())
+    return next(size for size in (power * 5 // 8, power * 3 // 4, power) if size >= least)
+
+
+def _transform_rounding(cells: int) -> float:
+    return 8 * math.log2(cells) * _EPS
+
+
+def _power(values: NDArray[np.complex128], exponent: int) -> NDArray[np.complex128]:
+    """Integer powers by squaring, which keeps the phase exact where ``**`` takes a logarithm."""
+    result = np.ones_like(values)
+    while exponent:
+        if exponent & 1:
+            result = result * values
+        exponent >>= 1
+        if exponent:
+            values = values * values
+    return result
+
+
+def _mean_of_half(values: FloatArray, cells: int) -> float:
+    """Mean over all frequencies of a magnitude given for the non-negative ones."""
+    return float(2 * values.sum()) / cells
