@@ -1,12 +1,13 @@
 """What makes a release private, and what it costs.
 
 A device samples a lot (:mod:`~dpagent.privacy.sampling`), constrains each record's gradient to
-integers of bounded norm and adds exact integer noise (:mod:`~dpagent.privacy.mechanism`,
-:mod:`~dpagent.privacy.discrete_gaussian`), and rounds the result for the wire
-(:mod:`~dpagent.privacy.wire`). The cost is accounted for in :mod:`~dpagent.privacy.accounting`,
-planned ahead in :mod:`~dpagent.privacy.calibration` on one of the
-:mod:`~dpagent.privacy.schedules`. :mod:`~dpagent.privacy.caps` is free post-processing.
-Needs numpy and nothing else. The guarantee is stated in ``docs/privacy.md``.
+integers of bounded norm (:mod:`~dpagent.privacy.grid`), adds exact integer noise by one of the
+mechanisms, and rounds the result for the wire (:mod:`~dpagent.privacy.wire`). The cost is accounted
+for by :mod:`~dpagent.privacy.pld` (tight) or :mod:`~dpagent.privacy.accounting` (Rényi), planned
+ahead in :mod:`~dpagent.privacy.calibration` on one of the :mod:`~dpagent.privacy.schedules`, held in
+by :mod:`~dpagent.privacy.filters` where charges are chosen as one goes, and told in one form,
+:mod:`~dpagent.privacy.statement`. Needs numpy and nothing else. ``docs/privacy.md`` says which module
+and which test stands for each guarantee.
 """
 
 from dpagent.privacy.accounting import (
@@ -17,40 +18,117 @@ from dpagent.privacy.accounting import (
     running_epsilon,
     subsampled_gaussian_rdp,
 )
-from dpagent.privacy.calibration import BudgetPlan, calibrate
+from dpagent.privacy.approximate import amplified_epsilon, imperfect_delta, unamplified_epsilon
+from dpagent.privacy.bounded import BoundedBudget, BoundedCap, BoundedRound
+from dpagent.privacy.calibration import BudgetPlan, affordable_rounds, calibrate, price
 from dpagent.privacy.caps import CapReport, ClampCap
+from dpagent.privacy.central import CentralGaussian, CentralLaplace
+from dpagent.privacy.composition import (
+    composed,
+    composed_rho,
+    gaussian_rho,
+    group_event,
+    group_rho,
+    pure_rho,
+    zcdp_delta,
+    zcdp_epsilon,
+    zcdp_rho,
+)
 from dpagent.privacy.discrete_gaussian import DiscreteGaussianSampler
+from dpagent.privacy.discrete_laplace import DiscreteLaplaceSampler, usable_bound
+from dpagent.privacy.entropy import NoisePool
 from dpagent.privacy.events import ApproximateEvent, PrivacyLossEvent
-from dpagent.privacy.mechanism import FINE_STEPS, Constrained, DiscretisedGaussian
+from dpagent.privacy.filters import BudgetExceededError, RenyiFilter, ZcdpFilter, best_order
+from dpagent.privacy.gaussian import DiscretisedGaussian
+from dpagent.privacy.grid import FINE_STEPS, Constrained, Grid, Norm, l1_fine_steps
+from dpagent.privacy.laplace import DiscretisedLaplace
+from dpagent.privacy.layer_ranges import LayerRange, adapted_ranges
+from dpagent.privacy.mechanism import Mechanism
+from dpagent.privacy.per_layer import Layer, PerLayerGaussian
+from dpagent.privacy.pld import MIN_SIGMA_STEPS, PldAccountant, running_pld_epsilon
+from dpagent.privacy.published import PublishedCap
 from dpagent.privacy.sampling import poisson_lot
 from dpagent.privacy.schedules import Schedule
+from dpagent.privacy.shuffling import Bound, ShuffledBatch, central_delta, central_epsilon, least_reports
 from dpagent.privacy.statement import Adjacency, BudgetStatement, Trust, Unit
+from dpagent.privacy.truncated_laplace import TruncatedLaplace
+from dpagent.privacy.two_point import TwoPoint
+from dpagent.privacy.two_point_budget import coordinate_statement, device_statement, shuffled_statement
 from dpagent.privacy.wire import coarsen, wire_shift, wire_width
 
 __all__ = [
     "FINE_STEPS",
     "INTEGER_ORDERS",
+    "MIN_SIGMA_STEPS",
     "ORDERS",
     "Adjacency",
     "ApproximateEvent",
+    "Bound",
+    "BoundedBudget",
+    "BoundedCap",
+    "BoundedRound",
+    "BudgetExceededError",
     "BudgetPlan",
     "BudgetStatement",
     "CapReport",
+    "CentralGaussian",
+    "CentralLaplace",
     "ClampCap",
     "Constrained",
     "DiscreteGaussianSampler",
+    "DiscreteLaplaceSampler",
     "DiscretisedGaussian",
+    "DiscretisedLaplace",
+    "Grid",
+    "Layer",
+    "LayerRange",
+    "Mechanism",
+    "NoisePool",
+    "Norm",
+    "PerLayerGaussian",
+    "PldAccountant",
     "PrivacyLossEvent",
+    "PublishedCap",
     "RdpAccountant",
+    "RenyiFilter",
     "Schedule",
+    "ShuffledBatch",
+    "TruncatedLaplace",
     "Trust",
+    "TwoPoint",
     "Unit",
+    "ZcdpFilter",
+    "adapted_ranges",
+    "affordable_rounds",
+    "amplified_epsilon",
+    "best_order",
     "calibrate",
+    "central_delta",
+    "central_epsilon",
     "coarsen",
+    "composed",
+    "composed_rho",
+    "coordinate_statement",
+    "device_statement",
     "epsilon_from_rdp",
+    "gaussian_rho",
+    "group_event",
+    "group_rho",
+    "imperfect_delta",
+    "l1_fine_steps",
+    "least_reports",
     "poisson_lot",
+    "price",
+    "pure_rho",
     "running_epsilon",
+    "running_pld_epsilon",
+    "shuffled_statement",
     "subsampled_gaussian_rdp",
+    "unamplified_epsilon",
+    "usable_bound",
     "wire_shift",
     "wire_width",
+    "zcdp_delta",
+    "zcdp_epsilon",
+    "zcdp_rho",
 ]

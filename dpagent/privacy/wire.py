@@ -16,15 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpagent.errors import ParameterError, require_count, require_positive
-from dpagent.privacy.discrete_gaussian import Entropy, uniform_words
-from dpagent.privacy.mechanism import DiscretisedGaussian
+from dpagent.privacy.entropy import Entropy, uniform_words
+from dpagent.privacy.mechanism import Mechanism
 
 MIN_WIDTH: Final = 4
 MAX_WIDTH: Final = 32
 
 _MAX_SHIFT: Final = 32
 _LOT_DEVIATIONS: Final = 6
-_NOISE_DEVIATIONS: Final = 8
 _BLOCK: Final = 65_536
 
 
@@ -42,11 +41,12 @@ def wire_shift(sigma_steps: float) -> int:
     return max(0, exponent - 1)
 
 
-def wire_width(mechanism: DiscretisedGaussian, expected_lot: float, shift: int) -> int:
+def wire_width(mechanism: Mechanism, expected_lot: float, shift: int) -> int:
     """Bits of a signed wire value, so that saturation practically never happens.
 
     Room for every record of a lot six standard deviations above the expected pulling one
-    coordinate the same way in every step, and for noise of eight standard deviations.
+    coordinate the same way in every step, and for noise up to what it exceeds once in 10¹⁴ values
+    (eight standard deviations if it is Gaussian).
 
     Args:
         mechanism: the release.
@@ -62,8 +62,7 @@ def wire_width(mechanism: DiscretisedGaussian, expected_lot: float, shift: int) 
     lot = require_positive("expected lot", expected_lot)
     require_count("shift", shift, minimum=0, maximum=_MAX_SHIFT)
     signal = (lot + _LOT_DEVIATIONS * math.sqrt(lot)) * mechanism.sensitivity_steps * mechanism.steps
-    noise = _NOISE_DEVIATIONS * mechanism.sigma_steps * math.sqrt(mechanism.steps)
-    reach = (signal + noise) / float(1 << shift) + 1
+    reach = (signal + mechanism.reach_steps) / float(1 << shift) + 1
     if reach >= 2 ** (MAX_WIDTH - 1):
         return MAX_WIDTH
     return max(MIN_WIDTH, math.ceil(reach).bit_length() + 1)

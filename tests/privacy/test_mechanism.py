@@ -1,4 +1,4 @@
-"""The mechanism: an integer norm no gradient can break, and noise that does what it claims."""
+"""The grid: an integer norm no vector can break. The Gaussian: noise that does what it claims."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+from attacks import proven_epsilon
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -13,13 +14,17 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from dpagent.errors import ParameterError
-from dpagent.privacy import DiscretisedGaussian, running_epsilon
-from dpagent.privacy.mechanism import shrink_to_norm
+from dpagent.privacy import running_epsilon
+from dpagent.privacy.entropy import NoisePool
+from dpagent.privacy.gaussian import DiscretisedGaussian
+from dpagent.privacy.grid import Grid, Norm, l1_fine_steps, shrink_to_norm
 
 ANY_FLOAT32 = st.floats(width=32, allow_nan=True, allow_infinity=True, allow_subnormal=True)
 BATCHES = hnp.array_shapes(min_dims=2, max_dims=2, min_side=1, max_side=12).flatmap(
     lambda shape: hnp.arrays(np.float32, shape, elements=ANY_FLOAT32)
 )
+NORMS = st.sampled_from(Norm)
+both_norms = pytest.mark.parametrize("norm", list(Norm))
 
 
 def mechanism(dimension: int, **changes: float) -> DiscretisedGaussian:
@@ -27,38 +32,48 @@ def mechanism(dimension: int, **changes: float) -> DiscretisedGaussian:
     return DiscretisedGaussian(**{**arguments, **changes}, dimension=dimension)  # type: ignore[arg-type]
 
 
-def square_norm(vector: NDArray[np.int64]) -> int:
-    return sum(int(x) ** 2 for x in vector)
+def measure(vector: NDArray[np.int64], norm: Norm) -> int:
+    """The squared L2 norm, or the L1 norm, in Python's integers."""
+    return sum(int(x) ** 2 if norm is Norm.L2 else abs(int(x)) for x in vector)
 
 
-@given(batch=BATCHES, clip=st.floats(1e-9, 1e9), fine=st.sampled_from([1, 7, 65_536]))
+def limit(bound: int, norm: Norm) -> int:
+    return bound**2 if norm is Norm.L2 else bound
+
+
+@given(batch=BATCHES, clip=st.floats(1e-9, 1e9), fine=st.sampled_from([1, 7, 65_536, 2**20]), norm=NORMS)
 @settings(deadline=None)
-def test_no_record_exceeds_the_sensitivity(batch: NDArray[np.float32], clip: float, fine: int) -> None:
-    m = mechanism(batch.shape[1], clip_norm=clip, fine_steps=fine, noise_multiplier=3.0)
+def test_no_record_exceeds_the_sensitivity(
+    batch: NDArray[np.float32], clip: float, fine: int, norm: Norm
+) -> None:
+    grid = Grid(norm, clip, batch.shape[1], fine)
     for row in batch:
-        total, excluded = m.constrain(row[np.newaxis])
-        assert square_norm(total) <= m.sensitivity_steps**2
+        total, excluded = grid.constrain(row[np.newaxis])
+        assert measure(total, norm) <= limit(grid.sensitivity_steps, norm)
         assert excluded == (not np.isfinite(row).all())
         if excluded:
             assert not total.any()
 
 
-@given(batch=BATCHES, data=st.data())
+@given(batch=BATCHES, data=st.data(), norm=NORMS)
 @settings(deadline=None)
-def test_removing_a_record_removes_its_own_vector(batch: NDArray[np.float32], data: st.DataObject) -> None:
-    m = mechanism(batch.shape[1])
+def test_removing_a_record_removes_its_own_vector(
+    batch: NDArray[np.float32], data: st.DataObject, norm: Norm
+) -> None:
+    grid = Grid(norm, 1.0, batch.shape[1], norm.max_fine_steps)
     removed = data.draw(st.integers(0, len(batch) - 1))
-    difference = m.constrain(batch).total - m.constrain(np.delete(batch, removed, axis=0)).total
-    assert square_norm(difference) <= m.sensitivity_steps**2
-    np.testing.assert_array_equal(difference, m.constrain(batch[removed : removed + 1]).total)
+    difference = grid.constrain(batch).total - grid.constrain(np.delete(batch, removed, axis=0)).total
+    assert measure(difference, norm) <= limit(grid.sensitivity_steps, norm)
+    np.testing.assert_array_equal(difference, grid.constrain(batch[removed : removed + 1]).total)
 
 
+@both_norms
 @pytest.mark.parametrize("dimension", [1, 3, 127, 650, 26_010])
-def test_the_sum_is_exact_in_any_order_and_split(dimension: int) -> None:
+def test_the_sum_is_exact_in_any_order_and_split(dimension: int, norm: Norm) -> None:
     rng = np.random.default_rng(dimension)
     batch = (rng.normal(size=(17, dimension)) * 10.0 ** rng.uniform(-6, 6, (17, 1))).astype(np.float32)
     batch[3, 0] = np.nan
-    m = mechanism(dimension)
+    m = Grid(norm, 1.0, dimension, 65_536 if norm is Norm.L2 else l1_fine_steps(dimension))
     expected = m.constrain(batch)
     assert expected.excluded == 1
     permuted = m.constrain(batch[rng.permutation(17)])
@@ -72,42 +87,68 @@ def test_the_sum_is_exact_in_any_order_and_split(dimension: int) -> None:
 
 
 def test_rounding_to_nearest_is_faithful_and_its_slack_is_small() -> None:
-    m = mechanism(26_010)
-    assert m.sensitivity_steps == 65_536 + 81 + 1
     gradient = np.random.default_rng(0).normal(size=(1, 26_010)).astype(np.float32)
     exact = gradient[0].astype(np.float64)
-    for scale, norm in ((1.0, np.linalg.norm(exact)), (1e-3, 1.0)):
-        wanted = exact * scale / norm / m.granularity
-        got = m.constrain((gradient * np.float32(scale)).astype(np.float32)).total
-        assert np.abs(got - wanted).max() <= 0.51
+    for norm, fine, order in ((Norm.L2, 65_536, 2), (Norm.L1, l1_fine_steps(26_010), 1)):
+        m = Grid(norm, 1.0, 26_010, fine)
+        assert 1 < m.sensitivity_steps / fine < 1.0013
+        for scale, length in ((1.0, np.linalg.norm(exact, order)), (1e-6, 1.0)):
+            wanted = exact * scale / length / m.granularity
+            got = m.constrain((gradient * np.float32(scale)).astype(np.float32)).total
+            assert np.abs(got - wanted).max() <= 0.51
+    # what the module's text says of the L1 grid
+    assert l1_fine_steps(26_010) == 2**24
+    assert Grid(Norm.L1, 1.0, 26_010, 2**24).sensitivity_steps == 2**24 + 13_005 + 1
+    assert [l1_fine_steps(d) for d in (1, 128, 129, 2**19, 2**28)] == [2**16, 2**16, 2**17, 2**28, 2**28]
 
 
-def test_a_half_step_everywhere_pays_the_full_slack() -> None:
-    """All coordinates rounded up: the worst case √d/2 really is needed, and is enough."""
-    dimension, fine = 10_000, 1000
-    m = mechanism(dimension, fine_steps=fine, clip_norm=1.0)
+@pytest.mark.parametrize("dimension", [1, 100, 650, 26_010, 2**19])
+def test_l1_slack_is_below_a_thousandth(dimension: int) -> None:
+    fine = l1_fine_steps(dimension)
+    assert Grid(Norm.L1, 1.0, dimension, fine).sensitivity_steps <= fine * 1.001 + 1
+
+
+@both_norms
+def test_a_half_step_everywhere_pays_the_full_slack(norm: Norm) -> None:
+    """All coordinates rounded up: the worst case √d/2, or d/2, really is needed, and is enough."""
+    dimension, fine = 10_000, 1000 if norm is Norm.L2 else 2**20
+    grid = Grid(norm, 1.0, dimension, fine)
     step = np.float32(0.5001 / fine)
-    total = m.constrain(np.full((1, dimension), step)).total
+    total = grid.constrain(np.full((1, dimension), step)).total
     np.testing.assert_array_equal(total, np.ones(dimension))
-    assert math.sqrt(square_norm(total)) > float(step) * fine * math.sqrt(dimension) + 49.9
-    assert m.sensitivity_steps == fine + 50 + 1
+    half = 50 if norm is Norm.L2 else 5000
+    added = measure(total, norm) ** (1 / 2 if norm is Norm.L2 else 1) - 0.5001 * 2 * half
+    assert half - 2 < added <= half
+    assert grid.sensitivity_steps == fine + half + 1
+
+
+def test_rounding_never_more_than_doubles_an_l1_norm() -> None:
+    """On a grid too coarse for the model the slack stops at F."""
+    grid = Grid(Norm.L1, 1.0, 1000, 8)
+    assert grid.sensitivity_steps == 8 + 8 + 1
+    total = grid.constrain(np.full((1, 1000), 0.5001 / 8, dtype=np.float32)).total
+    assert total.sum() == 0  # clipped to 8/1000 of a step each
+    few = np.zeros((1, 1000), dtype=np.float32)
+    few[0, :15] = 0.5001 / 8
+    assert grid.constrain(few).total.sum() == 15
 
 
 @given(
     vector=hnp.arrays(np.float64, st.integers(1, 30), elements=st.integers(-(2**20), 2**20)),
     bound=st.integers(1, 2**20),
+    norm=NORMS,
 )
 @settings(deadline=None)
 def test_an_offender_is_shortened_to_whole_numbers_within_the_bound(
-    vector: NDArray[np.float64], bound: int
+    vector: NDArray[np.float64], bound: int, norm: Norm
 ) -> None:
     before = vector.copy()
-    shrink_to_norm(vector, np.empty_like(vector), bound)
+    shrink_to_norm(vector, np.empty_like(vector), bound, norm)
     as_integers = vector.astype(np.int64)
     np.testing.assert_array_equal(as_integers, vector)
-    assert square_norm(as_integers) <= bound**2
+    assert measure(as_integers, norm) <= limit(bound, norm)
     assert (np.abs(vector) <= np.abs(before)).all()
-    if square_norm(before.astype(np.int64)) <= bound**2:
+    if measure(before.astype(np.int64), norm) <= limit(bound, norm):
         np.testing.assert_array_equal(vector, before)
 
 
@@ -120,12 +161,18 @@ def test_sensitivity_rounds_the_slack_up(dimension: int) -> None:
 def test_the_record_states_the_maths() -> None:
     m = DiscretisedGaussian(0.5, 2.0, 0.1, 26_010, steps=3)
     assert (m.unit, m.adjacency) == ("record", "add-or-remove-one")
-    assert m.trust.startswith("none")
+    assert (m.name, m.trust, m.norm) == ("discrete-gaussian", "none", "L2")
     assert m.granularity == 0.5 / 65_536
     assert m.sigma_steps >= 2.0 * m.sensitivity_steps
     assert m.sigma_steps == pytest.approx(2.0 * m.sensitivity_steps, rel=1e-15)
     assert (m.event.noise_multiplier, m.event.sampling_rate, m.event.steps) == (2.0, 0.1, 3)
     assert 0 < m.statistical_distance < 1e-28
+    assert m.deviation_steps == m.sigma_steps
+    assert m.reach_steps == pytest.approx(8 * m.sigma_steps * math.sqrt(3))
+    statement = m.statement(1e-5)
+    assert statement.scope == ("record", "add-or-remove-one", "none")
+    assert statement.epsilon == running_epsilon([m.event], 1e-5)[0]
+    assert 1e-5 <= statement.delta < 1.000001e-5
 
 
 def test_noise_is_independent_per_coordinate_and_of_the_right_size() -> None:
@@ -134,6 +181,11 @@ def test_noise_is_independent_per_coordinate_and_of_the_right_size() -> None:
     noise = m.perturb(total) - total
     assert stats.kstest(noise / m.sigma_steps, "norm").pvalue > 1e-6
     assert not np.array_equal(noise, m.perturb(total) - total)
+    pool = NoisePool(m.sampler())
+    pool.prepare(100_000)
+    pooled = m.perturb(total, noise=pool, entropy=lambda _: b"") - total
+    assert pool.available == 0
+    assert stats.kstest(pooled / m.sigma_steps, "norm").pvalue > 1e-6
 
 
 def test_an_attack_on_one_dimension_does_not_beat_the_claimed_epsilon() -> None:
@@ -153,16 +205,7 @@ def test_an_attack_on_one_dimension_does_not_beat_the_claimed_epsilon() -> None:
     without = noise.perturb(np.zeros(draws, dtype=np.int64)) / m.sigma_steps
     present = noise.perturb(np.full(draws, record)) / m.sigma_steps
 
-    level = 1e-6 / (4 * thresholds.size)
-    proven = 0.0
-    for more, less, sign in ((present, without, 1), (without, present, -1)):
-        for threshold in thresholds:
-            hits = int((sign * (more - threshold) > 0).sum())
-            misses = int((sign * (less - threshold) > 0).sum())
-            at_least = stats.beta.ppf(level, hits, draws - hits + 1) if hits else 0.0
-            at_most = stats.beta.isf(level, misses + 1, draws - misses) if misses < draws else 1.0
-            if at_least > delta:
-                proven = max(proven, math.log((at_least - delta) / at_most))
+    proven = proven_epsilon(present, without, thresholds, delta)
     claimed = running_epsilon([m.event], delta)[0]
     assert 1.5 < proven < claimed  # strong enough to have caught noise of half the size
 
@@ -194,3 +237,6 @@ def test_bad_arrays_are_named() -> None:
     for wrong_total in (np.zeros(2, dtype=np.int64), np.zeros(3)):
         with pytest.raises(ParameterError, match="total"):
             m.perturb(wrong_total)  # type: ignore[arg-type]
+    many = np.broadcast_to(np.zeros((1, 1), dtype=np.float32), (2**23, 1))
+    with pytest.raises(ParameterError, match="at most 8388607 at a time"):
+        Grid(Norm.L1, 1.0, 1, 2**30).constrain(many)

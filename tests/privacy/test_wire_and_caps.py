@@ -11,7 +11,11 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from dpagent.errors import ParameterError
-from dpagent.privacy import ClampCap, DiscretisedGaussian, coarsen, wire_shift, wire_width
+from dpagent.privacy.caps import ClampCap
+from dpagent.privacy.gaussian import DiscretisedGaussian
+from dpagent.privacy.laplace import DiscretisedLaplace
+from dpagent.privacy.truncated_laplace import TruncatedLaplace
+from dpagent.privacy.wire import coarsen, wire_shift, wire_width
 
 
 @given(sigma=st.floats(1e-3, 2.0**24))
@@ -43,6 +47,18 @@ def test_width_leaves_room_for_lot_and_noise(lot: float, noise: float, steps: in
     width = wire_width(m, lot, shift)
     reach = (lot + 6 * math.sqrt(lot)) * m.fine_steps * steps + 8 * m.sigma_steps * math.sqrt(steps)
     assert width == 32 or (2 ** (width - 1) - 1) * 2**shift >= reach
+
+
+def test_laplace_noise_gets_the_room_it_needs() -> None:
+    pure = DiscretisedLaplace(1.0, 1.0, 0.1, 650, steps=2)
+    cut = TruncatedLaplace.for_delta(1.0, 1.0, 1e-5, 0.1, 650, steps=2)
+    for m in (pure, cut):
+        shift = wire_shift(m.deviation_steps)
+        assert 4 <= m.deviation_steps / 2**shift < 8
+        width = wire_width(m, 60.0, shift)
+        reach = (60 + 6 * math.sqrt(60)) * m.sensitivity_steps * 2 + m.reach_steps
+        assert (2 ** (width - 1) - 1) * 2**shift >= reach > (2 ** (width - 2) - 3) * 2**shift
+    assert cut.reach_steps == 2 * cut.support_steps < pure.reach_steps
 
 
 @given(

@@ -1,0 +1,155 @@
+"""The discretised Gaussian mechanism: constrain in integers, then add integer noise.
+
+After Kairouz, Liu and Steinke (ICML 2021) and Canonne, Kamath and Steinke (NeurIPS 2020):
+clip each record's gradient, bring it onto an integer grid, add up (:mod:`dpagent.privacy.grid`),
+add discrete Gaussian noise (:mod:`dpagent.privacy.discrete_gaussian`). The sensitivity is that of
+the integer vectors, rounding included. What a release costs is derived in
+:mod:`dpagent.privacy.accounting`.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpagent.errors import ParameterError, require_between, require_count
+from dpagent.privacy.accounting import running_epsilon
+from dpagent.privacy.approximate import imperfect_delta
+from dpagent.privacy.discrete_gaussian import (
+    MAX_SIGMA,
+    MIN_SIGMA,
+    DiscreteGaussianSampler,
+    statistical_distance,
+)
+from dpagent.privacy.entropy import Entropy, Sampler
+from dpagent.privacy.events import SIGMA_RANGE, PrivacyLossEvent
+from dpagent.privacy.grid import FINE_STEPS, Constrained, Grid, Norm
+from dpagent.privacy.statement import Adjacency, BudgetStatement, Trust, Unit
+
+
+@dataclass(frozen=True, slots=True)
+class DiscretisedGaussian:
+    """One release's mechanism; the record states all an accountant or auditor needs. Public.
+
+    Attributes:
+        clip_norm: C, the L2 norm a record's gradient is scaled down to, in [1e-9, 1e9].
+        noise_multiplier: σ, the noise's parameter over the L2 sensitivity, in [1e-6, 1e12].
+        sampling_rate: q, the probability with which each record enters a lot, in (0, 1].
+        dimension: d, number of coordinates released.
+        steps: noisy local steps in one release, each with a fresh lot and fresh noise.
+        fine_steps: grid steps to one clip norm, in [1, 2²⁰].
+
+    Raises:
+        ParameterError: an attribute is out of range, or the noise is too small or too large to
+            be drawn (its parameter has to lie within the sampler's range, in fine-grid steps).
+    """
+
+    name: ClassVar[str] = "discrete-gaussian"
+    unit: ClassVar[Unit] = Unit.RECORD
+    adjacency: ClassVar[Adjacency] = Adjacency.ADD_OR_REMOVE_ONE
+    trust: ClassVar[Trust] = Trust.NONE
+    norm: ClassVar[Norm] = Norm.L2
+
+    clip_norm: float
+    noise_multiplier: float
+    sampling_rate: float
+    dimension: int
+    steps: int = 1
+    fine_steps: int = FINE_STEPS
+
+    def __post_init__(self) -> None:
+        _ = self.grid
+        require_between("noise multiplier", self.noise_multiplier, *SIGMA_RANGE)
+        require_between("sampling rate", self.sampling_rate, 0.0, 1.0, low_open=True)
+        require_count("steps", self.steps)
+        if not MIN_SIGMA <= self.sigma_steps <= MAX_SIGMA:
+            low, high = MIN_SIGMA / self.sensitivity_steps, MAX_SIGMA / self.sensitivity_steps
+            raise ParameterError(
+                f"noise multiplier is {self.noise_multiplier!r}; with a sensitivity of "
+                f"{self.sensitivity_steps} grid steps, noise can be drawn for {low:.3g} to {high:.3g}. "
+                "Change the epsilon target, or take other fine steps."
+            )
+
+    @property
+    def grid(self) -> Grid:
+        """How gradients become whole numbers."""
+        return Grid(Norm.L2, self.clip_norm, self.dimension, self.fine_steps)
+
+    @property
+    def granularity(self) -> float:
+        """One fine-grid step in gradient units."""
+        return self.grid.granularity
+
+    @property
+    def sensitivity_steps(self) -> int:
+        """Bound on the L2 norm of one record's integer vector, in fine-grid steps."""
+        return self.grid.sensitivity_steps
+
+    @property
+    def sigma_steps(self) -> float:
+        """The noise's parameter in fine-grid steps: σ times the sensitivity, rounded up."""
+        return math.nextafter(self.noise_multiplier * self.sensitivity_steps, math.inf)
+
+    @property
+    def deviation_steps(self) -> float:
+        """Bound on the standard deviation of one step's noise, in fine-grid steps."""
+        return self.sigma_steps
+
+    @property
+    def reach_steps(self) -> float:
+        """The noise of all steps exceeds this with probability below 1e-14 a coordinate."""
+        return 8 * self.sigma_steps * math.sqrt(self.steps)
+
+    @property
+    def event(self) -> PrivacyLossEvent:
+        """The charge for one release."""
+        return PrivacyLossEvent(self.noise_multiplier, self.sampling_rate, self.steps)
+
+    @property
+    def statistical_distance(self) -> float:
+        """Total variation distance of one release from ideal noise; η of ``docs/privacy.md``.
+
+        A mechanism within η of an (ε, δ)-DP one is (ε, δ + (1 + e^ε)·η)-DP.
+        """
+        return self.dimension * self.steps * statistical_distance(self.sigma_steps)
+
+    def statement(self, delta: float) -> BudgetStatement:
+        """What one release guarantees, at ``delta`` in (0, 1) and what imperfect noise adds to it."""
+        epsilon = float(running_epsilon([self.event], delta)[0])
+        return BudgetStatement(
+            self.unit,
+            self.adjacency,
+            self.trust,
+            self.name,
+            epsilon,
+            imperfect_delta(epsilon, delta, self.statistical_distance),
+        )
+
+    def constrain(self, gradients: NDArray[np.float32]) -> Constrained:
+        """Clip, round and add up the records of a microbatch; see :meth:`Grid.constrain`."""
+        return self.grid.constrain(gradients)
+
+    def sampler(self, *, entropy: Entropy = os.urandom) -> DiscreteGaussianSampler:
+        """What draws this mechanism's noise, for instance ahead of need."""
+        return DiscreteGaussianSampler(self.sigma_steps, entropy=entropy)
+
+    def perturb(
+        self, total: NDArray[np.int64], *, entropy: Entropy = os.urandom, noise: Sampler | None = None
+    ) -> NDArray[np.int64]:
+        """Add one discrete Gaussian vector with parameter ``sigma_steps``.
+
+        Args:
+            total: exact sum over one lot, shape (d,), in fine-grid steps.
+            entropy: gives n uniform bytes for an argument n; to be replaced in tests only.
+            noise: a pool over :meth:`sampler`, filled ahead of need; ``entropy`` is then unused.
+
+        Raises:
+            ParameterError: ``total`` is not an integer vector of d entries.
+        """
+        self.grid.require_total(total)
+        return total + (noise or self.sampler(entropy=entropy)).sample(self.dimension)
