@@ -17,6 +17,10 @@ fixed in advance (Mironov 2017; if not, see :mod:`~dpagent.privacy.filters`). Th
 (Balle et al., *Hypothesis testing interpretations and Rényi differential privacy*, AISTATS 2020,
 Thm 21; Canonne, Kamath, Steinke 2020, Prop. 12); the least over :data:`ORDERS` is reported and,
 where all charges are pure, at most the sum of their ε (basic composition, the order ∞).
+
+*Rounding.* Before conversion, sums are raised by a relative 2⁻³², which covers the rounding of the bounds
+(1e-10) and of adding up a million (1.1e-10), and offsets by 2⁻⁴⁸ of their terms. Sums of pure ε are
+rounded up.
 """
 
 from __future__ import annotations
@@ -28,7 +32,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 
 from dpagent.errors import ParameterError, require_between, require_count
-from dpagent.privacy.composition import MAX_STEPS, pure_cumulants
+from dpagent.privacy.composition import MAX_STEPS, exact_sum, pure_cumulants
 from dpagent.privacy.divergences import (
     INTEGER_ORDERS,
     ORDERS,
@@ -56,6 +60,9 @@ RenyiEvent: TypeAlias = PrivacyLossEvent | ApproximateEvent
 
 _STATE_VERSION: Final = 1
 _CHUNK: Final = 4096  # events priced at a time
+_ORDER_RANGE: Final = (1.01, 1024.0)
+_ROUNDING: Final = 2.0**-32
+_OFFSET_ROUNDING: Final = 2.0**-48
 
 
 class RdpAccountant:
@@ -153,7 +160,7 @@ def _sums_of(steps: Mapping[tuple[float, ...], int]) -> _Sums:
     rdp = np.zeros(len(ORDERS))
     for start in range(0, len(events), _CHUNK):
         rdp += renyi_divergences(events[start : start + _CHUNK]).sum(axis=0)
-    return _Sums(rdp, math.fsum(_pure_of(events)))
+    return _Sums(rdp, _pure_sum(events))
 
 
 def _event(key: Sequence[float], steps: int) -> RenyiEvent:
@@ -175,7 +182,9 @@ def running_epsilon(events: Sequence[RenyiEvent], delta: float) -> FloatArray:
         np.cumsum(rdp, axis=0, out=rdp)
         spent[start : start + _CHUNK] = epsilon_from_rdp(rdp, delta)
         so_far = rdp[-1]
-    return np.asarray(np.minimum(spent, np.cumsum(_pure_of(events))))
+    pure = np.array([_pure_sum([event]) for event in events])
+    # i additions round by less than i·2⁻⁵³
+    return np.asarray(np.minimum(spent, np.cumsum(pure) * (1 + 2.0**-52 * np.arange(len(events)))))
 
 
 def epsilon_from_rdp(rdp: FloatArray, delta: float) -> FloatArray | np.float64:
@@ -199,14 +208,19 @@ def epsilon_from_rdp(rdp: FloatArray, delta: float) -> FloatArray | np.float64:
         )
     if not np.all(divergences >= 0):
         raise ParameterError("rdp has a negative or undefined entry; expected divergences of at least 0.")
-    epsilon = np.maximum((divergences + conversion_offsets(np.array(ORDERS), delta)).min(axis=-1), 0.0)
+    offsets = conversion_offsets(np.array(ORDERS), delta)
+    epsilon = np.maximum((divergences * (1 + _ROUNDING) + offsets).min(axis=-1), 0.0)
     released = divergences.any(axis=-1)
     return np.where(released, epsilon, 0.0)[()]
 
 
 def conversion_offsets(orders: FloatArray, delta: float) -> FloatArray:
-    """What turns D_α into ε at ``delta``, for each order: log((α−1)/α) − (log δ + log α)/(α−1)."""
-    return np.asarray(np.log1p(-1 / orders) - (math.log(delta) + np.log(orders)) / (orders - 1))
+    """What turns D_α into ε at ``delta``: log((α−1)/α) − (log δ + log α)/(α−1), rounded up. For α > 1."""
+    log_delta, log_orders = math.log(delta), np.log(orders)
+    terms = 1 + (log_orders - log_delta) / (orders - 1)  # log(α/(α−1)) < 1 + log(α)/(α−1)
+    return np.asarray(
+        np.log1p(-1 / orders) - (log_delta + log_orders) / (orders - 1) + _OFFSET_ROUNDING * terms
+    )
 
 
 def renyi_divergences(events: Sequence[RenyiEvent], orders: Sequence[float] = ORDERS) -> FloatArray:
@@ -217,9 +231,11 @@ def renyi_divergences(events: Sequence[RenyiEvent], orders: Sequence[float] = OR
         orders: real, in [1.01, 1024].
 
     Raises:
-        ParameterError: an event has δ > 0, or more than 2⁵³ steps.
+        ParameterError: an event has δ > 0, or more than 2⁵³ steps, or an order is out of range.
     """
     _require_supported(events)
+    for order in orders:
+        require_between("order", order, *_ORDER_RANGE)
     bounds = np.empty((len(events), len(orders)))
     gaussian = {i: e for i, e in enumerate(events) if isinstance(e, PrivacyLossEvent)}
     if gaussian:
@@ -234,8 +250,9 @@ def renyi_divergences(events: Sequence[RenyiEvent], orders: Sequence[float] = OR
     return bounds
 
 
-def _pure_of(events: Sequence[RenyiEvent]) -> list[float]:
-    return [e.epsilon * e.steps if isinstance(e, ApproximateEvent) else math.inf for e in events]
+def _pure_sum(events: Sequence[RenyiEvent]) -> float:
+    pure = [(event.epsilon, event.steps) for event in events if isinstance(event, ApproximateEvent)]
+    return exact_sum(pure) if len(pure) == len(events) else math.inf
 
 
 def _require_supported(events: Sequence[RenyiEvent]) -> None:

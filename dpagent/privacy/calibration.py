@@ -50,6 +50,7 @@ _REPRESENTATIVES: Final = 16
 _MENDINGS: Final = 12
 _SLOPE_STEP: Final = 1e-2  # of log s
 _LEAST_SLOPE: Final = 0.2
+_MOST_DIFFERENT: Final = 2_048
 
 # At the least noise multiplier, one release costs more than MAX_EPSILON at any sampling rate
 # above 1e-300; at the greatest, what is left of ε comes from the number of rounds and from δ.
@@ -102,18 +103,20 @@ def calibrate(
     rounds: int,
     sampling_rate: float,
     steps: int = 1,
-    accountant: AccountantName = "pld",
+    accountant: AccountantName | None = None,
 ) -> BudgetPlan:
     """The least noise with which ``rounds`` rounds on ``schedule`` meet (``epsilon``, ``delta``).
 
     Args:
         schedule: how the budget is spread over the rounds.
-        epsilon: target, in (0, 1000]; met from below, to within a relative 1e-4 (``rdp``: 1e-5).
+        epsilon: target, in (0, 1000]; met from below, to within a relative 1e-4 (``rdp``: 1e-5) unless
+            the least noise there is, σ = 0.01 in some round, already costs less.
         delta: in (0, 1); keep it well below one over the number of records.
         rounds: in [1, 1,000,000].
         sampling_rate: in (0, 1].
         steps: noisy steps in each round, at least 1.
         accountant: ``pld`` for the tight price, ``rdp`` for Rényi divergences (more noise for the same ε).
+            By default the former, unless more than 2,048 rounds all differ and that would take too long.
 
     Raises:
         ParameterError: a value is out of its range.
@@ -122,6 +125,7 @@ def calibrate(
     _check_terms(epsilon, delta, sampling_rate, steps, accountant)
     require_count("rounds", rounds, maximum=MAX_ROUNDS)
     relative = 1 / np.sqrt(schedule.shares(rounds))
+    accountant = accountant or accountant_for(relative.tolist())
     interval = (
         math.log(_SIGMA_RANGE[0] / relative.min()),
         math.log(_SIGMA_RANGE[1] / relative.max()),
@@ -163,7 +167,7 @@ def price(
     delta: float,
     sampling_rate: float,
     steps: int = 1,
-    accountant: AccountantName = "pld",
+    accountant: AccountantName | None = None,
     schedule: Schedule | None = None,
     epsilon_target: float | None = None,
 ) -> BudgetPlan:
@@ -180,6 +184,7 @@ def price(
     """
     if not noise_multipliers:
         raise ParameterError("noise multipliers are empty; expected one for each round.")
+    accountant = accountant or accountant_for(noise_multipliers)
     events = [PrivacyLossEvent(sigma, sampling_rate, steps) for sigma in noise_multipliers]
     running = running_pld_epsilon if accountant == "pld" else running_epsilon
     spent = tuple(running(events, delta).tolist())
@@ -202,7 +207,7 @@ def affordable_rounds(
     delta: float,
     sampling_rate: float,
     steps: int = 1,
-    accountant: AccountantName = "pld",
+    accountant: AccountantName | None = None,
 ) -> int:
     """The largest number of rounds, all with this noise, that cost at most ``epsilon``; at most 1,000,000.
 
@@ -218,9 +223,9 @@ def affordable_rounds(
 
     def cost(rounds: int) -> float:
         event = PrivacyLossEvent(noise_multiplier, sampling_rate, steps * rounds)
-        if accountant == "pld":
-            return PldAccountant().epsilon_after([event], delta)
-        return float(running_epsilon([event], delta)[0])
+        if accountant == "rdp":
+            return float(running_epsilon([event], delta)[0])
+        return PldAccountant().epsilon_after([event], delta)
 
     if (first := cost(1)) > epsilon:
         raise PlanError(
@@ -238,14 +243,19 @@ def affordable_rounds(
     return low
 
 
+def accountant_for(noise_multipliers: Sequence[float]) -> AccountantName:
+    """What prices these rounds unless it is said: ``pld``, or ``rdp`` if more than 2,048 are different."""
+    return "pld" if len(set(noise_multipliers)) <= _MOST_DIFFERENT else "rdp"
+
+
 def _check_terms(
-    epsilon: float, delta: float, sampling_rate: float, steps: int, accountant: AccountantName
+    epsilon: float, delta: float, sampling_rate: float, steps: int, accountant: AccountantName | None
 ) -> None:
     require_positive("epsilon", epsilon, maximum=MAX_EPSILON)
     require_between("delta", delta, 0.0, 1.0, low_open=True, high_open=True)
     require_between("sampling rate", sampling_rate, 1e-300, 1.0)
     require_count("steps", steps)
-    if accountant not in get_args(AccountantName):
+    if accountant is not None and accountant not in get_args(AccountantName):
         raise ParameterError(
             f"accountant is {accountant!r}; expected one of {', '.join(get_args(AccountantName))}."
         )
@@ -296,6 +306,9 @@ def _search_few_rounds(
         return math.log(max(few.epsilon(log_scale), _NEARLY_ZERO) / aim)
 
     log_scale = _root(excess, guess, reach=math.log(2), interval=interval, tolerance=_PLD_AIM)
+    if log_scale <= interval[0]:  # δ alone allows to give away every record that is used
+        plan = plan_at(interval[0])
+        return plan if plan.epsilon_by_round[-1] <= epsilon else None
     slope = (excess(log_scale + _SLOPE_STEP) - excess(log_scale)) / _SLOPE_STEP
     for _ in range(_MENDINGS):
         plan = plan_at(log_scale)

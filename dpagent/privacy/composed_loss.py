@@ -27,7 +27,8 @@ lie near the ε asked for, so that tiny δ come out with a small relative error.
 is returned is a bound, since all that is neglected is bounded and added:
 
 - the transform is circular. Mass above its window would count as a lower loss: under P it is at most
-  e^(K(s)−s·top) for any s > 0 (Markov), which is added to δ. Mass below counts as a higher loss;
+  e^(K(s)−s·top) for any s > 0 (Markov), which is added to δ. Mass below counts as a higher loss, or is
+  left out where it is known to be lower than the ε asked for;
 - a computed transform of masses w is off by at most e = 8·log2(N)·2⁻⁵²·Σw in each entry (each output is
   a sum over a tree of depth log2 N, at a few roundings a level). With a product G off by E, another
   factor F makes it off by (E·|F| + e·|G| + e·E)(1 + 2⁻⁵⁰), kept entry by entry. A cell of the inverse
@@ -52,13 +53,19 @@ FloatArray = NDArray[np.float64]
 
 _EPS: Final = 2.0**-52
 _MAX_CELLS: Final = 2**24
-_WINDOW_DEVIATIONS: Final = 9.0
-_MARKOV_DEVIATIONS: Final = (1.0, 2.0, 3.0, 4.0, 6.0, 8.0)
+_MARKOV_SHARES: Final = (0.25, 1.0)
+_LOG_OUTSIDE: Final = -35.0  # of a tilted law's mass that may come in from outside its window
+_MARKOV_DEVIATIONS: Final = (1.0, 2.0, 3.0, 4.0, 6.0, 8.5)
+_CLEAR_CELLS: Final = 2**18  # that are spent on a clear centre
+_CLEAR_WORK: Final = 2**20  # over all transforms
+_LOW_CELLS: Final = 2**21
 _TAIL_SHARE: Final = 1e-6  # of δ, that a window may leave above it
 _LEAST_DELTA: Final = 1e-12  # what a δ is computed to, give or take that share of it
-_GREATEST_TILT_STEPS: Final = 16.0
+_GREATEST_TILT_STEPS: Final = 4.0
 _LEAST_TILT: Final = 1e-9
+_NEAR_NOTHING: Final = 16.0  # grid steps
 _HALVINGS: Final = 5
+_BACK_OFF: Final = 0.8
 _MAX_EXPONENT: Final = 700.0
 _TINY: Final = 1e-300
 
@@ -128,11 +135,16 @@ class ComposedLoss:
     def delta(self, epsilon: float) -> float:
         """The least δ proven for an ε of at least 0."""
         tilt = self._tilt(lambda cumulant, mean: mean < epsilon)
-        return next(self._laws(tilt, prefixes=False, delta=_LEAST_DELTA)).delta(epsilon)
+        laws = self._laws(tilt, prefixes=False, delta=_LEAST_DELTA, reaching=epsilon)
+        return next(laws).delta(epsilon)
 
     def epsilon(self, delta: float) -> float:
         """The least ε proven for a δ in (0, 1), at least 0; infinite if none is."""
-        return next(self._laws(self._tilt_for(delta), prefixes=False, delta=delta)).epsilon(delta)
+        epsilon = next(self._laws(self._tilt_for(delta), prefixes=False, delta=delta)).epsilon(delta)
+        if 0 < epsilon < _NEAR_NOTHING * self._step:
+            # Rounding, untilted, may be all that is seen there: any tilt is valid, and none has less of it.
+            epsilon = min(epsilon, next(self._laws(0.0, prefixes=False, delta=delta)).epsilon(delta))
+        return epsilon
 
     def running_epsilon(self, delta: float) -> FloatArray:
         """The ε after each stage, in order, as :meth:`epsilon` gives it: shape (stages,)."""
@@ -145,7 +157,10 @@ class ComposedLoss:
         return self._tilt(lambda exponent, mean: exponent > log_delta, legendre=True)
 
     def _tilt(self, rises: Callable[[float, float], bool], legendre: bool = False) -> float:
-        """The tilt at which ``rises`` turns false, to a few per cent; any tilt gives a valid bound."""
+        """A little less than the tilt at which ``rises`` turns false; any tilt gives a valid bound.
+
+        Less, for where rare losses are great, at some tilt the law leaps from the small ones to them.
+        """
 
         def still(tilt: float) -> bool:
             log_moments, means, _ = self._moments(tilt)
@@ -154,8 +169,12 @@ class ComposedLoss:
 
         low, high = 0.0, 1.0
         greatest, least = _GREATEST_TILT_STEPS / self._step, _LEAST_TILT
+        def spread(tilt: float) -> bool:
+            """Whether the tilted mass is not yet all in one place, at the greatest loss there is."""
+            return float(self._totals @ self._moments(tilt)[2]) > self._step**2
+
         if still(high):
-            while high < greatest and still(high):
+            while high < greatest and still(high) and spread(high):
                 low, high = high, 2 * high
         else:
             while high > least and not still(high / 2):
@@ -164,14 +183,14 @@ class ComposedLoss:
         for _ in range(_HALVINGS):
             middle = (low + high) / 2
             low, high = (middle, high) if still(middle) else (low, middle)
-        return high
+        return _BACK_OFF * high
 
     def _moments(self, tilt: float) -> tuple[FloatArray, FloatArray, FloatArray]:
         """log E[e^(θL)] of each release, and mean and variance of its tilted loss."""
         logs, means, variances = [], [], []
         for block in self._blocks:
             losses = block.cells * self._step
-            top = tilt * float(losses[-1])
+            top = float(max(tilt * losses[0], tilt * losses[-1]))
             with np.errstate(under="ignore"):
                 weights = np.exp(tilt * losses - top)
                 powers = np.stack((weights, weights * losses, weights * losses**2), axis=1)
@@ -183,44 +202,36 @@ class ComposedLoss:
             variances.append(np.maximum(sums[:, 2] / total - mean**2, 0.0))
         return np.concatenate(logs), np.concatenate(means), np.concatenate(variances)
 
-    def _laws(self, tilt: float, *, prefixes: bool, delta: float) -> Iterator[_Law]:
-        """The tilted law of the sum of losses: after each stage, or only after all."""
-        step = self._step
+    def _laws(
+        self, tilt: float, *, prefixes: bool, delta: float, reaching: float = math.inf
+    ) -> Iterator[_Law]:
+        """The tilted law of the sum of losses: after each stage, or only after all.
+
+        Its window may begin above 0, but not above ``reaching``.
+        """
         releases = self._releases if prefixes else np.flatnonzero(self._totals)
         counts = self._counts if prefixes else self._totals[releases]
 
         def running(values: FloatArray) -> FloatArray:
             return np.cumsum(counts * values[releases])
 
-        log_moments, means, variances = self._moments(tilt)
+        log_moments, means, _ = self._moments(tilt)
         cumulants, centres = running(log_moments), running(means)
-        deviations = np.sqrt(running(variances)) + step
-        # Markov's inequality above, at the best of some tilts; below, what a law itself reaches.
-        log_tail = math.log(delta * _TAIL_SHARE)
-        top, further, log_bounds = math.inf, tilt, cumulants
-        for deviations_up in _MARKOV_DEVIATIONS:
-            candidate = tilt + deviations_up / float(deviations[-1])
-            bounds = running(self._moments(candidate)[0])
-            if (float(bounds[-1]) - log_tail) / candidate < top:
-                top = (float(bounds[-1]) - log_tail) / candidate
-                further, log_bounds = candidate, bounds
-        reaches = centres - _WINDOW_DEVIATIONS * deviations
-        bottom = min(float(reaches.min() if prefixes else reaches[-1]), 0.0, top)
-        first = math.floor(bottom / step) - 1
-        cells = _transform_size(math.ceil(top / step) + 2 - first)
-        if cells > _MAX_CELLS:
-            raise ParameterError(
-                f"composing these releases takes {cells:,} grid cells; expected at most {_MAX_CELLS:,}. "
-                "Choose a coarser grid."
-            )
-        above_window = np.exp(np.minimum(log_bounds - further * (first + cells - 1) * step, 0.0))
+        window, above_window = self._window(
+            tilt,
+            running,
+            slice(None) if prefixes else slice(-1, None),
+            math.log(delta * _TAIL_SHARE),
+            reaching,
+        )
         lost = above_window + running(self._infinite)
-        window = _Window(first, step, cells, tilt)
-        product = np.ones(cells // 2 + 1, dtype=np.complex128)
-        error = np.zeros(cells // 2 + 1)
-        rounding = _transform_rounding(cells)
+        lasts = [block.first + block.masses.shape[1] - 1 for block, _ in self._place]
+        greatest = running(np.array(lasts, dtype=np.float64))
+        product = np.ones(window.cells // 2 + 1, dtype=np.complex128)
+        error = np.zeros(window.cells // 2 + 1)
+        rounding = _transform_rounding(window.cells)
         for number, (release, count) in enumerate(zip(releases.tolist(), counts, strict=True)):
-            transform = self._transform(release, tilt, float(log_moments[release]), cells)
+            transform = self._transform(release, tilt, float(log_moments[release]), window.cells)
             size = np.abs(transform)
             off: float | FloatArray = rounding
             if count > 1:
@@ -233,8 +244,60 @@ class ComposedLoss:
             if number == len(releases) - 1 or (prefixes and number + 1 in self._ends):
                 yield _Law(
                     window, product, error,
-                    float(cumulants[number]), float(centres[number]), float(lost[number]),
+                    float(cumulants[number]), float(centres[number]), float(greatest[number]),
+                    float(lost[number]),
                 )  # fmt: skip
+
+    def _window(
+        self,
+        tilt: float,
+        running: Callable[[FloatArray], FloatArray],
+        seen: slice,
+        log_tail: float,
+        reaching: float,
+    ) -> tuple[_Window, FloatArray]:
+        """Where to look at sums, by Markov's inequality at the best of some tilts, and P's mass above.
+
+        Args:
+            tilt: θ.
+            running: adds up a figure of single releases, in order.
+            seen: which of those sums are looked at.
+            log_tail: of the mass of P that may lie above.
+            reaching: a loss above which the window is not to begin.
+        """
+        log_moments, means, variances = self._moments(tilt)
+        cumulants, centres = running(log_moments), running(means)
+        deviation = math.sqrt(float(running(variances)[-1])) + self._step
+        top, further, log_bounds = math.inf, tilt, cumulants
+        lows, highs = np.full_like(centres, -math.inf), np.full_like(centres, math.inf)
+        distances = [deviations / deviation for deviations in _MARKOV_DEVIATIONS]
+        for distance in (*distances, *(share * tilt for share in _MARKOV_SHARES if tilt > 0)):
+            above = running(self._moments(tilt + distance)[0])
+            if (float(above[-1]) - log_tail) / (tilt + distance) < top:
+                top = (float(above[-1]) - log_tail) / (tilt + distance)
+                further, log_bounds = tilt + distance, above
+            below = running(self._moments(tilt - distance)[0])
+            lows = np.maximum(lows, (_LOG_OUTSIDE + cumulants - below) / distance)
+            highs = np.minimum(highs, (above - cumulants - _LOG_OUTSIDE) / distance)
+        top = max(top, 0.0)
+        bottom = min(float(lows[seen].min()), top)
+        # What comes in from above, untilted, has grown: it had better not get as far as the centre. Neither
+        # this nor what comes in from below is worth any number of cells.
+        clear = float((highs - centres)[seen].max()) + bottom
+        spare = min(_CLEAR_CELLS, _CLEAR_WORK // len(centres)) * self._step
+        top = max(top, min(clear, bottom + spare))
+        bottom = min(max(bottom, top - _LOW_CELLS * self._step), reaching)
+        first = math.floor(bottom / self._step) - 1
+        cells = _transform_size(math.ceil(top / self._step) + 2 - first)
+        if cells > _MAX_CELLS:
+            raise ParameterError(
+                f"composing these releases takes {cells:,} grid cells; expected at most {_MAX_CELLS:,}. "
+                "Choose a coarser grid."
+            )
+        end = (first + cells - 1) * self._step
+        with np.errstate(under="ignore"):
+            above_window = np.exp(np.minimum(log_bounds - further * end, 0.0))
+        return _Window(first, self._step, cells, tilt), above_window
 
     def _transform(self, release: int, tilt: float, log_moment: float, cells: int) -> NDArray[np.complex128]:
         """Fourier transform of a release's tilted law."""
@@ -285,7 +348,7 @@ class _Law:
 
     def __init__(
         self, window: _Window, product: NDArray[np.complex128], error: FloatArray,
-        cumulant: float, centre: float, lost: float,
+        cumulant: float, centre: float, greatest: float, lost: float,
     ) -> None:  # fmt: skip
         cells = window.cells
         noise = _mean_of_half(error, cells) + _transform_rounding(cells) * _mean_of_half(
@@ -298,12 +361,13 @@ class _Law:
         column = window.column(centre)
         begin, untilted = window.untilted(column)
         exponent = cumulant - window.tilt * float(window.losses[column])
-        untilted *= math.exp(min(max(exponent, -_MAX_EXPONENT), _MAX_EXPONENT))
-        with np.errstate(under="ignore"):
+        with np.errstate(under="ignore", over="ignore"):
+            untilted *= math.exp(min(max(exponent, -_MAX_EXPONENT), _MAX_EXPONENT))
             masses = (np.maximum(tilted[begin:], 0.0) + noise) * untilted
         # No mass is above 1; that is what those have, far below the centre, for which nothing is known.
         self._masses = np.ones(window.losses.size)
         np.minimum(masses, 1.0, out=self._masses[begin:])
+        self._masses[max(0, int(greatest) + 1 - window.first - window.start) :] = 0.0
         self._window, self._lost = window, lost
 
     def delta(self, epsilon: float) -> float:

@@ -1,7 +1,7 @@
-"""Adding up privacy by hand: pure ε, zero-concentrated ρ, sampling and groups.
+"""Adding up privacy by hand: pure ε, zero-concentrated ρ, and groups.
 
 For mechanisms that state one number, and for checking by hand what the accountants say. Costs
-hold for whatever adjacency their mechanisms have; sampling is for add-or-remove-one.
+hold for whatever adjacency their mechanisms have.
 
 *Basic composition.* ε and δ add up, also when mechanisms and parameters are chosen in the light
 of earlier outputs (Dwork, Rothblum, Vadhan, FOCS 2010; Rogers, Roth, Ullman, Vadhan, NeurIPS 2016).
@@ -36,15 +36,10 @@ As every α gives a valid δ, how well the best one is searched for affects no g
 side is convex in α (its second derivative is 2ρ + 1/(α(α−1))), so the ε and ρ
 that it is solved for rise or fall to a single peak, and golden-section search finds it.
 
-*Sampling.* Let each record enter the lot with probability q, and an (ε, δ)-DP mechanism see the
-lot only. Fix how the others are drawn; let μ0 and μ1 be the output's distributions with a record
-out of and in the lot. Without the record the output is μ0, with it μ = (1−q)μ0 + q·μ1. Then
+*Sampling* is :mod:`~dpagent.privacy.approximate`'s.
 
-    μ ≤ (1−q)μ0 + q(e^ε·μ0 + δ) = e^ε′·μ0 + qδ,   with ε′ = log(1 + q(e^ε − 1)),
-
-and, as μ1 ≥ e^−ε(μ0 − δ) and (1−q+q·e^ε)(1−q+q·e^−ε) ≥ 1, also e^ε′·μ + q·e^(ε′−ε)·δ ≥ μ0, where
-ε′ ≤ ε. So the sampled mechanism is (ε′, qδ)-DP (Balle, Barthe, Gaboardi, *Privacy amplification
-by subsampling*, NeurIPS 2018, Thm 8). Averaging over the others changes nothing.
+*Rounding.* Sums of ε, δ and ρ are exact, and then rounded up. Conversions and group δ are moved to the
+safe side by 2⁻⁴⁰ of the terms that they are made of, a thousand times the rounding of these.
 """
 
 from __future__ import annotations
@@ -57,6 +52,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dpagent.errors import ParameterError, require_between, require_count, require_positive
+from dpagent.privacy.approximate import ROUNDING
 from dpagent.privacy.events import SIGMA_RANGE, ApproximateEvent
 
 #: Values of ρ that are converted; the greatest is that of the least noise multiplier.
@@ -68,6 +64,7 @@ MAX_STEPS: Final = 2**53
 _LOG_ALPHA_LESS_1: Final = (-45.0, 45.0)
 _GOLDEN: Final = (math.sqrt(5) - 1) / 2
 _SEARCH_STEPS: Final = 80  # narrows the interval to 90·0.618^80, about 2e-15
+_PARTS: Final = 2**1074  # every double is a whole number of such parts of 1
 
 
 def composed(*events: ApproximateEvent) -> ApproximateEvent:
@@ -81,9 +78,21 @@ def composed(*events: ApproximateEvent) -> ApproximateEvent:
     for event in events:
         require_count("steps", event.steps, maximum=MAX_STEPS)
     return ApproximateEvent(
-        math.fsum(event.epsilon * event.steps for event in events),
-        math.fsum(event.delta * event.steps for event in events),
+        exact_sum((event.epsilon, event.steps) for event in events),
+        exact_sum((event.delta, event.steps) for event in events),
     )
+
+
+def exact_sum(terms: Iterable[tuple[float, int]]) -> float:
+    """Σ value·count of finite values and whole counts: the least double not below the exact sum."""
+    parts = 0
+    for value, count in terms:
+        numerator, denominator = value.as_integer_ratio()
+        parts += numerator * count * (_PARTS // denominator)
+    nearest = parts / _PARTS
+    numerator, denominator = nearest.as_integer_ratio()
+    below = numerator * (_PARTS // denominator) < parts
+    return math.nextafter(nearest, math.inf) if below else nearest
 
 
 def group_event(event: ApproximateEvent, size: int) -> ApproximateEvent:
@@ -93,7 +102,7 @@ def group_event(event: ApproximateEvent, size: int) -> ApproximateEvent:
         ParameterError: ``size`` is no whole number of at least 1, or ε or δ leaves its range.
     """
     require_count("group size", size, maximum=MAX_STEPS)
-    epsilon = event.epsilon * size
+    epsilon = exact_sum([(event.epsilon, size)])
     if event.delta == 0 or size == 1:
         return ApproximateEvent(epsilon, event.delta, event.steps)
     # (e^(nε) − 1)/(e^ε − 1), by its logarithm; n where ε vanishes
@@ -103,37 +112,7 @@ def group_event(event: ApproximateEvent, size: int) -> ApproximateEvent:
         raise ParameterError(
             f"group size is {size}; expected a group for which δ = {event.delta:g} stays below 1."
         )
-    return ApproximateEvent(epsilon, math.exp(log_delta), event.steps)
-
-
-def amplified(event: ApproximateEvent, sampling_rate: float) -> ApproximateEvent:
-    """An event of a mechanism that sees a fresh Poisson sample in each step, add-or-remove-one.
-
-    Args:
-        event: what one step would cost with all records in the lot.
-        sampling_rate: in (0, 1].
-    """
-    rate = require_between("sampling rate", sampling_rate, 0.0, 1.0, low_open=True)
-    if event.epsilon < 1:
-        epsilon = math.log1p(rate * math.expm1(event.epsilon))
-    else:
-        epsilon = event.epsilon + math.log(rate + (1 - rate) * math.exp(-event.epsilon))
-    return ApproximateEvent(epsilon, rate * event.delta, event.steps)
-
-
-def before_sampling(event: ApproximateEvent, sampling_rate: float) -> ApproximateEvent:
-    """The inverse of :func:`amplified`: what a mechanism may cost if it is to cost ``event`` sampled.
-
-    Raises:
-        ParameterError: the rate is not in (0, 1], or the ε or δ allowed would leave its range.
-    """
-    rate = require_between("sampling rate", sampling_rate, 0.0, 1.0, low_open=True)
-    if event.epsilon < 1:
-        epsilon = math.log1p(math.expm1(event.epsilon) / rate)
-    else:
-        scaled = -math.expm1(-event.epsilon) / rate  # (e^ε − 1)/q = e^ε·scaled
-        epsilon = event.epsilon + math.log(scaled + math.exp(-event.epsilon))
-    return ApproximateEvent(epsilon, event.delta / rate, event.steps)
+    return ApproximateEvent(epsilon, math.exp(log_delta) * (1 + ROUNDING), event.steps)
 
 
 def pure_cumulants(epsilons: ArrayLike, orders: Sequence[float]) -> NDArray[np.float64]:
@@ -159,7 +138,8 @@ def pure_cumulants(epsilons: ArrayLike, orders: Sequence[float]) -> NDArray[np.f
         + np.log(-np.expm1(-(alphas - 1) * rows))
         - np.logaddexp(0.0, rows)
     )
-    return np.asarray(np.where(values[:, np.newaxis] > 0, np.logaddexp(0.0, log_excess), 0.0))
+    cumulants = np.maximum(np.logaddexp(0.0, log_excess), 1e-300)  # what costs little costs something
+    return np.asarray(np.where(values[:, np.newaxis] > 0, cumulants, 0.0))
 
 
 def gaussian_rho(noise_multiplier: float) -> float:
@@ -180,7 +160,7 @@ def composed_rho(rhos: Iterable[float]) -> float:
     Raises:
         ParameterError: a ρ, or the sum, is not in [0, 1e12].
     """
-    total = math.fsum(require_between("rho", rho, 0.0, MAX_RHO) for rho in rhos)
+    total = exact_sum((require_between("rho", rho, 0.0, MAX_RHO), 1) for rho in rhos)
     return require_between("sum of rho", total, 0.0, MAX_RHO)
 
 
@@ -205,7 +185,9 @@ def zcdp_epsilon(rho: float, delta: float) -> float:
 
     def epsilon(u: float) -> float:
         less_1, log_alpha = math.exp(u), math.log1p(math.exp(u))
-        return (1 + less_1) * rho - math.log1p(1 / less_1) - (log_delta + log_alpha) / less_1
+        divergence, gain = (1 + less_1) * rho, math.log1p(1 / less_1)
+        rounding = ROUNDING * (divergence + gain + (log_alpha - log_delta) / less_1)
+        return divergence - gain - (log_delta + log_alpha) / less_1 + rounding
 
     return max(0.0, epsilon(_argmin(epsilon)))
 
@@ -224,9 +206,11 @@ def zcdp_delta(rho: float, epsilon: float) -> float:
 
     def log_delta(u: float) -> float:
         less_1 = math.exp(u)
-        return less_1 * ((1 + less_1) * rho - epsilon) - u - (1 + less_1) * math.log1p(1 / less_1)
+        divergence, gain = (1 + less_1) * rho, (1 + less_1) * math.log1p(1 / less_1)
+        rounding = ROUNDING * (less_1 * (divergence + epsilon) + abs(u) + gain)
+        return less_1 * (divergence - epsilon) - u - gain + rounding
 
-    return math.exp(min(0.0, log_delta(_argmin(log_delta))))
+    return math.nextafter(math.exp(min(0.0, log_delta(_argmin(log_delta)))), 1.0)  # not 0
 
 
 def zcdp_rho(epsilon: float, delta: float) -> float:
@@ -241,7 +225,9 @@ def zcdp_rho(epsilon: float, delta: float) -> float:
 
     def negative_rho(u: float) -> float:
         less_1, log_alpha = math.exp(u), math.log1p(math.exp(u))
-        return -(epsilon + math.log1p(1 / less_1) + (log_delta + log_alpha) / less_1) / (1 + less_1)
+        gain = epsilon + math.log1p(1 / less_1)
+        rounding = ROUNDING * (gain + (log_alpha - log_delta) / less_1)
+        return (rounding - gain - (log_delta + log_alpha) / less_1) / (1 + less_1)
 
     return -negative_rho(_argmin(negative_rho))
 

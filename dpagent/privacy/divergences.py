@@ -5,8 +5,9 @@ at most Δ, add the discrete Gaussian N_ℤ(0, σ²Δ²) to every coordinate (σ
 multiplier). Adjacency: add or remove one record. Notation: P0 is the output without the record,
 P1 the output shifted by its vector, D_α the Rényi divergence, K(α) = (α−1)·D_α the cumulant.
 
-*Reduction.* The other records' lot is drawn alike in both worlds, and exp(K) is jointly convex,
-so it is enough to bound D_α((1−q)P0 + qP1 ‖ P0) and D_α(P0 ‖ (1−q)P0 + qP1) for one lot.
+*Reduction.* The other records' lot and all random rounding is drawn alike in both worlds, and exp(K)
+is jointly convex, so it is enough to bound D_α((1−q)P0 + qP1 ‖ P0) and D_α(P0 ‖ (1−q)P0 + qP1) for
+one lot and one rounding.
 
 *Record added, integer α ≥ 2.* By the binomial theorem
 
@@ -20,9 +21,17 @@ noise (Mironov, Talwar, Zhang, *Rényi differential privacy of the sampled Gauss
 nothing beyond them, it is evaluated as log(1 + Σ_{k≥2} C(α,k)(1−q)^(α−k) q^k (e^(k(k−1)/2σ²) − 1)):
 positive terms only, so no cancellation when q is small or σ large.
 
-*Record removed.* Mironov, Talwar and Zhang's Theorem 5 shows the other direction to be no
-larger whenever an involution that keeps the base measure swaps P0 and P1; x ↦ s − x, with s the
-(integer) shift, is such an involution of ℤ^d with the counting measure.
+*Record removed.* The other direction is no larger, for any real α > 1 (for continuous noise: Mironov,
+Talwar and Zhang's Theorem 5). With s the (integer) shift, x ↦ s − x swaps P0 and P1. Where it leaves
+x alone, P0 = P1. Of any other two points swapped, let a and b be the probabilities under P0, so b
+and a under P1, and u and v those of the mixture: u + v = a + b, and u lies between a and b. Scaled
+to a + b = 2 and with a the greater, a, b = 1 ± tanh i and u, v = 1 ± tanh j, where |j| ≤ i; the claim for
+these two, u^α·a^(1−α) + v^α·b^(1−α) ≥ a^α·u^(1−α) + b^α·v^(1−α), becomes, as 1 ± tanh i = e^±i/cosh i,
+
+    cosh(m − βw)·cosh^β(m + w) ≥ cosh(m + βw)·cosh^β(m − w),   β = 2α−1, m = (i+j)/2, w = (i−j)/2.
+
+That is h(β) ≤ β·h(1) for h(β) = log cosh(m + βw) − log cosh(m − βw), which holds for β ≥ 1 as h(0) = 0
+and h is concave: m, w ≥ 0, so h″ = w²·(cosh^−2(m + βw) − cosh^−2(m − βw)) ≤ 0.
 
 *Between the integers.* For α = n + f with n whole and 0 < f < 1, expand only the n-th power. Under
 P0 weighted by (P1/P0)^k, the mean of the remaining factor's f-th power is at most the f-th power
@@ -41,8 +50,8 @@ with q, this caps the bounds for all q.
 and q through the rest; so all orders for all rounds are one product of two matrices, and no
 exponential is taken for a pair of both. Entries are scaled by the middle of a block of rounds,
 kept so small that within it no entry is beyond e^±300, and weights below e^−700 of the greatest
-are raised to that, which adds less than e^−90 of the sum. Values are double precision: relative
-rounding is below 1e-10.
+are raised to that, which adds less than e^−90 of the sum; so is K itself, that nothing is free. Values
+are double precision: relative rounding is below 1e-10, and whoever converts them allows for that.
 """
 
 from __future__ import annotations
@@ -71,7 +80,7 @@ ORDERS: Final[tuple[float, ...]] = tuple(
 
 _BLOCK: Final = 128  # distinct (σ, q) pairs at a time: keeps temporaries in the cache
 _REACH: Final = 300.0  # greatest exponent of a scaled entry
-_FLOOR: Final = -700.0  # least exponent of a weight: below it, e^x takes a hundred times as long
+_FLOOR: Final = -700.0  # least exponent of a weight or K: below it, e^x takes long, and then vanishes
 _UNTHREADED: Final = 2**18  # multiplications in one product of matrices
 _TERMS_PER_BLOCK: Final = 30_000  # how many terms are added up in the time that one more block costs
 
@@ -95,10 +104,11 @@ def subsampled_gaussian_rdp(noise_multipliers: ArrayLike, sampling_rates: ArrayL
         require_between("noise multiplier", float(sigma), *SIGMA_RANGE)
     for rate in np.unique(rates):
         require_between("sampling rate", float(rate), 0.0, 1.0, low_open=True)
-    if sigmas.ndim > 1 or rates.ndim > 1 or (sigmas.ndim and rates.ndim and sigmas.shape != rates.shape):
+    vectors = {array.shape for array in (sigmas, rates) if array.ndim}
+    if len(vectors) > 1 or any(len(shape) > 1 or shape == (0,) for shape in vectors):
         raise ParameterError(
             f"noise multipliers have shape {sigmas.shape} and sampling rates {rates.shape}; "
-            "expected scalars or vectors of one length."
+            "expected scalars or vectors of one length, at least 1."
         )
     pairs = np.stack(np.broadcast_arrays(np.atleast_1d(sigmas), np.atleast_1d(rates)), axis=1)
     distinct, inverse = np.unique(pairs, axis=0, return_inverse=True)
@@ -129,6 +139,7 @@ def cumulants(sigmas: FloatArray, rate: float | FloatArray, orders: Sequence[flo
                 for group in groups:
                     sums[rows[:, np.newaxis], group.columns] = log_sums(group)
         # log(1 + e^x); beyond 40 that is x
+        np.maximum(sums, _FLOOR, out=sums)
         logs = np.minimum(sums, 40.0)
         sums -= logs
         sums += np.log1p(np.exp(logs, out=logs), out=logs)
@@ -153,13 +164,13 @@ def _grouped(orders: tuple[float, ...]) -> tuple[tuple[_Group, ...], ...]:
         band = max(int(order) - 1, 31).bit_length()
         bands.setdefault(band, {}).setdefault(round(order % 1.0, 12), []).append(place)
     return tuple(
-        tuple(_group(fraction, places, orders) for fraction, places in fractions.items())
-        for fractions in bands.values()
+        tuple(_group(places, orders) for places in fractions.values()) for fractions in bands.values()
     )
 
 
-def _group(fraction: float, places: list[int], orders: tuple[float, ...]) -> _Group:
+def _group(places: list[int], orders: tuple[float, ...]) -> _Group:
     whole = [int(orders[place]) for place in places]
+    fraction = max(orders[place] - int(orders[place]) for place in places)  # alike but for rounding
     factorials = _log_factorials(max(whole))
     n, k = np.array(whole)[:, np.newaxis], np.arange(1, max(whole) + 1)
     logs = factorials[n] - factorials[k] - factorials[np.maximum(n - k, 0)]

@@ -42,8 +42,9 @@ no harm either: Haney et al., *Concurrent composition for interactive differenti
 adaptive privacy-loss parameters*, CCS 2023.)
 
 *Rounding.* Costs are raised by a relative 1e-10, which covers the rounding of
-:mod:`~dpagent.privacy.divergences`, and counted in whole units of 2⁻⁶⁰, rounded up; the budget is
-rounded down likewise. Sums of units are exact, so no sequence of charges gets past the budget.
+:mod:`~dpagent.privacy.divergences`, and counted in whole units of 2⁻⁶⁰, rounded up, at least one an
+event, lest one too small for a double be free; the budget is rounded down likewise. Sums of units
+are exact, so no sequence of charges gets past the budget.
 """
 
 from __future__ import annotations
@@ -85,6 +86,12 @@ class _Filter(ABC):
     def __init__(self, budget: float) -> None:
         self._budget = math.floor(budget * (1 - _ROUNDING) * _UNITS)
         self._spent = 0
+        if self._budget <= 0:
+            terms = ", ".join(f"{name} {value:g}" for name, value in self._terms().items())
+            raise PlanError(
+                f"{terms} leave no budget, as conversion to (ε, δ) costs all of it. Raise epsilon or delta, "
+                "or take a higher order where there is one."
+            )
 
     @property
     def left(self) -> float:
@@ -120,7 +127,7 @@ class _Filter(ABC):
         self._spent += units
 
     def _units(self, events: Sequence[RenyiEvent]) -> int:
-        return sum(math.ceil(cost * (1 + _ROUNDING) * _UNITS) for cost in self._costs(events))
+        return sum(max(1, math.ceil(cost * (1 + _ROUNDING) * _UNITS)) for cost in self._costs(events))
 
     @abstractmethod
     def _costs(self, events: Sequence[RenyiEvent]) -> list[float]:
@@ -174,11 +181,6 @@ class RenyiFilter(_Filter):
         self.order = require_between("order", order, *_ORDER_RANGE)
         conversion = float(conversion_offsets(np.array([self.order]), self.delta)[0])
         super().__init__(self.epsilon - conversion - _SUBTRACTION * (self.epsilon + abs(conversion)))
-        if self._budget <= 0:
-            raise PlanError(
-                f"order {order:g} leaves no budget for epsilon {epsilon:g} at delta {delta:g}: conversion "
-                f"alone costs {conversion:.4g}. Take a higher order, or raise epsilon or delta."
-            )
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> RenyiFilter:
@@ -186,6 +188,7 @@ class RenyiFilter(_Filter):
 
         Raises:
             ParameterError: the version is another, or the state is malformed.
+            PlanError: its terms leave no budget.
         """
         return cls._restored(state, ("epsilon", "delta", "order"))
 
@@ -205,6 +208,7 @@ class ZcdpFilter(_Filter):
 
     Raises:
         ParameterError: a value is out of its range.
+        PlanError: the budget is below 2⁻⁶⁰.
     """
 
     def __init__(self, epsilon: float, delta: float) -> None:
@@ -218,6 +222,7 @@ class ZcdpFilter(_Filter):
 
         Raises:
             ParameterError: the version is another, or the state is malformed.
+            PlanError: its terms leave no budget.
         """
         return cls._restored(state, ("epsilon", "delta"))
 

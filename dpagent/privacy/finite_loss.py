@@ -7,9 +7,11 @@ and why the product of such pairs bounds the composition, is said there.
 An atom with masses p, q has the loss l = log(p/q). It is split between the grid points left and right
 of l so that both masses are kept: with h the step and u the distance from the left point, the share
 (1 − e^(−u))/(1 − e^(−h)) of p goes right. Merging the two again is post-processing, so the new pair
-dominates. The variance of the loss rises by at most h²/4, with 64 steps to the root mean square of
-a release's loss by less than 1 in 10⁴. Cells at either end that hold less than 10⁻²⁶ together
-are cut off: upper ones count as an infinite loss, lower ones as the lowest loss kept.
+dominates. A loss l that is known but for some 2⁻⁵⁰(1+|l|) is taken to be larger by as much: that much
+more of p, in steps, goes right. The variance of the loss rises by at most h²/4, with 64 steps to the
+root mean square of a release's loss by less than 1 in 10⁴; where that makes too many cells, steps are
+wider. Cells at either end that hold less than 10⁻²⁶ together are cut off: upper ones count as an
+infinite loss, lower ones as the lowest loss kept.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ FloatArray = NDArray[np.float64]
 #: Grid steps to the root mean square of a release's loss.
 STEPS_TO_SIZE: Final = 64
 
+_EPS: Final = 2.0**-52
 _NEGLIGIBLE: Final = 1e-26
+_MOST_STEPS: Final = 2**22  # of a sum of losses
 _MAX_CELLS: Final = 2**25  # of losses of single releases: 256 MiB
 
 
@@ -58,8 +62,9 @@ class FiniteLoss:
     def on_grid(self, step: float) -> tuple[NDArray[np.int64], FloatArray]:
         """Cells, in steps and rising, and P's masses, of a dominating pair on multiples of ``step``."""
         index = np.floor(self.losses / step)
-        right = self.masses * (np.expm1(np.minimum(index * step - self.losses, 0.0)) / math.expm1(-step))
-        right = np.minimum(right, self.masses)
+        share = np.expm1(np.minimum(index * step - self.losses, 0.0)) / math.expm1(-step)
+        share += (8 * _EPS / step) * (1 + np.abs(self.losses))
+        right = np.minimum(share, 1.0) * self.masses
         cells, inverse = np.unique(np.concatenate((index, index + 1)), return_inverse=True)
         masses = np.bincount(inverse, weights=np.concatenate((self.masses - right, right)))
         return cells.astype(np.int64), np.asarray(masses, dtype=np.float64)
@@ -79,6 +84,8 @@ def compose(parts: Sequence[tuple[FiniteLoss, int]]) -> ComposedLoss:
     if not square > 0:
         raise ParameterError("all privacy losses are 0; expected mechanisms that use their input.")
     step = math.sqrt(square / sum(counts)) / STEPS_TO_SIZE
+    # the sum has a mean of about square/2; a window of it takes some ten deviations more
+    step = max(step, (square / 2 + 20 * math.sqrt(square)) / _MOST_STEPS)
     blocks = [_block(*loss.on_grid(step)) for loss, _ in parts]
     total = sum(block.masses.size for block in blocks)
     if total > _MAX_CELLS:

@@ -62,16 +62,18 @@ def adapted_ranges(
         margin: factor on the half width, in [1, 100]: room for what a round's training adds.
 
     Raises:
-        ParameterError: a value is out of its range, or the sizes do not add up to d.
+        ParameterError: a value is out of its range, there is no layer, or the sizes do not add up to d.
     """
     require_between("floor", floor, _MIN_RADIUS, _MAX_MAGNITUDE)
     require_between("margin", margin, 1.0, 100.0)
+    if not layers:
+        raise ParameterError("layers is empty; expected at least one layer.")
     for name, size in layers:
-        require_count(f"size of layer {name}", size)
-    if weights.ndim != 1 or weights.size != sum(size for _, size in layers) or weights.size == 0:
+        require_count(f"size of layer {name}", size, maximum=MAX_DIMENSION)
+    dimension = sum(size for _, size in layers)
+    if weights.shape != (dimension,):
         raise ParameterError(
-            f"weights have shape {weights.shape}; expected ({sum(size for _, size in layers)},), "
-            "one for each weight of the layers."
+            f"weights have shape {weights.shape}; expected ({dimension},), one for each weight of the layers."
         )
     ranges, start = [], 0
     for name, size in layers:

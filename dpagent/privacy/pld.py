@@ -68,6 +68,7 @@ _MAX_CELLS: Final = 2**26  # in both directions 1 GiB, for a grid that was asked
 _BLOCK: Final = 16
 _MAX_STAGES: Final = 2048
 _AUTO_CELLS: Final = 2**22
+_CELLS_TO_EPSILON: Final = 64  # of the least pure ε; and where all are the same, a whole number
 _ROUNDING: Final = 1e-9
 _TAIL_SHARE: Final = 1e-6  # of δ, for what is cut off from all releases together
 _MAX_LOSS: Final = 700.0
@@ -111,7 +112,8 @@ class PldAccountant:
         if not steps:
             return 0.0
         kinds = _canonical(steps)
-        return (1 + _ROUNDING) * max(loss.epsilon(delta) for loss in _composed(kinds, self._grid, delta))
+        tight = (1 + _ROUNDING) * max(loss.epsilon(delta) for loss in _composed(kinds, self._grid, delta))
+        return min(tight, float(_basic_epsilon(kinds, delta)[-1]))
 
     def delta(self, epsilon: float) -> float:
         """The δ at an ε in [0, 1000]. 0.0 if nothing was composed."""
@@ -175,8 +177,8 @@ def running_pld_epsilon(events: Sequence[Event], delta: float, *, grid: float | 
             stage[row_of[_with_steps(event, 1)]] += event.steps
         stages.append(sorted(stage.items()))
     running = np.maximum(*(loss.running_epsilon(delta) for loss in _composed(kinds, grid, delta, stages)))
-    running = (1 + _ROUNDING) * np.maximum.accumulate(running)
-    return np.asarray(np.repeat(running, stride)[: len(events)])
+    running = np.repeat((1 + _ROUNDING) * np.maximum.accumulate(running), stride)[: len(events)]
+    return np.minimum(running, _basic_epsilon([(event, event.steps) for event in events], delta))
 
 
 def _composed(
@@ -193,6 +195,15 @@ def _composed(
     order = stages or [[(row, steps) for row, (_, steps) in enumerate(kinds)]]
     removed, added = _on_grid(events, step, tail)
     return ComposedLoss(step, removed, order), ComposedLoss(step, added, order)
+
+
+def _basic_epsilon(charges: Sequence[tuple[Event, int]], delta: float) -> FloatArray:
+    """The sum of ε after each charge by basic composition; infinite once that does not hold at ``delta``."""
+    pure = [event if isinstance(event, ApproximateEvent) else None for event, _ in charges]
+    counts = np.array([count for _, count in charges], dtype=np.float64)
+    epsilons = np.cumsum(counts * [math.inf if event is None else event.epsilon for event in pure])
+    deltas = np.cumsum(counts * [0.0 if event is None else event.delta for event in pure])
+    return np.where(deltas * (1 + _ROUNDING) <= delta, epsilons * (1 + _ROUNDING), math.inf)
 
 
 def _step_for(kinds: Sequence[tuple[Event, int]], tail: float) -> float:
@@ -218,7 +229,12 @@ def _step_for(kinds: Sequence[tuple[Event, int]], tail: float) -> float:
         top, bottom = _loss(1 + sigma * reach, sigma, rate), _loss(-sigma * reach, sigma, rate)
         widths[gaussian] = (top - bottom)[:, 0]
     step = math.sqrt(6 * _VARIANCE_SHARE * float(steps @ variances) / float(steps.sum()))
-    return min(max(step, float(widths.sum()) / _AUTO_CELLS, _GRID_RANGE[0]), _GRID_RANGE[1])
+    least = max(float(widths.sum()) / _AUTO_CELLS, _GRID_RANGE[0])
+    pure = sorted({event.epsilon for event, _ in kinds if isinstance(event, ApproximateEvent)} - {0.0})
+    if gaussian or not pure:
+        return max(step, least)
+    step = max(min(step, pure[0] / _CELLS_TO_EPSILON), least)
+    return pure[0] / math.ceil(pure[0] / step) if len(pure) == 1 else step
 
 
 def _on_grid(events: Sequence[Event], step: float, tail: float) -> tuple[list[LossBlock], list[LossBlock]]:
@@ -226,13 +242,8 @@ def _on_grid(events: Sequence[Event], step: float, tail: float) -> tuple[list[Lo
     gaussian = [event for event in events if isinstance(event, PrivacyLossEvent)]
     removed, added, cells = [], [], 0
     for start in range(0, len(gaussian), _BLOCK):  # alike, for they are sorted
-        pair = _gaussian_block(gaussian[start : start + _BLOCK], step, tail)
+        pair = _gaussian_block(gaussian[start : start + _BLOCK], step, tail, _MAX_CELLS - cells)
         cells += pair[0].masses.size
-        if cells > _MAX_CELLS:
-            raise ParameterError(
-                f"{len(events)} different charges take more than {_MAX_CELLS:,} cells on a grid of {step:g}. "
-                "Choose a coarser grid."
-            )
         removed.append(pair[0])
         added.append(pair[1])
     for event in events:
@@ -244,12 +255,17 @@ def _on_grid(events: Sequence[Event], step: float, tail: float) -> tuple[list[Lo
 
 
 def _gaussian_block(
-    events: Sequence[PrivacyLossEvent], step: float, tail: float
+    events: Sequence[PrivacyLossEvent], step: float, tail: float, cells_left: int
 ) -> tuple[LossBlock, LossBlock]:
     sigma, rate = _parameters(events)
     reach = _reach(tail)
     first = math.floor(float(_loss(-sigma * reach, sigma, rate).min()) / step)
     last = math.ceil(float(_loss(1 + sigma * reach, sigma, rate).max()) / step)
+    if len(events) * (last + 1 - first) > cells_left:
+        raise ParameterError(
+            f"grid step {step:g} is too fine: the charges' losses take more than {_MAX_CELLS:,} cells. Choose "
+            "a coarser grid."
+        )
     losses = np.arange(first, last + 1, dtype=np.float64) * step
     # x(t) = σ²·log((e^t − (1−q))/q) + 1/2: −∞ below the least loss, log(1−q).
     share = (1 - rate) * np.exp(-np.maximum(losses, -_MAX_LOSS))

@@ -12,21 +12,23 @@ word is below t = 2⁶³ + round(x·half), x = (w−c)/r cut to [−1, 1]. t is 
 bit, the ratio of probabilities is at most (2⁶⁴−low)/low ≤ e^ε, as low·(e^ε+1) ≥ 2⁶⁴: ε-LDP, with δ = 0
 and no slack for rounding; floating-point numbers decide which t it is, never whether it is in
 bounds. A weight that is not finite counts as the centre. The mean of the bit is linear in x
-but for rounding (2⁻⁵³ of r), with B = 2⁶³/half in place of coth(ε/2), larger by less than 1 in 10¹².
+but for rounding, with B = 2⁶³/half in place of coth(ε/2), larger by less than 1 in 10¹²: the estimate's
+bias is at most r·(½/half + 4·2⁻⁵³), a 10⁻¹² of r at the least ε and a 10⁻¹⁵ at ε = 1.
 
 **Coordinate sampling.** A device sends k of its d weights. The weights are cut into k blocks of
 consecutive positions, ⌊d/k⌋ or ⌈d/k⌉ each, and the device draws one position of each block, uniformly:
 ⌊u·size/2⁶⁴⌋ for a uniform word u, off by a relative size/2⁶⁴ at most, no loop. Departure from drawing
-k of d without replacement: each position is still sent with probability k/d (1/size), and (1) each
+k of d without replacement: each position is still sent with probability 1/size, k/d where k divides
+d; not all sets of k positions can come up, only those with one of each block; and (1) each
 block is a shuffle of its own in which *every* device has one report, so that a report hides among
-all n honest devices and not among the n·k/d that drew the same position; (2) every layer of more
-than d/k weights is always covered. Positions do not depend on the data: no ε is spent on them.
+all n honest devices and not among the n·k/d that drew the same position; (2) every stretch of
+2⌈d/k⌉ weights has a report from every device. Positions do not depend on the data: no ε is spent on them.
 
 For a device's budget ε_d in one round, each coordinate gets ε_d/k. The variance of a position's mean
 goes with coth²(ε_d/(2k))/k, least where sinh(2y) = 4y, y = ε_d/(2k): at 2.18 per coordinate.
-So k = round(ε_d/2.18), at least 1, is the default (Wang et al., ICDE 2019, have the same for a kin
-mechanism). Estimates divide by the number of reports that arrived for a position, which the paper's
-rescaling by d/k estimates with more variance.
+So the better of the whole numbers next to ε_d/2.18 is the default k (Wang et al., ICDE 2019, choose
+likewise for a kin mechanism). Estimates divide by the number of reports that arrived for a position,
+which the paper's rescaling by d/k estimates with more variance.
 """
 
 from __future__ import annotations
@@ -45,6 +47,7 @@ from numpy.typing import NDArray
 from dpagent.errors import ParameterError, require_between, require_count, require_positive
 from dpagent.privacy.entropy import Entropy, uniform_words
 from dpagent.privacy.layer_ranges import MAX_DIMENSION, LayerRange
+from dpagent.privacy.shuffling import local_epsilon
 
 #: ε of one coordinate: the thresholds have 64 bits.
 EPSILON_RANGE: Final = (1e-6, 32.0)
@@ -121,7 +124,8 @@ class TwoPoint:
         require_positive("epsilon of a device", epsilon)
         if coordinates is None:
             dimension = sum(layer.size for layer in layers)
-            coordinates = max(1, min(dimension, round(min(epsilon / BEST_EPSILON, MAX_DIMENSION))))
+            below = max(0, math.floor(min(epsilon / BEST_EPSILON, dimension - 1)))
+            coordinates = max(below or 1, below + 1, key=lambda k: k * math.tanh(epsilon / (2 * k)) ** 2)
         require_count("coordinates", coordinates)
         share = epsilon / coordinates
         # rounded down, so that k shares never add up to more than was asked for
@@ -134,8 +138,8 @@ class TwoPoint:
 
     @property
     def device_epsilon(self) -> float:
-        """ε of a device's round with no trust in anybody: k·ε."""
-        return self.coordinates * self.epsilon
+        """ε of a device's round with no trust in anybody: k·ε, rounded up."""
+        return local_epsilon([(self.epsilon, self.coordinates)])
 
     @property
     def rescale(self) -> float:
@@ -161,17 +165,18 @@ class TwoPoint:
         """Draw positions and bits. The work does not depend on weights, positions or bits.
 
         Args:
-            weights: the device's weights, private, shape (d,), floating point; what is not finite counts
-                as the centre, what is beyond the range as its end.
+            weights: the device's weights, private, shape (d,), floating point of up to 64 bits; what is
+                not finite counts as the centre, what is beyond the range as its end.
             entropy: gives n uniform bytes for an argument n; to be replaced in tests only.
 
         Raises:
             ParameterError: ``weights`` has another shape or type.
         """
-        if weights.shape != (self.dimension,) or weights.dtype.kind != "f":
+        is_float = weights.dtype.kind == "f" and weights.dtype.itemsize <= 8
+        if weights.shape != (self.dimension,) or not is_float:
             raise ParameterError(
                 f"weights have shape {weights.shape} and type {weights.dtype}; "
-                f"expected ({self.dimension},) floating-point numbers."
+                f"expected ({self.dimension},) floating-point numbers of up to 64 bits."
             )
         positions = self._draw_positions(entropy)
         thresholds = self._thresholds(weights, positions)
@@ -181,7 +186,7 @@ class TwoPoint:
         """Count, for each position, the ones and the reports: two int64 vectors of shape (d,).
 
         Raises:
-            ParameterError: a report has a position outside [0, d), or not one bit a position.
+            ParameterError: a report has a position that is no integer in [0, d), or not one bit a position.
         """
         ones, counts = np.zeros(self.dimension, dtype=np.int64), np.zeros(self.dimension, dtype=np.int64)
         for positions, bits in reports:
@@ -190,6 +195,8 @@ class TwoPoint:
                     f"a report has positions of shape {positions.shape} and bits of shape {bits.shape} and "
                     f"type {bits.dtype}; expected one boolean a position."
                 )
+            if positions.dtype.kind not in "iu":
+                raise ParameterError(f"a report has positions of type {positions.dtype}; expected integers.")
             if positions.size and not 0 <= int(positions.min()) <= int(positions.max()) < self.dimension:
                 raise ParameterError(f"a report has a position outside [0, {self.dimension}).")
             np.add.at(counts, positions, 1)
@@ -241,7 +248,7 @@ class TwoPoint:
         """t of the module's text: how many of the 2⁶⁴ words give a 1, shape of ``positions``."""
         centres, radii = self._ranges()
         chosen = weights[positions].astype(np.float64)
-        with np.errstate(over="ignore", invalid="ignore"):
+        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
             scaled = np.clip((chosen - centres[positions]) / radii[positions], -1.0, 1.0)
         scaled = np.where(np.isfinite(chosen), scaled, 0.0)
         half = _half_range(self.epsilon)

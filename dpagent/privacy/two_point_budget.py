@@ -20,7 +20,7 @@ from typing import Final
 import numpy as np
 
 from dpagent.errors import ParameterError, require_between, require_count
-from dpagent.privacy.shuffling import Bound, ShuffledBatch, central_epsilon, least_reports
+from dpagent.privacy.shuffling import Bound, ShuffledBatch, central_epsilon, least_reports, local_epsilon
 from dpagent.privacy.statement import Adjacency, BudgetStatement, Trust, Unit
 from dpagent.privacy.two_point import TwoPoint
 
@@ -47,7 +47,7 @@ def device_statement(mechanism: TwoPoint, rounds: int = 1) -> BudgetStatement:
         ParameterError: ``rounds`` is below 1.
     """
     require_count("rounds", rounds)
-    epsilon = rounds * mechanism.device_epsilon
+    epsilon = local_epsilon([(mechanism.epsilon, mechanism.coordinates * rounds)])
     return BudgetStatement(Unit.DEVICE, Adjacency.REPLACE_ONE, Trust.NONE, _NAME, epsilon, 0.0)
 
 
@@ -60,10 +60,10 @@ def shuffled_statement(
 ) -> BudgetStatement:
     """The central figure for a device's whole contribution, under the shuffler's anonymity.
 
-    With positions secret, a block is a batch of n reports of ε-LDP randomisers "draw a position of the
-    block, then its bit": the clones bound at n. Where every block is a single position, or where
-    ``positions_known``, a batch is the reports for one position, of which the two-point bounds hold; with
-    sampling their number is random, and bounded from below by
+    With positions secret, a block is a batch of n reports of one ε-LDP randomiser, "draw a position of the
+    block, then its bit", with the same ranges on all devices: the clones bound at n. Where every block is
+    a single position, or where ``positions_known``, a batch is the reports for one position, of which the
+    two-point bounds hold; with sampling their number is random, and bounded from below by
     :func:`~dpagent.privacy.shuffling.least_reports` at a share of δ.
 
     Args:

@@ -1,15 +1,16 @@
-"""The accountant, against dp-accounting, against Abadi et al., and against direct summation.
+"""The accountant, against dp-accounting and against Abadi et al.
 
-The oracles share no code with it: dp-accounting evaluates the continuous mechanism, mpmath sums
-the discrete one over its support at 40 digits.
+Which share no code with it. What a single release costs is tested in ``test_divergences.py``.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import math
 import random as random_module
 from dataclasses import replace
+from fractions import Fraction
 
 import dp_accounting
 import mpmath
@@ -25,11 +26,10 @@ from dpagent.privacy.accounting import (
     ORDERS,
     RdpAccountant,
     RenyiEvent,
-    cumulants,
+    conversion_offsets,
     epsilon_from_rdp,
     renyi_divergences,
     running_epsilon,
-    subsampled_gaussian_rdp,
 )
 from dpagent.privacy.events import ApproximateEvent, PrivacyLossEvent
 
@@ -48,14 +48,21 @@ def continuous(
     return accountant
 
 
+@pytest.mark.parametrize("steps", [1, 30, 1000])
 @pytest.mark.parametrize("rate", [1e-3, 0.01, 0.1, 0.5, 1.0])
-@pytest.mark.parametrize("sigma", [0.7, 1.0, 2.25, 8.0, 40.0])
-def test_divergences_equal_the_continuous_ones_at_integer_orders(rate: float, sigma: float) -> None:
-    ours = subsampled_gaussian_rdp(sigma, rate)[0]
-    at_integers = [i for i, order in enumerate(ORDERS) if order in INTEGER_ORDERS]
-    theirs = continuous([sigma], rate, tuple(INTEGER_ORDERS))._rdp
-    # dp-accounting subtracts nearly equal numbers when the divergence is tiny, hence atol
-    np.testing.assert_allclose(ours[at_integers], theirs, rtol=1e-9, atol=1e-12)
+@pytest.mark.parametrize("sigma", [0.8, 2.0, 10.0])
+@pytest.mark.parametrize("factors", [[1.0], [1.4, 1.2, 1.0]], ids=["constant", "rising"])
+def test_at_whole_orders_epsilon_equals_dp_accountings(
+    steps: int, rate: float, sigma: float, factors: list[float]
+) -> None:
+    orders = (*range(2, 65), 128, 256, 512, 1024)
+    sigmas = [sigma * factor for factor in factors]
+    theirs = continuous(sigmas, rate, orders, steps).get_epsilon(DELTA)
+    events = [PrivacyLossEvent(s, rate, steps) for s in sigmas]
+    divergences = renyi_divergences(events, orders).sum(axis=0)
+    at_orders = float((divergences + conversion_offsets(np.array(orders), DELTA)).min())
+    assert at_orders == pytest.approx(theirs, rel=1e-6, abs=1e-9)
+    assert running_epsilon(events, DELTA)[-1] <= theirs * (1 + 1e-6) + 1e-9  # more orders, never more ε
 
 
 @pytest.mark.parametrize("steps", [1, 25])
@@ -88,39 +95,54 @@ def test_what_the_bound_between_integers_costs_at_low_orders(
     assert 4 < theirs * (1 - 1e-6) <= ours <= (1 + excess) * theirs
 
 
-@pytest.mark.parametrize(("steps", "published"), [(10_000, 1.26), (40_000, 2.55)])
-def test_moments_accountant_values_of_abadi_et_al(steps: int, published: float) -> None:
-    ours = running_epsilon([PrivacyLossEvent(4.0, 0.01, steps)], DELTA)[0]
+@pytest.mark.parametrize(
+    ("steps", "published", "their_way"), [(10_000, 1.26, 1.2586), (40_000, 2.55, 2.5759)]
+)
+def test_moments_accountant_values_of_abadi_et_al(steps: int, published: float, their_way: float) -> None:
+    """q = 0.01, σ = 4, δ = 1e-5, at 100 and 400 epochs; whole λ = α − 1 up to 32, ε = (K − log δ)/λ.
+
+    That gives 1.2586 (λ = 19) and 2.5759 (λ = 9): the 2.55 they print is 1 % below what their method gives.
+    Our conversion and orders are better than theirs, so ours is below both.
+    """
+    event = PrivacyLossEvent(4.0, 0.01, steps)
+    moments = np.arange(1, 33)
+    divergences = renyi_divergences([event], [float(moment + 1) for moment in moments])[0]
+    assert (divergences - math.log(DELTA) / moments).min() == pytest.approx(their_way, abs=5e-5)
+    assert their_way == pytest.approx(published, rel=0.011)
+    ours = running_epsilon([event], DELTA)[0]
     tight = pld.PLDAccountant()
-    event = dp_accounting.PoissonSampledDpEvent(0.01, dp_accounting.GaussianDpEvent(4.0))
-    tight.compose(dp_accounting.SelfComposedDpEvent(event, steps))
-    assert tight.get_epsilon(DELTA) <= ours <= published
+    sampled = dp_accounting.PoissonSampledDpEvent(0.01, dp_accounting.GaussianDpEvent(4.0))
+    tight.compose(dp_accounting.SelfComposedDpEvent(sampled, steps))
+    assert tight.get_epsilon(DELTA) <= ours < published
 
 
-@pytest.mark.parametrize("rate", [0.02, 0.3, 1.0])
-@pytest.mark.parametrize("sigma", [0.4, 1.0, 3.0])
-@pytest.mark.parametrize("shift", [1, 2])
-def test_bounds_the_discrete_mechanism_in_both_directions(rate: float, sigma: float, shift: int) -> None:
-    """One dimension, sensitivity ``shift``, noise of σ·shift; orders also between the integers."""
+@given(
+    log_delta=st.floats(-700, -1e-6),
+    divergence=st.floats(1e-12, 1e3),
+)
+def test_conversion_is_never_below_the_formula(log_delta: float, divergence: float) -> None:
+    delta = math.exp(log_delta)
+    ours = epsilon_from_rdp(np.full(len(ORDERS), divergence), delta)
     with mpmath.workdps(40):
-        variance = mpmath.mpf(sigma * shift) ** 2
-        support = range(-400, 401)
 
-        def weight(x: int) -> mpmath.mpf:
-            return mpmath.exp(-(mpmath.mpf(x) ** 2) / (2 * variance))
+        def epsilon(order: float) -> mpmath.mpf:
+            a = mpmath.mpf(order)
+            return divergence + mpmath.log((a - 1) / a) - (mpmath.log(delta) + mpmath.log(a)) / (a - 1)
 
-        total = mpmath.fsum(weight(x) for x in support)
-        absent = [weight(x) / total for x in support]
-        shifted = [weight(x - shift) / total for x in support]
-        present = [(1 - rate) * a + rate * b for a, b in zip(absent, shifted, strict=True)]
-        bounds = subsampled_gaussian_rdp(sigma, rate)[0]
-        for order in (1.1, 1.5, 2.0, 2.7, 3.0, 6.4, 8.0, 11.9, 20.0):
-            bound = bounds[ORDERS.index(order)]
-            for p, q in ((present, absent), (absent, present)):
-                moment = mpmath.fsum(
-                    a ** mpmath.mpf(order) * b ** (1 - mpmath.mpf(order)) for a, b in zip(p, q, strict=True)
-                )
-                assert mpmath.log(moment) / (order - 1) <= bound * (1 + 1e-9)
+        exact = max(mpmath.mpf(0), min(epsilon(order) for order in ORDERS))
+    assert exact <= ours <= exact + 1e-9 * divergence + 1e-12 * (1 - log_delta)
+
+
+@given(charges=st.lists(st.tuples(st.floats(0, 0.005), st.integers(1, 10)), min_size=1, max_size=10))
+def test_sums_of_pure_charges_are_never_below_the_exact_ones(charges: list[tuple[float, int]]) -> None:
+    events = [ApproximateEvent(epsilon, steps=steps) for epsilon, steps in charges]
+    delta = 1e-300  # conversion at any order costs more than these
+    accountant = RdpAccountant()
+    accountant.compose(*events)
+    exact = sum((Fraction(epsilon) * steps for epsilon, steps in charges), Fraction(0))
+    for ours in (accountant.epsilon(delta), float(running_epsilon(events, delta)[-1])):
+        assert exact <= ours
+        assert ours <= exact * (1 + Fraction(1, 10**14)) or ours < 1e-300
 
 
 @given(
@@ -260,66 +282,6 @@ def test_asking_changes_nothing() -> None:
     assert accountant.epsilon_after([], DELTA) == before == accountant.epsilon(DELTA)
 
 
-def formula(sigma: float, rate: float, order: float) -> mpmath.mpf:
-    """The bound as the module's text states it, summed at 60 digits."""
-    with mpmath.workdps(60):
-        x, q = 1 / mpmath.mpf(sigma) ** 2, mpmath.mpf(rate)
-        n = int(order)
-        f = mpmath.mpf(round(10 * (order - n))) / 10
-        total = mpmath.fsum(
-            mpmath.binomial(n, k)
-            * (1 - q) ** (n - k)
-            * q**k
-            * mpmath.exp(k * (k - 1) * x / 2)
-            * (1 - q + q * mpmath.exp(k * x)) ** f
-            for k in range(n + 1)
-        )
-        return min(mpmath.log(total) / (n + f - 1), (n + f) * x / 2)
-
-
-@pytest.mark.parametrize(
-    ("sigma", "rate"),
-    [
-        (0.05, 1e-9),
-        (0.3, 0.01),
-        (0.8, 0.01),
-        (1.0, 0.5),
-        (2.0, 1e-6),
-        (12.0, 0.1),
-        (300.0, 0.999),
-        (1e5, 0.3),
-    ],
-)
-def test_divergences_equal_the_formula_whatever_is_priced_along(sigma: float, rate: float) -> None:
-    """Alone, among similar rounds (scaled together), and among rounds of all kinds (one by one)."""
-    orders = (1.1, 1.9, 2.0, 3.5, 11.9, 32.0, 33.0, 64.0, 130.0, 256.0, 320.0, 1024.0)
-    columns = [ORDERS.index(order) for order in orders]
-    expected = [float(formula(sigma, rate, order)) for order in orders]
-    similar = sigma * np.linspace(0.98, 1.0, 200)
-    generator = np.random.default_rng(5)
-    mixed = np.append(10 ** generator.uniform(-1.5, 4, 60), sigma)
-    rates = np.append(10 ** generator.uniform(-8, 0, 60), rate)
-    for rows in (
-        subsampled_gaussian_rdp(sigma, rate),
-        subsampled_gaussian_rdp(similar, rate),
-        subsampled_gaussian_rdp(mixed, rates),
-        cumulants(np.array([sigma]), rate, orders) / (np.array(orders) - 1),
-    ):
-        row = rows[-1] if rows.shape[1] == len(orders) else rows[-1, columns]
-        np.testing.assert_allclose(row, expected, rtol=1e-10)
-
-
-def test_rounds_priced_together_are_priced_as_each_alone() -> None:
-    sigmas = np.linspace(0.4, 5, 1000)
-    rates = np.where(np.arange(1000) % 2, 0.1, 0.05)
-    together = subsampled_gaussian_rdp(sigmas, rates)
-    assert together.shape == (1000, len(ORDERS))
-    for i in (0, 17, 500, 999):
-        np.testing.assert_allclose(
-            together[i], subsampled_gaussian_rdp(sigmas[i], rates[i])[0], rtol=1e-11, atol=1e-300
-        )
-
-
 def test_a_plan_longer_than_is_priced_at_a_time() -> None:
     events = [PrivacyLossEvent(20.0 + i % 3, 0.1) for i in range(9000)]
     spent = running_epsilon(events, DELTA)
@@ -328,13 +290,6 @@ def test_a_plan_longer_than_is_priced_at_a_time() -> None:
     assert spent[-1] == pytest.approx(accountant.epsilon(DELTA), rel=1e-11)
     assert spent[4999] == pytest.approx(running_epsilon(events[:5000], DELTA)[-1], rel=1e-11)
     assert (np.diff(spent) >= 0).all()
-
-
-def test_extreme_values_neither_overflow_nor_vanish() -> None:
-    tiny_noise, huge_noise = subsampled_gaussian_rdp([0.01, 1e6], 0.01)
-    assert np.isfinite(tiny_noise).all()
-    # at order 2 the divergence is log(1 + q²(e^(1/σ²) − 1)), here q²/σ² to first order
-    assert huge_noise[ORDERS.index(2.0)] == pytest.approx(1e-4 / 1e12, rel=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -350,14 +305,9 @@ def test_extreme_values_neither_overflow_nor_vanish() -> None:
 def test_bad_events_are_named(arguments: tuple[float, float], name: str) -> None:
     with pytest.raises(ParameterError, match=name):
         PrivacyLossEvent(*arguments)
-    if name != "steps":
-        with pytest.raises(ParameterError, match=name):
-            subsampled_gaussian_rdp(*arguments)
 
 
 def test_bad_shapes_and_deltas_are_named() -> None:
-    with pytest.raises(ParameterError, match="shape"):
-        subsampled_gaussian_rdp([1.0, 2.0], [0.1, 0.1, 0.1])
     with pytest.raises(ParameterError, match="shape"):
         epsilon_from_rdp(np.zeros(3), DELTA)
     with pytest.raises(ParameterError, match="negative or undefined"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from fractions import Fraction
 from functools import reduce
 
 import mpmath
@@ -20,10 +21,13 @@ from dpagent.privacy.shuffling import (
     MAX_ENUMERATED,
     Bound,
     ShuffledBatch,
+    _binomial_masses,
+    _rounding,
     central_delta,
     central_epsilon,
     clones_closed_form,
     least_reports,
+    local_epsilon,
 )
 
 LEVEL = 1e-6
@@ -56,8 +60,135 @@ def test_the_enumerated_bound_is_attained_and_never_exceeded(reports: int, local
     batch = ShuffledBatch(reports, local, Bound.ENUMERATED)
     for fraction in FRACTIONS:
         truth = enumerated_delta(reports, local, fraction * local)
-        assert batch.delta(fraction * local) == pytest.approx(truth, rel=1e-9, abs=1e-15)
+        assert batch.delta(fraction * local) == pytest.approx(truth, rel=1e-9, abs=1e-12)
         assert ShuffledBatch(reports, local).delta(fraction * local) >= truth - 1e-15
+
+
+def exact_hockey_stick(p: list[Fraction], q: list[Fraction], ratio: Fraction) -> Fraction:
+    return sum((max(x - ratio * y, Fraction()) for x, y in zip(p, q, strict=True)), Fraction())
+
+
+def exact_ones_law(probabilities: tuple[Fraction, ...]) -> list[Fraction]:
+    law = [Fraction(1)]
+    for probability in probabilities:
+        down, up = [x * (1 - probability) for x in law], [x * probability for x in law]
+        law = [x + y for x, y in zip([*down, Fraction()], [Fraction(), *up], strict=True)]
+    return law
+
+
+@pytest.mark.parametrize("reports", [1, 2, 4, 6])
+def test_all_bounds_against_all_inputs_in_fractions(reports: int) -> None:
+    """e^ε₀ = 3, so that a is 1/4: devices at 1/4, 3/8, 1/2 or 3/4, and each world's series, exactly."""
+    quarter = Fraction(1, 4)
+    grid = [quarter, Fraction(3, 8), 2 * quarter, 3 * quarter]
+    pairs = [
+        tuple(exact_ones_law((*others, own)) for own in owns)
+        for others in itertools.combinations_with_replacement(grid, reports - 1)
+        for owns in itertools.permutations(grid, 2)
+    ]
+    for ratio in (Fraction(1), Fraction(9, 8), Fraction(3, 2), Fraction(2), Fraction(14, 5)):
+        truth = max(exact_hockey_stick(p, q, ratio) for p, q in pairs)
+        found = {b: ShuffledBatch(reports, math.log(3), b).delta(math.log(ratio)) for b in Bound}
+        assert found[Bound.ENUMERATED] == pytest.approx(float(truth), rel=1e-12, abs=1e-13)
+        for bound, coin in ((Bound.DECOMPOSED, Fraction(1, 2)), (Bound.CLONES, Fraction(1, 3))):
+            series = Fraction()
+            for c in range(reports):
+                weight = math.comb(reports - 1, c) * coin**c * (1 - coin) ** (reports - 1 - c)
+                p, q = (exact_ones_law((*(2 * quarter,) * c, own)) for own in (3 * quarter, quarter))
+                series += weight * exact_hockey_stick(p, q, ratio)
+            assert found[bound] == pytest.approx(float(series), rel=1e-12, abs=1e-15)
+            assert series >= truth
+
+
+def test_one_more_honest_report_never_hurts_in_fractions() -> None:
+    """Whatever the bits of all others, and of the one that joins: H of the same two worlds falls."""
+    grid = [Fraction(1, 4), Fraction(2, 5), Fraction(3, 4)]
+    for others in itertools.product(grid, repeat=3):
+        p, q = (exact_ones_law((*others, own)) for own in (grid[2], grid[0]))
+        for joins in grid:
+            p1, q1 = (exact_ones_law((*others, joins, own)) for own in (grid[2], grid[0]))
+            for ratio in (Fraction(1), Fraction(5, 4), Fraction(2)):
+                assert exact_hockey_stick(p1, q1, ratio) <= exact_hockey_stick(p, q, ratio)
+
+
+def test_clones_need_the_same_randomiser_on_all_devices() -> None:
+    """Devices that sign their bits hide nobody, and the clones bound says otherwise: it is not theirs."""
+    local = 1.0
+    own = (math.e - 1) / (math.e + 1)  # δ at ε = 0 of a bit whose sender is known
+    assert ShuffledBatch(50, local, Bound.CLONES).delta(0.0) < own / 2
+    # of bits without signature, each device's law may be another: the two-point bounds ask no more
+    probabilities = np.random.default_rng(5).uniform(0.27, 0.73, 49)
+    p, q = (ones_law((*probabilities, x)) for x in (1 / (1 + math.exp(-local)), 1 / (1 + math.e)))
+    for epsilon in (0.0, 0.1, 0.3):
+        assert hockey_stick(p, q, epsilon) <= ShuffledBatch(50, local, Bound.ENUMERATED).delta(epsilon)
+
+
+@pytest.mark.parametrize(("reports", "local"), [(2, 32.0), (25, 14.0), (30, 1.0), (30, 0.05)])
+def test_rounding_is_on_the_safe_side(reports: int, local: float) -> None:
+    """Against sums in 60 digits: never below, and above by next to nothing."""
+    with mpmath.workdps(60):
+        power = mpmath.exp(mpmath.mpf(local))
+        rare = 1 / (power + 1)
+
+        def law(trials: int, p: mpmath.mpf) -> list[mpmath.mpf]:
+            return [mpmath.binomial(trials, k) * p**k * (1 - p) ** (trials - k) for k in range(trials + 1)]
+
+        def worlds(others: list[mpmath.mpf]) -> list[tuple[mpmath.mpf, mpmath.mpf]]:
+            up, down = [mpmath.mpf(0), *others], [*others, mpmath.mpf(0)]
+            return [
+                ((1 - rare) * u + rare * d, rare * u + (1 - rare) * d) for u, d in zip(up, down, strict=True)
+            ]
+
+        bits = []
+        for ups in range(reports):
+            high, low = law(ups, 1 - rare), law(reports - 1 - ups, rare)
+            others = [
+                mpmath.fsum(high[j] * low[s - j] for j in range(s + 1) if j < len(high) and s - j < len(low))
+                for s in range(reports)
+            ]
+            bits.append(worlds(others))
+        for fraction in (0.0, 0.2, 0.7, 0.97):
+            epsilon = fraction * local
+            factor = mpmath.exp(mpmath.mpf(epsilon))
+            exact = max(mpmath.fsum(max(p - factor * q, 0) for p, q in view) for view in bits)
+            batch = ShuffledBatch(reports, local, Bound.ENUMERATED)
+            assert exact <= batch.delta(epsilon) <= exact * (1 + 1e-9) + 1e-12
+            assert exact <= batch.loss.delta(epsilon)
+            for bound, coin in ((Bound.DECOMPOSED, 2 * rare), (Bound.CLONES, 1 / power)):
+                exact = mpmath.fsum(
+                    mass * max(p - factor * q, 0)
+                    for c, mass in enumerate(law(reports - 1, coin))
+                    for p, q in worlds(law(c, mpmath.mpf("0.5")))
+                )
+                batch = ShuffledBatch(reports, local, bound)
+                assert exact <= compose([(batch.loss, 1)]).delta(epsilon)
+                assert exact * (1 - 1e-12) - 1e-15 <= batch.delta(epsilon) <= exact * (1 + 1e-9) + 1e-15
+
+
+@pytest.mark.parametrize(
+    ("trials", "probability", "first", "last"),
+    [(1023, 0.27, 0, 1023), (40, 1e-14, 0, 40), (10**8, 0.5, 49_950_000, 50_050_000), (10**6, 1e-5, 0, 200)],
+)
+def test_binomial_masses_are_as_exact_as_the_text_says(
+    trials: int, probability: float, first: int, last: int
+) -> None:
+    masses = _binomial_masses(trials, probability, first, last)
+    p = mpmath.mpf(probability)
+    with mpmath.workdps(40):
+        chosen = np.unique(np.linspace(0, last - first, 60).astype(int))
+        logs = [
+            mpmath.loggamma(trials + 1)
+            - mpmath.loggamma(first + int(k) + 1)
+            - mpmath.loggamma(trials - first - int(k) + 1)
+            + (first + int(k)) * mpmath.log(p)
+            + (trials - first - int(k)) * mpmath.log1p(-p)
+            for k in chosen
+        ]
+        for k, log in zip(chosen, logs, strict=True):
+            exact = mpmath.exp(log)
+            if exact > mpmath.mpf(10) ** -290:
+                # the window's own share of the whole is less than 1 by next to nothing
+                assert abs(masses[k] / exact - 1) < _rounding(masses.size) + 1e-14
 
 
 def test_the_decomposition_is_attained_by_nothing() -> None:
@@ -91,7 +222,7 @@ def test_the_series_agree_with_the_definition_in_high_precision(local: float) ->
                 back = mpmath.fsum(max(q - factor * p, 0) for p, q in view.values())
                 assert abs(forth - back) < mpmath.mpf(10) ** -35  # one direction is enough
                 ours = ShuffledBatch(reports, local, bound).delta(fraction * local)
-                assert ours == pytest.approx(float(forth), rel=1e-11, abs=1e-15)
+                assert ours == pytest.approx(float(forth), rel=1e-11, abs=1e-12)
 
 
 @pytest.mark.parametrize("local", [0.5, 1.5])
@@ -203,6 +334,33 @@ def test_composition_is_monotone_and_delta_and_epsilon_are_inverse() -> None:
     assert split == pytest.approx(small, rel=1e-4)
 
 
+def test_the_tightest_bound_at_a_position_is_monotone_where_enumeration_ends() -> None:
+    sizes = (1023, 1024, 1025, 1300, 1497, 1498, 1600)
+    batches = [ShuffledBatch.at_position(n, 1.0) for n in sizes]
+    assert [b.bound is Bound.ENUMERATED for b in batches] == [True] * 5 + [False] * 2
+    assert max(b.reports for b in batches[:5]) == 1024
+    figures = [central_epsilon([(b, 26_010)], 1e-5) for b in batches]
+    assert figures == sorted(figures, reverse=True)
+    assert ShuffledBatch.at_position(1000, 0.04).bound is Bound.DECOMPOSED
+
+
+def test_compositions_of_many_millions_stay_within_memory() -> None:
+    batch = ShuffledBatch(500, 1.0)
+    times = 2_601_000  # the whole model, in 100 rounds
+    figure = central_epsilon([(batch, times)], 1e-5)
+    spread = math.sqrt(times) * batch.loss.size
+    assert figure == pytest.approx(spread**2 / 2 + spread * stats.norm.isf(1e-5), rel=2e-3)
+    assert 0 < central_delta([(batch, times)], 0.9 * times) < 1e-15  # far out in the tail
+
+
+def test_the_local_guarantee_is_rounded_up() -> None:
+    assert local_epsilon([(0.1, 10)]) > 1.0  # 0.1 is a little more than a tenth
+    assert local_epsilon([(0.5, 12), (1.0, 1)]) == 7.0
+    parts = [(0.1, 3), (1 / 3, 7), (1e-6, 10**9)]
+    exact = sum(Fraction(epsilon) * count for epsilon, count in parts)
+    assert exact <= Fraction(local_epsilon(parts)) <= exact * (1 + Fraction(1, 2**51))
+
+
 def test_a_rise_in_epsilon_over_rounds_lies_between_its_ends() -> None:
     rounds = [(ShuffledBatch(500, local), 10) for local in np.linspace(0.5, 1.5, 11)]
     epsilons = [central_epsilon([(ShuffledBatch(500, local), 110)], 1e-5) for local in (0.5, 1.5)]
@@ -263,6 +421,7 @@ def test_least_reports_is_a_quantile(devices: int, probability: float, batches: 
 
 
 def test_least_reports_at_the_ends() -> None:
+    assert least_reports(500, 0.5, 10, 1e-300) == 1
     assert least_reports(70, 1.0, 10, 1e-9) == 70
     assert least_reports(1, 0.3, 10, 1e-9) == 1
     assert least_reports(10, 1e-9, 10, 1e-9) == 1
@@ -306,6 +465,7 @@ def test_an_attack_on_a_shuffled_batch_stays_within_the_bound() -> None:
         (lambda: least_reports(0, 0.5, 1, 0.1), "honest devices is 0"),
         (lambda: least_reports(10, 0.0, 1, 0.1), "reporting probability is 0.0"),
         (lambda: least_reports(10, 0.5, 0, 0.1), "batches is 0"),
+        (lambda: local_epsilon([(math.nan, 1)]), "local epsilon is nan"),
         (lambda: least_reports(10, 0.5, 1, 1.0), "failure probability is 1.0"),
     ],
 )
