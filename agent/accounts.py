@@ -1,12 +1,14 @@
 """What the ledger's entries say, and what they come to.
 
 Inside a job the schedule is announced with the first round and pinned, and its rounds are
-taken in order, so its charges compose tightly (RDP). Across jobs, whose parameters a
+taken in order, so its charges compose tightly, by their privacy-loss distributions (or by Rényi
+divergence, in old ledgers and where thousands of rounds all differ). Across jobs, whose parameters a
 coordinator may choose after seeing what earlier ones gave, the (ε, δ) of the jobs are added:
 basic composition is a valid privacy filter for adaptively chosen parameters (Rogers, Roth,
-Ullman, Vadhan, "Privacy odometers and filters", NeurIPS 2016), and a sum over orders chosen
-afterwards is not known to be. A job is reserved whole, at its first charge: whatever rounds of
-the announced schedule follow, each fixed order's divergence is at most that of all of them. And
+Ullman, Vadhan, "Privacy odometers and filters", NeurIPS 2016), and an accountant for charges fixed
+in advance is not. A job is reserved whole, at its first charge: whatever rounds of the announced
+schedule follow, and for whatever reason others do not, what is sent is a part of what all of them
+would have sent. And
 jobs follow one another: once a newer one is charged the older is over, because the theorem is
 about mechanisms run in sequence, and not about interactive ones whose rounds alternate.
 
@@ -18,15 +20,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from pydantic import ConfigDict
 
-from dpagent.privacy import PrivacyLossEvent, RdpAccountant, running_epsilon
+from dpagent.privacy import (
+    PldAccountant,
+    PrivacyLossEvent,
+    RdpAccountant,
+    accountant_for,
+    loss_grid,
+    running_epsilon,
+    running_pld_epsilon,
+)
 
 _STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
-# A re-computed ε may differ from the one written down by rounding, never by more than this.
+Accountant: TypeAlias = PldAccountant | RdpAccountant
+
+#: Share of a job's δ that its ε does without, to cover noise that is not drawn exactly (its statistical
+#: distance) and not continuous (the lemma in :mod:`dpagent.privacy.pld`).
+NOISE_SHARE = 1e-6
+
+# A re-computed figure may differ from the one written down by rounding, never by more than this.
 _TOLERANCE = 1e-6
+# Bounds by privacy-loss distributions depend a little on how much of a job is looked at in one go.
+_GRID_TOLERANCE = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +95,8 @@ class Charge:
     cumulative_delta: float
     """Sum of the δ of all jobs on the dataset."""
     charged_at: str
+    loss_grid: float | None = None
+    """Step of the grid on which the job's privacy losses are composed, pinned; None for Rényi orders."""
 
     @property
     def event(self) -> PrivacyLossEvent:
@@ -93,7 +114,29 @@ class JobAccount:
     """Reserved at the first charge."""
     delta: float
     last_round: int
-    spent: RdpAccountant
+    spent: Accountant
+    grid: float | None
+    """Of ``spent``; None if it composes Rényi divergences."""
+
+
+def fresh_account(events: Sequence[PrivacyLossEvent], delta: float) -> tuple[Accountant, float | None]:
+    """What prices a job of these rounds, and its grid."""
+    if accountant_for([event.noise_multiplier for event in events]) == "rdp":
+        return RdpAccountant(), None
+    grid = loss_grid(events, delta)
+    return PldAccountant(grid=grid), grid
+
+
+def price_after(account: Accountant, events: Sequence[PrivacyLossEvent], delta: float) -> float:
+    """ε at a job's ``delta`` with ``events`` charged as well, noise as it is drawn included."""
+    return account.epsilon_after(events, delta * (1 - NOISE_SHARE))
+
+
+def _running(events: Sequence[PrivacyLossEvent], delta: float, grid: float | None) -> list[float]:
+    """:func:`price_after` each of ``events``, in one pass: a thousand rounds take a second."""
+    less = delta * (1 - NOISE_SHARE)
+    running = running_epsilon(events, less) if grid is None else running_pld_epsilon(events, less, grid=grid)
+    return [float(epsilon) for epsilon in running]
 
 
 class JobAccounts:
@@ -143,11 +186,11 @@ class JobAccounts:
         by_job: dict[tuple[str, str], list[int]] = {}
         for index, charge in charges.items():
             by_job.setdefault((charge.dataset, charge.job), []).append(index)
-        # One vectorised pass a job: a thousand rounds take a fraction of a second.
         job_epsilon: dict[int, float] = {}
         for indices in by_job.values():
-            running = running_epsilon([charges[index].event for index in indices], charges[indices[0]].delta)
-            job_epsilon.update(zip(indices, running.tolist(), strict=True))
+            first = charges[indices[0]]
+            running = _running([charges[index].event for index in indices], first.delta, first.loss_grid)
+            job_epsilon.update(zip(indices, running, strict=True))
         budgets: dict[str, Budget] = {}
         for index, record in enumerate(records):
             if isinstance(record, BudgetChange):
@@ -162,17 +205,22 @@ class JobAccounts:
             if before is not None and self.latest_job(charge.dataset) != charge.job:
                 raise InconsistentChargeError(index, "goes on with a job after a newer one had begun")
             account = self._account(charge)
-            terms = (account.schedule, account.delta, account.epsilon)
-            if terms != (charge.schedule, charge.delta, charge.job_epsilon):
-                raise InconsistentChargeError(index, "changes the schedule, δ or reservation of its job")
-            if job_epsilon[index] > account.epsilon + _TOLERANCE * max(1.0, account.epsilon):
+            terms = (account.schedule, account.delta, account.epsilon, account.grid)
+            if terms != (charge.schedule, charge.delta, charge.job_epsilon, charge.loss_grid):
+                raise InconsistentChargeError(index, "changes schedule, δ, grid or reservation of its job")
+            tolerance = _TOLERANCE if account.grid is None else _GRID_TOLERANCE
+            if job_epsilon[index] > account.epsilon + tolerance * max(1.0, account.epsilon):
                 raise InconsistentChargeError(
                     index,
                     f"brings its job to ε = {job_epsilon[index]:.6g}; it had reserved {account.epsilon:.6g}",
                 )
             others = self.others(charge.dataset, charge.job)
-            _require_equal(index, "ε", charge.cumulative_epsilon, others.epsilon + job_epsilon[index])
-            _require_equal(index, "δ", charge.cumulative_delta, others.delta + account.delta)
+            cumulative = others.epsilon + job_epsilon[index]
+            _require_equal(
+                index, "ε", charge.cumulative_epsilon, cumulative, tolerance * max(1.0, cumulative)
+            )
+            total_delta = others.delta + account.delta
+            _require_equal(index, "δ", charge.cumulative_delta, total_delta, _TOLERANCE * total_delta)
             _require_within(index, self.reserved(charge.dataset), budgets.get(charge.dataset))
             self._spent[charge.dataset] = charge.cumulative_epsilon
         for (dataset, job), indices in by_job.items():
@@ -180,10 +228,13 @@ class JobAccounts:
 
     def _account(self, charge: Charge) -> JobAccount:
         jobs = self._jobs.setdefault(charge.dataset, {})
-        account = jobs.setdefault(
-            charge.job,
-            JobAccount(charge.schedule, charge.job_epsilon, charge.delta, charge.round, RdpAccountant()),
-        )
+        if charge.job not in jobs:
+            grid = charge.loss_grid
+            spent = RdpAccountant() if grid is None else PldAccountant(grid=grid)
+            jobs[charge.job] = JobAccount(
+                charge.schedule, charge.job_epsilon, charge.delta, charge.round, spent, grid
+            )
+        account = jobs[charge.job]
         account.last_round = charge.round
         return account
 
@@ -210,8 +261,7 @@ def _require_within(index: int, reserved: Budget, budget: Budget | None) -> None
             )
 
 
-def _require_equal(index: int, name: str, stated: float, computed: float) -> None:
-    tolerance = _TOLERANCE * (max(1.0, computed) if name == "ε" else computed)
+def _require_equal(index: int, name: str, stated: float, computed: float, tolerance: float) -> None:
     if not abs(stated - computed) <= tolerance:
         raise InconsistentChargeError(
             index, f"states a cumulative {name} of {stated:.6g}; the charges up to it come to {computed:.6g}"

@@ -7,14 +7,16 @@ records, which is not looked at.
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import dataclass
 
 import cbor2
 
+from agent.accounts import NOISE_SHARE, fresh_account, price_after
 from agent.ledger import Ledger
 from dpagent.errors import DataError, DpagentError
 from dpagent.learning import Dataset, built_in, check_fits
-from dpagent.privacy import PrivacyLossEvent, RdpAccountant
+from dpagent.privacy import MIN_SIGMA_STEPS, DiscretisedGaussian, PrivacyLossEvent
 from dpagent.protocol.messages import Plan
 
 # A target and a budget that are equal on paper differ in the last bits.
@@ -40,6 +42,8 @@ class Price:
     cumulative_epsilon: float
     """What other jobs reserved plus what this one has spent, this round included."""
     cumulative_delta: float
+    loss_grid: float | None
+    """On which the job is priced; see :class:`~agent.accounts.Charge`."""
 
 
 def decide(plan: Plan, dataset: Dataset, ledger: Ledger, name: str, *, now: float) -> Price:
@@ -94,8 +98,11 @@ def decide(plan: Plan, dataset: Dataset, ledger: Ledger, name: str, *, now: floa
         PrivacyLossEvent(noise, terms.sampling_rate, terms.local_steps)
         for noise in terms.noise_multipliers[plan.round - 1 :]
     ]
-    spent = RdpAccountant() if account is None else account.spent
-    job_epsilon = spent.epsilon_after(rest, terms.delta) if account is None else account.epsilon
+    if account is None:
+        spent, grid = fresh_account(rest, terms.delta)
+        job_epsilon = price_after(spent, rest, terms.delta)
+    else:
+        spent, grid, job_epsilon = account.spent, account.grid, account.epsilon
     total = others.epsilon + job_epsilon
     if total > budget.epsilon * (1 + _ROUNDING):
         raise Declined(
@@ -109,4 +116,29 @@ def decide(plan: Plan, dataset: Dataset, ledger: Ledger, name: str, *, now: floa
             f"the lifetime budget for {name!r} is {budget.delta:g}, "
             f"of which other jobs have {others.delta:.4g}"
         )
-    return Price(job_epsilon, others.epsilon + spent.epsilon_after(rest[:1], terms.delta), total_delta)
+    so_far = price_after(spent, rest[:1], terms.delta)
+    return Price(job_epsilon, others.epsilon + so_far, total_delta, grid)
+
+
+def require_good_noise(plan: Plan, mechanism: DiscretisedGaussian, job_epsilon: float) -> None:
+    """See that a round's noise, discrete and drawn as it is, is what the job's price takes it for.
+
+    Args:
+        plan: Of the round.
+        mechanism: The round's.
+        job_epsilon: Reserved for the job.
+
+    Raises:
+        Declined: The grid is too coarse for the noise, or the sampler too far from exact.
+    """
+    if mechanism.sigma_steps < MIN_SIGMA_STEPS:
+        raise Declined(
+            f"round {plan.round}'s noise is {mechanism.sigma_steps:.4g} grid steps; its price holds from "
+            f"{MIN_SIGMA_STEPS:,} on. The coordinator has to plan finer steps or more noise"
+        )
+    excess = plan.rounds * mechanism.statistical_distance * (1 + math.exp(min(job_epsilon, 700.0)))
+    if excess > NOISE_SHARE * plan.mechanism.delta:
+        raise Declined(
+            f"the noise as it is drawn would add {excess:.3g} to δ; set aside for that is "
+            f"{NOISE_SHARE * plan.mechanism.delta:.3g}. Its plan needs a smaller ε or a greater δ"
+        )

@@ -26,6 +26,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from agent.accounts import Budget, BudgetChange, Charge, InconsistentChargeError, JobAccounts
 from dpagent.errors import LedgerError, ParameterError, StorageError
+from dpagent.privacy import PldAccountant
 from dpagent.storage import disk_errors, open_readonly, write_atomically
 
 GENESIS = bytes(32)
@@ -222,7 +223,7 @@ def read_verified(connection: sqlite3.Connection, head_file: Path) -> VerifiedLe
     except InconsistentChargeError as error:
         raise LedgerError(f"Entry {error.index + 1} {error}.") from error
     except ParameterError as error:
-        bad = next(entry.number for entry in entries if not _is_priceable(entry.record))
+        bad = next((entry.number for entry in entries if not _is_priceable(entry.record)), len(entries))
         raise LedgerError(f"Entry {bad} is no charge that can be priced: {error}") from error
     _check_head(entries, head, head_file)
     return VerifiedLedger(entries, accounts)
@@ -230,7 +231,10 @@ def read_verified(connection: sqlite3.Connection, head_file: Path) -> VerifiedLe
 
 def _is_priceable(record: Charge | BudgetChange) -> bool:
     try:
-        return isinstance(record, BudgetChange) or (record.event.steps > 0 and 0 < record.delta < 1)
+        if isinstance(record, BudgetChange):
+            return True
+        PldAccountant(grid=record.loss_grid)
+        return record.event.steps > 0 and 0 < record.delta < 1
     except ParameterError:
         return False
 

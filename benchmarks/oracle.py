@@ -22,3 +22,15 @@ def rdp_epsilon(rounds: Iterable[tuple[float, float, int]], delta: float) -> flo
         event = PoissonSampledDpEvent(sampling_rate, GaussianDpEvent(noise_multiplier))
         accountant.compose(event, steps)
     return float(accountant.get_epsilon(delta))
+
+
+def pld_epsilon(rounds: Iterable[tuple[float, float, int]], delta: float, *, grid: float) -> float:
+    """The same by privacy-loss distributions (pessimistic), on a grid of that step."""
+    from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
+    from dp_accounting.pld import PLDAccountant
+
+    accountant = PLDAccountant(value_discretization_interval=grid)
+    for noise_multiplier, sampling_rate, steps in rounds:
+        event = PoissonSampledDpEvent(sampling_rate, GaussianDpEvent(noise_multiplier))
+        accountant.compose(event, steps)
+    return float(accountant.get_epsilon(delta))

@@ -34,7 +34,7 @@ def charge_for(plan: Plan, data: Dataset, ledger: Ledger, dataset: str = DATASET
         "statistical_distance": mechanism.statistical_distance, "schedule": schedule_digest(plan),
         "job_epsilon": price.job_epsilon, "delta": plan.mechanism.delta,
         "cumulative_epsilon": price.cumulative_epsilon, "cumulative_delta": price.cumulative_delta,
-        "charged_at": "2026-11-20T00:00:00+00:00",
+        "charged_at": "2026-11-20T00:00:00+00:00", "loss_grid": price.loss_grid,
     }  # fmt: skip
     return Charge(**(values | changes))
 

@@ -20,7 +20,7 @@ from dpagent.privacy.accounting import (
 )
 from dpagent.privacy.approximate import amplified_epsilon, imperfect_delta, unamplified_epsilon
 from dpagent.privacy.bounded import BoundedBudget, BoundedCap, BoundedRound
-from dpagent.privacy.calibration import BudgetPlan, affordable_rounds, calibrate, price
+from dpagent.privacy.calibration import BudgetPlan, accountant_for, affordable_rounds, calibrate, price
 from dpagent.privacy.caps import CapReport, ClampCap
 from dpagent.privacy.central import CentralGaussian, CentralLaplace
 from dpagent.privacy.composition import (
@@ -45,7 +45,7 @@ from dpagent.privacy.laplace import DiscretisedLaplace
 from dpagent.privacy.layer_ranges import LayerRange, adapted_ranges
 from dpagent.privacy.mechanism import Mechanism
 from dpagent.privacy.per_layer import Layer, PerLayerGaussian
-from dpagent.privacy.pld import MIN_SIGMA_STEPS, PldAccountant, running_pld_epsilon
+from dpagent.privacy.pld import MIN_SIGMA_STEPS, PldAccountant, loss_grid, running_pld_epsilon
 from dpagent.privacy.published import PublishedCap
 from dpagent.privacy.sampling import poisson_lot
 from dpagent.privacy.schedules import Schedule
@@ -98,6 +98,7 @@ __all__ = [
     "TwoPoint",
     "Unit",
     "ZcdpFilter",
+    "accountant_for",
     "adapted_ranges",
     "affordable_rounds",
     "amplified_epsilon",
@@ -117,6 +118,7 @@ __all__ = [
     "imperfect_delta",
     "l1_fine_steps",
     "least_reports",
+    "loss_grid",
     "poisson_lot",
     "price",
     "pure_rho",

@@ -169,6 +169,7 @@ class ComposedLoss:
 
         low, high = 0.0, 1.0
         greatest, least = _GREATEST_TILT_STEPS / self._step, _LEAST_TILT
+
         def spread(tilt: float) -> bool:
             """Whether the tilted mass is not yet all in one place, at the greatest loss there is."""
             return float(self._totals @ self._moments(tilt)[2]) > self._step**2

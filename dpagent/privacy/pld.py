@@ -35,7 +35,7 @@ privacy*, ICML 2015), so composing these is the optimal composition theorem.
 
 **Grid.** h = √(6·share·V/T), with V the variance of the total loss over T releases: the grid then adds a
 share of 2·10⁻⁴ to that variance, and 10⁻⁴ or so to ε; more where hundreds of different releases have to
-share 2²² cells. It may be given instead. The masses of single releases are differences of normal
+share 2²¹ cells. It may be given instead. The masses of single releases are differences of normal
 distribution functions, good to a relative 10⁻¹² or so; for that, ε is raised by 10⁻⁹ of itself.
 """
 
@@ -67,7 +67,7 @@ _GRID_RANGE: Final = (1e-7, 1.0)
 _MAX_CELLS: Final = 2**26  # in both directions 1 GiB, for a grid that was asked for
 _BLOCK: Final = 16
 _MAX_STAGES: Final = 2048
-_AUTO_CELLS: Final = 2**22
+_AUTO_CELLS: Final = 2**21
 _CELLS_TO_EPSILON: Final = 64  # of the least pure ε; and where all are the same, a whole number
 _ROUNDING: Final = 1e-9
 _TAIL_SHARE: Final = 1e-6  # of δ, for what is cut off from all releases together
@@ -181,6 +181,19 @@ def running_pld_epsilon(events: Sequence[Event], delta: float, *, grid: float | 
     return np.minimum(running, _basic_epsilon([(event, event.steps) for event in events], delta))
 
 
+def loss_grid(events: Iterable[Event], delta: float) -> float:
+    """The grid step that is chosen for these charges; to be kept by who is to price a part of them alike.
+
+    Raises:
+        ParameterError: ``delta`` is not in (0, 1), or there is no event.
+    """
+    require_between("delta", delta, 0.0, 1.0, low_open=True, high_open=True)
+    kinds = _canonical(_counted(events))
+    if not kinds:
+        raise ParameterError("events are none; expected at least one.")
+    return min(max(_step_for(kinds, _tail(kinds, delta)), _GRID_RANGE[0]), _GRID_RANGE[1])
+
+
 def _composed(
     kinds: Sequence[tuple[Event, int]],
     grid: float | None,
@@ -188,13 +201,17 @@ def _composed(
     stages: Sequence[Sequence[tuple[int, int]]] | None = None,
 ) -> tuple[ComposedLoss, ComposedLoss]:
     """The composition with the record removed, and with it added."""
-    releases = sum(steps for _, steps in kinds)
-    tail = delta * _TAIL_SHARE / releases
+    tail = _tail(kinds, delta)
     events = [kind for kind, _ in kinds]
     step = grid or _step_for(kinds, tail)
     order = stages or [[(row, steps) for row, (_, steps) in enumerate(kinds)]]
     removed, added = _on_grid(events, step, tail)
     return ComposedLoss(step, removed, order), ComposedLoss(step, added, order)
+
+
+def _tail(kinds: Sequence[tuple[Event, int]], delta: float) -> float:
+    """What may be cut off from each release."""
+    return delta * _TAIL_SHARE / sum(steps for _, steps in kinds)
 
 
 def _basic_epsilon(charges: Sequence[tuple[Event, int]], delta: float) -> FloatArray:
@@ -263,8 +280,8 @@ def _gaussian_block(
     last = math.ceil(float(_loss(1 + sigma * reach, sigma, rate).max()) / step)
     if len(events) * (last + 1 - first) > cells_left:
         raise ParameterError(
-            f"grid step {step:g} is too fine: the charges' losses take more than {_MAX_CELLS:,} cells. Choose "
-            "a coarser grid."
+            f"grid step {step:g} is too fine: the charges' losses take more than {_MAX_CELLS:,} cells. "
+            "Choose a coarser grid."
         )
     losses = np.arange(first, last + 1, dtype=np.float64) * step
     # x(t) = σ²·log((e^t − (1−q))/q) + 1/2: −∞ below the least loss, log(1−q).

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,11 +13,13 @@ import pytest
 from fleets import make_plan, records
 from ledgers import DATASET, charge_for, open_state
 
-from agent.decision import Declined, Price, decide, schedule_digest
+from agent.accounts import NOISE_SHARE
+from agent.decision import Declined, Price, decide, require_good_noise, schedule_digest
 from agent.ledger import Budget
 from agent.state import AgentState
+from agent.update import mechanism_of
 from dpagent.learning import Dataset, built_in
-from dpagent.privacy import PrivacyLossEvent, RdpAccountant
+from dpagent.privacy import MIN_SIGMA_STEPS, PldAccountant, PrivacyLossEvent
 from dpagent.protocol.messages import Plan
 
 DATA = records(20)
@@ -24,10 +27,10 @@ NOISE = [4.0, 3.0, 2.0]
 
 
 def price_of(*noise: float, rate: float = 0.25, steps: int = 1, delta: float = 1e-5) -> float:
-    accountant = RdpAccountant()
+    accountant = PldAccountant()
     for sigma in noise:
         accountant.compose(PrivacyLossEvent(sigma, rate, steps))
-    return accountant.epsilon(delta)
+    return accountant.epsilon(delta * (1 - NOISE_SHARE))
 
 
 WHOLE = price_of(*NOISE)
@@ -125,7 +128,7 @@ def test_the_number_of_records_is_not_looked_at(states: Any) -> None:
 def test_a_job_is_priced_whole_before_its_first_round(states: Any) -> None:
     price = accepted(states(WHOLE), make_plan())
     assert price.job_epsilon == pytest.approx(WHOLE, rel=1e-12)
-    assert price.cumulative_epsilon == pytest.approx(price_of(NOISE[0]), rel=1e-12)
+    assert price.cumulative_epsilon == pytest.approx(price_of(NOISE[0]), rel=1e-3)
     assert price.cumulative_delta == 1e-5
 
 
@@ -139,7 +142,7 @@ def test_a_job_that_fits_to_the_last_bit_is_run_to_its_end(states: Any) -> None:
     state = states(WHOLE, 1e-5)
     for number in (1, 2, 3):
         take_part(state, make_plan(round=number))
-    assert state.ledger.epsilon_spent(DATASET) == pytest.approx(WHOLE, rel=1e-12)
+    assert state.ledger.epsilon_spent(DATASET) == pytest.approx(WHOLE, rel=1e-3)
     assert declined(state, make_plan(job=b"k" * 16))
 
 
@@ -208,8 +211,8 @@ def test_another_datasets_charges_do_not_count(states: Any) -> None:
     take_part(state, make_plan())
     other = states(WHOLE, 1e-5, "other")
     take_part(other, make_plan(), "other")
-    assert other.ledger.epsilon_spent("other") == pytest.approx(price_of(NOISE[0]))
-    assert other.ledger.epsilon_spent(DATASET) == pytest.approx(price_of(NOISE[0]))
+    assert other.ledger.epsilon_spent("other") == pytest.approx(price_of(NOISE[0]), rel=1e-3)
+    assert other.ledger.epsilon_spent(DATASET) == pytest.approx(price_of(NOISE[0]), rel=1e-3)
 
 
 def test_other_coordinators_jobs_count(states: Any) -> None:
@@ -272,5 +275,27 @@ def test_what_differs_from_round_to_round_is_not_pinned() -> None:
 
 
 def test_a_price_is_a_record() -> None:
-    price = Price(1.0, 0.5, 1e-5)
+    price = Price(1.0, 0.5, 1e-5, loss_grid=1e-4)
     assert replace(price, job_epsilon=2.0) != price
+
+
+def test_noise_on_too_coarse_a_grid_is_declined() -> None:
+    plan = make_plan()
+    mechanism = mechanism_of(plan)
+    require_good_noise(plan, mechanism, WHOLE)
+    coarse = replace(mechanism, fine_steps=256)
+    assert coarse.sigma_steps < MIN_SIGMA_STEPS
+    with pytest.raises(Declined, match=r"noise is .* grid steps; its price holds from 2,122 on"):
+        require_good_noise(plan, coarse, WHOLE)
+
+
+def test_a_sampler_that_would_add_to_delta_is_declined() -> None:
+    """At no ε that a plan may have: the sampler is that close. Beyond, it would be seen."""
+    plan = make_plan()
+    mechanism = mechanism_of(plan)
+    distance = plan.rounds * mechanism.statistical_distance
+    limit = math.log(NOISE_SHARE * plan.mechanism.delta / distance)
+    assert limit > 40
+    require_good_noise(plan, mechanism, limit - 0.1)
+    with pytest.raises(Declined, match=r"would add .* to δ; set aside for that is 1e-11"):
+        require_good_noise(plan, mechanism, limit + 0.1)

@@ -112,9 +112,9 @@ def check_whole_run(state_dir: Path, results: dict[str, Any]) -> None:
 
 def epsilon_by_dp_accounting(charges: list[dict[str, Any]]) -> float:
     import dp_accounting
-    from dp_accounting.rdp import RdpAccountant
+    from dp_accounting.pld import PLDAccountant
 
-    accountant = RdpAccountant()
+    accountant = PLDAccountant(value_discretization_interval=1e-3)
     for charge in charges:
         event = dp_accounting.GaussianDpEvent(charge["noise_multiplier"])
         accountant.compose(

@@ -148,7 +148,7 @@ def test_affordable_rounds_are_the_last_that_fit(accountant: Literal["rdp", "pld
     rounds = affordable_rounds(2.5, epsilon=2.0, **terms)  # type: ignore[arg-type]
     costs = [price([2.5] * count, **terms).epsilon_by_round[-1] for count in (rounds, rounds + 1)]  # type: ignore[arg-type]
     assert costs[0] <= 2.0 < costs[1]
-    with pytest.raises(PlanError, match="cannot keep epsilon 0.1.*costs"):
+    with pytest.raises(PlanError, match=r"cannot keep epsilon 0\.1.*costs"):
         affordable_rounds(0.5, epsilon=0.1, **terms)  # type: ignore[arg-type]
 
 
