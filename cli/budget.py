@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,14 +19,36 @@ app = typer.Typer(help="Read, verify and export what a device has spent.", no_ar
 
 StateDirOption = Annotated[Path, typer.Option(help="The device's state directory, which holds ledger.db.")]
 
-_STATEMENT = {"unit": "record", "adjacency": "add-or-remove-one", "trust": "none"}
+_EXACT_NOISE = (
+    "In jobs priced by Rényi divergence the noise is exactly discrete Gaussian; `statistical_distance` says "
+    "how far from that it is."
+)
+_ONE_LEDGER = "These records have no other ledger."
+
+
+def _scope() -> dict[str, str]:
+    """What all figures of a ledger refer to, as a script reads it."""
+    from dpagent.privacy import DiscretisedGaussian
+
+    unit, adjacency, trust = DiscretisedGaussian.job_statement(0.0, 0.0).scope
+    return {"unit": str(unit), "adjacency": str(adjacency), "trust": str(trust)}
+
+
+def _scope_in_words() -> str:
+    """The same as a person reads it."""
+    from dpagent.privacy import DiscretisedGaussian
+
+    unit, adjacency, trust = DiscretisedGaussian.job_statement(0.0, 0.0).scope
+    return f"Unit: {unit.meaning}. Adjacency: {adjacency}. Trusted: {trust.meaning}."
 
 
 def _summary(ledger: VerifiedLedger) -> dict[str, dict[str, Any]]:
     """Lifetime budget, reservations and spending by dataset."""
     from agent.accounts import Charge
+    from dpagent.privacy import DiscretisedGaussian
 
     datasets: dict[str, dict[str, Any]] = {}
+    exact_noise: dict[str, bool] = {}
     for entry in ledger.entries:
         record = entry.record
         known = datasets.setdefault(
@@ -35,9 +57,10 @@ def _summary(ledger: VerifiedLedger) -> dict[str, dict[str, Any]]:
         )
         if isinstance(record, Charge):
             known["epsilon_spent"] = record.cumulative_epsilon
-            # Of the sampler from the exact distribution; δ grows by (1 + e^ε) times this.
+            # Of the sampler from the exact distribution; a millionth of δ is set aside for it.
             known["statistical_distance"] += record.statistical_distance
             known["charges"] += 1
+            exact_noise[record.dataset] = exact_noise.get(record.dataset, False) or record.loss_grid is None
             if record.job not in known["jobs"]:
                 known["jobs"].append(record.job)
         else:
@@ -50,6 +73,12 @@ def _summary(ledger: VerifiedLedger) -> dict[str, dict[str, Any]]:
             "epsilon_left": max(0.0, known["epsilon_budget"] - reserved.epsilon),
             "delta_left": max(0.0, known["delta_budget"] - reserved.delta),
         }
+        assumptions = (_ONE_LEDGER, _EXACT_NOISE) if exact_noise.get(name) else (_ONE_LEDGER,)
+        # What holds for these records, whatever its jobs still send.
+        statement = DiscretisedGaussian.job_statement(reserved.epsilon, reserved.delta, *assumptions)
+        if not known["charges"]:
+            statement = replace(statement, mechanism="nothing released")
+        known["statement"] = statement.as_dict()
     return datasets
 
 
@@ -72,15 +101,13 @@ def show(
         connection.close()
     if as_json:
         typer.echo(
-            json.dumps(
-                _STATEMENT | {"datasets": datasets, "declined": declined}, indent=2, ensure_ascii=False
-            )
+            json.dumps(_scope() | {"datasets": datasets, "declined": declined}, indent=2, ensure_ascii=False)
         )
         return
     if not datasets:
         typer.echo("The ledger is empty: no budget is set and nothing was spent.")
     else:
-        typer.echo("Record-level ε, add-or-remove-one adjacency, against everyone (no trusted party).")
+        typer.echo(_scope_in_words())
         print_table(
             ["dataset", "ε spent", "ε reserved", "ε budget", "ε left", "δ left", "charges", "jobs"],
             [
@@ -149,7 +176,7 @@ def export(
         if isinstance(entry.record, Charge)
     ]
     if json_file is not None:
-        write_json(json_file, _STATEMENT | {"datasets": _summary(ledger), "charges": charges})
+        write_json(json_file, _scope() | {"datasets": _summary(ledger), "charges": charges})
         return
     if not charges:
         typer.echo("The ledger has no charges yet.")

@@ -2,15 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Final
 
+import typer
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from dpagent.errors import ExitCode
 
-def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, title: str | None = None) -> None:
-    """Print ``rows`` under ``header``: the first column left, all others right."""
+# No line is ever this long: the width that a table would like to have.
+_UNBOUNDED: Final = 10_000
+
+
+def render_table(
+    header: Sequence[str], rows: Sequence[Sequence[str]], *, title: str | None = None, words: int = 1
+) -> str:
+    """``rows`` under ``header``, all in one piece.
+
+    A terminal that is too narrow wraps the lines; a figure is never cut short.
+
+    Args:
+        header: names of the columns; a name may have lines.
+        rows: cells as text.
+        title: of the table.
+        words: number of columns, from the first, that hold words and stand left; figures stand right.
+    """
     console = Console()
     table = Table(
         title=title,
@@ -19,10 +40,27 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, title: 
         pad_edge=False,
     )
     for index, name in enumerate(header):
-        table.add_column(name, justify="left" if index == 0 else "right", no_wrap=True)
+        table.add_column(name, justify="left" if index < words else "right", no_wrap=True)
     for row in rows:
         table.add_row(*row)
-    if not console.is_terminal:
-        # A pipe has no width to fit into.
-        console.width = 200
-    console.print(table)
+    console.width = _UNBOUNDED
+    console.width = max(console.measure(table).maximum, 1)
+    with console.capture() as capture:
+        console.print(table)
+    return "".join(f"{line.rstrip()}\n" for line in capture.get().splitlines())
+
+
+def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, title: str | None = None) -> None:
+    """Print ``rows`` under ``header``: the first column left, all others right."""
+    typer.echo(render_table(header, rows, title=title), nl=False)
+
+
+@contextlib.contextmanager
+def reader_may_leave() -> Iterator[None]:
+    """End the command without an error when the reader of its output has gone, as ``| head`` does."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(ExitCode.OK) from None

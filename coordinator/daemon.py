@@ -8,6 +8,7 @@ so that devices resend what it may have missed.
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 import time
@@ -26,6 +27,7 @@ from dpagent.errors import PlanError
 from dpagent.learning import Dataset, MomentumSgd, built_in, check_fits, load_idx, load_npz
 from dpagent.learning.evaluation import OnnxEvaluator
 from dpagent.learning.onnx_export import export_onnx
+from dpagent.privacy import DiscretisedGaussian
 from dpagent.protocol.codec import MessageError
 from dpagent.protocol.fragments import block_count, chunk_model, read_block, receipt_digest, weights_to_bytes
 from dpagent.protocol.messages import RECEIPTS_PER_MESSAGE, Plan, Receipts
@@ -289,12 +291,11 @@ class Coordinator:
             Whether the fleet could be told; if not, the job is not over yet.
         """
         privacy = self._settings.privacy
+        statement = DiscretisedGaussian.job_statement(privacy.epsilon, privacy.delta)
         metadata = {
             "dpagent.job": self._job.id.hex(),
-            "dpagent.privacy": (
-                f"record-level ({privacy.epsilon:g}, {privacy.delta:g}) differential privacy for each "
-                "device's records, add-or-remove-one adjacency, against everyone; no trusted party"
-            ),
+            "dpagent.privacy": statement.sentence(),
+            "dpagent.privacy_statement": json.dumps(statement.as_dict(), ensure_ascii=False),
             "dpagent.epsilon_spent": repr(self._job.epsilon_by_round[-1]),
         }
         write_atomically(self.model_file, export_onnx(self._spec, self._weights, metadata=metadata))

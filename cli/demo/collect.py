@@ -15,6 +15,7 @@ from cli.demo.layout import Layout
 from cli.demo.record import Arrival, DemoRecord, DeviceBudget, FragmentTally
 from coordinator.store import RoundRecord, StoreReader
 from dpagent.errors import LedgerError, StorageError
+from dpagent.privacy import DiscretisedGaussian
 from dpagent.protocol.fragments import receipt_digest
 
 _TRANSIT_S = 2.0
@@ -221,6 +222,7 @@ def collect(layout: Layout, facts: dict[str, Any]) -> DemoRecord:
 
 def as_json(record: DemoRecord) -> dict[str, Any]:
     """The run as a script reads it; the summary on the terminal shows the same figures."""
+    statement = DiscretisedGaussian.job_statement(record.epsilon_target, record.delta)
     return {
         "dataset": record.dataset,
         "broker": record.broker,
@@ -232,9 +234,10 @@ def as_json(record: DemoRecord) -> dict[str, Any]:
         "rounds": record.rounds,
         "model": {"name": record.model, "parameters": record.parameters, "file": record.model_file},
         "privacy": {
-            "unit": "record",
-            "adjacency": "add-or-remove-one",
-            "trust": "none",
+            "unit": str(statement.unit),
+            "adjacency": str(statement.adjacency),
+            "trust": str(statement.trust),
+            "statement": statement.as_dict(),
             "schedule": record.schedule,
             "sampling_rate": record.sampling_rate,
             "clip_norm": record.clip_norm,

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +29,25 @@ from dpagent.privacy.discrete_gaussian import (
 from dpagent.privacy.entropy import Entropy, Sampler
 from dpagent.privacy.events import SIGMA_RANGE, PrivacyLossEvent
 from dpagent.privacy.grid import FINE_STEPS, Constrained, Grid, Norm
+from dpagent.privacy.pld import MIN_SIGMA_STEPS, PldAccountant
 from dpagent.privacy.statement import Adjacency, BudgetStatement, Trust, Unit
+
+#: What the guarantee of a job rests on besides the code.
+JOB_ASSUMPTIONS: Final = (
+    "The noise multipliers and the sampling rate of a job are fixed before its first round.",
+    "The operating system's random numbers are uniform and stay secret.",
+)
+
+
+def release_epsilon(event: PrivacyLossEvent, sigma_steps: float, delta: float) -> float:
+    """ε of one release with discrete Gaussian noise of parameter ``sigma_steps``, at ``delta`` in (0, 1).
+
+    Tight where the noise is fine enough for that (see :mod:`dpagent.privacy.pld`), by Rényi divergence
+    where it is not.
+    """
+    if sigma_steps >= MIN_SIGMA_STEPS:
+        return PldAccountant().epsilon_after([event], delta)
+    return float(running_epsilon([event], delta)[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +138,7 @@ class DiscretisedGaussian:
 
     def statement(self, delta: float) -> BudgetStatement:
         """What one release guarantees, at ``delta`` in (0, 1) and what imperfect noise adds to it."""
-        epsilon = float(running_epsilon([self.event], delta)[0])
+        epsilon = release_epsilon(self.event, self.sigma_steps, delta)
         return BudgetStatement(
             self.unit,
             self.adjacency,
@@ -128,6 +146,19 @@ class DiscretisedGaussian:
             self.name,
             epsilon,
             imperfect_delta(epsilon, delta, self.statistical_distance),
+        )
+
+    @classmethod
+    def job_statement(cls, epsilon: float, delta: float, *assumptions: str) -> BudgetStatement:
+        """What a job of such releases guarantees, or several, whose charges come to (ε, δ).
+
+        Args:
+            epsilon: as accounted for, at least 0.
+            delta: likewise, with what is set aside for imperfect noise, in [0, 1].
+            assumptions: besides those that all jobs rest on.
+        """
+        return BudgetStatement(
+            cls.unit, cls.adjacency, cls.trust, cls.name, epsilon, delta, (*JOB_ASSUMPTIONS, *assumptions)
         )
 
     def constrain(self, gradients: NDArray[np.float32]) -> Constrained:

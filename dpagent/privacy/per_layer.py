@@ -33,11 +33,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpagent.errors import ParameterError, require_between, require_count, require_positive
-from dpagent.privacy.accounting import running_epsilon
 from dpagent.privacy.approximate import imperfect_delta
 from dpagent.privacy.entropy import Entropy
 from dpagent.privacy.events import PrivacyLossEvent
-from dpagent.privacy.gaussian import DiscretisedGaussian
+from dpagent.privacy.gaussian import DiscretisedGaussian, release_epsilon
 from dpagent.privacy.grid import FINE_STEPS, Constrained, Norm
 from dpagent.privacy.statement import Adjacency, BudgetStatement, Trust, Unit
 
@@ -153,7 +152,7 @@ class PerLayerGaussian:
 
     def statement(self, delta: float) -> BudgetStatement:
         """What one release guarantees, at ``delta`` in (0, 1) and what imperfect noise adds to it."""
-        epsilon = float(running_epsilon([self.event], delta)[0])
+        epsilon = release_epsilon(self.event, min(part.sigma_steps for part in self.parts), delta)
         return BudgetStatement(
             self.unit,
             self.adjacency,

@@ -147,7 +147,8 @@ class BudgetStatement:
         scope = f"{self.unit}-level, {self.adjacency} adjacency, trusted party: {self.trust}"
         if not self.is_guarantee:
             return f"no guarantee ({scope})"
-        return f"ε = {self.epsilon:g}, δ = {self.delta:g} ({scope})"
+        delta = f"{self.delta:g}".replace("e-0", "e-")
+        return f"ε = {self.epsilon:g}, δ = {delta} ({scope})"
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON and model metadata; ``epsilon`` and ``delta`` are null where nothing is guaranteed."""

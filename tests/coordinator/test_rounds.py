@@ -489,7 +489,9 @@ def test_a_job_whose_later_rounds_do_not_fit_a_message_is_refused_before_it_begi
     changes: dict[str, Any] = {
         "fragments_per_update": 1, "model": {"name": "mnist-cnn"}, "records_per_device": 300_000,
         "rounds": 50,
-        "privacy": {"epsilon": 6.8, "delta": 1e-5, "sampling_rate": 0.1, "schedule": {"kind": "incrementing"}},
+        "privacy": {
+            "epsilon": 6.8, "delta": 1e-5, "sampling_rate": 0.1, "schedule": {"kind": "incrementing"},
+        },
     }  # fmt: skip
     with pytest.raises(PlanError, match=r"plan of round 8: .*Set fragments_per_update higher"):
         Coordinator(settings_of(tmp_path, **changes))

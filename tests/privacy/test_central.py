@@ -13,7 +13,7 @@ from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
 from dpagent.errors import ParameterError
-from dpagent.privacy.accounting import running_epsilon
+from dpagent.privacy import PldAccountant
 from dpagent.privacy.central import CentralGaussian, CentralLaplace
 
 Central = CentralGaussian | CentralLaplace
@@ -94,7 +94,7 @@ def test_the_statement_is_on_devices_and_trusts_the_coordinator(make, order: int
     assert len((make().statement(1e-5) if order == 2 else make().statement()).assumptions) == 1
     assert m.steps == m.event.steps == 1
     if order == 2:
-        assert statement.epsilon == running_epsilon([m.event], 1e-5)[0]
+        assert statement.epsilon == PldAccountant().epsilon_after([m.event], 1e-5)
     else:
         assert statement.epsilon == m.event.epsilon == pytest.approx(math.log1p(0.2 * math.expm1(1.0)))
         assert statement.delta < 1e-20
@@ -119,7 +119,7 @@ def test_an_attack_on_one_device_proves_no_more_than_claimed(make, order: int) -
     others = m.constrain(np.array([[0.3], [-2.0]], dtype=np.float32)).total[0]
     without, present = others + sampler.sample(draws), others + device + sampler.sample(draws)
     thresholds = others + np.linspace(-2, 4, 25) * m.deviation_steps
-    claimed = running_epsilon([m.event], 1e-5)[0] if order == 2 else m.event.epsilon
+    claimed = m.statement(1e-5).epsilon if order == 2 else m.event.epsilon
     assert (1.5 if order == 2 else 0.9) < proven_epsilon(present, without, thresholds, delta) <= claimed
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from dpagent.errors import ParameterError
-from dpagent.privacy import running_epsilon
+from dpagent.privacy import MIN_SIGMA_STEPS, PldAccountant, running_epsilon
 from dpagent.privacy.entropy import NoisePool
 from dpagent.privacy.gaussian import DiscretisedGaussian
 from dpagent.privacy.grid import Grid, Norm, l1_fine_steps, shrink_to_norm
@@ -171,8 +172,23 @@ def test_the_record_states_the_maths() -> None:
     assert m.reach_steps == pytest.approx(8 * m.sigma_steps * math.sqrt(3))
     statement = m.statement(1e-5)
     assert statement.scope == ("record", "add-or-remove-one", "none")
-    assert statement.epsilon == running_epsilon([m.event], 1e-5)[0]
+    assert statement.epsilon == PldAccountant().epsilon_after([m.event], 1e-5)
     assert 1e-5 <= statement.delta < 1.000001e-5
+
+
+def test_noise_too_coarse_for_the_tight_price_is_priced_by_renyi_divergence() -> None:
+    m = replace(mechanism(10), fine_steps=64)
+    assert m.sigma_steps < MIN_SIGMA_STEPS
+    assert m.statement(1e-5).epsilon == running_epsilon([m.event], 1e-5)[0]
+
+
+def test_a_job_says_what_it_rests_on() -> None:
+    statement = DiscretisedGaussian.job_statement(2.0, 1e-5, "It rains.")
+    assert statement.scope == ("record", "add-or-remove-one", "none")
+    assert (statement.epsilon, statement.delta, statement.mechanism) == (2.0, 1e-5, "discrete-gaussian")
+    assert len(statement.assumptions) == 3
+    assert "fixed before its first round" in statement.assumptions[0]
+    assert statement.assumptions[-1] == "It rains."
 
 
 def test_noise_is_independent_per_coordinate_and_of_the_right_size() -> None:
@@ -206,7 +222,7 @@ def test_an_attack_on_one_dimension_does_not_beat_the_claimed_epsilon() -> None:
     present = noise.perturb(np.full(draws, record)) / m.sigma_steps
 
     proven = proven_epsilon(present, without, thresholds, delta)
-    claimed = running_epsilon([m.event], delta)[0]
+    claimed = m.statement(delta).epsilon
     assert 1.5 < proven < claimed  # strong enough to have caught noise of half the size
 
 

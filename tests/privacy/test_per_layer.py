@@ -13,7 +13,8 @@ from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
 from dpagent.errors import ParameterError
-from dpagent.privacy.accounting import cumulants, running_epsilon
+from dpagent.privacy import PldAccountant
+from dpagent.privacy.accounting import cumulants
 from dpagent.privacy.gaussian import DiscretisedGaussian
 from dpagent.privacy.per_layer import Layer, PerLayerGaussian
 
@@ -113,7 +114,7 @@ def test_an_attack_on_two_layers_proves_no_more_than_claimed() -> None:
     noise = [[part.sampler().sample(draws) for part in m.parts] for _ in range(2)]
     without = sum(w * x for w, x in zip(weights, noise[0], strict=True))
     present = sum(w * (x + s) for w, x, s in zip(weights, noise[1], record, strict=True))
-    claimed = running_epsilon([m.event], delta)[0]
+    claimed = m.statement(delta).epsilon
     assert 1.5 < proven_epsilon(present, without, np.linspace(-2, 4, 25), delta) < claimed
 
 
@@ -124,7 +125,7 @@ def test_the_record_states_the_maths() -> None:
     assert m.slices == (slice(0, 3), slice(3, 7), slice(7, 9))
     assert (m.event.noise_multiplier, m.event.sampling_rate, m.event.steps) == (2.0, 0.1, 3)
     statement = m.statement(1e-5)
-    assert statement.epsilon == running_epsilon([m.event], 1e-5)[0]
+    assert statement.epsilon == PldAccountant().epsilon_after([m.event], 1e-5)
     assert statement.delta >= 1e-5
     assert 0 < m.statistical_distance < 1e-25
 

@@ -1,0 +1,38 @@
+"""How the commands write numbers: few digits, and a bound never too low."""
+
+from __future__ import annotations
+
+import math
+import re
+
+
+def plain(value: float) -> str:
+    """Few digits: 0.1, 2, 1e-5."""
+    return re.sub(r"e([+-])0*(\d)", lambda m: "e" + m[1].replace("+", "") + m[2], f"{value:.4g}")
+
+
+def figure(value: float, digits: int = 4) -> str:
+    """As many significant digits, zeros at the end included: 2.100, 0.004200, 1.235e-7, 12,345."""
+    if 10**digits <= abs(value) < 1e9:
+        return f"{value:,.0f}"
+    text = f"{value:#.{digits}g}".removesuffix(".")
+    return re.sub(r"e([+-])0*(\d)", lambda m: "e" + m[1].replace("+", "") + m[2], text)
+
+
+def upwards(value: float, decimals: int = 3) -> str:
+    """Rounded up, for it is a bound."""
+    scale = 10**decimals
+    return f"{math.ceil(value * scale - 1e-6) / scale:.{decimals}f}" if math.isfinite(value) else "∞"
+
+
+def factor(exponent: float) -> str:
+    """e^ε, rounded up."""
+    if exponent > 700:
+        return "more than 10³⁰⁰"
+    value = math.exp(exponent)
+    return upwards(value, 1) if value < 100 else f"{math.ceil(value):,}"
+
+
+def percent(share: float, digits: int = 1) -> str:
+    """A share between 0 and 1."""
+    return f"{100 * share:.{digits}f} %"

@@ -1,0 +1,114 @@
+"""What ``dpagent plan`` prints: the guarantee, the schedules, the chart, the rounds and the caps."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from typing import Final
+
+from cli.notation import figure, plain
+from cli.plan.chart import noise_chart
+from cli.plan.comparison import Comparison
+from cli.plan.tables import LEGEND, bounded_table, caps_table, rounds_table, schedules_table
+
+WIDEST: Final = 100
+_NARROWEST: Final = 40
+_ALIKE: Final = 5e-4  # relative difference of noise that is not worth a word
+
+
+def page(comparison: Comparison, *, every_round: bool, width: int, encoding: str) -> str:
+    """The comparison as text.
+
+    Args:
+        comparison: of the schedules.
+        every_round: whether the rounds are shown all, and not about a dozen.
+        width: of the terminal, in characters.
+        encoding: of the output.
+    """
+    chosen = comparison.chosen
+
+    def words(text: str) -> str:
+        return fill(text, width)
+
+    parts = [
+        words(headline(comparison)) + words(setting(comparison)),
+        schedules_table(comparison) + words(f"* asked for. {LEGEND}"),
+        words(verdict(comparison)),
+        noise_chart(
+            {candidate.name: candidate.plan.noise_multipliers for candidate in comparison.candidates},
+            first=chosen.name,
+            width=width,
+            encoding=encoding,
+        ),
+        rounds_table(comparison, every=every_round),
+        caps_table(comparison) + words(bounded_words(comparison)),
+        bounded_table(comparison),
+        *(words(f"Note: {remark}") for remark in comparison.remarks),
+        words("--explain says what this guarantee means; --picture plan.svg draws the schedules."),
+    ]
+    return "\n".join(part for part in parts if part)
+
+
+def fill(text: str, width: int, *, indent: str = "") -> str:
+    """A paragraph within the terminal, and never wider than is good to read."""
+    return (
+        textwrap.fill(
+            text, max(min(width, WIDEST), _NARROWEST), initial_indent=indent, subsequent_indent=indent
+        )
+        + "\n"
+    )
+
+
+def headline(comparison: Comparison) -> str:
+    """The guarantee, with all that it refers to."""
+    return f"{comparison.statement.sentence()}."
+
+
+def setting(comparison: Comparison) -> str:
+    """What is planned for."""
+    target = comparison.target
+    steps = f" of {target.local_steps} local steps" if target.local_steps > 1 else ""
+    rounds = f"{target.rounds:,} rounds" if target.rounds > 1 else "1 round"
+    return (
+        f"{rounds}{steps}, sampling rate {plain(target.sampling_rate)}; {target.devices:,} "
+        f"devices with about {target.records_per_device:,g} records each, so lots of about "
+        f"{target.expected_lot:,.4g}; a model of {target.parameters:,} parameters."
+    )
+
+
+def verdict(comparison: Comparison) -> str:
+    """The chosen schedule against uniform, in a sentence."""
+    chosen, uniform = comparison.chosen, comparison.uniform
+    first, last = (
+        chosen.plan.noise_multipliers[place] / uniform.plan.noise_multipliers[place] for place in (0, -1)
+    )
+    if max(abs(first - 1), abs(last - 1)) < _ALIKE:
+        return "Every round has the same noise."
+    return (
+        f"For the same total, the noise of {chosen.name} is {_against(first)} that of uniform in round 1 and "
+        f"{_against(last)} it in round {comparison.target.rounds:,}."
+    )
+
+
+def bounded_words(comparison: Comparison) -> str:
+    """What the ``bounded`` cap needs, and how tight the target lets it be."""
+    target, bounded = comparison.target, comparison.bounded
+    first, last = (_cap(allowed) for allowed in (bounded.first_allowed, bounded.last_allowed))
+    caps = first if first == last else f"{first} in round 1 and {last} in round {target.rounds:,}"
+    return (
+        "bounded draws truncated Laplace noise that never exceeds A on a coordinate. It needs records "
+        f"clipped in L1 (a gradient of {target.parameters:,} parameters is up to "
+        f"{plain(math.sqrt(target.parameters))} times as long in L1 as in L2) and pays by pure composition: "
+        f"the ε of its rounds just add up. This target pays for {caps} L1 clip norms. published is "
+        "Algorithm 1 of the paper to the letter: not private, and never run without allow_unproven."
+    )
+
+
+def _cap(allowed: float | None) -> str:
+    return "no noise that can be drawn" if allowed is None else f"A = {figure(allowed, 3)}"
+
+
+def _against(ratio: float) -> str:
+    if ratio >= 2:
+        return f"{figure(ratio, 3)} times"
+    return f"{abs(100 * (ratio - 1)):.1f} % {'above' if ratio > 1 else 'below'}"

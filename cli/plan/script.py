@@ -1,0 +1,90 @@
+"""The comparison as a script reads it. Keys are added, never changed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cli.plan.comparison import Candidate, Comparison
+from cli.plan.explain import sections
+from dpagent.privacy import Schedule
+
+
+def as_json(comparison: Comparison, *, explained: bool) -> dict[str, Any]:
+    """The chosen schedule's figures at the top, and all schedules under ``schedules``.
+
+    Args:
+        comparison: of the schedules.
+        explained: whether the plain words are wanted too.
+    """
+    target, statement = comparison.target, comparison.statement
+    chosen = comparison.chosen
+    explanation = {
+        "explanation": [
+            {"title": section.title, "paragraphs": list(section.paragraphs)}
+            for section in sections(comparison)
+        ]
+    }
+    return {
+        "noise_multipliers": list(chosen.plan.noise_multipliers),
+        "epsilon": list(chosen.plan.epsilon_by_round),
+        "epsilon_target": target.epsilon,
+        "delta": target.delta,
+        "sampling_rate": target.sampling_rate,
+        "local_steps": target.local_steps,
+        "schedule": schedule_as_json(chosen.plan.schedule),
+        "unit": str(statement.unit),
+        "adjacency": str(statement.adjacency),
+        "trust": str(statement.trust),
+        "statement": statement.as_dict(),
+        "rounds": target.rounds,
+        "fleet": {
+            "devices": target.devices,
+            "records_per_device": target.records_per_device,
+            "parameters": target.parameters,
+            "expected_lot": target.expected_lot,
+        },
+        "schedules": [_candidate(candidate) for candidate in comparison.candidates],
+        "caps": [
+            {"kind": cap.kind, "costs": cap.costs, "statement": cap.statement.as_dict()}
+            for cap in comparison.caps
+        ],
+        "bounded_cap": {
+            "step_delta": comparison.bounded.step_delta,
+            "first_round_l1_clip_norms": comparison.bounded.first_allowed,
+            "last_round_l1_clip_norms": comparison.bounded.last_allowed,
+            "prices": [
+                {
+                    "cap_l1_clip_norms": price.cap,
+                    "release_epsilon": price.release_epsilon,
+                    "step_epsilon": price.step_epsilon,
+                    "job_epsilon": price.job_epsilon,
+                }
+                for price in comparison.bounded.examples
+            ],
+        },
+        "remarks": list(comparison.remarks),
+    } | (explanation if explained else {})
+
+
+def schedule_as_json(schedule: Schedule) -> dict[str, Any]:
+    """Its kind, and the parameters that this kind has."""
+    named: dict[str, Any] = {"kind": schedule.kind}
+    if schedule.kind == "incrementing":
+        named["step"] = schedule.step
+    if schedule.kind == "linear":
+        named["ratio"] = schedule.ratio
+    if schedule.kind == "custom":
+        named["weights"] = list(schedule.weights)
+    return named
+
+
+def _candidate(candidate: Candidate) -> dict[str, Any]:
+    return {
+        "schedule": schedule_as_json(candidate.plan.schedule),
+        "chosen": candidate.chosen,
+        "noise_multipliers": list(candidate.plan.noise_multipliers),
+        "epsilon": list(candidate.plan.epsilon_by_round),
+        "shares": list(candidate.shares),
+        "coordinate_noise_clip_norms": list(candidate.coordinate_noise),
+        "mean_noise_clip_norms": list(candidate.mean_noise),
+    }

@@ -1,0 +1,155 @@
+"""What a plan is made for: the privacy target, the schedules to compare, and the fleet."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from dpagent.errors import ConfigurationError, require_count, require_positive
+from dpagent.privacy import Schedule
+from dpagent.privacy.schedules import ScheduleKind
+
+MAX_ROUNDS: Final = 5000
+_MAX_DEVICES: Final = 1_000_000
+_MAX_RECORDS: Final = 1e12
+_MAX_PARAMETERS: Final = 2**28
+_MAX_WEIGHTS_BYTES: Final = 1_000_000
+
+_ARITHMETIC: Final[tuple[ScheduleKind, ...]] = ("uniform", "incrementing", "linear")
+
+
+@dataclass(frozen=True, slots=True)
+class PlanTarget:
+    """All that a comparison of schedules depends on; the defaults are the command's. Public.
+
+    Attributes:
+        epsilon: of the whole job, for each record; checked where the noise is solved for.
+        delta: likewise.
+        rounds: in [1, 5000].
+        sampling_rate: probability with which a record is in a lot.
+        local_steps: noisy steps that a device takes in a round.
+        schedule: kind of the schedule asked for.
+        step: of ``incrementing``.
+        ratio: of ``linear``.
+        weights: of ``custom``; there is such a schedule only where they are given.
+        devices: that take part in a round, in [1, 1e6].
+        records_per_device: public estimate, in (0, 1e12].
+        parameters: d, of the model, in [1, 2²⁸]; by default the built-in model's for MNIST.
+        cap: the noise cap that a fleet's file names, or None.
+
+    Raises:
+        ParameterError: rounds or fleet are out of range.
+    """
+
+    epsilon: float = 2.0
+    delta: float = 1e-5
+    rounds: int = 100
+    sampling_rate: float = 0.1
+    local_steps: int = 1
+    schedule: ScheduleKind = "incrementing"
+    step: float = 0.3
+    ratio: float = 3.0
+    weights: tuple[float, ...] = ()
+    devices: int = 100
+    records_per_device: float = 1000.0
+    parameters: int = 26_010
+    cap: str | None = None
+
+    def __post_init__(self) -> None:
+        require_count("rounds", self.rounds, maximum=MAX_ROUNDS)
+        require_count("devices", self.devices, maximum=_MAX_DEVICES)
+        require_positive("records per device", self.records_per_device, maximum=_MAX_RECORDS)
+        require_count("parameters", self.parameters, maximum=_MAX_PARAMETERS)
+
+    @property
+    def expected_lot(self) -> float:
+        """Records that are expected in one device's lot."""
+        return self.sampling_rate * self.records_per_device
+
+    def schedules(self) -> tuple[Schedule, ...]:
+        """Those to compare, uniform first.
+
+        Raises:
+            ParameterError: step, ratio or weights are out of range.
+        """
+        rules = (Schedule(kind=kind, step=self.step, ratio=self.ratio) for kind in _ARITHMETIC)
+        return (*rules, Schedule(kind="custom", weights=self.weights)) if self.weights else tuple(rules)
+
+
+def target_from(options: dict[str, Any], *, config: Path | None, custom: str | None) -> PlanTarget:
+    """The target that a command line means: its options, then the fleet's file, then the defaults.
+
+    Args:
+        options: by attribute of :class:`PlanTarget`; None where the command line is silent.
+        config: a coordinator's ``fleet.yaml``.
+        custom: weights of a custom schedule, or a file of them. It is the schedule asked for unless
+            the options name another, and has as many rounds as there are weights unless they say.
+
+    Raises:
+        ConfigurationError: a file is missing or malformed.
+        ParameterError: a number is out of its range.
+    """
+    values = {} if config is None else _from_fleet(config)
+    values |= {name: value for name, value in options.items() if value is not None}
+    if custom is not None:
+        weights = _weights(custom)
+        values["weights"] = weights
+        if options.get("schedule") is None:
+            values["schedule"] = "custom"
+        if options.get("rounds") is None:
+            values["rounds"] = len(weights)
+    return PlanTarget(**values)
+
+
+def _from_fleet(file: Path) -> dict[str, Any]:
+    from coordinator.settings import load_fleet_settings
+    from dpagent.learning import built_in
+
+    settings = load_fleet_settings(file)
+    privacy, schedule = settings.privacy, settings.privacy.schedule.schedule()
+    return {
+        "epsilon": privacy.epsilon,
+        "delta": privacy.delta,
+        "rounds": settings.rounds,
+        "sampling_rate": privacy.sampling_rate,
+        "local_steps": privacy.local_steps,
+        "schedule": schedule.kind,
+        "step": schedule.step,
+        "ratio": schedule.ratio,
+        "weights": schedule.weights,
+        "devices": settings.devices,
+        "records_per_device": settings.records_per_device,
+        "parameters": built_in(settings.model.name).parameter_count,
+        "cap": settings.cap.kind,
+    }
+
+
+def _weights(text: str) -> tuple[float, ...]:
+    """Numbers as in ``1,2,3``, or those in the file of that name."""
+    if numbers := _numbers(text):
+        return numbers
+    file = Path(text)
+    try:
+        with file.open(encoding="utf-8") as stream:
+            content = stream.read(_MAX_WEIGHTS_BYTES)
+    except (OSError, ValueError) as error:
+        reason = (error.strerror or str(error)) if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ConfigurationError(
+            f"--custom {text}: give numbers such as 1,2,3 or a file of them ({reason})."
+        ) from error
+    for number, line in enumerate(content.splitlines(), start=1):
+        if line.strip(" \t,") and _numbers(line) is None:
+            raise ConfigurationError(f"{file}:{number}: expected numbers, got {line.strip()[:40]!r}.")
+    if not (numbers := _numbers(content)):
+        raise ConfigurationError(f"{file}: expected a number for each round; the file has none.")
+    return numbers
+
+
+def _numbers(text: str) -> tuple[float, ...] | None:
+    """The numbers in ``text``, apart by commas or white space; None if something else is there."""
+    try:
+        return tuple(float(word) for word in re.split(r"[\s,]+", text) if word)
+    except ValueError:
+        return None
