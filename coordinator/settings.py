@@ -35,16 +35,27 @@ class ModelSettings(Settings):
 class ScheduleSettings(Settings):
     """How the budget is spread over the rounds."""
 
-    kind: Literal["incrementing", "uniform", "linear"] = "incrementing"
-    """``incrementing`` gives each round a fixed step more than the last (in zCDP)."""
+    kind: Literal["incrementing", "uniform", "linear", "custom"] = "incrementing"
+    """``incrementing`` gives each round a fixed step more than the last (in zCDP), ``custom`` the share that
+    its weight is of all ``weights``."""
     step: Annotated[float, Field(ge=0, le=0.99)] = 0.3
     """``incrementing``: the step as a fraction of its allowed maximum."""
     ratio: Annotated[float, Field(ge=1, le=100)] = 3.0
     """``linear``: the last round's budget over the first round's."""
+    weights: list[float] | None = None
+    """``custom``: a positive number for each round, the greatest at most a million times the least."""
+
+    @model_validator(mode="after")
+    def _is_possible(self) -> ScheduleSettings:
+        try:
+            self.schedule()
+        except DpagentError as error:
+            raise ValueError(str(error)) from error
+        return self
 
     def schedule(self) -> Schedule:
         """The schedule these settings describe."""
-        return Schedule(kind=self.kind, step=self.step, ratio=self.ratio)
+        return Schedule(kind=self.kind, step=self.step, ratio=self.ratio, weights=tuple(self.weights or ()))
 
 
 class PrivacySettings(Settings):
@@ -150,6 +161,15 @@ class FleetSettings(Settings):
             raise ValueError(
                 f"round.minimum_devices is {self.round.minimum_devices}; "
                 f"expected at most devices = {self.devices}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _has_a_weight_for_each_round(self) -> FleetSettings:
+        weights = self.privacy.schedule.weights or []
+        if weights and len(weights) != self.rounds:
+            raise ValueError(
+                f"privacy.schedule.weights has {len(weights)} numbers; expected rounds = {self.rounds}"
             )
         return self
 

@@ -68,7 +68,13 @@ def type_name(field: FieldInfo) -> str:
     for name in ("pathlib._local.", "pathlib.", "typing.", "<class '", "'>"):
         text = text.replace(name, "")
     text = text.replace("Literal[", "one of ").rstrip("]").replace("'", "`") if "Literal[" in text else text
-    names = {"float": "number", "int": "whole number", "str": "text", "Path": "path"}
+    names = {
+        "list[float]": "list of numbers",
+        "float": "number",
+        "int": "whole number",
+        "str": "text",
+        "Path": "path",
+    }
     text = " or ".join(
         names.get(part.strip(), part.strip()) for part in text.split("|") if part.strip() != "None"
     )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import numpy as np
 import pytest
 import yaml
 from fleets import agent_values, fleet_values
@@ -13,6 +15,7 @@ from pydantic import Field
 
 from agent.profile import load_profile, profile_names
 from agent.settings import AgentSettings, load_agent_settings
+from coordinator.planning import new_job
 from coordinator.settings import FleetSettings, changed_terms, load_fleet_settings
 from dpagent.configuration import FilePath, Settings, load_settings, resolve
 from dpagent.errors import ConfigurationError
@@ -363,6 +366,16 @@ def test_a_fleet_file_is_read_with_paths_relative_to_it(tmp_path: Path) -> None:
         ({"privacy": {"sampling_rate": 1.5}}, "privacy.sampling_rate", "less than or equal to 1"),
         ({"privacy": {"schedule": {"kind": "steep"}}}, "privacy.schedule.kind", "'uniform'"),
         ({"privacy": {"schedule": {"step": 1.0}}}, "privacy.schedule.step", "less than or equal to 0.99"),
+        ({"privacy": {"schedule": {"kind": "custom"}}}, "privacy.schedule",
+         "number of schedule weights is 0"),
+        ({"privacy": {"schedule": {"kind": "custom", "weights": [1, -1]}}}, "privacy.schedule",
+         "schedule weight is -1"),
+        ({"privacy": {"schedule": {"kind": "custom", "weights": [1, "2"]}}},
+         "privacy.schedule.weights.1", "number"),
+        ({"privacy": {"schedule": {"weights": [1, 2]}}}, "privacy.schedule",
+         "expected none, or the kind custom"),
+        ({"rounds": 3, "privacy": {"schedule": {"kind": "custom", "weights": [1, 2]}}}, "",
+         "privacy.schedule.weights has 2 numbers; expected rounds = 3"),
         ({"optimiser": {"momentum": 1.0}}, "optimiser.momentum", "less than 1"),
         ({"cap": {"where": "nowhere"}}, "cap.where", "'coordinator' or 'device'"),
         ({"fragments_per_update": 0}, "fragments_per_update", "greater than or equal to 1"),
@@ -375,6 +388,20 @@ def test_what_is_wrong_in_a_fleet_file_is_named(
     text = problem(file)
     assert re.match(rf"{re.escape(str(file))}:\d+: " + (rf"{re.escape(key)}: " if key else ""), text)
     assert words in text
+
+
+def test_a_custom_schedule_gives_each_round_its_share(tmp_path: Path) -> None:
+    weights = [1, 2, 5]
+    changes = {"rounds": 3, "privacy": {"schedule": {"kind": "custom", "weights": weights}}}
+    settings = load_fleet_settings(fleet_file(tmp_path, **changes))
+    job = new_job(settings)
+    noise = np.array(job.noise_multipliers)
+    np.testing.assert_allclose(noise[0] ** 2 / noise**2, weights, rtol=1e-9)
+    # A job of an earlier version, whose terms know no weights, goes on.
+    terms = FleetSettings.model_validate(fleet_values(None)).job_terms()
+    old = json.loads(json.dumps(terms))
+    del old["privacy"]["schedule"]["weights"]
+    assert changed_terms(old, terms) == ""
 
 
 @pytest.mark.parametrize("changes", [{"round": {"minimum_devices": 3}}, {"model": {"name": "resnet"}}])
