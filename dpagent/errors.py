@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import math
+from typing import Final
 
 
 class ExitCode(enum.IntEnum):
@@ -120,11 +121,18 @@ class ParameterError(PlanError, ValueError):
     """A numeric parameter is out of its range: names it, its value and the range."""
 
 
+_MOST_BITS_SHOWN: Final = 256
+
+
 def require_finite(name: str, value: float) -> float:
     """Return ``value`` as a float, or raise :class:`ParameterError` unless it is finite."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise ParameterError(f"{name} is {value!r}; expected a finite number.")
-    return float(value)
+    try:
+        number = math.nan if isinstance(value, bool) or not isinstance(value, (int, float)) else float(value)
+    except OverflowError:  # an integer beyond floating point
+        number = math.inf
+    if not math.isfinite(number):
+        raise ParameterError(f"{name} is {_shown(value)}; expected a finite number.")
+    return number
 
 
 def require_positive(name: str, value: float, *, maximum: float = math.inf) -> float:
@@ -153,5 +161,13 @@ def require_count(name: str, value: int, *, minimum: int = 1, maximum: int | Non
         raise ParameterError(f"{name} is {value!r}; expected a whole number.")
     if value < minimum or (maximum is not None and value > maximum):
         limit = "" if maximum is None else f" and at most {maximum}"
-        raise ParameterError(f"{name} is {value}; expected a whole number of at least {minimum}{limit}.")
+        shown = _shown(value)
+        raise ParameterError(f"{name} is {shown}; expected a whole number of at least {minimum}{limit}.")
     return value
+
+
+def _shown(value: object) -> str:
+    """A value as an error shows it: in one line of bearable length."""
+    if isinstance(value, int) and value.bit_length() > _MOST_BITS_SHOWN:
+        return f"an integer of {value.bit_length():,} bits"
+    return repr(value)

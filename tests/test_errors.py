@@ -82,3 +82,11 @@ def test_counts_are_whole_numbers_in_range(value: int) -> None:
     assert require_count("rounds", 10, maximum=10) == 10
     with pytest.raises(ParameterError, match=f"rounds is {value!r}; expected a whole number"):
         require_count("rounds", value, maximum=10)
+
+
+def test_integers_beyond_floating_point_are_refused_in_one_line() -> None:
+    for check in (require_positive, require_count):
+        with pytest.raises(ParameterError, match=r"^rounds is an integer of 33,220 bits; expected"):
+            check("rounds", 10**10_000, maximum=10)
+    with pytest.raises(ParameterError, match=r"^rate is an integer of 33,220 bits; expected"):
+        require_between("rate", -(10**10_000), 0, 1)
