@@ -127,7 +127,7 @@ def show(
         distance = sum(row["statistical_distance"] for row in datasets.values())
         if distance:
             typer.echo(
-                f"The sampler's distance from the exact distribution, in all: {distance:.1e} (adds to δ)."
+                f"The sampler's distance from the exact distribution, in all: {distance:.1e} (δ covers it)."
             )
     for row in declined:
         typer.echo(f"Declined round {row['round']} of job {row['job'][:8]}: {row['reason']}")

@@ -71,3 +71,23 @@ def test_local_links_lead_somewhere() -> None:
     for page in [DOCS.parent / "README.md", *DOCS.rglob("*.md")]:
         for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_the_privacy_page_names_tests_and_modules_that_exist() -> None:
+    page = (DOCS / "privacy.md").read_text(encoding="utf-8")
+    root = DOCS.parent
+    sources = "\n".join(file.read_text(encoding="utf-8") for file in (root / "tests").rglob("test_*.py"))
+    defined = set(re.findall(r"def (test_\w+)\(", sources)) | {
+        file.stem for file in (root / "tests").rglob("test_*.py")
+    }
+    named = set(re.findall(r"\btest_\w+", page))
+    assert len(named) > 100
+    assert named <= defined
+    modules = set(re.findall(r"`((?:\w+/)*\w+\.py)`", page))
+    assert len(modules) > 30
+    missing = [
+        name
+        for name in modules
+        if not (root / name).exists() and not (root / "dpagent/privacy" / name).exists()
+    ]
+    assert missing == []

@@ -19,7 +19,7 @@ from cli.plan.target import PlanTarget
 from dpagent.errors import ParameterError, PlanError
 from dpagent.privacy import BudgetStatement, Schedule
 from dpagent.privacy.approximate import unamplified_epsilon
-from dpagent.privacy.published import PublishedCap
+from dpagent.privacy.published import NOT_PRIVATE, PublishedCap
 from dpagent.privacy.truncated_laplace import TruncatedLaplace
 
 #: Caps, in L1 clip norms, whose price is shown.
@@ -87,7 +87,7 @@ def cap_costs(statement: BudgetStatement) -> tuple[CapCost, ...]:
     bounded = BudgetStatement(
         *scope, TruncatedLaplace.name, statement.epsilon, statement.delta, assumptions=assumptions
     )
-    nothing = BudgetStatement(*scope, PublishedCap.name, math.inf, 1.0)
+    nothing = BudgetStatement(*scope, PublishedCap.name, math.inf, 1.0, (NOT_PRIVATE,))
     return (
         CapCost("none", "0: nothing is capped", statement),
         CapCost("clamp", "0: it acts on what is private already", statement),

@@ -39,6 +39,7 @@ from dpagent.privacy.schedules import MAX_ROUNDS
 from dpagent.privacy.statement import Adjacency, BudgetStatement, Trust, Unit
 
 GUARANTEE: Final = "none"
+NOT_PRIVATE: Final = "Algorithm 1 of Luo, Xu and Guan is not differentially private."
 
 _UNIT_SCALE: Final = 2.0**20
 _MAX_EPSILON: Final = 1000.0
@@ -126,7 +127,7 @@ class PublishedCap:
             self.name,
             epsilon=float("inf"),
             delta=1.0,
-            assumptions=("Algorithm 1 of Luo, Xu and Guan is not differentially private.",),
+            assumptions=(NOT_PRIVATE,),
         )
 
     def start(self, dimension: int) -> PublishedState:
