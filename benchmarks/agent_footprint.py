@@ -4,7 +4,7 @@ Resident memory (VmRSS) of a process that has imported ``agent.daemon`` and done
 ``dpagent run`` as installed, connected to a real broker (Mosquitto where it is installed, else the
 embedded one) on loopback and idle for three seconds, with a digits shard of 287 records. It is compared
 with a budget of 64 MiB. The start-up time is from the start of the process to the broker's
-acceptance, median of 3.
+acceptance, median of 3. `import dpagent.privacy` is timed in fresh processes (median of 5), numpy included.
 
 Limits: VmRSS counts pages that processes share; training adds to it, see the peak of ``demo_mnist`` and
 ``gradients``. A board's processor is slower than this one.
@@ -36,16 +36,29 @@ import agent.daemon
 status = dict(line.split(":", 1) for line in open("/proc/self/status"))
 print(int(status["VmRSS"].split()[0]) / 1024)
 """
+_IMPORT_PRIVACY = """
+import json, time
+start = time.perf_counter()
+import dpagent.privacy
+taken = time.perf_counter() - start
+status = dict(line.split(":", 1) for line in open("/proc/self/status"))
+print(json.dumps([taken, int(status["VmRSS"].split()[0]) / 1024]))
+"""
+_IMPORTS = 5
 
 
 def run() -> list[Figure]:
     """Import, then run an agent three times against a broker."""
     imported = float(run_json(python("-c", _IMPORT), timeout_s=60))
+    privacy = [run_json(python("-c", _IMPORT_PRIVACY), timeout_s=60) for _ in range(_IMPORTS)]
+    taken, weight = (statistics.median(column) for column in zip(*privacy, strict=True))
     with tempfile.TemporaryDirectory(prefix="dpagent-bench-") as name:
         starts, idle = _run_agents(Path(name))
     return [
         Figure("resident after `import agent.daemon`", imported, "MiB", *_against_budget(imported)),
         Figure("resident, `dpagent run` connected and idle", idle, "MiB", *_against_budget(idle)),
+        Figure("time of `import dpagent.privacy`", taken, "s"),
+        Figure("resident after `import dpagent.privacy`", weight, "MiB"),
         Figure("start of `dpagent run` until the broker has accepted it", starts, "s"),
     ]
 

@@ -8,53 +8,61 @@ ahead in :mod:`~dpagent.privacy.calibration` on one of the :mod:`~dpagent.privac
 by :mod:`~dpagent.privacy.filters` where charges are chosen as one goes, and told in one form,
 :mod:`~dpagent.privacy.statement`. Needs numpy and nothing else. ``docs/privacy.md`` says which module
 and which test stands for each guarantee.
+
+A name is loaded from its module when it is first used, so that a board carries what it runs and no more.
 """
 
-from dpagent.privacy.accounting import (
-    INTEGER_ORDERS,
-    ORDERS,
-    RdpAccountant,
-    epsilon_from_rdp,
-    running_epsilon,
-    subsampled_gaussian_rdp,
-)
-from dpagent.privacy.approximate import amplified_epsilon, imperfect_delta, unamplified_epsilon
-from dpagent.privacy.bounded import BoundedBudget, BoundedCap, BoundedRound
-from dpagent.privacy.calibration import BudgetPlan, accountant_for, affordable_rounds, calibrate, price
-from dpagent.privacy.caps import CapReport, ClampCap
-from dpagent.privacy.central import CentralGaussian, CentralLaplace
-from dpagent.privacy.composition import (
-    composed,
-    composed_rho,
-    gaussian_rho,
-    group_event,
-    group_rho,
-    pure_rho,
-    zcdp_delta,
-    zcdp_epsilon,
-    zcdp_rho,
-)
-from dpagent.privacy.discrete_gaussian import DiscreteGaussianSampler
-from dpagent.privacy.discrete_laplace import DiscreteLaplaceSampler, usable_bound
-from dpagent.privacy.entropy import NoisePool
-from dpagent.privacy.events import ApproximateEvent, PrivacyLossEvent
-from dpagent.privacy.filters import BudgetExceededError, RenyiFilter, ZcdpFilter, best_order
-from dpagent.privacy.gaussian import DiscretisedGaussian
-from dpagent.privacy.grid import FINE_STEPS, Constrained, Grid, Norm, l1_fine_steps
-from dpagent.privacy.laplace import DiscretisedLaplace
-from dpagent.privacy.layer_ranges import LayerRange, adapted_ranges
-from dpagent.privacy.mechanism import Mechanism
-from dpagent.privacy.per_layer import Layer, PerLayerGaussian
-from dpagent.privacy.pld import MIN_SIGMA_STEPS, PldAccountant, loss_grid, running_pld_epsilon
-from dpagent.privacy.published import PublishedCap
-from dpagent.privacy.sampling import poisson_lot
-from dpagent.privacy.schedules import Schedule
-from dpagent.privacy.shuffling import Bound, ShuffledBatch, central_delta, central_epsilon, least_reports
-from dpagent.privacy.statement import Adjacency, BudgetStatement, Trust, Unit
-from dpagent.privacy.truncated_laplace import TruncatedLaplace
-from dpagent.privacy.two_point import TwoPoint
-from dpagent.privacy.two_point_budget import coordinate_statement, device_statement, shuffled_statement
-from dpagent.privacy.wire import coarsen, wire_shift, wire_width
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from dpagent.privacy.accounting import (
+        INTEGER_ORDERS,
+        ORDERS,
+        RdpAccountant,
+        epsilon_from_rdp,
+        running_epsilon,
+        subsampled_gaussian_rdp,
+    )
+    from dpagent.privacy.approximate import amplified_epsilon, imperfect_delta, unamplified_epsilon
+    from dpagent.privacy.bounded import BoundedBudget, BoundedCap, BoundedRound
+    from dpagent.privacy.calibration import BudgetPlan, accountant_for, affordable_rounds, calibrate, price
+    from dpagent.privacy.caps import CapReport, ClampCap
+    from dpagent.privacy.central import CentralGaussian, CentralLaplace
+    from dpagent.privacy.composition import (
+        composed,
+        composed_rho,
+        gaussian_rho,
+        group_event,
+        group_rho,
+        pure_rho,
+        zcdp_delta,
+        zcdp_epsilon,
+        zcdp_rho,
+    )
+    from dpagent.privacy.discrete_gaussian import DiscreteGaussianSampler
+    from dpagent.privacy.discrete_laplace import DiscreteLaplaceSampler, usable_bound
+    from dpagent.privacy.entropy import NoisePool
+    from dpagent.privacy.events import ApproximateEvent, PrivacyLossEvent
+    from dpagent.privacy.filters import BudgetExceededError, RenyiFilter, ZcdpFilter, best_order
+    from dpagent.privacy.gaussian import DiscretisedGaussian
+    from dpagent.privacy.grid import FINE_STEPS, Constrained, Grid, Norm, l1_fine_steps
+    from dpagent.privacy.laplace import DiscretisedLaplace
+    from dpagent.privacy.layer_ranges import LayerRange, adapted_ranges
+    from dpagent.privacy.mechanism import Mechanism
+    from dpagent.privacy.per_layer import Layer, PerLayerGaussian
+    from dpagent.privacy.pld import MIN_SIGMA_STEPS, PldAccountant, loss_grid, running_pld_epsilon
+    from dpagent.privacy.published import PublishedCap
+    from dpagent.privacy.sampling import poisson_lot
+    from dpagent.privacy.schedules import Schedule
+    from dpagent.privacy.shuffling import Bound, ShuffledBatch, central_delta, central_epsilon, least_reports
+    from dpagent.privacy.statement import Adjacency, BudgetStatement, Trust, Unit
+    from dpagent.privacy.truncated_laplace import TruncatedLaplace
+    from dpagent.privacy.two_point import TwoPoint
+    from dpagent.privacy.two_point_budget import coordinate_statement, device_statement, shuffled_statement
+    from dpagent.privacy.wire import coarsen, wire_shift, wire_width
 
 __all__ = [
     "FINE_STEPS",
@@ -134,3 +142,64 @@ __all__ = [
     "zcdp_epsilon",
     "zcdp_rho",
 ]
+
+_HOMES: Final = {
+    "accounting": (
+        "INTEGER_ORDERS",
+        "ORDERS",
+        "RdpAccountant",
+        "epsilon_from_rdp",
+        "running_epsilon",
+        "subsampled_gaussian_rdp",
+    ),
+    "approximate": ("amplified_epsilon", "imperfect_delta", "unamplified_epsilon"),
+    "bounded": ("BoundedBudget", "BoundedCap", "BoundedRound"),
+    "calibration": ("BudgetPlan", "accountant_for", "affordable_rounds", "calibrate", "price"),
+    "caps": ("CapReport", "ClampCap"),
+    "central": ("CentralGaussian", "CentralLaplace"),
+    "composition": (
+        "composed",
+        "composed_rho",
+        "gaussian_rho",
+        "group_event",
+        "group_rho",
+        "pure_rho",
+        "zcdp_delta",
+        "zcdp_epsilon",
+        "zcdp_rho",
+    ),
+    "discrete_gaussian": ("DiscreteGaussianSampler",),
+    "discrete_laplace": ("DiscreteLaplaceSampler", "usable_bound"),
+    "entropy": ("NoisePool",),
+    "events": ("ApproximateEvent", "PrivacyLossEvent"),
+    "filters": ("BudgetExceededError", "RenyiFilter", "ZcdpFilter", "best_order"),
+    "gaussian": ("DiscretisedGaussian",),
+    "grid": ("Constrained", "FINE_STEPS", "Grid", "Norm", "l1_fine_steps"),
+    "laplace": ("DiscretisedLaplace",),
+    "layer_ranges": ("LayerRange", "adapted_ranges"),
+    "mechanism": ("Mechanism",),
+    "per_layer": ("Layer", "PerLayerGaussian"),
+    "pld": ("MIN_SIGMA_STEPS", "PldAccountant", "loss_grid", "running_pld_epsilon"),
+    "published": ("PublishedCap",),
+    "sampling": ("poisson_lot",),
+    "schedules": ("Schedule",),
+    "shuffling": ("Bound", "ShuffledBatch", "central_delta", "central_epsilon", "least_reports"),
+    "statement": ("Adjacency", "BudgetStatement", "Trust", "Unit"),
+    "truncated_laplace": ("TruncatedLaplace",),
+    "two_point": ("TwoPoint",),
+    "two_point_budget": ("coordinate_statement", "device_statement", "shuffled_statement"),
+    "wire": ("coarsen", "wire_shift", "wire_width"),
+}
+_HOME_OF: Final = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
