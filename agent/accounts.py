@@ -18,13 +18,17 @@ runs, the guarantee is what it has reserved.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NoReturn, TypeAlias
 
 from pydantic import ConfigDict
 
+from dpagent.errors import ParameterError, require_between
 from dpagent.privacy import (
+    MIN_SIGMA_STEPS,
+    DiscretisedGaussian,
     PldAccountant,
     PrivacyLossEvent,
     RdpAccountant,
@@ -127,16 +131,67 @@ def fresh_account(events: Sequence[PrivacyLossEvent], delta: float) -> tuple[Acc
     return PldAccountant(grid=grid), grid
 
 
+def require_noise_as_priced(
+    mechanism: DiscretisedGaussian, rounds: int, job_epsilon: float, delta: float
+) -> None:
+    """See that noise, discrete and drawn as it is, is what a job's price takes it for.
+
+    Args:
+        mechanism: Of one of the job's rounds.
+        rounds: Of the job.
+        job_epsilon: Reserved for it.
+        delta: Of the job.
+
+    Raises:
+        ParameterError: The grid is too coarse for the noise, or the sampler too far from exact.
+    """
+    if mechanism.sigma_steps < MIN_SIGMA_STEPS:
+        raise ParameterError(
+            f"noise is {mechanism.sigma_steps:.4g} grid steps; its price holds from {MIN_SIGMA_STEPS:,} on. "
+            "Plan finer steps or more noise."
+        )
+    excess = rounds * mechanism.statistical_distance * (1 + math.exp(min(job_epsilon, 700.0)))
+    if not excess <= NOISE_SHARE * delta:
+        raise ParameterError(
+            f"noise as it is drawn would add {excess:.3g} to δ; set aside for that is "
+            f"{NOISE_SHARE * delta:.3g}. Plan a smaller ε or a greater δ."
+        )
+
+
 def price_after(account: Accountant, events: Sequence[PrivacyLossEvent], delta: float) -> float:
     """ε at a job's ``delta`` with ``events`` charged as well, noise as it is drawn included."""
     return account.epsilon_after(events, delta * (1 - NOISE_SHARE))
 
 
-def _running(events: Sequence[PrivacyLossEvent], delta: float, grid: float | None) -> list[float]:
-    """:func:`price_after` each of ``events``, in one pass: a thousand rounds take a second."""
-    less = delta * (1 - NOISE_SHARE)
-    running = running_epsilon(events, less) if grid is None else running_pld_epsilon(events, less, grid=grid)
-    return [float(epsilon) for epsilon in running]
+class _JobPrices:
+    """What the charges of one job come to, one after the other.
+
+    In one pass, which takes a second for a thousand rounds. It may say more than :func:`price_after` by
+    what it does not look at or see: then, and only then, a charge is priced by itself.
+    """
+
+    def __init__(self, charges: Sequence[Charge]) -> None:
+        first = charges[0]
+        self._grid, self._delta = first.loss_grid, first.delta
+        self._events = [charge.event for charge in charges]
+        less = self._delta * (1 - NOISE_SHARE)
+        if self._grid is None:
+            running = running_epsilon(self._events, less)
+        else:
+            running = running_pld_epsilon(self._events, less, grid=self._grid)
+        self._running = [float(epsilon) for epsilon in running]
+
+    def agrees(self, number: int, stated: float, others: float) -> tuple[bool, float]:
+        """Whether ``stated``, less what ``others`` reserved, is the ε after charge ``number``; and that ε."""
+        epsilon = self._running[number]
+        if not self._near(stated, others + epsilon) and self._grid is not None:
+            account = PldAccountant(grid=self._grid)
+            epsilon = price_after(account, self._events[: number + 1], self._delta)
+        return self._near(stated, others + epsilon), epsilon
+
+    def _near(self, stated: float, computed: float) -> bool:
+        tolerance = _TOLERANCE if self._grid is None else _GRID_TOLERANCE
+        return abs(stated - computed) <= tolerance * max(1.0, computed)
 
 
 class JobAccounts:
@@ -186,11 +241,15 @@ class JobAccounts:
         by_job: dict[tuple[str, str], list[int]] = {}
         for index, charge in charges.items():
             by_job.setdefault((charge.dataset, charge.job), []).append(index)
-        job_epsilon: dict[int, float] = {}
+        prices: dict[int, tuple[_JobPrices, int]] = {}
         for indices in by_job.values():
-            first = charges[indices[0]]
-            running = _running([charges[index].event for index in indices], first.delta, first.loss_grid)
-            job_epsilon.update(zip(indices, running, strict=True))
+            for index in indices:
+                _require_priceable(index, charges[index])
+            try:
+                job_prices = _JobPrices([charges[index] for index in indices])
+            except ParameterError as error:
+                raise InconsistentChargeError(indices[0], f"begins a job without a price: {error}") from error
+            prices |= {index: (job_prices, number) for number, index in enumerate(indices)}
         budgets: dict[str, Budget] = {}
         for index, record in enumerate(records):
             if isinstance(record, BudgetChange):
@@ -208,19 +267,19 @@ class JobAccounts:
             terms = (account.schedule, account.delta, account.epsilon, account.grid)
             if terms != (charge.schedule, charge.delta, charge.job_epsilon, charge.loss_grid):
                 raise InconsistentChargeError(index, "changes schedule, δ, grid or reservation of its job")
-            tolerance = _TOLERANCE if account.grid is None else _GRID_TOLERANCE
-            if job_epsilon[index] > account.epsilon + tolerance * max(1.0, account.epsilon):
-                raise InconsistentChargeError(
-                    index,
-                    f"brings its job to ε = {job_epsilon[index]:.6g}; it had reserved {account.epsilon:.6g}",
-                )
             others = self.others(charge.dataset, charge.job)
-            cumulative = others.epsilon + job_epsilon[index]
-            _require_equal(
-                index, "ε", charge.cumulative_epsilon, cumulative, tolerance * max(1.0, cumulative)
-            )
+            job_prices, number = prices[index]
+            agrees, epsilon = job_prices.agrees(number, charge.cumulative_epsilon, others.epsilon)
+            tolerance = _TOLERANCE if account.grid is None else _GRID_TOLERANCE
+            if not epsilon <= account.epsilon + tolerance * max(1.0, account.epsilon):
+                raise InconsistentChargeError(
+                    index, f"brings its job to ε = {epsilon:.6g}; it had reserved {account.epsilon:.6g}"
+                )
+            if not agrees:
+                _refuse(index, "ε", charge.cumulative_epsilon, others.epsilon + epsilon)
             total_delta = others.delta + account.delta
-            _require_equal(index, "δ", charge.cumulative_delta, total_delta, _TOLERANCE * total_delta)
+            if not abs(charge.cumulative_delta - total_delta) <= _TOLERANCE * total_delta:
+                _refuse(index, "δ", charge.cumulative_delta, total_delta)
             _require_within(index, self.reserved(charge.dataset), budgets.get(charge.dataset))
             self._spent[charge.dataset] = charge.cumulative_epsilon
         for (dataset, job), indices in by_job.items():
@@ -261,8 +320,28 @@ def _require_within(index: int, reserved: Budget, budget: Budget | None) -> None
             )
 
 
-def _require_equal(index: int, name: str, stated: float, computed: float, tolerance: float) -> None:
-    if not abs(stated - computed) <= tolerance:
-        raise InconsistentChargeError(
-            index, f"states a cumulative {name} of {stated:.6g}; the charges up to it come to {computed:.6g}"
-        )
+def _refuse(index: int, name: str, stated: float, computed: float) -> NoReturn:
+    raise InconsistentChargeError(
+        index, f"states a cumulative {name} of {stated:.6g}; the charges up to it come to {computed:.6g}"
+    )
+
+
+def _require_priceable(index: int, charge: Charge) -> None:
+    """That a charge has values that can be priced, and noise such as its price takes it for."""
+    try:
+        _ = charge.event
+        require_between("delta", charge.delta, 0.0, 1.0, low_open=True, high_open=True)
+        if charge.loss_grid is not None:
+            PldAccountant(grid=charge.loss_grid)
+            mechanism = DiscretisedGaussian(
+                charge.clip_norm,
+                charge.noise_multiplier,
+                charge.sampling_rate,
+                charge.dimension,
+                charge.steps,
+                round(charge.clip_norm / charge.granularity),
+            )
+            # How many rounds there were to be is not written down: this one has to keep to its share.
+            require_noise_as_priced(mechanism, 1, charge.job_epsilon, charge.delta)
+    except (ParameterError, ArithmeticError, ValueError) as error:
+        raise InconsistentChargeError(index, f"is no charge that can be priced: {error}") from error

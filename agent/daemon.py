@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent.accounts import Budget, Charge
-from agent.decision import Declined, decide, require_good_noise, schedule_digest
+from agent.decision import Declined, decide, schedule_digest
 from agent.profile import check_board, load_profile
 from agent.settings import AgentSettings
 from agent.spool import UNSCHEDULED, SpooledFragment
@@ -222,7 +222,6 @@ class Agent:
                 raise Declined("the model has weights that are not finite")
             price = decide(plan, self._dataset, self._state.ledger, self._settings.data.name, now=time.time())
             mechanism = mechanism_of(plan)
-            require_good_noise(plan, mechanism, price.job_epsilon)
             engine = self._engine_for(plan)
         except (Declined, ParameterError) as error:
             log.warning("declined round %d of job %s: %s", plan.round, job[:8], error)

@@ -7,16 +7,16 @@ records, which is not looked at.
 from __future__ import annotations
 
 import hashlib
-import math
 from dataclasses import dataclass
 
 import cbor2
 
-from agent.accounts import NOISE_SHARE, fresh_account, price_after
+from agent.accounts import fresh_account, price_after, require_noise_as_priced
 from agent.ledger import Ledger
-from dpagent.errors import DataError, DpagentError
+from agent.update import mechanism_of
+from dpagent.errors import DataError, DpagentError, ParameterError
 from dpagent.learning import Dataset, built_in, check_fits
-from dpagent.privacy import MIN_SIGMA_STEPS, DiscretisedGaussian, PrivacyLossEvent
+from dpagent.privacy import PrivacyLossEvent
 from dpagent.protocol.messages import Plan
 
 # A target and a budget that are equal on paper differ in the last bits.
@@ -94,6 +94,15 @@ def decide(plan: Plan, dataset: Dataset, ledger: Ledger, name: str, *, now: floa
         # Jobs whose rounds alternate compose concurrently, which the sum is not proven for.
         raise Declined(f"a newer job, {latest}, has begun on {name!r}; jobs are taken one after another")
     budget, others, terms = ledger.budget(name), ledger.accounts.others(name, job), plan.mechanism
+    total_delta = others.delta + terms.delta
+    if not total_delta <= budget.delta * (1 + _ROUNDING):
+        raise Declined(
+            f"the job would bring δ to {total_delta:.4g}; "
+            f"the lifetime budget for {name!r} is {budget.delta:g}, "
+            f"of which other jobs have {others.delta:.4g}"
+        )
+    # Before anything that takes time.
+    _require_noise(plan, 0.0)
     rest = [
         PrivacyLossEvent(noise, terms.sampling_rate, terms.local_steps)
         for noise in terms.noise_multipliers[plan.round - 1 :]
@@ -104,41 +113,18 @@ def decide(plan: Plan, dataset: Dataset, ledger: Ledger, name: str, *, now: floa
     else:
         spent, grid, job_epsilon = account.spent, account.grid, account.epsilon
     total = others.epsilon + job_epsilon
-    if total > budget.epsilon * (1 + _ROUNDING):
+    if not total <= budget.epsilon * (1 + _ROUNDING):
         raise Declined(
             f"the job would bring ε to {total:.4g}; the lifetime budget for {name!r} is {budget.epsilon:g}, "
             f"of which other jobs have {others.epsilon:.4g}"
         )
-    total_delta = others.delta + terms.delta
-    if total_delta > budget.delta * (1 + _ROUNDING):
-        raise Declined(
-            f"the job would bring δ to {total_delta:.4g}; "
-            f"the lifetime budget for {name!r} is {budget.delta:g}, "
-            f"of which other jobs have {others.delta:.4g}"
-        )
+    _require_noise(plan, job_epsilon)
     so_far = price_after(spent, rest[:1], terms.delta)
     return Price(job_epsilon, others.epsilon + so_far, total_delta, grid)
 
 
-def require_good_noise(plan: Plan, mechanism: DiscretisedGaussian, job_epsilon: float) -> None:
-    """See that a round's noise, discrete and drawn as it is, is what the job's price takes it for.
-
-    Args:
-        plan: Of the round.
-        mechanism: The round's.
-        job_epsilon: Reserved for the job.
-
-    Raises:
-        Declined: The grid is too coarse for the noise, or the sampler too far from exact.
-    """
-    if mechanism.sigma_steps < MIN_SIGMA_STEPS:
-        raise Declined(
-            f"round {plan.round}'s noise is {mechanism.sigma_steps:.4g} grid steps; its price holds from "
-            f"{MIN_SIGMA_STEPS:,} on. The coordinator has to plan finer steps or more noise"
-        )
-    excess = plan.rounds * mechanism.statistical_distance * (1 + math.exp(min(job_epsilon, 700.0)))
-    if excess > NOISE_SHARE * plan.mechanism.delta:
-        raise Declined(
-            f"the noise as it is drawn would add {excess:.3g} to δ; set aside for that is "
-            f"{NOISE_SHARE * plan.mechanism.delta:.3g}. Its plan needs a smaller ε or a greater δ"
-        )
+def _require_noise(plan: Plan, job_epsilon: float) -> None:
+    try:
+        require_noise_as_priced(mechanism_of(plan), plan.rounds, job_epsilon, plan.mechanism.delta)
+    except ParameterError as error:
+        raise Declined(f"round {plan.round}'s {error}") from error

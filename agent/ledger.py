@@ -25,8 +25,7 @@ from typing import Literal
 from pydantic import TypeAdapter, ValidationError
 
 from agent.accounts import Budget, BudgetChange, Charge, InconsistentChargeError, JobAccounts
-from dpagent.errors import LedgerError, ParameterError, StorageError
-from dpagent.privacy import PldAccountant
+from dpagent.errors import LedgerError, StorageError
 from dpagent.storage import disk_errors, open_readonly, write_atomically
 
 GENESIS = bytes(32)
@@ -106,6 +105,8 @@ def read_entries(connection: sqlite3.Connection) -> Iterator[Entry]:
     previous = GENESIS
     for expected, row in enumerate(connection.execute("SELECT * FROM entries ORDER BY number"), start=1):
         number, kind, body, digest = row["number"], row["kind"], row["body"], row["digest"]
+        if not (isinstance(kind, str) and isinstance(body, str) and isinstance(digest, bytes)):
+            raise LedgerError(f"Entry {number} is damaged: its columns have other types than a ledger's.")
         if number != expected:
             raise LedgerError(f"The chain is broken: entry {expected} is missing (the next one is {number}).")
         if link(previous, number, kind, body) != digest:
@@ -222,21 +223,8 @@ def read_verified(connection: sqlite3.Connection, head_file: Path) -> VerifiedLe
         accounts.check_and_add([entry.record for entry in entries])
     except InconsistentChargeError as error:
         raise LedgerError(f"Entry {error.index + 1} {error}.") from error
-    except ParameterError as error:
-        bad = next((entry.number for entry in entries if not _is_priceable(entry.record)), len(entries))
-        raise LedgerError(f"Entry {bad} is no charge that can be priced: {error}") from error
     _check_head(entries, head, head_file)
     return VerifiedLedger(entries, accounts)
-
-
-def _is_priceable(record: Charge | BudgetChange) -> bool:
-    try:
-        if isinstance(record, BudgetChange):
-            return True
-        PldAccountant(grid=record.loss_grid)
-        return record.event.steps > 0 and 0 < record.delta < 1
-    except ParameterError:
-        return False
 
 
 def _read_head(head_file: Path) -> tuple[int, bytes] | None:
@@ -244,8 +232,11 @@ def _read_head(head_file: Path) -> tuple[int, bytes] | None:
         return None
     try:
         record = json.loads(head_file.read_text())
-        return int(record["entries"]), bytes.fromhex(record["hash"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        entries, digest = record["entries"], bytes.fromhex(record["hash"])
+        if isinstance(entries, bool) or not isinstance(entries, int) or entries < 0:
+            raise ValueError("entries is no whole number")
+        return entries, digest
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise LedgerError(
             f"{head_file} is not readable ({error}); restore it together with the ledger."
         ) from error
@@ -260,7 +251,7 @@ def _check_head(entries: Sequence[Entry], head: tuple[int, bytes] | None, head_f
             f"Entries are missing: the ledger had {count} and has {len(entries)}. "
             "It was shortened or replaced by an older copy; restore the newest one."
         )
-    if count and entries[count - 1].digest != digest:
+    if digest != (entries[count - 1].digest if count else GENESIS):
         raise LedgerError(
             f"Entry {count} is not the one that {head_file.name} remembers: the ledger was replaced."
         )

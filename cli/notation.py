@@ -33,6 +33,15 @@ def factor(exponent: float) -> str:
     return upwards(value, 1) if value < 100 else f"{math.ceil(value):,}"
 
 
+def bound(value: float, digits: int = 4) -> str:
+    """As :func:`figure`, rounded up."""
+    if not math.isfinite(value) or value <= 0:
+        return figure(value, digits) if math.isfinite(value) else "∞"
+    unit = 10.0 ** (math.floor(math.log10(value)) - digits + 1)
+    shown = figure(value, digits)
+    return shown if float(shown.replace(",", "")) >= value else figure(value + 0.75 * unit, digits)
+
+
 def percent(share: float, digits: int = 1) -> str:
     """A share between 0 and 1."""
     return f"{100 * share:.{digits}f} %"

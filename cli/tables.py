@@ -11,6 +11,7 @@ from typing import Final
 import typer
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from dpagent.errors import ExitCode
@@ -42,7 +43,7 @@ def render_table(
     for index, name in enumerate(header):
         table.add_column(name, justify="left" if index < words else "right", no_wrap=True)
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*(escape("".join(c if c.isprintable() else "�" for c in cell)) for cell in row))
     console.width = _UNBOUNDED
     console.width = max(console.measure(table).maximum, 1)
     with console.capture() as capture:

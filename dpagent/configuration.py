@@ -80,6 +80,8 @@ def load_settings(path: Path, schema: type[SettingsT]) -> SettingsT:
         if (number := _line_of_itself(node, ())) is not None:
             raise ConfigurationError(f"{path}:{number}: a value contains itself.")
         values = yaml.load(text, Loader=_Loader)  # a SafeLoader: plain values only
+    except RecursionError as error:
+        raise ConfigurationError(f"{path}: maps or lists are nested too deep.") from error
     except (yaml.YAMLError, ValueError) as error:
         mark = getattr(error, "problem_mark", None)
         line = f"{path}:{mark.line + 1}" if mark is not None else str(path)

@@ -179,12 +179,20 @@ def transaction(connection: sqlite3.Connection, *, durable: bool = True) -> Iter
 def write_atomically(path: Path, data: bytes, *, mode: int = 0o644) -> None:
     """Replace ``path`` by ``data``: a reader sees the old file or the new one, never a part.
 
+    A link stays, and what it leads to is replaced. What is no regular file (a pipe, a device) is never
+    replaced.
+
     Raises:
-        StorageError: The disk is full or the file cannot be written.
+        StorageError: The disk is full or the file cannot be written, or there is something else.
     """
-    temporary = path.with_name(f".{path.name}.new")
     with disk_errors(path):
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+        path = path.resolve()
+        if path.exists() and not path.is_file():
+            raise StorageError(f"{path} is no regular file; give the name of a file to write.")
+        temporary = path.with_name(f".{path.name}.new")
+        # Left behind by a crash, or put there by somebody: not to be written through.
+        temporary.unlink(missing_ok=True)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         with os.fdopen(descriptor, "wb") as stream:
             # One that a crash left behind keeps the mode it had.
             if stat.S_ISREG(os.fstat(stream.fileno()).st_mode):

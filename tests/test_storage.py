@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sqlite3
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -291,13 +292,42 @@ def test_a_write_that_fails_leaves_the_old_content(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_no_space_left_is_called_a_full_disk(tmp_path: Path) -> None:
-    path = tmp_path / "x"
+def test_no_space_left_is_called_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, really_open = tmp_path / "x", os.open
     path.write_bytes(b"old")
-    (tmp_path / ".x.new").symlink_to("/dev/full")
+
+    def open_on_a_full_disk(file: Path, flags: int, mode: int = 0o777) -> int:
+        return really_open("/dev/full", os.O_WRONLY) if flags & os.O_CREAT else really_open(file, flags, mode)
+
+    monkeypatch.setattr(os, "open", open_on_a_full_disk)
     with pytest.raises(StorageError, match="the disk is full"):
         write_atomically(path, b"new")
     assert path.read_bytes() == b"old"
+
+
+def test_a_link_stays_and_what_it_leads_to_is_replaced(tmp_path: Path) -> None:
+    target, link = tmp_path / "target", tmp_path / "link"
+    target.write_bytes(b"old")
+    link.symlink_to(target)
+    write_atomically(link, b"new")
+    assert link.is_symlink()
+    assert target.read_bytes() == b"new"
+
+
+def test_what_is_no_regular_file_is_never_replaced(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", tmp_path, Path("/"), Path()):
+        with pytest.raises(StorageError, match="no regular file; give the name"):
+            write_atomically(path, b"new")
+    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
+
+
+def test_somebody_elses_file_is_not_written_through_the_temporary_name(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_bytes(b"mine")
+    (tmp_path / ".x.new").symlink_to(tmp_path / "mine")
+    write_atomically(tmp_path / "x", b"new")
+    assert (tmp_path / "mine").read_bytes() == b"mine"
+    assert (tmp_path / "x").read_bytes() == b"new"
 
 
 def test_a_file_in_a_directory_that_is_not_there_is_a_sentence(tmp_path: Path) -> None:

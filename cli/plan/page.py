@@ -6,7 +6,7 @@ import math
 import textwrap
 from typing import Final
 
-from cli.notation import figure, plain
+from cli.notation import bound, figure, plain
 from cli.plan.chart import noise_chart
 from cli.plan.comparison import Comparison
 from cli.plan.tables import LEGEND, bounded_table, caps_table, rounds_table, schedules_table
@@ -105,7 +105,7 @@ def bounded_words(comparison: Comparison) -> str:
 
 
 def _cap(allowed: float | None) -> str:
-    return "no noise that can be drawn" if allowed is None else f"A = {figure(allowed, 3)}"
+    return "no noise that can be drawn" if allowed is None else f"A = {bound(allowed, 3)}"
 
 
 def _against(ratio: float) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from cli.notation import figure, plain, upwards
+from cli.notation import bound, figure, plain, upwards
 from cli.plan.comparison import Candidate, Comparison
 from cli.tables import render_table
 
@@ -92,7 +92,7 @@ def bounded_table(comparison: Comparison) -> str:
     ]
     return render_table(
         ["A, in L1 clip norms", *(plain(price.cap) for price in prices)],
-        [[name, *(figure(value, 3) for value in values)] for name, values in rows],
+        [[name, *(bound(value, 3) for value in values)] for name, values in rows],
     )
 
 

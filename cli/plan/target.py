@@ -12,6 +12,7 @@ from dpagent.privacy import Schedule
 from dpagent.privacy.schedules import ScheduleKind
 
 MAX_ROUNDS: Final = 5000
+_MAX_LOCAL_STEPS: Final = 64
 _MAX_DEVICES: Final = 1_000_000
 _MAX_RECORDS: Final = 1e12
 _MAX_PARAMETERS: Final = 2**28
@@ -29,7 +30,7 @@ class PlanTarget:
         delta: likewise.
         rounds: in [1, 5000].
         sampling_rate: probability with which a record is in a lot.
-        local_steps: noisy steps that a device takes in a round.
+        local_steps: noisy steps that a device takes in a round, in [1, 64].
         schedule: kind of the schedule asked for.
         step: of ``incrementing``.
         ratio: of ``linear``.
@@ -59,6 +60,7 @@ class PlanTarget:
 
     def __post_init__(self) -> None:
         require_count("rounds", self.rounds, maximum=MAX_ROUNDS)
+        require_count("local steps", self.local_steps, maximum=_MAX_LOCAL_STEPS)
         require_count("devices", self.devices, maximum=_MAX_DEVICES)
         require_positive("records per device", self.records_per_device, maximum=_MAX_RECORDS)
         require_count("parameters", self.parameters, maximum=_MAX_PARAMETERS)

@@ -32,7 +32,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 
 from dpagent.errors import ParameterError, require_between, require_count
-from dpagent.privacy.composition import MAX_STEPS, exact_sum, pure_cumulants
+from dpagent.privacy.composition import exact_sum, pure_cumulants
 from dpagent.privacy.divergences import (
     INTEGER_ORDERS,
     ORDERS,
@@ -40,7 +40,7 @@ from dpagent.privacy.divergences import (
     cumulants,
     subsampled_gaussian_rdp,
 )
-from dpagent.privacy.events import ApproximateEvent, PrivacyLossEvent
+from dpagent.privacy.events import MAX_STEPS, ApproximateEvent, PrivacyLossEvent
 
 __all__ = [
     "INTEGER_ORDERS",
@@ -94,7 +94,11 @@ class RdpAccountant:
 
     def epsilon_after(self, events: Sequence[RenyiEvent], delta: float) -> float:
         """What :meth:`epsilon` would become with ``events`` charged as well. Charges nothing."""
+        events = tuple(events)  # looked at more than once
         return _sums_of(self._steps | self._raised(events)).epsilon(delta) if events else self.epsilon(delta)
+
+    def __copy__(self) -> RdpAccountant:
+        return RdpAccountant.from_state(self.to_state())
 
     def to_state(self) -> dict[str, Any]:
         """All that was charged, for JSON: numbers in full as hexadecimals, in an order of their own.
@@ -257,6 +261,10 @@ def _pure_sum(events: Sequence[RenyiEvent]) -> float:
 
 def _require_supported(events: Sequence[RenyiEvent]) -> None:
     for event in events:
+        if not isinstance(event, (PrivacyLossEvent, ApproximateEvent)):
+            raise ParameterError(
+                f"an event is a {type(event).__name__}; expected a PrivacyLossEvent or an ApproximateEvent."
+            )
         if isinstance(event, ApproximateEvent) and event.delta > 0:
             raise ParameterError(
                 f"delta of an event is {event.delta!r}; expected 0, as a mechanism with δ > 0 need have no "

@@ -86,6 +86,9 @@ def imperfect_delta(epsilon: float, delta: float, distance: float) -> float:
         delta: in [0, 1].
         distance: η, at least 0.
     """
+    require_between("epsilon", epsilon, 0.0, math.inf)
+    require_between("delta", delta, 0.0, 1.0)
+    require_between("distance", distance, 0.0, math.inf)
     if distance == 0:
         return delta
     log_error = math.log(distance) + math.log1p(math.exp(-epsilon)) + epsilon

@@ -20,24 +20,25 @@ from typing import Final, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from dpagent.errors import ParameterError, PlanError, require_between, require_count, require_positive
+from dpagent.errors import ParameterError, PlanError, require_between, require_count
 from dpagent.privacy.accounting import (
     ORDERS,
     conversion_offsets,
     cumulants,
     running_epsilon,
 )
-from dpagent.privacy.events import PrivacyLossEvent
-from dpagent.privacy.pld import PldAccountant, running_pld_epsilon
+from dpagent.privacy.events import MAX_STEPS, PrivacyLossEvent
+from dpagent.privacy.pld import MIN_DELTA, PldAccountant, running_pld_epsilon
 from dpagent.privacy.schedules import MAX_ROUNDS, Schedule
 
 AccountantName = Literal["pld", "rdp"]
 
+MIN_EPSILON: Final = 1e-6
 MAX_EPSILON: Final = 1000.0
 
 # A plan's ε lies within these relative distances below its target. The nearer one keeps it
 # clear of rounding; the search aims between the two.
-_MARGIN: Final = 1e-7
+_MARGIN: Final = 1e-6
 _TOLERANCE: Final = 1e-5
 _AIM: Final = 4e-6
 _AIM_TOLERANCE: Final = 3e-6
@@ -109,9 +110,9 @@ def calibrate(
 
     Args:
         schedule: how the budget is spread over the rounds.
-        epsilon: target, in (0, 1000]; met from below, to within a relative 1e-4 (``rdp``: 1e-5) unless
+        epsilon: target, in [1e-6, 1000]; met from below, to within a relative 1e-4 (``rdp``: 1e-5) unless
             the least noise there is, σ = 0.01 in some round, already costs less.
-        delta: in (0, 1); keep it well below one over the number of records.
+        delta: in [1e-200, 1); keep it well below one over the number of records.
         rounds: in [1, 1,000,000].
         sampling_rate: in (0, 1].
         steps: noisy steps in each round, at least 1.
@@ -123,6 +124,8 @@ def calibrate(
         PlanError: no noise multiplier up to 1e6 meets the target.
     """
     _check_terms(epsilon, delta, sampling_rate, steps, accountant)
+    if not isinstance(schedule, Schedule):
+        raise ParameterError(f"schedule is a {type(schedule).__name__}; expected a Schedule.")
     require_count("rounds", rounds, maximum=MAX_ROUNDS)
     relative = 1 / np.sqrt(schedule.shares(rounds))
     accountant = accountant or accountant_for(relative.tolist())
@@ -184,6 +187,7 @@ def price(
     """
     if not noise_multipliers:
         raise ParameterError("noise multipliers are empty; expected one for each round.")
+    _check_terms(MAX_EPSILON, delta, sampling_rate, steps, accountant)
     accountant = accountant or accountant_for(noise_multipliers)
     events = [PrivacyLossEvent(sigma, sampling_rate, steps) for sigma in noise_multipliers]
     running = running_pld_epsilon if accountant == "pld" else running_epsilon
@@ -251,10 +255,10 @@ def accountant_for(noise_multipliers: Sequence[float]) -> AccountantName:
 def _check_terms(
     epsilon: float, delta: float, sampling_rate: float, steps: int, accountant: AccountantName | None
 ) -> None:
-    require_positive("epsilon", epsilon, maximum=MAX_EPSILON)
-    require_between("delta", delta, 0.0, 1.0, low_open=True, high_open=True)
+    require_between("epsilon", epsilon, MIN_EPSILON, MAX_EPSILON)
+    require_between("delta", delta, MIN_DELTA, 1.0, high_open=True)
     require_between("sampling rate", sampling_rate, 1e-300, 1.0)
-    require_count("steps", steps)
+    require_count("steps", steps, maximum=MAX_STEPS)
     if accountant is not None and accountant not in get_args(AccountantName):
         raise ParameterError(
             f"accountant is {accountant!r}; expected one of {', '.join(get_args(AccountantName))}."

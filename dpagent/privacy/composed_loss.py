@@ -30,7 +30,8 @@ is returned is a bound, since all that is neglected is bounded and added:
   e^(K(s)−s·top) for any s > 0 (Markov), which is added to δ. Mass below counts as a higher loss, or is
   left out where it is known to be lower than the ε asked for;
 - a computed transform of masses w is off by at most e = 8·log2(N)·2⁻⁵²·Σw in each entry (each output is
-  a sum over a tree of depth log2 N, at a few roundings a level). With a product G off by E, another
+  a sum over a tree of depth log2 N, at a few roundings a level; four times what radix 2 needs, which
+  covers the rounding of w itself and of products, too). With a product G off by E, another
   factor F makes it off by (E·|F| + e·|G| + e·E)(1 + 2⁻⁵⁰), kept entry by entry. A cell of the inverse
   transform is then off by at most the mean of E and of 8·log2(N)·2⁻⁵²·|G|: this is added to each cell.
 
@@ -52,11 +53,11 @@ from dpagent.errors import ParameterError
 FloatArray = NDArray[np.float64]
 
 _EPS: Final = 2.0**-52
-_MAX_CELLS: Final = 2**24
+_MAX_CELLS: Final = 2**22
 _MARKOV_SHARES: Final = (0.25, 1.0)
 _LOG_OUTSIDE: Final = -35.0  # of a tilted law's mass that may come in from outside its window
 _MARKOV_DEVIATIONS: Final = (1.0, 2.0, 3.0, 4.0, 6.0, 8.5)
-_CLEAR_CELLS: Final = 2**18  # that are spent on a clear centre
+_CLEAR_CELLS: Final = 2**17  # that are spent on a clear centre
 _CLEAR_WORK: Final = 2**20  # over all transforms
 _LOW_CELLS: Final = 2**21
 _TAIL_SHARE: Final = 1e-6  # of δ, that a window may leave above it
@@ -68,6 +69,11 @@ _HALVINGS: Final = 5
 _BACK_OFF: Final = 0.8
 _MAX_EXPONENT: Final = 700.0
 _TINY: Final = 1e-300
+_SMALL: Final = 1e-200
+
+
+class GridTooFineError(ParameterError):
+    """Losses on this grid would take more memory or time than is reasonable; a coarser one would do."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -133,7 +139,7 @@ class ComposedLoss:
         self._infinite = np.concatenate([block.infinite for block in blocks])
 
     def delta(self, epsilon: float) -> float:
-        """The least δ proven for an ε of at least 0."""
+        """The least δ proven for an ε of at least 0, but for rounding of ε by a relative 2⁻⁵²."""
         tilt = self._tilt(lambda cumulant, mean: mean < epsilon)
         laws = self._laws(tilt, prefixes=False, delta=_LEAST_DELTA, reaching=epsilon)
         return next(laws).delta(epsilon)
@@ -190,17 +196,20 @@ class ComposedLoss:
         """log E[e^(θL)] of each release, and mean and variance of its tilted loss."""
         logs, means, variances = [], [], []
         for block in self._blocks:
-            losses = block.cells * self._step
+            losses: FloatArray = block.cells.astype(np.float64) * self._step
             top = float(max(tilt * losses[0], tilt * losses[-1]))
             with np.errstate(under="ignore"):
                 weights = np.exp(tilt * losses - top)
                 powers = np.stack((weights, weights * losses, weights * losses**2), axis=1)
                 sums = block.masses @ powers
             total = np.maximum(sums[:, 0], _TINY)
-            mean = sums[:, 1] / total
-            logs.append(np.log(total) + top)
+            log_moments, mean = np.log(total) + top, sums[:, 1] / total
+            variance = sums[:, 2] / total - mean**2
+            for row in np.flatnonzero(sums[:, 0] < _SMALL):  # far from the block's top: by itself
+                log_moments[row], mean[row], variance[row] = _row_moments(block.masses[row], losses, tilt)
+            logs.append(log_moments)
             means.append(mean)
-            variances.append(np.maximum(sums[:, 2] / total - mean**2, 0.0))
+            variances.append(np.maximum(variance, 0.0))
         return np.concatenate(logs), np.concatenate(means), np.concatenate(variances)
 
     def _laws(
@@ -290,8 +299,8 @@ class ComposedLoss:
         bottom = min(max(bottom, top - _LOW_CELLS * self._step), reaching)
         first = math.floor(bottom / self._step) - 1
         cells = _transform_size(math.ceil(top / self._step) + 2 - first)
-        if cells > _MAX_CELLS:
-            raise ParameterError(
+        if cells > (_MAX_CELLS if len(lows[seen]) == 1 else 4 * _MAX_CELLS):
+            raise GridTooFineError(
                 f"composing these releases takes {cells:,} grid cells; expected at most {_MAX_CELLS:,}. "
                 "Choose a coarser grid."
             )
@@ -303,8 +312,13 @@ class ComposedLoss:
     def _transform(self, release: int, tilt: float, log_moment: float, cells: int) -> NDArray[np.complex128]:
         """Fourier transform of a release's tilted law."""
         block, row = self._place[release]
+        exponents = tilt * self._step * block.cells - log_moment
         with np.errstate(under="ignore"):
-            weights = block.masses[row] * np.exp(tilt * self._step * block.cells - log_moment)
+            weights = block.masses[row] * np.exp(np.minimum(exponents, _MAX_EXPONENT))
+        great = exponents > _MAX_EXPONENT
+        if great.any():  # of nothing, or of next to nothing
+            with np.errstate(under="ignore", divide="ignore"):
+                weights[great] = np.exp(np.minimum(np.log(block.masses[row][great]) + exponents[great], 0.0))
         if weights.size > cells or block.first % cells + weights.size > cells:
             weights = np.bincount(block.cells % cells, weights=weights, minlength=cells)
             return np.fft.rfft(weights)
@@ -362,12 +376,13 @@ class _Law:
         column = window.column(centre)
         begin, untilted = window.untilted(column)
         exponent = cumulant - window.tilt * float(window.losses[column])
-        with np.errstate(under="ignore", over="ignore"):
-            untilted *= math.exp(min(max(exponent, -_MAX_EXPONENT), _MAX_EXPONENT))
+        scale = math.exp(max(exponent, -_MAX_EXPONENT)) if exponent < _MAX_EXPONENT else math.inf
+        with np.errstate(under="ignore", over="ignore", invalid="ignore"):
+            untilted *= scale
             masses = (np.maximum(tilted[begin:], 0.0) + noise) * untilted
         # No mass is above 1; that is what those have, far below the centre, for which nothing is known.
         self._masses = np.ones(window.losses.size)
-        np.minimum(masses, 1.0, out=self._masses[begin:])
+        np.fmin(masses, 1.0, out=self._masses[begin:])
         self._masses[max(0, int(greatest) + 1 - window.first - window.start) :] = 0.0
         self._window, self._lost = window, lost
 
@@ -399,6 +414,20 @@ class _Law:
         column = begin + beyond
         ratio = (float(above[column]) - wanted) / float(discounted[beyond])
         return max(0.0, float(window.losses[last]) + math.log(ratio))
+
+
+def _row_moments(masses: FloatArray, losses: FloatArray, tilt: float) -> tuple[float, float, float]:
+    """log E[e^(θL)], and mean and variance of the tilted loss, of one release, whatever their size."""
+    there = masses > 0
+    if not there.any():
+        return -math.inf, 0.0, 0.0
+    exponents = np.log(masses[there]) + tilt * losses[there]
+    top = float(exponents.max())
+    with np.errstate(under="ignore"):
+        weights = np.exp(exponents - top)
+    total = float(weights.sum())
+    mean = float(weights @ losses[there]) / total
+    return top + math.log(total), mean, float(weights @ (losses[there] - mean) ** 2) / total
 
 
 def _transform_size(least: int) -> int:

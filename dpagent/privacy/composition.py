@@ -53,12 +53,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from dpagent.errors import ParameterError, require_between, require_count, require_positive
 from dpagent.privacy.approximate import ROUNDING
-from dpagent.privacy.events import SIGMA_RANGE, ApproximateEvent
+from dpagent.privacy.events import MAX_STEPS, SIGMA_RANGE, ApproximateEvent
 
 #: Values of ρ that are converted; the greatest is that of the least noise multiplier.
 MAX_RHO: Final = 1e12
 #: Steps and group sizes that are exact in double precision.
-MAX_STEPS: Final = 2**53
 
 # Where log(α−1) is searched: at either end α·ρ or log(δ)/(α−1) is out of all proportion.
 _LOG_ALPHA_LESS_1: Final = (-45.0, 45.0)

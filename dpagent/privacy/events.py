@@ -14,16 +14,21 @@ from dpagent.errors import require_between, require_count
 #: Noise multipliers that accountants take: within them, nothing overflows.
 SIGMA_RANGE: Final = (1e-6, 1e12)
 _MAX_EPSILON: Final = 1000.0
+#: Steps that are exact in double precision.
+MAX_STEPS: Final = 2**53
 
 
 @dataclass(frozen=True, slots=True)
 class PrivacyLossEvent:
     """One charge: ``steps`` compositions of the Poisson-subsampled discrete Gaussian.
 
+    Rényi accounting prices it whatever the grid; the tight accountant where the noise's parameter is
+    at least :data:`~dpagent.privacy.pld.MIN_SIGMA_STEPS` grid steps, which whoever charges has to see to.
+
     Attributes:
         noise_multiplier: σ, the noise's parameter over the L2 sensitivity, in [1e-6, 1e12].
         sampling_rate: probability with which each record enters the lot, in (0, 1].
-        steps: number of compositions, at least 1, each with a fresh lot and fresh noise.
+        steps: number of compositions, in [1, 2⁵³], each with a fresh lot and fresh noise.
 
     Raises:
         ParameterError: an attribute is out of its range.
@@ -36,7 +41,7 @@ class PrivacyLossEvent:
     def __post_init__(self) -> None:
         require_between("noise multiplier", self.noise_multiplier, *SIGMA_RANGE)
         require_between("sampling rate", self.sampling_rate, 0.0, 1.0, low_open=True)
-        require_count("steps", self.steps)
+        require_count("steps", self.steps, maximum=MAX_STEPS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +51,7 @@ class ApproximateEvent:
     Attributes:
         epsilon: ε of one composition, amplification by sampling included, in [0, 1000].
         delta: δ of one composition, likewise, in [0, 1); 0 for a pure mechanism.
-        steps: number of compositions, at least 1.
+        steps: number of compositions, in [1, 2⁵³].
 
     Raises:
         ParameterError: an attribute is out of its range.
@@ -59,4 +64,4 @@ class ApproximateEvent:
     def __post_init__(self) -> None:
         require_between("epsilon", self.epsilon, 0.0, _MAX_EPSILON)
         require_between("delta", self.delta, 0.0, 1.0, high_open=True)
-        require_count("steps", self.steps)
+        require_count("steps", self.steps, maximum=MAX_STEPS)

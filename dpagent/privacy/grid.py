@@ -98,6 +98,8 @@ class Grid:
     fine_steps: int
 
     def __post_init__(self) -> None:
+        if not isinstance(self.norm, Norm):
+            raise ParameterError(f"norm is {self.norm!r}; expected one of {', '.join(Norm)}.")
         require_between("clip norm", self.clip_norm, 1e-9, 1e9)
         require_count("dimension", self.dimension, maximum=_MAX_DIMENSION)
         require_count("fine steps", self.fine_steps, maximum=self.norm.max_fine_steps)
@@ -156,6 +158,8 @@ class Grid:
                 f"total has shape {total.shape} and type {total.dtype}; "
                 f"expected ({self.dimension},) integers."
             )
+        if total.size and not -_EXACT <= int(total.min()) <= int(total.max()) <= _EXACT:
+            raise ParameterError("total has entries beyond ±2⁵³; expected sums of constrained records.")
 
     def _snap(self, vector: NDArray[np.float64], scratch: NDArray[np.float64]) -> bool:
         """Replace one vector by its grid vector; False, and undefined, if it is not finite."""
@@ -173,6 +177,7 @@ class Grid:
 
 def l1_fine_steps(dimension: int) -> int:
     """Grid steps to one L1 clip norm at which the slack of rounding is below 0.1 %, or 2²⁸."""
+    require_count("dimension", dimension, maximum=_MAX_DIMENSION)
     low, high = _L1_DEFAULT_RANGE
     return min(max(low, 1 << (_L1_STEPS_A_COORDINATE * dimension - 1).bit_length()), high)
 

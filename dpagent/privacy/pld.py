@@ -35,22 +35,33 @@ privacy*, ICML 2015), so composing these is the optimal composition theorem.
 
 **Grid.** h = √(6·share·V/T), with V the variance of the total loss over T releases: the grid then adds a
 share of 2·10⁻⁴ to that variance, and 10⁻⁴ or so to ε; more where hundreds of different releases have to
-share 2²¹ cells. It may be given instead. The masses of single releases are differences of normal
-distribution functions, good to a relative 10⁻¹² or so; for that, ε is raised by 10⁻⁹ of itself.
+share 2²¹ cells. Where sampling is rare, the losses that decide are rare and great, and V says little. At
+the tilt θ the grid raises K by T·θ(θ+1)h²/12 at most, or so, and ε by 1/θ of that; so h² =
+12·share·ε/(T(θ+1)) does, which for normal losses is the same, as then ε/θ is V (θ+1 is the Rényi order). It
+may be given instead. The masses of single releases are differences of normal distribution functions, good
+to a relative 10⁻¹² or so; for that, ε is raised by 10⁻⁹ of itself.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpagent.errors import ParameterError, require_between
-from dpagent.privacy.composed_loss import ComposedLoss, LossBlock, split_masses
+from dpagent.privacy.accounting import (
+    ORDERS,
+    conversion_offsets,
+    read_hex,
+    renyi_divergences,
+    require_state,
+    running_epsilon,
+)
+from dpagent.privacy.composed_loss import ComposedLoss, GridTooFineError, LossBlock, split_masses
 from dpagent.privacy.events import ApproximateEvent, PrivacyLossEvent
 
 FloatArray = NDArray[np.float64]
@@ -61,12 +72,17 @@ MIN_SIGMA_STEPS: Final = 2_122
 #: What of the noise multiplier is given up for the noise to be discrete.
 DISCRETE_SHARE: Final = 1e-6
 
+#: Least δ that is priced.
+MIN_DELTA: Final = 1e-200
+
 _STATE_VERSION: Final = 1
 _VARIANCE_SHARE: Final = 2e-4
+_RENYI_SHARE: Final = 0.25  # of ε by Rényi divergence, which may be far too large
 _GRID_RANGE: Final = (1e-7, 1.0)
 _MAX_CELLS: Final = 2**26  # in both directions 1 GiB, for a grid that was asked for
 _BLOCK: Final = 16
 _MAX_STAGES: Final = 2048
+_COARSER: Final = 4.0
 _AUTO_CELLS: Final = 2**21
 _CELLS_TO_EPSILON: Final = 64  # of the least pure ε; and where all are the same, a whole number
 _ROUNDING: Final = 1e-9
@@ -107,13 +123,16 @@ class PldAccountant:
 
     def epsilon_after(self, events: Iterable[Event], delta: float) -> float:
         """What :meth:`epsilon` would become with ``events`` charged as well. Charges nothing."""
-        require_between("delta", delta, 0.0, 1.0, low_open=True, high_open=True)
+        require_between("delta", delta, MIN_DELTA, 1.0, high_open=True)
         steps = self._steps + _counted(events)
         if not steps:
             return 0.0
         kinds = _canonical(steps)
-        tight = (1 + _ROUNDING) * max(loss.epsilon(delta) for loss in _composed(kinds, self._grid, delta))
-        return min(tight, float(_basic_epsilon(kinds, delta)[-1]))
+        other = float(_other_bounds([_with_steps(kind, count) for kind, count in kinds], delta)[-1])
+        if other == 0:
+            return 0.0
+        tight = float(_evaluated(kinds, self._grid, delta, lambda loss: loss.epsilon(delta)))
+        return min((1 + _ROUNDING) * tight, other)
 
     def delta(self, epsilon: float) -> float:
         """The δ at an ε in [0, 1000]. 0.0 if nothing was composed."""
@@ -121,7 +140,8 @@ class PldAccountant:
         if not self._steps:
             return 0.0
         kinds, below = _canonical(self._steps), epsilon / (1 + _ROUNDING)
-        return max(loss.delta(below) for loss in _composed(kinds, self._grid, 1e-12))
+        step = self._grid or _step_for(kinds, _tail(kinds, 1e-12))
+        return max(loss.delta(below) for loss in _composed(kinds, step, 1e-12))
 
     def to_state(self) -> dict[str, Any]:
         """The state, to be kept as JSON; :meth:`from_state` gives back an equal accountant."""
@@ -139,17 +159,25 @@ class PldAccountant:
         Raises:
             ParameterError: the state is of another accountant or version, or malformed.
         """
-        if state.get("accountant") != "pld" or state.get("version") != _STATE_VERSION:
-            raise ParameterError(
-                f"accountant state is {state.get('accountant')!r} version {state.get('version')!r}; "
-                f"expected 'pld' version {_STATE_VERSION}. Restore it with the release that wrote it."
-            )
+        require_state(state, _STATE_VERSION, ("accountant", "grid", "events"))
+        if state["accountant"] != "pld" or not isinstance(state["events"], list):
+            raise ParameterError("the state is of another accountant, or has no list of events.")
         try:
-            grid = state["grid"]
-            accountant = cls(grid=None if grid is None else float.fromhex(grid))
-            accountant._steps.update(_counted(_event_of(item) for item in state["events"]))
-        except (KeyError, TypeError, ValueError) as error:
-            raise ParameterError(f"accountant state is malformed: {error}") from error
+            grid = None if state["grid"] is None else read_hex("grid", state["grid"])
+            events = [_event_of(item) for item in state["events"]]
+        except (TypeError, ValueError) as error:
+            if isinstance(error, ParameterError):
+                raise
+            raise ParameterError(f"events in the state are malformed: {str(error)[:100]}") from error
+        accountant = cls(grid=grid)
+        accountant._steps.update(_counted(events))
+        if len(accountant._steps) < len(events):
+            raise ParameterError("the state holds a charge twice; expected equal ones together.")
+        return accountant
+
+    def __copy__(self) -> PldAccountant:
+        accountant = PldAccountant(grid=self._grid)
+        accountant._steps.update(self._steps)
         return accountant
 
 
@@ -162,23 +190,36 @@ def running_pld_epsilon(events: Sequence[Event], delta: float, *, grid: float | 
     Raises:
         ParameterError: ``delta`` is not in (0, 1), or ``grid`` not in [1e-7, 1].
     """
-    require_between("delta", delta, 0.0, 1.0, low_open=True, high_open=True)
+    require_between("delta", delta, MIN_DELTA, 1.0, high_open=True)
     if grid is not None:
         require_between("grid", grid, *_GRID_RANGE)
     if not events:
         return np.zeros(0)
     kinds = _canonical(_counted(events))
     row_of = {kind: row for row, (kind, _) in enumerate(kinds)}
-    stride = 1 if len(events) <= _MAX_STAGES else math.ceil(2 * len(events) / _MAX_STAGES)
+    stride = stage_length(len(events))
     stages = []
     for start in range(0, len(events), stride):
         stage: Counter[int] = Counter()
         for event in events[start : start + stride]:
             stage[row_of[_with_steps(event, 1)]] += event.steps
         stages.append(sorted(stage.items()))
-    running = np.maximum(*(loss.running_epsilon(delta) for loss in _composed(kinds, grid, delta, stages)))
-    running = np.repeat((1 + _ROUNDING) * np.maximum.accumulate(running), stride)[: len(events)]
-    return np.minimum(running, _basic_epsilon([(event, event.steps) for event in events], delta))
+    running = _other_bounds(events, delta)[_ends(len(events))]
+    if running[-1] > 0:
+        tight = _evaluated(kinds, grid, delta, lambda loss: loss.running_epsilon(delta), stages)
+        running = np.minimum((1 + _ROUNDING) * tight, running)
+    return np.asarray(np.repeat(np.maximum.accumulate(running), stride)[: len(events)])
+
+
+def stage_length(count: int) -> int:
+    """Of that many charges, after every how many :func:`running_pld_epsilon` looks at what is spent."""
+    return 1 if count <= _MAX_STAGES else math.ceil(2 * count / _MAX_STAGES)
+
+
+def _ends(count: int) -> NDArray[np.intp]:
+    """Where stages end: the last charge of each."""
+    length = stage_length(count)
+    return np.minimum(np.arange(length - 1, count + length - 1, length), count - 1)
 
 
 def loss_grid(events: Iterable[Event], delta: float) -> float:
@@ -187,23 +228,51 @@ def loss_grid(events: Iterable[Event], delta: float) -> float:
     Raises:
         ParameterError: ``delta`` is not in (0, 1), or there is no event.
     """
-    require_between("delta", delta, 0.0, 1.0, low_open=True, high_open=True)
+    require_between("delta", delta, MIN_DELTA, 1.0, high_open=True)
     kinds = _canonical(_counted(events))
     if not kinds:
         raise ParameterError("events are none; expected at least one.")
-    return min(max(_step_for(kinds, _tail(kinds, delta)), _GRID_RANGE[0]), _GRID_RANGE[1])
+    steps: list[float] = []
+    _evaluated(kinds, None, delta, lambda loss: loss.epsilon(delta), used=steps.append)
+    return min(max(steps[-1], _GRID_RANGE[0]), _GRID_RANGE[1])
+
+
+def _evaluated(
+    kinds: Sequence[tuple[Event, int]],
+    grid: float | None,
+    delta: float,
+    figure: Callable[[ComposedLoss], Any],
+    stages: Sequence[Sequence[tuple[int, int]]] | None = None,
+    used: Callable[[float], None] = lambda step: None,
+) -> Any:
+    """The worse ε for the record removed and added, on the grid given or on one that will do."""
+    finest = grid or _step_for(kinds, _tail(kinds, delta))
+    step = grid or max(finest, _coarse_step(kinds, delta))
+    while True:
+        try:
+            removed, added = _composed(kinds, step, delta, stages)
+            worse = np.maximum(figure(removed), figure(added))
+        except GridTooFineError:
+            if grid is not None:
+                raise
+            finest = step = _COARSER * step
+            continue
+        if step > finest and 0 < float(np.max(worse)) < _CELLS_TO_EPSILON * step:
+            step = max(finest, step / 8)
+            continue
+        used(step)
+        return worse
 
 
 def _composed(
     kinds: Sequence[tuple[Event, int]],
-    grid: float | None,
+    step: float,
     delta: float,
     stages: Sequence[Sequence[tuple[int, int]]] | None = None,
 ) -> tuple[ComposedLoss, ComposedLoss]:
     """The composition with the record removed, and with it added."""
     tail = _tail(kinds, delta)
     events = [kind for kind, _ in kinds]
-    step = grid or _step_for(kinds, tail)
     order = stages or [[(row, steps) for row, (_, steps) in enumerate(kinds)]]
     removed, added = _on_grid(events, step, tail)
     return ComposedLoss(step, removed, order), ComposedLoss(step, added, order)
@@ -214,13 +283,33 @@ def _tail(kinds: Sequence[tuple[Event, int]], delta: float) -> float:
     return delta * _TAIL_SHARE / sum(steps for _, steps in kinds)
 
 
-def _basic_epsilon(charges: Sequence[tuple[Event, int]], delta: float) -> FloatArray:
-    """The sum of ε after each charge by basic composition; infinite once that does not hold at ``delta``."""
-    pure = [event if isinstance(event, ApproximateEvent) else None for event, _ in charges]
-    counts = np.array([count for _, count in charges], dtype=np.float64)
+def _other_bounds(charges: Sequence[Event], delta: float) -> FloatArray:
+    """The least ε after each charge by simpler proofs, which is less far out; infinite if none holds.
+
+    While all charges are Gaussian, Rényi divergence (for discrete noise itself), and nothing where even a
+    record's chance of ever being in a lot is within δ; while all are (ε, δ), the sum of ε if the δ fit.
+    """
+    gaussian = [event for event in charges if isinstance(event, PrivacyLossEvent)]
+    if len(gaussian) == len(charges):
+        chances = np.cumsum([event.sampling_rate * event.steps for event in gaussian])
+        by_orders = np.asarray(running_epsilon(gaussian, delta), dtype=np.float64)
+        return np.where(chances * (1 + _ROUNDING) <= delta, 0.0, by_orders)
+    pure = [event if isinstance(event, ApproximateEvent) else None for event in charges]
+    counts = np.array([event.steps for event in charges], dtype=np.float64)
     epsilons = np.cumsum(counts * [math.inf if event is None else event.epsilon for event in pure])
     deltas = np.cumsum(counts * [0.0 if event is None else event.delta for event in pure])
     return np.where(deltas * (1 + _ROUNDING) <= delta, epsilons * (1 + _ROUNDING), math.inf)
+
+
+def _coarse_step(kinds: Sequence[tuple[Event, int]], delta: float) -> float:
+    """The step that the text gives for rare and great losses, by Rényi's ε and order; 0 if there is none."""
+    charges = [_with_steps(event, count) for event, count in kinds if isinstance(event, PrivacyLossEvent)]
+    if len(charges) < len(kinds):
+        return 0.0
+    epsilons = renyi_divergences(charges).sum(axis=0) + conversion_offsets(np.array(ORDERS), delta)
+    best = int(epsilons.argmin())
+    scale = _RENYI_SHARE * max(float(epsilons[best]), 0.0) / ORDERS[best]
+    return math.sqrt(6 * _VARIANCE_SHARE * scale / sum(count for _, count in kinds))
 
 
 def _step_for(kinds: Sequence[tuple[Event, int]], tail: float) -> float:
@@ -279,7 +368,7 @@ def _gaussian_block(
     first = math.floor(float(_loss(-sigma * reach, sigma, rate).min()) / step)
     last = math.ceil(float(_loss(1 + sigma * reach, sigma, rate).max()) / step)
     if len(events) * (last + 1 - first) > cells_left:
-        raise ParameterError(
+        raise GridTooFineError(
             f"grid step {step:g} is too fine: the charges' losses take more than {_MAX_CELLS:,} cells. "
             "Choose a coarser grid."
         )
@@ -311,13 +400,18 @@ def _approximate_block(event: ApproximateEvent, step: float) -> LossBlock:
     first = math.floor(-event.epsilon / step)
     masses = np.zeros((1, math.floor(event.epsilon / step) - first + 2))
     for loss in (event.epsilon, -event.epsilon):
-        mass = (1 - event.delta) / (1 + math.exp(-loss))
+        mass = (1 - event.delta) * (1 / (1 + math.exp(-loss)) if loss > 0 else _odds(loss))
         column = math.floor(loss / step)
         share = math.expm1(column * step - loss) / math.expm1(-step) + 8 * 2.0**-52 / step
         right = mass * min(max(share, 0.0), 1.0)
         masses[0, column - first] += mass - right
         masses[0, column - first + 1] += right
     return LossBlock(first, masses, np.array([event.delta]))
+
+
+def _odds(loss: float) -> float:
+    """e^t/(1+e^t) for t ≤ 0."""
+    return math.exp(loss) / (1 + math.exp(loss))
 
 
 def _parameters(events: Sequence[Event]) -> tuple[FloatArray, FloatArray]:
@@ -389,6 +483,6 @@ def _event_state(event: Event) -> list[Any]:
 def _event_of(state: Sequence[Any]) -> Event:
     kind, first, second, steps = state
     if kind not in ("gaussian", "approximate"):
-        raise ValueError(f"charge kind {kind!r} is unknown")
+        raise ValueError(f"charge kind {str(kind)[:20]!r} is unknown")
     make = PrivacyLossEvent if kind == "gaussian" else ApproximateEvent
-    return make(float.fromhex(first), float.fromhex(second), steps)
+    return make(read_hex("a charge", first), read_hex("a charge", second), steps)

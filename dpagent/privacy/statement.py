@@ -104,7 +104,14 @@ class BudgetStatement:
     assumptions: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if not self.epsilon >= 0:
+        for name, kind in (("unit", Unit), ("adjacency", Adjacency), ("trust", Trust)):
+            if not isinstance(value := getattr(self, name), kind):
+                raise ParameterError(f"{name} is {value!r}; expected one of {', '.join(kind)}.")
+        if (
+            isinstance(self.epsilon, bool)
+            or not isinstance(self.epsilon, (int, float))
+            or not self.epsilon >= 0
+        ):
             raise ParameterError(f"epsilon is {self.epsilon!r}; expected a number of at least 0.")
         if not 0 <= require_finite("delta", self.delta) <= 1:
             raise ParameterError(f"delta is {self.delta!r}; expected a number in [0, 1].")
@@ -148,7 +155,10 @@ class BudgetStatement:
         if not self.is_guarantee:
             return f"no guarantee ({scope})"
         delta = f"{self.delta:g}".replace("e-0", "e-")
-        return f"ε = {self.epsilon:g}, δ = {delta} ({scope})"
+        epsilon = f"{self.epsilon:g}"
+        if float(epsilon) < self.epsilon:  # never less than is true
+            epsilon = f"{self.epsilon * (1 + 5e-6):g}"
+        return f"ε = {epsilon}, δ = {delta} ({scope})"
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON and model metadata; ``epsilon`` and ``delta`` are null where nothing is guaranteed."""

@@ -13,13 +13,14 @@ import pytest
 from fleets import make_plan, records
 from ledgers import DATASET, charge_for, open_state
 
-from agent.accounts import NOISE_SHARE
-from agent.decision import Declined, Price, decide, require_good_noise, schedule_digest
+from agent.accounts import NOISE_SHARE, require_noise_as_priced
+from agent.decision import Declined, Price, decide, schedule_digest
 from agent.ledger import Budget
 from agent.state import AgentState
 from agent.update import mechanism_of
+from dpagent.errors import ParameterError
 from dpagent.learning import Dataset, built_in
-from dpagent.privacy import MIN_SIGMA_STEPS, PldAccountant, PrivacyLossEvent
+from dpagent.privacy import PldAccountant, PrivacyLossEvent
 from dpagent.protocol.messages import Plan
 
 DATA = records(20)
@@ -279,23 +280,28 @@ def test_a_price_is_a_record() -> None:
     assert replace(price, job_epsilon=2.0) != price
 
 
-def test_noise_on_too_coarse_a_grid_is_declined() -> None:
+def test_noise_on_too_coarse_a_grid_is_declined(states: Any) -> None:
     plan = make_plan()
-    mechanism = mechanism_of(plan)
-    require_good_noise(plan, mechanism, WHOLE)
-    coarse = replace(mechanism, fine_steps=256)
-    assert coarse.sigma_steps < MIN_SIGMA_STEPS
-    with pytest.raises(Declined, match=r"noise is .* grid steps; its price holds from 2,122 on"):
-        require_good_noise(plan, coarse, WHOLE)
+    coarse = plan.model_copy(update={"mechanism": plan.mechanism.model_copy(update={"fine_steps": 256})})
+    with pytest.raises(Declined, match=r"round 1's noise is .* grid steps; its price holds from 2,122 on"):
+        accepted(states(50.0), coarse)
 
 
 def test_a_sampler_that_would_add_to_delta_is_declined() -> None:
-    """At no ε that a plan may have: the sampler is that close. Beyond, it would be seen."""
+    """At no ε that a budget may have: the sampler is that close. Beyond, it would be seen."""
     plan = make_plan()
     mechanism = mechanism_of(plan)
     distance = plan.rounds * mechanism.statistical_distance
     limit = math.log(NOISE_SHARE * plan.mechanism.delta / distance)
     assert limit > 40
-    require_good_noise(plan, mechanism, limit - 0.1)
-    with pytest.raises(Declined, match=r"would add .* to δ; set aside for that is 1e-11"):
-        require_good_noise(plan, mechanism, limit + 0.1)
+    require_noise_as_priced(mechanism, plan.rounds, limit - 0.1, plan.mechanism.delta)
+    with pytest.raises(ParameterError, match=r"would add .* to δ; set aside for that is 1e-11"):
+        require_noise_as_priced(mechanism, plan.rounds, limit + 0.1, plan.mechanism.delta)
+
+
+@pytest.mark.parametrize("delta", [1e-30, 1e-100, 1e-305, 5e-324])
+def test_a_tiny_delta_is_declined_before_anything_is_priced(states: Any, delta: float) -> None:
+    plan = make_plan()
+    terms = plan.mechanism.model_copy(update={"delta": delta})
+    with pytest.raises(Declined, match=r"round 1's noise as it is drawn would add .* to δ"):
+        accepted(states(50.0), plan.model_copy(update={"mechanism": terms}))

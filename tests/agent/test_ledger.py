@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,14 @@ from brokers import PATIENCE_S, wait_until
 from fleets import make_plan, records
 from ledgers import BUDGET, DATASET, charge_for, open_state, tamper
 
+from agent.accounts import (
+    BudgetChange,
+    Charge,
+    InconsistentChargeError,
+    JobAccounts,
+    fresh_account,
+    price_after,
+)
 from agent.ledger import GENESIS, Budget, Ledger, link, open_ledger, verify
 from agent.spool import SpooledFragment
 from agent.state import AgentState
@@ -366,6 +374,60 @@ def test_a_ledger_priced_by_renyi_divergence_verifies_and_goes_on(path: Path) ->
     assert verify(path).charges == 3
 
 
+def charges_of(delta: float, rounds: int, sigma: float = 20.0) -> list[Charge | BudgetChange]:
+    """A job of so many rounds, charged as a device charges it."""
+    events = [PrivacyLossEvent(sigma, 0.1, 1)] * rounds
+    account, grid = fresh_account(events, delta)
+    reserved = price_after(account, events, delta)
+    records: list[Charge | BudgetChange] = [BudgetChange(DATASET, 1000.0, 0.9)]
+    for number, event in enumerate(events, start=1):
+        epsilon = price_after(account, [event], delta)
+        account.compose(event)
+        records.append(
+            Charge(
+                dataset=DATASET, job="j", round=number, mechanism="discrete-gaussian", noise_multiplier=sigma,
+                sampling_rate=0.1, steps=1, clip_norm=1.0, granularity=2.0**-16, dimension=10,
+                statistical_distance=0.0, schedule="s", job_epsilon=reserved, delta=delta,
+                cumulative_epsilon=epsilon, cumulative_delta=delta, charged_at="", loss_grid=grid,
+            )
+        )  # fmt: skip
+    return records
+
+
+@pytest.mark.parametrize(("delta", "rounds"), [(1e-5, 2_100), (1e-18, 10), (1e-25, 10)])
+def test_long_jobs_and_tiny_deltas_verify(delta: float, rounds: int) -> None:
+    records = charges_of(delta, rounds)
+    JobAccounts().check_and_add(records)
+    for number in (1, rounds // 2, rounds):
+        charge = records[number]
+        assert isinstance(charge, Charge)
+        for factor in (0.98, 1.02):
+            wrong = replace(charge, cumulative_epsilon=charge.cumulative_epsilon * factor + (factor - 1) / 5)
+            with pytest.raises(InconsistentChargeError, match="cumulative ε") as caught:
+                JobAccounts().check_and_add([*records[:number], wrong, *records[number + 1 :]])
+            assert caught.value.index == number
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"granularity": 1.0}, "noise is .* grid steps; its price holds from 2,122"),
+        ({"granularity": 0.0}, "division"),
+        ({"granularity": 1e-300}, "fine steps"),
+        ({"dimension": 2**28, "granularity": 2.0**-16, "delta": 1e-40}, "would add .* to δ"),
+        ({"steps": 10**400}, "steps is an integer of"),
+        ({"loss_grid": math.nan}, "grid is nan"),
+    ],
+)
+def test_what_a_tight_price_rests_on_is_checked(changes: dict[str, Any], message: str) -> None:
+    records = charges_of(1e-5, 3)
+    charge = records[2]
+    assert isinstance(charge, Charge)
+    with pytest.raises(InconsistentChargeError, match=message) as caught:
+        JobAccounts().check_and_add([*records[:2], replace(charge, **changes), records[3]])
+    assert caught.value.index == 2
+
+
 @pytest.mark.parametrize("grid", [-1.0, 0.0, 1e-12, 7.0])
 def test_a_charge_on_an_impossible_grid_is_named(path: Path, database: Path, grid: float) -> None:
     rechain(database, 2, json.dumps(body_of(database, 2) | {"loss_grid": grid}))
@@ -404,7 +466,7 @@ def test_a_reservation_smaller_than_what_was_spent_is_found(path: Path, database
 
 
 def test_less_noise_than_stated_before_is_found(path: Path, database: Path) -> None:
-    rechain(database, 3, json.dumps(body_of(database, 3) | {"noise_multiplier": 300.0}))
+    rechain(database, 3, json.dumps(body_of(database, 3) | {"noise_multiplier": 200.0}))
     assert "Entry 3 states a cumulative ε" in refused(path)
 
 

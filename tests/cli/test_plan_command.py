@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from cli.main import app
 from dpagent.errors import DpagentError, ParameterError
-from dpagent.privacy import FINE_STEPS, BudgetStatement, DiscretisedGaussian, Schedule, calibrate
+from dpagent.privacy import FINE_STEPS, DiscretisedGaussian, Schedule, calibrate
 from dpagent.privacy.truncated_laplace import TruncatedLaplace
 
 KINDS = ["uniform", "incrementing", "linear"]
@@ -121,7 +121,7 @@ def test_json_carries_the_budget_statement() -> None:
     assert len(statement["assumptions"]) >= 2
     for key in ("unit", "adjacency", "trust"):
         assert plan[key] == statement[key]
-    empty = BudgetStatement("record", "add-or-remove-one", "none", "", 0.0, 0.0)  # type: ignore[arg-type]
+    empty = DiscretisedGaussian.job_statement(0.0, 0.0)
     assert set(statement) == set(empty.as_dict())
 
 
@@ -480,7 +480,7 @@ def test_parameters_out_of_range_are_named(arguments: list[str], words: str) -> 
 def test_a_refusal_is_a_sentence_and_an_exit_code() -> None:
     result = dpagent("plan", "--epsilon", "-1")
     assert (result.returncode, result.stdout) == (9, "")
-    assert result.stderr == "dpagent: epsilon is -1.0; expected a number above 0 and at most 1000.\n"
+    assert result.stderr == "dpagent: epsilon is -1.0; expected a number in [1e-06, 1000].\n"
 
 
 def test_version_and_help() -> None:
