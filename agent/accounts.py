@@ -253,6 +253,10 @@ class JobAccounts:
         budgets: dict[str, Budget] = {}
         for index, record in enumerate(records):
             if isinstance(record, BudgetChange):
+                if not (record.epsilon > 0 and 0 < record.delta <= 1):
+                    raise InconsistentChargeError(
+                        index, f"sets a budget of ε = {record.epsilon!r}, δ = {record.delta!r}, which is none"
+                    )
                 budgets[record.dataset] = Budget(record.epsilon, record.delta)
                 continue
             charge = record
@@ -330,6 +334,7 @@ def _require_priceable(index: int, charge: Charge) -> None:
     """That a charge has values that can be priced, and noise such as its price takes it for."""
     try:
         _ = charge.event
+        require_between("statistical distance", charge.statistical_distance, 0.0, 1.0)
         require_between("delta", charge.delta, 0.0, 1.0, low_open=True, high_open=True)
         if charge.loss_grid is not None:
             PldAccountant(grid=charge.loss_grid)

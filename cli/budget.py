@@ -92,11 +92,13 @@ def show(
     A job reserves its whole ε and δ with its first round; what is left is left for other jobs.
     """
     from agent.ledger import audit, open_ledger
+    from dpagent.storage import disk_errors
 
     datasets = _summary(audit(state_dir))
     connection, _ = open_ledger(state_dir)
     try:
-        declined = [dict(row) for row in connection.execute("SELECT job, round, reason FROM declined")]
+        with disk_errors(state_dir / "ledger.db"):
+            declined = [dict(row) for row in connection.execute("SELECT job, round, reason FROM declined")]
     finally:
         connection.close()
     if as_json:

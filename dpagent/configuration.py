@@ -19,6 +19,9 @@ from dpagent.errors import ConfigurationError
 _Location = tuple[int | str, ...]
 
 
+_MOST_CHARACTERS = 1_000_000
+
+
 class _Loader(yaml.SafeLoader):
     """SafeLoader that reads ``1e-5`` as a number, as YAML 1.2 does and people expect."""
 
@@ -68,13 +71,18 @@ def load_settings(path: Path, schema: type[SettingsT]) -> SettingsT:
             and what was expected, one line a problem.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open(encoding="utf-8") as stream:
+            text = stream.read(_MOST_CHARACTERS + 1)
     except OSError as error:
         raise ConfigurationError(f"{path}: {error.strerror}. Give the path of a YAML file.") from error
     except UnicodeDecodeError as error:
         raise ConfigurationError(
             f"{path} is not UTF-8 text ({error.reason} at byte {error.start})."
         ) from error
+    if len(text) > _MOST_CHARACTERS:
+        raise ConfigurationError(
+            f"{path} has more than {_MOST_CHARACTERS:,} characters; expected a short YAML file."
+        )
     try:
         node = yaml.compose(text, Loader=_Loader)
         if (number := _line_of_itself(node, ())) is not None:

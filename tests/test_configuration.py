@@ -482,3 +482,10 @@ def test_every_profile_is_valid(name: str) -> None:
 def test_an_unknown_profile_names_those_that_exist() -> None:
     with pytest.raises(ConfigurationError, match="generic-linux"):
         load_profile("toaster")
+
+
+def test_what_is_too_long_or_too_deep_for_a_configuration_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "fleet.yaml"
+    file.write_text("[" * 50_000)
+    assert "nested too deep" in problem(file)
+    assert "has more than 1,000,000 characters" in problem(Path("/dev/zero"))

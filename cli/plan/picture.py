@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import os
 import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -48,6 +49,7 @@ def draw(comparison: Comparison, suffix: str) -> bytes:
     Raises:
         ConfigurationError: matplotlib is not installed.
     """
+    os.environ["MPLBACKEND"] = "agg"  # which is not used; a wrong one would be refused
     try:
         import matplotlib
         from matplotlib.figure import Figure

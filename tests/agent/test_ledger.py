@@ -416,6 +416,7 @@ def test_long_jobs_and_tiny_deltas_verify(delta: float, rounds: int) -> None:
         ({"granularity": 1e-300}, "fine steps"),
         ({"dimension": 2**28, "granularity": 2.0**-16, "delta": 1e-40}, "would add .* to δ"),
         ({"steps": 10**400}, "steps is an integer of"),
+        ({"statistical_distance": -1.0}, "statistical distance is -1"),
         ({"loss_grid": math.nan}, "grid is nan"),
     ],
 )
@@ -426,6 +427,19 @@ def test_what_a_tight_price_rests_on_is_checked(changes: dict[str, Any], message
     with pytest.raises(InconsistentChargeError, match=message) as caught:
         JobAccounts().check_and_add([*records[:2], replace(charge, **changes), records[3]])
     assert caught.value.index == 2
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(-4.0, 1e-5), (1.0, -1e-5), (1.0, 1.5), (0.0, 1e-5)])
+def test_a_budget_that_is_none_is_named(epsilon: float, delta: float) -> None:
+    with pytest.raises(InconsistentChargeError, match=r"sets a budget of .* which is none"):
+        JobAccounts().check_and_add([BudgetChange(DATASET, epsilon, delta)])
+
+
+@pytest.mark.parametrize("head", ['{"entries":1e400,"hash":""}', '{"entries":-9,"hash":""}', "[" * 100_000,
+                                  '{"entries":0,"hash":"00"}'])  # fmt: skip
+def test_an_odd_head_is_a_sentence(path: Path, database: Path, head: str) -> None:
+    (path / "ledger.head").write_text(head)
+    assert "ledger.head" in refused(path)
 
 
 @pytest.mark.parametrize("grid", [-1.0, 0.0, 1e-12, 7.0])

@@ -91,3 +91,9 @@ def test_a_table_never_cuts_a_figure_short(monkeypatch: pytest.MonkeyPatch, colu
     # Words stand left, figures right: their ends are in one column.
     assert all(line.startswith("a name of some length  ") for line in table.splitlines()[-2:])
     assert {line.index("1234567.8901") for line in table.splitlines()[-2:]} == {23}
+
+
+def test_a_table_shows_names_as_they_are() -> None:
+    text = render_table(["name", "n"], [["[bold red]data[/x]", "1"], ["a\nb\0", "2"]])
+    assert "[bold red]data[/x]" in text
+    assert "a�b�" in text
