@@ -43,7 +43,7 @@ _STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 Accountant: TypeAlias = PldAccountant | RdpAccountant
 
 #: Share of a job's δ that its ε does without, to cover noise that is not drawn exactly (its statistical
-#: distance) and not continuous (the lemma in :mod:`dpagent.privacy.pld`).
+#: distance) and not continuous (the lemma in :mod:`dpagent.privacy.release_loss`).
 NOISE_SHARE = 1e-6
 
 # A re-computed figure may differ from the one written down by rounding, never by more than this.

@@ -53,8 +53,9 @@ if TYPE_CHECKING:
     from dpagent.privacy.layer_ranges import LayerRange, adapted_ranges
     from dpagent.privacy.mechanism import Mechanism
     from dpagent.privacy.per_layer import Layer, PerLayerGaussian
-    from dpagent.privacy.pld import MIN_SIGMA_STEPS, PldAccountant, loss_grid, running_pld_epsilon
+    from dpagent.privacy.pld import PldAccountant, loss_grid, running_pld_epsilon
     from dpagent.privacy.published import PublishedCap
+    from dpagent.privacy.release_loss import MIN_SIGMA_STEPS
     from dpagent.privacy.sampling import poisson_lot
     from dpagent.privacy.schedules import Schedule
     from dpagent.privacy.shuffling import Bound, ShuffledBatch, central_delta, central_epsilon, least_reports
@@ -179,8 +180,9 @@ _HOMES: Final = {
     "layer_ranges": ("LayerRange", "adapted_ranges"),
     "mechanism": ("Mechanism",),
     "per_layer": ("Layer", "PerLayerGaussian"),
-    "pld": ("MIN_SIGMA_STEPS", "PldAccountant", "loss_grid", "running_pld_epsilon"),
+    "pld": ("PldAccountant", "loss_grid", "running_pld_epsilon"),
     "published": ("PublishedCap",),
+    "release_loss": ("MIN_SIGMA_STEPS",),
     "sampling": ("poisson_lot",),
     "schedules": ("Schedule",),
     "shuffling": ("Bound", "ShuffledBatch", "central_delta", "central_epsilon", "least_reports"),

@@ -49,10 +49,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpagent.errors import ParameterError
+from dpagent.privacy.tilted_law import (
+    EPS,
+    MAX_EXPONENT,
+    LossWindow,
+    TiltedLaw,
+    power,
+    transform_rounding,
+    transform_size,
+)
 
 FloatArray = NDArray[np.float64]
 
-_EPS: Final = 2.0**-52
 _MAX_CELLS: Final = 2**22
 _MARKOV_SHARES: Final = (0.25, 1.0)
 _LOG_OUTSIDE: Final = -35.0  # of a tilted law's mass that may come in from outside its window
@@ -67,7 +75,6 @@ _LEAST_TILT: Final = 1e-9
 _NEAR_NOTHING: Final = 16.0  # grid steps
 _HALVINGS: Final = 5
 _BACK_OFF: Final = 0.8
-_MAX_EXPONENT: Final = 700.0
 _TINY: Final = 1e-300
 _SMALL: Final = 1e-200
 
@@ -107,8 +114,8 @@ def split_masses(p: FloatArray, q: FloatArray, left: FloatArray, step: float) ->
     """
     # The difference cancels all but a share h of p: what rounding may hide is added to the right.
     # Where e^left would overflow, q has vanished; a smaller e^left errs to the right.
-    likelihood = np.exp(np.minimum(left, _MAX_EXPONENT))
-    right = (p - q * likelihood) / -math.expm1(-step) + (8 * _EPS / step) * p
+    likelihood = np.exp(np.minimum(left, MAX_EXPONENT))
+    right = (p - q * likelihood) / -math.expm1(-step) + (8 * EPS / step) * p
     return np.asarray(np.clip(right, 0.0, p))
 
 
@@ -214,7 +221,7 @@ class ComposedLoss:
 
     def _laws(
         self, tilt: float, *, prefixes: bool, delta: float, reaching: float = math.inf
-    ) -> Iterator[_Law]:
+    ) -> Iterator[TiltedLaw]:
         """The tilted law of the sum of losses: after each stage, or only after all.
 
         Its window may begin above 0, but not above ``reaching``.
@@ -239,7 +246,7 @@ class ComposedLoss:
         greatest = running(np.array(lasts, dtype=np.float64))
         product = np.ones(window.cells // 2 + 1, dtype=np.complex128)
         error = np.zeros(window.cells // 2 + 1)
-        rounding = _transform_rounding(window.cells)
+        rounding = transform_rounding(window.cells)
         for number, (release, count) in enumerate(zip(releases.tolist(), counts, strict=True)):
             transform = self._transform(release, tilt, float(log_moments[release]), window.cells)
             size = np.abs(transform)
@@ -247,12 +254,12 @@ class ComposedLoss:
             if count > 1:
                 with np.errstate(under="ignore"):
                     off = count * rounding * (size + rounding) ** (count - 1)
-                    transform = _power(transform, int(count))
+                    transform = power(transform, int(count))
                 size = np.abs(transform)
-            error = (error * (size + off) + off * np.abs(product)) * (1 + 4 * _EPS)
+            error = (error * (size + off) + off * np.abs(product)) * (1 + 4 * EPS)
             product = product * transform
             if number == len(releases) - 1 or (prefixes and number + 1 in self._ends):
-                yield _Law(
+                yield TiltedLaw(
                     window, product, error,
                     float(cumulants[number]), float(centres[number]), float(greatest[number]),
                     float(lost[number]),
@@ -265,7 +272,7 @@ class ComposedLoss:
         seen: slice,
         log_tail: float,
         reaching: float,
-    ) -> tuple[_Window, FloatArray]:
+    ) -> tuple[LossWindow, FloatArray]:
         """Where to look at sums, by Markov's inequality at the best of some tilts, and P's mass above.
 
         Args:
@@ -298,7 +305,7 @@ class ComposedLoss:
         top = max(top, min(clear, bottom + spare))
         bottom = min(max(bottom, top - _LOW_CELLS * self._step), reaching)
         first = math.floor(bottom / self._step) - 1
-        cells = _transform_size(math.ceil(top / self._step) + 2 - first)
+        cells = transform_size(math.ceil(top / self._step) + 2 - first)
         if cells > (_MAX_CELLS if len(lows[seen]) == 1 else 4 * _MAX_CELLS):
             raise GridTooFineError(
                 f"composing these releases takes {cells:,} grid cells; expected at most {_MAX_CELLS:,}. "
@@ -307,15 +314,15 @@ class ComposedLoss:
         end = (first + cells - 1) * self._step
         with np.errstate(under="ignore"):
             above_window = np.exp(np.minimum(log_bounds - further * end, 0.0))
-        return _Window(first, self._step, cells, tilt), above_window
+        return LossWindow(first, self._step, cells, tilt), above_window
 
     def _transform(self, release: int, tilt: float, log_moment: float, cells: int) -> NDArray[np.complex128]:
         """Fourier transform of a release's tilted law."""
         block, row = self._place[release]
         exponents = tilt * self._step * block.cells - log_moment
         with np.errstate(under="ignore"):
-            weights = block.masses[row] * np.exp(np.minimum(exponents, _MAX_EXPONENT))
-        great = exponents > _MAX_EXPONENT
+            weights = block.masses[row] * np.exp(np.minimum(exponents, MAX_EXPONENT))
+        great = exponents > MAX_EXPONENT
         if great.any():  # of nothing, or of next to nothing
             with np.errstate(under="ignore", divide="ignore"):
                 weights[great] = np.exp(np.minimum(np.log(block.masses[row][great]) + exponents[great], 0.0))
@@ -325,95 +332,6 @@ class ComposedLoss:
         density = np.zeros(cells)
         density[block.first % cells : block.first % cells + weights.size] = weights
         return np.fft.rfft(density)
-
-
-class _Window:
-    """A stretch of losses that sums are looked at in, and what all their laws share."""
-
-    def __init__(self, first: int, step: float, cells: int, tilt: float) -> None:
-        self.first, self.cells, self.step, self.tilt = first, cells, step, tilt
-        self.start = max(0, -first)  # the column of loss 0
-        self.losses = (first + np.arange(self.start, cells)) * step
-        with np.errstate(under="ignore"):
-            self._decay = np.exp(-(step * np.arange(self.losses.size)))
-            self._tilt_decay = np.exp(-(tilt * step * np.arange(self.losses.size)))
-        self._reach = math.ceil(_MAX_EXPONENT / step)
-        self._tilt_reach = self.losses.size if tilt == 0 else math.ceil(_MAX_EXPONENT / (tilt * step))
-
-    def column(self, loss: float) -> int:
-        """The last column with a loss of at most ``loss``; the first or last if it lies outside."""
-        return min(max(math.floor(loss / self.step) - self.first - self.start, 0), self.losses.size - 1)
-
-    def untilted(self, column: int) -> tuple[int, FloatArray]:
-        """e^(tilt·(t_column − t_j)) from the first j on for which it does not overflow."""
-        return self._around(self._tilt_decay, self._tilt_reach, column)
-
-    def discount(self, column: int) -> tuple[int, FloatArray]:
-        """e^(t_column − t_j) likewise."""
-        return self._around(self._decay, self._reach, column)
-
-    def _around(self, decay: FloatArray, reach: int, column: int) -> tuple[int, FloatArray]:
-        begin = max(0, column - reach + 1)
-        below = 1 / decay[column - begin : 0 : -1]
-        return begin, np.concatenate((below, decay[: self.losses.size - column]))
-
-
-class _Law:
-    """P's masses of a sum of losses, from loss 0 on, each raised by what rounding may have taken."""
-
-    def __init__(
-        self, window: _Window, product: NDArray[np.complex128], error: FloatArray,
-        cumulant: float, centre: float, greatest: float, lost: float,
-    ) -> None:  # fmt: skip
-        cells = window.cells
-        noise = _mean_of_half(error, cells) + _transform_rounding(cells) * _mean_of_half(
-            np.abs(product), cells
-        )
-        tilted = np.fft.irfft(product, cells)
-        # The window's first column stands at first mod cells: turn so that loss 0 comes first.
-        zero = (window.first + window.start) % cells
-        tilted = np.concatenate((tilted[zero:], tilted[:zero]))[: window.losses.size]
-        column = window.column(centre)
-        begin, untilted = window.untilted(column)
-        exponent = cumulant - window.tilt * float(window.losses[column])
-        scale = math.exp(max(exponent, -_MAX_EXPONENT)) if exponent < _MAX_EXPONENT else math.inf
-        with np.errstate(under="ignore", over="ignore", invalid="ignore"):
-            untilted *= scale
-            masses = (np.maximum(tilted[begin:], 0.0) + noise) * untilted
-        # No mass is above 1; that is what those have, far below the centre, for which nothing is known.
-        self._masses = np.ones(window.losses.size)
-        np.fmin(masses, 1.0, out=self._masses[begin:])
-        self._masses[max(0, int(greatest) + 1 - window.first - window.start) :] = 0.0
-        self._window, self._lost = window, lost
-
-    def delta(self, epsilon: float) -> float:
-        """δ at an ε of at least 0."""
-        beyond = np.maximum(self._window.losses - epsilon, 0.0)
-        return min(1.0, float(self._masses @ -np.expm1(-beyond)) + self._lost)
-
-    def epsilon(self, delta: float) -> float:
-        """The least ε at least 0 with this δ."""
-        wanted, window, masses = delta - self._lost, self._window, self._masses
-        if wanted <= 0:
-            return math.inf
-        # The first column above which less than δ lies is no less than ε: measure from there.
-        above = np.cumsum(masses[::-1])[::-1]
-        last = int(np.count_nonzero(above > wanted))
-        if last == masses.size:
-            return math.inf
-        begin, discount = window.discount(last)
-        with np.errstate(under="ignore"):
-            discounted = np.cumsum((masses[begin:] * discount)[::-1])[::-1]
-        # δ at the loss t_i is Σ_{j>i} p_j (1 − e^(t_i − t_j)), which falls with i.
-        inside = last - begin
-        deltas = above[begin + 1 : last + 1] - discounted[1 : inside + 1] / discount[:inside]
-        beyond = int(np.count_nonzero(deltas > wanted))
-        if beyond == 0:
-            return float(window.losses[begin])  # of which nothing less is known
-        # Between t_(c−1) and t_c the sum runs over j ≥ c; c is the first with δ(t_c) ≤ wanted.
-        column = begin + beyond
-        ratio = (float(above[column]) - wanted) / float(discounted[beyond])
-        return max(0.0, float(window.losses[last]) + math.log(ratio))
 
 
 def _row_moments(masses: FloatArray, losses: FloatArray, tilt: float) -> tuple[float, float, float]:
@@ -428,30 +346,3 @@ def _row_moments(masses: FloatArray, losses: FloatArray, tilt: float) -> tuple[f
     total = float(weights.sum())
     mean = float(weights @ losses[there]) / total
     return top + math.log(total), mean, float(weights @ (losses[there] - mean) ** 2) / total
-
-
-def _transform_size(least: int) -> int:
-    """The least 2^n, 1.25·2^n or 1.5·2^n of at least ``least``: quick to transform, and even."""
-    power = max(16, 1 << (least - 1).bit_length())
-    return next(size for size in (power * 5 // 8, power * 3 // 4, power) if size >= least)
-
-
-def _transform_rounding(cells: int) -> float:
-    return 8 * math.log2(cells) * _EPS
-
-
-def _power(values: NDArray[np.complex128], exponent: int) -> NDArray[np.complex128]:
-    """Integer powers by squaring, which keeps the phase exact where ``**`` takes a logarithm."""
-    result = np.ones_like(values)
-    while exponent:
-        if exponent & 1:
-            result = result * values
-        exponent >>= 1
-        if exponent:
-            values = values * values
-    return result
-
-
-def _mean_of_half(values: FloatArray, cells: int) -> float:
-    """Mean over all frequencies of a magnitude given for the non-negative ones."""
-    return float(2 * values.sum()) / cells

@@ -29,7 +29,8 @@ from dpagent.privacy.discrete_gaussian import (
 from dpagent.privacy.entropy import Entropy, Sampler
 from dpagent.privacy.events import SIGMA_RANGE, PrivacyLossEvent
 from dpagent.privacy.grid import FINE_STEPS, Constrained, Grid, Norm
-from dpagent.privacy.pld import MIN_SIGMA_STEPS, PldAccountant
+from dpagent.privacy.pld import PldAccountant
+from dpagent.privacy.release_loss import MIN_SIGMA_STEPS
 from dpagent.privacy.statement import Adjacency, BudgetStatement, Trust, Unit
 
 #: What the guarantee of a job rests on besides the code.
@@ -42,8 +43,8 @@ JOB_ASSUMPTIONS: Final = (
 def release_epsilon(event: PrivacyLossEvent, sigma_steps: float, delta: float) -> float:
     """ε of one release with discrete Gaussian noise of parameter ``sigma_steps``, at ``delta`` in (0, 1).
 
-    Tight where the noise is fine enough for that (see :mod:`dpagent.privacy.pld`), by Rényi divergence
-    where it is not.
+    Tight where the noise is fine enough for that (see :mod:`dpagent.privacy.release_loss`), and by Rényi
+    divergence where it is not.
     """
     if sigma_steps >= MIN_SIGMA_STEPS:
         return PldAccountant().epsilon_after([event], delta)

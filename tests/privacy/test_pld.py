@@ -24,7 +24,7 @@ from dpagent.privacy import (
     RdpAccountant,
     running_pld_epsilon,
 )
-from dpagent.privacy.pld import DISCRETE_SHARE
+from dpagent.privacy.release_loss import DISCRETE_SHARE
 
 # What our automatic grid may cost, relative to ε.
 SLACK = 5e-4
