@@ -42,6 +42,10 @@ MIN_DELTA: Final = 1e-200
 _STATE_VERSION: Final = 1
 _MAX_STAGES: Final = 2048
 _COARSER: Final = 4.0
+_MANY_CELLS: Final = 2**16  # of all releases: beyond, a coarser grid is considered
+# An ε above which, and a sampling rate below which, Rényi divergence may do better in extreme cases.
+_FAR_OUT: Final = 10.0
+_RARE: Final = 1e-3
 _ROUNDING: Final = 1e-9
 _TAIL_SHARE: Final = 1e-6  # of δ, for what is cut off from all releases together
 
@@ -83,11 +87,16 @@ class PldAccountant:
         if not steps:
             return 0.0
         kinds = _canonical(steps)
-        other = float(_other_bounds([with_steps(kind, count) for kind, count in kinds], delta)[-1])
+        charges = [with_steps(kind, count) for kind, count in kinds]
+        other = float(_simple_bounds(charges, delta)[-1])
         if other == 0:
             return 0.0
-        tight = float(_evaluated(kinds, self._grid, delta, lambda loss: loss.epsilon(delta)))
-        return min((1 + _ROUNDING) * tight, other)
+        tight = (1 + _ROUNDING) * float(
+            _evaluated(kinds, self._grid, delta, lambda loss: loss.epsilon(delta))
+        )
+        if tight > _FAR_OUT or _is_rare(charges):
+            other = min(other, float(_renyi_bounds(charges, delta)[-1]))
+        return min(tight, other)
 
     def delta(self, epsilon: float) -> float:
         """The δ at an ε in [0, 1000]. 0.0 if nothing was composed."""
@@ -95,7 +104,7 @@ class PldAccountant:
         if not self._steps:
             return 0.0
         kinds, below = _canonical(self._steps), epsilon / (1 + _ROUNDING)
-        step = self._grid or fine_step(kinds, _tail(kinds, 1e-12))
+        step = self._grid or fine_step(kinds, _tail(kinds, 1e-12))[0]
         return max(loss.delta(below) for loss in _composed(kinds, step, 1e-12))
 
     def to_state(self) -> dict[str, Any]:
@@ -159,10 +168,13 @@ def running_pld_epsilon(events: Sequence[Event], delta: float, *, grid: float | 
         for event in events[start : start + stride]:
             stage[row_of[with_steps(event, 1)]] += event.steps
         stages.append(sorted(stage.items()))
-    running = _other_bounds(events, delta)[_ends(len(events))]
+    ends = _ends(len(events))
+    running = _simple_bounds(events, delta)[ends]
     if running[-1] > 0:
         tight = _evaluated(kinds, grid, delta, lambda loss: loss.running_epsilon(delta), stages)
         running = np.minimum((1 + _ROUNDING) * tight, running)
+        if running[-1] > _FAR_OUT or _is_rare(events):
+            running = np.minimum(running, _renyi_bounds(events, delta)[ends])
     return np.asarray(np.repeat(np.maximum.accumulate(running), stride)[: len(events)])
 
 
@@ -201,8 +213,8 @@ def _evaluated(
     used: Callable[[float], None] = lambda step: None,
 ) -> Any:
     """The worse ε for the record removed and added, on the grid given or on one that will do."""
-    finest = grid or fine_step(kinds, _tail(kinds, delta))
-    step = grid or max(finest, coarse_step(kinds, delta))
+    finest, cells = (grid, 0) if grid else fine_step(kinds, _tail(kinds, delta))
+    step = finest if cells < _MANY_CELLS else max(finest, coarse_step(kinds, delta))
     while True:
         try:
             removed, added = _composed(kinds, step, delta, stages)
@@ -238,17 +250,29 @@ def _tail(kinds: Sequence[tuple[Event, int]], delta: float) -> float:
     return delta * _TAIL_SHARE / sum(steps for _, steps in kinds)
 
 
-def _other_bounds(charges: Sequence[Event], delta: float) -> FloatArray:
-    """The least ε after each charge by simpler proofs, which is less far out; infinite if none holds.
+def _is_rare(charges: Sequence[Event]) -> bool:
+    """Whether a record is hardly ever in a lot: great losses, rare ones, decide then."""
+    return all(isinstance(event, PrivacyLossEvent) and event.sampling_rate < _RARE for event in charges)
 
-    While all charges are Gaussian, Rényi divergence (for discrete noise itself), and nothing where even a
-    record's chance of ever being in a lot is within δ; while all are (ε, δ), the sum of ε if the δ fit.
+
+def _renyi_bounds(charges: Sequence[Event], delta: float) -> FloatArray:
+    """The ε after each charge by Rényi divergence; infinite if not all are Gaussian."""
+    gaussian = [event for event in charges if isinstance(event, PrivacyLossEvent)]
+    if len(gaussian) < len(charges):
+        return np.full(len(charges), math.inf)
+    return np.asarray(running_epsilon(gaussian, delta), dtype=np.float64)
+
+
+def _simple_bounds(charges: Sequence[Event], delta: float) -> FloatArray:
+    """The ε after each charge by what can be added up by hand; infinite if nothing holds.
+
+    While all charges are Gaussian, nothing where even a record's chance of ever being in a lot is
+    within δ; while all are (ε, δ), the sum of ε if the δ fit.
     """
     gaussian = [event for event in charges if isinstance(event, PrivacyLossEvent)]
     if len(gaussian) == len(charges):
         chances = np.cumsum([event.sampling_rate * event.steps for event in gaussian])
-        by_orders = np.asarray(running_epsilon(gaussian, delta), dtype=np.float64)
-        return np.where(chances * (1 + _ROUNDING) <= delta, 0.0, by_orders)
+        return np.where(chances * (1 + _ROUNDING) <= delta, 0.0, math.inf)
     pure = [event if isinstance(event, ApproximateEvent) else None for event in charges]
     counts = np.array([event.steps for event in charges], dtype=np.float64)
     epsilons = np.cumsum(counts * [math.inf if event is None else event.epsilon for event in pure])

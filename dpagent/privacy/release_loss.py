@@ -87,8 +87,8 @@ def coarse_step(kinds: Sequence[tuple[Event, int]], delta: float) -> float:
     return math.sqrt(6 * _VARIANCE_SHARE * scale / sum(count for _, count in kinds))
 
 
-def fine_step(kinds: Sequence[tuple[Event, int]], tail: float) -> float:
-    """The grid step of the module's text; coarser if the losses would not fit the memory."""
+def fine_step(kinds: Sequence[tuple[Event, int]], tail: float) -> tuple[float, int]:
+    """The grid step of the module's text, coarser if losses would not fit the memory; and their cells."""
     steps = np.array([count for _, count in kinds], dtype=np.float64)
     variances, widths = np.empty(len(kinds)), np.empty(len(kinds))
     gaussian = [row for row, (event, _) in enumerate(kinds) if isinstance(event, PrivacyLossEvent)]
@@ -113,9 +113,10 @@ def fine_step(kinds: Sequence[tuple[Event, int]], tail: float) -> float:
     least = max(float(widths.sum()) / _AUTO_CELLS, GRID_RANGE[0])
     pure = sorted({event.epsilon for event, _ in kinds if isinstance(event, ApproximateEvent)} - {0.0})
     if gaussian or not pure:
-        return max(step, least)
+        step = max(step, least)
+        return step, math.ceil(float(widths.sum()) / step)
     step = max(min(step, pure[0] / CELLS_TO_EPSILON), least)
-    return pure[0] / math.ceil(pure[0] / step) if len(pure) == 1 else step
+    return (pure[0] / math.ceil(pure[0] / step) if len(pure) == 1 else step), 0
 
 
 def on_grid(events: Sequence[Event], step: float, tail: float) -> tuple[list[LossBlock], list[LossBlock]]:
