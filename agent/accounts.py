@@ -18,7 +18,6 @@ runs, the guarantee is what it has reserved.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NoReturn, TypeAlias
@@ -33,6 +32,7 @@ from dpagent.privacy import (
     PrivacyLossEvent,
     RdpAccountant,
     accountant_for,
+    imperfect_delta,
     loss_grid,
     running_epsilon,
     running_pld_epsilon,
@@ -150,7 +150,7 @@ def require_noise_as_priced(
             f"noise is {mechanism.sigma_steps:.4g} grid steps; its price holds from {MIN_SIGMA_STEPS:,} on. "
             "Plan finer steps or more noise."
         )
-    excess = rounds * mechanism.statistical_distance * (1 + math.exp(min(job_epsilon, 700.0)))
+    excess = imperfect_delta(job_epsilon, 0.0, rounds * mechanism.statistical_distance)
     if not excess <= NOISE_SHARE * delta:
         raise ParameterError(
             f"noise as it is drawn would add {excess:.3g} to δ; set aside for that is "
@@ -174,6 +174,8 @@ class _JobPrices:
         first = charges[0]
         self._grid, self._delta = first.loss_grid, first.delta
         self._events = [charge.event for charge in charges]
+        self.tolerance = _TOLERANCE if self._grid is None else _GRID_TOLERANCE
+        """Of a re-computed ε, relative to it or to 1."""
         less = self._delta * (1 - NOISE_SHARE)
         if self._grid is None:
             running = running_epsilon(self._events, less)
@@ -190,8 +192,7 @@ class _JobPrices:
         return self._near(stated, others + epsilon), epsilon
 
     def _near(self, stated: float, computed: float) -> bool:
-        tolerance = _TOLERANCE if self._grid is None else _GRID_TOLERANCE
-        return abs(stated - computed) <= tolerance * max(1.0, computed)
+        return abs(stated - computed) <= self.tolerance * max(1.0, computed)
 
 
 class JobAccounts:
@@ -274,8 +275,7 @@ class JobAccounts:
             others = self.others(charge.dataset, charge.job)
             job_prices, number = prices[index]
             agrees, epsilon = job_prices.agrees(number, charge.cumulative_epsilon, others.epsilon)
-            tolerance = _TOLERANCE if account.grid is None else _GRID_TOLERANCE
-            if not epsilon <= account.epsilon + tolerance * max(1.0, account.epsilon):
+            if not epsilon <= account.epsilon + job_prices.tolerance * max(1.0, account.epsilon):
                 raise InconsistentChargeError(
                     index, f"brings its job to ε = {epsilon:.6g}; it had reserved {account.epsilon:.6g}"
                 )

@@ -26,6 +26,7 @@ A fixed number n of N devices, as in the paper, is not Poisson sampling and not 
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import ClassVar, Final
 
@@ -45,7 +46,7 @@ PUBLIC_COUNT: Final = "The sum is divided by {count:g}, a number fixed before th
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Central:
+class _Central(ABC):
     """What both mechanisms share; ``_noise`` is the mechanism that does the work.
 
     Attributes:
@@ -70,8 +71,9 @@ class _Central:
         _ = self._noise
 
     @property
+    @abstractmethod
     def _noise(self) -> DiscretisedGaussian | DiscretisedLaplace:
-        raise NotImplementedError
+        """The mechanism that does the work."""
 
     @property
     def grid(self) -> Grid:

@@ -35,7 +35,6 @@ from dpagent.privacy.release_loss import (
 
 FloatArray = NDArray[np.float64]
 
-
 #: Least δ that is priced.
 MIN_DELTA: Final = 1e-200
 
@@ -57,7 +56,7 @@ class PldAccountant:
     nor the grouping of :meth:`compose` matters, to the last bit.
 
     Args:
-        grid: step of the losses, in [1e-7, 1]; None chooses it (see the module's text).
+        grid: step of the losses, in [1e-7, 1]; None chooses it (see :mod:`dpagent.privacy.release_loss`).
     """
 
     def __init__(self, *, grid: float | None = None) -> None:
@@ -74,7 +73,7 @@ class PldAccountant:
         return tuple(with_steps(kind, steps) for kind, steps in _canonical(self._steps))
 
     def epsilon(self, delta: float) -> float:
-        """The ε spent so far, at ``delta`` in (0, 1). 0.0 if nothing was composed.
+        """The ε spent so far, at ``delta`` in [1e-200, 1). 0.0 if nothing was composed.
 
         Infinite if the charges' own δ add up to ``delta`` or more.
         """
@@ -91,9 +90,8 @@ class PldAccountant:
         other = float(_simple_bounds(charges, delta)[-1])
         if other == 0:
             return 0.0
-        tight = (1 + _ROUNDING) * float(
-            _evaluated(kinds, self._grid, delta, lambda loss: loss.epsilon(delta))
-        )
+        worse, _ = _evaluated(kinds, self._grid, delta, lambda loss: loss.epsilon(delta))
+        tight = (1 + _ROUNDING) * float(worse)
         if tight > _FAR_OUT or _is_rare(charges):
             other = min(other, float(_renyi_bounds(charges, delta)[-1]))
         return min(tight, other)
@@ -129,9 +127,9 @@ class PldAccountant:
         try:
             grid = None if state["grid"] is None else read_hex("grid", state["grid"])
             events = [_event_of(item) for item in state["events"]]
+        except ParameterError:
+            raise
         except (TypeError, ValueError) as error:
-            if isinstance(error, ParameterError):
-                raise
             raise ParameterError(f"events in the state are malformed: {str(error)[:100]}") from error
         accountant = cls(grid=grid)
         accountant._steps.update(_counted(events))
@@ -152,7 +150,7 @@ def running_pld_epsilon(events: Sequence[Event], delta: float, *, grid: float | 
     said is what will be spent after the next that is.
 
     Raises:
-        ParameterError: ``delta`` is not in (0, 1), or ``grid`` not in [1e-7, 1].
+        ParameterError: ``delta`` is not in [1e-200, 1), or ``grid`` not in [1e-7, 1].
     """
     require_between("delta", delta, MIN_DELTA, 1.0, high_open=True)
     if grid is not None:
@@ -161,7 +159,7 @@ def running_pld_epsilon(events: Sequence[Event], delta: float, *, grid: float | 
         return np.zeros(0)
     kinds = _canonical(_counted(events))
     row_of = {kind: row for row, (kind, _) in enumerate(kinds)}
-    stride = stage_length(len(events))
+    stride = _stage_length(len(events))
     stages = []
     for start in range(0, len(events), stride):
         stage: Counter[int] = Counter()
@@ -171,21 +169,21 @@ def running_pld_epsilon(events: Sequence[Event], delta: float, *, grid: float | 
     ends = _ends(len(events))
     running = _simple_bounds(events, delta)[ends]
     if running[-1] > 0:
-        tight = _evaluated(kinds, grid, delta, lambda loss: loss.running_epsilon(delta), stages)
-        running = np.minimum((1 + _ROUNDING) * tight, running)
+        worse, _ = _evaluated(kinds, grid, delta, lambda loss: loss.running_epsilon(delta), stages)
+        running = np.minimum((1 + _ROUNDING) * worse, running)
         if running[-1] > _FAR_OUT or _is_rare(events):
             running = np.minimum(running, _renyi_bounds(events, delta)[ends])
     return np.asarray(np.repeat(np.maximum.accumulate(running), stride)[: len(events)])
 
 
-def stage_length(count: int) -> int:
+def _stage_length(count: int) -> int:
     """Of that many charges, after every how many :func:`running_pld_epsilon` looks at what is spent."""
     return 1 if count <= _MAX_STAGES else math.ceil(2 * count / _MAX_STAGES)
 
 
 def _ends(count: int) -> NDArray[np.intp]:
     """Where stages end: the last charge of each."""
-    length = stage_length(count)
+    length = _stage_length(count)
     return np.minimum(np.arange(length - 1, count + length - 1, length), count - 1)
 
 
@@ -193,15 +191,14 @@ def loss_grid(events: Iterable[Event], delta: float) -> float:
     """The grid step that is chosen for these charges; to be kept by who is to price a part of them alike.
 
     Raises:
-        ParameterError: ``delta`` is not in (0, 1), or there is no event.
+        ParameterError: ``delta`` is not in [1e-200, 1), or there is no event.
     """
     require_between("delta", delta, MIN_DELTA, 1.0, high_open=True)
     kinds = _canonical(_counted(events))
     if not kinds:
         raise ParameterError("events are none; expected at least one.")
-    steps: list[float] = []
-    _evaluated(kinds, None, delta, lambda loss: loss.epsilon(delta), used=steps.append)
-    return min(max(steps[-1], GRID_RANGE[0]), GRID_RANGE[1])
+    _, step = _evaluated(kinds, None, delta, lambda loss: loss.epsilon(delta))
+    return min(max(step, GRID_RANGE[0]), GRID_RANGE[1])
 
 
 def _evaluated(
@@ -210,9 +207,8 @@ def _evaluated(
     delta: float,
     figure: Callable[[ComposedLoss], Any],
     stages: Sequence[Sequence[tuple[int, int]]] | None = None,
-    used: Callable[[float], None] = lambda step: None,
-) -> Any:
-    """The worse ε for the record removed and added, on the grid given or on one that will do."""
+) -> tuple[Any, float]:
+    """The worse ε of record removed and added, and the step: of the grid given, or of one that will do."""
     finest, cells = (grid, 0) if grid else fine_step(kinds, _tail(kinds, delta))
     step = finest if cells < _MANY_CELLS else max(finest, coarse_step(kinds, delta))
     while True:
@@ -227,8 +223,7 @@ def _evaluated(
         if step > finest and 0 < float(np.max(worse)) < CELLS_TO_EPSILON * step:
             step = max(finest, step / 8)
             continue
-        used(step)
-        return worse
+        return worse, step
 
 
 def _composed(

@@ -115,6 +115,7 @@ def transform_size(least: int) -> int:
 
 
 def transform_rounding(cells: int) -> float:
+    """How far an entry of a computed transform may be off, relative to the sum of what is transformed."""
     return 8 * math.log2(cells) * EPS
 
 

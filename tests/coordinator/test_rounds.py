@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
 from brokers import Broker, wait_until
 from fleets import DIGITS, Program, digits, fleet_values, run_agent, run_coordinator, write_agent, write_fleet
@@ -24,6 +25,7 @@ from coordinator.settings import FleetSettings, load_fleet_settings
 from coordinator.store import OpenedFragment, RoundResult, Store, StoreReader
 from dpagent.errors import ConfigurationError, DpagentError, ExitCode, PlanError, StateInUseError
 from dpagent.learning import MomentumSgd, save_npz
+from dpagent.privacy import DiscretisedGaussian
 from dpagent.protocol.codec import MessageError, encode
 from dpagent.protocol.fragments import (
     block_count,
@@ -224,6 +226,12 @@ def test_a_job_runs_to_its_end_whatever_strangers_send(tmp_path: Path, mosquitto
 
     evaluator = OnnxEvaluator((fleet.state / "model.onnx").read_bytes())
     assert evaluator.accuracy(digits(1_500, 1_700)) == rounds[-1].accuracy
+    model = onnxruntime.InferenceSession(fleet.state / "model.onnx", providers=["CPUExecutionProvider"])
+    stated = model.get_modelmeta().custom_metadata_map
+    assert json.loads(stated["dpagent.privacy_statement"]) == json.loads(
+        json.dumps(DiscretisedGaussian.job_statement(4.0, 1e-4).as_dict())
+    )
+    assert stated["dpagent.privacy"].startswith("ε = 4, δ = 0.0001 (record-level, add-or-remove-one adjacency")
 
 
 def _is_counted(fleet: Fleet, message: bytes) -> bool:

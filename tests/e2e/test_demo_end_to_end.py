@@ -151,6 +151,9 @@ def test_demo_trains_and_accounts(tmp_path: Path, broker: str) -> None:
         "add-or-remove-one",
         "none",
     )
+    statement = privacy["statement"]
+    assert (statement["epsilon"], statement["delta"]) == (privacy["epsilon_target"], privacy["delta"])
+    assert len(statement["assumptions"]) >= 2
     assert 0.99 * privacy["epsilon_target"] < privacy["epsilon_spent"][-1] <= privacy["epsilon_target"]
     assert privacy["noise_multipliers"] == sorted(privacy["noise_multipliers"], reverse=True)
     assert results["model"]["parameters"] == 9930
