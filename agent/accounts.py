@@ -101,6 +101,9 @@ class Charge:
     charged_at: str
     loss_grid: float | None = None
     """Step of the grid on which the job's privacy losses are composed, pinned; None for Rényi orders."""
+    accumulation_slack: float | None = None
+    """What summing in floating point may have added to a record's influence, relative to the clip norm; None
+    where each record was rounded by itself."""
 
     @property
     def event(self) -> PrivacyLossEvent:
@@ -345,6 +348,7 @@ def _require_priceable(index: int, charge: Charge) -> None:
                 charge.dimension,
                 charge.steps,
                 round(charge.clip_norm / charge.granularity),
+                charge.accumulation_slack,
             )
             # How many rounds there were to be is not written down: this one has to keep to its share.
             require_noise_as_priced(mechanism, 1, charge.job_epsilon, charge.delta)

@@ -24,11 +24,10 @@ from agent.profile import check_board, load_profile
 from agent.settings import AgentSettings
 from agent.spool import UNSCHEDULED, SpooledFragment
 from agent.state import AgentState
-from agent.update import make_update, mechanism_of
-from dpagent.errors import ParameterError
-from dpagent.learning import Dataset, NumpyEngine, built_in, load_idx, load_npz
+from agent.training import Trainer
+from dpagent.errors import DataError, ParameterError
 from dpagent.protocol.codec import MessageError
-from dpagent.protocol.fragments import ModelAssembler, cut, receipt_digest, weights_from_bytes
+from dpagent.protocol.fragments import Assembler, cut, receipt_digest, weights_from_bytes
 from dpagent.protocol.messages import RECEIPT_DIGEST_BYTES, ModelChunk, Plan, Receipts
 from dpagent.protocol.sealing import seal
 from dpagent.protocol.signing import Verifier
@@ -70,19 +69,19 @@ class Agent:
         os.nice(max(0, self._profile.niceness - os.nice(0)))
         self._verifier = Verifier(settings.coordinator_key, settings.fleet)
         self._topics = Topics(settings.fleet)
-        self._dataset = _load(settings)
-        if unusable := self._dataset.non_finite_records:
-            # For the owner of the device alone: the number is private.
-            log.warning(
-                "%d of %d records hold NaN or infinity and will not count", unusable, len(self._dataset)
-            )
+        self._trainer = Trainer(settings, self._profile)
         self._session = MqttSession(
             settings.mqtt,
             # A fresh name each time: the broker can tell connections apart, not devices.
             client_id=os.urandom(10).hex(),
             subscriptions=[
                 Subscription(topic)
-                for topic in (self._topics.plan, self._topics.model_chunks, self._topics.receipts)
+                for topic in (
+                    self._topics.plan,
+                    self._topics.model_chunks,
+                    self._topics.asset_chunks,
+                    self._topics.receipts,
+                )
             ],
             persistent=False,
         )
@@ -91,8 +90,8 @@ class Agent:
             settings.state_dir, settings.data.name, Budget(settings.budget.epsilon, settings.budget.delta)
         )
         self._random = random.SystemRandom()
-        self._assembler = ModelAssembler()
-        self._engine: NumpyEngine | None = None
+        self._assembler = Assembler()
+        self._assets: dict[bytes, bytes] = {}
         self._plan: Plan | None = None
         self._plan_arrived_at = 0.0
         self._ask_again_at = 0.0
@@ -143,7 +142,7 @@ class Agent:
                     pass  # A PUBACK is not a delivery: only a receipt counts.
 
     def _patience(self) -> float:
-        if self._must_train and self._plan is not None and self._assembler.get(self._plan) is not None:
+        if self._must_train and self._plan is not None and self._has_all_of(self._plan):
             return 0.0
         due_at = self._state.spool.next_due_at()
         if due_at is None or not self._session.has_room:
@@ -208,8 +207,8 @@ class Agent:
         plan = self._plan
         if not self._must_train or plan is None:
             return
-        data = self._assembler.get(plan)
-        if data is None:
+        data, assets = self._weights_of(plan), self._assets_of(plan)
+        if data is None or assets is None:
             # Chunks are on their way, or one was lost: the broker has them all.
             if time.monotonic() >= self._ask_again_at:
                 self._ask_again_at = time.monotonic() + _ASK_AGAIN_S
@@ -220,44 +219,48 @@ class Agent:
         try:
             if not np.isfinite(weights).all():
                 raise Declined("the model has weights that are not finite")
-            price = decide(plan, self._dataset, self._state.ledger, self._settings.data.name, now=time.time())
-            mechanism = mechanism_of(plan)
-            engine = self._engine_for(plan)
-        except (Declined, ParameterError) as error:
+            records = self._trainer.records
+            records.refresh()
+            price = decide(
+                plan, records.dataset, self._state.ledger, self._settings.data.name, now=time.time()
+            )
+            mechanism, update = self._trainer.release(plan, assets, weights)
+        except (Declined, ParameterError, DataError) as error:
             log.warning("declined round %d of job %s: %s", plan.round, job[:8], error)
             self._state.note_declined(job, plan.round, str(error))
             return
-        update = make_update(plan, weights, self._dataset, engine)
         charge = Charge(
             dataset=self._settings.data.name, job=job, round=plan.round, mechanism=plan.mechanism.name,
             noise_multiplier=plan.noise_multiplier, sampling_rate=plan.mechanism.sampling_rate,
-            steps=plan.mechanism.local_steps, clip_norm=plan.mechanism.clip_norm,
+            steps=plan.mechanism.local_steps, clip_norm=mechanism.clip_norm,
             granularity=mechanism.granularity, dimension=mechanism.dimension,
             statistical_distance=mechanism.statistical_distance, schedule=schedule_digest(plan),
             job_epsilon=price.job_epsilon, delta=plan.mechanism.delta,
             cumulative_epsilon=price.cumulative_epsilon, cumulative_delta=price.cumulative_delta,
             charged_at=datetime.now(UTC).isoformat(timespec="seconds"), loss_grid=price.loss_grid,
+            accumulation_slack=mechanism.accumulation_slack,
         )  # fmt: skip
         self._state.release(charge, self._sealed(plan, update))
         self._redraw_times()
         log.info("round %d of %d: charged and spooled, %s", plan.round, plan.rounds, self._spent())
 
-    def _engine_for(self, plan: Plan) -> NumpyEngine:
-        """The engine of the plan's model, checked once on this board.
+    def _weights_of(self, plan: Plan) -> bytes | None:
+        return self._assembler.get(plan.model.digest, 4 * plan.model.parameters)
 
-        Raises:
-            Declined: A record's gradient depends on its neighbours here, so the sensitivity
-                that the noise is made for would not hold.
-        """
-        if self._engine is None or self._engine.spec.name != plan.model.name:
-            engine = NumpyEngine(built_in(plan.model.name), microbatch=self._profile.microbatch)
-            if not engine.is_batch_invariant():
-                raise Declined(
-                    "numpy's products on this board are not the same for a record whatever its neighbours, "
-                    "so the guarantee would not hold; use another build of numpy"
-                )
-            self._engine = engine
-        return self._engine
+    def _assets_of(self, plan: Plan) -> dict[str, bytes] | None:
+        """What the round needs besides the weights, by role, or None while some of it is missing."""
+        for asset in plan.assets:
+            if asset.role in self._trainer.needed_assets(plan) and asset.digest not in self._assets:
+                data = self._assembler.get(asset.digest, asset.size)
+                if data is None:
+                    return None
+                self._assets[asset.digest] = data
+        wanted = {asset.digest: asset.role for asset in plan.assets}
+        self._assets = {digest: data for digest, data in self._assets.items() if digest in wanted}
+        return {wanted[digest]: data for digest, data in self._assets.items()}
+
+    def _has_all_of(self, plan: Plan) -> bool:
+        return self._weights_of(plan) is not None and self._assets_of(plan) is not None
 
     def _sealed(self, plan: Plan, update: NDArray[np.int64]) -> list[SpooledFragment]:
         """The fragments of an update, sealed; their times are drawn once they are on disk."""
@@ -326,9 +329,3 @@ class Agent:
         epsilon = self._state.ledger.epsilon_spent(name)
         spent = f"spent ε = {epsilon:.3f} of {budget.epsilon:g} at δ = {budget.delta:g}"
         return f"{spent} on {name!r} (record level)"
-
-
-def _load(settings: AgentSettings) -> Dataset:
-    if settings.data.kind == "idx":
-        return load_idx(settings.data.path, "train")
-    return load_npz(settings.data.path)

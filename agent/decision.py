@@ -7,16 +7,18 @@ records, which is not looked at.
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import dataclass
 
 import cbor2
 
 from agent.accounts import fresh_account, price_after, require_noise_as_priced
 from agent.ledger import Ledger
-from agent.update import mechanism_of
+from agent.update import augmentation_of, mechanism_of
 from dpagent.errors import DataError, DpagentError, ParameterError
-from dpagent.learning import Dataset, built_in, check_fits
-from dpagent.privacy import PrivacyLossEvent
+from dpagent.learning import Dataset, ModelSpec, check_fits, from_description
+from dpagent.privacy import DiscretisedGaussian, PrivacyLossEvent
+from dpagent.privacy.covariance import FLOAT64_SLACK
 from dpagent.protocol.messages import Plan
 
 # A target and a budget that are equal on paper differ in the last bits.
@@ -29,7 +31,13 @@ class Declined(DpagentError):
 
 def schedule_digest(plan: Plan) -> str:
     """SHA-256 of everything that prices a job: its mechanism, for all rounds, and its dimension."""
-    terms = plan.mechanism.model_dump() | {"parameters": plan.model.parameters}
+    terms = plan.mechanism.model_dump() | {
+        "parameters": plan.model.parameters,
+        "projection": None if plan.projection is None else plan.projection.model_dump(),
+    }
+    if plan.mechanism.clipping.count_weight:
+        # The norm follows the quantile, round by round, and the noise follows the norm.
+        del terms["clipping"]["norms"]
     return hashlib.sha256(cbor2.dumps(terms, canonical=True)).hexdigest()
 
 
@@ -44,6 +52,24 @@ class Price:
     cumulative_delta: float
     loss_grid: float | None
     """On which the job is priced; see :class:`~agent.accounts.Charge`."""
+
+
+def model_of(plan: Plan) -> ModelSpec:
+    """The model that ``plan`` describes.
+
+    Raises:
+        Declined: It describes none, or one that is built differently here.
+    """
+    terms = plan.model
+    try:
+        spec = from_description(cbor2.loads(terms.description), where="the model")
+    except (DpagentError, cbor2.CBORDecodeError, RecursionError) as error:
+        raise Declined(f"the model cannot be built: {error}") from error
+    if spec.digest() != terms.architecture or spec.parameter_count != terms.parameters:
+        raise Declined(
+            f"the model {spec.name} is built differently here; install the coordinator's version of dpagent"
+        )
+    return spec
 
 
 def decide(plan: Plan, dataset: Dataset, ledger: Ledger, name: str, *, now: float) -> Price:
@@ -68,14 +94,7 @@ def decide(plan: Plan, dataset: Dataset, ledger: Ledger, name: str, *, now: floa
     """
     if plan.deadline < now + plan.compute_slot_s:
         raise Declined("by this board's clock the round's deadline would pass before anything may be sent")
-    try:
-        spec = built_in(plan.model.name)
-    except DpagentError as error:
-        raise Declined(f"the model is unknown here: {error}") from error
-    if spec.digest() != plan.model.architecture or spec.parameter_count != plan.model.parameters:
-        raise Declined(
-            f"the model {spec.name} is built differently here; install the coordinator's version of dpagent"
-        )
+    spec = model_of(plan)
     try:
         check_fits(dataset, spec)
     except DataError as error:
@@ -102,7 +121,8 @@ def decide(plan: Plan, dataset: Dataset, ledger: Ledger, name: str, *, now: floa
             f"of which other jobs have {others.delta:.4g}"
         )
     # Before anything that takes time.
-    _require_noise(plan, 0.0)
+    mechanism = _mechanism(plan, spec)
+    _require_noise(plan, mechanism, 0.0)
     rest = [
         PrivacyLossEvent(noise, terms.sampling_rate, terms.local_steps)
         for noise in terms.noise_multipliers[plan.round - 1 :]
@@ -118,13 +138,34 @@ def decide(plan: Plan, dataset: Dataset, ledger: Ledger, name: str, *, now: floa
             f"the job would bring ε to {total:.4g}; the lifetime budget for {name!r} is {budget.epsilon:g}, "
             f"of which other jobs have {others.epsilon:.4g}"
         )
-    _require_noise(plan, job_epsilon)
+    _require_noise(plan, mechanism, job_epsilon)
     so_far = price_after(spent, rest[:1], terms.delta)
     return Price(job_epsilon, others.epsilon + so_far, total_delta, grid)
 
 
-def _require_noise(plan: Plan, job_epsilon: float) -> None:
+def _mechanism(plan: Plan, spec: ModelSpec) -> DiscretisedGaussian:
+    if plan.cap.kind == "clamp" and plan.cap.where == "device" and plan.dimension > plan.model.parameters:
+        raise Declined("a cap on the device and a clip norm that follows a quantile exclude each other")
+    if plan.cap.kind == "clamp" and plan.cap.where == "device" and len(plan.mechanism.clipping.norms) > 1:
+        raise Declined("a cap on the device and a clip norm for each layer exclude each other")
+    values = None if spec.projection is None else math.prod(spec.shape_before_projection)
+    if values != (None if plan.projection is None else plan.projection.values):
+        raise Declined(f"the model projects {values} values of a record, and the plan says otherwise")
+    if plan.second_moments is not None and plan.mechanism.accumulation_slack < FLOAT64_SLACK:
+        raise Declined(
+            f"the plan allows for an error of {plan.mechanism.accumulation_slack:.3g} of a sum; second "
+            f"moments need {FLOAT64_SLACK:.3g}"
+        )
     try:
-        require_noise_as_priced(mechanism_of(plan), plan.rounds, job_epsilon, plan.mechanism.delta)
+        if (augmentation := augmentation_of(plan)) is not None:
+            augmentation.check_fits(spec.input_shape)
+        return mechanism_of(plan, spec)
+    except DpagentError as error:
+        raise Declined(f"round {plan.round}'s {error}") from error
+
+
+def _require_noise(plan: Plan, mechanism: DiscretisedGaussian, job_epsilon: float) -> None:
+    try:
+        require_noise_as_priced(mechanism, plan.rounds, job_epsilon, plan.mechanism.delta)
     except ParameterError as error:
         raise Declined(f"round {plan.round}'s {error}") from error

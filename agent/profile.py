@@ -20,8 +20,10 @@ class Profile(Settings):
     """The board, in words."""
     memory_mib: Annotated[int, Field(ge=64)]
     """Memory fitted; the agent refuses a profile that promises more than the board has."""
-    microbatch: Annotated[int, Field(ge=1, le=255)]
+    microbatch: Annotated[int, Field(ge=1, le=64)]
     """Records whose gradients are held at once; small caches want few."""
+    threads: Annotated[int, Field(ge=1, le=64)] = 1
+    """Cores that training may use at once."""
     niceness: Annotated[int, Field(ge=0, le=19)] = 10
     """How far the agent steps back behind the board's own work."""
 

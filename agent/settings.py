@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field
 
 from agent.profile import is_profile_path
 from dpagent.configuration import FilePath, Settings, load_settings, resolve
+from dpagent.learning.data.settings import DatasetSettings
 from dpagent.protocol.signing import decode_public_key
 from dpagent.protocol.topics import FleetName
 from dpagent.transport import MqttSettings
@@ -19,15 +20,14 @@ def _public_key(text: str) -> str:
     return text
 
 
-class DataSettings(Settings):
+Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+
+
+class DataSettings(DatasetSettings):
     """The data that stay on the device."""
 
     name: Annotated[str, Field(min_length=1, max_length=128)]
     """The ledger's name for these records. The lifetime budget belongs to it."""
-    kind: Literal["npz", "idx"] = "npz"
-    """``npz``: arrays ``inputs`` and ``labels``; ``idx``: a directory of MNIST-style files."""
-    path: FilePath
-    """The file or directory, relative to this file."""
 
 
 class BudgetSettings(Settings):
@@ -61,6 +61,11 @@ class AgentSettings(Settings):
     profile: Annotated[str, Field(min_length=1)] = "generic-linux"
     """A board of ``firmware_profiles/``, or the path of a profile of one's own, relative to this file."""
     limits: LimitSettings = LimitSettings()
+    engine: Literal["auto", "numpy", "onnx"] = "auto"
+    """What computes the gradients; ``auto`` tries both on this board and keeps the faster."""
+    trusted_graphs: Annotated[tuple[Sha256, ...], Field(strict=False)] = ()
+    """SHA-256 of training graphs that may be run besides those of the built-in models, as ``dpagent model
+    graph`` prints it. A graph decides what is clipped: trust those that you have built yourself."""
 
 
 def load_agent_settings(file: Path) -> AgentSettings:

@@ -20,7 +20,7 @@ import numpy as np
 from benchmarks.figures import Figure
 from benchmarks.programs import memory_mib, python, run_json
 from benchmarks.timing import alternate
-from dpagent.learning import Dataset, NumpyEngine, built_in
+from dpagent.learning import ArrayDataset, NumpyEngine, built_in
 from dpagent.privacy import DiscretisedGaussian, poisson_lot
 
 _MODELS = ("mnist-cnn", "digits")
@@ -49,10 +49,10 @@ def run() -> list[Figure]:
     return [*figures, Figure("mnist-cnn: peak resident memory of a training process", peak["mib"], "MiB")]
 
 
-def _data(model: str, records: int) -> Dataset:
+def _data(model: str, records: int) -> ArrayDataset:
     generator = np.random.default_rng(0)
     shape = (records, *built_in(model).input_shape)
-    return Dataset(generator.integers(0, 256, shape, np.uint8), generator.integers(0, 10, records), 10)
+    return ArrayDataset(generator.integers(0, 256, shape, np.uint8), generator.integers(0, 10, records), 10)
 
 
 def _mechanism(model: str) -> DiscretisedGaussian:

@@ -9,6 +9,7 @@ from benchmarks import (
     agent_footprint,
     demo_digits,
     demo_mnist,
+    frameworks,
     gradients,
     noise_cap,
     pld,
@@ -31,6 +32,7 @@ BENCHMARKS: MappingProxyType[str, ModuleType] = MappingProxyType(
             accounting,
             pld,
             gradients,
+            frameworks,
             agent_footprint,
             seal,
         )

@@ -17,18 +17,20 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.update import clipped_sum
 from cli.demo.layout import load_data, records_per_device
 from cli.demo.options import DemoOptions
 from cli.demo.presets import PRESETS, DatasetName
 from coordinator.settings import CapSettings
-from dpagent.learning import MomentumSgd, NumpyEngine, built_in, split_iid
+from dpagent.learning import ACCUMULATION_SLACK, NumpyEngine, Sgd, built_in, split, sum_over_lot
 from dpagent.privacy import (
     ClampCap,
     DiscretisedGaussian,
     Schedule,
     calibrate,
     coarsen,
+    fine_steps_for,
+    poisson_lot,
+    shuffled,
     wire_shift,
     wire_width,
 )
@@ -82,26 +84,29 @@ def simulate(options: DemoOptions, schedule: Schedule | None = None) -> Run:
     """
     spec = built_in(options.model)
     train, test = load_data(options)
-    shards = split_iid(train, options.devices, options.seed)
+    shards = split(train, options.devices, seed=options.seed)
     plan = calibrate(
         schedule or Schedule("incrementing", step=options.step), epsilon=options.epsilon,
         delta=options.delta, rounds=options.rounds, sampling_rate=options.sampling_rate,
     )  # fmt: skip
     first = DiscretisedGaussian(
-        options.clip_norm, plan.noise_multipliers[0], options.sampling_rate, spec.parameter_count
-    )
+        options.clip_norm, plan.noise_multipliers[0], options.sampling_rate, spec.parameter_count,
+        fine_steps=fine_steps_for(max(plan.noise_multipliers)), accumulation_slack=ACCUMULATION_SLACK,
+    )  # fmt: skip
     expected_lot = options.sampling_rate * records_per_device(options)
     steps_per_unit = expected_lot / first.granularity
     cap = _Cap(options)
-    engine, optimiser = NumpyEngine(spec), MomentumSgd(options.learning_rate, options.momentum)
-    weights, velocity = spec.initial_weights(options.seed), optimiser.initial_velocity(spec.parameter_count)
-    for noise_multiplier in plan.noise_multipliers:
+    engine, optimiser = NumpyEngine(spec), Sgd(options.momentum)
+    weights, state = spec.initial_weights(options.seed), np.zeros((optimiser.rows, spec.parameter_count))
+    for number, noise_multiplier in enumerate(plan.noise_multipliers, start=1):
         mechanism = replace(first, noise_multiplier=noise_multiplier)
         shift = wire_shift(mechanism.sigma_steps)
         width = wire_width(mechanism, expected_lot, shift)
         total = np.zeros(spec.parameter_count, np.int64)
         for shard in shards:
-            released = mechanism.perturb(clipped_sum(mechanism, weights, shard, engine))
+            lot = shuffled(poisson_lot(len(shard), options.sampling_rate))
+            part = sum_over_lot(engine, weights, shard, lot, [options.clip_norm])
+            released = mechanism.perturb(mechanism.snap(part.total))
             if options.cap_at == "device":
                 capped = cap.apply(released / steps_per_unit, weights)
                 released = np.rint(capped * steps_per_unit).astype(np.int64)
@@ -109,8 +114,10 @@ def simulate(options: DemoOptions, schedule: Schedule | None = None) -> Run:
         gradient = total.astype(np.float64) * (float(1 << shift) / (steps_per_unit * options.devices))
         if options.cap_at == "coordinator":
             gradient = cap.apply(gradient, weights)
-        weights, velocity = optimiser.step(weights, velocity, gradient)
-    return Run(engine.accuracy(weights, test.inputs, test.labels), *cap.did())
+        weights, state = optimiser.step(
+            weights, state, gradient, number=number, learning_rate=options.learning_rate
+        )
+    return Run(engine.accuracy(weights, *test.batch(np.arange(len(test)))), *cap.did())
 
 
 class _Cap:

@@ -21,7 +21,11 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import typer
 
 from cli import budget, coordinator, plan, run
+from cli.bench import command as bench_command
+from cli.data import command as data_command
 from cli.demo import command as demo_command
+from cli.model import command as model_command
+from cli.predict import command as predict_command
 from dpagent import __version__
 from dpagent.errors import DpagentError, ExitCode
 
@@ -42,6 +46,10 @@ app.command(name="run")(run.run)
 app.command(name="plan")(plan.plan)
 app.add_typer(coordinator.app, name="coordinator")
 app.add_typer(budget.app, name="budget")
+app.add_typer(data_command.app, name="data")
+app.add_typer(model_command.app, name="model")
+app.command(name="predict")(predict_command.predict)
+app.command(name="bench")(bench_command.bench)
 
 
 class Interrupted(DpagentError):

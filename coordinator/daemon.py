@@ -8,31 +8,36 @@ so that devices resend what it may have missed.
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 import time
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 from pydantic import ValidationError
 
-from coordinator.aggregation import mean_gradient, take_step
+from coordinator.aggregation import mean_release, take_step
 from coordinator.keys import load_opener, load_signer
+from coordinator.models import ModelFiles
 from coordinator.planning import new_job, plan_round, require_every_round_fits
 from coordinator.settings import FleetSettings, require_same_job
 from coordinator.store import Job, OpenedFragment, OpenRound, RoundResult, Store
 from dpagent.errors import PlanError
-from dpagent.learning import Dataset, MomentumSgd, built_in, check_fits, load_idx, load_npz
-from dpagent.learning.evaluation import OnnxEvaluator
-from dpagent.learning.onnx_export import export_onnx
-from dpagent.privacy import DiscretisedGaussian
+from dpagent.learning import Dataset, open_dataset
+from dpagent.privacy import adapted_norm
+from dpagent.privacy.covariance import SecondMoments
 from dpagent.protocol.codec import MessageError
-from dpagent.protocol.fragments import block_count, chunk_model, read_block, receipt_digest, weights_to_bytes
-from dpagent.protocol.messages import RECEIPTS_PER_MESSAGE, Plan, Receipts
+from dpagent.protocol.fragments import (
+    block_count,
+    chunked,
+    content_digest,
+    read_block,
+    receipt_digest,
+    weights_to_bytes,
+)
+from dpagent.protocol.messages import RECEIPTS_PER_MESSAGE, AssetTerms, Plan, Receipts
 from dpagent.protocol.topics import Topics
-from dpagent.storage import StateDirectory, disk_errors, write_atomically
+from dpagent.storage import StateDirectory, disk_errors
 from dpagent.transport import Acknowledged, Connected, Disconnected, MqttSession, Received, Subscription
 
 log = logging.getLogger(__name__)
@@ -55,11 +60,10 @@ class Coordinator:
 
     def __init__(self, settings: FleetSettings) -> None:
         self._settings = settings
-        self._spec = built_in(settings.model.name)
-        self._test = _load_test_data(settings)
-        if self._test is not None:
-            check_fits(self._test, self._spec)
-        self._optimiser = MomentumSgd(settings.optimiser.learning_rate, settings.optimiser.momentum)
+        self._spec = settings.model.spec()
+        self._models = ModelFiles(settings, self._spec, _load_test_data(settings))
+        self._optimiser = settings.optimiser.optimiser()
+        self._learning_rate = settings.optimiser.learning_rates(settings.rounds)
         self._topics = Topics(settings.fleet)
         self._session = MqttSession(
             settings.mqtt,
@@ -68,6 +72,7 @@ class Coordinator:
             persistent=True,
         )
         self._plan: Plan | None = None
+        self._assets_are_out = False
         # Last, because from here on the directory is held.
         self._directory = StateDirectory(settings.state_dir)
         try:
@@ -76,15 +81,10 @@ class Coordinator:
             self._store = Store(settings.state_dir)
             with disk_errors(self._store.file):
                 self._job = self._begin_or_resume()
-                self._weights, self._velocity = self._store.model()
+                self._weights, self._state, self._clip_norm = self._store.model()
         except BaseException:
             self._directory.close()
             raise
-
-    @property
-    def model_file(self) -> Path:
-        """Where the finished model is exported."""
-        return self._settings.state_dir / "model.onnx"
 
     def run(self, stop: threading.Event) -> bool:
         """Run rounds until the job is finished or ``stop`` is set.
@@ -98,7 +98,7 @@ class Coordinator:
         """
         try:
             if self._store.is_finished():
-                log.info("the job is finished; the model is in %s", self.model_file)
+                log.info("the job is finished; the model is in %s", self._models.final)
                 return True
             # The network's errors stay in the session; what comes up here is the disk's.
             with disk_errors(self._store.file), self._session:
@@ -134,7 +134,8 @@ class Coordinator:
                 where = ".".join(str(part) for part in problem["loc"]) or "plan"
                 raise PlanError(f"No device would accept this plan: {where}: {problem['msg']}.") from error
             require_every_round_fits(self._settings, job, self._spec)
-            self._store.begin(job, weights)
+            state = np.zeros((self._optimiser.rows, len(weights)))
+            self._store.begin(job, weights, state, self._settings.privacy.clip_norm)
             log.info(
                 "job %s begins: %d rounds, ε = %.4g",
                 job.id.hex()[:8],
@@ -164,17 +165,38 @@ class Coordinator:
             self._spec,
             weights_to_bytes(self._weights),
             self._opener.public_key,
+            clip_norm=self._clip_norm,
+            assets=self._asset_terms(),
         )
+
+    def _asset_terms(self) -> list[AssetTerms]:
+        return [
+            AssetTerms.model_validate({"role": role, "digest": content_digest(data), "size": len(data)})
+            for role, data in self._models.assets.items()
+        ]
 
     def _announce(self) -> None:
         """Publish the model and then the plan, both retained. Without a connection, later."""
         if self._plan is None or not self._session.connected:
             return
-        for chunk in chunk_model(weights_to_bytes(self._weights)):
+        if not self._assets_are_out:
+            self._announce_assets()
+        for chunk in chunked(weights_to_bytes(self._weights)):
             self._session.publish(
                 self._topics.model_chunk(chunk.index), self._signer.sign(chunk, "model"), retain=True
             )
         self._session.publish(self._topics.plan, self._signer.sign(self._plan, "plan"), retain=True)
+
+    def _announce_assets(self) -> None:
+        """Publish what all rounds need, once a connection."""
+        for role, data in self._models.assets.items():
+            for chunk in chunked(data):
+                self._session.publish(
+                    self._topics.asset_chunk(role, chunk.index),
+                    self._signer.sign(chunk, "model"),
+                    retain=True,
+                )
+        self._assets_are_out = True
 
     def _take_fragments(self) -> None:
         """Wait for messages, then open, check, count and receipt them as one batch."""
@@ -187,6 +209,7 @@ class Coordinator:
             match event:
                 case Connected():
                     log.info("connected to %s", self._settings.mqtt.url)
+                    self._assets_are_out = False
                     self._announce()
                 case Disconnected(reason):
                     log.warning("%s; trying again", reason)
@@ -220,7 +243,7 @@ class Coordinator:
         if fragment.round < plan.round:
             # Too late to count, whatever its size was in its own round.
             return OpenedFragment(fragment.id, fragment.round, 0, np.zeros(0, np.int64), time.time())
-        position, values = read_block(fragment, plan.wire, plan.model.parameters)
+        position, values = read_block(fragment, plan.wire, plan.dimension)
         return OpenedFragment(fragment.id, fragment.round, position, values, time.time())
 
     def _count(self, batch: list[OpenedFragment]) -> None:
@@ -241,7 +264,7 @@ class Coordinator:
         """Whether every position has every device's fragment, or the deadline has passed."""
         assert self._plan is not None
         counts = self._store.counts(self._plan.round)
-        blocks = block_count(self._plan.model.parameters, self._plan.wire.block)
+        blocks = block_count(self._plan.dimension, self._plan.wire.block)
         # A sum over blocks would let many fragments of one block stand in for none of another.
         scarcest = min(counts.get(position, 0) for position in range(blocks))
         if scarcest >= self._settings.devices:
@@ -269,20 +292,44 @@ class Coordinator:
         """Mean, cap, step, evaluate, store."""
         assert self._plan is not None
         plan = self._plan
-        gradient = mean_gradient(plan, self._store.sums(plan.round))
-        step = take_step(plan, gradient, self._weights, self._velocity, self._optimiser)
-        accuracy = None
-        if self._test is not None:
-            accuracy = OnnxEvaluator(export_onnx(self._spec, step.weights, metadata={})).accuracy(self._test)
+        if plan.second_moments is not None:
+            self._close_projection(plan, plan.second_moments)
+            return
+        clipping = plan.clipping(self._spec.layer_sizes)
+        release = mean_release(plan, self._store.sums(plan.round), clipping.radius)
+        clip_norm = self._clip_norm
+        if clipping.count_weight:
+            wanted = self._settings.privacy.clipping
+            clip_norm = adapted_norm(
+                clip_norm, clipping.share_within(release[-1]), quantile=wanted.quantile, rate=wanted.rate
+            )
+        gradient = clipping.gradient(release)
+        learning_rate = self._learning_rate.at(plan.round)
+        step = take_step(plan, gradient, self._weights, self._state, self._optimiser, learning_rate)
+        accuracy = self._models.accuracy(step.weights)
+        if self._settings.keep_models == "all":
+            self._models.write(self._models.of_round(plan.round), step.weights, self._job, plan.round)
         epsilon = self._job.epsilon_by_round[plan.round - 1]
         self._store.close_round(
-            plan.round, step.weights, step.velocity,
+            plan.round, step.weights, step.state, clip_norm,
             RoundResult(accuracy, step.clamped, step.kept, plan.noise_multiplier, epsilon),
         )  # fmt: skip
-        self._weights, self._velocity = step.weights, step.velocity
+        self._weights, self._state, self._clip_norm = step.weights, step.state, clip_norm
         self._plan = None
         shown = "not evaluated" if accuracy is None else f"accuracy {accuracy:.2%}"
         log.info("round %d of %d: %s, ε = %.3f", plan.round, plan.rounds, shown, epsilon)
+
+    def _close_projection(self, plan: Plan, moments: SecondMoments) -> None:
+        """Take the fleet's leading directions as a part of the model from here on; the weights stay."""
+        release = mean_release(plan, self._store.sums(plan.round), moments.radius)
+        self._models.set_projection(moments.matrix(release))
+        epsilon = self._job.epsilon_by_round[plan.round - 1]
+        self._store.close_round(
+            plan.round, self._weights, self._state, self._clip_norm,
+            RoundResult(None, 0, 1.0, plan.noise_multiplier, epsilon),
+        )  # fmt: skip
+        self._plan, self._assets_are_out = None, False
+        log.info("round %d of %d: directions of the projection, ε = %.3f", plan.round, plan.rounds, epsilon)
 
     def _finish(self) -> bool:
         """Export the model with its privacy statement, tell the fleet, mark the job as finished.
@@ -290,19 +337,11 @@ class Coordinator:
         Returns:
             Whether the fleet could be told; if not, the job is not over yet.
         """
-        privacy = self._settings.privacy
-        statement = DiscretisedGaussian.job_statement(privacy.epsilon, privacy.delta)
-        metadata = {
-            "dpagent.job": self._job.id.hex(),
-            "dpagent.privacy": statement.sentence(),
-            "dpagent.privacy_statement": json.dumps(statement.as_dict(), ensure_ascii=False),
-            "dpagent.epsilon_spent": repr(self._job.epsilon_by_round[-1]),
-        }
-        write_atomically(self.model_file, export_onnx(self._spec, self._weights, metadata=metadata))
+        self._models.write(self._models.final, self._weights, self._job, self._settings.rounds)
         if not self._say_goodbye():
             return False
         self._store.finish()
-        log.info("the job is finished; the model is in %s", self.model_file)
+        log.info("the job is finished; the model is in %s", self._models.final)
         return True
 
     def _say_goodbye(self) -> bool:
@@ -316,6 +355,7 @@ class Coordinator:
             self._spec,
             weights_to_bytes(self._weights),
             self._opener.public_key,
+            clip_norm=self._clip_norm,
             state="finished",
         )
         message = self._signer.sign(plan, "plan")
@@ -332,8 +372,4 @@ class Coordinator:
 
 
 def _load_test_data(settings: FleetSettings) -> Dataset | None:
-    if settings.test_data is None:
-        return None
-    if settings.test_data.kind == "idx":
-        return load_idx(settings.test_data.path, "test")
-    return load_npz(settings.test_data.path)
+    return None if settings.test_data is None else open_dataset(settings.test_data)

@@ -2,23 +2,39 @@
 
 from __future__ import annotations
 
+import math
 import os
+from collections.abc import Sequence
 from typing import Literal
 
+import cbor2
 from pydantic import ValidationError
 
 from coordinator.settings import FleetSettings
 from coordinator.store import Job, OpenRound
-from dpagent.errors import PlanError
-from dpagent.learning import ModelSpec
-from dpagent.privacy import FINE_STEPS, BudgetPlan, DiscretisedGaussian, calibrate, wire_shift, wire_width
-from dpagent.protocol.fragments import model_digest
+from dpagent.errors import ConfigurationError, PlanError
+from dpagent.learning import ACCUMULATION_SLACK, ModelSpec, describe
+from dpagent.privacy import (
+    COUNT_WEIGHT,
+    BudgetPlan,
+    Clipping,
+    DiscretisedGaussian,
+    calibrate,
+    fine_steps_for,
+    wire_shift,
+    wire_width,
+)
+from dpagent.privacy.covariance import SecondMoments
+from dpagent.protocol.fragments import content_digest
 from dpagent.protocol.messages import (
-    MODEL_CHUNK_BYTES,
+    AssetTerms,
+    AugmentationTerms,
     CapTerms,
+    ClippingTerms,
     MechanismTerms,
     ModelTerms,
     Plan,
+    ProjectionTerms,
     WireTerms,
 )
 
@@ -46,6 +62,31 @@ def new_job(settings: FleetSettings) -> Job:
     return Job(os.urandom(16), settings.job_terms(), budget.noise_multipliers, budget.epsilon_by_round)
 
 
+def clipping_of(settings: FleetSettings, spec: ModelSpec, norm: float | None = None) -> Clipping:
+    """How gradients are clipped.
+
+    Args:
+        settings: The fleet's.
+        spec: The model.
+        norm: Of the round, where it follows a quantile; without it, the first round's.
+
+    Raises:
+        ConfigurationError: There are not as many norms as layers.
+    """
+    privacy = settings.privacy
+    if privacy.clipping.kind == "layers":
+        sizes = spec.layer_sizes
+        norms = privacy.clipping.norms or [privacy.clip_norm / len(sizes) ** 0.5] * len(sizes)
+        if len(norms) != len(sizes):
+            raise ConfigurationError(
+                f"privacy.clipping.norms has {len(norms)} numbers; model {spec.name} has {len(sizes)} layers "
+                "with parameters. Give one for each."
+            )
+        return Clipping.layers(sizes, norms)
+    weight = COUNT_WEIGHT if privacy.clipping.kind == "quantile" else 0.0
+    return Clipping.whole(spec.parameter_count, norm or privacy.clip_norm, count_weight=weight)
+
+
 def require_every_round_fits(settings: FleetSettings, job: Job, spec: ModelSpec) -> None:
     """Refuse a job some of whose fragments would be too large.
 
@@ -57,7 +98,8 @@ def require_every_round_fits(settings: FleetSettings, job: Job, spec: ModelSpec)
     """
     for number, noise_multiplier in enumerate(job.noise_multipliers, start=1):
         try:
-            _wire(settings, spec, _mechanism(settings, spec, noise_multiplier))
+            released = _second_moments(settings, spec, number) or clipping_of(settings, spec)
+            _wire(settings, _mechanism(settings, job, released, noise_multiplier))
         except ValidationError as error:
             raise PlanError(
                 f"No device would accept the plan of round {number}: "
@@ -74,15 +116,31 @@ def plan_round(
     weights: bytes,
     sealing_key: bytes,
     *,
+    clip_norm: float | None = None,
+    assets: Sequence[AssetTerms] = (),
     state: Literal["open", "finished"] = "open",
 ) -> Plan:
     """What is announced for a round.
+
+    Args:
+        settings: The fleet's.
+        job: Its schedule is announced whole.
+        current: The round.
+        spec: The model.
+        weights: The model's bytes.
+        sealing_key: What devices seal to.
+        clip_norm: Of this round, where it follows a quantile.
+        assets: What devices need besides the weights.
+        state: Whether the job goes on.
 
     Raises:
         pydantic.ValidationError: The settings make a plan that no device would accept.
     """
     privacy = settings.privacy
-    mechanism = _mechanism(settings, spec, job.noise_multipliers[current.number - 1])
+    clipping = clipping_of(settings, spec, clip_norm)
+    released = _second_moments(settings, spec, current.number) or clipping
+    mechanism = _mechanism(settings, job, released, job.noise_multipliers[current.number - 1])
+    augmentation = settings.model.augmentation
     return Plan(
         version=1,
         kind="plan",
@@ -91,16 +149,19 @@ def plan_round(
         round=current.number,
         state=state,
         model=ModelTerms(
-            name=spec.name,
+            description=cbor2.dumps(describe(spec), canonical=True),
             parameters=spec.parameter_count,
             architecture=spec.digest(),
-            digest=model_digest(weights),
-            chunks=-(-len(weights) // MODEL_CHUNK_BYTES),
+            digest=content_digest(weights),
         ),
+        assets=list(assets),
         mechanism=MechanismTerms(
             name="discrete-gaussian",
-            clip_norm=privacy.clip_norm,
-            fine_steps=FINE_STEPS,
+            clipping=ClippingTerms(
+                norms=list(clipping.norms), shares=list(clipping.shares), count_weight=clipping.count_weight
+            ),
+            fine_steps=mechanism.fine_steps,
+            accumulation_slack=ACCUMULATION_SLACK,
             noise_multipliers=list(job.noise_multipliers),
             sampling_rate=privacy.sampling_rate,
             local_steps=privacy.local_steps,
@@ -108,8 +169,10 @@ def plan_round(
             expected_lot=_expected_lot(settings),
             delta=privacy.delta,
         ),
+        projection=_projection(settings, spec),
+        augmentation=None if augmentation is None else AugmentationTerms(**augmentation.model_dump()),
         cap=CapTerms(**settings.cap.model_dump()),
-        wire=_wire(settings, spec, mechanism),
+        wire=_wire(settings, mechanism),
         sealing_key=sealing_key,
         deadline=current.deadline,
         compute_slot_s=settings.round.compute_slot_s,
@@ -121,20 +184,38 @@ def _expected_lot(settings: FleetSettings) -> float:
     return settings.privacy.sampling_rate * settings.records_per_device
 
 
-def _mechanism(settings: FleetSettings, spec: ModelSpec, noise_multiplier: float) -> DiscretisedGaussian:
+def _projection(settings: FleetSettings, spec: ModelSpec) -> ProjectionTerms | None:
+    if spec.projection is None:
+        return None
+    values = math.prod(spec.shape_before_projection)
+    return ProjectionTerms(values=values, record_norm=settings.privacy.record_norm)
+
+
+def _second_moments(settings: FleetSettings, spec: ModelSpec, number: int) -> SecondMoments | None:
+    """What the first round of a job with a projection releases."""
+    terms = _projection(settings, spec)
+    return None if terms is None or number > 1 else SecondMoments(terms.values, terms.record_norm)
+
+
+def _mechanism(
+    settings: FleetSettings, job: Job, released: Clipping | SecondMoments, noise_multiplier: float
+) -> DiscretisedGaussian:
     return DiscretisedGaussian(
-        clip_norm=settings.privacy.clip_norm,
+        clip_norm=released.radius,
         noise_multiplier=noise_multiplier,
         sampling_rate=settings.privacy.sampling_rate,
-        dimension=spec.parameter_count,
+        dimension=released.dimension,
         steps=settings.privacy.local_steps,
+        # One grid for the whole job, since the device pins what prices it.
+        fine_steps=fine_steps_for(max(job.noise_multipliers)),
+        accumulation_slack=ACCUMULATION_SLACK,
     )
 
 
-def _wire(settings: FleetSettings, spec: ModelSpec, mechanism: DiscretisedGaussian) -> WireTerms:
+def _wire(settings: FleetSettings, mechanism: DiscretisedGaussian) -> WireTerms:
     shift = wire_shift(mechanism.sigma_steps)
     return WireTerms(
-        block=-(-spec.parameter_count // settings.fragments_per_update),
+        block=-(-mechanism.dimension // settings.fragments_per_update),
         width=wire_width(mechanism, _expected_lot(settings), shift),
         shift=shift,
     )

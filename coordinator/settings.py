@@ -9,27 +9,61 @@ from pydantic import Field, model_validator
 
 from dpagent.configuration import FilePath, Settings, load_settings, resolve
 from dpagent.errors import ConfigurationError, DpagentError
-from dpagent.learning import built_in
+from dpagent.learning import (
+    Adam,
+    LearningRate,
+    ModelSpec,
+    Optimiser,
+    Sgd,
+    built_in,
+    find_model,
+    is_model_file,
+)
+from dpagent.learning.data.settings import DatasetSettings
 from dpagent.privacy import Schedule
 from dpagent.protocol.topics import FleetName
 from dpagent.transport import MqttSettings
 
 
+class AugmentationSettings(Settings):
+    """Views of each record, whose gradients are averaged before clipping: they cost time, and no privacy."""
+
+    views: Annotated[int, Field(ge=1, le=64)]
+    """Copies of a record in a step."""
+    shift: Annotated[int, Field(ge=0, le=1024)] = 0
+    """Most pixels (or readings) that a view is moved along each axis."""
+    flip: bool = False
+    """Whether a view of an image is mirrored left to right, every other time."""
+
+
 class ModelSettings(Settings):
     """What is trained."""
 
-    name: str = "mnist-cnn"
-    """A built-in model."""
+    name: Annotated[str, Field(min_length=1)] = "mnist-cnn"
+    """A built-in model, or the path of a model file (.yaml), relative to this file."""
     seed: Annotated[int, Field(ge=0)] = 0
     """Seed of the initial weights (never of noise)."""
+    classes: list[Annotated[str, Field(min_length=1, max_length=128)]] | None = None
+    """Names of the classes, for whoever runs the model; without them, those of the test data."""
+    augmentation: AugmentationSettings | None = None
+    """Views of each record; without it, each is taken as it is."""
 
     @model_validator(mode="after")
     def _is_known(self) -> ModelSettings:
-        try:
-            built_in(self.name)
-        except DpagentError as error:
-            raise ValueError(str(error)) from error
+        if not is_model_file(self.name):
+            try:
+                built_in(self.name)
+            except DpagentError as error:
+                raise ValueError(str(error)) from error
         return self
+
+    def spec(self) -> ModelSpec:
+        """The model, its path resolved.
+
+        Raises:
+            ConfigurationError: The file is missing, or describes no model.
+        """
+        return find_model(self.name)
 
 
 class ScheduleSettings(Settings):
@@ -58,6 +92,27 @@ class ScheduleSettings(Settings):
         return Schedule(kind=self.kind, step=self.step, ratio=self.ratio, weights=tuple(self.weights or ()))
 
 
+class ClippingSettings(Settings):
+    """What each record's gradient is clipped to."""
+
+    kind: Literal["whole", "layers", "quantile"] = "whole"
+    """``whole``: the gradient to ``clip_norm``. ``layers``: each layer to a norm of its own. ``quantile``:
+    the gradient to a norm that follows a quantile of the records' norms, estimated privately."""
+    norms: list[Annotated[float, Field(ge=1e-9, le=1e6)]] | None = None
+    """``layers``: one for each layer with parameters; without it, ``clip_norm`` over the root of their
+    number."""
+    quantile: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    """``quantile``: share of the records whose gradient should be left whole."""
+    rate: Annotated[float, Field(gt=0, le=1)] = 0.2
+    """``quantile``: how fast the norm follows."""
+
+    @model_validator(mode="after")
+    def _norms_are_of_layers(self) -> ClippingSettings:
+        if self.norms is not None and self.kind != "layers":
+            raise ValueError(f"norms are given for kind {self.kind}; expected kind layers")
+        return self
+
+
 class PrivacySettings(Settings):
     """The guarantee the job asks of every device: record-level, add-or-remove-one, trusting nobody."""
 
@@ -68,7 +123,10 @@ class PrivacySettings(Settings):
     sampling_rate: Annotated[float, Field(gt=0, le=1)] = 0.1
     """Probability with which a record is in a lot (Poisson sampling)."""
     clip_norm: Annotated[float, Field(gt=0, le=1e6)] = 1.0
-    """L2 norm that one record's gradient is clipped to."""
+    """L2 norm that one record's gradient is clipped to; with a quantile, in the first round."""
+    clipping: ClippingSettings = ClippingSettings()
+    record_norm: Annotated[float, Field(ge=1e-4, le=1e4)] = 1.0
+    """L2 norm that one record is scaled down to in the first round of a model with a projection."""
     local_steps: Annotated[int, Field(ge=1, le=64)] = 1
     """Noisy steps a device takes in a round."""
     local_learning_rate: Annotated[float, Field(ge=0, le=1000)] = 0.1
@@ -90,12 +148,28 @@ class CapSettings(Settings):
 
 
 class OptimiserSettings(Settings):
-    """The coordinator's step: SGD with momentum."""
+    """The coordinator's step on the mean gradient."""
 
+    kind: Literal["sgd", "adam"] = "sgd"
+    """``sgd``, with momentum; ``adam`` scales each coordinate's step by running moments."""
     learning_rate: Annotated[float, Field(gt=0, le=1000)] = 0.5
-    """Step on the mean gradient."""
+    """Length of a step, in the first round."""
+    final_learning_rate: Annotated[float, Field(gt=0, le=1000)] | None = None
+    """What the learning rate falls to, linearly; without it, it stays."""
+    decay_rounds: Annotated[int, Field(ge=1)] | None = None
+    """Rounds over which it falls; without it, all of them."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    """Share of the last step that goes on."""
+    """``sgd``: share of the last step that goes on. ``adam``: β₁."""
+    second_moment: Annotated[float, Field(ge=0, lt=1)] = 0.999
+    """``adam``: β₂."""
+
+    def optimiser(self) -> Optimiser:
+        """The optimiser these settings describe."""
+        return Sgd(self.momentum) if self.kind == "sgd" else Adam(self.momentum, self.second_moment)
+
+    def learning_rates(self, rounds: int) -> LearningRate:
+        """The course of the learning rate in a job of so many rounds."""
+        return LearningRate(self.learning_rate, self.final_learning_rate, self.decay_rounds or rounds)
 
 
 class RoundSettings(Settings):
@@ -120,13 +194,11 @@ class RoundSettings(Settings):
         return self
 
 
-class TestDataSettings(Settings):
-    """Public data that the model is evaluated on each round."""
+class TestDataSettings(DatasetSettings):
+    """Public data that the model is evaluated on each round; the keys are those of ``agent.yaml``."""
 
-    kind: Literal["npz", "idx"] = "npz"
-    """As in ``agent.yaml``."""
-    path: FilePath
-    """The file or directory, relative to this file."""
+    half: Literal["train", "test"] = "test"
+    """Which half, where data have two (idx, cifar, images in folders ``train`` and ``test``)."""
 
 
 class FleetSettings(Settings):
@@ -148,6 +220,8 @@ class FleetSettings(Settings):
     fragments_per_update: Annotated[int, Field(ge=1, le=4096)] = 16
     """Pieces that a device's update is cut into."""
     test_data: TestDataSettings | None = None
+    keep_models: Literal["all", "last"] = "all"
+    """Whether each round's model is kept, in ``models`` of the state directory, or the last one only."""
     state_dir: FilePath = Path("coordinator-state")
     """Where the job lives, relative to this file."""
     keys_dir: FilePath = Path("keys")
@@ -165,6 +239,15 @@ class FleetSettings(Settings):
         return self
 
     @model_validator(mode="after")
+    def _cap_on_the_device_knows_one_norm(self) -> FleetSettings:
+        if self.cap.kind == "clamp" and self.cap.where == "device" and self.privacy.clipping.kind != "whole":
+            raise ValueError(
+                f"cap.where is device and privacy.clipping.kind is {self.privacy.clipping.kind}; expected "
+                "whole, or the cap at the coordinator"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _has_a_weight_for_each_round(self) -> FleetSettings:
         weights = self.privacy.schedule.weights or []
         if weights and len(weights) != self.rounds:
@@ -175,7 +258,7 @@ class FleetSettings(Settings):
 
     def job_terms(self) -> dict[str, object]:
         """What defines the job: it may not change once the job has begun."""
-        return self.model_dump(
+        terms = self.model_dump(
             mode="json",
             include={
                 "fleet",
@@ -188,6 +271,9 @@ class FleetSettings(Settings):
                 "fragments_per_update",
             },
         )
+        # A model file may change, or move, without its name showing it.
+        terms["model"]["name"] = self.model.spec().name
+        return terms | {"architecture": self.model.spec().digest().hex()}
 
 
 def load_fleet_settings(file: Path) -> FleetSettings:
@@ -202,6 +288,10 @@ def load_fleet_settings(file: Path) -> FleetSettings:
         "keys_dir": resolve(settings.keys_dir, file),
         "mqtt": settings.mqtt.resolved(file),
     }
+    if is_model_file(settings.model.name):
+        changes["model"] = settings.model.model_copy(
+            update={"name": str(resolve(Path(settings.model.name), file))}
+        )
     if settings.test_data is not None:
         changes["test_data"] = settings.test_data.model_copy(
             update={"path": resolve(settings.test_data.path, file)}

@@ -81,7 +81,7 @@ def _create(connection: sqlite3.Connection) -> None:
     )
     connection.execute(
         "CREATE TABLE model (one INTEGER PRIMARY KEY CHECK (one = 1), weights BLOB NOT NULL, "
-        "velocity BLOB NOT NULL) STRICT"
+        "state BLOB NOT NULL, clip_norm REAL NOT NULL) STRICT"
     )
     connection.execute(
         """CREATE TABLE rounds (
@@ -135,25 +135,26 @@ class Store:
             tuple(budget["epsilon_by_round"]),
         )
 
-    def begin(self, job: Job, weights: NDArray[np.float32]) -> None:
-        """Begin the job with its initial weights."""
+    def begin(
+        self, job: Job, weights: NDArray[np.float32], state: NDArray[np.float64], clip_norm: float
+    ) -> None:
+        """Begin the job with its initial weights, the optimiser's initial state and the first clip norm."""
         budget = {"noise_multipliers": job.noise_multipliers, "epsilon_by_round": job.epsilon_by_round}
         with disk_errors(self.file), transaction(self.connection):
             self.connection.execute(
                 "INSERT INTO job (one, id, terms, budget) VALUES (1, ?, ?, ?)",
                 (job.id, json.dumps(job.terms, sort_keys=True), json.dumps(budget)),
             )
-            velocity = np.zeros(len(weights), np.float64)
             self.connection.execute(
-                "INSERT INTO model VALUES (1, ?, ?)", (weights.tobytes(), velocity.tobytes())
+                "INSERT INTO model VALUES (1, ?, ?, ?)", (weights.tobytes(), state.tobytes(), clip_norm)
             )
 
-    def model(self) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
-        """The current weights and the optimiser's velocity, both (d,)."""
-        row = self.connection.execute("SELECT weights, velocity FROM model").fetchone()
-        return np.frombuffer(row["weights"], np.float32).copy(), np.frombuffer(
-            row["velocity"], np.float64
-        ).copy()
+    def model(self) -> tuple[NDArray[np.float32], NDArray[np.float64], float]:
+        """The current weights (d,), the optimiser's state (rows, d) and the clip norm of the next round."""
+        row = self.connection.execute("SELECT weights, state, clip_norm FROM model").fetchone()
+        weights = np.frombuffer(row["weights"], np.float32).copy()
+        state = np.frombuffer(row["state"], np.float64).reshape(-1, len(weights)).copy()
+        return weights, state, float(row["clip_norm"])
 
     def open_round(self) -> OpenRound | None:
         """The round that is open, if one is."""
@@ -227,7 +228,12 @@ class Store:
         return {row["position"]: (row["count"], np.frombuffer(row["total"], np.int64)) for row in rows}
 
     def close_round(
-        self, number: int, weights: NDArray[np.float32], velocity: NDArray[np.float64], result: RoundResult
+        self,
+        number: int,
+        weights: NDArray[np.float32],
+        state: NDArray[np.float64],
+        clip_norm: float,
+        result: RoundResult,
     ) -> None:
         """Close a round and take the model it leads to, in one transaction."""
         with disk_errors(self.file), transaction(self.connection):
@@ -246,7 +252,8 @@ class Store:
                 ),
             )
             self.connection.execute(
-                "UPDATE model SET weights = ?, velocity = ?", (weights.tobytes(), velocity.tobytes())
+                "UPDATE model SET weights = ?, state = ?, clip_norm = ?",
+                (weights.tobytes(), state.tobytes(), clip_norm),
             )
             # The sums have done their work; the counts stay in `rounds`, the ids in `fragments`.
             self.connection.execute("DELETE FROM sums WHERE round = ?", (number,))

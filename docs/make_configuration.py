@@ -9,7 +9,8 @@ import ast
 import inspect
 import textwrap
 from pathlib import Path
-from typing import Any
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import annotated_types
 from pydantic import BaseModel
@@ -45,10 +46,13 @@ _FILES: list[tuple[str, str, type[BaseModel]]] = [
 
 
 def attribute_docstrings(schema: type[BaseModel]) -> dict[str, str]:
-    """The string under each field in the source of ``schema``."""
+    """The string under each field in the source of ``schema`` and what it derives from."""
+    found: dict[str, str] = {}
+    for base in schema.__bases__:
+        if issubclass(base, BaseModel) and base is not BaseModel:
+            found |= attribute_docstrings(base)
     body = ast.parse(textwrap.dedent(inspect.getsource(schema))).body[0]
     assert isinstance(body, ast.ClassDef)
-    found: dict[str, str] = {}
     for field, text in zip(body.body, body.body[1:], strict=False):
         if (
             isinstance(field, ast.AnnAssign)
@@ -62,23 +66,24 @@ def attribute_docstrings(schema: type[BaseModel]) -> dict[str, str]:
 
 def type_name(field: FieldInfo) -> str:
     """The type and range of a field, as a person writes it."""
-    text = str(field.annotation)
-    if "Path" in text:
-        return "path"
-    for name in ("pathlib._local.", "pathlib.", "typing.", "<class '", "'>"):
-        text = text.replace(name, "")
-    text = text.replace("Literal[", "one of ").rstrip("]").replace("'", "`") if "Literal[" in text else text
-    names = {
-        "list[float]": "list of numbers",
-        "float": "number",
-        "int": "whole number",
-        "str": "text",
-        "Path": "path",
-    }
-    text = " or ".join(
-        names.get(part.strip(), part.strip()) for part in text.split("|") if part.strip() != "None"
-    )
-    return f"{text} {limits(field)}".strip()
+    return f"{_named(field.annotation)} {limits(field)}".strip()
+
+
+def _named(annotation: Any, *, many: bool = False) -> str:
+    """A type in words, in the plural if ``many``."""
+    kind, arguments = get_origin(annotation), get_args(annotation)
+    if kind is Annotated:
+        return _named(arguments[0], many=many)
+    if kind is Literal:
+        return "one of " + ", ".join(f"`{choice}`" for choice in arguments)
+    if kind in (Union, UnionType):
+        return " or ".join(_named(part, many=many) for part in arguments if part is not NoneType)
+    if kind in (list, tuple):
+        return f"list of {_named(arguments[0], many=True)}"
+    if kind is dict:
+        return f"map of {_named(arguments[0], many=True)} to {_named(arguments[1], many=True)}"
+    names = {float: "number", int: "whole number", bool: "`true` or `false`", str: "text", Path: "path"}
+    return names[annotation] + "s" * many
 
 
 def limits(field: FieldInfo) -> str:

@@ -70,6 +70,37 @@ def load_settings(path: Path, schema: type[SettingsT]) -> SettingsT:
             a value has the wrong type or range. The text names file, line, key, what came
             and what was expected, one line a problem.
     """
+    node, values = _read(path, example=f"{_first_key(schema)}: …")
+    lines, _ = _line_numbers(node)
+    try:
+        return schema.model_validate(values)
+    except ValidationError as error:
+        raise ConfigurationError(
+            "\n".join(_sentence(path, lines, problem, schema) for problem in error.errors(include_url=False))
+        ) from error
+
+
+def resolve(path: Path, file: Path) -> Path:
+    """``path`` as seen from the directory of the configuration ``file`` it stands in."""
+    return path if path.is_absolute() else file.parent / path
+
+
+def load_yaml(path: Path, *, example: str) -> dict[Any, Any]:
+    """The keys and values of a YAML file whose form something else checks.
+
+    Args:
+        path: The file.
+        example: A first line it could have, for the text of an error.
+
+    Raises:
+        ConfigurationError: The file is missing or not YAML, or a key stands twice.
+    """
+    _, values = _read(path, example=example)
+    return values
+
+
+def _read(path: Path, *, example: str) -> tuple[yaml.MappingNode, dict[Any, Any]]:
+    """The file as nodes, which know their lines, and as plain values."""
     try:
         with path.open(encoding="utf-8") as stream:
             text = stream.read(_MOST_CHARACTERS + 1)
@@ -96,23 +127,13 @@ def load_settings(path: Path, schema: type[SettingsT]) -> SettingsT:
         problem = getattr(error, "problem", None) or str(error)
         raise ConfigurationError(f"{line}: not valid YAML: {problem}.") from error
     if not isinstance(node, yaml.MappingNode) or not isinstance(values, dict):
-        raise ConfigurationError(f"{path}:1: expected keys and values, such as `{_first_key(schema)}: …`.")
-    lines, repeated = _line_numbers(node)
+        raise ConfigurationError(f"{path}:1: expected keys and values, such as `{example}`.")
+    _, repeated = _line_numbers(node)
     if repeated:
         raise ConfigurationError(
             "\n".join(f"{path}:{line}: {_dotted(key)}: this key stands twice." for key, line in repeated)
         )
-    try:
-        return schema.model_validate(values)
-    except ValidationError as error:
-        raise ConfigurationError(
-            "\n".join(_sentence(path, lines, problem, schema) for problem in error.errors(include_url=False))
-        ) from error
-
-
-def resolve(path: Path, file: Path) -> Path:
-    """``path`` as seen from the directory of the configuration ``file`` it stands in."""
-    return path if path.is_absolute() else file.parent / path
+    return node, values
 
 
 def _first_key(schema: type[BaseModel]) -> str:

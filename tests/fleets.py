@@ -10,13 +10,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import cbor2
 import numpy as np
 import yaml
 from brokers import PATIENCE_S, Broker
 
-from dpagent.learning import Dataset, built_in, save_npz
+from dpagent.learning import ACCUMULATION_SLACK, ArrayDataset, built_in, describe, save_npz
 from dpagent.privacy import FINE_STEPS
-from dpagent.protocol.fragments import model_digest, weights_to_bytes
+from dpagent.protocol.fragments import content_digest, weights_to_bytes
 from dpagent.protocol.messages import Plan
 
 DIGITS = built_in("digits")
@@ -38,11 +39,13 @@ def plan_values(**changes: Any) -> dict[str, Any]:
     base = {
         "version": 1, "kind": "plan", "fleet": "testers", "job": b"j" * 16, "round": 1, "state": "open",
         "model": {
-            "name": "digits", "parameters": DIGITS.parameter_count, "architecture": DIGITS.digest(),
-            "digest": model_digest(weights), "chunks": 1,
+            "parameters": DIGITS.parameter_count, "architecture": DIGITS.digest(),
+            "digest": content_digest(weights), "description": cbor2.dumps(describe(DIGITS), canonical=True),
         },
+        "assets": [], "augmentation": None, "projection": None,
         "mechanism": {
-            "name": "discrete-gaussian", "clip_norm": 1.0, "fine_steps": FINE_STEPS,
+            "name": "discrete-gaussian", "fine_steps": FINE_STEPS, "accumulation_slack": ACCUMULATION_SLACK,
+            "clipping": {"norms": [1.0], "shares": [1.0], "count_weight": 0.0},
             "noise_multipliers": [4.0, 3.0, 2.0], "sampling_rate": 0.25, "local_steps": 1,
             "local_learning_rate": 0.1, "expected_lot": 10.0, "delta": 1e-5,
         },
@@ -57,20 +60,20 @@ def make_plan(**changes: Any) -> Plan:
     return Plan.model_validate(plan_values(**changes))
 
 
-def records(count: int) -> Dataset:
+def records(count: int) -> ArrayDataset:
     """Made-up records that fit the ``digits`` model."""
     generator = np.random.default_rng(3)
     inputs = generator.random((count, 8, 8, 1), np.float32)
-    return Dataset(inputs, np.arange(count, dtype=np.int64) % 10, 10)
+    return ArrayDataset(inputs, np.arange(count, dtype=np.int64) % 10, 10)
 
 
-def digits(start: int, stop: int) -> Dataset:
+def digits(start: int, stop: int) -> ArrayDataset:
     """Records of scikit-learn's handwritten digits."""
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
     inputs = (bunch.images[start:stop] / 16.0).astype(np.float32)[..., np.newaxis]
-    return Dataset(inputs, bunch.target[start:stop].astype(np.int64), 10)
+    return ArrayDataset(inputs, bunch.target[start:stop].astype(np.int64), 10)
 
 
 def fleet_values(broker: Broker | None, **changes: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import paho.mqtt.client as paho
 from brokers import PATIENCE_S, USER, Broker, wait_until
 from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 
-from dpagent.protocol.fragments import chunk_model
+from dpagent.protocol.fragments import chunked
 from dpagent.protocol.messages import Plan
 from dpagent.protocol.signing import Signer, new_signing_secret
 from dpagent.protocol.topics import Topics
@@ -65,7 +65,7 @@ class Announcer(Observer):
         self.signer = Signer(new_signing_secret(), fleet)
 
     def announce_model(self, weights: bytes) -> None:
-        for chunk in chunk_model(weights):
+        for chunk in chunked(weights):
             self.publish(self.topics.model_chunk(chunk.index), self.signer.sign(chunk, "model"), retain=True)
 
     def announce(self, plan: Plan, signer: Signer | None = None) -> None:

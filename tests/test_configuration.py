@@ -309,7 +309,7 @@ def test_the_shortest_agent_file_has_defaults(tmp_path: Path) -> None:
         ({"mqtt": {"keepalive_s": 1}}, "mqtt.keepalive_s", "greater than or equal to 5"),
         ({"budget": {"epsilon": 0}}, "budget.epsilon", "greater than 0"),
         ({"budget": {"delta": 1}}, "budget.delta", "less than 1"),
-        ({"data": {"kind": "csv"}}, "data.kind", "'npz' or 'idx'"),
+        ({"data": {"kind": "tar"}}, "data.kind", "'images' or 'csv'"),
         ({"data": {"name": ""}}, "data.name", "at least 1 character"),
         ({"limits": {"messages_per_second": 0}}, "limits.messages_per_second", "greater than 0"),
     ],

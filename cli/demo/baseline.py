@@ -14,13 +14,12 @@ from pathlib import Path
 
 import numpy as np
 
-from agent.update import clipped_sum
 from cli.demo.layout import Layout, records_per_device
 from cli.demo.options import DemoOptions
 from coordinator.settings import CapSettings
 from dpagent.errors import DpagentError, ExitCode
-from dpagent.learning import MomentumSgd, NumpyEngine, built_in, load_npz
-from dpagent.privacy import ClampCap, DiscretisedGaussian
+from dpagent.learning import NumpyEngine, Sgd, built_in, open_npz, sum_over_lot
+from dpagent.privacy import ClampCap, poisson_lot, shuffled
 from dpagent.storage import write_atomically
 
 
@@ -35,28 +34,29 @@ def read_baseline(file: Path) -> tuple[float, ...]:
 def run_baseline(options: DemoOptions, layout: Layout) -> None:
     """Train and write the accuracies, round by round."""
     spec = built_in(options.model)
-    shards = [load_npz(layout.shard_file(number)) for number in range(1, options.devices + 1)]
-    test = load_npz(layout.test_file)
+    shards = [open_npz(layout.shard_file(number)) for number in range(1, options.devices + 1)]
+    test = open_npz(layout.test_file)
     engine = NumpyEngine(spec)
-    # Only its lots, clipping and rounding are used; the noise multiplier has no part in them.
-    mechanism = DiscretisedGaussian(options.clip_norm, 1.0, options.sampling_rate, spec.parameter_count)
     cap = ClampCap(regularisation=CapSettings().regularisation, floor=CapSettings().floor)
-    optimiser = MomentumSgd(options.learning_rate, options.momentum)
+    optimiser = Sgd(options.momentum)
     weights = spec.initial_weights(options.seed)
-    velocity = optimiser.initial_velocity(len(weights))
-    scale = mechanism.granularity / (options.sampling_rate * records_per_device(options))
+    state = np.zeros((optimiser.rows, len(weights)))
+    expected_lot = options.sampling_rate * records_per_device(options)
     history: list[float] = []
-    for _ in range(options.rounds):
+    for number in range(1, options.rounds + 1):
         gradient = np.zeros(spec.parameter_count, np.float64)
         for shard in shards:
-            mean = clipped_sum(mechanism, weights, shard, engine).astype(np.float64) * scale
+            lot = shuffled(poisson_lot(len(shard), options.sampling_rate))
+            mean = sum_over_lot(engine, weights, shard, lot, [options.clip_norm]).total / expected_lot
             if options.cap == "clamp" and options.cap_at == "device":
                 mean, _ = cap.apply(mean, weights, radius=options.clip_norm)
             gradient += mean / options.devices
         if options.cap == "clamp" and options.cap_at == "coordinator":
             gradient, _ = cap.apply(gradient, weights, radius=options.clip_norm)
-        weights, velocity = optimiser.step(weights, velocity, gradient)
-        history.append(engine.accuracy(weights, test.inputs, test.labels))
+        weights, state = optimiser.step(
+            weights, state, gradient, number=number, learning_rate=options.learning_rate
+        )
+        history.append(engine.accuracy(weights, *test.batch(np.arange(len(test)))))
         write_atomically(layout.baseline_file, json.dumps({"accuracy": history}).encode())
 
 

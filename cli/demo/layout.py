@@ -19,7 +19,7 @@ from cli.demo.options import DemoOptions
 from cli.demo.presets import DatasetName
 from coordinator.keys import load_signer
 from dpagent.errors import ConfigurationError, DataError
-from dpagent.learning import Dataset, built_in, check_fits, load_idx, save_npz, split_iid
+from dpagent.learning import ArrayDataset, Dataset, built_in, check_fits, open_idx, save_npz, split
 from dpagent.privacy import DiscretisedGaussian, Schedule, calibrate
 from dpagent.storage import disk_errors, write_atomically
 
@@ -99,7 +99,7 @@ def load_data(options: DemoOptions) -> tuple[Dataset, Dataset]:
                 "--dataset mnist needs --data-dir, the directory of the MNIST IDX files."
             )
         directory = Path(options.data_dir)
-        return load_idx(directory, "train"), load_idx(directory, "test")
+        return open_idx(directory, "train"), open_idx(directory, "test")
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
@@ -109,7 +109,7 @@ def load_data(options: DemoOptions) -> tuple[Dataset, Dataset]:
     labels = digits.target.astype(np.int64)
     order = np.random.default_rng(options.seed).permutation(len(labels))
     train, test = order[:1437], order[1437:]
-    return Dataset(inputs[train], labels[train], 10), Dataset(inputs[test], labels[test], 10)
+    return ArrayDataset(inputs[train], labels[train], 10), ArrayDataset(inputs[test], labels[test], 10)
 
 
 def minimum_devices(options: DemoOptions) -> int:
@@ -152,7 +152,7 @@ def prepare_data(options: DemoOptions, layout: Layout) -> None:
     if layout.test_file.exists():
         return
     train, test = load_data(options)
-    for number, shard in enumerate(split_iid(train, options.devices, options.seed), start=1):
+    for number, shard in enumerate(split(train, options.devices, seed=options.seed), start=1):
         with disk_errors(layout.root):
             layout.device(number).mkdir(parents=True, exist_ok=True, mode=0o700)
         save_npz(layout.shard_file(number), shard)

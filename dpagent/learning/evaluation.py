@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from onnxruntime.capi import onnxruntime_pybind11_state as _runtime
 
 from dpagent.errors import DataError, require_count
-from dpagent.learning.datasets import Dataset
+from dpagent.learning.data import Dataset, to_float32
 
 # The runtime's errors share no base class but Exception, and differ between versions.
-_RUNTIME_ERRORS: tuple[type[Exception], ...] = tuple(
+RUNTIME_ERRORS: tuple[type[Exception], ...] = tuple(
     kind
     for name in (
         "EPFail",
@@ -37,7 +37,7 @@ _RUNTIME_ERRORS: tuple[type[Exception], ...] = tuple(
     )
     if isinstance(kind := getattr(_runtime, name, None), type) and issubclass(kind, Exception)
 )
-_LOAD_ERRORS: tuple[type[Exception], ...] = (*_RUNTIME_ERRORS, ValueError, TypeError)
+LOAD_ERRORS: tuple[type[Exception], ...] = (*RUNTIME_ERRORS, ValueError, TypeError)
 
 
 class OnnxEvaluator:
@@ -52,29 +52,25 @@ class OnnxEvaluator:
     """
 
     def __init__(self, model: bytes, *, threads: int = 1) -> None:
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = require_count("threads", threads)
-        options.inter_op_num_threads = 1
-        options.log_severity_level = 4  # What goes wrong is raised; nothing is printed besides.
         try:
-            self._session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-        except _LOAD_ERRORS as error:
+            self._session = quiet_session(model, threads=threads)
+        except LOAD_ERRORS as error:
             raise DataError(
-                f"The model of {len(model)} bytes cannot be loaded: {_first_line(error)}"
+                f"The model of {len(model)} bytes cannot be loaded: {first_line(error)}"
             ) from error
         inputs = {value.name: value for value in self._session.get_inputs()}
         outputs = {value.name: value for value in self._session.get_outputs()}
-        if set(inputs) != {"input"} or "logits" not in outputs or len(inputs["input"].shape) != 4:
+        if set(inputs) != {"input"} or "logits" not in outputs or not 2 <= len(inputs["input"].shape) <= 4:
             raise DataError(
                 f"The model has the inputs {sorted(inputs)} and the outputs {sorted(outputs)}; expected one"
-                " input 'input' of four dimensions, and 'logits'. Export it with dpagent."
+                " input 'input' of two to four dimensions, and 'logits'. Export it with dpagent."
             )
         self._shape = tuple(inputs["input"].shape[1:])
         self._classes = outputs["logits"].shape[-1]
 
     def logits(self, inputs: NDArray[np.float32]) -> NDArray[np.float32]:
-        """The ``(n, classes)`` scores of float32 inputs ``(n, height, width, channels)`` in [0, 1]."""
-        if inputs.dtype != np.float32 or inputs.ndim != 4 or inputs.shape[1:] != self._shape:
+        """The ``(n, classes)`` scores of float32 inputs ``(n, *shape)`` in [0, 1]."""
+        if inputs.dtype != np.float32 or inputs.shape[1:] != self._shape:
             raise DataError(
                 f"The inputs are {inputs.dtype} of shape {inputs.shape}; the model takes float32 of shape"
                 f" (n, {', '.join(map(str, self._shape))})."
@@ -83,8 +79,8 @@ class OnnxEvaluator:
             return np.empty((0, self._classes), np.float32)
         try:
             result: Any = self._session.run(["logits"], {"input": inputs})
-        except _RUNTIME_ERRORS as error:
-            raise DataError(f"The model cannot be run: {_first_line(error)}") from error
+        except RUNTIME_ERRORS as error:
+            raise DataError(f"The model cannot be run: {first_line(error)}") from error
         return np.asarray(result[0], np.float32)
 
     def accuracy(self, dataset: Dataset, batch: int = 512) -> float:
@@ -93,9 +89,18 @@ class OnnxEvaluator:
         right = 0
         for start in range(0, len(dataset), batch):
             inputs, labels = dataset.batch(np.arange(start, min(start + batch, len(dataset))))
-            right += int(np.count_nonzero(self.logits(inputs).argmax(axis=1) == labels))
+            right += int(np.count_nonzero(self.logits(to_float32(inputs)).argmax(axis=1) == labels))
         return right / len(dataset)
 
 
-def _first_line(error: Exception) -> str:
+def quiet_session(model: bytes, *, threads: int = 1) -> Any:
+    """A session on the CPU that prints nothing; raises one of :data:`LOAD_ERRORS`."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = require_count("threads", threads)
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 4  # What goes wrong is raised; nothing is printed besides.
+    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+
+def first_line(error: Exception) -> str:
     return str(error).partition("\n")[0]

@@ -1,24 +1,22 @@
 """Architectures as public records: what a model computes, without a weight in it.
 
-A :class:`ModelSpec` is agreed between coordinator and devices before any training. It
-names the layers, the fixed preprocessing of the inputs, and the order in which all
-parameters lie in one flat float32 vector: the vector that is published, differentiated,
+A :class:`ModelSpec` is agreed between coordinator and devices before any training. It names the
+frozen front end, the trainable layers, the fixed preprocessing of the inputs, and the order in
+which all parameters lie in one flat float32 vector: the vector that is published, differentiated,
 clipped and exported. Engines and exporters read the specification; they add nothing to it.
 
-Layout. Activations are NHWC. Every layer with parameters occupies one contiguous block of
-the flat vector, its weight first and its bias straight after it:
+Layout. Every layer with parameters occupies one contiguous block of the flat vector, its weight
+first and its bias straight after it:
 
+* ``Conv1d``: weight ``(kernel, channels in, channels out)``, bias ``(channels out,)``;
 * ``Conv2d``: weight ``(kernel, kernel, channels in, channels out)``, bias ``(channels out,)``;
 * ``Dense``: weight ``(units in, units out)``, bias ``(units out,)``.
 
 So each block is also one row-major matrix whose last row is the bias, which is what lets an
-engine treat the bias as the weight of a constant input of one.
+engine treat the bias as the weight of a constant input of one. The body of a residual comes
+before its shortcut.
 
-Sources. ``mnist-cnn`` is the 26,010-parameter network with tanh that the literature of
-private learning uses for MNIST (Papernot et al., "Tempered Sigmoid Activations for Deep
-Learning with Differential Privacy", AAAI 2021; Tramèr and Boneh, "Differentially Private
-Learning Needs Better Features", ICLR 2021). The initial weights follow LeCun et al.,
-"Efficient BackProp" (1998), section 4.6.
+The initial weights follow LeCun et al., "Efficient BackProp" (1998), section 4.6.
 """
 
 from __future__ import annotations
@@ -26,53 +24,26 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from types import MappingProxyType
-from typing import NamedTuple, TypeAlias
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpagent.errors import ConfigurationError, DpagentError, require_count, require_finite, require_positive
+from dpagent.learning.front_end.stages import Projection, Stage, stage_shape
+from dpagent.learning.layers import Dense, Layer, Residual, Shape, output_shape, parameter_tensors
 
 # Part of every digest: raise it when the meaning of a layer, the order of the parameters or
 # the preprocessing changes, so that two versions of this code never train one model together.
-_SEMANTICS = 1
+_SEMANTICS = 2
 
+MAX_PARAMETERS = 50_000_000
+MAX_LAYERS = 256
 
-@dataclass(frozen=True, slots=True)
-class Conv2d:
-    """Square cross-correlation over NHWC images, with zero padding on all four sides."""
-
-    channels: int
-    kernel: int
-    stride: int = 1
-    padding: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class MaxPool2d:
-    """Maximum over square windows, without padding; rows that fill no window are dropped."""
-
-    kernel: int
-    stride: int
-
-
-@dataclass(frozen=True, slots=True)
-class Dense:
-    """Affine map to ``units`` outputs; images are flattened in NHWC order before it."""
-
-    units: int
-
-
-@dataclass(frozen=True, slots=True)
-class Tanh:
-    """Hyperbolic tangent, element by element."""
-
-
-Layer: TypeAlias = Conv2d | MaxPool2d | Dense | Tanh
-Shape: TypeAlias = tuple[int, ...]
+_AXES = {1: ("features",), 2: ("length", "channels"), 3: ("height", "width", "channels")}
 
 
 class ParameterBlock(NamedTuple):
@@ -89,40 +60,67 @@ class ParameterBlock(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Node:
+    """One layer in its place: what an engine or an exporter needs to know of it.
+
+    Attributes:
+        path: its name, for instance ``3.residual.body.0.conv2d``.
+        layer: the layer.
+        input_shape, output_shape: of one record.
+        blocks: its weight and its bias, or nothing.
+        body, shortcut: the nodes of a residual.
+    """
+
+    path: str
+    layer: Layer
+    input_shape: Shape
+    output_shape: Shape
+    blocks: tuple[ParameterBlock, ...] = ()
+    body: tuple[Node, ...] = ()
+    shortcut: tuple[Node, ...] = ()
+
+    @property
+    def parameters(self) -> slice:
+        """Where its own parameters lie in the flat vector: weight, then bias."""
+        return slice(self.blocks[0].offset, self.blocks[-1].offset + self.blocks[-1].size)
+
+    def walk(self) -> Iterator[Node]:
+        """The node and, of a residual, the nodes inside, in the order of their parameters."""
+        yield self
+        for inner in (*self.body, *self.shortcut):
+            yield from inner.walk()
+
+
+@dataclass(frozen=True)
 class ModelSpec:
     """One classifier: its input, its layers and its fixed preprocessing. All of it is public.
 
     Args:
         name: what plans and messages call it.
-        input_shape: height, width and channels of one example.
+        input_shape: of one record: ``(features,)``, ``(length, channels)`` or
+            ``(height, width, channels)``.
         classes: number of classes; the last layer is ``Dense(classes)``.
-        layers: in order of computation.
+        layers: the trainable part, in order of computation.
+        front_end: frozen stages before the layers; what they make of a record is computed once.
         input_offset, input_scale: the network sees ``(x - input_offset) / input_scale`` of an
-            input in [0, 1]. They are constants fixed with the architecture, never computed
-            from anyone's data.
+            input (images: in [0, 1]). One number, or one a channel. They are constants fixed with
+            the architecture, never computed from anyone's data.
 
     Raises:
         ConfigurationError: a layer does not fit what comes before it; the text names the layer.
     """
 
     name: str
-    input_shape: tuple[int, int, int]
+    input_shape: Shape
     classes: int
     layers: tuple[Layer, ...]
-    input_offset: float = 0.0
-    input_scale: float = 1.0
+    input_offset: float | tuple[float, ...] = 0.0
+    input_scale: float | tuple[float, ...] = 1.0
+    front_end: tuple[Stage, ...] = ()
 
     def __post_init__(self) -> None:
         try:
-            if len(self.input_shape) != 3:
-                raise ConfigurationError(
-                    f"input_shape is {self.input_shape!r}; expected (height, width, channels)."
-                )
-            for axis, size in zip(("height", "width", "channels"), self.input_shape, strict=True):
-                require_count(f"input {axis}", size)
-            require_count("classes", self.classes, minimum=2)
-            require_finite("input_offset", self.input_offset)
-            require_positive("input_scale", self.input_scale)
+            self._check_input()
         except DpagentError as error:
             raise ConfigurationError(f"Model {self.name!r}: {error}") from error
         last = self.layers[-1] if self.layers else None
@@ -131,39 +129,89 @@ class ModelSpec:
                 f"Model {self.name!r} ends with {last!r}; expected"
                 f" Dense(units={self.classes}), one unit a class."
             )
-        _ = self.output_shapes
+        if len(self.layers) > MAX_LAYERS:
+            raise ConfigurationError(
+                f"Model {self.name!r} has {len(self.layers)} layers; expected at most {MAX_LAYERS}."
+            )
+        if self.parameter_count > MAX_PARAMETERS:
+            raise ConfigurationError(
+                f"Model {self.name!r} has {self.parameter_count:,} parameters; expected at most"
+                f" {MAX_PARAMETERS:,}."
+            )
+
+    @cached_property
+    def feature_shape(self) -> Shape:
+        """What the layers see of one record: its shape after the front end."""
+        shape = self.input_shape
+        if any(isinstance(stage, Projection) for stage in self.front_end[:-1]):
+            raise ConfigurationError(
+                f"Model {self.name!r}: a projection stands within its front end; expected it last, and once."
+            )
+        for index, stage in enumerate(self.front_end):
+            try:
+                shape = stage_shape(stage, shape)
+            except DpagentError as error:
+                raise ConfigurationError(
+                    f"Model {self.name!r}, front end, stage {index} {stage!r}: {error}"
+                ) from error
+        return shape
+
+    @property
+    def projection(self) -> Projection | None:
+        """The stage that needs a round of its own, which is the last of its front end, or None."""
+        last = self.front_end[-1] if self.front_end else None
+        return last if isinstance(last, Projection) else None
+
+    @property
+    def shape_before_projection(self) -> Shape:
+        """The shape of what is projected."""
+        shape = self.input_shape
+        for stage in self.front_end[:-1]:
+            shape = stage_shape(stage, shape)
+        return shape
+
+    @property
+    def head(self) -> ModelSpec:
+        """The trainable part alone, which takes features as they are."""
+        if not self.front_end:
+            return self
+        return replace(self, input_shape=self.feature_shape, input_offset=0.0, input_scale=1.0, front_end=())
+
+    @cached_property
+    def nodes(self) -> tuple[Node, ...]:
+        """The layers in their places."""
+        nodes: list[Node] = []
+        shape, offset = self.feature_shape, 0
+        for index, layer in enumerate(self.layers):
+            try:
+                node = _node(f"{index}.{layer.kind}", layer, shape, offset)
+            except DpagentError as error:
+                raise ConfigurationError(f"Model {self.name!r}, layer {index} {layer!r}: {error}") from error
+            nodes.append(node)
+            shape, offset = node.output_shape, _end(node, offset)
+        return tuple(nodes)
 
     @property
     def output_shapes(self) -> tuple[Shape, ...]:
-        """The shape of one example after each layer."""
-        shapes: list[Shape] = []
-        shape: Shape = self.input_shape
-        for index, layer in enumerate(self.layers):
-            try:
-                shape = _output_shape(layer, shape)
-            except DpagentError as error:
-                raise ConfigurationError(f"Model {self.name!r}, layer {index} {layer!r}: {error}") from error
-            shapes.append(shape)
-        return tuple(shapes)
+        """The shape of one record after each layer."""
+        return tuple(node.output_shape for node in self.nodes)
 
-    @property
+    @cached_property
     def parameter_shapes(self) -> list[ParameterBlock]:
         """Name, shape and offset of every tensor, in the order of the flat vector."""
-        blocks: list[ParameterBlock] = []
-        offset = 0
-        inputs = (self.input_shape, *self.output_shapes)
-        for index, (layer, shape) in enumerate(zip(self.layers, inputs, strict=False)):
-            for kind, tensor in _parameter_tensors(layer, shape):
-                block = ParameterBlock(f"{index}.{type(layer).__name__.lower()}.{kind}", tensor, offset)
-                blocks.append(block)
-                offset += block.size
-        return blocks
+        return [block for top in self.nodes for node in top.walk() for block in node.blocks]
 
     @property
     def parameter_count(self) -> int:
         """The length d of the flat parameter vector."""
         last = self.parameter_shapes[-1]
         return last.offset + last.size
+
+    @property
+    def layer_sizes(self) -> tuple[int, ...]:
+        """Parameters of each layer that has any, weight and bias together, in their order."""
+        nodes = (node for top in self.nodes for node in top.walk() if node.blocks)
+        return tuple(node.parameters.stop - node.parameters.start for node in nodes)
 
     def initial_weights(self, seed: int) -> NDArray[np.float32]:
         """Starting weights, a flat float32 vector of length ``parameter_count``.
@@ -184,110 +232,72 @@ class ModelSpec:
 
     def digest(self) -> bytes:
         """SHA-256 over a canonical description; equal digests mean equal computations."""
-        description = {
+        from dpagent.learning.model_files import describe  # which reads back what is described
+
+        canonical = {
             "semantics": _SEMANTICS,
-            "name": self.name,
-            "input_shape": list(self.input_shape),
-            "input_offset": float(self.input_offset).hex(),
-            "input_scale": float(self.input_scale).hex(),
-            "classes": self.classes,
-            "layers": [[type(layer).__name__, asdict(layer)] for layer in self.layers],
+            "model": describe(self),
+            "constants": [
+                [float(x).hex() for x in _numbers(y)] for y in (self.input_offset, self.input_scale)
+            ],
             "parameters": [[block.name, list(block.shape), block.offset] for block in self.parameter_shapes],
         }
-        return hashlib.sha256(
-            json.dumps(description, sort_keys=True, separators=(",", ":")).encode()
-        ).digest()
+        return hashlib.sha256(json.dumps(canonical, sort_keys=True, separators=(",", ":")).encode()).digest()
+
+    def _check_input(self) -> None:
+        axes = _AXES.get(len(self.input_shape))
+        if axes is None:
+            raise ConfigurationError(
+                f"input_shape is {self.input_shape!r}; expected (features,), (length, channels) or"
+                " (height, width, channels)."
+            )
+        for axis, size in zip(axes, self.input_shape, strict=True):
+            require_count(f"input {axis}", size, maximum=1 << 24)
+        if math.prod(self.input_shape) > 1 << 24:
+            raise ConfigurationError(
+                f"input_shape is {self.input_shape!r}; expected at most 2²⁴ values a record."
+            )
+        require_count("classes", self.classes, minimum=2, maximum=65_536)
+        for name, value, require in (
+            ("input_offset", self.input_offset, require_finite),
+            ("input_scale", self.input_scale, require_positive),
+        ):
+            for number in _numbers(value):
+                require(name, number)
+            if len(_numbers(value)) not in (1, self.input_shape[-1]):
+                raise ConfigurationError(
+                    f"{name} has {len(_numbers(value))} numbers; expected one, or one for each of the"
+                    f" {self.input_shape[-1]} {axes[-1]} of the input."
+                )
 
 
-def _output_shape(layer: Layer, shape: Shape) -> Shape:
-    """The shape after ``layer``; raises with the reason when ``layer`` does not fit ``shape``."""
-    match layer:
-        case Conv2d():
-            require_count("channels", layer.channels)
-            require_count("padding", layer.padding, minimum=0)
-            height, width = _window_counts(shape, layer.kernel, layer.stride, layer.padding)
-            return (height, width, layer.channels)
-        case MaxPool2d():
-            height, width = _window_counts(shape, layer.kernel, layer.stride, 0)
-            return (height, width, shape[2])
-        case Dense():
-            return (require_count("units", layer.units),)
-        case Tanh():
-            return shape
+def _numbers(value: Any) -> tuple[float, ...]:
+    return tuple(value) if isinstance(value, tuple) else (value,)
 
 
-def _window_counts(shape: Shape, kernel: int, stride: int, padding: int) -> tuple[int, int]:
-    """How many windows fit down and across an image."""
-    require_count("kernel", kernel)
-    require_count("stride", stride)
-    if len(shape) != 3:
-        raise ConfigurationError(f"its input is the flat {shape!r}; expected (height, width, channels).")
-    height, width = ((size + 2 * padding - kernel) // stride + 1 for size in shape[:2])
-    if height < 1 or width < 1:
-        raise ConfigurationError(
-            f"its window of {kernel}x{kernel} is larger than the {shape[0]}x{shape[1]} input with padding"
-            f" {padding}; expected a smaller kernel or more padding."
-        )
-    return height, width
+def _node(path: str, layer: Layer, shape: Shape, offset: int) -> Node:
+    after = output_shape(layer, shape)
+    if isinstance(layer, Residual):
+        body = _branch(f"{path}.body", layer.body, shape, offset)
+        start = max((_end(node, offset) for node in body), default=offset)
+        shortcut = _branch(f"{path}.shortcut", layer.shortcut, shape, start)
+        return Node(path, layer, shape, after, (), body, shortcut)
+    blocks: list[ParameterBlock] = []
+    for kind, tensor in parameter_tensors(layer, shape):
+        blocks.append(ParameterBlock(f"{path}.{kind}", tensor, offset))
+        offset += blocks[-1].size
+    return Node(path, layer, shape, after, tuple(blocks))
 
 
-def _parameter_tensors(layer: Layer, shape: Shape) -> tuple[tuple[str, Shape], ...]:
-    """The tensors ``layer`` owns when its input has ``shape``."""
-    match layer:
-        case Conv2d():
-            weight: Shape = (layer.kernel, layer.kernel, shape[2], layer.channels)
-            return ("weight", weight), ("bias", (layer.channels,))
-        case Dense():
-            return ("weight", (math.prod(shape), layer.units)), ("bias", (layer.units,))
-        case MaxPool2d() | Tanh():
-            return ()
+def _branch(path: str, layers: tuple[Layer, ...], shape: Shape, offset: int) -> tuple[Node, ...]:
+    nodes: list[Node] = []
+    for index, layer in enumerate(layers):
+        node = _node(f"{path}.{index}.{layer.kind}", layer, shape, offset)
+        nodes.append(node)
+        shape, offset = node.output_shape, _end(node, offset)
+    return tuple(nodes)
 
 
-_MNIST_CNN = ModelSpec(
-    name="mnist-cnn",
-    input_shape=(28, 28, 1),
-    classes=10,
-    layers=(
-        Conv2d(channels=16, kernel=8, stride=2, padding=3),
-        Tanh(),
-        MaxPool2d(kernel=2, stride=1),
-        Conv2d(channels=32, kernel=4, stride=2),
-        Tanh(),
-        MaxPool2d(kernel=2, stride=1),
-        Dense(32),
-        Tanh(),
-        Dense(10),
-    ),
-    # Mean and standard deviation of MNIST's pixels as the literature uses them: public constants.
-    input_offset=0.1307,
-    input_scale=0.3081,
-)
-
-_DIGITS = ModelSpec(
-    name="digits",
-    input_shape=(8, 8, 1),
-    classes=10,
-    layers=(
-        Conv2d(channels=16, kernel=3, padding=1),
-        Tanh(),
-        MaxPool2d(kernel=2, stride=2),
-        Conv2d(channels=32, kernel=3, padding=1),
-        Tanh(),
-        Dense(10),
-    ),
-    # Roughly the mean and standard deviation of the public handwritten digits in scikit-learn.
-    input_offset=0.3,
-    input_scale=0.37,
-)
-
-BUILT_IN: Mapping[str, ModelSpec] = MappingProxyType({spec.name: spec for spec in (_DIGITS, _MNIST_CNN)})
-"""The architectures that a plan can name."""
-
-
-def built_in(name: str) -> ModelSpec:
-    """The built-in architecture called ``name``, or a :class:`ConfigurationError` with the choices."""
-    try:
-        return BUILT_IN[name]
-    except KeyError:
-        choices = ", ".join(sorted(BUILT_IN))
-        raise ConfigurationError(f"The model is {name!r}; expected one of: {choices}.") from None
+def _end(node: Node, offset: int) -> int:
+    """The first place in the flat vector after the parameters of ``node``, which begin at ``offset``."""
+    return max((inner.parameters.stop for inner in node.walk() if inner.blocks), default=offset)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from dpagent.privacy.calibration import BudgetPlan, accountant_for, affordable_rounds, calibrate, price
     from dpagent.privacy.caps import CapReport, ClampCap
     from dpagent.privacy.central import CentralGaussian, CentralLaplace
+    from dpagent.privacy.clipping import COUNT_WEIGHT, Clipping, adapted_norm
     from dpagent.privacy.composition import (
         composed,
         composed_rho,
@@ -47,16 +48,15 @@ if TYPE_CHECKING:
     from dpagent.privacy.entropy import NoisePool
     from dpagent.privacy.events import ApproximateEvent, PrivacyLossEvent
     from dpagent.privacy.filters import BudgetExceededError, RenyiFilter, ZcdpFilter, best_order
-    from dpagent.privacy.gaussian import DiscretisedGaussian
+    from dpagent.privacy.gaussian import DiscretisedGaussian, fine_steps_for
     from dpagent.privacy.grid import FINE_STEPS, Constrained, Grid, Norm, l1_fine_steps
     from dpagent.privacy.laplace import DiscretisedLaplace
     from dpagent.privacy.layer_ranges import LayerRange, adapted_ranges
     from dpagent.privacy.mechanism import Mechanism
-    from dpagent.privacy.per_layer import Layer, PerLayerGaussian
     from dpagent.privacy.pld import PldAccountant, loss_grid, running_pld_epsilon
     from dpagent.privacy.published import PublishedCap
     from dpagent.privacy.release_loss import MIN_SIGMA_STEPS
-    from dpagent.privacy.sampling import poisson_lot
+    from dpagent.privacy.sampling import poisson_lot, shuffled
     from dpagent.privacy.schedules import Schedule
     from dpagent.privacy.shuffling import Bound, ShuffledBatch, central_delta, central_epsilon, least_reports
     from dpagent.privacy.statement import Adjacency, BudgetStatement, Trust, Unit
@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from dpagent.privacy.wire import coarsen, wire_shift, wire_width
 
 __all__ = [
+    "COUNT_WEIGHT",
     "FINE_STEPS",
     "INTEGER_ORDERS",
     "MIN_SIGMA_STEPS",
@@ -83,18 +84,17 @@ __all__ = [
     "CentralGaussian",
     "CentralLaplace",
     "ClampCap",
+    "Clipping",
     "Constrained",
     "DiscreteGaussianSampler",
     "DiscreteLaplaceSampler",
     "DiscretisedGaussian",
     "DiscretisedLaplace",
     "Grid",
-    "Layer",
     "LayerRange",
     "Mechanism",
     "NoisePool",
     "Norm",
-    "PerLayerGaussian",
     "PldAccountant",
     "PrivacyLossEvent",
     "PublishedCap",
@@ -108,6 +108,7 @@ __all__ = [
     "Unit",
     "ZcdpFilter",
     "accountant_for",
+    "adapted_norm",
     "adapted_ranges",
     "affordable_rounds",
     "amplified_epsilon",
@@ -121,6 +122,7 @@ __all__ = [
     "coordinate_statement",
     "device_statement",
     "epsilon_from_rdp",
+    "fine_steps_for",
     "gaussian_rho",
     "group_event",
     "group_rho",
@@ -133,6 +135,7 @@ __all__ = [
     "pure_rho",
     "running_epsilon",
     "running_pld_epsilon",
+    "shuffled",
     "shuffled_statement",
     "subsampled_gaussian_rdp",
     "unamplified_epsilon",
@@ -158,6 +161,7 @@ _HOMES: Final = {
     "calibration": ("BudgetPlan", "accountant_for", "affordable_rounds", "calibrate", "price"),
     "caps": ("CapReport", "ClampCap"),
     "central": ("CentralGaussian", "CentralLaplace"),
+    "clipping": ("COUNT_WEIGHT", "Clipping", "adapted_norm"),
     "composition": (
         "composed",
         "composed_rho",
@@ -174,16 +178,15 @@ _HOMES: Final = {
     "entropy": ("NoisePool",),
     "events": ("ApproximateEvent", "PrivacyLossEvent"),
     "filters": ("BudgetExceededError", "RenyiFilter", "ZcdpFilter", "best_order"),
-    "gaussian": ("DiscretisedGaussian",),
+    "gaussian": ("DiscretisedGaussian", "fine_steps_for"),
     "grid": ("Constrained", "FINE_STEPS", "Grid", "Norm", "l1_fine_steps"),
     "laplace": ("DiscretisedLaplace",),
     "layer_ranges": ("LayerRange", "adapted_ranges"),
     "mechanism": ("Mechanism",),
-    "per_layer": ("Layer", "PerLayerGaussian"),
     "pld": ("PldAccountant", "loss_grid", "running_pld_epsilon"),
     "published": ("PublishedCap",),
     "release_loss": ("MIN_SIGMA_STEPS",),
-    "sampling": ("poisson_lot",),
+    "sampling": ("poisson_lot", "shuffled"),
     "schedules": ("Schedule",),
     "shuffling": ("Bound", "ShuffledBatch", "central_delta", "central_epsilon", "least_reports"),
     "statement": ("Adjacency", "BudgetStatement", "Trust", "Unit"),

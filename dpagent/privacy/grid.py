@@ -28,7 +28,14 @@ d = 524,288 the slack is below 0.1 % (0.078 % at d = 26,010, where F = 2²⁴), 
 most 1/1024 of the mean coordinate of a clipped vector. (A normal vector of 26,010 coordinates
 loses 19 % of its L1 norm to truncation at F = 2¹⁶, and 0.4 % to rounding to nearest.)
 
-That rests on one condition outside this package: **a record's float32 vector must not depend, in
+*Sums.* Rounding each record needs all its coordinates in memory, which for a dense layer costs more than
+its gradient. So a sum of clipped float vectors may be rounded instead (:meth:`Grid.snap`). If the
+float sums of two neighbouring lots differ by at most (1 + s)·C in L2, s being the *accumulation slack*
+that the learning engine proves (:mod:`dpagent.learning.engine`), then their integer vectors differ
+by at most Δ = F + ⌈sF⌉ + ⌈√d⌉ + 1: each rounding moves a coordinate by up to 1/2, and the last step is
+for the float64 scaling, whose error in L2 is below L·F·2⁻⁵¹ steps for L records.
+
+Both rest on one condition outside this package: **a record's float32 vector must not depend, in
 any bit, on the other records of its microbatch.** The learning engines guarantee it and test it.
 Within this module each row is treated by a function of that row alone.
 """
@@ -38,6 +45,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import StrEnum
+from fractions import Fraction
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -51,6 +59,7 @@ FINE_STEPS: Final = 65_536
 _MAX_DIMENSION: Final = 2**28
 _EXACT: Final = 2**53  # float64 holds all whole numbers up to this
 _L1_STEPS_A_COORDINATE: Final = 512
+_MAX_SLACK: Final = 0.01
 _L1_DEFAULT_RANGE: Final = (65_536, 2**28)
 
 
@@ -151,6 +160,34 @@ class Grid:
                 excluded += 1
         return Constrained(total.astype(np.int64), excluded)
 
+    def snapped_sensitivity_steps(self, accumulation_slack: float) -> int:
+        """Δ where sums are rounded and not records: bound on what one record changes, in fine-grid steps.
+
+        Args:
+            accumulation_slack: s, what floating-point summation can add to a record's influence,
+                relative to the clip norm, in [0, 0.01].
+        """
+        require_between("accumulation slack", accumulation_slack, 0.0, _MAX_SLACK)
+        extra = math.ceil(Fraction(accumulation_slack) * self.fine_steps)
+        return self.fine_steps + extra + _ceil_sqrt(self.dimension) + 1
+
+    def snap(self, total: NDArray[np.float64]) -> NDArray[np.int64]:
+        """A sum of clipped vectors, shape (d,) in the vectors' own units, rounded to whole grid steps.
+
+        Raises:
+            ParameterError: ``total`` does not fit, or an entry is not finite or beyond 2⁵³ steps.
+        """
+        if total.shape != (self.dimension,) or total.dtype != np.float64:
+            raise ParameterError(
+                f"total has shape {total.shape} and type {total.dtype}; "
+                f"expected ({self.dimension},) float64 numbers."
+            )
+        with np.errstate(over="ignore", invalid="ignore"):
+            steps = np.rint(total * (self.fine_steps / self.clip_norm))
+        if not (np.abs(steps) <= _EXACT).all():
+            raise ParameterError("total has entries that are not finite, or beyond 2⁵³ grid steps.")
+        return steps.astype(np.int64)
+
     def require_total(self, total: NDArray[np.int64]) -> None:
         """Raise :class:`ParameterError` unless ``total`` is a vector of d integers."""
         if total.shape != (self.dimension,) or total.dtype.kind != "i":
@@ -208,3 +245,8 @@ def _measure(norm: Norm, vector: NDArray[np.float64], scratch: NDArray[np.float6
 def _ceil_half_sqrt(dimension: int) -> int:
     """⌈√d/2⌉, exactly: the least n with (2n)² ≥ d."""
     return (math.isqrt(dimension - 1) + 2) // 2
+
+
+def _ceil_sqrt(dimension: int) -> int:
+    """⌈√d⌉, exactly."""
+    return math.isqrt(dimension - 1) + 1

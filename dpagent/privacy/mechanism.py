@@ -7,8 +7,7 @@ the records' vectors onto a grid on which their norms are bounded, adds them up,
 :class:`~dpagent.privacy.truncated_laplace.TruncatedLaplace` on the device,
 :class:`~dpagent.privacy.central.CentralGaussian` and
 :class:`~dpagent.privacy.central.CentralLaplace` at the coordinator.
-:class:`~dpagent.privacy.per_layer.PerLayerGaussian` has a grid for each layer, and differs from
-the rest in that alone.
+Norms for single layers become one norm before that, see :mod:`dpagent.privacy.clipping`.
 """
 
 from __future__ import annotations

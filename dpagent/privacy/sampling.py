@@ -18,6 +18,7 @@ from dpagent.errors import require_between, require_count
 from dpagent.privacy.entropy import Entropy, uniform_words
 
 _BLOCK: Final = 65_536
+_DRAWS: Final = 64
 
 
 def poisson_lot(records: int, sampling_rate: float, *, entropy: Entropy = os.urandom) -> NDArray[np.intp]:
@@ -47,3 +48,23 @@ def poisson_lot(records: int, sampling_rate: float, *, entropy: Entropy = os.ura
         for start in range(0, records, _BLOCK)
     ]
     return np.concatenate([np.zeros(0, dtype=np.intp), *drawn])
+
+
+def shuffled(lot: NDArray[np.intp], *, entropy: Entropy = os.urandom) -> NDArray[np.intp]:
+    """The records of a lot in uniformly random order.
+
+    The bound on what summing in floating point adds to a record's influence couples the orders of two
+    neighbouring lots (:mod:`dpagent.learning.engine`), and needs each order to be equally likely. So
+    the records are sorted by random 64-bit keys, drawn anew should two be equal: given that they
+    differ, each order of them has the same probability.
+
+    Args:
+        lot: indices, shape (n,).
+        entropy: gives n uniform bytes for an argument n; to be replaced in tests only.
+    """
+    for _ in range(_DRAWS):
+        keys = uniform_words(len(lot), entropy)
+        order = np.argsort(keys)
+        if not (np.diff(keys[order]) == 0).any():
+            return lot[order]
+    raise RuntimeError(f"{_DRAWS} draws of random keys had equal ones; the source of entropy is broken.")

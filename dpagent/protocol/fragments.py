@@ -100,14 +100,14 @@ def weights_from_bytes(data: bytes) -> NDArray[np.float32]:
     return np.frombuffer(data, "<f4").astype(np.float32)
 
 
-def model_digest(data: bytes) -> bytes:
-    """SHA-256 of the weights' bytes."""
+def content_digest(data: bytes) -> bytes:
+    """SHA-256 of the bytes of weights, or of an asset."""
     return hashlib.sha256(data).digest()
 
 
-def chunk_model(data: bytes) -> list[ModelChunk]:
-    """Cut the weights' bytes into chunks that any broker takes."""
-    digest = model_digest(data)
+def chunked(data: bytes) -> list[ModelChunk]:
+    """Cut weights or an asset into chunks that any broker takes."""
+    digest = content_digest(data)
     return [
         ModelChunk(
             version=1, kind="model", digest=digest, index=index, data=data[start : start + MODEL_CHUNK_BYTES]
@@ -116,19 +116,20 @@ def chunk_model(data: bytes) -> list[ModelChunk]:
     ]
 
 
-class ModelAssembler:
+class Assembler:
     """Puts chunks together, in any order, until the digest matches.
 
-    Holds the chunks of at most two models (the one in use and the one arriving), so that a
-    flood of foreign digests cannot fill the memory.
+    Holds the chunks of at most two models (the one in use and the one arriving) and of the assets
+    of a plan, so that a flood of foreign digests cannot fill the memory.
     """
 
-    _KEPT = 2
+    _KEPT = 5
+    _KEPT_COMPLETE = 2
 
     def __init__(self) -> None:
         self._chunks: dict[bytes, dict[int, bytes]] = {}
-        self._complete: tuple[bytes, bytes] | None = None
-        """Digest and data of the model put together last, so that it is not hashed again and again."""
+        self._complete: dict[bytes, bytes] = {}
+        """What was put together, by digest, so that it is not hashed again and again."""
 
     def add(self, chunk: ModelChunk) -> None:
         """Take one chunk."""
@@ -138,18 +139,21 @@ class ModelAssembler:
         while len(self._chunks) > self._KEPT:
             del self._chunks[next(iter(self._chunks))]
 
-    def get(self, plan: Plan) -> bytes | None:
-        """The weights of ``plan``, or ``None`` while chunks are missing."""
-        if self._complete is not None and self._complete[0] == plan.model.digest:
-            return self._complete[1] if len(self._complete[1]) == 4 * plan.model.parameters else None
-        parts = self._chunks.get(plan.model.digest, {})
-        if any(index not in parts for index in range(plan.model.chunks)):
+    def get(self, digest: bytes, size: int) -> bytes | None:
+        """The ``size`` bytes of that SHA-256, or ``None`` while chunks are missing."""
+        if digest in self._complete:
+            return self._complete[digest] if len(self._complete[digest]) == size else None
+        parts = self._chunks.get(digest, {})
+        chunks = range(-(-size // MODEL_CHUNK_BYTES))
+        if any(index not in parts for index in chunks):
             return None
-        data = b"".join(parts[index] for index in range(plan.model.chunks))
-        if model_digest(data) != plan.model.digest or len(data) != 4 * plan.model.parameters:
+        data = b"".join(parts[index] for index in chunks)
+        if len(data) != size or content_digest(data) != digest:
             # A chunk lied about its digest: forget them all; the agent asks the broker again.
-            del self._chunks[plan.model.digest]
+            del self._chunks[digest]
             return None
-        self._complete = (plan.model.digest, data)
-        del self._chunks[plan.model.digest]
+        self._complete[digest] = data
+        while len(self._complete) > self._KEPT_COMPLETE:
+            del self._complete[next(iter(self._complete))]
+        del self._chunks[digest]
         return data

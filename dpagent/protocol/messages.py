@@ -12,6 +12,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from dpagent.privacy.clipping import Clipping
+from dpagent.privacy.covariance import SecondMoments
 from dpagent.privacy.wire import MAX_WIDTH, MIN_WIDTH
 from dpagent.protocol.topics import FleetName
 
@@ -36,23 +38,55 @@ class Message(BaseModel):
 class ModelTerms(Message):
     """Which model, and how to know that one has all of it."""
 
-    name: Annotated[str, Field(min_length=1, max_length=64)]
+    description: Annotated[bytes, Field(min_length=1, max_length=8_192)]
+    """Name and architecture as canonical CBOR of a map; see ``dpagent.learning.model_files``."""
     parameters: Annotated[int, Field(ge=1, le=50_000_000)]
     architecture: Annotated[bytes, Field(min_length=32, max_length=32)]
     digest: Annotated[bytes, Field(min_length=32, max_length=32)]
-    chunks: Annotated[int, Field(ge=1, le=4_096)]
+    """SHA-256 of the weights."""
+
+
+class AssetTerms(Message):
+    """Something large that the round needs besides the weights."""
+
+    role: Literal["training-graph", "frozen-network", "projection"]
+    digest: Annotated[bytes, Field(min_length=32, max_length=32)]
+    size: Annotated[int, Field(ge=1, le=200_000_000)]
+    """In bytes."""
+
+
+class ClippingTerms(Message):
+    """What each record's gradient is clipped to; see ``dpagent.privacy.clipping``."""
+
+    norms: Annotated[list[Annotated[float, Field(ge=1e-9, le=1e6)]], Field(min_length=1, max_length=512)]
+    """One for the whole gradient, or one for each layer with parameters."""
+    shares: Annotated[list[Annotated[float, Field(gt=0, le=1)]], Field(min_length=1, max_length=512)]
+    """Of the budget, one for each norm."""
+    count_weight: Annotated[float, Field(ge=0, le=1)]
+    """Weight of the coordinate that counts the records within the norm; 0 without one."""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> ClippingTerms:
+        if len(self.norms) != len(self.shares):
+            raise ValueError(f"there are {len(self.norms)} norms and {len(self.shares)} shares")
+        if self.count_weight and len(self.norms) > 1:
+            raise ValueError("records are counted with a single norm only")
+        return self
 
 
 class MechanismTerms(Message):
     """The mechanism's public parameters, for all rounds of the job.
 
     The whole schedule is announced with the first round and pinned by the device, so that
-    what follows cannot be chosen after seeing what came before.
+    what follows cannot be chosen after seeing what came before. Only a norm that follows a
+    quantile changes: noise is in proportion to it, so it does not touch the price.
     """
 
     name: Literal["discrete-gaussian"]
-    clip_norm: Annotated[float, Field(gt=0, le=1e6)]
-    fine_steps: Annotated[int, Field(ge=256, le=65_536)]
+    clipping: ClippingTerms
+    fine_steps: Annotated[int, Field(ge=256, le=1_048_576)]
+    accumulation_slack: Annotated[float, Field(ge=0, le=0.01)]
+    """What summing in floating point may add to a record's influence, relative to the norm."""
     noise_multipliers: Annotated[
         list[Annotated[float, Field(ge=0.05, le=10_000)]], Field(min_length=1, max_length=5_000)
     ]
@@ -61,6 +95,23 @@ class MechanismTerms(Message):
     local_learning_rate: Annotated[float, Field(ge=0, le=1e3)]
     expected_lot: Annotated[float, Field(gt=0, le=1e7)]
     delta: Annotated[float, Field(gt=0, lt=1)]
+
+
+class ProjectionTerms(Message):
+    """A first round that releases second moments, for the directions that the others project on."""
+
+    values: Annotated[int, Field(ge=1, le=4_096)]
+    """Numbers in a record before the projection."""
+    record_norm: Annotated[float, Field(ge=1e-4, le=1e4)]
+    """L2 norm that a record is scaled down to."""
+
+
+class AugmentationTerms(Message):
+    """Views of each record, whose gradients are averaged before clipping."""
+
+    views: Annotated[int, Field(ge=1, le=64)]
+    shift: Annotated[int, Field(ge=0, le=1024)]
+    flip: bool
 
 
 class CapTerms(Message):
@@ -98,7 +149,10 @@ class Plan(Message):
     round: _Round
     state: Literal["open", "finished"]
     model: ModelTerms
+    assets: Annotated[list[AssetTerms], Field(max_length=3)]
     mechanism: MechanismTerms
+    projection: ProjectionTerms | None
+    augmentation: AugmentationTerms | None
     cap: CapTerms
     wire: WireTerms
     sealing_key: Annotated[bytes, Field(min_length=32, max_length=32)]
@@ -119,6 +173,34 @@ class Plan(Message):
         """Number of rounds of the job."""
         return len(self.mechanism.noise_multipliers)
 
+    def clipping(self, layer_sizes: tuple[int, ...]) -> Clipping:
+        """How each record's gradient is clipped.
+
+        Args:
+            layer_sizes: Of the plan's model, as ``ModelSpec.layer_sizes``.
+
+        Raises:
+            ParameterError: There is neither one norm nor one for each layer.
+        """
+        terms = self.mechanism.clipping
+        sizes = (self.model.parameters,) if len(terms.norms) == 1 else layer_sizes
+        return Clipping(sizes, tuple(terms.norms), tuple(terms.shares), terms.count_weight)
+
+    @property
+    def second_moments(self) -> SecondMoments | None:
+        """What the round releases in place of gradients, if it is the first of a job with a projection."""
+        if self.projection is None or self.round > 1:
+            return None
+        return SecondMoments(self.projection.values, self.projection.record_norm)
+
+    @property
+    def dimension(self) -> int:
+        """Coordinates of an update: the parameters, and the count where a quantile is wanted; or the second
+        moments."""
+        if (moments := self.second_moments) is not None:
+            return moments.dimension
+        return self.model.parameters + (self.mechanism.clipping.count_weight > 0)
+
     @property
     def noise_multiplier(self) -> float:
         """σ of this round: the noise's standard deviation over the sensitivity."""
@@ -126,7 +208,8 @@ class Plan(Message):
 
 
 class ModelChunk(Message):
-    """Part of the weights: float32, little-endian, flat order of the model spec. Signed, retained."""
+    """Part of the weights (float32, little-endian, flat order of the model spec) or of an asset. Signed,
+    retained."""
 
     version: Literal[1]
     kind: Literal["model"]

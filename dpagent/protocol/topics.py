@@ -42,6 +42,15 @@ class Topics:
         """Filter for all chunks of the model."""
         return f"dpagent/v1/{self.fleet}/model/+"
 
+    def asset_chunk(self, role: str, index: int) -> str:
+        """Retained: chunk ``index`` of what the job needs besides the weights."""
+        return f"dpagent/v1/{self.fleet}/asset/{role}/{index}"
+
+    @property
+    def asset_chunks(self) -> str:
+        """Filter for all chunks of all assets."""
+        return f"dpagent/v1/{self.fleet}/asset/+/+"
+
     @property
     def fragments(self) -> str:
         """The one topic that all devices publish to."""

@@ -22,12 +22,12 @@ from agent.ledger import Budget, verify
 from agent.settings import load_agent_settings
 from agent.spool import SpooledFragment
 from dpagent.errors import ConfigurationError, DataError, ExitCode
-from dpagent.learning import load_npz
+from dpagent.learning import open_npz
 from dpagent.protocol.codec import encode
 from dpagent.protocol.fragments import (
     block_count,
-    chunk_model,
-    model_digest,
+    chunked,
+    content_digest,
     read_block,
     receipt_digest,
     weights_to_bytes,
@@ -194,7 +194,7 @@ def test_a_budget_that_is_too_small_is_kept_and_the_reason_noted(
 
 @pytest.mark.parametrize(
     "changes",
-    [{"mechanism": {"noise_multipliers": [10_000.0] * 3}}, {"model": {"name": "resnet"}},
+    [{"mechanism": {"noise_multipliers": [10_000.0] * 3}}, {"model": {"description": b"resnet"}},
      {"deadline": 1_000.0}],
     ids=lambda changes: next(iter(changes)) + str(next(iter(changes.values()))),
 )  # fmt: skip
@@ -211,7 +211,7 @@ def test_no_plan_that_is_signed_can_end_the_agent(
 
 def test_undefined_weights_do_not_end_the_agent(announcer: Announcer, file: Path, fleet: str) -> None:
     weights = weights_to_bytes(np.full(DIGITS.parameter_count, np.nan, np.float32))
-    plan = plan_for(fleet, model={"digest": model_digest(weights)}, cap={"kind": "clamp", "where": "device"})
+    plan = plan_for(fleet, model={"digest": content_digest(weights)}, cap={"kind": "clamp", "where": "device"})
     with run_agent(file) as agent:
         announcer.announce_model(weights)
         announcer.announce(plan)
@@ -228,7 +228,7 @@ def test_a_lying_chunk_does_not_keep_the_agent_out_of_the_round(
     """Anyone in the fleet may publish; the retained chunks are the truth and can be had again."""
     with run_agent(file) as agent:
         wait_until(lambda: counter(file, "bytes_down") or "connected" in agent.said(), "the connection")
-        (chunk,) = chunk_model(WEIGHTS)
+        (chunk,) = chunked(WEIGHTS)
         announcer.announce(plan_for(fleet, round=2, deadline=1_000.0))
         wait_until(lambda: rows(file, "SELECT * FROM declined"), "the agent to have the model")
         lie = chunk.model_copy(update={"data": bytes(len(chunk.data))})
@@ -289,7 +289,7 @@ def test_what_waited_for_a_restart_is_spread_over_the_window_again(
     plan = plan_for(fleet, jitter_window_s=3_000.0)
     settings = load_agent_settings(file)
     state = open_state(settings.state_dir, Budget(100.0, 1e-2))
-    charge = charge_for(plan, load_npz(settings.data.path), state.ledger)
+    charge = charge_for(plan, open_npz(settings.data.path), state.ledger)
     overdue = [SpooledFragment(bytes([index]) * 16, b"overdue", time.monotonic() - 60) for index in range(40)]
     state.release(charge, overdue)
     state.close()

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import cbor2
 import numpy as np
 import pytest
 from fleets import make_plan, records
@@ -19,7 +20,7 @@ from agent.ledger import Budget
 from agent.state import AgentState
 from agent.update import mechanism_of
 from dpagent.errors import ParameterError
-from dpagent.learning import Dataset, built_in
+from dpagent.learning import ArrayDataset, Dataset, built_in, describe
 from dpagent.privacy import PldAccountant, PrivacyLossEvent
 from dpagent.protocol.messages import Plan
 
@@ -96,8 +97,14 @@ def test_jobs_are_taken_one_after_another(states: Any) -> None:
     take_part(state, make_plan(job=b"k" * 16, round=2))
 
 
-def test_an_unknown_model_is_declined(states: Any) -> None:
-    assert "the model is unknown here: " in declined(states(50.0), make_plan(model={"name": "resnet"}))
+@pytest.mark.parametrize(
+    "description",
+    [b"\xff", b"resnet", cbor2.dumps([1]), cbor2.dumps({"name": "x"}), b"\x81" * 5_000, b"\xa1\x61a" * 2_000],
+    ids=["break", "text", "list", "short", "deep list", "deep map"],
+)
+def test_a_description_of_no_model_is_declined(states: Any, description: bytes) -> None:
+    plan = make_plan(model={"description": description})
+    assert "the model cannot be built: " in declined(states(50.0), plan)
 
 
 @pytest.mark.parametrize("changes", [{"architecture": b"x" * 32}, {"parameters": 9_929}, {"parameters": 1}])
@@ -107,13 +114,17 @@ def test_a_model_that_is_built_differently_is_declined(states: Any, changes: dic
 
 def test_data_of_another_shape_and_labels_beyond_the_model_are_declined(states: Any) -> None:
     state = states(50.0)
-    shape = Dataset(np.zeros((2, 28, 28, 1), np.uint8), np.zeros(2, np.int64), 10)
+    shape = ArrayDataset(np.zeros((2, 28, 28, 1), np.uint8), np.zeros(2, np.int64), 10)
     assert "shape" in declined(state, make_plan(), shape)
-    labels = Dataset(np.zeros((1, 8, 8, 1), np.uint8), np.array([10]), 11)
+    labels = ArrayDataset(np.zeros((1, 8, 8, 1), np.uint8), np.array([10]), 11)
     assert "label" in declined(state, make_plan(), labels)
     spec = built_in("mnist-cnn")
     plan = make_plan(
-        model={"name": spec.name, "parameters": spec.parameter_count, "architecture": spec.digest()}
+        model={
+            "description": cbor2.dumps(describe(spec), canonical=True),
+            "parameters": spec.parameter_count,
+            "architecture": spec.digest(),
+        }
     )
     assert "shape" in declined(state, plan)
 
@@ -246,7 +257,7 @@ def test_a_restart_does_not_refill_a_budget(states: Any) -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"noise_multipliers": [4.0, 3.0, 2.5]}, {"noise_multipliers": [4.0, 3.0, 2.0, 9.0]}, {"clip_norm": 2.0},
+    [{"noise_multipliers": [4.0, 3.0, 2.5]}, {"noise_multipliers": [4.0, 3.0, 2.0, 9.0]}, {"clipping": {"norms": [2.0]}},
      {"sampling_rate": 0.2}, {"local_steps": 2}, {"local_learning_rate": 0.2}, {"expected_lot": 11.0},
      {"fine_steps": 4_096}, {"delta": 1e-6}],
     ids=lambda changes: next(iter(changes)),
@@ -263,7 +274,7 @@ def test_a_schedule_that_changes_after_its_first_round_is_declined(
 
 def test_the_pin_survives_a_restart(states: Any) -> None:
     take_part(states(500.0), make_plan())
-    assert "changed" in declined(states(500.0), make_plan(round=2, mechanism={"clip_norm": 2.0}))
+    assert "changed" in declined(states(500.0), make_plan(round=2, mechanism={"clipping": {"norms": [2.0]}}))
 
 
 def test_what_differs_from_round_to_round_is_not_pinned() -> None:
@@ -290,7 +301,7 @@ def test_noise_on_too_coarse_a_grid_is_declined(states: Any) -> None:
 def test_a_sampler_that_would_add_to_delta_is_declined() -> None:
     """At no ε that a budget may have: the sampler is that close. Beyond, it would be seen."""
     plan = make_plan()
-    mechanism = mechanism_of(plan)
+    mechanism = mechanism_of(plan, built_in("digits"))
     distance = plan.rounds * mechanism.statistical_distance
     limit = math.log(NOISE_SHARE * plan.mechanism.delta / distance)
     assert limit > 40

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import yaml
 
-from dpagent.learning import Dataset, save_npz
+from dpagent.learning import ArrayDataset, save_npz
 
 KEY = base64.b64encode(bytes([9]) + bytes(31)).decode()
 
@@ -31,7 +31,7 @@ def write_agent(directory: Path, **changes: Any) -> Path:
     rng = np.random.default_rng(1)
     if not (directory / "data.npz").exists():
         inputs = rng.random((20, 8, 8, 1), dtype=np.float32)
-        save_npz(directory / "data.npz", Dataset(inputs, rng.integers(0, 10, 20), 10))
+        save_npz(directory / "data.npz", ArrayDataset(inputs, rng.integers(0, 10, 20), 10))
     settings = {
         "fleet": "test",
         "coordinator_key": KEY,
@@ -79,7 +79,7 @@ def test_agent_refuses_bad_settings(tmp_path: Path, changes: dict[str, Any], cod
         ({"devices": 0}, 3, "fleet.yaml:2: devices: got 0"),
         ({"model": {"name": "alexnet"}}, 3, "alexnet"),
         ({"privacy": {"epsilon": 2.0, "schedule": {"kind": "random"}}}, 3, "schedule.kind"),
-        ({"privacy": {"epsilon": 0.0005}, "rounds": 500}, 9, "epsilon"),
+        ({"privacy": {"epsilon": 1e-6}, "rounds": 500}, 9, "epsilon"),
         ({"test_data": {"path": "missing.npz"}}, 4, "missing.npz"),
         ({"fragments_per_update": 1, "model": {"name": "mnist-cnn"}, "records_per_device": 1e6}, 9, "device"),
     ],

@@ -17,19 +17,20 @@ from fleets import DIGITS, Program, digits, fleet_values, run_agent, run_coordin
 from observers import Observer
 
 from agent.ledger import open_ledger, verify
-from coordinator.aggregation import mean_gradient, take_step
+from coordinator.aggregation import mean_release, take_step
 from coordinator.daemon import _BATCH, Coordinator
 from coordinator.keys import load_opener, load_signer
 from coordinator.planning import new_job
 from coordinator.settings import FleetSettings, load_fleet_settings
 from coordinator.store import OpenedFragment, RoundResult, Store, StoreReader
 from dpagent.errors import ConfigurationError, DpagentError, ExitCode, PlanError, StateInUseError
-from dpagent.learning import MomentumSgd, save_npz
+from dpagent.learning import save_npz
 from dpagent.privacy import DiscretisedGaussian
 from dpagent.protocol.codec import MessageError, encode
 from dpagent.protocol.fragments import (
     block_count,
-    chunk_model,
+    chunked,
+    content_digest,
     cut,
     read_block,
     receipt_digest,
@@ -119,8 +120,8 @@ class Fleet:
                 continue
             pieces.setdefault(piece.id, piece)
         counted = self.counted()
-        weights, velocity = DIGITS.initial_weights(0), np.zeros(DIGITS.parameter_count)
-        optimiser = MomentumSgd(self.settings.optimiser.learning_rate, self.settings.optimiser.momentum)
+        weights, state = DIGITS.initial_weights(0), np.zeros((1, DIGITS.parameter_count))
+        optimiser, rate = self.settings.optimiser.optimiser(), self.settings.optimiser.learning_rate
         for number, plan in sorted(self.plans(observer).items()):
             sums: dict[int, tuple[int, Any]] = {}
             for identity, piece in pieces.items():
@@ -128,8 +129,9 @@ class Fleet:
                     position, values = read_block(piece, plan.wire, DIGITS.parameter_count)
                     count, total = sums.get(position, (0, 0))
                     sums[position] = (count + 1, total + values)
-            step = take_step(plan, mean_gradient(plan, sums), weights, velocity, optimiser)
-            weights, velocity = step.weights, step.velocity
+            gradient = mean_release(plan, sums, plan.clipping(DIGITS.layer_sizes).radius)
+            step = take_step(plan, gradient, weights, state, optimiser, rate)
+            weights, state = step.weights, step.state
         return weights
 
 
@@ -146,7 +148,7 @@ def disturb(observer: Observer, fleet: Fleet, plan: Plan) -> dict[str, int]:
     expected: dict[str, int] = {}
     wrong: list[tuple[str, bytes]] = [
         ("malformed", b""), ("malformed", b"garbage"), ("malformed", b"\xff" * 3_000),
-        ("malformed", encode(chunk_model(b"w" * 40)[0])), ("oversized", b"x" * 60_001),
+        ("malformed", encode(chunked(b"w" * 40)[0])), ("oversized", b"x" * 60_001),
         ("cannot open", seal(piece, fleet.name, Opener(new_sealing_secret(), fleet.name).public_key)),
         ("cannot open", seal(piece, "another", plan.sealing_key)),
         ("wrong job", sealed(job=b"x" * 16)),
@@ -366,9 +368,10 @@ def close_all_rounds(fleet: Fleet) -> None:
     fleet.state.mkdir(mode=0o700)
     store = Store(fleet.state)
     weights = DIGITS.initial_weights(0)
-    store.begin(new_job(fleet.settings), weights)
+    state = np.zeros((1, len(weights)))
+    store.begin(new_job(fleet.settings), weights, state, 1.0)
     store.start_round(1, time.time(), time.time() + 60)
-    store.close_round(1, weights, np.zeros(len(weights)), RoundResult(None, 0, 1.0, 1.0, 4.0))
+    store.close_round(1, weights, state, 1.0, RoundResult(None, 0, 1.0, 1.0, 4.0))
     store.close()
 
 
@@ -621,5 +624,5 @@ def test_a_stopped_coordinator_ends_well(tmp_path: Path, mosquitto: Broker) -> N
             wait_until(lambda: observer.plans, "the plan")
             assert coordinator.stop() == ExitCode.OK
         plan = fleet.plans(observer)[1]
-        assert plan.model.chunks == len(chunk_model(weights_to_bytes(DIGITS.initial_weights(0))))
+        assert plan.model.digest == content_digest(weights_to_bytes(DIGITS.initial_weights(0)))
         assert plan.sealing_key == fleet.opener.public_key

@@ -101,13 +101,13 @@ def test_a_repeated_fragment_is_named_again_for_its_receipt(store: Store, tmp_pa
 
 
 def begun(store: Store) -> Store:
-    store.begin(JOB, WEIGHTS)
+    store.begin(JOB, WEIGHTS, np.zeros((1, 4)), 1.5)
     store.start_round(1, 10.0, 20.0)
     return store
 
 
 def close(store: Store, number: int = 1, accuracy: float | None = None) -> None:
-    store.close_round(number, WEIGHTS, np.ones(4), RoundResult(accuracy, 3, 0.75, 2.5, 0.1))
+    store.close_round(number, WEIGHTS, np.ones((1, 4)), 0.7, RoundResult(accuracy, 3, 0.75, 2.5, 0.1))
 
 
 def test_late_messages_are_a_number_and_never_in_a_sum(store: Store, tmp_path: Path) -> None:
@@ -156,9 +156,10 @@ def test_closing_a_round_takes_the_model_and_drops_the_sums(store: Store, tmp_pa
     assert store.sums(1) == {}
     assert store.open_round() is None
     assert store.closed_rounds() == 1
-    weights, velocity = store.model()
+    weights, state, clip_norm = store.model()
     assert weights.tobytes() == WEIGHTS.tobytes()
-    assert velocity.tolist() == [1.0] * 4
+    assert state.tolist() == [[1.0] * 4]
+    assert clip_norm == 0.7
     reader = StoreReader(tmp_path)
     (record,) = reader.rounds()
     reader.close()
@@ -185,7 +186,7 @@ def test_a_full_disk_does_not_close_a_round_by_half(store: Store) -> None:
     store.connection.execute(f"PRAGMA max_page_count={pages + 1}")
     large = np.ones(100_000, np.float32)
     with pytest.raises(StorageError, match="disk is full"):
-        store.close_round(1, large, large.astype(np.float64), RoundResult(None, 0, 1.0, 1.0, 0.1))
+        store.close_round(1, large, large[np.newaxis].astype(np.float64), 1.0, RoundResult(None, 0, 1.0, 1.0, 0.1))
     assert store.open_round() is not None
     assert set(store.sums(1)) == {0}
     assert len(store.model()[0]) == 4
@@ -198,11 +199,12 @@ def test_a_job_is_the_same_after_a_restart(tmp_path: Path) -> None:
     store.close()
     store = Store(tmp_path)
     assert store.job() == JOB
-    weights, velocity = store.model()
+    weights, state, clip_norm = store.model()
     assert weights.tobytes() == WEIGHTS.tobytes()
-    assert not velocity.any()
+    assert state.tolist() == [[0.0] * 4]
+    assert clip_norm == 1.5
     with pytest.raises(StorageError):
-        store.begin(JOB, WEIGHTS)
+        store.begin(JOB, WEIGHTS, np.zeros((1, 4)), 1.5)
     store.close()
 
 

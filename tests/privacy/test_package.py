@@ -45,7 +45,6 @@ def test_the_agent_carries_only_what_it_runs() -> None:
         "two_point",
         "published",
         "central",
-        "per_layer",
         "truncated_laplace",
         "filters",
     ):

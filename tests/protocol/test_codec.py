@@ -213,7 +213,7 @@ def test_loose_integers_are_refused(value: object) -> None:
 @pytest.mark.parametrize("value", [True, "1.0", None, math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize(
     "where",
-    ["deadline", "compute_slot_s", "jitter_window_s", "clip_norm", "sampling_rate", "local_learning_rate",
+    ["deadline", "compute_slot_s", "jitter_window_s", "accumulation_slack", "sampling_rate", "local_learning_rate",
      "expected_lot", "delta", "regularisation", "floor"],
 )  # fmt: skip
 def test_loose_and_undefined_numbers_are_refused(where: str, value: object) -> None:
@@ -242,9 +242,22 @@ RANGES: list[tuple[str, list[Any], list[Any]]] = [
     ("parameters", [1, 50_000_000], [0, -1, 50_000_001]),
     ("architecture", [b"x" * 32], [b"x" * 31, b"x" * 33]),
     ("digest", [b"x" * 32], [b"x" * 31, b"x" * 33]),
-    ("chunks", [1, 4_096], [0, 4_097]),
-    ("clip_norm", [1e-9, 1e6, 1], [0, -1.0, 1e6 + 1]),
-    ("fine_steps", [256, 65_536], [255, 65_537, 0]),
+    ("description", [b"x", b"x" * 8_192], [b"", b"x" * 8_193, "text"]),
+    ("clipping", [{"norms": [n], "shares": [1.0], "count_weight": w} for n in (1e-9, 1e6) for w in (0.0, 1.0)],
+     [{"norms": n, "shares": s, "count_weight": w} for n, s, w in (
+         ([], [], 0.0), ([0.0], [1.0], 0.0), ([1.1e6], [1.0], 0.0), ([1.0], [0.0], 0.0), ([1.0], [1.1], 0.0),
+         ([1.0], [1.0], -0.1), ([1.0], [1.0], 1.1), ([1.0], [0.5, 0.5], 0.0), ([1.0, 1.0], [0.5, 0.5], 0.2),
+         ([1.0] * 513, [1.0] * 513, 0.0))]),
+    ("fine_steps", [256, 1_048_576], [255, 1_048_577, 0]),
+    ("accumulation_slack", [0.0, 0.01], [-1e-9, 0.011]),
+    ("augmentation", [None, {"views": 1, "shift": 0, "flip": False}, {"views": 64, "shift": 1024, "flip": True}],
+     [{"views": 0, "shift": 0, "flip": False}, {"views": 65, "shift": 0, "flip": False}, {"views": 1},
+      {"views": 1, "shift": -1, "flip": False}, {"views": 1, "shift": 0, "flip": 1}]),
+    ("assets", [[], [{"role": "training-graph", "digest": b"x" * 32, "size": 1}] * 3],
+     [[{"role": "training-graph", "digest": b"x" * 32, "size": 1}] * 4,
+      [{"role": "malware", "digest": b"x" * 32, "size": 1}],
+      [{"role": "projection", "digest": b"x" * 31, "size": 1}],
+      [{"role": "projection", "digest": b"x" * 32, "size": 0}]]),
     ("noise_multipliers", [[0.05] * 3, [10_000.0] * 3, [1.0] * 5_000], [[], [0.049] * 3, [10_001.0] * 3,
                                                                        [1.0] * 5_001]),
     ("sampling_rate", [1e-9, 1.0, 1], [0.0, -0.1, 1.0001]),

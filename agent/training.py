@@ -1,0 +1,177 @@
+"""What trains on this board: the records, their features and the engine, kept from round to round."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agent.decision import Declined, model_of
+from agent.profile import Profile
+from agent.records import Records
+from agent.settings import AgentSettings
+from agent.update import make_moments, make_update, mechanism_of
+from dpagent.errors import ConfigurationError
+from dpagent.learning import Dataset, Engine, ModelSpec, accumulation_slack
+from dpagent.learning.calibration import Bench, EngineKind, UnsuitableEngineError, choose_engine
+from dpagent.learning.front_end.features import FeatureSet, FrontEnd
+from dpagent.privacy import DiscretisedGaussian
+from dpagent.protocol.messages import Plan
+from dpagent.storage import write_atomically
+
+log = logging.getLogger(__name__)
+
+_KINDS: Final[dict[str, EngineKind]] = {"numpy": "numpy", "onnx": "onnx"}
+
+
+class Trainer:
+    """The board's part in a round, between the plan and the ledger.
+
+    Args:
+        settings: ``agent.yaml``.
+        profile: The board's.
+
+    Raises:
+        ConfigurationError, DataError: The records cannot be opened.
+    """
+
+    def __init__(self, settings: AgentSettings, profile: Profile) -> None:
+        self._settings, self._profile = settings, profile
+        self.records = Records(settings.data)
+        self._engine: Engine | None = None
+        self._engine_is_for = ""
+        self._front_end: FrontEnd | None = None
+        self._features: FeatureSet | None = None
+        self._features_are_of: Dataset | None = None
+
+    def needed_assets(self, plan: Plan) -> set[str]:
+        """Roles of the assets that a round cannot do without, or would be slower without."""
+        return {
+            asset.role
+            for asset in plan.assets
+            if asset.role != "training-graph" or self._settings.engine != "numpy"
+        }
+
+    def release(
+        self, plan: Plan, assets: Mapping[str, bytes], weights: NDArray[np.float32]
+    ) -> tuple[DiscretisedGaussian, NDArray[np.int64]]:
+        """What the round asks for, with noise, of records that can be read; and the mechanism behind it.
+
+        Raises:
+            Declined: This board cannot train the model as the guarantee needs it.
+            DataError: Hardly any record can be read.
+            StorageError: The features cannot be kept.
+        """
+        spec = model_of(plan)
+        mechanism = mechanism_of(plan, spec)
+        try:
+            self._prepare_front_end(plan, spec, assets)
+            if plan.second_moments is not None:
+                return mechanism, self.records.attempt(
+                    lambda records: make_moments(plan, spec, self._inputs_of(records))
+                )
+            engine = self._engine_for(plan, spec.head, assets.get("training-graph"))
+        except (UnsuitableEngineError, ConfigurationError) as error:
+            raise Declined(str(error)) from error
+        slack, allowed = accumulation_slack(engine.microbatch), plan.mechanism.accumulation_slack
+        if slack > allowed:
+            raise Declined(
+                f"microbatches of {engine.microbatch} can add {slack:.3g} to a record's influence; the "
+                f"plan's noise allows for {allowed:.3g}"
+            )
+        return mechanism, self.records.attempt(
+            lambda records: make_update(plan, weights, self._inputs_of(records), engine)
+        )
+
+    def _inputs_of(self, records: Dataset) -> Dataset:
+        """What the engine sees of the records: themselves, or their features."""
+        if self._front_end is None:
+            return records
+        if self._features is None or self._features_are_of is not records:
+            if self._features is not None:
+                self._features.close()
+            log.info("computing features of %d records", len(records))
+            self._features = FeatureSet(records, self._front_end, self._settings.state_dir)
+            self._features_are_of = records
+        return self._features
+
+    def _prepare_front_end(self, plan: Plan, spec: ModelSpec, assets: Mapping[str, bytes]) -> None:
+        if not spec.front_end:
+            self._front_end = None
+            return
+        needed = {role: data for role, data in assets.items() if role != "training-graph"}
+        front_end = FrontEnd(spec, needed, before_projection=plan.second_moments is not None)
+        if self._front_end is None or self._front_end.key != front_end.key:
+            self._front_end, self._features_are_of = front_end, None
+
+    def _engine_for(self, plan: Plan, spec: ModelSpec, graph: bytes | None) -> Engine:
+        bench = Bench(
+            spec=spec,
+            graph=graph,
+            microbatch=self._profile.microbatch,
+            threads=self._profile.threads,
+            views=1 if plan.augmentation is None else plan.augmentation.views,
+            groups=len(plan.mechanism.clipping.norms),
+            trusted=self._settings.trusted_graphs,
+        )
+        purpose = _purpose(bench)
+        if self._engine is None or self._engine_is_for != purpose:
+            self._engine = self._make_engine(bench, purpose)
+            self._engine_is_for = purpose
+        return self._engine
+
+    def _make_engine(self, bench: Bench, purpose: str) -> Engine:
+        """The engine that was told, that was chosen before, or that is faster."""
+        file = self._settings.state_dir / "engine.json"
+        told = self._settings.engine
+        kind = _KINDS.get(told) or _choice_kept(file, purpose)
+        if kind is not None:
+            try:
+                return bench.make(kind)
+            except UnsuitableEngineError:
+                if told != "auto":
+                    raise
+        engine, trials = choose_engine(bench)
+        best = max(trials, key=lambda trial: trial.examples_per_s)
+        said = ", ".join(
+            f"{trial.kind}: {trial.why_not or f'{trial.examples_per_s:,.0f} examples/s'}" for trial in trials
+        )
+        log.info("engine for %s: %s (%s)", bench.spec.name, best.kind, said)
+        write_atomically(file, json.dumps({"purpose": purpose, "engine": best.kind}).encode())
+        return engine
+
+
+def _purpose(bench: Bench) -> str:
+    """What a choice of engine holds for: another model, number of threads or release is tried anew."""
+    graph = b"" if bench.graph is None else hashlib.sha256(bench.graph).digest()
+    what = (
+        bench.spec.digest().hex(),
+        graph.hex(),
+        bench.microbatch,
+        bench.threads,
+        bench.views,
+        bench.groups,
+    )
+    return hashlib.sha256(repr((what, *map(_version, ("numpy", "onnxruntime")))).encode()).hexdigest()
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "absent"
+
+
+def _choice_kept(file: Path, purpose: str) -> EngineKind | None:
+    try:
+        kept = json.loads(file.read_bytes())
+        return _KINDS.get(kept["engine"]) if kept["purpose"] == purpose else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

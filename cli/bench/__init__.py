@@ -1,0 +1,1 @@
+"""``dpagent bench``: how fast this board trains, and in how much memory."""

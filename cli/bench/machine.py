@@ -1,0 +1,52 @@
+"""What the figures were measured on: without the machine's name or addresses."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from dpagent import __version__
+
+PACKAGES = ("numpy", "onnxruntime", "onnx")
+
+
+def machine() -> dict[str, str | int | None]:
+    """Board, processor, cores that may be used, system and versions; None for what is not there."""
+    return {
+        "board": _text(Path("/proc/device-tree/model")),
+        "processor": _processor(),
+        "cores": _cores(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "dpagent": __version__,
+        "python": platform.python_version(),
+        **{package: _version(package) for package in PACKAGES},
+    }
+
+
+def _processor() -> str:
+    for line in (_text(Path("/proc/cpuinfo")) or "").splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == "model name":
+            return " ".join(value.split())
+    return platform.processor() or platform.machine()
+
+
+def _cores() -> int:
+    # A container, or taskset, may leave fewer than the machine has.
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _text(file: Path) -> str | None:
+    try:
+        return file.read_text(encoding="utf-8", errors="replace").strip("\0\n ") or None
+    except OSError:
+        return None
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

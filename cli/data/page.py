@@ -1,0 +1,114 @@
+"""What was found, for a terminal and for a script."""
+
+from __future__ import annotations
+
+import os
+import textwrap
+from dataclasses import asdict
+from typing import Any, Final
+
+import yaml
+
+from cli.notation import plain
+from cli.tables import render_table
+from dpagent.learning.data import Findings
+from dpagent.learning.data.settings import DatasetSettings
+
+_MOST_CLASSES: Final = 100
+_MOST_SENTENCES: Final = 20
+_WIDTH: Final = 100
+_BAR: Final = 24
+
+
+def page(
+    findings: Findings, settings: DatasetSettings, *, model: str | None = None, misfit: str | None = None
+) -> str:
+    """The findings as text."""
+    parts = [
+        f"{findings.source}\n\n",
+        _facts(findings),
+        "\n",
+        render_table(["class", "", "records", "share"], _class_rows(findings), words=2),
+        _list("Cannot be read", findings.unreadable),
+        _list("Left out", findings.left_out),
+        _list("Mind", findings.warnings),
+    ]
+    if model is not None:
+        parts.append("\n" + (f"Does not fit: {misfit}\n" if misfit else f"Fits the model {model}.\n"))
+    parts.append(f"\nFor agent.yaml (`name` is the ledger's name for these records):\n\n{_yaml(settings)}")
+    return "".join(parts)
+
+
+def as_json(findings: Findings, *, model: str | None = None, misfit: str | None = None) -> dict[str, Any]:
+    """The findings as plain values."""
+    values = asdict(findings)
+    values["shape"] = list(findings.shape)
+    values["classes"] = [{"name": name, "records": count} for name, count in findings.classes]
+    return values | {"model": model, "fits": None if model is None else misfit is None, "misfit": misfit}
+
+
+def _facts(findings: Findings) -> str:
+    axes = {1: "features", 2: "length × channels", 3: "height × width × channels"}[len(findings.shape)]
+    values = "none is finite"
+    if findings.minimum is not None and findings.maximum is not None:
+        values = f"{plain(findings.minimum)} to {plain(findings.maximum)}"
+    if findings.dtype == "uint8":
+        values += ", which the network sees divided by 255"
+    contradictions = f", {findings.contradictions:,} of them with another label" * bool(
+        findings.contradictions
+    )
+    rows = [
+        ["records", f"{findings.records:,}"],
+        ["shape", f"{' × '.join(map(str, findings.shape))} ({axes})"],
+        ["stored as", findings.dtype],
+        ["values", values],
+        ["classes", f"{len(findings.classes):,}"],
+        ["not finite", f"{findings.non_finite:,}"],
+        ["duplicates", f"{findings.duplicates:,}{contradictions}"],
+        ["unreadable", f"{len(findings.unreadable):,}"],
+        ["all in memory", f"{findings.memory_bytes / 2**20:,.1f} MiB; records are read as needed"],
+    ]
+    return "".join(f"{name:<15}{value}\n" for name, value in rows)
+
+
+def _class_rows(findings: Findings) -> list[list[str]]:
+    most = max(count for _, count in findings.classes)
+    rows = [
+        [name, "#" * round(_BAR * count / most), f"{count:,}", f"{count / findings.records:.1%}"]
+        for name, count in findings.classes
+    ]
+    if len(rows) > _MOST_CLASSES:
+        rest = sum(count for _, count in findings.classes[_MOST_CLASSES:])
+        more = len(rows) - _MOST_CLASSES
+        rows = [
+            *rows[:_MOST_CLASSES],
+            [f"({more:,} more)", "", f"{rest:,}", f"{rest / findings.records:.1%}"],
+        ]
+    return rows
+
+
+def _list(title: str, sentences: tuple[str, ...]) -> str:
+    if not sentences:
+        return ""
+    lines = [
+        textwrap.fill(
+            "".join(letter if letter.isprintable() else "�" for letter in sentence),
+            _WIDTH, initial_indent="  - ", subsequent_indent="    ", break_long_words=False,
+        )
+        for sentence in sentences[:_MOST_SENTENCES]
+    ]  # fmt: skip
+    if len(sentences) > _MOST_SENTENCES:
+        lines.append(f"  - … and {len(sentences) - _MOST_SENTENCES:,} more.")
+    return f"\n{title}:\n" + "\n".join(lines) + "\n"
+
+
+def _yaml(settings: DatasetSettings) -> str:
+    """The section of ``agent.yaml`` that reads the same."""
+    values = settings.model_dump(mode="json", exclude_unset=True)
+    values = {"name": "my-records"} | values | {"path": os.path.normpath(settings.path.absolute())}
+    values = {key: value for key, value in values.items() if (key, value) not in _DEFAULTS}
+    text = yaml.safe_dump({"data": values}, sort_keys=False, allow_unicode=True, default_flow_style=None)
+    return textwrap.indent(text, "  ")
+
+
+_DEFAULTS: Final = (("kind", "auto"), ("half", "train"))

@@ -1,0 +1,1 @@
+"""``dpagent model …``: architectures, before anything is trained."""

@@ -1,0 +1,95 @@
+"""``dpagent model list|show|graph``: the commands and their options."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, TypeAlias
+
+import typer
+
+from cli.tables import reader_may_leave, render_table
+from dpagent.errors import ConfigurationError
+
+app = typer.Typer(help="Look at models before they are trained.", no_args_is_help=True)
+
+NameArgument: TypeAlias = Annotated[
+    str,
+    typer.Argument(
+        metavar="NAME_OR_FILE", help="A built-in model, or a model file (.yaml).", show_default=False
+    ),
+]
+
+
+@app.command("list")
+def list_models() -> None:
+    """List the built-in models."""
+    from cli.model.page import dimensions
+    from dpagent.learning import BUILT_IN
+
+    rows = [
+        [name, dimensions(spec.input_shape), f"{spec.classes:,}", f"{spec.parameter_count:,}"]
+        for name, spec in sorted(BUILT_IN.items())
+    ]
+    with reader_may_leave():
+        typer.echo(render_table(["model", "input", "classes", "parameters"], rows, words=2), nl=False)
+
+
+@app.command()
+def show(
+    name: NameArgument,
+    as_yaml: Annotated[
+        bool, typer.Option("--yaml", help="Print a model file instead, to start a model of your own from.")
+    ] = False,
+    microbatch: Annotated[
+        int, typer.Option(min=1, max=64, help="Records computed together, for the estimate of memory.")
+    ] = 32,
+) -> None:
+    """Show a model layer by layer: shapes, parameters, operations, and what it takes to train."""
+    from cli.model.page import model_file, model_page
+    from dpagent.learning import find_model
+
+    spec = find_model(name)
+    with reader_may_leave():
+        typer.echo(model_file(spec) if as_yaml else model_page(spec, microbatch), nl=False)
+
+
+@app.command()
+def graph(
+    name: NameArgument,
+    views: Annotated[
+        int, typer.Option(min=1, max=64, help="Augmented copies of each record, as in fleet.yaml.")
+    ] = 1,
+    per_layer: Annotated[
+        bool, typer.Option("--per-layer", help="A clip norm for each layer with parameters.")
+    ] = False,
+    output: Annotated[Path | None, typer.Option(help="Write the graph, an ONNX file, here.")] = None,
+) -> None:
+    """Build a model's training graph and print its SHA-256, for `trusted_graphs` in agent.yaml.
+
+    A graph decides what is clipped, so a device runs only graphs it knows. Those of the built-in
+    models with one view it knows already; of any other, its owner builds the graph with this command
+    and trusts what it prints.
+    """
+    from dpagent.learning import find_model
+    from dpagent.learning.training_graph import graph_digest, known_digests
+    from dpagent.storage import write_atomically
+
+    spec = find_model(name)
+    if find_spec("onnx") is None:
+        raise ConfigurationError(
+            "Training graphs are built with the package onnx, which is not installed:"
+            " pip install 'dpagent[coordinator]'."
+        )
+    from dpagent.learning.training_graph.build import build_training_graph
+
+    built = build_training_graph(spec, views=views, per_layer=per_layer)
+    digest = graph_digest(built)
+    if output is not None:
+        write_atomically(output, built)
+    typer.echo(digest)
+    if (spec.head.digest().hex(), digest) in known_digests():
+        note = "Devices with this version know it: nothing needs to be set."
+    else:
+        note = f"In agent.yaml of every device that shall run it:\n  trusted_graphs: [{digest}]"
+    typer.echo(f"{spec.name}: a graph of {len(built):,} bytes. {note}", err=True)

@@ -1,0 +1,1 @@
+"""``dpagent predict``: what a finished model says of inputs."""

@@ -1,0 +1,122 @@
+"""What the coordinator makes of weights: a file for people, a figure for the log, bytes for devices."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coordinator.settings import FleetSettings
+from coordinator.store import Job
+from dpagent.errors import ParameterError
+from dpagent.learning import Dataset, ModelSpec, check_fits
+from dpagent.learning.evaluation import OnnxEvaluator
+from dpagent.learning.front_end.features import FeatureSet, FrontEnd
+from dpagent.learning.onnx_export import export_onnx
+from dpagent.learning.training_graph.build import build_training_graph
+from dpagent.privacy import DiscretisedGaussian
+from dpagent.privacy.covariance import leading_directions
+from dpagent.storage import disk_errors, write_atomically
+
+
+class ModelFiles:
+    """What a job is made of besides its weights, and what is made of each round's.
+
+    Args:
+        settings: The fleet's.
+        spec: The model.
+        test: Public records to test on.
+
+    Attributes:
+        assets: What devices need besides plans and weights, by role.
+
+    Raises:
+        DataError: The test data do not fit the model.
+        StorageError: The directions of an earlier start cannot be read.
+    """
+
+    def __init__(self, settings: FleetSettings, spec: ModelSpec, test: Dataset | None) -> None:
+        self._settings, self._spec = settings, spec
+        self._class_names: tuple[str, ...] = tuple(settings.model.classes or ())
+        self._test = test
+        self._features: Dataset | None = None
+        if test is not None:
+            check_fits(test, spec)
+            self._class_names = self._class_names or test.class_names
+        augmentation = settings.model.augmentation
+        graph = build_training_graph(
+            spec.head,
+            views=1 if augmentation is None else augmentation.views,
+            per_layer=settings.privacy.clipping.kind == "layers",
+        )
+        self.assets: dict[str, bytes] = {"training-graph": graph}
+        self._projection_file = settings.state_dir / "projection.f32"
+        if spec.projection is not None:
+            with disk_errors(self._projection_file):
+                if self._projection_file.exists():
+                    self.assets["projection"] = self._projection_file.read_bytes()
+
+    def set_projection(self, moments: NDArray[np.float64]) -> None:
+        """Keep the leading directions of the fleet's second moments, for good."""
+        if self._spec.projection is None:
+            raise ParameterError(f"Model {self._spec.name!r} has no projection.")
+        directions = leading_directions(moments, self._spec.projection.components).astype("<f4").tobytes()
+        write_atomically(self._projection_file, directions)
+        self.assets["projection"] = directions
+
+    @property
+    def final(self) -> Path:
+        """Where the finished model is."""
+        return self._settings.state_dir / "model.onnx"
+
+    def of_round(self, number: int) -> Path:
+        """Where the model after a round is."""
+        return self._settings.state_dir / "models" / f"round-{number:04d}.onnx"
+
+    def write(self, path: Path, weights: NDArray[np.float32], job: Job, number: int) -> None:
+        """Write the model after round ``number``, with all that whoever runs it needs to know."""
+        with disk_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        metadata = self._metadata(job, number)
+        model = export_onnx(self._spec, weights, metadata=metadata, assets=self._front_end_assets)
+        write_atomically(path, model)
+
+    def accuracy(self, weights: NDArray[np.float32]) -> float | None:
+        """On the test data, of the exported model run by ONNX Runtime; None without test data.
+
+        A front end is run on the test data once, and its features kept; the layers are exported
+        and run each time.
+        """
+        if self._test is None:
+            return None
+        if self._features is None:
+            self._features = self._test
+            if self._spec.front_end:
+                front_end = FrontEnd(self._spec, self._front_end_assets)
+                self._features = FeatureSet(self._test, front_end, self._settings.state_dir)
+        return OnnxEvaluator(export_onnx(self._spec.head, weights, metadata={})).accuracy(self._features)
+
+    @property
+    def _front_end_assets(self) -> dict[str, bytes]:
+        return {role: data for role, data in self.assets.items() if role != "training-graph"}
+
+    def _metadata(self, job: Job, number: int) -> dict[str, str]:
+        privacy = self._settings.privacy
+        statement = DiscretisedGaussian.job_statement(privacy.epsilon, privacy.delta)
+        metadata = {
+            "dpagent.job": job.id.hex(),
+            "dpagent.model": self._spec.name,
+            "dpagent.round": str(number),
+            "dpagent.privacy": statement.sentence(),
+            "dpagent.privacy_statement": json.dumps(statement.as_dict(), ensure_ascii=False),
+            "dpagent.epsilon_spent": repr(job.epsilon_by_round[number - 1]),
+            "dpagent.preprocessing": (
+                "input: float32, channels last; images in [0, 1] (uint8 divided by 255). "
+                "Offset and scale are part of the graph."
+            ),
+        }
+        if self._class_names:
+            metadata["dpagent.classes"] = json.dumps(list(self._class_names), ensure_ascii=False)
+        return metadata

@@ -1,0 +1,93 @@
+"""From the labels that data carry, names or whole numbers, to the numbers that a model trains on.
+
+All devices of a fleet must number the classes alike. The public list ``classes`` says how. Without it,
+whole numbers stand for themselves, and names are numbered in sorted order: fine for a demonstration, but a
+board that lacks a class would number them otherwise, and nobody would notice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpagent.errors import DataError
+from dpagent.learning.data.dataset import MAX_CLASSES
+
+_LONGEST: Final = 9  # digits of a whole number that could be a class
+
+UNLISTED: Final = (
+    "The classes were numbered in sorted order of what is here. A board that lacks one would number them"
+    " otherwise: list them in `classes`, alike on all boards."
+)
+
+
+class ClassTable:
+    """What number each label has.
+
+    Args:
+        found: every label that occurs, as text; they may repeat.
+        listed: the public list, or None.
+
+    Attributes:
+        count: number of classes, at least 2.
+        names: the name of each, or empty where labels are numbers.
+        is_listed: whether the fleet's list was used.
+
+    Raises:
+        DataError: the labels cannot be classes.
+    """
+
+    def __init__(self, found: Iterable[str], listed: Sequence[str] | None) -> None:
+        labels = sorted(set(found))
+        self.is_listed = listed is not None
+        if listed is not None:
+            self.names = tuple(listed)
+            self._numbers = {name: number for number, name in enumerate(listed)}
+            self.count = len(listed)
+        elif labels and all(label.isascii() and label.isdigit() for label in labels):
+            longest = max(labels, key=len)
+            if len(longest) > _LONGEST or int(max(labels, key=int)) >= MAX_CLASSES:
+                raise DataError(
+                    f"A label is {longest[:40]}; expected whole numbers below {MAX_CLASSES:,}, or names. Is"
+                    " it the label column?"
+                )
+            self._numbers = {label: int(label) for label in labels}
+            self.names, self.count = (), max(2, 1 + max(self._numbers.values()))
+        else:
+            if len(labels) > MAX_CLASSES:
+                raise DataError(
+                    f"There are {len(labels):,} different labels; expected at most {MAX_CLASSES:,}. Is it"
+                    " the label column?"
+                )
+            self.names, self.count = tuple(labels), len(labels)
+            self._numbers = {name: number for number, name in enumerate(labels)}
+
+    def number(self, label: str) -> int | None:
+        """The class that ``label`` stands for, or None."""
+        known = self._numbers.get(label)
+        if (
+            known is None
+            and not self.names
+            and label.isascii()
+            and label.isdigit()
+            and len(label) <= _LONGEST
+        ):
+            return int(label) if int(label) < self.count else None
+        return known
+
+    def expected(self) -> str:
+        """The choices, as an error lists them."""
+        if not self.names:
+            return f"a whole number from 0 to {self.count - 1}"
+        shown = ", ".join(self.names[:12]) + (", …" if len(self.names) > 12 else "")
+        return f"one of {shown}"
+
+
+def named_classes(labels: NDArray[np.int64], listed: Sequence[str] | None) -> tuple[int, tuple[str, ...]]:
+    """The number of classes and their names, for labels that are stored as numbers."""
+    if listed is not None:
+        return len(listed), tuple(listed)
+    return max(2, int(labels.max(initial=0)) + 1), ()

@@ -1,0 +1,308 @@
+"""What a set of labelled records is to those who train and test on it.
+
+A record is an array of one public shape: ``(features,)``, ``(length, channels)`` or ``(height,
+width, channels)``. It is kept as it was stored, uint8 or float32, and read when it is asked for, so
+that a set may be larger than memory: what stays in memory is the labels, and where each record is.
+uint8 becomes float32 in [0, 1] where it is computed with (:func:`to_float32`); what the network does
+beyond that belongs to the :class:`~dpagent.learning.models.ModelSpec`.
+
+Files are read by ``pread`` and not mapped: a mapped file that somebody truncates kills the process
+with SIGBUS, and its pages count as the process's memory.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpagent.errors import DataError, require_count
+
+if TYPE_CHECKING:
+    from dpagent.learning.models import ModelSpec
+
+Indices = NDArray[np.integer[Any]]
+Batch = tuple[NDArray[Any], NDArray[np.int64]]
+
+MAX_CLASSES: Final = 65_536
+_BATCH_BYTES: Final = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where records came from, for the eyes of their owner: it may name private files.
+
+    Attributes:
+        kind: ``arrays``, ``npz``, ``idx``, ``cifar``, ``images`` or ``csv``.
+        source: the path, and what it was taken for.
+        left_out: what was there and is not among the records, a sentence each.
+        warnings: what may be meant otherwise, a sentence each.
+    """
+
+    kind: str = "arrays"
+    source: str = "arrays in memory"
+    left_out: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+class Dataset(ABC):
+    """Records with labels.
+
+    Attributes:
+        labels: ``(n,)`` int64 in ``0..classes-1``.
+        classes: number of classes the labels are drawn from.
+        class_names: the name of each class, or empty where classes are numbers only.
+        shape: of one record.
+        dtype: uint8 or float32.
+        groups: ``(n,)`` int64, which file (or person, or session) each record is from; or None.
+        origin: where the records came from.
+
+    Raises:
+        DataError: there is no record, or these do not fit together.
+    """
+
+    def __init__(
+        self,
+        labels: NDArray[np.int64],
+        classes: int,
+        *,
+        shape: Sequence[int],
+        dtype: np.dtype[Any],
+        class_names: Sequence[str] = (),
+        groups: NDArray[np.int64] | None = None,
+        origin: Origin | None = None,
+    ) -> None:
+        self.labels = labels
+        self.classes = classes
+        self.class_names = tuple(class_names)
+        self.shape = tuple(int(size) for size in shape)
+        self.dtype = np.dtype(dtype)
+        self.groups = groups
+        self.origin = Origin() if origin is None else origin
+        self._check()
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @abstractmethod
+    def _read(self, indices: Indices) -> NDArray[Any]:
+        """The records at ``indices``, checked, of ``self.shape`` and ``self.dtype``."""
+
+    def batch(self, indices: Indices) -> Batch:
+        """The records at ``indices`` in that order, and their labels; nothing else is read.
+
+        Args:
+            indices: ``(m,)`` in ``0..n-1``, repeated ones allowed; m may be 0.
+
+        Returns:
+            Inputs ``(m, *shape)``, uint8 or float32, and labels ``(m,)`` int64.
+
+        Raises:
+            DataError: A record cannot be read any more; names the file. :meth:`refresh` leaves it out.
+            IndexError: An index is out of its range.
+        """
+        indices = np.asarray(indices)
+        if indices.size and not (int(indices.min()) >= 0 and int(indices.max()) < len(self)):
+            raise IndexError(f"indices from {indices.min()} to {indices.max()} for {len(self)} records")
+        return self._read(indices), self.labels[indices]
+
+    def batches(self, indices: Indices | None = None, *, size: int | None = None) -> Iterator[Batch]:
+        """The same in pieces, so that a lot may be larger than memory.
+
+        Args:
+            indices: as of :meth:`batch`; without them, all records in their order.
+            size: records in a piece, all but the last; by default as many as take about 4 MiB.
+
+        Raises:
+            DataError: as of :meth:`batch`.
+        """
+        size = max(1, _BATCH_BYTES // self.record_bytes) if size is None else require_count("size", size)
+        count = len(self) if indices is None else len(indices)
+        for start in range(0, count, size):
+            stop = min(start + size, count)
+            yield self.batch(np.arange(start, stop) if indices is None else indices[start:stop])
+
+    def refresh(self) -> Dataset:
+        """The records as they are now: this object if nothing changed, else a new one.
+
+        Only folders of images and CSV files change. Cheap if nothing did. It raises nothing: what
+        cannot be read is left out, and said in ``origin.left_out``.
+        """
+        return self
+
+    @property
+    def record_bytes(self) -> int:
+        """Bytes of one record in memory."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def class_counts(self) -> NDArray[np.int64]:
+        """How many records each class has, ``(classes,)``. Private."""
+        return np.bincount(self.labels, minlength=self.classes)
+
+    def class_label(self, number: int) -> str:
+        """What class ``number`` is called: its name, or the number."""
+        return self.class_names[number] if self.class_names else str(number)
+
+    def _check(self) -> None:
+        if self.dtype not in (np.uint8, np.float32) or not 1 <= len(self.shape) <= 3:
+            raise DataError(
+                f"The inputs are {self.dtype} of shape {_shown_shape(self.shape)}; expected uint8 or float32"
+                " of shape (records, features), (records, length, channels) or (records, height, width,"
+                " channels)."
+            )
+        if min(self.shape) < 1:
+            raise DataError(f"A record has shape {self.shape}; expected at least one value.")
+        labels = self.labels
+        if labels.ndim != 1 or labels.dtype != np.int64:
+            raise DataError(
+                f"The labels are {labels.dtype} of shape {labels.shape}; expected int64 of shape (records,)."
+            )
+        if len(labels) == 0:
+            raise DataError("The dataset holds no records; expected at least one.")
+        if self.class_names and len(self.class_names) != self.classes:
+            raise DataError(
+                f"There are {len(self.class_names)} names for {self.classes} classes; expected one each."
+            )
+        if not 2 <= self.classes <= MAX_CLASSES:
+            raise DataError(f"There are {self.classes} classes; expected 2 to {MAX_CLASSES:,}.")
+        low, high = int(labels.min()), int(labels.max())
+        if low < 0 or high >= self.classes:
+            place, wrong = (labels.argmin(), low) if low < 0 else (labels.argmax(), high)
+            raise DataError(
+                f"A label is {wrong} (record {place}); expected whole numbers from 0 to {self.classes - 1}."
+            )
+
+
+class ArrayDataset(Dataset):
+    """Records in memory.
+
+    Args:
+        inputs: ``(n, *shape)``, uint8 or float32.
+        labels: ``(n,)`` int64 in ``0..classes-1``.
+        classes: number of classes the labels are drawn from.
+        class_names, groups, origin: as of :class:`Dataset`.
+
+    Raises:
+        DataError: they do not fit together.
+    """
+
+    def __init__(
+        self,
+        inputs: NDArray[Any],
+        labels: NDArray[np.int64],
+        classes: int,
+        class_names: Sequence[str] = (),
+        *,
+        groups: NDArray[np.int64] | None = None,
+        origin: Origin | None = None,
+    ) -> None:
+        self.inputs = inputs
+        if inputs.ndim and len(inputs) != len(labels):
+            raise DataError(
+                f"There are {len(inputs)} inputs and {len(labels)} labels; expected one label an input."
+            )
+        super().__init__(
+            labels, classes, shape=inputs.shape[1:], dtype=inputs.dtype, class_names=class_names,
+            groups=groups, origin=origin,
+        )  # fmt: skip
+
+    def _read(self, indices: Indices) -> NDArray[Any]:
+        chosen: NDArray[Any] = self.inputs[indices]
+        return chosen
+
+
+class Subset(Dataset):
+    """Some of the records of another set, read through it.
+
+    Args:
+        dataset: the other set.
+        indices: ``(m,)`` which of its records, in the order they shall have here.
+
+    Raises:
+        DataError: there is none.
+    """
+
+    def __init__(self, dataset: Dataset, indices: Indices) -> None:
+        self._dataset, self._indices = dataset, np.asarray(indices, np.int64)
+        super().__init__(
+            dataset.labels[indices], dataset.classes, shape=dataset.shape, dtype=dataset.dtype,
+            class_names=dataset.class_names, origin=dataset.origin,
+            groups=None if dataset.groups is None else dataset.groups[indices],
+        )  # fmt: skip
+
+    def _read(self, indices: Indices) -> NDArray[Any]:
+        return self._dataset.batch(self._indices[indices])[0]
+
+
+class Reshaped(Dataset):
+    """The records of another set in another shape with as many values.
+
+    Raises:
+        DataError: the numbers of values differ.
+    """
+
+    def __init__(self, dataset: Dataset, shape: Sequence[int]) -> None:
+        self._dataset = dataset
+        if math.prod(shape) != math.prod(dataset.shape):
+            raise DataError(
+                f"The records have shape {dataset.shape}, {math.prod(dataset.shape)} values; shape"
+                f" {tuple(shape)} needs {math.prod(shape)}. Correct `shape`, or leave it out."
+            )
+        super().__init__(
+            dataset.labels, dataset.classes, shape=shape, dtype=dataset.dtype,
+            class_names=dataset.class_names, groups=dataset.groups, origin=dataset.origin,
+        )  # fmt: skip
+
+    def _read(self, indices: Indices) -> NDArray[Any]:
+        return self._dataset.batch(indices)[0].reshape(len(indices), *self.shape)
+
+    def refresh(self) -> Dataset:
+        """As of :meth:`Dataset.refresh`."""
+        now = self._dataset.refresh()
+        return self if now is self._dataset else Reshaped(now, self.shape)
+
+
+def to_float32(inputs: NDArray[Any]) -> NDArray[np.float32]:
+    """``inputs`` as a network takes them: uint8 divided by 255, float32 as it is."""
+    if inputs.dtype == np.uint8:
+        scaled: NDArray[np.float32] = np.divide(inputs, np.float32(255), dtype=np.float32)
+        return scaled
+    return inputs.astype(np.float32, copy=False)
+
+
+def check_fits(dataset: Dataset, spec: ModelSpec) -> None:
+    """Raise :class:`DataError` unless ``spec`` can be trained or tested on ``dataset``.
+
+    Looks at the public form only, never at a record.
+    """
+    if dataset.shape != spec.input_shape:
+        advice = "Resize the records or choose another model."
+        if math.prod(dataset.shape) == math.prod(spec.input_shape):
+            advice = f"They have as many values: set `shape: {list(spec.input_shape)}`."
+        raise DataError(
+            f"The records have shape {dataset.shape}; model {spec.name!r} expects {spec.input_shape}."
+            f" {advice}"
+        )
+    if dataset.class_names and dataset.classes != spec.classes:
+        raise DataError(
+            f"The data have {dataset.classes} classes ({_some(dataset.class_names)}); model {spec.name!r} has"
+            f" {spec.classes}. List all classes of the fleet in `classes`, or choose another model."
+        )
+    if dataset.classes > spec.classes:
+        raise DataError(
+            f"The largest label is {dataset.classes - 1}; model {spec.name!r} has {spec.classes} classes, 0"
+            f" to {spec.classes - 1}. Correct the labels or choose another model."
+        )
+
+
+def _shown_shape(shape: tuple[int, ...]) -> str:
+    return f"({', '.join(['records', *map(str, shape)])})"
+
+
+def _some(names: Sequence[str], most: int = 8) -> str:
+    return ", ".join(names[:most]) + (", …" if len(names) > most else "")

@@ -1,0 +1,240 @@
+"""Records that lie one after the other in a file, read by number; and files that must be unpacked first.
+
+What is compressed cannot be read by number. It is unpacked once: into memory when that takes at most
+:data:`IN_MEMORY_BYTES`, else into a temporary file that has no name any more, so that it is gone with the
+process, however that ends. The file is made in ``$TMPDIR``, else in ``/var/tmp``, because ``/tmp`` is
+memory on many boards.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import math
+import os
+import tempfile
+import weakref
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpagent.errors import DataError
+from dpagent.learning.data.dataset import Dataset, Indices
+
+IN_MEMORY_BYTES: Final = 32 << 20
+"""Records that take at most this are kept in memory, unless they can be read from their file by number."""
+
+_PIECE: Final = 1 << 20
+_SPACE_LEFT: Final = 256 << 20
+"""Unpacking stops when the disk has less than this left: a board must go on living."""
+
+
+class Readable(Protocol):
+    """What can be read in pieces."""
+
+    def read(self, size: int = -1, /) -> bytes:
+        """At most so many bytes; none at the end."""
+        ...
+
+
+Convert = Callable[[NDArray[Any]], NDArray[Any]]
+
+
+class RawFile:
+    """A file, or what comes from some byte on, read at given places. It is closed when it is collected.
+
+    Args:
+        path: what errors call it.
+        descriptor: of the open file; this object owns it.
+        start: where the part begins.
+    """
+
+    def __init__(self, path: Path, descriptor: int, start: int = 0) -> None:
+        weakref.finalize(self, os.close, descriptor)
+        self.path, self.descriptor, self._start = path, descriptor, start
+        self.size = os.fstat(descriptor).st_size - start
+
+    def part(self, start: int) -> RawFile:
+        """What comes from byte ``start`` on."""
+        return RawFile(self.path, os.dup(self.descriptor), self._start + start)
+
+    def read_into(self, target: NDArray[np.uint8], place: int) -> None:
+        """Fill ``target``, contiguous, from byte ``place`` on.
+
+        Raises:
+            DataError: the file has become shorter, or the disk cannot read it.
+        """
+        view, done = target.data.cast("B"), 0
+        try:
+            while done < len(view):
+                got = os.preadv(self.descriptor, [view[done:]], self._start + place + done)
+                if not got:
+                    raise DataError(
+                        f"{self.path} ends at byte {place + done}; it was longer when it was opened. Copy it"
+                        " again."
+                    )
+                done += got
+        except OSError as error:
+            raise DataError(f"Cannot read {self.path}: {error.strerror or error}.") from error
+
+
+@dataclass(frozen=True, slots=True)
+class StoredArray:
+    """An array in a file, its first axis the records.
+
+    Attributes:
+        file: where its values lie, from byte 0 on.
+        dtype: as stored, with its byte order.
+        shape: ``(n, …)``.
+    """
+
+    file: RawFile
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+    def read(self, indices: Indices) -> NDArray[Any]:
+        """The records at ``indices``, in that order: one read for each run of neighbours."""
+        size = self.dtype.itemsize * math.prod(self.shape[1:])
+        raw = np.empty((len(indices), size), np.uint8)
+        # Where one does not follow on the one before, a run begins.
+        breaks = np.flatnonzero(np.diff(indices) != 1) + 1
+        for start, stop in zip([0, *breaks], [*breaks, len(indices)], strict=True):
+            if stop > start:
+                self.file.read_into(raw[start:stop], int(indices[start]) * size)
+        return raw.view(self.dtype).reshape(len(indices), *self.shape[1:])
+
+    def read_all(self) -> NDArray[Any]:
+        """All of it."""
+        return self.read(np.arange(self.shape[0]))
+
+
+class StoredDataset(Dataset):
+    """Records in files, a run of them in each.
+
+    Args:
+        parts: the files' arrays.
+        convert: from stored records ``(m, …)`` to inputs ``(m, *shape)`` of ``dtype``.
+        others: as of :class:`Dataset`.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[StoredArray],
+        convert: Convert,
+        labels: NDArray[np.int64],
+        classes: int,
+        **others: Any,
+    ) -> None:
+        self._parts, self._convert = tuple(parts), convert
+        self._ends = np.cumsum([part.shape[0] for part in parts])
+        super().__init__(labels, classes, **others)
+
+    def _read(self, indices: Indices) -> NDArray[Any]:
+        inputs = np.empty((len(indices), *self.shape), self.dtype)
+        owners = np.searchsorted(self._ends, indices, side="right")
+        for number in np.unique(owners):
+            mine = np.flatnonzero(owners == number)
+            part = self._parts[number]
+            first = self._ends[number] - part.shape[0]
+            # In pieces, so that a lot is not in memory twice, as it was stored and as it is used.
+            step = max(1, _PIECE // self.record_bytes)
+            for start in range(0, len(mine), step):
+                piece = mine[start : start + step]
+                inputs[piece] = self._convert(part.read(indices[piece] - first))
+        return inputs
+
+
+def to_inputs(stored: NDArray[Any]) -> NDArray[Any]:
+    """uint8 as it is, floats of any size and byte order as float32."""
+    if stored.dtype.kind != "f":
+        return stored  # uint8, or for the check to refuse
+    with np.errstate(over="ignore", invalid="ignore"):
+        return stored.astype(np.float32, copy=False)
+
+
+def input_dtype(stored: np.dtype[Any]) -> np.dtype[Any]:
+    """What :func:`to_inputs` makes of ``stored``; other types are left for the check to refuse."""
+    return np.dtype(np.float32) if stored.kind == "f" else stored
+
+
+def require_readable(path: Path) -> None:
+    """Raise :class:`DataError` unless ``path`` is a regular file or a directory that may be read."""
+    try:
+        known = path.exists()
+        if known and (path.is_file() or path.is_dir()):
+            if not os.access(path, os.R_OK):
+                raise DataError(f"{path} may not be read by this user. Check its owner and its mode.")
+            return
+    except (OSError, ValueError) as error:  # too long a name, a link to itself, a null character
+        raise DataError(f"Cannot read {path}: {getattr(error, 'strerror', None) or error}.") from error
+    if known:
+        raise DataError(f"{path} is neither a file nor a directory; expected one of them.")
+    raise DataError(f"There is no file or directory {path}. Check the path of the data.")
+
+
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn what files and decompressors raise about ``path`` into :class:`DataError`."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise DataError(f"There is no file {path}. Check the path of the data.") from error
+    except (OSError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise DataError(f"Cannot read {path}: {reason}. Copy it again.") from error
+
+
+def open_raw(path: Path) -> RawFile:
+    """Open a file whose values are read by number; what is called ``.gz`` is unpacked first.
+
+    Raises:
+        DataError: it cannot be read, or is damaged, or unpacks to more than the disk holds.
+    """
+    require_readable(path)
+    with reading(path):
+        if path.suffix != ".gz":
+            return RawFile(path, os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+        with gzip.open(path, "rb") as packed:
+            return unpack(packed, path)
+
+
+def unpack(packed: Readable, path: Path, *, most: int | None = None) -> RawFile:
+    """Copy a stream into a temporary file without a name.
+
+    Args:
+        packed: read to its end.
+        path: what errors call it.
+        most: bytes after which to stop; one more than expected shows that there are too many.
+
+    Raises:
+        DataError: the disk is nearly full, or no temporary file can be made.
+    """
+    folder = os.environ.get("TMPDIR") or ("/var/tmp" if os.access("/var/tmp", os.W_OK) else "/tmp")
+    written = 0
+    with _temporary_file(folder, path) as stream:
+        while piece := packed.read(_PIECE if most is None else min(_PIECE, most - written)):
+            space = os.fstatvfs(stream.fileno())
+            if space.f_bavail * space.f_frsize < _SPACE_LEFT:
+                raise DataError(
+                    f"{path} unpacks to more than {written:,} bytes, and the disk of {folder} is nearly full."
+                    " Unpack it elsewhere, or set TMPDIR to a directory of a larger disk."
+                )
+            stream.write(piece)
+            written += len(piece)
+        stream.flush()
+        return RawFile(path, os.dup(stream.fileno()))
+
+
+def _temporary_file(folder: str, path: Path) -> IO[bytes]:
+    try:
+        return tempfile.TemporaryFile(dir=folder)
+    except OSError as error:
+        raise DataError(
+            f"{path} has to be unpacked, and no temporary file can be made in {folder}: {error.strerror}. Set"
+            " TMPDIR to another directory."
+        ) from error

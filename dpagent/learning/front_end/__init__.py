@@ -1,0 +1,1 @@
+"""Frozen features before the trainable layers."""

@@ -1,0 +1,251 @@
+"""An architecture compiled for a microbatch of fixed size: stages in a row, bound to their memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpagent.learning.layers import (
+    AveragePool1d,
+    AveragePool2d,
+    Conv1d,
+    Conv2d,
+    Dense,
+    GroupNorm,
+    MaxPool1d,
+    MaxPool2d,
+    Relu,
+    Residual,
+    Shape,
+    Tanh,
+    windows,
+)
+from dpagent.learning.models import ModelSpec, Node
+from dpagent.learning.numpy_engine.activations import ReluStage, TanhStage
+from dpagent.learning.numpy_engine.convolution import ConvolutionStage
+from dpagent.learning.numpy_engine.dense import AveragedDenseStage, DenseStage
+from dpagent.learning.numpy_engine.loss import SoftmaxCrossEntropy
+from dpagent.learning.numpy_engine.normalisation import GroupNormStage
+from dpagent.learning.numpy_engine.pooling import (
+    AveragePoolStage,
+    GroupedMaxPoolStage,
+    MaxPoolStage,
+    SlidingMaxPoolStage,
+)
+from dpagent.learning.numpy_engine.products import Product
+from dpagent.learning.numpy_engine.residual import ForkStage, SumStage
+from dpagent.learning.numpy_engine.stages import Stage, TrainedStage
+from dpagent.learning.numpy_engine.workspaces import Floats, Memory, Signal, cropped
+
+
+class Network:
+    """Forward and backward passes over ``records`` records of ``views`` views each.
+
+    Attributes:
+        records: computed at a time.
+        trained: the stages with parameters, in the order of the flat vector.
+        loss: of the logits.
+    """
+
+    def __init__(self, spec: ModelSpec, records: int, views: int, *, microbatch: int) -> None:
+        self.records = records
+        self._labels = np.zeros(records, np.int64)
+        memory = Memory(records, views)
+        self._input = Signal(memory.workspace(spec.input_shape), None)
+        self._offset, self._scale = (
+            _constant(value, spec.input_shape) for value in (spec.input_offset, spec.input_scale)
+        )
+        builder = _Builder(memory, microbatch)
+        self._output, _ = builder.chain(spec.nodes, self._input)
+        self._stages = builder.stages
+        in_place = {stage.path: stage for stage in self._stages if isinstance(stage, TrainedStage)}
+        self.trained = [in_place[node.path] for top in spec.nodes for node in top.walk() if node.blocks]
+        self.loss = SoftmaxCrossEntropy(self._output, memory)
+
+    @property
+    def logits(self) -> Floats:
+        """``(records, views, classes)``, a workspace."""
+        return self._output.values.values
+
+    @property
+    def products(self) -> dict[str, Product]:
+        """Every product over several records, by layer and purpose."""
+        return {
+            f"{stage.path} {purpose}": product
+            for stage in self.trained
+            for purpose, product in stage.products.items()
+        }
+
+    def load(self, weights: Floats) -> None:
+        """Take over the parameters ``(d,)``."""
+        for stage in self.trained:
+            stage.load(weights[stage.parameters])
+
+    def forward(self, inputs: NDArray[Any]) -> None:
+        """Compute the logits of ``(n, views, *input_shape)`` inputs; the records beyond n are blank."""
+        count = len(inputs)
+        values = self._input.values.values
+        np.copyto(values[:count], inputs)
+        values[count:] = 0
+        if inputs.dtype == np.uint8:
+            np.divide(values, np.float32(255), out=values)
+        np.subtract(values, self._offset, out=values)
+        np.divide(values, self._scale, out=values)
+        for stage in self._stages:
+            stage.forward()
+
+    def backward(self, labels: NDArray[np.int64]) -> None:
+        """Compute the gradient of each record of the last ``forward``, for its labels ``(n,)``."""
+        self._labels[: len(labels)] = labels
+        self.loss.backward(self._labels)
+        for stage in reversed(self._stages):
+            stage.backward()
+
+
+class _Builder:
+    """Makes the stages of a row of layers and the signals between them."""
+
+    def __init__(self, memory: Memory, microbatch: int) -> None:
+        self._memory, self._microbatch = memory, microbatch
+        self._in_residual = False
+        self.stages: list[Stage] = []
+
+    def chain(self, nodes: Sequence[Node], source: Signal, *, reserved: bool = False) -> tuple[Signal, bool]:
+        """Append the stages of ``nodes``.
+
+        ``reserved`` says of the source, and the second result of the output, that its values are needed
+        once more, so that no activation may take over their memory.
+        """
+        nodes = _pooling_first(nodes)
+        for index, node in enumerate(nodes):
+            source, reserved = self._append(node, nodes[index + 1 :], source, reserved=reserved)
+        return source, reserved
+
+    def _append(
+        self, node: Node, following: Sequence[Node], source: Signal, *, reserved: bool
+    ) -> tuple[Signal, bool]:
+        match node.layer:
+            case Conv1d() | Conv2d() as layer:
+                over, grouping = windows(layer, node.input_shape), _grouping(following)
+                # Positions that no pooling window covers are not computed.
+                count = (over.count[0] // grouping[0], over.count[1] // grouping[1])
+                over = replace(over, count=(count[0] * grouping[0], count[1] * grouping[1]))
+                shape = (*grouping, *count, layer.channels) if grouping != (1, 1) else node.output_shape
+                target = self._signal(shape, trained=True)
+                self.stages.append(ConvolutionStage(node, over, source, target, grouping, self._memory))
+            case Dense():
+                # Its gradient is needed until the end of the microbatch.
+                workspaces = (self._memory.workspace(node.output_shape) for _ in range(2))
+                target = Signal(*workspaces)
+                if self._memory.views == 1:
+                    self.stages.append(DenseStage(node, source, target, self._microbatch))
+                else:
+                    self.stages.append(AveragedDenseStage(node, source, target))
+            case Tanh() | Relu() as layer:
+                target = source
+                if reserved:
+                    target = Signal(self._memory.workspace(source.values.values.shape[2:]), source.gradient)
+                self.stages.append(
+                    (TanhStage if isinstance(layer, Tanh) else ReluStage)(source, target, self._memory)
+                )
+                return target, True
+            case MaxPool1d() | MaxPool2d() as layer:
+                target = self._signal_after(source, node.output_shape)
+                over = windows(layer, node.input_shape)
+                if source.values.values.ndim == 7:
+                    self.stages.append(GroupedMaxPoolStage(source, target, self._memory))
+                elif (
+                    layer.stride == 1
+                    and layer.kernel > 1
+                    and _is_gathered(following)
+                    and source.values.is_gapless
+                ):
+                    whole = self._signal_after(source, node.input_shape)
+                    self.stages.append(SlidingMaxPoolStage(over, source, whole, self._memory))
+                    target = cropped(whole, node.output_shape)
+                else:
+                    self.stages.append(MaxPoolStage(over, source, target, self._memory))
+            case AveragePool1d() | AveragePool2d() as layer:
+                target = self._signal_after(source, node.output_shape)
+                self.stages.append(
+                    AveragePoolStage(windows(layer, node.input_shape), source, target, self._memory)
+                )
+            case GroupNorm(groups=groups):
+                target = self._signal_after(source, node.output_shape)
+                self.stages.append(GroupNormStage(groups, source, target, self._memory))
+                return target, True
+            case Residual():
+                return self._residual(node, source), False
+        return target, False
+
+    def _residual(self, node: Node, source: Signal) -> Signal:
+        # Both branches read the source's values; each has a gradient of its own, which the fork adds up.
+        entries = [
+            Signal(source.values, self._memory.workspace(node.input_shape) if source.gradient else None)
+            for _ in range(2)
+        ]
+        self.stages.append(ForkStage(source, entries))
+        self._in_residual = True
+        body, _ = self.chain(node.body, entries[0], reserved=True)
+        shortcut, _ = self.chain(node.shortcut, entries[1], reserved=True)
+        self._in_residual = False
+        target = self._signal(node.output_shape, trained=bool(body.gradient or shortcut.gradient))
+        self.stages.append(SumStage((body, shortcut), target))
+        return target
+
+    def _signal(self, shape: Shape, *, trained: bool) -> Signal:
+        gradient = None
+        if trained:
+            # The branches of a residual do not follow each other: what they share would be overwritten.
+            gradient = self._memory.workspace(shape) if self._in_residual else self._memory.gradient(shape)
+        return Signal(self._memory.workspace(shape), gradient)
+
+    def _signal_after(self, source: Signal, shape: Shape) -> Signal:
+        return self._signal(shape, trained=source.gradient is not None)
+
+
+def _constant(value: float | tuple[float, ...], shape: Shape) -> NDArray[np.float32]:
+    """A constant of the input, written out for every number of a record unless it is one for all."""
+    constant = np.asarray(value, np.float32)
+    return np.broadcast_to(constant, shape).copy() if constant.size > 1 else constant.reshape(())
+
+
+def _is_gathered(following: Sequence[Node]) -> bool:
+    """Whether a convolution reads what comes out of a layer, perhaps through an activation."""
+    layers = [node.layer for node in following[:2]]
+    if layers and isinstance(layers[0], Tanh | Relu):
+        del layers[0]
+    return bool(layers) and isinstance(layers[0], Conv1d | Conv2d)
+
+
+def _grouping(following: Sequence[Node]) -> tuple[int, int]:
+    """How a convolution lays out its positions for the layer that follows it."""
+    match following[0].layer if following else None:
+        case MaxPool1d(kernel=kernel, stride=stride) if kernel == stride > 1:
+            return (1, kernel)
+        case MaxPool2d(kernel=kernel, stride=stride) if kernel == stride > 1:
+            return (kernel, kernel)
+        case _:
+            return (1, 1)
+
+
+def _pooling_first(nodes: Sequence[Node]) -> list[Node]:
+    """The nodes with maxima taken before a monotone activation instead of after it.
+
+    The result is the same, and there is less of it to compute.
+    """
+    ordered = list(nodes)
+    for index in range(len(ordered) - 1, 0, -1):
+        place = index
+        while (
+            place < len(ordered)
+            and isinstance(ordered[place].layer, MaxPool1d | MaxPool2d)
+            and isinstance(ordered[place - 1].layer, Tanh | Relu)
+        ):
+            ordered[place - 1 : place + 1] = ordered[place], ordered[place - 1]
+            place += 1
+    return ordered

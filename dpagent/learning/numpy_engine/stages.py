@@ -1,0 +1,136 @@
+"""What every step of the network can do, bound once to the memory it works on."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpagent.learning.engine import NORM_RUN
+from dpagent.learning.layers import Shape
+from dpagent.learning.models import Node
+from dpagent.learning.numpy_engine.products import Product
+from dpagent.learning.numpy_engine.workspaces import Floats, aligned, round_up
+
+
+class Stage(ABC):
+    """One step over a whole microbatch, from one signal to another."""
+
+    @abstractmethod
+    def forward(self) -> None:
+        """Compute the values of the output from those of the input."""
+
+    @abstractmethod
+    def backward(self) -> None:
+        """Compute the gradient by the input, if it has one, from the gradient by the output.
+
+        The gradient by the output may be overwritten.
+        """
+
+
+class TrainedStage(Stage):
+    """A step with parameters: it also knows each record's gradient by them.
+
+    Args:
+        node: the layer in its place.
+
+    Attributes:
+        path: the layer's name.
+        parameters: where its parameters lie in the flat vector.
+        products: its products over several records, by name.
+    """
+
+    def __init__(self, node: Node) -> None:
+        self.path = node.path
+        self.parameters = node.parameters
+        self.products: dict[str, Product] = {}
+
+    @abstractmethod
+    def load(self, weights: Floats) -> None:
+        """Take over this layer's weight and bias, as they lie in the flat vector, and begin a new sum."""
+
+    @abstractmethod
+    def squared_norms(self) -> NDArray[np.float64]:
+        """‖gradient‖² of each record by these parameters, ``(records,)``, after ``backward``."""
+
+    @abstractmethod
+    def add_clipped(self, factors: Floats, unusable: NDArray[np.intp]) -> None:
+        """Add Σ factor·gradient to the sum of the microbatch, in float32.
+
+        Args:
+            factors: ``(records,)``.
+            unusable: records that are to add exact zeros, whatever their gradients hold.
+        """
+
+    @abstractmethod
+    def finish(self, total: NDArray[np.float64]) -> None:
+        """Add the sum of the microbatch to this layer's part of the flat vector, and begin a new one."""
+
+    @abstractmethod
+    def evidence(self) -> list[Floats]:
+        """All that the gradient of a record consists of, ``(records, …)`` each."""
+
+
+class RecordGradients:
+    """The gradient of each record by a matrix of parameters, written out, and their clipped sum.
+
+    Args:
+        records: how many.
+        shape: of the matrix.
+    """
+
+    def __init__(self, records: int, shape: Shape) -> None:
+        size = math.prod(shape)
+        runs = -(-size // NORM_RUN)
+        run = round_up(-(-size // runs))
+        # Filled up with zeros to a whole number of equal runs.
+        self._runs = aligned(records * runs * run).reshape(records, runs, run)
+        self._all = self._runs.reshape(records, runs * run)
+        self.rows = self._all[:, :size]
+        self.matrices = self.rows.reshape((records, *shape), copy=False)
+        self._sum, self._part = aligned(runs * run), aligned(runs * run)
+        self._shape, self._is_empty = shape, True
+
+    def begin(self) -> None:
+        """Forget the sum so far."""
+        self._is_empty = True
+
+    def squared_norms(self) -> NDArray[np.float64]:
+        """‖gradient‖² of each."""
+        squares: NDArray[np.float64] = np.add.reduce(
+            np.vecdot(self._runs, self._runs), axis=1, dtype=np.float64
+        )
+        return squares
+
+    def add_clipped(self, factors: Floats, unusable: NDArray[np.intp]) -> None:
+        """As :meth:`TrainedStage.add_clipped`."""
+        if len(unusable):
+            # Zero times infinity is not zero: what must add nothing is overwritten.
+            self.rows[unusable] = 0
+        if self._is_empty:
+            np.matmul(factors, self._all, out=self._sum)
+            self._is_empty = False
+        else:
+            np.matmul(factors, self._all, out=self._part)
+            np.add(self._sum, self._part, out=self._sum)
+
+    def finish(self) -> Floats:
+        """The sum of the microbatch, of the matrix's shape; then a new one begins."""
+        self._is_empty = True
+        return self._sum[: math.prod(self._shape)].reshape(self._shape)
+
+
+def squared_lengths(rows: Floats, run: int = NORM_RUN) -> NDArray[np.float64]:
+    """‖row‖² of each row: in float32 over at most ``run`` numbers, which are then added in float64."""
+    records, size = rows.shape
+    if size <= run:
+        square: NDArray[np.float64] = np.vecdot(rows, rows).astype(np.float64)
+        return square
+    whole = size - size % run
+    pieces = rows[:, :whole].reshape((records, -1, run), copy=False)
+    lengths: NDArray[np.float64] = np.add.reduce(np.vecdot(pieces, pieces), axis=1, dtype=np.float64)
+    if whole < size:
+        lengths += np.vecdot(rows[:, whole:], rows[:, whole:])
+    return lengths

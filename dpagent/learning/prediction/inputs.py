@@ -1,0 +1,38 @@
+"""One input of a model, wherever it comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from numpy.typing import NDArray
+
+Say: TypeAlias = Callable[[str], None]
+"""Takes a sentence for whoever asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """One record, or why it cannot be read.
+
+    Attributes:
+        source: the file, or the path of the data set.
+        record: its number in ``source``, from 0; None where the file is the record.
+        values: of the model's input shape, uint8 or float32; None if it cannot be read.
+        label: the class it is known to have, or None.
+        problem: why it cannot be read, or empty.
+        scaled_from: width and height of a picture that was made to fit, or None.
+    """
+
+    source: str
+    record: int | None = None
+    values: NDArray[Any] | None = None
+    label: int | None = None
+    problem: str = ""
+    scaled_from: tuple[int, int] | None = None
+
+    @property
+    def name(self) -> str:
+        """What a line calls it."""
+        return self.source if self.record is None else f"{self.source}#{self.record}"

@@ -1,0 +1,174 @@
+"""What is clipped to which norm, and how it becomes one vector of bounded norm.
+
+A record's gradient is clipped as a whole to a norm C, or layer by layer to norms C_ℓ (McMahan, Ramage,
+Talwar, Zhang, "Learning Differentially Private Recurrent Language Models", ICLR 2018, section 2.2;
+Abadi et al., CCS 2016, section 3.2). Both are one mechanism here. With shares p_ℓ that add up to 1,
+layer ℓ is released as r_ℓ = √p_ℓ·(R/C_ℓ)·g_ℓ, R = √ΣC_ℓ². For a record,
+
+    ‖r‖² = Σ p_ℓ·(R/C_ℓ)²·‖g_ℓ‖² ≤ R²·Σ p_ℓ = R²,
+
+so one Gaussian with sensitivity R covers all layers at the price of one, and layer ℓ gets noise of
+σ·C_ℓ/√p_ℓ a coordinate: what separate mechanisms with multipliers σ/√p_ℓ would give, on one grid.
+The noise that reaches the gradient, Σ d_ℓ·C_ℓ²/p_ℓ, is least for p_ℓ ∝ C_ℓ·√d_ℓ (Lagrange), which is
+what :meth:`Clipping.layers` takes. One norm for all is the case R = C, where r = g.
+
+*A public quantile* (Andrew, Thakkar, McMahan, Ramaswamy, "Differentially Private Learning with
+Adaptive Clipping", NeurIPS 2021). One more coordinate carries w·R·(b − 1/2), b being 1 for a record
+whose norm is at most C and 0 for another; centred, one record adds at most wR/2. The vector's norm is then at
+most R·√(1 + w²/4), and that is paid for in the noise: 0.5 % more at w = 0.2. The sum of the coordinate
+over wR, divided by the expected lot, plus 1/2, estimates the share β of records within C, with noise of
+standard deviation σ·√(1 + w²/4)/w over the lot; :func:`adapted_norm` follows it. What the next C is
+depends on releases alone, so it is free.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpagent.errors import ParameterError, require_between, require_count, require_positive
+
+COUNT_WEIGHT: Final = 0.2
+"""w where the quantile is wanted: for half a percent more noise, it is known to 5σ records of a lot."""
+
+_SHARE_TOLERANCE: Final = 1e-9
+_NORM_RANGE: Final = (1e-9, 1e9)
+
+
+@dataclass(frozen=True, slots=True)
+class Clipping:
+    """How gradients are clipped and laid out for one release. Public.
+
+    Attributes:
+        sizes: d_ℓ, coordinates of each layer, in the order of the gradient.
+        norms: C_ℓ, in [1e-9, 1e9].
+        shares: p_ℓ, in (0, 1], which add up to 1.
+        count_weight: w in (0, 1], or 0 where no quantile is wanted; only with a single norm.
+
+    Raises:
+        ParameterError: an attribute is out of its range, or their lengths differ.
+    """
+
+    sizes: tuple[int, ...]
+    norms: tuple[float, ...]
+    shares: tuple[float, ...]
+    count_weight: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not len(self.sizes) == len(self.norms) == len(self.shares) >= 1:
+            raise ParameterError(
+                f"there are {len(self.sizes)} layers, {len(self.norms)} clip norms and {len(self.shares)}"
+                " shares; expected one of each for a layer."
+            )
+        for number, (size, norm, share) in enumerate(zip(self.sizes, self.norms, self.shares, strict=True)):
+            require_count(f"size of layer {number}", size)
+            require_between(
+                "clip norm" if len(self.norms) == 1 else f"clip norm of layer {number}", norm, *_NORM_RANGE
+            )
+            require_positive(f"share of layer {number}", share, maximum=1.0)
+        total = math.fsum(self.shares)
+        if abs(total - 1) > _SHARE_TOLERANCE:
+            raise ParameterError(f"shares of the layers add up to {total!r}; expected 1.")
+        require_between("count weight", self.count_weight, 0.0, 1.0)
+        if self.count_weight and len(self.norms) > 1:
+            raise ParameterError(
+                "count weight is above 0 with several clip norms; expected one norm for all."
+            )
+
+    @classmethod
+    def whole(cls, parameters: int, norm: float, *, count_weight: float = 0.0) -> Clipping:
+        """One norm for the whole gradient."""
+        return cls((parameters,), (norm,), (1.0,), count_weight)
+
+    @classmethod
+    def layers(cls, sizes: Sequence[int], norms: Sequence[float]) -> Clipping:
+        """A norm for each layer, with the shares that let the least noise through."""
+        weights = [norm * math.sqrt(size) for size, norm in zip(sizes, norms, strict=True)]
+        return cls(tuple(sizes), tuple(norms), tuple(weight / math.fsum(weights) for weight in weights))
+
+    @property
+    def parameters(self) -> int:
+        """Coordinates of the gradient."""
+        return sum(self.sizes)
+
+    @property
+    def dimension(self) -> int:
+        """Coordinates released: the gradient's, and one where a quantile is wanted."""
+        return self.parameters + (self.count_weight > 0)
+
+    @property
+    def reference(self) -> float:
+        """R: the norm of a whole gradient all of whose layers reach theirs."""
+        return math.hypot(*self.norms)
+
+    @property
+    def radius(self) -> float:
+        """Bound on the L2 norm of what a record adds to the release: the mechanism's clip norm."""
+        # What the shares' sum is off 1 is made good.
+        return self.reference * math.hypot(1.0, self.count_weight / 2) * math.sqrt(math.fsum(self.shares))
+
+    def release(self, total: NDArray[np.float64], within: int, counted: int) -> NDArray[np.float64]:
+        """What is to be released of a lot, without noise. Private.
+
+        Args:
+            total: Σ of the clipped gradients, shape (parameters,).
+            within: of the records in it, how many had a norm of at most C.
+            counted: how many records are in it.
+
+        Returns:
+            Shape (dimension,).
+        """
+        released = np.empty(self.dimension)
+        np.multiply(total, self._repeated(1.0), out=released[: self.parameters])
+        if self.count_weight:
+            released[-1] = self.count_weight * self.reference * (within - counted / 2)
+        return released
+
+    def gradient(self, released: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The gradient's part of a release, in its own units, shape (parameters,)."""
+        return released[: self.parameters] * self._repeated(-1.0)
+
+    def share_within(self, mean: float) -> float:
+        """β, the estimated share of records within C, from the mean release's last coordinate a record."""
+        return 0.5 + mean / (self.count_weight * self.reference)
+
+    def _repeated(self, power: float) -> NDArray[np.float64] | float:
+        """(√p_ℓ·R/C_ℓ)^power for every coordinate, or 1 where that is all of them."""
+        if len(self.sizes) == 1:
+            return 1.0
+        scales = [
+            (math.sqrt(share) * self.reference / norm) ** power
+            for norm, share in zip(self.norms, self.shares, strict=True)
+        ]
+        return np.repeat(scales, self.sizes)
+
+    @property
+    def slices(self) -> tuple[slice, ...]:
+        """Where each layer's coordinates are."""
+        ends = accumulate(self.sizes)
+        return tuple(slice(end - size, end) for end, size in zip(ends, self.sizes, strict=True))
+
+
+def adapted_norm(norm: float, share_within: float, *, quantile: float, rate: float) -> float:
+    """The next clip norm: C·exp(−η·(β − γ)), the geometric step of Andrew et al., algorithm 1.
+
+    Args:
+        norm: C, above 0.
+        share_within: β as estimated; noise may take it out of [0, 1], so it is brought back.
+        quantile: γ in [0, 1], the share of records that should be within C.
+        rate: η, above 0; 0.2 in the paper.
+
+    Returns:
+        A norm in [1e-9, 1e9].
+    """
+    require_between("clip norm", norm, *_NORM_RANGE)
+    require_between("quantile", quantile, 0.0, 1.0)
+    require_positive("rate", rate)
+    off = min(max(share_within, 0.0), 1.0) - quantile
+    return min(max(norm * math.exp(-rate * off), _NORM_RANGE[0]), _NORM_RANGE[1])

@@ -1,0 +1,193 @@
+"""``dpagent data check``: what a person and a script are told, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+import yaml
+from pictures import encoded, folder_of, noise, write
+
+from agent.settings import DataSettings
+from dpagent.configuration import load_settings
+from dpagent.learning import ArrayDataset, open_dataset, save_npz
+
+
+def check(*arguments: str | Path, program: str = "") -> subprocess.CompletedProcess[str]:
+    start = ["-c", f"{program}; from cli.main import main; main()"] if program else ["-m", "cli.main"]
+    return subprocess.run(
+        [sys.executable, *start, "data", "check", *map(str, arguments)],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    root = tmp_path / "photos"
+    folder_of(root, "cat/1.png", "cat/2.png", "cat/3.png", "fox/4.png", width=8, height=8)
+    write(root / "fox" / "bad.png", b"no picture")
+    return root
+
+
+@pytest.fixture
+def walks(tmp_path: Path) -> Path:
+    generator = np.random.default_rng(0)
+    rows = [f"{x:.3f},{y:.3f},{'run' if n % 40 < 20 else 'sit'},p{n // 100}" for n, (x, y) in
+            enumerate(generator.normal(size=(200, 2)))]  # fmt: skip
+    return write(tmp_path / "walks.csv", "\n".join(["ax,a$y,act,who", *rows, ""]).encode())
+
+
+def test_a_person_is_told_what_was_read_and_what_to_mind(photos: Path) -> None:
+    result = check(photos)
+    assert result.returncode == 0, result.stderr
+    lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
+    assert f"{photos}, a folder of pictures by class (recognised)" in lines
+    assert "records 4" in lines
+    assert "shape 8 × 8 × 3 (height × width × channels)" in lines
+    assert any(line.startswith("cat ####") and line.endswith(" 3 75.0%") for line in lines)
+    text = " ".join(lines)
+    assert "fox/bad.png: it is not a picture" in text
+    assert "list them in `classes`" in text
+
+
+def test_the_lines_for_agent_yaml_read_the_same(walks: Path, tmp_path: Path) -> None:
+    options = [
+        "--label", "act", "--group", "who", "--window", "10", "--stride", "5", "--mixed", "drop",
+        "--offset", "ax=0.5,a$y=-1", "--scale", "2", "--classes", "sit,run,3",
+    ]  # fmt: skip
+    result = check(walks, *options)
+    assert result.returncode == 0, result.stderr
+    assert "THE WINDOWS OVERLAP" in result.stdout
+    block = yaml.safe_load(result.stdout.split("for these records):")[1])
+    file = tmp_path / "data.yaml"
+    file.write_text(yaml.safe_dump(block["data"]))
+    data = open_dataset(load_settings(file, DataSettings))
+    assert data.class_names == ("sit", "run", "3")
+    printed = json.loads(check(walks, *options, "--json", "-").stdout)
+    assert printed["records"] == len(data)
+    assert printed["shape"] == list(data.shape) == [10, 2]
+
+
+def test_a_script_is_told_the_same_as_json(photos: Path, tmp_path: Path) -> None:
+    target = tmp_path / "out.json"
+    result = check(
+        photos, "--classes", "fox,owl,cat", "--model", "digits", "--mode", "grey", "--json", target
+    )
+    assert (result.returncode, result.stdout) == (4, ""), result.stderr
+    found: dict[str, Any] = json.loads(target.read_text())
+    assert found["classes"] == [
+        {"name": "fox", "records": 1}, {"name": "owl", "records": 0}, {"name": "cat", "records": 3},
+    ]  # fmt: skip
+    assert (found["kind"], found["fits"], found["dtype"]) == ("images", False, "uint8")
+    assert "3 classes (fox, owl, cat); model 'digits' has 10" in found["misfit"]
+
+
+def test_data_that_fit_a_model_are_told_so(tmp_path: Path) -> None:
+    data = ArrayDataset(np.zeros((20, 8, 8, 1), np.uint8), np.arange(20, dtype=np.int64) % 10, 10)
+    save_npz(tmp_path / "x.npz", data)
+    result = check(tmp_path / "x.npz", "--model", "digits")
+    assert result.returncode == 0
+    assert "Fits the model digits." in result.stdout
+    model = tmp_path / "mine.yaml"
+    model.write_text("{name: mine, input_shape: [64], classes: 10, layers: [{dense: 10}]}")
+    assert "set `shape: [64]`" in " ".join(check(tmp_path / "x.npz", "--model", model).stdout.split())
+    result = check(tmp_path / "x.npz", "--model", model, "--shape", "64")
+    assert result.returncode == 0, result.stdout
+    assert check(tmp_path / "x.npz", "--model", "no-such").returncode == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        (["missing"], 4, "There is no file or directory missing"),
+        (["{walks}"], 4, "no column 'label'; found: ax, a$y, act, who. Set `label`"),
+        (["{walks}", "--label", "act"], 4, "walks.csv:2: the column 'who' holds 'p0'"),
+        (["{walks}", "--label", "act", "--features", "ax", "--classes", "run,walk"], 4, "one of run, walk"),
+        (["{walks}", "--label", "act", "--group", "who", "--scale", "0"], 3, "`scale` is 0.0"),
+        (["{walks}", "--label", "act", "--group", "who", "--scale", "az=2"], 3, "'az', which is no input"),
+        (["{walks}", "--stride", "5"], 3, "`stride` is given without `window`"),
+        (["{walks}", "--window", "0"], 3, "--window: got 0; expected greater than or equal to 1"),
+        (["{walks}", "--size", "8x8"], 3, "`images` is set"),
+        (["{photos}", "--kind", "csv"], 4, "holds no CSV files"),
+        (["{photos}", "--kind", "npz"], 4, "photos"),
+        (["{photos}", "--classes", "cat"], 3, "--classes"),
+        (["{photos}", "--classes", "cat,owl"], 4, "in the folder 'fox', which is no class"),
+        (["{photos}", "--size", "8"], 3, "--size"),
+        (["{photos}", "--size", "wide"], 2, "expected whole numbers, such as 28x28"),
+        (["{photos}", "--offset", "much"], 2, "expected a number, or COLUMN=NUMBER"),
+        (["{photos}", "--kind", "tar"], 2, "'tar' is not one of"),
+        (["{photos}", "--picture", "x.pdf"], 2, "has to end in .svg or .png"),
+        (["{photos}", "--picture", "no/x.svg"], 8, "no/x.svg"),
+        (["{photos}", "--json", "no/x.json"], 8, "no/x.json"),
+    ],
+)
+def test_what_is_wrong_is_one_sentence_and_a_code(
+    photos: Path, walks: Path, arguments: list[str], code: int, text: str
+) -> None:
+    result = check(*(part.format(photos=photos, walks=walks) for part in arguments))
+    assert result.returncode == code, result.stderr
+    assert text in " ".join(result.stderr.replace("│", " ").split())
+    assert "Traceback" not in result.stderr
+
+
+def words_of(svg: bytes) -> str:
+    root = ElementTree.fromstring(svg)
+    return " ".join("".join(one.itertext()) for one in root.iter("{http://www.w3.org/2000/svg}text"))
+
+
+@pytest.mark.parametrize("kind", ["images", "series", "table"])
+@pytest.mark.parametrize("suffix", [".svg", ".png"])
+def test_a_picture_names_the_classes_and_is_the_owners_alone(
+    photos: Path, walks: Path, tmp_path: Path, kind: str, suffix: str
+) -> None:
+    file = tmp_path / f"sheet{suffix}"
+    rows = [walks, "--label", "act", "--group", "who"]
+    arguments = {"images": [photos], "series": [*rows, "--window", "20"], "table": rows}[kind]
+    result = check(*arguments, "--picture", file)
+    assert result.returncode == 0, result.stderr
+    assert f"{file} shows private records" in result.stdout
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    data = file.read_bytes()
+    if suffix == ".png":
+        assert data.startswith(b"\x89PNG\r\n\x1a\n")
+        return
+    words = words_of(data)
+    assert "Private: records of this device" in words
+    names = ["cat", "3 records", "fox"] if kind == "images" else ["run", "sit", "ax", "a$y"]
+    for name in names:
+        assert name in words, name
+
+
+def test_a_picture_survives_odd_names_and_values(tmp_path: Path) -> None:
+    rows = ["x$^2,label", "1,$\\frac", "inf,<b>&", "nan,$\\frac", ""]
+    path = write(tmp_path / "x.csv", "\n".join(rows).encode())
+    file = tmp_path / "x.svg"
+    for window in ([], ["--window", "1"]):
+        result = check(path, *window, "--picture", file)
+        assert result.returncode == 0, result.stderr
+        assert "<b>&" in words_of(file.read_bytes())
+
+
+def test_without_matplotlib_or_pillow_the_extra_is_named(photos: Path, tmp_path: Path) -> None:
+    hide = "import sys; sys.modules[{!r}] = None"
+    result = check(photos, "--picture", tmp_path / "x.svg", program=hide.format("matplotlib"))
+    assert (result.returncode, "dpagent[demo]" in result.stderr) == (3, True)
+    result = check(photos, program=hide.format("PIL"))
+    assert (result.returncode, "dpagent[images]" in result.stderr) == (3, True)
+
+
+def test_control_characters_of_a_file_name_do_not_reach_the_terminal(tmp_path: Path) -> None:
+    folder_of(tmp_path, "a/1.png", "b/2.png")
+    write(tmp_path / "a" / "\x1b[2Jevil.png", b"no picture")
+    write(tmp_path / "c\x1b[31m" / "3.png", encoded(noise(1)))
+    result = check(tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "\x1b" not in result.stdout
+    assert "evil.png" in result.stdout

@@ -1,0 +1,381 @@
+"""``dpagent predict``: answers that numpy gives as well, for every kind of input, and what goes wrong."""
+
+from __future__ import annotations
+
+import json
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from exported_models import SENTENCE, answers, write_model
+from onnx import TensorProto, helper
+from pictures import encoded, folder_of, noise, write, zip_of
+from PIL import Image
+
+from dpagent.learning import ArrayDataset, save_npz
+
+SHAPE = (8, 12, 3)
+NAMES = ["cat", "fox", "owl"]
+
+
+def run(*arguments: str | Path, program: str = "", **options: Any) -> subprocess.CompletedProcess[str]:
+    start = ["-c", f"{program}; from cli.main import main; main()"] if program else ["-m", "cli.main"]
+    return subprocess.run(
+        [sys.executable, *start, "predict", *map(str, arguments)],
+        capture_output=True, text=True, timeout=60, check=False, **options,
+    )  # fmt: skip
+
+
+def predicted(*arguments: str | Path, code: int = 0) -> dict[str, Any]:
+    result = run(*arguments, "--json", "-")
+    assert result.returncode == code, result.stderr
+    document: dict[str, Any] = json.loads(result.stdout)
+    return document
+
+
+def expected(pixels: list[np.ndarray], shape: tuple[int, ...] = SHAPE) -> list[tuple[str, float]]:
+    """Class and probability of each picture."""
+    shares = answers(shape, 3, np.stack(pixels))
+    return [(NAMES[row.argmax()], pytest.approx(row.max(), abs=2e-6)) for row in shares]
+
+
+def told(document: dict[str, Any]) -> list[tuple[str, float]]:
+    return [(one["class"], one["probability"]) for one in document["predictions"]]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return write_model(tmp_path / "model.onnx", SHAPE, 3, NAMES)
+
+
+def test_pictures_are_answered_one_a_line_and_the_rest_goes_to_stderr(model: Path, tmp_path: Path) -> None:
+    pixels = folder_of(tmp_path, "a.png", "b.png")
+    result = run(model, tmp_path / "a.png", tmp_path / "b.png", "--top", "2")
+    assert result.returncode == 0, result.stderr
+    lines = [line.split() for line in result.stdout.splitlines()]
+    assert lines[0] == ["class", "probability", "class", "probability", "label", "input"]
+    for line, name, share in zip(
+        lines[1:], ("a.png", "b.png"), answers(SHAPE, 3, np.stack(pixels)), strict=True
+    ):
+        first, second = np.argsort(-share)[:2]
+        assert line == [
+            NAMES[first], f"{share[first]:.4f}", NAMES[second], f"{share[second]:.4f}", "-",
+            str(tmp_path / name),
+        ]  # fmt: skip
+    text = " ".join(result.stderr.split())
+    assert "Model linear after round 7: inputs of 8 × 12 × 3, 3 classes." in text
+    assert f"Privacy: {SENTENCE}. Up to this round: ε = 1.5." in text
+    assert text.count("Privacy:") == 1
+    assert "2 input(s)." in text
+    assert "scaled" not in text
+
+
+def test_a_folder_by_class_gives_accuracy_and_confusions(model: Path, tmp_path: Path) -> None:
+    names = [f"photos/{name}/{number}.png" for name in NAMES for number in range(4)]
+    pixels = folder_of(tmp_path, *names)
+    right = [name for name, _ in expected(pixels)]
+    labels = [name for name in NAMES for _ in range(4)]
+    document = predicted(model, tmp_path / "photos", "--batch", "5")
+    assert told(document) == expected(pixels)
+    assert [one["label"] for one in document["predictions"]] == labels
+    assert [one["input"] for one in document["predictions"]] == [str(tmp_path / name) for name in names]
+    summary = document["summary"]
+    hits = sum(map(str.__eq__, right, labels))
+    assert (summary["right"], summary["labelled"], summary["accuracy"]) == (hits, 12, hits / 12)
+    pairs = {(one["label"], one["class"]): one["inputs"] for one in summary["confusions"]}
+    assert pairs == {
+        pair: [*zip(labels, right, strict=True)].count(pair) for pair in zip(labels, right, strict=True)
+    }
+    result = run(model, tmp_path / "photos", "--summary")
+    assert f"Accuracy: {100 * hits / 12:.2f} %, {hits} of 12 with a label." in result.stdout
+    rows = {line.split()[0]: line.split()[1:-2] for line in result.stdout.splitlines()[3:] if line}
+    assert rows["fox"] == [
+        str(pairs.get(("fox", name), "."))
+        for name in NAMES
+        if any(p[1] == name for p in pairs) or name in labels
+    ]
+    assert "Accuracy" in run(model, tmp_path / "photos").stderr
+
+
+def test_pictures_of_any_size_and_mode_are_made_to_fit_and_it_is_said(model: Path, tmp_path: Path) -> None:
+    large = noise(3, width=48, height=32)
+    write(tmp_path / "large.png", encoded(large))
+    grey = noise(4, channels=1)
+    write(tmp_path / "grey.png", encoded(grey))
+    result = run(model, tmp_path / "large.png", tmp_path / "grey.png")
+    assert "1 picture(s) were scaled and cut to the model's input of 12 × 8." in " ".join(
+        result.stderr.split()
+    )
+    document = predicted(model, tmp_path / "large.png", tmp_path / "grey.png")
+    small = np.asarray(Image.fromarray(large).resize((12, 8), Image.Resampling.BILINEAR))
+    assert told(document) == expected([small, np.repeat(grey, 3, axis=2)])
+    assert [one["scaled_from"] for one in document["predictions"]] == [[48, 32], None]
+
+
+def test_what_is_unreadable_is_named_and_the_others_are_answered(model: Path, tmp_path: Path) -> None:
+    pixels = folder_of(tmp_path / "x", "1.png", "3.png")
+    write(tmp_path / "x" / "2.png", b"no picture")
+    write(tmp_path / "x" / "cut.png", encoded(noise(5))[:-60])
+    write(tmp_path / "x" / "\x1b[31mnotes.txt", b"hello")
+    result = run(model, tmp_path / "missing", tmp_path / "x")
+    assert result.returncode == 4
+    assert len(result.stdout.splitlines()) == 3
+    text = " ".join(result.stderr.split())
+    assert "2.png: it is not a picture" in text
+    assert "cut.png: " in text
+    assert f"There is no file or directory {tmp_path / 'missing'}" in text
+    assert "5 input(s). 3 without an answer" in text
+    assert "\x1b" not in result.stderr
+    document = predicted(model, tmp_path / "x", code=4)
+    (first, _), (third, _) = expected(pixels)
+    assert [one["class"] for one in document["predictions"]] == [first, None, third, None]
+    assert [one["input"].rpartition("/")[2] for one in document["predictions"]][1::2] == ["2.png", "cut.png"]
+    assert document["summary"]["unanswered"] == 2
+
+
+def test_a_zip_archive_is_read_with_and_without_classes(model: Path, tmp_path: Path) -> None:
+    pixels = [noise(seed) for seed in range(3)]
+    one, two, three = map(encoded, pixels)
+    archive = zip_of(tmp_path / "x.zip", {"fox/1.png": one, "holiday/2.png": two, "3.png": three})
+    document = predicted(model, archive)
+    assert told(document) == expected(pixels)
+    assert [one["label"] for one in document["predictions"]] == ["fox", None, None]
+    assert document["predictions"][2]["input"] == f"{archive}/3.png"
+    assert "no class of the model, so taken for unlabelled: holiday" in run(model, archive).stderr
+
+
+def test_of_two_halves_the_test_half_is_taken(model: Path, tmp_path: Path) -> None:
+    folder_of(tmp_path / "x", "train/cat/1.png", "test/fox/2.png", "train/fox/3.png")
+    assert [one["label"] for one in predicted(model, tmp_path / "x")["predictions"]] == ["fox"]
+    labels = [one["label"] for one in predicted(model, tmp_path / "x", "--half", "train")["predictions"]]
+    assert labels == ["cat", "fox"]
+
+
+def test_arrays_and_idx_and_cifar_have_numbers_for_labels(tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    inputs = generator.integers(0, 256, (7, 4, 4, 1), np.uint8)
+    labels = generator.integers(0, 3, 7)
+    model = write_model(tmp_path / "model.onnx", (4, 4, 1), 3)
+    save_npz(tmp_path / "x.npz", ArrayDataset(inputs, labels, 3))
+    folder = tmp_path / "idx"
+    folder.mkdir()
+    (folder / "t10k-images-idx3-ubyte").write_bytes(
+        struct.pack(">4B3I", 0, 0, 8, 3, 7, 4, 4) + inputs.tobytes()
+    )
+    (folder / "t10k-labels-idx1-ubyte").write_bytes(
+        struct.pack(">4BI", 0, 0, 8, 1, 7) + labels.astype(np.uint8).tobytes()
+    )
+    shares = answers((4, 4, 1), 3, inputs)
+    for path in (tmp_path / "x.npz", folder):
+        document = predicted(model, path)
+        assert [one["class"] for one in document["predictions"]] == [str(row.argmax()) for row in shares]
+        assert [one["label"] for one in document["predictions"]] == list(map(str, labels))
+        assert [one["record"] for one in document["predictions"]] == list(range(7))
+        assert document["summary"]["accuracy"] == np.mean(shares.argmax(axis=1) == labels)
+    cifar = write_model(tmp_path / "cifar.onnx", (32, 32, 3), 10)
+    record = generator.integers(0, 256, 3073, np.uint8)
+    record[0] = 4
+    (tmp_path / "test_batch.bin").write_bytes(record.tobytes())
+    (one,) = predicted(cifar, tmp_path / "test_batch.bin")["predictions"]
+    image = record[1:].reshape(1, 3, 32, 32).transpose(0, 2, 3, 1)
+    assert (one["label"], one["class"]) == ("4", str(answers((32, 32, 3), 10, image).argmax()))
+
+
+READINGS = np.random.default_rng(1).normal(size=(20, 2)).round(3)
+
+
+def table(path: Path, *, labels: bool, group: bool = False, extra: str = "") -> Path:
+    lines = [",".join(["ax", "ay", *["act"] * labels, *["who"] * group])]
+    for number, (x, y) in enumerate(READINGS):
+        lines.append(",".join([str(x), str(y), *[NAMES[number % 3]] * labels, *[f"p{number // 10}"] * group]))
+    return write(path, ("\n".join([*lines, *([extra] if extra else [])]) + "\n").encode())
+
+
+def test_rows_of_a_table_are_answered_with_and_without_labels(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model.onnx", (2,), 3, NAMES)
+    with_labels = predicted(model, table(tmp_path / "a.csv", labels=True), "--label", "act", "--scale", "2")
+    without = predicted(model, table(tmp_path / "b.csv", labels=False), "--scale", "2")
+    shares = answers((2,), 3, (READINGS / 2).astype(np.float32))
+    wanted = [(NAMES[row.argmax()], pytest.approx(row.max(), abs=2e-6)) for row in shares]
+    assert told(with_labels) == told(without) == wanted
+    assert [one["label"] for one in with_labels["predictions"]] == [NAMES[n % 3] for n in range(20)]
+    assert {one["label"] for one in without["predictions"]} == {None}
+
+
+def test_windows_without_labels_are_those_of_training(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model.onnx", (4, 2), 3, NAMES)
+    options = [
+        "--window",
+        "4",
+        "--stride",
+        "3",
+        "--group",
+        "who",
+        "--offset",
+        "ax=0.5",
+        "--features",
+        "ay,ax",
+    ]
+    with_labels = predicted(
+        model, table(tmp_path / "a.csv", labels=True, group=True), "--label", "act", *options
+    )
+    without = predicted(model, table(tmp_path / "b.csv", labels=False, group=True), *options)
+    assert told(without) == told(with_labels)
+    starts = [0, 3, 6, 10, 13, 16]  # four rows each, of ten rows a person
+    values = (READINGS - [0.5, 0])[:, ::-1]
+    windows = np.stack([values[start : start + 4] for start in starts]).astype(np.float32)
+    assert told(without) == [
+        (NAMES[row.argmax()], pytest.approx(row.max(), abs=2e-6)) for row in answers((4, 2), 3, windows)
+    ]
+
+
+def test_a_missing_value_has_no_answer_and_a_broken_row_ends_its_file(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model.onnx", (2,), 3, NAMES)
+    gap = table(tmp_path / "gap.csv", labels=False, extra="nan,1")
+    broken = table(tmp_path / "broken.csv", labels=False, extra="much,1")
+    document = predicted(model, gap, broken, code=4)
+    problems = [one["problem"] for one in document["predictions"]]
+    assert len(problems) == 42
+    assert "NaN" in problems[20]
+    assert "broken.csv:22: the column 'ax' holds 'much'" in problems[41]
+    assert [problem for problem in problems if problem] == [problems[20], problems[41]]
+
+
+def test_json_goes_to_a_file_whole_or_not_at_all(model: Path, tmp_path: Path) -> None:
+    folder_of(tmp_path, "a.png")
+    target = tmp_path / "out.json"
+    result = run(model, tmp_path / "a.png", "--json", target, "--top", "9")
+    assert (result.returncode, result.stdout) == (0, "")
+    document = json.loads(target.read_text())
+    assert document["model"]["privacy"] == SENTENCE
+    assert document["model"]["classes"] == NAMES
+    (one,) = document["predictions"]
+    assert sum(each["probability"] for each in one["top"]) == pytest.approx(1, abs=1e-5)
+    assert one["top"][0]["class"] == one["class"]
+    before = sorted(tmp_path.iterdir())
+    assert run(model, tmp_path / "a.png", "--size", "3x3", "--json", target).returncode == 3
+    assert json.loads(target.read_text()) == document
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_classes_may_be_named_for_a_model_that_does_not(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model.onnx", SHAPE, 3)
+    pixels = folder_of(tmp_path / "x", "fox/1.png", "cat/2.png")
+    assert "does not name its classes" in run(model, tmp_path / "x").stderr
+    document = predicted(model, tmp_path / "x", "--classes", ",".join(NAMES))
+    assert [one["label"] for one in document["predictions"]] == ["cat", "fox"]
+    assert sorted(told(document)) == sorted(expected(pixels))
+
+
+def hostile(path: Path, kind: str) -> Path:
+    """Files that are not what they should be."""
+    good = write_model(path.with_name("good.onnx"), SHAPE, 3, NAMES)
+    data = good.read_bytes()
+    if kind in ("empty", "text", "truncated"):
+        path.write_bytes({"empty": b"", "text": b"hello\n" * 50, "truncated": data[: len(data) // 2]}[kind])
+        return path
+    loaded = onnx.load_from_string(data)
+    if kind == "stranger":
+        loaded.producer_name = "pytorch\x1b[2J"
+    elif kind == "operator":
+        loaded.graph.node[0].op_type = "Teleport"
+    elif kind == "names":
+        del loaded.metadata_props[:]
+        helper.set_model_props(loaded, {"dpagent.classes": '["a", "a", "b"]'})
+    elif kind == "huge":
+        loaded = helper.make_model(
+            helper.make_graph(
+                [helper.make_node("Identity", ["input"], ["logits"])], "x",
+                [helper.make_tensor_value_info("input", TensorProto.FLOAT, ["N", 1 << 40])],
+                [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["N", 1 << 40])],
+            ),
+            producer_name="dpagent", opset_imports=[helper.make_opsetid("", 21)], ir_version=10,
+        )  # fmt: skip
+    path.write_bytes(loaded.SerializeToString())
+    return path
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("empty", "has 0 bytes"),
+        ("text", "is not an ONNX file, or a truncated one"),
+        ("truncated", "is not an ONNX file, or a truncated one"),
+        ("stranger", "an ONNX file of 'pytorch"),
+        ("operator", "Teleport"),
+        ("names", "expected a list of 3 different names"),
+        ("huge", "expected at most 16,777,216 values"),
+    ],
+)
+def test_a_file_that_is_no_model_of_ours_is_refused(tmp_path: Path, kind: str, text: str) -> None:
+    folder_of(tmp_path, "a.png")
+    result = run(hostile(tmp_path / "bad.onnx", kind), tmp_path / "a.png")
+    assert (result.returncode, result.stdout) == (4, ""), result.stderr
+    assert text in result.stderr
+    assert "bad.onnx" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert "\x1b" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        (["missing.onnx", "{png}"], 4, "There is no file or directory missing.onnx"),
+        (["{tmp}", "{png}"], 4, "is a directory; expected a model file"),
+        (["{model}"], 2, "Missing argument 'INPUT'"),
+        (["{model}", "{npz}"], 4, "the records have shape (4,); model 'linear' takes (8, 12, 3)"),
+        (["{model}", "{png}", "--size", "3x3"], 3, "have 27 values; model 'linear' takes 288"),
+        (["{model}", "{png}", "--classes", "a,b"], 3, "There are 2 classes (a, b); model 'linear' has 3"),
+        (["{model}", "{png}", "--classes", "owl,fox,cat"], 3, "itself names cat, fox, owl"),
+        (["{flat}", "{png}"], 3, "which is no picture"),
+        (["{model}", "{empty}"], 4, "is nothing known"),
+        (["{model}", "{png}", "--json", "no/x.json"], 8, "no/x.json"),
+        (["{model}", "{png}", "--json", "/dev/null"], 8, "is no regular file"),
+        (["{model}", "{png}", "--top", "0"], 2, "greater than or equal to 1"),
+    ],
+)
+def test_what_is_wrong_is_one_sentence_and_a_code(
+    model: Path, tmp_path: Path, arguments: list[str], code: int, text: str
+) -> None:
+    folder_of(tmp_path, "a.png")
+    (tmp_path / "empty").mkdir()
+    save_npz(tmp_path / "x.npz", ArrayDataset(np.zeros((3, 4), np.uint8), np.arange(3), 3))
+    places = {
+        "tmp": tmp_path, "model": model, "png": tmp_path / "a.png", "npz": tmp_path / "x.npz",
+        "empty": tmp_path / "empty", "flat": write_model(tmp_path / "flat.onnx", (4,), 3),
+    }  # fmt: skip
+    result = run(*(part.format(**places) for part in arguments))
+    assert result.returncode == code, result.stderr
+    assert text in " ".join(result.stderr.replace("│", " ").split())
+    assert "Traceback" not in result.stderr
+
+
+def test_memory_does_not_grow_with_the_inputs(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model.onnx", (256, 256, 1), 2)
+    program = (
+        "import atexit; atexit.register(lambda: print(*[line for line in open('/proc/self/status')"
+        " if line.startswith('VmHWM')]))"
+    )
+    peaks = []
+    for count in (600, 3000):
+        inputs, labels = np.zeros((count, 256, 256, 1), np.uint8), np.zeros(count, np.int64)
+        np.savez(tmp_path / "x.npz", inputs=inputs, labels=labels)  # 38 and 190 MiB: both are read by number
+        result = run(model, tmp_path / "x.npz", "--summary", "--batch", "16", program=program)
+        assert result.returncode == 0, result.stderr
+        assert f"of {count:,} with a label" in result.stdout
+        peaks.append(int(result.stdout.rpartition("VmHWM:")[2].split()[0]))
+    assert peaks[1] - peaks[0] < 20 << 10
+
+
+def test_a_reader_that_leaves_ends_it_quietly(model: Path, tmp_path: Path) -> None:
+    folder_of(tmp_path / "x", *(f"{number}.png" for number in range(40)))
+    command = f"{sys.executable} -m cli.main predict {model} {tmp_path / 'x'} --batch 1 | head -2"
+    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False)
+    assert len(result.stdout.splitlines()) == 2
+    assert "Traceback" not in result.stderr
+    assert "cannot be written" not in result.stderr

@@ -1,0 +1,218 @@
+"""What a path is taken for, what settings may say, and that no file, however odd, ends in a traceback."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pictures import encoded, folder_of, noise, write, zip_of
+from pydantic import ValidationError
+
+from dpagent.configuration import load_settings
+from dpagent.errors import ConfigurationError, DataError, DpagentError
+from dpagent.learning import ArrayDataset, open_dataset, save_npz
+from dpagent.learning.data import KINDS, recognise
+from dpagent.learning.data.settings import DatasetSettings
+
+LABELS = struct.pack(">BBBBI", 0, 0, 8, 1, 2) + bytes([0, 1])
+IMAGES = struct.pack(">BBBBIII", 0, 0, 8, 3, 2, 2, 2) + bytes(8)
+
+
+def make(kind: str, folder: Path) -> Path:
+    """Two records of a kind, called as they usually are."""
+    folder.mkdir(exist_ok=True)
+    match kind:
+        case "npz":
+            data = ArrayDataset(np.zeros((2, 3), np.float32), np.array([0, 1], np.int64), 2)
+            save_npz(folder / "data.npz", data)
+            return folder / "data.npz"
+        case "idx":
+            write(folder / "train-images-idx3-ubyte.gz", gzip.compress(IMAGES))
+            write(folder / "train-labels-idx1-ubyte", LABELS)
+        case "cifar":
+            write(folder / "data_batch_1.bin", (bytes(3073) + b"\1" + bytes(3072)))
+        case "images":
+            folder_of(folder, "a/1.png", "b/2.png")
+        case "csv":
+            write(folder / "x.csv", b"x,label\n1,0\n2,1\n")
+    return folder
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_is_recognised_and_opened(tmp_path: Path, kind: str) -> None:
+    path = make(kind, tmp_path / "data")
+    assert recognise(path) == kind
+    data = open_dataset(DatasetSettings(path=path))
+    assert (len(data), data.labels.tolist(), data.origin.kind) == (2, [0, 1], kind)
+    assert "(recognised)" in data.origin.source
+    told = open_dataset(DatasetSettings(path=path, kind=kind))  # type: ignore[arg-type]
+    assert (told.shape, told.classes) == (data.shape, data.classes)
+    assert "(recognised)" not in told.origin.source
+
+
+def test_single_files_and_archives_are_recognised(tmp_path: Path) -> None:
+    assert recognise(make("csv", tmp_path / "c") / "x.csv") == "csv"
+    assert recognise(make("cifar", tmp_path / "b") / "data_batch_1.bin") == "cifar"
+    assert recognise(zip_of(tmp_path / "photos.zip", {"a/1.png": encoded(noise(1))})) == "images"
+    make("npz", tmp_path / "n").rename(tmp_path / "renamed.zip")
+    assert recognise(tmp_path / "renamed.zip") == "npz"
+    folder_of(tmp_path / "halves", "train/a/1.png", "test/a/2.png")
+    assert recognise(tmp_path / "halves") == "images"
+
+
+def test_what_is_unknown_or_ambiguous_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="There is no file or directory"):
+        recognise(tmp_path / "missing")
+    with pytest.raises(DataError, match="is nothing known; expected an NPZ file, a folder of IDX files"):
+        recognise(tmp_path)
+    make("npz", tmp_path)
+    with pytest.raises(DataError, match=r"Give the path of the file: .*data\.npz\?"):
+        recognise(tmp_path)
+    with pytest.raises(DataError, match="Unpack it first"):
+        recognise(write(tmp_path / "x.tar.gz", b"?"))
+    make("images", tmp_path)
+    make("csv", tmp_path)
+    with pytest.raises(DataError, match=r"could be csv or images\. Set `kind`"):
+        recognise(tmp_path)
+    path = make("idx", tmp_path / "idx") / "train-labels-idx1-ubyte"
+    with pytest.raises(DataError, match="path of the folder that holds the IDX files"):
+        recognise(path)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(DataError, match="neither a file nor a directory"):
+        recognise(tmp_path / "pipe")
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(DataError, match=r"Cannot read .*loop|no file or directory .*loop"):
+        recognise(tmp_path / "loop")
+
+
+def test_a_section_that_does_not_go_with_the_data_is_told(tmp_path: Path) -> None:
+    path = make("images", tmp_path / "data")
+    with pytest.raises(ConfigurationError, match=r"`csv` is set, and .* is taken for images"):
+        open_dataset(DatasetSettings.model_validate({"path": path, "csv": {"label": "x"}}))
+
+
+def test_shape_classes_and_sections_reach_the_data(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.csv", b"a;b;c;d;y\n1;2;3;4;cat\n5;6;7;8;ant\n")
+    text = {
+        "path": str(path), "shape": [2, 2, 1], "classes": ["cat", "ant", "bee"],
+        "csv": {
+            "label": "y", "delimiter": ";", "features": ["d", "c", "b", "a"], "scale": {"a": 2}, "offset": 1,
+        },
+    }  # fmt: skip
+    file = tmp_path / "data.yaml"
+    file.write_text(yaml.safe_dump(text))
+    data = open_dataset(load_settings(file, DatasetSettings))
+    assert data.shape == (2, 2, 1)
+    assert data.labels.tolist() == [0, 1]
+    assert data.batch(np.array([0]))[0].ravel().tolist() == [3, 2, 1, 0]
+    folder_of(tmp_path / "photos", "cat/1.png", "ant/2.png")
+    given: dict[str, Any] = {"path": tmp_path / "photos", "images": {"size": [4, 6], "mode": "grey"}}
+    assert open_dataset(DatasetSettings.model_validate(given)).shape == (6, 4, 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("{path: x, kind: tar}", "kind: got 'tar'"),
+        ("{path: x, classes: [yes, no]}", "put it in quotes"),
+        ("{path: x, classes: [a]}", "at least 2 items"),
+        ("{path: x, classes: [a, b, a]}", "a name stands twice"),
+        ("{path: x, classes: [a, '']}", "at least 1 character"),
+        ("{path: x, shape: [0]}", "greater than or equal to 1"),
+        ("{path: x, shape: [1, 2, 3, 4]}", "at most 3 items"),
+        ("{path: x, images: {size: [32]}}", "at least 2 items"),
+        ("{path: x, images: {size: [32, 99999]}}", "less than or equal to 4096"),
+        ("{path: x, csv: {window: 0}}", "csv.window: got 0"),
+        ("{path: x, csv: {stride: 5}}", "`stride` is given without `window`"),
+        ("{path: x, csv: {scale: {a: many}}}", "valid number"),
+        ("{path: x, csv: {delimiter: '::'}}", "delimiter is '::'"),
+        ("{path: x, csv: {features: [label]}}", "stands in `label` and in `features`"),
+        ("{path: x, cvs: {}}", "unknown key"),
+        ("{kind: csv}", "path: this key is missing"),
+    ],
+)
+def test_settings_that_cannot_be_are_sentences_with_line_and_key(
+    tmp_path: Path, text: str, error: str
+) -> None:
+    file = tmp_path / "data.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigurationError) as caught:
+        load_settings(file, DatasetSettings)
+    assert error in str(caught.value)
+    assert f"{file}:1:" in str(caught.value)
+
+
+def test_whole_numbers_are_names_too_and_tab_is_a_word() -> None:
+    made = DatasetSettings.model_validate(
+        {"path": Path("x"), "classes": [3, 1, "two"], "csv": {"delimiter": "tab", "label": 7}}
+    )
+    assert made.classes == ["3", "1", "two"]
+    assert made.csv.form().delimiter == "\t"
+    assert made.csv.form().label == "7"
+    with pytest.raises(ValidationError):
+        DatasetSettings(path=Path("x"), classes=[1.5, 2.5])  # type: ignore[list-item]
+
+
+def parts_of(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, bytes]]:
+    """The files of a small dataset of each kind, and of zipped ones."""
+    root = tmp_path_factory.mktemp("whole")
+    made = {}
+    for kind in KINDS:
+        make(kind, root / kind)
+        made[kind] = parts_of(root / kind)
+    np.savez(root / "stored.npz", inputs=np.zeros((2, 3)), labels=np.array([0, 1]))
+    made["stored"] = {"data.npz": (root / "stored.npz").read_bytes()}
+    zip_of(root / "x.zip", made["images"], 8)
+    made["zip"] = {"x.zip": (root / "x.zip").read_bytes()}
+    return made
+
+
+@settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.sampled_from([*KINDS, "stored", "zip"]), st.data())
+def test_whatever_is_done_to_a_file_the_answer_is_records_or_a_sentence(
+    tmp_path: Path, whole: dict[str, dict[str, bytes]], kind: str, data: st.DataObject
+) -> None:
+    files = dict(whole[kind])
+    victim = data.draw(st.sampled_from(sorted(files)))
+    content = bytearray(files[victim])
+    for _ in range(data.draw(st.integers(1, 4))):
+        place = data.draw(st.integers(0, max(len(content) - 1, 0)))
+        match data.draw(st.sampled_from(["flip", "cut", "insert", "blow up"])):
+            case "flip" if content:
+                content[place] ^= data.draw(st.integers(1, 255))
+            case "cut":
+                del content[place:]
+            case "insert":
+                content[place:place] = data.draw(st.binary(max_size=40))
+            case "blow up":
+                content[place : place + 4] = b"\xff\xff\xff\xff"
+    files[victim] = bytes(content)
+    root = tmp_path / "x"
+    for name, part in files.items():
+        write(root / name, part)
+    path = root / victim if kind in ("npz", "stored", "zip") else root
+    told = {"stored": "npz", "zip": "images"}.get(kind, kind)
+    try:
+        opened = open_dataset(DatasetSettings(path=path, kind=told))  # type: ignore[arg-type]
+        inputs, labels = opened.batch(np.arange(len(opened)))
+    except DpagentError as error:
+        assert len(str(error)) > 20  # noqa: PT017 - either answer is right
+        assert "Traceback" not in str(error)  # noqa: PT017
+        return
+    assert inputs.shape == (len(opened), *opened.shape)
+    assert inputs.dtype == opened.dtype
+    assert labels.min() >= 0
+    assert labels.max() < opened.classes

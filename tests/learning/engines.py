@@ -1,0 +1,120 @@
+"""Every engine by its name, for the suite that all of them pass, and architectures drawn at random."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+from learning import graph_engines
+from learning.plain_network import small
+
+from dpagent.errors import ConfigurationError
+from dpagent.learning.engine import Engine
+from dpagent.learning.layers import (
+    AveragePool1d,
+    AveragePool2d,
+    Conv1d,
+    Conv2d,
+    Dense,
+    GroupNorm,
+    Layer,
+    MaxPool1d,
+    MaxPool2d,
+    Relu,
+    Residual,
+    Tanh,
+)
+from dpagent.learning.models import ModelSpec
+from dpagent.learning.numpy_engine import NumpyEngine
+
+HUGE = 1e9
+"""A clip norm that clips nothing."""
+
+
+def _numpy(spec: ModelSpec, *, per_layer: bool = False, **options: Any) -> NumpyEngine:
+    del per_layer  # It takes either at every call.
+    return NumpyEngine(spec, **options)
+
+
+def _stacked(spec: ModelSpec, *, per_layer: bool = False, **options: Any) -> NumpyEngine:
+    del per_layer
+    return NumpyEngine(spec, products="stacked", **options)
+
+
+ENGINES: dict[str, Callable[..., Engine]] = {
+    "numpy": _numpy,
+    "numpy, stacked": _stacked,
+    "onnx": graph_engines.engine,
+}
+"""Makers: of a specification, and by keyword of microbatch, threads, views and per_layer."""
+
+
+@cache
+def engine_of(name: str, spec: ModelSpec, **options: Any) -> Engine:
+    """An engine with microbatches of four, made once."""
+    return ENGINES[name](spec, **{"microbatch": 4, **options})
+
+
+def singly(engine: Engine, weights: Any, inputs: Any, labels: Any) -> Any:
+    """Each record's gradient by the plainest way: in a lot of its own, never clipped."""
+    parts = zip(inputs[:, np.newaxis], labels[:, np.newaxis], strict=True)
+    gradients = [engine.clipped_sum(weights, x, y, [HUGE]).total for x, y in parts]
+    return np.reshape(gradients, (len(labels), len(weights)))
+
+
+@st.composite
+def architectures(draw: Any) -> ModelSpec:
+    """Small networks over tables, series and images."""
+    axes = draw(st.integers(0, 2))
+    shape = (*(draw(st.integers(6, 10)) for _ in range(axes)), draw(st.integers(1, 5)))
+    layers: list[Layer] = []
+    for _ in range(draw(st.integers(1, 4))):
+        layers += draw(_tabular() if axes == 0 else _windowed(axes))
+    if draw(st.booleans()):
+        layers += [Dense(draw(st.integers(1, 9))), Tanh()]
+    while True:
+        try:
+            return small("drawn", shape, *layers)
+        except ConfigurationError:  # Windows larger than what is left of the image.
+            layers.pop()
+
+
+@st.composite
+def _tabular(draw: Any) -> list[Layer]:
+    units = draw(st.sampled_from([2, 4, 6]))
+    kinds: list[list[Layer]] = [
+        [Dense(units), draw(st.sampled_from([Tanh(), Relu()]))],
+        [Dense(units), GroupNorm(2), Relu(), Tanh()],
+        [Dense(units), Residual((Tanh(), Dense(units)))],
+        [Residual((Dense(units), Relu()), (Dense(units),)), Tanh()],
+    ]
+    return draw(st.sampled_from(kinds))
+
+
+@st.composite
+def _windowed(draw: Any, axes: int) -> list[Layer]:
+    conv: Any = (Conv1d, Conv2d)[axes - 1]
+    most: Any = (MaxPool1d, MaxPool2d)[axes - 1]
+    mean: Any = (AveragePool1d, AveragePool2d)[axes - 1]
+    channels, kernel = draw(st.sampled_from([2, 4, 6])), draw(st.integers(1, 4))
+    stride, padding = draw(st.integers(1, 3)), draw(st.integers(0, 3))
+    activation = draw(st.sampled_from([Tanh(), Relu()]))
+    kinds: list[list[Layer]] = [
+        [conv(channels, kernel, stride, padding), activation],
+        [conv(channels, kernel, stride, padding), activation, most(2, 2)],
+        [conv(channels, kernel, 1, padding), most(kernel, 1), activation, conv(channels, 2, 1, 1)],
+        [most(kernel, stride)],
+        [activation, mean(kernel, stride)],
+        [conv(channels, 1), GroupNorm(2), activation, most(2, 2)],
+        [activation],
+        [
+            Residual(
+                (conv(channels, 3, stride, 1), activation, conv(channels, 1)), (conv(channels, 1, stride),)
+            )
+        ],
+        [conv(channels, 1), Residual((activation, conv(channels, 3, 1, 1), GroupNorm(2))), activation],
+    ]
+    return draw(st.sampled_from(kinds))

@@ -1,0 +1,269 @@
+"""Features: one record at a time, kept on disk, computed again only where the records changed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from learning.plain_network import plain_forward
+from onnx import TensorProto, helper, numpy_helper
+
+from dpagent.errors import ConfigurationError, DataError
+from dpagent.learning import ArrayDataset, Dense, ModelSpec, built_in
+from dpagent.learning.evaluation import quiet_session
+from dpagent.learning.front_end.export import FrontEndNodes
+from dpagent.learning.front_end.features import FeatureSet, FrontEnd
+from dpagent.learning.front_end.stages import FrozenNetwork, Projection, RandomLayers, Scattering
+from dpagent.learning.layers import (
+    AveragePool1d,
+    AveragePool2d,
+    Conv1d,
+    Conv2d,
+    GroupNorm,
+    MaxPool1d,
+    MaxPool2d,
+    Relu,
+    Tanh,
+)
+from dpagent.protocol.fragments import content_digest
+
+SHAPE = (16, 16, 1)
+SPEC = ModelSpec("small", SHAPE, 3, (Dense(3),), 0.3, 0.5, (Scattering(2, 2), Projection(4)))
+MATRIX = np.random.default_rng(5).normal(size=(4 * 4 * 9, 4)).astype("<f4")
+ASSETS = {"projection": MATRIX.tobytes()}
+
+
+def records(count: int, seed: int = 0) -> ArrayDataset:
+    generator = np.random.default_rng(seed)
+    inputs = generator.integers(0, 256, (count, *SHAPE), dtype=np.uint8)
+    return ArrayDataset(inputs, np.arange(count) % 3, 3)
+
+
+def pooling_network(shape: tuple[int, ...] = SHAPE) -> bytes:
+    """A network of two nodes: mean over rows, and a scale."""
+    nodes = [
+        helper.make_node("ReduceMean", ["pixels", "axes"], ["means"], keepdims=0),
+        helper.make_node("Mul", ["means", "two"], ["features"]),
+    ]
+    graph = helper.make_graph(
+        nodes, "network",
+        [helper.make_tensor_value_info("pixels", TensorProto.FLOAT, ["n", *shape])],
+        [helper.make_tensor_value_info("features", TensorProto.FLOAT, ["n", 16, 1])],
+        [numpy_helper.from_array(np.array([1]), "axes"), numpy_helper.from_array(np.float32(2), "two")],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    return bytes(model.SerializeToString())
+
+
+def test_a_record_has_the_same_features_in_any_company() -> None:
+    front_end = FrontEnd(SPEC, ASSETS)
+    inputs = records(9).inputs
+    together = front_end(inputs)
+    assert together.shape == (9, 4)
+    for order in (np.arange(9)[::-1], np.array([3, 3, 3]), np.array([8])):
+        assert front_end(inputs[order]).tobytes() == together[order].tobytes()
+
+
+def test_a_record_that_is_not_finite_stays_alone() -> None:
+    inputs = np.random.default_rng(0).random((3, *SHAPE), np.float32)
+    whole = FrontEnd(SPEC, ASSETS)(inputs)
+    inputs[1, 2, 3] = np.nan
+    broken = FrontEnd(SPEC, ASSETS)(inputs)
+    assert not np.isfinite(broken[1]).all()
+    assert broken[[0, 2]].tobytes() == whole[[0, 2]].tobytes()
+
+
+def test_offset_and_scale_come_first() -> None:
+    inputs = records(2).inputs
+    plain = ModelSpec("plain", SHAPE, 3, (Dense(3),), 0.0, 1.0, SPEC.front_end)
+    scaled = (inputs / np.float32(255) - np.float32(0.3)) / np.float32(0.5)
+    np.testing.assert_allclose(FrontEnd(SPEC, ASSETS)(inputs), FrontEnd(plain, ASSETS)(scaled), rtol=1e-5)
+
+
+def test_features_are_read_in_any_order_and_kept(tmp_path: Path) -> None:
+    front_end = FrontEnd(SPEC, ASSETS)
+    data = records(150)
+    features = FeatureSet(data, front_end, tmp_path)
+    order = np.random.default_rng(0).permutation(150)
+    inputs, labels = features.batch(order)
+    assert inputs.tobytes() == front_end(data.inputs[order]).tobytes()
+    assert np.array_equal(labels, data.labels[order])
+    assert (features.shape, features.classes, features.dtype) == ((4,), 3, np.float32)
+    features.close()
+    (file,) = tmp_path.glob("*.f32")
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert file.stat().st_size == 150 * 16
+
+
+class Counting(FrontEnd):
+    """A front end that notes how many records it was given."""
+
+    seen = 0
+
+    def __call__(self, inputs: Any) -> Any:
+        self.seen += len(inputs)
+        return super().__call__(inputs)
+
+
+def computed(data: ArrayDataset, directory: Path, assets: dict[str, bytes] | None = None) -> int:
+    front_end = Counting(SPEC, assets or ASSETS)
+    features = FeatureSet(data, front_end, directory)
+    inputs, _ = features.batch(np.arange(len(data)))
+    seen = front_end.seen
+    assert inputs.tobytes() == front_end(data.inputs).tobytes()
+    features.close()
+    return seen
+
+
+def test_only_what_changed_is_computed_again(tmp_path: Path) -> None:
+    data = records(200)
+    assert computed(data, tmp_path) == 200
+    assert computed(data, tmp_path) == 0
+    grown = ArrayDataset(np.concatenate([data.inputs, records(30, 1).inputs]), np.arange(230) % 3, 3)
+    # The last run of 64 was not full.
+    assert computed(grown, tmp_path) == 230 - 192
+    changed = ArrayDataset(grown.inputs.copy(), grown.labels, 3)
+    changed.inputs[70] ^= 1
+    assert computed(changed, tmp_path) == 64
+    assert computed(ArrayDataset(changed.inputs[:100], changed.labels[:100], 3), tmp_path) == 36
+
+
+def test_another_front_end_replaces_the_features_of_the_last(tmp_path: Path) -> None:
+    data = records(10)
+    computed(data, tmp_path)
+    assert computed(data, tmp_path, {"projection": (2 * MATRIX).tobytes()}) == 10
+    assert len(list(tmp_path.glob("features-*"))) == 2
+
+
+@pytest.mark.parametrize("damage", ["shorter", "no digests", "rubbish", "list of rubbish"])
+def test_a_damaged_file_is_made_again(tmp_path: Path, damage: str) -> None:
+    data = records(150)
+    computed(data, tmp_path)
+    (file,), (digests,) = tmp_path.glob("*.f32"), tmp_path.glob("*.json")
+    if damage == "shorter":
+        file.write_bytes(file.read_bytes()[: 100 * 16])
+    elif damage == "no digests":
+        digests.unlink()
+    else:
+        digests.write_text("[1, 2, 3]" if damage.startswith("list") else "{")
+    assert computed(data, tmp_path) > 0
+
+
+def test_a_file_cut_short_while_in_use_is_said(tmp_path: Path) -> None:
+    features = FeatureSet(records(10), FrontEnd(SPEC, ASSETS), tmp_path)
+    (file,) = tmp_path.glob("*.f32")
+    file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(DataError, match=r"\.f32 was cut short; remove it"):
+        features.batch(np.arange(10))
+    features.close()
+
+
+def test_records_of_another_shape_are_refused(tmp_path: Path) -> None:
+    other = ArrayDataset(np.zeros((2, 8, 8, 1), np.uint8), np.zeros(2, np.int64), 3)
+    with pytest.raises(DataError, match=r"shape \(8, 8, 1\); the front end expects \(16, 16, 1\)"):
+        FeatureSet(other, FrontEnd(SPEC, ASSETS), tmp_path)
+
+
+def exported(spec: ModelSpec, assets: dict[str, bytes]) -> Any:
+    nodes = FrontEndNodes(spec, assets, "input", 21)
+    graph = helper.make_graph(
+        nodes.nodes, "front_end",
+        [helper.make_tensor_value_info("input", TensorProto.FLOAT, ["N", *spec.input_shape])],
+        [helper.make_tensor_value_info(nodes.output, TensorProto.FLOAT, ["N", *spec.feature_shape])],
+        nodes.constants,
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    onnx.checker.check_model(model, full_check=True)
+    session = quiet_session(model.SerializeToString())
+    return lambda inputs: session.run(None, {"input": inputs})[0]
+
+
+NETWORK = pooling_network()
+FROZEN = ModelSpec(
+    "frozen", SHAPE, 3, (Dense(3),), front_end=(FrozenNetwork(content_digest(NETWORK).hex(), (16, 1)),)
+)
+COLOUR = ModelSpec("colour", (17, 20, 3), 3, (Dense(3),), front_end=(Scattering(2, 3),))
+PLAIN = ModelSpec("plain", SHAPE, 3, (Dense(3),), front_end=SPEC.front_end)
+RANDOM = ModelSpec(
+    "random", SHAPE, 3, (Dense(3),), 0.0, 1.0,
+    (
+        RandomLayers((Conv2d(6, 3, 2, 1), GroupNorm(2), Tanh(), MaxPool2d(2, 1)), seed=3),
+        RandomLayers((Conv2d(4, 2), Relu(), AveragePool2d(2, 2)), seed=4),
+    ),
+)  # fmt: skip
+SERIES = ModelSpec(
+    "series", (20, 3), 3, (Dense(3),),
+    front_end=(RandomLayers((Conv1d(5, 3, 1, 1), MaxPool1d(2, 2), AveragePool1d(2, 1), Dense(7))),),
+)  # fmt: skip
+CASES = [
+    (RANDOM, {}),
+    (SERIES, {}),
+    (PLAIN, ASSETS),
+    (FROZEN, {"frozen-network": NETWORK}),
+    (COLOUR, {}),
+    (built_in("scattering"), {}),
+]
+
+
+@pytest.mark.parametrize(("spec", "assets"), CASES, ids=[spec.name for spec, _ in CASES])
+def test_the_exported_nodes_compute_the_same(spec: ModelSpec, assets: dict[str, bytes]) -> None:
+    inputs = np.random.default_rng(0).random((5, *spec.input_shape), np.float32)
+    ours, theirs = FrontEnd(spec, assets)(inputs), exported(spec, assets)(inputs)
+    assert theirs.shape == ours.shape
+    np.testing.assert_allclose(theirs, ours, atol=2e-6 * np.abs(ours).max())
+
+
+@pytest.mark.parametrize("spec", [RANDOM, SERIES], ids=["images", "series"])
+def test_random_layers_are_those_of_a_model_with_the_seeds_weights(spec: ModelSpec) -> None:
+    """Against the plain float64 network, a stage at a time."""
+    inputs = np.random.default_rng(2).random((3, *spec.input_shape), np.float32)
+    found = FrontEnd(spec)(inputs)
+    for record, features in zip(inputs, found, strict=True):
+        values = (record.astype(np.float64) - spec.input_offset) / spec.input_scale
+        shape = spec.input_shape
+        for stage in spec.front_end:
+            assert isinstance(stage, RandomLayers)
+            model = ModelSpec("stage", shape, 2, (*stage.layers, Dense(2)))
+            weights = model.initial_weights(stage.seed).astype(np.float64)
+            values = plain_forward(model.nodes[:-1], weights, values)
+            shape = model.nodes[-1].input_shape
+        np.testing.assert_allclose(features, values, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("spec", "assets", "text"),
+    [
+        (SPEC, {}, "stage 1 projection: its projection is missing"),
+        (SPEC, {"projection": bytes(8)}, "its matrix has 8 bytes; expected 2304"),
+        (SPEC, {"projection": MATRIX.tobytes()[:-4] + b"\0\0\xc0\x7f"}, "not finite"),
+        (FROZEN, {"frozen-network": NETWORK + b"x"}, "not the one that the model names"),
+    ],
+)
+def test_an_asset_that_does_not_fit_is_refused(spec: ModelSpec, assets: dict[str, bytes], text: str) -> None:
+    with pytest.raises(ConfigurationError, match=text):
+        FrontEnd(spec, assets)
+
+
+@pytest.mark.parametrize(
+    ("network", "shape", "text"),
+    [
+        (b"rubbish", (16, 1), "cannot be loaded"),
+        (NETWORK, (16,), r"makes \(16, 1\) of a record; the model says \(16,\)"),
+        (pooling_network((8, 16, 1)), (16, 1), "cannot be run"),
+    ],
+)
+def test_a_network_that_does_not_fit_is_named(network: bytes, shape: tuple[int, ...], text: str) -> None:
+    stage = FrozenNetwork(content_digest(network).hex(), shape)
+    spec = ModelSpec("frozen", SHAPE, 3, (Dense(3),), front_end=(stage,))
+    with pytest.raises(ConfigurationError, match=f"stage 0 onnx: its network .*{text}|{text}"):
+        FrontEnd(spec, {"frozen-network": network})
+
+
+def test_digests_are_of_what_the_features_were_made_from(tmp_path: Path) -> None:
+    computed(records(130), tmp_path)
+    (file,) = tmp_path.glob("*.json")
+    assert len(json.loads(file.read_text())) == 3

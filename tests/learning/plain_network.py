@@ -1,0 +1,141 @@
+"""Small architectures with every kind of layer, and a plain float64 network to check gradients by.
+
+Records one by one, windows one by one, formulas as in the books: slow, and nothing like an engine.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from dpagent.learning.layers import (
+    AveragePool1d,
+    AveragePool2d,
+    Conv1d,
+    Conv2d,
+    Dense,
+    GroupNorm,
+    Layer,
+    MaxPool1d,
+    MaxPool2d,
+    Relu,
+    Residual,
+    Tanh,
+)
+from dpagent.learning.models import ModelSpec, Node
+
+
+def small(
+    name: str, shape: tuple[int, ...], *layers: Layer, offset: Any = 0.0, scale: Any = 1.0
+) -> ModelSpec:
+    return ModelSpec(name, shape, 3, (*layers, Dense(3)), offset, scale)
+
+
+SPECS = [
+    small("dense", (5,), Dense(4), Tanh(), offset=0.4, scale=0.5),
+    small("padded", (7, 6, 3), Conv2d(4, 3, 1, 1), Tanh(), Conv2d(5, 3, 2, 1), Relu()),
+    small(
+        "grey", (9, 8, 1), Conv2d(4, 4, 2, 1), Tanh(), MaxPool2d(2, 1), Conv2d(5, 2), Tanh(), MaxPool2d(2, 2),
+        offset=0.1, scale=0.3,
+    ),
+    small(
+        "pools", (9, 9, 2), Conv2d(4, 2), MaxPool2d(3, 2), Tanh(), Conv2d(3, 2), AveragePool2d(2, 1),
+        offset=(0.1, 0.2), scale=(0.3, 0.4),
+    ),
+    small("tiles", (8, 8, 5), Conv2d(4, 3, 3, 2), AveragePool2d(2, 2)),
+    small(
+        "series", (12, 3), Conv1d(4, 3, 1, 1), MaxPool1d(2, 2), Tanh(), Conv1d(5, 3, 2, 1), Relu(),
+        AveragePool1d(2, 1),
+    ),
+    small(
+        "residual", (6, 6, 3), Conv2d(4, 3, 1, 1), GroupNorm(2), Relu(),
+        Residual((Conv2d(6, 3, 2, 1), GroupNorm(3), Relu(), Conv2d(6, 3, 1, 1)), (Conv2d(6, 1, 2),)),
+        Relu(), Residual((Conv2d(6, 3, 1, 1),)), AveragePool2d(3, 3),
+    ),
+    small("frozen first", (6, 6, 4), MaxPool2d(2, 2), GroupNorm(2), Tanh(), Conv2d(4, 1), MaxPool2d(2, 1)),
+    small(
+        "residual first", (5, 5, 2), Residual((Conv2d(2, 3, 1, 1), Tanh())),
+        Residual((Tanh(),), (Conv2d(2, 1),)),
+    ),
+    small("windows in the padding", (9, 9, 2), Conv2d(4, 1, 3), Tanh(), Conv2d(4, 2, 3, 2), MaxPool2d(1, 2)),
+]  # fmt: skip
+
+
+def plain_loss(spec: ModelSpec, weights: Any, record: Any, label: int) -> float:
+    """The softmax cross-entropy of one record."""
+    logits = plain_logits(spec, weights, record)
+    return float(np.log(np.exp(logits - logits.max()).sum()) + logits.max() - logits[label])
+
+
+def plain_logits(spec: ModelSpec, weights: Any, record: Any) -> Any:
+    """The scores of one record, after a front end if the model has one."""
+    x = (record.astype(np.float64) - np.array(spec.input_offset)) / np.array(spec.input_scale)
+    return plain_forward(spec.nodes, weights.astype(np.float64), x)
+
+
+def plain_forward(nodes: tuple[Node, ...], weights: Any, x: Any) -> Any:
+    for node in nodes:
+        tensors = [
+            weights[block.offset : block.offset + block.size].reshape(block.shape) for block in node.blocks
+        ]
+        layer = node.layer
+        match layer:
+            case Residual():
+                x = plain_forward(node.body, weights, x) + plain_forward(node.shortcut, weights, x)
+            case Dense():
+                x = x.reshape(-1) @ tensors[0] + tensors[1]
+            case Conv1d() | Conv2d():
+                axes = x.ndim - 1
+                x = np.pad(x, [(layer.padding, layer.padding)] * axes + [(0, 0)])
+                weight, bias, summed = *tensors, axes + 1
+                x = over_windows(
+                    x, layer, lambda window, w=weight, b=bias, n=summed: np.tensordot(window, w, n) + b
+                )
+            case MaxPool1d() | MaxPool2d():
+                x = over_windows(x, layer, lambda window: window.reshape(-1, window.shape[-1]).max(axis=0))
+            case AveragePool1d() | AveragePool2d():
+                x = over_windows(x, layer, lambda window: window.reshape(-1, window.shape[-1]).mean(axis=0))
+            case GroupNorm():
+                grouped = x.reshape(-1, layer.groups, x.shape[-1] // layer.groups)
+                centred = grouped - grouped.mean(axis=(0, 2), keepdims=True)
+                variance = (centred**2).mean(axis=(0, 2), keepdims=True)
+                x = (centred / np.sqrt(variance + 1e-5)).reshape(x.shape)
+            case Tanh():
+                x = np.tanh(x)
+            case Relu():
+                x = np.maximum(x, 0)
+    return x
+
+
+def over_windows(x: Any, layer: Any, function: Any) -> Any:
+    counts = [(size - layer.kernel) // layer.stride + 1 for size in x.shape[:-1]]
+    corners = [tuple(layer.stride * i for i in index) for index in np.ndindex(*counts)]
+    results = [function(x[tuple(slice(i, i + layer.kernel) for i in corner)]) for corner in corners]
+    return np.array(results).reshape(*counts, -1)
+
+
+def differences(spec: ModelSpec, weights: Any, record: Any, label: int) -> Any:
+    """The gradient of the plain loss by central differences."""
+    step, exact = 1e-6, weights.astype(np.float64)
+    gradient = np.empty(len(weights))
+    for index in range(len(weights)):
+        moved = [exact.copy(), exact.copy()]
+        moved[0][index] -= step
+        moved[1][index] += step
+        below, above = (plain_loss(spec, each, record, label) for each in moved)
+        gradient[index] = (above - below) / (2 * step)
+    return gradient
+
+
+def records(spec: ModelSpec, count: int, seed: int = 1) -> tuple[Any, Any, Any]:
+    """Weights with noise on all of them, inputs in [0, 1) and labels."""
+    generator = np.random.default_rng(seed)
+    noise = generator.normal(0, 0.1, spec.parameter_count).astype(np.float32)
+    inputs = generator.random((count, *spec.feature_shape), dtype=np.float32)
+    return spec.initial_weights(seed) + noise, inputs, generator.integers(0, spec.classes, count)
+
+
+def close(found: Any, expected: Any, relative: float = 1e-5) -> None:
+    """Fail unless all numbers agree, relative to the largest of them."""
+    np.testing.assert_allclose(found, expected, rtol=0, atol=relative * max(np.abs(expected).max(), 1e-9))

@@ -1,0 +1,248 @@
+"""The engine on numpy: the same bits in any company, on any BLAS, in little memory.
+
+Sensitivity is proven for one record's contribution with all others held fixed. If a neighbour, a position
+or a fill could move a bit of it, the proof would not be about this program.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from learning.engines import HUGE
+from learning.plain_network import SPECS, plain_logits, plain_loss, records, small
+
+from dpagent.errors import DataError, ParameterError
+from dpagent.learning import BUILT_IN, ModelSpec, NumpyEngine, built_in
+from dpagent.learning.engine import NORM_RUN
+from dpagent.learning.layers import Conv2d, Dense, GroupNorm, MaxPool2d, Relu, Residual, Tanh
+from dpagent.learning.numpy_engine import products, stages
+
+# Sizes that fill no vector: every function and product has a tail to trip over.
+ODD = small("odd", (11, 9, 1), Conv2d(5, 3), Tanh(), MaxPool2d(2, 1), Conv2d(3, 2), Tanh(), Dense(11), Tanh())
+SLIDING = small("sliding", (9, 9, 2), Conv2d(16, 2), Tanh(), MaxPool2d(3, 1), Conv2d(4, 3), Relu())
+COMPANY = [
+    ODD,
+    SLIDING,
+    *SPECS[1:7],
+    *(built_in(name).head for name in ("digits", "mnist-cnn", "sensor-cnn")),
+]
+
+
+@cache
+def engine(spec: ModelSpec, microbatch: int, **options: Any) -> NumpyEngine:
+    return NumpyEngine(spec, microbatch=microbatch, **options)
+
+
+def total(subject: NumpyEngine, weights: Any, inputs: Any, labels: Any) -> bytes:
+    return subject.clipped_sum(weights, inputs, labels, [HUGE]).total.tobytes()
+
+
+@pytest.mark.parametrize("spec", COMPANY, ids=lambda spec: spec.name)
+@pytest.mark.parametrize("microbatch", [5, 16])
+def test_a_record_is_the_same_at_every_place_and_in_any_company(spec: ModelSpec, microbatch: int) -> None:
+    weights, inputs, labels = records(spec, microbatch)
+    inputs *= inputs > 0.4  # Flat backgrounds tie in the pooling windows.
+    subject = engine(spec, microbatch)
+    alone = total(subject, weights, inputs[:1], labels[:1])
+    # Whatever makes its gradient not finite adds exact zeros: what is left is the first record.
+    company = np.full_like(inputs, np.nan)
+    for place in range(microbatch):
+        company[:] = np.nan
+        company[place] = inputs[0]
+        assert total(subject, weights, company, np.full(microbatch, labels[0])) == alone, place
+    for fill in range(1, microbatch):
+        assert total(subject, weights, company[-fill:], np.full(fill, labels[0])) == alone, fill
+    assert subject.is_batch_invariant()
+
+
+@pytest.mark.parametrize("spec", COMPANY, ids=lambda spec: spec.name)
+def test_logits_do_not_depend_on_company_either(spec: ModelSpec) -> None:
+    weights, inputs, _ = records(spec, 21)
+    together = engine(spec, 16).logits(weights, inputs)
+    for place in range(21):
+        assert np.array_equal(engine(spec, 16).logits(weights, inputs[place : place + 1])[0], together[place])
+
+
+@pytest.mark.parametrize(
+    "spec", [*SPECS, *(built_in(name).head for name in sorted(BUILT_IN))], ids=lambda s: s.name
+)
+@pytest.mark.parametrize("views", [1, 3])
+def test_logits_losses_and_accuracy(spec: ModelSpec, views: int) -> None:
+    weights, inputs, labels = records(spec, 5)
+    subject = engine(spec, 2, views=views)
+    expected = np.array([plain_logits(spec, weights, record) for record in inputs])
+    np.testing.assert_allclose(subject.logits(weights, inputs), expected, atol=3e-5)
+    losses = [plain_loss(spec, weights, record, label) for record, label in zip(inputs, labels, strict=True)]
+    np.testing.assert_allclose(subject.losses(weights, inputs, labels), losses, atol=3e-5)
+    assert subject.accuracy(weights, inputs, labels) == np.mean(expected.argmax(axis=1) == labels)
+    assert subject.logits(weights, inputs[:0]).shape == (0, spec.classes)
+    with pytest.raises(DataError, match="no records"):
+        subject.accuracy(weights, inputs[:0], labels[:0])
+
+
+@pytest.mark.parametrize("form", ["stacked", "tiles of", "flat"])
+def test_every_form_of_every_product_gives_the_same_sums(form: str) -> None:
+    for spec in (built_in("digits"), built_in("mnist-cnn"), SPECS[6], ODD):
+        weights, inputs, labels = records(spec, 13)
+        expected = engine(spec, 8, products="stacked").clipped_sum(weights, inputs, labels, [0.5]).total
+        subject = NumpyEngine(spec, microbatch=8)
+        taken = 0
+        for network in subject._networks:
+            for product in network.products.values():
+                possible = [name for name in product._operands if name.startswith(form)]
+                product.form = possible[0] if possible else "stacked"
+                taken += bool(possible)
+        assert taken
+        found = subject.clipped_sum(weights, inputs, labels, [0.5]).total
+        np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6 * np.abs(expected).max())
+
+
+def test_a_form_that_depends_on_the_position_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = np.matmul
+
+    def uneven(left: Any, right: Any, out: Any) -> Any:
+        honest(left, right, out=out)
+        if out.ndim == 2:
+            out[-1] *= np.float32(1 + 2**-22)
+        return out
+
+    monkeypatch.setattr(np, "matmul", uneven)
+    monkeypatch.setattr(products.Product, "_seconds", lambda self: 1.0 if self.form != "flat" else 0.1)
+    forms = NumpyEngine(built_in("digits"), microbatch=4).products
+    assert set(forms.values()) == {"stacked"}
+    monkeypatch.setattr(np, "matmul", honest)
+    forms = NumpyEngine(built_in("digits"), microbatch=4).products
+    assert "flat" in forms.values() or os.environ.get("OPENBLAS_CORETYPE")
+
+
+def test_the_check_notices_a_dependence_on_position(monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = NumpyEngine(built_in("digits"), microbatch=4, products="stacked")
+    honest = np.matmul
+
+    def leaky(*operands: Any, out: Any) -> Any:
+        honest(*operands, out=out)
+        out[1] *= np.float32(1 + 2**-22)
+        return out
+
+    assert subject.is_batch_invariant()
+    monkeypatch.setattr(np, "matmul", leaky)
+    assert not subject.is_batch_invariant()
+
+
+_INVARIANCE = """
+import sys
+sys.path[:0] = sys.argv[1:]
+from dpagent.learning import BUILT_IN, NumpyEngine
+from learning.plain_network import SPECS
+for spec in [*(spec.head for spec in BUILT_IN.values()), *SPECS]:
+    for options in ({"microbatch": 7}, {"microbatch": 16, "products": "stacked"}):
+        assert NumpyEngine(spec, **options).is_batch_invariant(), (spec.name, options)
+"""
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("kernel", ["Prescott", "Nehalem", "Sandybridge", "Haswell", "SkylakeX"])
+def test_other_blas_kernels_are_invariant_too(kernel: str, threads: int) -> None:
+    # OpenBLAS on x86-64 can be told which family of kernels to use; elsewhere this repeats one.
+    processor = Path("/proc/cpuinfo")
+    flags = processor.read_text() if processor.exists() else ""
+    if (kernel == "SkylakeX" and "avx512f" not in flags) or (kernel == "Haswell" and "avx2" not in flags):
+        pytest.skip("this processor lacks the instructions")
+    environment = {**os.environ, "OPENBLAS_CORETYPE": kernel, "OPENBLAS_NUM_THREADS": str(threads)}
+    run_child(_INVARIANCE, str(Path.cwd()), str(Path(__file__).parents[1]), environment=environment)
+
+
+_MEMORY = """
+import sys
+sys.path[:0] = sys.argv[1:]
+import numpy as np
+from dpagent.learning.built_in_models import built_in
+from dpagent.learning.numpy_engine import NumpyEngine
+spec = built_in("mnist-cnn")
+engine, weights = NumpyEngine(spec, microbatch=64), spec.initial_weights(0)
+inputs = np.random.default_rng(0).integers(0, 256, (256, 28, 28, 1), np.uint8)
+for _ in range(3):
+    engine.clipped_sum(weights, inputs, np.zeros(256, np.int64), [1.0])
+(peak,) = (line for line in open("/proc/self/status") if line.startswith("VmHWM"))
+print(int(peak.split()[1]) / 1024)
+"""
+
+
+def test_a_process_that_trains_is_small() -> None:
+    if not Path("/proc/self/status").exists():
+        pytest.skip("the peak of a process's memory is read from /proc")
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
+    assert float(run_child(_MEMORY, str(Path.cwd()), environment=environment)) <= 56
+
+
+def run_child(program: str, *arguments: str, environment: dict[str, str]) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_squares_are_added_in_short_runs() -> None:
+    # 2²⁴ and ones: a float32 sum that has reached 2²⁴ does not notice a one any more.
+    for run in (NORM_RUN, NORM_RUN // 2):
+        rows = np.ones((2, 5 * run + 3), np.float32)
+        rows[:, 0] = 2.0**12
+        exact = 2.0**24 + rows.shape[1] - 1
+        assert np.all(np.abs(stages.squared_lengths(rows, run) - exact) <= 2 * run)
+    gradients = stages.RecordGradients(2, (NORM_RUN * 3 + 5,))
+    gradients.rows[:] = 1
+    gradients.rows[:, 0] = 2.0**12
+    assert np.all(np.abs(gradients.squared_norms() - (2.0**24 + 3 * NORM_RUN + 4)) <= 2 * NORM_RUN)
+
+
+def test_blocks_of_a_microbatch_change_no_more_than_the_order_of_sums() -> None:
+    spec = built_in("mnist-cnn")
+    weights, inputs, labels = records(spec, 45)
+    found = [
+        NumpyEngine(spec, microbatch=20, block=block).clipped_sum(weights, inputs, labels, [0.5])
+        for block in (1, 3, 7, 20)
+    ]
+    for each in found[1:]:
+        np.testing.assert_allclose(
+            each.total, found[0].total, rtol=0, atol=1e-6 * np.abs(found[0].total).max()
+        )
+        assert each.within.tolist() == found[0].within.tolist()
+
+
+def test_activations_and_branches_do_not_overwrite_what_others_need() -> None:
+    # Each of these has an activation, or a norm, whose output somebody reads once more.
+    for layers in (
+        (Dense(6), Tanh(), Relu(), Tanh()),
+        (Dense(6), GroupNorm(2), Tanh(), Residual((Tanh(), Relu(), Dense(6)), (Relu(), Dense(6)))),
+        (Residual((Tanh(),), (Relu(),)), Residual((GroupNorm(1), Relu())), Dense(4)),
+    ):
+        spec = small("shared", (6,), *layers)
+        weights, inputs, labels = records(spec, 3)
+        subject = engine(spec, 4)
+        step, gradient = 1e-3, subject.clipped_sum(weights, inputs, labels, [HUGE]).total
+        direction = gradient / np.linalg.norm(gradient)
+        ends = [
+            sum(plain_loss(spec, weights + h * direction, x, y) for x, y in zip(inputs, labels, strict=True))
+            for h in (-step, step)
+        ]
+        assert gradient @ direction == pytest.approx((ends[1] - ends[0]) / (2 * step), rel=1e-4)
+
+
+def test_options_out_of_range_are_refused() -> None:
+    with pytest.raises(ParameterError, match="'fast'; expected 'calibrated' or 'stacked'"):
+        NumpyEngine(built_in("digits"), products="fast")  # type: ignore[arg-type]
+    with pytest.raises(ParameterError, match="block is 9"):
+        NumpyEngine(built_in("digits"), microbatch=8, block=9)
