@@ -8,7 +8,7 @@ acceptance, median of 3. ``from dpagent.privacy import *``, which loads all
 of it and numpy, is timed in fresh processes (median of 5).
 
 Limits: VmRSS counts pages that processes share; training adds to it, see the peak of ``demo_mnist`` and
-``gradients``. A board's processor is slower than this one.
+``frameworks``. A board's processor is slower than this one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from benchmarks.figures import BenchmarkError, Figure
 from benchmarks.programs import ROOT, environment, memory_mib, python, run_json, stop
 from benchmarks.simulation import digits_options
 from cli.demo.broker import BrokerChild, choose_broker, wait_until_ready
-from cli.demo.layout import Layout, prepare_data, write_configurations
+from cli.demo.configurations import write_configurations
+from cli.demo.layout import Layout
+from cli.demo.shards import prepare_data
 from cli.demo.supervisor import Supervisor
 
 _BUDGET_MIB = 64.0

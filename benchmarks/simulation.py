@@ -17,9 +17,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from cli.demo.layout import load_data, records_per_device
-from cli.demo.options import DemoOptions
+from cli.demo.options import DataChoice, DataForm, DemoOptions
 from cli.demo.presets import PRESETS, DatasetName
+from cli.demo.source import open_source
 from coordinator.settings import CapSettings
 from dpagent.learning import ACCUMULATION_SLACK, NumpyEngine, Sgd, built_in, split, sum_over_lot
 from dpagent.privacy import (
@@ -57,9 +57,10 @@ def digits_options(epsilon: float, *, cap: str = "clamp", cap_at: str = "coordin
     """The options of ``dpagent demo`` with its digits preset and another ε or cap."""
     preset = PRESETS[DatasetName.DIGITS]
     return DemoOptions(
-        dataset=DatasetName.DIGITS.value, data_dir=None, model=preset.model, devices=preset.devices,
-        rounds=preset.rounds, epsilon=epsilon, delta=1e-5, schedule="incrementing", step=0.3,
-        sampling_rate=preset.sampling_rate, clip_norm=preset.clip_norm, learning_rate=preset.learning_rate,
+        data=DataChoice(DatasetName.DIGITS.value), form=DataForm(1437, 360, [8, 8, 1], 10),
+        model=preset.model, devices=preset.devices, rounds=preset.rounds, epsilon=epsilon, delta=1e-5,
+        schedule="incrementing", step=0.3, sampling_rate=preset.sampling_rate, clip_norm=preset.clip_norm,
+        learning_rate=preset.learning_rate,
         momentum=preset.momentum, cap=cap, cap_at=cap_at, seed=0,
         compute_slot_s=preset.compute_slot_s, jitter_window_s=preset.jitter_window_s,
     )  # fmt: skip
@@ -83,8 +84,9 @@ def simulate(options: DemoOptions, schedule: Schedule | None = None) -> Run:
         schedule: In place of the one in ``options``.
     """
     spec = built_in(options.model)
-    train, test = load_data(options)
-    shards = split(train, options.devices, seed=options.seed)
+    source = open_source(options.data, options.seed)
+    test = source.test
+    shards = split(source.train, options.devices, seed=options.seed)
     plan = calibrate(
         schedule or Schedule("incrementing", step=options.step), epsilon=options.epsilon,
         delta=options.delta, rounds=options.rounds, sampling_rate=options.sampling_rate,
@@ -93,7 +95,7 @@ def simulate(options: DemoOptions, schedule: Schedule | None = None) -> Run:
         options.clip_norm, plan.noise_multipliers[0], options.sampling_rate, spec.parameter_count,
         fine_steps=fine_steps_for(max(plan.noise_multipliers)), accumulation_slack=ACCUMULATION_SLACK,
     )  # fmt: skip
-    expected_lot = options.sampling_rate * records_per_device(options)
+    expected_lot = options.sampling_rate * options.records_per_device
     steps_per_unit = expected_lot / first.granularity
     cap = _Cap(options)
     engine, optimiser = NumpyEngine(spec), Sgd(options.momentum)

@@ -51,7 +51,7 @@ class ModelFiles:
             views=1 if augmentation is None else augmentation.views,
             per_layer=settings.privacy.clipping.kind == "layers",
         )
-        self.assets: dict[str, bytes] = {"training-graph": graph}
+        self.assets: dict[str, bytes] = {"training-graph": graph, **settings.model.assets()}
         self._projection_file = settings.state_dir / "projection.f32"
         if spec.projection is not None:
             with disk_errors(self._projection_file):

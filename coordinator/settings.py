@@ -18,6 +18,7 @@ from dpagent.learning import (
     built_in,
     find_model,
     is_model_file,
+    load_assets,
 )
 from dpagent.learning.data.settings import DatasetSettings
 from dpagent.privacy import Schedule
@@ -64,6 +65,14 @@ class ModelSettings(Settings):
             ConfigurationError: The file is missing, or describes no model.
         """
         return find_model(self.name)
+
+    def assets(self) -> dict[str, bytes]:
+        """The files that a model file names, by role.
+
+        Raises:
+            ConfigurationError: One is missing.
+        """
+        return load_assets(Path(self.name)) if is_model_file(self.name) else {}
 
 
 class ScheduleSettings(Settings):

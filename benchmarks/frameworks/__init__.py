@@ -33,11 +33,12 @@ without them this benchmark is skipped. In an environment of its own: ``pip inst
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
 from benchmarks.figures import Figure, Skipped
+from benchmarks.frameworks.ours import NAMES
 from benchmarks.programs import python, run_json
 
 LOT = 256
@@ -73,13 +74,14 @@ def run() -> list[Figure]:
             )
     figures: list[Figure] = []
     batches: dict[str, int] = {}
-    for setting, threads, surroundings in (
-        ("one thread", 1, {}),
-        ("two threads", 2, {}),
-        ("128 bits, one thread", 1, _NARROW),
+    for setting, threads, surroundings, engines in (
+        ("one thread", 1, {}, NAMES),
+        ("two threads", 2, {}, NAMES),
+        # ONNX Runtime cannot be held to narrow vectors.
+        ("128 bits, one thread", 1, _NARROW, ("numpy",)),
     ):
         for number, model in enumerate(_MODELS):
-            measured = _measure(model, threads, surroundings)
+            measured = _measure(model, threads, engines, surroundings)
             if number == 0:
                 figures += [
                     Figure(f"large product in {library}, {setting}", rate, "GFLOP/s", command=_COMMAND)
@@ -91,9 +93,9 @@ def run() -> list[Figure]:
     return [*figures, *_weigh(batches)]
 
 
-def _measure(model: str, threads: int, surroundings: Mapping[str, str]) -> Any:
+def _measure(model: str, threads: int, engines: Sequence[str], surroundings: Mapping[str, str]) -> Any:
     variables = [f"{name}={value}" for name, value in (_KEPT_MEMORY | dict(surroundings)).items()]
-    child = python("-m", "benchmarks.frameworks.speed", model, str(threads))
+    child = python("-m", "benchmarks.frameworks.speed", model, str(threads), *engines)
     return run_json(["env", *variables, *child], timeout_s=_TIMEOUT_S)
 
 

@@ -2,46 +2,44 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dpagent.learning import ModelSpec, NumpyEngine
+from dpagent.learning import Engine, ModelSpec, NumpyEngine
 
 ClippedSumOf = Callable[[NDArray[np.float32], NDArray[Any], NDArray[np.int64]], NDArray[np.float64]]
 """The clipped sum ``(d,)`` of weights ``(d,)``, inputs and labels."""
 
 CLIP_NORM = 1.0
-NAMES = ("numpy",)
+NAMES = ("numpy", "onnx")
+
+# In a process of its own: a device gets the graph as bytes, and never loads what builds it.
+_BUILD = (
+    "import sys; from dpagent.learning import built_in;"
+    " from dpagent.learning.training_graph.build import build_training_graph;"
+    " sys.stdout.buffer.write(build_training_graph(built_in(sys.argv[1])))"
+)
 
 
 def engine(name: str, spec: ModelSpec, microbatch: int, threads: int) -> ClippedSumOf:
-    """The engine called ``name``, clipping whole gradients to :data:`CLIP_NORM`.
+    """The engine called ``name`` on a built-in model, clipping whole gradients to :data:`CLIP_NORM`."""
+    chosen: Engine
+    if name == "numpy":
+        chosen = NumpyEngine(spec, microbatch=microbatch, threads=threads)
+    else:
+        from dpagent.learning.onnx_engine import OnnxEngine
 
-    Raises:
-        NotImplementedError: it does not compute this model.
-    """
-    # To be swapped for the engines behind ``Engine.clipped_sum`` once they are there.
-    del name
-    if len(spec.input_shape) != 3:
-        raise NotImplementedError
-    engines = [NumpyEngine(spec, microbatch=microbatch) for _ in range(threads)]
-    pool = ThreadPoolExecutor(threads)
+        build = subprocess.run([sys.executable, "-c", _BUILD, spec.name], capture_output=True, check=True)
+        chosen = OnnxEngine(spec, build.stdout, microbatch=microbatch, threads=threads)
 
     def clipped_sum(
         weights: NDArray[np.float32], inputs: NDArray[Any], labels: NDArray[np.int64]
     ) -> NDArray[np.float64]:
-        def part(number: int) -> NDArray[np.float64]:
-            total = np.zeros(spec.parameter_count)
-            share = slice(len(inputs) * number // threads, len(inputs) * (number + 1) // threads)
-            for gradients in engines[number].gradients(weights, inputs[share], labels[share]):
-                norms = np.sqrt(np.vecdot(gradients, gradients))
-                total += np.minimum(1, CLIP_NORM / np.maximum(norms, 1e-30)) @ gradients
-            return total
-
-        return sum(pool.map(part, range(threads)), start=np.zeros(spec.parameter_count))
+        return chosen.clipped_sum(weights, inputs, labels, [CLIP_NORM]).total
 
     return clipped_sum

@@ -1,6 +1,6 @@
 """A child process of ``benchmarks.frameworks``: one model, every side in turn, as JSON.
 
-``python -m benchmarks.frameworks.speed MODEL THREADS``
+``python -m benchmarks.frameworks.speed MODEL THREADS ENGINE…``
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import repeat
 from typing import Any, NamedTuple
@@ -49,8 +49,13 @@ class _Side(NamedTuple):
     batch: int
 
 
-def main(model: str, threads: int) -> dict[str, Any]:
+def main(model: str, threads: int, engines: Sequence[str]) -> dict[str, Any]:
     """Check, tune and time every side.
+
+    Args:
+        model: a built-in one.
+        threads: of each side.
+        engines: ours.
 
     Returns:
         ``peak``: GFLOP/s of a large float32 product by the faster library, and of each library;
@@ -61,7 +66,7 @@ def main(model: str, threads: int) -> dict[str, Any]:
     spec = built_in(model)
     lot = _lot(spec)
     peaks = _peaks()
-    sides = [*_engines(spec, lot, threads), *_frameworks(spec, lot)]
+    sides = [*_engines(engines, spec, lot, threads), *_frameworks(spec, lot)]
     taken = alternate(*(side.step for side in sides), repeats=_REPEATS)
     again = _peaks()
     products = {library: max(peaks[library], again[library]) for library in peaks}
@@ -105,16 +110,13 @@ def _lot(spec: ModelSpec) -> _Lot:
     return _Lot(inputs, labels, clipped, unclipped)
 
 
-def _engines(spec: ModelSpec, lot: _Lot, threads: int) -> Iterable[_Side]:
+def _engines(names: Sequence[str], spec: ModelSpec, lot: _Lot, threads: int) -> Iterable[_Side]:
     weights = spec.initial_weights(0)
-    for name in ours.NAMES:
+    for name in names:
         steps: dict[int, Callable[[], object]] = {}
-        try:
-            for microbatch in _MICROBATCHES:
-                engine = ours.engine(name, spec, microbatch, threads)
-                steps[microbatch] = partial(engine, weights, lot.inputs, lot.labels)
-        except NotImplementedError:
-            continue
+        for microbatch in _MICROBATCHES:
+            engine = ours.engine(name, spec, microbatch, threads)
+            steps[microbatch] = partial(engine, weights, lot.inputs, lot.labels)
         for microbatch, step in steps.items():
             _check(f"{name}, microbatch {microbatch}", np.asarray(step()), lot.clipped)
         yield _fastest(f"ours, {name}", steps)
@@ -175,4 +177,4 @@ def _peaks() -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(sys.argv[1], int(sys.argv[2]))))
+    print(json.dumps(main(sys.argv[1], int(sys.argv[2]), sys.argv[3:])))

@@ -23,7 +23,14 @@ from dpagent.learning.data import (
 from dpagent.learning.engine import ACCUMULATION_SLACK, ClippedSum, Engine, accumulation_slack
 from dpagent.learning.layers import Conv2d, Dense, Layer, MaxPool2d, Tanh
 from dpagent.learning.lots import sum_over_lot
-from dpagent.learning.model_files import describe, find_model, from_description, is_model_file, load_model
+from dpagent.learning.model_files import (
+    describe,
+    find_model,
+    from_description,
+    is_model_file,
+    load_assets,
+    load_model,
+)
 from dpagent.learning.models import ModelSpec, ParameterBlock
 from dpagent.learning.numpy_engine import NumpyEngine
 from dpagent.learning.optimiser import Adam, LearningRate, Optimiser, Sgd
@@ -55,6 +62,7 @@ __all__ = [
     "find_model",
     "from_description",
     "is_model_file",
+    "load_assets",
     "load_model",
     "open_dataset",
     "open_idx",

@@ -23,6 +23,7 @@ EngineKind: TypeAlias = Literal["numpy", "onnx"]
 
 _ROUNDS: Final = 5
 _MICROBATCHES: Final = 4
+_PACKAGES: Final[dict[EngineKind, str]] = {"numpy": "numpy", "onnx": "onnxruntime"}
 
 
 class UnsuitableEngineError(DpagentError):
@@ -76,7 +77,7 @@ class Bench:
         if not engine.is_batch_invariant():
             raise UnsuitableEngineError(
                 f"the {kind} engine's numbers for a record depend on its neighbours on this board, so the"
-                f" guarantee would not hold; use another build of {'numpy' if kind == 'numpy' else 'onnxruntime'}"
+                f" guarantee would not hold; use another build of {_PACKAGES[kind]}"
             )
         return engine
 

@@ -99,7 +99,10 @@ def quiet_session(model: bytes, *, threads: int = 1) -> Any:
     options.intra_op_num_threads = require_count("threads", threads)
     options.inter_op_num_threads = 1
     options.log_severity_level = 4  # What goes wrong is raised; nothing is printed besides.
-    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    # The fallback would print that it tries the same again.
+    return onnxruntime.InferenceSession(
+        model, options, providers=["CPUExecutionProvider"], enable_fallback=False
+    )
 
 
 def first_line(error: Exception) -> str:

@@ -82,7 +82,8 @@ def from_description(description: object, *, where: str = "The model") -> ModelS
         tuple(shape),
         description["classes"],
         _layers(where, description["layers"]),
-        *(_constant(where, key, description.get(key, default)) for key, default in _CONSTANTS),
+        _constant(where, "input_offset", description.get("input_offset", 0.0)),
+        _constant(where, "input_scale", description.get("input_scale", 1.0)),
         _stages(where, description.get("front_end", [])),
     )
 
@@ -90,12 +91,36 @@ def from_description(description: object, *, where: str = "The model") -> ModelS
 def load_model(path: Path) -> ModelSpec:
     """Read a model file.
 
+    A stage ``onnx: {file: features.onnx}`` names a file beside it in place of a digest and a shape.
+
     Raises:
-        ConfigurationError: the file is missing, is not YAML, or describes no model.
+        ConfigurationError: the file is missing, is not YAML, or describes no model; or a file that it
+            names is missing, or no network.
     """
     from dpagent.configuration import load_yaml
 
-    return from_description(load_yaml(path, example="name: …"), where=str(path))
+    description = load_yaml(path, example="name: …")
+    if _names_files(description):
+        from dpagent.learning.front_end.frozen_network import with_digests
+
+        description = with_digests(description, path)
+    return from_description(description, where=str(path))
+
+
+def load_assets(path: Path) -> dict[str, bytes]:
+    """The files that a model file names, by role; see :func:`load_model`.
+
+    Raises:
+        ConfigurationError: as of :func:`load_model`.
+    """
+    from dpagent.configuration import load_yaml
+
+    description = load_yaml(path, example="name: …")
+    if not _names_files(description):
+        return {}
+    from dpagent.learning.front_end.frozen_network import named_files
+
+    return dict.fromkeys(["frozen-network"], named_files(description, path)[0][1])
 
 
 def is_model_file(name: str) -> bool:
@@ -112,7 +137,12 @@ def find_model(name: str) -> ModelSpec:
     return load_model(Path(name)) if is_model_file(name) else built_in(name)
 
 
-_CONSTANTS: Final = (("input_offset", 0.0), ("input_scale", 1.0))
+def _names_files(description: dict[Any, Any]) -> bool:
+    stages = description.get("front_end")
+    return isinstance(stages, list) and any(
+        isinstance(stage, dict) and isinstance(stage.get("onnx"), dict) and "file" in stage["onnx"]
+        for stage in stages
+    )
 
 
 def _plain(value: float | tuple[float, ...]) -> float | list[float]:

@@ -33,7 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpagent.errors import ConfigurationError, DpagentError, require_count, require_finite, require_positive
-from dpagent.learning.front_end.stages import Projection, Stage, stage_shape
+from dpagent.learning.front_end.stages import FrozenNetwork, Projection, Stage, stage_shape
 from dpagent.learning.layers import Dense, Layer, Residual, Shape, output_shape, parameter_tensors
 
 # Part of every digest: raise it when the meaning of a layer, the order of the parameters or
@@ -143,6 +143,8 @@ class ModelSpec:
     def feature_shape(self) -> Shape:
         """What the layers see of one record: its shape after the front end."""
         shape = self.input_shape
+        if sum(isinstance(stage, FrozenNetwork) for stage in self.front_end) > 1:
+            raise ConfigurationError(f"Model {self.name!r}: its front end has two networks; expected one.")
         if any(isinstance(stage, Projection) for stage in self.front_end[:-1]):
             raise ConfigurationError(
                 f"Model {self.name!r}: a projection stands within its front end; expected it last, and once."

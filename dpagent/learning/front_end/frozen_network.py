@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,8 +12,62 @@ from numpy.typing import NDArray
 from dpagent.errors import ConfigurationError
 from dpagent.learning.evaluation import LOAD_ERRORS, RUNTIME_ERRORS, first_line, quiet_session
 from dpagent.learning.layers import Shape
+from dpagent.learning.model_files import from_description
 
 Floats = NDArray[np.float32]
+
+
+def named_files(description: dict[Any, Any], path: Path) -> list[tuple[int, bytes]]:
+    """The number of each stage of a front end that names a file, and what is in the file.
+
+    Args:
+        description: of a model file.
+        path: of the model file, which the names are relative to.
+
+    Raises:
+        ConfigurationError: a file cannot be read.
+    """
+    found = []
+    for number, stage in enumerate(description["front_end"]):
+        values = stage.get("onnx") if isinstance(stage, dict) else None
+        if not isinstance(values, dict) or "file" not in values:
+            continue
+        file = path.parent / str(values["file"])
+        try:
+            found.append((number, file.read_bytes()))
+        except OSError as error:
+            raise ConfigurationError(
+                f"{path}, front end, stage {number} onnx: {file}: {error.strerror}. Give the path of an ONNX"
+                " file, relative to the model file."
+            ) from error
+    return found
+
+
+def with_digests(description: dict[Any, Any], path: Path) -> dict[Any, Any]:
+    """``description`` with the digest and the output shape of each file in place of its name.
+
+    Raises:
+        ConfigurationError: a file cannot be read, or is no network for what comes before it.
+    """
+    stages = list(description["front_end"])
+    for number, data in named_files(description, path):
+        values = stages[number]["onnx"]
+        stages[number] = {
+            "onnx": {
+                "digest": hashlib.sha256(data).hexdigest(),
+                "output_shape": [1],
+                **{key: value for key, value in values.items() if key != "file"},
+            }
+        }
+        before = from_description(
+            {**description, "front_end": stages[:number], "layers": [{"dense": description.get("classes")}]},
+            where=str(path),
+        )
+        where = f"{path}, front end, stage {number} onnx"
+        stages[number]["onnx"]["output_shape"] = list(
+            OnnxFeatures(where, data, before.feature_shape).output_shape
+        )
+    return {**description, "front_end": stages}
 
 
 class OnnxFeatures:
@@ -21,13 +77,16 @@ class OnnxFeatures:
         where: what the text of an error begins with.
         model: the file's bytes: one input and one output, float32, channels last, the first axis
             of both for records.
-        input_shape, output_shape: of one record.
+        input_shape: of one record.
+        output_shape: of one record; without it, what the network makes of it.
 
     Raises:
         ConfigurationError: the file is no such network, or holds an operator that ONNX Runtime lacks.
     """
 
-    def __init__(self, where: str, model: bytes, input_shape: Shape, output_shape: Shape) -> None:
+    def __init__(
+        self, where: str, model: bytes, input_shape: Shape, output_shape: Shape | None = None
+    ) -> None:
         self._where, self._output_shape = where, output_shape
         try:
             self._session = quiet_session(model)
@@ -40,7 +99,7 @@ class OnnxFeatures:
                 " each, of float32."
             )
         self._input = ends[0][0].name
-        self(np.zeros(input_shape, np.float32))
+        self.output_shape: Shape = self(np.zeros(input_shape, np.float32)).shape
 
     def __call__(self, values: Floats) -> Floats:
         """The features of one record."""
@@ -51,7 +110,7 @@ class OnnxFeatures:
                 f"{self._where}: its network cannot be run: {first_line(error)}"
             ) from error
         features: NDArray[Any] = np.asarray(result)
-        if features.shape != (1, *self._output_shape):
+        if features.shape[:1] != (1,) or self._output_shape not in (None, features.shape[1:]):
             raise ConfigurationError(
                 f"{self._where}: its network makes {features.shape[1:]} of a record; the model says"
                 f" {self._output_shape}."

@@ -35,8 +35,8 @@ class NumpyEngine:
             cost less work in float64.
         threads: how many microbatches are computed at a time, each in memory of its own.
         views: augmented copies of each record.
-        products: "calibrated" tries and times the forms of every matrix product when the engine is made
-            (:mod:`~dpagent.learning.numpy_engine.products`); "stacked" takes the safe form of all.
+        products: "calibrated" tries and times the forms of every matrix product, and of tanh, when the engine
+            is made (:mod:`~dpagent.learning.numpy_engine.products`); "stacked" takes the plain form of all.
         block: how many records of a microbatch are computed at a time. Chosen by the size of the model if
             None: many amortise Python's overhead, few stay in the cache.
 
@@ -70,17 +70,17 @@ class NumpyEngine:
         if products == "calibrated":
             generator = np.random.default_rng(0)
             with np.errstate(all="ignore"):
-                for product in self._networks[0].products.values():
-                    product.calibrate(generator)
+                for choice in self._networks[0].choices.values():
+                    choice.calibrate(generator)
             for network in self._networks[1:]:
-                for name, product in network.products.items():
-                    product.form = self.products[name]
+                for name, choice in network.choices.items():
+                    choice.form = self.forms[name]
         self._pool = ThreadPoolExecutor(threads) if threads > 1 else None
 
     @property
-    def products(self) -> dict[str, str]:
-        """The form of every matrix product over several records, by layer and purpose."""
-        return {name: product.form for name, product in self._networks[0].products.items()}
+    def forms(self) -> dict[str, str]:
+        """In which of its forms each matrix product and each tanh is computed, by layer and purpose."""
+        return {name: choice.form for name, choice in self._networks[0].choices.items()}
 
     def clipped_sum(
         self,

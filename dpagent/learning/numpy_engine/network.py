@@ -25,7 +25,7 @@ from dpagent.learning.layers import (
     windows,
 )
 from dpagent.learning.models import ModelSpec, Node
-from dpagent.learning.numpy_engine.activations import ReluStage, TanhStage
+from dpagent.learning.numpy_engine.activations import ReluStage, Tangent, TanhStage
 from dpagent.learning.numpy_engine.convolution import ConvolutionStage
 from dpagent.learning.numpy_engine.dense import AveragedDenseStage, DenseStage
 from dpagent.learning.numpy_engine.loss import SoftmaxCrossEntropy
@@ -72,13 +72,15 @@ class Network:
         return self._output.values.values
 
     @property
-    def products(self) -> dict[str, Product]:
-        """Every product over several records, by layer and purpose."""
-        return {
+    def choices(self) -> dict[str, Product | Tangent]:
+        """What can be computed in several forms, by layer and purpose."""
+        choices: dict[str, Product | Tangent] = {
             f"{stage.path} {purpose}": product
             for stage in self.trained
             for purpose, product in stage.products.items()
         }
+        tangents = [stage.tangent for stage in self._stages if isinstance(stage, TanhStage)]
+        return choices | {f"tanh {number}": tangent for number, tangent in enumerate(tangents)}
 
     def load(self, weights: Floats) -> None:
         """Take over the parameters ``(d,)``."""

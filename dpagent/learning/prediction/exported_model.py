@@ -55,22 +55,12 @@ class ExportedModel:
             self._session = quiet_session(data, threads=threads)
         except LOAD_ERRORS as error:
             raise DataError(_cannot_load(path, data, error)) from error
-        about = self._session.get_modelmeta()
-        if about.producer_name != "dpagent":
-            maker = about.producer_name[:60] or "an unnamed program"
+        try:
+            self._read_about()
+        except UnicodeDecodeError as error:
             raise DataError(
-                f"{path} is an ONNX file of {maker!r}, whose inputs and outputs are unknown here; expected a"
-                " model that dpagent exported, such as model.onnx in a coordinator's state directory."
-            )
-        self.input_shape, self.classes = self._form()
-        told = about.custom_metadata_map
-        self.name = told.get("dpagent.model") or about.graph_name or "unnamed"
-        self.class_names = self._names(told)
-        self.round = _number(told.get("dpagent.round"), int)
-        self.epsilon_spent = _number(told.get("dpagent.epsilon_spent"), float)
-        self.privacy = told.get("dpagent.privacy", "")
-        statement = _parsed(told.get("dpagent.privacy_statement"))
-        self.privacy_statement: dict[str, Any] = statement if isinstance(statement, dict) else {}
+                f"{path} holds names that are not UTF-8 text: it is damaged. Copy it again."
+            ) from error
 
     def class_label(self, number: int) -> str:
         """What class ``number`` is called: its name, or the number."""
@@ -107,6 +97,25 @@ class ExportedModel:
             exponentials = np.exp(scores - scores.max(axis=1, keepdims=True))
             shares: NDArray[np.float64] = exponentials / exponentials.sum(axis=1, keepdims=True)
         return shares
+
+    def _read_about(self) -> None:
+        """What the file says of itself; raises UnicodeDecodeError where that is no text."""
+        about = self._session.get_modelmeta()
+        if about.producer_name != "dpagent":
+            maker = about.producer_name[:60] or "an unnamed program"
+            raise DataError(
+                f"{self.path} is an ONNX file of {maker!r}, whose inputs and outputs are unknown here;"
+                " expected a model that dpagent exported, such as model.onnx of a coordinator."
+            )
+        self.input_shape, self.classes = self._form()
+        told = about.custom_metadata_map
+        self.name = told.get("dpagent.model") or about.graph_name or "unnamed"
+        self.class_names = self._names(told)
+        self.round = _number(told.get("dpagent.round"), int)
+        self.epsilon_spent = _number(told.get("dpagent.epsilon_spent"), float)
+        self.privacy = told.get("dpagent.privacy", "")
+        statement = _parsed(told.get("dpagent.privacy_statement"))
+        self.privacy_statement: dict[str, Any] = statement if isinstance(statement, dict) else {}
 
     def _form(self) -> tuple[tuple[int, ...], int]:
         """Shape of an input and number of classes, as the graph declares them."""

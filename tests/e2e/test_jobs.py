@@ -1,0 +1,186 @@
+"""Whole jobs, as an operator would ask for them: real broker, coordinator and agents, a few rounds each."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import cbor2
+import numpy as np
+import onnx
+import pytest
+import yaml
+from brokers import Broker
+from fleets import digits, run_agent, run_coordinator, write_agent, write_fleet
+from observers import Observer
+from onnx import TensorProto, helper, numpy_helper
+
+from agent.ledger import audit
+from coordinator.keys import load_signer
+from coordinator.settings import load_fleet_settings
+from dpagent.errors import ExitCode
+from dpagent.learning import to_float32
+from dpagent.learning.evaluation import OnnxEvaluator
+from dpagent.protocol.messages import Plan
+from dpagent.protocol.signing import Verifier
+
+ROUNDS = 3
+DEVICES = 2
+
+
+def features_file(path: Path) -> None:
+    """An ONNX file that a frozen stage can name: means over two by two pixels."""
+    nodes = [
+        helper.make_node("Reshape", ["pixels", "blocks"], ["apart"]),
+        helper.make_node("ReduceMean", ["apart", "axes"], ["features"], keepdims=0),
+    ]
+    graph = helper.make_graph(
+        nodes, "pooling",
+        [helper.make_tensor_value_info("pixels", TensorProto.FLOAT, ["n", 8, 8, 1])],
+        [helper.make_tensor_value_info("features", TensorProto.FLOAT, ["n", 4, 4, 1])],
+        [
+            numpy_helper.from_array(np.array([0, 4, 2, 4, 2, 1]), "blocks"),
+            numpy_helper.from_array(np.array([2, 4]), "axes"),
+        ],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    onnx.save(model, str(path))
+
+
+def model_file(directory: Path, front_end: list[Any]) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    features_file(directory / "pooling.onnx")
+    model = {
+        "name": "mine", "input_shape": [8, 8, 1], "classes": 10, "front_end": front_end,
+        "layers": [{"dense": 12}, "tanh", {"dense": 10}],
+    }  # fmt: skip
+    (directory / "mine.yaml").write_text(yaml.safe_dump(model))
+
+
+class Job:
+    """What a finished job left behind."""
+
+    def __init__(self, directory: Path, broker: Broker, **changes: Any) -> None:
+        self.name = directory.name
+        self.coordinator = directory / "coordinator"
+        budget = {"epsilon": 35.0, "delta": 1e-4, "sampling_rate": 0.8, "schedule": {"kind": "uniform"}}
+        privacy = budget | changes.pop("privacy", {})
+        file = write_fleet(
+            self.coordinator, broker, fleet=self.name, rounds=ROUNDS, devices=DEVICES, privacy=privacy,
+            round={"deadline_s": 120.0}, **changes,
+        )  # fmt: skip
+        self.settings = load_fleet_settings(file)
+        key = load_signer(self.settings.keys_dir, self.name).public_key
+        devices = [directory / f"device-{number}" for number in range(DEVICES)]
+        files = [
+            write_agent(device, broker, key, number, fleet=self.name, budget={"epsilon": 35.0})
+            for number, device in enumerate(devices)
+        ]
+        with Observer(broker, self.name) as observer, run_coordinator(file) as program:
+            agents = [run_agent(agent) for agent in files]
+            try:
+                assert program.wait(120) == ExitCode.OK, program.said()[-2000:]
+            finally:
+                for agent in agents:
+                    assert agent.is_running(), agent.said()[-2000:]
+                    assert agent.stop() == ExitCode.OK
+            self.said = [agent.said() for agent in agents]
+            verifier = Verifier(key, self.name)
+            opened = [verifier.open(message, Plan, "plan") for message in observer.plans]
+        self.plans = {plan.round: plan for plan in opened if plan.state == "open"}
+        self.ledgers = [audit(device / "state") for device in devices]
+
+    @property
+    def evaluator(self) -> OnnxEvaluator:
+        return OnnxEvaluator((self.settings.state_dir / "model.onnx").read_bytes())
+
+    def require_sound(self) -> None:
+        """Every round charged, every ledger whole, every model there and able to look at a record."""
+        assert sorted(self.plans) == [1, 2, 3]
+        for ledger in self.ledgers:
+            assert [charge.round for charge in ledger.charges] == [1, 2, 3]
+            assert ledger.charges[-1].cumulative_epsilon <= 35.0
+        inputs, _ = digits(100, 110).batch(np.arange(10))
+        assert np.isfinite(self.evaluator.logits(to_float32(inputs))).all()
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "layers": {"privacy": {"clipping": {"kind": "layers"}}},
+    "layers with norms": {"privacy": {"clipping": {"kind": "layers", "norms": [0.5, 0.7, 0.2]}}},
+    "local steps": {"privacy": {"local_steps": 2, "local_learning_rate": 0.05}},
+    "adam": {
+        "optimiser": {
+            "kind": "adam", "learning_rate": 0.01, "final_learning_rate": 0.001, "decay_rounds": 2,
+        }
+    },
+    "views": {"model": {"name": "digits", "augmentation": {"views": 3, "shift": 1, "flip": True}}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", list(VARIANTS))
+def test_a_job_of_each_kind_ends_well(name: str, tmp_path: Path, mosquitto: Broker) -> None:
+    job = Job(tmp_path / f"job-{list(VARIANTS).index(name)}", mosquitto, **VARIANTS[name])
+    job.require_sound()
+    assert len(list((job.settings.state_dir / "models").glob("round-*.onnx"))) == ROUNDS
+    plan = job.plans[1]
+    if name == "layers with norms":
+        assert plan.mechanism.clipping.norms == [0.5, 0.7, 0.2]
+        assert math.fsum(plan.mechanism.clipping.shares) == pytest.approx(1.0)
+    if name == "views":
+        assert plan.augmentation is not None
+        assert plan.augmentation.views == 3
+
+
+def test_a_clip_norm_follows_the_quantile(tmp_path: Path, mosquitto: Broker) -> None:
+    clipping = {"kind": "quantile", "quantile": 0.5, "rate": 1.0}
+    job = Job(tmp_path / "quantile", mosquitto, privacy={"clip_norm": 1000.0, "clipping": clipping})
+    job.require_sound()
+    norms = [job.plans[number].mechanism.clipping.norms[0] for number in (1, 2, 3)]
+    # All records are within 1,000: the share is near 1, and the norm falls by nearly e^(−1/2) a round.
+    assert norms[0] == 1000.0
+    for before, after in itertools.pairwise(norms):
+        assert after / before == pytest.approx(math.exp(-0.5), rel=0.2)
+    connection = sqlite3.connect(job.settings.state_dir / "coordinator.db")
+    (kept,) = connection.execute("SELECT clip_norm FROM model").fetchone()
+    connection.close()
+    assert kept < norms[-1]
+
+
+def test_a_projection_is_found_in_the_first_round(tmp_path: Path, mosquitto: Broker) -> None:
+    directory = tmp_path / "projection"
+    model_file(directory / "coordinator", [{"projection": 6}])
+    job = Job(directory, mosquitto, model={"name": "mine.yaml"}, privacy={"record_norm": 6.0})
+    job.require_sound()
+    assert [asset.role for asset in job.plans[1].assets] == ["training-graph"]
+    assert [asset.role for asset in job.plans[2].assets] == ["training-graph", "projection"]
+    assert not (job.settings.state_dir / "models" / "round-0001.onnx").exists()
+    found = np.fromfile(job.settings.state_dir / "projection.f32", "<f4").reshape(64, 6)
+    inputs = np.concatenate([digits(50 * n, 50 * n + 50).batch(np.arange(50))[0] for n in range(DEVICES)])
+    _, _, directions = np.linalg.svd(to_float32(inputs).reshape(-1, 64), full_matrices=False)
+    # With little noise the leading direction, the mean image nearly, is beyond doubt.
+    assert abs(float(found[:, 0] @ directions[0])) > 0.9
+    assert np.linalg.norm(found, axis=0) == pytest.approx(np.ones(6), abs=1e-5)
+
+
+def test_a_front_end_is_computed_on_the_board_and_exported(tmp_path: Path, mosquitto: Broker) -> None:
+    directory = tmp_path / "front-end"
+    stages = [
+        {"random": {"layers": [{"conv2d": {"channels": 1, "kernel": 3, "padding": 1}}, "relu"], "seed": 1}},
+        {"onnx": {"file": "pooling.onnx"}},
+    ]
+    model_file(directory / "coordinator", stages)
+    job = Job(directory, mosquitto, model={"name": "mine.yaml"})
+    job.require_sound()
+    description = cbor2.loads(job.plans[1].model.description)
+    assert description["front_end"][1]["onnx"]["output_shape"] == [4, 4, 1]
+    for number in range(DEVICES):
+        (features,) = (directory / f"device-{number}" / "state").glob("features-*.f32")
+        assert features.stat().st_size == 50 * 16 * 4
+    kept = json.loads((directory / "device-0" / "state" / "engine.json").read_text())
+    # A model of the operator's own has a graph that no board knows.
+    assert kept["engine"] == "numpy"
+    assert "does not know" in job.said[0]
