@@ -64,7 +64,9 @@ def test_protocol_page_lists_the_keys_of_a_plans_maps(key: str, schema: type[mes
 def test_protocol_page_names_the_topics_and_the_limit() -> None:
     page = (DOCS / "protocol.md").read_text()
     topics = Topics("FLEET")
-    assert topics.asset_chunk("ROLE", 0).replace("FLEET", "{fleet}").replace("ROLE/0", "{role}/{index}") in page
+    assert (
+        topics.asset_chunk("ROLE", 0).replace("FLEET", "{fleet}").replace("ROLE/0", "{role}/{index}") in page
+    )
     for topic in (topics.plan, topics.model_chunks, topics.fragments, topics.receipts):
         assert topic.replace("FLEET", "{fleet}").replace("+", "{index}") in page
     assert f"{messages.MAX_MESSAGE_BYTES:,} bytes" in page

@@ -6,6 +6,7 @@ own copy of the weights: an error of the export then shows in the figures.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -93,9 +94,17 @@ class OnnxEvaluator:
         return right / len(dataset)
 
 
-def quiet_session(model: bytes, *, threads: int = 1) -> Any:
-    """A session on the CPU that prints nothing; raises one of :data:`LOAD_ERRORS`."""
+def quiet_session(model: bytes, *, threads: int = 1, sizes: Mapping[str, int] | None = None) -> Any:
+    """A session on the CPU that prints nothing; raises one of :data:`LOAD_ERRORS`.
+
+    Args:
+        model: the file's bytes.
+        threads: how many threads one call may use.
+        sizes: what free dimensions are fixed to, by their names.
+    """
     options = onnxruntime.SessionOptions()
+    for name, size in (sizes or {}).items():
+        options.add_free_dimension_override_by_name(name, size)
     options.intra_op_num_threads = require_count("threads", threads)
     options.inter_op_num_threads = 1
     options.log_severity_level = 4  # What goes wrong is raised; nothing is printed besides.

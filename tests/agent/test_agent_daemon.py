@@ -211,7 +211,9 @@ def test_no_plan_that_is_signed_can_end_the_agent(
 
 def test_undefined_weights_do_not_end_the_agent(announcer: Announcer, file: Path, fleet: str) -> None:
     weights = weights_to_bytes(np.full(DIGITS.parameter_count, np.nan, np.float32))
-    plan = plan_for(fleet, model={"digest": content_digest(weights)}, cap={"kind": "clamp", "where": "device"})
+    plan = plan_for(
+        fleet, model={"digest": content_digest(weights)}, cap={"kind": "clamp", "where": "device"}
+    )
     with run_agent(file) as agent:
         announcer.announce_model(weights)
         announcer.announce(plan)

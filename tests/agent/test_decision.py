@@ -257,7 +257,8 @@ def test_a_restart_does_not_refill_a_budget(states: Any) -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"noise_multipliers": [4.0, 3.0, 2.5]}, {"noise_multipliers": [4.0, 3.0, 2.0, 9.0]}, {"clipping": {"norms": [2.0]}},
+    [{"noise_multipliers": [4.0, 3.0, 2.5]}, {"noise_multipliers": [4.0, 3.0, 2.0, 9.0]},
+     {"clipping": {"norms": [2.0]}},
      {"sampling_rate": 0.2}, {"local_steps": 2}, {"local_learning_rate": 0.2}, {"expected_lot": 11.0},
      {"fine_steps": 4_096}, {"delta": 1e-6}],
     ids=lambda changes: next(iter(changes)),

@@ -123,6 +123,4 @@ def test_what_devices_make_is_what_the_store_sums_to_the_last_bit() -> None:
     assert {count for count, _ in sums.values()} == {3}
     total = np.concatenate([sums[position][1] for position in sorted(sums)])[:DIMENSION]
     assert np.array_equal(total, updates.sum(axis=0))
-    np.testing.assert_allclose(
-        mean_of(plan, sums), updates.mean(axis=0) * 2**14 / 65_536 / 10.0, rtol=1e-12
-    )
+    np.testing.assert_allclose(mean_of(plan, sums), updates.mean(axis=0) * 2**14 / 65_536 / 10.0, rtol=1e-12)

@@ -186,7 +186,9 @@ def test_a_full_disk_does_not_close_a_round_by_half(store: Store) -> None:
     store.connection.execute(f"PRAGMA max_page_count={pages + 1}")
     large = np.ones(100_000, np.float32)
     with pytest.raises(StorageError, match="disk is full"):
-        store.close_round(1, large, large[np.newaxis].astype(np.float64), 1.0, RoundResult(None, 0, 1.0, 1.0, 0.1))
+        store.close_round(
+            1, large, large[np.newaxis].astype(np.float64), 1.0, RoundResult(None, 0, 1.0, 1.0, 0.1)
+        )
     assert store.open_round() is not None
     assert set(store.sums(1)) == {0}
     assert len(store.model()[0]) == 4

@@ -49,7 +49,7 @@ def test_without_moves_all_views_are_alike() -> None:
 
 @pytest.mark.parametrize("arguments", [(0,), (65,), (2, -1), (2, 1025)])
 def test_bad_numbers_are_named(arguments: tuple[int, ...]) -> None:
-    with pytest.raises(ParameterError, match="views is|shift is"):
+    with pytest.raises(ParameterError, match=r"views is|shift is"):
         Augmentation(*arguments)
 
 

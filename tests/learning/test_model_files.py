@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from pathlib import Path
 from typing import Any
 
 import cbor2
+import numpy as np
 import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
 
 from dpagent.errors import ConfigurationError
 from dpagent.learning import (
@@ -22,6 +25,7 @@ from dpagent.learning import (
     describe,
     find_model,
     from_description,
+    load_assets,
     load_model,
 )
 from dpagent.learning.front_end.stages import FrozenNetwork, Projection, RandomLayers, Scattering
@@ -137,3 +141,54 @@ def test_a_missing_or_foreign_file_is_named(tmp_path: Path) -> None:
         load_model(file)
     with pytest.raises(ConfigurationError, match=r"'vgg'; expected one of cifar-cnn.*or the path of a model"):
         find_model("vgg")
+
+
+def write_network(path: Path) -> None:
+    """Means over the rows of 6×6 pixels."""
+    graph = helper.make_graph(
+        [helper.make_node("ReduceMean", ["x", "axes"], ["y"], keepdims=0)],
+        "rows",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 6, 6, 1])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 6, 1])],
+        [numpy_helper.from_array(np.array([1]), "axes")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    path.write_bytes(model.SerializeToString())
+
+
+def with_stage(tmp_path: Path, stage: Any) -> Path:
+    file = tmp_path / "model.yaml"
+    file.write_text(yaml.safe_dump(PLAIN | {"front_end": [{"random": {"layers": ["tanh"]}}, stage]}))
+    return file
+
+
+def test_a_network_is_named_by_its_file(tmp_path: Path) -> None:
+    write_network(tmp_path / "rows.onnx")
+    data = (tmp_path / "rows.onnx").read_bytes()
+    file = with_stage(tmp_path, {"onnx": {"file": "rows.onnx"}})
+    spec = load_model(file)
+    assert spec.front_end[1] == FrozenNetwork(hashlib.sha256(data).hexdigest(), (6, 1))
+    assert load_assets(file) == {"frozen-network": data}
+    assert load_assets(with_stage(tmp_path, {"random": {"layers": ["tanh"]}})) == {}
+
+
+@pytest.mark.parametrize(
+    ("stage", "text"),
+    [
+        ({"onnx": {"file": "none.onnx"}}, r"stage 1 onnx: .*none\.onnx: No such file"),
+        ({"onnx": {"file": "model.yaml"}}, r"stage 1 onnx: its network cannot be loaded"),
+        ({"onnx": {"file": "odd.onnx"}}, r"stage 1 onnx: its network cannot be loaded: .*Unheard"),
+        ({"onnx": {"file": "rows.onnx", "colour": 1}}, "stage 1 onnx: unknown key 'colour'"),
+    ],
+)
+def test_a_file_that_is_no_network_is_named(tmp_path: Path, stage: Any, text: str) -> None:
+    write_network(tmp_path / "rows.onnx")
+    odd = helper.make_graph(
+        [helper.make_node("Unheard", ["x"], ["y"])], "odd",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 6, 6, 1])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 6, 1])],
+    )  # fmt: skip
+    model = helper.make_model(odd, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    (tmp_path / "odd.onnx").write_bytes(model.SerializeToString())
+    with pytest.raises(ConfigurationError, match=text):
+        load_model(with_stage(tmp_path, stage))

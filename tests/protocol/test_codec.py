@@ -213,7 +213,8 @@ def test_loose_integers_are_refused(value: object) -> None:
 @pytest.mark.parametrize("value", [True, "1.0", None, math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize(
     "where",
-    ["deadline", "compute_slot_s", "jitter_window_s", "accumulation_slack", "sampling_rate", "local_learning_rate",
+    ["deadline", "compute_slot_s", "jitter_window_s", "accumulation_slack", "sampling_rate",
+     "local_learning_rate",
      "expected_lot", "delta", "regularisation", "floor"],
 )  # fmt: skip
 def test_loose_and_undefined_numbers_are_refused(where: str, value: object) -> None:
@@ -243,14 +244,16 @@ RANGES: list[tuple[str, list[Any], list[Any]]] = [
     ("architecture", [b"x" * 32], [b"x" * 31, b"x" * 33]),
     ("digest", [b"x" * 32], [b"x" * 31, b"x" * 33]),
     ("description", [b"x", b"x" * 8_192], [b"", b"x" * 8_193, "text"]),
-    ("clipping", [{"norms": [n], "shares": [1.0], "count_weight": w} for n in (1e-9, 1e6) for w in (0.0, 1.0)],
+    ("clipping",
+     [{"norms": [n], "shares": [1.0], "count_weight": w} for n in (1e-9, 1e6) for w in (0.0, 1.0)],
      [{"norms": n, "shares": s, "count_weight": w} for n, s, w in (
          ([], [], 0.0), ([0.0], [1.0], 0.0), ([1.1e6], [1.0], 0.0), ([1.0], [0.0], 0.0), ([1.0], [1.1], 0.0),
          ([1.0], [1.0], -0.1), ([1.0], [1.0], 1.1), ([1.0], [0.5, 0.5], 0.0), ([1.0, 1.0], [0.5, 0.5], 0.2),
          ([1.0] * 513, [1.0] * 513, 0.0))]),
     ("fine_steps", [256, 1_048_576], [255, 1_048_577, 0]),
     ("accumulation_slack", [0.0, 0.01], [-1e-9, 0.011]),
-    ("augmentation", [None, {"views": 1, "shift": 0, "flip": False}, {"views": 64, "shift": 1024, "flip": True}],
+    ("augmentation",
+     [None, {"views": 1, "shift": 0, "flip": False}, {"views": 64, "shift": 1024, "flip": True}],
      [{"views": 0, "shift": 0, "flip": False}, {"views": 65, "shift": 0, "flip": False}, {"views": 1},
       {"views": 1, "shift": -1, "flip": False}, {"views": 1, "shift": 0, "flip": 1}]),
     ("assets", [[], [{"role": "training-graph", "digest": b"x" * 32, "size": 1}] * 3],

@@ -6,10 +6,9 @@ from collections.abc import Collection
 from typing import Any, NamedTuple
 
 import numpy as np
-import onnxruntime
 
 from dpagent.errors import ConfigurationError
-from dpagent.learning.evaluation import LOAD_ERRORS, first_line
+from dpagent.learning.evaluation import LOAD_ERRORS, first_line, quiet_session
 from dpagent.learning.models import ModelSpec
 from dpagent.learning.training_graph.signature import (
     RECORDS,
@@ -57,12 +56,8 @@ def load_graph(spec: ModelSpec, graph: bytes, *, rows: int, trusted: Collection[
             " not know; expected a graph that its version of dpagent builds for that model. Update dpagent"
             " on the device, or build the graph there yourself and trust its digest."
         )
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    options.add_free_dimension_override_by_name(RECORDS, rows)
-    options.log_severity_level = 4  # What goes wrong is raised; nothing is printed besides.
     try:
-        session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+        session = quiet_session(graph, sizes={RECORDS: rows})
     except LOAD_ERRORS as error:
         raise ConfigurationError(
             f"The training graph of {len(graph)} bytes for model {spec.name!r} cannot be loaded:"
