@@ -24,6 +24,7 @@ from dpagent.learning.engine import NORM_RUN
 from dpagent.learning.layers import Conv2d, Dense, GroupNorm, MaxPool2d, Relu, Residual, Tanh
 from dpagent.learning.numpy_engine import products, stages
 from dpagent.learning.numpy_engine.activations import Tangent
+from dpagent.learning.numpy_engine.workspaces import Memory
 
 # Sizes that fill no vector: every function and product has a tail to trip over.
 ODD = small("odd", (11, 9, 1), Conv2d(5, 3), Tanh(), MaxPool2d(2, 1), Conv2d(3, 2), Tanh(), Dense(11), Tanh())
@@ -219,17 +220,38 @@ def run_child(program: str, *arguments: str, environment: dict[str, str]) -> str
     return done.stdout
 
 
-def test_squares_are_added_in_short_runs() -> None:
-    # 2²⁴ and ones: a float32 sum that has reached 2²⁴ does not notice a one any more.
-    for run in (NORM_RUN, NORM_RUN // 2):
-        rows = np.ones((2, 5 * run + 3), np.float32)
-        rows[:, 0] = 2.0**12
-        exact = 2.0**24 + rows.shape[1] - 1
-        assert np.all(np.abs(stages.squared_lengths(rows, run) - exact) <= 2 * run)
-    gradients = stages.RecordGradients(2, (NORM_RUN * 3 + 5,))
-    gradients.rows[:] = 1
-    gradients.rows[:, 0] = 2.0**12
-    assert np.all(np.abs(gradients.squared_norms() - (2.0**24 + 3 * NORM_RUN + 4)) <= 2 * NORM_RUN)
+def test_squares_are_added_in_short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths: list[int] = []
+    honest = np.vecdot
+
+    def watched(left: Any, right: Any) -> Any:
+        lengths.append(left.shape[-1])
+        return honest(left, right)
+
+    monkeypatch.setattr(np, "vecdot", watched)
+    for name in ("sensor-cnn", "cifar-cnn"):
+        spec = built_in(name)
+        weights, inputs, labels = records(spec, 2)
+        NumpyEngine(spec, microbatch=2, products="stacked").clipped_sum(weights, inputs, labels, [1.0])
+    assert NORM_RUN // 2 < max(lengths) <= NORM_RUN
+    lengths.clear()
+    spec = small("factors of an outer product", (3 * NORM_RUN,), Dense(2 * NORM_RUN))
+    weights, inputs, labels = records(spec, 1)
+    gradient = NumpyEngine(spec, microbatch=1).clipped_sum(weights, inputs, labels, [1.0])
+    assert max(lengths) <= NORM_RUN // 2
+    assert np.linalg.norm(gradient.total) == pytest.approx(1, rel=1e-5)
+
+
+def test_every_record_begins_on_a_cache_line() -> None:
+    for shape in ((1,), (7,), (16,), (5, 3, 2)):
+        for views in (1, 3):
+            room = Memory(4, views).workspace(shape)
+            starts = [record.__array_interface__["data"][0] for record in room.values]
+            assert all(start % 64 == 0 for start in starts)
+            assert room.whole.size % 16 == 0
+            assert np.shares_memory(room.values, room.whole)
+    gradients = stages.RecordGradients(3, (5, 7))
+    assert all(row.__array_interface__["data"][0] % 64 == 0 for row in gradients.rows)
 
 
 def test_blocks_of_a_microbatch_change_no_more_than_the_order_of_sums() -> None:

@@ -1,0 +1,134 @@
+"""The demo's training without noise, against softmax regression by hand."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from demos import chosen
+
+from cli.demo.baseline import Baseline, read_baseline, run_baseline
+from cli.demo.broker import BrokerAddress
+from cli.demo.configurations import fleet_settings, write_configurations
+from cli.demo.layout import Layout
+from cli.demo.options import DataForm
+from cli.demo.shards import prepare_data, write_model
+from cli.demo.source import Source
+from coordinator.settings import FleetSettings
+from dpagent.learning import ArrayDataset, Dataset, ModelSpec, open_npz
+from dpagent.learning.front_end.features import FeatureSet, FrontEnd
+from dpagent.learning.front_end.stages import Projection, Scattering
+from dpagent.learning.layers import Dense, GroupNorm
+
+NOBODY = BrokerAddress("mqtt://127.0.0.1:1", None, None, "auto", "none")
+
+
+def records(count: int, shape: tuple[int, ...] = (5,), seed: int = 0) -> ArrayDataset:
+    """Three classes, each with a pattern of its own."""
+    generator = np.random.default_rng(seed)
+    labels = np.arange(count, dtype=np.int64) % 3
+    patterns = np.random.default_rng(99).normal(size=(3, *shape))
+    inputs = (patterns[labels] + generator.normal(size=(count, *shape))).astype(np.float32)
+    return ArrayDataset(inputs, labels, 3)
+
+
+def settings_for(spec: ModelSpec, **privacy: Any) -> FleetSettings:
+    options = chosen(
+        DataForm(60, 30, list(spec.input_shape), 3), spec, devices=2, sampling_rate=1.0, rounds=3
+    )
+    settings = fleet_settings(options)
+    changed = settings.privacy.model_copy(update=privacy)
+    return settings.model_copy(update={"privacy": changed})
+
+
+def gradients(weights: np.ndarray, inputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Of each record, for weights then biases of one dense layer, in float64."""
+    features, classes = inputs.shape[1], 3
+    matrix, bias = weights[: features * classes].reshape(features, classes), weights[features * classes :]
+    logits = inputs.astype(np.float64) @ matrix + bias
+    errors = np.exp(logits - logits.max(axis=1, keepdims=True))
+    errors /= errors.sum(axis=1, keepdims=True)
+    errors[np.arange(len(labels)), labels] -= 1
+    outer = inputs[:, :, np.newaxis].astype(np.float64) * errors[:, np.newaxis, :]
+    return np.concatenate([outer.reshape(len(inputs), -1), errors], axis=1)
+
+
+@pytest.mark.parametrize("kind", ["whole", "layers", "quantile"])
+def test_steps_are_those_of_softmax_regression_with_clipped_gradients(kind: str) -> None:
+    spec = ModelSpec("line", (5,), 3, (Dense(3),))
+    settings = settings_for(spec)
+    clipping = settings.privacy.clipping.model_copy(update={"kind": kind})
+    settings = settings_for(spec, clipping=clipping, clip_norm=0.8)
+    shards, test = [records(40, seed=1), records(20, seed=2)], records(30, seed=3)
+    baseline = Baseline(settings, spec, shards, test)
+    weights = spec.initial_weights(0).astype(np.float64)
+    velocity, norm = np.zeros(len(weights)), 0.8
+    for number in range(1, 4):
+        mean, within = np.zeros(len(weights)), []
+        for shard in shards:
+            each = gradients(weights, *shard.batch(np.arange(len(shard))))
+            norms = np.linalg.norm(each, axis=1)
+            clipped = each * np.minimum(1, norm / norms)[:, np.newaxis]
+            # Divided by the public estimate of a shard, 30, and not by its true size.
+            mean += clipped.sum(axis=0) / 30 / 2
+            within.append((norms <= norm).sum() / 30 - len(shard) / 30 / 2 + 0.5)
+        if kind == "quantile":
+            norm *= math.exp(-0.2 * (np.clip(np.mean(within), 0, 1) - 0.5))
+        velocity = 0.9 * velocity + mean
+        weights = weights - settings.optimiser.learning_rate * velocity
+        accuracy = baseline.round(number)
+        inputs, labels = test.batch(np.arange(len(test)))
+        scores = inputs @ weights[:15].reshape(5, 3) + weights[15:]
+        assert accuracy == pytest.approx((scores.argmax(axis=1) == labels).mean())
+        np.testing.assert_allclose(baseline.weights, weights, rtol=1e-4, atol=1e-6)
+
+
+def prepared(root: Path, spec: ModelSpec, train: Dataset, test: Dataset) -> Layout:
+    """The directory of a run that has not begun."""
+    form = DataForm(len(train), len(test), list(train.shape), 3)
+    options = chosen(form, spec, devices=2, rounds=3, engine="numpy")
+    layout = Layout(root, 2)
+    options.save(root)
+    write_model(options, layout, spec)
+    prepare_data(options, layout, Source(train, test))
+    write_configurations(options, layout, NOBODY)
+    return layout
+
+
+def test_features_that_agents_have_computed_are_used(tmp_path: Path) -> None:
+    spec = ModelSpec("wave", (8, 8, 1), 3, (GroupNorm(3), Dense(3)), front_end=(Scattering(1, 8),))
+    train, test = records(60, (8, 8, 1)), records(20, (8, 8, 1), seed=5)
+    layout = prepared(tmp_path, spec, train, test)
+    front_end = FrontEnd(spec)
+    for file, state in (
+        *((layout.shard_file(n), layout.agent_state(n)) for n in (1, 2)),
+        (layout.test_file, layout.coordinator_state),
+    ):
+        state.mkdir(parents=True)
+        FeatureSet(open_npz(file), front_end, state).close()
+    before = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("features-*")}
+    assert len(before) == 6
+    run_baseline(tmp_path)
+    assert {file: file.stat().st_mtime_ns for file in tmp_path.rglob("features-*")} == before
+    history = read_baseline(layout.baseline_file)
+    assert len(history) == 3
+    assert history[-1] > 0.5
+
+
+def test_a_projection_takes_a_round_of_its_own(tmp_path: Path) -> None:
+    spec = ModelSpec("projected", (12,), 3, (Dense(3),), front_end=(Projection(4),))
+    layout = prepared(tmp_path, spec, records(300, (12,)), records(60, (12,), seed=5))
+    run_baseline(tmp_path)
+    first, *rest = read_baseline(layout.baseline_file)
+    assert math.isnan(first)
+    assert len(rest) == 2
+    assert rest[-1] > 0.6
+
+
+def test_a_missing_or_damaged_file_is_no_baseline(tmp_path: Path) -> None:
+    assert read_baseline(tmp_path / "none.json") == ()
+    (tmp_path / "cut.json").write_text('{"accuracy": [0.5, ')
+    assert read_baseline(tmp_path / "cut.json") == ()
