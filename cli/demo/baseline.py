@@ -3,70 +3,178 @@
 Same shards, lots' sampling rate, clipping, cap and optimiser; only the noise and the
 network are missing. It reads all shards, which nobody in the real fleet can: it belongs to
 the demo alone, and its figures are not private.
+
+Features of a front end are those that the agents and the coordinator have computed, once they
+have. Behind a projection they depend on its directions, and so are computed here again.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import signal
 import sys
+import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
-from cli.demo.layout import Layout, records_per_device
-from cli.demo.options import DemoOptions
-from coordinator.settings import CapSettings
+from cli.demo.layout import Layout
+from cli.demo.options import load_options
+from coordinator.planning import clipping_of
+from coordinator.settings import FleetSettings, load_fleet_settings
 from dpagent.errors import DpagentError, ExitCode
-from dpagent.learning import NumpyEngine, Sgd, built_in, open_npz, sum_over_lot
-from dpagent.privacy import ClampCap, poisson_lot, shuffled
-from dpagent.storage import write_atomically
+from dpagent.learning import Dataset, ModelSpec, NumpyEngine, open_npz, sum_over_lot, to_float32
+from dpagent.learning.front_end.features import FeatureSet, FrontEnd
+from dpagent.privacy import ClampCap, adapted_norm, poisson_lot, shuffled
+from dpagent.privacy.covariance import SecondMoments, leading_directions
+from dpagent.storage import disk_errors, write_atomically
+
+_LOOK_S: Final = 0.5
 
 
 def read_baseline(file: Path) -> tuple[float, ...]:
-    """Accuracy after each round so far; empty while there is none."""
+    """Accuracy after each round so far, NaN where none was measured; empty while there is none."""
     try:
-        return tuple(json.loads(file.read_text())["accuracy"])
+        return tuple(
+            math.nan if value is None else float(value) for value in json.loads(file.read_text())["accuracy"]
+        )
     except (OSError, ValueError, KeyError, TypeError):
         return ()
 
 
-def run_baseline(options: DemoOptions, layout: Layout) -> None:
-    """Train and write the accuracies, round by round."""
-    spec = built_in(options.model)
-    shards = [open_npz(layout.shard_file(number)) for number in range(1, options.devices + 1)]
-    test = open_npz(layout.test_file)
-    engine = NumpyEngine(spec)
-    cap = ClampCap(regularisation=CapSettings().regularisation, floor=CapSettings().floor)
-    optimiser = Sgd(options.momentum)
-    weights = spec.initial_weights(options.seed)
-    state = np.zeros((optimiser.rows, len(weights)))
-    expected_lot = options.sampling_rate * records_per_device(options)
-    history: list[float] = []
-    for number in range(1, options.rounds + 1):
-        gradient = np.zeros(spec.parameter_count, np.float64)
-        for shard in shards:
-            lot = shuffled(poisson_lot(len(shard), options.sampling_rate))
-            mean = sum_over_lot(engine, weights, shard, lot, [options.clip_norm]).total / expected_lot
-            if options.cap == "clamp" and options.cap_at == "device":
-                mean, _ = cap.apply(mean, weights, radius=options.clip_norm)
-            gradient += mean / options.devices
-        if options.cap == "clamp" and options.cap_at == "coordinator":
-            gradient, _ = cap.apply(gradient, weights, radius=options.clip_norm)
-        weights, state = optimiser.step(
-            weights, state, gradient, number=number, learning_rate=options.learning_rate
+class Baseline:
+    """A fleet in one process.
+
+    Args:
+        settings: The coordinator's.
+        spec: The model.
+        shards: The devices' records, or their features.
+        test: The test data, or their features.
+
+    Attributes:
+        weights: (parameters,) after the last round.
+    """
+
+    def __init__(
+        self, settings: FleetSettings, spec: ModelSpec, shards: Sequence[Dataset], test: Dataset
+    ) -> None:
+        self._settings, self._spec = settings, spec
+        self._shards, self._test = shards, test
+        self._engine = NumpyEngine(self._spec.head)
+        self._cap = ClampCap(regularisation=settings.cap.regularisation, floor=settings.cap.floor)
+        self._optimiser = settings.optimiser.optimiser()
+        self._rates = settings.optimiser.learning_rates(settings.rounds)
+        self._clip_norm = settings.privacy.clip_norm
+        self.weights = self._spec.initial_weights(settings.model.seed)
+        self._state = np.zeros((self._optimiser.rows, len(self.weights)))
+
+    def round(self, number: int) -> float:
+        """Take a round's step.
+
+        Returns:
+            Accuracy on the test data, from 0 to 1.
+        """
+        privacy = self._settings.privacy
+        clipping = clipping_of(self._settings, self._spec, self._clip_norm)
+        expected_lot = privacy.sampling_rate * self._settings.records_per_device
+        mean = np.zeros(clipping.dimension)
+        for shard in self._shards:
+            lot = shuffled(poisson_lot(len(shard), privacy.sampling_rate))
+            part = sum_over_lot(self._engine, self.weights, shard, lot, clipping.norms)
+            release = clipping.release(part.total, int(part.within[0]), len(lot) - part.excluded)
+            mean += self._capped("device", release / expected_lot, clipping.radius)
+        mean /= len(self._shards)
+        gradient = self._capped("coordinator", clipping.gradient(mean), clipping.radius)
+        if clipping.count_weight:
+            wanted, share = privacy.clipping, clipping.share_within(float(mean[-1]))
+            self._clip_norm = adapted_norm(self._clip_norm, share, quantile=wanted.quantile, rate=wanted.rate)
+        self.weights, self._state = self._optimiser.step(
+            self.weights, self._state, gradient, number=number, learning_rate=self._rates.at(number)
         )
-        history.append(engine.accuracy(weights, *test.batch(np.arange(len(test)))))
+        return self._accuracy()
+
+    def _capped(self, where: str, vector: NDArray[np.float64], radius: float) -> NDArray[np.float64]:
+        cap = self._settings.cap
+        if cap.kind != "clamp" or cap.where != where:
+            return vector
+        return self._cap.apply(vector, self.weights, radius=radius)[0]
+
+    def _accuracy(self) -> float:
+        right = sum(
+            int(np.count_nonzero(self._engine.logits(self.weights, inputs).argmax(axis=1) == labels))
+            for inputs, labels in self._test.batches()
+        )
+        return right / len(self._test)
+
+
+def run_baseline(root: Path) -> None:
+    """Train and write the accuracies, round by round."""
+    layout = Layout(root, load_options(root).devices)
+    settings = load_fleet_settings(layout.fleet_file)
+    spec = settings.model.spec()
+    shards: list[Dataset] = [open_npz(layout.shard_file(number)) for number in range(1, layout.devices + 1)]
+    test = open_npz(layout.test_file)
+    history: list[float | None] = []
+    if spec.projection is not None:
+        # The first round of such a job releases second moments, and takes no step.
+        history.append(None)
+        shards, test = _projected(settings, spec, shards, test, root / "baseline")
+    elif spec.front_end:
+        shards, test = _features_of_others(spec, shards, test, layout)
+    baseline = Baseline(settings, spec, shards, test)
+    for number in range(len(history) + 1, settings.rounds + 1):
+        history.append(baseline.round(number))
         write_atomically(layout.baseline_file, json.dumps({"accuracy": history}).encode())
+
+
+def _features_of_others(
+    spec: ModelSpec, shards: Sequence[Dataset], test: Dataset, layout: Layout
+) -> tuple[list[Dataset], Dataset]:
+    """The features that agents and coordinator keep, as soon as all of them have them."""
+    front_end = FrontEnd(spec)
+    places = [layout.agent_state(number) for number in range(1, layout.devices + 1)]
+    places.append(layout.coordinator_state)
+    while not all((place / f"features-{front_end.key}.json").exists() for place in places):
+        time.sleep(_LOOK_S)
+    *features, of_test = [
+        FeatureSet(dataset, front_end, place) for dataset, place in zip((*shards, test), places, strict=True)
+    ]
+    return [*features], of_test
+
+
+def _projected(
+    settings: FleetSettings, spec: ModelSpec, shards: Sequence[Dataset], test: Dataset, directory: Path
+) -> tuple[list[Dataset], Dataset]:
+    """Features behind a projection whose directions are known without noise."""
+    assert spec.projection is not None
+    before = FrontEnd(spec, before_projection=True)
+    values = math.prod(spec.shape_before_projection)
+    moments = SecondMoments(values, settings.privacy.record_norm)
+    total = np.zeros(moments.dimension)
+    for shard in shards:
+        lot = poisson_lot(len(shard), settings.privacy.sampling_rate)
+        for inputs, _ in shard.batches(lot):
+            total += moments.total(to_float32(before(inputs)).reshape(len(inputs), -1))
+    directions = leading_directions(moments.matrix(total), spec.projection.components)
+    front_end = FrontEnd(spec, {"projection": directions.astype("<f4").tobytes()})
+    features = []
+    for number, dataset in enumerate((*shards, test)):
+        place = directory / str(number)
+        with disk_errors(place):
+            place.mkdir(parents=True, exist_ok=True, mode=0o700)
+        features.append(FeatureSet(dataset, front_end, place))
+    return [*features[:-1]], features[-1]
 
 
 def main() -> None:
     """Run for the demo in the directory named on the command line."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(ExitCode.OK))
-    root = Path(sys.argv[1])
     try:
-        options = DemoOptions(**json.loads((root / "demo.json").read_text()))
-        run_baseline(options, Layout(root, options.devices))
+        run_baseline(Path(sys.argv[1]))
     except DpagentError as error:
         print(error, file=sys.stderr)
         sys.exit(error.exit_code)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import sqlite3
 import statistics
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -207,7 +208,7 @@ def collect(layout: Layout, facts: dict[str, Any]) -> DemoRecord:
     return DemoRecord(
         noise_multipliers=tuple(r.noise_multiplier or 0.0 for r in rounds),
         epsilon_spent=tuple(r.epsilon or 0.0 for r in rounds),
-        accuracy_history=tuple(r.accuracy or 0.0 for r in rounds),
+        accuracy_history=tuple(math.nan if r.accuracy is None else r.accuracy for r in rounds),
         clamped=tuple(r.clamped or 0 for r in rounds),
         kept=tuple(1.0 if r.kept is None else r.kept for r in rounds),
         budgets=tuple(device.budget for device in devices),
@@ -225,11 +226,23 @@ def as_json(record: DemoRecord) -> dict[str, Any]:
     statement = DiscretisedGaussian.job_statement(record.epsilon_target, record.delta)
     return {
         "dataset": record.dataset,
+        "data": {
+            "records_per_device": record.records_per_device,
+            "test_records": record.test_records,
+            "shape": list(record.shape),
+            "classes": list(record.classes),
+            "split": record.split,
+        },
+        "outlook": {
+            "signal_to_noise": record.signal_to_noise,
+            "verdict": record.outlook,
+            "warning": record.warning,
+        },
         "broker": record.broker,
-        "accuracy": record.accuracy_history[-1] if record.accuracy_history else None,
-        "accuracy_history": list(record.accuracy_history),
-        "baseline_accuracy": record.baseline_history[-1] if record.baseline_history else None,
-        "baseline_accuracy_history": list(record.baseline_history),
+        "accuracy": _last(record.accuracy_history),
+        "accuracy_history": _plain(record.accuracy_history),
+        "baseline_accuracy": _last(record.baseline_history),
+        "baseline_accuracy_history": _plain(record.baseline_history),
         "devices": record.devices,
         "rounds": record.rounds,
         "model": {"name": record.model, "parameters": record.parameters, "file": record.model_file},
@@ -241,6 +254,7 @@ def as_json(record: DemoRecord) -> dict[str, Any]:
             "schedule": record.schedule,
             "sampling_rate": record.sampling_rate,
             "clip_norm": record.clip_norm,
+            "clipping": record.clipping,
             "epsilon_target": record.epsilon_target,
             "delta": record.delta,
             "epsilon_spent": list(record.epsilon_spent),
@@ -281,3 +295,12 @@ def as_json(record: DemoRecord) -> dict[str, Any]:
         "restarts": record.restarts,
         "state_dir": record.state_dir,
     }
+
+
+def _plain(history: Sequence[float]) -> list[float | None]:
+    """With None, as JSON has it, where nothing was measured."""
+    return [None if math.isnan(value) else value for value in history]
+
+
+def _last(history: Sequence[float]) -> float | None:
+    return _plain(history)[-1] if history else None

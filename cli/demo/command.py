@@ -7,20 +7,27 @@ import signal
 import time
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from cli.data import options as reading
+from cli.demo import arguments
 from cli.output import write_json
 from cli.plan import ScheduleKind
 from dpagent.errors import (
     ConfigurationError,
     DpagentError,
     ExitCode,
+    LedgerError,
     require_between,
     require_count,
     require_positive,
 )
+
+if TYPE_CHECKING:
+    from cli.demo.options import DataChoice
+    from dpagent.learning.data.settings import DatasetSettings
 
 
 class DemoStopped(DpagentError):
@@ -29,116 +36,113 @@ class DemoStopped(DpagentError):
     exit_code = ExitCode.INTERRUPTED
 
 
-def _check_outputs(json_file: Path | None, report: Path) -> None:
-    """Refuse what could not be written in the end, before anything is trained."""
-    if (json_file is not None and str(json_file) != "-") and (
-        json_file.is_dir() or not os.access(json_file.absolute().parent, os.W_OK)
-    ):
-        raise ConfigurationError(f"--json {json_file}: give a file in a directory that can be written.")
-    place = report.absolute()
-    while not place.exists():
-        place = place.parent
-    if not place.is_dir() or not os.access(place, os.W_OK):
-        raise ConfigurationError(f"--report {report}: give a directory that can be written.")
-
-
 def demo(
     devices: Annotated[
         int | None, typer.Option(help="Agents to run.  [default: 5; mnist: 10]", show_default=False)
     ] = None,
     rounds: Annotated[
-        int | None, typer.Option(help="Rounds.  [default: 40; mnist: 100]", show_default=False)
+        int | None,
+        typer.Option(help="Rounds.  [default: 40; mnist: 100; your own data: 60]", show_default=False),
     ] = None,
     epsilon: Annotated[
         float | None,
         typer.Option(help="ε of the job, for each record.  [default: 4; mnist: 2]", show_default=False),
     ] = None,
     delta: Annotated[float, typer.Option(help="δ of the job.")] = 1e-5,
-    dataset: Annotated[str, typer.Option(help="digits (bundled with scikit-learn) or mnist.")] = "digits",
-    data_dir: Annotated[Path | None, typer.Option(help="Directory of the MNIST IDX files.")] = None,
-    model: Annotated[
-        str | None, typer.Option(help="Built-in model.  [default: the data set's]", show_default=False)
+    dataset: Annotated[
+        str | None,
+        typer.Option(help="digits (bundled with scikit-learn) or mnist.  [default: digits, or --data-dir]"),
     ] = None,
+    data_dir: arguments.DataDirOption = None,
+    model: arguments.ModelOption = None,
+    test_data: arguments.TestDataOption = None,
+    test_share: arguments.TestShareOption = None,
+    split: arguments.SplitOption = arguments.Split.IID,
+    alpha: arguments.AlphaOption = 0.5,
+    classes_per_device: arguments.ClassesPerDeviceOption = 2,
+    kind: reading.KindOption = reading.Kind.AUTO,
+    classes: reading.ClassesOption = None,
+    shape: reading.ShapeOption = None,
+    size: reading.SizeOption = None,
+    mode: reading.ModeOption = None,
+    label: reading.LabelOption = None,
+    features: reading.FeaturesOption = None,
+    offset: reading.OffsetOption = None,
+    scale: reading.ScaleOption = None,
+    window: reading.WindowOption = None,
+    stride: reading.StrideOption = None,
+    group: reading.GroupOption = None,
+    mixed: reading.MixedOption = None,
+    delimiter: reading.DelimiterOption = None,
+    no_header: reading.NoHeaderOption = False,
     schedule: Annotated[
         ScheduleKind, typer.Option(help="How the budget is spread.")
     ] = ScheduleKind.INCREMENTING,
     step: Annotated[float, typer.Option(help="incrementing: step as a fraction of its maximum.")] = 0.3,
-    cap: Annotated[str, typer.Option(help="Noise cap: clamp or none.")] = "clamp",
-    cap_at: Annotated[str, typer.Option(help="Where the cap acts: coordinator or device.")] = "coordinator",
-    broker: Annotated[
-        str, typer.Option(help="auto, embedded, mosquitto, or mqtt://host:port of one that runs.")
-    ] = "auto",
-    broker_port: Annotated[int, typer.Option(help="Port of the broker started; 0 takes a free one.")] = 0,
-    mqtt_username: Annotated[str | None, typer.Option(help="User name for --broker mqtt://….")] = None,
-    mqtt_password_file: Annotated[
-        Path | None, typer.Option(help="Password file for --broker mqtt://….")
-    ] = None,
-    jitter_window: Annotated[
-        float | None,
-        typer.Option(
-            help="Seconds over which fragments are spread.  [default: by data set]", show_default=False
-        ),
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of splits and initial weights; never of noise.")] = 0,
-    state_dir: Annotated[
-        Path | None,
-        typer.Option(
-            help="Where everything is kept; a stopped run goes on.  [default: dpagent-demo/DATE-TIME-PID]",
-            show_default=False,
-        ),
-    ] = None,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write the results as JSON (`-`: standard output).")
-    ] = None,
-    report: Annotated[
-        Path | None,
-        typer.Option(
-            help="Directory of the HTML report.  [default: report in the state directory]", show_default=False
-        ),
-    ] = None,
+    clip_norm: arguments.ClipNormOption = None,
+    learning_rate: arguments.LearningRateOption = None,
+    sampling_rate: arguments.SamplingRateOption = None,
+    clipping: arguments.ClippingOption = arguments.ClippingKind.WHOLE,
+    cap: arguments.CapOption = None,
+    cap_at: arguments.CapAtOption = "coordinator",
+    engine: arguments.EngineOption = arguments.EngineChoice.AUTO,
+    baseline: arguments.BaselineOption = True,
+    seed: arguments.SeedOption = 0,
+    broker: arguments.BrokerOption = "auto",
+    broker_port: arguments.BrokerPortOption = 0,
+    mqtt_username: arguments.MqttUsernameOption = None,
+    mqtt_password_file: arguments.MqttPasswordFileOption = None,
+    jitter_window: arguments.JitterWindowOption = None,
+    state_dir: arguments.StateDirOption = None,
+    json_file: arguments.JsonOption = None,
+    report: arguments.ReportOption = None,
 ) -> None:
     """Train a whole fleet privately on this machine: broker, coordinator and agents.
 
-    The programs, messages and databases are those of a real deployment; each agent has a
-    state directory of its own. Programs that die are started again. Everything started is
-    stopped at the end, whatever happens.
+    Takes handwritten digits, MNIST, or data of your own (--data-dir). The programs, messages and databases
+    are those of a real deployment; each agent has a state directory of its own. Programs that die are
+    started again. Everything started is stopped at the end, whatever happens.
     """
-    from cli.demo.options import DemoOptions
-    from cli.demo.presets import PRESETS, DatasetName
-    from cli.demo.run import run_demo
+    from cli.demo.choices import Asked
+    from cli.demo.presets import preset_of
+    from cli.demo.run import prepare_run, run_demo
 
-    if dataset not in tuple(DatasetName):
-        raise typer.BadParameter(
-            f"{dataset!r} is not one of {', '.join(DatasetName)}.", param_hint="--dataset"
-        )
-    for name, value, choices in (
-        ("--cap", cap, ("clamp", "none")),
-        ("--cap-at", cap_at, ("coordinator", "device")),
-    ):
-        if value not in choices:
-            raise typer.BadParameter(f"{value!r} is not one of {', '.join(choices)}.", param_hint=name)
-    preset = PRESETS[DatasetName(dataset)]
-    options = DemoOptions(
-        dataset=dataset,
-        data_dir=None if data_dir is None else str(data_dir.absolute()),
-        model=model or preset.model,
-        devices=require_count("--devices", preset.devices if devices is None else devices, maximum=200),
-        rounds=require_count("--rounds", preset.rounds if rounds is None else rounds, maximum=5000),
-        epsilon=require_positive("--epsilon", preset.epsilon if epsilon is None else epsilon, maximum=1000),
+    started_at = time.monotonic()
+    _check_choices(dataset, data_dir, test_data, test_share, cap, cap_at, clipping)
+    settings = None
+    if data_dir is not None:
+        settings = reading.dataset_settings(
+            data_dir.absolute(), kind=reading.Kind.IDX if dataset == "mnist" else kind, classes=classes,
+            half=reading.Half.TRAIN, shape=shape, size=size, mode=mode, label=label, features=features,
+            offset=offset, scale=scale, window=window, stride=stride, group=group, mixed=mixed,
+            delimiter=delimiter, no_header=no_header,
+        )  # fmt: skip
+    known = dataset or (None if settings is not None else "digits")
+    asked = Asked(
+        data=_data_choice(known, settings, test_data, test_share, split.value, alpha, classes_per_device),
+        model=None if model is None else _absolute(model),
+        devices=_given(devices, lambda value: require_count("--devices", value, maximum=200)),
+        rounds=_given(rounds, lambda value: require_count("--rounds", value, maximum=5000)),
+        epsilon=_given(epsilon, lambda value: require_positive("--epsilon", value, maximum=1000)),
         delta=require_between("--delta", delta, 0, 1, low_open=True, high_open=True),
         schedule=schedule.value,
         step=require_between("--step", step, 0, 0.99),
-        sampling_rate=preset.sampling_rate,
-        clip_norm=preset.clip_norm,
-        learning_rate=preset.learning_rate,
-        momentum=preset.momentum,
+        sampling_rate=_given(
+            sampling_rate, lambda value: require_between("--sampling-rate", value, 0, 1, low_open=True)
+        ),
+        clip_norm=_given(clip_norm, lambda value: require_between("--clip-norm", value, 1e-6, 1e6)),
+        learning_rate=_given(
+            learning_rate, lambda value: require_positive("--learning-rate", value, maximum=1000)
+        ),
+        clipping=clipping.value,
         cap=cap,
         cap_at=cap_at,
-        seed=require_count("--seed", seed, minimum=0),
-        compute_slot_s=preset.compute_slot_s,
-        jitter_window_s=require_between(
-            "--jitter-window", preset.jitter_window_s if jitter_window is None else jitter_window, 0, 3600
+        engine=engine.value,
+        jitter_window_s=_given(
+            jitter_window, lambda value: require_between("--jitter-window", value, 0, 3600)
         ),
+        seed=require_count("--seed", seed, minimum=0),
+        baseline=baseline,
     )
     require_count("--broker-port", broker_port, minimum=0, maximum=65_535)
     root = state_dir or Path("dpagent-demo") / f"{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
@@ -153,9 +157,9 @@ def demo(
 
     signal.signal(signal.SIGINT, stopped)
     signal.signal(signal.SIGTERM, stopped)
-    started_at = time.monotonic()
+    prepared = prepare_run(asked, preset_of(known, model, epsilon), root)
     record = run_demo(
-        options, root, broker=broker, broker_port=broker_port, mqtt_username=mqtt_username,
+        prepared, root, broker=broker, broker_port=broker_port, mqtt_username=mqtt_username,
         mqtt_password_file=mqtt_password_file, started_at=started_at,
     )  # fmt: skip
     from cli.demo.collect import as_json
@@ -171,6 +175,92 @@ def demo(
         typer.echo(f"Report: {page}")
     broken = [budget.device for budget in record.budgets if not budget.verified]
     if broken:
-        from dpagent.errors import LedgerError
-
         raise LedgerError(f"The ledgers of devices {broken} do not verify; see `dpagent budget verify`.")
+
+
+def _check_choices(
+    dataset: str | None,
+    data_dir: Path | None,
+    test_data: Path | None,
+    test_share: float | None,
+    cap: str | None,
+    cap_at: str,
+    clipping: arguments.ClippingKind,
+) -> None:
+    """Refuse words that are none of the choices, and options that exclude each other."""
+    for name, value, choices in (
+        ("--dataset", dataset, ("digits", "mnist")),
+        ("--cap", cap, ("clamp", "none")),
+        ("--cap-at", cap_at, ("coordinator", "device")),
+    ):
+        if value is not None and value not in choices:
+            raise typer.BadParameter(f"{value!r} is not one of {', '.join(choices)}.", param_hint=name)
+    if dataset == "digits" and data_dir is not None:
+        raise typer.BadParameter(
+            "the digits are bundled. Leave out --dataset to train on --data-dir.", param_hint="--dataset"
+        )
+    if dataset == "mnist" and data_dir is None:
+        raise ConfigurationError("--dataset mnist needs --data-dir, the directory of the MNIST IDX files.")
+    if data_dir is None and (test_data is not None or test_share is not None):
+        raise typer.BadParameter("goes with --data-dir.", param_hint="--test-data, --test-share")
+    if test_data is not None and test_share is not None:
+        raise typer.BadParameter("give one of them.", param_hint="--test-data, --test-share")
+    if test_share is not None:
+        require_between("--test-share", test_share, 0, 0.9, low_open=True)
+    if cap_at == "device" and clipping != arguments.ClippingKind.WHOLE:
+        raise typer.BadParameter(
+            f"a cap on the device knows one clip norm; give --clipping whole, not {clipping}.",
+            param_hint="--cap-at",
+        )
+
+
+def _check_outputs(json_file: Path | None, report: Path) -> None:
+    """Refuse what could not be written in the end, before anything is trained."""
+    if (json_file is not None and str(json_file) != "-") and (
+        json_file.is_dir() or not os.access(json_file.absolute().parent, os.W_OK)
+    ):
+        raise ConfigurationError(f"--json {json_file}: give a file in a directory that can be written.")
+    place = report.absolute()
+    while not place.exists():
+        place = place.parent
+    if not place.is_dir() or not os.access(place, os.W_OK):
+        raise ConfigurationError(f"--report {report}: give a directory that can be written.")
+
+
+def _data_choice(
+    known: str | None,
+    settings: DatasetSettings | None,
+    test_data: Path | None,
+    test_share: float | None,
+    split: Any,
+    alpha: float,
+    classes_per_device: int,
+) -> DataChoice:
+    from cli.demo.options import DataChoice
+    from cli.demo.source import data_name
+
+    train = None if settings is None else settings.model_dump(mode="json", exclude_unset=True)
+    test = None
+    if train is not None and test_data is not None:
+        test = train | {"path": str(test_data.absolute()), "half": "test"}
+    return DataChoice(
+        name=known or data_name(Path(train["path"]) if train else Path()),
+        train=train,
+        test=test,
+        test_share=test_share,
+        split=split,
+        alpha=require_between("--alpha", alpha, 1e-3, 1e6),
+        classes_per_device=require_count("--classes-per-device", classes_per_device),
+    )
+
+
+def _absolute(model: str) -> str:
+    """A model file by its whole path, so that a run that goes on elsewhere finds it."""
+    from dpagent.learning import is_model_file
+
+    return str(Path(model).absolute()) if is_model_file(model) else model
+
+
+def _given(value: Any, check: Any) -> Any:
+    """``value`` checked, unless it was not given."""
+    return None if value is None else check(value)

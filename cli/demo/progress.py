@@ -59,7 +59,7 @@ class Progress:
             self._shown += 1
             self._console.print(
                 f"round {record.number:>{len(str(self._options.rounds))}}/{self._options.rounds}  "
-                f"accuracy {record.accuracy or 0:6.2%}  "
+                f"accuracy {'  none' if record.accuracy is None else f'{record.accuracy:6.2%}'}  "
                 f"ε {record.epsilon or 0:.3f} of {self._options.epsilon:g}  "
                 f"fragments counted {record.fragments}, in flight {glimpse.in_flight}",
                 highlight=False,

@@ -54,6 +54,12 @@ class DemoRecord:
     """A finished run."""
 
     dataset: str
+    split: str
+    """How the records were dealt to the devices, in words."""
+    shape: tuple[int, ...]
+    """Of one record."""
+    classes: tuple[str, ...]
+    test_records: int
     model: str
     parameters: int
     devices: int
@@ -62,6 +68,9 @@ class DemoRecord:
     schedule: str
     sampling_rate: float
     clip_norm: float
+    clipping: str
+    """``whole``, ``layers`` or ``quantile``."""
+    learning_rate: float
     cap: str
     broker: str
     epsilon_target: float
@@ -70,7 +79,7 @@ class DemoRecord:
     epsilon_spent: tuple[float, ...]
     """Cumulative ε after each round."""
     accuracy_history: tuple[float, ...]
-    """Test accuracy after each round, 0 to 1."""
+    """Test accuracy after each round, 0 to 1; NaN after one that only found a projection's directions."""
     baseline_history: tuple[float, ...]
     """The same of a run without noise: same lots' rate, clipping and optimiser."""
     clamped: tuple[int, ...]
@@ -91,6 +100,12 @@ class DemoRecord:
     coordinator_peak_mib: float | None
     restarts: int
     """Programs that died and were started again."""
+    signal_to_noise: float
+    """How much longer than the noise the signal can be at most; see ``outlook.py``."""
+    outlook: str
+    """``good``, ``doubtful`` or ``hopeless``: what could be expected before the run."""
+    warning: str | None
+    """Why the outlook is not good."""
     model_file: str
     state_dir: str
 

@@ -17,13 +17,24 @@ def print_summary(results: dict[str, Any]) -> None:
         results["seconds"],
         results["peak_memory_mib"],
     )
+    data, outlook, history = results["data"], results["outlook"], results["baseline_accuracy_history"]
+    baseline = _percent(results["baseline_accuracy"])
+    if 0 < len(history) < results["rounds"]:
+        baseline += f" (after {len(history)} rounds, when its time was over)"
     # A device charged for a round that was not closed has spent more than the closed rounds say.
     spent = max([0.0, *privacy["epsilon_spent"][-1:], *(d["epsilon_spent"] for d in privacy["ledgers"])])
     print_table(
         ["result", "value"],
         [
-            ["accuracy", _percent(results["accuracy"])],
-            ["accuracy without noise", _percent(results["baseline_accuracy"])],
+            ["accuracy", f"{_percent(results['accuracy'])} of {data['test_records']:,} test records"],
+            ["accuracy without noise", baseline],
+            [
+                "data",
+                f"{results['dataset']}, {data['records_per_device']:,.0f} records a device, "
+                f"{' × '.join(map(str, data['shape']))}",
+            ],
+            ["split", data["split"]],
+            ["classes", _some(data["classes"])],
             ["model", f"{results['model']['name']}, {results['model']['parameters']:,} parameters"],
             ["devices × rounds", f"{results['devices']} × {results['rounds']}"],
             ["ε spent of target", f"{spent:.4f} of {privacy['epsilon_target']:g}"],
@@ -52,6 +63,8 @@ def print_summary(results: dict[str, Any]) -> None:
             ["programs started again", str(results["restarts"])],
         ],
     )
+    if outlook["warning"] is not None:
+        typer.echo(f"Mind: {outlook['warning']}")
     typer.echo(f"Model: {results['model']['file']}")
 
 
@@ -61,3 +74,8 @@ def _percent(value: float | None) -> str:
 
 def _mib(value: float | None) -> str:
     return "unknown" if value is None else f"{value:.1f} MiB"
+
+
+def _some(names: list[str], most: int = 8) -> str:
+    shown = ", ".join(names[:most])
+    return f"{len(names)}: {shown}{', …' if len(names) > most else ''}"

@@ -84,9 +84,7 @@ def test_a_graph_is_asked_for_only_where_it_is_used(tmp_path: Path) -> None:
 
 def test_a_plan_that_allows_too_little_for_float_sums_is_declined(tmp_path: Path) -> None:
     plan = make_plan(mechanism={"accumulation_slack": 1e-6})
-    with pytest.raises(
-        Declined, match=r"can add 0\.0003\d+ to a record's influence; the plan's"
-    ):
+    with pytest.raises(Declined, match=r"can add 0\.0003\d+ to a record's influence; the plan's"):
         trainer(tmp_path, engine="numpy").release(plan, {}, WEIGHTS)
 
 

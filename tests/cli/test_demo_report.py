@@ -13,7 +13,7 @@ from statistics import fmean, pvariance
 
 import pytest
 
-from cli.demo.collect import ChargedFragment, tally_fragments
+from cli.demo.collect import ChargedFragment, as_json, tally_fragments
 from cli.demo.record import Arrival, DemoRecord, DeviceBudget, FragmentTally
 from cli.demo.report import MAX_ROWS, measure_interleaving, render_report, write_report
 from dpagent.errors import StorageError
@@ -42,6 +42,10 @@ def record_of(devices: int = 5, rounds: int = 30, fragments: int = 16) -> DemoRe
     sent = devices * rounds * fragments
     return DemoRecord(
         dataset="digits",
+        split="at random (iid)",
+        shape=(8, 8, 1),
+        classes=tuple("0123456789"),
+        test_records=360,
         model="digits",
         parameters=2_410,
         devices=devices,
@@ -50,6 +54,8 @@ def record_of(devices: int = 5, rounds: int = 30, fragments: int = 16) -> DemoRe
         schedule="incrementing",
         sampling_rate=0.1,
         clip_norm=1.0,
+        clipping="whole",
+        learning_rate=2.0,
         cap="clamp at the coordinator",
         broker="amqtt",
         epsilon_target=2.0,
@@ -72,6 +78,9 @@ def record_of(devices: int = 5, rounds: int = 30, fragments: int = 16) -> DemoRe
         agent_peak_mib=71.4,
         coordinator_peak_mib=143.2,
         restarts=1,
+        signal_to_noise=5.3,
+        outlook="good",
+        warning=None,
         model_file="demo/model.onnx",
         state_dir="demo/state",
     )  # fmt: skip
@@ -216,6 +225,10 @@ def test_numbers_of_the_record_are_on_the_page(tmp_path: Path) -> None:
         f"{100 * fmean(record.kept):.1f} % of its length in a round, on average",
         "5 ledgers show ε = 1.993 spent of 4 in 30 charges, and 5 of 5 verified",
         "50.2 % of the lifetime budget left",
+        "digits: records of 8 × 8 × 1, 360 of them to test on",
+        "the others were dealt to the devices at random (iid)",
+        "10: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9",
+        "Signal to noise 5.3",
     ):
         assert expected in words
 
@@ -274,12 +287,35 @@ def test_names_are_escaped(tmp_path: Path) -> None:
     hostile = "<script>alert('x')</script>&\"$\\alpha$"
     record = replace(
         record_of(rounds=2), dataset=hostile, model=hostile, schedule=hostile, cap=hostile, broker=hostile,
-        model_file=hostile, state_dir=hostile,
+        split=hostile, classes=(hostile, "b"), warning=hostile, model_file=hostile, state_dir=hostile,
     )  # fmt: skip
     page = render_report(record, tmp_path)
     assert "<script" not in page
     assert page.count("&lt;script&gt;alert(&#39;x&#39;)&lt;/script&gt;&amp;&#34;") >= 7
     assert Structure(page).open == []
+
+
+def test_many_classes_and_a_poor_outlook_are_said(tmp_path: Path) -> None:
+    record = replace(
+        record_of(rounds=2), classes=tuple(map(str, range(100, 140))), outlook="hopeless",
+        warning="Expect hardly anything to be learnt.", signal_to_noise=0.041, clipping="quantile",
+    )  # fmt: skip
+    page = render_report(record, tmp_path)
+    words = words_of(page)
+    assert re.findall(r'role="alert">(.*?)</p>', page) == ["Expect hardly anything to be learnt."]
+    assert "40: 100, 101, 102" in words
+    assert "111 and 28 more" in words
+    assert "Signal to noise 0.041" in words
+    assert "it follows the median of the gradients’ norms" in words
+
+
+def test_a_round_that_took_no_step_has_no_accuracy(tmp_path: Path) -> None:
+    record = replace(record_of(rounds=2), accuracy_history=(math.nan, 0.5), baseline_history=(math.nan, 0.6))
+    words = words_of(render_report(record, tmp_path)).replace(NBSP, " ")
+    assert "nan" not in words
+    assert "gets 50.0 % of the test records right, 10.0 points below the run without noise" in words
+    results = as_json(record)
+    assert (results["accuracy_history"], results["accuracy"]) == ([None, 0.5], 0.5)
 
 
 def test_equal_records_give_equal_pages(tmp_path: Path) -> None:
@@ -318,6 +354,14 @@ def test_drawing_leaves_matplotlib_as_it_was(tmp_path: Path) -> None:
         pytest.param(replace(record_of(), baseline_history=()), id="no baseline"),
         pytest.param(replace(record_of(), epsilon_spent=(5.0, 400.0, 900.0)), id="huge epsilon"),
         pytest.param(replace(record_of(), clamped=(), cap="none"), id="no cap"),
+        pytest.param(
+            replace(
+                record_of(rounds=3),
+                accuracy_history=(math.nan, 0.4, 0.6),
+                baseline_history=(math.nan, 0.5, 0.7),
+            ),
+            id="a first round without a step",
+        ),
     ],
 )
 def test_edges_are_drawn(record: DemoRecord, tmp_path: Path) -> None:

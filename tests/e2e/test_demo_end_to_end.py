@@ -284,7 +284,7 @@ def test_a_mistyped_first_start_does_not_spoil_the_directory_nor_does_where_one_
         (["--model", "resnet-9000"], 3, "resnet-9000"),
         (["--model", "mnist-cnn"], 4, "28"),
         (["--epsilon", "-1"], 9, "-1"),
-        (["--epsilon", "0.001"], 9, "epsilon"),
+        (["--epsilon", "0.0001"], 9, "epsilon"),
         (["--delta", "1"], 9, "--delta"),
         (["--devices", "0"], 9, "--devices"),
         (["--broker", "carrier-pigeon"], 3, "carrier-pigeon"),

@@ -105,8 +105,8 @@ def test_pictures_by_class_are_learnt_through_scattering(pictures: Path, tmp_pat
 def test_windows_over_csv_are_learnt_with_an_adaptive_clip_norm(walks: Path, tmp_path: Path) -> None:
     run = demo(
         "--data-dir", walks, "--label", "activity", "--window", 32, "--scale", 10, "--split", "file",
-        "--devices", 3, "--rounds", 8, "--epsilon", 20, "--clipping", "quantile", "--engine", "numpy", "--no-baseline",
-        "--state-dir", tmp_path / "demo", "--json", tmp_path / "results.json",
+        "--devices", 3, "--rounds", 8, "--epsilon", 20, "--clipping", "quantile", "--engine", "numpy",
+        "--no-baseline", "--state-dir", tmp_path / "demo", "--json", tmp_path / "results.json",
     )  # fmt: skip
     results = results_of(run, tmp_path)
     assert results["data"]["shape"] == [32, 2]

@@ -26,8 +26,8 @@ def factor(exponent: float) -> str:
 
 
 def percent(share: float, digits: int = 1) -> str:
-    """A share between 0 and 1."""
-    return f"{100 * share:.{digits}f}\N{NO-BREAK SPACE}%"
+    """A share between 0 and 1; a dash for one that was not measured."""
+    return "–" if math.isnan(share) else f"{100 * share:.{digits}f}\N{NO-BREAK SPACE}%"
 
 
 def points(difference: float) -> str:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from statistics import fmean, median
+from typing import Final
 
 from jinja2 import Environment, StrictUndefined
 
@@ -17,6 +19,13 @@ from cli.demo.report.drawing import COLOURS, DARK_COLOURS
 from cli.demo.report.notation import counted, duration, epsilon, factor, mebibytes, percent, plain, size
 from cli.demo.report.round_pictures import accuracy_picture, budget_picture
 from dpagent.storage import disk_errors, write_atomically
+
+_MOST_NAMES: Final = 12
+_CLIPPING: Final = {
+    "whole": "no record’s gradient counts for more than this (L2)",
+    "layers": "no record’s gradient counts for more than this (L2), and no layer’s for more than its part",
+    "quantile": "at first; then it follows the median of the gradients’ norms, estimated with noise",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +78,12 @@ def render_report(record: DemoRecord, directory: Path) -> str:
         clip_norm=plain(record.clip_norm),
         parameters=f"{record.parameters:,}",
         devices=counted(record.devices, "device"),
+        shape=" × ".join(map(str, record.shape)),
+        test_records=f"{record.test_records:,}",
+        classes=_some(record.classes),
+        learning_rate=plain(record.learning_rate),
+        clipping=_CLIPPING[record.clipping],
+        signal_to_noise=f"{record.signal_to_noise:.2g}",
         rounds=counted(record.rounds, "round"),
         accuracy=percent(record.accuracy_history[-1]) if record.accuracy_history else None,
         cap_effect=_cap_effect(record),
@@ -144,7 +159,15 @@ def _alarms(record: DemoRecord) -> list[str]:
         alarms.append(
             f"{counted(record.fragments.lost, 'fragment')} lost: sent in time or receipted, but not counted."
         )
+    if record.warning is not None:
+        alarms.append(record.warning)
     return alarms
+
+
+def _some(names: Sequence[str]) -> str:
+    """As many names as are read at a glance."""
+    more = len(names) - _MOST_NAMES
+    return ", ".join(names[:_MOST_NAMES]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def _cap_effect(record: DemoRecord) -> str | None:

@@ -1,0 +1,124 @@
+"""The configuration files of a demo, as a real operator and real integrators write them."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import yaml
+
+from cli.demo.broker import BrokerAddress
+from cli.demo.layout import Layout
+from cli.demo.options import DemoOptions
+from cli.demo.timing import RoundTimes, round_times
+from coordinator.keys import load_signer
+from coordinator.settings import FleetSettings
+from dpagent.learning import BUILT_IN, ModelSpec, built_in, load_model
+from dpagent.learning.training_graph import graph_digest, known_digests
+from dpagent.storage import write_atomically
+
+_MESSAGES_PER_SECOND = 100.0
+"""A loopback broker takes more than the 10 messages a second of a hosted one."""
+_MODEL_FILE = "model.yaml"
+
+
+def spec_of(options: DemoOptions, layout: Layout) -> ModelSpec:
+    """The model of a run whose data are prepared.
+
+    Raises:
+        ConfigurationError: Its file cannot be used any more.
+    """
+    return built_in(options.model) if options.model in BUILT_IN else load_model(layout.model_file)
+
+
+def minimum_devices(options: DemoOptions) -> int:
+    """Half of the devices must take part for a round to close."""
+    return max(1, options.devices // 2)
+
+
+def fleet_settings(options: DemoOptions) -> FleetSettings:
+    """What the coordinator plans the job with; slots, names and addresses have no part in it."""
+    return FleetSettings.model_validate(_fleet("demo", options, RoundTimes(1.0, 3600.0, 0.0), {}))
+
+
+def write_configurations(options: DemoOptions, layout: Layout, broker: BrokerAddress) -> RoundTimes:
+    """Write ``fleet.yaml`` and every ``agent.yaml``.
+
+    Returns:
+        The times of a round that they are made for.
+    """
+    spec = spec_of(options, layout)
+    times = round_times(options, spec)
+    mqtt: dict[str, Any] = {"url": broker.url, "protocol": broker.protocol}
+    if broker.username is not None and broker.password_file is not None:
+        # Paths in a configuration file are relative to it, those on a command line to here.
+        mqtt |= {"username": broker.username, "password_file": str(broker.password_file.absolute())}
+    key = load_signer(layout.coordinator_keys, "demo").public_key
+    # A broker that runs already may hold retained messages of earlier demos: a name for each.
+    name = f"demo-{hashlib.sha256(key.encode()).hexdigest()[:8]}"
+    _write_yaml(layout.fleet_file, _fleet(name, options, times, mqtt))
+    trusted = _trusted_graphs(options, spec)
+    for number in range(1, options.devices + 1):
+        agent = {
+            "fleet": name,
+            "coordinator_key": key,
+            "state_dir": "state",
+            "data": {"name": options.data.name, "kind": "npz", "path": "data.npz"},
+            "budget": {"epsilon": options.epsilon, "delta": options.delta},
+            "limits": {"messages_per_second": _MESSAGES_PER_SECOND},
+            "engine": options.engine,
+            "mqtt": mqtt,
+        }
+        if trusted:
+            agent["trusted_graphs"] = trusted
+        _write_yaml(layout.agent_file(number), agent)
+    return times
+
+
+def _fleet(name: str, options: DemoOptions, times: RoundTimes, mqtt: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "fleet": name,
+        "devices": options.devices,
+        "records_per_device": options.records_per_device,
+        "rounds": options.rounds,
+        "state_dir": "state",
+        "keys_dir": "keys",
+        "model": {
+            "name": options.model if options.model in BUILT_IN else _MODEL_FILE,
+            "seed": options.seed,
+        },
+        "privacy": {
+            "epsilon": options.epsilon,
+            "delta": options.delta,
+            "sampling_rate": options.sampling_rate,
+            "clip_norm": options.clip_norm,
+            "clipping": {"kind": options.clipping},
+            "schedule": {"kind": options.schedule, "step": options.step},
+        },
+        "cap": {"kind": options.cap, "where": options.cap_at},
+        "optimiser": {"learning_rate": options.learning_rate, "momentum": options.momentum},
+        "round": {
+            "deadline_s": times.deadline_s,
+            "compute_slot_s": times.compute_slot_s,
+            "jitter_window_s": options.jitter_window_s,
+            "minimum_devices": minimum_devices(options),
+        },
+        "fragments_per_update": options.fragments_per_update,
+        "test_data": {"kind": "npz", "path": "test.npz"},
+        "mqtt": mqtt,
+    }
+
+
+def _trusted_graphs(options: DemoOptions, spec: ModelSpec) -> list[str]:
+    """The training graph of a model of one's own, which the owner of these devices builds herself."""
+    if options.engine == "numpy":
+        return []
+    from dpagent.learning.training_graph.build import build_training_graph
+
+    graph = build_training_graph(spec.head, views=1, per_layer=options.clipping == "layers")
+    digest = graph_digest(graph)
+    return [] if (spec.head.digest().hex(), digest) in known_digests() else [digest]
+
+
+def _write_yaml(file: Any, value: dict[str, Any]) -> None:
+    write_atomically(file, yaml.safe_dump(value, sort_keys=False).encode())

@@ -1,0 +1,88 @@
+"""How long a round takes on this machine, tried before it begins: slots and deadlines are made of it.
+
+What is timed is public: made-up records and initial weights.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from cli.demo.options import DemoOptions
+from dpagent.learning import ModelSpec
+from dpagent.learning.calibration import Bench
+from dpagent.learning.front_end.features import FrontEnd
+from dpagent.learning.front_end.stages import FrozenNetwork
+
+_TRIED_RECORDS: Final = 64
+_TRIED_FEATURES: Final = 4
+_FROZEN_NETWORK_S: Final = 0.05
+"""Assumed for a record in a network from a file, which is not tried here."""
+_SHORTEST_SLOT_S: Final = 0.3
+_SPARE: Final = 1.5
+_AGENT_S: Final = 0.02
+_PARAMETER_S: Final = 1e-6
+"""Of an agent's round, for each parameter: noise, packing, the model's way."""
+_DEADLINE_S: Final = 60.0
+_FEATURES_SPARE: Final = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class RoundTimes:
+    """Of a run, in seconds."""
+
+    compute_slot_s: float
+    deadline_s: float
+    """From a round's beginning. The first round of a model with a front end fits as well."""
+    features_s: float
+    """Estimate of how long all agents together compute features in their first round."""
+
+
+def round_times(options: DemoOptions, spec: ModelSpec) -> RoundTimes:
+    """Slots and deadlines for all agents on this machine at once."""
+    share = options.devices / min(options.devices, _cores())
+    slot_s = options.compute_slot_s
+    if not slot_s:
+        lot = options.sampling_rate * options.records_per_device
+        work_s = lot * _record_s(spec) + _AGENT_S + _PARAMETER_S * spec.parameter_count
+        slot_s = max(_SHORTEST_SLOT_S, float(f"{_SPARE * share * work_s:.2g}"))
+    features_s = share * options.records_per_device * _feature_s(spec)
+    deadline_s = _DEADLINE_S + 3 * slot_s + options.jitter_window_s + _FEATURES_SPARE * features_s
+    return RoundTimes(slot_s, round(deadline_s, 1), features_s)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
+def _record_s(spec: ModelSpec) -> float:
+    """Seconds that a record's clipped gradient takes."""
+    engine = Bench(spec.head).make("numpy")
+    generator = np.random.default_rng(0)
+    inputs = generator.random((_TRIED_RECORDS, *spec.head.input_shape), np.float32)
+    labels = generator.integers(0, spec.classes, _TRIED_RECORDS)
+    seconds = []
+    for _ in range(3):
+        began = time.perf_counter()
+        engine.clipped_sum(spec.initial_weights(0), inputs, labels, [1.0])
+        seconds.append(time.perf_counter() - began)
+    return min(seconds) / _TRIED_RECORDS
+
+
+def _feature_s(spec: ModelSpec) -> float:
+    """Seconds that a record's features take; 0 without a front end."""
+    if not spec.front_end:
+        return 0.0
+    if any(isinstance(stage, FrozenNetwork) for stage in spec.front_end):
+        return _FROZEN_NETWORK_S
+    front_end = FrontEnd(spec, before_projection=spec.projection is not None)
+    inputs = np.random.default_rng(0).random((_TRIED_FEATURES, *spec.input_shape), np.float32)
+    front_end(inputs[:1])
+    began = time.perf_counter()
+    front_end(inputs)
+    return (time.perf_counter() - began) / _TRIED_FEATURES
