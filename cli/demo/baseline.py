@@ -124,7 +124,7 @@ def run_baseline(root: Path) -> None:
         history.append(None)
         shards, test = _projected(settings, spec, shards, test, root / "baseline")
     elif spec.front_end:
-        shards, test = _features_of_others(spec, shards, test, layout)
+        shards, test = _features_of_others(FrontEnd(spec, settings.model.assets()), shards, test, layout)
     baseline = Baseline(settings, spec, shards, test)
     for number in range(len(history) + 1, settings.rounds + 1):
         history.append(baseline.round(number))
@@ -132,10 +132,9 @@ def run_baseline(root: Path) -> None:
 
 
 def _features_of_others(
-    spec: ModelSpec, shards: Sequence[Dataset], test: Dataset, layout: Layout
+    front_end: FrontEnd, shards: Sequence[Dataset], test: Dataset, layout: Layout
 ) -> tuple[list[Dataset], Dataset]:
     """The features that agents and coordinator keep, as soon as all of them have them."""
-    front_end = FrontEnd(spec)
     places = [layout.agent_state(number) for number in range(1, layout.devices + 1)]
     places.append(layout.coordinator_state)
     while not all((place / f"features-{front_end.key}.json").exists() for place in places):
@@ -151,7 +150,8 @@ def _projected(
 ) -> tuple[list[Dataset], Dataset]:
     """Features behind a projection whose directions are known without noise."""
     assert spec.projection is not None
-    before = FrontEnd(spec, before_projection=True)
+    assets = settings.model.assets()
+    before = FrontEnd(spec, assets, before_projection=True)
     values = math.prod(spec.shape_before_projection)
     moments = SecondMoments(values, settings.privacy.record_norm)
     total = np.zeros(moments.dimension)
@@ -160,7 +160,7 @@ def _projected(
         for inputs, _ in shard.batches(lot):
             total += moments.total(to_float32(before(inputs)).reshape(len(inputs), -1))
     directions = leading_directions(moments.matrix(total), spec.projection.components)
-    front_end = FrontEnd(spec, {"projection": directions.astype("<f4").tobytes()})
+    front_end = FrontEnd(spec, assets | {"projection": directions.astype("<f4").tobytes()})
     features = []
     for number, dataset in enumerate((*shards, test)):
         place = directory / str(number)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Final, Literal
 
 from pydantic import ValidationError
@@ -20,6 +21,7 @@ from coordinator.store import Job, OpenRound
 from dpagent.errors import ConfigurationError, DataError, PlanError
 from dpagent.learning import ACCUMULATION_SLACK, BUILT_IN, ModelSpec, find_model, is_model_file, load_model
 from dpagent.learning.front_end.stages import FrozenNetwork
+from dpagent.learning.model_files import load_assets
 from dpagent.privacy import Clipping, DiscretisedGaussian, fine_steps_for
 from dpagent.protocol.fragments import weights_to_bytes
 
@@ -81,10 +83,10 @@ def choose_model(asked: str | None, form: DataForm, layout: Layout) -> tuple[str
             f"The demo in {layout.root} was started with another model than {asked} is now. "
             "Give another --state-dir."
         )
-    if any(isinstance(stage, FrozenNetwork) for stage in spec.front_end):
+    if any(isinstance(stage, FrozenNetwork) for stage in spec.front_end) and not load_assets(Path(asked)):
         raise ConfigurationError(
-            f"Model {spec.name!r} begins with a network from an ONNX file, which the demo cannot hand to its "
-            "devices. Choose a model without one."
+            f"{asked} names its network by a digest, and the coordinator has to send the file. Write "
+            "`onnx: {file: PATH}`."
         )
     return asked, spec
 
@@ -233,9 +235,7 @@ def facts_of(options: DemoOptions, spec: ModelSpec, outlook: Outlook) -> Mapping
         "delta": options.delta,
         "signal_to_noise": outlook.signal_to_noise,
         "outlook": outlook.verdict,
-        "warning": None
-        if outlook.verdict == "good"
-        else outlook.sentence(
+        "warning": outlook.warning(
             records_per_device=options.records_per_device,
             devices=options.devices,
             epsilon=options.epsilon,

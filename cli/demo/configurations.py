@@ -14,6 +14,7 @@ from cli.demo.timing import RoundTimes, round_times
 from coordinator.keys import load_signer
 from coordinator.settings import FleetSettings
 from dpagent.learning import BUILT_IN, ModelSpec, built_in, load_model
+from dpagent.learning.model_files import load_assets
 from dpagent.learning.training_graph import graph_digest, known_digests
 from dpagent.storage import write_atomically
 
@@ -29,6 +30,11 @@ def spec_of(options: DemoOptions, layout: Layout) -> ModelSpec:
         ConfigurationError: Its file cannot be used any more.
     """
     return built_in(options.model) if options.model in BUILT_IN else load_model(layout.model_file)
+
+
+def assets_of(options: DemoOptions, layout: Layout) -> dict[str, bytes]:
+    """What the model needs besides its weights, by role."""
+    return {} if options.model in BUILT_IN else load_assets(layout.model_file)
 
 
 def minimum_devices(options: DemoOptions) -> int:
@@ -48,7 +54,7 @@ def write_configurations(options: DemoOptions, layout: Layout, broker: BrokerAdd
         The times of a round that they are made for.
     """
     spec = spec_of(options, layout)
-    times = round_times(options, spec)
+    times = round_times(options, spec, assets_of(options, layout))
     mqtt: dict[str, Any] = {"url": broker.url, "protocol": broker.protocol}
     if broker.username is not None and broker.password_file is not None:
         # Paths in a configuration file are relative to it, those on a command line to here.

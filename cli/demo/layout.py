@@ -28,6 +28,11 @@ class Layout:
         return self.root / "coordinator" / "model.yaml"
 
     @property
+    def network_file(self) -> Path:
+        """The frozen network that the model begins with, if it does."""
+        return self.root / "coordinator" / "frozen-network.onnx"
+
+    @property
     def coordinator_state(self) -> Path:
         """The coordinator's state directory."""
         return self.root / "coordinator" / "state"

@@ -192,8 +192,8 @@ def _damaged(state_dir: Path, why: object) -> ConfigurationError:
 
 def _difference(before: dict[str, Any], now: dict[str, Any]) -> tuple[str, Any, Any] | None:
     """The first option that differs: its name and both values."""
-    for name, value in now.items():
-        old = before.get(name)
+    for name in {**now, **before}:
+        old, value = before.get(name), now.get(name)
         if isinstance(value, dict) and isinstance(old, dict):
             if (inner := _difference(old, value)) is not None:
                 return f"{name}.{inner[0]}", *inner[1:]

@@ -103,7 +103,7 @@ class DemoRecord:
     signal_to_noise: float
     """How much longer than the noise the signal can be at most; see ``outlook.py``."""
     outlook: str
-    """``good``, ``doubtful`` or ``hopeless``: what could be expected before the run."""
+    """``good``, ``doubtful``, ``poor`` or ``hopeless``: what could be expected before the run."""
     warning: str | None
     """Why the outlook is not good."""
     model_file: str

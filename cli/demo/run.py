@@ -165,8 +165,8 @@ def _say_what_is_trained(prepared: PreparedRun, layout: Layout, console: Console
     if prepared.source is not None:
         for remark in prepared.source.remarks(spec):
             say(f"Mind: {remark}")
-    if choice.outlook.verdict != "good":
-        say(f"Mind: {facts_of(options, spec, choice.outlook)['warning']}")
+    if (warning := facts_of(options, spec, choice.outlook)["warning"]) is not None:
+        say(f"Mind: {warning}")
 
 
 def _say_where(

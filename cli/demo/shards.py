@@ -9,13 +9,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import yaml
+
 from cli.demo.fitting_model import model_file
 from cli.demo.layout import Layout
 from cli.demo.options import DemoOptions
 from cli.demo.source import Source, open_source
+from dpagent.configuration import load_yaml
 from dpagent.errors import ConfigurationError
 from dpagent.learning import BUILT_IN, ModelSpec, save_npz, split
 from dpagent.learning.data import Subset
+from dpagent.learning.model_files import load_assets
 from dpagent.storage import disk_errors, write_atomically
 
 
@@ -67,14 +71,26 @@ def write_model(options: DemoOptions, layout: Layout, spec: ModelSpec) -> None:
     """
     if options.model in BUILT_IN or layout.model_file.exists():
         return
-    text = model_file(spec)
-    if options.model:
-        try:
-            text = Path(options.model).read_bytes()
-        except OSError as error:
-            raise ConfigurationError(f"Cannot read {options.model}: {error.strerror or error}.") from error
     _make_directory(layout.model_file.parent)
+    text = _with_network_beside(Path(options.model), layout) if options.model else model_file(spec)
     write_atomically(layout.model_file, text)
+
+
+def _with_network_beside(file: Path, layout: Layout) -> bytes:
+    """A copy of a model file; a network that it names by its path is copied beside it."""
+    assets = load_assets(file)
+    if not assets:
+        try:
+            return file.read_bytes()
+        except OSError as error:
+            raise ConfigurationError(f"Cannot read {file}: {error.strerror or error}.") from error
+    (network,) = assets.values()
+    write_atomically(layout.network_file, network)
+    description = load_yaml(file, example="name: …")
+    for stage in description["front_end"]:
+        if isinstance(stage, dict) and "onnx" in stage:
+            stage["onnx"]["file"] = layout.network_file.name
+    return yaml.safe_dump(description, sort_keys=False, allow_unicode=True).encode()
 
 
 def _make_directory(path: Path) -> None:

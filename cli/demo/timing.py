@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,12 +18,9 @@ from cli.demo.options import DemoOptions
 from dpagent.learning import ModelSpec
 from dpagent.learning.calibration import Bench
 from dpagent.learning.front_end.features import FrontEnd
-from dpagent.learning.front_end.stages import FrozenNetwork
 
 _TRIED_RECORDS: Final = 64
 _TRIED_FEATURES: Final = 4
-_FROZEN_NETWORK_S: Final = 0.05
-"""Assumed for a record in a network from a file, which is not tried here."""
 _SHORTEST_SLOT_S: Final = 0.3
 _SPARE: Final = 1.5
 _AGENT_S: Final = 0.02
@@ -43,15 +41,21 @@ class RoundTimes:
     """Estimate of how long all agents together compute features in their first round."""
 
 
-def round_times(options: DemoOptions, spec: ModelSpec) -> RoundTimes:
-    """Slots and deadlines for all agents on this machine at once."""
+def round_times(options: DemoOptions, spec: ModelSpec, assets: Mapping[str, bytes]) -> RoundTimes:
+    """Slots and deadlines for all agents on this machine at once.
+
+    Args:
+        options: The run.
+        spec: Its model.
+        assets: What the model's front end needs, by role.
+    """
     share = options.devices / min(options.devices, _cores())
     slot_s = options.compute_slot_s
     if not slot_s:
         lot = options.sampling_rate * options.records_per_device
         work_s = lot * _record_s(spec) + _AGENT_S + _PARAMETER_S * spec.parameter_count
         slot_s = max(_SHORTEST_SLOT_S, float(f"{_SPARE * share * work_s:.2g}"))
-    features_s = share * options.records_per_device * _feature_s(spec)
+    features_s = share * options.records_per_device * _feature_s(spec, assets)
     deadline_s = _DEADLINE_S + 3 * slot_s + options.jitter_window_s + _FEATURES_SPARE * features_s
     return RoundTimes(slot_s, round(deadline_s, 1), features_s)
 
@@ -74,13 +78,11 @@ def _record_s(spec: ModelSpec) -> float:
     return min(seconds) / _TRIED_RECORDS
 
 
-def _feature_s(spec: ModelSpec) -> float:
+def _feature_s(spec: ModelSpec, assets: Mapping[str, bytes]) -> float:
     """Seconds that a record's features take; 0 without a front end."""
     if not spec.front_end:
         return 0.0
-    if any(isinstance(stage, FrozenNetwork) for stage in spec.front_end):
-        return _FROZEN_NETWORK_S
-    front_end = FrontEnd(spec, before_projection=spec.projection is not None)
+    front_end = FrontEnd(spec, assets, before_projection=spec.projection is not None)
     inputs = np.random.default_rng(0).random((_TRIED_FEATURES, *spec.input_shape), np.float32)
     front_end(inputs[:1])
     began = time.perf_counter()

@@ -13,7 +13,7 @@ import pytest
 from demos import asked_for, chosen, own
 from pictures import encoded, folder_of, noise, write, zip_of
 
-from cli.demo.choices import choose, choose_model
+from cli.demo.choices import choose, choose_model, facts_of
 from cli.demo.fitting_model import derived_model, fitting_model, model_file
 from cli.demo.layout import Layout
 from cli.demo.options import DataChoice, DataForm, form_of_run, load_options
@@ -62,13 +62,18 @@ def test_a_front_end_and_few_parameters_are_preferred_to_a_built_in_model() -> N
 
 
 @pytest.mark.parametrize(
-    ("epsilon", "rounds", "rate"),
-    [(0.5, 100, 1.5), (2, 200, 3), (8, 200, 4), (1, 150, 2.25), (0.1, 100, 1.5), (90, 200, 4)],
-)
-def test_the_scattering_preset_follows_epsilon(epsilon: float, rounds: int, rate: float) -> None:
+    ("epsilon", "rounds", "rate", "sampling_rate"),
+    [
+        (0.5, 100, 1.5, 0.1), (2, 200, 3, 0.1), (8, 200, 6, 0.3), (1, 150, 2.25, 0.1), (4, 200, 4.5, 0.2),
+        (0.1, 100, 1.5, 0.1), (90, 200, 6, 0.3),
+    ],
+)  # fmt: skip
+def test_the_scattering_preset_follows_epsilon(
+    epsilon: float, rounds: int, rate: float, sampling_rate: float
+) -> None:
     preset = preset_of("mnist", "scattering", epsilon)
-    assert (preset.rounds, preset.cap, preset.sampling_rate, preset.clip_norm) == (rounds, "none", 0.1, 0.2)
-    assert preset.learning_rate == pytest.approx(rate)
+    assert (preset.rounds, preset.cap, preset.clip_norm) == (rounds, "none", 0.2)
+    assert (preset.learning_rate, preset.sampling_rate) == pytest.approx((rate, sampling_rate))
 
 
 def test_a_model_without_a_preset_follows_the_rules() -> None:
@@ -99,14 +104,19 @@ def test_signal_to_noise_is_the_ratio_of_lengths_that_noise_and_aligned_gradient
 
 def test_little_data_or_budget_is_called_what_it_is() -> None:
     spec = derived_model((40, 40, 3), 4)
-    verdicts = []
-    for records, epsilon in ((2_000_000, 8.0), (480, 4.0), (480, 0.25)):
+    said = []
+    for records, epsilon in ((20_000, 8.0), (480, 4.0), (480, 2.0), (480, 0.25)):
         form = DataForm(records, 100, [40, 40, 3], 4)
         choice = choose(asked_for(DataChoice("mine"), epsilon=epsilon), OWN_DATA, form, "", spec)
-        verdicts.append(choice.outlook.verdict)
-    assert verdicts == ["good", "doubtful", "hopeless"]
-    sentence = choice.outlook.sentence(records_per_device=96, devices=5, epsilon=0.25, parameters=18_304)
-    assert sentence.startswith("Expect hardly anything to be learnt. With 96 records on each of 5 devices")
+        facts = facts_of(choice.options, spec, choice.outlook)
+        said.append((facts["outlook"], str(facts["warning"]).partition(". ")[0]))
+    assert said == [
+        ("good", "None"),
+        ("doubtful", "Expect noise to cost some accuracy"),
+        ("poor", "Expect noise to cost much accuracy"),
+        ("hopeless", "Expect hardly anything to be learnt"),
+    ]
+    assert "With 96 records on each of 5 devices, 18,304 parameters and ε = 0.25, all" in facts["warning"]
 
 
 def test_settings_follow_the_data_and_what_is_given_wins() -> None:
@@ -256,6 +266,13 @@ def test_options_come_back_from_disk_and_other_ones_are_named(tmp_path: Path) ->
     other = replace(options, data=replace(options.data, split="class"))
     with pytest.raises(ConfigurationError, match=r"data.split = 'iid', not 'class'"):
         other.require_match(root)
+    given = own(tmp_path / "x.csv")
+    scaled = replace(given, train={**(given.train or {}), "csv": {"scale": 2.0}})
+    with pytest.raises(ConfigurationError, match=r"data.train.csv = None, not \{'scale': 2.0\}"):
+        replace(options, data=scaled).require_match(root)
+    replace(options, data=scaled).save(root)
+    with pytest.raises(ConfigurationError, match=r"data.train.csv = \{'scale': 2.0\}, not None"):
+        options.require_match(root)
     (root / "demo.json").write_text('{"form": {"cats": 2}}')
     with pytest.raises(ConfigurationError, match="damaged, or of another version"):
         load_options(root)
@@ -277,10 +294,10 @@ def test_a_model_that_changed_since_the_run_began_is_refused(tmp_path: Path) -> 
 def test_the_deadline_leaves_room_for_the_features_of_the_first_round() -> None:
     spec = built_in("scattering")
     options = chosen(DataForm(60_000, 10_000, [28, 28, 1], 10), spec, devices=10)
-    times = round_times(options, spec)
+    times = round_times(options, spec, {})
     assert times.features_s > 0
     assert times.deadline_s > times.compute_slot_s + options.jitter_window_s + 2 * times.features_s
-    assert round_times(options, built_in("mnist-cnn")).features_s == 0
+    assert round_times(options, built_in("mnist-cnn"), {}).features_s == 0
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from onnx import TensorProto, helper
 from pictures import encoded, write
 
 from dpagent.learning import ArrayDataset, save_npz
@@ -120,15 +121,29 @@ def test_windows_over_csv_are_learnt_with_an_adaptive_clip_norm(walks: Path, tmp
     assert "engine for" not in log
 
 
-def test_a_model_file_with_a_projection_is_trained_by_the_onnx_engine(tmp_path: Path) -> None:
+def write_network(path: Path) -> None:
+    """A network for rows of ten numbers, as somebody might have pretrained one."""
+    graph = helper.make_graph(
+        [helper.make_node("Tanh", ["x"], ["y"])],
+        "squash",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 10])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 10])],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    path.write_bytes(model.SerializeToString())
+
+
+def test_a_model_file_with_a_network_and_a_projection_is_trained_by_the_onnx_engine(tmp_path: Path) -> None:
     generator = np.random.default_rng(2)
     labels = np.arange(300, dtype=np.int64) % 3
     inputs = generator.normal(size=(300, 10)).astype(np.float32)
     inputs[:, :3] += 3 * np.eye(3, dtype=np.float32)[labels]
     save_npz(tmp_path / "x.npz", ArrayDataset(inputs, labels, 3))
+    write_network(tmp_path / "squash.onnx")
     model = tmp_path / "mine.yaml"
     model.write_text(
-        "name: mine\ninput_shape: [10]\nclasses: 3\nfront_end: [{projection: 4}]\nlayers: [{dense: 3}]\n"
+        "name: mine\ninput_shape: [10]\nclasses: 3\nlayers: [{dense: 3}]\n"
+        "front_end: [{onnx: {file: squash.onnx}}, {projection: 4}]\n"
     )
     run = demo(
         "--data-dir", tmp_path / "x.npz", "--model", model, "--devices", 2, "--rounds", 6, "--epsilon", 20,
