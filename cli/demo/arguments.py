@@ -8,6 +8,8 @@ from typing import Annotated, Final, TypeAlias
 
 import typer
 
+from cli.plan import ScheduleKind
+
 
 class Split(StrEnum):
     """How records come to devices."""
@@ -47,11 +49,11 @@ DataDirOption: TypeAlias = Annotated[
 ]
 TestDataOption: TypeAlias = Annotated[
     Path | None,
-    typer.Option(metavar="PATH", help="Data to test on.  [default: the test half, if the data have one]"),
+    typer.Option(metavar="PATH", help="Data to test on.", show_default="the test half, if the data have one"),
 ]
 TestShareOption: TypeAlias = Annotated[
     float | None,
-    typer.Option(help="Share of the records held out to test on.  [default: 0.2, without a test half]"),
+    typer.Option(help="Share of the records held out to test on.", show_default="0.2, without a test half"),
 ]
 SplitOption: TypeAlias = Annotated[Split, typer.Option(help="How the records are dealt to the devices.")]
 AlphaOption: TypeAlias = Annotated[float, typer.Option(help="dirichlet: small for skewed devices.")]
@@ -62,9 +64,16 @@ ModelOption: TypeAlias = Annotated[
     str | None,
     typer.Option(
         metavar="NAME|FILE",
-        help="A built-in model or a model file (.yaml).  [default: one that fits the data]",
-        show_default=False,
+        help="A built-in model or a model file (.yaml).",
+        show_default="one that fits the data",
     ),
+]
+ScheduleOption: TypeAlias = Annotated[
+    ScheduleKind, typer.Option(help="How the budget is spread.", rich_help_panel=_TRAINING)
+]
+StepOption: TypeAlias = Annotated[
+    float,
+    typer.Option(help="incrementing: step as a fraction of its maximum.", rich_help_panel=_TRAINING),
 ]
 ClipNormOption: TypeAlias = Annotated[
     float | None, typer.Option(help="L2 norm of one record's gradient.", rich_help_panel=_TRAINING)
@@ -118,16 +127,16 @@ MqttPasswordFileOption: TypeAlias = Annotated[
 JitterWindowOption: TypeAlias = Annotated[
     float | None,
     typer.Option(
-        help="Seconds over which fragments are spread.  [default: by data set]",
-        show_default=False,
+        help="Seconds over which fragments are spread.",
+        show_default="by data set",
         rich_help_panel=_FLEET,
     ),
 ]
 StateDirOption: TypeAlias = Annotated[
     Path | None,
     typer.Option(
-        help="Where everything is kept; a stopped run goes on.  [default: dpagent-demo/DATE-TIME-PID]",
-        show_default=False,
+        help="Where everything is kept; a stopped run goes on.",
+        show_default="dpagent-demo/DATE-TIME-PID",
         rich_help_panel=_FLEET,
     ),
 ]
@@ -138,8 +147,8 @@ JsonOption: TypeAlias = Annotated[
 ReportOption: TypeAlias = Annotated[
     Path | None,
     typer.Option(
-        help="Directory of the HTML report.  [default: report in the state directory]",
-        show_default=False,
+        help="Directory of the HTML report.",
+        show_default="report in the state directory",
         rich_help_panel=_FLEET,
     ),
 ]

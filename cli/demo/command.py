@@ -37,21 +37,21 @@ class DemoStopped(DpagentError):
 
 
 def demo(
-    devices: Annotated[
-        int | None, typer.Option(help="Agents to run.  [default: 5; mnist: 10]", show_default=False)
-    ] = None,
+    devices: Annotated[int | None, typer.Option(help="Agents to run.", show_default="5; mnist: 10")] = None,
     rounds: Annotated[
         int | None,
-        typer.Option(help="Rounds.  [default: 40; mnist: 100; your own data: 60]", show_default=False),
+        typer.Option(help="Rounds.", show_default="40; mnist: 100; your own data: 60"),
     ] = None,
     epsilon: Annotated[
         float | None,
-        typer.Option(help="ε of the job, for each record.  [default: 4; mnist: 2]", show_default=False),
+        typer.Option(help="ε of the job, for each record.", show_default="4; mnist: 2"),
     ] = None,
     delta: Annotated[float, typer.Option(help="δ of the job.")] = 1e-5,
     dataset: Annotated[
         str | None,
-        typer.Option(help="digits (bundled with scikit-learn) or mnist.  [default: digits, or --data-dir]"),
+        typer.Option(
+            help="digits (bundled with scikit-learn) or mnist.", show_default="digits, or --data-dir"
+        ),
     ] = None,
     data_dir: arguments.DataDirOption = None,
     model: arguments.ModelOption = None,
@@ -75,10 +75,8 @@ def demo(
     mixed: reading.MixedOption = None,
     delimiter: reading.DelimiterOption = None,
     no_header: reading.NoHeaderOption = False,
-    schedule: Annotated[
-        ScheduleKind, typer.Option(help="How the budget is spread.")
-    ] = ScheduleKind.INCREMENTING,
-    step: Annotated[float, typer.Option(help="incrementing: step as a fraction of its maximum.")] = 0.3,
+    schedule: arguments.ScheduleOption = ScheduleKind.INCREMENTING,
+    step: arguments.StepOption = 0.3,
     clip_norm: arguments.ClipNormOption = None,
     learning_rate: arguments.LearningRateOption = None,
     sampling_rate: arguments.SamplingRateOption = None,
@@ -99,9 +97,10 @@ def demo(
 ) -> None:
     """Train a whole fleet privately on this machine: broker, coordinator and agents.
 
-    Takes handwritten digits, MNIST, or data of your own (--data-dir). The programs, messages and databases
-    are those of a real deployment; each agent has a state directory of its own. Programs that die are
-    started again. Everything started is stopped at the end, whatever happens.
+    On handwritten digits, MNIST, or data of your own (--data-dir). The programs,
+    messages and databases are those of a real deployment; each agent has a state
+    directory of its own. Programs that die are started again. Everything started is
+    stopped at the end, whatever happens.
     """
     from cli.demo.choices import Asked
     from cli.demo.presets import preset_of
