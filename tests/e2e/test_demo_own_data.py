@@ -135,8 +135,8 @@ def write_network(path: Path) -> None:
 
 def test_a_model_file_with_a_network_and_a_projection_is_trained_by_the_onnx_engine(tmp_path: Path) -> None:
     generator = np.random.default_rng(2)
-    labels = np.arange(300, dtype=np.int64) % 3
-    inputs = generator.normal(size=(300, 10)).astype(np.float32)
+    labels = np.arange(900, dtype=np.int64) % 3
+    inputs = generator.normal(size=(900, 10)).astype(np.float32)
     inputs[:, :3] += 3 * np.eye(3, dtype=np.float32)[labels]
     save_npz(tmp_path / "x.npz", ArrayDataset(inputs, labels, 3))
     write_network(tmp_path / "squash.onnx")
@@ -146,16 +146,17 @@ def test_a_model_file_with_a_network_and_a_projection_is_trained_by_the_onnx_eng
         "front_end: [{onnx: {file: squash.onnx}}, {projection: 4}]\n"
     )
     run = demo(
-        "--data-dir", tmp_path / "x.npz", "--model", model, "--devices", 2, "--rounds", 6, "--epsilon", 20,
-        "--engine", "onnx", "--test-share", 0.3, "--split", "dirichlet", "--alpha", 5, "--state-dir",
-        tmp_path / "demo", "--json", tmp_path / "results.json",
+        "--data-dir", tmp_path / "x.npz", "--model", model, "--devices", 2, "--rounds", 8, "--epsilon", 20,
+        "--learning-rate", 4, "--engine", "onnx", "--test-share", 0.3, "--split", "dirichlet", "--alpha", 5,
+        "--state-dir", tmp_path / "demo", "--json", tmp_path / "results.json",
     )  # fmt: skip
     results = results_of(run, tmp_path)
     assert results["model"] == results["model"] | {"name": "mine", "parameters": 15}
     assert results["accuracy_history"][0] is None
     assert results["baseline_accuracy_history"][0] is None
+    # Thirteen runs ended between 0.78 and 0.88: noise and the projection differ from run to run.
     assert results["accuracy"] > 0.6
-    assert re.search(r"round 1/6 +accuracy +none", run.stderr)
+    assert re.search(r"round 1/8 +accuracy +none", run.stderr)
     assert "nan" not in (tmp_path / "demo" / "report" / "index.html").read_text()
 
 
