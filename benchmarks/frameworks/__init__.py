@@ -7,7 +7,7 @@ optimiser and true channels-first strides; PyTorch without privacy as it is, and
 which suits its convolutions better (a series is then an image of height one). Every side uses the physical
 batch that it was fastest with, of 4 to 256 (ours: of 4 to 64). Before anything is timed, each side's sum is
 held against ``torch.func.vmap(grad)`` in float64: beyond 1e-5 the benchmark fails. All sides then take turns
-in one process for each model; medians of 7. Preprocessing is in our time and not in the others'. The
+of 0.2 s in one process for each model; medians of 7. Preprocessing is in our time and not in the others'. The
 allocator is told to keep what it has (``MALLOC_…``), which made Opacus faster more often than slower, and
 hardly touches us.
 

@@ -28,6 +28,8 @@ _BATCHES = (4, 8, 16, 32, 64, 128, 256)
 _MICROBATCHES = (4, 8, 16, 32, 64)
 _REPEATS = 7
 _TUNING_S = 0.3
+# A turn: a step of some milliseconds would be timed with what the sides before it left in the caches.
+_TURN_S = 0.2
 # All compute in float32, and Opacus divides by the norm plus 1e-6.
 _TOLERANCE = 1e-5
 _LEAST_MARGIN = 3e-6
@@ -44,9 +46,16 @@ class _Lot(NamedTuple):
 
 
 class _Side(NamedTuple):
+    """A step with the batch it is fastest with, and how many of them make a turn."""
+
     name: str
     step: Callable[[], object]
     batch: int
+    steps: int
+
+    def turn(self) -> None:
+        for _ in range(self.steps):
+            self.step()
 
 
 def main(model: str, threads: int, engines: Sequence[str]) -> dict[str, Any]:
@@ -67,7 +76,7 @@ def main(model: str, threads: int, engines: Sequence[str]) -> dict[str, Any]:
     lot = _lot(spec)
     peaks = _peaks()
     sides = [*_engines(engines, spec, lot, threads), *_frameworks(spec, lot)]
-    taken = alternate(*(side.step for side in sides), repeats=_REPEATS)
+    taken = alternate(*(side.turn for side in sides), repeats=_REPEATS)
     again = _peaks()
     products = {library: max(peaks[library], again[library]) for library in peaks}
     return {
@@ -75,7 +84,7 @@ def main(model: str, threads: int, engines: Sequence[str]) -> dict[str, Any]:
         "products": products,
         "flops": flops(spec),
         "sides": {
-            side.name: {"rate": LOT / median, "batch": side.batch}
+            side.name: {"rate": side.steps * LOT / median, "batch": side.batch}
             for side, median in zip(sides, taken, strict=True)
         },
     }
@@ -157,8 +166,9 @@ def _fastest(name: str, steps: dict[int, Callable[[], object]]) -> _Side:
             taken.append(seconds(step))
         return min(taken)
 
-    batch = min(steps, key=lambda size: least(steps[size]))
-    return _Side(name, steps[batch], batch)
+    taken = {batch: least(step) for batch, step in steps.items()}
+    batch = min(taken, key=lambda size: taken[size])
+    return _Side(name, steps[batch], batch, math.ceil(_TURN_S / taken[batch]))
 
 
 def _peaks() -> dict[str, float]:
