@@ -1,6 +1,6 @@
 """Activations, from their output's point of view: both slopes are functions of it.
 
-They run over the whole workspace of a microbatch at once, which is several times faster than record by
+They run over the workspaces of many records at once, which is several times faster than record by
 record; :mod:`~dpagent.learning.numpy_engine.workspaces` says why a record's bits do not depend on its place
 all the same. Where nothing else needs the input, the output takes its memory. The gradient is always changed
 in place.
@@ -12,7 +12,7 @@ import numpy as np
 
 from dpagent.learning.numpy_engine.products import fastest
 from dpagent.learning.numpy_engine.stages import Stage
-from dpagent.learning.numpy_engine.workspaces import Floats, Memory, Signal
+from dpagent.learning.numpy_engine.workspaces import AT_ONCE, Floats, Memory, Signal
 
 SIGN = np.int32(31)
 """How far to the right the sign bit of a float32 is spread to make a mask of the whole word."""
@@ -54,19 +54,17 @@ class TanhStage(Stage):
     """Hyperbolic tangent."""
 
     def __init__(self, source: Signal, target: Signal, memory: Memory) -> None:
-        self._output = target.values.whole
-        self.tangent = Tangent(source.values.whole, self._output)
-        self._gradient = target.gradient.whole if target.gradient else None
-        self._slope = memory.floats(len(self._output), shared="mask")
+        self.tangent = Tangent(source.values.whole, target.values.whole)
+        self._parts = _slopes(target, memory)
 
     def forward(self) -> None:
         self.tangent()
 
     def backward(self) -> None:
-        if self._gradient is not None:
-            np.multiply(self._output, self._output, out=self._slope)
-            np.subtract(np.float32(1), self._slope, out=self._slope)
-            np.multiply(self._gradient, self._slope, out=self._gradient)
+        for output, gradient, slope in self._parts:
+            np.multiply(output, output, out=slope)
+            np.subtract(np.float32(1), slope, out=slope)
+            np.multiply(gradient, slope, out=gradient)
 
 
 class ReluStage(Stage):
@@ -74,16 +72,24 @@ class ReluStage(Stage):
 
     def __init__(self, source: Signal, target: Signal, memory: Memory) -> None:
         self._input, self._output = source.values.whole, target.values.whole
-        self._gradient = target.gradient.whole.view(np.int32) if target.gradient else None
-        self._slope = memory.floats(len(self._output), shared="mask")
-        self._mask = self._slope.view(np.int32)
+        self._parts = _slopes(target, memory)
 
     def forward(self) -> None:
         np.maximum(self._input, np.float32(0), out=self._output)
 
     def backward(self) -> None:
-        if self._gradient is not None:
+        for output, gradient, slope in self._parts:
+            mask, bits = slope.view(np.int32), gradient.view(np.int32)
             # 0 - y is below zero exactly where the gradient passes.
-            np.subtract(np.float32(0), self._output, out=self._slope)
-            np.right_shift(self._mask, SIGN, out=self._mask)
-            np.bitwise_and(self._gradient, self._mask, out=self._gradient)
+            np.subtract(np.float32(0), output, out=slope)
+            np.right_shift(mask, SIGN, out=mask)
+            np.bitwise_and(bits, mask, out=bits)
+
+
+def _slopes(target: Signal, memory: Memory) -> list[tuple[Floats, Floats, Floats]]:
+    """Outputs, their gradients and room for the slopes, some records at a time; nothing if not trained."""
+    return [
+        (part.values.whole, part.gradient.whole, memory.floats(len(part.values.whole), shared="mask"))
+        for part in map(target.part, target.parts(AT_ONCE))
+        if part.gradient is not None
+    ]

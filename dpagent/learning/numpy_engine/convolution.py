@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from dpagent.learning.layers import Windows
 from dpagent.learning.models import Node
-from dpagent.learning.numpy_engine.gathering import GatheredProduct, windows_of
+from dpagent.learning.numpy_engine.gathering import GatheredProduct, as_runs, windows_of
 from dpagent.learning.numpy_engine.products import SMALL_PRODUCT, Product
 from dpagent.learning.numpy_engine.stages import RecordGradients, TrainedStage
 from dpagent.learning.numpy_engine.workspaces import Floats, Memory, Signal, aligned
@@ -115,12 +115,14 @@ class ConvolutionStage(TrainedStage):
     def add_clipped(self, factors: Floats, unusable: NDArray[np.intp]) -> None:
         self._gradients.add_clipped(factors, unusable)
 
-    def finish(self, total: NDArray[np.float64]) -> None:
-        clipped = self._gradients.finish()
-        matrix = total.reshape(clipped.shape)
-        matrix[-1] += clipped[-1]
-        taps = self._as_agreed(matrix)
-        taps += self._in_order(clipped)
+    def finish(self) -> None:
+        self._gradients.finish()
+
+    def total(self) -> NDArray[np.float64]:
+        ours = self._gradients.total
+        matrix = ours.copy()
+        self._as_agreed(matrix)[...] = self._in_order(ours)
+        return matrix.reshape(-1)
 
     def evidence(self) -> list[Floats]:
         return [self._gradients.rows]
@@ -129,7 +131,7 @@ class ConvolutionStage(TrainedStage):
         """A view of the taps of a matrix in the order of the flat vector, its axes in the order of ours."""
         return matrix[:-1].reshape((*self._tap_axes, matrix.shape[1]), copy=False).transpose(0, 2, 1, 3, 4, 5)
 
-    def _in_order(self, matrix: Floats) -> Floats:
+    def _in_order(self, matrix: NDArray[np.floating]) -> NDArray[np.floating]:
         """A view of the taps of a matrix in the order of our windows."""
         down, fold_down, across, fold_across, channels = self._tap_axes
         shape = (down, across, fold_down, fold_across, channels, matrix.shape[1])
@@ -237,7 +239,7 @@ class _InputGradient:
         self._over = over
         numbers = fold[0] * fold[1] * channels
         self._weights = aligned(self._kernel[0] * self._kernel[1] * filters * numbers).reshape(-1, numbers)
-        self._copies: list[tuple[Floats, Floats]] = []
+        self._copies: list[tuple[NDArray[np.void], NDArray[np.void]]] = []
         self._uncovered: list[Floats] = []
         rows = (records, views * count[0] * count[1], numbers)
         if fold == (1, 1) and count == over.image[:2] and incoming[0].flags.c_contiguous:
@@ -252,14 +254,22 @@ class _InputGradient:
     def _unfold(self, result: Floats, incoming: Floats, spans: list[range]) -> None:
         """Plan the copies from the folded rows to the image; what lies under no window is zero."""
         over = self._over
-        for phase_down in range(over.stride[0]):
-            for phase_across in range(over.stride[1]):
-                rows, from_rows = _phase(phase_down, over.padding[0], over.stride[0], spans[0], over.image[0])
-                columns, from_columns = _phase(
-                    phase_across, over.padding[1], over.stride[1], spans[1], over.image[1]
+        fold, numbers = over.stride, over.stride[1] * over.image[2]
+        columns = len(spans[1]) * fold[1]
+        for phase_down in range(fold[0]):
+            rows, from_rows = _phase(phase_down, over.padding[0], fold[0], spans[0], over.image[0])
+            pixels, folded = incoming[:, :, rows], result[:, :, from_rows, :, phase_down]
+            if over.padding[1] == 0 and columns <= over.image[1]:
+                # The phases across lie side by side in both: they are copied together.
+                runs = folded.reshape((*folded.shape[:4], numbers), copy=False)
+                place = pixels[:, :, :, :columns].reshape(runs.shape, copy=False)
+                self._copies.append((as_runs(place), as_runs(runs)))
+                continue
+            for phase_across in range(fold[1]):
+                to, by = _phase(phase_across, over.padding[1], fold[1], spans[1], over.image[1])
+                self._copies.append(
+                    (as_runs(pixels[:, :, :, to]), as_runs(folded[:, :, :, by, phase_across]))
                 )
-                part = result[:, :, from_rows, from_columns, phase_down, phase_across]
-                self._copies.append((incoming[:, :, rows, columns], part))
         ends = [
             span.stop * s - padding for span, s, padding in zip(spans, over.stride, over.padding, strict=True)
         ]

@@ -81,9 +81,11 @@ class DenseStage(_DenseStage):
         self._clipped = aligned(microbatch * units).reshape(microbatch, units)
         self._kept = 0
         self._sum = aligned((inputs + 1) * units).reshape(inputs + 1, units)
+        self._total = np.zeros((inputs + 1, units))
 
     def _begin(self) -> None:
         self._kept = 0
+        self._total.fill(0)
 
     def squared_norms(self) -> NDArray[np.float64]:
         run = NORM_RUN // 2
@@ -101,12 +103,15 @@ class DenseStage(_DenseStage):
             places = unusable[unusable < count]
             clipped[places], inputs[places] = 0, 0
 
-    def finish(self, total: NDArray[np.float64]) -> None:
+    def finish(self) -> None:
         inputs, clipped = self._kept_inputs[: self._kept], self._clipped[: self._kept]
         np.matmul(inputs.T, clipped, out=self._sum[:-1])
         np.add.reduce(clipped, axis=0, out=self._sum[-1])
         self._kept = 0
-        total += self._sum.reshape(-1)
+        np.add(self._total, self._sum, out=self._total)
+
+    def total(self) -> NDArray[np.float64]:
+        return self._total.reshape(-1)
 
     def evidence(self) -> list[Floats]:
         return [self._inputs, self._gradients]
@@ -135,8 +140,11 @@ class AveragedDenseStage(_DenseStage):
     def add_clipped(self, factors: Floats, unusable: NDArray[np.intp]) -> None:
         self._gradients.add_clipped(factors, unusable)
 
-    def finish(self, total: NDArray[np.float64]) -> None:
-        total += self._gradients.finish().reshape(-1)
+    def finish(self) -> None:
+        self._gradients.finish()
+
+    def total(self) -> NDArray[np.float64]:
+        return self._gradients.total.reshape(-1)
 
     def evidence(self) -> list[Floats]:
         return [self._gradients.rows]

@@ -101,13 +101,13 @@ class NumpyEngine:
         def work(worker: int) -> ClippedSum:
             network = self._networks[worker]
             network.load(flat)
-            total, within, excluded = np.zeros(len(flat)), np.zeros(len(norms), np.int64), 0
+            within, excluded = np.zeros(len(norms), np.int64), 0
             for batch in range(worker, batches, len(self._networks)):
                 part = slice(batch * self.microbatch, (batch + 1) * self.microbatch)
-                found = _add_microbatch(network, images[part], labels[part], norms, total)
+                found = _add_microbatch(network, images[part], labels[part], norms)
                 within += found[0]
                 excluded += found[1]
-            return ClippedSum(total, within, excluded)
+            return ClippedSum(network.total(), within, excluded)
 
         workers = range(min(len(self._networks), max(batches, 1)))
         results = (
@@ -238,9 +238,8 @@ def _add_microbatch(
     images: NDArray[Any],
     labels: NDArray[Any],
     clip_norms: NDArray[np.float64],
-    total: NDArray[np.float64],
 ) -> tuple[NDArray[np.int64], int]:
-    """Add a microbatch's clipped gradients to ``total``; how many were within the norms, and excluded."""
+    """Add a microbatch's clipped gradients to the network's; how many were within the norms, and excluded."""
     within, excluded = np.zeros(len(clip_norms), np.int64), 0
     # A record may hold anything: whatever comes of it is looked at where its norm is.
     with np.errstate(all="ignore"):
@@ -267,7 +266,7 @@ def _add_microbatch(
             within += np.add.reduce(fitting, axis=1)
             excluded += int(np.count_nonzero(unusable < count))
         for stage in network.trained:
-            stage.finish(total[stage.parameters])
+            stage.finish()
     return within, excluded
 
 

@@ -48,12 +48,12 @@ class GatheredProduct:
         self.columns = columns.reshape(at_once, pitch)[:, :floats].reshape(
             (at_once, rows, len(weights)), copy=False
         )
-        self._gathered = _as_runs(self.columns[..., :taps].reshape((at_once, *windows.shape[1:]), copy=False))
+        self._gathered = as_runs(self.columns[..., :taps].reshape((at_once, *windows.shape[1:]), copy=False))
         self.product = Product(self.columns, weights, out[:at_once])
         # All parts are of one size, so that a record is computed alike in each; the last may overlap another.
         starts = sorted({min(start, records - at_once) for start in range(0, records, at_once)})
         self._parts = [slice(start, start + at_once) for start in starts]
-        self._windows = [_as_runs(windows[part]) for part in self._parts]
+        self._windows = [as_runs(windows[part]) for part in self._parts]
         self._products = [
             Product(self.columns, weights, out[part], like=self.product) for part in self._parts
         ]
@@ -100,6 +100,6 @@ def windows_of(
     )
 
 
-def _as_runs(array: Floats) -> NDArray[np.void]:
+def as_runs(array: Floats) -> NDArray[np.void]:
     """Each run along the last axis as one item, which copies faster than its numbers one by one."""
     return array.view(f"V{array.shape[-1] * array.itemsize}")[..., 0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -32,6 +33,7 @@ from dpagent.learning.numpy_engine.loss import SoftmaxCrossEntropy
 from dpagent.learning.numpy_engine.normalisation import GroupNormStage
 from dpagent.learning.numpy_engine.pooling import (
     AveragePoolStage,
+    CopyStage,
     GroupedMaxPoolStage,
     MaxPoolStage,
     SlidingMaxPoolStage,
@@ -86,6 +88,10 @@ class Network:
         """Take over the parameters ``(d,)``."""
         for stage in self.trained:
             stage.load(weights[stage.parameters])
+
+    def total(self) -> NDArray[np.float64]:
+        """The clipped sum ``(d,)`` of all microbatches since ``load``."""
+        return np.concatenate([stage.total() for stage in self.trained])
 
     def forward(self, inputs: NDArray[Any]) -> None:
         """Compute the logits of ``(n, views, *input_shape)`` inputs; the records beyond n are blank."""
@@ -156,20 +162,21 @@ class _Builder:
                 )
                 return target, True
             case MaxPool1d() | MaxPool2d() as layer:
-                target = self._signal_after(source, node.output_shape)
                 over = windows(layer, node.input_shape)
                 if source.values.values.ndim == 7:
+                    target = self._signal_after(source, node.output_shape)
                     self.stages.append(GroupedMaxPoolStage(source, target, self._memory))
-                elif (
-                    layer.stride == 1
-                    and layer.kernel > 1
-                    and _is_gathered(following)
-                    and source.values.is_gapless
-                ):
+                elif layer.stride == 1 and source.values.is_gapless and _is_mostly_windows(node):
                     whole = self._signal_after(source, node.input_shape)
                     self.stages.append(SlidingMaxPoolStage(over, source, whole, self._memory))
-                    target = cropped(whole, node.output_shape)
+                    part = cropped(whole, node.output_shape)
+                    if _is_gathered(following):
+                        target = part
+                    else:
+                        target = self._signal_after(source, node.output_shape)
+                        self.stages.append(CopyStage(part, target))
                 else:
+                    target = self._signal_after(source, node.output_shape)
                     self.stages.append(MaxPoolStage(over, source, target, self._memory))
             case AveragePool1d() | AveragePool2d() as layer:
                 target = self._signal_after(source, node.output_shape)
@@ -222,6 +229,12 @@ def _is_gathered(following: Sequence[Node]) -> bool:
     if layers and isinstance(layers[0], Tanh | Relu):
         del layers[0]
     return bool(layers) and isinstance(layers[0], Conv1d | Conv2d)
+
+
+def _is_mostly_windows(node: Node) -> bool:
+    """Whether windows of stride one begin at half of an image's pixels or more, and hold more than one."""
+    before, after = (math.prod(shape[:-1]) for shape in (node.input_shape, node.output_shape))
+    return before / 2 <= after < before
 
 
 def _grouping(following: Sequence[Node]) -> tuple[int, int]:

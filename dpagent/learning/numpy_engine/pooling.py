@@ -8,6 +8,7 @@ times an infinity never occurs.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,81 +17,140 @@ from numpy.typing import NDArray
 from dpagent.learning.layers import Shape, Windows
 from dpagent.learning.numpy_engine.activations import SIGN
 from dpagent.learning.numpy_engine.stages import Stage
-from dpagent.learning.numpy_engine.workspaces import Floats, Memory, Signal, Workspace
+from dpagent.learning.numpy_engine.workspaces import AT_ONCE, Floats, Memory, Signal, Workspace
 
 
-class MaxPoolStage(Stage):
+class _MaximumStage(Stage):
+    """Maxima across and then down, some records at a time: what one pass leaves in the cache the next finds.
+
+    Args:
+        between: what lies between the two, or None if there is only one.
+    """
+
+    def __init__(self, source: Signal, between: Signal | None, target: Signal, memory: Memory) -> None:
+        self._parts = [
+            self._steps(source.part(records), between and between.part(records), target.part(records), memory)
+            for records in source.parts(AT_ONCE)
+        ]
+
+    @abstractmethod
+    def _steps(
+        self, source: Signal, between: Signal | None, target: Signal, memory: Memory
+    ) -> list[_Maximum]:
+        """The maximum across, and the one down if there is one."""
+
+    def forward(self) -> None:
+        for steps in self._parts:
+            for step in steps:
+                step.forward()
+
+    def backward(self) -> None:
+        for steps in self._parts:
+            for step in reversed(steps):
+                step.backward()
+
+
+class MaxPoolStage(_MaximumStage):
     """Maximum over windows of a ``(height, width, channels)`` image."""
 
     def __init__(self, over: Windows, source: Signal, target: Signal, memory: Memory) -> None:
-        records, views = source.values.values.shape[:2]
+        self._over = over
         height, _, channels = over.image
-        wide = (records, views, *over.image)
-        narrow = (records, views, height, over.count[1], channels)
-        out = (records, views, *over.count, channels)
-        between = target
-        if height > 1:
-            between = _between(memory, narrow[2:], source)
-        self._steps = [
-            _maximum(source, wide, _along(1, over), between, narrow, tiled=_is_tiled(over, 1), memory=memory)
+        between = _between(memory, (height, over.count[1], channels), source) if height > 1 else None
+        super().__init__(source, between, target, memory)
+
+    def _steps(
+        self, source: Signal, between: Signal | None, target: Signal, memory: Memory
+    ) -> list[_Maximum]:
+        over = self._over
+        records = source.values.values.shape[:2]
+        wide, out = (*records, *over.image), (*records, *over.count, over.image[2])
+        across, tiled = _along(1, over), _is_tiled(over, 1)
+        if between is None:
+            return [_maximum(source, wide, across, target, out, tiled=tiled, memory=memory)]
+        narrow = between.values.values.shape
+        return [
+            _maximum(source, wide, across, between, narrow, tiled=tiled, memory=memory),
+            _maximum(between, narrow, _along(0, over), target, out, tiled=_is_tiled(over, 0), memory=memory),
         ]
-        if height > 1:
-            self._steps.append(
-                _maximum(
-                    between, narrow, _along(0, over), target, out, tiled=_is_tiled(over, 0), memory=memory
-                )
-            )
-
-    def forward(self) -> None:
-        for step in self._steps:
-            step.forward()
-
-    def backward(self) -> None:
-        for step in reversed(self._steps):
-            step.backward()
 
 
-class GroupedMaxPoolStage(MaxPoolStage):
+class GroupedMaxPoolStage(_MaximumStage):
     """Maximum over ``(rows, columns, down, across, channels)``, as a grouped convolution gives it."""
 
     def __init__(self, source: Signal, target: Signal, memory: Memory) -> None:
+        rows, _, *rest = source.values.values.shape[2:]
+        between = _between(memory, (rows, *rest), source) if rows > 1 else None
+        super().__init__(source, between, target, memory)
+
+    def _steps(
+        self, source: Signal, between: Signal | None, target: Signal, memory: Memory
+    ) -> list[_Maximum]:
         wide = source.values.values.shape
         records, views, rows, columns, *rest = wide
-        narrow, out = (records, views, rows, *rest), (records, views, *rest)
-        between = target if rows == 1 else _between(memory, narrow[2:], source)
         across = [(*(slice(None),) * 3, tap) for tap in range(columns)]
-        self._steps = [_maximum(source, wide, across, between, narrow, tiled=True, memory=memory)]
-        if rows > 1:
-            down = [(*(slice(None),) * 2, tap) for tap in range(rows)]
-            self._steps.append(_maximum(between, narrow, down, target, out, tiled=True, memory=memory))
+        down = [(*(slice(None),) * 2, tap) for tap in range(rows)]
+        out = (records, views, *rest)
+        if between is None:
+            return [_maximum(source, wide, across, target, (*out[:2], 1, *rest), tiled=True, memory=memory)]
+        narrow = between.values.values.shape
+        return [
+            _maximum(source, wide, across, between, narrow, tiled=True, memory=memory),
+            _maximum(between, narrow, down, target, out, tiled=True, memory=memory),
+        ]
 
 
-class SlidingMaxPoolStage(MaxPoolStage):
+class SlidingMaxPoolStage(_MaximumStage):
     """Maximum over windows of stride one, whose result lies in the place of the windows' first pixels.
 
-    The result keeps the rows and columns of the input, and the whole microbatch is one run of memory: to move
+    The result keeps the rows and columns of the input, and its records are one run of memory: to move
     a window is to move along it. The last columns and rows then hold maxima of what is no window, across
     the edge of an image or even of a record; nobody reads them, and their gradient is zero.
     """
 
     def __init__(self, over: Windows, source: Signal, target: Signal, memory: Memory) -> None:
+        self._over = over
         records, views = source.values.values.shape[:2]
-        height, width, channels = over.image
-        between = target
-        if height > 1:
-            between = _between(memory, over.image, source)
-        self._steps = [_sliding(source, over.kernel[1], channels, between, memory)]
-        if height > 1:
-            self._steps.append(_sliding(between, over.kernel[0], width * channels, target, memory))
+        between = _between(memory, over.image, source) if over.image[0] > 1 else None
+        super().__init__(source, between, target, memory)
         self._no_windows: list[Floats] = []
         if target.gradient is not None:
             gradient = target.gradient.values.reshape((records, views, *over.image), copy=False)
             self._no_windows = [gradient[:, :, over.count[0] :], gradient[:, :, :, over.count[1] :]]
 
+    def _steps(
+        self, source: Signal, between: Signal | None, target: Signal, memory: Memory
+    ) -> list[_Maximum]:
+        down, across = self._over.kernel
+        _, width, channels = self._over.image
+        if between is None:
+            return [_sliding(source, across, channels, target, memory)]
+        return [
+            _sliding(source, across, channels, between, memory),
+            _sliding(between, down, width * channels, target, memory),
+        ]
+
     def backward(self) -> None:
         for gradient in self._no_windows:
             gradient.fill(0)
         super().backward()
+
+
+class CopyStage(Stage):
+    """What lies in rows and columns of larger images, without gaps."""
+
+    def __init__(self, source: Signal, target: Signal) -> None:
+        self._values = (target.values.values, source.values.values)
+        self._gradients: tuple[Floats, Floats] | None = None
+        if source.gradient is not None and target.gradient is not None:
+            self._gradients = (source.gradient.values, target.gradient.values)
+
+    def forward(self) -> None:
+        np.copyto(*self._values)
+
+    def backward(self) -> None:
+        if self._gradients is not None:
+            np.copyto(*self._gradients)
 
 
 class _Maximum:

@@ -65,8 +65,12 @@ class TrainedStage(Stage):
         """
 
     @abstractmethod
-    def finish(self, total: NDArray[np.float64]) -> None:
-        """Add the sum of the microbatch to this layer's part of the flat vector, and begin a new one."""
+    def finish(self) -> None:
+        """Add the sum of the microbatch, in float32, to that of the lot, in float64, and begin a new one."""
+
+    @abstractmethod
+    def total(self) -> NDArray[np.float64]:
+        """The sum of the lot, as it lies in the flat vector: of all since ``load``."""
 
     @abstractmethod
     def evidence(self) -> list[Floats]:
@@ -91,11 +95,13 @@ class RecordGradients:
         self.rows = self._all[:, :size]
         self.matrices = self.rows.reshape((records, *shape), copy=False)
         self._sum, self._part = aligned(runs * run), aligned(runs * run)
+        self._total = np.zeros(runs * run)
         self._shape, self._is_empty = shape, True
 
     def begin(self) -> None:
-        """Forget the sum so far."""
+        """Forget the sums so far."""
         self._is_empty = True
+        self._total.fill(0)
 
     def squared_norms(self) -> NDArray[np.float64]:
         """‖gradient‖² of each."""
@@ -116,10 +122,16 @@ class RecordGradients:
             np.matmul(factors, self._all, out=self._part)
             np.add(self._sum, self._part, out=self._sum)
 
-    def finish(self) -> Floats:
-        """The sum of the microbatch, of the matrix's shape; then a new one begins."""
-        self._is_empty = True
-        return self._sum[: math.prod(self._shape)].reshape(self._shape)
+    def finish(self) -> None:
+        """As :meth:`TrainedStage.finish`."""
+        if not self._is_empty:
+            np.add(self._total, self._sum, out=self._total)
+            self._is_empty = True
+
+    @property
+    def total(self) -> NDArray[np.float64]:
+        """The sum of the lot, of the matrix's shape."""
+        return self._total[: math.prod(self._shape)].reshape(self._shape)
 
 
 def squared_lengths(rows: Floats, run: int = NORM_RUN) -> NDArray[np.float64]:

@@ -8,6 +8,7 @@ not fill a vector at the end, and the peeled part may round differently. Here ev
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -20,6 +21,9 @@ Floats: TypeAlias = NDArray[np.float32]
 # Bytes of a cache line and of the widest vectors of x86-64 (AVX-512); a multiple of NEON's 16.
 _LINE = 64
 _FLOATS = _LINE // 4
+
+AT_ONCE = 1 << 16
+"""Floats of a signal to pass over several times in a row: they stay in a core's cache meanwhile."""
 
 
 class Workspace(NamedTuple):
@@ -44,6 +48,11 @@ class Workspace(NamedTuple):
         records = len(self.values)
         return self.whole.reshape(records, -1)[:, : self.values.size // records]
 
+    def part(self, records: slice) -> Workspace:
+        """The same of some records only, a view."""
+        rows = self.whole.reshape((len(self.values), -1), copy=False)
+        return Workspace(self.values[records], rows[records].reshape(-1, copy=False))
+
 
 class Signal(NamedTuple):
     """What flows between two stages.
@@ -55,6 +64,17 @@ class Signal(NamedTuple):
 
     values: Workspace
     gradient: Workspace | None
+
+    def parts(self, floats: int) -> Iterator[slice]:
+        """Cuts the records into as few equal parts as hold at most ``floats`` numbers each, or one record."""
+        records = len(self.values.values)
+        count = min(records, -(-self.values.whole.size // floats))
+        ends = [records * number // count for number in range(count + 1)]
+        return map(slice, ends, ends[1:])
+
+    def part(self, records: slice) -> Signal:
+        """The same of some records only, a view."""
+        return Signal(self.values.part(records), self.gradient.part(records) if self.gradient else None)
 
 
 class Memory:
