@@ -1,14 +1,24 @@
-"""What the two demo benchmarks share: one run of ``dpagent demo``, and the figures it gives."""
+"""What the benchmarks of the demo share: one run of ``dpagent demo``, and the figures it gives."""
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from benchmarks.figures import Figure
-from benchmarks.programs import python, run_program
+from benchmarks.figures import Figure, Skipped
+from benchmarks.oracle import pld_epsilon
+from benchmarks.programs import ROOT, python, run_json, run_program
+
+_MNIST_FILES = (
+    "train-images-idx3-ubyte",
+    "train-labels-idx1-ubyte",
+    "t10k-images-idx3-ubyte",
+    "t10k-labels-idx1-ubyte",
+)
 
 
 def run_demo(arguments: Sequence[str], directory: Path, *, timeout_s: float) -> dict[str, Any]:
@@ -54,3 +64,49 @@ def cost_figures(results: dict[str, Any], command: str) -> list[Figure]:
             if value is not None  # memory is told on Linux only
         ),
     ]
+
+
+def mnist_directory() -> Path:
+    """Where the four IDX files of MNIST are: ``MNIST_DIR``, or beside the checkout.
+
+    Raises:
+        Skipped: They are not there.
+    """
+    directory = Path(os.environ.get("MNIST_DIR", "../shared/data/mnist"))
+    found = ROOT / directory
+    missing = [
+        file for file in _MNIST_FILES if not ((found / file).is_file() or (found / f"{file}.gz").is_file())
+    ]
+    if missing:
+        raise Skipped(
+            f"{directory} lacks {', '.join(missing)}. Set MNIST_DIR to a directory with the four IDX "
+            "files of MNIST (gzipped or not), and run it again."
+        )
+    return found
+
+
+def claimed_and_recomputed(directory: Path) -> tuple[float, float]:
+    """The ε that a ledger of :func:`run_demo` claims, and what dp-accounting makes of its charges.
+
+    Of all devices the one with the largest ratio. Priced on a grid of 1e-3.
+    """
+    exports = [
+        run_json(
+            python("-m", "cli.main", "budget", "export", "--json", "-", "--state-dir", str(state)),
+            timeout_s=300,
+        )
+        for state in sorted((directory / "state").glob("device-*/state"))
+    ]
+    return max(map(_claimed_and_recomputed, exports), key=lambda pair: pair[0] / pair[1])
+
+
+def _claimed_and_recomputed(export: dict[str, Any]) -> tuple[float, float]:
+    charges = export["charges"]
+    rounds = tuple((c["noise_multiplier"], c["sampling_rate"], c["steps"]) for c in charges)
+    return charges[-1]["cumulative_epsilon"], _price(rounds, charges[-1]["delta"])
+
+
+@lru_cache
+def _price(rounds: tuple[tuple[float, float, int], ...], delta: float) -> float:
+    """Kept, because devices of one job have the same charges."""
+    return pld_epsilon(rounds, delta, grid=1e-3)

@@ -9,6 +9,7 @@ from benchmarks import (
     agent_footprint,
     demo_digits,
     demo_mnist,
+    demo_scattering,
     frameworks,
     noise_cap,
     pld,
@@ -25,6 +26,7 @@ BENCHMARKS: MappingProxyType[str, ModuleType] = MappingProxyType(
         for module in (
             demo_digits,
             demo_mnist,
+            demo_scattering,
             noise_cap,
             schedules,
             sampler,
