@@ -26,14 +26,14 @@ from pydantic import ConfigDict
 
 from dpagent.errors import ParameterError, require_between
 from dpagent.privacy import (
-    MIN_SIGMA_STEPS,
+    NOISE_SHARE,
     DiscretisedGaussian,
     PldAccountant,
     PrivacyLossEvent,
     RdpAccountant,
     accountant_for,
-    imperfect_delta,
     loss_grid,
+    require_noise_as_priced,
     running_epsilon,
     running_pld_epsilon,
 )
@@ -41,10 +41,6 @@ from dpagent.privacy import (
 _STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 Accountant: TypeAlias = PldAccountant | RdpAccountant
-
-#: Share of a job's δ that its ε does without, to cover noise that is not drawn exactly (its statistical
-#: distance) and not continuous (the lemma in :mod:`dpagent.privacy.release_loss`).
-NOISE_SHARE = 1e-6
 
 # A re-computed figure may differ from the one written down by rounding, never by more than this.
 _TOLERANCE = 1e-6
@@ -132,33 +128,6 @@ def fresh_account(events: Sequence[PrivacyLossEvent], delta: float) -> tuple[Acc
         return RdpAccountant(), None
     grid = loss_grid(events, delta)
     return PldAccountant(grid=grid), grid
-
-
-def require_noise_as_priced(
-    mechanism: DiscretisedGaussian, rounds: int, job_epsilon: float, delta: float
-) -> None:
-    """See that noise, discrete and drawn as it is, is what a job's price takes it for.
-
-    Args:
-        mechanism: Of one of the job's rounds.
-        rounds: Of the job.
-        job_epsilon: Reserved for it.
-        delta: Of the job.
-
-    Raises:
-        ParameterError: The grid is too coarse for the noise, or the sampler too far from exact.
-    """
-    if mechanism.sigma_steps < MIN_SIGMA_STEPS:
-        raise ParameterError(
-            f"noise is {mechanism.sigma_steps:.4g} grid steps; its price holds from {MIN_SIGMA_STEPS:,} on. "
-            "Plan finer steps or more noise."
-        )
-    excess = imperfect_delta(job_epsilon, 0.0, rounds * mechanism.statistical_distance)
-    if not excess <= NOISE_SHARE * delta:
-        raise ParameterError(
-            f"noise as it is drawn would add {excess:.3g} to δ; set aside for that is "
-            f"{NOISE_SHARE * delta:.3g}. Plan a smaller ε or a greater δ."
-        )
 
 
 def price_after(account: Accountant, events: Sequence[PrivacyLossEvent], delta: float) -> float:

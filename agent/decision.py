@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 import cbor2
 
-from agent.accounts import fresh_account, price_after, require_noise_as_priced
+from agent.accounts import fresh_account, price_after
 from agent.ledger import Ledger
 from agent.update import augmentation_of, mechanism_of
 from dpagent.errors import DataError, DpagentError, ParameterError
 from dpagent.learning import Dataset, ModelSpec, check_fits, from_description
-from dpagent.privacy import DiscretisedGaussian, PrivacyLossEvent
+from dpagent.privacy import DiscretisedGaussian, PrivacyLossEvent, require_noise_as_priced
 from dpagent.privacy.covariance import FLOAT64_SLACK
 from dpagent.protocol.messages import Plan
 

@@ -16,6 +16,7 @@ from benchmarks import (
     sampler,
     schedules,
     seal,
+    step_shares,
 )
 
 #: Every benchmark: a module whose docstring says what, how and within which limits, and whose
@@ -33,6 +34,7 @@ BENCHMARKS: MappingProxyType[str, ModuleType] = MappingProxyType(
             accounting,
             pld,
             frameworks,
+            step_shares,
             agent_footprint,
             seal,
         )

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from coordinator.settings import FleetSettings
 from coordinator.store import Job, OpenRound
-from dpagent.errors import ConfigurationError, PlanError
+from dpagent.errors import ConfigurationError, ParameterError, PlanError
 from dpagent.learning import ACCUMULATION_SLACK, ModelSpec, describe
 from dpagent.privacy import (
     COUNT_WEIGHT,
@@ -21,6 +21,7 @@ from dpagent.privacy import (
     DiscretisedGaussian,
     calibrate,
     fine_steps_for,
+    require_noise_as_priced,
     wire_shift,
     wire_width,
 )
@@ -88,10 +89,11 @@ def clipping_of(settings: FleetSettings, spec: ModelSpec, norm: float | None = N
 
 
 def require_every_round_fits(settings: FleetSettings, job: Job, spec: ModelSpec) -> None:
-    """Refuse a job some of whose fragments would be too large.
+    """Refuse a job some of whose rounds every device would decline.
 
     A round with less noise takes more bits on the wire, so a job whose first round can be
-    announced could still die in a later one.
+    announced could still die in a later one. And at an ε beyond all use a sampler that is
+    all but exact may be told from an exact one.
 
     Raises:
         PlanError: Naming the first such round and what to change.
@@ -99,13 +101,20 @@ def require_every_round_fits(settings: FleetSettings, job: Job, spec: ModelSpec)
     for number, noise_multiplier in enumerate(job.noise_multipliers, start=1):
         try:
             released = _second_moments(settings, spec, number) or clipping_of(settings, spec)
-            _wire(settings, _mechanism(settings, job, released, noise_multiplier))
+            mechanism = _mechanism(settings, job, released, noise_multiplier)
+            _wire(settings, mechanism)
         except ValidationError as error:
             raise PlanError(
                 f"No device would accept the plan of round {number}: "
                 f"{error.errors(include_url=False)[0]['msg']}. Set fragments_per_update higher than "
                 f"{settings.fragments_per_update}."
             ) from error
+        try:
+            require_noise_as_priced(
+                mechanism, settings.rounds, job.epsilon_by_round[-1], settings.privacy.delta
+            )
+        except ParameterError as error:
+            raise PlanError(f"No device would accept the plan of round {number}: its {error}") from error
 
 
 def plan_round(

@@ -22,6 +22,7 @@ from benchmarks.frameworks.networks import Network, torch
 from benchmarks.frameworks.torch_sides import OPACUS, PYTORCH, TorchSide, per_example_gradients
 from benchmarks.timing import alternate, seconds
 from dpagent.learning import ModelSpec, built_in
+from dpagent.learning.costs import training_flops
 
 _BATCHES = (4, 8, 16, 32, 64, 128, 256)
 # What an engine may sum in float32; see dpagent.learning.engine.
@@ -82,26 +83,12 @@ def main(model: str, threads: int, engines: Sequence[str]) -> dict[str, Any]:
     return {
         "peak": max(products.values()),
         "products": products,
-        "flops": flops(spec),
+        "flops": training_flops(spec),
         "sides": {
             side.name: {"rate": side.steps * LOT / median, "batch": side.batch}
             for side, median in zip(sides, taken, strict=True)
         },
     }
-
-
-def flops(spec: ModelSpec) -> int:
-    """Operations (multiplications and additions) that an example takes in matrix products.
-
-    Three products of one size for each convolution and dense layer: the output, the gradient by the
-    weights and, but for the first layer, the gradient by the input. Biases count as weights.
-    """
-    total = 0
-    for number, node in enumerate(node for node in spec.nodes if node.blocks):
-        positions = math.prod(node.output_shape[:-1])
-        weights = node.parameters.stop - node.parameters.start
-        total += 2 * positions * weights * (2 if number == 0 else 3)
-    return total
 
 
 def _lot(spec: ModelSpec) -> _Lot:

@@ -9,7 +9,6 @@ from typing import Any, Final, Literal
 
 from pydantic import ValidationError
 
-from agent.accounts import require_noise_as_priced
 from cli.demo.configurations import fleet_settings
 from cli.demo.fitting_model import fitting_model
 from cli.demo.layout import Layout
@@ -19,10 +18,9 @@ from cli.demo.presets import Preset, learning_rate_for, sampling_rate_for
 from coordinator.planning import budget_plan, clipping_of, plan_round, require_every_round_fits
 from coordinator.store import Job, OpenRound
 from dpagent.errors import ConfigurationError, DataError, PlanError
-from dpagent.learning import ACCUMULATION_SLACK, BUILT_IN, ModelSpec, find_model, is_model_file, load_model
+from dpagent.learning import BUILT_IN, ModelSpec, find_model, is_model_file, load_model
 from dpagent.learning.front_end.stages import FrozenNetwork
 from dpagent.learning.model_files import load_assets
-from dpagent.privacy import Clipping, DiscretisedGaussian, fine_steps_for
 from dpagent.protocol.fragments import weights_to_bytes
 
 _FEWEST_FRAGMENTS: Final = 16
@@ -165,11 +163,11 @@ def choose(asked: Asked, preset: Preset, form: DataForm, model: str, spec: Model
     job = Job(bytes(16), {}, plan.noise_multipliers, plan.epsilon_by_round)
     fragments = _fragments(options, job, spec)
     options = replace(options, learning_rate=learning_rate, fragments_per_update=fragments)
-    _require_acceptable(options, job, spec, clipping)
+    _require_acceptable(options, job, spec)
     return Choice(options, spec, outlook)
 
 
-def _require_acceptable(options: DemoOptions, job: Job, spec: ModelSpec, clipping: Clipping) -> None:
+def _require_acceptable(options: DemoOptions, job: Job, spec: ModelSpec) -> None:
     """Refuse what every device would decline."""
     weights = weights_to_bytes(spec.initial_weights(options.seed))
     try:
@@ -181,12 +179,6 @@ def _require_acceptable(options: DemoOptions, job: Job, spec: ModelSpec, clippin
             f"No device would accept a plan for ε = {options.epsilon:g} in {options.rounds} rounds: {where}: "
             f"{problem['msg']}. Choose another --epsilon or fewer --rounds."
         ) from error
-    for noise_multiplier in (max(job.noise_multipliers), min(job.noise_multipliers)):
-        mechanism = DiscretisedGaussian(
-            clipping.radius, noise_multiplier, options.sampling_rate, clipping.dimension,
-            fine_steps=fine_steps_for(max(job.noise_multipliers)), accumulation_slack=ACCUMULATION_SLACK,
-        )  # fmt: skip
-        require_noise_as_priced(mechanism, options.rounds, options.epsilon, options.delta)
 
 
 def _fragments(options: DemoOptions, job: Job, spec: ModelSpec) -> int:

@@ -36,6 +36,16 @@ def forward_flops(node: Node) -> int:
     return total
 
 
+def training_flops(spec: ModelSpec) -> int:
+    """Operations of one record's gradient.
+
+    Three products of one size for each convolution and dense layer: the output, the gradient by the
+    weights and, but for the first layer, the gradient by the input.
+    """
+    trained = [node for top in spec.nodes for node in top.walk() if node.blocks]
+    return sum(forward_flops(node) * (3 if node is not trained[0] else 2) for node in trained)
+
+
 def record_bytes(spec: ModelSpec) -> int:
     """Bytes of what the layers keep for one record; of a model with a front end, the layers behind it."""
     floats = 2 * math.prod(spec.feature_shape)

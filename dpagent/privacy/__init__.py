@@ -48,7 +48,12 @@ if TYPE_CHECKING:
     from dpagent.privacy.entropy import NoisePool
     from dpagent.privacy.events import ApproximateEvent, PrivacyLossEvent
     from dpagent.privacy.filters import BudgetExceededError, RenyiFilter, ZcdpFilter, best_order
-    from dpagent.privacy.gaussian import DiscretisedGaussian, fine_steps_for
+    from dpagent.privacy.gaussian import (
+        NOISE_SHARE,
+        DiscretisedGaussian,
+        fine_steps_for,
+        require_noise_as_priced,
+    )
     from dpagent.privacy.grid import FINE_STEPS, Constrained, Grid, Norm, l1_fine_steps
     from dpagent.privacy.laplace import DiscretisedLaplace
     from dpagent.privacy.layer_ranges import LayerRange, adapted_ranges
@@ -70,6 +75,7 @@ __all__ = [
     "FINE_STEPS",
     "INTEGER_ORDERS",
     "MIN_SIGMA_STEPS",
+    "NOISE_SHARE",
     "ORDERS",
     "Adjacency",
     "ApproximateEvent",
@@ -133,6 +139,7 @@ __all__ = [
     "poisson_lot",
     "price",
     "pure_rho",
+    "require_noise_as_priced",
     "running_epsilon",
     "running_pld_epsilon",
     "shuffled",
@@ -169,6 +176,7 @@ _HOMES: Final = {
         "group_event",
         "group_rho",
         "pure_rho",
+        "require_noise_as_priced",
         "zcdp_delta",
         "zcdp_epsilon",
         "zcdp_rho",
@@ -178,7 +186,7 @@ _HOMES: Final = {
     "entropy": ("NoisePool",),
     "events": ("ApproximateEvent", "PrivacyLossEvent"),
     "filters": ("BudgetExceededError", "RenyiFilter", "ZcdpFilter", "best_order"),
-    "gaussian": ("DiscretisedGaussian", "fine_steps_for"),
+    "gaussian": ("DiscretisedGaussian", "NOISE_SHARE", "fine_steps_for", "require_noise_as_priced"),
     "grid": ("Constrained", "FINE_STEPS", "Grid", "Norm", "l1_fine_steps"),
     "laplace": ("DiscretisedLaplace",),
     "layer_ranges": ("LayerRange", "adapted_ranges"),

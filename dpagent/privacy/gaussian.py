@@ -39,6 +39,10 @@ JOB_ASSUMPTIONS: Final = (
     "The operating system's random numbers are uniform and stay secret.",
 )
 
+#: Share of a job's δ that its ε does without, to cover noise that is not drawn exactly (its statistical
+#: distance) and not continuous (the lemma in :mod:`dpagent.privacy.release_loss`).
+NOISE_SHARE: Final = 1e-6
+
 
 def release_epsilon(event: PrivacyLossEvent, sigma_steps: float, delta: float) -> float:
     """ε of one release with discrete Gaussian noise of parameter ``sigma_steps``, at ``delta`` in (0, 1).
@@ -221,3 +225,30 @@ class DiscretisedGaussian:
         """
         self.grid.require_total(total)
         return total + (noise or self.sampler(entropy=entropy)).sample(self.dimension)
+
+
+def require_noise_as_priced(
+    mechanism: DiscretisedGaussian, rounds: int, job_epsilon: float, delta: float
+) -> None:
+    """See that noise, discrete and drawn as it is, is what a job's price takes it for.
+
+    Args:
+        mechanism: Of one of the job's rounds.
+        rounds: Of the job.
+        job_epsilon: Reserved for it.
+        delta: Of the job.
+
+    Raises:
+        ParameterError: The grid is too coarse for the noise, or the sampler too far from exact.
+    """
+    if mechanism.sigma_steps < MIN_SIGMA_STEPS:
+        raise ParameterError(
+            f"noise is {mechanism.sigma_steps:.4g} grid steps; its price holds from {MIN_SIGMA_STEPS:,} on. "
+            "Plan finer steps or more noise."
+        )
+    excess = imperfect_delta(job_epsilon, 0.0, rounds * mechanism.statistical_distance)
+    if not excess <= NOISE_SHARE * delta:
+        raise ParameterError(
+            f"noise as it is drawn would add {excess:.3g} to δ; set aside for that is "
+            f"{NOISE_SHARE * delta:.3g}. Plan a smaller ε or a greater δ."
+        )

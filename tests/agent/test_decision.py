@@ -14,14 +14,13 @@ import pytest
 from fleets import make_plan, records
 from ledgers import DATASET, charge_for, open_state
 
-from agent.accounts import NOISE_SHARE, require_noise_as_priced
 from agent.decision import Declined, Price, decide, schedule_digest
 from agent.ledger import Budget
 from agent.state import AgentState
 from agent.update import mechanism_of
 from dpagent.errors import ParameterError
 from dpagent.learning import ArrayDataset, Dataset, built_in, describe
-from dpagent.privacy import PldAccountant, PrivacyLossEvent
+from dpagent.privacy import NOISE_SHARE, PldAccountant, PrivacyLossEvent, require_noise_as_priced
 from dpagent.protocol.messages import Plan
 
 DATA = records(20)

@@ -487,8 +487,9 @@ def test_two_coordinators_cannot_share_a_state(tmp_path: Path) -> None:
     "changes",
     [{"records_per_device": 1e9, "privacy": {"sampling_rate": 1.0}},
      {"fragments_per_update": 1, "model": {"name": "mnist-cnn"}, "records_per_device": 1e5},
-     {"privacy": {"epsilon": 1e-6, "delta": 1e-12}}],
-    ids=["lot", "fragment", "epsilon"],
+     {"privacy": {"epsilon": 1e-6, "delta": 1e-12}},
+     {"privacy": {"epsilon": 100.0, "delta": 1e-5}}],
+    ids=["lot", "fragment", "no epsilon", "sampler"],
 )  # fmt: skip
 def test_a_plan_that_no_device_would_accept_fails_at_the_coordinator(
     tmp_path: Path, changes: dict[str, Any]

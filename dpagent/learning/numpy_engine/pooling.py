@@ -20,7 +20,7 @@ from dpagent.learning.numpy_engine.stages import Stage
 from dpagent.learning.numpy_engine.workspaces import AT_ONCE, Floats, Memory, Signal, Workspace
 
 
-class _MaximumStage(Stage):
+class MaximumStage(Stage):
     """Maxima across and then down, some records at a time: what one pass leaves in the cache the next finds.
 
     Args:
@@ -50,7 +50,7 @@ class _MaximumStage(Stage):
                 step.backward()
 
 
-class MaxPoolStage(_MaximumStage):
+class MaxPoolStage(MaximumStage):
     """Maximum over windows of a ``(height, width, channels)`` image."""
 
     def __init__(self, over: Windows, source: Signal, target: Signal, memory: Memory) -> None:
@@ -75,7 +75,7 @@ class MaxPoolStage(_MaximumStage):
         ]
 
 
-class GroupedMaxPoolStage(_MaximumStage):
+class GroupedMaxPoolStage(MaximumStage):
     """Maximum over ``(rows, columns, down, across, channels)``, as a grouped convolution gives it."""
 
     def __init__(self, source: Signal, target: Signal, memory: Memory) -> None:
@@ -100,7 +100,7 @@ class GroupedMaxPoolStage(_MaximumStage):
         ]
 
 
-class SlidingMaxPoolStage(_MaximumStage):
+class SlidingMaxPoolStage(MaximumStage):
     """Maximum over windows of stride one, whose result lies in the place of the windows' first pixels.
 
     The result keeps the rows and columns of the input, and its records are one run of memory: to move
