@@ -11,7 +11,8 @@ engine promises:
    microbatch and wherever the record stands in it. :meth:`Engine.is_batch_invariant` tries it on
    the spot, at every position of a microbatch.
 2. **Short sums.** No float32 sum runs over more than the records of one microbatch; microbatches
-   are added in float64. No float32 sum of squares runs over more than :data:`NORM_RUN` numbers.
+   are added in float64. No float32 sum of squares runs over more than :data:`NORM_RUN` numbers; to each,
+   once it is in float64, :data:`UNDERFLOW` is added for each of its squares.
 3. **Exclusion.** A record whose gradient or norm is not finite adds exact zeros, and is counted.
 
 What follows. Let u = 2⁻²⁴ and γ_k = ku/(1−ku); a sum of k products, in any order and with or without fused
@@ -20,9 +21,11 @@ Numerical Algorithms", 2nd ed., section 3.1).
 
 * *The norm.* n_i² is a sum of non-negative terms, each a sum of at most NORM_RUN squares or, for a dense
   layer, a product of two such sums; so its relative error is at most γ_{2·NORM_RUN+16}, and that of the
-  root half of it. The true norm of the record's contribution, c_i·g_i, is then at most (1+η)·C with
-  η = γ_{NORM_RUN+16}: the root, the quotient and the product with c_i take up the eight more. Squares that
-  underflow take at most 10⁻¹⁸ off a norm, less than a billionth of the least clip norm (1e-9).
+  root half of it. Squares and their sums that underflow, gradually or all at once, are too small by less
+  than 2⁻¹²⁶ each, and UNDERFLOW makes up for both. That is not a trifle: in a dense layer, what
+  underflows in one factor is multiplied by the other, which weights of somebody who means harm make as large
+  as 10³⁸. The true norm of the record's contribution, c_i·g_i, is then at most (1+η)·C with
+  η = γ_{NORM_RUN+16}: the root, the quotient and the product with c_i take up the eight more.
 * *The sum.* A microbatch's sum is off its true value by at most γ_m·Σ‖c_i·g_i‖ ≤ mγ_m(1+η)·C in L2.
 * *One record more.* The lot is taken in uniformly random order. Couple the orders of a lot and of the lot
   with one more record: put the new record at a uniformly random place and move the one that stood
@@ -47,6 +50,9 @@ from dpagent.learning.models import ModelSpec
 NORM_RUN: Final = 1024
 """No float32 sum of squares is longer: longer vectors are measured piece by piece, and the pieces added
 in float64."""
+
+UNDERFLOW: Final = 2.0**-125
+"""What a float32 square, and its addition to others, may lose to underflow: twice the least normal number."""
 
 MAX_MICROBATCH: Final = 64
 """Records whose gradients may be summed in float32; the slack grows with the square of it."""

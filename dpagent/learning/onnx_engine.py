@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpagent.errors import DataError, ParameterError, require_count, require_positive
-from dpagent.learning.engine import MAX_MICROBATCH, ClippedSum
+from dpagent.learning.engine import MAX_LOT_MICROBATCHES, MAX_MICROBATCH, ClippedSum
 from dpagent.learning.evaluation import RUNTIME_ERRORS, first_line
 from dpagent.learning.layers import Conv1d, Conv2d, windows
 from dpagent.learning.models import ModelSpec
@@ -38,9 +38,6 @@ from dpagent.learning.training_graph.session import LoadedGraph, load_graph
 # Bytes that a run's windows and gradients may take: with more, caches lose more than fixed costs gain.
 _WORKING_SET = 8 << 20
 _FEWEST_ROWS = 4
-
-# Microbatches times records of a lot: the proof's limit on what is added up in float64.
-_LARGEST_LOT = 1 << 34
 
 
 class OnnxEngine:
@@ -171,10 +168,10 @@ class OnnxEngine:
 
     def _check_length(self, records: int) -> None:
         microbatches = -(-records // self.microbatch)
-        if microbatches * records > _LARGEST_LOT:
-            raise DataError(
+        if microbatches * records > MAX_LOT_MICROBATCHES:
+            raise ParameterError(
                 f"The lot has {records:,} records in {microbatches:,} microbatches; expected a product of at"
-                f" most {_LARGEST_LOT:,}. Take smaller lots."
+                f" most {MAX_LOT_MICROBATCHES:,}. Take smaller lots."
             )
 
 

@@ -14,7 +14,7 @@ from learning.plain_network import SPECS, close, differences, plain_loss, record
 
 from dpagent.errors import DataError, ParameterError
 from dpagent.learning import BUILT_IN, ModelSpec, accumulation_slack, built_in
-from dpagent.learning.layers import Conv2d, Dense, MaxPool2d, Tanh
+from dpagent.learning.layers import Conv2d, Dense, MaxPool2d, Relu, Tanh
 
 pytestmark = pytest.mark.parametrize("name", ENGINES)
 
@@ -150,6 +150,41 @@ def test_a_gradient_too_long_for_float32_is_left_out(name: str) -> None:
     close(
         found.total, engine_of(name, spec).clipped_sum(weights, inputs[::2], labels[::2], [1.0]).total, 1e-6
     )
+
+
+@pytest.mark.parametrize("size", [1e17, 1e18])
+def test_factors_whose_squares_underflow_do_not_escape_clipping(name: str, size: float) -> None:
+    """The gradient by a dense layer: one factor's square is lost to float32, and the other's is enormous."""
+    spec = small("certain", (6,), Dense(8), Relu())
+    weights = np.zeros(spec.parameter_count, np.float32)
+    weights[: 6 * 8] = np.random.default_rng(0).uniform(0, size, 6 * 8)
+    weights[-spec.classes] = 53.5  # The first class is certain: the others have some 1e-24.
+    inputs = np.random.default_rng(1).random((1, 6), dtype=np.float32)
+    found = engine_of(name, spec).clipped_sum(weights, inputs, np.zeros(1, np.int64), [1e-9])
+    assert np.linalg.norm(found.total) <= 1e-9 * (1 + accumulation_slack(1))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_weights_let_a_record_add_more_than_the_clip_norm(name: str, seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    for spec in SPECS[:6]:
+        subject = engine_of(name, spec)
+        blocks = spec.parameter_shapes
+        for _ in range(25):
+            weights, inputs, labels = records(spec, 1, int(generator.integers(100)))
+            for block in blocks:
+                weights[block.offset : block.offset + block.size] *= np.float32(
+                    10 ** generator.uniform(-25, 25)
+                )
+            if generator.random() < 0.7:
+                last = blocks[-1]
+                weights[last.offset : last.offset + last.size] = 0
+                weights[last.offset] = generator.uniform(20, 90)
+                labels[:] = 0
+            clip_norm = float(10 ** generator.uniform(-9, 3))
+            with np.errstate(all="ignore"):
+                found = subject.clipped_sum(weights, inputs, labels, [clip_norm])
+            assert np.linalg.norm(found.total) <= clip_norm * (1 + accumulation_slack(1))
 
 
 def test_weights_that_are_not_finite_release_nothing(name: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from itertools import cycle
 from typing import Any, Literal
 
@@ -110,9 +110,12 @@ class NumpyEngine:
             return ClippedSum(network.total(), within, excluded)
 
         workers = range(min(len(self._networks), max(batches, 1)))
-        results = (
-            list(self._pool.map(work, workers)) if self._pool and batches > 1 else [work(w) for w in workers]
-        )
+        if self._pool and batches > 1:
+            futures = [self._pool.submit(work, worker) for worker in workers]
+            wait(futures)  # Where one fails, the others must be through with their networks as well.
+            results = [future.result() for future in futures]
+        else:
+            results = [work(worker) for worker in workers]
         total, within, excluded = results[0]
         for result in results[1:]:
             total += result.total

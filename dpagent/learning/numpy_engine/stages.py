@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 import numpy as np
 from numpy.typing import NDArray
 
-from dpagent.learning.engine import NORM_RUN
+from dpagent.learning.engine import NORM_RUN, UNDERFLOW
 from dpagent.learning.layers import Shape
 from dpagent.learning.models import Node
 from dpagent.learning.numpy_engine.products import Product
@@ -108,6 +108,7 @@ class RecordGradients:
         squares: NDArray[np.float64] = np.add.reduce(
             np.vecdot(self._runs, self._runs), axis=1, dtype=np.float64
         )
+        squares += self.rows.shape[1] * UNDERFLOW
         return squares
 
     def add_clipped(self, factors: Floats, unusable: NDArray[np.intp]) -> None:
@@ -135,14 +136,19 @@ class RecordGradients:
 
 
 def squared_lengths(rows: Floats, run: int = NORM_RUN) -> NDArray[np.float64]:
-    """‖row‖² of each row: in float32 over at most ``run`` numbers, which are then added in float64."""
+    """‖row‖² of each row, and what may have underflowed: in float32 over at most ``run`` numbers.
+
+    These sums are then added in float64.
+    """
     records, size = rows.shape
     if size <= run:
         square: NDArray[np.float64] = np.vecdot(rows, rows).astype(np.float64)
+        square += size * UNDERFLOW
         return square
     whole = size - size % run
     pieces = rows[:, :whole].reshape((records, -1, run), copy=False)
     lengths: NDArray[np.float64] = np.add.reduce(np.vecdot(pieces, pieces), axis=1, dtype=np.float64)
     if whole < size:
         lengths += np.vecdot(rows[:, whole:], rows[:, whole:])
+    lengths += size * UNDERFLOW
     return lengths

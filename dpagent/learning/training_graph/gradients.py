@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dpagent.learning.engine import NORM_RUN
+from dpagent.learning.engine import NORM_RUN, UNDERFLOW
 from dpagent.learning.models import ModelSpec, Node
 from dpagent.learning.training_graph.graph import BOOL, DOUBLE, FLOAT, Graph
 from dpagent.learning.training_graph.signature import LARGEST_SQUARE, sum_of
@@ -157,12 +157,16 @@ class Gradients:
         graph.add("MatMul", squares, graph.constant(membership, np.float64), result=result)
 
     def _squares(self, rows: str, size: int) -> tuple[str, int]:
-        """Sums of squares of runs of each row of ``(M, size)``: ``(M, runs)`` float64, and the runs."""
+        """Sums of squares of runs of each row of ``(M, size)``, and the number of runs.
+
+        The sums are ``(M, runs)`` float64, and allow for what may have underflowed.
+        """
         graph = self._graph
         run = max(length for length in range(1, min(size, NORM_RUN) + 1) if size % length == 0)
         runs = graph.reshape(rows, -1, 1, run)
         squares = graph.add("FusedMatMul", runs, runs, transB=1)
-        return graph.add("Cast", graph.reshape(squares, -1, size // run), to=DOUBLE), size // run
+        doubles = graph.add("Cast", graph.reshape(squares, -1, size // run), to=DOUBLE)
+        return graph.add("Add", doubles, graph.constant(run * UNDERFLOW, np.float64)), size // run
 
     def _outer_squares(self, collected: _OuterProduct) -> tuple[str, int]:
         graph = self._graph
