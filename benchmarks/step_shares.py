@@ -1,8 +1,8 @@
 """Where the time of a training step goes in the numpy engine, by kind of work.
 
 Steps of 256 records, whole gradients clipped, one thread, microbatches of 64, for two seconds of each model
-in a process of its own. Calls are timed one by one, which costs a percent or so. *Matrix products* are those of
-forward and backward passes; their rate is held against that of a 1536×1536 float32 product in the
+in a process of its own. Calls are timed one by one, which costs a percent or so. *Matrix products* are those
+of forward and backward passes; their rate is held against that of a 1536×1536 float32 product in the
 same process, in numpy. *Windows* is all else that convolutions do: gathering windows as rows, padding, laying
 gradients back. *Pooling* and *activations* pass over memory. *Norms and clipping* reads each record's
 gradients twice more and adds them up. The rest is scaling of inputs, the loss, and Python between the calls.
@@ -28,9 +28,10 @@ from benchmarks.timing import seconds
 from dpagent.learning import NumpyEngine, built_in
 from dpagent.learning.costs import training_flops
 from dpagent.learning.numpy_engine.activations import ReluStage, TanhStage
+from dpagent.learning.numpy_engine.average_pooling import AveragePoolStage
 from dpagent.learning.numpy_engine.convolution import ConvolutionStage
 from dpagent.learning.numpy_engine.network import Network
-from dpagent.learning.numpy_engine.pooling import AveragePoolStage, CopyStage, MaximumStage
+from dpagent.learning.numpy_engine.pooling import CopyStage, MaximumStage
 from dpagent.learning.numpy_engine.products import Product
 
 _MODELS = ("mnist-cnn", "digits", "sensor-cnn", "cifar-cnn")
@@ -103,11 +104,10 @@ def main(model: str) -> dict[str, Any]:
         steps += 1
     whole = sum(clock.seconds.values())
     square = generator.random((_GEMM, _GEMM), dtype=np.float32)
+    kinds = sorted(clock.seconds, key=lambda kind: -clock.seconds[kind])
     peak = 2 * _GEMM**3 / min(seconds(lambda: square @ square) for _ in repeat(None, 7))
     return {
-        "shares": {
-            kind: taken / whole for kind, taken in sorted(clock.seconds.items(), key=lambda item: -item[1])
-        },
+        "shares": {kind: clock.seconds[kind] / whole for kind in kinds},
         "rate": steps * _LOT * training_flops(spec) / clock.seconds["matrix products"] / 1e9,
         "peak": peak / 1e9,
     }

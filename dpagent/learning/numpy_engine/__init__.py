@@ -7,7 +7,8 @@ From the outside in:
 * ``engine.py``: lots in, clipped sums out; norms and clip factors; threads;
 * ``network.py``: from the layers of a model to a row of stages;
 * ``convolution.py``, ``dense.py``: layers with parameters, which know each record's gradient by them;
-* ``pooling.py``, ``activations.py``, ``normalisation.py``, ``residual.py``, ``loss.py``: the rest;
+* ``pooling.py``, ``average_pooling.py``, ``activations.py``, ``normalisation.py``, ``residual.py`` and
+  ``loss.py``: the rest;
 * ``gathering.py``, ``products.py``, ``workspaces.py``: windows as matrices, matrix products, memory.
 
 What the proof in :mod:`dpagent.learning.engine` asks for is kept so:

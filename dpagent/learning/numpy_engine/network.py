@@ -27,12 +27,12 @@ from dpagent.learning.layers import (
 )
 from dpagent.learning.models import ModelSpec, Node
 from dpagent.learning.numpy_engine.activations import ReluStage, Tangent, TanhStage
+from dpagent.learning.numpy_engine.average_pooling import AveragePoolStage
 from dpagent.learning.numpy_engine.convolution import ConvolutionStage
 from dpagent.learning.numpy_engine.dense import AveragedDenseStage, DenseStage
 from dpagent.learning.numpy_engine.loss import SoftmaxCrossEntropy
 from dpagent.learning.numpy_engine.normalisation import GroupNormStage
 from dpagent.learning.numpy_engine.pooling import (
-    AveragePoolStage,
     CopyStage,
     GroupedMaxPoolStage,
     MaxPoolStage,

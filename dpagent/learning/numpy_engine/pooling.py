@@ -1,4 +1,4 @@
-"""Pooling: the maximum or the mean of each window, across first and then down.
+"""Pooling: the maximum of each window, across first and then down.
 
 A maximum that occurs more than once in a window passes its gradient to the first in row-major order, so
 the gradient of a flat background is one and the same everywhere. Who was greater is read off
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from dpagent.learning.layers import Shape, Windows
 from dpagent.learning.numpy_engine.activations import SIGN
 from dpagent.learning.numpy_engine.stages import Stage
-from dpagent.learning.numpy_engine.workspaces import AT_ONCE, Floats, Memory, Signal, Workspace
+from dpagent.learning.numpy_engine.workspaces import AT_ONCE, Floats, Memory, Signal
 
 
 class MaximumStage(Stage):
@@ -56,7 +56,7 @@ class MaxPoolStage(MaximumStage):
     def __init__(self, over: Windows, source: Signal, target: Signal, memory: Memory) -> None:
         self._over = over
         height, _, channels = over.image
-        between = _between(memory, (height, over.count[1], channels), source) if height > 1 else None
+        between = between_of(memory, (height, over.count[1], channels), source) if height > 1 else None
         super().__init__(source, between, target, memory)
 
     def _steps(
@@ -65,13 +65,15 @@ class MaxPoolStage(MaximumStage):
         over = self._over
         records = source.values.values.shape[:2]
         wide, out = (*records, *over.image), (*records, *over.count, over.image[2])
-        across, tiled = _along(1, over), _is_tiled(over, 1)
+        across, tiled = taps_along(1, over), _is_tiled(over, 1)
         if between is None:
             return [_maximum(source, wide, across, target, out, tiled=tiled, memory=memory)]
         narrow = between.values.values.shape
         return [
             _maximum(source, wide, across, between, narrow, tiled=tiled, memory=memory),
-            _maximum(between, narrow, _along(0, over), target, out, tiled=_is_tiled(over, 0), memory=memory),
+            _maximum(
+                between, narrow, taps_along(0, over), target, out, tiled=_is_tiled(over, 0), memory=memory
+            ),
         ]
 
 
@@ -80,7 +82,7 @@ class GroupedMaxPoolStage(MaximumStage):
 
     def __init__(self, source: Signal, target: Signal, memory: Memory) -> None:
         rows, _, *rest = source.values.values.shape[2:]
-        between = _between(memory, (rows, *rest), source) if rows > 1 else None
+        between = between_of(memory, (rows, *rest), source) if rows > 1 else None
         super().__init__(source, between, target, memory)
 
     def _steps(
@@ -111,7 +113,7 @@ class SlidingMaxPoolStage(MaximumStage):
     def __init__(self, over: Windows, source: Signal, target: Signal, memory: Memory) -> None:
         self._over = over
         records, views = source.values.values.shape[:2]
-        between = _between(memory, over.image, source) if over.image[0] > 1 else None
+        between = between_of(memory, over.image, source) if over.image[0] > 1 else None
         super().__init__(source, between, target, memory)
         self._no_windows: list[Floats] = []
         if target.gradient is not None:
@@ -215,8 +217,8 @@ class _Maximum:
                 np.add(gradient, selected, out=gradient)
 
 
-def _between(memory: Memory, shape: Shape, source: Signal) -> Signal:
-    """What is between the maximum or mean across and the one down."""
+def between_of(memory: Memory, shape: Shape, source: Signal) -> Signal:
+    """Room for what is between the maximum or mean across and the one down."""
     gradient = memory.workspace(shape, shared="between") if source.gradient else None
     return Signal(memory.workspace(shape), gradient)
 
@@ -226,7 +228,7 @@ def _is_tiled(over: Windows, axis: int) -> bool:
     return over.kernel[axis] == stride and over.image[axis] == over.count[axis] * stride
 
 
-def _along(axis: int, over: Windows) -> list[tuple[slice, ...]]:
+def taps_along(axis: int, over: Windows) -> list[tuple[slice, ...]]:
     """For each tap of the windows along axis 0 (down) or 1 (across), what of an image lies under it."""
     before = (slice(None),) * (2 + axis)
     stride, count = over.stride[axis], over.count[axis]
@@ -275,47 +277,3 @@ def _sliding(source: Signal, kernel: int, step: int, target: Signal, memory: Mem
         tiled=False,
         memory=memory,
     )
-
-
-class AveragePoolStage(Stage):
-    """Mean over windows of a ``(height, width, channels)`` image."""
-
-    def __init__(self, over: Windows, source: Signal, target: Signal, memory: Memory) -> None:
-        records, views = source.values.values.shape[:2]
-        height, _, channels = over.image
-        narrow = (height, over.count[1], channels)
-        between = _between(memory, narrow, source)
-        shape, out = (records, views, *over.image), (records, views, *over.count, channels)
-        self._scale = np.float32(1 / (over.kernel[0] * over.kernel[1]))
-        self._forward: list[tuple[list[Floats], Floats]] = []
-        self._backward: list[tuple[Floats, list[Floats], Workspace]] = []
-        for axis, wide, before, narrow_shape, after in (
-            (1, shape, source, between.values.values.shape, between),
-            (0, between.values.values.shape, between, out, target),
-        ):
-            taps = _along(axis, over)
-            image = before.values.values.reshape(wide, copy=False)
-            self._forward.append(
-                ([image[tap] for tap in taps], after.values.values.reshape(narrow_shape, copy=False))
-            )
-            if before.gradient is not None and after.gradient is not None:
-                pixels = before.gradient.values.reshape(wide, copy=False)
-                incoming = after.gradient.values.reshape(narrow_shape, copy=False)
-                self._backward.append((incoming, [pixels[tap] for tap in taps], before.gradient))
-
-    def forward(self) -> None:
-        for taps, result in self._forward:
-            np.copyto(result, taps[0])
-            for tap in taps[1:]:
-                np.add(result, tap, out=result)
-        result = self._forward[-1][1]
-        np.multiply(result, self._scale, out=result)
-
-    def backward(self) -> None:
-        if self._backward:
-            incoming = self._backward[-1][0]
-            np.multiply(incoming, self._scale, out=incoming)
-        for incoming, taps, back in reversed(self._backward):
-            back.whole.fill(0)
-            for tap in taps:
-                np.add(tap, incoming, out=tap)
