@@ -25,7 +25,7 @@ from agent.settings import AgentSettings
 from agent.spool import UNSCHEDULED, SpooledFragment
 from agent.state import AgentState
 from agent.training import Trainer
-from dpagent.errors import DataError, ParameterError
+from dpagent.errors import ConfigurationError, DataError, ParameterError
 from dpagent.protocol.codec import MessageError
 from dpagent.protocol.fragments import Assembler, cut, receipt_digest, weights_from_bytes
 from dpagent.protocol.messages import RECEIPT_DIGEST_BYTES, ModelChunk, Plan, Receipts
@@ -174,6 +174,7 @@ class Agent:
         job = plan.job.hex()
         is_new = known is None or (known.job, known.round, known.state) != (plan.job, plan.round, plan.state)
         self._plan = plan
+        self._assembler.keep_for(plan)
         if plan.state == "finished":
             self._state.expire_other_rounds(None, None)
             self._must_train = False
@@ -225,7 +226,8 @@ class Agent:
                 plan, records.dataset, self._state.ledger, self._settings.data.name, now=time.time()
             )
             mechanism, update = self._trainer.release(plan, assets, weights)
-        except (Declined, ParameterError, DataError) as error:
+            fragments = self._sealed(plan, update)
+        except (Declined, ConfigurationError, ParameterError, DataError) as error:
             log.warning("declined round %d of job %s: %s", plan.round, job[:8], error)
             self._state.note_declined(job, plan.round, str(error))
             return
@@ -240,7 +242,7 @@ class Agent:
             charged_at=datetime.now(UTC).isoformat(timespec="seconds"), loss_grid=price.loss_grid,
             accumulation_slack=mechanism.accumulation_slack,
         )  # fmt: skip
-        self._state.release(charge, self._sealed(plan, update))
+        self._state.release(charge, fragments)
         self._redraw_times()
         log.info("round %d of %d: charged and spooled, %s", plan.round, plan.rounds, self._spent())
 
@@ -264,10 +266,13 @@ class Agent:
 
     def _sealed(self, plan: Plan, update: NDArray[np.int64]) -> list[SpooledFragment]:
         """The fragments of an update, sealed; their times are drawn once they are on disk."""
-        sealed = [
-            (receipt_digest(fragment.id), seal(fragment, plan.fleet, plan.sealing_key))
-            for fragment in cut(update, plan)
-        ]
+        try:
+            sealed = [
+                (receipt_digest(fragment.id), seal(fragment, plan.fleet, plan.sealing_key))
+                for fragment in cut(update, plan)
+            ]
+        except ValueError as error:  # 32 bytes that are no point of the curve
+            raise Declined(f"nothing can be sealed to the plan's key: {error}") from error
         return [SpooledFragment(digest, message, UNSCHEDULED) for digest, message in sealed]
 
     def _draw_times(self, plan: Plan, count: int) -> list[float]:

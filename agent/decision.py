@@ -156,6 +156,8 @@ def _mechanism(plan: Plan, spec: ModelSpec) -> DiscretisedGaussian:
             f"the plan allows for an error of {plan.mechanism.accumulation_slack:.3g} of a sum; second "
             f"moments need {FLOAT64_SLACK:.3g}"
         )
+    if plan.augmentation is not None and spec.front_end:
+        raise Declined("the plan asks for views of records whose features are computed once")
     try:
         if (augmentation := augmentation_of(plan)) is not None:
             augmentation.check_fits(spec.input_shape)

@@ -1,20 +1,20 @@
 """The device's records as its daemon uses them: opened once, refreshed between rounds.
 
-A record that cannot be read any more must not show. Whether a round takes part may not depend on a private
-record, so the record is left out and the round's update is made anew, from a fresh lot of the others: that
-lot is distributed as if the record had never been there, and nothing of the first was released.
+A record that cannot be read must not show. Whether a round takes part may not depend on a private record, so
+none makes a round fail: one that cannot be read adds nothing, as if it had never been there, and the owner
+finds it in the log. That holds for all of them alike. Were a board to decline when no record at all can be
+read, the last one that can would decide; so a board whose disk is gone sends noise, and its log says why.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
 from agent.settings import DataSettings
-from dpagent.errors import DataError
 from dpagent.learning import Dataset, open_dataset
-from dpagent.learning.data import count_non_finite
+from dpagent.learning.data import Unfailing, count_non_finite
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +22,6 @@ ResultT = TypeVar("ResultT")
 
 _READ_AT_START_BYTES: Final = 64 << 20
 """More than this is not read at the start to count what is not finite: ``dpagent data check`` does."""
-_ATTEMPTS: Final = 20
 _MOST_SAID: Final = 20
 
 
@@ -30,15 +29,16 @@ class Records:
     """The records that ``settings`` describe.
 
     Attributes:
-        dataset: as they were at the last refresh.
+        dataset: as they were at the last refresh. No record makes it fail.
 
     Raises:
         ConfigurationError, DataError: They cannot be opened.
     """
 
     def __init__(self, settings: DataSettings) -> None:
-        self.dataset: Dataset = open_dataset(settings)
-        self._said: set[str] = set()
+        self._unreadable: set[str] = set()
+        self.dataset: Dataset = Unfailing(open_dataset(settings), self._unreadable.add)
+        self._said: dict[str, set[str]] = {}
         for warning in self.dataset.origin.warnings:
             log.warning("data %s: %s", settings.name, warning)
         self._say_left_out()
@@ -54,30 +54,25 @@ class Records:
         self._say_left_out()
 
     def attempt(self, work: Callable[[Dataset], ResultT]) -> ResultT:
-        """The result of ``work`` on the records; if one cannot be read, on the rest.
-
-        Raises:
-            DataError: Leaving out what cannot be read did not help.
-        """
-        for _ in range(_ATTEMPTS):
-            before = self.dataset
-            try:
-                return work(before)
-            except DataError as error:
-                log.warning("%s", error)
-                self.refresh()
-                if self.dataset is before:
-                    raise
-        return work(self.dataset)
+        """The result of ``work`` on the records; the owner is told which of them could not be read."""
+        self._unreadable.clear()
+        try:
+            return work(self.dataset)
+        finally:
+            self._say("cannot be read and does not count", sorted(self._unreadable))
 
     def _count_unusable(self, dataset: Dataset) -> None:
         if unusable := count_non_finite(dataset):
             log.warning("%d of %d records hold NaN or infinity and will not count", unusable, len(dataset))
 
     def _say_left_out(self) -> None:
-        new = [sentence for sentence in self.dataset.origin.left_out if sentence not in self._said]
+        self._say("left out", self.dataset.origin.left_out)
+
+    def _say(self, what: str, sentences: Sequence[str]) -> None:
+        """Log what was not logged the last time."""
+        new = [sentence for sentence in sentences if sentence not in self._said.get(what, ())]
         for sentence in new[:_MOST_SAID]:
-            log.warning("left out: %s", sentence)
+            log.warning("%s: %s", what, sentence)
         if len(new) > _MOST_SAID:
-            log.warning("left out: %d more; `dpagent data check` lists them", len(new) - _MOST_SAID)
-        self._said = set(self.dataset.origin.left_out)
+            log.warning("%s: %d more; `dpagent data check` lists them", what, len(new) - _MOST_SAID)
+        self._said[what] = set(sentences)

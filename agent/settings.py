@@ -64,8 +64,10 @@ class AgentSettings(Settings):
     engine: Literal["auto", "numpy", "onnx"] = "auto"
     """What computes the gradients; ``auto`` tries both on this board and keeps the faster."""
     trusted_graphs: Annotated[tuple[Sha256, ...], Field(strict=False)] = ()
-    """SHA-256 of training graphs that may be run besides those of the built-in models, as ``dpagent model
-    graph`` prints it. A graph decides what is clipped: trust those that you have built yourself."""
+    """SHA-256 of ONNX files from the coordinator that may be run: training graphs besides those of the
+    built-in models, as ``dpagent model graph`` prints it, and frozen networks of front ends, as ``dpagent
+    model show`` does. A graph decides what is clipped, a network what stands for a record: trust graphs that
+    you have built yourself, and networks that you have looked at."""
 
 
 def load_agent_settings(file: Path) -> AgentSettings:

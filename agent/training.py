@@ -18,10 +18,11 @@ from agent.profile import Profile
 from agent.records import Records
 from agent.settings import AgentSettings
 from agent.update import make_moments, make_update, mechanism_of
-from dpagent.errors import ConfigurationError
+from dpagent.errors import DataError, DpagentError, ParameterError
 from dpagent.learning import Dataset, Engine, ModelSpec, accumulation_slack
 from dpagent.learning.calibration import Bench, EngineKind, UnsuitableEngineError, choose_engine
 from dpagent.learning.front_end.features import FeatureSet, FrontEnd
+from dpagent.learning.front_end.stages import FrozenNetwork
 from dpagent.privacy import DiscretisedGaussian
 from dpagent.protocol.messages import Plan
 from dpagent.storage import write_atomically
@@ -64,22 +65,39 @@ class Trainer:
     ) -> tuple[DiscretisedGaussian, NDArray[np.int64]]:
         """What the round asks for, with noise, of records that can be read; and the mechanism behind it.
 
+        Whatever fails in it only declines the round: private records are worked on here, and an agent that
+        ends would tell of them in every round to come.
+
         Raises:
-            Declined: This board cannot train the model as the guarantee needs it.
-            DataError: Hardly any record can be read.
-            StorageError: The features cannot be kept.
+            Declined: This board cannot train the model as the guarantee needs it, has no room for the
+                features, or something failed that nobody foresaw.
+            DataError: The records do not fit the model.
+            ParameterError: A lot is too large for the engine's bound.
         """
+        try:
+            return self._release(plan, assets, weights)
+        except (Declined, DataError, ParameterError):
+            raise
+        except DpagentError as error:
+            self._features_are_of = None  # looked at anew the next time
+            # StorageError too: features and the choice of an engine are made again. If the disk
+            # fails altogether, the ledger is the next to say so.
+            raise Declined(str(error)) from error
+        except Exception as error:
+            log.debug("the details", exc_info=True)
+            raise Declined(f"an error nobody foresaw ({type(error).__name__}: {error})") from error
+
+    def _release(
+        self, plan: Plan, assets: Mapping[str, bytes], weights: NDArray[np.float32]
+    ) -> tuple[DiscretisedGaussian, NDArray[np.int64]]:
         spec = model_of(plan)
         mechanism = mechanism_of(plan, spec)
-        try:
-            self._prepare_front_end(plan, spec, assets)
-            if plan.second_moments is not None:
-                return mechanism, self.records.attempt(
-                    lambda records: make_moments(plan, spec, self._inputs_of(records))
-                )
-            engine = self._engine_for(plan, spec.head, assets.get("training-graph"))
-        except (UnsuitableEngineError, ConfigurationError) as error:
-            raise Declined(str(error)) from error
+        self._prepare_front_end(plan, spec, assets)
+        if plan.second_moments is not None:
+            return mechanism, self.records.attempt(
+                lambda records: make_moments(plan, spec, self._inputs_of(records))
+            )
+        engine = self._engine_for(plan, spec.head, assets.get("training-graph"))
         slack, allowed = accumulation_slack(engine.microbatch), plan.mechanism.accumulation_slack
         if slack > allowed:
             raise Declined(
@@ -97,15 +115,27 @@ class Trainer:
         if self._features is None or self._features_are_of is not records:
             if self._features is not None:
                 self._features.close()
+                self._features = None
             log.info("computing features of %d records", len(records))
             self._features = FeatureSet(records, self._front_end, self._settings.state_dir)
             self._features_are_of = records
+            if unusable := self._features.unusable:
+                # For the owner of the device alone: the number is private.
+                log.warning("%d of %d records have no finite features and will not count",
+                            unusable, len(records))  # fmt: skip
         return self._features
 
     def _prepare_front_end(self, plan: Plan, spec: ModelSpec, assets: Mapping[str, bytes]) -> None:
         if not spec.front_end:
             self._front_end = None
             return
+        for stage in spec.front_end:
+            if isinstance(stage, FrozenNetwork) and stage.digest not in self._settings.trusted_graphs:
+                raise Declined(
+                    f"the model {spec.name} has a frozen network with the SHA-256 {stage.digest}, which is"
+                    " not in trusted_graphs of agent.yaml; look at the model file with `dpagent model show`,"
+                    " which checks the network and prints its digest, and add it if you trust it"
+                )
         needed = {role: data for role, data in assets.items() if role != "training-graph"}
         front_end = FrontEnd(spec, needed, before_projection=plan.second_moments is not None)
         if self._front_end is None or self._front_end.key != front_end.key:

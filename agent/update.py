@@ -96,7 +96,7 @@ def make_moments(plan: Plan, spec: ModelSpec, dataset: Dataset) -> NDArray[np.in
         if len(lot) > MAX_LOT:
             raise ParameterError(f"a lot has {len(lot):,} records; expected at most {MAX_LOT:,}.")
         total = np.zeros(moments.dimension)
-        for inputs, _ in dataset.batches(lot):
+        for inputs, _ in dataset.readable_batches(lot):
             total += moments.total(to_float32(inputs).reshape(len(inputs), -1))
         released += mechanism.perturb(mechanism.snap(total))
     return coarsen(released, plan.wire.shift, plan.wire.width)

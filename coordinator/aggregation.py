@@ -60,12 +60,16 @@ def take_step(
     optimiser: Optimiser,
     learning_rate: float,
 ) -> Step:
-    """Cap the mean if the plan says so, and step the model."""
+    """Cap the mean if the plan says so, and step the model.
+
+    The optimiser is told the number of the step and not of the round: a round of second moments moves
+    none of its moments, so counting it would make Adam's correction of its bias too small.
+    """
     clamped, kept = 0, 1.0
     if plan.cap.kind == "clamp" and plan.cap.where == "coordinator":
         cap = ClampCap(regularisation=plan.cap.regularisation, floor=plan.cap.floor)
         gradient, report = cap.apply(gradient, weights, radius=math.hypot(*plan.mechanism.clipping.norms))
         clamped = report.coordinates_clamped
         kept = report.norm_after / report.norm_before if report.norm_before else 1.0
-    stepped, state = optimiser.step(weights, state, gradient, number=plan.round, learning_rate=learning_rate)
+    stepped, state = optimiser.step(weights, state, gradient, number=plan.step, learning_rate=learning_rate)
     return Step(stepped, state, clamped, kept)

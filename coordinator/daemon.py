@@ -19,7 +19,13 @@ from pydantic import ValidationError
 from coordinator.aggregation import mean_release, take_step
 from coordinator.keys import load_opener, load_signer
 from coordinator.models import ModelFiles
-from coordinator.planning import new_job, plan_round, require_every_round_fits
+from coordinator.planning import (
+    gradient_steps,
+    new_job,
+    plan_round,
+    require_every_round_fits,
+    require_sendable,
+)
 from coordinator.settings import FleetSettings, require_same_job
 from coordinator.store import Job, OpenedFragment, OpenRound, RoundResult, Store
 from dpagent.errors import PlanError
@@ -63,7 +69,9 @@ class Coordinator:
         self._spec = settings.model.spec()
         self._models = ModelFiles(settings, self._spec, _load_test_data(settings))
         self._optimiser = settings.optimiser.optimiser()
-        self._learning_rate = settings.optimiser.learning_rates(settings.rounds)
+        require_sendable(self._spec, self._models.assets)
+        # A schedule falls over the steps, whose first has the rate it starts from.
+        self._learning_rate = settings.optimiser.learning_rates(gradient_steps(settings, self._spec))
         self._topics = Topics(settings.fleet)
         self._session = MqttSession(
             settings.mqtt,
@@ -304,7 +312,7 @@ class Coordinator:
                 clip_norm, clipping.share_within(release[-1]), quantile=wanted.quantile, rate=wanted.rate
             )
         gradient = clipping.gradient(release)
-        learning_rate = self._learning_rate.at(plan.round)
+        learning_rate = self._learning_rate.at(plan.step)
         step = take_step(plan, gradient, self._weights, self._state, self._optimiser, learning_rate)
         accuracy = self._models.accuracy(step.weights)
         if self._settings.keep_models == "all":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import cbor2
@@ -28,6 +28,7 @@ from dpagent.privacy import (
 from dpagent.privacy.covariance import SecondMoments
 from dpagent.protocol.fragments import content_digest
 from dpagent.protocol.messages import (
+    MAX_WHOLE_BYTES,
     AssetTerms,
     AugmentationTerms,
     CapTerms,
@@ -38,6 +39,10 @@ from dpagent.protocol.messages import (
     ProjectionTerms,
     WireTerms,
 )
+
+
+class FragmentsTooLargeError(PlanError):
+    """An update is cut into so few fragments that one does not fit a message."""
 
 
 def budget_plan(settings: FleetSettings) -> BudgetPlan:
@@ -88,6 +93,40 @@ def clipping_of(settings: FleetSettings, spec: ModelSpec, norm: float | None = N
     return Clipping.whole(spec.parameter_count, norm or privacy.clip_norm, count_weight=weight)
 
 
+def gradient_steps(settings: FleetSettings, spec: ModelSpec) -> int:
+    """Rounds of the job that step the model: all but the one that finds the directions of a projection.
+
+    Raises:
+        PlanError: There is none.
+    """
+    steps = settings.rounds - (spec.projection is not None)
+    if steps < 1:
+        raise PlanError(
+            f"rounds is {settings.rounds}; expected at least 2: the first one finds the directions that "
+            f"model {spec.name!r} projects on."
+        )
+    return steps
+
+
+def require_sendable(spec: ModelSpec, assets: Mapping[str, bytes]) -> None:
+    """Refuse weights or an asset that no plan can name and no chunks can carry.
+
+    Args:
+        spec: The model.
+        assets: By role.
+
+    Raises:
+        PlanError: Naming what is too large.
+    """
+    sizes = {"weights": 4 * spec.parameter_count} | {role: len(data) for role, data in assets.items()}
+    for what, size in sizes.items():
+        if size > MAX_WHOLE_BYTES:
+            raise PlanError(
+                f"{what} of model {spec.name!r}: {size:,} bytes; expected at most {MAX_WHOLE_BYTES:,}, which "
+                "is what devices accept. Choose a smaller model."
+            )
+
+
 def require_every_round_fits(settings: FleetSettings, job: Job, spec: ModelSpec) -> None:
     """Refuse a job some of whose rounds every device would decline.
 
@@ -96,15 +135,17 @@ def require_every_round_fits(settings: FleetSettings, job: Job, spec: ModelSpec)
     all but exact may be told from an exact one.
 
     Raises:
-        PlanError: Naming the first such round and what to change.
+        FragmentsTooLargeError: Naming the first round whose fragments do not fit a message.
+        PlanError: Naming the first round that is declined for another reason.
     """
     for number, noise_multiplier in enumerate(job.noise_multipliers, start=1):
+        released = _second_moments(settings, spec, number) or clipping_of(settings, spec)
+        mechanism = _mechanism(settings, job, released, noise_multiplier)
         try:
-            released = _second_moments(settings, spec, number) or clipping_of(settings, spec)
-            mechanism = _mechanism(settings, job, released, noise_multiplier)
+            # Width and shift are in range by their making; what can be refused is the block.
             _wire(settings, mechanism)
         except ValidationError as error:
-            raise PlanError(
+            raise FragmentsTooLargeError(
                 f"No device would accept the plan of round {number}: "
                 f"{error.errors(include_url=False)[0]['msg']}. Set fragments_per_update higher than "
                 f"{settings.fragments_per_update}."

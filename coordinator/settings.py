@@ -11,17 +11,18 @@ from dpagent.configuration import FilePath, Settings, load_settings, resolve
 from dpagent.errors import ConfigurationError, DpagentError
 from dpagent.learning import (
     Adam,
+    Augmentation,
     LearningRate,
     ModelSpec,
     Optimiser,
     Sgd,
-    built_in,
     find_model,
     is_model_file,
     load_assets,
 )
 from dpagent.learning.data.settings import DatasetSettings
 from dpagent.privacy import Schedule
+from dpagent.privacy.clipping import MAX_NORM, MIN_NORM
 from dpagent.protocol.topics import FleetName
 from dpagent.transport import MqttSettings
 
@@ -30,7 +31,7 @@ class AugmentationSettings(Settings):
     """Views of each record, whose gradients are averaged before clipping: they cost time, and no privacy."""
 
     views: Annotated[int, Field(ge=1, le=64)]
-    """Copies of a record in a step."""
+    """Copies of a record in a step. Not with a model that has a front end."""
     shift: Annotated[int, Field(ge=0, le=1024)] = 0
     """Most pixels (or readings) that a view is moved along each axis."""
     flip: bool = False
@@ -47,13 +48,13 @@ class ModelSettings(Settings):
     classes: list[Annotated[str, Field(min_length=1, max_length=128)]] | None = None
     """Names of the classes, for whoever runs the model; without them, those of the test data."""
     augmentation: AugmentationSettings | None = None
-    """Views of each record; without it, each is taken as it is."""
+    """Views of each record; without it, each is taken as it is. Not with a model that has a front end."""
 
     @model_validator(mode="after")
     def _is_known(self) -> ModelSettings:
         if not is_model_file(self.name):
             try:
-                built_in(self.name)
+                self.spec()
             except DpagentError as error:
                 raise ValueError(str(error)) from error
         return self
@@ -62,9 +63,17 @@ class ModelSettings(Settings):
         """The model, its path resolved.
 
         Raises:
-            ConfigurationError: The file is missing, or describes no model.
+            ConfigurationError: The file is missing, describes no model, or one whose records have no views.
         """
-        return find_model(self.name)
+        spec = find_model(self.name)
+        if self.augmentation is not None:
+            if spec.front_end:
+                raise ConfigurationError(
+                    f"model.augmentation is given, and model {spec.name!r} has a front end, whose features"
+                    " are computed once a record; expected one of the two."
+                )
+            Augmentation(**self.augmentation.model_dump()).check_fits(spec.input_shape)
+        return spec
 
     def assets(self) -> dict[str, bytes]:
         """The files that a model file names, by role.
@@ -107,7 +116,7 @@ class ClippingSettings(Settings):
     kind: Literal["whole", "layers", "quantile"] = "whole"
     """``whole``: the gradient to ``clip_norm``. ``layers``: each layer to a norm of its own. ``quantile``:
     the gradient to a norm that follows a quantile of the records' norms, estimated privately."""
-    norms: list[Annotated[float, Field(ge=1e-9, le=1e6)]] | None = None
+    norms: list[Annotated[float, Field(ge=MIN_NORM, le=MAX_NORM)]] | None = None
     """``layers``: one for each layer with parameters; without it, ``clip_norm`` over the root of their
     number."""
     quantile: Annotated[float, Field(gt=0, lt=1)] = 0.5
@@ -131,7 +140,7 @@ class PrivacySettings(Settings):
     """δ of the whole job."""
     sampling_rate: Annotated[float, Field(gt=0, le=1)] = 0.1
     """Probability with which a record is in a lot (Poisson sampling)."""
-    clip_norm: Annotated[float, Field(gt=0, le=1e6)] = 1.0
+    clip_norm: Annotated[float, Field(ge=MIN_NORM, le=MAX_NORM)] = 1.0
     """L2 norm that one record's gradient is clipped to; with a quantile, in the first round."""
     clipping: ClippingSettings = ClippingSettings()
     record_norm: Annotated[float, Field(ge=1e-4, le=1e4)] = 1.0
@@ -162,11 +171,11 @@ class OptimiserSettings(Settings):
     kind: Literal["sgd", "adam"] = "sgd"
     """``sgd``, with momentum; ``adam`` scales each coordinate's step by running moments."""
     learning_rate: Annotated[float, Field(gt=0, le=1000)] = 0.5
-    """Length of a step, in the first round."""
+    """Length of a step, at first."""
     final_learning_rate: Annotated[float, Field(gt=0, le=1000)] | None = None
     """What the learning rate falls to, linearly; without it, it stays."""
     decay_rounds: Annotated[int, Field(ge=1)] | None = None
-    """Rounds over which it falls; without it, all of them."""
+    """Steps over which it falls; without it, all. Each round is one, but for that of a projection."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """``sgd``: share of the last step that goes on. ``adam``: β₁."""
     second_moment: Annotated[float, Field(ge=0, lt=1)] = 0.999

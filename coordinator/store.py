@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -81,7 +82,7 @@ def _create(connection: sqlite3.Connection) -> None:
     )
     connection.execute(
         "CREATE TABLE model (one INTEGER PRIMARY KEY CHECK (one = 1), weights BLOB NOT NULL, "
-        "state BLOB NOT NULL, clip_norm REAL NOT NULL) STRICT"
+        "velocity BLOB NOT NULL) STRICT"
     )
     connection.execute(
         """CREATE TABLE rounds (
@@ -104,6 +105,24 @@ def _create(connection: sqlite3.Connection) -> None:
     connection.execute("CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT")
 
 
+def _add_state_and_clip_norm(connection: sqlite3.Connection) -> None:
+    """Any optimiser's state in place of a velocity, and a clip norm that may change from round to round."""
+    if any(row["name"] == "state" for row in connection.execute("PRAGMA table_info(model)")):
+        return  # For a while, between releases, the first migration made these columns itself.
+    job = connection.execute("SELECT terms FROM job").fetchone()
+    clip_norm = 1.0 if job is None else float(json.loads(job["terms"])["privacy"]["clip_norm"])
+    connection.execute(
+        "CREATE TABLE next_model (one INTEGER PRIMARY KEY CHECK (one = 1), weights BLOB NOT NULL, "
+        "state BLOB NOT NULL, clip_norm REAL NOT NULL) STRICT"
+    )
+    connection.execute("INSERT INTO next_model SELECT one, weights, velocity, ? FROM model", (clip_norm,))
+    connection.execute("DROP TABLE model")
+    connection.execute("ALTER TABLE next_model RENAME TO model")
+
+
+_MIGRATIONS: Final = (_create, _add_state_and_clip_norm)
+
+
 class Store:
     """The open database of one job.
 
@@ -116,7 +135,7 @@ class Store:
 
     def __init__(self, state_dir: Path) -> None:
         self.file = state_dir / "coordinator.db"
-        self.connection = open_database(self.file, [_create])
+        self.connection = open_database(self.file, _MIGRATIONS)
 
     def close(self) -> None:
         """Close the database."""

@@ -25,6 +25,12 @@ def encoded(pixels: np.ndarray, kind: str = "PNG", **options: Any) -> bytes:
     return buffer.getvalue()
 
 
+def damaged_inside(png: bytes) -> bytes:
+    """A PNG that cannot be decoded, though it begins and ends like a whole one."""
+    middle = png.index(b"IDAT") + 12
+    return png[:middle] + bytes(255 - value for value in png[middle : middle + 8]) + png[middle + 8 :]
+
+
 def write(path: Path, data: bytes, *, age_s: float = 60.0) -> Path:
     """A file that was last written to a while ago."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -379,6 +379,9 @@ def test_a_fleet_file_is_read_with_paths_relative_to_it(tmp_path: Path) -> None:
         ({"optimiser": {"momentum": 1.0}}, "optimiser.momentum", "less than 1"),
         ({"cap": {"where": "nowhere"}}, "cap.where", "'coordinator' or 'device'"),
         ({"fragments_per_update": 0}, "fragments_per_update", "greater than or equal to 1"),
+        ({"model": {"name": "scattering", "augmentation": {"views": 2}}}, "model",
+         "'scattering' has a front end, whose features are computed once"),
+        ({"model": {"augmentation": {"views": 2, "shift": 8}}}, "model", "expected less than the 8 places"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_in_a_fleet_file_is_named(
@@ -388,6 +391,20 @@ def test_what_is_wrong_in_a_fleet_file_is_named(
     text = problem(file)
     assert re.match(rf"{re.escape(str(file))}:\d+: " + (rf"{re.escape(key)}: " if key else ""), text)
     assert words in text
+
+
+def test_views_of_records_and_a_model_file_with_a_front_end_exclude_each_other(tmp_path: Path) -> None:
+    """Known only once the file is found, relative to fleet.yaml."""
+    values = {"name": "own", "input_shape": [8, 8, 1], "classes": 10, "layers": [{"dense": 10}]}
+    model = {"name": "own.yaml", "augmentation": {"views": 2, "shift": 1}}
+    for front_end in ([], [{"random": {"layers": ["tanh"]}}]):
+        (tmp_path / "own.yaml").write_text(yaml.safe_dump(values | {"front_end": front_end}))
+        settings = load_fleet_settings(fleet_file(tmp_path, model=model)).model
+        if front_end:
+            with pytest.raises(ConfigurationError, match="model 'own' has a front end"):
+                settings.spec()
+        else:
+            assert settings.spec().name == "own"
 
 
 def test_a_custom_schedule_gives_each_round_its_share(tmp_path: Path) -> None:

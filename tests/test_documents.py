@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dpagent.protocol import messages
+from dpagent.protocol import fragments, messages
 from dpagent.protocol.topics import Topics
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -70,6 +70,15 @@ def test_protocol_page_names_the_topics_and_the_limit() -> None:
     for topic in (topics.plan, topics.model_chunks, topics.fragments, topics.receipts):
         assert topic.replace("FLEET", "{fleet}").replace("+", "{index}") in page
     assert f"{messages.MAX_MESSAGE_BYTES:,} bytes" in page
+
+
+def test_protocol_page_states_the_sizes_that_receivers_accept() -> None:
+    page = (DOCS / "protocol.md").read_text()
+    largest = messages.MAX_WHOLE_BYTES
+    assert f"`parameters` (1 to {largest // 4:,})" in page
+    assert f"`size` in bytes (1 to {largest:,})" in page
+    assert f"| `index` | 0 to {messages.MAX_CHUNKS - 1:,} | which chunk: as many as {largest:,} bytes" in page
+    assert f"it\nholds {fragments.Assembler.FOREIGN_BYTES >> 20} MiB" in page
 
 
 def test_local_links_lead_somewhere() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -81,6 +82,8 @@ def check(
         raise typer.BadParameter(f"{picture}: the name has to end in .svg or .png.", param_hint="--picture")
 
     from cli.data.page import as_json, page
+    from cli.data.values import with_form_of
+    from cli.data.wording import as_options, told_as_options
     from dpagent.learning import check_fits, find_model, open_dataset
     from dpagent.learning.data import examine
     from dpagent.storage import write_atomically
@@ -91,14 +94,18 @@ def check(
         delimiter=delimiter, no_header=no_header,
     )  # fmt: skip
     spec = None if model is None else find_model(model)
-    dataset = open_dataset(settings)
+    with told_as_options():
+        if spec is not None:
+            settings = with_form_of(settings, spec)
+        dataset = open_dataset(settings)
     misfit = None
     try:
         if spec is not None:
             check_fits(dataset, spec)
     except DpagentError as error:
-        misfit = str(error)
-    findings = examine(dataset)
+        misfit = as_options(str(error))
+    findings = examine(dataset, label=settings.csv.label if dataset.origin.kind == "csv" else None)
+    findings = replace(findings, warnings=tuple(map(as_options, findings.warnings)))
     if picture is not None:
         from cli.data.picture import draw
 

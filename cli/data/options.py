@@ -44,6 +44,13 @@ class Mixed(StrEnum):
     DROP = "drop"
 
 
+def _whole_number(text: str) -> int:
+    """Click would speak of integers; see :func:`cli.data.values.whole_number`."""
+    from cli.data.values import whole_number
+
+    return whole_number(text)
+
+
 KindOption: TypeAlias = Annotated[Kind, typer.Option(help="What the data are; `auto` recognises it.")]
 ClassesOption: TypeAlias = Annotated[
     str | None, typer.Option(metavar="A,B,C", help="All classes of the fleet, in order.")
@@ -53,7 +60,10 @@ ShapeOption: TypeAlias = Annotated[
     str | None, typer.Option(metavar="N,N,N", help="Another shape for each record, with as many values.")
 ]
 SizeOption: TypeAlias = Annotated[
-    str | None, typer.Option(metavar="WxH", help="Images: scale and cut every picture to this size.")
+    str | None,
+    typer.Option(
+        metavar="WxH", help="Images: scale and cut every picture to this size; one number: a square."
+    ),
 ]
 ModeOption: TypeAlias = Annotated[Mode | None, typer.Option(help="Images: one channel or three.")]
 LabelOption: TypeAlias = Annotated[
@@ -71,10 +81,22 @@ ScaleOption: TypeAlias = Annotated[
     str | None, typer.Option(metavar="X or A=X,B=Y", help="CSV: see --offset; above 0.")
 ]
 WindowOption: TypeAlias = Annotated[
-    int | None, typer.Option(help="CSV: rows in a record, for a time series.", show_default="a row each")
+    int | None,
+    typer.Option(
+        parser=_whole_number,
+        metavar="ROWS",
+        help="CSV: rows in a record, for a time series.",
+        show_default="a row each",
+    ),
 ]
 StrideOption: TypeAlias = Annotated[
-    int | None, typer.Option(help="CSV: rows from one window to the next.", show_default="the window")
+    int | None,
+    typer.Option(
+        parser=_whole_number,
+        metavar="ROWS",
+        help="CSV: rows from one window to the next.",
+        show_default="the window",
+    ),
 ]
 GroupOption: TypeAlias = Annotated[
     str | None, typer.Option(help="CSV: a column whose changes no window goes across.")
@@ -114,6 +136,7 @@ def dataset_settings(
         ConfigurationError: A value is out of its range; names the option.
     """
     from cli.data.values import constants, names, numbers, settings_from
+    from cli.data.values import size as pixels
 
     return settings_from(
         {
@@ -122,9 +145,9 @@ def dataset_settings(
             "path": path if str(path) != "." else path.absolute(),
             "half": half.value,
             "classes": names(classes),
-            "shape": numbers("--shape", shape, ","),
+            "shape": numbers("--shape", shape),
             "images": {
-                "size": numbers("--size", size, "x"),
+                "size": pixels(size),
                 "mode": None if mode is None else mode.value,
             },
             "csv": {

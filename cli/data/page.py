@@ -14,7 +14,8 @@ from cli.tables import render_table
 from dpagent.learning.data import Findings
 from dpagent.learning.data.settings import DatasetSettings
 
-_MOST_CLASSES: Final = 100
+_MOST_CLASSES: Final = 20
+_MOST_COLUMNS: Final = 20
 _MOST_SENTENCES: Final = 20
 _WIDTH: Final = 100
 _BAR: Final = 24
@@ -29,6 +30,7 @@ def page(
         _facts(findings),
         "\n",
         render_table(["class", "", "records", "share"], _class_rows(findings), words=2),
+        _columns(findings),
         _list("Cannot be read", findings.unreadable),
         _list("Left out", findings.left_out),
         _list("Mind", findings.warnings),
@@ -85,6 +87,24 @@ def _class_rows(findings: Findings) -> list[list[str]]:
             [f"({more:,} more)", "", f"{rest:,}", f"{rest / findings.records:.1%}"],
         ]
     return rows
+
+
+def _columns(findings: Findings) -> str:
+    """What a model is given of a table, column by column."""
+    if not findings.columns:
+        return ""
+    rows = [
+        [
+            column.name,
+            "-" if column.minimum is None else plain(column.minimum),
+            "-" if column.maximum is None else plain(column.maximum),
+            "only grows" if column.only_grows else "",
+        ]
+        for column in findings.columns[:_MOST_COLUMNS]
+    ]
+    more = len(findings.columns) - len(rows)
+    rest = f"({more:,} more columns; --json has all of them.)\n" if more > 0 else ""
+    return "\n" + render_table(["input column", "least", "greatest", ""], rows) + rest
 
 
 def _list(title: str, sentences: tuple[str, ...]) -> str:

@@ -7,8 +7,13 @@ from typing import Any, Final
 import typer
 from pydantic import ValidationError
 
+from cli.data.wording import as_options
 from dpagent.errors import ConfigurationError
-from dpagent.learning.data.settings import DatasetSettings
+from dpagent.learning import ModelSpec
+from dpagent.learning.data import recognise
+from dpagent.learning.data.settings import DatasetSettings, ImageSettings
+
+_MODES: Final = {1: "grey", 3: "rgb"}
 
 
 def names(text: str | None) -> list[str] | None:
@@ -16,17 +21,58 @@ def names(text: str | None) -> list[str] | None:
     return None if text is None else [name.strip() for name in text.split(",")]
 
 
-def numbers(option: str, text: str | None, separator: str) -> list[int] | None:
-    """``28x28`` as a list of whole numbers."""
+def numbers(option: str, text: str | None) -> list[int] | None:
+    """``28,28,1`` as a list of whole numbers."""
     if text is None:
         return None
     try:
-        return [int(part) for part in text.lower().split(separator)]
+        return [int(part) for part in text.split(",")]
     except ValueError as error:
-        example = separator.join(("28", "28"))
         raise typer.BadParameter(
-            f"{text!r}: expected whole numbers, such as {example}.", param_hint=option
+            f"{text!r}: expected whole numbers, such as 28,28,1.", param_hint=option
         ) from error
+
+
+def size(text: str | None) -> list[int] | None:
+    """``32x24`` as width and height; a single number is a square."""
+    if text is None:
+        return None
+    try:
+        parts = [int(part) for part in text.lower().replace("×", "x").split("x")]
+    except ValueError:
+        parts = []
+    if not 1 <= len(parts) <= 2:
+        raise typer.BadParameter(
+            f"{text!r}: expected WIDTHxHEIGHT, such as 32x32, or one number for a square.",
+            param_hint="--size",
+        )
+    return parts if len(parts) == 2 else [*parts, *parts]
+
+
+def whole_number(text: str) -> int:
+    """What a count of rows is given as."""
+    try:
+        return int(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"{text!r}: expected a whole number of rows, such as 64.") from error
+
+
+def with_form_of(settings: DatasetSettings, spec: ModelSpec) -> DatasetSettings:
+    """``settings`` with size and mode of pictures as the model takes them, where the options leave them open.
+
+    Raises:
+        DataError: The data are of no known kind.
+    """
+    if settings.shape is not None or len(spec.input_shape) != 3 or spec.input_shape[2] not in _MODES:
+        return settings
+    if (recognise(settings.path) if settings.kind == "auto" else settings.kind) != "images":
+        return settings
+    height, width, channels = spec.input_shape
+    given = settings.images.model_dump(exclude_none=True)
+    images = ImageSettings.model_validate({"size": [width, height], "mode": _MODES[channels]} | given)
+    return DatasetSettings.model_validate(
+        settings.model_dump(exclude_unset=True) | {"images": images.model_dump()}
+    )
 
 
 def constants(option: str, text: str | None) -> float | dict[str, float] | None:
@@ -61,7 +107,7 @@ def settings_from(values: dict[str, Any]) -> DatasetSettings:
         )
         option = f"--{key}: " if key else ""
         came = "" if isinstance(problem["input"], dict) else f"got {problem['input']!r}; expected "
-        raise ConfigurationError(f"{option}{came}{message}.") from error
+        raise ConfigurationError(as_options(f"{option}{came}{message}.")) from error
 
 
 _OPTIONS: Final = (

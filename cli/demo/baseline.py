@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from cli.demo.layout import Layout
 from cli.demo.options import load_options
-from coordinator.planning import clipping_of
+from coordinator.planning import clipping_of, gradient_steps
 from coordinator.settings import FleetSettings, load_fleet_settings
 from dpagent.errors import DpagentError, ExitCode
 from dpagent.learning import Dataset, ModelSpec, NumpyEngine, open_npz, sum_over_lot, to_float32
@@ -67,13 +67,16 @@ class Baseline:
         self._engine = NumpyEngine(self._spec.head)
         self._cap = ClampCap(regularisation=settings.cap.regularisation, floor=settings.cap.floor)
         self._optimiser = settings.optimiser.optimiser()
-        self._rates = settings.optimiser.learning_rates(settings.rounds)
+        self._rates = settings.optimiser.learning_rates(gradient_steps(settings, spec))
         self._clip_norm = settings.privacy.clip_norm
         self.weights = self._spec.initial_weights(settings.model.seed)
         self._state = np.zeros((self._optimiser.rows, len(self.weights)))
 
     def round(self, number: int) -> float:
         """Take a round's step.
+
+        Args:
+            number: Of the step, from 1.
 
         Returns:
             Accuracy on the test data, from 0 to 1.
@@ -126,7 +129,7 @@ def run_baseline(root: Path) -> None:
     elif spec.front_end:
         shards, test = _features_of_others(FrontEnd(spec, settings.model.assets()), shards, test, layout)
     baseline = Baseline(settings, spec, shards, test)
-    for number in range(len(history) + 1, settings.rounds + 1):
+    for number in range(1, gradient_steps(settings, spec) + 1):
         history.append(baseline.round(number))
         write_atomically(layout.baseline_file, json.dumps({"accuracy": history}).encode())
 

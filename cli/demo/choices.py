@@ -15,7 +15,13 @@ from cli.demo.layout import Layout
 from cli.demo.options import DataChoice, DataForm, DemoOptions
 from cli.demo.outlook import Outlook, outlook_of
 from cli.demo.presets import Preset, learning_rate_for, sampling_rate_for
-from coordinator.planning import budget_plan, clipping_of, plan_round, require_every_round_fits
+from coordinator.planning import (
+    FragmentsTooLargeError,
+    budget_plan,
+    clipping_of,
+    plan_round,
+    require_every_round_fits,
+)
 from coordinator.store import Job, OpenRound
 from dpagent.errors import ConfigurationError, DataError, PlanError
 from dpagent.learning import BUILT_IN, ModelSpec, find_model, is_model_file, load_model
@@ -188,7 +194,7 @@ def _fragments(options: DemoOptions, job: Job, spec: ModelSpec) -> int:
         settings = fleet_settings(replace(options, fragments_per_update=count))
         try:
             require_every_round_fits(settings, job, spec)
-        except PlanError:
+        except FragmentsTooLargeError:
             if count >= _MOST_FRAGMENTS:
                 raise
             count *= 2

@@ -92,6 +92,15 @@ class Observer:
         return Glimpse(rounds, epsilon, in_flight, declined, why)
 
 
+def closed_rounds(layout: Layout) -> int:
+    """How many rounds are done; 0 where none has begun."""
+    observer = Observer(layout)
+    try:
+        return sum(record.closed_at is not None for record in observer.glimpse().rounds)
+    finally:
+        observer.close()
+
+
 @dataclass(frozen=True, slots=True)
 class ChargedFragment:
     """A row of a device's spool: a charge and its fragments' rows are one transaction."""
@@ -239,6 +248,8 @@ def as_json(record: DemoRecord) -> dict[str, Any]:
             "warning": record.warning,
         },
         "broker": record.broker,
+        "minds": list(record.minds),
+        "guessing_accuracy": record.guessing,
         "accuracy": _last(record.accuracy_history),
         "accuracy_history": _plain(record.accuracy_history),
         "baseline_accuracy": _last(record.baseline_history),
@@ -294,6 +305,8 @@ def as_json(record: DemoRecord) -> dict[str, Any]:
         "peak_memory_mib": {"agent_max": record.agent_peak_mib, "coordinator": record.coordinator_peak_mib},
         "restarts": record.restarts,
         "state_dir": record.state_dir,
+        "test_file": record.test_file,
+        "predict": list(record.predict),
     }
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
+import sys
 import time
 from datetime import datetime
 from pathlib import Path
@@ -102,6 +104,7 @@ def demo(
     directory of its own. Programs that die are started again. Everything started is
     stopped at the end, whatever happens.
     """
+    from cli.data.wording import told_as_options
     from cli.demo.choices import Asked
     from cli.demo.presets import preset_of
     from cli.demo.run import prepare_run, run_demo
@@ -147,7 +150,7 @@ def demo(
     root = state_dir or Path("dpagent-demo") / f"{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
     if any(character < " " for character in str(root)):
         raise typer.BadParameter("control characters in a path.", param_hint="--state-dir")
-    _check_outputs(json_file, report or root / "report")
+    _check_outputs(json_file, report, root)
 
     def stopped(_number: int, _frame: object) -> NoReturn:
         raise DemoStopped(
@@ -156,10 +159,12 @@ def demo(
 
     signal.signal(signal.SIGINT, stopped)
     signal.signal(signal.SIGTERM, stopped)
-    prepared = prepare_run(asked, preset_of(known, model, epsilon), root)
+    with told_as_options():
+        prepared = prepare_run(asked, preset_of(known, model, epsilon), root)
     record = run_demo(
         prepared, root, broker=broker, broker_port=broker_port, mqtt_username=mqtt_username,
         mqtt_password_file=mqtt_password_file, started_at=started_at,
+        command=_command_line(root),
     )  # fmt: skip
     from cli.demo.collect import as_json
     from cli.demo.report import write_report
@@ -213,17 +218,27 @@ def _check_choices(
         )
 
 
-def _check_outputs(json_file: Path | None, report: Path) -> None:
+def _command_line(root: Path) -> str:
+    """What was typed; with the state directory, if it was left to us."""
+    words = ["dpagent", *sys.argv[1:]]
+    named = any(word == "--state-dir" or word.startswith("--state-dir=") for word in words)
+    return shlex.join(words if named else [*words, "--state-dir", str(root)])
+
+
+def _check_outputs(json_file: Path | None, report: Path | None, root: Path) -> None:
     """Refuse what could not be written in the end, before anything is trained."""
     if (json_file is not None and str(json_file) != "-") and (
         json_file.is_dir() or not os.access(json_file.absolute().parent, os.W_OK)
     ):
         raise ConfigurationError(f"--json {json_file}: give a file in a directory that can be written.")
-    place = report.absolute()
-    while not place.exists():
-        place = place.parent
-    if not place.is_dir() or not os.access(place, os.W_OK):
-        raise ConfigurationError(f"--report {report}: give a directory that can be written.")
+    for option, directory in (("--state-dir", root), ("--report", report)):
+        if directory is None:
+            continue
+        place = directory.absolute()
+        while not place.exists():
+            place = place.parent
+        if not place.is_dir() or not os.access(place, os.W_OK):
+            raise ConfigurationError(f"{option} {directory}: give a directory that can be written.")
 
 
 def _data_choice(

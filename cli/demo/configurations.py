@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from typing import Any
 
 import yaml
@@ -53,8 +54,8 @@ def write_configurations(options: DemoOptions, layout: Layout, broker: BrokerAdd
     Returns:
         The times of a round that they are made for.
     """
-    spec = spec_of(options, layout)
-    times = round_times(options, spec, assets_of(options, layout))
+    spec, assets = spec_of(options, layout), assets_of(options, layout)
+    times = round_times(options, spec, assets)
     mqtt: dict[str, Any] = {"url": broker.url, "protocol": broker.protocol}
     if broker.username is not None and broker.password_file is not None:
         # Paths in a configuration file are relative to it, those on a command line to here.
@@ -63,7 +64,7 @@ def write_configurations(options: DemoOptions, layout: Layout, broker: BrokerAdd
     # A broker that runs already may hold retained messages of earlier demos: a name for each.
     name = f"demo-{hashlib.sha256(key.encode()).hexdigest()[:8]}"
     _write_yaml(layout.fleet_file, _fleet(name, options, times, mqtt))
-    trusted = _trusted_graphs(options, spec)
+    trusted = _trusted(options, spec, assets)
     for number in range(1, options.devices + 1):
         agent = {
             "fleet": name,
@@ -115,8 +116,14 @@ def _fleet(name: str, options: DemoOptions, times: RoundTimes, mqtt: dict[str, A
     }
 
 
+def _trusted(options: DemoOptions, spec: ModelSpec, assets: Mapping[str, bytes]) -> list[str]:
+    """What the owner of these devices trusts by digest: whoever runs a demo chose the network."""
+    networks = [data for role, data in assets.items() if role == "frozen-network"]
+    return [*(hashlib.sha256(data).hexdigest() for data in networks), *_trusted_graphs(options, spec)]
+
+
 def _trusted_graphs(options: DemoOptions, spec: ModelSpec) -> list[str]:
-    """The training graph of a model of one's own, which the owner of these devices builds herself."""
+    """The training graph of a model of one's own, which she builds herself."""
     if options.engine == "numpy":
         return []
     from dpagent.learning.training_graph.build import build_training_graph

@@ -12,6 +12,7 @@ from dpagent.learning.data.settings import DatasetSettings
 from dpagent.storage import disk_errors, write_atomically
 
 OPTIONS_FILE = "demo.json"
+COMMAND_FILE = "command.txt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +125,20 @@ class DemoOptions:
         difference = _difference(before, json.loads(json.dumps(asdict(self))))
         if difference is not None:
             name, old, new = difference
+            began = read_command(state_dir)
             raise ConfigurationError(
                 f"The demo in {state_dir} was started with {name} = {old!r}, not {new!r}. "
-                "Use the same options to go on with it, or another --state-dir."
+                "To begin another run, give another --state-dir; to go on with this one, "
+                + (f"the command of before: {began}" if began else "the same options.")
             )
+
+
+def read_command(state_dir: Path) -> str:
+    """The command line that began the run in a directory; nothing where it was not noted."""
+    try:
+        return (state_dir / COMMAND_FILE).read_text(errors="replace").strip()
+    except OSError:
+        return ""
 
 
 def load_options(state_dir: Path) -> DemoOptions:
@@ -168,6 +179,10 @@ def _settings(values: dict[str, Any] | None) -> DatasetSettings | None:
 def _read(state_dir: Path) -> dict[str, Any] | None:
     file = state_dir / OPTIONS_FILE
     with disk_errors(state_dir):
+        if state_dir.exists() and not state_dir.is_dir():
+            raise ConfigurationError(
+                f"--state-dir {state_dir} is a file; expected a directory, new, empty or of a run."
+            )
         if not file.exists():
             if state_dir.exists() and any(entry.name != "lock" for entry in state_dir.iterdir()):
                 raise ConfigurationError(

@@ -20,15 +20,16 @@ class Progress:
     Args:
         options: The run.
         console: Where to show them; standard error, so that standard output stays for results.
+        shown: Rounds that were closed, and shown, before.
     """
 
-    def __init__(self, options: DemoOptions, console: Console) -> None:
+    def __init__(self, options: DemoOptions, console: Console, *, shown: int = 0) -> None:
         self._options = options
         self._console = console
         self._live = (
             Live(console=console, refresh_per_second=4, transient=True) if console.is_terminal else None
         )
-        self._shown = 0
+        self._shown = shown
         self._declined = False
         self._started_at = time.monotonic()
 

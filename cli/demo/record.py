@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 
@@ -106,8 +107,31 @@ class DemoRecord:
     """``good``, ``doubtful``, ``poor`` or ``hopeless``: what could be expected before the run."""
     warning: str | None
     """Why the outlook is not good."""
+    remarks: tuple[str, ...]
+    """What was said of the data before the run, a sentence each."""
+    guessing: float
+    """Accuracy of always guessing the commonest class of the test records."""
+    test_file: str
+    """The records that were held out."""
+    predict: tuple[str, ...]
+    """Commands that ask the model: on the records held out, and on new ones."""
     model_file: str
     state_dir: str
+
+    @property
+    def minds(self) -> tuple[str, ...]:
+        """All that whoever reads the results should know, a sentence each."""
+        first = []
+        baseline = self.baseline_history[-1] if self.baseline_history else math.nan
+        # Within an error of what guessing gets on so many records.
+        chance = math.sqrt(self.guessing * (1 - self.guessing) / max(self.test_records, 1))
+        if baseline <= self.guessing + chance:
+            first.append(
+                f"Without noise too, the model is not better than always guessing the commonest class "
+                f"({self.guessing:.1%}): it is not the noise. Look at the range of the inputs, the label and "
+                "the model."
+            )
+        return (*first, *self.remarks, *([] if self.warning is None else [self.warning]))
 
     @property
     def epsilon(self) -> float:

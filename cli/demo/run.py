@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from rich.console import Console
 
+from cli.demo.announcements import say_what_goes_on, say_what_is_trained, say_where
 from cli.demo.baseline import read_baseline
 from cli.demo.broker import BrokerAddress, BrokerChild, choose_broker, wait_until_ready
-from cli.demo.choices import Asked, Choice, choose, choose_model, facts_of, model_in_words
-from cli.demo.collect import Observer, collect
+from cli.demo.choices import Asked, Choice, choose, choose_model, facts_of
+from cli.demo.collect import Observer, closed_rounds, collect
 from cli.demo.configurations import minimum_devices, write_configurations
 from cli.demo.layout import Layout
-from cli.demo.options import DemoOptions, form_of_run
+from cli.demo.next_steps import predict_commands
+from cli.demo.notes import RunNotes, look_of_data, read_notes
+from cli.demo.options import COMMAND_FILE, DemoOptions, form_of_run
 from cli.demo.presets import Preset
 from cli.demo.progress import Progress
 from cli.demo.record import DemoRecord
 from cli.demo.shards import deal, is_prepared, prepare_data, write_model
 from cli.demo.source import Source, open_source
 from cli.demo.supervisor import Supervisor, python_module
-from cli.demo.timing import RoundTimes
 from dpagent.errors import BrokerError, PlanError
-from dpagent.learning import check_fits
-from dpagent.storage import StateDirectory
+from dpagent.learning import check_fits, find_model, open_npz
+from dpagent.storage import StateDirectory, write_atomically
 
 _LOOK_S: Final = 0.3
 _SETTLE_S: Final = 3.0
@@ -33,7 +36,6 @@ _SETTLE_S: Final = 3.0
 _BASELINE_SHARE: Final = 0.5
 """The baseline may go on for this part of the run's time after its end."""
 _BASELINE_LEAST_S: Final = 15.0
-_WORTH_SAYING_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,9 @@ class PreparedRun:
 
     choice: Choice
     source: Source | None
+    notes: RunNotes
+    changed: bool = False
+    """Whether the data look otherwise than when the run began."""
 
 
 def prepare_run(asked: Asked, preset: Preset, root: Path) -> PreparedRun:
@@ -56,19 +61,25 @@ def prepare_run(asked: Asked, preset: Preset, root: Path) -> PreparedRun:
         DpagentError: It cannot be run; nothing was written.
     """
     layout = Layout(root, 0)
-    form = form_of_run(root)
+    form, look = form_of_run(root), look_of_data(asked.data)
     source = None
     if form is None or not is_prepared(layout):
-        source = open_source(asked.data, asked.seed)
+        wanted = asked.model or preset.model or None
+        source = open_source(asked.data, asked.seed, None if wanted is None else find_model(wanted))
         form = source.form
     name, spec = choose_model(asked.model or preset.model or None, form, layout)
     if source is not None:
         check_fits(source.train, spec)
     choice = choose(asked, preset, form, name, spec)
     choice.options.require_match(root)
-    if source is not None:
-        deal(choice.options, source)
-    return PreparedRun(choice, source)
+    if source is None:
+        notes = read_notes(root)
+        return PreparedRun(choice, None, notes, notes.data not in ("", look))
+    deal(choice.options, source)
+    notes = RunNotes(
+        kind=source.train.origin.kind, columns=source.columns, remarks=tuple(source.remarks(spec)), data=look
+    )
+    return PreparedRun(choice, source, notes)
 
 
 def run_demo(
@@ -80,6 +91,7 @@ def run_demo(
     mqtt_username: str | None,
     mqtt_password_file: Path | None,
     started_at: float,
+    command: str = "",
 ) -> DemoRecord:
     """Run to the end.
 
@@ -91,6 +103,7 @@ def run_demo(
         mqtt_username: For a broker that runs already.
         mqtt_password_file: For a broker that runs already.
         started_at: ``time.monotonic()`` when the command began.
+        command: The command line, kept for whoever wants to go on with the run.
 
     Raises:
         DpagentError: It cannot run; everything that was started is stopped.
@@ -101,84 +114,83 @@ def run_demo(
     layout = Layout(root, options.devices)
     options.save(root)
     with StateDirectory(root):
+        if prepared.source is None:
+            closed = closed_rounds(layout)
+            # The notes alone do not say it: a coordinator that lost its database begins anew.
+            is_finished = prepared.notes.finished and closed >= options.rounds
+            say_what_goes_on(prepared, layout, console, closed=closed, is_finished=is_finished)
+            if is_finished:
+                return collect(layout, _facts(prepared, layout, prepared.notes))
+        else:
+            prepared.notes.save(root)
+            write_atomically(root / COMMAND_FILE, f"{command}\n".encode(errors="replace"), mode=0o600)
         write_model(options, layout, spec)
-        _say_what_is_trained(prepared, layout, console)
+        say_what_is_trained(prepared, layout, console)
         prepare_data(options, layout, prepared.source)
         chosen = choose_broker(broker, root / "broker", broker_port, mqtt_username, mqtt_password_file)
         address = chosen if isinstance(chosen, BrokerAddress) else chosen.address
         times = write_configurations(options, layout, address)
         agents = [f"agent-{number:03d}" for number in range(1, options.devices + 1)]
         with Supervisor(layout.logs) as supervisor:
-            _start_broker(chosen, supervisor)
-            _say_where(options, times, address, root, console)
-            supervisor.start(
-                "coordinator",
-                python_module("cli.main", "coordinator", "run", "--config", str(layout.fleet_file)),
-                may_end=True,
-            )
-            for number, name in enumerate(agents, start=1):
-                supervisor.start(
-                    name, python_module("cli.main", "run", "--config", str(layout.agent_file(number)))
+            finished = False
+            try:
+                _start_broker(chosen, supervisor)
+                say_where(options, times, address, root, console)
+                _start_programs(options, layout, agents, supervisor)
+                _watch(options, layout, supervisor, console)
+                finished = True
+            finally:
+                peaks = [peak for peak in map(supervisor.peak_mib, agents) if peak is not None]
+                notes = prepared.notes.after_start(
+                    broker=address.name,
+                    seconds=time.monotonic() - started_at,
+                    agent_peak_mib=max(peaks, default=None),
+                    coordinator_peak_mib=supervisor.peak_mib("coordinator"),
+                    restarts=supervisor.restarts,
+                    finished=finished,
                 )
-            if options.baseline and len(read_baseline(layout.baseline_file)) < options.rounds:
-                supervisor.start(
-                    "baseline", python_module("cli.demo.baseline", str(root)), may_end=True, nice=19
-                )
-            _watch(options, layout, supervisor, console)
-            peaks = [peak for peak in map(supervisor.peak_mib, agents) if peak is not None]
-            facts: dict[str, Any] = {
-                **facts_of(options, spec, choice.outlook),
-                "broker": address.name,
-                "baseline_history": read_baseline(layout.baseline_file),
-                "seconds_total": time.monotonic() - started_at,
-                "agent_peak_mib": max(peaks, default=None),
-                "coordinator_peak_mib": supervisor.peak_mib("coordinator"),
-                "restarts": supervisor.restarts,
-                "model_file": str(layout.coordinator_state / "model.onnx"),
-                "state_dir": str(root),
-            }
+                notes.save(root)
         # Everybody has stopped and written its last counters.
-        return collect(layout, facts)
+        return collect(layout, _facts(prepared, layout, notes))
 
 
-def _say_what_is_trained(prepared: PreparedRun, layout: Layout, console: Console) -> None:
-    """Data, model and settings, and what is to be expected of them."""
-    choice = prepared.choice
-    options, spec, form = choice.options, choice.spec, choice.options.form
-
-    def say(text: str) -> None:
-        console.print(text, highlight=False, soft_wrap=True, markup=False)
-
-    shape = " × ".join(map(str, form.shape))
-    say(
-        f"Data: {options.data.name}, {form.train_records:,} records to train on and {form.test_records:,} to "
-        f"test on, {shape}, {form.classes} classes; dealt to {options.devices} devices "
-        f"{options.data.split_in_words}"
-    )
-    file = f"; written to {layout.model_file}" if layout.model_file.exists() else ""
-    say(f"Model: {model_in_words(options, spec)}, {spec.parameter_count:,} parameters{file}")
-    say(
-        f"Settings: {options.rounds} rounds, ε = {options.epsilon:g}, δ = {options.delta:g}, sampling rate "
-        f"{options.sampling_rate:g}, clip norm {options.clip_norm:g} ({options.clipping}), learning rate "
-        f"{options.learning_rate:g}"
-    )
-    if prepared.source is not None:
-        for remark in prepared.source.remarks(spec):
-            say(f"Mind: {remark}")
-    if (warning := facts_of(options, spec, choice.outlook)["warning"]) is not None:
-        say(f"Mind: {warning}")
-
-
-def _say_where(
-    options: DemoOptions, times: RoundTimes, address: BrokerAddress, root: Path, console: Console
+def _start_programs(
+    options: DemoOptions, layout: Layout, agents: Sequence[str], supervisor: Supervisor
 ) -> None:
-    text = f"{options.devices} agents train over {address.name} ({address.url}); state in {root}"
-    if times.features_s > _WORTH_SAYING_S:
-        text += (
-            f". The first round takes about {times.features_s:.0f} s longer: each agent computes its "
-            "features, once"
+    supervisor.start(
+        "coordinator",
+        python_module("cli.main", "coordinator", "run", "--config", str(layout.fleet_file)),
+        may_end=True,
+    )
+    for number, name in enumerate(agents, start=1):
+        supervisor.start(name, python_module("cli.main", "run", "--config", str(layout.agent_file(number))))
+    if options.baseline and len(read_baseline(layout.baseline_file)) < options.rounds:
+        supervisor.start(
+            "baseline", python_module("cli.demo.baseline", str(layout.root)), may_end=True, nice=19
         )
-    console.print(text, highlight=False, soft_wrap=True, markup=False)
+
+
+def _facts(prepared: PreparedRun, layout: Layout, notes: RunNotes) -> dict[str, Any]:
+    """All fields of the record that are not in the databases of the programs."""
+    choice, model = prepared.choice, layout.coordinator_state / "model.onnx"
+    test = open_npz(layout.test_file)
+    return {
+        **facts_of(choice.options, choice.spec, choice.outlook),
+        "broker": notes.broker,
+        "baseline_history": read_baseline(layout.baseline_file),
+        "seconds_total": notes.seconds,
+        "agent_peak_mib": notes.agent_peak_mib,
+        "coordinator_peak_mib": notes.coordinator_peak_mib,
+        "restarts": notes.restarts,
+        "remarks": notes.remarks,
+        "guessing": int(test.class_counts().max()) / len(test),
+        "test_file": str(layout.test_file),
+        "predict": predict_commands(
+            choice.options.data, notes.kind, notes.columns, model=model, test=layout.test_file
+        ),
+        "model_file": str(model),
+        "state_dir": str(layout.root),
+    }
 
 
 def _start_broker(chosen: BrokerChild | BrokerAddress, supervisor: Supervisor) -> None:
@@ -195,11 +207,11 @@ def _start_broker(chosen: BrokerChild | BrokerAddress, supervisor: Supervisor) -
 
 def _watch(options: DemoOptions, layout: Layout, supervisor: Supervisor, console: Console) -> None:
     """Look after the programs and show how they do, until the job is done, and the baseline or its time."""
-    observer = Observer(layout)
+    observer, before = Observer(layout), closed_rounds(layout)
     began = time.monotonic()
     ended: float | None = None
     try:
-        with Progress(options, console) as progress:
+        with Progress(options, console, shown=before) as progress:
             while True:
                 supervisor.watch()
                 glimpse = observer.glimpse()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import yaml
 
 from cli.demo.fitting_model import model_file
@@ -16,11 +17,12 @@ from cli.demo.layout import Layout
 from cli.demo.options import DemoOptions
 from cli.demo.source import Source, open_source
 from dpagent.configuration import load_yaml
-from dpagent.errors import ConfigurationError
+from dpagent.errors import ConfigurationError, DataError
 from dpagent.learning import BUILT_IN, ModelSpec, save_npz, split
 from dpagent.learning.data import Subset
 from dpagent.learning.model_files import load_assets
 from dpagent.storage import disk_errors, write_atomically
+from dpagent.wording import counted
 
 
 def is_prepared(layout: Layout) -> bool:
@@ -35,10 +37,25 @@ def deal(options: DemoOptions, source: Source) -> list[Subset]:
         DataError: Too few records for so many devices or such a split.
     """
     data = options.data
+    if data.split == "file":
+        _require_enough_groups(source, options.devices)
     return split(
         source.train, options.devices, data.split, seed=options.seed, alpha=data.alpha,
         classes_per_part=data.classes_per_device,
     )  # fmt: skip
+
+
+def _require_enough_groups(source: Source, devices: int) -> None:
+    if source.train.groups is None:
+        return  # which the split itself refuses
+    here = len(np.unique(source.train.groups))
+    if here >= devices:
+        return
+    held_out = 0 if source.test.groups is None else len(np.unique(source.test.groups))
+    raise DataError(
+        f"{counted(here + held_out, 'file')} or groups, {held_out} of them to test on: give --devices {here}"
+        f"{' or fewer' * (here > 1)}, or another --split."
+    )
 
 
 def prepare_data(options: DemoOptions, layout: Layout, source: Source | None = None) -> None:

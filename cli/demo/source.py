@@ -8,30 +8,28 @@ from __future__ import annotations
 
 import zipfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cli.data.values import with_form_of
+from cli.data.wording import as_options
 from cli.demo.options import DataChoice, DataForm
+from cli.demo.remarks import remarks_on
 from dpagent.errors import ConfigurationError, DataError
-from dpagent.learning import ArrayDataset, Dataset, ModelSpec, open_dataset, to_float32
+from dpagent.learning import ArrayDataset, Dataset, ModelSpec, open_dataset
 from dpagent.learning.data import Subset, recognise
-from dpagent.learning.data.classes import UNLISTED
-from dpagent.learning.data.images import ImageDataset
+from dpagent.learning.data.classes import doubt_about_labels
 from dpagent.learning.data.picture_files import HALVES, choose_half
 from dpagent.learning.data.settings import DatasetSettings
 
 DEFAULT_TEST_SHARE: Final = 0.2
 
 _DIGITS_TRAIN: Final = 1437
-_ATTEMPTS: Final = 20
-_LOOKED_AT: Final = 2000
-_LARGEST_INPUT: Final = 20.0
-_FEW_TEST_RECORDS: Final = 100
-_MOST_NAMED: Final = 5
+_DECODED_AT_ONCE: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +38,10 @@ class Source:
 
     train: Dataset
     test: Dataset
+    columns: tuple[str, ...] = ()
+    """The inputs of a table."""
+    not_counted: int = 0
+    """Records that were in neither, because they hold NaN or infinity."""
 
     @property
     def form(self) -> DataForm:
@@ -54,61 +56,65 @@ class Source:
 
     def remarks(self, spec: ModelSpec) -> Iterator[str]:
         """What whoever owns the data should know before training, a sentence each."""
-        left_out = self.train.origin.left_out
-        if left_out:
-            shown = "; ".join(left_out[:_MOST_NAMED]) + ("; …" if len(left_out) > _MOST_NAMED else "")
-            yield f"{len(left_out)} left out: {shown}. `dpagent data check` lists all of them."
-        if self.train.origin.kind == "csv":
-            # That boards could number the classes unlike is of no concern here: one table is for all.
-            yield from (warning for warning in self.train.origin.warnings if warning != UNLISTED)
-        counts = self.train.class_counts()
-        missing = [self.train.class_label(int(number)) for number in np.flatnonzero(counts == 0)]
-        if missing:
-            shown = ", ".join(missing[:_MOST_NAMED]) + (", …" if len(missing) > _MOST_NAMED else "")
-            yield f"No training record is of {shown}: the model cannot learn that."
-        if (largest := _largest_input(self.train, spec)) > _LARGEST_INPUT:
-            yield (
-                f"Inputs reach {largest:,.4g}, and networks learn badly from numbers beyond about ±10. Give "
-                "--offset and --scale: what a column means and its sensor's range, no figures computed from "
-                "the data."
-            )
-        if len(self.test) < _FEW_TEST_RECORDS:
-            yield (
-                f"There are {len(self.test)} test records: the accuracy is uncertain by about "
-                f"{100 * 0.5 / len(self.test) ** 0.5:.0f} points."
-            )
+        return remarks_on(self, spec)
 
 
-def open_source(data: DataChoice, seed: int) -> Source:
+def open_source(data: DataChoice, seed: int, spec: ModelSpec | None = None) -> Source:
     """The records that ``data`` describes.
 
     Args:
         data: Which.
         seed: Of what is held out.
+        spec: A model that was asked for; pictures are made as large as it takes them, unless that is given.
 
     Raises:
-        DataError: They are missing, malformed, or too few.
+        DataError: They are missing, malformed, or too few, or their labels are no classes.
         ConfigurationError: An option does not go with the data, or the demo's packages are missing.
     """
     settings = data.train_settings
     if settings is None:
         return _digits(seed)
-    train = _readable(open_dataset(settings))
     test_settings = data.test_settings
-    if test_settings is None and data.test_share is None and _has_test_half(settings, train):
+    if spec is not None:
+        settings = with_form_of(settings, spec)
+        test_settings = None if test_settings is None else with_form_of(test_settings, spec)
+    opened = open_dataset(settings)
+    if opened.origin.kind == "csv" and (doubt := doubt_about_labels(opened, settings.csv.label)):
+        raise DataError(f"{settings.path}: {as_options(doubt)}")
+    columns: tuple[str, ...] = getattr(opened, "columns", ())
+    train, not_counted = _finite(_readable(opened))
+    if test_settings is None and data.test_share is None and _has_test_half(settings):
         test_settings = settings.model_copy(update={"half": "test"})
     if test_settings is None:
-        return _held_out(train, data, seed)
+        return replace(_held_out(train, data, seed), columns=columns, not_counted=not_counted)
     # The test data number the classes as the training data do.
     if test_settings.classes is None and train.class_names:
         test_settings = test_settings.model_copy(update={"classes": list(train.class_names)})
-    test = _readable(open_dataset(test_settings))
+    test, without_answer = _finite(_readable(open_dataset(test_settings)))
     if test.shape != train.shape or test.classes > train.classes:
         raise DataError(
             f"The test records have shape {test.shape} and {test.classes} classes, the training records "
             f"{train.shape} and {train.classes}; expected the same form."
         )
-    return Source(train, test)
+    return Source(train, test, columns, not_counted + without_answer)
+
+
+def _finite(dataset: Dataset) -> tuple[Dataset, int]:
+    """The records that count, and how many do not, because they hold NaN or infinity."""
+    if dataset.dtype == np.uint8:
+        return dataset, 0
+    kept, start = np.ones(len(dataset), np.bool_), 0
+    for inputs, labels in dataset.batches():
+        kept[start : start + len(labels)] = np.isfinite(inputs).reshape(len(labels), -1).all(axis=1)
+        start += len(labels)
+    if kept.all():
+        return dataset, 0
+    if not kept.any():
+        raise DataError(
+            f"{dataset.origin.source}: every record holds NaN or infinity (or a missing value), and none "
+            "counts."
+        )
+    return Subset(dataset, np.flatnonzero(kept)), int(np.count_nonzero(~kept))
 
 
 def _digits(seed: int) -> Source:
@@ -128,29 +134,33 @@ def _digits(seed: int) -> Source:
 
 def _readable(dataset: Dataset) -> Dataset:
     """The records without those pictures that turn out damaged only when they are decoded."""
-    if not isinstance(dataset, ImageDataset):
+    if dataset.origin.kind != "images":
         return dataset
-    for _ in range(_ATTEMPTS):
-        try:
-            for _batch in dataset.batches():
-                pass
-            return dataset
-        except DataError:
-            now = dataset.refresh()
-            if now is dataset or not isinstance(now, ImageDataset):
-                raise
-            dataset = now
-    return dataset
+    damaged: list[int] = []
+    problems: list[str] = []
+    for start in range(0, len(dataset), _DECODED_AT_ONCE):
+        indices = np.arange(start, min(start + _DECODED_AT_ONCE, len(dataset)))
+        for place, problem in dataset.try_read(indices)[1].items():
+            damaged.append(start + place)
+            problems.append(problem)
+    if not damaged:
+        return dataset
+    rest = np.delete(np.arange(len(dataset)), damaged)
+    if not len(rest):
+        raise DataError(f"No picture can be read. The first: {problems[0]}")
+    readable = Subset(dataset, rest)
+    readable.origin = replace(dataset.origin, left_out=(*dataset.origin.left_out, *problems))
+    return readable
 
 
-def _has_test_half(settings: DatasetSettings, train: Dataset) -> bool:
+def _has_test_half(settings: DatasetSettings) -> bool:
     """Whether the data come in two halves."""
     path = settings.path
     kind = recognise(path) if settings.kind == "auto" else settings.kind
     if kind in ("idx", "cifar"):
         prefixes = ("t10k-", "test-", "test_batch.bin", "test.bin")
         return path.is_dir() and any(entry.name.startswith(prefixes) for entry in path.iterdir())
-    if kind != "images" or not isinstance(train, ImageDataset):
+    if kind != "images":
         return False
     if path.is_dir():
         return choose_half(path, "train") != path
@@ -211,14 +221,6 @@ def _whole_groups(dataset: Dataset, share: float, generator: np.random.Generator
         chosen.append(int(groups[place]))
         count += int(sizes[place])
     return np.flatnonzero(np.isin(dataset.groups, chosen)).astype(np.int64)
-
-
-def _largest_input(dataset: Dataset, spec: ModelSpec) -> float:
-    """The largest finite magnitude that a network meets among some of the records."""
-    inputs = to_float32(dataset.batch(np.arange(min(len(dataset), _LOOKED_AT)))[0])
-    with np.errstate(all="ignore"):
-        values = np.abs((inputs - np.asarray(spec.input_offset)) / np.asarray(spec.input_scale))
-    return float(np.max(values, where=np.isfinite(values), initial=0.0))
 
 
 def data_name(path: Path) -> str:

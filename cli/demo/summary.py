@@ -17,7 +17,7 @@ def print_summary(results: dict[str, Any]) -> None:
         results["seconds"],
         results["peak_memory_mib"],
     )
-    data, outlook, history = results["data"], results["outlook"], results["baseline_accuracy_history"]
+    data, history = results["data"], results["baseline_accuracy_history"]
     baseline = _percent(results["baseline_accuracy"])
     if 0 < len(history) < results["rounds"]:
         baseline += f" (after {len(history)} rounds, when its time was over)"
@@ -28,6 +28,7 @@ def print_summary(results: dict[str, Any]) -> None:
         [
             ["accuracy", f"{_percent(results['accuracy'])} of {data['test_records']:,} test records"],
             ["accuracy without noise", baseline],
+            ["always guessing the commonest class", _percent(results["guessing_accuracy"])],
             [
                 "data",
                 f"{results['dataset']}, {data['records_per_device']:,.0f} records a device, "
@@ -63,9 +64,12 @@ def print_summary(results: dict[str, Any]) -> None:
             ["programs started again", str(results["restarts"])],
         ],
     )
-    if outlook["warning"] is not None:
-        typer.echo(f"Mind: {outlook['warning']}")
+    for sentence in results["minds"]:
+        typer.echo(f"Mind: {sentence}")
     typer.echo(f"Model: {results['model']['file']}")
+    typer.echo(f"Records held out: {results['test_file']}")
+    for command in results["predict"]:
+        typer.echo(f"Try: {command}")
 
 
 def _percent(value: float | None) -> str:

@@ -75,8 +75,8 @@ class Supervisor:
 
     def peak_mib(self, name: str) -> float | None:
         """Peak resident memory over all of a program's lives, MiB; None where not told."""
-        peak = self._children[name].peak_kib
-        return peak / 1024 if peak else None
+        child = self._children.get(name)
+        return child.peak_kib / 1024 if child is not None and child.peak_kib else None
 
     def watch(self) -> None:
         """Look after everybody: note memory, start again what died.

@@ -14,7 +14,7 @@ from cli.notation import figure, plain
 from cli.tables import render_table
 from dpagent.learning import ModelSpec, describe
 from dpagent.learning.costs import forward_flops, parameter_bytes, working_bytes
-from dpagent.learning.front_end.stages import RandomLayers, stage_shape
+from dpagent.learning.front_end.stages import FrozenNetwork, RandomLayers, stage_shape
 from dpagent.learning.layers import Residual
 from dpagent.learning.models import Node
 from dpagent.learning.training_graph import known_digests
@@ -131,6 +131,8 @@ def _facts(spec: ModelSpec, microbatch: int) -> Iterator[str]:
     if spec.front_end:
         values = head.input_shape
         heads = [("features", f"{dimensions(values)}, computed once a record and kept")]
+    networks = [("network", f"{stage.digest}, for trusted_graphs in agent.yaml")
+                for stage in spec.front_end if isinstance(stage, FrozenNetwork)]  # fmt: skip
     offset, scale = (_constants(value) for value in (spec.input_offset, spec.input_scale))
     centred = "as they are" if (offset, scale) == ("0", "1") else f"(x - {offset}) / {scale}"
     fragments = max(_FRAGMENTS, -(-spec.parameter_count * _VALUE_BITS // (8 * _MOST_PAYLOAD)))
@@ -146,6 +148,7 @@ def _facts(spec: ModelSpec, microbatch: int) -> Iterator[str]:
         ("weights", f"{_kb(4 * spec.parameter_count)} to each device, each round"),
         ("update", f"{_kb(fragments * payload)} from each device, each round: {fragments} fragments of"
                    f" {_kb(payload)} at {_VALUE_BITS} bits a value"),
+        *networks,
         ("graph", "known to devices with this version" if known else "to be trusted: dpagent model graph"),
     ]  # fmt: skip
     for name, text in rows:

@@ -82,6 +82,7 @@ def predict(
     Predictions go to standard output, everything else to standard error. Exits with 4 if an input
     cannot be read; the others are predicted all the same.
     """
+    from cli.data.wording import told_as_options
     from cli.predict.json_output import JsonOutput
     from cli.predict.page import TextOutput, about, accuracy_page, closing
     from dpagent.learning.prediction import ExportedModel, InputReader, Tally
@@ -93,7 +94,8 @@ def predict(
         delimiter=delimiter, no_header=no_header,
     )  # fmt: skip
     exported = ExportedModel(model)
-    reader = InputReader(exported, settings, say)
+    with told_as_options():
+        reader = InputReader(exported, settings, say)
     say(about(exported))
     tally = Tally()
     output = (
@@ -101,7 +103,7 @@ def predict(
         if json_file is not None
         else TextOutput(reader.class_names, exported.classes, top, silent=summary)
     )
-    with reader_may_leave(), output:
+    with told_as_options(), reader_may_leave(), output:
         for outcome in predictions(exported, _all_inputs(reader, inputs), batch=batch):
             tally.add(outcome)
             if outcome.problem:
@@ -120,15 +122,19 @@ def predict(
 
 def say(sentence: str) -> None:
     """Tell a person, aside from the results."""
+    from cli.data.wording import as_options
+
+    sentence = as_options(sentence)
     typer.echo("".join(c if c.isprintable() or c == "\n" else "�" for c in sentence), err=True)
 
 
 def _all_inputs(reader: InputReader, paths: list[Path]) -> Iterator[Input]:
     """The records at all paths; a path that cannot be read is one input without an answer."""
+    from cli.data.wording import as_options
     from dpagent.learning.prediction import Input
 
     for path in paths:
         try:
             yield from reader.read(path)
         except DataError as error:
-            yield Input(str(path), problem=str(error))
+            yield Input(str(path), problem=as_options(str(error)))

@@ -16,6 +16,7 @@ from rich.cells import cell_len
 from cli.notation import percent, plain
 from cli.tables import render_table
 from dpagent.learning.prediction import ExportedModel, Outcome, Tally
+from dpagent.wording import counted
 
 _WIDEST_NAME: Final = 32
 _MOST_CLASSES: Final = 100
@@ -88,11 +89,14 @@ def about(model: ExportedModel) -> str:
 
 def closing(tally: Tally, model: ExportedModel) -> str:
     """What became of all inputs."""
-    sentences = [f"{tally.inputs:,} input(s)."]
+    sentences = [f"{counted(tally.inputs, 'input')}."]
     if tally.scaled:
         height, width = model.input_shape[:2] if len(model.input_shape) == 3 else (0, 0)
         size = f" of {width} × {height}" if width else ""
-        sentences.append(f"{tally.scaled:,} picture(s) were scaled and cut to the model's input{size}.")
+        were = "was" if tally.scaled == 1 else "were"
+        sentences.append(
+            f"{counted(tally.scaled, 'picture')} {were} scaled and cut to the model's input{size}."
+        )
     if tally.unanswered:
         sentences.append(f"{tally.unanswered:,} without an answer, as said above.")
     return _wrapped(" ".join(sentences))

@@ -6,6 +6,7 @@ own copy of the weights: an error of the export then shows in the figures.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -97,6 +98,8 @@ class OnnxEvaluator:
 def quiet_session(model: bytes, *, threads: int = 1, sizes: Mapping[str, int] | None = None) -> Any:
     """A session on the CPU that prints nothing; raises one of :data:`LOAD_ERRORS`.
 
+    A model is the bytes alone: one whose constants lie in other files is refused.
+
     Args:
         model: the file's bytes.
         threads: how many threads one call may use.
@@ -105,6 +108,8 @@ def quiet_session(model: bytes, *, threads: int = 1, sizes: Mapping[str, int] | 
     options = onnxruntime.SessionOptions()
     for name, size in (sizes or {}).items():
         options.add_free_dimension_override_by_name(name, size)
+    # Below it nothing can lie. Otherwise a model could name files of this directory as its constants.
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", os.devnull)
     options.intra_op_num_threads = require_count("threads", threads)
     options.inter_op_num_threads = 1
     options.log_severity_level = 4  # What goes wrong is raised; nothing is printed besides.

@@ -33,6 +33,8 @@ def sum_over_lot(
 ) -> ClippedSum:
     """Σ of the clipped gradients of the records in ``lot``, in its order. Private.
 
+    A record that cannot be read is excluded, like one whose gradient is not finite.
+
     Args:
         engine: computes microbatches; with ``augmentation``, of as many views.
         weights: ``(d,)`` float32.
@@ -45,7 +47,7 @@ def sum_over_lot(
     Raises:
         ParameterError: weights or norms do not fit, or the lot is larger than the bound on the
             engine's error allows.
-        DataError: a record cannot be read or does not fit the model.
+        DataError: the records do not fit the model.
     """
     if len(lot) * -(-len(lot) // engine.microbatch) > MAX_LOT_MICROBATCHES:
         raise ParameterError(
@@ -54,10 +56,9 @@ def sum_over_lot(
         )
     total = np.zeros(engine.spec.parameter_count)
     within = np.zeros(len(clip_norms), np.int64)
-    excluded = 0
-    step = _AT_ONCE * engine.microbatch
-    for start in range(0, len(lot), step):
-        inputs, labels = dataset.batch(lot[start : start + step])
+    excluded = len(lot)
+    for inputs, labels in dataset.readable_batches(lot, size=_AT_ONCE * engine.microbatch):
+        excluded -= len(labels)
         if augmentation is not None:
             inputs = augmentation.views_of(inputs)
         part = engine.clipped_sum(weights, inputs, labels, clip_norms)

@@ -176,7 +176,6 @@ _HOMES: Final = {
         "group_event",
         "group_rho",
         "pure_rho",
-        "require_noise_as_priced",
         "zcdp_delta",
         "zcdp_epsilon",
         "zcdp_rho",

@@ -37,8 +37,12 @@ from dpagent.errors import ParameterError, require_between, require_count, requi
 COUNT_WEIGHT: Final = 0.2
 """w where the quantile is wanted: for half a percent more noise, it is known to 5σ records of a lot."""
 
+MIN_NORM: Final = 1e-9
+MAX_NORM: Final = 1e6
+"""Least and greatest clip norm: what a plan may announce, so that a norm that follows a quantile stays within
+what devices accept."""
+
 _SHARE_TOLERANCE: Final = 1e-9
-_NORM_RANGE: Final = (1e-9, 1e9)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +51,7 @@ class Clipping:
 
     Attributes:
         sizes: d_ℓ, coordinates of each layer, in the order of the gradient.
-        norms: C_ℓ, in [1e-9, 1e9].
+        norms: C_ℓ, in [1e-9, 1e6].
         shares: p_ℓ, in (0, 1], which add up to 1.
         count_weight: w in (0, 1], or 0 where no quantile is wanted; only with a single norm.
 
@@ -68,9 +72,8 @@ class Clipping:
             )
         for number, (size, norm, share) in enumerate(zip(self.sizes, self.norms, self.shares, strict=True)):
             require_count(f"size of layer {number}", size)
-            require_between(
-                "clip norm" if len(self.norms) == 1 else f"clip norm of layer {number}", norm, *_NORM_RANGE
-            )
+            name = "clip norm" if len(self.norms) == 1 else f"clip norm of layer {number}"
+            require_between(name, norm, MIN_NORM, MAX_NORM)
             require_positive(f"share of layer {number}", share, maximum=1.0)
         total = math.fsum(self.shares)
         if abs(total - 1) > _SHARE_TOLERANCE:
@@ -159,16 +162,19 @@ def adapted_norm(norm: float, share_within: float, *, quantile: float, rate: flo
     """The next clip norm: C·exp(−η·(β − γ)), the geometric step of Andrew et al., algorithm 1.
 
     Args:
-        norm: C, above 0.
+        norm: C, in [1e-9, 1e6].
         share_within: β as estimated; noise may take it out of [0, 1], so it is brought back.
         quantile: γ in [0, 1], the share of records that should be within C.
         rate: η, above 0; 0.2 in the paper.
 
     Returns:
-        A norm in [1e-9, 1e9].
+        A norm in [1e-9, 1e6], which the next plan can announce.
+
+    Raises:
+        ParameterError: a value is out of its range.
     """
-    require_between("clip norm", norm, *_NORM_RANGE)
+    require_between("clip norm", norm, MIN_NORM, MAX_NORM)
     require_between("quantile", quantile, 0.0, 1.0)
     require_positive("rate", rate)
     off = min(max(share_within, 0.0), 1.0) - quantile
-    return min(max(norm * math.exp(-rate * off), _NORM_RANGE[0]), _NORM_RANGE[1])
+    return min(max(norm * math.exp(-rate * off), MIN_NORM), MAX_NORM)

@@ -10,12 +10,15 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dpagent.errors import ParameterError
 from dpagent.protocol.codec import MessageError
 from dpagent.protocol.messages import (
+    MAX_WHOLE_BYTES,
     MODEL_CHUNK_BYTES,
     RECEIPT_DIGEST_BYTES,
     Fragment,
@@ -106,7 +109,15 @@ def content_digest(data: bytes) -> bytes:
 
 
 def chunked(data: bytes) -> list[ModelChunk]:
-    """Cut weights or an asset into chunks that any broker takes."""
+    """Cut weights or an asset into chunks that any broker takes.
+
+    Raises:
+        ParameterError: There are more than ``MAX_WHOLE_BYTES``.
+    """
+    if len(data) > MAX_WHOLE_BYTES:
+        raise ParameterError(
+            f"Weights or an asset have {len(data):,} bytes; expected at most {MAX_WHOLE_BYTES:,}."
+        )
     digest = content_digest(data)
     return [
         ModelChunk(
@@ -119,41 +130,81 @@ def chunked(data: bytes) -> list[ModelChunk]:
 class Assembler:
     """Puts chunks together, in any order, until the digest matches.
 
-    Holds the chunks of at most two models (the one in use and the one arriving) and of the assets
-    of a plan, so that a flood of foreign digests cannot fill the memory.
+    What the current plan names is kept, chunks and whole, however much else arrives. Chunks of anything
+    else (weights that come before their plan, what the broker retains of an earlier and larger job) are
+    held up to :attr:`FOREIGN_BYTES`, and those untouched for longest go first: a flood of them cannot fill
+    the memory, and the broker has all of them again.
     """
 
-    _KEPT = 5
-    _KEPT_COMPLETE = 2
+    FOREIGN_BYTES: Final = 1 << 28
+    """The largest thing that a plan can name, and some room for the others."""
+    _CHUNK_OVERHEAD: Final = 512
+    """About what a chunk takes beside its data, so that empty ones are not free."""
 
     def __init__(self) -> None:
+        self._named: dict[bytes, int] = {}
+        """Digests of the plan, and the size in bytes of each."""
         self._chunks: dict[bytes, dict[int, bytes]] = {}
+        """By digest, the one touched last at the end."""
+        self._foreign: dict[bytes, int] = {}
+        """Bytes held of each digest that no plan names, in the same order."""
+        self._foreign_total = 0
         self._complete: dict[bytes, bytes] = {}
         """What was put together, by digest, so that it is not hashed again and again."""
 
+    def keep_for(self, plan: Plan) -> None:
+        """Keep what ``plan`` names, and forget what only the plan before it named."""
+        named = {asset.digest: asset.size for asset in plan.assets}
+        named[plan.model.digest] = 4 * plan.model.parameters
+        for digest in self._named.keys() - named.keys():
+            self._forget(digest)
+            self._complete.pop(digest, None)
+        self._named = named
+        for digest, size in named.items():
+            self._foreign_total -= self._foreign.pop(digest, 0)
+            for index in [index for index in self._chunks.get(digest, {}) if index >= _chunk_count(size)]:
+                del self._chunks[digest][index]
+
     def add(self, chunk: ModelChunk) -> None:
         """Take one chunk."""
-        parts = self._chunks.pop(chunk.digest, {})
+        digest, size = chunk.digest, self._named.get(chunk.digest)
+        if digest in self._complete or (size is not None and chunk.index >= _chunk_count(size)):
+            return
+        parts = self._chunks.pop(digest, {})
+        before = parts.get(chunk.index)
         parts[chunk.index] = chunk.data
-        self._chunks[chunk.digest] = parts
-        while len(self._chunks) > self._KEPT:
-            del self._chunks[next(iter(self._chunks))]
+        self._chunks[digest] = parts
+        if size is None:
+            more = len(chunk.data) + self._CHUNK_OVERHEAD
+            if before is not None:
+                more -= len(before) + self._CHUNK_OVERHEAD
+            self._foreign[digest] = self._foreign.pop(digest, 0) + more
+            self._foreign_total += more
+            while self._foreign_total > self.FOREIGN_BYTES:
+                self._forget(next(iter(self._foreign)))
 
     def get(self, digest: bytes, size: int) -> bytes | None:
         """The ``size`` bytes of that SHA-256, or ``None`` while chunks are missing."""
         if digest in self._complete:
             return self._complete[digest] if len(self._complete[digest]) == size else None
         parts = self._chunks.get(digest, {})
-        chunks = range(-(-size // MODEL_CHUNK_BYTES))
+        chunks = range(_chunk_count(size))
         if any(index not in parts for index in chunks):
             return None
         data = b"".join(parts[index] for index in chunks)
         if len(data) != size or content_digest(data) != digest:
             # A chunk lied about its digest: forget them all; the agent asks the broker again.
-            del self._chunks[digest]
+            self._forget(digest)
             return None
-        self._complete[digest] = data
-        while len(self._complete) > self._KEPT_COMPLETE:
-            del self._complete[next(iter(self._complete))]
-        del self._chunks[digest]
+        if digest in self._named:
+            self._forget(digest)
+            self._complete[digest] = data
         return data
+
+    def _forget(self, digest: bytes) -> None:
+        self._chunks.pop(digest, None)
+        self._foreign_total -= self._foreign.pop(digest, 0)
+
+
+def _chunk_count(size: int) -> int:
+    return -(-size // MODEL_CHUNK_BYTES)

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from dpagent.privacy.clipping import Clipping
+from dpagent.privacy.clipping import MAX_NORM, MIN_NORM, Clipping
 from dpagent.privacy.covariance import SecondMoments
 from dpagent.privacy.wire import MAX_WIDTH, MIN_WIDTH
 from dpagent.protocol.topics import FleetName
@@ -21,6 +21,9 @@ MAX_MESSAGE_BYTES = 60_000
 """No message is larger: the least of the limits of common hosted brokers, less headers."""
 
 MODEL_CHUNK_BYTES = 48_000
+MAX_WHOLE_BYTES = 200_000_000
+"""Weights and assets are no larger: as many as 50 million parameters."""
+MAX_CHUNKS = -(-MAX_WHOLE_BYTES // MODEL_CHUNK_BYTES)
 RECEIPT_DIGEST_BYTES = 16
 RECEIPTS_PER_MESSAGE = 2_048
 
@@ -40,7 +43,7 @@ class ModelTerms(Message):
 
     description: Annotated[bytes, Field(min_length=1, max_length=8_192)]
     """Name and architecture as canonical CBOR of a map; see ``dpagent.learning.model_files``."""
-    parameters: Annotated[int, Field(ge=1, le=50_000_000)]
+    parameters: Annotated[int, Field(ge=1, le=MAX_WHOLE_BYTES // 4)]
     architecture: Annotated[bytes, Field(min_length=32, max_length=32)]
     digest: Annotated[bytes, Field(min_length=32, max_length=32)]
     """SHA-256 of the weights."""
@@ -51,14 +54,16 @@ class AssetTerms(Message):
 
     role: Literal["training-graph", "frozen-network", "projection"]
     digest: Annotated[bytes, Field(min_length=32, max_length=32)]
-    size: Annotated[int, Field(ge=1, le=200_000_000)]
+    size: Annotated[int, Field(ge=1, le=MAX_WHOLE_BYTES)]
     """In bytes."""
 
 
 class ClippingTerms(Message):
     """What each record's gradient is clipped to; see ``dpagent.privacy.clipping``."""
 
-    norms: Annotated[list[Annotated[float, Field(ge=1e-9, le=1e6)]], Field(min_length=1, max_length=512)]
+    norms: Annotated[
+        list[Annotated[float, Field(ge=MIN_NORM, le=MAX_NORM)]], Field(min_length=1, max_length=512)
+    ]
     """One for the whole gradient, or one for each layer with parameters."""
     shares: Annotated[list[Annotated[float, Field(gt=0, le=1)]], Field(min_length=1, max_length=512)]
     """Of the budget, one for each norm."""
@@ -194,6 +199,11 @@ class Plan(Message):
         return SecondMoments(self.projection.values, self.projection.record_norm)
 
     @property
+    def step(self) -> int:
+        """Which gradient step the round takes, from 1; 0 for the round of second moments, which is none."""
+        return self.round - (self.projection is not None)
+
+    @property
     def dimension(self) -> int:
         """Coordinates of an update: the parameters, and the count where a quantile is wanted; or the second
         moments."""
@@ -214,7 +224,7 @@ class ModelChunk(Message):
     version: Literal[1]
     kind: Literal["model"]
     digest: Annotated[bytes, Field(min_length=32, max_length=32)]
-    index: Annotated[int, Field(ge=0, le=4_095)]
+    index: Annotated[int, Field(ge=0, lt=MAX_CHUNKS)]
     data: Annotated[bytes, Field(max_length=MODEL_CHUNK_BYTES)]
 
 

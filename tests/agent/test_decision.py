@@ -19,7 +19,7 @@ from agent.ledger import Budget
 from agent.state import AgentState
 from agent.update import mechanism_of
 from dpagent.errors import ParameterError
-from dpagent.learning import ArrayDataset, Dataset, built_in, describe
+from dpagent.learning import ArrayDataset, Dataset, built_in, describe, from_description
 from dpagent.privacy import NOISE_SHARE, PldAccountant, PrivacyLossEvent, require_noise_as_priced
 from dpagent.protocol.messages import Plan
 
@@ -131,6 +131,22 @@ def test_data_of_another_shape_and_labels_beyond_the_model_are_declined(states: 
 def test_the_number_of_records_is_not_looked_at(states: Any) -> None:
     state = states(50.0)
     assert decide(make_plan(), records(1), state.ledger, DATASET, now=0.0) == accepted(state, make_plan())
+
+
+def test_views_of_records_and_a_front_end_exclude_each_other(states: Any) -> None:
+    """Features are of records, not of their views, and may have no places to move."""
+    layers = {"front_end": [{"random": {"layers": ["tanh"]}}], "layers": [{"dense": 10}]}
+    spec = from_description(describe(built_in("digits")) | layers)
+    model = {
+        "description": cbor2.dumps(describe(spec), canonical=True),
+        "parameters": spec.parameter_count,
+        "architecture": spec.digest(),
+    }
+    views = {"views": 2, "shift": 1, "flip": False}
+    state = states(50.0)
+    accepted(state, make_plan(model=model))
+    accepted(state, make_plan(augmentation=views))
+    assert "views of records whose features" in declined(state, make_plan(model=model, augmentation=views))
 
 
 # --- the budget ---------------------------------------------------------------------------------

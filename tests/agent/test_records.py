@@ -3,18 +3,40 @@
 from __future__ import annotations
 
 import logging
-import math
+import os
+import shutil
 from pathlib import Path
+from typing import Any
 
+import cbor2
 import numpy as np
 import pytest
-from pictures import encoded, folder_of, noise, write
+from fleets import DIGITS, make_plan, write_agent
+from pictures import damaged_inside, encoded, folder_of, noise, write
 
+from agent.profile import load_profile
 from agent.records import Records
-from agent.settings import DataSettings
-from dpagent.errors import DataError
-from dpagent.learning import ArrayDataset, Dataset, save_npz
-from dpagent.privacy import poisson_lot
+from agent.settings import DataSettings, load_agent_settings
+from agent.training import Trainer
+from agent.update import lot_sum, make_moments, mechanism_of
+from dpagent.learning import (
+    ArrayDataset,
+    Dataset,
+    NumpyEngine,
+    describe,
+    from_description,
+    save_npz,
+    sum_over_lot,
+)
+from dpagent.privacy.covariance import SecondMoments
+from dpagent.protocol.messages import Plan
+from dpagent.protocol.signing import Signer, new_signing_secret
+
+COUNT = 12
+DIGIT: dict[str, Any] = {"width": 8, "height": 8, "channels": 1}
+KEY = Signer(new_signing_secret(), "testers").public_key
+PLAN = make_plan(mechanism={"sampling_rate": 1.0}, wire={"width": 24, "shift": 10})
+WEIGHTS = DIGITS.initial_weights(0)
 
 
 def settings(path: Path) -> DataSettings:
@@ -23,21 +45,123 @@ def settings(path: Path) -> DataSettings:
 
 def sizes(dataset: Dataset) -> int:
     """Reads everything."""
-    return sum(len(labels) for _, labels in dataset.batches())
+    return sum(len(labels) for _, labels in dataset.readable_batches())
 
 
-def test_records_that_vanish_or_break_are_left_out_of_the_second_attempt(
+def photos(root: Path, *damaged: int) -> Path:
+    """A picture of each of the first classes in turn; some of them cannot be decoded."""
+    names = [f"{number % 10}/{number:02}.png" for number in range(COUNT)]
+    folder_of(root, *names, **DIGIT)
+    for number in damaged:
+        write(root / names[number], damaged_inside(encoded(noise(number, **DIGIT))))
+    return root
+
+
+def trainer(directory: Path, path: Path) -> Trainer:
+    file = write_agent(directory, None, KEY, engine="numpy", data={"path": str(path)})
+    made = load_agent_settings(file)
+    made.state_dir.mkdir(exist_ok=True)
+    return Trainer(made, load_profile("generic-linux"))
+
+
+def test_records_that_vanish_or_break_do_not_count_and_are_told_to_the_owner(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder_of(tmp_path, *(f"a/{number}.png" for number in range(5)), "b/x.png")
     records = Records(settings(tmp_path))
     (tmp_path / "a" / "1.png").unlink()
-    (tmp_path / "a" / "3.png").write_bytes(encoded(noise(3))[:30])
+    (tmp_path / "a" / "3.png").write_bytes(damaged_inside(encoded(noise(3))))
     with caplog.at_level(logging.WARNING):
-        assert records.attempt(sizes) == 4
-    assert "a/1.png: it has vanished" in caplog.text
-    assert "left out: a/3.png" in caplog.text
-    assert len(records.dataset) == 4
+        for _ in range(3):
+            assert records.attempt(sizes) == 4
+    assert caplog.text.count("a/1.png: it has vanished") == 1
+    assert caplog.text.count("cannot be read and does not count: ") == 2
+    records.refresh()
+    assert len(records.dataset) == 5
+    assert records.attempt(sizes) == 4
+
+
+@pytest.mark.parametrize("damaged", [(), (3,), (0, 5, 11), tuple(range(1, COUNT))])
+def test_a_damaged_picture_makes_no_round_fail_and_adds_nothing(
+    tmp_path: Path, damaged: tuple[int, ...]
+) -> None:
+    """It begins and ends like a whole one, so that no look at a folder finds it."""
+    board = trainer(tmp_path, photos(tmp_path / "photos", *damaged))
+    for _ in range(3):
+        board.records.refresh()
+        _, update = board.release(PLAN, {}, WEIGHTS)
+        assert update.shape == (DIGITS.parameter_count,)
+    engine = NumpyEngine(DIGITS, microbatch=2)
+    total = board.records.attempt(lambda records: lot_sum(PLAN, WEIGHTS, records, engine))
+    good = [number for number in range(COUNT) if number not in damaged]
+    rest = ArrayDataset(
+        np.stack([noise(number, **DIGIT) for number in good]), np.array([number % 10 for number in good]), 10
+    )
+    expected = sum_over_lot(engine, WEIGHTS, rest, np.arange(len(rest)), PLAN.mechanism.clipping.norms)
+    np.testing.assert_allclose(total, expected.total, rtol=1e-4, atol=1e-6)
+    found = sum_over_lot(engine, WEIGHTS, board.records.dataset, np.arange(COUNT), [1.0])
+    assert found.excluded == len(damaged)
+
+
+def test_when_nothing_can_be_read_any_more_the_board_sends_noise_and_says_why(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Were it to decline, then with one readable record it would not: that one would show."""
+    board = trainer(tmp_path, photos(tmp_path / "photos"))
+    shutil.rmtree(tmp_path / "photos")
+    with caplog.at_level(logging.WARNING):
+        board.records.refresh()
+        mechanism, update = board.release(PLAN, {}, WEIGHTS)
+    sigma = mechanism.sigma_steps / 2**PLAN.wire.shift
+    assert np.abs(update).max() < 8 * sigma
+    assert np.std(update) == pytest.approx(sigma, rel=0.1)
+    assert "left out: There is no file" in caplog.text
+    assert "00.png: it has vanished" in caplog.text
+
+
+def test_second_moments_are_those_of_the_records_that_can_be_read(tmp_path: Path) -> None:
+    plan = make_plan(
+        projection={"values": 64, "record_norm": 4.0},
+        mechanism={"sampling_rate": 1.0, "noise_multipliers": [0.05, 1.0, 1.0]},
+        wire={"width": 32, "shift": 4},
+    )
+    records = Records(settings(photos(tmp_path, 3, 7)))
+    released = records.attempt(lambda dataset: make_moments(plan, DIGITS, dataset))
+    good = [number for number in range(COUNT) if number not in (3, 7)]
+    values = np.stack([noise(number, **DIGIT).ravel() / 255 for number in good])
+    mechanism = mechanism_of(plan, DIGITS)
+    expected = SecondMoments(64, 4.0).total(values) / mechanism.granularity / 2**plan.wire.shift
+    sigma = mechanism.sigma_steps / 2**plan.wire.shift
+    length = np.linalg.norm(expected)
+    assert abs((released - expected) @ expected / length) < 6 * sigma
+    assert length / COUNT > 12 * sigma  # one record more would show
+
+
+def front_end_plan() -> Plan:
+    """The plan of a model whose front end makes 4 features of a record."""
+    pooling = {"random": {"layers": [{"average_pool2d": {"kernel": 4, "stride": 4}}]}}
+    spec = from_description(describe(DIGITS) | {"front_end": [pooling], "layers": [{"dense": 10}]})
+    model = {
+        "description": cbor2.dumps(describe(spec), canonical=True),
+        "parameters": spec.parameter_count,
+        "architecture": spec.digest(),
+    }
+    return make_plan(
+        model=model, mechanism={"sampling_rate": 1.0}, wire={"block": 50, "width": 24, "shift": 10}
+    )
+
+
+def test_the_features_of_a_damaged_picture_are_not_finite(tmp_path: Path) -> None:
+    board = trainer(tmp_path, photos(tmp_path / "photos", 3, 7))
+    for _ in range(2):
+        _, update = board.release(front_end_plan(), {}, np.zeros(50, np.float32))
+        assert update.shape == (50,)
+    (file,) = (tmp_path / "state").glob("features-*.f32")
+    features = np.fromfile(file, np.float32).reshape(COUNT, 4)
+    names = sorted(f"{number % 10}/{number:02}.png" for number in range(COUNT))
+    for name, row in zip(names, features, strict=True):
+        assert np.isfinite(row).all() == (name not in ("3/03.png", "7/07.png"))
+        assert np.isfinite(row).any() == np.isfinite(row).all()
 
 
 def test_a_refresh_says_once_what_it_leaves_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -53,41 +177,26 @@ def test_a_refresh_says_once_what_it_leaves_out(tmp_path: Path, caplog: pytest.L
     assert caplog.text.count("left out: a/bad.png") == 1
 
 
-def test_what_no_refresh_helps_against_is_an_error(tmp_path: Path) -> None:
-    folder_of(tmp_path, "a/1.png", "b/2.png")
+def test_a_file_cut_off_while_the_agent_runs_takes_only_what_is_gone(tmp_path: Path) -> None:
+    file = tmp_path / "data_batch_1.bin"
+    file.write_bytes(b"".join(bytes([number]) * 3073 for number in range(6)))
     records = Records(settings(tmp_path))
-    calls = []
-
-    def work(dataset: Dataset) -> int:
-        calls.append(len(dataset))
-        raise DataError("the disk is broken")
-
-    with pytest.raises(DataError, match="the disk is broken"):
-        records.attempt(work)
-    assert calls == [2]
+    os.truncate(file, 4 * 3073 + 1000)
+    assert records.attempt(sizes) == 4
+    records.refresh()
+    assert records.attempt(sizes) == 4
 
 
-def test_the_lot_of_a_second_attempt_is_a_lot_of_the_others(tmp_path: Path) -> None:
-    """Each of the others is in it with probability 0.3, whether or not the broken one was met before."""
-    count, rate, repeats = 12, 0.3, 400
-    folder_of(tmp_path, *(f"a/{number:02}.png" for number in range(count)), "b/x.png", width=3, height=3)
-    drawn = np.zeros(count, np.int64)
-    for _ in range(repeats):
-        write(tmp_path / "a" / "broken.png", encoded(noise(99, 3, 3)))
-        records = Records(settings(tmp_path))
-        (tmp_path / "a" / "broken.png").unlink()
-
-        def lot_of(dataset: Dataset) -> list[str]:
-            lot = poisson_lot(len(dataset), rate)
-            dataset.batch(lot)
-            return [dataset.names[number] for number in lot]  # type: ignore[attr-defined]
-
-        for name in records.attempt(lot_of):
-            assert name != "a/broken.png"
-            if name.startswith("a/"):
-                drawn[int(name[2:4])] += 1
-    # Six standard deviations for each of twelve.
-    assert np.abs(drawn - repeats * rate).max() < 6 * math.sqrt(repeats * rate * (1 - rate))
+def test_one_bad_row_of_a_table_neither_keeps_the_agent_from_starting_nor_takes_other_rows(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = write(tmp_path / "1.csv", b"x,label\n" + b"1,0\n2,1\n" * 50)
+    running = Records(settings(tmp_path))
+    write(file, file.read_bytes() + b"oops,0\n")
+    running.refresh()
+    started = Records(settings(tmp_path))
+    assert len(running.dataset) == len(started.dataset) == 100
+    assert caplog.text.count("1.csv:102: the column 'x' holds 'oops'") == 2
 
 
 def test_records_that_are_not_finite_are_told_to_the_owner(

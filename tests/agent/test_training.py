@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import hashlib
 import json
 import logging
 from pathlib import Path
@@ -11,12 +13,15 @@ import cbor2
 import numpy as np
 import pytest
 from fleets import DIGITS, digits, make_plan, write_agent
+from frozen_networks import choosy
 
 from agent.decision import Declined
 from agent.profile import load_profile
 from agent.settings import load_agent_settings
 from agent.training import Trainer
-from dpagent.learning import describe, from_description
+from dpagent.errors import ConfigurationError, StorageError
+from dpagent.learning import ArrayDataset, describe, from_description
+from dpagent.learning.front_end import features as features_module
 from dpagent.learning.training_graph.build import build_training_graph
 from dpagent.protocol.messages import Plan
 from dpagent.protocol.signing import Signer, new_signing_secret
@@ -88,21 +93,19 @@ def test_a_plan_that_allows_too_little_for_float_sums_is_declined(tmp_path: Path
         trainer(tmp_path, engine="numpy").release(plan, {}, WEIGHTS)
 
 
-def features_plan() -> Plan:
-    """A plan whose model has a front end, which makes 4 features of a record."""
-    spec = from_description(
-        describe(DIGITS)
-        | {
-            "front_end": [{"random": {"layers": [{"average_pool2d": {"kernel": 4, "stride": 4}}]}}],
-            "layers": [{"dense": 10}],
-        }
-    )
+POOLING = {"random": {"layers": [{"average_pool2d": {"kernel": 4, "stride": 4}}]}}
+
+
+def features_plan(stage: dict[str, Any] = POOLING) -> Plan:
+    """A plan whose model has a front end; without another, it makes 4 features of a record."""
+    spec = from_description(describe(DIGITS) | {"front_end": [stage], "layers": [{"dense": 10}]})
     return make_plan(
         model={
             "description": cbor2.dumps(describe(spec), canonical=True),
             "parameters": spec.parameter_count,
             "architecture": spec.digest(),
         },
+        mechanism={"sampling_rate": 1.0},
         wire={"block": 50, "width": 24, "shift": 10},
     )
 
@@ -119,3 +122,109 @@ def test_features_are_computed_once(tmp_path: Path, caplog: pytest.LogCaptureFix
     inputs, _ = digits(0, 50).batch(np.arange(50))
     pooled = inputs.reshape(50, 2, 4, 2, 4).mean(axis=(2, 4))
     np.testing.assert_allclose(features, (pooled - 0.3) / 0.37, rtol=1e-4, atol=1e-5)
+
+
+NETWORK = choosy((8, 8, 1))
+DIGEST = hashlib.sha256(NETWORK).hexdigest()
+NETWORK_PLAN = features_plan({"onnx": {"digest": DIGEST, "output_shape": [8, 8, 1]}})
+WITH_NETWORK = {"frozen-network": NETWORK}
+
+
+def test_a_frozen_network_is_run_only_if_its_owner_trusts_its_digest(tmp_path: Path) -> None:
+    for trusted in ([], ["0" * 64]):
+        with pytest.raises(Declined, match=rf"SHA-256 {DIGEST}, which is not in trusted_graphs .*model show"):
+            trainer(tmp_path, engine="numpy", trusted_graphs=trusted).release(
+                NETWORK_PLAN, WITH_NETWORK, np.zeros(650, np.float32)
+            )
+    assert not list((tmp_path / "state").glob("features-*"))
+    board = trainer(tmp_path, engine="numpy", trusted_graphs=[DIGEST])
+    _, update = board.release(NETWORK_PLAN, WITH_NETWORK, np.zeros(650, np.float32))
+    assert update.shape == (650,)
+    # The digest that the plan names is not enough: the bytes are looked at.
+    with pytest.raises(Declined, match="its network is not the one that the model names"):
+        trainer(tmp_path, engine="numpy", trusted_graphs=[DIGEST]).release(
+            NETWORK_PLAN, {"frozen-network": choosy((8, 8, 2))}, np.zeros(650, np.float32)
+        )
+
+
+def test_a_record_that_a_network_fails_on_does_not_show(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The round goes on without the record, and only the board's own log tells."""
+    board = trainer(tmp_path, engine="numpy", trusted_graphs=[DIGEST])
+    data = digits(0, 50)
+    data.inputs[7, 2, 3] = 1e6
+    board.records.dataset = data
+    _, update = board.release(NETWORK_PLAN, WITH_NETWORK, np.zeros(650, np.float32))
+    assert update.shape == (650,)
+    assert "1 of 50 records have no finite features" in caplog.text
+    (file,) = (tmp_path / "state").glob("features-*.f32")
+    finite = np.isfinite(np.fromfile(file, np.float32).reshape(50, -1)).all(axis=1)
+    assert np.flatnonzero(~finite).tolist() == [7]
+
+
+def test_no_room_for_features_declines_the_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(features_module, "_SPACE_LEFT", 1 << 60)
+    with pytest.raises(Declined, match=r"features of 50 records take .* MiB more"):
+        trainer(tmp_path, engine="numpy").release(features_plan(), {}, np.zeros(50, np.float32))
+
+
+class Treacherous(ArrayDataset):
+    """Records whose reading fails in a way that nobody foresaw."""
+
+    error: Exception = ConfigurationError("a sentence")
+
+    def _read(self, indices: Any) -> Any:
+        raise type(self.error)(*self.error.args)  # a new one: an error keeps what it came through
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (ConfigurationError("a sentence"), "^a sentence$"),
+        (StorageError("no disk"), "^no disk$"),
+        (RuntimeError("odd"), r"nobody foresaw \(RuntimeError: odd\)"),
+        (OSError(5, "Input/output error"), r"nobody foresaw \(OSError"),
+        (MemoryError(), r"nobody foresaw \(MemoryError"),
+    ],
+)
+@pytest.mark.parametrize("plan", [PLAN, features_plan()], ids=["records", "features"])
+def test_whatever_fails_in_a_round_only_declines_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, plan: Plan, error: Exception, text: str
+) -> None:
+    board = trainer(tmp_path, engine="numpy")
+    data = Treacherous(digits(0, 50).inputs, np.zeros(50, np.int64), 10)
+    data.error = error
+    board.records.dataset = data
+    with pytest.raises(Declined, match=text):
+        board.release(plan, {}, np.zeros(plan.model.parameters, np.float32))
+    assert "Traceback" not in caplog.text
+
+
+def test_features_are_made_again_after_they_could_not_be(tmp_path: Path) -> None:
+    """What was closed is not read from: its descriptor may be another file's by now."""
+    plan, weights = features_plan(), np.zeros(50, np.float32)
+    board = trainer(tmp_path, engine="numpy")
+    board.release(plan, {}, weights)
+    good = board.records.dataset
+    data = Treacherous(digits(0, 50).inputs, np.zeros(50, np.int64), 10)
+    board.records.dataset = data
+    with pytest.raises(Declined):
+        board.release(plan, {}, weights)
+    gc.collect()  # the descriptor of the failure, which would serve by chance
+    board.records.dataset = good
+    board.release(plan, {}, weights)
+
+
+def test_features_that_were_cut_short_are_made_again_for_the_next_round(tmp_path: Path) -> None:
+    """The round is declined rather than run without those records."""
+    plan, weights = features_plan(), np.zeros(50, np.float32)
+    board = trainer(tmp_path, engine="numpy")
+    board.release(plan, {}, weights)
+    (file,) = (tmp_path / "state").glob("features-*.f32")
+    whole = file.read_bytes()
+    file.write_bytes(whole[:100])
+    with pytest.raises(Declined, match="was cut short while in use"):
+        board.release(plan, {}, weights)
+    board.release(plan, {}, weights)
+    assert file.read_bytes() == whole

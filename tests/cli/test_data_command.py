@@ -54,7 +54,7 @@ def test_a_person_is_told_what_was_read_and_what_to_mind(photos: Path) -> None:
     assert any(line.startswith("cat ####") and line.endswith(" 3 75.0%") for line in lines)
     text = " ".join(lines)
     assert "fox/bad.png: it is not a picture" in text
-    assert "list them in `classes`" in text
+    assert "list them in `--classes`" in text
 
 
 def test_the_lines_for_agent_yaml_read_the_same(walks: Path, tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_data_that_fit_a_model_are_told_so(tmp_path: Path) -> None:
     assert "Fits the model digits." in result.stdout
     model = tmp_path / "mine.yaml"
     model.write_text("{name: mine, input_shape: [64], classes: 10, layers: [{dense: 10}]}")
-    assert "set `shape: [64]`" in " ".join(check(tmp_path / "x.npz", "--model", model).stdout.split())
+    assert "set `--shape 64`" in " ".join(check(tmp_path / "x.npz", "--model", model).stdout.split())
     result = check(tmp_path / "x.npz", "--model", model, "--shape", "64")
     assert result.returncode == 0, result.stdout
     assert check(tmp_path / "x.npz", "--model", "no-such").returncode == 3
@@ -107,20 +107,22 @@ def test_data_that_fit_a_model_are_told_so(tmp_path: Path) -> None:
     ("arguments", "code", "text"),
     [
         (["missing"], 4, "There is no file or directory missing"),
-        (["{walks}"], 4, "no column 'label'; found: ax, a$y, act, who. Set `label`"),
+        (["{walks}"], 4, "no column 'label'; found: ax, a$y, act, who. Set `--label`"),
         (["{walks}", "--label", "act"], 4, "walks.csv:2: the column 'who' holds 'p0'"),
-        (["{walks}", "--label", "act", "--features", "ax", "--classes", "run,walk"], 4, "one of run, walk"),
-        (["{walks}", "--label", "act", "--group", "who", "--scale", "0"], 3, "`scale` is 0.0"),
+        (["{walks}", "--label", "act", "--features", "ax", "--classes", "hop,skip"], 4, "one of hop, skip"),
+        (["{walks}", "--label", "act", "--group", "who", "--scale", "0"], 3, "`--scale` is 0.0"),
         (["{walks}", "--label", "act", "--group", "who", "--scale", "az=2"], 3, "'az', which is no input"),
-        (["{walks}", "--stride", "5"], 3, "`stride` is given without `window`"),
+        (["{walks}", "--stride", "5"], 3, "`--stride` is given without `--window`"),
         (["{walks}", "--window", "0"], 3, "--window: got 0; expected greater than or equal to 1"),
-        (["{walks}", "--size", "8x8"], 3, "`images` is set"),
+        (["{walks}", "--size", "8x8"], 3, "`--size` is set"),
         (["{photos}", "--kind", "csv"], 4, "holds no CSV files"),
         (["{photos}", "--kind", "npz"], 4, "photos"),
         (["{photos}", "--classes", "cat"], 3, "--classes"),
         (["{photos}", "--classes", "cat,owl"], 4, "in the folder 'fox', which is no class"),
-        (["{photos}", "--size", "8"], 3, "--size"),
-        (["{photos}", "--size", "wide"], 2, "expected whole numbers, such as 28x28"),
+        (["{photos}", "--size", "wide"], 2, "expected WIDTHxHEIGHT, such as 32x32"),
+        (["{walks}", "--window", "abc"], 2, "'abc': expected a whole number of rows, such as 64"),
+        (["{photos}/fox"], 4, "Make a folder for each class"),
+        (["{photos}/fox/4.png"], 4, "is a single picture"),
         (["{photos}", "--offset", "much"], 2, "expected a number, or COLUMN=NUMBER"),
         (["{photos}", "--kind", "tar"], 2, "'tar' is not one of"),
         (["{photos}", "--picture", "x.pdf"], 2, "has to end in .svg or .png"),
@@ -135,6 +137,42 @@ def test_what_is_wrong_is_one_sentence_and_a_code(
     assert result.returncode == code, result.stderr
     assert text in " ".join(result.stderr.replace("│", " ").split())
     assert "Traceback" not in result.stderr
+
+
+def test_columns_and_many_classes_are_shown_as_far_as_they_are_read(tmp_path: Path) -> None:
+    rows = [f"{n},{n % 7 - 2.5},c{n // 2:02d}" for n in range(60)]
+    file = write(tmp_path / "x.csv", "\n".join(["t,hr,label", *rows, ""]).encode())
+    result = check(file)
+    assert result.returncode == 0, result.stderr
+    lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
+    assert "t 0 59 only grows" in lines
+    assert "hr -2.5 3.5" in lines
+    assert "(10 more) 20 33.3%" in lines
+    assert sum(line.startswith("c") and line.endswith("3.3%") for line in lines) == 20
+    text = " ".join(lines)
+    assert "A column that only grows is taken as input: t." in text
+    assert "from the column 'label', give 30 classes, 30 of them with no more than 2 records" in text
+    told = json.loads(check(file, "--json", "-").stdout)
+    assert len(told["classes"]) == 30
+    assert told["columns"] == [
+        {"name": "t", "minimum": 0.0, "maximum": 59.0, "only_grows": True},
+        {"name": "hr", "minimum": -2.5, "maximum": 3.5, "only_grows": False},
+    ]
+
+
+def test_pictures_take_the_size_of_a_model_and_a_misfit_says_what_to_do(photos: Path) -> None:
+    result = check(photos, "--model", "cifar-cnn")
+    text = " ".join(result.stdout.split())
+    assert result.returncode == 4
+    assert "32 × 32 × 3" in text
+    assert (
+        "`dpagent model show cifar-cnn --yaml > mine.yaml`, and in that file set classes and the units"
+        in text
+    )
+    assert "size: [32, 32]" in text
+    text = " ".join(check(photos, "--model", "cifar-cnn", "--size", "8").stdout.split())
+    assert "8 × 8 × 3" in text
+    assert "Read them with `--size 32x32` and `--mode rgb`" in text
 
 
 def words_of(svg: bytes) -> str:

@@ -128,6 +128,18 @@ def test_a_projection_takes_a_round_of_its_own(tmp_path: Path) -> None:
     assert rest[-1] > 0.6
 
 
+def test_the_first_step_after_a_projection_is_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = ModelSpec("projected", (12,), 3, (Dense(3),), front_end=(Projection(4),))
+    prepared(tmp_path, spec, records(300, (12,)), records(60, (12,), seed=5))
+    numbers: list[int] = []
+    take = Baseline.round
+    monkeypatch.setattr(Baseline, "round", lambda self, number: numbers.append(number) or take(self, number))
+    run_baseline(tmp_path)
+    assert numbers == [1, 2]
+
+
 def test_a_missing_or_damaged_file_is_no_baseline(tmp_path: Path) -> None:
     assert read_baseline(tmp_path / "none.json") == ()
     (tmp_path / "cut.json").write_text('{"accuracy": [0.5, ')

@@ -13,6 +13,7 @@ import pytest
 from demos import asked_for, chosen, own
 from pictures import encoded, folder_of, noise, write, zip_of
 
+from cli.demo import choices
 from cli.demo.choices import choose, choose_model, facts_of
 from cli.demo.fitting_model import derived_model, fitting_model, model_file
 from cli.demo.layout import Layout
@@ -23,6 +24,9 @@ from cli.demo.run import prepare_run
 from cli.demo.shards import deal
 from cli.demo.source import data_name, open_source
 from cli.demo.timing import round_times
+from coordinator.planning import require_every_round_fits
+from coordinator.settings import FleetSettings
+from coordinator.store import Job
 from dpagent.errors import ConfigurationError, DataError, DpagentError, PlanError
 from dpagent.learning import ArrayDataset, ModelSpec, NumpyEngine, built_in, load_model, save_npz
 from dpagent.learning.front_end.features import FrontEnd
@@ -136,6 +140,24 @@ def test_a_large_model_gets_more_fragments() -> None:
     assert chosen(DataForm(5000, 10, [8], 3), derived_model((8,), 3), rounds=2).fragments_per_update == 16
 
 
+def test_noise_that_no_device_accepts_is_not_blamed_on_fragments(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[int] = []
+
+    def observed(settings: FleetSettings, job: Job, spec: ModelSpec) -> None:
+        tried.append(settings.fragments_per_update)
+        require_every_round_fits(settings, job, spec)
+
+    monkeypatch.setattr(choices, "require_every_round_fits", observed)
+    with pytest.raises(PlanError, match="plan of round 1: its noise") as caught:
+        chosen(DataForm(5000, 10, [8], 3), derived_model((8,), 3), epsilon=200.0, rounds=2)
+    assert tried == [16]
+    assert "fragments" not in str(caught.value)
+    tried.clear()
+    spec = ModelSpec("large", (4000,), 800, (Dense(800),))
+    assert chosen(DataForm(5000, 10, [4000], 800), spec, rounds=2).fragments_per_update == tried[-1]
+    assert tried == [16 * 2**number for number in range(len(tried))]
+
+
 def test_impossible_runs_are_refused() -> None:
     form, spec = DataForm(4, 1, [8], 3), derived_model((8,), 3)
     with pytest.raises(DataError, match="4 training records cannot be split over 5 devices"):
@@ -241,7 +263,7 @@ def test_what_the_owner_should_know_is_said(tmp_path: Path) -> None:
     data = DataChoice("p", {"kind": "images", "path": str(tmp_path / "p"), "classes": ["a", "b", "yak"]})
     source = open_source(data, seed=0)
     said = " ".join(source.remarks(derived_model(source.form.shape, 3)))
-    assert "1 left out: a/cut.png" in said
+    assert "Left out: a/cut.png" in said
     assert "No training record is of yak" in said
     assert "There are 2 test records: the accuracy is uncertain by about 35 points" in said
     assert "Inputs reach" not in said

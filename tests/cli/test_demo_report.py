@@ -16,6 +16,7 @@ import pytest
 from cli.demo.collect import ChargedFragment, as_json, tally_fragments
 from cli.demo.record import Arrival, DemoRecord, DeviceBudget, FragmentTally
 from cli.demo.report import MAX_ROWS, measure_interleaving, render_report, write_report
+from cli.demo.summary import print_summary
 from dpagent.errors import StorageError
 
 NBSP = "\N{NO-BREAK SPACE}"
@@ -81,6 +82,10 @@ def record_of(devices: int = 5, rounds: int = 30, fragments: int = 16) -> DemoRe
         signal_to_noise=5.3,
         outlook="good",
         warning=None,
+        remarks=(),
+        guessing=0.103,
+        test_file="demo/coordinator/test.npz",
+        predict=("dpagent predict demo/model.onnx demo/coordinator/test.npz --summary",),
         model_file="demo/model.onnx",
         state_dir="demo/state",
     )  # fmt: skip
@@ -307,6 +312,38 @@ def test_many_classes_and_a_poor_outlook_are_said(tmp_path: Path) -> None:
     assert "111 and 28 more" in words
     assert "Signal to noise 0.041" in words
     assert "it follows the median of the gradients’ norms" in words
+
+
+def test_all_that_was_said_of_the_data_is_said_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = replace(record_of(), remarks=("Give --offset and <b>.",), warning="Expect noise.", guessing=0.4)
+    assert record.minds == ("Give --offset and <b>.", "Expect noise.")
+    page = render_report(record, tmp_path)
+    # An option stays on one line, however narrow the page is.
+    assert 'Give <span class="option">--offset</span> and &lt;b&gt;.' in page
+    assert "Expect noise." in page
+    assert f"always guessing the commonest class: 40.0{NBSP}%" in page
+    results = as_json(record)
+    assert (results["guessing_accuracy"], results["minds"]) == (0.4, list(record.minds))
+    print_summary(results)
+    said = capsys.readouterr().out
+    assert "Mind: Give --offset and <b>.\n" in said
+    assert re.search(r"always guessing the commonest class +40\.00%", said)
+    assert "Records held out: demo/coordinator/test.npz\n" in said
+    assert f"Try: {record.predict[0]}\n" in said
+
+
+@pytest.mark.parametrize(
+    ("baseline", "blamed"),
+    [((0.1, 0.5), True), ((0.9, 0.52), True), ((0.1, 0.53), False), ((0.1, 0.9), False), ((), False)],
+)
+def test_a_model_that_does_not_beat_guessing_without_noise_is_not_blamed_on_noise(
+    baseline: tuple[float, ...], blamed: bool
+) -> None:
+    # Of 400 records, guessing half of them right, one standard error is 2.5 points.
+    record = replace(record_of(), baseline_history=baseline, guessing=0.5, test_records=400)
+    assert any("it is not the noise" in sentence for sentence in record.minds) == blamed
 
 
 def test_a_round_that_took_no_step_has_no_accuracy(tmp_path: Path) -> None:

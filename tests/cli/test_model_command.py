@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import subprocess
 import sys
 from dataclasses import fields
@@ -11,10 +12,12 @@ from pathlib import Path
 import onnx
 import pytest
 import yaml
+from frozen_networks import of_chance, tanh
 
 from agent.settings import AgentSettings
 from dpagent.learning import BUILT_IN, built_in, from_description, load_model
 from dpagent.learning.costs import forward_flops, record_bytes, working_bytes
+from dpagent.learning.front_end.network_check import operators
 from dpagent.learning.front_end.stages import STAGES
 from dpagent.learning.layers import LAYERS, Conv2d, Dense, MaxPool2d, Residual, Tanh
 from dpagent.learning.models import ModelSpec
@@ -80,6 +83,24 @@ def test_front_end_and_branches_of_a_model_of_ones_own_are_shown(own: Path) -> N
     assert ["shortcut:", "as", "it", "is"] in rows
     assert ["features", "4", "×", "4", "×", "4,", "computed", "once", "a", "record", "and", "kept"] in rows
     assert any(row[:1] == ["graph"] and "trusted:" in row for row in rows)
+
+
+def test_a_network_is_checked_and_shown_by_the_digest_that_the_agent_takes(tmp_path: Path, own: Path) -> None:
+    values = yaml.safe_load(OWN) | {"input_shape": [4], "layers": [{"dense": 3}]}
+    own.write_text(yaml.safe_dump(values | {"front_end": [{"onnx": {"file": "net.onnx"}}]}))
+    (tmp_path / "net.onnx").write_bytes(tanh())
+    result = model("show", own)
+    assert result.returncode == 0, result.stderr
+    digest = hashlib.sha256(tanh()).hexdigest()
+    assert ["network", f"{digest},", "for", "trusted_graphs", "in", "agent.yaml"] in rows_of(result.stdout)
+    (tmp_path / "net.onnx").write_bytes(of_chance())
+    result = model("show", own)
+    assert result.returncode == 3
+    assert "net.onnx, node 0 'the RandomUniformLike' (RandomUniformLike) is not among" in result.stderr
+    (tmp_path / "net.onnx").write_bytes(tanh())
+    without = model("show", own, program="import sys; sys.modules['onnx'] = None")
+    assert without.returncode == 3
+    assert "has to be checked with the package onnx, which is not installed" in without.stderr
 
 
 @pytest.mark.parametrize("name", sorted(BUILT_IN))
@@ -210,6 +231,8 @@ def test_the_page_on_models_names_every_part_and_its_examples_load() -> None:
             assert f"`{field.name}`" in kinds[kind][1], (kind, field.name)
     for name, spec in BUILT_IN.items():
         assert any(row[0] == f"| `{name}`" and row[2] == f"{spec.parameter_count:,}" for row in rows), name
+    listed = page.split("### Frozen networks", 1)[1].split("\n\n`Abs`", 1)[1].split("\n\n", 1)[0]
+    assert ["Abs", *re.findall(r"`(\w+)`", listed)] == list(operators())
     blocks = page.split("```yaml\n")[1:]
     assert [from_description(yaml.safe_load(block.split("```")[0])).name for block in blocks] == [
         "porch", "features",

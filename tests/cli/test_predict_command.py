@@ -69,7 +69,7 @@ def test_pictures_are_answered_one_a_line_and_the_rest_goes_to_stderr(model: Pat
     assert "Model linear after round 7: inputs of 8 × 12 × 3, 3 classes." in text
     assert f"Privacy: {SENTENCE}. Up to this round: ε = 1.5." in text
     assert text.count("Privacy:") == 1
-    assert "2 input(s)." in text
+    assert "2 inputs." in text
     assert "scaled" not in text
 
 
@@ -106,9 +106,7 @@ def test_pictures_of_any_size_and_mode_are_made_to_fit_and_it_is_said(model: Pat
     grey = noise(4, channels=1)
     write(tmp_path / "grey.png", encoded(grey))
     result = run(model, tmp_path / "large.png", tmp_path / "grey.png")
-    assert "1 picture(s) were scaled and cut to the model's input of 12 × 8." in " ".join(
-        result.stderr.split()
-    )
+    assert "1 picture was scaled and cut to the model's input of 12 × 8." in " ".join(result.stderr.split())
     document = predicted(model, tmp_path / "large.png", tmp_path / "grey.png")
     small = np.asarray(Image.fromarray(large).resize((12, 8), Image.Resampling.BILINEAR))
     assert told(document) == expected([small, np.repeat(grey, 3, axis=2)])
@@ -127,7 +125,7 @@ def test_what_is_unreadable_is_named_and_the_others_are_answered(model: Path, tm
     assert "2.png: it is not a picture" in text
     assert "cut.png: " in text
     assert f"There is no file or directory {tmp_path / 'missing'}" in text
-    assert "5 input(s). 3 without an answer" in text
+    assert "5 inputs. 3 without an answer" in text
     assert "\x1b" not in result.stderr
     document = predicted(model, tmp_path / "x", code=4)
     (first, _), (third, _) = expected(pixels)
@@ -241,6 +239,7 @@ def test_a_missing_value_has_no_answer_and_a_broken_row_ends_its_file(tmp_path: 
     assert len(problems) == 42
     assert "NaN" in problems[20]
     assert "broken.csv:22: the column 'ax' holds 'much'" in problems[41]
+    assert "`--features`" in problems[41]
     assert [problem for problem in problems if problem] == [problems[20], problems[41]]
 
 
@@ -285,7 +284,7 @@ def test_a_file_that_is_no_model_of_ours_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "text"),
     [
-        (["missing.onnx", "{png}"], 4, "There is no file or directory missing.onnx"),
+        (["missing.onnx", "{png}"], 4, "There is no model file missing.onnx"),
         (["{tmp}", "{png}"], 4, "is a directory; expected a model file"),
         (["{model}"], 2, "Missing argument 'INPUT'"),
         (["{model}", "{npz}"], 4, "the records have shape (4,); model 'linear' takes (8, 12, 3)"),
@@ -293,7 +292,7 @@ def test_a_file_that_is_no_model_of_ours_is_refused(tmp_path: Path) -> None:
         (["{model}", "{png}", "--classes", "a,b"], 3, "There are 2 classes (a, b); model 'linear' has 3"),
         (["{model}", "{png}", "--classes", "owl,fox,cat"], 3, "itself names cat, fox, owl"),
         (["{flat}", "{png}"], 3, "which is no picture"),
-        (["{model}", "{empty}"], 4, "is nothing known"),
+        (["{model}", "{empty}"], 4, "is an empty folder"),
         (["{model}", "{png}", "--json", "no/x.json"], 8, "no/x.json"),
         (["{model}", "{png}", "--json", "/dev/null"], 8, "is no regular file"),
         (["{model}", "{png}", "--top", "0"], 2, "greater than or equal to 1"),

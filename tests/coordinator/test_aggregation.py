@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from agent.update import make_update
 from coordinator.aggregation import mean_release, take_step
 from coordinator.store import OpenedFragment, Store
-from dpagent.learning import NumpyEngine, Sgd
+from dpagent.learning import Adam, NumpyEngine, Sgd
 from dpagent.protocol.fragments import block_count, cut, read_block
 from dpagent.protocol.messages import Plan
 from dpagent.protocol.sealing import Opener, new_sealing_secret, seal
@@ -86,6 +86,20 @@ def test_nothing_at_all_is_a_step_of_the_velocity_alone() -> None:
     step = take_step(plan, gradient, weights, state, Sgd(0.9), 0.5)
     np.testing.assert_allclose(step.weights, weights - 0.45, rtol=1e-5, atol=1e-6)
     assert (step.clamped, step.kept) == (0, 1.0)
+
+
+@pytest.mark.parametrize(("projection", "first"), [(None, 1), ({"values": 64, "record_norm": 1.0}, 2)])
+def test_adams_first_step_is_as_long_as_the_learning_rate(projection: object, first: int) -> None:
+    """Kingma and Ba, section 2.1: with its bias corrected, the first step is η times the gradient's sign."""
+    weights = DIGITS.initial_weights(0)
+    gradient = np.random.default_rng(4).normal(size=DIMENSION)
+    plan = plan_with(1_000, projection=projection, round=first)
+    step = take_step(plan, gradient, weights, np.zeros((2, DIMENSION)), Adam(), 0.01)
+    np.testing.assert_allclose(step.weights, weights - 0.01 * np.sign(gradient), rtol=0, atol=2e-6)
+    # The second, on the same gradient, is as long again.
+    plan = plan_with(1_000, projection=projection, round=first + 1)
+    again = take_step(plan, gradient, step.weights, step.state, Adam(), 0.01)
+    np.testing.assert_allclose(again.weights, weights - 0.02 * np.sign(gradient), rtol=0, atol=4e-6)
 
 
 def test_the_cap_acts_at_the_coordinator_only_when_asked() -> None:

@@ -208,6 +208,8 @@ def test_stopped_demo_leaves_nothing_behind_and_goes_on(
         again = started()
         _, err = again.communicate(timeout=200)
         assert again.returncode == 0, err
+        assert re.search(rf"Goes on with the run in {re.escape(str(state_dir))} after round [1-9]", err)
+        assert "round 1/" not in err
         check_whole_run(state_dir, json.loads((tmp_path / "results.json").read_text()))
 
 

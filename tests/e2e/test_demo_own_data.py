@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -25,6 +26,16 @@ def demo(*arguments: str | Path, timeout: float = 150) -> subprocess.CompletedPr
         [sys.executable, "-m", "cli.main", "demo", *map(str, arguments)],
         capture_output=True, text=True, timeout=timeout, check=False,
     )  # fmt: skip
+
+
+def predicted(command: str) -> str:
+    """What ``dpagent predict …`` prints."""
+    words = shlex.split(command)
+    assert words[:2] == ["dpagent", "predict"]
+    run = subprocess.run(
+        [sys.executable, "-m", "cli.main", *words[1:]], capture_output=True, text=True, timeout=60, check=True
+    )
+    return run.stdout
 
 
 def results_of(run: subprocess.CompletedProcess[str], tmp_path: Path) -> dict[str, Any]:
@@ -88,7 +99,7 @@ def test_pictures_by_class_are_learnt_through_scattering(pictures: Path, tmp_pat
     assert results["accuracy"] > 0.8
     assert results["baseline_accuracy"] > 0.8
     assert results["privacy"]["clipping"] == "layers"
-    assert "1 left out: none/broken.png" in run.stderr
+    assert "Left out: none/broken.png" in run.stderr
     # The model stands beside fleet.yaml as an operator would put it there, and goes on from there.
     fleet = yaml.safe_load((state / "coordinator" / "fleet.yaml").read_text())
     assert fleet["model"]["name"] == "model.yaml"
@@ -101,14 +112,16 @@ def test_pictures_by_class_are_learnt_through_scattering(pictures: Path, tmp_pat
     again = demo("--data-dir", pictures, "--state-dir", state, "--rounds", 9)
     assert again.returncode == 3
     assert "was started with" in again.stderr
+    assert f"dpagent demo --data-dir {pictures} --size 16x16 --mode grey --devices 3" in again.stderr
 
 
 def test_windows_over_csv_are_learnt_with_an_adaptive_clip_norm(walks: Path, tmp_path: Path) -> None:
-    run = demo(
+    arguments = [
         "--data-dir", walks, "--label", "activity", "--window", 32, "--scale", 10, "--split", "file",
         "--devices", 3, "--rounds", 8, "--epsilon", 20, "--clipping", "quantile", "--engine", "numpy",
         "--no-baseline", "--state-dir", tmp_path / "demo", "--json", tmp_path / "results.json",
-    )  # fmt: skip
+    ]  # fmt: skip
+    run = demo(*arguments)
     results = results_of(run, tmp_path)
     assert results["data"]["shape"] == [32, 2]
     assert results["data"]["split"] == "whole files or groups"
@@ -119,6 +132,24 @@ def test_windows_over_csv_are_learnt_with_an_adaptive_clip_norm(walks: Path, tmp
     assert "accuracy without noise" in run.stdout
     log = (tmp_path / "demo" / "logs" / "agent-001.log").read_text()
     assert "engine for" not in log
+    with np.load(tmp_path / "demo" / "coordinator" / "test.npz") as held_out:
+        commonest = np.bincount(held_out["labels"]).max() / len(held_out["labels"])
+    assert results["guessing_accuracy"] == pytest.approx(commonest)
+    # The commands at the end are ready to be typed, the second with all options that such data need.
+    lines = [line.removeprefix("Try: ") for line in run.stdout.splitlines() if line.startswith("Try: ")]
+    assert lines == results["predict"]
+    assert predicted(lines[0]).startswith(f"Accuracy: {100 * results['accuracy']:.2f} %")
+    rows = (walks / "person-0.csv").read_text().splitlines()
+    new = write(tmp_path / "new.csv", "\n".join(row.rpartition(",")[0] for row in [*rows, ""]).encode())
+    assert len(predicted(lines[1].replace("NEW.csv", str(new))).splitlines()) == 1 + 14
+    # A run that is finished shows what it was, and trains nothing; and the data may have changed since.
+    write(walks / "person-9.csv", b"ax,ay,activity\n1,2,run\n")
+    (tmp_path / "results.json").unlink()
+    again = demo(*arguments)
+    assert results_of(again, tmp_path) == results
+    assert "is finished: nothing is trained" in again.stderr
+    assert "the data have changed since; this run goes on with the earlier ones" in again.stderr
+    assert "round 1/8" not in again.stderr
 
 
 def write_network(path: Path) -> None:
@@ -180,9 +211,9 @@ def test_a_hopeless_run_is_called_so_from_beginning_to_end(tmp_path: Path) -> No
     ("arguments", "code", "words"),
     [
         (["--data-dir", "nowhere"], 4, "nowhere"),
-        (["--data-dir", "EMPTY"], 4, "nothing known"),
+        (["--data-dir", "EMPTY"], 4, "is an empty folder"),
         (["--data-dir", "ONE"], 4, "classes"),
-        (["--data-dir", "PICTURES"], 4, "`size`"),
+        (["--data-dir", "PICTURES"], 4, "`--size`"),
         (["--data-dir", "DATA", "--epsilon", "100"], 9, "smaller ε"),
         (["--data-dir", "DATA", "--model", "digits"], 4, "(4,)"),
         (["--data-dir", "DATA", "--model", "none.yaml"], 3, "none.yaml"),

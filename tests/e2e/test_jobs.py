@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import math
 import sqlite3
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +34,8 @@ ROUNDS = 3
 DEVICES = 2
 
 
-def features_file(path: Path) -> None:
-    """An ONNX file that a frozen stage can name: means over two by two pixels."""
+def features_file(path: Path) -> str:
+    """An ONNX file that a frozen stage can name: means over two by two pixels. Returns its SHA-256."""
     nodes = [
         helper.make_node("Reshape", ["pixels", "blocks"], ["apart"]),
         helper.make_node("ReduceMean", ["apart", "axes"], ["features"], keepdims=0),
@@ -49,22 +51,27 @@ def features_file(path: Path) -> None:
     )  # fmt: skip
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
     onnx.save(model, str(path))
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def model_file(directory: Path, front_end: list[Any]) -> None:
+def model_file(directory: Path, front_end: list[Any]) -> str:
+    """The model ``mine.yaml``, and the network it may name. Returns the SHA-256 of that."""
     directory.mkdir(parents=True, exist_ok=True)
-    features_file(directory / "pooling.onnx")
+    digest = features_file(directory / "pooling.onnx")
     model = {
         "name": "mine", "input_shape": [8, 8, 1], "classes": 10, "front_end": front_end,
         "layers": [{"dense": 12}, "tanh", {"dense": 10}],
     }  # fmt: skip
     (directory / "mine.yaml").write_text(yaml.safe_dump(model))
+    return digest
 
 
 class Job:
     """What a finished job left behind."""
 
-    def __init__(self, directory: Path, broker: Broker, **changes: Any) -> None:
+    def __init__(
+        self, directory: Path, broker: Broker, *, trusted: Sequence[str] = (), **changes: Any
+    ) -> None:
         self.name = directory.name
         self.coordinator = directory / "coordinator"
         budget = {"epsilon": 35.0, "delta": 1e-4, "sampling_rate": 0.8, "schedule": {"kind": "uniform"}}
@@ -77,7 +84,15 @@ class Job:
         key = load_signer(self.settings.keys_dir, self.name).public_key
         devices = [directory / f"device-{number}" for number in range(DEVICES)]
         files = [
-            write_agent(device, broker, key, number, fleet=self.name, budget={"epsilon": 35.0})
+            write_agent(
+                device,
+                broker,
+                key,
+                number,
+                fleet=self.name,
+                budget={"epsilon": 35.0},
+                trusted_graphs=list(trusted),
+            )
             for number, device in enumerate(devices)
         ]
         with Observer(broker, self.name) as observer, run_coordinator(file) as program:
@@ -172,8 +187,8 @@ def test_a_front_end_is_computed_on_the_board_and_exported(tmp_path: Path, mosqu
         {"random": {"layers": [{"conv2d": {"channels": 1, "kernel": 3, "padding": 1}}, "relu"], "seed": 1}},
         {"onnx": {"file": "pooling.onnx"}},
     ]
-    model_file(directory / "coordinator", stages)
-    job = Job(directory, mosquitto, model={"name": "mine.yaml"})
+    digest = model_file(directory / "coordinator", stages)
+    job = Job(directory, mosquitto, trusted=[digest], model={"name": "mine.yaml"})
     job.require_sound()
     description = cbor2.loads(job.plans[1].model.description)
     assert description["front_end"][1]["onnx"]["output_shape"] == [4, 4, 1]

@@ -176,8 +176,8 @@ def test_a_network_is_named_by_its_file(tmp_path: Path) -> None:
     ("stage", "text"),
     [
         ({"onnx": {"file": "none.onnx"}}, r"stage 1 onnx: .*none\.onnx: No such file"),
-        ({"onnx": {"file": "model.yaml"}}, r"stage 1 onnx: its network cannot be loaded"),
-        ({"onnx": {"file": "odd.onnx"}}, r"stage 1 onnx: its network cannot be loaded: .*Unheard"),
+        ({"onnx": {"file": "model.yaml"}}, r"stage 1 onnx: .*model\.yaml is no ONNX file"),
+        ({"onnx": {"file": "odd.onnx"}}, r"stage 1 onnx: .*odd\.onnx, node 0 \(Unheard\) is not among"),
         ({"onnx": {"file": "rows.onnx", "colour": 1}}, "stage 1 onnx: unknown key 'colour'"),
     ],
 )

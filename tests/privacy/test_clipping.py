@@ -10,9 +10,11 @@ import pytest
 from attacks import proven_epsilon
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from dpagent.errors import ParameterError
 from dpagent.privacy import COUNT_WEIGHT, Clipping, DiscretisedGaussian, adapted_norm
+from dpagent.protocol.messages import ClippingTerms
 
 THREE = Clipping((3, 4, 2), (0.5, 2.0, 0.1), (0.2, 0.7, 0.1))
 
@@ -128,7 +130,21 @@ def test_the_norm_follows_the_quantile() -> None:
         norm = adapted_norm(norm, float(np.mean(norms <= norm)), quantile=0.7, rate=0.2)
     assert norm == pytest.approx(7.0, rel=0.02)
     assert adapted_norm(1.0, 5.0, quantile=0.5, rate=0.2) == adapted_norm(1.0, 1.0, quantile=0.5, rate=0.2)
-    assert adapted_norm(1e9, 0.0, quantile=0.5, rate=1.0) == 1e9
+
+
+@pytest.mark.parametrize(("share", "end"), [(0.0, 1e6), (1.0, 1e-9)])
+def test_a_norm_that_follows_a_quantile_stays_what_a_plan_can_announce(share: float, end: float) -> None:
+    norm = 1.0
+    for _ in range(100):
+        norm = adapted_norm(norm, share, quantile=0.5, rate=1.0)
+        assert ClippingTerms(norms=[norm], shares=[1.0], count_weight=0.2).norms == [norm]
+        assert Clipping.whole(3, norm, count_weight=0.2).norms == (norm,)
+    assert norm == end
+    beyond = end * (1.001 if end > 1 else 0.999)
+    with pytest.raises(ValidationError, match="norms"):
+        ClippingTerms(norms=[beyond], shares=[1.0], count_weight=0.2)
+    with pytest.raises(ParameterError, match=r"clip norm is .*expected a number in \[1e-09, 1e\+06\]"):
+        Clipping.whole(3, beyond)
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,11 @@ def test_every_name_comes_from_the_module_that_type_checkers_are_told() -> None:
         assert module is not None
         assert getattr(dpagent.privacy, name) is getattr(import_module(module), name)
     assert set(dpagent.privacy.__all__) <= set(dir(dpagent.privacy))
+    # Once each, and where the type checker is told: a second home would load a module for nothing.
+    homes = [
+        (name, f"dpagent.privacy.{home}") for home, names in dpagent.privacy._HOMES.items() for name in names
+    ]
+    assert sorted(homes) == sorted(declared.items())
 
 
 def test_a_name_that_is_not_there_is_an_attribute_error() -> None:

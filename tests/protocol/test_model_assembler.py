@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import pytest
+from fleets import make_plan
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
+from dpagent.errors import ParameterError
+from dpagent.learning.models import MAX_PARAMETERS
 from dpagent.protocol.codec import MessageError, decode, encode
 from dpagent.protocol.fragments import (
     Assembler,
@@ -15,7 +21,14 @@ from dpagent.protocol.fragments import (
     weights_from_bytes,
     weights_to_bytes,
 )
-from dpagent.protocol.messages import MODEL_CHUNK_BYTES, ModelChunk
+from dpagent.protocol.messages import (
+    MAX_CHUNKS,
+    MAX_WHOLE_BYTES,
+    MODEL_CHUNK_BYTES,
+    AssetTerms,
+    ModelChunk,
+    Plan,
+)
 
 WEIGHTS = np.random.default_rng(0).normal(size=30_000).astype(np.float32)  # 120,000 bytes: three chunks
 DATA = weights_to_bytes(WEIGHTS)
@@ -89,23 +102,172 @@ def test_a_chunk_of_another_model_is_not_used() -> None:
     assert assembler.get(*WHOLE) is None
 
 
-def test_a_flood_of_foreign_chunks_displaces_the_oldest() -> None:
-    models = [weights_to_bytes(np.full(10, value, np.float32)) for value in range(7)]
-    assembler = Assembler()
-    for data in models:
-        assembler.add(chunked(data)[0])
-    found = [assembler.get(content_digest(data), 40) for data in models]
-    assert found == [None, None, *models[2:]]
+# --- what a plan names stays, whatever else comes --------------------------------------------------
 
 
-def test_what_is_complete_stays_while_the_next_arrives() -> None:
-    models = [weights_to_bytes(np.full(10, value, np.float32)) for value in range(3)]
-    wanted = [(content_digest(data), 40) for data in models]
+def of(value: int, chunks: int = 1) -> bytes:
+    """Something of so many chunks, the last of them shorter."""
+    return value.to_bytes(4, "big") * ((chunks * MODEL_CHUNK_BYTES - 400) // 4)
+
+
+NAMED = {"weights": of(1), "training-graph": of(2, 2), "frozen-network": of(3, 3), "projection": of(4)}
+
+
+def plan_of(weights: bytes, assets: Mapping[str, bytes] | None = None) -> Plan:
+    return make_plan(
+        model={"digest": content_digest(weights), "parameters": len(weights) // 4},
+        assets=[
+            {"role": role, "digest": content_digest(data), "size": len(data)}
+            for role, data in (assets or {}).items()
+        ],
+    )
+
+
+PLAN = plan_of(NAMED["weights"], {role: NAMED[role] for role in NAMED if role != "weights"})
+
+
+def add(assembler: Assembler, *wholes: bytes) -> None:
+    for data in wholes:
+        for chunk in chunked(data):
+            assembler.add(chunk)
+
+
+def whole(assembler: Assembler, data: bytes) -> bool:
+    found = assembler.get(content_digest(data), len(data))
+    assert found in (None, data)
+    return found is not None
+
+
+@pytest.mark.parametrize("plan_first", [True, False])
+@pytest.mark.parametrize("stale", [0, 40])
+def test_all_that_a_plan_names_is_there_again_and_again(plan_first: bool, stale: int) -> None:
+    """Weights and three assets, each asked for when the others are put together, beside leftovers."""
     assembler = Assembler()
-    for data, known in zip(models, wanted, strict=True):
-        assembler.add(chunked(data)[0])
-        assert assembler.get(*known) == data
-    assert [assembler.get(*known) for known in wanted] == [None, models[1], models[2]]
+    if plan_first:
+        assembler.keep_for(PLAN)
+    for number in range(stale):
+        add(assembler, of(100 + number))
+    chunks = [chunk for data in NAMED.values() for chunk in chunked(data)]
+    for number, chunk in enumerate(chunks):
+        assembler.add(chunk)
+        add(assembler, of(200 + number))
+    assembler.keep_for(PLAN)
+    for _ in range(2):
+        assert [whole(assembler, data) for data in NAMED.values()] == [True] * 4
+
+
+def test_what_was_named_outlives_a_flood_and_the_flood_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Assembler, "FOREIGN_BYTES", 10 * MODEL_CHUNK_BYTES)
+    assembler = Assembler()
+    assembler.keep_for(PLAN)
+    add(assembler, NAMED["weights"], NAMED["training-graph"])
+    assert whole(assembler, NAMED["weights"])
+    add(assembler, *(of(1_000 + number) for number in range(50)))
+    add(assembler, NAMED["frozen-network"], NAMED["projection"])
+    assert all(whole(assembler, data) for data in NAMED.values())
+    left = [number for number in range(50) if whole(assembler, of(1_000 + number))]
+    assert left == list(range(41, 50)), "the latest, as many as fit"
+
+
+def test_a_flood_of_empty_chunks_is_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Assembler, "FOREIGN_BYTES", 100_000)
+    assembler = Assembler()
+    for number in range(5_000):
+        digest = (number // 2).to_bytes(32, "big")
+        assembler.add(ModelChunk(version=1, kind="model", digest=digest, index=number % 2, data=b""))
+    assert sum(map(len, assembler._chunks.values())) < 400
+    assert set(assembler._chunks) == set(assembler._foreign)
+
+
+def test_a_chunk_that_comes_again_takes_no_more_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Assembler, "FOREIGN_BYTES", 5 * MODEL_CHUNK_BYTES)
+    assembler = Assembler()
+    for _ in range(20):
+        add(assembler, DATA)
+    assert whole(assembler, DATA)
+
+
+def test_bytes_of_the_largest_thing_fit_before_its_plan_comes() -> None:
+    assert MAX_WHOLE_BYTES + MAX_CHUNKS * Assembler._CHUNK_OVERHEAD < Assembler.FOREIGN_BYTES
+
+
+def test_the_next_rounds_weights_come_before_their_plan_and_the_last_ones_go(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Round after round nothing is asked for again, and nothing piles up, trained or not."""
+    monkeypatch.setattr(Assembler, "FOREIGN_BYTES", 9 * MODEL_CHUNK_BYTES)
+    assets = {role: data for role, data in NAMED.items() if role != "weights"}
+    assembler = Assembler()
+    add(assembler, *assets.values())
+    for number in range(12):
+        weights = of(10 + number, 2)
+        add(assembler, weights)
+        assembler.keep_for(plan_of(weights, assets))
+        if number % 2:
+            assert whole(assembler, weights)
+            assert all(whole(assembler, data) for data in assets.values())
+        before = of(9 + number, 2)
+        assert not whole(assembler, before)
+    held = sum(len(data) for parts in assembler._chunks.values() for data in parts.values())
+    held += sum(map(len, assembler._complete.values()))
+    assert held == sum(map(len, assets.values())) + len(weights)
+
+
+def test_what_is_complete_is_not_gathered_a_second_time() -> None:
+    assembler = Assembler()
+    assembler.keep_for(PLAN)
+    for _ in range(2):  # the broker sends all it retains at each connection
+        add(assembler, *NAMED.values())
+        assert all(whole(assembler, data) for data in NAMED.values())
+    assert assembler._chunks == {}
+
+
+def test_chunks_beyond_the_size_that_a_plan_names_take_no_room() -> None:
+    for plan_first in (True, False):
+        assembler = Assembler()
+        if plan_first:
+            assembler.keep_for(PLAN)
+        (chunk,) = chunked(NAMED["weights"])
+        for index in range(30):
+            assembler.add(chunk.model_copy(update={"index": index}))
+        assembler.keep_for(PLAN)
+        assert [list(parts) for parts in assembler._chunks.values()] == [[0]]
+        assert whole(assembler, NAMED["weights"])
+
+
+def test_a_lie_about_what_a_plan_names_is_healed() -> None:
+    assembler = Assembler()
+    assembler.keep_for(PLAN)
+    for chunk in chunked(NAMED["frozen-network"]):
+        assembler.add(lie(chunk))
+    assert not whole(assembler, NAMED["frozen-network"])
+    add(assembler, NAMED["frozen-network"])
+    assert whole(assembler, NAMED["frozen-network"])
+
+
+# --- sizes ----------------------------------------------------------------------------------------
+
+
+def test_the_largest_thing_that_a_plan_may_name_can_be_sent() -> None:
+    size = 200_000_000
+    assert AssetTerms.model_validate({"role": "projection", "digest": bytes(32), "size": size}).size == size
+    assert make_plan(model={"parameters": size // 4}).model.parameters == size // 4 == MAX_PARAMETERS
+    last = (size - 1) // MODEL_CHUNK_BYTES
+    chunk = ModelChunk(version=1, kind="model", digest=bytes(32), index=last, data=b"end")
+    assert decode(encode(chunk), ModelChunk) == chunk
+
+
+def test_one_byte_more_is_refused_everywhere() -> None:
+    size = 200_000_001
+    with pytest.raises(ParameterError, match="200,000,001 bytes; expected at most 200,000,000"):
+        chunked(bytes(size))
+    with pytest.raises(ValidationError, match="size"):
+        AssetTerms.model_validate({"role": "projection", "digest": bytes(32), "size": size})
+    with pytest.raises(ValidationError, match="parameters"):
+        make_plan(model={"parameters": size // 4 + 1})
+    beyond = (size - 2) // MODEL_CHUNK_BYTES + 1
+    with pytest.raises(ValidationError, match="index"):
+        ModelChunk(version=1, kind="model", digest=bytes(32), index=beyond, data=b"")
 
 
 def test_a_model_of_another_length_than_the_plan_says_is_refused() -> None:

@@ -12,7 +12,8 @@ from matplotlib.figure import Figure
 from cli.demo.record import DemoRecord, DeviceBudget
 from cli.demo.report.drawing import COLOURS, Picture, draw_picture
 from cli.demo.report.interleaving import Interleaving, by_round, measure_interleaving
-from cli.demo.report.notation import counted, epsilon, percent, plain, span
+from cli.demo.report.notation import epsilon, percent, plain, span
+from dpagent.wording import counted
 
 #: With more devices than this, pictures with a row for each show as many.
 MAX_ROWS: Final = 20

@@ -38,11 +38,6 @@ def points(difference: float) -> str:
     return f"{amount} {'point' if amount == '1.0' else 'points'} {'above' if difference > 0 else 'below'}"
 
 
-def counted(number: int, noun: str) -> str:
-    """'1 device', '2 devices'."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
 def duration(seconds: float) -> str:
     """Seconds with a decimal; from a minute on, whole ones."""
     if seconds < 59.95:

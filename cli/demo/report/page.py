@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -12,15 +13,18 @@ from statistics import fmean, median
 from typing import Final
 
 from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup, escape
 
 from cli.demo.record import DemoRecord
 from cli.demo.report.device_pictures import MAX_ROWS, arrivals_picture, ledgers_picture
 from cli.demo.report.drawing import COLOURS, DARK_COLOURS
-from cli.demo.report.notation import counted, duration, epsilon, factor, mebibytes, percent, plain, size
+from cli.demo.report.notation import duration, epsilon, factor, mebibytes, percent, plain, size
 from cli.demo.report.round_pictures import accuracy_picture, budget_picture
 from dpagent.storage import disk_errors, write_atomically
+from dpagent.wording import counted
 
 _MOST_NAMES: Final = 12
+_OPTION: Final = re.compile(r"--[a-z][a-z-]*")
 _CLIPPING: Final = {
     "whole": "no record’s gradient counts for more than this (L2)",
     "layers": "no record’s gradient counts for more than this (L2), and no layer’s for more than its part",
@@ -58,6 +62,7 @@ def render_report(record: DemoRecord, directory: Path) -> str:
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     spent = record.epsilon
+    environment.filters["options_whole"] = _options_whole
     return environment.from_string(template).render(
         record=record,
         key_figures=_key_figures(record),
@@ -94,6 +99,11 @@ def render_report(record: DemoRecord, directory: Path) -> str:
     )
 
 
+def _options_whole(sentence: str) -> Markup:
+    """``sentence`` for the page; no line ends within an option, which begins with two hyphens."""
+    return Markup(_OPTION.sub(r'<span class="option">\g<0></span>', str(escape(sentence))))
+
+
 def _name_of(file: str, directory: Path) -> str:
     """``file`` as seen from the page, if it lies with it in one directory; else as it is."""
     try:
@@ -110,7 +120,11 @@ def _key_figures(record: DemoRecord) -> list[_KeyFigure]:
     records = f"about {record.records_per_device:,.0f} records each"
     restarts = "no restarts" if record.restarts == 0 else counted(record.restarts, "restart")
     return [
-        _KeyFigure("Test accuracy", percent(accuracy[-1]) if accuracy else "–", without_noise),
+        _KeyFigure(
+            "Test accuracy",
+            percent(accuracy[-1]) if accuracy else "–",
+            f"{without_noise}; always guessing the commonest class: {percent(record.guessing)}",
+        ),
         _KeyFigure(
             "Privacy spent, for each record",
             f"ε = {epsilon(record.epsilon)}",
@@ -159,9 +173,7 @@ def _alarms(record: DemoRecord) -> list[str]:
         alarms.append(
             f"{counted(record.fragments.lost, 'fragment')} lost: sent in time or receipted, but not counted."
         )
-    if record.warning is not None:
-        alarms.append(record.warning)
-    return alarms
+    return [*alarms, *record.minds]
 
 
 def _some(names: Sequence[str]) -> str:

@@ -12,11 +12,10 @@ from dpagent.learning.data.dataset import (
     ArrayDataset,
     Dataset,
     Origin,
-    Reshaped,
-    Subset,
     check_fits,
     to_float32,
 )
+from dpagent.learning.data.derived import Reshaped, Subset, Unfailing
 from dpagent.learning.data.idx import open_idx
 from dpagent.learning.data.images import open_images
 from dpagent.learning.data.npz import open_npz, save_npz
@@ -36,6 +35,7 @@ __all__ = [
     "Reshaped",
     "Subset",
     "TableForm",
+    "Unfailing",
     "check_fits",
     "count_non_finite",
     "examine",

@@ -9,16 +9,19 @@ import hashlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dpagent.errors import DataError
-from dpagent.learning.data.dataset import Dataset, Indices
+from dpagent.learning.data.classes import doubt_about_labels
+from dpagent.learning.data.columns import ColumnRange, ColumnTally, hint_of_growth
+from dpagent.learning.data.dataset import Dataset
+from dpagent.wording import counted
 
 _LARGE: Final = 20.0
 """Models are made for inputs of about −1 to 1; beyond this most units are saturated."""
+_PIECE_BYTES: Final = 1 << 20
 _MOST_SENTENCES: Final = 1_000
 
 
@@ -31,6 +34,7 @@ class Findings:
         warnings: what may be wrong, a sentence each.
         records, shape, dtype: of the whole.
         classes: name and count of each class.
+        columns: the input columns of a table; of all other data there are none.
         minimum, maximum: of all finite values; None if there is none.
         non_finite: records with a NaN or an infinity, which never count.
         duplicates: records whose inputs equal those of one before.
@@ -47,6 +51,7 @@ class Findings:
     shape: tuple[int, ...]
     dtype: str
     classes: tuple[tuple[str, int], ...]
+    columns: tuple[ColumnRange, ...]
     minimum: float | None
     maximum: float | None
     non_finite: int
@@ -56,16 +61,30 @@ class Findings:
     memory_bytes: int
 
 
-def examine(dataset: Dataset) -> Findings:
-    """Read all of ``dataset``, a piece at a time; 16 bytes a record stay in memory meanwhile."""
+def examine(dataset: Dataset, *, label: str | None = None) -> Findings:
+    """Read all of ``dataset``, a piece at a time; 16 bytes a record stay in memory meanwhile.
+
+    Args:
+        dataset: the records.
+        label: the column that their labels are from, if they have one.
+    """
+    names: tuple[str, ...] = getattr(dataset, "columns", ())
+    columns = ColumnTally(names)
     inputs_seen, records_seen = (np.zeros(len(dataset), np.uint64) for _ in range(2))
-    read, non_finite, unreadable = 0, 0, []
+    read, non_finite = 0, 0
+    unreadable: list[str] = []
     low, high = math.inf, -math.inf
-    for inputs, labels, problem in _pieces(dataset):
-        if problem:
-            unreadable.append(problem)
+    size = max(1, _PIECE_BYTES // dataset.record_bytes)
+    for start in range(0, len(dataset), size):
+        indices = np.arange(start, min(start + size, len(dataset)))
+        inputs, problems = dataset.try_read(indices)
+        unreadable += problems.values()
+        kept = np.delete(np.arange(len(indices)), list(problems))
+        if not len(kept):
             continue
-        flat = np.ascontiguousarray(inputs).reshape(len(inputs), -1)
+        if names:
+            columns.add(inputs[kept], groups_of(dataset)[indices[kept]])
+        flat = np.ascontiguousarray(inputs[kept]).reshape(len(kept), -1)
         finite = np.isfinite(flat)
         non_finite += int(np.count_nonzero(~finite.all(axis=1)))
         low = min(
@@ -74,10 +93,10 @@ def examine(dataset: Dataset) -> Findings:
         high = max(
             high, float(flat.max(where=finite, initial=-math.inf) if flat.dtype.kind == "f" else flat.max())
         )
-        for row, label in zip(flat, labels, strict=True):
+        for row, number in zip(flat, dataset.labels[indices[kept]], strict=True):
             digest = hashlib.blake2b(row.data, digest_size=8)
             inputs_seen[read] = int.from_bytes(digest.digest(), "little")
-            digest.update(int(label).to_bytes(8, "little"))
+            digest.update(int(number).to_bytes(8, "little"))
             records_seen[read] = int.from_bytes(digest.digest(), "little")
             read += 1
     different = len(np.unique(inputs_seen[:read]))
@@ -89,6 +108,7 @@ def examine(dataset: Dataset) -> Findings:
         warnings=(
             *dataset.origin.warnings,
             *_warnings(dataset, (low, high) if has_values else None, non_finite, read - different),
+            *filter(None, [hint_of_growth(columns.ranges()), doubt_about_labels(dataset, label)]),
         ),
         records=len(dataset),
         shape=dataset.shape,
@@ -96,6 +116,7 @@ def examine(dataset: Dataset) -> Findings:
         classes=tuple(
             (dataset.class_label(number), int(count)) for number, count in enumerate(dataset.class_counts())
         ),
+        columns=columns.ranges(),
         minimum=low if has_values else None,
         maximum=high if has_values else None,
         non_finite=non_finite,
@@ -107,35 +128,24 @@ def examine(dataset: Dataset) -> Findings:
 
 
 def count_non_finite(dataset: Dataset) -> int:
-    """How many records hold a NaN or an infinity. The mechanism leaves them out of its sums.
-
-    Raises:
-        DataError: a record cannot be read.
-    """
+    """How many of the records that can be read hold a NaN or an infinity. They are left out of all sums."""
     if dataset.dtype == np.uint8:
         return 0
     count = 0
-    for inputs, _ in dataset.batches():
+    for inputs, _ in dataset.readable_batches():
         count += int(np.count_nonzero(~np.isfinite(inputs).all(axis=tuple(range(1, inputs.ndim)))))
     return count
 
 
-def _pieces(dataset: Dataset) -> Iterator[tuple[NDArray[Any], NDArray[np.int64], str]]:
-    """The records in pieces, and a sentence in place of one that cannot be read."""
-    size = max(1, (1 << 20) // dataset.record_bytes)
-    waiting: list[Indices] = [
-        np.arange(start, min(start + size, len(dataset))) for start in range(0, len(dataset), size)
-    ]
-    waiting.reverse()
-    while waiting:
-        indices = waiting.pop()
-        try:
-            yield (*dataset.batch(indices), "")
-        except DataError as error:
-            if len(indices) == 1:
-                yield np.empty(0), np.empty(0, np.int64), str(error)
-            else:
-                waiting += [indices[number : number + 1] for number in reversed(range(len(indices)))]
+def groups_of(dataset: Dataset) -> NDArray[np.int64]:
+    """The file or group of each record, ``(n,)``; 0 for all where nothing tells."""
+    return np.zeros(len(dataset), np.int64) if dataset.groups is None else dataset.groups
+
+
+def sentence_of_non_finite(count: int) -> str:
+    """What becomes of records that hold NaN or an infinity."""
+    holds = "holds" if count == 1 else "hold"
+    return f"{counted(count, 'record')} {holds} NaN or infinity (or a missing value) and will not count."
 
 
 def _warnings(
@@ -152,14 +162,15 @@ def _warnings(
             " Name them in `classes` to fix how many there are."
         )
     if non_finite:
-        yield f"{non_finite:,} record(s) hold NaN or infinity (or a missing value) and will not count."
+        yield sentence_of_non_finite(non_finite)
     if values is not None and dataset.dtype != np.uint8 and max(map(abs, values)) > _LARGE:
         yield (
             f"Values go from {values[0]:g} to {values[1]:g}; models are made for about −1 to 1. Give public"
             " constants: `offset` and `scale` of CSV columns, or a model's `input_offset` and `input_scale`."
         )
     if duplicates:
+        equal = "equals" if duplicates == 1 else "equal"
         yield (
-            f"{duplicates:,} record(s) equal one before. What stands k times is protected k times less,"
-            " because the privacy unit is the record."
+            f"{counted(duplicates, 'record')} {equal} one before. What stands k times is protected k times"
+            " less, because the privacy unit is the record."
         )

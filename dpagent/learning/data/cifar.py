@@ -18,6 +18,7 @@ from dpagent.errors import DataError
 from dpagent.learning.data.classes import named_classes
 from dpagent.learning.data.dataset import Dataset, Origin
 from dpagent.learning.data.stored import RawFile, StoredArray, StoredDataset, open_raw, reading
+from dpagent.wording import counted
 
 Half = Literal["train", "test"]
 
@@ -78,7 +79,9 @@ def open_cifar(path: str | Path, half: Half, classes: Sequence[str] | None = Non
         return StoredDataset(
             parts, convert, numbers, count, shape=(32, 32, 3), dtype=np.dtype(np.uint8), class_names=named,
             groups=np.concatenate(groups),
-            origin=Origin("cifar", f"{path}, {len(files)} file(s) of CIFAR-{layout.classes} in binary form"),
+            origin=Origin(
+                "cifar", f"{path}, {counted(len(files), 'file')} of CIFAR-{layout.classes} in binary form"
+            ),
         )  # fmt: skip
     except DataError as error:
         raise DataError(f"{path}: {error}") from error

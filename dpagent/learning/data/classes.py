@@ -7,6 +7,7 @@ board that lacks a class would number them otherwise, and nobody would notice.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Final
 
@@ -14,8 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpagent.errors import DataError
-from dpagent.learning.data.dataset import MAX_CLASSES
+from dpagent.learning.data.dataset import MAX_CLASSES, Dataset
 
+_FEW_CLASSES: Final = 10
+_FEW_RECORDS: Final = 2
+_FRACTION: Final = re.compile(r"[+-]?\d*\.\d*[1-9]\d*(e[+-]?\d+)?", re.IGNORECASE)
 _LONGEST: Final = 9  # digits of a whole number that could be a class
 
 UNLISTED: Final = (
@@ -91,3 +95,29 @@ def named_classes(labels: NDArray[np.int64], listed: Sequence[str] | None) -> tu
     if listed is not None:
         return len(listed), tuple(listed)
     return max(2, int(labels.max(initial=0)) + 1), ()
+
+
+def doubt_about_labels(dataset: Dataset, column: str | None = None) -> str:
+    """Why the labels may be no classes, as a sentence, or nothing. Classes that were listed are not doubted.
+
+    Args:
+        dataset: the records.
+        column: the column that the labels are from, if they are from one.
+    """
+    if dataset.class_names and UNLISTED not in dataset.origin.warnings:
+        return ""
+    what = "The labels" if column is None else f"The labels, from the column {column!r},"
+    advice = (
+        " Are they classes?" if column is None else " Is it the label column? Name the right one in `label`,"
+        " or list the classes in `classes`."
+    )  # fmt: skip
+    fractions = [name for name in dataset.class_names if _FRACTION.fullmatch(name)]
+    if 2 * len(fractions) > len(dataset.class_names):
+        return f"{what} are decimal fractions, such as {', '.join(fractions[:3])}.{advice}"
+    few = int(np.count_nonzero(dataset.class_counts() <= _FEW_RECORDS))
+    if dataset.classes > _FEW_CLASSES and 2 * few > dataset.classes:
+        return (
+            f"{what} give {dataset.classes:,} classes, {few:,} of them with no more than {_FEW_RECORDS}"
+            f" records.{advice}"
+        )
+    return ""

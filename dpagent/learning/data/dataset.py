@@ -103,13 +103,29 @@ class Dataset(ABC):
             Inputs ``(m, *shape)``, uint8 or float32, and labels ``(m,)`` int64.
 
         Raises:
-            DataError: A record cannot be read any more; names the file. :meth:`refresh` leaves it out.
+            DataError: A record cannot be read; names the file. Training uses :meth:`readable_batches`.
             IndexError: An index is out of its range.
         """
-        indices = np.asarray(indices)
-        if indices.size and not (int(indices.min()) >= 0 and int(indices.max()) < len(self)):
-            raise IndexError(f"indices from {indices.min()} to {indices.max()} for {len(self)} records")
+        indices = self._require_in_range(indices)
         return self._read(indices), self.labels[indices]
+
+    def try_read(self, indices: Indices) -> tuple[NDArray[Any], dict[int, str]]:
+        """The records at ``indices``, and why some of them cannot be read.
+
+        Returns:
+            Inputs ``(m, *shape)``, and a sentence for each place in them whose values mean nothing.
+        """
+        indices = self._require_in_range(indices)
+        try:
+            return self._read(indices), {}
+        except DataError:
+            inputs, problems = np.zeros((len(indices), *self.shape), self.dtype), {}
+            for place in range(len(indices)):
+                try:
+                    inputs[place] = self._read(indices[place : place + 1])[0]
+                except DataError as error:
+                    problems[place] = str(error)
+            return inputs, problems
 
     def batches(self, indices: Indices | None = None, *, size: int | None = None) -> Iterator[Batch]:
         """The same in pieces, so that a lot may be larger than memory.
@@ -121,17 +137,39 @@ class Dataset(ABC):
         Raises:
             DataError: as of :meth:`batch`.
         """
-        size = max(1, _BATCH_BYTES // self.record_bytes) if size is None else require_count("size", size)
+        size = self._batch_size(size)
         count = len(self) if indices is None else len(indices)
         for start in range(0, count, size):
             stop = min(start + size, count)
             yield self.batch(np.arange(start, stop) if indices is None else indices[start:stop])
 
+    def readable_batches(self, indices: Indices | None = None, *, size: int | None = None) -> Iterator[Batch]:
+        """As :meth:`batches`, without the records that cannot be read.
+
+        It fails for no record, whatever is in it: what is released of a lot, and whether anything is, may
+        depend on a record only as the mechanism allows. Every batch but the last is full, so that batches are
+        those of a lot that never held the others, as the bound on an engine's error asks for.
+        """
+        size = self._batch_size(size)
+        count = len(self) if indices is None else len(indices)
+        start = 0
+        while start < count:
+            pieces: list[Batch] = []
+            missing = size
+            while missing and start < count:
+                stop = min(start + missing, count)
+                pieces.append(
+                    self._readable(np.arange(start, stop) if indices is None else indices[start:stop])
+                )
+                missing -= len(pieces[-1][1])
+                start = stop
+            yield pieces[0] if len(pieces) == 1 else _joined(pieces)
+
     def refresh(self) -> Dataset:
         """The records as they are now: this object if nothing changed, else a new one.
 
         Only folders of images and CSV files change. Cheap if nothing did. It raises nothing: what
-        cannot be read is left out, and said in ``origin.left_out``.
+        does not fit is left out, and said in ``origin.left_out``.
         """
         return self
 
@@ -147,6 +185,20 @@ class Dataset(ABC):
     def class_label(self, number: int) -> str:
         """What class ``number`` is called: its name, or the number."""
         return self.class_names[number] if self.class_names else str(number)
+
+    def _readable(self, indices: Indices) -> Batch:
+        inputs, problems = self.try_read(indices)
+        kept = np.delete(np.arange(len(indices)), list(problems)) if problems else slice(None)
+        return inputs[kept], self.labels[indices][kept]
+
+    def _batch_size(self, asked: int | None) -> int:
+        return max(1, _BATCH_BYTES // self.record_bytes) if asked is None else require_count("size", asked)
+
+    def _require_in_range(self, indices: Indices) -> Indices:
+        indices = np.asarray(indices)
+        if indices.size and not (int(indices.min()) >= 0 and int(indices.max()) < len(self)):
+            raise IndexError(f"indices from {indices.min()} to {indices.max()} for {len(self)} records")
+        return indices
 
     def _check(self) -> None:
         if self.dtype not in (np.uint8, np.float32) or not 1 <= len(self.shape) <= 3:
@@ -167,6 +219,12 @@ class Dataset(ABC):
         if self.class_names and len(self.class_names) != self.classes:
             raise DataError(
                 f"There are {len(self.class_names)} names for {self.classes} classes; expected one each."
+            )
+        if self.classes == 1:
+            named = f", {self.class_names[0]!r}" if self.class_names else ""
+            raise DataError(
+                f"{self.origin.source}: there is only one class{named}; expected at least 2, since a model"
+                " learns to tell classes apart."
             )
         if not 2 <= self.classes <= MAX_CLASSES:
             raise DataError(f"There are {self.classes} classes; expected 2 to {MAX_CLASSES:,}.")
@@ -216,57 +274,6 @@ class ArrayDataset(Dataset):
         return chosen
 
 
-class Subset(Dataset):
-    """Some of the records of another set, read through it.
-
-    Args:
-        dataset: the other set.
-        indices: ``(m,)`` which of its records, in the order they shall have here.
-
-    Raises:
-        DataError: there is none.
-    """
-
-    def __init__(self, dataset: Dataset, indices: Indices) -> None:
-        self._dataset, self._indices = dataset, np.asarray(indices, np.int64)
-        super().__init__(
-            dataset.labels[indices], dataset.classes, shape=dataset.shape, dtype=dataset.dtype,
-            class_names=dataset.class_names, origin=dataset.origin,
-            groups=None if dataset.groups is None else dataset.groups[indices],
-        )  # fmt: skip
-
-    def _read(self, indices: Indices) -> NDArray[Any]:
-        return self._dataset.batch(self._indices[indices])[0]
-
-
-class Reshaped(Dataset):
-    """The records of another set in another shape with as many values.
-
-    Raises:
-        DataError: the numbers of values differ.
-    """
-
-    def __init__(self, dataset: Dataset, shape: Sequence[int]) -> None:
-        self._dataset = dataset
-        if math.prod(shape) != math.prod(dataset.shape):
-            raise DataError(
-                f"The records have shape {dataset.shape}, {math.prod(dataset.shape)} values; shape"
-                f" {tuple(shape)} needs {math.prod(shape)}. Correct `shape`, or leave it out."
-            )
-        super().__init__(
-            dataset.labels, dataset.classes, shape=shape, dtype=dataset.dtype,
-            class_names=dataset.class_names, groups=dataset.groups, origin=dataset.origin,
-        )  # fmt: skip
-
-    def _read(self, indices: Indices) -> NDArray[Any]:
-        return self._dataset.batch(indices)[0].reshape(len(indices), *self.shape)
-
-    def refresh(self) -> Dataset:
-        """As of :meth:`Dataset.refresh`."""
-        now = self._dataset.refresh()
-        return self if now is self._dataset else Reshaped(now, self.shape)
-
-
 def to_float32(inputs: NDArray[Any]) -> NDArray[np.float32]:
     """``inputs`` as a network takes them: uint8 divided by 255, float32 as it is."""
     if inputs.dtype == np.uint8:
@@ -282,6 +289,12 @@ def check_fits(dataset: Dataset, spec: ModelSpec) -> None:
     """
     if dataset.shape != spec.input_shape:
         advice = "Resize the records or choose another model."
+        if dataset.origin.kind == "images" and len(spec.input_shape) == 3 and spec.input_shape[2] in (1, 3):
+            height, width, channels = spec.input_shape
+            advice = (
+                f"Read them with `size: [{width}, {height}]` and"
+                f" `mode: {'rgb' if channels == 3 else 'grey'}`, or choose another model."
+            )
         if math.prod(dataset.shape) == math.prod(spec.input_shape):
             advice = f"They have as many values: set `shape: {list(spec.input_shape)}`."
         raise DataError(
@@ -291,13 +304,30 @@ def check_fits(dataset: Dataset, spec: ModelSpec) -> None:
     if dataset.class_names and dataset.classes != spec.classes:
         raise DataError(
             f"The data have {dataset.classes} classes ({_some(dataset.class_names)}); model {spec.name!r} has"
-            f" {spec.classes}. List all classes of the fleet in `classes`, or choose another model."
+            f" {spec.classes}. List all classes of the fleet in `classes`, or choose another model:"
+            f" {_adapt(spec, dataset.classes)}"
         )
     if dataset.classes > spec.classes:
         raise DataError(
             f"The largest label is {dataset.classes - 1}; model {spec.name!r} has {spec.classes} classes, 0"
-            f" to {spec.classes - 1}. Correct the labels or choose another model."
+            f" to {spec.classes - 1}. Correct the labels or choose another model:"
+            f" {_adapt(spec, dataset.classes)}"
         )
+
+
+def _adapt(spec: ModelSpec, classes: int) -> str:
+    """How to make a model like this one for so many classes."""
+    from dpagent.learning.built_in_models import BUILT_IN
+
+    start = "in its file"
+    if BUILT_IN.get(spec.name) == spec:
+        start = f"`dpagent model show {spec.name} --yaml > mine.yaml`, and in that file"
+    return f"{start} set classes and the units of the last dense layer to {classes}."
+
+
+def _joined(pieces: Sequence[Batch]) -> Batch:
+    inputs, labels = zip(*pieces, strict=True)
+    return np.concatenate(inputs), np.concatenate(labels)
 
 
 def _shown_shape(shape: tuple[int, ...]) -> str:

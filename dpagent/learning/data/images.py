@@ -1,8 +1,9 @@
 """Pictures by class, decoded when they are asked for.
 
-The folder or archive is looked through once. A picture that is not whole (its end is missing, it does not
-decode) is left out and said; in a folder it is looked at again at the next refresh, because a camera may be
-writing it. The classes and the form of the records stay what they were when the folder was opened.
+The folder or archive is looked through once. A picture whose end is missing is left out and said; in a folder
+it is looked at again at the next refresh, because a camera may be writing it. One that is damaged in its
+middle shows only when it is decoded. The classes and the form of the records stay what they were when the
+folder was opened.
 """
 
 from __future__ import annotations
@@ -114,7 +115,6 @@ class ImageDataset(Dataset):
         source: str,
     ) -> None:
         self._files, self._found, self._terms = files, found, terms
-        self._unreadable: dict[str, str] = {}
         width, height = terms.form.size or terms.one_size
         warnings = [] if terms.classes.is_listed or not terms.classes.names else [UNLISTED]
         if terms.form.size is None:
@@ -131,36 +131,35 @@ class ImageDataset(Dataset):
         return self._found.names
 
     def _read(self, indices: Indices) -> NDArray[Any]:
-        inputs, problems = np.empty((len(indices), *self.shape), np.uint8), {}
-        for row, number in enumerate(indices):
+        inputs, problems = self.try_read(indices)
+        if problems:
+            more = f" ({len(problems) - 1} more cannot be read either.)" if len(problems) > 1 else ""
+            raise DataError(next(iter(problems.values())) + more)
+        return inputs
+
+    def try_read(self, indices: Indices) -> tuple[NDArray[Any], dict[int, str]]:
+        """As of :meth:`Dataset.try_read`; no picture is decoded twice."""
+        inputs, problems = np.zeros((len(indices), *self.shape), np.uint8), {}
+        for row, number in enumerate(self._require_in_range(indices).tolist()):
             try:
-                picture = self._terms.form.decode(self._files.read(int(number)))
+                picture = self._terms.form.decode(self._files.read(number))
                 if picture.shape != self.shape:
                     raise DataError(_other_size(picture.shape[1::-1], self._terms.one_size))
                 inputs[row] = picture
             except DataError as error:
-                problems[self._found.names[int(number)]] = str(error)
-        if problems:
-            # All at once, so that a refresh leaves out all of them.
-            self._unreadable |= problems
-            name, text = next(iter(problems.items()))
-            more = f" ({len(problems) - 1} more cannot be read either.)" if len(problems) > 1 else ""
-            raise DataError(f"{self._terms.path}: {printable(name)}: {text}{more}")
-        return inputs
+                problems[row] = f"{self._terms.path}: {printable(self._found.names[number])}: {error}"
+        return inputs, problems
 
     def refresh(self) -> Dataset:
-        """As of :meth:`Dataset.refresh`: new pictures are taken in, vanished and damaged ones left out."""
-        if not self._unreadable and not self._may_have_changed():
+        """As of :meth:`Dataset.refresh`: new pictures are taken in, vanished ones left out.
+
+        One that turns out damaged when it is read stays: it counts for nothing until it is whole again.
+        """
+        if isinstance(self._files, ZipMembers) or not self._may_have_changed():
             return self
-        found = Listing(list(self._found.names), classes=self._found.classes)
-        if isinstance(self._files, ZipMembers):
-            found.passed_over = self._found.passed_over
-            found.problems = self._found.problems | self._unreadable
-            keep = [number for number, name in enumerate(found.names) if name not in self._unreadable]
-            return _made(self._files, found, self.labels, keep, self._terms, self) if keep else self
         try:
             found = list_folder(self._terms.path)
-            known = set(self._found.names) - set(self._unreadable)
+            known = set(self._found.names)
             new = [number for number, name in enumerate(found.names) if name not in known]
             files = FolderFiles(self._terms.path, found.names)
             keep = _check(files, found, self._terms, new, strict=False)

@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Final
 
 from dpagent.errors import ConfigurationError, DataError, DpagentError
 from dpagent.learning.data.cifar import has_cifar, open_cifar
-from dpagent.learning.data.dataset import Dataset, Reshaped
+from dpagent.learning.data.dataset import Dataset
+from dpagent.learning.data.derived import Reshaped
 from dpagent.learning.data.idx import has_idx, open_idx
 from dpagent.learning.data.images import open_images
 from dpagent.learning.data.npz import open_npz
 from dpagent.learning.data.picture_files import entries_of, is_picture
 from dpagent.learning.data.stored import reading, require_readable
 from dpagent.learning.data.tables import is_table, open_table
+from dpagent.wording import counted
 
 if TYPE_CHECKING:
     from dpagent.learning.data.settings import DatasetSettings
@@ -45,9 +47,11 @@ def open_dataset(settings: DatasetSettings) -> Dataset:
     kind = recognise(settings.path) if settings.kind == "auto" else settings.kind
     for section in ("images", "csv"):
         if section in settings.model_fields_set and section != kind:
+            keys = sorted(getattr(settings, section).model_fields_set)
+            given = ", ".join(f"`{section}.{key}`" for key in keys) or f"`{section}`"
             raise ConfigurationError(
-                f"`{section}` is set, and {settings.path} is taken for {kind}. Leave `{section}` out, or set"
-                f" `kind: {section}`."
+                f"{given} {'are' if len(keys) > 1 else 'is'} set, and {settings.path} is taken for {kind}."
+                f" Leave {'them' if len(keys) > 1 else 'it'} out, or set `kind: {section}`."
             )
     try:
         dataset = _OPEN[kind](settings)
@@ -77,8 +81,23 @@ def recognise(path: Path) -> str:
         raise DataError(f"{path} could be {' or '.join(found)}. Set `kind` to one of them.")
     advice = ""
     if path.is_dir():
-        if archives := sorted(entry.name for entry in path.iterdir() if entry.suffix in (".npz", ".zip")):
+        with reading(path):
+            names = [entry.name for entry in entries_of(path)]
+        if not names:
+            raise DataError(f"{path} is an empty folder; expected {_KNOWN}. Check the path.")
+        if loose := [name for name in names if is_picture(name) and not name.startswith(".")]:
+            raise DataError(
+                f"{path} holds {counted(len(loose), 'picture')}, and none lies in a class folder. Make"
+                f" a folder for each class and move the pictures in, such as {path / 'CLASS' / loose[0]};"
+                f" or, if {path.absolute().name!r} is itself a class, give the folder above it."
+            )
+        if archives := sorted(name for name in names if name.endswith((".npz", ".zip"))):
             advice = f" Give the path of the file: {path / archives[0]}?"
+    elif is_picture(path.name):
+        raise DataError(
+            f"{path} is a single picture, and what its class is nothing tells. Give the folder that holds a"
+            " folder of pictures for each class; `dpagent predict` takes single pictures."
+        )
     elif path.name.endswith((".tar", ".tar.gz", ".tgz", ".tar.xz", ".7z", ".rar")):
         advice = " Unpack it first."
     elif has_idx([path.name]):

@@ -21,6 +21,7 @@ from dpagent.errors import DataError
 from dpagent.learning.data.archive import MAX_MEMBER_BYTES, ZipMembers, obstacle, open_zip
 from dpagent.learning.data.pictures import SUFFIXES
 from dpagent.learning.data.stored import reading
+from dpagent.wording import counted
 
 GRACE_S: Final = 2.0
 """A file that was written to within this may still be growing."""
@@ -54,8 +55,8 @@ class Listing:
 
     def sentences(self) -> tuple[str, ...]:
         """What was left out."""
-        counted = [f"{count:,} file(s): {reason}" for reason, count in sorted(self.passed_over.items())]
-        return (*counted, *(f"{printable(name)}: {text}" for name, text in self.problems.items()))
+        over = [f"{counted(count, 'file')}: {reason}" for reason, count in sorted(self.passed_over.items())]
+        return (*over, *(f"{printable(name)}: {text}" for name, text in self.problems.items()))
 
 
 class PictureFiles(Protocol):

@@ -39,7 +39,7 @@ _GREY_MODES: Final = ("1", "L", "LA", "La", "I;16", "I;16B", "I;16L")
 _UNSCALED: Final = ("I", "F")
 _DAMAGE: Final = (
     OSError, SyntaxError, ValueError, EOFError, LookupError, TypeError, AttributeError, ArithmeticError,
-    RuntimeError, MemoryError, struct.error, zlib.error,
+    RuntimeError, AssertionError, MemoryError, struct.error, zlib.error,
 )  # fmt: skip
 
 

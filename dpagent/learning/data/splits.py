@@ -21,7 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpagent.errors import DataError, ParameterError, require_between, require_count
-from dpagent.learning.data.dataset import Dataset, Subset
+from dpagent.learning.data.dataset import Dataset
+from dpagent.learning.data.derived import Subset
 
 How = Literal["iid", "dirichlet", "class", "file"]
 

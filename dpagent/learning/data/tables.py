@@ -20,7 +20,8 @@ from dpagent.learning.data.classes import UNLISTED, ClassTable
 from dpagent.learning.data.dataset import Dataset, Indices, Origin
 from dpagent.learning.data.stored import RawFile, open_raw, reading, require_readable
 from dpagent.learning.data.table_form import TableForm, constants, require_possible
-from dpagent.learning.data.table_rows import Stamp, TableIndex, index_table, read_rows, stamp_of
+from dpagent.learning.data.table_index import Stamp, TableIndex, index_table, stamp_of
+from dpagent.learning.data.table_rows import read_rows
 
 SUFFIXES: Final = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
 
@@ -35,16 +36,18 @@ def open_table(
         form: how rows become records.
         classes: the public list of labels; without it, those that are here, sorted, or whole numbers.
 
+    A row that does not fit is left out, with the windows that hold it.
+
     Raises:
-        DataError: names file, line and column of what does not fit.
+        DataError: a file or its header cannot be read, or there is no record; names file, line and column.
         ConfigurationError: the form cannot be.
     """
     path, form = Path(path), TableForm() if form is None else form
     require_possible(form)
     require_readable(path)
-    allowed = None if classes is None else frozenset(classes)
-    indexes = [index_table(file, form, allowed) for file in table_files(path)]
-    table = ClassTable((text for index in indexes for text in index.label_texts), classes)
+    listed = None if classes is None else ClassTable((), classes)
+    indexes = [index_table(file, form, listed) for file in table_files(path)]
+    table = listed or ClassTable((text for index in indexes for text in index.label_texts), None)
     return TableDataset(path, form, table, indexes)
 
 
@@ -103,11 +106,13 @@ class TableDataset(Dataset):
         # Files may have their columns in another order than the first.
         self._orders = [_order(index, names) for index in indexes]
         shape = (len(names),) if form.window is None else (form.window, len(names))
+        problems = [problem for index in indexes for problem in index.problems]
         if not self._ends[-1]:
-            raise DataError(f"{path} holds no record. {self._too_short()}")
+            too_short = f"The rows: {self._too_short()}" if form.window is not None else self._too_short()
+            raise DataError(f"{path} holds no record. {' '.join([*problems[:1], too_short])}")
         super().__init__(
             self._labels(), classes.count, shape=shape, dtype=np.dtype(np.float32), class_names=classes.names,
-            groups=self._groups(), origin=self._origin(left_out),
+            groups=self._groups(), origin=self._origin([*left_out, *problems]),
         )  # fmt: skip
 
     def refresh(self) -> Dataset:
@@ -177,8 +182,7 @@ class TableDataset(Dataset):
     def _labels(self) -> NDArray[np.int64]:
         parts = []
         for index in self._indexes:
-            numbers = [self._classes.number(text) for text in index.label_texts]
-            table = np.array([-1 if number is None else number for number in numbers], np.int64)
+            table = np.array([self._classes.number(text) for text in index.label_texts], np.int64)
             parts.append(table[index.labels])
         return np.concatenate(parts)
 
@@ -193,13 +197,10 @@ class TableDataset(Dataset):
         return np.concatenate(parts)
 
     def _indexed(self, file: Path) -> TableIndex:
-        """A new or changed file; its columns and labels must be those of the others."""
-        index = index_table(file, self._form, frozenset(self._classes.names) or None, growing=True)
+        """A new or changed file; its columns must be those of the others."""
+        index = index_table(file, self._form, self._classes, growing=True)
         if sorted(name for name, _ in index.columns.features) != sorted(self.columns):
             raise DataError(f"{file} has other columns than the files before it.")
-        for text in index.label_texts:
-            if self._classes.number(text) is None:
-                raise DataError(f"{file}: a label is {text[:60]!r}; expected {self._classes.expected()}.")
         return index
 
     def _origin(self, left_out: Sequence[str]) -> Origin:
@@ -222,7 +223,10 @@ class TableDataset(Dataset):
         window = self._form.window
         if window is None:
             return "There are no rows below the header."
-        return f"they fill no window of {window} rows within one file and group, or lie between two windows."
+        return (
+            f"they fill no window of {window} rows within one file and group, lie between two windows, or"
+            " beside a row that does not fit."
+        )
 
 
 def _order(index: TableIndex, names: Sequence[str]) -> NDArray[np.int64]:

@@ -6,7 +6,11 @@ through the front end by itself.
 
 The features lie in one file of float32 rows in the device's state directory, readable by its owner only.
 Beside it stands a digest of each run of records they were computed from, so that a set that grows, or
-changes, is computed anew only where it did.
+changes, is computed anew only where it did. A digest is taken away before its rows are overwritten: what
+is left after a crash is computed again.
+
+Features may not fill the disk that the ledger needs: they are not begun unless 256 MiB stay free. Whether
+they fit depends on how many records there are, and on nothing in them.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from dpagent.errors import ConfigurationError, DataError
+from dpagent.errors import ConfigurationError, DataError, StorageError
 from dpagent.learning.data import Dataset, to_float32
 from dpagent.learning.front_end.random_layers import RandomFeatures
 from dpagent.learning.front_end.stages import FrozenNetwork, Projection, RandomLayers, Scattering, stage_shape
@@ -40,6 +44,8 @@ Floats = NDArray[np.float32]
 
 _RUN: Final = 64
 """Records whose features stand or fall together."""
+_SPACE_LEFT: Final = 256 << 20
+"""Bytes of the disk that features leave free."""
 
 
 class FrontEnd:
@@ -81,12 +87,19 @@ class FrontEnd:
         self.output_shape = shape
 
     def __call__(self, inputs: NDArray[Any]) -> Floats:
-        """The features ``(n, *output_shape)`` float32 of inputs ``(n, *input_shape)``, uint8 or float32."""
+        """The features ``(n, *output_shape)`` float32 of inputs ``(n, *input_shape)``, uint8 or float32.
+
+        No record makes it fail. Of one that is not finite all features are NaN, whatever a stage would
+        make of it, so that it is excluded.
+        """
         features = np.empty((len(inputs), *self.output_shape), np.float32)
         # A record may hold anything; what comes of it is excluded where gradients are.
         with np.errstate(all="ignore"):
             for record, after in zip(inputs, features, strict=True):
                 values = (to_float32(record) - self._offset) / self._scale
+                if not np.isfinite(values).all():
+                    after[...] = np.nan
+                    continue
                 for transform in self._transforms:
                     values = transform(values)
                 after[...] = values
@@ -101,9 +114,12 @@ class FeatureSet(Dataset):
         front_end: what makes the features.
         directory: where the file is kept; features of other front ends there are removed.
 
+    Attributes:
+        unusable: how many of the records computed just now have features that are not finite. Private.
+
     Raises:
         DataError: a record cannot be read, or does not fit the front end.
-        StorageError: the disk is full, or the file cannot be written.
+        StorageError: the disk has no room for the features, or the file cannot be written.
     """
 
     def __init__(self, dataset: Dataset, front_end: FrontEnd, directory: Path) -> None:
@@ -124,6 +140,7 @@ class FeatureSet(Dataset):
                     stale.unlink(missing_ok=True)
             self._descriptor = os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._closing = weakref.finalize(self, os.close, self._descriptor)
+        self.unusable = 0
         self._fill(dataset, front_end)
 
     def close(self) -> None:
@@ -132,23 +149,53 @@ class FeatureSet(Dataset):
 
     def _fill(self, dataset: Dataset, front_end: FrontEnd) -> None:
         """Compute what the file does not hold yet."""
-        known = self._known_digests()
+        self._require_space()
+        known = on_disk = self._known_digests()
         digests: list[str] = []
         for number, (inputs, _) in enumerate(dataset.batches(size=_RUN)):
-            digests.append(hashlib.sha256(inputs.tobytes()).hexdigest())
-            if digests[-1:] != known[number : number + 1]:
-                with disk_errors(self._file):
-                    os.pwrite(self._descriptor, front_end(inputs).tobytes(), number * _RUN * self._row_bytes)
+            digest = hashlib.sha256(inputs.tobytes()).hexdigest()
+            if digest not in known[number : number + 1]:
+                if len(on_disk) > number:
+                    on_disk = digests.copy()
+                    self._write_digests(on_disk)
+                features = front_end(inputs)
+                finite = np.isfinite(features).all(axis=tuple(range(1, features.ndim)))
+                self.unusable += len(features) - int(np.count_nonzero(finite))
+                self._write(features.tobytes(), number * _RUN * self._row_bytes)
+            digests.append(digest)
         with disk_errors(self._file):
             os.fsync(self._descriptor)
-        if digests != known:
-            write_atomically(self._digests, json.dumps(digests).encode())
+        if digests != on_disk:
+            self._write_digests(digests)
+
+    def _require_space(self) -> None:
+        """Refuse before anything is written, by the size of the whole file."""
+        with disk_errors(self._file):
+            space, there = os.fstatvfs(self._descriptor), os.fstat(self._descriptor)
+        missing = len(self) * self._row_bytes - min(there.st_size, there.st_blocks * 512)
+        free = space.f_bavail * space.f_frsize
+        if missing > 0 and free < missing + _SPACE_LEFT:
+            raise StorageError(
+                f"{self._file}: the features of {len(self):,} records take {missing / 2**20:,.1f} MiB more,"
+                f" and the disk has {free / 2**20:,.1f} MiB; expected {_SPACE_LEFT >> 20} MiB to stay free."
+                " Free space, or put state_dir on a larger disk."
+            )
+
+    def _write(self, data: bytes, offset: int) -> None:
+        rest = memoryview(data)
+        with disk_errors(self._file):
+            while rest:
+                written = os.pwrite(self._descriptor, rest, offset)
+                rest, offset = rest[written:], offset + written
+
+    def _write_digests(self, digests: list[str]) -> None:
+        write_atomically(self._digests, json.dumps(digests).encode(), mode=0o600)
 
     def _known_digests(self) -> list[str]:
         """What the features in the file were computed from, as far as it is whole."""
         try:
             digests = json.loads(self._digests.read_bytes())
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return []
         if not isinstance(digests, list):
             return []
@@ -157,11 +204,13 @@ class FeatureSet(Dataset):
 
     def _read(self, indices: NDArray[np.integer[Any]]) -> Floats:
         rows = np.empty((len(indices), *self.shape), np.float32)
-        for index, row in zip(indices.tolist(), rows, strict=True):
-            data = os.pread(self._descriptor, self._row_bytes, index * self._row_bytes)
-            if len(data) != self._row_bytes:
-                raise DataError(f"{self._file} was cut short; remove it, and it is made again.")
-            row[...] = np.frombuffer(data, np.float32).reshape(self.shape)
+        with disk_errors(self._file):
+            for index, row in zip(indices.tolist(), rows, strict=True):
+                data = os.pread(self._descriptor, self._row_bytes, index * self._row_bytes)
+                if len(data) != self._row_bytes:
+                    # No DataError: that is a record's, which would be left out without a word.
+                    raise StorageError(f"{self._file} was cut short while in use; it is made again.")
+                row[...] = np.frombuffer(data, np.float32).reshape(self.shape)
         return rows
 
 

@@ -1,4 +1,10 @@
-"""A frozen network from an ONNX file, run by ONNX Runtime on one record at a time."""
+"""A frozen network from an ONNX file, run by ONNX Runtime on one record at a time.
+
+Whoever ships a network, or trusts one for a device, has its operators checked when the model file is read
+(:mod:`dpagent.learning.front_end.network_check`); a device runs what its owner trusts by digest. A record
+that the network fails on nevertheless has features that are not finite, and is excluded like any other
+such record: that a round fails must not tell that a device has such a record.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +22,11 @@ from dpagent.learning.model_files import from_description
 
 Floats = NDArray[np.float32]
 
+# Whatever comes of a record is the record's own affair: memory for a shape it asks for, too.
+_RUN_ERRORS: tuple[type[Exception], ...] = (
+    *RUNTIME_ERRORS, RuntimeError, ValueError, TypeError, MemoryError, ArithmeticError
+)  # fmt: skip
+
 
 def named_files(description: dict[Any, Any], path: Path) -> list[tuple[int, bytes]]:
     """The number of each stage of a front end that names a file, and what is in the file.
@@ -25,7 +36,7 @@ def named_files(description: dict[Any, Any], path: Path) -> list[tuple[int, byte
         path: of the model file, which the names are relative to.
 
     Raises:
-        ConfigurationError: a file cannot be read.
+        ConfigurationError: a file cannot be read, or is a network that may not see private records.
     """
     found = []
     for number, stage in enumerate(description["front_end"]):
@@ -33,14 +44,27 @@ def named_files(description: dict[Any, Any], path: Path) -> list[tuple[int, byte
         if not isinstance(values, dict) or "file" not in values:
             continue
         file = path.parent / str(values["file"])
+        where = f"{path}, front end, stage {number} onnx: {file}"
         try:
-            found.append((number, file.read_bytes()))
+            data = file.read_bytes()
         except OSError as error:
             raise ConfigurationError(
-                f"{path}, front end, stage {number} onnx: {file}: {error.strerror}. Give the path of an ONNX"
-                " file, relative to the model file."
+                f"{where}: {error.strerror}. Give the path of an ONNX file, relative to the model file."
             ) from error
+        _check(where, data)
+        found.append((number, data))
     return found
+
+
+def _check(where: str, model: bytes) -> None:
+    try:
+        from dpagent.learning.front_end.network_check import check_network
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(
+            f"{where} has to be checked with the package {error.name}, which is not installed: pip install"
+            " 'dpagent[coordinator]'."
+        ) from error
+    check_network(where, model)
 
 
 def with_digests(description: dict[Any, Any], path: Path) -> dict[Any, Any]:
@@ -87,7 +111,6 @@ class OnnxFeatures:
     def __init__(
         self, where: str, model: bytes, input_shape: Shape, output_shape: Shape | None = None
     ) -> None:
-        self._where, self._output_shape = where, output_shape
         try:
             self._session = quiet_session(model)
         except LOAD_ERRORS as error:
@@ -99,20 +122,26 @@ class OnnxFeatures:
                 " each, of float32."
             )
         self._input = ends[0][0].name
-        self.output_shape: Shape = self(np.zeros(input_shape, np.float32)).shape
+        try:
+            after = self._run(np.zeros(input_shape, np.float32)).shape
+        except _RUN_ERRORS as error:
+            raise ConfigurationError(f"{where}: its network cannot be run: {first_line(error)}") from error
+        if after[:1] != (1,) or output_shape not in (None, after[1:]):
+            raise ConfigurationError(
+                f"{where}: its network makes {after[1:]} of a record; the model says {output_shape}."
+            )
+        self.output_shape: Shape = after[1:]
 
     def __call__(self, values: Floats) -> Floats:
-        """The features of one record."""
+        """The features of one record; NaN where the network fails on it, or makes another shape of it."""
         try:
-            (result,) = self._session.run(None, {self._input: values[np.newaxis]})
-        except RUNTIME_ERRORS as error:
-            raise ConfigurationError(
-                f"{self._where}: its network cannot be run: {first_line(error)}"
-            ) from error
-        features: NDArray[Any] = np.asarray(result)
-        if features.shape[:1] != (1,) or self._output_shape not in (None, features.shape[1:]):
-            raise ConfigurationError(
-                f"{self._where}: its network makes {features.shape[1:]} of a record; the model says"
-                f" {self._output_shape}."
-            )
-        return np.asarray(features[0], np.float32)
+            features = self._run(values)
+        except _RUN_ERRORS:
+            features = np.empty(0, np.float32)
+        if features.shape != (1, *self.output_shape):
+            return np.full(self.output_shape, np.nan, np.float32)
+        return np.asarray(features[0])
+
+    def _run(self, values: Floats) -> Floats:
+        (result,) = self._session.run(None, {self._input: values[np.newaxis]})
+        return np.asarray(result, np.float32)

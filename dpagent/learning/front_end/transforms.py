@@ -62,11 +62,17 @@ def frozen_network(where: str, stage: FrozenNetwork, shape: Shape, model: bytes)
     """A network of an ONNX file, run by ONNX Runtime.
 
     Raises:
-        ConfigurationError: the file is another than the stage names, or does not fit it.
+        ConfigurationError: the file is another than the stage names, or does not fit it; or there is no
+            ONNX Runtime here.
     """
     if hashlib.sha256(model).hexdigest() != stage.digest:
         raise ConfigurationError(f"{where}: its network is not the one that the model names.")
-    from dpagent.learning.front_end.frozen_network import OnnxFeatures
-
+    try:
+        from dpagent.learning.front_end.frozen_network import OnnxFeatures
+    except ImportError as error:
+        raise ConfigurationError(
+            f"{where}: networks are run with the package onnxruntime, which cannot be used here: {error}. "
+            "Install it, or take a front end that needs none (scattering, random, projection)."
+        ) from error
     network = OnnxFeatures(where, model, shape, stage.output_shape)
     return Transform(stage.output_shape, network)

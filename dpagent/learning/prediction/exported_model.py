@@ -161,7 +161,15 @@ class ExportedModel:
 
 
 def _contents(path: Path) -> bytes:
-    require_readable(path)
+    try:
+        require_readable(path)
+    except DataError as error:
+        if error.__cause__ is not None or path.exists():
+            raise
+        raise DataError(
+            f"There is no model file {path}. Check the path of the model, such as model.onnx in the state"
+            " directory of a coordinator."
+        ) from error
     with reading(path):
         if path.is_dir():
             raise DataError(f"{path} is a directory; expected a model file, such as model.onnx.")

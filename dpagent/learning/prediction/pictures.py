@@ -29,6 +29,7 @@ from dpagent.learning.data.pictures import Mode, PictureForm, read_form, require
 from dpagent.learning.data.stored import reading
 from dpagent.learning.prediction.exported_model import ExportedModel
 from dpagent.learning.prediction.inputs import Input, Say
+from dpagent.wording import counted
 
 _LOOSE: Final = "a picture that lies in no class folder"
 _MODES: Final[dict[int, Mode]] = {1: "grey", 3: "rgb"}
@@ -121,7 +122,7 @@ class PictureReader:
         if not (loose or found.names or found.problems):
             raise DataError(f"{path} holds no pictures (PNG, JPEG, …). Check the path.")
         for reason, count in sorted(found.passed_over.items()):
-            self._say(f"{path}: {count:,} file(s) passed over: {reason}.")
+            self._say(f"{path}: {counted(count, 'file')} passed over: {reason}.")
         labels = self._labels(path, found)
         for number, name in enumerate(found.names):
             yield self._picture(f"{root}/{name}", files, number, labels.get(found.labels[number]))

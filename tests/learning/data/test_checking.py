@@ -32,7 +32,7 @@ def test_what_is_not_finite_is_counted_and_left_out_of_the_range() -> None:
     assert findings.non_finite == 3
     assert (findings.minimum, findings.maximum) == (-3, 500)
     text = " ".join(findings.warnings)
-    assert "3 record(s) hold NaN" in text
+    assert "3 records hold NaN" in text
     assert "Values go from -3 to 500" in text
     assert "No records of 1 of 2 classes: b" in text
     nothing = examine(ArrayDataset(np.full((2, 1), np.nan, np.float32), np.zeros(2, np.int64), 2))

@@ -94,7 +94,7 @@ def test_records_that_are_not_finite_are_counted() -> None:
         (np.zeros((0, 2), np.uint8), [], 2, (), "no records"),
         (np.zeros((2, 2), np.uint8), [0, 2], 2, (), r"A label is 2 \(record 1\).*0 to 1"),
         (np.zeros((2, 2), np.uint8), [0, -3], 2, (), r"A label is -3 \(record 1\)"),
-        (np.zeros((2, 2), np.uint8), [0, 0], 1, (), "1 classes; expected 2 to"),
+        (np.zeros((2, 2), np.uint8), [0, 0], 1, (), "only one class; expected at least 2"),
         (np.zeros((2, 2), np.uint8), [0, 1], 2, ("a",), "1 names for 2 classes"),
     ],
 )

@@ -99,16 +99,20 @@ def test_a_vanished_picture_is_an_error_that_names_it_and_gone_after_a_refresh(t
     assert names(data.refresh()) == ["a/1.png", "b/3.png"]
 
 
-def test_a_picture_damaged_later_is_left_out_after_it_was_met(tmp_path: Path) -> None:
-    folder_of(tmp_path, "a/1.png", "a/2.png", "b/3.png")
+def test_a_picture_damaged_later_stays_and_counts_again_when_it_is_whole(tmp_path: Path) -> None:
+    saved = folder_of(tmp_path, "a/1.png", "a/2.png", "b/3.png")
     settle(tmp_path)
     data = open_images(tmp_path)
+    whole = (tmp_path / "a" / "2.png").read_bytes()
     os.truncate(tmp_path / "a" / "2.png", 40)
     with pytest.raises(DataError, match=r"a/2\.png: "):
         data.batch(np.array([1]))
-    now = data.refresh()
-    assert names(now) == ["a/1.png", "b/3.png"]
-    assert "a/2.png" in " ".join(now.origin.left_out)
+    assert data.refresh() is data
+    ((inputs, labels),) = data.readable_batches()
+    assert np.array_equal(inputs, np.stack([saved[0], saved[2]]))
+    assert labels.tolist() == [0, 1]
+    (tmp_path / "a" / "2.png").write_bytes(whole)
+    assert np.array_equal(data.batch(np.arange(3))[0], np.stack(saved))
 
 
 def test_classes_and_size_stay_what_they_were(tmp_path: Path) -> None:
@@ -188,12 +192,46 @@ def test_tables_that_do_not_fit_are_left_out_and_said(tmp_path: Path) -> None:
     table(tmp_path / "5.csv", "6,a")
     now = data.refresh()
     assert inputs_of(now) == [1, 2, 6]
-    two, three, four = now.origin.left_out
-    assert "2.csv" in two
-    assert "'c'" in two
+    three, two, four = now.origin.left_out
+    assert "2.csv:2: the label is 'c'; expected one of a, b" in two
     assert "3.csv has other columns" in three
     assert "4.csv:2: the column 'x' holds 'five'" in four
     assert now.refresh() is now
+
+
+def test_a_row_that_does_not_fit_takes_no_other_with_it_when_a_table_grows(tmp_path: Path) -> None:
+    table(tmp_path / "1.csv", *(f"{number},a" for number in range(100)))
+    table(tmp_path / "2.csv", "777,b", "888,b")
+    data = open_table(tmp_path)
+    with (tmp_path / "1.csv").open("a") as file:
+        file.write('oops,a\n100,a\n101\n"102,a\n103,c\n104,b\n')
+    now = data.refresh()
+    assert inputs_of(now) == [*range(101), 104, 777, 888]
+    assert now.labels.tolist() == [0] * 101 + [1] * 3
+    assert [sentence.partition(": ")[0] for sentence in now.origin.left_out] == [
+        f"{tmp_path}/1.csv:{line}" for line in (102, 104, 105, 106)
+    ]
+    assert now.refresh() is now
+    # The next start finds the same records.
+    again = open_table(tmp_path, classes=["a", "b"])
+    assert inputs_of(again) == inputs_of(now)
+
+
+def test_an_open_quote_before_an_unfinished_line_waits_with_it(tmp_path: Path) -> None:
+    file = table(tmp_path / "1.csv", "1,a", "2,b")
+    data = open_table(tmp_path)
+    file.write_text('x,label\n1,a\n2,b\n"3,a\n4,')
+    young = data.refresh()
+    assert inputs_of(young) == [1, 2]
+    aged(file, 60)
+    file.write_text('x,label\n1,a\n2,b\n"3,a\n4,a\n')
+    assert inputs_of(young.refresh()) == [1, 2, 4]
+    file.write_text('x,label\n1,a\n2,b\n"3,a')
+    young = data.refresh()
+    assert inputs_of(young) == [1, 2]
+    assert young.origin.left_out == ()
+    aged(file, 60)
+    assert "1.csv:4: not valid CSV" in " ".join(young.refresh().origin.left_out)
 
 
 def test_a_table_that_was_replaced_is_not_read_at_the_old_places(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import shutil
 import struct
 from pathlib import Path
 from typing import Any
@@ -71,8 +72,19 @@ def test_single_files_and_archives_are_recognised(tmp_path: Path) -> None:
 def test_what_is_unknown_or_ambiguous_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="There is no file or directory"):
         recognise(tmp_path / "missing")
+    with pytest.raises(DataError, match="is an empty folder; expected an NPZ file, a folder of IDX files"):
+        recognise(tmp_path)
+    write(tmp_path / "notes.txt", b"?")
     with pytest.raises(DataError, match="is nothing known; expected an NPZ file, a folder of IDX files"):
         recognise(tmp_path)
+    for name in ("a.png", "b.png"):
+        write(tmp_path / "loose" / name, encoded(noise(1)))
+    with pytest.raises(DataError, match=r"holds 2 pictures, and none .* such as .*loose/CLASS/a\.png"):
+        recognise(tmp_path / "loose")
+    with pytest.raises(DataError, match="is a single picture"):
+        recognise(tmp_path / "loose" / "a.png")
+    (tmp_path / "notes.txt").unlink()
+    shutil.rmtree(tmp_path / "loose")
     make("npz", tmp_path)
     with pytest.raises(DataError, match=r"Give the path of the file: .*data\.npz\?"):
         recognise(tmp_path)
@@ -95,7 +107,7 @@ def test_what_is_unknown_or_ambiguous_says_what_to_do(tmp_path: Path) -> None:
 
 def test_a_section_that_does_not_go_with_the_data_is_told(tmp_path: Path) -> None:
     path = make("images", tmp_path / "data")
-    with pytest.raises(ConfigurationError, match=r"`csv` is set, and .* is taken for images"):
+    with pytest.raises(ConfigurationError, match=r"`csv.label` is set, and .* is taken for images"):
         open_dataset(DatasetSettings.model_validate({"path": path, "csv": {"label": "x"}}))
 
 

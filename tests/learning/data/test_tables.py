@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -187,15 +188,12 @@ def test_blank_lines_and_a_missing_last_line_break_do_no_harm(tmp_path: Path) ->
         ("x,label\n1,a\n", {"group": "who"}, "no column 'who'.*Set `group`"),
         ("label\na\n", {}, "no column but that of the label"),
         ("x,x,label\n1,2,a\n", {}, ":1: the column 'x' stands twice"),
-        ("x,label\n1,a\n1,b,c\n", {}, ":3: the row has 3 cells; expected 2"),
-        ("x,label\n1,a\nten,b\n", {}, ":3: the column 'x' holds 'ten'; expected a number"),
-        ("x,label\n1,a\n2,\n", {}, ":3: the label is ''; expected a label"),
-        ('x,label\n1,a\n"2"3,b\n', {}, ":3: not valid CSV"),
-        ('x,label\n1,"a\n2,b\n', {}, "not valid CSV|cells|label"),
+        ("x,label\nten,a\n1,\n", {}, ":2: the column 'x' holds 'ten'; expected a number"),
         ("x,label\n1,a\0\n", {}, ":2: holds a null character"),
+        ('x,"lab"el\n1,a\n', {}, ":1: not valid CSV"),
         ("x,label\n1,12345678901\n2,1\n", {}, "label is 12345678901.*label column"),
         ("x,label\n1,70000\n2,1\n", {}, "label is 70000; expected whole numbers below 65,536"),
-        ("x,label\n1,a\n2,a\n", {}, "There are 1 classes"),
+        ("x,label\n1,a\n2,a\n", {}, "bad.csv.*only one class, 'a'"),
         ("x,label\n1,a\n2,b\n", {"window": 3}, "fill no window of 3 rows"),
     ],
 )
@@ -208,11 +206,80 @@ def test_what_is_wrong_is_named_with_file_and_line(
     assert str(path) in str(caught.value) or "classes" in str(caught.value) or "label is" in str(caught.value)
 
 
-def test_a_label_outside_of_the_public_list_is_named_with_its_line(tmp_path: Path) -> None:
-    path = written(tmp_path / "x.csv", "x,label\n1,a\n2,c\n")
-    with pytest.raises(DataError, match=r"x\.csv:3: the label is 'c'; expected one of a, b"):
-        open_table(path, classes=["b", "a"])
-    assert open_table(path, classes=["c", "b", "a"]).labels.tolist() == [2, 0]
+UNFIT = {
+    "1,b,c": "the row has 3 cells; expected 2, as in the first row",
+    "1": "the row has 1 cells; expected 2",
+    "ten,a": "the column 'x' holds 'ten'; expected a number",
+    "2,": "the label is ''; expected one of a, b",
+    "2,c": "the label is 'c'; expected one of a, b",
+    '"2"3,b': "not valid CSV",
+    '"2,b': "not valid CSV|2 cells|holds",
+    '2,"b': "not valid CSV|the label is",
+    "1,a\0": "holds a null character",
+    "1,\udcff": "not UTF-8 text",
+    "1" * 1_100_000: "a line has more than 1,048,576 bytes",
+}
+
+
+@pytest.mark.parametrize("quoted", [False, True])
+@pytest.mark.parametrize("bad", UNFIT)
+@pytest.mark.parametrize("place", [0, 7, 20])
+def test_a_row_that_does_not_fit_is_left_out_alone(
+    tmp_path: Path, bad: str, place: int, quoted: bool
+) -> None:
+    """Also where the other rows have quotation marks, which could close one that is open."""
+    rows = [f'{number},"a"' if quoted else f"{number},a" for number in range(20)]
+    rows.insert(place, bad)
+    path = tmp_path / "x.csv"
+    path.write_bytes("\n".join(["x,label", *rows, ""]).encode("utf-8", "surrogateescape"))
+    data = open_table(path, classes=["a", "b"])
+    assert all_of(data)[:, 0].tolist() == list(range(20))
+    (sentence,) = data.origin.left_out
+    assert re.match(rf"{re.escape(str(path))}:{place + 2}: .*({UNFIT[bad]})", sentence)
+
+
+@settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from("pq")), min_size=1, max_size=40),
+    st.data(),
+    st.integers(1, 6),
+    st.integers(1, 9),
+    st.sampled_from(["majority", "drop"]),
+)
+def test_only_windows_with_a_row_that_does_not_fit_are_left_out(
+    tmp_path: Path, rows: list[tuple[str, str]], data: st.DataObject, window: int, stride: int, mixed: Any
+) -> None:
+    """All windows are what they would be had the row been good, but for those that hold it."""
+    bad = data.draw(st.integers(0, len(rows) - 1))
+    numbered = [(float(number), label, group) for number, (label, group) in enumerate(rows)]
+    lines = [f"{value},{label},{group}\n" for value, label, group in numbered]
+    lines[bad] = f"oops,{rows[bad][0]},{rows[bad][1]}\n"
+    path = written(tmp_path / "x.csv", "x,label,who\n" + "".join(lines))
+    form = TableForm(window=window, stride=stride, group="who", mixed=mixed)
+    expected = [
+        (values, label) for values, label in windows_of(numbered, window, stride, mixed) if bad not in values
+    ]
+    if not expected:
+        with pytest.raises(DataError, match=rf"holds no record\. .*x\.csv:{bad + 2}: the column 'x' holds"):
+            open_table(path, form, ["a", "b"])
+        return
+    made = open_table(path, form, ["a", "b"])
+    assert all_of(made)[..., 0].tolist() == [values for values, _ in expected]
+    assert made.labels.tolist() == ["ab".index(label) for _, label in expected]
+
+
+def test_a_row_of_another_length_is_of_the_group_before_it(tmp_path: Path) -> None:
+    path = written(tmp_path / "x.csv", "x,label,who\n1,a,p\n2\n3,a,p\n4,a,p\n5,a,q\n6\n7,a,q\n8,a,q\n")
+    data = open_table(path, TableForm(window=2, group="who"), ["a", "b"])
+    assert all_of(data)[..., 0].tolist() == [[3, 4], [7, 8]]
+
+
+def test_of_many_rows_that_do_not_fit_the_first_are_named_and_the_others_counted(tmp_path: Path) -> None:
+    path = written(tmp_path / "x.csv", "x,label\n1,a\n" + "oops,a\n" * 5_000 + "2,b\n")
+    data = open_table(path)
+    assert all_of(data).tolist() == [[1], [2]]
+    assert len(data.origin.left_out) == 101
+    assert data.origin.left_out[-1] == f"{path}: 4,900 more rows do not fit."
 
 
 def test_other_encodings_and_endless_lines_are_refused(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ import pytest
 from learning.plain_network import plain_forward
 from onnx import TensorProto, helper, numpy_helper
 
-from dpagent.errors import ConfigurationError, DataError
+from dpagent.errors import ConfigurationError, DataError, StorageError
 from dpagent.learning import ArrayDataset, Dense, ModelSpec, built_in
 from dpagent.learning.evaluation import quiet_session
+from dpagent.learning.front_end import features as features_module
 from dpagent.learning.front_end.export import FrontEndNodes
 from dpagent.learning.front_end.features import FeatureSet, FrontEnd
 from dpagent.learning.front_end.stages import FrozenNetwork, Projection, RandomLayers, Scattering
@@ -73,7 +75,7 @@ def test_a_record_that_is_not_finite_stays_alone() -> None:
     whole = FrontEnd(SPEC, ASSETS)(inputs)
     inputs[1, 2, 3] = np.nan
     broken = FrontEnd(SPEC, ASSETS)(inputs)
-    assert not np.isfinite(broken[1]).all()
+    assert np.isnan(broken[1]).all()
     assert broken[[0, 2]].tobytes() == whole[[0, 2]].tobytes()
 
 
@@ -97,6 +99,8 @@ def test_features_are_read_in_any_order_and_kept(tmp_path: Path) -> None:
     (file,) = tmp_path.glob("*.f32")
     assert file.stat().st_mode & 0o777 == 0o600
     assert file.stat().st_size == 150 * 16
+    (digests,) = tmp_path.glob("*.json")
+    assert digests.stat().st_mode & 0o777 == 0o600
 
 
 class Counting(FrontEnd):
@@ -153,11 +157,62 @@ def test_a_damaged_file_is_made_again(tmp_path: Path, damage: str) -> None:
     assert computed(data, tmp_path) > 0
 
 
+def test_a_disk_that_takes_a_little_at_a_time_gets_all_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda file, data, offset: write(file, data[:100], offset))
+    assert computed(records(150), tmp_path) == 150
+
+
+@pytest.mark.parametrize("survives", [0, 500], ids=["nothing was written", "a part was written"])
+def test_rows_that_a_crash_left_behind_are_not_taken_for_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, survives: int
+) -> None:
+    """The records change, the board dies while it writes, and the records are what they were before."""
+    data = records(200)
+    computed(data, tmp_path)
+    changed = ArrayDataset(data.inputs ^ 1, data.labels, 3)
+    write = os.pwrite
+
+    def dies(file: int, rows: bytes, offset: int) -> int:
+        if offset:
+            write(file, rows[:survives], offset)
+            raise KeyboardInterrupt
+        return write(file, rows, offset)
+
+    # The second time, what lies before the change is kept.
+    for same in (0, 64):
+        changed.inputs[:same] = data.inputs[:same]
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "pwrite", dies)
+            with pytest.raises(KeyboardInterrupt):
+                computed(changed, tmp_path)
+        assert computed(data, tmp_path) == 200 - same
+
+
+def test_features_that_would_fill_the_disk_are_not_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = os.statvfs(tmp_path).f_bavail * os.statvfs(tmp_path).f_frsize
+    data = records(200)
+    with monkeypatch.context() as patch:
+        patch.setattr(features_module, "_SPACE_LEFT", 2 * free)
+        with pytest.raises(StorageError, match=r"features of 200 records take 0\.0 MiB more, .*state_dir"):
+            computed(data, tmp_path)
+        (file,) = tmp_path.glob("features-*")
+        assert file.stat().st_size == 0
+    computed(data, tmp_path)
+    monkeypatch.setattr(features_module, "_SPACE_LEFT", 2 * free)
+    # What is there already takes no room.
+    assert computed(data, tmp_path) == 0
+
+
 def test_a_file_cut_short_while_in_use_is_said(tmp_path: Path) -> None:
     features = FeatureSet(records(10), FrontEnd(SPEC, ASSETS), tmp_path)
     (file,) = tmp_path.glob("*.f32")
     file.write_bytes(file.read_bytes()[:100])
-    with pytest.raises(DataError, match=r"\.f32 was cut short; remove it"):
+    with pytest.raises(StorageError, match=r"\.f32 was cut short while in use"):
         features.batch(np.arange(10))
     features.close()
 

@@ -1,0 +1,114 @@
+"""Datasets that are read through another: some of its records, another shape, or none that fails."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpagent.errors import DataError
+from dpagent.learning.data.dataset import Dataset, Indices, to_float32
+
+
+class Subset(Dataset):
+    """Some of the records of another set, read through it.
+
+    Args:
+        dataset: the other set.
+        indices: ``(m,)`` which of its records, in the order they shall have here.
+
+    Raises:
+        DataError: there is none.
+    """
+
+    def __init__(self, dataset: Dataset, indices: Indices) -> None:
+        self._dataset, self._indices = dataset, np.asarray(indices, np.int64)
+        super().__init__(
+            dataset.labels[indices], dataset.classes, shape=dataset.shape, dtype=dataset.dtype,
+            class_names=dataset.class_names, origin=dataset.origin,
+            groups=None if dataset.groups is None else dataset.groups[indices],
+        )  # fmt: skip
+
+    def _read(self, indices: Indices) -> NDArray[Any]:
+        return self._dataset.batch(self._indices[indices])[0]
+
+    def try_read(self, indices: Indices) -> tuple[NDArray[Any], dict[int, str]]:
+        """As of :meth:`Dataset.try_read`."""
+        return self._dataset.try_read(self._indices[indices])
+
+
+class Reshaped(Dataset):
+    """The records of another set in another shape with as many values.
+
+    Raises:
+        DataError: the numbers of values differ.
+    """
+
+    def __init__(self, dataset: Dataset, shape: Sequence[int]) -> None:
+        self._dataset = dataset
+        if math.prod(shape) != math.prod(dataset.shape):
+            raise DataError(
+                f"The records have shape {dataset.shape}, {math.prod(dataset.shape)} values; shape"
+                f" {tuple(shape)} needs {math.prod(shape)}. Correct `shape`, or leave it out."
+            )
+        super().__init__(
+            dataset.labels, dataset.classes, shape=shape, dtype=dataset.dtype,
+            class_names=dataset.class_names, groups=dataset.groups, origin=dataset.origin,
+        )  # fmt: skip
+
+    def _read(self, indices: Indices) -> NDArray[Any]:
+        return self._dataset.batch(indices)[0].reshape(len(indices), *self.shape)
+
+    def try_read(self, indices: Indices) -> tuple[NDArray[Any], dict[int, str]]:
+        """As of :meth:`Dataset.try_read`."""
+        inputs, problems = self._dataset.try_read(indices)
+        return inputs.reshape(len(indices), *self.shape), problems
+
+    def refresh(self) -> Dataset:
+        """As of :meth:`Dataset.refresh`."""
+        now = self._dataset.refresh()
+        self.origin = now.origin
+        return self if now is self._dataset else Reshaped(now, self.shape)
+
+
+class Unfailing(Dataset):
+    """The records of another set for training: no record makes it fail, whatever is in it.
+
+    A record that cannot be read stands as NaN in :meth:`batch`, for those who need each record in its place,
+    so that it counts as little as one whose numbers are not finite; a uint8 batch that has one comes as
+    float32. :meth:`readable_batches` leaves it out.
+
+    Args:
+        dataset: the other set.
+        tell: is called with a sentence each time that a record cannot be read.
+    """
+
+    def __init__(self, dataset: Dataset, tell: Callable[[str], None]) -> None:
+        self._dataset, self._tell = dataset, tell
+        super().__init__(
+            dataset.labels, dataset.classes, shape=dataset.shape, dtype=dataset.dtype,
+            class_names=dataset.class_names, groups=dataset.groups, origin=dataset.origin,
+        )  # fmt: skip
+
+    def _read(self, indices: Indices) -> NDArray[Any]:
+        inputs, problems = self.try_read(indices)
+        if problems:
+            inputs = to_float32(inputs)
+            inputs[list(problems)] = np.nan
+        return inputs
+
+    def try_read(self, indices: Indices) -> tuple[NDArray[Any], dict[int, str]]:
+        """As of :meth:`Dataset.try_read`, and tells."""
+        inputs, problems = self._dataset.try_read(indices)
+        for problem in problems.values():
+            self._tell(problem)
+        return inputs, problems
+
+    def refresh(self) -> Dataset:
+        """As of :meth:`Dataset.refresh`."""
+        now = self._dataset.refresh()
+        self.origin = now.origin
+        return self if now is self._dataset else Unfailing(now, self._tell)

@@ -1,0 +1,75 @@
+"""An agent that is handed messages as the broker would: what one plan names, the next, and others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fleets import DIGITS, make_plan, write_agent
+
+from agent.daemon import Agent
+from agent.settings import load_agent_settings
+from dpagent.protocol.fragments import chunked, content_digest, weights_to_bytes
+from dpagent.protocol.messages import Plan
+from dpagent.protocol.signing import Signer, new_signing_secret
+
+SIGNER = Signer(new_signing_secret(), "testers")
+ASSETS = {"training-graph": b"graph" * 11, "frozen-network": b"network" * 20_000, "projection": b"file" * 64}
+
+
+def weights_of(number: int) -> bytes:
+    return weights_to_bytes(np.full(DIGITS.parameter_count, number, np.float32))
+
+
+def plan_of(number: int) -> Plan:
+    return make_plan(
+        round=number,
+        model={"digest": content_digest(weights_of(number))},
+        assets=[
+            {"role": role, "digest": content_digest(data), "size": len(data)} for role, data in ASSETS.items()
+        ],
+    )
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[Agent]:
+    agent = Agent(load_agent_settings(write_agent(tmp_path, None, SIGNER.public_key)))
+    yield agent
+    agent._state.close()
+
+
+def send(agent: Agent, *wholes: bytes) -> None:
+    for data in wholes:
+        for chunk in chunked(data):
+            agent._receive(agent._topics.model_chunk(chunk.index), SIGNER.sign(chunk, "model"))
+
+
+def announce(agent: Agent, plan: Plan) -> None:
+    agent._receive(agent._topics.plan, SIGNER.sign(plan, "plan"))
+
+
+def test_all_that_a_round_needs_is_there_when_its_turn_comes(agent: Agent) -> None:
+    """The loop asks whether all is there, and then for each of them again."""
+    send(agent, *(b"left of an earlier job, %d" % number for number in range(20)))
+    send(agent, *ASSETS.values(), weights_of(1))
+    announce(agent, plan_of(1))
+    for number in (1, 2):
+        plan = plan_of(number)
+        assert agent._has_all_of(plan)
+        assert agent._weights_of(plan) == weights_of(number)
+        assert agent._assets_of(plan) == ASSETS
+        send(agent, weights_of(number + 1))
+        announce(agent, plan_of(number + 1))
+        assert agent._weights_of(plan) is None, "the last round's are gone"
+    assert agent._rejected == 0
+
+
+def test_the_plan_may_come_first(agent: Agent) -> None:
+    announce(agent, plan_of(1))
+    send(agent, weights_of(1))
+    assert not agent._has_all_of(plan_of(1))
+    send(agent, *ASSETS.values())
+    for _ in range(2):
+        assert agent._has_all_of(plan_of(1))

@@ -1,0 +1,176 @@
+"""Rounds of a coordinator without a broker: fragments are put into its store, and rounds closed."""
+
+from __future__ import annotations
+
+import itertools
+import sqlite3
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from fleets import DIGITS, write_fleet
+from numpy.typing import NDArray
+
+from coordinator import planning
+from coordinator.daemon import Coordinator
+from coordinator.settings import FleetSettings, load_fleet_settings
+from coordinator.store import OpenedFragment, Store
+from dpagent.errors import ConfigurationError, PlanError
+from dpagent.protocol.messages import MAX_WHOLE_BYTES, Plan
+
+Begin = Callable[[FleetSettings], Coordinator]
+
+
+def settings_of(directory: Path, **changes: Any) -> FleetSettings:
+    return load_fleet_settings(
+        write_fleet(directory, None, **{"keep_models": "last", "cap": {"kind": "none"}} | changes)
+    )
+
+
+@pytest.fixture
+def begin() -> Iterator[Begin]:
+    """Coordinators that let go of their directories at the end, or when the next one starts."""
+    running: list[Coordinator] = []
+
+    def end() -> None:
+        for coordinator in running:
+            coordinator._store.close()
+            coordinator._directory.close()
+        running.clear()
+
+    def start(settings: FleetSettings) -> Coordinator:
+        end()
+        running.append(Coordinator(settings))
+        return running[-1]
+
+    yield start
+    end()
+
+
+_identities = itertools.count()
+
+
+def run_round(coordinator: Coordinator, update: Callable[[Plan], NDArray[np.int64]]) -> Plan:
+    """Open a round, count one device's update and close it."""
+    coordinator._open_round()
+    plan = coordinator._plan
+    assert plan is not None
+    block = plan.wire.block
+    values = update(plan)
+    values = np.concatenate([values, np.zeros(-len(values) % block, np.int64)]).reshape(-1, block)
+    coordinator._store.count(
+        [
+            OpenedFragment(next(_identities).to_bytes(16, "big"), plan.round, position, row, 0.0)
+            for position, row in enumerate(values)
+        ],
+        plan.round,
+    )
+    coordinator._close_round()
+    return plan
+
+
+def noise(plan: Plan) -> NDArray[np.int64]:
+    return np.random.default_rng(plan.round).integers(-500, 500, plan.dimension) * 2 + 1  # never 0
+
+
+def projected_model(directory: Path) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    model = {
+        "name": "projected", "input_shape": [8, 8, 1], "classes": 10,
+        "front_end": [{"projection": 6}], "layers": [{"dense": 10}],
+    }  # fmt: skip
+    (directory / "projected.yaml").write_text(yaml.safe_dump(model))
+
+
+@pytest.mark.parametrize("has_projection", [False, True])
+@pytest.mark.parametrize("restarts", [False, True])
+def test_steps_are_counted_and_not_rounds(
+    tmp_path: Path, begin: Begin, has_projection: bool, restarts: bool
+) -> None:
+    """Adam on gradients of one sign moves by the learning rate in each step, from the first on."""
+    projected_model(tmp_path)
+    settings = settings_of(
+        tmp_path,
+        rounds=3 + has_projection,
+        model={"name": "projected.yaml" if has_projection else "digits"},
+        optimiser={"kind": "adam", "learning_rate": 0.3, "final_learning_rate": 0.03},
+    )
+    coordinator = begin(settings)
+    if has_projection:
+        before = coordinator._weights
+        run_round(coordinator, noise)
+        assert np.array_equal(coordinator._weights, before)
+    moved = []
+    for _ in range(3):
+        if restarts:
+            coordinator = begin(settings)
+        before = coordinator._weights.astype(np.float64)
+        run_round(coordinator, lambda plan: np.full(plan.dimension, -7, np.int64))
+        moved.append(coordinator._weights - before)
+    # From 0.3 to 0.03 over three steps, as of their beginnings: 0.3, 0.21, 0.12.
+    for step, expected in zip(moved, (0.3, 0.21, 0.12), strict=True):
+        np.testing.assert_allclose(step, expected, rtol=1e-4)
+
+
+def test_a_job_with_a_projection_and_no_round_to_step_in_is_refused(tmp_path: Path, begin: Begin) -> None:
+    projected_model(tmp_path)
+    with pytest.raises(PlanError, match="rounds is 1; expected at least 2"):
+        begin(settings_of(tmp_path, rounds=1, model={"name": "projected.yaml"}))
+
+
+@pytest.mark.parametrize(("first", "records_within"), [(999_999.0, False), (1.1e-9, True)])
+def test_a_norm_that_follows_a_quantile_never_leaves_what_plans_allow(
+    tmp_path: Path, begin: Begin, first: float, records_within: bool
+) -> None:
+    settings = settings_of(
+        tmp_path, rounds=3, privacy={"clip_norm": first, "clipping": {"kind": "quantile", "rate": 1.0}}
+    )
+
+    def update(plan: Plan) -> NDArray[np.int64]:
+        values = np.zeros(plan.dimension, np.int64)
+        values[-1] = 10**6 if records_within else -(10**6)
+        return values
+
+    coordinator = begin(settings)
+    norms = [run_round(coordinator, update).mechanism.clipping.norms[0] for _ in range(2)]
+    coordinator = begin(settings)  # and it is what the next start finds
+    norms.append(run_round(coordinator, update).mechanism.clipping.norms[0])
+    end = 1e-9 if records_within else 1e6
+    assert norms == [first, end, end]
+
+
+def test_what_is_too_large_to_send_is_refused_before_the_job_begins(
+    tmp_path: Path, begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planning.require_sendable(DIGITS, {"frozen-network": bytes(MAX_WHOLE_BYTES)})
+    with pytest.raises(PlanError, match="frozen-network of model 'digits': 200,000,001 bytes; expected at"):
+        planning.require_sendable(DIGITS, {"projection": b"", "frozen-network": bytes(MAX_WHOLE_BYTES + 1)})
+    monkeypatch.setattr(planning, "MAX_WHOLE_BYTES", 4 * DIGITS.parameter_count - 1)
+    with pytest.raises(PlanError, match="weights of model 'digits': "):
+        begin(settings_of(tmp_path))
+    assert not (tmp_path / "state" / "coordinator.db").exists()
+
+
+def test_a_job_of_before_todays_settings_is_named_and_not_a_missing_column(
+    tmp_path: Path, begin: Begin
+) -> None:
+    settings = settings_of(tmp_path)
+    settings.state_dir.mkdir(mode=0o700)
+    store = Store(settings.state_dir)
+    store.begin(
+        planning.new_job(settings), DIGITS.initial_weights(0), np.zeros((1, DIGITS.parameter_count)), 1.0
+    )
+    store.close()
+    with sqlite3.connect(settings.state_dir / "coordinator.db") as connection:
+        connection.execute(
+            "UPDATE job SET terms = json_remove(terms, '$.privacy.clipping', '$.architecture')"
+        )
+        connection.execute("ALTER TABLE model RENAME COLUMN state TO velocity")
+        connection.execute("ALTER TABLE model DROP COLUMN clip_norm")
+        connection.execute("PRAGMA user_version = 1")
+    connection.close()
+    with pytest.raises(ConfigurationError, match=r"privacy\.clipping was None .*in another state_dir"):
+        begin(settings)
