@@ -116,8 +116,10 @@ def _read(path: Path, *, example: str) -> tuple[yaml.MappingNode, dict[Any, Any]
         )
     try:
         node = yaml.compose(text, Loader=_Loader)
-        if (number := _line_of_itself(node, ())) is not None:
+        if (number := _line_of_itself(node, (), set())) is not None:
             raise ConfigurationError(f"{path}:{number}: a value contains itself.")
+        if _size(node, {}) > _MOST_CHARACTERS:
+            raise ConfigurationError(f"{path}: aliases repeat values too often; write them out.")
         values = yaml.load(text, Loader=_Loader)  # a SafeLoader: plain values only
     except RecursionError as error:
         raise ConfigurationError(f"{path}: maps or lists are nested too deep.") from error
@@ -140,17 +142,31 @@ def _first_key(schema: type[BaseModel]) -> str:
     return next(iter(schema.model_fields))
 
 
-def _line_of_itself(node: yaml.Node | None, ancestors: tuple[int, ...]) -> int | None:
+def _children(node: yaml.Node) -> list[yaml.Node]:
+    if isinstance(node, yaml.MappingNode):
+        return [value for _, value in node.value]
+    return list(node.value) if isinstance(node, yaml.SequenceNode) else []
+
+
+def _line_of_itself(node: yaml.Node | None, ancestors: tuple[int, ...], seen: set[int]) -> int | None:
     """The line of a value that an alias makes part of itself, if there is one."""
     if node is None or id(node) in ancestors:
         return None if node is None else int(node.start_mark.line) + 1
-    children: list[yaml.Node] = []
-    if isinstance(node, yaml.MappingNode):
-        children = [value for _, value in node.value]
-    elif isinstance(node, yaml.SequenceNode):
-        children = list(node.value)
-    found = (_line_of_itself(child, (*ancestors, id(node))) for child in children)
-    return next((line for line in found if line is not None), None)
+    if id(node) in seen:
+        return None
+    found = (_line_of_itself(child, (*ancestors, id(node)), seen) for child in _children(node))
+    line = next((line for line in found if line is not None), None)
+    seen.add(id(node))
+    return line
+
+
+def _size(node: yaml.Node | None, known: dict[int, int]) -> int:
+    """How many values a node holds with all aliases written out."""
+    if node is None:
+        return 0
+    if id(node) not in known:
+        known[id(node)] = 1 + sum(_size(child, known) for child in _children(node))
+    return known[id(node)]
 
 
 def _line_numbers(root: yaml.MappingNode) -> tuple[dict[_Location, int], list[tuple[_Location, int]]]:

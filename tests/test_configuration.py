@@ -196,6 +196,12 @@ def test_odd_characters_and_dates_are_refused(tmp_path: Path, text: str) -> None
     assert "not valid YAML" in complaints(tmp_path, text)[0]
 
 
+def test_aliases_that_multiply_are_refused(tmp_path: Path) -> None:
+    """Thirty lines that would be 3³⁰ values."""
+    lines = ["a0: &a0 [1, 1, 1]", *(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}, *a{n - 1}]" for n in range(1, 30))]
+    assert "aliases repeat values too often" in complaints(tmp_path, "\n".join(lines))[0]
+
+
 @pytest.mark.parametrize("text", ["&a {name: *a}\n", "name: a\noven: &o\n  degrees: *o\n", "name: &n [*n]\n"])
 def test_a_value_that_contains_itself_is_refused(tmp_path: Path, text: str) -> None:
     assert complaints(tmp_path, text)

@@ -110,6 +110,8 @@ def quiet_session(model: bytes, *, threads: int = 1, sizes: Mapping[str, int] | 
         options.add_free_dimension_override_by_name(name, size)
     # Below it nothing can lie. Otherwise a model could name files of this directory as its constants.
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", os.devnull)
+    # Not the runtime's own format: as that, a file could hold another network than the one looked at.
+    options.add_session_config_entry("session.load_model_format", "ONNX")
     options.intra_op_num_threads = require_count("threads", threads)
     options.inter_op_num_threads = 1
     options.log_severity_level = 4  # What goes wrong is raised; nothing is printed besides.

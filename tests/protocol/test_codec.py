@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from dpagent.protocol.codec import MessageError, decode, encode
 from dpagent.protocol.messages import (
+    MAX_CHUNKS,
     MAX_MESSAGE_BYTES,
     RECEIPT_DIGEST_BYTES,
     RECEIPTS_PER_MESSAGE,
@@ -302,7 +303,7 @@ def test_a_plan_that_decodes_has_a_wire_format_the_device_can_produce() -> None:
 @pytest.mark.parametrize(
     ("message", "changes"),
     [
-        ("model", {"digest": b"d" * 31}), ("model", {"index": 4_096}), ("model", {"index": -1}),
+        ("model", {"digest": b"d" * 31}), ("model", {"index": MAX_CHUNKS}), ("model", {"index": -1}),
         ("model", {"data": b"x" * 48_001}), ("model", {"data": "text"}),
         ("fragment", {"id": b"i" * 15}), ("fragment", {"position": b"\0" * 3}), ("fragment", {"position": 1}),
         ("fragment", {"round": 0}), ("fragment", {"payload": "text"}), ("fragment", {"job": b""}),

@@ -31,6 +31,8 @@ SUFFIXES: Final = frozenset(
     {".png", ".jpg", ".jpeg", ".jpe", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pnm"}
 )
 MAX_PIXELS: Final = 64 << 20
+_MOST_DECODED: Final = 16 << 20
+"""Pixels of a picture as it is decoded: it takes some nine bytes for each, and a board may have 512 MiB."""
 
 _FORMATS: Final = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
 _ORIENTATION: Final = 0x0112  # the tag of Exif
@@ -73,6 +75,11 @@ class PictureForm:
                 if self.size is not None and opened.format in ("JPEG", "MPO"):
                     # A large photograph is decoded at a half, a quarter or an eighth of its size.
                     opened.draft(None, (2 * max(self.size), 2 * max(self.size)))
+                if opened.width * opened.height > _MOST_DECODED:
+                    raise DataError(
+                        f"it is {opened.width} × {opened.height} pixels large; expected at most "
+                        f"{_MOST_DECODED:,} in all, but of a JPEG that `size` scales. Scale it down."
+                    )
                 opened.load()
                 upright = _in_mode(ops.exif_transpose(opened), self.mode)
                 if self.size is not None and upright.size != self.size:

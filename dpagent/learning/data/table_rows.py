@@ -1,8 +1,9 @@
 """The rows of a CSV file, where each begins and ends, and what does not fit in one.
 
 Quoted line breaks are understood, because the rows are found by the ``csv`` module itself. A quotation mark
-that is never closed, or too late, takes no other row with it: after a row that does not fit, reading goes on
-at the line after its first.
+that is never closed, or too late, takes no other row with it: a row over several lines fits only if none of
+its later lines would be a row by itself, and after one that does not fit, reading goes on at the line after
+its first.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ MISSING: Final = ("", "nan", "na", "n/a", "null", "none", "?")
 """Cells, in small letters, that stand for no value: the record has a NaN and does not count."""
 
 _LONGEST_LINE: Final = 1 << 20
+_MOST_LINES: Final = 32
+"""Of one row. Were there no bound, marks that are never closed would be looked for to the end, row by row."""
 _BOM: Final = b"\xef\xbb\xbf"
 
 
@@ -97,14 +100,18 @@ def checked_rows(
     lines: Lines, columns: Columns, form: TableForm, classes: ClassTable | None
 ) -> Iterator[Row]:
     """Rows that are not empty. Where one does not fit, the next begins one line on."""
-    reader = csv.reader(lines, delimiter=form.delimiter, strict=True)
+    row_lines = _RowLines(lines)
+    reader = csv.reader(row_lines, delimiter=form.delimiter, strict=True)
     while True:
         start, before = lines.place, lines.number
+        row_lines.texts.clear()
         cells: list[str] = []
         try:
             cells = next(reader)
             if cells:
                 _require_fit(cells, columns, classes)
+            if any(_is_row(text, columns, form, classes) for text in row_lines.texts[1:]):
+                raise _UnfitError("a quotation mark is open over the end of the line. Close it.")
         except StopIteration:
             return
         except (csv.Error, _UnfitError) as error:
@@ -116,6 +123,33 @@ def checked_rows(
         else:
             if cells:
                 yield Row(start, lines.place, cells, "")
+
+
+class _RowLines:
+    """The lines of one row, as many as one may have."""
+
+    def __init__(self, lines: Lines) -> None:
+        self._lines = lines
+        self.texts: list[str] = []
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        if len(self.texts) == _MOST_LINES:
+            raise _UnfitError(f"a quoted cell has more than {_MOST_LINES} lines. Close the quotation mark.")
+        text = next(self._lines)
+        self.texts.append(text)
+        return text
+
+
+def _is_row(text: str, columns: Columns, form: TableForm, classes: ClassTable | None) -> bool:
+    try:
+        cells = next(csv.reader([text], delimiter=form.delimiter, strict=True))
+        _require_fit(cells, columns, classes)
+    except (csv.Error, _UnfitError):
+        return False
+    return bool(cells)
 
 
 class Lines:

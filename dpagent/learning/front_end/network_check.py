@@ -8,7 +8,8 @@ a device runs it by its digest alone (:mod:`agent.training`).
 What passes is a list of operators of ONNX itself, under two rules. What decides shapes or places, such as
 the shape of a Reshape or the indices of a Gather, hangs on constants and shapes, never on a record. And
 what hangs on a record is a floating-point number or a truth value, never an integer: integers can be
-divided by zero, which fails.
+divided by zero, which fails. Functions whose libraries take another way for other numbers, such as sines, are
+not on the list.
 """
 
 from __future__ import annotations
@@ -23,10 +24,9 @@ from onnx import AttributeProto, TensorProto, numpy_helper, shape_inference
 from dpagent.errors import ConfigurationError
 
 _ELEMENTS: Final = (
-    "Abs Acos Acosh Add And Asin Asinh Atan Atanh Cast Ceil Celu Clip Cos Cosh Div Elu Equal Erf Exp Floor"
-    " Gelu Greater GreaterOrEqual HardSigmoid HardSwish Identity IsInf IsNaN LeakyRelu Less LessOrEqual Log"
-    " Max Mean Min Mish Mul Neg Not Or Pow PRelu Reciprocal Relu Round Selu Shrink Sigmoid Sign Sin Sinh"
-    " Softplus Softsign Sqrt Sub Sum Tan Tanh ThresholdedRelu Where Xor"
+    "Abs Add And Cast Ceil Celu Clip Div Elu Equal Erf Exp Floor Gelu Greater GreaterOrEqual HardSigmoid"
+    " HardSwish Identity IsInf IsNaN LeakyRelu Less LessOrEqual Log Max Mean Min Mul Neg Not Or PRelu"
+    " Reciprocal Relu Round Selu Shrink Sigmoid Sign Softsign Sqrt Sub Sum Tanh ThresholdedRelu Where Xor"
 )
 _LAYERS: Final = (
     "AveragePool BatchNormalization Conv ConvTranspose Dropout Einsum Gemm GlobalAveragePool GlobalLpPool"
@@ -47,12 +47,14 @@ _FIXED_INPUTS: Final[dict[str, tuple[int, ...]]] = {
     **dict.fromkeys(("GRU", "LSTM", "RNN"), (4,)),
     "ConstantOfShape": (0,),
     "Pad": (1, 3),
+    "Pow": (1,),
     "Range": (0, 1, 2),
     "Resize": (1, 2, 3),
     "Slice": (1, 2, 3, 4),
 }
 """Operators that pass while these inputs, by their number, hang on no record."""
 
+_RUNTIME_FORMAT: Final = b"ORTM"
 _OF_SHAPES: Final = ("Shape", "Size")
 _TYPES: Final = (
     TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16, TensorProto.BOOL
@@ -69,6 +71,8 @@ def check_network(where: str, model: bytes) -> None:
     Raises:
         ConfigurationError: it is no ONNX file, or holds what is not on the list; the text names the node.
     """
+    if model[4:8] == _RUNTIME_FORMAT:
+        raise ConfigurationError(f"{where} is in ONNX Runtime's own format; expected plain ONNX.")
     try:
         network = onnx.load_model_from_string(model)
         _check(where, network)
@@ -145,6 +149,10 @@ def _check_flow(where: str, network: Any) -> None:
                     f"{at} takes {_shown(node.input[place])} for its shapes or places, which depends on the"
                     " record; expected constants."
                 )
+        if node.op_type == "Div" and types.get(node.output[0]) not in _TYPES:
+            raise ConfigurationError(f"{at} divides integers, which can crash; expected floating point.")
+        if node.op_type == "Constant" and len(node.attribute) != 1:
+            raise ConfigurationError(f"{at} has {len(node.attribute)} attributes; expected its value alone.")
         if node.op_type == "Dropout" and not _is_inactive(node, constants):
             raise ConfigurationError(f"{at} may be in training mode. Export the network for inference.")
         known.update(node.output)

@@ -210,7 +210,7 @@ def bomb(width: int, height: int) -> bytes:
     )
 
 
-@pytest.mark.parametrize("side", [9_000, 12_000, 60_000])
+@pytest.mark.parametrize("side", [5_000, 9_000, 12_000, 60_000])
 def test_a_decompression_bomb_is_refused_before_it_goes_off(side: int) -> None:
     with pytest.raises(DataError, match=r"pixels large; expected at most|exceeds limit"):
         decoded(bomb(side, side), size=(8, 8))

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 import yaml
 from frozen_networks import choosy, external, network, node, of_a_file, of_chance, selective, tanh
@@ -18,7 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from dpagent.errors import ConfigurationError
 from dpagent.learning import load_assets, load_model
-from dpagent.learning.evaluation import quiet_session
+from dpagent.learning.evaluation import LOAD_ERRORS, quiet_session
 from dpagent.learning.front_end.network_check import check_network, operators
 
 TRUE, FALSE = (np.array(value) for value in (True, False))
@@ -45,6 +46,18 @@ def of(nodes: list[Any], **constants: NDArray[Any]) -> bytes:
 
 
 BAD: dict[str, tuple[bytes, str]] = {
+    "the runtime's own format": (b"\x18\0\0\0ORTM" + bytes(64), "ONNX Runtime's own format"),
+    "integers divided": (
+        of([node("Div", "n m", "q"), node("Cast", "q", "c", to=TensorProto.FLOAT), node("Add", "x c", "y")],
+           n=np.array(-(2**63)), m=np.array(-1)),
+        "divides integers",
+    ),
+    "an exponent of the record": (of([node("Pow", "x x", "y")]), "depends on the record"),
+    "a sine": (of([node("Sin", "x", "y")]), r"\(Sin\) is not among"),
+    "a constant of two minds": (
+        of([helper.make_node("Constant", [], ["w"], value_float=1.0, value_int=1), node("Add", "x w", "y")]),
+        "2 attributes|does not fit together",
+    ),
     "external": (of_a_file("private.bin"), "constant 'w' lies in another file"),
     "external in a node": (
         of([helper.make_node("Constant", [], ["w"], "weights", value=external("../key")),
@@ -125,6 +138,19 @@ def test_a_model_file_that_names_such_a_network_cannot_be_loaded(tmp_path: Path)
     for load in (load_model, load_assets):
         with pytest.raises(ConfigurationError, match=r"stage 0 onnx: .*odd\.onnx, node 0 .*RandomUniform"):
             load(file)
+
+
+def test_only_what_was_looked_at_is_loaded(tmp_path: Path) -> None:
+    """The runtime knows its own format by four bytes, at a place where ONNX may have anything."""
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "own.ort")
+    options.add_session_config_entry("session.save_model_format", "ORT")
+    onnxruntime.InferenceSession(tanh(), options, providers=["CPUExecutionProvider"])
+    own = (tmp_path / "own.ort").read_bytes()
+    assert own[4:8] == b"ORTM"
+    onnxruntime.InferenceSession(own, providers=["CPUExecutionProvider"])
+    with pytest.raises(LOAD_ERRORS):
+        quiet_session(own)
 
 
 def test_a_function_or_steps_of_training_are_refused() -> None:
