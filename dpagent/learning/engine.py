@@ -13,7 +13,8 @@ engine promises:
 2. **Short sums.** No float32 sum runs over more than the records of one microbatch; microbatches
    are added in float64. No float32 sum of squares runs over more than :data:`NORM_RUN` numbers; to each,
    once it is in float64, :data:`UNDERFLOW` is added for each of its squares.
-3. **Exclusion.** A record whose gradient or norm is not finite adds exact zeros, and is counted.
+3. **Exclusion.** A record that holds a number which is not finite, or whose gradient or norm is not, adds
+   exact zeros, and is counted.
 
 What follows. Let u = 2⁻²⁴ and γ_k = ku/(1−ku); a sum of k products, in any order and with or without fused
 multiply-adds, is off by at most γ_k times the sum of their magnitudes (Higham, "Accuracy and Stability of
@@ -70,7 +71,7 @@ class ClippedSum(NamedTuple):
     Attributes:
         total: Σ c_i·g_i, ``(d,)`` float64, in gradient units.
         within: for each clip norm, how many records had a norm of at most it, ``(groups,)`` int64.
-        excluded: how many records were left out because their gradient is not finite.
+        excluded: how many records were left out because they, or their gradients, are not finite.
     """
 
     total: NDArray[np.float64]

@@ -137,7 +137,8 @@ class Residual:
 Convolution: TypeAlias = Conv1d | Conv2d
 MaxPool: TypeAlias = MaxPool1d | MaxPool2d
 AveragePool: TypeAlias = AveragePool1d | AveragePool2d
-Layer: TypeAlias = Convolution | MaxPool | AveragePool | Dense | Tanh | Relu | GroupNorm | Residual
+Windowed: TypeAlias = Convolution | MaxPool | AveragePool
+Layer: TypeAlias = Windowed | Dense | Tanh | Relu | GroupNorm | Residual
 
 LAYERS: dict[str, type[Layer]] = {
     kind.kind: kind
@@ -176,7 +177,7 @@ class Windows:
         return self.kernel[0] * self.kernel[1] * self.image[2]
 
 
-def windows(layer: Convolution | MaxPool | AveragePool, shape: Shape) -> Windows:
+def windows(layer: Windowed, shape: Shape) -> Windows:
     """Where the windows of ``layer`` lie over an input of ``shape``.
 
     Raises:

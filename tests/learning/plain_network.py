@@ -49,6 +49,10 @@ SPECS = [
         AveragePool1d(2, 1),
     ),
     small(
+        "long series", (38, 2), Conv1d(3, 2), Tanh(), Conv1d(4, 3, 1, 1), MaxPool1d(2, 2), Tanh(),
+        Conv1d(3, 2, 2),
+    ),
+    small(
         "residual", (6, 6, 3), Conv2d(4, 3, 1, 1), GroupNorm(2), Relu(),
         Residual((Conv2d(6, 3, 2, 1), GroupNorm(3), Relu(), Conv2d(6, 3, 1, 1)), (Conv2d(6, 1, 2),)),
         Relu(), Residual((Conv2d(6, 3, 1, 1),)), AveragePool2d(3, 3),

@@ -14,7 +14,7 @@ from learning.plain_network import SPECS, close, differences, plain_loss, record
 
 from dpagent.errors import DataError, ParameterError
 from dpagent.learning import BUILT_IN, ModelSpec, accumulation_slack, built_in
-from dpagent.learning.layers import Conv2d, Dense, MaxPool2d, Relu, Tanh
+from dpagent.learning.layers import AveragePool2d, Conv2d, Dense, GroupNorm, Layer, MaxPool2d, Relu, Tanh
 
 pytestmark = pytest.mark.parametrize("name", ENGINES)
 
@@ -139,6 +139,32 @@ def test_records_that_are_not_finite_add_exact_zeros(name: str, spec: ModelSpec,
     )
     alone = subject.clipped_sum(weights, spoilt[2:3], labels[2:3], [0.5])
     assert (alone.excluded, alone.within.sum(), np.any(alone.total)) == (1, 0, False)
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        (Conv2d(4, 1), Tanh(), Conv2d(4, 2, 2)),
+        (Conv2d(4, 1), Tanh(), MaxPool2d(2, 1), Conv2d(4, 3, 3), Tanh()),
+        (Conv2d(4, 1), AveragePool2d(2, 2), Relu()),
+        (Tanh(), Conv2d(4, 1), MaxPool2d(3, 2), GroupNorm(2)),
+    ],
+    ids=["stride", "sliding maximum", "mean", "activation first"],
+)
+def test_what_no_window_reads_has_no_influence(name: str, layers: tuple[Layer, ...]) -> None:
+    """But where it is not finite, the record is left out like any other that holds such a number."""
+    size = 8 if isinstance(layers[2], MaxPool2d) or isinstance(layers[0], Tanh) else 9
+    spec = small("unread", (size, size, 2), *layers)
+    weights, inputs, labels = records(spec, 3)
+    subject = engine_of(name, spec)
+    expected = subject.clipped_sum(weights, inputs, labels, [0.5])
+    inputs[:, -1], inputs[:, :, -1] = 12.5, -12.5
+    close(subject.clipped_sum(weights, inputs, labels, [0.5]).total, expected.total, 1e-6)
+    inputs[1, -1, -1, 0], inputs[2, -1, 0, 1] = np.nan, np.inf
+    alone = subject.clipped_sum(weights, inputs[:1], labels[:1], [0.5])
+    found = subject.clipped_sum(weights, inputs, labels, [0.5])
+    assert (found.excluded, found.within.tolist()) == (2, alone.within.tolist())
+    close(found.total, alone.total, 1e-6)
 
 
 def test_a_gradient_too_long_for_float32_is_left_out(name: str) -> None:

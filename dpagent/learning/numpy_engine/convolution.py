@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from dpagent.learning.layers import Windows
 from dpagent.learning.models import Node
-from dpagent.learning.numpy_engine.gathering import GatheredProduct, as_runs, windows_of
+from dpagent.learning.numpy_engine.gathering import GatheredProduct, SlidingProduct, as_runs, windows_of
 from dpagent.learning.numpy_engine.products import SMALL_PRODUCT, Product
 from dpagent.learning.numpy_engine.stages import RecordGradients, TrainedStage
 from dpagent.learning.numpy_engine.workspaces import Floats, Memory, Signal, aligned
@@ -89,7 +89,8 @@ class ConvolutionStage(TrainedStage):
             )
             back = source.gradient.values.reshape(image.shape, copy=False)
             self._back = _InputGradient(over, outgoing, back, memory)
-            self.products["input gradient"] = self._back.product
+            if self._back.product is not None:
+                self.products["input gradient"] = self._back.product
 
     def load(self, weights: Floats) -> None:
         self._gradients.begin()
@@ -209,6 +210,9 @@ class _InputGradient:
         over: the windows of the convolution.
         outgoing: ``(records, views, *grouping, down, across, filters)``, the gradient by its output.
         incoming: ``(records, views, height, width, channels)``, where the gradient by its input goes.
+
+    Attributes:
+        product: that can be computed in several forms, or None.
     """
 
     def __init__(self, over: Windows, outgoing: Floats, incoming: Floats, memory: Memory) -> None:
@@ -248,8 +252,13 @@ class _InputGradient:
             result = memory.workspace((*count, *fold, channels), shared="mask").values
             out = result.reshape(rows, copy=False)
             self._unfold(result, incoming, spans)
-        self._out = GatheredProduct(windows, self._weights, out, memory, again=False)
-        self.product = self._out.product
+        self.product: Product | None = None
+        self._out: GatheredProduct | SlidingProduct
+        if SlidingProduct.takes(windows):
+            self._out = SlidingProduct(windows, self._weights, out)
+        else:
+            self._out = GatheredProduct(windows, self._weights, out, memory, again=False)
+            self.product = self._out.product
 
     def _unfold(self, result: Floats, incoming: Floats, spans: list[range]) -> None:
         """Plan the copies from the folded rows to the image; what lies under no window is zero."""

@@ -255,6 +255,7 @@ def _add_microbatch(
                 squares = np.add.reduce(squares, axis=0, keepdims=True)
             # In float32, so that no clip factor is so small that it loses bits.
             usable = np.isfinite(np.add.reduce(squares, axis=0).astype(np.float32))
+            usable &= network.finite
             count = len(images[part])
             norms = np.sqrt(squares)
             factors = np.minimum(clip_norms[:, np.newaxis] / norms, 1).astype(np.float32)

@@ -1,7 +1,7 @@
 """Windows of images as rows of a matrix (im2col), gathered for as many records at a time as a cache holds.
 
 The rows take a multiple of the memory of the image, and are read once or twice: gathering them again
-costs less than fetching them from main memory.
+costs less than fetching them from main memory. Windows of a series need not be gathered to be multiplied.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from dpagent.learning.numpy_engine.workspaces import Floats, Memory, round_up
 # needed again, a quarter of a MiB at a time, which stays in a core's cache.
 _KEPT = 1 << 19
 _AT_ONCE = 1 << 16
+# A product of fewer rows costs more than gathering many.
+_LEAST_ROWS = 8
 
 
 class GatheredProduct:
@@ -70,6 +72,66 @@ class GatheredProduct:
             if len(self._parts) > 1:
                 np.copyto(self._gathered, windows)
             yield part
+
+
+class SlidingProduct:
+    """``out = windows @ weights``, record by record, for windows that slide along a series.
+
+    Such a window is one run of memory, and begins a pixel after the one before it. Those that begin where
+    another ends are the rows of a matrix as they lie: a product for each pixel of a window, and nothing is
+    gathered.
+
+    Args:
+        windows: as :class:`GatheredProduct` takes them, and :meth:`takes` these.
+        weights: ``(taps, n)``.
+        out: ``(records, windows of a record, n)``.
+    """
+
+    def __init__(self, windows: Floats, weights: Floats, out: Floats) -> None:
+        records, views, *_, across, _, taps = windows.shape
+        runs = windows.reshape((records, views, across, taps), copy=False)
+        results = out.reshape((records, views, across, -1), copy=False)
+        pixels = _pixels(windows)
+        # Windows that begin at one of the first pixels may be followed by one more than the others.
+        firsts = (range(across % pixels), range(across % pixels, pixels))
+        self._operands = [
+            (_every(pixels, runs, first), weights, _every(pixels, results, first))
+            for first in firsts
+            if first
+        ]
+
+    @staticmethod
+    def takes(windows: Floats) -> bool:
+        """Whether windows are those of a series, and enough of them."""
+        *_, group_down, group_across, down, across, kernel_rows, _ = windows.shape
+        if group_down * group_across * down * kernel_rows > 1:
+            return False
+        return bool(across >= _LEAST_ROWS * _pixels(windows))
+
+    def compute(self) -> None:
+        """Multiply."""
+        for windows, weights, out in self._operands:
+            np.matmul(windows, weights, out=out)
+
+
+def _pixels(windows: Floats) -> int:
+    """How many pixels a window's run of memory holds."""
+    return int(windows.shape[-1] * windows.itemsize // windows.strides[-3])
+
+
+def _every(step: int, rows: Floats, first: range) -> Floats:
+    """Every ``step``-th of rows ``(records, views, rows, n)`` from each of ``first`` on.
+
+    Returns:
+        ``(records, views, first, rows, n)``, a view.
+    """
+    records, views, count, numbers = rows.shape
+    to_record, to_view, to_row, to_number = rows.strides
+    return as_strided(
+        rows[:, :, first.start :],
+        shape=(records, views, len(first), -(-(count - first.start) // step), numbers),
+        strides=(to_record, to_view, to_row, step * to_row, to_number),
+    )
 
 
 def windows_of(

@@ -23,6 +23,8 @@ from dpagent.learning.layers import (
     Residual,
     Shape,
     Tanh,
+    Windowed,
+    Windows,
     windows,
 )
 from dpagent.learning.models import ModelSpec, Node
@@ -49,18 +51,25 @@ class Network:
 
     Attributes:
         records: computed at a time.
+        finite: which records of the last ``forward`` hold finite numbers only, ``(records,)``.
         trained: the stages with parameters, in the order of the flat vector.
         loss: of the logits.
     """
 
     def __init__(self, spec: ModelSpec, records: int, views: int, *, microbatch: int) -> None:
         self.records = records
+        self.finite = np.ones(records, np.bool_)
         self._labels = np.zeros(records, np.int64)
         memory = Memory(records, views)
         self._input = Signal(memory.workspace(spec.input_shape), None)
-        self._offset, self._scale = (
-            _constant(value, spec.input_shape) for value in (spec.input_offset, spec.input_scale)
-        )
+        self._centring = [
+            (operation, _constant(value, spec.input_shape))
+            for operation, value, neutral in (
+                (np.subtract, spec.input_offset, 0.0),
+                (np.divide, spec.input_scale, 1.0),
+            )
+            if np.any(np.not_equal(value, neutral))
+        ]
         builder = _Builder(memory, microbatch)
         self._output, _ = builder.chain(spec.nodes, self._input)
         self._stages = builder.stages
@@ -99,10 +108,15 @@ class Network:
         values = self._input.values.values
         np.copyto(values[:count], inputs)
         values[count:] = 0
+        self.finite.fill(True)
         if inputs.dtype == np.uint8:
             np.divide(values, np.float32(255), out=values)
-        np.subtract(values, self._offset, out=values)
-        np.divide(values, self._scale, out=values)
+        else:
+            # Numbers that no window reads would not show in a gradient, and a maximum may lose a NaN.
+            axes = tuple(range(1, inputs.ndim))
+            np.isfinite(inputs).all(axis=axes, out=self.finite[:count])
+        for operation, constant in self._centring:
+            operation(values, constant, out=values)
         for stage in self._stages:
             stage.forward()
 
@@ -128,7 +142,7 @@ class _Builder:
         ``reserved`` says of the source, and the second result of the output, that its values are needed
         once more, so that no activation may take over their memory.
         """
-        nodes = _pooling_first(nodes)
+        nodes = _cropped(_pooling_first(nodes))
         for index, node in enumerate(nodes):
             source, reserved = self._append(node, nodes[index + 1 :], source, reserved=reserved)
         return source, reserved
@@ -138,11 +152,11 @@ class _Builder:
     ) -> tuple[Signal, bool]:
         match node.layer:
             case Conv1d() | Conv2d() as layer:
-                over, grouping = windows(layer, node.input_shape), _grouping(following)
-                # Positions that no pooling window covers are not computed.
-                count = (over.count[0] // grouping[0], over.count[1] // grouping[1])
-                over = replace(over, count=(count[0] * grouping[0], count[1] * grouping[1]))
-                shape = (*grouping, *count, layer.channels) if grouping != (1, 1) else node.output_shape
+                over, grouping = _windows(node), _grouping(following)
+                shape = node.output_shape
+                if grouping != (1, 1):
+                    groups = (count // of for count, of in zip(over.count, grouping, strict=True))
+                    shape = (*grouping, *groups, layer.channels)
                 target = self._signal(shape, trained=True)
                 self.stages.append(ConvolutionStage(node, over, source, target, grouping, self._memory))
             case Dense():
@@ -162,7 +176,7 @@ class _Builder:
                 )
                 return target, True
             case MaxPool1d() | MaxPool2d() as layer:
-                over = windows(layer, node.input_shape)
+                over = _windows(node)
                 if source.values.values.ndim == 7:
                     target = self._signal_after(source, node.output_shape)
                     self.stages.append(GroupedMaxPoolStage(source, target, self._memory))
@@ -178,11 +192,9 @@ class _Builder:
                 else:
                     target = self._signal_after(source, node.output_shape)
                     self.stages.append(MaxPoolStage(over, source, target, self._memory))
-            case AveragePool1d() | AveragePool2d() as layer:
+            case AveragePool1d() | AveragePool2d():
                 target = self._signal_after(source, node.output_shape)
-                self.stages.append(
-                    AveragePoolStage(windows(layer, node.input_shape), source, target, self._memory)
-                )
+                self.stages.append(AveragePoolStage(_windows(node), source, target, self._memory))
             case GroupNorm(groups=groups):
                 target = self._signal_after(source, node.output_shape)
                 self.stages.append(GroupNormStage(groups, source, target, self._memory))
@@ -221,6 +233,55 @@ def _constant(value: float | tuple[float, ...], shape: Shape) -> NDArray[np.floa
     """A constant of the input, written out for every number of a record unless it is one for all."""
     constant = np.asarray(value, np.float32)
     return np.broadcast_to(constant, shape).copy() if constant.size > 1 else constant.reshape(())
+
+
+def _cropped(nodes: Sequence[Node]) -> list[Node]:
+    """The nodes, without the last rows and columns of images that nothing reads.
+
+    The windows of a stride need not reach the end of their input. What lies beyond them has no
+    influence and a gradient of zero: the convolutions and pooling layers before them need not compute it.
+    """
+    read: list[Shape] = [nodes[-1].output_shape] if nodes else []
+    for node in reversed(nodes[1:]):
+        read.insert(0, _read(node, read[0]))
+    cropped: list[Node] = []
+    for node, output in zip(nodes, read, strict=True):
+        shape = cropped[-1].output_shape if cropped else node.input_shape
+        if isinstance(node.layer, Tanh | Relu):  # They work in place, on all there is.
+            output = shape
+        elif not isinstance(node.layer, Windowed):
+            output = node.output_shape
+        cropped.append(replace(node, input_shape=shape, output_shape=output))
+    return cropped
+
+
+def _read(node: Node, output: Shape) -> Shape:
+    """What a layer reads of its input to give the first rows and columns of its output."""
+    if isinstance(node.layer, Tanh | Relu):
+        return output
+    if not isinstance(node.layer, Windowed):
+        return node.input_shape
+    over = windows(node.layer, node.input_shape)
+    ends = (
+        (count - 1) * stride + kernel - padding
+        for count, stride, kernel, padding in zip(
+            _down_and_across(output), over.stride, over.kernel, over.padding, strict=True
+        )
+    )
+    # Windows may lie in the padding altogether; an image has a pixel all the same.
+    sizes = [max(1, min(end, size)) for end, size in zip(ends, over.image[:2], strict=True)]
+    return (*sizes[3 - len(output) :], over.image[2])
+
+
+def _windows(node: Node) -> Windows:
+    """The windows of a layer that give its output."""
+    assert isinstance(node.layer, Windowed)
+    return replace(windows(node.layer, node.input_shape), count=_down_and_across(node.output_shape))
+
+
+def _down_and_across(shape: Shape) -> tuple[int, int]:
+    """Height and width of an image; a series is one of height one."""
+    return (shape[0], shape[1]) if len(shape) == 3 else (1, shape[0])
 
 
 def _is_gathered(following: Sequence[Node]) -> bool:

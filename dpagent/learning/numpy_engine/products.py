@@ -6,10 +6,13 @@
 * *tiles of t*: the same with the rows of each record cut into tiles of t. Some libraries have faster
   kernels for small products (OpenBLAS with AVX-512 runs those of up to 10⁶ multiplications up to half as
   fast again);
-* *flat*: one product over the rows of all records, often faster where a record has few rows. But a
-  BLAS may compute a row differently at another place of the matrix (other tiles, other edges), and then a
-  record's bits would depend on its position, which the proof in :mod:`dpagent.learning.engine`
-  forbids. So it is tried on the spot, at every position, and not taken unless it passes.
+* *flat*: one product over the rows of all records, often faster where a record has few rows;
+* *groups of t*: the same for t records at a time: products that are small, but not as small as a record's.
+
+In the last two a BLAS may compute a row differently at another place of the matrix (other tiles, other
+edges), and then a record's bits would depend on its position, which the proof in
+:mod:`dpagent.learning.engine` forbids. So they are tried on the spot, at every position, and not taken unless
+they pass.
 
 :meth:`Product.calibrate` times them and takes the fastest.
 """
@@ -62,12 +65,16 @@ class Product:
                 operand,
                 out.reshape((*shape, n), copy=False),
             )
+        self._mixed: set[str] = set()
         if right.ndim == 2 and _are_rows_even(left) and _are_rows_even(out):
-            self._operands[FLAT] = (
-                left.reshape((-1, k), copy=False),
-                right,
-                out.reshape((-1, n), copy=False),
-            )
+            groups = {f"groups of {size}": size for size in _tiles(records, rows * k * n, least=2)}
+            for form, size in {FLAT: records, **groups}.items():
+                self._operands[form] = (
+                    left.reshape((-1, size * rows, k), copy=False),
+                    right,
+                    out.reshape((-1, size * rows, n), copy=False),
+                )
+                self._mixed.add(form)
 
     @property
     def form(self) -> str:
@@ -91,7 +98,7 @@ class Product:
         seconds = {}
         for form in self._operands:
             self.form = form
-            if form != FLAT or self._is_invariant(generator):
+            if form not in self._mixed or self._is_invariant(generator):
                 seconds[form] = fastest(self)
         best = min(seconds, key=lambda form: seconds[form])
         self.form = best if seconds[best] < _GAIN * seconds[STACKED] else STACKED
@@ -133,10 +140,10 @@ def _same_bits(found: Floats, expected: Floats) -> bool:
     return bool(np.all(found.view(np.int32) == expected.view(np.int32)))
 
 
-def _tiles(rows: int, multiplications: int) -> list[int]:
+def _tiles(rows: int, multiplications: int, *, least: int = _LEAST_TILE) -> list[int]:
     """The largest tiles of ``rows`` that make small products, given the multiplications of a row."""
     most = min(rows - 1, SMALL_PRODUCT // multiplications)
-    return [tile for tile in range(most, _LEAST_TILE - 1, -1) if rows % tile == 0][:_TILES]
+    return [tile for tile in range(most, least - 1, -1) if rows % tile == 0][:_TILES]
 
 
 def _are_rows_even(stack: Floats) -> bool:
