@@ -49,10 +49,6 @@ SPECS = [
         AveragePool1d(2, 1),
     ),
     small(
-        "long series", (38, 2), Conv1d(3, 2), Tanh(), Conv1d(4, 3, 1, 1), MaxPool1d(2, 2), Tanh(),
-        Conv1d(3, 2, 2),
-    ),
-    small(
         "residual", (6, 6, 3), Conv2d(4, 3, 1, 1), GroupNorm(2), Relu(),
         Residual((Conv2d(6, 3, 2, 1), GroupNorm(3), Relu(), Conv2d(6, 3, 1, 1)), (Conv2d(6, 1, 2),)),
         Relu(), Residual((Conv2d(6, 3, 1, 1),)), AveragePool2d(3, 3),
@@ -63,6 +59,10 @@ SPECS = [
         Residual((Tanh(),), (Conv2d(2, 1),)),
     ),
     small("windows in the padding", (9, 9, 2), Conv2d(4, 1, 3), Tanh(), Conv2d(4, 2, 3, 2), MaxPool2d(1, 2)),
+    small(
+        "long series", (38, 2), Conv1d(3, 2), Tanh(), Conv1d(4, 3, 1, 1), MaxPool1d(2, 2), Tanh(),
+        Conv1d(3, 2, 2),
+    ),
 ]  # fmt: skip
 
 

@@ -24,6 +24,7 @@ from dpagent.learning.engine import NORM_RUN
 from dpagent.learning.layers import Conv2d, Dense, GroupNorm, MaxPool2d, Relu, Residual, Tanh
 from dpagent.learning.numpy_engine import products, stages
 from dpagent.learning.numpy_engine.activations import Tangent
+from dpagent.learning.numpy_engine.gathering import SlidingProduct
 from dpagent.learning.numpy_engine.workspaces import Memory
 
 # Sizes that fill no vector: every function and product has a tail to trip over.
@@ -106,6 +107,25 @@ def test_every_form_of_every_product_gives_the_same_sums(form: str) -> None:
         assert taken
         found = subject.clipped_sum(weights, inputs, labels, [0.5]).total
         np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("views", [1, 2])
+def test_windows_of_a_series_are_multiplied_where_they_lie(views: int) -> None:
+    for spec in (built_in("sensor-cnn"), SPECS[-1]):
+        weights, inputs, labels = records(spec, 10 * views)
+        inputs, labels = inputs.reshape(10, -1, *spec.input_shape), labels[:10]
+        if views == 1:
+            inputs = inputs[:, 0]
+        subject = NumpyEngine(spec, microbatch=8, views=views, products="stacked")
+        expected = subject.clipped_sum(weights, inputs, labels, [0.5]).total
+        sliding = [x for x in subject._networks[0].choices.values() if isinstance(x, SlidingProduct)]
+        assert sliding
+        for product in sliding:
+            product.form = "sliding"
+        found = subject.clipped_sum(weights, inputs, labels, [0.5]).total
+        assert "sliding" in subject.forms.values()
+        np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6 * np.abs(expected).max())
+        assert subject.is_batch_invariant()
 
 
 def test_the_tangent_by_its_exponential_is_the_tangent() -> None:

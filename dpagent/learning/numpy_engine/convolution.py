@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from dpagent.learning.layers import Windows
 from dpagent.learning.models import Node
 from dpagent.learning.numpy_engine.gathering import GatheredProduct, SlidingProduct, as_runs, windows_of
-from dpagent.learning.numpy_engine.products import SMALL_PRODUCT, Product
+from dpagent.learning.numpy_engine.products import SMALL_PRODUCT, Choice, Product
 from dpagent.learning.numpy_engine.stages import RecordGradients, TrainedStage
 from dpagent.learning.numpy_engine.workspaces import Floats, Memory, Signal, aligned
 
@@ -89,8 +89,7 @@ class ConvolutionStage(TrainedStage):
             )
             back = source.gradient.values.reshape(image.shape, copy=False)
             self._back = _InputGradient(over, outgoing, back, memory)
-            if self._back.product is not None:
-                self.products["input gradient"] = self._back.product
+            self.products["input gradient"] = self._back.product
 
     def load(self, weights: Floats) -> None:
         self._gradients.begin()
@@ -212,7 +211,7 @@ class _InputGradient:
         incoming: ``(records, views, height, width, channels)``, where the gradient by its input goes.
 
     Attributes:
-        product: that can be computed in several forms, or None.
+        product: that can be computed in several forms.
     """
 
     def __init__(self, over: Windows, outgoing: Floats, incoming: Floats, memory: Memory) -> None:
@@ -252,13 +251,12 @@ class _InputGradient:
             result = memory.workspace((*count, *fold, channels), shared="mask").values
             out = result.reshape(rows, copy=False)
             self._unfold(result, incoming, spans)
-        self.product: Product | None = None
-        self._out: GatheredProduct | SlidingProduct
+        gathered = GatheredProduct(windows, self._weights, out, memory, again=False)
+        self._compute = gathered.compute
+        self.product: Choice = gathered.product
         if SlidingProduct.takes(windows):
-            self._out = SlidingProduct(windows, self._weights, out)
-        else:
-            self._out = GatheredProduct(windows, self._weights, out, memory, again=False)
-            self.product = self._out.product
+            sliding = SlidingProduct(gathered, windows, self._weights, out)
+            self._compute, self.product = sliding.compute, sliding
 
     def _unfold(self, result: Floats, incoming: Floats, spans: list[range]) -> None:
         """Plan the copies from the folded rows to the image; what lies under no window is zero."""
@@ -298,7 +296,7 @@ class _InputGradient:
 
     def compute(self) -> None:
         np.copyto(*self._fill)
-        self._out.compute()
+        self._compute()
         for place, part in self._copies:
             np.copyto(place, part)
         for rest in self._uncovered:

@@ -40,12 +40,14 @@ class _DenseStage(TrainedStage):
         self._incoming = target.gradient.values
         self._weights = aligned(inputs * units).reshape(inputs, units)
         self._bias = aligned(units)
-        self.products["forward"] = Product(self._input, self._weights, self._output)
-        self._transposed = None
+        self._forward = Product(self._input, self._weights, self._output)
+        self.products["forward"] = self._forward
+        self._back, self._transposed = None, None
         if source.gradient is not None:
             back = source.gradient.values.reshape(self._input.shape, copy=False)
             self._transposed = aligned(inputs * units).reshape(units, inputs)
-            self.products["input gradient"] = Product(self._incoming, self._transposed, back)
+            self._back = Product(self._incoming, self._transposed, back)
+            self.products["input gradient"] = self._back
 
     def load(self, weights: Floats) -> None:
         self._begin()
@@ -59,12 +61,12 @@ class _DenseStage(TrainedStage):
         """Forget the sum so far."""
 
     def forward(self) -> None:
-        self.products["forward"]()
+        self._forward()
         np.add(self._output, self._bias, out=self._output)
 
     def backward(self) -> None:
-        if self._transposed is not None:
-            self.products["input gradient"]()
+        if self._back is not None:
+            self._back()
 
 
 class DenseStage(_DenseStage):

@@ -12,8 +12,10 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from dpagent.learning.numpy_engine.products import Product
+from dpagent.learning.numpy_engine.products import Product, fastest
 from dpagent.learning.numpy_engine.workspaces import Floats, Memory, round_up
+
+SLIDING = "sliding"
 
 # Floats of gathered rows: kept if there are no more than 2 MiB of them; else gathered again when they are
 # needed again, a quarter of a MiB at a time, which stays in a core's cache.
@@ -79,15 +81,16 @@ class SlidingProduct:
 
     Such a window is one run of memory, and begins a pixel after the one before it. Those that begin where
     another ends are the rows of a matrix as they lie: a product for each pixel of a window, and nothing is
-    gathered.
+    gathered. These are small products, which not every BLAS is quick at: :meth:`calibrate` tries.
 
     Args:
+        gathered: the same by gathering.
         windows: as :class:`GatheredProduct` takes them, and :meth:`takes` these.
         weights: ``(taps, n)``.
         out: ``(records, windows of a record, n)``.
     """
 
-    def __init__(self, windows: Floats, weights: Floats, out: Floats) -> None:
+    def __init__(self, gathered: GatheredProduct, windows: Floats, weights: Floats, out: Floats) -> None:
         records, views, *_, across, _, taps = windows.shape
         runs = windows.reshape((records, views, across, taps), copy=False)
         results = out.reshape((records, views, across, -1), copy=False)
@@ -99,6 +102,7 @@ class SlidingProduct:
             for first in firsts
             if first
         ]
+        self._gathered, self._slides = gathered, False
 
     @staticmethod
     def takes(windows: Floats) -> bool:
@@ -108,10 +112,33 @@ class SlidingProduct:
             return False
         return bool(across >= _LEAST_ROWS * _pixels(windows))
 
+    @property
+    def form(self) -> str:
+        """How it runs: :data:`SLIDING`, or how the gathered product does."""
+        return SLIDING if self._slides else self._gathered.product.form
+
+    @form.setter
+    def form(self, form: str) -> None:
+        self._slides = form == SLIDING
+        if not self._slides:
+            self._gathered.product.form = form
+
     def compute(self) -> None:
-        """Multiply."""
+        """Multiply in the form chosen."""
+        if self._slides:
+            self.slide()
+        else:
+            self._gathered.compute()
+
+    def slide(self) -> None:
+        """Multiply the windows where they lie."""
         for windows, weights, out in self._operands:
             np.matmul(windows, weights, out=out)
+
+    def calibrate(self, generator: np.random.Generator) -> None:
+        """Choose the form. Overwrites ``weights`` and ``out``."""
+        self._gathered.product.calibrate(generator)
+        self._slides = fastest(self.slide) < fastest(self._gathered.compute)
 
 
 def _pixels(windows: Floats) -> int:

@@ -28,7 +28,7 @@ from dpagent.learning.layers import (
     windows,
 )
 from dpagent.learning.models import ModelSpec, Node
-from dpagent.learning.numpy_engine.activations import ReluStage, Tangent, TanhStage
+from dpagent.learning.numpy_engine.activations import ReluStage, TanhStage
 from dpagent.learning.numpy_engine.average_pooling import AveragePoolStage
 from dpagent.learning.numpy_engine.convolution import ConvolutionStage
 from dpagent.learning.numpy_engine.dense import AveragedDenseStage, DenseStage
@@ -40,7 +40,7 @@ from dpagent.learning.numpy_engine.pooling import (
     MaxPoolStage,
     SlidingMaxPoolStage,
 )
-from dpagent.learning.numpy_engine.products import Product
+from dpagent.learning.numpy_engine.products import Choice
 from dpagent.learning.numpy_engine.residual import ForkStage, SumStage
 from dpagent.learning.numpy_engine.stages import Stage, TrainedStage
 from dpagent.learning.numpy_engine.workspaces import Floats, Memory, Signal, cropped
@@ -83,15 +83,16 @@ class Network:
         return self._output.values.values
 
     @property
-    def choices(self) -> dict[str, Product | Tangent]:
+    def choices(self) -> dict[str, Choice]:
         """What can be computed in several forms, by layer and purpose."""
-        choices: dict[str, Product | Tangent] = {
+        choices: dict[str, Choice] = {
             f"{stage.path} {purpose}": product
             for stage in self.trained
             for purpose, product in stage.products.items()
         }
         tangents = [stage.tangent for stage in self._stages if isinstance(stage, TanhStage)]
-        return choices | {f"tanh {number}": tangent for number, tangent in enumerate(tangents)}
+        choices.update((f"tanh {number}", tangent) for number, tangent in enumerate(tangents))
+        return choices
 
     def load(self, weights: Floats) -> None:
         """Take over the parameters ``(d,)``."""

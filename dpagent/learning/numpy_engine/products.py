@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 
@@ -39,6 +40,20 @@ _LEAST_TILE = 4
 _COMPARED = 2048
 # Another form must gain something, or the plain stack stays.
 _GAIN = 0.97
+
+
+class Choice(Protocol):
+    """What can be computed in several forms.
+
+    Attributes:
+        form: in which it is.
+    """
+
+    form: str
+
+    def calibrate(self, generator: np.random.Generator) -> None:
+        """Try all forms and take the fastest. Overwrites what it works on."""
+        ...
 
 
 class Product:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from dpagent.learning.engine import NORM_RUN, UNDERFLOW
 from dpagent.learning.layers import Shape
 from dpagent.learning.models import Node
-from dpagent.learning.numpy_engine.products import Product
+from dpagent.learning.numpy_engine.products import Choice
 from dpagent.learning.numpy_engine.workspaces import Floats, aligned, round_up
 
 
@@ -45,7 +45,7 @@ class TrainedStage(Stage):
     def __init__(self, node: Node) -> None:
         self.path = node.path
         self.parameters = node.parameters
-        self.products: dict[str, Product] = {}
+        self.products: dict[str, Choice] = {}
 
     @abstractmethod
     def load(self, weights: Floats) -> None:
