@@ -115,6 +115,12 @@ def _windowed(draw: Any, axes: int) -> list[Layer]:
                 (conv(channels, 3, stride, 1), activation, conv(channels, 1)), (conv(channels, 1, stride),)
             )
         ],
+        [
+            Residual(
+                (conv(channels, 3, 1, 1), activation, most(2, 2)),
+                (conv(channels, 1), activation, most(2, 2)),
+            )
+        ],
         [conv(channels, 1), Residual((activation, conv(channels, 3, 1, 1), GroupNorm(2))), activation],
     ]
     return draw(st.sampled_from(kinds))

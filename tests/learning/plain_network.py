@@ -63,6 +63,13 @@ SPECS = [
         "long series", (38, 2), Conv1d(3, 2), Tanh(), Conv1d(4, 3, 1, 1), MaxPool1d(2, 2), Tanh(),
         Conv1d(3, 2, 2),
     ),
+    small(
+        "pooled branches", (6, 6, 2),
+        Residual((Conv2d(2, 3, 1, 1), Relu(), MaxPool2d(2, 2)), (MaxPool2d(2, 2),)),
+        Conv2d(2, 1), Residual((Relu(), MaxPool2d(2, 1)), (Conv2d(2, 2),)),
+    ),
+    small("only padding is read", (3, 3, 2), Conv2d(2, 1), Conv2d(2, 1, 1, 1), MaxPool2d(1, 5)),
+    small("only padding of a series is read", (6, 2), Conv1d(2, 1), Conv1d(2, 2, 1, 2), AveragePool1d(1, 9)),
 ]  # fmt: skip
 
 

@@ -74,8 +74,11 @@ class ConvolutionStage(TrainedStage):
         incoming = target.gradient.values.reshape(rows, copy=False)
         self._weight_gradient = _WeightGradient(self._output, incoming, self._gradients.matrices)
         self.products["weight gradient"] = self._weight_gradient.product
-        self._back = None
-        if source.gradient is not None:
+        self._back, self._zeros = None, None
+        spans = _reached(over)
+        if source.gradient is not None and not all(spans):
+            self._zeros = source.gradient.values
+        elif source.gradient is not None:
             outgoing = target.gradient.values.reshape(
                 (
                     records,
@@ -88,7 +91,7 @@ class ConvolutionStage(TrainedStage):
                 copy=False,
             )
             back = source.gradient.values.reshape(image.shape, copy=False)
-            self._back = _InputGradient(over, outgoing, back, memory)
+            self._back = _InputGradient(over, spans, outgoing, back, memory)
             self.products["input gradient"] = self._back.product
 
     def load(self, weights: Floats) -> None:
@@ -108,6 +111,8 @@ class ConvolutionStage(TrainedStage):
         self._weight_gradient.compute()
         if self._back is not None:
             self._back.compute()
+        elif self._zeros is not None:
+            self._zeros.fill(0)
 
     def squared_norms(self) -> NDArray[np.float64]:
         return self._gradients.squared_norms()
@@ -207,6 +212,7 @@ class _InputGradient:
 
     Args:
         over: the windows of the convolution.
+        spans: what :func:`_reached` says of them; neither is empty.
         outgoing: ``(records, views, *grouping, down, across, filters)``, the gradient by its output.
         incoming: ``(records, views, height, width, channels)``, where the gradient by its input goes.
 
@@ -214,17 +220,12 @@ class _InputGradient:
         product: that can be computed in several forms.
     """
 
-    def __init__(self, over: Windows, outgoing: Floats, incoming: Floats, memory: Memory) -> None:
+    def __init__(
+        self, over: Windows, spans: list[range], outgoing: Floats, incoming: Floats, memory: Memory
+    ) -> None:
         records, views, group_down, group_across, down, across, filters = outgoing.shape
         fold, channels = over.stride, incoming.shape[-1]
         self._kernel = (-(-over.kernel[0] // fold[0]), -(-over.kernel[1] // fold[1]))
-        # Folded rows that hold a pixel of the image and lie under a window, and the same of columns.
-        spans = [
-            range(padding // s, min((padding + size - 1) // s, windows + k - 2) + 1)
-            for padding, s, size, windows, k in zip(
-                over.padding, fold, over.image[:2], over.count, self._kernel, strict=True
-            )
-        ]
         before = [max(k - 1 - span.start, 0) for span, k in zip(spans, self._kernel, strict=True)]
         after = [max(span.stop - windows, 0) for span, windows in zip(spans, over.count, strict=True)]
         size = [b + windows + a for b, windows, a in zip(before, over.count, after, strict=True)]
@@ -301,6 +302,16 @@ class _InputGradient:
             np.copyto(place, part)
         for rest in self._uncovered:
             rest.fill(0)
+
+
+def _reached(over: Windows) -> list[range]:
+    """Folded rows that hold a pixel of the image and lie under a window, and the same of columns."""
+    return [
+        range(padding // s, min((padding + size - 1) // s, windows + -(-kernel // s) - 2) + 1)
+        for padding, s, size, windows, kernel in zip(
+            over.padding, over.stride, over.image[:2], over.count, over.kernel, strict=True
+        )
+    ]
 
 
 def _phase(phase: int, padding: int, fold: int, span: range, size: int) -> tuple[slice, slice]:

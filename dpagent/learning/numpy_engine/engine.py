@@ -255,8 +255,11 @@ def _add_microbatch(
                 squares = np.add.reduce(squares, axis=0, keepdims=True)
             # In float32, so that no clip factor is so small that it loses bits.
             usable = np.isfinite(np.add.reduce(squares, axis=0).astype(np.float32))
-            usable &= network.finite
             count = len(images[part])
+            if images.dtype != np.uint8:
+                # What no window reads does not show in a gradient, and a maximum may lose a NaN.
+                axes = tuple(range(1, images.ndim))
+                usable[:count] &= np.isfinite(images[part]).all(axis=axes)
             norms = np.sqrt(squares)
             factors = np.minimum(clip_norms[:, np.newaxis] / norms, 1).astype(np.float32)
             factors[:, count:] = 0

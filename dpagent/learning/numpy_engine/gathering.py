@@ -12,7 +12,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from dpagent.learning.numpy_engine.products import Product, fastest
+from dpagent.learning.numpy_engine.products import GAIN, Product, fastest
 from dpagent.learning.numpy_engine.workspaces import Floats, Memory, round_up
 
 SLIDING = "sliding"
@@ -138,7 +138,7 @@ class SlidingProduct:
     def calibrate(self, generator: np.random.Generator) -> None:
         """Choose the form. Overwrites ``weights`` and ``out``."""
         self._gathered.product.calibrate(generator)
-        self._slides = fastest(self.slide) < fastest(self._gathered.compute)
+        self._slides = fastest(self.slide) < GAIN * fastest(self._gathered.compute)
 
 
 def _pixels(windows: Floats) -> int:

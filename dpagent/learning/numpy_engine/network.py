@@ -51,14 +51,12 @@ class Network:
 
     Attributes:
         records: computed at a time.
-        finite: which records of the last ``forward`` hold finite numbers only, ``(records,)``.
         trained: the stages with parameters, in the order of the flat vector.
         loss: of the logits.
     """
 
     def __init__(self, spec: ModelSpec, records: int, views: int, *, microbatch: int) -> None:
         self.records = records
-        self.finite = np.ones(records, np.bool_)
         self._labels = np.zeros(records, np.int64)
         memory = Memory(records, views)
         self._input = Signal(memory.workspace(spec.input_shape), None)
@@ -109,13 +107,8 @@ class Network:
         values = self._input.values.values
         np.copyto(values[:count], inputs)
         values[count:] = 0
-        self.finite.fill(True)
         if inputs.dtype == np.uint8:
             np.divide(values, np.float32(255), out=values)
-        else:
-            # Numbers that no window reads would not show in a gradient, and a maximum may lose a NaN.
-            axes = tuple(range(1, inputs.ndim))
-            np.isfinite(inputs).all(axis=axes, out=self.finite[:count])
         for operation, constant in self._centring:
             operation(values, constant, out=values)
         for stage in self._stages:
@@ -176,12 +169,12 @@ class _Builder:
                     (TanhStage if isinstance(layer, Tanh) else ReluStage)(source, target, self._memory)
                 )
                 return target, True
-            case MaxPool1d() | MaxPool2d() as layer:
+            case MaxPool1d(kernel=kernel, stride=stride) | MaxPool2d(kernel=kernel, stride=stride):
                 over = _windows(node)
                 if source.values.values.ndim == 7:
                     target = self._signal_after(source, node.output_shape)
                     self.stages.append(GroupedMaxPoolStage(source, target, self._memory))
-                elif layer.stride == 1 and source.values.is_gapless and _is_mostly_windows(node):
+                elif stride == 1 < kernel and source.values.is_gapless and _is_mostly_windows(node):
                     whole = self._signal_after(source, node.input_shape)
                     self.stages.append(SlidingMaxPoolStage(over, source, whole, self._memory))
                     part = cropped(whole, node.output_shape)
@@ -248,7 +241,7 @@ def _cropped(nodes: Sequence[Node]) -> list[Node]:
     cropped: list[Node] = []
     for node, output in zip(nodes, read, strict=True):
         shape = cropped[-1].output_shape if cropped else node.input_shape
-        if isinstance(node.layer, Tanh | Relu):  # They work in place, on all there is.
+        if isinstance(node.layer, Tanh | Relu):  # They run over whole workspaces: over all there is.
             output = shape
         elif not isinstance(node.layer, Windowed):
             output = node.output_shape
@@ -294,7 +287,7 @@ def _is_gathered(following: Sequence[Node]) -> bool:
 
 
 def _is_mostly_windows(node: Node) -> bool:
-    """Whether windows of stride one begin at half of an image's pixels or more, and hold more than one."""
+    """Whether windows begin at half of an image's pixels or more, but not at all of them."""
     before, after = (math.prod(shape[:-1]) for shape in (node.input_shape, node.output_shape))
     return before / 2 <= after < before
 
@@ -323,6 +316,11 @@ def _pooling_first(nodes: Sequence[Node]) -> list[Node]:
             and isinstance(ordered[place].layer, MaxPool1d | MaxPool2d)
             and isinstance(ordered[place - 1].layer, Tanh | Relu)
         ):
-            ordered[place - 1 : place + 1] = ordered[place], ordered[place - 1]
+            activation, pooling = ordered[place - 1 : place + 1]
+            shape = pooling.output_shape
+            ordered[place - 1 : place + 1] = (
+                pooling,
+                replace(activation, input_shape=shape, output_shape=shape),
+            )
             place += 1
     return ordered
