@@ -34,6 +34,7 @@ caller shows that Σ|e_j| ≤ n·2⁻¹⁵⁸; then both together are at most n�
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Context, Decimal
@@ -61,6 +62,7 @@ _LOW_BITS: Final = 128
 _WORD_BITS: Final = 31  # beside the sign
 _SPARE: Final = 64
 _SPARE_BYTES: Final = _SPARE * _LOW_BITS // 8
+_AT_ONCE: Final = 4096  # columns packed at a time: a large table as Python's objects takes tens of MiB
 _DECIMAL: Final = Context(prec=110)
 
 
@@ -96,12 +98,16 @@ class AliasTable:
         """The table of whole numbers that add up to 2¹⁵⁹ exactly; at most 2¹⁸ of them."""
         column_bits = max(1, (len(counts) - 1).bit_length())
         shares, other = _columns(counts, column_bits)
-        # 20 bytes hold the 159 − m ≤ 158 bits of a share: 128 low ones, then the b high ones
-        raw = b"".join([share.to_bytes(20, "little") for share in shares])
-        parts = np.frombuffer(raw, dtype="<u4").reshape(-1, 5).astype(np.uint64)
-        low = np.stack([parts[:, 3] << 32 | parts[:, 2], parts[:, 1] << 32 | parts[:, 0]], axis=1)
-        packed = parts[:, 4].astype(np.int32) << column_bits
-        packed |= np.arange(1 << column_bits, dtype=np.int32) ^ np.array(other, dtype=np.int32)
+        packed = np.arange(1 << column_bits, dtype=np.int32) ^ np.frombuffer(other, dtype=np.intc)
+        low = np.empty((1 << column_bits, 2), dtype=np.uint64)
+        for start in range(0, len(shares), _AT_ONCE):
+            some = slice(start, start + _AT_ONCE)
+            # 20 bytes hold the 159 − m ≤ 158 bits of a share: 128 low ones, then the b high ones
+            raw = b"".join([share.to_bytes(20, "little") for share in shares[some]])
+            parts = np.frombuffer(raw, dtype="<u4").reshape(-1, 5).astype(np.uint64)
+            low[some, 0] = parts[:, 3] << 32 | parts[:, 2]
+            low[some, 1] = parts[:, 1] << 32 | parts[:, 0]
+            packed[some] |= parts[:, 4].astype(np.int32) << column_bits
         return cls(len(counts), column_bits, packed, low)
 
     def counts(self) -> list[int]:
@@ -195,7 +201,7 @@ def exponential(exponent: Fraction) -> int:
     return int(_DECIMAL.multiply(_DECIMAL.exp(quotient.copy_negate()), Decimal(1 << WEIGHT_BITS)))
 
 
-def _columns(counts: Sequence[int], column_bits: int) -> tuple[list[int], list[int]]:
+def _columns(counts: Sequence[int], column_bits: int) -> tuple[list[int], array[int]]:
     """Vose's division: each column's own share, and its alias.
 
     Values with less than a column fill up their column from a value with more; once that one has
@@ -203,7 +209,7 @@ def _columns(counts: Sequence[int], column_bits: int) -> tuple[list[int], list[i
     with one whole column; it and every other value with one is its own alias, with share 0.
     """
     columns, unit = 1 << column_bits, 1 << TOTAL_BITS - column_bits
-    shares, other = [0] * columns, list(range(columns))
+    shares, other = [0] * columns, array("i", range(columns))
     rich = [value for value, count in enumerate(counts) if count >= unit]
     givers = iter(rich)
     giver = next(givers)

@@ -150,8 +150,12 @@ def table_radius(variance: Fraction) -> int:
 @lru_cache(maxsize=8)
 def gaussian_table(variance: Fraction) -> AliasTable:
     """The table of |x| for N_ℤ(0, ``variance``), built with integers and decimals only."""
-    first, *rest = fixed_point_weights(variance, table_radius(variance))
-    return AliasTable.from_counts(exact_counts([first, *(2 * weight for weight in rest)]))
+    weights = fixed_point_weights(variance, table_radius(variance))
+    for value in range(1, len(weights)):
+        weights[value] *= 2
+    counts = exact_counts(weights)
+    del weights  # Of a large table they are tens of MiB.
+    return AliasTable.from_counts(counts)
 
 
 def fixed_point_weights(variance: Fraction, radius: int) -> list[int]:
