@@ -10,6 +10,7 @@ from __future__ import annotations
 import decimal
 import math
 import os
+import tracemalloc
 from fractions import Fraction
 
 import mpmath
@@ -22,6 +23,7 @@ from dpagent.errors import ParameterError
 from dpagent.privacy import DiscreteGaussianSampler, discrete_gaussian, poisson_lot
 from dpagent.privacy.alias_table import AliasTable
 from dpagent.privacy.discrete_gaussian import (
+    MAX_SIGMA,
     decompose,
     fixed_point_weights,
     gaussian_table,
@@ -101,6 +103,18 @@ def test_wide_decomposition_is_exact_and_smooth(sigma: float) -> None:
     assert table_radius(first) + 1 > 0.98 * 2**columns  # the shared table wastes no columns
     assert columns <= 18
     assert table_radius(second) < 2**15
+
+
+def test_the_largest_table_is_built_in_little_memory() -> None:
+    largest = max(variance for _, variance in decompose(MAX_SIGMA))
+    tracemalloc.start()
+    try:
+        table = gaussian_table.__wrapped__(largest)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert table.size == table_radius(largest) + 1
+    assert peak <= 40 << 20  # The weights alone, as Python's numbers, are 16 MiB.
 
 
 def test_sigmas_a_little_apart_share_the_first_table() -> None:
