@@ -25,17 +25,14 @@ from typing import NoReturn, TypeAlias
 from pydantic import ConfigDict
 
 from dpagent.errors import ParameterError, require_between
-from dpagent.privacy import (
+from dpagent.privacy.accounting.pld import PldAccountant, loss_grid, running_pld_epsilon
+from dpagent.privacy.accounting.rdp import RdpAccountant, running_epsilon
+from dpagent.privacy.calibration import accountant_for
+from dpagent.privacy.events import PrivacyLossEvent
+from dpagent.privacy.mechanisms.discretised_gaussian import (
     NOISE_SHARE,
     DiscretisedGaussian,
-    PldAccountant,
-    PrivacyLossEvent,
-    RdpAccountant,
-    accountant_for,
-    loss_grid,
     require_noise_as_priced,
-    running_epsilon,
-    running_pld_epsilon,
 )
 
 _STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)

@@ -33,7 +33,14 @@ from dpagent.protocol.sealing import seal
 from dpagent.protocol.signing import Verifier
 from dpagent.protocol.topics import Topics
 from dpagent.storage import disk_errors
-from dpagent.transport import Acknowledged, Connected, Disconnected, MqttSession, Received, Subscription
+from dpagent.transport.session import (
+    Acknowledged,
+    Connected,
+    Disconnected,
+    MqttSession,
+    Received,
+    Subscription,
+)
 
 log = logging.getLogger(__name__)
 

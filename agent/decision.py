@@ -16,9 +16,12 @@ from agent.accounts import fresh_account, price_after
 from agent.ledger import Ledger
 from agent.update import augmentation_of, mechanism_of
 from dpagent.errors import DataError, DpagentError, ParameterError
-from dpagent.learning import Dataset, ModelSpec, check_fits, from_description
-from dpagent.privacy import DiscretisedGaussian, PrivacyLossEvent, require_noise_as_priced
+from dpagent.learning.data.dataset import Dataset, check_fits
+from dpagent.learning.models.description import from_description
+from dpagent.learning.models.spec import ModelSpec
 from dpagent.privacy.covariance import FLOAT64_SLACK
+from dpagent.privacy.events import PrivacyLossEvent
+from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian, require_noise_as_priced
 from dpagent.protocol.messages import Plan
 
 # A target and a budget that are equal on paper differ in the last bits.

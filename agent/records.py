@@ -13,8 +13,10 @@ from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
 from agent.settings import DataSettings
-from dpagent.learning import Dataset, open_dataset
-from dpagent.learning.data import Unfailing, count_non_finite
+from dpagent.learning.data.checking import count_non_finite
+from dpagent.learning.data.dataset import Dataset
+from dpagent.learning.data.derived import Unfailing
+from dpagent.learning.data.opening import open_dataset
 
 log = logging.getLogger(__name__)
 

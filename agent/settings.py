@@ -12,7 +12,7 @@ from dpagent.configuration import FilePath, Settings, load_settings, resolve
 from dpagent.learning.data.settings import DatasetSettings
 from dpagent.protocol.signing import decode_public_key
 from dpagent.protocol.topics import FleetName
-from dpagent.transport import MqttSettings
+from dpagent.transport.settings import MqttSettings
 
 
 def _public_key(text: str) -> str:

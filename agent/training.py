@@ -19,11 +19,13 @@ from agent.records import Records
 from agent.settings import AgentSettings
 from agent.update import make_moments, make_update, mechanism_of
 from dpagent.errors import DataError, DpagentError, ParameterError
-from dpagent.learning import Dataset, Engine, ModelSpec, accumulation_slack
-from dpagent.learning.calibration import Bench, EngineKind, UnsuitableEngineError, choose_engine
+from dpagent.learning.data.dataset import Dataset
 from dpagent.learning.front_end.features import FeatureSet, FrontEnd
 from dpagent.learning.front_end.stages import FrozenNetwork
-from dpagent.privacy import DiscretisedGaussian
+from dpagent.learning.models.spec import ModelSpec
+from dpagent.learning.training.engine import Engine, accumulation_slack
+from dpagent.learning.training.engine_choice import Bench, EngineKind, UnsuitableEngineError, choose_engine
+from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian
 from dpagent.protocol.messages import Plan
 from dpagent.storage import write_atomically
 

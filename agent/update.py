@@ -12,9 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpagent.errors import ParameterError
-from dpagent.learning import Augmentation, Dataset, Engine, ModelSpec, sum_over_lot, to_float32
-from dpagent.privacy import ClampCap, DiscretisedGaussian, coarsen, poisson_lot, shuffled
+from dpagent.learning.data.dataset import Dataset, to_float32
+from dpagent.learning.models.spec import ModelSpec
+from dpagent.learning.training.augmentation import Augmentation
+from dpagent.learning.training.engine import Engine
+from dpagent.learning.training.lots import sum_over_lot
+from dpagent.privacy.caps import ClampCap
 from dpagent.privacy.covariance import MAX_LOT
+from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian
+from dpagent.privacy.mechanisms.wire import coarsen
+from dpagent.privacy.sampling import poisson_lot, shuffled
 from dpagent.protocol.messages import Plan
 
 

@@ -20,8 +20,9 @@ import numpy as np
 from benchmarks.figures import Figure
 from benchmarks.oracle import rdp_epsilon
 from benchmarks.timing import alternate, seconds
-from dpagent.privacy import BudgetPlan, Schedule, calibrate, epsilon_from_rdp, subsampled_gaussian_rdp
-from dpagent.privacy.calibration import AccountantName
+from dpagent.privacy.accounting.rdp import epsilon_from_rdp, subsampled_gaussian_rdp
+from dpagent.privacy.calibration import AccountantName, BudgetPlan, calibrate
+from dpagent.privacy.schedules import Schedule
 
 _ROUNDS = 1000
 _EPSILON, _DELTA, _RATE = 2.0, 1e-5, 0.1

@@ -25,7 +25,7 @@ from dataclasses import replace
 from benchmarks.figures import STANDARD_ERROR, Figure
 from benchmarks.simulation import Run, digits_options, mean_and_error, over_seeds
 from coordinator.settings import CapSettings
-from dpagent.learning import built_in
+from dpagent.learning.models.built_ins import built_in
 
 _EPSILONS = (4.0, 1.0)
 _SLOWER = 4

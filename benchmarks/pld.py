@@ -17,7 +17,9 @@ import numpy as np
 from benchmarks.figures import Figure
 from benchmarks.oracle import pld_epsilon
 from benchmarks.timing import alternate, seconds
-from dpagent.privacy import PldAccountant, PrivacyLossEvent, RdpAccountant, running_pld_epsilon
+from dpagent.privacy.accounting.pld import PldAccountant, running_pld_epsilon
+from dpagent.privacy.accounting.rdp import RdpAccountant
+from dpagent.privacy.events import PrivacyLossEvent
 
 _DELTA, _RATE, _GRID = 1e-5, 0.01, 1e-4
 _SIGMAS = np.linspace(2.0, 0.8, 1000).tolist()

@@ -33,9 +33,9 @@ import numpy as np
 
 from benchmarks.figures import Figure
 from benchmarks.timing import alternate
-from dpagent.privacy.discrete_gaussian import DiscreteGaussianSampler
-from dpagent.privacy.discrete_laplace import DiscreteLaplaceSampler
-from dpagent.privacy.entropy import NoisePool, Sampler
+from dpagent.privacy.noise.discrete_gaussian import DiscreteGaussianSampler
+from dpagent.privacy.noise.discrete_laplace import DiscreteLaplaceSampler
+from dpagent.privacy.noise.entropy import NoisePool, Sampler
 
 _SIGMAS = (1.0, 2.0, 1000.0, 147_000.0, 1e6)
 _SCALES: Sequence[tuple[float, int | None]] = (

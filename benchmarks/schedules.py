@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from benchmarks.figures import STANDARD_ERROR, Figure
 from benchmarks.simulation import digits_options, mean_and_error, over_seeds
-from dpagent.privacy import Schedule
+from dpagent.privacy.schedules import Schedule
 
 _EPSILONS = (4.0, 1.0)
 _SCHEDULES = {

@@ -18,8 +18,11 @@ import numpy as np
 from benchmarks.figures import Figure
 from benchmarks.timing import alternate
 from cli.demo.presets import PRESETS, DatasetName
-from dpagent.learning import built_in
-from dpagent.privacy import DiscretisedGaussian, Schedule, calibrate, wire_shift, wire_width
+from dpagent.learning.models.built_ins import built_in
+from dpagent.privacy.calibration import calibrate
+from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian
+from dpagent.privacy.mechanisms.wire import wire_shift, wire_width
+from dpagent.privacy.schedules import Schedule
 from dpagent.protocol.fragments import pack
 from dpagent.protocol.messages import Fragment
 from dpagent.protocol.sealing import Opener, new_sealing_secret, seal

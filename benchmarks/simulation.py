@@ -21,19 +21,18 @@ from cli.demo.options import DataChoice, DataForm, DemoOptions
 from cli.demo.presets import PRESETS, DatasetName
 from cli.demo.source import open_source
 from coordinator.settings import CapSettings
-from dpagent.learning import ACCUMULATION_SLACK, NumpyEngine, Sgd, built_in, split, sum_over_lot
-from dpagent.privacy import (
-    ClampCap,
-    DiscretisedGaussian,
-    Schedule,
-    calibrate,
-    coarsen,
-    fine_steps_for,
-    poisson_lot,
-    shuffled,
-    wire_shift,
-    wire_width,
-)
+from dpagent.learning.data.splits import split
+from dpagent.learning.models.built_ins import built_in
+from dpagent.learning.training.engine import ACCUMULATION_SLACK
+from dpagent.learning.training.lots import sum_over_lot
+from dpagent.learning.training.numpy_engine.engine import NumpyEngine
+from dpagent.learning.training.optimiser import Sgd
+from dpagent.privacy.calibration import calibrate
+from dpagent.privacy.caps import ClampCap
+from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian, fine_steps_for
+from dpagent.privacy.mechanisms.wire import coarsen, wire_shift, wire_width
+from dpagent.privacy.sampling import poisson_lot, shuffled
+from dpagent.privacy.schedules import Schedule
 
 SEEDS = range(5)
 

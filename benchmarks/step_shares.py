@@ -26,15 +26,16 @@ import numpy as np
 from benchmarks.figures import Figure
 from benchmarks.programs import python, run_json
 from benchmarks.timing import seconds
-from dpagent.learning import NumpyEngine, built_in
-from dpagent.learning.costs import training_flops
-from dpagent.learning.numpy_engine.activations import ReluStage, TanhStage
-from dpagent.learning.numpy_engine.average_pooling import AveragePoolStage
-from dpagent.learning.numpy_engine.convolution import ConvolutionStage
-from dpagent.learning.numpy_engine.gathering import SlidingProduct
-from dpagent.learning.numpy_engine.network import Network
-from dpagent.learning.numpy_engine.pooling import CopyStage, MaximumStage
-from dpagent.learning.numpy_engine.products import Product
+from dpagent.learning.models.built_ins import built_in
+from dpagent.learning.models.costs import training_flops
+from dpagent.learning.training.numpy_engine.activations import ReluStage, TanhStage
+from dpagent.learning.training.numpy_engine.average_pooling import AveragePoolStage
+from dpagent.learning.training.numpy_engine.convolution import ConvolutionStage
+from dpagent.learning.training.numpy_engine.engine import NumpyEngine
+from dpagent.learning.training.numpy_engine.gathering import SlidingProduct
+from dpagent.learning.training.numpy_engine.network import Network
+from dpagent.learning.training.numpy_engine.pooling import CopyStage, MaximumStage
+from dpagent.learning.training.numpy_engine.products import Product
 
 _MODELS = ("mnist-cnn", "digits", "sensor-cnn", "cifar-cnn")
 _LOT, _MICROBATCH, _SECONDS, _GEMM = 256, 64, 2.0, 1536

@@ -28,7 +28,7 @@ _ONE_LEDGER = "These records have no other ledger."
 
 def _scope() -> dict[str, str]:
     """What all figures of a ledger refer to, as a script reads it."""
-    from dpagent.privacy import DiscretisedGaussian
+    from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian
 
     unit, adjacency, trust = DiscretisedGaussian.job_statement(0.0, 0.0).scope
     return {"unit": str(unit), "adjacency": str(adjacency), "trust": str(trust)}
@@ -36,7 +36,7 @@ def _scope() -> dict[str, str]:
 
 def _scope_in_words() -> str:
     """The same as a person reads it."""
-    from dpagent.privacy import DiscretisedGaussian
+    from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian
 
     unit, adjacency, trust = DiscretisedGaussian.job_statement(0.0, 0.0).scope
     return f"Unit: {unit.meaning}. Adjacency: {adjacency}. Trusted: {trust.meaning}."
@@ -45,7 +45,7 @@ def _scope_in_words() -> str:
 def _summary(ledger: VerifiedLedger) -> dict[str, dict[str, Any]]:
     """Lifetime budget, reservations and spending by dataset."""
     from agent.accounts import Charge
-    from dpagent.privacy import DiscretisedGaussian
+    from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian
 
     datasets: dict[str, dict[str, Any]] = {}
     exact_noise: dict[str, bool] = {}

@@ -20,11 +20,12 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import typer
 
-from cli import budget, coordinator, plan, run
+from cli import budget, coordinator, run
 from cli.bench import command as bench_command
 from cli.data import command as data_command
 from cli.demo import command as demo_command
 from cli.model import command as model_command
+from cli.plan import command as plan_command
 from cli.predict import command as predict_command
 from dpagent import __version__
 from dpagent.errors import DpagentError, ExitCode
@@ -43,7 +44,7 @@ app = typer.Typer(
 )
 app.command(name="demo")(demo_command.demo)
 app.command(name="run")(run.run)
-app.command(name="plan")(plan.plan)
+app.command(name="plan")(plan_command.plan)
 app.add_typer(coordinator.app, name="coordinator")
 app.add_typer(budget.app, name="budget")
 app.add_typer(data_command.app, name="data")

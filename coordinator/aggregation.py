@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dpagent.learning import Optimiser
-from dpagent.privacy import ClampCap
+from dpagent.learning.training.optimiser import Optimiser
+from dpagent.privacy.caps import ClampCap
 from dpagent.protocol.messages import Plan
 
 

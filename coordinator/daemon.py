@@ -29,8 +29,9 @@ from coordinator.planning import (
 from coordinator.settings import FleetSettings, require_same_job
 from coordinator.store import Job, OpenedFragment, OpenRound, RoundResult, Store
 from dpagent.errors import PlanError
-from dpagent.learning import Dataset, open_dataset
-from dpagent.privacy import adapted_norm
+from dpagent.learning.data.dataset import Dataset
+from dpagent.learning.data.opening import open_dataset
+from dpagent.privacy.clipping import adapted_norm
 from dpagent.privacy.covariance import SecondMoments
 from dpagent.protocol.codec import MessageError
 from dpagent.protocol.fragments import (
@@ -44,7 +45,14 @@ from dpagent.protocol.fragments import (
 from dpagent.protocol.messages import RECEIPTS_PER_MESSAGE, AssetTerms, Plan, Receipts
 from dpagent.protocol.topics import Topics
 from dpagent.storage import StateDirectory, disk_errors
-from dpagent.transport import Acknowledged, Connected, Disconnected, MqttSession, Received, Subscription
+from dpagent.transport.session import (
+    Acknowledged,
+    Connected,
+    Disconnected,
+    MqttSession,
+    Received,
+    Subscription,
+)
 
 log = logging.getLogger(__name__)
 

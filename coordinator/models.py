@@ -11,13 +11,14 @@ from numpy.typing import NDArray
 from coordinator.settings import FleetSettings
 from coordinator.store import Job
 from dpagent.errors import ParameterError
-from dpagent.learning import Dataset, ModelSpec, check_fits
-from dpagent.learning.evaluation import OnnxEvaluator
+from dpagent.learning.data.dataset import Dataset, check_fits
 from dpagent.learning.front_end.features import FeatureSet, FrontEnd
-from dpagent.learning.onnx_export import export_onnx
-from dpagent.learning.training_graph.build import build_training_graph
-from dpagent.privacy import DiscretisedGaussian
+from dpagent.learning.inference.evaluation import OnnxEvaluator
+from dpagent.learning.inference.export import export_onnx
+from dpagent.learning.models.spec import ModelSpec
+from dpagent.learning.training.onnx_graph.build import build_training_graph
 from dpagent.privacy.covariance import leading_directions
+from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian
 from dpagent.storage import disk_errors, write_atomically
 
 

@@ -13,19 +13,18 @@ from pydantic import ValidationError
 from coordinator.settings import FleetSettings
 from coordinator.store import Job, OpenRound
 from dpagent.errors import ConfigurationError, ParameterError, PlanError
-from dpagent.learning import ACCUMULATION_SLACK, ModelSpec, describe
-from dpagent.privacy import (
-    COUNT_WEIGHT,
-    BudgetPlan,
-    Clipping,
+from dpagent.learning.models.description import describe
+from dpagent.learning.models.spec import ModelSpec
+from dpagent.learning.training.engine import ACCUMULATION_SLACK
+from dpagent.privacy.calibration import BudgetPlan, calibrate
+from dpagent.privacy.clipping import COUNT_WEIGHT, Clipping
+from dpagent.privacy.covariance import SecondMoments
+from dpagent.privacy.mechanisms.discretised_gaussian import (
     DiscretisedGaussian,
-    calibrate,
     fine_steps_for,
     require_noise_as_priced,
-    wire_shift,
-    wire_width,
 )
-from dpagent.privacy.covariance import SecondMoments
+from dpagent.privacy.mechanisms.wire import wire_shift, wire_width
 from dpagent.protocol.fragments import content_digest
 from dpagent.protocol.messages import (
     MAX_WHOLE_BYTES,

@@ -9,22 +9,15 @@ from pydantic import Field, model_validator
 
 from dpagent.configuration import FilePath, Settings, load_settings, resolve
 from dpagent.errors import ConfigurationError, DpagentError
-from dpagent.learning import (
-    Adam,
-    Augmentation,
-    LearningRate,
-    ModelSpec,
-    Optimiser,
-    Sgd,
-    find_model,
-    is_model_file,
-    load_assets,
-)
 from dpagent.learning.data.settings import DatasetSettings
-from dpagent.privacy import Schedule
+from dpagent.learning.models.description import find_model, is_model_file, load_assets
+from dpagent.learning.models.spec import ModelSpec
+from dpagent.learning.training.augmentation import Augmentation
+from dpagent.learning.training.optimiser import Adam, LearningRate, Optimiser, Sgd
 from dpagent.privacy.clipping import MAX_NORM, MIN_NORM
+from dpagent.privacy.schedules import Schedule
 from dpagent.protocol.topics import FleetName
-from dpagent.transport import MqttSettings
+from dpagent.transport.settings import MqttSettings
 
 
 class AugmentationSettings(Settings):

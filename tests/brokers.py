@@ -15,7 +15,8 @@ from typing import Any, Literal, TypeVar
 
 import pytest
 
-from dpagent.transport import Event, MqttSession, MqttSettings, Subscription
+from dpagent.transport.session import Event, MqttSession, Subscription
+from dpagent.transport.settings import MqttSettings
 
 PATIENCE_S = 20.0
 USER = "tester"

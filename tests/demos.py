@@ -8,7 +8,7 @@ from typing import Any
 from cli.demo.choices import Asked, choose
 from cli.demo.options import DataChoice, DataForm, DemoOptions
 from cli.demo.presets import OWN_DATA
-from dpagent.learning import ModelSpec
+from dpagent.learning.models.spec import ModelSpec
 
 
 def asked_for(data: DataChoice, **changes: Any) -> Asked:

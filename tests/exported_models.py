@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from dpagent.learning import Dense, ModelSpec
-from dpagent.learning.onnx_export import export_onnx
+from dpagent.learning.inference.export import export_onnx
+from dpagent.learning.models.layers import Dense
+from dpagent.learning.models.spec import ModelSpec
 
 SENTENCE = "ε = 2, δ = 1e-5 (record-level)"
 

@@ -15,8 +15,12 @@ import numpy as np
 import yaml
 from brokers import PATIENCE_S, Broker
 
-from dpagent.learning import ACCUMULATION_SLACK, ArrayDataset, built_in, describe, save_npz
-from dpagent.privacy import FINE_STEPS
+from dpagent.learning.data.dataset import ArrayDataset
+from dpagent.learning.data.npz import save_npz
+from dpagent.learning.models.built_ins import built_in
+from dpagent.learning.models.description import describe
+from dpagent.learning.training.engine import ACCUMULATION_SLACK
+from dpagent.privacy.mechanisms.grid import FINE_STEPS
 from dpagent.protocol.fragments import content_digest, weights_to_bytes
 from dpagent.protocol.messages import Plan
 

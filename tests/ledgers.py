@@ -11,7 +11,7 @@ from agent.decision import decide, model_of, schedule_digest
 from agent.ledger import Budget, Charge, Ledger
 from agent.state import AgentState
 from agent.update import mechanism_of
-from dpagent.learning import Dataset
+from dpagent.learning.data.dataset import Dataset
 from dpagent.protocol.messages import Plan
 
 DATASET = "digits"

@@ -20,7 +20,7 @@ from coordinator.settings import FleetSettings, changed_terms, load_fleet_settin
 from dpagent.configuration import FilePath, Settings, load_settings, resolve
 from dpagent.errors import ConfigurationError
 from dpagent.protocol.signing import Signer, new_signing_secret
-from dpagent.transport import MqttSettings
+from dpagent.transport.settings import MqttSettings
 
 KEY = Signer(new_signing_secret(), "testers").public_key
 

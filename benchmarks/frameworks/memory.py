@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from benchmarks.frameworks import LOT, ours
 from benchmarks.programs import memory_mib
-from dpagent.learning import ModelSpec, built_in
+from dpagent.learning.models.built_ins import built_in
+from dpagent.learning.models.spec import ModelSpec
 
 _RECORDS, _STEPS = 6_000, 3
 

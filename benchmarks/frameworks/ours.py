@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpagent.learning import Engine, ModelSpec, NumpyEngine
+from dpagent.learning.models.spec import ModelSpec
+from dpagent.learning.training.engine import Engine
+from dpagent.learning.training.numpy_engine.engine import NumpyEngine
 
 ClippedSumOf = Callable[[NDArray[np.float32], NDArray[Any], NDArray[np.int64]], NDArray[np.float64]]
 """The clipped sum ``(d,)`` of weights ``(d,)``, inputs and labels."""
@@ -21,7 +23,7 @@ NAMES = ("numpy", "onnx")
 # In a process of its own: a device gets the graph as bytes, and never loads what builds it.
 _BUILD = (
     "import sys; from dpagent.learning import built_in;"
-    " from dpagent.learning.training_graph.build import build_training_graph;"
+    " from dpagent.learning.training.onnx_graph.build import build_training_graph;"
     " sys.stdout.buffer.write(build_training_graph(built_in(sys.argv[1])))"
 )
 
@@ -32,7 +34,7 @@ def engine(name: str, spec: ModelSpec, microbatch: int, threads: int) -> Clipped
     if name == "numpy":
         chosen = NumpyEngine(spec, microbatch=microbatch, threads=threads)
     else:
-        from dpagent.learning.onnx_engine import OnnxEngine
+        from dpagent.learning.training.onnx_engine import OnnxEngine
 
         build = subprocess.run([sys.executable, "-c", _BUILD, spec.name], capture_output=True, check=True)
         chosen = OnnxEngine(spec, build.stdout, microbatch=microbatch, threads=threads)

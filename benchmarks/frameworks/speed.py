@@ -21,11 +21,12 @@ from benchmarks.frameworks import LOT, ours
 from benchmarks.frameworks.networks import Network, torch
 from benchmarks.frameworks.torch_sides import OPACUS, PYTORCH, TorchSide, per_example_gradients
 from benchmarks.timing import alternate, seconds
-from dpagent.learning import ModelSpec, built_in
-from dpagent.learning.costs import training_flops
+from dpagent.learning.models.built_ins import built_in
+from dpagent.learning.models.costs import training_flops
+from dpagent.learning.models.spec import ModelSpec
 
 _BATCHES = (4, 8, 16, 32, 64, 128, 256)
-# What an engine may sum in float32; see dpagent.learning.engine.
+# What an engine may sum in float32; see dpagent.learning.training.engine.
 _MICROBATCHES = (4, 8, 16, 32, 64)
 _REPEATS = 7
 _TUNING_S = 0.3

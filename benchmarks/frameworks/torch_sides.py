@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from benchmarks.frameworks import LOT
 from benchmarks.frameworks.networks import Network
 from benchmarks.frameworks.ours import CLIP_NORM
-from dpagent.learning import ModelSpec
+from dpagent.learning.models.spec import ModelSpec
 
 torch: Any = import_module("torch")
 grad_sample: Any = import_module("opacus.grad_sample")

@@ -18,8 +18,9 @@ from importlib.util import find_spec
 from typing import Any, Final
 
 from dpagent.errors import ConfigurationError
-from dpagent.learning import ModelSpec, describe
-from dpagent.learning.calibration import EngineKind
+from dpagent.learning.models.description import describe
+from dpagent.learning.models.spec import ModelSpec
+from dpagent.learning.training.engine_choice import EngineKind
 
 _SECONDS: Final = 1.0
 _NO_ONNX: Final = (
@@ -34,7 +35,7 @@ class Terms:
     Attributes:
         engines: which.
         lot: records a lot.
-        microbatch, threads: as of :class:`~dpagent.learning.calibration.Bench`.
+        microbatch, threads: as of :class:`~dpagent.learning.training.engine_choice.Bench`.
     """
 
     engines: tuple[EngineKind, ...]
@@ -131,8 +132,8 @@ def require_any(results: Sequence[ModelFigures]) -> None:
 def _graph(spec: ModelSpec, engines: Sequence[EngineKind]) -> tuple[bytes | None, str | None]:
     if "onnx" not in engines or find_spec("onnx") is None:
         return None, None
-    from dpagent.learning.training_graph import graph_digest
-    from dpagent.learning.training_graph.build import build_training_graph
+    from dpagent.learning.training.onnx_graph.build import build_training_graph
+    from dpagent.learning.training.onnx_graph.signature import graph_digest
 
     graph = build_training_graph(spec.head)
     return graph, graph_digest(graph)

@@ -19,8 +19,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from dpagent.learning.calibration import Bench, UnsuitableEngineError, choose_engine
-from dpagent.learning.model_files import from_description
+from dpagent.learning.models.description import from_description
+from dpagent.learning.training.engine_choice import Bench, UnsuitableEngineError, choose_engine
 
 _FEWEST_LOTS: Final = 3
 _PR_SET_PDEATHSIG: Final = 1

@@ -84,8 +84,10 @@ def check(
     from cli.data.page import as_json, page
     from cli.data.values import with_form_of
     from cli.data.wording import as_options, told_as_options
-    from dpagent.learning import check_fits, find_model, open_dataset
-    from dpagent.learning.data import examine
+    from dpagent.learning.data.checking import examine
+    from dpagent.learning.data.dataset import check_fits
+    from dpagent.learning.data.opening import open_dataset
+    from dpagent.learning.models.description import find_model
     from dpagent.storage import write_atomically
 
     settings = dataset_settings(

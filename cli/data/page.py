@@ -11,7 +11,7 @@ import yaml
 
 from cli.notation import plain
 from cli.tables import render_table
-from dpagent.learning.data import Findings
+from dpagent.learning.data.checking import Findings
 from dpagent.learning.data.settings import DatasetSettings
 
 _MOST_CLASSES: Final = 20

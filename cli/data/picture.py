@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpagent.errors import ConfigurationError, DataError
-from dpagent.learning.data import Dataset, to_float32
+from dpagent.learning.data.dataset import Dataset, to_float32
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

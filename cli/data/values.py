@@ -9,9 +9,9 @@ from pydantic import ValidationError
 
 from cli.data.wording import as_options
 from dpagent.errors import ConfigurationError
-from dpagent.learning import ModelSpec
-from dpagent.learning.data import recognise
+from dpagent.learning.data.opening import recognise
 from dpagent.learning.data.settings import DatasetSettings, ImageSettings
+from dpagent.learning.models.spec import ModelSpec
 
 _MODES: Final = {1: "grey", 3: "rgb"}
 

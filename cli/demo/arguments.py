@@ -8,7 +8,7 @@ from typing import Annotated, Final, TypeAlias
 
 import typer
 
-from cli.plan import ScheduleKind
+from cli.plan.command import ScheduleKind
 
 
 class Split(StrEnum):

@@ -27,10 +27,16 @@ from cli.demo.options import load_options
 from coordinator.planning import clipping_of, gradient_steps
 from coordinator.settings import FleetSettings, load_fleet_settings
 from dpagent.errors import DpagentError, ExitCode
-from dpagent.learning import Dataset, ModelSpec, NumpyEngine, open_npz, sum_over_lot, to_float32
+from dpagent.learning.data.dataset import Dataset, to_float32
+from dpagent.learning.data.npz import open_npz
 from dpagent.learning.front_end.features import FeatureSet, FrontEnd
-from dpagent.privacy import ClampCap, adapted_norm, poisson_lot, shuffled
+from dpagent.learning.models.spec import ModelSpec
+from dpagent.learning.training.lots import sum_over_lot
+from dpagent.learning.training.numpy_engine.engine import NumpyEngine
+from dpagent.privacy.caps import ClampCap
+from dpagent.privacy.clipping import adapted_norm
 from dpagent.privacy.covariance import SecondMoments, leading_directions
+from dpagent.privacy.sampling import poisson_lot, shuffled
 from dpagent.storage import disk_errors, write_atomically
 
 _LOOK_S: Final = 0.5

@@ -20,7 +20,8 @@ from typing import Literal
 
 from dpagent.errors import BrokerError, ConfigurationError
 from dpagent.storage import disk_errors, write_atomically
-from dpagent.transport import Connected, Disconnected, MqttSession, MqttSettings
+from dpagent.transport.session import Connected, Disconnected, MqttSession
+from dpagent.transport.settings import MqttSettings
 
 _USER = "dpagent"
 _READY_S = 15.0

@@ -16,7 +16,7 @@ from cli.demo.layout import Layout
 from cli.demo.record import Arrival, DemoRecord, DeviceBudget, FragmentTally
 from coordinator.store import RoundRecord, StoreReader
 from dpagent.errors import LedgerError, StorageError
-from dpagent.privacy import DiscretisedGaussian
+from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian
 from dpagent.protocol.fragments import receipt_digest
 
 _TRANSIT_S = 2.0

@@ -16,7 +16,7 @@ import typer
 from cli.data import options as reading
 from cli.demo import arguments
 from cli.output import write_json
-from cli.plan import ScheduleKind
+from cli.plan.command import ScheduleKind
 from dpagent.errors import (
     ConfigurationError,
     DpagentError,
@@ -167,7 +167,7 @@ def demo(
         command=_command_line(root),
     )  # fmt: skip
     from cli.demo.collect import as_json
-    from cli.demo.report import write_report
+    from cli.demo.report.page import write_report
     from cli.demo.summary import print_summary
 
     results = as_json(record)
@@ -270,7 +270,7 @@ def _data_choice(
 
 def _absolute(model: str) -> str:
     """A model file by its whole path, so that a run that goes on elsewhere finds it."""
-    from dpagent.learning import is_model_file
+    from dpagent.learning.models.description import is_model_file
 
     return str(Path(model).absolute()) if is_model_file(model) else model
 

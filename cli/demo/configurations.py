@@ -14,9 +14,10 @@ from cli.demo.options import DemoOptions
 from cli.demo.timing import RoundTimes, round_times
 from coordinator.keys import load_signer
 from coordinator.settings import FleetSettings
-from dpagent.learning import BUILT_IN, ModelSpec, built_in, load_model
-from dpagent.learning.model_files import load_assets
-from dpagent.learning.training_graph import graph_digest, known_digests
+from dpagent.learning.models.built_ins import BUILT_IN, built_in
+from dpagent.learning.models.description import load_assets, load_model
+from dpagent.learning.models.spec import ModelSpec
+from dpagent.learning.training.onnx_graph.signature import graph_digest, known_digests
 from dpagent.storage import write_atomically
 
 _MESSAGES_PER_SECOND = 100.0
@@ -126,7 +127,7 @@ def _trusted_graphs(options: DemoOptions, spec: ModelSpec) -> list[str]:
     """The training graph of a model of one's own, which she builds herself."""
     if options.engine == "numpy":
         return []
-    from dpagent.learning.training_graph.build import build_training_graph
+    from dpagent.learning.training.onnx_graph.build import build_training_graph
 
     graph = build_training_graph(spec.head, views=1, per_layer=options.clipping == "layers")
     digest = graph_digest(graph)

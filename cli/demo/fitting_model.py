@@ -23,9 +23,10 @@ from typing import Final
 
 import yaml
 
-from dpagent.learning import BUILT_IN, ModelSpec, describe
 from dpagent.learning.front_end.stages import RandomLayers, Scattering, Stage
-from dpagent.learning.layers import (
+from dpagent.learning.models.built_ins import BUILT_IN
+from dpagent.learning.models.description import describe
+from dpagent.learning.models.layers import (
     AveragePool2d,
     Conv1d,
     Dense,
@@ -34,6 +35,7 @@ from dpagent.learning.layers import (
     MaxPool1d,
     Tanh,
 )
+from dpagent.learning.models.spec import ModelSpec
 
 _SHORTEST_SERIES: Final = 16
 _HIDDEN: Final = 16

@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from dpagent.privacy import Clipping
+from dpagent.privacy.clipping import Clipping
 
 _HOPELESS: Final = 0.25
 _POOR: Final = 1.0

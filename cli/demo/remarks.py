@@ -9,10 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cli.data.wording import as_options
-from dpagent.learning import Dataset, ModelSpec, to_float32
 from dpagent.learning.data.checking import groups_of, sentence_of_non_finite
 from dpagent.learning.data.classes import UNLISTED, doubt_about_labels
 from dpagent.learning.data.columns import ColumnTally, hint_of_growth
+from dpagent.learning.data.dataset import Dataset, to_float32
+from dpagent.learning.models.spec import ModelSpec
 
 if TYPE_CHECKING:
     from cli.demo.source import Source

@@ -20,11 +20,13 @@ from cli.data.wording import as_options
 from cli.demo.options import DataChoice, DataForm
 from cli.demo.remarks import remarks_on
 from dpagent.errors import ConfigurationError, DataError
-from dpagent.learning import ArrayDataset, Dataset, ModelSpec, open_dataset
-from dpagent.learning.data import Subset, recognise
 from dpagent.learning.data.classes import doubt_about_labels
+from dpagent.learning.data.dataset import ArrayDataset, Dataset
+from dpagent.learning.data.derived import Subset
+from dpagent.learning.data.opening import open_dataset, recognise
 from dpagent.learning.data.picture_files import HALVES, choose_half
 from dpagent.learning.data.settings import DatasetSettings
+from dpagent.learning.models.spec import ModelSpec
 
 DEFAULT_TEST_SHARE: Final = 0.2
 

@@ -25,7 +25,7 @@ NameArgument: TypeAlias = Annotated[
 def list_models() -> None:
     """List the built-in models."""
     from cli.model.page import dimensions
-    from dpagent.learning import BUILT_IN
+    from dpagent.learning.models.built_ins import BUILT_IN
 
     rows = [
         [name, dimensions(spec.input_shape), f"{spec.classes:,}", f"{spec.parameter_count:,}"]
@@ -47,7 +47,7 @@ def show(
 ) -> None:
     """Show a model layer by layer: shapes, parameters, operations, and what it takes to train."""
     from cli.model.page import model_file, model_page
-    from dpagent.learning import find_model
+    from dpagent.learning.models.description import find_model
 
     spec = find_model(name)
     with reader_may_leave():
@@ -71,8 +71,8 @@ def graph(
     models with one view it knows already; of any other, its owner builds the graph with this command
     and trusts what it prints.
     """
-    from dpagent.learning import find_model
-    from dpagent.learning.training_graph import graph_digest, known_digests
+    from dpagent.learning.models.description import find_model
+    from dpagent.learning.training.onnx_graph.signature import graph_digest, known_digests
     from dpagent.storage import write_atomically
 
     spec = find_model(name)
@@ -81,7 +81,7 @@ def graph(
             "Training graphs are built with the package onnx, which is not installed:"
             " pip install 'dpagent[coordinator]'."
         )
-    from dpagent.learning.training_graph.build import build_training_graph
+    from dpagent.learning.training.onnx_graph.build import build_training_graph
 
     built = build_training_graph(spec, views=views, per_layer=per_layer)
     digest = graph_digest(built)

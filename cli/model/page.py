@@ -12,12 +12,12 @@ import yaml
 
 from cli.notation import figure, plain
 from cli.tables import render_table
-from dpagent.learning import ModelSpec, describe
-from dpagent.learning.costs import forward_flops, parameter_bytes, working_bytes
 from dpagent.learning.front_end.stages import FrozenNetwork, RandomLayers, stage_shape
-from dpagent.learning.layers import Residual
-from dpagent.learning.models import Node
-from dpagent.learning.training_graph import known_digests
+from dpagent.learning.models.costs import forward_flops, parameter_bytes, working_bytes
+from dpagent.learning.models.description import describe
+from dpagent.learning.models.layers import Residual
+from dpagent.learning.models.spec import ModelSpec, Node
+from dpagent.learning.training.onnx_graph.signature import known_digests
 from dpagent.protocol.messages import MAX_MESSAGE_BYTES
 
 _WIDTH: Final = 100

@@ -2,7 +2,7 @@
 
 ``none`` and ``clamp`` leave the guarantee as it is; ``published`` has none. ``bounded`` is paid
 for: in place of Gaussian noise it releases truncated Laplace noise
-(:mod:`dpagent.privacy.truncated_laplace`), whose ε follows from how tight the cap is. Its charges
+(:mod:`dpagent.privacy.mechanisms.truncated_laplace`), whose ε follows from how tight the cap is. Its charges
 are the (ε, δ) of single releases and add up (pure composition). So with T rounds of k local steps
 each step has δ/(T·k), and its share of ε is the schedule's; and because a step on a lot sampled at
 rate q costs ln(1 + q(e^ε − 1)) and qδ where the lot itself costs ε and δ, a step may take a δ of
@@ -17,10 +17,11 @@ from typing import Final
 
 from cli.plan.target import PlanTarget
 from dpagent.errors import ParameterError, PlanError
-from dpagent.privacy import BudgetStatement, Schedule
-from dpagent.privacy.approximate import unamplified_epsilon
-from dpagent.privacy.published import NOT_PRIVATE, PublishedCap
-from dpagent.privacy.truncated_laplace import TruncatedLaplace
+from dpagent.privacy.accounting.approximate import unamplified_epsilon
+from dpagent.privacy.mechanisms.published import NOT_PRIVATE, PublishedCap
+from dpagent.privacy.mechanisms.truncated_laplace import TruncatedLaplace
+from dpagent.privacy.schedules import Schedule
+from dpagent.privacy.statement import BudgetStatement
 
 #: Caps, in L1 clip norms, whose price is shown.
 _EXAMPLES: Final = (2.0, 5.0, 10.0, 20.0, 50.0, 100.0)

@@ -2,7 +2,7 @@
 
 A device's noise has the standard deviation σ·Δ on each coordinate, where Δ is the sensitivity of
 the mechanism as implemented, a little above one clip norm
-(:class:`~dpagent.privacy.mechanism.DiscretisedGaussian`). The coordinator adds the sums of
+(:class:`~dpagent.privacy.mechanisms.mechanism.DiscretisedGaussian`). The coordinator adds the sums of
 n devices with k local steps each and divides by n·k·L, L being the expected lot. So each coordinate
 of the mean gradient carries noise of σ·Δ/(L·√(n·k)), and the whole vector noise of about
 √d times that in L2 norm. A mean of clipped gradients is at most one clip norm long. Rounding for
@@ -20,13 +20,10 @@ from cli.notation import plain
 from cli.plan.caps import BoundedPrices, CapCost, bounded_prices, cap_costs
 from cli.plan.target import PlanTarget
 from dpagent.errors import ParameterError
-from dpagent.privacy import (
-    FINE_STEPS,
-    BudgetPlan,
-    BudgetStatement,
-    DiscretisedGaussian,
-    calibrate,
-)
+from dpagent.privacy.calibration import BudgetPlan, calibrate
+from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian
+from dpagent.privacy.mechanisms.grid import FINE_STEPS
+from dpagent.privacy.statement import BudgetStatement
 
 _MUCH_DELTA: Final = 0.1  # in records of one device that may be published for all that δ forbids
 

@@ -16,7 +16,7 @@ from typing import Final
 from cli.notation import factor, figure, percent, plain, upwards
 from cli.plan.comparison import Comparison
 from cli.plan.page import fill, headline, setting, verdict
-from dpagent.privacy import Schedule
+from dpagent.privacy.schedules import Schedule
 
 _FALSE_ALARMS: Final = 0.01
 _WEAK_EPSILON: Final = 8.0

@@ -6,7 +6,7 @@ from typing import Any
 
 from cli.plan.comparison import Candidate, Comparison
 from cli.plan.explain import sections
-from dpagent.privacy import Schedule
+from dpagent.privacy.schedules import Schedule
 
 
 def as_json(comparison: Comparison, *, explained: bool) -> dict[str, Any]:

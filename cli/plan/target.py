@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from dpagent.errors import ConfigurationError, require_count, require_positive
-from dpagent.privacy import Schedule
-from dpagent.privacy.schedules import ScheduleKind
+from dpagent.privacy.schedules import Schedule, ScheduleKind
 
 MAX_ROUNDS: Final = 5000
 _MAX_LOCAL_STEPS: Final = 64
@@ -107,7 +106,7 @@ def target_from(options: dict[str, Any], *, config: Path | None, custom: str | N
 
 def _from_fleet(file: Path) -> dict[str, Any]:
     from coordinator.settings import load_fleet_settings
-    from dpagent.learning import built_in
+    from dpagent.learning.models.built_ins import built_in
 
     settings = load_fleet_settings(file)
     privacy, schedule = settings.privacy, settings.privacy.schedule.schedule()

@@ -33,7 +33,8 @@ from cli.tables import reader_may_leave
 from dpagent.errors import DataError, ExitCode
 
 if TYPE_CHECKING:
-    from dpagent.learning.prediction import Input, InputReader
+    from dpagent.learning.inference.prediction.inputs import Input
+    from dpagent.learning.inference.prediction.reader import InputReader
 
 
 def predict(
@@ -85,8 +86,10 @@ def predict(
     from cli.data.wording import told_as_options
     from cli.predict.json_output import JsonOutput
     from cli.predict.page import TextOutput, about, accuracy_page, closing
-    from dpagent.learning.prediction import ExportedModel, InputReader, Tally
-    from dpagent.learning.prediction import predict as predictions
+    from dpagent.learning.inference.prediction.exported_model import ExportedModel
+    from dpagent.learning.inference.prediction.outcome import Tally
+    from dpagent.learning.inference.prediction.outcome import predict as predictions
+    from dpagent.learning.inference.prediction.reader import InputReader
 
     settings = dataset_settings(
         inputs[0], kind=kind, classes=classes, half=half, shape=shape, size=size, mode=mode, label=label,
@@ -131,7 +134,7 @@ def say(sentence: str) -> None:
 def _all_inputs(reader: InputReader, paths: list[Path]) -> Iterator[Input]:
     """The records at all paths; a path that cannot be read is one input without an answer."""
     from cli.data.wording import as_options
-    from dpagent.learning.prediction import Input
+    from dpagent.learning.inference.prediction.inputs import Input
 
     for path in paths:
         try:

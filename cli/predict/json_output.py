@@ -14,7 +14,8 @@ import typer
 
 from cli.predict.page import class_label
 from dpagent.errors import StorageError
-from dpagent.learning.prediction import ExportedModel, Outcome, Tally
+from dpagent.learning.inference.prediction.exported_model import ExportedModel
+from dpagent.learning.inference.prediction.outcome import Outcome, Tally
 from dpagent.storage import disk_errors
 
 

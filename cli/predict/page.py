@@ -15,7 +15,8 @@ from rich.cells import cell_len
 
 from cli.notation import percent, plain
 from cli.tables import render_table
-from dpagent.learning.prediction import ExportedModel, Outcome, Tally
+from dpagent.learning.inference.prediction.exported_model import ExportedModel
+from dpagent.learning.inference.prediction.outcome import Outcome, Tally
 from dpagent.wording import counted
 
 _WIDEST_NAME: Final = 32

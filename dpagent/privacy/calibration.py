@@ -21,14 +21,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpagent.errors import ParameterError, PlanError, require_between, require_count
-from dpagent.privacy.accounting import (
+from dpagent.privacy.accounting.pld import MIN_DELTA, PldAccountant, running_pld_epsilon
+from dpagent.privacy.accounting.rdp import (
     ORDERS,
     conversion_offsets,
     cumulants,
     running_epsilon,
 )
 from dpagent.privacy.events import MAX_STEPS, PrivacyLossEvent
-from dpagent.privacy.pld import MIN_DELTA, PldAccountant, running_pld_epsilon
 from dpagent.privacy.schedules import MAX_ROUNDS, Schedule
 
 AccountantName = Literal["pld", "rdp"]

@@ -23,7 +23,8 @@ class PrivacyLossEvent:
     """One charge: ``steps`` compositions of the Poisson-subsampled discrete Gaussian.
 
     Rényi accounting prices it whatever the grid; the tight accountant where the noise's parameter is at
-    least :data:`~dpagent.privacy.release_loss.MIN_SIGMA_STEPS` grid steps. Whoever charges sees to that.
+    least :data:`~dpagent.privacy.accounting.gaussian_loss.MIN_SIGMA_STEPS` grid steps. Whoever charges sees
+    to that.
 
     Attributes:
         noise_multiplier: σ, the noise's parameter over the L2 sensitivity, in [1e-6, 1e12].

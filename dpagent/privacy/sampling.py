@@ -1,6 +1,6 @@
 """Which records take part in a step: Poisson sampling from the operating system's entropy.
 
-The amplification by sampling in :mod:`dpagent.privacy.accounting` needs each record to be drawn
+The amplification by sampling in :mod:`dpagent.privacy.accounting.rdp` needs each record to be drawn
 independently, with a probability that does not exceed the q accounted for. A pseudo-random
 generator with a seed somebody may learn would void it, so there is none here.
 """
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpagent.errors import require_between, require_count
-from dpagent.privacy.entropy import Entropy, uniform_words
+from dpagent.privacy.noise.entropy import Entropy, uniform_words
 
 _BLOCK: Final = 65_536
 _DRAWS: Final = 64
@@ -54,7 +54,7 @@ def shuffled(lot: NDArray[np.intp], *, entropy: Entropy = os.urandom) -> NDArray
     """The records of a lot in uniformly random order.
 
     The bound on what summing in floating point adds to a record's influence couples the orders of two
-    neighbouring lots (:mod:`dpagent.learning.engine`), and needs each order to be equally likely. So
+    neighbouring lots (:mod:`dpagent.learning.training.engine`), and needs each order to be equally likely. So
     the records are sorted by random 64-bit keys, drawn anew should two be equal: given that they
     differ, each order of them has the same probability.
 

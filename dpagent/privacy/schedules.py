@@ -29,8 +29,8 @@ rounds left. A job that went as planned goes on as planned, whatever its kind.
 
 Budgets that depend on what earlier rounds cost are chosen adaptively. That is sound where those
 costs are functions of public values, and the total is kept by a filter: basic composition for ε,
-:class:`~dpagent.privacy.filters.ZcdpFilter` for ρ, :class:`~dpagent.privacy.filters.RenyiFilter`
-with sampling.
+:class:`~dpagent.privacy.accounting.filters.ZcdpFilter` for ρ,
+:class:`~dpagent.privacy.accounting.filters.RenyiFilter` with sampling.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from dpagent.privacy.clipping import MAX_NORM, MIN_NORM, Clipping
 from dpagent.privacy.covariance import SecondMoments
-from dpagent.privacy.wire import MAX_WIDTH, MIN_WIDTH
+from dpagent.privacy.mechanisms.wire import MAX_WIDTH, MIN_WIDTH
 from dpagent.protocol.topics import FleetName
 
 MAX_MESSAGE_BYTES = 60_000
@@ -42,7 +42,7 @@ class ModelTerms(Message):
     """Which model, and how to know that one has all of it."""
 
     description: Annotated[bytes, Field(min_length=1, max_length=8_192)]
-    """Name and architecture as canonical CBOR of a map; see ``dpagent.learning.model_files``."""
+    """Name and architecture as canonical CBOR of a map; see ``dpagent.learning.models.description``."""
     parameters: Annotated[int, Field(ge=1, le=MAX_WHOLE_BYTES // 4)]
     architecture: Annotated[bytes, Field(min_length=32, max_length=32)]
     digest: Annotated[bytes, Field(min_length=32, max_length=32)]

@@ -19,8 +19,12 @@ from agent.ledger import Budget
 from agent.state import AgentState
 from agent.update import mechanism_of
 from dpagent.errors import ParameterError
-from dpagent.learning import ArrayDataset, Dataset, built_in, describe, from_description
-from dpagent.privacy import NOISE_SHARE, PldAccountant, PrivacyLossEvent, require_noise_as_priced
+from dpagent.learning.data.dataset import ArrayDataset, Dataset
+from dpagent.learning.models.built_ins import built_in
+from dpagent.learning.models.description import describe, from_description
+from dpagent.privacy.accounting.pld import PldAccountant
+from dpagent.privacy.events import PrivacyLossEvent
+from dpagent.privacy.mechanisms.discretised_gaussian import NOISE_SHARE, require_noise_as_priced
 from dpagent.protocol.messages import Plan
 
 DATA = records(20)

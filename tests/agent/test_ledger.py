@@ -35,7 +35,9 @@ from agent.ledger import GENESIS, Budget, Ledger, link, open_ledger, verify
 from agent.spool import SpooledFragment
 from agent.state import AgentState
 from dpagent.errors import DpagentError, LedgerError, StateInUseError, StorageError
-from dpagent.privacy import PldAccountant, PrivacyLossEvent, RdpAccountant
+from dpagent.privacy.accounting.pld import PldAccountant
+from dpagent.privacy.accounting.rdp import RdpAccountant
+from dpagent.privacy.events import PrivacyLossEvent
 
 DATA = records(20)
 

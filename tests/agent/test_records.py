@@ -19,15 +19,11 @@ from agent.records import Records
 from agent.settings import DataSettings, load_agent_settings
 from agent.training import Trainer
 from agent.update import lot_sum, make_moments, mechanism_of
-from dpagent.learning import (
-    ArrayDataset,
-    Dataset,
-    NumpyEngine,
-    describe,
-    from_description,
-    save_npz,
-    sum_over_lot,
-)
+from dpagent.learning.data.dataset import ArrayDataset, Dataset
+from dpagent.learning.data.npz import save_npz
+from dpagent.learning.models.description import describe, from_description
+from dpagent.learning.training.lots import sum_over_lot
+from dpagent.learning.training.numpy_engine.engine import NumpyEngine
 from dpagent.privacy.covariance import SecondMoments
 from dpagent.protocol.messages import Plan
 from dpagent.protocol.signing import Signer, new_signing_secret

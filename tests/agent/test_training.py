@@ -20,9 +20,10 @@ from agent.profile import load_profile
 from agent.settings import load_agent_settings
 from agent.training import Trainer
 from dpagent.errors import ConfigurationError, StorageError
-from dpagent.learning import ArrayDataset, describe, from_description
+from dpagent.learning.data.dataset import ArrayDataset
 from dpagent.learning.front_end import features as features_module
-from dpagent.learning.training_graph.build import build_training_graph
+from dpagent.learning.models.description import describe, from_description
+from dpagent.learning.training.onnx_graph.build import build_training_graph
 from dpagent.protocol.messages import Plan
 from dpagent.protocol.signing import Signer, new_signing_secret
 

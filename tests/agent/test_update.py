@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from agent.update import make_update, mechanism_of
 from dpagent.errors import ParameterError
-from dpagent.learning import ArrayDataset, Dataset, NumpyEngine
-from dpagent.privacy import wire_shift, wire_width
+from dpagent.learning.data.dataset import ArrayDataset, Dataset
+from dpagent.learning.training.numpy_engine.engine import NumpyEngine
+from dpagent.privacy.mechanisms.wire import wire_shift, wire_width
 from dpagent.protocol.messages import Plan
 
 DATA = records(3)

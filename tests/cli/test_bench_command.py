@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from dpagent.learning import built_in
-from dpagent.learning.training_graph import known_digests
+from dpagent.learning.models.built_ins import built_in
+from dpagent.learning.training.onnx_graph.signature import known_digests
 
 TINY = "{name: tiny, input_shape: [4], classes: 2, layers: [{dense: 2}]}"
 ENVIRONMENT = os.environ | {"NO_COLOR": "1", "COLUMNS": "100"}

@@ -12,7 +12,7 @@ from fleets import make_plan, records
 from ledgers import BUDGET, DATASET, charge_for, open_state
 
 from cli.tables import render_table
-from dpagent.privacy import Adjacency, Trust, Unit
+from dpagent.privacy.statement import Adjacency, Trust, Unit
 
 SCOPE = {"unit": "record", "adjacency": "add-or-remove-one", "trust": "none"}
 

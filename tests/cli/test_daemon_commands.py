@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 import yaml
 
-from dpagent.learning import ArrayDataset, save_npz
+from dpagent.learning.data.dataset import ArrayDataset
+from dpagent.learning.data.npz import save_npz
 
 KEY = base64.b64encode(bytes([9]) + bytes(31)).decode()
 

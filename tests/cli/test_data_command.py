@@ -17,7 +17,9 @@ from pictures import encoded, folder_of, noise, write
 
 from agent.settings import DataSettings
 from dpagent.configuration import load_settings
-from dpagent.learning import ArrayDataset, open_dataset, save_npz
+from dpagent.learning.data.dataset import ArrayDataset
+from dpagent.learning.data.npz import save_npz
+from dpagent.learning.data.opening import open_dataset
 
 
 def check(*arguments: str | Path, program: str = "") -> subprocess.CompletedProcess[str]:

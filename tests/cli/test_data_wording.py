@@ -11,9 +11,10 @@ from pictures import folder_of, write
 from cli.data.values import size, with_form_of
 from cli.data.wording import as_options, told_as_options
 from dpagent.errors import ChildProcessError, DataError, ExitCode
-from dpagent.learning import ModelSpec, built_in
 from dpagent.learning.data.settings import DatasetSettings
-from dpagent.learning.layers import Dense
+from dpagent.learning.models.built_ins import built_in
+from dpagent.learning.models.layers import Dense
+from dpagent.learning.models.spec import ModelSpec
 from dpagent.wording import counted
 
 

@@ -18,10 +18,12 @@ from cli.demo.options import DataForm
 from cli.demo.shards import prepare_data, write_model
 from cli.demo.source import Source
 from coordinator.settings import FleetSettings
-from dpagent.learning import ArrayDataset, Dataset, ModelSpec, open_npz
+from dpagent.learning.data.dataset import ArrayDataset, Dataset
+from dpagent.learning.data.npz import open_npz
 from dpagent.learning.front_end.features import FeatureSet, FrontEnd
 from dpagent.learning.front_end.stages import Projection, Scattering
-from dpagent.learning.layers import Dense, GroupNorm
+from dpagent.learning.models.layers import Dense, GroupNorm
+from dpagent.learning.models.spec import ModelSpec
 
 NOBODY = BrokerAddress("mqtt://127.0.0.1:1", None, None, "auto", "none")
 

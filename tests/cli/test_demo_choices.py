@@ -28,10 +28,15 @@ from coordinator.planning import require_every_round_fits
 from coordinator.settings import FleetSettings
 from coordinator.store import Job
 from dpagent.errors import ConfigurationError, DataError, DpagentError, PlanError
-from dpagent.learning import ArrayDataset, ModelSpec, NumpyEngine, built_in, load_model, save_npz
+from dpagent.learning.data.dataset import ArrayDataset
+from dpagent.learning.data.npz import save_npz
 from dpagent.learning.front_end.features import FrontEnd
-from dpagent.learning.layers import Dense
-from dpagent.privacy import Clipping
+from dpagent.learning.models.built_ins import built_in
+from dpagent.learning.models.description import load_model
+from dpagent.learning.models.layers import Dense
+from dpagent.learning.models.spec import ModelSpec
+from dpagent.learning.training.numpy_engine.engine import NumpyEngine
+from dpagent.privacy.clipping import Clipping
 
 HALVES = ("train", "test")
 SHAPES = [

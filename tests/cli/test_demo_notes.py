@@ -23,7 +23,9 @@ from cli.demo.run import prepare_run
 from cli.demo.shards import deal, prepare_data
 from cli.demo.source import open_source
 from dpagent.errors import ConfigurationError, DataError
-from dpagent.learning import ArrayDataset, built_in, save_npz
+from dpagent.learning.data.dataset import ArrayDataset
+from dpagent.learning.data.npz import save_npz
+from dpagent.learning.models.built_ins import built_in
 
 
 def said_of(data: DataChoice) -> list[str]:

@@ -15,7 +15,9 @@ import pytest
 
 from cli.demo.collect import ChargedFragment, as_json, tally_fragments
 from cli.demo.record import Arrival, DemoRecord, DeviceBudget, FragmentTally
-from cli.demo.report import MAX_ROWS, measure_interleaving, render_report, write_report
+from cli.demo.report.device_pictures import MAX_ROWS
+from cli.demo.report.interleaving import measure_interleaving
+from cli.demo.report.page import render_report, write_report
 from cli.demo.summary import print_summary
 from dpagent.errors import StorageError
 

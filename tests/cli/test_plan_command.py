@@ -19,8 +19,11 @@ from typer.testing import CliRunner
 
 from cli.main import app
 from dpagent.errors import DpagentError, ParameterError
-from dpagent.privacy import FINE_STEPS, DiscretisedGaussian, Schedule, calibrate
-from dpagent.privacy.truncated_laplace import TruncatedLaplace
+from dpagent.privacy.calibration import calibrate
+from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian
+from dpagent.privacy.mechanisms.grid import FINE_STEPS
+from dpagent.privacy.mechanisms.truncated_laplace import TruncatedLaplace
+from dpagent.privacy.schedules import Schedule
 
 KINDS = ["uniform", "incrementing", "linear"]
 

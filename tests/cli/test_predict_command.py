@@ -15,7 +15,8 @@ from exported_models import SENTENCE, answers, write_model
 from pictures import encoded, folder_of, noise, write, zip_of
 from PIL import Image
 
-from dpagent.learning import ArrayDataset, save_npz
+from dpagent.learning.data.dataset import ArrayDataset
+from dpagent.learning.data.npz import save_npz
 
 SHAPE = (8, 12, 3)
 NAMES = ["cat", "fox", "owl"]

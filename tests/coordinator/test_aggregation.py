@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from agent.update import make_update
 from coordinator.aggregation import mean_release, take_step
 from coordinator.store import OpenedFragment, Store
-from dpagent.learning import Adam, NumpyEngine, Sgd
+from dpagent.learning.training.numpy_engine.engine import NumpyEngine
+from dpagent.learning.training.optimiser import Adam, Sgd
 from dpagent.protocol.fragments import block_count, cut, read_block
 from dpagent.protocol.messages import Plan
 from dpagent.protocol.sealing import Opener, new_sealing_secret, seal

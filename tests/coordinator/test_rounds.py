@@ -24,8 +24,8 @@ from coordinator.planning import new_job
 from coordinator.settings import FleetSettings, load_fleet_settings
 from coordinator.store import OpenedFragment, RoundResult, Store, StoreReader
 from dpagent.errors import ConfigurationError, DpagentError, ExitCode, PlanError, StateInUseError
-from dpagent.learning import save_npz
-from dpagent.privacy import DiscretisedGaussian
+from dpagent.learning.data.npz import save_npz
+from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian
 from dpagent.protocol.codec import MessageError, encode
 from dpagent.protocol.fragments import (
     block_count,
@@ -39,7 +39,8 @@ from dpagent.protocol.fragments import (
 from dpagent.protocol.messages import ModelChunk, Plan, Receipts
 from dpagent.protocol.sealing import Opener, new_sealing_secret, seal
 from dpagent.protocol.signing import Signer, Verifier, new_signing_secret
-from dpagent.transport import Event, MqttSettings, Received
+from dpagent.transport.session import Event, Received
+from dpagent.transport.settings import MqttSettings
 
 _numbers = itertools.count()
 
@@ -224,7 +225,7 @@ def test_a_job_runs_to_its_end_whatever_strangers_send(tmp_path: Path, mosquitto
         assert [tuple(row) for row in states] == [("counted", 2 * fleet.blocks)]
         assert spent[-1]["cumulative_epsilon"] <= 4.0 * (1 + 1e-9)
         assert spent[-1]["cumulative_epsilon"] == pytest.approx(rounds[-1].epsilon, rel=1e-3)
-    from dpagent.learning.evaluation import OnnxEvaluator
+    from dpagent.learning.inference.evaluation import OnnxEvaluator
 
     evaluator = OnnxEvaluator((fleet.state / "model.onnx").read_bytes())
     assert evaluator.accuracy(digits(1_500, 1_700)) == rounds[-1].accuracy

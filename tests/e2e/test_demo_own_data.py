@@ -16,7 +16,8 @@ import yaml
 from onnx import TensorProto, helper
 from pictures import encoded, write
 
-from dpagent.learning import ArrayDataset, save_npz
+from dpagent.learning.data.dataset import ArrayDataset
+from dpagent.learning.data.npz import save_npz
 
 MNIST = Path(__file__).parents[3] / "shared" / "data" / "mnist"
 

@@ -25,8 +25,8 @@ from agent.ledger import audit
 from coordinator.keys import load_signer
 from coordinator.settings import load_fleet_settings
 from dpagent.errors import ExitCode
-from dpagent.learning import to_float32
-from dpagent.learning.evaluation import OnnxEvaluator
+from dpagent.learning.data.dataset import to_float32
+from dpagent.learning.inference.evaluation import OnnxEvaluator
 from dpagent.protocol.messages import Plan
 from dpagent.protocol.signing import Verifier
 

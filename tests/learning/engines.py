@@ -12,8 +12,7 @@ from learning import graph_engines
 from learning.plain_network import small
 
 from dpagent.errors import ConfigurationError
-from dpagent.learning.engine import Engine
-from dpagent.learning.layers import (
+from dpagent.learning.models.layers import (
     AveragePool1d,
     AveragePool2d,
     Conv1d,
@@ -27,8 +26,9 @@ from dpagent.learning.layers import (
     Residual,
     Tanh,
 )
-from dpagent.learning.models import ModelSpec
-from dpagent.learning.numpy_engine import NumpyEngine
+from dpagent.learning.models.spec import ModelSpec
+from dpagent.learning.training.engine import Engine
+from dpagent.learning.training.numpy_engine.engine import NumpyEngine
 
 HUGE = 1e9
 """A clip norm that clips nothing."""

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from dpagent.learning.models import ModelSpec
-from dpagent.learning.onnx_engine import OnnxEngine
-from dpagent.learning.training_graph import graph_digest
-from dpagent.learning.training_graph.build import build_training_graph
+from dpagent.learning.models.spec import ModelSpec
+from dpagent.learning.training.onnx_engine import OnnxEngine
+from dpagent.learning.training.onnx_graph.build import build_training_graph
+from dpagent.learning.training.onnx_graph.signature import graph_digest
 
 HUGE = 1e9
 """A clip norm that clips nothing."""

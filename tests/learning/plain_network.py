@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from dpagent.learning.layers import (
+from dpagent.learning.models.layers import (
     AveragePool1d,
     AveragePool2d,
     Conv1d,
@@ -23,7 +23,7 @@ from dpagent.learning.layers import (
     Residual,
     Tanh,
 )
-from dpagent.learning.models import ModelSpec, Node
+from dpagent.learning.models.spec import ModelSpec, Node
 
 
 def small(

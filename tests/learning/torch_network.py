@@ -9,7 +9,7 @@ import torch
 from torch.func import grad, vmap
 from torch.nn import functional
 
-from dpagent.learning.layers import (
+from dpagent.learning.models.layers import (
     GROUP_NORM_EPSILON,
     AveragePool1d,
     AveragePool2d,
@@ -23,7 +23,7 @@ from dpagent.learning.layers import (
     Residual,
     Tanh,
 )
-from dpagent.learning.models import ModelSpec, Node
+from dpagent.learning.models.spec import ModelSpec, Node
 
 
 def gradients_of(spec: ModelSpec, weights: Any, inputs: Any, labels: Any) -> Any:

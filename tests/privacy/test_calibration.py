@@ -10,16 +10,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from dpagent.errors import ParameterError, PlanError
-from dpagent.privacy import (
-    BudgetPlan,
-    PldAccountant,
-    PrivacyLossEvent,
-    RdpAccountant,
-    Schedule,
-    affordable_rounds,
-    calibrate,
-    price,
-)
+from dpagent.privacy.accounting.pld import PldAccountant
+from dpagent.privacy.accounting.rdp import RdpAccountant
+from dpagent.privacy.calibration import BudgetPlan, affordable_rounds, calibrate, price
+from dpagent.privacy.events import PrivacyLossEvent
+from dpagent.privacy.schedules import Schedule
 
 Kind = Literal["uniform", "incrementing", "linear"]
 KINDS: tuple[Kind, ...] = ("uniform", "incrementing", "linear")

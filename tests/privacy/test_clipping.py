@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from dpagent.errors import ParameterError
-from dpagent.privacy import COUNT_WEIGHT, Clipping, DiscretisedGaussian, adapted_norm
+from dpagent.privacy.clipping import COUNT_WEIGHT, Clipping, adapted_norm
+from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian
 from dpagent.protocol.messages import ClippingTerms
 
 THREE = Clipping((3, 4, 2), (0.5, 2.0, 0.1), (0.2, 0.7, 0.1))

@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as hnp
 
 from dpagent.errors import ParameterError
 from dpagent.privacy.covariance import FLOAT64_SLACK, MAX_LOT, SecondMoments, leading_directions
-from dpagent.privacy.gaussian import DiscretisedGaussian
+from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian
 
 ANY_FLOAT32 = st.floats(width=32, allow_nan=True, allow_infinity=True)
 

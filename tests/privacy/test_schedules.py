@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpagent.errors import ParameterError, PlanError
-from dpagent.privacy import Schedule
+from dpagent.privacy.schedules import Schedule
 
 
 @given(

@@ -291,7 +291,7 @@ def test_ranges_of_a_plan(key: str, accepted: list[Any], wrong: list[Any]) -> No
 
 
 def test_a_plan_that_decodes_has_a_wire_format_the_device_can_produce() -> None:
-    from dpagent.privacy.wire import MAX_WIDTH, MIN_WIDTH
+    from dpagent.privacy.mechanisms.wire import MAX_WIDTH, MIN_WIDTH
 
     for width in range(2, 40):
         if not MIN_WIDTH <= width <= MAX_WIDTH:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from dpagent.errors import ParameterError
-from dpagent.learning.models import MAX_PARAMETERS
+from dpagent.learning.models.spec import MAX_PARAMETERS
 from dpagent.protocol.codec import MessageError, decode, encode
 from dpagent.protocol.fragments import (
     Assembler,

@@ -14,7 +14,8 @@ import pytest
 from brokers import Broker, Software, free_port, wait_for, wait_until
 
 from dpagent.errors import BrokerError, ConfigurationError
-from dpagent.transport import Acknowledged, Connected, Disconnected, MqttSession, MqttSettings, Received
+from dpagent.transport.session import Acknowledged, Connected, Disconnected, MqttSession, Received
+from dpagent.transport.settings import MqttSettings
 
 KINDS: list[tuple[Software, str]] = [("mosquitto", "5"), ("mosquitto", "3.1.1"), ("amqtt", "auto")]
 IDS = ["mosquitto-5", "mosquitto-3.1.1", "amqtt-auto"]

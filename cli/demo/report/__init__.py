@@ -4,9 +4,3 @@ Every sentence on the page is drawn from the :class:`~cli.demo.record.DemoRecord
 fetches nothing: style and pictures are inline, there are no scripts, and its content security
 policy forbids the rest. Equal records give equal pages, to the byte.
 """
-
-from cli.demo.report.device_pictures import MAX_ROWS
-from cli.demo.report.interleaving import Interleaving, measure_interleaving
-from cli.demo.report.page import render_report, write_report
-
-__all__ = ["MAX_ROWS", "Interleaving", "measure_interleaving", "render_report", "write_report"]

@@ -4,7 +4,7 @@ A record is an array of one public shape: ``(features,)``, ``(length, channels)`
 width, channels)``. It is kept as it was stored, uint8 or float32, and read when it is asked for, so
 that a set may be larger than memory: what stays in memory is the labels, and where each record is.
 uint8 becomes float32 in [0, 1] where it is computed with (:func:`to_float32`); what the network does
-beyond that belongs to the :class:`~dpagent.learning.models.ModelSpec`.
+beyond that belongs to the :class:`~dpagent.learning.models.spec.ModelSpec`.
 
 Files are read by ``pread`` and not mapped: a mapped file that somebody truncates kills the process
 with SIGBUS, and its pages count as the process's memory.
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from dpagent.errors import DataError, require_count
 
 if TYPE_CHECKING:
-    from dpagent.learning.models import ModelSpec
+    from dpagent.learning.models.spec import ModelSpec
 
 Indices = NDArray[np.integer[Any]]
 Batch = tuple[NDArray[Any], NDArray[np.int64]]
@@ -317,7 +317,7 @@ def check_fits(dataset: Dataset, spec: ModelSpec) -> None:
 
 def _adapt(spec: ModelSpec, classes: int) -> str:
     """How to make a model like this one for so many classes."""
-    from dpagent.learning.built_in_models import BUILT_IN
+    from dpagent.learning.models.built_ins import BUILT_IN
 
     start = "in its file"
     if BUILT_IN.get(spec.name) == spec:

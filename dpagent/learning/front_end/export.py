@@ -19,8 +19,8 @@ from dpagent.errors import ConfigurationError
 from dpagent.learning.front_end.random_layers import random_model
 from dpagent.learning.front_end.scattering import ScatteringTransform
 from dpagent.learning.front_end.stages import FrozenNetwork, Projection, RandomLayers, Scattering, stage_shape
-from dpagent.learning.layers import Shape
-from dpagent.learning.models import ModelSpec
+from dpagent.learning.models.layers import Shape
+from dpagent.learning.models.spec import ModelSpec
 
 
 class FrontEndNodes:
@@ -55,7 +55,7 @@ class FrontEndNodes:
                     source = self._network(assets["frozen-network"], source, opset)
                     shape = stage.output_shape
                 case RandomLayers():
-                    from dpagent.learning.onnx_export import export_features
+                    from dpagent.learning.inference.export import export_features
 
                     model = random_model(stage, shape)
                     layers = export_features(model, model.initial_weights(stage.seed))

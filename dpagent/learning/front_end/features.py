@@ -1,7 +1,7 @@
 """What a front end makes of records: computed once, kept on disk, read like any other data set.
 
 **Batch invariance.** The features of a record take its place in training, so they too must be a
-function of that record alone, bit for bit (:mod:`dpagent.learning.engine`). Hence every record goes
+function of that record alone, bit for bit (:mod:`dpagent.learning.training.engine`). Hence every record goes
 through the front end by itself.
 
 The features lie in one file of float32 rows in the device's state directory, readable by its owner only.
@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpagent.errors import ConfigurationError, DataError, StorageError
-from dpagent.learning.data import Dataset, to_float32
+from dpagent.learning.data.dataset import Dataset, to_float32
 from dpagent.learning.front_end.random_layers import RandomFeatures
 from dpagent.learning.front_end.stages import FrozenNetwork, Projection, RandomLayers, Scattering, stage_shape
 from dpagent.learning.front_end.transforms import (
@@ -37,7 +37,7 @@ from dpagent.learning.front_end.transforms import (
     projection,
     scattering,
 )
-from dpagent.learning.models import ModelSpec
+from dpagent.learning.models.spec import ModelSpec
 from dpagent.storage import disk_errors, write_atomically
 
 Floats = NDArray[np.float32]

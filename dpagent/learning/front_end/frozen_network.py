@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpagent.errors import ConfigurationError
-from dpagent.learning.evaluation import LOAD_ERRORS, RUNTIME_ERRORS, first_line, quiet_session
-from dpagent.learning.layers import Shape
-from dpagent.learning.model_files import from_description
+from dpagent.learning.inference.evaluation import LOAD_ERRORS, RUNTIME_ERRORS, first_line, quiet_session
+from dpagent.learning.models.description import from_description
+from dpagent.learning.models.layers import Shape
 
 Floats = NDArray[np.float32]
 

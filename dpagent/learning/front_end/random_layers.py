@@ -12,7 +12,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from dpagent.learning.front_end.stages import RandomLayers
-from dpagent.learning.layers import (
+from dpagent.learning.models.layers import (
     GROUP_NORM_EPSILON,
     AveragePool1d,
     AveragePool2d,
@@ -28,7 +28,7 @@ from dpagent.learning.layers import (
     Windows,
     windows,
 )
-from dpagent.learning.models import ModelSpec, Node
+from dpagent.learning.models.spec import ModelSpec, Node
 
 Floats = NDArray[np.float32]
 

@@ -17,7 +17,7 @@ signal of scale j holds no frequencies above π/2ʲ worth keeping, so it is take
 folding its spectrum. φ is separable and real: it and the sampling are one small matrix along each axis.
 
 **Batch invariance.** The features of a record take its place in training, so they too must be a
-function of that record alone (:mod:`dpagent.learning.engine`). Images are transformed one by one:
+function of that record alone (:mod:`dpagent.learning.training.engine`). Images are transformed one by one:
 numpy's transform may treat the last of several at a time otherwise than the first.
 """
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import ClassVar, TypeAlias
 
 from dpagent.errors import ConfigurationError, DpagentError, require_count
-from dpagent.learning.layers import Layer, Residual, Shape, output_shape
+from dpagent.learning.models.layers import Layer, Residual, Shape, output_shape
 
 _MAX_FEATURES = 1 << 22
 

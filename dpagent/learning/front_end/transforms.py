@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from dpagent.errors import ConfigurationError
 from dpagent.learning.front_end.scattering import ScatteringTransform
 from dpagent.learning.front_end.stages import FrozenNetwork, Projection, Scattering, stage_shape
-from dpagent.learning.layers import Shape
+from dpagent.learning.models.layers import Shape
 
 Floats = NDArray[np.float32]
 

@@ -9,8 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pictures import encoded, folder_of, noise, zip_of
 
-from dpagent.learning import ArrayDataset, open_npz, save_npz
-from dpagent.learning.data import examine, open_images
+from dpagent.learning.data.checking import examine
+from dpagent.learning.data.dataset import ArrayDataset
+from dpagent.learning.data.images import open_images
+from dpagent.learning.data.npz import open_npz, save_npz
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2)), min_size=1, max_size=40))

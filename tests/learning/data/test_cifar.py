@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from dpagent.errors import DataError
-from dpagent.learning import open_dataset
-from dpagent.learning.data import open_cifar
+from dpagent.learning.data.cifar import open_cifar
+from dpagent.learning.data.opening import open_dataset
 from dpagent.learning.data.settings import DatasetSettings
 
 GENERATOR = np.random.default_rng(0)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dpagent.learning import ArrayDataset
-from dpagent.learning.data import Origin, examine
+from dpagent.learning.data.checking import examine
 from dpagent.learning.data.classes import UNLISTED, doubt_about_labels
 from dpagent.learning.data.columns import ColumnTally, hint_of_growth
+from dpagent.learning.data.dataset import ArrayDataset, Origin
 
 NAMES = ("time", "heart", "constant", "falls once", "restarts", "gaps")
 

@@ -11,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpagent.errors import DataError, ParameterError
-from dpagent.learning import ArrayDataset, Dataset, built_in, check_fits, to_float32
-from dpagent.learning.data import Reshaped, Subset, count_non_finite
+from dpagent.learning.data.checking import count_non_finite
+from dpagent.learning.data.dataset import ArrayDataset, Dataset, check_fits, to_float32
+from dpagent.learning.data.derived import Reshaped, Subset
+from dpagent.learning.models.built_ins import built_in
 
 
 def numbered(count: int = 23, *, classes: int = 5, dtype: type = np.uint8) -> ArrayDataset:

@@ -12,8 +12,10 @@ import pytest
 from pictures import aged, encoded, folder_of, noise, write
 
 from dpagent.errors import DataError
-from dpagent.learning.data import Dataset, Reshaped, open_images, open_table
-from dpagent.learning.data.images import ImageDataset
+from dpagent.learning.data.dataset import Dataset
+from dpagent.learning.data.derived import Reshaped
+from dpagent.learning.data.images import ImageDataset, open_images
+from dpagent.learning.data.tables import open_table
 
 
 def names(data: Dataset) -> list[str]:

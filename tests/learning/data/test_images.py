@@ -18,8 +18,9 @@ from pictures import encoded, folder_of, noise, write, zip_of
 from PIL import Image
 
 from dpagent.errors import ConfigurationError, DataError
-from dpagent.learning.data import Dataset, PictureForm, open_images
-from dpagent.learning.data.images import ImageDataset
+from dpagent.learning.data.dataset import Dataset
+from dpagent.learning.data.images import ImageDataset, open_images
+from dpagent.learning.data.pictures import PictureForm
 
 CIFAR = Path(__file__).parents[4] / "shared" / "data" / "cifar10-jpeg.zip"
 

@@ -19,8 +19,9 @@ from pydantic import ValidationError
 
 from dpagent.configuration import load_settings
 from dpagent.errors import ConfigurationError, DataError, DpagentError
-from dpagent.learning import ArrayDataset, open_dataset, save_npz
-from dpagent.learning.data import KINDS, recognise
+from dpagent.learning.data.dataset import ArrayDataset
+from dpagent.learning.data.npz import save_npz
+from dpagent.learning.data.opening import KINDS, open_dataset, recognise
 from dpagent.learning.data.settings import DatasetSettings
 
 LABELS = struct.pack(">BBBBI", 0, 0, 8, 1, 2) + bytes([0, 1])

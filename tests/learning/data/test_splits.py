@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpagent.errors import DataError, ParameterError
-from dpagent.learning import ArrayDataset, split
+from dpagent.learning.data.dataset import ArrayDataset
+from dpagent.learning.data.splits import split
 
 
 def numbered(labels: list[int], groups: list[int] | None = None) -> ArrayDataset:

@@ -13,8 +13,11 @@ import numpy as np
 import pytest
 
 from dpagent.errors import DataError, StorageError
-from dpagent.learning import ArrayDataset, Dataset, built_in, check_fits, open_idx, open_npz, save_npz
 from dpagent.learning.data import idx, npz
+from dpagent.learning.data.dataset import ArrayDataset, Dataset, check_fits
+from dpagent.learning.data.idx import open_idx
+from dpagent.learning.data.npz import open_npz, save_npz
+from dpagent.learning.models.built_ins import built_in
 
 MNIST = Path(__file__).parents[4] / "shared" / "data" / "mnist"
 # MD5 of the values in the uncompressed IDX files, from the README beside the data.

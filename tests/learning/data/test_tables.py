@@ -16,7 +16,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dpagent.errors import ConfigurationError, DataError, ParameterError
-from dpagent.learning.data import Dataset, TableForm, open_table
+from dpagent.learning.data.dataset import Dataset
+from dpagent.learning.data.table_form import TableForm
+from dpagent.learning.data.tables import open_table
 
 
 def written(path: Path, text: str, *, encoding: str = "utf-8") -> Path:

@@ -13,11 +13,17 @@ import numpy as np
 import pytest
 from pictures import damaged_inside, encoded, folder_of, noise, write, zip_of
 
-from dpagent.learning import Augmentation, Dataset, NumpyEngine, built_in, open_dataset, sum_over_lot
-from dpagent.learning.data import ArrayDataset, Reshaped, Subset, Unfailing, count_non_finite, examine
+from dpagent.learning.data.checking import count_non_finite, examine
+from dpagent.learning.data.dataset import ArrayDataset, Dataset
+from dpagent.learning.data.derived import Reshaped, Subset, Unfailing
+from dpagent.learning.data.opening import open_dataset
 from dpagent.learning.data.pictures import looks_whole
 from dpagent.learning.data.settings import DatasetSettings
-from dpagent.learning.models import ModelSpec
+from dpagent.learning.models.built_ins import built_in
+from dpagent.learning.models.spec import ModelSpec
+from dpagent.learning.training.augmentation import Augmentation
+from dpagent.learning.training.lots import sum_over_lot
+from dpagent.learning.training.numpy_engine.engine import NumpyEngine
 
 DIGITS = built_in("digits")
 CIFAR = built_in("cifar-cnn")

@@ -14,23 +14,26 @@ from learning.plain_network import plain_forward
 from onnx import TensorProto, helper, numpy_helper
 
 from dpagent.errors import ConfigurationError, DataError, StorageError
-from dpagent.learning import ArrayDataset, Dense, ModelSpec, built_in
-from dpagent.learning.evaluation import quiet_session
+from dpagent.learning.data.dataset import ArrayDataset
 from dpagent.learning.front_end import features as features_module
 from dpagent.learning.front_end.export import FrontEndNodes
 from dpagent.learning.front_end.features import FeatureSet, FrontEnd
 from dpagent.learning.front_end.stages import FrozenNetwork, Projection, RandomLayers, Scattering
-from dpagent.learning.layers import (
+from dpagent.learning.inference.evaluation import quiet_session
+from dpagent.learning.models.built_ins import built_in
+from dpagent.learning.models.layers import (
     AveragePool1d,
     AveragePool2d,
     Conv1d,
     Conv2d,
+    Dense,
     GroupNorm,
     MaxPool1d,
     MaxPool2d,
     Relu,
     Tanh,
 )
+from dpagent.learning.models.spec import ModelSpec
 from dpagent.protocol.fragments import content_digest
 
 SHAPE = (16, 16, 1)

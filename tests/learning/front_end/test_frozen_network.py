@@ -13,11 +13,12 @@ import pytest
 from frozen_networks import VALUES, choosy, network, node, of_a_file, selective, tanh
 
 from dpagent.errors import ConfigurationError, DataError
-from dpagent.learning import ArrayDataset, Dense, ModelSpec
-from dpagent.learning.data import Unfailing
+from dpagent.learning.data.dataset import ArrayDataset
+from dpagent.learning.data.derived import Unfailing
 from dpagent.learning.front_end.features import FeatureSet, FrontEnd
 from dpagent.learning.front_end.stages import FrozenNetwork, Projection, RandomLayers, Scattering
-from dpagent.learning.layers import GroupNorm, MaxPool2d, Relu, Tanh
+from dpagent.learning.models.layers import Dense, GroupNorm, MaxPool2d, Relu, Tanh
+from dpagent.learning.models.spec import ModelSpec
 
 PLAIN = np.array([[0, 1, 2, 3], [3, 3, 3, 3], [1, 0, 1, 0], [2, 2, 0, 1]], np.float32)
 

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from dpagent.errors import ConfigurationError
-from dpagent.learning import load_assets, load_model
-from dpagent.learning.evaluation import LOAD_ERRORS, quiet_session
 from dpagent.learning.front_end.network_check import check_network, operators
+from dpagent.learning.inference.evaluation import LOAD_ERRORS, quiet_session
+from dpagent.learning.models.description import load_assets, load_model
 
 TRUE, FALSE = (np.array(value) for value in (True, False))
 

@@ -1,0 +1,289 @@
+"""The engine: lots in, clipped sums out; see the package's text for how."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from itertools import cycle
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpagent.errors import DataError, ParameterError, require_count, require_positive
+from dpagent.learning.models.layers import Dense, Shape
+from dpagent.learning.models.spec import ModelSpec
+from dpagent.learning.training.engine import MAX_MICROBATCH, ClippedSum
+from dpagent.learning.training.numpy_engine.network import Network
+from dpagent.learning.training.numpy_engine.workspaces import Floats
+
+# Floats of activations and gradients of the records computed at a time: 8 MiB, of which each moment's part
+# stays in a core's cache; but never so few records that Python's own work shows.
+_AT_ONCE = 1 << 21
+_LEAST_BLOCK = 4
+
+_NOBODY = np.zeros(0, np.intp)
+
+
+class NumpyEngine:
+    """Computes one architecture with numpy alone; keeps its workspaces between calls.
+
+    Args:
+        spec: the architecture; with a front end, its head, which takes features.
+        microbatch: records whose gradients are added in float32, at most ``MAX_MICROBATCH``. More of them
+            cost less work in float64.
+        threads: how many microbatches are computed at a time, each in memory of its own.
+        views: augmented copies of each record.
+        products: "calibrated" tries and times the forms of every matrix product, and of tanh, when the engine
+            is made (:mod:`~dpagent.learning.training.numpy_engine.products`); "stacked" takes the plain form
+            of all.
+        block: how many records of a microbatch are computed at a time. Chosen by the size of the model if
+            None: many amortise Python's overhead, few stay in the cache.
+
+    Raises:
+        ParameterError: a number is out of its range.
+
+    The engine is not thread-safe: one call at a time.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        *,
+        microbatch: int = 32,
+        threads: int = 1,
+        views: int = 1,
+        products: Literal["calibrated", "stacked"] = "calibrated",
+        block: int | None = None,
+    ) -> None:
+        self.spec = spec
+        self._head = spec.head  # a front end's features are computed once, before training
+        self.microbatch = require_count("microbatch", microbatch, maximum=MAX_MICROBATCH)
+        self.views = require_count("views", views, maximum=64)
+        require_count("threads", threads, maximum=256)
+        if products not in ("calibrated", "stacked"):
+            raise ParameterError(f"products is {products!r}; expected 'calibrated' or 'stacked'.")
+        size = _block(self._head, microbatch, views)
+        if block is not None:
+            size = require_count("block", block, maximum=microbatch)
+        self._networks = [Network(self._head, size, views, microbatch=microbatch) for _ in range(threads)]
+        if products == "calibrated":
+            generator = np.random.default_rng(0)
+            with np.errstate(all="ignore"):
+                for choice in self._networks[0].choices.values():
+                    choice.calibrate(generator)
+            for network in self._networks[1:]:
+                for name, choice in network.choices.items():
+                    choice.form = self.forms[name]
+        self._pool = ThreadPoolExecutor(threads) if threads > 1 else None
+
+    @property
+    def forms(self) -> dict[str, str]:
+        """In which of its forms each matrix product and each tanh is computed, by layer and purpose."""
+        return {name: choice.form for name, choice in self._networks[0].choices.items()}
+
+    def clipped_sum(
+        self,
+        weights: Floats,
+        inputs: NDArray[Any],
+        labels: NDArray[np.int64],
+        clip_norms: Sequence[float],
+    ) -> ClippedSum:
+        """Clip each record's gradient and add up; see :meth:`Engine.clipped_sum`."""
+        views = () if self.views == 1 else (self.views,)
+        self._check(weights, inputs, (*views, *self._head.input_shape))
+        self._check_labels(labels, len(inputs))
+        norms = self._checked_norms(clip_norms)
+        batches = -(-len(inputs) // self.microbatch)
+        images = inputs.reshape((len(inputs), self.views, *self._head.input_shape))
+        flat = np.ascontiguousarray(weights)
+
+        def work(worker: int) -> ClippedSum:
+            network = self._networks[worker]
+            network.load(flat)
+            within, excluded = np.zeros(len(norms), np.int64), 0
+            for batch in range(worker, batches, len(self._networks)):
+                part = slice(batch * self.microbatch, (batch + 1) * self.microbatch)
+                found = _add_microbatch(network, images[part], labels[part], norms)
+                within += found[0]
+                excluded += found[1]
+            return ClippedSum(network.total(), within, excluded)
+
+        workers = range(min(len(self._networks), max(batches, 1)))
+        if self._pool and batches > 1:
+            futures = [self._pool.submit(work, worker) for worker in workers]
+            wait(futures)  # Where one fails, the others must be through with their networks as well.
+            results = [future.result() for future in futures]
+        else:
+            results = [work(worker) for worker in workers]
+        total, within, excluded = results[0]
+        for result in results[1:]:
+            total += result.total
+            within += result.within
+            excluded += result.excluded
+        return ClippedSum(total, within, excluded)
+
+    def logits(self, weights: Floats, inputs: NDArray[Any]) -> Floats:
+        """The ``(n, classes)`` scores before the softmax, of inputs ``(n, *input_shape)``."""
+        self._check(weights, inputs, self._head.input_shape)
+        logits = np.empty((len(inputs), self.spec.classes), np.float32)
+        for part, network in self._forward(weights, inputs):
+            logits[part] = network.logits.reshape(-1, self.spec.classes)[: len(logits[part])]
+        return logits
+
+    def losses(self, weights: Floats, inputs: NDArray[Any], labels: NDArray[Any]) -> Floats:
+        """The ``(n,)`` softmax cross-entropies, in nats."""
+        self._check(weights, inputs, self._head.input_shape)
+        self._check_labels(labels, len(inputs))
+        losses = np.empty(len(inputs), np.float32)
+        for part, network in self._forward(weights, inputs):
+            padded = np.zeros((network.records, self.views), np.int64)
+            padded.reshape(-1)[: len(labels[part])] = labels[part]
+            with np.errstate(all="ignore"):
+                losses[part] = network.loss.values(padded).reshape(-1)[: len(losses[part])]
+        return losses
+
+    def accuracy(self, weights: Floats, inputs: NDArray[Any], labels: NDArray[Any]) -> float:
+        """The fraction of records whose largest logit is that of their label."""
+        self._check_labels(labels, len(inputs))
+        if len(inputs) == 0:
+            raise DataError("There are no records; expected at least one to measure an accuracy.")
+        return float(np.mean(self.logits(weights, inputs).argmax(axis=1) == labels))
+
+    def is_batch_invariant(self, seed: int = 0) -> bool:
+        """Whether this machine computes a record alike at every place and beside any other.
+
+        Costs a few microbatches. The answer is an experiment, not a proof: False is a reason not to train on
+        this machine; True says that its numeric libraries passed.
+        """
+        generator = np.random.default_rng(seed)
+        network = self._networks[0]
+        count = network.records
+        shape = (count, self.views, *self._head.input_shape)
+        inputs = generator.random(shape, dtype=np.float32)
+        inputs *= inputs > 0.5  # Flat backgrounds tie in pooling windows.
+        labels = generator.integers(0, self.spec.classes, count)
+        network.load(self.spec.initial_weights(seed))
+
+        def evidence(order: NDArray[np.intp]) -> list[tuple[bytes, ...]]:
+            """All that the clipped gradient of each record consists of, with the records in this order."""
+            with np.errstate(all="ignore"):
+                network.forward(inputs[order])
+                network.backward(labels[order])
+                squares = [stage.squared_norms() for stage in network.trained]
+            parts = [part for stage in network.trained for part in stage.evidence()] + squares
+            return [tuple(part[place].tobytes() for part in parts) for place in range(count)]
+
+        places = np.arange(count)
+        together = evidence(places)
+        for shift in {1, count // 2, count - 1}:
+            order = np.roll(places, shift)
+            if any(found != together[record] for found, record in zip(evidence(order), order, strict=True)):
+                return False
+        # Beside its own copies, and so at every place.
+        return all(
+            found == together[record]
+            for record in range(min(count, 4))
+            for found in evidence(np.full(count, record))
+        )
+
+    def _forward(self, weights: Floats, inputs: NDArray[Any]) -> Iterator[tuple[slice, Network]]:
+        """Runs all inputs through one network, as many at a time as it has room for."""
+        network = self._networks[0]
+        network.load(np.ascontiguousarray(weights))
+        room = network.records * self.views
+        for start in range(0, len(inputs), room):
+            part = slice(start, start + room)
+            chunk = inputs[part]
+            records = -(-len(chunk) // self.views)
+            images = np.zeros((records * self.views, *self._head.input_shape), inputs.dtype)
+            images[: len(chunk)] = chunk
+            with np.errstate(all="ignore"):
+                network.forward(images.reshape((records, self.views, *self._head.input_shape)))
+            yield part, network
+
+    def _check(self, weights: Floats, inputs: NDArray[Any], shape: Shape) -> None:
+        if weights.dtype != np.float32 or weights.shape != (self.spec.parameter_count,):
+            raise ParameterError(
+                f"The weights are {weights.dtype} of shape {weights.shape}; model {self.spec.name!r}"
+                f" takes float32 of shape ({self.spec.parameter_count},)."
+            )
+        if inputs.dtype not in (np.float32, np.uint8) or inputs.shape[1:] != shape:
+            raise DataError(
+                f"The inputs are {inputs.dtype} of shape {inputs.shape}; model {self.spec.name!r} takes"
+                f" float32 or uint8 of shape (n, {', '.join(map(str, shape))})."
+            )
+
+    def _check_labels(self, labels: NDArray[Any], count: int) -> None:
+        if labels.shape != (count,) or labels.dtype.kind not in "iu":
+            raise DataError(
+                f"The labels are {labels.dtype} of shape {labels.shape}; expected whole numbers"
+                f" of shape ({count},), one for each input."
+            )
+        if count and (labels.min() < 0 or labels.max() >= self.spec.classes):
+            raise DataError(
+                f"The labels run from {labels.min()} to {labels.max()}; expected 0 to"
+                f" {self.spec.classes - 1}."
+            )
+
+    def _checked_norms(self, clip_norms: Sequence[float]) -> NDArray[np.float64]:
+        layers = len(self._networks[0].trained)
+        if len(clip_norms) not in (1, layers):
+            raise ParameterError(
+                f"There are {len(clip_norms)} clip norms; expected one for the whole gradient, or one for"
+                f" each of the {layers} layers with parameters."
+            )
+        return np.array([require_positive("a clip norm", float(norm)) for norm in clip_norms])
+
+
+def _add_microbatch(
+    network: Network,
+    images: NDArray[Any],
+    labels: NDArray[Any],
+    clip_norms: NDArray[np.float64],
+) -> tuple[NDArray[np.int64], int]:
+    """Add a microbatch's clipped gradients to the network's; how many were within the norms, and excluded."""
+    within, excluded = np.zeros(len(clip_norms), np.int64), 0
+    # A record may hold anything: whatever comes of it is looked at where its norm is.
+    with np.errstate(all="ignore"):
+        for start in range(0, len(images), network.records):
+            part = slice(start, start + network.records)
+            network.forward(images[part])
+            network.backward(labels[part])
+            squares = np.array([stage.squared_norms() for stage in network.trained])
+            if len(clip_norms) == 1:
+                squares = np.add.reduce(squares, axis=0, keepdims=True)
+            # In float32, so that no clip factor is so small that it loses bits.
+            usable = np.isfinite(np.add.reduce(squares, axis=0).astype(np.float32))
+            count = len(images[part])
+            if images.dtype != np.uint8:
+                # What no window reads does not show in a gradient, and a maximum may lose a NaN.
+                axes = tuple(range(1, images.ndim))
+                usable[:count] &= np.isfinite(images[part]).all(axis=axes)
+            norms = np.sqrt(squares)
+            factors = np.minimum(clip_norms[:, np.newaxis] / norms, 1).astype(np.float32)
+            factors[:, count:] = 0
+            unusable = _NOBODY
+            if not usable.all():
+                unusable = np.flatnonzero(~usable)
+                factors[:, unusable] = 0
+            for stage, layer in zip(network.trained, cycle(factors)):
+                stage.add_clipped(layer, unusable)
+            fitting = (norms[:, :count] <= clip_norms[:, np.newaxis]) & usable[:count]
+            within += np.add.reduce(fitting, axis=1)
+            excluded += int(np.count_nonzero(unusable < count))
+        for stage in network.trained:
+            stage.finish()
+    return within, excluded
+
+
+def _block(spec: ModelSpec, microbatch: int, views: int) -> int:
+    """How many records to compute at a time, in equal parts of a microbatch."""
+    floats = 0
+    for node in (inner for top in spec.nodes for inner in top.walk()):
+        floats += 2 * views * math.prod(node.output_shape)
+        if node.blocks and not isinstance(node.layer, Dense):
+            floats += node.parameters.stop - node.parameters.start
+    most = max(_AT_ONCE // floats, _LEAST_BLOCK)
+    return -(-microbatch // -(-microbatch // most))

@@ -1,0 +1,326 @@
+"""An architecture compiled for a microbatch of fixed size: stages in a row, bound to their memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpagent.learning.models.layers import (
+    AveragePool1d,
+    AveragePool2d,
+    Conv1d,
+    Conv2d,
+    Dense,
+    GroupNorm,
+    MaxPool1d,
+    MaxPool2d,
+    Relu,
+    Residual,
+    Shape,
+    Tanh,
+    Windowed,
+    Windows,
+    windows,
+)
+from dpagent.learning.models.spec import ModelSpec, Node
+from dpagent.learning.training.numpy_engine.activations import ReluStage, TanhStage
+from dpagent.learning.training.numpy_engine.average_pooling import AveragePoolStage
+from dpagent.learning.training.numpy_engine.convolution import ConvolutionStage
+from dpagent.learning.training.numpy_engine.dense import AveragedDenseStage, DenseStage
+from dpagent.learning.training.numpy_engine.loss import SoftmaxCrossEntropy
+from dpagent.learning.training.numpy_engine.normalisation import GroupNormStage
+from dpagent.learning.training.numpy_engine.pooling import (
+    CopyStage,
+    GroupedMaxPoolStage,
+    MaxPoolStage,
+    SlidingMaxPoolStage,
+)
+from dpagent.learning.training.numpy_engine.products import Choice
+from dpagent.learning.training.numpy_engine.residual import ForkStage, SumStage
+from dpagent.learning.training.numpy_engine.stages import Stage, TrainedStage
+from dpagent.learning.training.numpy_engine.workspaces import Floats, Memory, Signal, cropped
+
+
+class Network:
+    """Forward and backward passes over ``records`` records of ``views`` views each.
+
+    Attributes:
+        records: computed at a time.
+        trained: the stages with parameters, in the order of the flat vector.
+        loss: of the logits.
+    """
+
+    def __init__(self, spec: ModelSpec, records: int, views: int, *, microbatch: int) -> None:
+        self.records = records
+        self._labels = np.zeros(records, np.int64)
+        memory = Memory(records, views)
+        self._input = Signal(memory.workspace(spec.input_shape), None)
+        self._centring = [
+            (operation, _constant(value, spec.input_shape))
+            for operation, value, neutral in (
+                (np.subtract, spec.input_offset, 0.0),
+                (np.divide, spec.input_scale, 1.0),
+            )
+            if np.any(np.not_equal(value, neutral))
+        ]
+        builder = _Builder(memory, microbatch)
+        self._output, _ = builder.chain(spec.nodes, self._input)
+        self._stages = builder.stages
+        in_place = {stage.path: stage for stage in self._stages if isinstance(stage, TrainedStage)}
+        self.trained = [in_place[node.path] for top in spec.nodes for node in top.walk() if node.blocks]
+        self.loss = SoftmaxCrossEntropy(self._output, memory)
+
+    @property
+    def logits(self) -> Floats:
+        """``(records, views, classes)``, a workspace."""
+        return self._output.values.values
+
+    @property
+    def choices(self) -> dict[str, Choice]:
+        """What can be computed in several forms, by layer and purpose."""
+        choices: dict[str, Choice] = {
+            f"{stage.path} {purpose}": product
+            for stage in self.trained
+            for purpose, product in stage.products.items()
+        }
+        tangents = [stage.tangent for stage in self._stages if isinstance(stage, TanhStage)]
+        choices.update((f"tanh {number}", tangent) for number, tangent in enumerate(tangents))
+        return choices
+
+    def load(self, weights: Floats) -> None:
+        """Take over the parameters ``(d,)``."""
+        for stage in self.trained:
+            stage.load(weights[stage.parameters])
+
+    def total(self) -> NDArray[np.float64]:
+        """The clipped sum ``(d,)`` of all microbatches since ``load``."""
+        return np.concatenate([stage.total() for stage in self.trained])
+
+    def forward(self, inputs: NDArray[Any]) -> None:
+        """Compute the logits of ``(n, views, *input_shape)`` inputs; the records beyond n are blank."""
+        count = len(inputs)
+        values = self._input.values.values
+        np.copyto(values[:count], inputs)
+        values[count:] = 0
+        if inputs.dtype == np.uint8:
+            np.divide(values, np.float32(255), out=values)
+        for operation, constant in self._centring:
+            operation(values, constant, out=values)
+        for stage in self._stages:
+            stage.forward()
+
+    def backward(self, labels: NDArray[np.int64]) -> None:
+        """Compute the gradient of each record of the last ``forward``, for its labels ``(n,)``."""
+        self._labels[: len(labels)] = labels
+        self.loss.backward(self._labels)
+        for stage in reversed(self._stages):
+            stage.backward()
+
+
+class _Builder:
+    """Makes the stages of a row of layers and the signals between them."""
+
+    def __init__(self, memory: Memory, microbatch: int) -> None:
+        self._memory, self._microbatch = memory, microbatch
+        self._in_residual = False
+        self.stages: list[Stage] = []
+
+    def chain(self, nodes: Sequence[Node], source: Signal, *, reserved: bool = False) -> tuple[Signal, bool]:
+        """Append the stages of ``nodes``.
+
+        ``reserved`` says of the source, and the second result of the output, that its values are needed
+        once more, so that no activation may take over their memory.
+        """
+        nodes = _cropped(_pooling_first(nodes))
+        for index, node in enumerate(nodes):
+            source, reserved = self._append(node, nodes[index + 1 :], source, reserved=reserved)
+        return source, reserved
+
+    def _append(
+        self, node: Node, following: Sequence[Node], source: Signal, *, reserved: bool
+    ) -> tuple[Signal, bool]:
+        match node.layer:
+            case Conv1d() | Conv2d() as layer:
+                over, grouping = _windows(node), _grouping(following)
+                shape = node.output_shape
+                if grouping != (1, 1):
+                    groups = (count // of for count, of in zip(over.count, grouping, strict=True))
+                    shape = (*grouping, *groups, layer.channels)
+                target = self._signal(shape, trained=True)
+                self.stages.append(ConvolutionStage(node, over, source, target, grouping, self._memory))
+            case Dense():
+                # Its gradient is needed until the end of the microbatch.
+                workspaces = (self._memory.workspace(node.output_shape) for _ in range(2))
+                target = Signal(*workspaces)
+                if self._memory.views == 1:
+                    self.stages.append(DenseStage(node, source, target, self._microbatch))
+                else:
+                    self.stages.append(AveragedDenseStage(node, source, target))
+            case Tanh() | Relu() as layer:
+                target = source
+                if reserved:
+                    target = Signal(self._memory.workspace(source.values.values.shape[2:]), source.gradient)
+                self.stages.append(
+                    (TanhStage if isinstance(layer, Tanh) else ReluStage)(source, target, self._memory)
+                )
+                return target, True
+            case MaxPool1d(kernel=kernel, stride=stride) | MaxPool2d(kernel=kernel, stride=stride):
+                over = _windows(node)
+                if source.values.values.ndim == 7:
+                    target = self._signal_after(source, node.output_shape)
+                    self.stages.append(GroupedMaxPoolStage(source, target, self._memory))
+                elif stride == 1 < kernel and source.values.is_gapless and _is_mostly_windows(node):
+                    whole = self._signal_after(source, node.input_shape)
+                    self.stages.append(SlidingMaxPoolStage(over, source, whole, self._memory))
+                    part = cropped(whole, node.output_shape)
+                    if _is_gathered(following):
+                        target = part
+                    else:
+                        target = self._signal_after(source, node.output_shape)
+                        self.stages.append(CopyStage(part, target))
+                else:
+                    target = self._signal_after(source, node.output_shape)
+                    self.stages.append(MaxPoolStage(over, source, target, self._memory))
+            case AveragePool1d() | AveragePool2d():
+                target = self._signal_after(source, node.output_shape)
+                self.stages.append(AveragePoolStage(_windows(node), source, target, self._memory))
+            case GroupNorm(groups=groups):
+                target = self._signal_after(source, node.output_shape)
+                self.stages.append(GroupNormStage(groups, source, target, self._memory))
+                return target, True
+            case Residual():
+                return self._residual(node, source), False
+        return target, False
+
+    def _residual(self, node: Node, source: Signal) -> Signal:
+        # Both branches read the source's values; each has a gradient of its own, which the fork adds up.
+        entries = [
+            Signal(source.values, self._memory.workspace(node.input_shape) if source.gradient else None)
+            for _ in range(2)
+        ]
+        self.stages.append(ForkStage(source, entries))
+        self._in_residual = True
+        body, _ = self.chain(node.body, entries[0], reserved=True)
+        shortcut, _ = self.chain(node.shortcut, entries[1], reserved=True)
+        self._in_residual = False
+        target = self._signal(node.output_shape, trained=bool(body.gradient or shortcut.gradient))
+        self.stages.append(SumStage((body, shortcut), target))
+        return target
+
+    def _signal(self, shape: Shape, *, trained: bool) -> Signal:
+        gradient = None
+        if trained:
+            # The branches of a residual do not follow each other: what they share would be overwritten.
+            gradient = self._memory.workspace(shape) if self._in_residual else self._memory.gradient(shape)
+        return Signal(self._memory.workspace(shape), gradient)
+
+    def _signal_after(self, source: Signal, shape: Shape) -> Signal:
+        return self._signal(shape, trained=source.gradient is not None)
+
+
+def _constant(value: float | tuple[float, ...], shape: Shape) -> NDArray[np.float32]:
+    """A constant of the input, written out for every number of a record unless it is one for all."""
+    constant = np.asarray(value, np.float32)
+    return np.broadcast_to(constant, shape).copy() if constant.size > 1 else constant.reshape(())
+
+
+def _cropped(nodes: Sequence[Node]) -> list[Node]:
+    """The nodes, without the last rows and columns of images that nothing reads.
+
+    The windows of a stride need not reach the end of their input. What lies beyond them has no
+    influence and a gradient of zero: the convolutions and pooling layers before them need not compute it.
+    """
+    read: list[Shape] = [nodes[-1].output_shape] if nodes else []
+    for node in reversed(nodes[1:]):
+        read.insert(0, _read(node, read[0]))
+    cropped: list[Node] = []
+    for node, output in zip(nodes, read, strict=True):
+        shape = cropped[-1].output_shape if cropped else node.input_shape
+        if isinstance(node.layer, Tanh | Relu):  # They run over whole workspaces: over all there is.
+            output = shape
+        elif not isinstance(node.layer, Windowed):
+            output = node.output_shape
+        cropped.append(replace(node, input_shape=shape, output_shape=output))
+    return cropped
+
+
+def _read(node: Node, output: Shape) -> Shape:
+    """What a layer reads of its input to give the first rows and columns of its output."""
+    if isinstance(node.layer, Tanh | Relu):
+        return output
+    if not isinstance(node.layer, Windowed):
+        return node.input_shape
+    over = windows(node.layer, node.input_shape)
+    ends = (
+        (count - 1) * stride + kernel - padding
+        for count, stride, kernel, padding in zip(
+            _down_and_across(output), over.stride, over.kernel, over.padding, strict=True
+        )
+    )
+    # Windows may lie in the padding altogether; an image has a pixel all the same.
+    sizes = [max(1, min(end, size)) for end, size in zip(ends, over.image[:2], strict=True)]
+    return (*sizes[3 - len(output) :], over.image[2])
+
+
+def _windows(node: Node) -> Windows:
+    """The windows of a layer that give its output."""
+    assert isinstance(node.layer, Windowed)
+    return replace(windows(node.layer, node.input_shape), count=_down_and_across(node.output_shape))
+
+
+def _down_and_across(shape: Shape) -> tuple[int, int]:
+    """Height and width of an image; a series is one of height one."""
+    return (shape[0], shape[1]) if len(shape) == 3 else (1, shape[0])
+
+
+def _is_gathered(following: Sequence[Node]) -> bool:
+    """Whether a convolution reads what comes out of a layer, perhaps through an activation."""
+    layers = [node.layer for node in following[:2]]
+    if layers and isinstance(layers[0], Tanh | Relu):
+        del layers[0]
+    return bool(layers) and isinstance(layers[0], Conv1d | Conv2d)
+
+
+def _is_mostly_windows(node: Node) -> bool:
+    """Whether windows begin at half of an image's pixels or more, but not at all of them."""
+    before, after = (math.prod(shape[:-1]) for shape in (node.input_shape, node.output_shape))
+    return before / 2 <= after < before
+
+
+def _grouping(following: Sequence[Node]) -> tuple[int, int]:
+    """How a convolution lays out its positions for the layer that follows it."""
+    match following[0].layer if following else None:
+        case MaxPool1d(kernel=kernel, stride=stride) if kernel == stride > 1:
+            return (1, kernel)
+        case MaxPool2d(kernel=kernel, stride=stride) if kernel == stride > 1:
+            return (kernel, kernel)
+        case _:
+            return (1, 1)
+
+
+def _pooling_first(nodes: Sequence[Node]) -> list[Node]:
+    """The nodes with maxima taken before a monotone activation instead of after it.
+
+    The result is the same, and there is less of it to compute.
+    """
+    ordered = list(nodes)
+    for index in range(len(ordered) - 1, 0, -1):
+        place = index
+        while (
+            place < len(ordered)
+            and isinstance(ordered[place].layer, MaxPool1d | MaxPool2d)
+            and isinstance(ordered[place - 1].layer, Tanh | Relu)
+        ):
+            activation, pooling = ordered[place - 1 : place + 1]
+            shape = pooling.output_shape
+            ordered[place - 1 : place + 1] = (
+                pooling,
+                replace(activation, input_shape=shape, output_shape=shape),
+            )
+            place += 1
+    return ordered

@@ -1,0 +1,167 @@
+"""Matrix products over the records of a microbatch, in the form that is fast and safe on this machine.
+
+``left[i] @ right`` for every record i can run in several forms:
+
+* *stacked*: a product for each record, one call of the BLAS, all of one shape;
+* *tiles of t*: the same with the rows of each record cut into tiles of t. Some libraries have faster
+  kernels for small products (OpenBLAS with AVX-512 runs those of up to 10⁶ multiplications up to half as
+  fast again);
+* *flat*: one product over the rows of all records, often faster where a record has few rows;
+* *groups of t*: the same for t records at a time: products that are small, but not as small as a record's.
+
+In the last two a BLAS may compute a row differently at another place of the matrix (other tiles, other
+edges), and then a record's bits would depend on its position, which the proof in
+:mod:`dpagent.learning.training.engine` forbids. So they are tried on the spot, at every position, and not
+taken unless they pass.
+
+:meth:`Product.calibrate` times them and takes the fastest.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+
+from dpagent.learning.training.numpy_engine.workspaces import Floats
+
+STACKED = "stacked"
+FLAT = "flat"
+
+SMALL_PRODUCT = 1_000_000
+"""Multiplications up to which a product may be worth to be cut off from a larger one."""
+
+_TRIALS = 5
+_TILES = 3
+_LEAST_TILE = 4
+_COMPARED = 2048
+
+GAIN = 0.97
+"""Of the time of the plain form, what another may take at most to be taken."""
+
+
+class Choice(Protocol):
+    """What can be computed in several forms.
+
+    Attributes:
+        form: in which it is.
+    """
+
+    form: str
+
+    def calibrate(self, generator: np.random.Generator) -> None:
+        """Try all forms and take the fastest. Overwrites what it works on."""
+        ...
+
+
+class Product:
+    """``out = left @ right``, record by record.
+
+    Args:
+        left: ``(records, rows, k)``.
+        right: ``(k, n)``, or ``(records, k, n)``.
+        out: ``(records, rows, n)``.
+        like: a product of the same shapes, whose form this one takes.
+    """
+
+    def __init__(self, left: Floats, right: Floats, out: Floats, *, like: Product | None = None) -> None:
+        self._like = like
+        self._form = STACKED
+        self._operands = {STACKED: (left, right, out)}
+        records, rows, k = left.shape
+        n = out.shape[-1]
+        for tile in _tiles(rows, k * n):
+            shape = (records, rows // tile, tile)
+            operand = right if right.ndim == 2 else right[:, np.newaxis]
+            self._operands[f"tiles of {tile}"] = (
+                left.reshape((*shape, k), copy=False),
+                operand,
+                out.reshape((*shape, n), copy=False),
+            )
+        self._mixed: set[str] = set()
+        if right.ndim == 2 and _are_rows_even(left) and _are_rows_even(out):
+            groups = {f"groups of {size}": size for size in _tiles(records, rows * k * n, least=2)}
+            for form, size in {FLAT: records, **groups}.items():
+                self._operands[form] = (
+                    left.reshape((-1, size * rows, k), copy=False),
+                    right,
+                    out.reshape((-1, size * rows, n), copy=False),
+                )
+                self._mixed.add(form)
+
+    @property
+    def form(self) -> str:
+        """How it runs; stacked until it is calibrated."""
+        return self._like.form if self._like else self._form
+
+    @form.setter
+    def form(self, form: str) -> None:
+        self._form = form
+
+    def __call__(self) -> None:
+        left, right, out = self._operands[self.form]
+        np.matmul(left, right, out=out)
+
+    def calibrate(self, generator: np.random.Generator) -> None:
+        """Choose the form. Overwrites ``right`` and ``out``."""
+        left, right, _ = self._operands[STACKED]
+        kept = left.copy()
+        left[...] = generator.standard_normal(left.shape, np.float32)
+        right[...] = generator.standard_normal(right.shape, np.float32)
+        seconds = {}
+        for form in self._operands:
+            self.form = form
+            if form not in self._mixed or self._is_invariant(generator):
+                seconds[form] = fastest(self)
+        best = min(seconds, key=lambda form: seconds[form])
+        self.form = best if seconds[best] < GAIN * seconds[STACKED] else STACKED
+        left[...] = kept
+
+    def _is_invariant(self, generator: np.random.Generator) -> bool:
+        """Whether a record's product has the same bits at each position, beside itself and beside others.
+
+        Two ways to add up may well round alike: many numbers are compared, of as many records as that takes.
+        """
+        left, _, out = self._operands[STACKED]
+        records = len(left)
+        for _ in range(-(-_COMPARED // out[0].size)):
+            company = generator.standard_normal(left.shape, np.float32)
+            left[...] = company[0]
+            self()
+            expected = out[0].copy()
+            if not _same_bits(out, expected):
+                return False
+            place = int(generator.integers(records))
+            left[...] = np.roll(company, place, axis=0)
+            self()
+            if not _same_bits(out[place], expected):
+                return False
+        return True
+
+
+def fastest(function: Callable[[], None]) -> float:
+    """The shortest of a few runs, in seconds."""
+    best = math.inf
+    for _ in range(_TRIALS):
+        start = time.perf_counter()
+        function()
+        best = min(best, time.perf_counter() - start)
+    return best
+
+
+def _same_bits(found: Floats, expected: Floats) -> bool:
+    return bool(np.all(found.view(np.int32) == expected.view(np.int32)))
+
+
+def _tiles(rows: int, multiplications: int, *, least: int = _LEAST_TILE) -> list[int]:
+    """The largest tiles of ``rows`` that make small products, given the multiplications of a row."""
+    most = min(rows - 1, SMALL_PRODUCT // multiplications)
+    return [tile for tile in range(most, least - 1, -1) if rows % tile == 0][:_TILES]
+
+
+def _are_rows_even(stack: Floats) -> bool:
+    """Whether the rows of all records are equally far apart in memory."""
+    return bool(stack.shape[1] == 1 or stack.strides[0] == stack.shape[1] * stack.strides[1])

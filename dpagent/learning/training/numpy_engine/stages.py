@@ -1,0 +1,154 @@
+"""What every step of the network can do, bound once to the memory it works on."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpagent.learning.models.layers import Shape
+from dpagent.learning.models.spec import Node
+from dpagent.learning.training.engine import NORM_RUN, UNDERFLOW
+from dpagent.learning.training.numpy_engine.products import Choice
+from dpagent.learning.training.numpy_engine.workspaces import Floats, aligned, round_up
+
+
+class Stage(ABC):
+    """One step over a whole microbatch, from one signal to another."""
+
+    @abstractmethod
+    def forward(self) -> None:
+        """Compute the values of the output from those of the input."""
+
+    @abstractmethod
+    def backward(self) -> None:
+        """Compute the gradient by the input, if it has one, from the gradient by the output.
+
+        The gradient by the output may be overwritten.
+        """
+
+
+class TrainedStage(Stage):
+    """A step with parameters: it also knows each record's gradient by them.
+
+    Args:
+        node: the layer in its place.
+
+    Attributes:
+        path: the layer's name.
+        parameters: where its parameters lie in the flat vector.
+        products: its products over several records, by name.
+    """
+
+    def __init__(self, node: Node) -> None:
+        self.path = node.path
+        self.parameters = node.parameters
+        self.products: dict[str, Choice] = {}
+
+    @abstractmethod
+    def load(self, weights: Floats) -> None:
+        """Take over this layer's weight and bias, as they lie in the flat vector, and begin a new sum."""
+
+    @abstractmethod
+    def squared_norms(self) -> NDArray[np.float64]:
+        """‖gradient‖² of each record by these parameters, ``(records,)``, after ``backward``."""
+
+    @abstractmethod
+    def add_clipped(self, factors: Floats, unusable: NDArray[np.intp]) -> None:
+        """Add Σ factor·gradient to the sum of the microbatch, in float32.
+
+        Args:
+            factors: ``(records,)``.
+            unusable: records that are to add exact zeros, whatever their gradients hold.
+        """
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Add the sum of the microbatch, in float32, to that of the lot, in float64, and begin a new one."""
+
+    @abstractmethod
+    def total(self) -> NDArray[np.float64]:
+        """The sum of the lot, as it lies in the flat vector: of all since ``load``."""
+
+    @abstractmethod
+    def evidence(self) -> list[Floats]:
+        """All that the gradient of a record consists of, ``(records, …)`` each."""
+
+
+class RecordGradients:
+    """The gradient of each record by a matrix of parameters, written out, and their clipped sum.
+
+    Args:
+        records: how many.
+        shape: of the matrix.
+    """
+
+    def __init__(self, records: int, shape: Shape) -> None:
+        size = math.prod(shape)
+        runs = -(-size // NORM_RUN)
+        run = round_up(-(-size // runs))
+        # Filled up with zeros to a whole number of equal runs.
+        self._runs = aligned(records * runs * run).reshape(records, runs, run)
+        self._all = self._runs.reshape(records, runs * run)
+        self.rows = self._all[:, :size]
+        self.matrices = self.rows.reshape((records, *shape), copy=False)
+        self._sum, self._part = aligned(runs * run), aligned(runs * run)
+        self._total = np.zeros(runs * run)
+        self._shape, self._is_empty = shape, True
+
+    def begin(self) -> None:
+        """Forget the sums so far."""
+        self._is_empty = True
+        self._total.fill(0)
+
+    def squared_norms(self) -> NDArray[np.float64]:
+        """‖gradient‖² of each."""
+        squares: NDArray[np.float64] = np.add.reduce(
+            np.vecdot(self._runs, self._runs), axis=1, dtype=np.float64
+        )
+        squares += self.rows.shape[1] * UNDERFLOW
+        return squares
+
+    def add_clipped(self, factors: Floats, unusable: NDArray[np.intp]) -> None:
+        """As :meth:`TrainedStage.add_clipped`."""
+        if len(unusable):
+            # Zero times infinity is not zero: what must add nothing is overwritten.
+            self.rows[unusable] = 0
+        if self._is_empty:
+            np.matmul(factors, self._all, out=self._sum)
+            self._is_empty = False
+        else:
+            np.matmul(factors, self._all, out=self._part)
+            np.add(self._sum, self._part, out=self._sum)
+
+    def finish(self) -> None:
+        """As :meth:`TrainedStage.finish`."""
+        if not self._is_empty:
+            np.add(self._total, self._sum, out=self._total)
+            self._is_empty = True
+
+    @property
+    def total(self) -> NDArray[np.float64]:
+        """The sum of the lot, of the matrix's shape."""
+        return self._total[: math.prod(self._shape)].reshape(self._shape)
+
+
+def squared_lengths(rows: Floats, run: int = NORM_RUN) -> NDArray[np.float64]:
+    """‖row‖² of each row, and what may have underflowed: in float32 over at most ``run`` numbers.
+
+    These sums are then added in float64.
+    """
+    records, size = rows.shape
+    if size <= run:
+        square: NDArray[np.float64] = np.vecdot(rows, rows).astype(np.float64)
+        square += size * UNDERFLOW
+        return square
+    whole = size - size % run
+    pieces = rows[:, :whole].reshape((records, -1, run), copy=False)
+    lengths: NDArray[np.float64] = np.add.reduce(np.vecdot(pieces, pieces), axis=1, dtype=np.float64)
+    if whole < size:
+        lengths += np.vecdot(rows[:, whole:], rows[:, whole:])
+    lengths += size * UNDERFLOW
+    return lengths

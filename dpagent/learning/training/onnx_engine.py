@@ -1,0 +1,286 @@
+"""The training engine on ONNX Runtime: one run of a training graph computes a microbatch.
+
+The graph comes from the coordinator (``dpagent.learning.training.onnx_graph``) and holds forward, backward,
+norms, clip and sum. The arrays it reads and writes are buffers of this engine, bound once.
+
+**Trust.** A graph decides what is clipped, so no coordinator may choose it freely: the engine
+takes only graphs whose SHA-256 the device knows.
+
+**Batch invariance.** A run always has the same number of rows; those without a record are computed
+and left out. Every record's products and sums lie in its own rows, but which of the runtime's
+kernels computes a row may depend on the machine: :meth:`OnnxEngine.is_batch_invariant` tries it.
+
+**Rows.** A run takes as many records as the processor's caches like, for a large model fewer than a
+microbatch. The float32 sums of a microbatch's runs are added in float32, those of microbatches in float64.
+
+**Threads.** Each thread has its own buffers, and always the same share of the microbatches; the
+shares are added in one order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpagent.errors import DataError, ParameterError, require_count, require_positive
+from dpagent.learning.inference.evaluation import RUNTIME_ERRORS, first_line
+from dpagent.learning.models.layers import Conv1d, Conv2d, windows
+from dpagent.learning.models.spec import ModelSpec
+from dpagent.learning.training.engine import MAX_LOT_MICROBATCHES, MAX_MICROBATCH, ClippedSum
+from dpagent.learning.training.onnx_graph.session import LoadedGraph, load_graph
+from dpagent.learning.training.onnx_graph.signature import LARGEST_SQUARE, Tensor, matrix_shape, sum_of
+
+# Bytes that a run's windows and gradients may take: with more, caches lose more than fixed costs gain.
+_WORKING_SET = 8 << 20
+_FEWEST_ROWS = 4
+
+
+class OnnxEngine:
+    """Computes one architecture; see :class:`~dpagent.learning.training.engine.Engine`.
+
+    Args:
+        spec: the architecture; of one with a front end, the layers behind it, which take features.
+        graph: made for ``spec`` by :func:`~dpagent.learning.training.onnx_graph.build.build_training_graph`.
+            It settles how many views a record has, and whether each layer has a clip norm of its own.
+        microbatch: records whose clipped gradients are added in float32, in ``1..MAX_MICROBATCH``.
+        threads: how many runs go on at once.
+        trusted: digests (:func:`~dpagent.learning.training.onnx_graph.graph_digest`) of graphs that the
+            device's owner allows besides those that this version knows.
+
+    Attributes:
+        rows: records computed together in one run, a divisor of ``microbatch``.
+        groups: how many clip norms the graph takes.
+
+    Raises:
+        ConfigurationError: the graph is not known to the device, or is not one for ``spec``.
+        ParameterError: a number is out of its range.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        graph: bytes,
+        *,
+        microbatch: int = 32,
+        threads: int = 1,
+        trusted: Collection[str] = (),
+    ) -> None:
+        require_count("threads", threads, maximum=256)
+        self.spec = spec = spec.head
+        self.microbatch = require_count("microbatch", microbatch, maximum=MAX_MICROBATCH)
+        self.rows = _rows(spec, self.microbatch, 1)
+        loaded = load_graph(spec, graph, rows=self.rows, trusted=trusted)
+        if loaded.views > 1:
+            self.rows = _rows(spec, self.microbatch, loaded.views)
+            loaded = load_graph(spec, graph, rows=self.rows, trusted=trusted)
+        self.views, self.groups = loaded.views, loaded.groups
+        self._weights = np.zeros(spec.parameter_count, np.float32)
+        self._clip_norms = np.ones(self.groups)
+        self._workers = [
+            _Worker(spec, loaded, self._weights, self._clip_norms, self.rows, self.microbatch)
+            for _ in range(threads)
+        ]
+        self._pool = ThreadPoolExecutor(threads) if threads > 1 else None
+
+    def clipped_sum(
+        self,
+        weights: NDArray[np.float32],
+        inputs: NDArray[Any],
+        labels: NDArray[np.int64],
+        clip_norms: Sequence[float],
+    ) -> ClippedSum:
+        """Clip each record's gradient and add up; see :meth:`Engine.clipped_sum`."""
+        self._check_parameters(weights, clip_norms)
+        self._check_records(inputs, labels)
+        self._check_length(len(labels))
+        self._weights[:] = weights
+        self._clip_norms[:] = clip_norms
+        starts = range(0, len(labels), self.microbatch)
+        squares = np.full((len(labels), self.groups), np.inf)
+
+        def add_up(number: int) -> NDArray[np.float64]:
+            return self._workers[number].add_up(inputs, labels, starts[number :: len(self._workers)], squares)
+
+        if self._pool is None:
+            totals = [add_up(0)]
+        else:
+            futures = [self._pool.submit(add_up, number) for number in range(len(self._workers))]
+            wait(futures)  # Where one fails, the others must be through with the weights as well.
+            totals = [future.result() for future in futures]
+        total = totals[0]
+        for share in totals[1:]:
+            total += share
+        finite = (squares <= LARGEST_SQUARE).all(axis=1)
+        within = np.count_nonzero(np.sqrt(squares[finite]) <= self._clip_norms, axis=0)
+        return ClippedSum(total, within, int(np.count_nonzero(~finite)))
+
+    def is_batch_invariant(self, seed: int = 0) -> bool:
+        """Whether this machine computes a record alike at every place and beside any other.
+
+        Norms and clipped gradients are compared bit for bit: of one record in all rows at once, of the same
+        record in each row beside random others, and beside empty rows.
+        """
+        generator = np.random.Generator(np.random.PCG64(seed))
+        self._weights[:] = self.spec.initial_weights(seed)
+        self._clip_norms[:] = 1e-3  # Below every norm: the factors are tried as well.
+        worker = self._workers[0]
+        worker.labels[:] = generator.integers(0, self.spec.classes, self.rows)
+        others = generator.random(worker.inputs.shape, dtype=np.float32)
+        record, label = others[0].copy(), int(worker.labels[0])
+        return worker.is_alike(record, label, others)
+
+    def _check_parameters(self, weights: NDArray[np.float32], clip_norms: Sequence[float]) -> None:
+        if weights.dtype != np.float32 or weights.shape != self._weights.shape:
+            raise ParameterError(
+                f"The weights are {weights.dtype} of shape {weights.shape}; model {self.spec.name!r}"
+                f" takes float32 of shape {self._weights.shape}."
+            )
+        if len(clip_norms) != self.groups:
+            raise ParameterError(
+                f"There are {len(clip_norms)} clip norms; the training graph takes {self.groups}"
+                f" ({'one a layer' if self.groups > 1 else 'one for the whole gradient'})."
+            )
+        for norm in clip_norms:
+            require_positive("clip norm", float(norm))
+
+    def _check_records(self, inputs: NDArray[Any], labels: NDArray[np.int64]) -> None:
+        record = (self.views, *self.spec.input_shape) if self.views > 1 else self.spec.input_shape
+        if inputs.dtype not in (np.float32, np.uint8) or inputs.shape[1:] != record or inputs.ndim == 0:
+            raise DataError(
+                f"The inputs are {inputs.dtype} of shape {inputs.shape}; model {self.spec.name!r} takes"
+                f" float32 or uint8 of shape (n, {', '.join(map(str, record))})."
+            )
+        if labels.shape != inputs.shape[:1] or labels.dtype.kind not in "iu":
+            raise DataError(
+                f"The labels are {labels.dtype} of shape {labels.shape}; expected whole numbers of shape"
+                f" ({len(inputs)},), one for each input."
+            )
+        if len(labels) and (labels.min() < 0 or labels.max() >= self.spec.classes):
+            raise DataError(
+                f"The labels run from {labels.min()} to {labels.max()}; expected 0 to"
+                f" {self.spec.classes - 1}."
+            )
+
+    def _check_length(self, records: int) -> None:
+        microbatches = -(-records // self.microbatch)
+        if microbatches * records > MAX_LOT_MICROBATCHES:
+            raise ParameterError(
+                f"The lot has {records:,} records in {microbatches:,} microbatches; expected a product of at"
+                f" most {MAX_LOT_MICROBATCHES:,}. Take smaller lots."
+            )
+
+
+class _Worker:
+    """The buffers of one thread, bound to the inputs and outputs of the session."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        graph: LoadedGraph,
+        weights: NDArray[np.float32],
+        clip_norms: NDArray[np.float64],
+        rows: int,
+        microbatch: int,
+    ) -> None:
+        self._session, self._binding = graph.session, graph.session.io_binding()
+        self._microbatch, self._clip_norms = microbatch, clip_norms
+        self._sum, self._run_sum = np.zeros_like(weights), np.zeros_like(weights)
+        for block in spec.parameter_shapes:
+            part = slice(block.offset, block.offset + block.size)
+            self._bind(self._binding.bind_input, block.name, weights[part].reshape(matrix_shape(block)))
+            shape = graph.ends.outputs[sum_of(block)].sizes(rows)
+            self._bind(self._binding.bind_output, sum_of(block), self._run_sum[part].reshape(shape))
+        self._bind(self._binding.bind_input, "clip_norms", clip_norms)
+        self.inputs, self.labels, self.present = (
+            self._buffer(self._binding.bind_input, name, graph.ends.inputs[name], rows)
+            for name in ("inputs", "labels", "present")
+        )
+        squares = graph.ends.outputs["squared_norms"]
+        self.squared_norms = self._buffer(self._binding.bind_output, "squared_norms", squares, rows)
+
+    def add_up(
+        self,
+        inputs: NDArray[Any],
+        labels: NDArray[np.int64],
+        starts: range,
+        squares: NDArray[np.float64],
+    ) -> NDArray[np.float64]:
+        """The clipped sum over the microbatches that begin at ``starts``.
+
+        The squared norms are written to ``squares``, ``(n, groups)``, but for records that hold what is not
+        finite.
+        """
+        total = np.zeros(self._sum.shape, np.float64)
+        for start in starts:
+            self._sum[:] = 0
+            end = min(start + self._microbatch, len(labels))
+            for first in range(start, end, len(self.labels)):
+                rows = slice(first, min(first + len(self.labels), end))
+                self._load(inputs[rows], labels[rows])
+                self._run()
+                self._sum += self._run_sum
+                used = slice(rows.stop - rows.start)
+                np.copyto(squares[rows], self.squared_norms[used], where=self.present[used, np.newaxis])
+            total += self._sum
+        return total
+
+    def is_alike(self, record: NDArray[np.float32], label: int, others: NDArray[np.float32]) -> bool:
+        """Whether ``record`` comes out alike in every row, among copies, others and empty rows."""
+        rows = len(self.labels)
+        others_labels = self.labels.copy()
+        results: set[bytes] = set()
+        for company, company_labels in ((record, label), (others, others_labels), (0.0, 0)):
+            for row in range(rows):
+                self.inputs[:], self.labels[:], self.present[:] = company, company_labels, False
+                self.inputs[row], self.labels[row], self.present[row] = record, label, True
+                self._run()
+                results.add(self.squared_norms[row].tobytes() + self._run_sum.tobytes())
+                if company is record and len(set(map(bytes, self.squared_norms))) > 1:
+                    return False
+        return len(results) == 1
+
+    def _load(self, inputs: NDArray[Any], labels: NDArray[np.int64]) -> None:
+        count = len(labels)
+        target = self.inputs[:count]
+        if inputs.dtype == np.uint8:
+            np.divide(inputs, np.float32(255), out=target)
+            self.present[:count] = True
+        else:
+            # The runtime's maxima may lose a NaN on its way, so records are looked at here.
+            axes = tuple(range(1, inputs.ndim))
+            np.isfinite(inputs).all(axis=axes, out=self.present[:count])
+            np.copyto(target, inputs)
+            target[~self.present[:count]] = 0
+        self.labels[:count] = labels
+        self.inputs[count:], self.labels[count:], self.present[count:] = 0, 0, False
+
+    def _run(self) -> None:
+        try:
+            self._session.run_with_iobinding(self._binding)
+        except RUNTIME_ERRORS as error:
+            raise DataError(f"The training graph cannot be run: {first_line(error)}") from error
+
+    def _buffer(self, bind: Any, name: str, tensor: Tensor, rows: int) -> NDArray[Any]:
+        values = np.zeros(tensor.sizes(rows), tensor.dtype)
+        self._bind(bind, name, values)
+        return values
+
+    def _bind(self, bind: Any, name: str, values: NDArray[Any]) -> None:
+        bind(name, "cpu", 0, values.dtype.type, values.shape, values.ctypes.data)
+
+
+def _rows(spec: ModelSpec, microbatch: int, views: int) -> int:
+    """How many records a run takes: a divisor of ``microbatch`` whose working set suits the caches."""
+    numbers = 0
+    for node in (node for top in spec.nodes for node in top.walk() if node.blocks):
+        numbers += views * math.prod(node.output_shape)
+        if isinstance(node.layer, Conv1d | Conv2d):
+            over = windows(node.layer, node.input_shape)
+            numbers += views * over.positions * over.taps + sum(block.size for block in node.blocks)
+    most = max(1, _FEWEST_ROWS // views, _WORKING_SET // (4 * numbers))
+    return max(rows for rows in range(1, microbatch + 1) if microbatch % rows == 0 and rows <= most)

@@ -1,0 +1,125 @@
+"""A growing ONNX graph: operators are appended in order of computation, constants are kept once.
+
+Values are referred to by name. A name begins with the layer it belongs to, so that the profile of
+ONNX Runtime reads like the architecture.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+from dpagent.learning.training.onnx_graph.signature import Signature, Tensor
+
+OPSET = 21
+IR_VERSION = 10
+
+FLOAT, DOUBLE = TensorProto.FLOAT, TensorProto.DOUBLE
+INT64, BOOL = TensorProto.INT64, TensorProto.BOOL
+
+# Operators that ONNX itself does not have; ONNX Runtime does on every platform.
+_RUNTIME_OPERATORS = {"FusedMatMul": "com.microsoft"}
+
+
+class Graph:
+    """Appends operators and hands back the names of their results.
+
+    Attributes:
+        scope: what the names of the next operators begin with.
+    """
+
+    def __init__(self) -> None:
+        self.scope = ""
+        self._prefix = ""
+        self._operators: list[Any] = []
+        self._constants: dict[bytes, Any] = {}
+        self._results = 0
+
+    def add(self, operator: str, *inputs: str, result: str = "", **attributes: Any) -> str:
+        """Append an operator with one result; ``result`` names it where the name is part of the contract."""
+        return self.add_several(operator, inputs, [result or self.new_name(operator)], **attributes)[0]
+
+    def add_several(
+        self, operator: str, inputs: Sequence[str], results: Sequence[str], **attributes: Any
+    ) -> Sequence[str]:
+        """Append an operator with the given results."""
+        domain = _RUNTIME_OPERATORS.get(operator, "")
+        self._operators.append(
+            helper.make_node(operator, inputs, results, results[0], domain=domain, **attributes)
+        )
+        return results
+
+    def new_name(self, what: str) -> str:
+        """A name that no other value has."""
+        self._results += 1
+        return f"{self.scope}/{what}_{self._results}".lstrip("/")
+
+    def constant(self, values: Any, dtype: Any = np.float32) -> str:
+        """The name of an array that is part of the graph; equal arrays are kept once."""
+        array = np.ascontiguousarray(np.asarray(values, dtype)).reshape(np.shape(values))
+        key = hashlib.sha256(repr((array.dtype.str, array.shape)).encode() + array.tobytes()).digest()
+        if key not in self._constants:
+            self._constants[key] = numpy_helper.from_array(
+                array, f"{self._prefix}constant_{len(self._constants)}"
+            )
+        name: str = self._constants[key].name
+        return name
+
+    def reshape(self, values: str, *shape: int) -> str:
+        """The same numbers in another shape; -1 stands for the axis that follows from the others."""
+        return self.add("Reshape", values, self.constant(shape, np.int64))
+
+    def slice(self, values: str, axis: int, start: int, stop: int) -> str:
+        """``values[start:stop]`` along ``axis``."""
+        bounds = (self.constant([number], np.int64) for number in (start, stop, axis))
+        return self.add("Slice", values, *bounds)
+
+    def gather(self, values: str, axis: int, places: NDArray[np.int64]) -> str:
+        """``take(values, places, axis)``."""
+        return self.add("Gather", values, self.constant(places, np.int32), axis=axis)
+
+    def choose(self, condition: str, first: Graph, second: Graph, results: Sequence[str]) -> None:
+        """Append ``results`` of the first graph where ``condition`` holds, else of the second.
+
+        Both give values named like them with their scope in front, and may use all values that are here.
+        """
+        bodies = []
+        for branch in (first, second):
+            given = [helper.make_tensor_value_info(branch.local(name), FLOAT, None) for name in results]
+            constants = list(branch._constants.values())
+            bodies.append(
+                helper.make_graph(branch._operators, branch.scope, [], given, initializer=constants)
+            )
+        self.add_several("If", [condition], results, then_branch=bodies[0], else_branch=bodies[1])
+
+    def local(self, name: str) -> str:
+        """What ``name`` of :meth:`choose` is called in this graph."""
+        return self._prefix + name
+
+    def branch(self, scope: str) -> Graph:
+        """An empty graph for :meth:`choose`, whose names do not meet those that are here."""
+        inner = Graph()
+        inner.scope = scope
+        inner._prefix = f"{scope}/"
+        return inner
+
+    def model(self, name: str, ends: Signature) -> bytes:
+        """The whole as a checked ONNX file: the same calls give the same bytes."""
+        inputs, outputs = ([_declared(*each) for each in tensors.items()] for tensors in ends)
+        constants = list(self._constants.values())
+        graph = helper.make_graph(self._operators, name, inputs, outputs, initializer=constants)
+        opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid("com.microsoft", 1)]
+        model = helper.make_model(graph, producer_name="dpagent", opset_imports=opsets, ir_version=IR_VERSION)
+        onnx.checker.check_model(model)
+        return bytes(model.SerializeToString(deterministic=True))
+
+
+def _declared(name: str, tensor: Tensor) -> Any:
+    kind = helper.np_dtype_to_tensor_dtype(np.dtype(tensor.dtype))
+    return helper.make_tensor_value_info(name, kind, tensor.shape)

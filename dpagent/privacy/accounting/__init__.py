@@ -1,0 +1,1 @@
+"""What releases cost: privacy-loss distributions, Rényi divergences, composition, filters, amplification."""

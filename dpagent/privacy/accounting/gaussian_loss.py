@@ -1,0 +1,227 @@
+"""The privacy loss of single releases, on a grid.
+
+**Gaussian noise, sampled.** Turned so that the record's vector points along one axis, and scaled, one
+release of continuous noise is dominated by the pair
+
+    P = (1−q)·N(0, σ²) + q·N(1, σ²),  Q = N(0, σ²)   (record removed),
+
+or the same with P and Q exchanged (record added): scaling the vector up to norm 1, and averaging over
+the other records' lot, only makes the two harder to tell apart (Zhu, Dong, Wang, AISTATS 2022). The
+loss log(P/Q)(x) = log(1−q + q·e^((2x−1)/(2σ²))) rises with x, so a stretch of losses is a stretch of x,
+and its masses are differences of normal distribution functions.
+
+**Discrete noise costs no more.** The device adds N_ℤ(0, s²), s = σΔ grid steps, to vectors of whole
+numbers. Let τ = 3, and let k be drawn from a discrete Gaussian of parameter τ centred at the *real*
+number y, itself drawn from N(x, s²−τ²). Completing the square, for whole x and k,
+
+    P(k) = ∫ N(y; x, s²−τ²) · e^(−(k−y)²/(2τ²)) / Z(y) dy,  Z(y) = Σ_j e^(−(j−y)²/(2τ²)),
+
+and by Poisson summation Z(y) is within a factor 1 ± η of τ√(2π), η = 2·Σ_m e^(−2π²τ²m²) < 10⁻⁷⁶; so
+P(k) is e^(−(k−x)²/(2s²)) up to a constant and a factor in [1/(1+η), 1/(1−η)]: N_ℤ(x, s²), within a total
+variation of 2η. Drawing k from y does not look at x. Hence a release of d coordinates is within
+2ηd of a post-processing of *continuous* noise with √(s²−τ²) in place of s. For s of at least
+:data:`MIN_SIGMA_STEPS` this is at least (1 − 10⁻⁶)·s, and that is what is priced. (2ηd joins the
+sampler's distance, which is forty orders of magnitude larger.)
+
+**Any (ε, δ)-DP release** is dominated, in both directions, by the pair with losses ε, −ε and ∞ of P-masses
+(1−δ)e^ε/(1+e^ε), (1−δ)/(1+e^ε) and δ (Kairouz, Oh, Viswanath, *The composition theorem for differential
+privacy*, ICML 2015), so composing these is the optimal composition theorem.
+
+**Grid.** h = √(6·share·V/T), with V the variance of the total loss over T releases: the grid then adds a
+share of 2·10⁻⁴ to that variance, and 10⁻⁴ or so to ε; more where hundreds of different releases have to
+share 2²¹ cells. Where sampling is rare, the losses that decide are rare and great, and V says little. At
+the tilt θ the grid raises K by T·θ(θ+1)h²/12 at most, or so, and ε by 1/θ of that; so h² =
+12·share·ε/(T(θ+1)) does, which for normal losses is the same, as then ε/θ is V (θ+1 is the Rényi order). It
+may be given instead. The masses of single releases are differences of normal distribution functions, good
+to a relative 10⁻¹² or so; for that, ε is raised by 10⁻⁹ of itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpagent.privacy.accounting.composed_loss import GridTooFineError, LossBlock, split_masses
+from dpagent.privacy.accounting.rdp import ORDERS, conversion_offsets, renyi_divergences
+from dpagent.privacy.events import ApproximateEvent, PrivacyLossEvent
+
+FloatArray = NDArray[np.float64]
+Event: TypeAlias = PrivacyLossEvent | ApproximateEvent
+
+#: Least parameter of the discrete noise, in grid steps, for which prices hold: 3/√(2·10⁻⁶), rounded up.
+MIN_SIGMA_STEPS: Final = 2_122
+#: What of the noise multiplier is given up for the noise to be discrete.
+DISCRETE_SHARE: Final = 1e-6
+#: Steps of the loss that may be asked for.
+GRID_RANGE: Final = (1e-7, 1.0)
+#: Of the least pure ε; and where all are the same, a whole number.
+CELLS_TO_EPSILON: Final = 64
+
+_VARIANCE_SHARE: Final = 2e-4
+_RENYI_SHARE: Final = 0.25  # of ε by Rényi divergence, which may be far too large
+_MAX_CELLS: Final = 2**26  # in both directions 1 GiB, for a grid that was asked for
+_BLOCK: Final = 16
+_AUTO_CELLS: Final = 2**21
+_MAX_LOSS: Final = 700.0
+_SQRT_HALF: Final = math.sqrt(0.5)
+
+
+def with_steps(event: Event, steps: int) -> Event:
+    if isinstance(event, ApproximateEvent):
+        return ApproximateEvent(event.epsilon, event.delta, steps)
+    return PrivacyLossEvent(event.noise_multiplier, event.sampling_rate, steps)
+
+
+def coarse_step(kinds: Sequence[tuple[Event, int]], delta: float) -> float:
+    """The step that the text gives for rare and great losses, by Rényi's ε and order; 0 if there is none."""
+    charges = [with_steps(event, count) for event, count in kinds if isinstance(event, PrivacyLossEvent)]
+    if len(charges) < len(kinds):
+        return 0.0
+    epsilons = renyi_divergences(charges).sum(axis=0) + conversion_offsets(np.array(ORDERS), delta)
+    best = int(epsilons.argmin())
+    scale = _RENYI_SHARE * max(float(epsilons[best]), 0.0) / ORDERS[best]
+    return math.sqrt(6 * _VARIANCE_SHARE * scale / sum(count for _, count in kinds))
+
+
+def fine_step(kinds: Sequence[tuple[Event, int]], tail: float) -> tuple[float, int]:
+    """The grid step of the module's text, coarser if losses would not fit the memory; and their cells."""
+    steps = np.array([count for _, count in kinds], dtype=np.float64)
+    variances, widths = np.empty(len(kinds)), np.empty(len(kinds))
+    gaussian = [row for row, (event, _) in enumerate(kinds) if isinstance(event, PrivacyLossEvent)]
+    for row, (event, _) in enumerate(kinds):
+        if isinstance(event, ApproximateEvent):
+            # of the loss, and no less than a small share of its square: a huge ε is all but certain
+            variances[row] = event.epsilon**2 * max(1e-6, math.cosh(min(event.epsilon, 300.0) / 2) ** -2)
+            widths[row] = 2 * event.epsilon
+    if gaussian:
+        sigma, rate = _parameters([kinds[row][0] for row in gaussian])
+        z = np.linspace(-8.0, 8.0, 129)
+        weight = np.exp(-(z**2) / 2) * (z[1] - z[0]) / math.sqrt(2 * math.pi)
+        plain, shifted = _loss(sigma * z, sigma, rate), _loss(1 + sigma * z, sigma, rate)
+        q = rate[:, 0]
+        mean = (1 - q) * (plain @ weight) + q * (shifted @ weight)
+        square = (1 - q) * (plain**2 @ weight) + q * (shifted**2 @ weight)
+        variances[gaussian] = np.maximum(square - mean**2, 0.0)
+        reach = _reach(tail)
+        top, bottom = _loss(1 + sigma * reach, sigma, rate), _loss(-sigma * reach, sigma, rate)
+        widths[gaussian] = (top - bottom)[:, 0]
+    step = math.sqrt(6 * _VARIANCE_SHARE * float(steps @ variances) / float(steps.sum()))
+    least = max(float(widths.sum()) / _AUTO_CELLS, GRID_RANGE[0])
+    pure = sorted({event.epsilon for event, _ in kinds if isinstance(event, ApproximateEvent)} - {0.0})
+    if gaussian or not pure:
+        step = max(step, least)
+        return step, math.ceil(float(widths.sum()) / step)
+    step = max(min(step, pure[0] / CELLS_TO_EPSILON), least)
+    return (pure[0] / math.ceil(pure[0] / step) if len(pure) == 1 else step), 0
+
+
+def on_grid(events: Sequence[Event], step: float, tail: float) -> tuple[list[LossBlock], list[LossBlock]]:
+    """Losses of single releases in canonical order, with the record removed and with it added."""
+    gaussian = [event for event in events if isinstance(event, PrivacyLossEvent)]
+    removed, added, cells = [], [], 0
+    for start in range(0, len(gaussian), _BLOCK):  # alike, for they are sorted
+        pair = _gaussian_block(gaussian[start : start + _BLOCK], step, tail, _MAX_CELLS - cells)
+        cells += pair[0].masses.size
+        removed.append(pair[0])
+        added.append(pair[1])
+    for event in events:
+        if isinstance(event, ApproximateEvent):
+            block = _approximate_block(event, step)
+            removed.append(block)
+            added.append(block)
+    return removed, added
+
+
+def _gaussian_block(
+    events: Sequence[PrivacyLossEvent], step: float, tail: float, cells_left: int
+) -> tuple[LossBlock, LossBlock]:
+    sigma, rate = _parameters(events)
+    reach = _reach(tail)
+    first = math.floor(float(_loss(-sigma * reach, sigma, rate).min()) / step)
+    last = math.ceil(float(_loss(1 + sigma * reach, sigma, rate).max()) / step)
+    if len(events) * (last + 1 - first) > cells_left:
+        raise GridTooFineError(
+            f"grid step {step:g} is too fine: the charges' losses take more than {_MAX_CELLS:,} cells. "
+            "Choose a coarser grid."
+        )
+    losses = np.arange(first, last + 1, dtype=np.float64) * step
+    # x(t) = σ²·log((e^t − (1−q))/q) + 1/2: −∞ below the least loss, log(1−q).
+    share = (1 - rate) * np.exp(-np.maximum(losses, -_MAX_LOSS))
+    with np.errstate(divide="ignore"):
+        bounds = sigma**2 * (losses + np.log1p(-np.minimum(share, 1.0)) - np.log(rate)) + 0.5
+    under, over, inside = _normal_masses(bounds / sigma)
+    under_1, over_1, inside_1 = _normal_masses((bounds - 1) / sigma)
+    mixed = (1 - rate) * inside + rate * inside_1
+    # Record removed: the mixture, at losses that rise with x. Below the first, a loss is raised to it.
+    right = split_masses(mixed, inside, losses[:-1], step)
+    masses = np.zeros((len(events), losses.size))
+    masses[:, :-1] += mixed - right
+    masses[:, 1:] += right
+    masses[:, 0] += (1 - rate[:, 0]) * under + rate[:, 0] * under_1
+    removed = LossBlock(first, masses, (1 - rate[:, 0]) * over + rate[:, 0] * over_1)
+    # Record added: plain noise, at the negatives of these losses, so that right and left change places.
+    right = split_masses(inside, mixed, -losses[1:], step)
+    masses = np.zeros((len(events), losses.size))
+    masses[:, :-1] += right
+    masses[:, 1:] += inside - right
+    masses[:, -1] += over
+    return removed, LossBlock(-last, np.ascontiguousarray(masses[:, ::-1]), under)
+
+
+def _approximate_block(event: ApproximateEvent, step: float) -> LossBlock:
+    first = math.floor(-event.epsilon / step)
+    masses = np.zeros((1, math.floor(event.epsilon / step) - first + 2))
+    for loss in (event.epsilon, -event.epsilon):
+        mass = (1 - event.delta) * (1 / (1 + math.exp(-loss)) if loss > 0 else _odds(loss))
+        column = math.floor(loss / step)
+        share = math.expm1(column * step - loss) / math.expm1(-step) + 8 * 2.0**-52 / step
+        right = mass * min(max(share, 0.0), 1.0)
+        masses[0, column - first] += mass - right
+        masses[0, column - first + 1] += right
+    return LossBlock(first, masses, np.array([event.delta]))
+
+
+def _odds(loss: float) -> float:
+    """e^t/(1+e^t) for t ≤ 0."""
+    return math.exp(loss) / (1 + math.exp(loss))
+
+
+def _parameters(events: Sequence[Event]) -> tuple[FloatArray, FloatArray]:
+    """Noise multipliers of the continuous noise, and sampling rates, shape (n, 1) each."""
+    pairs = [(e.noise_multiplier, e.sampling_rate) for e in events if isinstance(e, PrivacyLossEvent)]
+    sigma, rate = np.array(pairs, dtype=np.float64).T
+    return sigma[:, np.newaxis] * (1 - DISCRETE_SHARE), rate[:, np.newaxis]
+
+
+def _loss(x: FloatArray, sigma: FloatArray, rate: FloatArray) -> FloatArray:
+    """log(1−q + q·e^((2x−1)/(2σ²))), without overflow."""
+    exponent = (2 * x - 1) / (2 * sigma**2)
+    with np.errstate(divide="ignore"):
+        return np.asarray(np.logaddexp(np.log1p(-rate), np.log(rate) + exponent))
+
+
+def _reach(tail: float) -> float:
+    """A z beyond which a standard normal has a mass of at most ``tail``: e^(−z²/2)/2 bounds it."""
+    return math.sqrt(2 * math.log(1 / min(tail, 0.5)))
+
+
+def _normal_masses(z: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Standard normal masses below the first, above the last and between neighbours of rising ``z``."""
+    tails = 0.5 * _erfc(np.abs(z) * _SQRT_HALF)
+    positive = z >= 0
+    left, right = tails[:, :-1], tails[:, 1:]
+    inside = np.where(
+        positive[:, :-1], left - right, np.where(positive[:, 1:], 1 - left - right, right - left)
+    )
+    under = np.where(positive[:, 0], 1 - tails[:, 0], tails[:, 0])
+    over = np.where(positive[:, -1], tails[:, -1], 1 - tails[:, -1])
+    return under, over, np.maximum(inside, 0.0)
+
+
+def _erfc(values: FloatArray) -> FloatArray:
+    flat = values.ravel().tolist()
+    return np.fromiter(map(math.erfc, flat), dtype=np.float64, count=len(flat)).reshape(values.shape)

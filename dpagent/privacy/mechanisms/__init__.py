@@ -1,0 +1,1 @@
+"""Mechanisms, one file each: how records become bounded integers, which noise is added, what it costs."""

@@ -1,0 +1,215 @@
+"""Noise at the coordinator, on the sum of whole device updates (M4 of our reference).
+
+After Huang, *Differential-privacy-based data privacy and security for federated learning*
+(Communications Technology, 2022), and McMahan, Ramage, Talwar, Zhang (ICLR 2018): each device's
+whole update of a round is clipped, the clipped updates are added up, noise is added once, and the
+result is divided by the number of devices and sent back. It protects devices from each other and
+from everyone who sees the models, at device level; **it trusts the coordinator**, who sees every
+update. Laplace noise goes with clipping in L1, Δ/max(1, ‖Δ‖₁/C), Gaussian noise with L2.
+
+Departures:
+
+- the integers of :mod:`dpagent.privacy.mechanisms.grid` in place of floats: each update becomes whole numbers
+  of a norm that is checked exactly, their sum is exact, and the noise is an integer. So cost and
+  proof are those of :mod:`dpagent.privacy.mechanisms.discretised_laplace` and
+  :mod:`dpagent.privacy.mechanisms.discretised_gaussian`, with devices for records;
+- the sum is divided by a **public** count, ``expected_devices``, fixed before the round. The number
+  that came is private under add-or-remove-one-device adjacency, in which a device's update is
+  there or not; a device that does not answer counts as zeros;
+- the paper adds noise of a fixed standard deviation (0.001 at C = 1, to the mean of 3 or 10
+  updates) and states no ε; here the noise follows from ε, or ε from it.
+
+The coordinator may draw each device with probability q, in secret, for amplification by sampling.
+A fixed number n of N devices, as in the paper, is not Poisson sampling and not covered by q = n/N.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from typing import ClassVar, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpagent.errors import require_positive
+from dpagent.privacy.events import ApproximateEvent, PrivacyLossEvent
+from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian
+from dpagent.privacy.mechanisms.discretised_laplace import DiscretisedLaplace
+from dpagent.privacy.mechanisms.grid import FINE_STEPS, Constrained, Grid, Norm
+from dpagent.privacy.noise.entropy import Entropy
+from dpagent.privacy.statement import Adjacency, BudgetStatement, Trust, Unit
+
+SECRET_LOT: Final = "The coordinator draws each device by itself with probability {rate:g}, in secret."
+PUBLIC_COUNT: Final = "The sum is divided by {count:g}, a number fixed before the round, whoever answers."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Central(ABC):
+    """What both mechanisms share; ``_noise`` is the mechanism that does the work.
+
+    Attributes:
+        clip_norm: C, the norm that a device's whole update is scaled down to, in [1e-9, 1e9].
+        sampling_rate: q, the probability with which each device is drawn, in (0, 1].
+        dimension: d, number of coordinates of an update.
+        expected_devices: public count that the sum is divided by, above 0.
+    """
+
+    unit: ClassVar[Unit] = Unit.DEVICE
+    adjacency: ClassVar[Adjacency] = Adjacency.ADD_OR_REMOVE_ONE
+    trust: ClassVar[Trust] = Trust.COORDINATOR
+    steps: ClassVar[int] = 1
+
+    clip_norm: float
+    sampling_rate: float
+    dimension: int
+    expected_devices: float
+
+    def __post_init__(self) -> None:
+        require_positive("expected devices", self.expected_devices)
+        _ = self._noise
+
+    @property
+    @abstractmethod
+    def _noise(self) -> DiscretisedGaussian | DiscretisedLaplace:
+        """The mechanism that does the work."""
+
+    @property
+    def grid(self) -> Grid:
+        """How updates become whole numbers."""
+        return self._noise.grid
+
+    @property
+    def granularity(self) -> float:
+        """One fine-grid step in the updates' units."""
+        return self.grid.granularity
+
+    @property
+    def sensitivity_steps(self) -> int:
+        """Bound on the norm of one device's integer vector, in fine-grid steps."""
+        return self.grid.sensitivity_steps
+
+    @property
+    def deviation_steps(self) -> float:
+        """Bound on the standard deviation of the noise, in fine-grid steps."""
+        return self._noise.deviation_steps
+
+    @property
+    def reach_steps(self) -> float:
+        """The noise exceeds this with probability below 1e-14 a coordinate."""
+        return self._noise.reach_steps
+
+    @property
+    def statistical_distance(self) -> float:
+        """Total variation distance of one release from ideal noise; see ``docs/privacy.md``."""
+        return self._noise.statistical_distance
+
+    def constrain(self, updates: NDArray[np.float32]) -> Constrained:
+        """Clip, round and add up whole updates, a device's in each row; see :meth:`Grid.constrain`.
+
+        Totals of several calls may be added. ``excluded`` is private.
+        """
+        return self.grid.constrain(updates, what="updates")
+
+    def perturb(self, total: NDArray[np.int64], *, entropy: Entropy = os.urandom) -> NDArray[np.int64]:
+        """Add one noise vector to the exact sum over all devices drawn, shape (d,).
+
+        Raises:
+            ParameterError: ``total`` is not an integer vector of d entries.
+        """
+        return self._noise.perturb(total, entropy=entropy)
+
+    def mean(self, released: NDArray[np.int64]) -> NDArray[np.float64]:
+        """The release as a mean update, shape (d,): over the public count, not over who came."""
+        return np.asarray(released * (self.granularity / self.expected_devices))
+
+    def _in_scope(self, statement: BudgetStatement, name: str) -> BudgetStatement:
+        """A statement on records, read as one on devices."""
+        assumptions = [PUBLIC_COUNT.format(count=self.expected_devices)]
+        if self.sampling_rate < 1:
+            assumptions.append(SECRET_LOT.format(rate=self.sampling_rate))
+        return replace(
+            statement,
+            unit=self.unit,
+            adjacency=self.adjacency,
+            trust=self.trust,
+            mechanism=name,
+            assumptions=tuple(assumptions),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CentralGaussian(_Central):
+    """L2-clipped updates, and discrete Gaussian noise on their sum. Public.
+
+    Attributes:
+        noise_multiplier: σ, the noise's parameter over the L2 sensitivity.
+        fine_steps: grid steps to one clip norm, in [1, 2²⁰].
+
+    Raises:
+        ParameterError: an attribute is out of range, or the noise cannot be drawn.
+    """
+
+    name: ClassVar[str] = "central-gaussian"
+    norm: ClassVar[Norm] = Norm.L2
+
+    noise_multiplier: float
+    fine_steps: int = FINE_STEPS
+
+    @property
+    def event(self) -> PrivacyLossEvent:
+        """The charge for one release."""
+        return self._noise.event
+
+    def statement(self, delta: float) -> BudgetStatement:
+        """What one release guarantees, at ``delta`` in (0, 1) and what imperfect noise adds to it."""
+        return self._in_scope(self._noise.statement(delta), self.name)
+
+    @property
+    def _noise(self) -> DiscretisedGaussian:
+        return DiscretisedGaussian(
+            self.clip_norm,
+            self.noise_multiplier,
+            self.sampling_rate,
+            self.dimension,
+            fine_steps=self.fine_steps,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CentralLaplace(_Central):
+    """L1-clipped updates, and discrete Laplace noise on their sum: pure ε. Public.
+
+    Attributes:
+        epsilon: ε of one release with known participants, before sampling, in (0, 1000].
+        fine_steps: grid steps to one clip norm, in [1, 2³⁰]; by default it follows from d.
+
+    Raises:
+        ParameterError: an attribute is out of range, or the noise cannot be drawn.
+    """
+
+    name: ClassVar[str] = "central-laplace"
+    norm: ClassVar[Norm] = Norm.L1
+
+    epsilon: float
+    fine_steps: int | None = None
+
+    @property
+    def event(self) -> ApproximateEvent:
+        """The charge for one release, sampling included."""
+        return self._noise.event
+
+    def statement(self) -> BudgetStatement:
+        """What one release guarantees, and a δ for imperfect noise only."""
+        return self._in_scope(self._noise.statement(), self.name)
+
+    @property
+    def _noise(self) -> DiscretisedLaplace:
+        return DiscretisedLaplace(
+            self.clip_norm,
+            self.epsilon,
+            self.sampling_rate,
+            self.dimension,
+            fine_steps=self.fine_steps,
+        )

@@ -1,0 +1,305 @@
+"""The discretised truncated Laplace mechanism: noise that never exceeds A, at a price in δ.
+
+Like :mod:`dpagent.privacy.mechanisms.discretised_laplace`, but the integer noise of every coordinate has the
+support [−A, A]: p(x) = r^|x|/Z with r = e^(−1/λ) and Z = (1 + r − 2r^(A+1))/(1 − r). After Geng, Ding, Guo
+and Kumar, *Tight analysis of privacy and utility tradeoff in approximate DP* (AISTATS 2020), who treat
+one continuous coordinate; the proof here is for integers and for vectors.
+
+*Cost.* Let s be the integer vector of the record by which two data sets differ, ‖s‖₁ ≤ Δ ≤ A,
+and λ ≥ Δ/ε. Where both outputs have mass, their ratio is at most e^(‖s‖₁/λ) ≤ e^ε, as in the pure case.
+So the mechanism is (ε, δ)-DP for δ = P(some coordinate falls where the other output's support
+does not reach). Coordinate j does so if its noise is one of the |s_j| outermost points on one side,
+whose mass is T(|s_j|),
+
+    T(s) = Σ_{x=A−s+1..A} p(x) = r^(A+1−s)·(1 − r^s)/(1 + r − 2r^(A+1)),   s ≤ A.
+
+T(0) = 0, and T(s+1) − T(s) = p(A−s) rises with s up to s = A, for the mass rises towards the centre:
+T is convex, hence superadditive. By the union bound δ ≤ Σ_j T(|s_j|) ≤ T(Σ_j |s_j|) ≤ T(Δ), with
+no factor of the dimension, and symmetric in the two data sets. It is the exact δ at this ε
+when λ = Δ/ε and the whole shift is in one coordinate. Dividing by r^(A+1),
+
+    1/δ = (e^(aε) − 1)/(e^ε − 1) + (e^(bε) − 1)/(e^ε − 1),   a = (A+1)/Δ,  b = A/Δ,  ε = Δ/λ,
+
+which for fine grids is the published A = λ·ln(1 + (e^ε − 1)/(2δ)). With u = e^ε the terms are slopes
+of secants of u^a and u^b from 1, which rise with u for a > 1 and b ≥ 1. So δ falls as ε rises,
+from Δ/(2A+1) (uniform noise, ε → 0) towards 0: for a given A there is one least ε for each δ.
+
+*A below Δ* is refused. Two sums may then be further apart than noise reaches, and as ε rises δ goes
+to 1 rather than to 0: the mass gathers at the centre, which the other support does not reach.
+
+The sampler may take a slightly smaller A than asked for (public; by less than 0.013 %). All
+figures are for the A it takes. Values of δ are rounded up by more than the errors behind them.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass, field
+from typing import ClassVar, Final, Self
+
+from dpagent.errors import ParameterError, PlanError, require_between, require_count, require_positive
+from dpagent.privacy.accounting.approximate import amplified_epsilon
+from dpagent.privacy.events import ApproximateEvent
+from dpagent.privacy.mechanisms.discretised_laplace import (
+    MAX_EPSILON,
+    DiscretisedLaplace,
+    laplace_reach,
+    noise_scale,
+)
+from dpagent.privacy.mechanisms.grid import Grid, Norm, l1_fine_steps
+from dpagent.privacy.noise.discrete_laplace import (
+    MAX_BOUND,
+    MAX_SCALE,
+    MIN_SCALE,
+    DiscreteLaplaceSampler,
+    statistical_distance,
+    usable_bound,
+)
+from dpagent.privacy.noise.entropy import Entropy
+
+_ROUNDING: Final = 2.0**-36
+_HALVINGS: Final = 200
+
+
+@dataclass(frozen=True, slots=True)
+class TruncatedLaplace(DiscretisedLaplace):
+    """One release's mechanism; the record states all an accountant or auditor needs. Public.
+
+    Attributes:
+        clip_norm: C, the L1 norm a record's gradient is scaled down to, in [1e-9, 1e9].
+        epsilon: ε of one step on a lot that is known, before sampling, in (0, 1000].
+        sampling_rate: q, the probability with which each record enters a lot, in (0, 1].
+        dimension: d, number of coordinates released.
+        steps: noisy local steps in one release, each with a fresh lot and fresh noise.
+        fine_steps: grid steps to one clip norm, in [1, 2³⁰]; by default it follows from d.
+        bound_steps: A, in fine-grid steps: at least the sensitivity, at most 2⁵⁰.
+
+    Raises:
+        ParameterError: an attribute is out of range, or the noise cannot be drawn.
+        PlanError: A is below the sensitivity.
+    """
+
+    name: ClassVar[str] = "truncated-laplace"
+
+    bound_steps: int = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        DiscretisedLaplace.__post_init__(self)
+        require_count("bound steps", self.bound_steps, maximum=MAX_BOUND)
+        _require_reach(self.support_steps, self.sensitivity_steps, self.granularity)
+
+    @classmethod
+    def for_delta(
+        cls,
+        clip_norm: float,
+        epsilon: float,
+        delta: float,
+        sampling_rate: float,
+        dimension: int,
+        *,
+        steps: int = 1,
+        fine_steps: int | None = None,
+    ) -> Self:
+        """The least A with which a step on a known lot is (``epsilon``, ``delta``)-DP."""
+        pure = DiscretisedLaplace(clip_norm, epsilon, sampling_rate, dimension, steps, fine_steps)
+        bound = least_bound(epsilon, delta, pure.sensitivity_steps)
+        return cls(clip_norm, epsilon, sampling_rate, dimension, steps, fine_steps, bound_steps=bound)
+
+    @classmethod
+    def for_cap(
+        cls,
+        clip_norm: float,
+        cap: float,
+        delta: float,
+        sampling_rate: float,
+        dimension: int,
+        *,
+        steps: int = 1,
+        fine_steps: int | None = None,
+        max_epsilon: float = MAX_EPSILON,
+    ) -> Self:
+        """The least ε with which a step's noise of at most ``cap`` is (ε, ``delta``)-DP.
+
+        Args:
+            clip_norm: C.
+            cap: bound on one step's noise in each coordinate of the sum over a lot, in gradient
+                units, above 0; from public values only.
+            delta: of one step on a known lot, in (0, 1).
+            sampling_rate: q.
+            dimension: d.
+            steps: noisy local steps in one release.
+            fine_steps: grid steps to one clip norm.
+            max_epsilon: the largest ε acceptable, in (0, 1000].
+
+        Raises:
+            ParameterError: a value is out of its range.
+            PlanError: no ε up to ``max_epsilon`` meets the cap; says which cap would do.
+        """
+        require_positive("cap", cap)
+        grid = Grid(
+            Norm.L1, clip_norm, dimension, l1_fine_steps(dimension) if fine_steps is None else fine_steps
+        )
+        bound = math.floor(min(cap / grid.granularity, MAX_BOUND))
+        try:
+            epsilon = least_epsilon(bound, delta, grid.sensitivity_steps, max_epsilon=max_epsilon)
+        except PlanError as error:
+            highest = _highest_epsilon(max_epsilon, grid.sensitivity_steps)
+            needed = least_bound(highest, delta, grid.sensitivity_steps) * grid.granularity
+            raise PlanError(
+                f"A noise cap of {cap:g} cannot be met: the L1 sensitivity is "
+                f"{grid.sensitivity_steps * grid.granularity:g}, and with epsilon up to {highest:g} at "
+                f"delta {delta:g} noise has to reach {_rounded_up(needed):g}. Raise the cap to that, or "
+                "lower the clip norm."
+            ) from error
+        return cls(clip_norm, epsilon, sampling_rate, dimension, steps, fine_steps, bound_steps=bound)
+
+    @property
+    def support_steps(self) -> int:
+        """The largest magnitude of a noise value, in fine-grid steps: A as the sampler takes it."""
+        return _support(self.scale_steps, self.bound_steps)
+
+    @property
+    def cap(self) -> float:
+        """The same in gradient units."""
+        return self.support_steps * self.granularity
+
+    @property
+    def delta(self) -> float:
+        """δ of one step on a known lot, before sampling."""
+        return truncated_delta(self.scale_steps, self.support_steps, self.sensitivity_steps)
+
+    @property
+    def deviation_steps(self) -> float:
+        """Bound on the standard deviation of one step's noise: that of Laplace or uniform noise."""
+        uniform = math.sqrt(self.support_steps * (self.support_steps + 1) / 3)
+        return min(self.scale_steps * math.sqrt(2), uniform)
+
+    @property
+    def reach_steps(self) -> float:
+        """The noise of all steps exceeds this with probability below 1e-14 a coordinate, or never."""
+        return min(laplace_reach(self.scale_steps, self.steps), float(self.steps * self.support_steps))
+
+    @property
+    def event(self) -> ApproximateEvent:
+        """The charge for one release, sampling included."""
+        return ApproximateEvent(
+            amplified_epsilon(self.epsilon, self.sampling_rate),
+            math.nextafter(self.sampling_rate * self.delta, 1.0),
+            self.steps,
+        )
+
+    @property
+    def statistical_distance(self) -> float:
+        """Total variation distance of one release from ideal noise; see ``docs/privacy.md``."""
+        return self.dimension * self.steps * statistical_distance(self.scale_steps, self.bound_steps)
+
+    def sampler(self, *, entropy: Entropy = os.urandom) -> DiscreteLaplaceSampler:
+        """What draws this mechanism's noise, for instance ahead of need."""
+        return DiscreteLaplaceSampler(self.scale_steps, bound=self.bound_steps, entropy=entropy)
+
+
+def truncated_delta(scale: float, bound: int, sensitivity: int) -> float:
+    """T(Δ) of the module's text, rounded up; at most 1.
+
+    Args:
+        scale: λ, in [2⁻⁶, 2⁴⁰].
+        bound: A.
+        sensitivity: Δ, in [1, A].
+
+    Raises:
+        ParameterError: a value is out of its range.
+    """
+    require_between("scale", scale, MIN_SCALE, MAX_SCALE)
+    require_count("sensitivity", sensitivity)
+    require_count("bound", bound, minimum=sensitivity, maximum=MAX_BOUND)
+    outermost = math.exp((sensitivity - bound - 1) / scale) * -math.expm1(-sensitivity / scale)
+    whole = -math.expm1(-(bound + 1) / scale) - math.exp(-1 / scale) * math.expm1(-bound / scale)
+    return min(1.0, math.nextafter(outermost / whole * (1 + _ROUNDING), 1.0))
+
+
+def least_bound(epsilon: float, delta: float, sensitivity: int) -> int:
+    """The least A, to within what the sampler can take, at which (``epsilon``, ``delta``) is met.
+
+    From (1 + r)·r^−(A+1) ≥ 2 + (e^ε − 1)/δ; at least Δ. Verified after.
+
+    Raises:
+        ParameterError: a value is out of its range, or Δ/ε is out of the sampler's.
+    """
+    require_positive("epsilon", epsilon, maximum=MAX_EPSILON)
+    require_between("delta", delta, 0.0, 1.0, low_open=True, high_open=True)
+    require_count("sensitivity", sensitivity)
+    scale = require_between("scale", noise_scale(epsilon, sensitivity), MIN_SCALE, MAX_SCALE)
+    # log of 2 + (e^ε − 1)/δ, which for large ε would overflow
+    log_needed = epsilon - math.log(delta) + math.log(2 * delta * math.exp(-epsilon) - math.expm1(-epsilon))
+    exact = scale * (log_needed - math.log1p(math.exp(-1 / scale)))
+    bound = max(sensitivity, math.ceil(exact) - 1)
+    while (support := _support(scale, bound)) < sensitivity or (
+        truncated_delta(scale, support, sensitivity) > delta
+    ):
+        bound += 1 + (bound >> 14)
+    return _support(scale, bound)
+
+
+def least_epsilon(bound: int, delta: float, sensitivity: int, *, max_epsilon: float = MAX_EPSILON) -> float:
+    """The least ε at which noise of at most A costs no more than ``delta``, rounded up.
+
+    Not below Δ/2⁴⁰, the least that can be drawn.
+
+    Raises:
+        ParameterError: a value is out of its range.
+        PlanError: A is below Δ, or no ε up to ``max_epsilon`` will do.
+    """
+    require_count("bound", bound, minimum=0, maximum=MAX_BOUND)
+    require_between("delta", delta, 0.0, 1.0, low_open=True, high_open=True)
+    require_count("sensitivity", sensitivity)
+    require_positive("max epsilon", max_epsilon, maximum=MAX_EPSILON)
+
+    def is_met(epsilon: float) -> bool:
+        scale = noise_scale(epsilon, sensitivity)
+        support = _support(scale, bound)
+        return support >= sensitivity and truncated_delta(scale, support, sensitivity) <= delta
+
+    low = sensitivity / MAX_SCALE * (1 + _ROUNDING)
+    high = _highest_epsilon(max_epsilon, sensitivity)
+    if not low <= high:
+        raise ParameterError(
+            f"max epsilon is {max_epsilon!r}; expected at least {low:g}, the least to be drawn."
+        )
+    if bound < sensitivity or not is_met(high):
+        raise PlanError(
+            f"Noise of at most {bound} grid steps cannot hide a sensitivity of {sensitivity} steps with "
+            f"epsilon up to {max_epsilon:g} at delta {delta:g}."
+        )
+    if is_met(low):
+        return low
+    for _ in range(_HALVINGS):
+        middle = math.sqrt(low) * math.sqrt(high)
+        if not low < middle < high:
+            break
+        low, high = (low, middle) if is_met(middle) else (middle, high)
+    return high
+
+
+def _highest_epsilon(max_epsilon: float, sensitivity: int) -> float:
+    """The largest ε up to ``max_epsilon`` for which noise can be drawn."""
+    return min(max_epsilon, sensitivity / MIN_SCALE * (1 - _ROUNDING))
+
+
+def _rounded_up(value: float) -> float:
+    """To six digits, for a sentence whose number has to do when somebody takes it at its word."""
+    return float(f"{value * (1 + 1e-5):.6g}")
+
+
+def _support(scale: float, bound: int) -> int:
+    """A as the sampler takes it; 0 if it is below 1."""
+    return (usable_bound(scale, bound) or 0) if bound else 0
+
+
+def _require_reach(support: int, sensitivity: int, granularity: float) -> None:
+    if support < sensitivity:
+        raise PlanError(
+            f"Noise of at most {support} grid steps ({support * granularity:g}) is below the L1 sensitivity "
+            f"of {sensitivity} steps ({sensitivity * granularity:g}): no epsilon can hide that. "
+            "Raise the cap, or lower the clip norm."
+        )

@@ -1,0 +1,128 @@
+"""What the two-point mechanism costs: three figures that mean three different things.
+
+Sun, Qian, Chen (LDP-FL, IJCAI 2021) report ε of one weight and hold that anonymity keeps it from adding
+up over weights and rounds. It does so only against somebody who cannot link pieces. So there is
+
+- ε of one coordinate, which says nothing of a device;
+- k·ε a round for a device that trusts nobody, rounds added up: the k bits are independent given the
+  device's weights and positions, positions do not depend on weights, δ is 0;
+- a central (ε, δ) for a device under the shuffler's anonymity, by
+  :mod:`dpagent.privacy.accounting.shuffling`.
+
+The adjacency of all three is replace-one: in the other world the device has any other weights. The
+statements' scopes differ, so :meth:`~dpagent.privacy.statement.BudgetStatement.plus` refuses to mix them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from dpagent.errors import ParameterError, require_between, require_count
+from dpagent.privacy.accounting.shuffling import (
+    Bound,
+    ShuffledBatch,
+    central_epsilon,
+    least_reports,
+    local_epsilon,
+)
+from dpagent.privacy.mechanisms.two_point import TwoPoint
+from dpagent.privacy.statement import Adjacency, BudgetStatement, Trust, Unit
+
+_NAME: Final = "LDP-FL two-point"
+
+
+def coordinate_statement(mechanism: TwoPoint) -> BudgetStatement:
+    """The figure for one coordinate that is sent once."""
+    return BudgetStatement(
+        Unit.COORDINATE,
+        Adjacency.REPLACE_ONE,
+        Trust.NONE,
+        _NAME,
+        mechanism.epsilon,
+        0.0,
+        ("It says nothing of a device, which sends many coordinates.",),
+    )
+
+
+def device_statement(mechanism: TwoPoint, rounds: int = 1) -> BudgetStatement:
+    """The figure for all that a device sends in ``rounds`` rounds, trusting nobody; kinds of rounds add up.
+
+    Raises:
+        ParameterError: ``rounds`` is below 1.
+    """
+    require_count("rounds", rounds)
+    epsilon = local_epsilon([(mechanism.epsilon, mechanism.coordinates * rounds)])
+    return BudgetStatement(Unit.DEVICE, Adjacency.REPLACE_ONE, Trust.NONE, _NAME, epsilon, 0.0)
+
+
+def shuffled_statement(
+    rounds: Sequence[tuple[TwoPoint, int, int]],
+    delta: float,
+    *,
+    positions_known: bool = False,
+    failure_share: float = 0.1,
+) -> BudgetStatement:
+    """The central figure for a device's whole contribution, under the shuffler's anonymity.
+
+    With positions secret, a block is a batch of n reports of one ε-LDP randomiser, "draw a position of the
+    block, then its bit", with the same ranges on all devices: the clones bound at n. Where every block is
+    a single position, or where ``positions_known``, a batch is the reports for one position, of which the
+    two-point bounds hold; with sampling their number is random, and bounded from below by
+    :func:`~dpagent.privacy.accounting.shuffling.least_reports` at a share of δ.
+
+    Args:
+        rounds: for each kind of round its mechanism, the least number of honest devices whose reports
+            arrive in it (the device included), and how many such rounds there are.
+        delta: total δ, in (0, 1).
+        positions_known: whether to assume that an observer learns which positions each device
+            reported on (though not which bit).
+        failure_share: share of δ set aside for positions with too few reports, in (0, 1).
+
+    Raises:
+        ParameterError: a value is out of its range.
+    """
+    require_between("delta", delta, 0.0, 1.0, low_open=True, high_open=True)
+    require_between("failure share", failure_share, 0.0, 1.0, low_open=True, high_open=True)
+    if not rounds:
+        raise ParameterError("rounds is empty; expected at least one round.")
+    for _, devices, count in rounds:
+        require_count("honest devices", devices)
+        require_count("rounds", count)
+    sampled = sum(m.coordinates * count for m, _, count in rounds if m.coordinates < m.dimension)
+    failure = failure_share * delta if sampled and positions_known else 0.0
+    batches = []
+    for mechanism, devices, count in rounds:
+        pieces = mechanism.coordinates * count
+        if mechanism.coordinates == mechanism.dimension:
+            batch = ShuffledBatch.at_position(devices, mechanism.epsilon)
+        elif not positions_known:
+            batch = ShuffledBatch(devices, mechanism.epsilon, Bound.CLONES)
+        else:
+            # ⌊u·size/2⁶⁴⌋ falls short of 1/size by less than 2⁻⁶⁴, and size is at most 2²⁸
+            probability = (1 - 2.0**-36) / float(np.diff(mechanism.block_edges()).max())
+            least = least_reports(devices, probability, sampled, failure)
+            batch = ShuffledBatch.at_position(least, mechanism.epsilon)
+        batches.append((batch, pieces))
+    return BudgetStatement(
+        Unit.DEVICE,
+        Adjacency.REPLACE_ONE,
+        Trust.SHUFFLER,
+        _NAME,
+        central_epsilon(batches, delta - failure),
+        delta,
+        _assumptions(min(devices for _, devices, _ in rounds), positions_known),
+    )
+
+
+def _assumptions(devices: int, positions_known: bool) -> tuple[str, ...]:
+    return (
+        f"In every round, reports of at least {devices} devices that keep to the protocol arrive, and "
+        "whether one arrives does not depend on its content.",
+        "Nobody links a report with its sender.",
+        "An observer may know which positions a device reported on, but not with which bits."
+        if positions_known
+        else "Nobody links two reports of one device, or learns which positions a device reported on.",
+    )

@@ -1,0 +1,228 @@
+"""Integers drawn from a table of exact probabilities, with 4 random bytes a value.
+
+What the discrete Gaussian and Laplace samplers share: a distribution on 0..n−1 as n whole numbers
+that add up to 2¹⁵⁹ exactly, drawn by Walker's alias method in Vose's form (1991), all of it in
+integers. What is drawn has these probabilities, with no further error.
+
+**Table.** 2ᵐ ≥ n columns of 2¹⁵⁹⁻ᵐ units. A column i is divided between the value i, which has its
+first s_i units, and one other value, its alias a_i. A draw takes a uniform column and a uniform
+unit of it: the value is i if the unit is below s_i, else a_i.
+
+**Draw.** A 32-bit word is a sign, the b = 31 − m high bits of the unit, and the column. The table
+holds the b high bits of s_i and i ⊕ a_i, packed into the other 31 bits alike, so one access a value
+fetches both, and the difference of the two 31-bit numbers has the sign of the comparison unless
+their b high bits are the same, a *tie* (probability 2⁻ᵇ, in every column, so that it tells nothing
+about the column). A tie is decided by the 128 low bits of the unit, drawn after the fact, which
+changes nothing in the distribution.
+
+**Time.** All values of a block take the same arithmetic and one memory access. Ties would take
+more, and a value that was tied is not distributed like the others; therefore low bits for _SPARE
+ties are drawn with *every* block, and the decision is computed for that many places, tied or not.
+The number of ties in a block of 2¹⁵ is binomial with mean 2^(m−16), at most 4, for m ≤ 18; it
+exceeds _SPARE = 64 with probability below 4⁶⁵/65! < 2⁻¹⁷² a block, and only then are more
+bytes read than 4 a value and 1,024 a block. What remains is that the addresses read within the
+table are random and secret: against an observer of the processor's cache this is not constant
+time. What leaves the device does so at times drawn independently of it.
+
+**Rounding.** :func:`exact_counts` turns weights W_j ≥ 0, whole multiples of 2⁻²⁰⁸ and at most 4, into
+counts: with S = ΣW_j and r = ⌊2¹⁵⁹·2²¹⁰/(2²⁰⁸·S)⌋, c_j = ⌊2²⁰⁸·W_j·r/2²¹⁰⌋, and what is missing from 2¹⁵⁹
+goes to the largest. Rounding r costs at most W_j/4 ≤ 1 unit and the floor another, so c_j is low by
+at most 2 units and the largest high by at most 2n: a total variation distance of at most
+2n·2⁻¹⁵⁹. If the weights are themselves off by e_j, and S ≥ 1, normalising adds at most Σ|e_j|. Every
+caller shows that Σ|e_j| ≤ n·2⁻¹⁵⁸; then both together are at most n·2⁻¹⁵⁷ = :func:`table_distance`.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from decimal import Context, Decimal
+from fractions import Fraction
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpagent.privacy.noise.entropy import Entropy, random_bytes
+
+#: log₂ of the number of units a table's counts add up to.
+TOTAL_BITS: Final = 159
+
+#: Weights are whole multiples of 2⁻²⁰⁸.
+WEIGHT_BITS: Final = 208
+
+#: A table has at most 2¹⁸ columns.
+MAX_COLUMN_BITS: Final = 18
+
+#: Values drawn at a time: bounds the memory, and fits the processor's second-level cache.
+BLOCK: Final = 32_768
+
+_LOW_BITS: Final = 128
+_WORD_BITS: Final = 31  # beside the sign
+_SPARE: Final = 64
+_SPARE_BYTES: Final = _SPARE * _LOW_BITS // 8
+_AT_ONCE: Final = 4096  # columns packed at a time: a large table as Python's objects takes tens of MiB
+_DECIMAL: Final = Context(prec=110)
+
+
+class Workspace:
+    """Arrays that the draws of one call use again and again."""
+
+    def __init__(self, size: int) -> None:
+        self.column = np.empty(size, dtype=np.intp)
+        self.word = np.empty(size, dtype=np.int32)
+        self.entry = np.empty(size, dtype=np.int32)
+        self.value = np.empty(size, dtype=np.int32)
+        self.tied = np.empty(size, dtype=np.bool_)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AliasTable:
+    """A distribution on 0..size − 1 with counts of 2¹⁵⁹ units, ready to be drawn from.
+
+    Attributes:
+        size: n, number of values.
+        column_bits: m.
+        packed: shape (2ᵐ,), int32: b high bits of s_i, then m bits of i ⊕ a_i.
+        low: 128 low bits of s_i, high word first, shape (2ᵐ, 2), uint64.
+    """
+
+    size: int
+    column_bits: int
+    packed: NDArray[np.int32]
+    low: NDArray[np.uint64]
+
+    @classmethod
+    def from_counts(cls, counts: Sequence[int]) -> AliasTable:
+        """The table of whole numbers that add up to 2¹⁵⁹ exactly; at most 2¹⁸ of them."""
+        column_bits = max(1, (len(counts) - 1).bit_length())
+        shares, other = _columns(counts, column_bits)
+        packed = np.arange(1 << column_bits, dtype=np.int32) ^ np.frombuffer(other, dtype=np.intc)
+        low = np.empty((1 << column_bits, 2), dtype=np.uint64)
+        for start in range(0, len(shares), _AT_ONCE):
+            some = slice(start, start + _AT_ONCE)
+            # 20 bytes hold the 159 − m ≤ 158 bits of a share: 128 low ones, then the b high ones
+            raw = b"".join([share.to_bytes(20, "little") for share in shares[some]])
+            parts = np.frombuffer(raw, dtype="<u4").reshape(-1, 5).astype(np.uint64)
+            low[some, 0] = parts[:, 3] << 32 | parts[:, 2]
+            low[some, 1] = parts[:, 1] << 32 | parts[:, 0]
+            packed[some] |= parts[:, 4].astype(np.int32) << column_bits
+        return cls(len(counts), column_bits, packed, low)
+
+    def counts(self) -> list[int]:
+        """Of 2¹⁵⁹ units, how many each value gets, read back from what :meth:`draw` uses."""
+        unit_bits = TOTAL_BITS - self.column_bits
+        mask = (1 << self.column_bits) - 1
+        counts = [0] * (mask + 1)
+        for column, entry in enumerate(self.packed.tolist()):
+            high, low = self.low[column].tolist()
+            share = (entry >> self.column_bits) << _LOW_BITS | high << 64 | low
+            counts[column] += share
+            counts[column ^ entry & mask] += (1 << unit_bits) - share
+        return counts[: self.size]
+
+    def draw(self, count: int, entropy: Entropy, space: Workspace, *, signed: bool) -> NDArray[np.int32]:
+        """``count`` independent values, 1 ≤ count ≤ :data:`BLOCK`.
+
+        Args:
+            count: how many.
+            entropy: gives n uniform bytes for an argument n.
+            space: of at least ``count`` places; what is returned lies in it, until the next draw.
+            signed: give each value an independent uniform sign.
+
+        Returns:
+            Shape (count,), in 0..size − 1, or in ±(size − 1) if signed.
+        """
+        data = random_bytes(_SPARE_BYTES + 4 * count, entropy)
+        drawn = np.frombuffer(data, dtype="<i4", offset=_SPARE_BYTES)
+        column, word, entry = space.column[:count], space.word[:count], space.entry[:count]
+        value, tied = space.value[:count], space.tied[:count]
+        mask = np.int32((1 << self.column_bits) - 1)
+
+        np.bitwise_and(drawn, mask, out=value)
+        np.copyto(column, value)
+        self.packed.take(column, out=entry, mode="wrap")  # always in range; "raise" would copy
+        np.bitwise_and(drawn, np.int32(0x7FFFFFFF), out=word)
+        np.less_equal(np.bitwise_xor(entry, word, out=value), mask, out=tied)
+        ties = np.flatnonzero(tied)
+
+        # value = column ⊕ (column ⊕ alias, if the unit is above the share; else 0)
+        np.subtract(entry, word, out=value)
+        np.right_shift(value, np.int32(31), out=value)
+        np.bitwise_and(value, entry, out=value)
+        np.bitwise_xor(value, word, out=value)
+        np.bitwise_and(value, mask, out=value)
+        for start in range(0, max(1, ties.size), _SPARE):
+            some = ties[start : start + _SPARE]
+            low = data[:_SPARE_BYTES] if start == 0 else random_bytes(_SPARE_BYTES, entropy)
+            value[some] = self._decide(some, column, entry, low)[: some.size]
+        if signed:
+            sign = np.right_shift(drawn, np.int32(31), out=word)
+            np.bitwise_xor(value, sign, out=value)
+            np.subtract(value, sign, out=value)
+        return value
+
+    def _decide(
+        self, ties: NDArray[np.intp], column: NDArray[np.intp], entry: NDArray[np.int32], data: bytes
+    ) -> NDArray[np.int32]:
+        """The values at ``ties``, at most _SPARE places; always computes _SPARE of them."""
+        places = np.zeros(_SPARE, dtype=np.intp)
+        places[: ties.size] = ties
+        own = column[places]
+        share, unit = self.low[own], np.frombuffer(data, dtype="<u8").reshape(_SPARE, 2)
+        below = (unit[:, 0] < share[:, 0]) | ((unit[:, 0] == share[:, 0]) & (unit[:, 1] < share[:, 1]))
+        to_alias = entry[places] & np.int32((1 << self.column_bits) - 1)
+        return np.asarray(own ^ to_alias * ~below, dtype=np.int32)
+
+
+def table_distance(size: int) -> float:
+    """What a table of ``size`` values adds to the total variation distance of one value."""
+    return size * 2.0 ** -(TOTAL_BITS - 2)
+
+
+def exact_counts(weights: Sequence[int]) -> list[int]:
+    """Whole numbers proportional to ``weights`` within the module's bound, adding up to 2¹⁵⁹.
+
+    Args:
+        weights: in units of 2⁻²⁰⁸; at most 2²¹⁰ each, with a sum of at least 2²⁰⁸.
+    """
+    shift = WEIGHT_BITS + 2
+    reciprocal = (1 << TOTAL_BITS + shift) // sum(weights)
+    counts = [weight * reciprocal >> shift for weight in weights]
+    counts[counts.index(max(counts))] += (1 << TOTAL_BITS) - sum(counts)
+    return counts
+
+
+def exponential(exponent: Fraction) -> int:
+    """⌊2²⁰⁸·exp(−exponent)⌋, to one unit, for an exponent of at least 0."""
+    # copy_negate and the explicit context: operators would round to the thread's own context
+    quotient = _DECIMAL.divide(Decimal(exponent.numerator), Decimal(exponent.denominator))
+    return int(_DECIMAL.multiply(_DECIMAL.exp(quotient.copy_negate()), Decimal(1 << WEIGHT_BITS)))
+
+
+def _columns(counts: Sequence[int], column_bits: int) -> tuple[list[int], array[int]]:
+    """Vose's division: each column's own share, and its alias.
+
+    Values with less than a column fill up their column from a value with more; once that one has
+    less than a column itself, it is filled up from the next. Since all adds up, the last is left
+    with one whole column; it and every other value with one is its own alias, with share 0.
+    """
+    columns, unit = 1 << column_bits, 1 << TOTAL_BITS - column_bits
+    shares, other = [0] * columns, array("i", range(columns))
+    rich = [value for value, count in enumerate(counts) if count >= unit]
+    givers = iter(rich)
+    giver = next(givers)
+    left = counts[giver]
+    for value in range(columns):
+        share = counts[value] if value < len(counts) else 0
+        if share >= unit:
+            continue
+        shares[value], other[value] = share, giver
+        left -= unit - share
+        while left < unit:
+            successor = next(givers)
+            shares[giver], other[giver] = left, successor
+            left += counts[successor] - unit
+            giver = successor
+    return shares, other

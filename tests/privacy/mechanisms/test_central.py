@@ -1,0 +1,139 @@
+"""Noise at the coordinator: clipped sums of whole updates, divided by a public count."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from attacks import proven_epsilon
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from numpy.typing import NDArray
+
+from dpagent.errors import ParameterError
+from dpagent.privacy.accounting.pld import PldAccountant
+from dpagent.privacy.mechanisms.central import CentralGaussian, CentralLaplace
+
+Central = CentralGaussian | CentralLaplace
+
+
+def gaussian(
+    dimension: int = 650, *, devices: float = 10.0, rate: float = 1.0, noise: float = 2.0
+) -> Central:
+    return CentralGaussian(
+        clip_norm=1.0,
+        noise_multiplier=noise,
+        sampling_rate=rate,
+        dimension=dimension,
+        expected_devices=devices,
+    )
+
+
+def laplace(
+    dimension: int = 650, *, devices: float = 10.0, rate: float = 1.0, epsilon: float = 1.0
+) -> Central:
+    return CentralLaplace(
+        clip_norm=1.0, epsilon=epsilon, sampling_rate=rate, dimension=dimension, expected_devices=devices
+    )
+
+
+both = pytest.mark.parametrize(("make", "order"), [(gaussian, 2), (laplace, 1)])
+
+
+@both
+def test_updates_are_clipped_as_published(make, order: int) -> None:  # type: ignore[no-untyped-def]
+    """Δ/max(1, ‖Δ‖/C) in plain float64, a device at a time."""
+    rng = np.random.default_rng(3)
+    updates = (rng.normal(size=(7, 650)) * 10.0 ** rng.uniform(-5, 2, (7, 1))).astype(np.float32)
+    m = make()
+    expected = sum(u / max(1.0, np.linalg.norm(u, order)) for u in updates.astype(np.float64)) / 10.0
+    got = m.mean(m.constrain(updates).total)
+    assert np.abs(got - expected).max() <= 7 * 0.51 * m.granularity / 10.0
+
+
+@both
+@given(
+    updates=hnp.arrays(
+        np.float32,
+        st.tuples(st.integers(1, 4), st.just(5)),
+        elements=st.floats(width=32, allow_nan=True, allow_infinity=True),
+    )
+)
+@settings(deadline=None)
+def test_a_device_adds_its_own_bounded_vector(make, order: int, updates: NDArray[np.float32]) -> None:  # type: ignore[no-untyped-def]
+    m = make(5)
+    whole = m.constrain(updates).total
+    parts = [m.constrain(update[np.newaxis]).total for update in updates]
+    np.testing.assert_array_equal(whole, sum(parts))
+    for part in parts:
+        assert sum(abs(int(x)) ** order for x in part) <= m.sensitivity_steps**order
+
+
+@both
+def test_the_divisor_is_the_public_count_whoever_came(make, order: int) -> None:  # type: ignore[no-untyped-def]
+    m = make(3, devices=8.0)
+    update = np.array([[0.25, 0.0, -0.5]], dtype=np.float32)
+    one, five = m.constrain(update).total, m.constrain(np.repeat(update, 5, axis=0)).total
+    np.testing.assert_allclose(m.mean(one), update[0] / 8, rtol=1e-4)
+    np.testing.assert_allclose(m.mean(five), 5 * update[0] / 8, rtol=1e-4)
+    assert not m.mean(m.constrain(np.zeros((0, 3), dtype=np.float32)).total).any()
+
+
+@both
+def test_the_statement_is_on_devices_and_trusts_the_coordinator(make, order: int) -> None:  # type: ignore[no-untyped-def]
+    m = make(rate=0.2)
+    statement = m.statement(1e-5) if order == 2 else m.statement()
+    assert statement.scope == ("device", "add-or-remove-one", "coordinator")
+    assert (m.unit, m.adjacency, m.trust) == statement.scope
+    assert statement.mechanism == m.name == ("central-gaussian" if order == 2 else "central-laplace")
+    assert m.norm == ("L2" if order == 2 else "L1")
+    assert "divided by 10, a number fixed before the round" in statement.assumptions[0]
+    assert "probability 0.2, in secret" in statement.assumptions[1]
+    assert len((make().statement(1e-5) if order == 2 else make().statement()).assumptions) == 1
+    assert m.steps == m.event.steps == 1
+    if order == 2:
+        assert statement.epsilon == PldAccountant().epsilon_after([m.event], 1e-5)
+    else:
+        assert statement.epsilon == m.event.epsilon == pytest.approx(math.log1p(0.2 * math.expm1(1.0)))
+        assert statement.delta < 1e-20
+
+
+@both
+def test_noise_is_that_of_the_sum_and_drawn_once(make, order: int) -> None:  # type: ignore[no-untyped-def]
+    m = make(50_000)
+    total = np.arange(50_000, dtype=np.int64)
+    noise = m.perturb(total) - total
+    assert noise.std() == pytest.approx(m.deviation_steps, rel=0.04)
+    assert np.abs(noise).max() < m.reach_steps
+    assert 0 < m.statistical_distance < 1e-20
+
+
+@both
+def test_an_attack_on_one_device_proves_no_more_than_claimed(make, order: int) -> None:  # type: ignore[no-untyped-def]
+    draws, delta = 200_000, 1e-5 if order == 2 else 0.0
+    m = gaussian(1, noise=1.0) if order == 2 else laplace(1)
+    device = m.constrain(np.array([[4.0]], dtype=np.float32)).total[0]
+    sampler = m._noise.sampler()
+    others = m.constrain(np.array([[0.3], [-2.0]], dtype=np.float32)).total[0]
+    without, present = others + sampler.sample(draws), others + device + sampler.sample(draws)
+    thresholds = others + np.linspace(-2, 4, 25) * m.deviation_steps
+    claimed = m.statement(1e-5).epsilon if order == 2 else m.event.epsilon
+    assert (1.5 if order == 2 else 0.9) < proven_epsilon(present, without, thresholds, delta) <= claimed
+
+
+@both
+def test_bad_values_are_named(make, order: int) -> None:  # type: ignore[no-untyped-def]
+    for devices in (0.0, -1.0, math.nan, math.inf):
+        with pytest.raises(ParameterError, match="expected devices"):
+            make(devices=devices)
+    with pytest.raises(ParameterError, match="sampling rate"):
+        make(rate=1.5)
+    with pytest.raises(ParameterError, match=r"noise multiplier|epsilon"):
+        make(**({"noise": 0.0} if order == 2 else {"epsilon": -1.0}))
+    m = make(3)
+    with pytest.raises(ParameterError, match="updates have shape"):
+        m.constrain(np.zeros((1, 4), dtype=np.float32))
+    with pytest.raises(ParameterError, match="total"):
+        m.perturb(np.zeros(4, dtype=np.int64))

@@ -1,0 +1,152 @@
+"""Discretised Laplace: pure ε for vectors, by enumeration and by attack."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from attacks import proven_epsilon
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from dpagent.errors import ParameterError
+from dpagent.privacy.events import ApproximateEvent
+from dpagent.privacy.mechanisms.discretised_laplace import DiscretisedLaplace, laplace_reach, noise_scale
+from dpagent.privacy.noise.entropy import NoisePool
+
+
+def test_the_record_states_the_maths() -> None:
+    m = DiscretisedLaplace(0.5, 2.0, 0.1, 26_010, steps=3)
+    assert (m.name, m.unit, m.adjacency) == ("discrete-laplace", "record", "add-or-remove-one")
+    assert (m.trust, m.norm) == ("none", "L1")
+    assert m.sensitivity_steps == 2**24 + 13_005 + 1
+    assert m.granularity == 0.5 / 2**24
+    assert m.sensitivity_steps / m.scale_steps <= 2.0
+    assert m.scale_steps == pytest.approx(m.sensitivity_steps / 2, rel=1e-15)
+    assert m.deviation_steps == pytest.approx(m.scale_steps * math.sqrt(2))
+    assert m.event == ApproximateEvent(m.event.epsilon, 0.0, 3)
+    assert m.event.epsilon == pytest.approx(math.log1p(0.1 * math.expm1(2.0)))
+    assert m.event.epsilon >= math.log1p(0.1 * math.expm1(2.0))
+    statement = m.statement()
+    assert statement.scope == ("record", "add-or-remove-one", "none")
+    assert statement.epsilon >= 3 * m.event.epsilon
+    assert statement.epsilon == pytest.approx(3 * m.event.epsilon, rel=1e-12)
+    assert 0 < statement.delta < 1e-20  # imperfect noise, and nothing else
+    assert DiscretisedLaplace(0.5, 2.0, 0.1, 26_010, fine_steps=2**20).sensitivity_steps == 2**20 + 13_006
+
+
+@given(epsilon=st.floats(1e-6, 1000), sensitivity=st.integers(1, 2**31))
+@settings(deadline=None)
+def test_the_scale_is_rounded_up(epsilon: float, sensitivity: int) -> None:
+    scale = noise_scale(epsilon, sensitivity)
+    assert Fraction(sensitivity) / Fraction(scale) <= Fraction(epsilon)
+    assert scale == pytest.approx(sensitivity / epsilon, rel=1e-15)
+
+
+def test_two_coordinates_never_differ_by_more_than_the_factor() -> None:
+    """Log-probabilities of all outputs near the origin, for every shift of L1 norm Δ."""
+    epsilon, sensitivity = 0.7, 5
+    rate = 1 / noise_scale(epsilon, sensitivity)
+    points = np.abs(np.arange(-12, 13))
+    log_without = -rate * (points[:, np.newaxis] + points)
+    worst = 0.0
+    for s in itertools.product(range(-sensitivity, sensitivity + 1), repeat=2):
+        if sum(map(abs, s)) > sensitivity:
+            continue
+        shifted = [np.abs(np.arange(-12, 13) - shift) for shift in s]
+        loss = -rate * (shifted[0][:, np.newaxis] + shifted[1]) - log_without
+        worst = max(worst, float(np.abs(loss).max()))
+    assert worst == pytest.approx(epsilon, rel=1e-12)
+    assert worst <= epsilon * (1 + 1e-15)
+
+
+def test_noise_is_laplace_independent_and_of_the_right_size() -> None:
+    m = DiscretisedLaplace(1.0, 0.5, 1.0, 100_000)
+    total = np.arange(100_000, dtype=np.int64)
+    noise = m.perturb(total) - total
+    assert stats.kstest(noise / m.scale_steps, "laplace").pvalue > 1e-6
+    assert noise.std() == pytest.approx(m.deviation_steps, rel=0.03)
+    assert not np.array_equal(noise, m.perturb(total) - total)
+    pool = NoisePool(m.sampler())
+    pool.prepare(100_000)
+    pooled = m.perturb(total, noise=pool, entropy=lambda _: b"") - total
+    assert stats.kstest(pooled / m.scale_steps, "laplace").pvalue > 1e-6
+
+
+def test_an_attack_on_one_dimension_proves_no_more_than_claimed() -> None:
+    draws, epsilon = 200_000, 1.0
+    m = DiscretisedLaplace(2.0, epsilon, 1.0, 1)
+    record = m.constrain(np.array([[7.0]], dtype=np.float32)).total[0]
+    assert record == m.grid.fine_steps
+    sampler = m.sampler()
+    without, present = sampler.sample(draws), record + sampler.sample(draws)
+    thresholds = np.linspace(-2, 3, 26) * m.sensitivity_steps
+    assert 0.93 < proven_epsilon(present, without, thresholds) <= epsilon
+    # noise of nine tenths the size is caught
+    assert proven_epsilon(record + 0.9 * (present - record), 0.9 * without, thresholds) > epsilon
+
+
+def test_an_attack_on_a_sampled_lot_proves_no_more_than_the_amplified_cost() -> None:
+    draws, q = 200_000, 0.3
+    m = DiscretisedLaplace(1.0, 2.0, q, 1)
+    sampler = m.sampler()
+    drawn = np.random.default_rng(1).random(draws) < q
+    record = m.constrain(np.array([[1.0]], dtype=np.float32)).total[0]
+    without, present = sampler.sample(draws), record * drawn + sampler.sample(draws)
+    thresholds = np.linspace(-1, 2, 16) * m.sensitivity_steps
+    assert 0.85 * m.event.epsilon < proven_epsilon(present, without, thresholds) <= m.event.epsilon
+
+
+def test_an_attack_on_a_vector_gains_nothing_from_its_dimension() -> None:
+    """A record spread evenly over 8 coordinates: the likelihood ratio of the whole release."""
+    draws, epsilon, dimension = 200_000, 1.5, 8
+    m = DiscretisedLaplace(1.0, epsilon, 1.0, dimension)
+    record = m.constrain(np.full((1, dimension), 3.0, dtype=np.float32)).total
+    assert 0.999 * m.sensitivity_steps < np.abs(record).sum() <= m.sensitivity_steps
+    noise = m.sampler().sample(2 * draws * dimension).reshape(2, draws, dimension)
+
+    def log_ratio(released: np.ndarray) -> np.ndarray:
+        return (np.abs(released) - np.abs(released - record)).sum(axis=1) / m.scale_steps
+
+    without, present = log_ratio(noise[0]), log_ratio(noise[1] + record)
+    assert max(np.abs(without).max(), np.abs(present).max()) <= epsilon
+    proven = proven_epsilon(present, without, np.linspace(-epsilon, epsilon, 21))
+    assert 0.5 * epsilon < proven <= epsilon
+
+
+@pytest.mark.parametrize("steps", [1, 10])
+def test_noise_stays_within_its_reach(steps: int) -> None:
+    """At a smaller exponent, where the same inequality can be seen to hold."""
+    assert laplace_reach(1.0, 1) == pytest.approx(2 * math.sqrt(34) + 34)
+    sampler = DiscretisedLaplace(1.0, 1.0, 1.0, 1).sampler()
+    sums = sampler.sample(steps * 200_000).reshape(steps, -1).sum(axis=0)
+    for exponent in (1.0, 4.0, 7.0):
+        reach = sampler.scale * (2 * math.sqrt(steps * exponent) + exponent)
+        assert (sums > reach).mean() <= math.exp(-exponent)
+
+
+def test_bad_values_are_named() -> None:
+    for changes, name in (
+        ({"epsilon": 0.0}, "epsilon"),
+        ({"epsilon": math.nan}, "epsilon"),
+        ({"epsilon": 1001.0}, "epsilon"),
+        ({"epsilon": 1e-7}, "epsilon is 1e-07; with a sensitivity"),
+        ({"clip_norm": math.inf}, "clip norm"),
+        ({"sampling_rate": 0.0}, "sampling rate"),
+        ({"dimension": 0}, "dimension"),
+        ({"steps": 0}, "steps"),
+        ({"fine_steps": 2**31}, "fine steps"),
+        ({"fine_steps": 0}, "fine steps"),
+    ):
+        arguments = {"clip_norm": 1.0, "epsilon": 1.0, "sampling_rate": 1.0, "dimension": 650} | changes
+        with pytest.raises(ParameterError, match=name):
+            DiscretisedLaplace(**arguments)  # type: ignore[arg-type]
+    m = DiscretisedLaplace(1.0, 1.0, 1.0, 3)
+    with pytest.raises(ParameterError, match="total"):
+        m.perturb(np.zeros(2, dtype=np.int64))
+    with pytest.raises(ParameterError, match="gradients"):
+        m.constrain(np.zeros((2, 3)))  # type: ignore[arg-type]

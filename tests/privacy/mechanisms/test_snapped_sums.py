@@ -1,0 +1,149 @@
+"""Sums rounded to the grid: what one record more can change, with the errors of float32 sums included."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from scipy import stats
+
+from dpagent.errors import ParameterError
+from dpagent.learning.training.engine import MAX_MICROBATCH, accumulation_slack
+from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian, fine_steps_for
+from dpagent.privacy.mechanisms.grid import Grid, Norm
+from dpagent.privacy.noise.discrete_gaussian import MAX_SIGMA
+from dpagent.privacy.sampling import shuffled
+
+
+@given(
+    dimension=st.integers(1, 400),
+    fine=st.sampled_from([1, 7, 65_536, 2**20]),
+    slack=st.floats(0, 0.01),
+    seed=st.integers(0, 2**32 - 1),
+)
+@settings(deadline=None)
+def test_sums_apart_by_one_record_stay_within_the_sensitivity(
+    dimension: int, fine: int, slack: float, seed: int
+) -> None:
+    grid = Grid(Norm.L2, 0.7, dimension, fine)
+    generator = np.random.default_rng(seed)
+    total = generator.normal(size=dimension) * 50
+    record = generator.normal(size=dimension)
+    # As far away as is allowed, and from the middle between grid points, where rounding does most.
+    total = (np.rint(total / grid.granularity) + 0.5 - 1e-9 * np.sign(record)) * grid.granularity
+    record *= 0.7 * (1 + slack) / np.linalg.norm(record)
+    change = (grid.snap(total + record) - grid.snap(total)).tolist()
+    assert sum(step * step for step in change) <= grid.snapped_sensitivity_steps(slack) ** 2
+
+
+@pytest.mark.parametrize("dimension", [1, 4, 900, 26_010])
+def test_rounding_alone_can_use_up_its_part(dimension: int) -> None:
+    grid = Grid(Norm.L2, 1.0, dimension, 65_536)
+    low = np.full(dimension, 0.499999) * grid.granularity
+    step = np.full(dimension, 2e-6) * grid.granularity
+    moved = np.linalg.norm(grid.snap(low + step) - grid.snap(low))
+    assert moved == pytest.approx(math.sqrt(dimension))
+    paid = grid.snapped_sensitivity_steps(0.0) - grid.fine_steps
+    assert moved <= paid <= moved + 2
+
+
+def test_the_slack_is_rounded_up_and_its_range_named() -> None:
+    grid = Grid(Norm.L2, 1.0, 9, 1000)
+    assert grid.snapped_sensitivity_steps(0.0) == 1000 + 3 + 1
+    assert grid.snapped_sensitivity_steps(0.0005) == 1000 + 1 + 3 + 1
+    for bad in (-1e-9, 0.02, math.nan):
+        with pytest.raises(ParameterError, match="accumulation slack"):
+            grid.snapped_sensitivity_steps(bad)
+
+
+@pytest.mark.parametrize(
+    "total",
+    [
+        np.zeros(3), np.zeros(4, np.float32), np.array([0, np.nan, 0, 0]), np.array([0, np.inf, 0, 0]),
+        np.full(4, 1e300),
+    ],
+    ids=["shape", "type", "nan", "infinite", "huge"],
+)  # fmt: skip
+def test_a_sum_that_cannot_be_rounded_is_refused(total: NDArray[np.float64]) -> None:
+    with pytest.raises(ParameterError, match="total has"):
+        Grid(Norm.L2, 1.0, 4, 65_536).snap(total)
+
+
+def float32_sum(vectors: NDArray[np.float32], microbatch: int) -> NDArray[np.float64]:
+    """As an engine adds: float32 within a microbatch, in the worst order, and float64 across."""
+    total = np.zeros(vectors.shape[1])
+    for start in range(0, len(vectors), microbatch):
+        part = np.zeros(vectors.shape[1], np.float32)
+        for vector in vectors[start : start + microbatch]:
+            part += vector
+        total += part
+    return total
+
+
+@pytest.mark.parametrize("microbatch", [1, 8, 32, MAX_MICROBATCH])
+def test_coupled_orders_of_neighbouring_lots_differ_within_the_slack(microbatch: int) -> None:
+    """The coupling in the proof, played through: a record comes in, the one it displaces goes last."""
+    generator = np.random.default_rng(3)
+    records, dimension = 200, 50
+    vectors = generator.normal(size=(records, dimension)).astype(np.float32) + 0.3
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    newcomer = vectors[0] * np.float32(0.999)
+    for place in range(0, records, 17):
+        coupled = np.concatenate([vectors, vectors[place : place + 1]])
+        coupled[place] = newcomer
+        difference = float32_sum(coupled, microbatch) - float32_sum(vectors, microbatch)
+        error = np.linalg.norm(difference - newcomer)
+        # Norms here are computed in float64: only the sums' share of the slack may be used.
+        assert error <= accumulation_slack(microbatch)
+
+
+def test_the_slack_grows_with_the_microbatch_and_stays_small() -> None:
+    slacks = [accumulation_slack(microbatch) for microbatch in range(1, MAX_MICROBATCH + 1)]
+    assert slacks == sorted(slacks)
+    assert slacks[31] == pytest.approx(3.14e-4, rel=0.01)
+    assert slacks[-1] < 0.0011
+
+
+def test_every_order_of_a_lot_is_equally_likely() -> None:
+    lot = np.array([2, 5, 7, 11])
+    draws = 24_000
+    seen = Counter(tuple(shuffled(lot).tolist()) for _ in range(draws))
+    orders = list(itertools.permutations(lot.tolist()))
+    assert set(seen) <= set(orders)
+    _, p_value = stats.chisquare([seen[order] for order in orders])
+    assert p_value > 1e-6
+
+
+def test_equal_keys_are_drawn_anew() -> None:
+    answers = iter([bytes(16), b"\x01" + bytes(15)])
+    assert shuffled(np.array([3, 4]), entropy=lambda count: next(answers)).tolist() == [4, 3]
+    with pytest.raises(RuntimeError, match="source of entropy is broken"):
+        shuffled(np.array([3, 4]), entropy=bytes)
+    assert shuffled(np.zeros(0, np.intp)).tolist() == []
+
+
+@pytest.mark.parametrize("noise_multiplier", [1e-3, 0.5, 2.25, 7.9, 8.1, 300.0, 1e6])
+def test_the_finest_grid_can_be_drawn_on_and_no_finer_one(noise_multiplier: float) -> None:
+    steps = fine_steps_for(noise_multiplier)
+    assert steps & (steps - 1) == 0
+    DiscretisedGaussian(1.0, noise_multiplier, 0.1, 2, fine_steps=steps, accumulation_slack=0.01)
+    assert steps == 2**20 or 2 * steps * noise_multiplier > MAX_SIGMA / 2
+    with pytest.raises(ParameterError, match="noise multiplier"):
+        fine_steps_for(1e8)
+
+
+def test_noise_is_made_for_the_rounded_sum() -> None:
+    alone = DiscretisedGaussian(1.0, 2.0, 0.1, 100)
+    summed = DiscretisedGaussian(1.0, 2.0, 0.1, 100, accumulation_slack=0.001)
+    assert alone.sensitivity_steps == 65_536 + 5 + 1
+    assert summed.sensitivity_steps == 65_536 + 66 + 10 + 1
+    assert summed.sigma_steps == pytest.approx(2 * summed.sensitivity_steps)
+    assert summed.snap(np.full(100, 0.5)).tolist() == [32_768] * 100
+    with pytest.raises(ParameterError, match="accumulation slack is None"):
+        alone.snap(np.zeros(100))

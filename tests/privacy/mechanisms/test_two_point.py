@@ -1,0 +1,521 @@
+"""The two-point mechanism: its exact probabilities, its draws, and its three prices."""
+
+from __future__ import annotations
+
+import decimal
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable
+from fractions import Fraction
+
+import mpmath
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from scipy import stats
+
+from dpagent.errors import ParameterError
+from dpagent.privacy.accounting.shuffling import Bound, ShuffledBatch, central_epsilon, least_reports
+from dpagent.privacy.mechanisms import two_point
+from dpagent.privacy.mechanisms.layer_ranges import LayerRange
+from dpagent.privacy.mechanisms.two_point import BEST_EPSILON, TwoPoint, TwoPointReport
+from dpagent.privacy.mechanisms.two_point_budget import (
+    coordinate_statement,
+    device_statement,
+    shuffled_statement,
+)
+from dpagent.privacy.statement import Adjacency, Trust, Unit
+
+LEVEL = 1e-6
+EPSILONS = (1e-6, 0.01, 0.3, 1.0, math.log(3), BEST_EPSILON, 8.0, 20.0, 32.0)
+
+
+def one_layer(size: int, centre: float = 0.0, radius: float = 1.0) -> tuple[LayerRange, ...]:
+    return (LayerRange("dense", size, centre, radius),)
+
+
+def scripted(*words: int) -> Callable[[int], bytes]:
+    """Entropy that hands out these 64-bit words, in order, and no more."""
+    rest = b"".join(word.to_bytes(8, "little") for word in words)
+
+    def entropy(count: int) -> bytes:
+        nonlocal rest
+        assert count <= len(rest), "more random bytes read than expected"
+        data, rest = rest[:count], rest[count:]
+        return data
+
+    return entropy
+
+
+def ones_of_all_words(mechanism: TwoPoint, weight: float) -> int:
+    """How many of the 2⁶⁴ words give a 1, found by bisection on the shipped ``release``."""
+
+    def is_one(word: int) -> bool:
+        return bool(mechanism.release(np.array([weight]), entropy=scripted(0, word)).bits[0])
+
+    low, high = 0, 2**64  # words below give a 1, from the threshold on a 0
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (middle + 1, high) if is_one(middle) else (low, middle)
+    for word in {max(low - 1, 0), min(low, 2**64 - 1), 0, 2**64 - 1, low // 2, (low + 2**64) // 2}:
+        assert is_one(word) == (word < low)  # one threshold, not several
+    return low
+
+
+def coins(weights: NDArray[np.float64], epsilon: float) -> NDArray[np.float64]:
+    """The paper's probability of the upper value, for a range [−1, 1]."""
+    return 0.5 + np.clip(weights, -1, 1) * math.tanh(epsilon / 2) / 2
+
+
+# ---- exact probabilities -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("epsilon", EPSILONS)
+def test_the_ratio_of_probabilities_never_exceeds_e_to_the_epsilon(epsilon: float) -> None:
+    """Counts of words, as fractions, for the extremes and for what a float can do to break them."""
+    mechanism = TwoPoint(one_layer(1, centre=0.1, radius=0.3), epsilon, 1)
+    weights = [-0.2, 0.4, 0.1, -1e308, 1e308, math.inf, -math.inf, math.nan, 0.4000000001, 5e-324, -0.0]
+    ones = [ones_of_all_words(mechanism, weight) for weight in weights]
+    with mpmath.workdps(60):
+        limit = mpmath.exp(mpmath.mpf(epsilon))
+        for numbers in (ones, [2**64 - count for count in ones]):
+            ratio = Fraction(max(numbers), min(numbers))
+            assert mpmath.mpf(ratio.numerator) / ratio.denominator <= limit
+        # tight: no more words are given away than half's rounding to a float, and one, take
+        low = min(ones) - 2**9 - 1
+        assert mpmath.mpf(2**64 - low) / low > limit
+    assert ones[0] + ones[1] == 2**64
+    assert ones[2] == ones[5] == ones[6] == ones[7] == 2**63  # the centre, and what is not finite
+    assert ones[3] == ones[0]  # beyond the range
+    assert ones[4] == ones[1] == ones[8]
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.floats(1e-6, 32.0),
+    st.floats(-1e30, 1e30),
+    st.floats(1e-30, 1e30),
+    st.sampled_from([np.float16, np.float32, np.float64]),
+    st.data(),
+)
+def test_no_weight_leaves_the_bounds(
+    epsilon: float, centre: float, radius: float, dtype: type[np.floating], data: st.DataObject
+) -> None:
+    floats = {np.float16: st.floats(width=16), np.float32: st.floats(width=32), np.float64: st.floats()}
+    weight = data.draw(floats[dtype])
+    mechanism = TwoPoint(one_layer(1, centre, radius), epsilon, 1)
+    threshold = mechanism._thresholds(np.array([weight], dtype=dtype), np.zeros(1, dtype=np.int64))
+    with decimal.localcontext(decimal.Context(prec=80)):
+        low = math.ceil(decimal.Decimal(2**64) / (decimal.Decimal(epsilon).exp() + 1))
+    assert low <= int(threshold[0]) <= 2**64 - low
+    if math.isfinite(weight):
+        centred = Fraction(weight) - Fraction(centre)
+        x = max(Fraction(-1), min(Fraction(1), centred / Fraction(radius)))
+        half = 2**63 - low
+        error = int(threshold[0]) - 2**63 - x * half
+        assert abs(error) <= Fraction(1, 2) + half * Fraction(4, 2**53)
+
+
+def test_the_threads_decimal_context_does_not_matter() -> None:
+    expected = TwoPoint(one_layer(1), 1.2345, 1).amplitude
+    two_point._half_range.cache_clear()
+    with decimal.localcontext(decimal.Context(prec=3, rounding=decimal.ROUND_UP)):
+        assert TwoPoint(one_layer(1), 1.2345, 1).amplitude == expected
+
+
+def test_the_mechanism_is_the_papers() -> None:
+    """Probability and values as Sun, Qian, Chen write them, range [c−r, c+r]."""
+    centre, radius, epsilon = -0.7, 0.25, 1.3
+    mechanism = TwoPoint(one_layer(1, centre, radius), epsilon, 1)
+    power = math.exp(epsilon)
+    assert mechanism.amplitude == pytest.approx((power + 1) / (power - 1), rel=1e-14)
+    for weight in (-0.95, -0.8, -0.7, -0.5, -0.45):
+        up = ((weight - centre) * (power - 1) + radius * (power + 1)) / (2 * radius * (power + 1))
+        ones = ones_of_all_words(mechanism, weight)
+        assert ones / 2**64 == pytest.approx(up, rel=1e-13)
+        high, low = (
+            mechanism.estimate(np.array([bit]), np.array([1])).mean[0] for bit in (1, 0)
+        )  # what a single report is taken for
+        share = Fraction(ones, 2**64)
+        mean = float(share * Fraction(high) + (1 - share) * Fraction(low))
+        assert mean == pytest.approx(weight, abs=4e-16)
+        variance = ones / 2**64 * (high - mean) ** 2 + (1 - ones / 2**64) * (low - mean) ** 2
+        assert mechanism.variance(weight - centre, radius) == pytest.approx(variance, rel=1e-12)
+
+
+@pytest.mark.parametrize("epsilon", EPSILONS)
+def test_the_bias_is_what_the_text_says(epsilon: float) -> None:
+    mechanism = TwoPoint(one_layer(1), epsilon, 1)
+    half = Fraction(2**63) / Fraction(mechanism.amplitude)
+    for weight in np.linspace(-1, 1, 9):
+        ones = ones_of_all_words(mechanism, float(weight))
+        mean = Fraction(mechanism.amplitude) * (2 * Fraction(ones, 2**64) - 1)
+        # 2⁻⁵³ more for the amplitude as a float
+        assert abs(mean - Fraction(float(weight))) <= 1 / (2 * half) + Fraction(6, 2**53)
+    assert mechanism.amplitude == pytest.approx(1 / math.tanh(epsilon / 2), rel=1e-12)
+
+
+# ---- draws ---------------------------------------------------------------------------------------
+
+
+def chi_square(ones: NDArray[np.int64], counts: NDArray[np.int64], p: NDArray[np.float64]) -> float:
+    """p-value of bits against their probabilities."""
+    statistic = float(((ones - counts * p) ** 2 / (counts * p * (1 - p))).sum())
+    return float(stats.chi2.sf(statistic, p.size))
+
+
+def test_bits_of_the_shipped_code_have_their_probabilities() -> None:
+    """200,000 bits for each of 11 weights; a probability off by 1 % would be seen."""
+    epsilon, repeats = 1.0, 200_000
+    grid = np.linspace(-1.2, 1.2, 11)
+    mechanism = TwoPoint(one_layer(11 * repeats), epsilon, 11 * repeats)
+    report = mechanism.release(np.repeat(grid, repeats))
+    np.testing.assert_array_equal(report.positions, np.arange(11 * repeats))
+    ones = report.bits.reshape(11, repeats).sum(axis=1)
+    counts = np.full(11, repeats)
+    assert chi_square(ones, counts, coins(grid, epsilon)) > LEVEL
+    # and the test can fail
+    for wrong in (coins(grid, epsilon) * 1.01, coins(grid, epsilon * 1.05), coins(grid * 1.05, epsilon)):
+        assert chi_square(ones, counts, wrong) < LEVEL
+    # bits of neighbours do not go together
+    joint = report.bits.reshape(11, repeats // 2, 2)
+    for weight, pairs in zip(grid, joint, strict=True):
+        p = float(coins(np.array([weight]), epsilon)[0])
+        observed = np.bincount(pairs @ np.array([2, 1]), minlength=4)
+        expected = repeats // 2 * np.array([(1 - p) ** 2, p * (1 - p), p * (1 - p), p * p])
+        assert stats.chisquare(observed, expected).pvalue > LEVEL
+
+
+def test_a_planted_bug_of_one_per_cent_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By counts of words a bug of a millionth, by chi-square one of a hundredth of a probability."""
+    grid, repeats = np.linspace(-1.2, 1.2, 11), 200_000
+    mechanism = TwoPoint(one_layer(11 * repeats), 1.0, 11 * repeats)
+    right = TwoPoint._thresholds
+
+    def wrong(
+        self: TwoPoint, weights: NDArray[np.float64], positions: NDArray[np.int64]
+    ) -> NDArray[np.uint64]:
+        return right(self, weights, positions) // np.uint64(100) * np.uint64(101)
+
+    half_range = two_point._half_range
+    monkeypatch.setattr(TwoPoint, "_thresholds", wrong)
+    ones = mechanism.release(np.repeat(grid, repeats)).bits.reshape(11, repeats).sum(axis=1)
+    assert chi_square(ones, np.full(11, repeats), coins(grid, 1.0)) < LEVEL
+    monkeypatch.setattr(TwoPoint, "_thresholds", right)
+    monkeypatch.setattr(
+        two_point, "_half_range", lambda epsilon: half_range(epsilon) + half_range(epsilon) // 10**6
+    )
+    single = TwoPoint(one_layer(1), 1.0, 1)
+    assert ones_of_all_words(single, 1.0) / ones_of_all_words(single, -1.0) > math.exp(1.0) * (1 + 1e-7)
+
+
+@pytest.mark.parametrize(("size", "coordinates"), [(3, 1), (3, 2), (5, 2), (6, 3), (7, 3), (4, 4)])
+def test_every_set_with_one_position_of_each_block_is_equally_likely(size: int, coordinates: int) -> None:
+    mechanism = TwoPoint(one_layer(size), 1.0, coordinates)
+    edges = mechanism.block_edges()
+    assert set(np.diff(edges)) <= {size // coordinates, -(-size // coordinates)}
+    assert (edges[0], edges[-1]) == (0, size)
+    blocks = [range(*pair) for pair in itertools.pairwise(edges.tolist())]
+    sets = list(itertools.product(*blocks))
+    draws = 2_000 * len(sets)
+    weights = np.zeros(size)
+    seen = Counter(tuple(mechanism.release(weights).positions.tolist()) for _ in range(draws))
+    assert set(seen) == set(sets)
+    if len(sets) > 1:
+        assert stats.chisquare([seen[chosen] for chosen in sets]).pvalue > LEVEL
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 1000, 26_010, 2**28 - 1])
+def test_a_position_is_the_floor_of_the_word_times_the_size(size: int) -> None:
+    """Exactly, also where a product of halves carries; so words are shared out to one word."""
+    mechanism = TwoPoint(one_layer(size), 1.0, 1)
+    words = [0, 1, 2**32 - 1, 2**32, 2**63, 2**64 - 1, 0x123456789ABCDEF0]
+    for number in (1, size // 2, size - 1):
+        edge = -(-(number << 64) // size)
+        words += [w for w in (edge - 1, edge, edge + 1) if 0 <= w < 2**64]
+    for word in words:
+        assert mechanism._draw_positions(scripted(word)).tolist() == [word * size >> 64]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 40), st.data())
+def test_the_bytes_read_depend_on_nothing_but_the_number_of_coordinates(
+    size: int, data: st.DataObject
+) -> None:
+    coordinates = data.draw(st.integers(1, size))
+    weights = np.array(data.draw(st.lists(st.floats(), min_size=size, max_size=size)))
+    mechanism = TwoPoint(one_layer(size), data.draw(st.floats(1e-6, 32)), coordinates)
+    asked: list[int] = []
+
+    def entropy(count: int) -> bytes:
+        asked.append(count)
+        return data.draw(st.binary(min_size=count, max_size=count))
+
+    report = mechanism.release(weights, entropy=entropy)
+    assert asked == [8 * coordinates, 8 * coordinates]
+    assert report.positions.shape == report.bits.shape == (coordinates,)
+    assert (np.diff(report.positions) > 0).all()
+
+
+def test_positions_do_not_depend_on_weights() -> None:
+    mechanism = TwoPoint(one_layer(50), 1.0, 7)
+    data = np.random.default_rng(1).bytes(112)
+    for weights in (np.zeros(50), np.full(50, 9.0), np.full(50, math.nan)):
+        first = mechanism.release(weights, entropy=scripted(*np.frombuffer(data, "<u8").tolist())).positions
+        words = [int.from_bytes(data[8 * i : 8 * i + 8], "little") for i in range(7)]
+        edges = mechanism.block_edges()
+        np.testing.assert_array_equal(
+            first, [edges[i] + (words[i] * int(edges[i + 1] - edges[i]) >> 64) for i in range(7)]
+        )
+
+
+def test_a_fleets_estimate_is_unbiased_and_its_error_as_stated() -> None:
+    """2,000 devices send 6 of 20 weights of two layers of unlike width."""
+    layers = (LayerRange("wide", 12, 0.5, 2.0), LayerRange("narrow", 8, -0.1, 0.05))
+    mechanism = TwoPoint.for_device(layers, 12.0, 6)
+    rng = np.random.default_rng(3)
+    devices = 2_000
+    weights = np.concatenate(
+        (rng.uniform(-1.5, 2.5, (devices, 12)), rng.uniform(-0.15, -0.05, (devices, 8))), axis=1
+    )
+    ones, counts = mechanism.tally([mechanism.release(row) for row in weights])
+    assert counts.sum() == 6 * devices
+    estimate = mechanism.estimate(ones, counts)
+    scores = (estimate.mean - weights.mean(axis=0)) / estimate.standard_error
+    assert float(np.abs(scores).max()) < stats.norm.isf(LEVEL / 40)
+    assert (scores**2).sum() < stats.chi2.isf(LEVEL, 20)
+    assert (scores**2).sum() > 1.0  # the error is stated, not exaggerated
+    assert (estimate.standard_error[:12] > 30 * estimate.standard_error[12:].max()).all()
+
+
+def test_where_nobody_reported_the_estimate_is_the_centre_and_says_so() -> None:
+    mechanism = TwoPoint(one_layer(3, centre=0.2, radius=0.5), 1.0, 1)
+    estimate = mechanism.estimate(np.array([0, 4, 1]), np.array([0, 4, 2]))
+    b = mechanism.amplitude
+    np.testing.assert_allclose(estimate.mean, [0.2, 0.2 + 0.5 * b, 0.2])
+    np.testing.assert_allclose(estimate.standard_error, [np.inf, 0.5 * b / 2, 0.5 * b / math.sqrt(2)])
+
+
+# ---- the default number of coordinates -----------------------------------------------------------
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.floats(1e-5, 200.0), st.integers(1, 60))
+def test_the_default_number_of_coordinates_is_the_best(epsilon: float, dimension: int) -> None:
+    chosen = TwoPoint.for_device(one_layer(dimension), epsilon) if epsilon / dimension <= 32 else None
+    if chosen is None:
+        return
+    variances = {k: 1 / (math.tanh(epsilon / (2 * k)) ** 2 * k) for k in range(1, dimension + 1)}
+    assert variances[chosen.coordinates] <= min(variances.values()) * (1 + 1e-12)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.floats(1e-2, 100.0), st.integers(4, 3000))
+def test_a_devices_shares_never_add_up_to_more_than_its_budget(epsilon: float, coordinates: int) -> None:
+    mechanism = TwoPoint.for_device(one_layer(3000), epsilon, coordinates)
+    assert (
+        Fraction(mechanism.epsilon) * coordinates <= Fraction(mechanism.device_epsilon) <= Fraction(epsilon)
+    )
+    assert mechanism.device_epsilon == pytest.approx(epsilon, rel=1e-15)
+    assert mechanism.rescale == 3000 / coordinates
+
+
+# ---- prices --------------------------------------------------------------------------------------
+
+
+Law = dict[tuple[tuple[int, ...], tuple[int, ...]], Fraction]
+
+
+def report_law(mechanism: TwoPoint, weights: tuple[float, ...]) -> Law:
+    """Exact law of a device's report, by all positions and bits, from counts of words."""
+    single = TwoPoint(one_layer(1), mechanism.epsilon, 1)
+    ones = {weight: Fraction(ones_of_all_words(single, weight), 2**64) for weight in set(weights)}
+    edges = mechanism.block_edges().tolist()
+    law: Law = {}
+    for positions in itertools.product(*(range(*pair) for pair in itertools.pairwise(edges))):
+        for bits in itertools.product((0, 1), repeat=len(positions)):
+            mass = Fraction(1)
+            for position, bit, (first, last) in zip(positions, bits, itertools.pairwise(edges), strict=True):
+                words = -(-((position - first + 1) << 64) // (last - first))
+                words -= -(-((position - first) << 64) // (last - first))
+                mass *= Fraction(words, 2**64)
+                mass *= ones[weights[position]] if bit else 1 - ones[weights[position]]
+            law[positions, bits] = mass
+    assert sum(law.values()) == 1
+    return law
+
+
+def test_a_devices_price_is_k_epsilon_and_no_less() -> None:
+    """d = 3, k = 2: the greatest ratio over all inputs at the ends and centre, and all reports."""
+    mechanism = TwoPoint(one_layer(3), math.log(3), 2)
+    laws = [report_law(mechanism, w) for w in itertools.product((-1.0, 0.0, 1.0), repeat=3)]
+    worst = max(p[key] / q[key] for p, q in itertools.permutations(laws, 2) for key in p)
+    stated = device_statement(mechanism)
+    with mpmath.workdps(40):
+        log_worst = mpmath.log(mpmath.mpf(worst.numerator) / worst.denominator)
+        assert log_worst <= mpmath.mpf(stated.epsilon)
+        assert log_worst > mpmath.mpf(stated.epsilon) * (1 - mpmath.mpf(10) ** -15)
+    # one coordinate's figure is not enough for a device
+    assert worst > Fraction(8.9) > Fraction(math.exp(coordinate_statement(mechanism).epsilon))
+
+
+def shuffled_view(laws: list[Law]) -> dict[object, Fraction]:
+    """What an observer sees of all blocks when nobody's pieces can be linked."""
+    view: dict[object, Fraction] = {}
+    for outcome in itertools.product(*(law.items() for law in laws)):
+        reports = [key for key, _ in outcome]
+        blocks = len(reports[0][0])
+        key = tuple(
+            tuple(sorted((positions[b], bits[b]) for positions, bits in reports)) for b in range(blocks)
+        )
+        view[key] = view.get(key, Fraction()) + math.prod((mass for _, mass in outcome), start=Fraction(1))
+    return view
+
+
+def test_the_shuffled_price_holds_for_every_input_of_a_tiny_fleet() -> None:
+    """3 devices, d = 3, k = 2, shipped mechanism: H of the whole view, block by block shuffled."""
+    mechanism = TwoPoint(one_layer(3), 1.0, 2)
+    law = {w: report_law(mechanism, w) for w in itertools.product((-1.0, 1.0), repeat=3)}
+    stated = {delta: shuffled_statement([(mechanism, 3, 1)], delta) for delta in (0.3, 0.1, 0.02)}
+    greatest = dict.fromkeys(stated, 0.0)
+    ends = [law[-1.0, -1.0, -1.0], law[1.0, 1.0, 1.0]]
+    for others in itertools.combinations_with_replacement([*ends, law[-1.0, 1.0, 1.0]], 2):
+        p, q = (shuffled_view([*others, own]) for own in ends)
+        for delta, statement in stated.items():
+            factor = Fraction(math.exp(statement.epsilon))
+            found = sum((max(p[key] - factor * q[key], Fraction()) for key in p), Fraction())
+            greatest[delta] = max(greatest[delta], float(found))
+    for delta, found in greatest.items():
+        assert 0.05 * delta < found <= delta
+    assert [s.epsilon for s in stated.values()] == sorted(s.epsilon for s in stated.values())
+    assert all(0 < s.epsilon <= 2.0 for s in stated.values())
+
+
+def test_statements_say_what_they_are_for_and_are_never_mixed() -> None:
+    mechanism = TwoPoint(one_layer(100), 0.5, 10)
+    coordinate = coordinate_statement(mechanism)
+    device = device_statement(mechanism, 20)
+    shuffled = shuffled_statement([(mechanism, 500, 20)], 1e-5)
+    assert coordinate.scope == (Unit.COORDINATE, Adjacency.REPLACE_ONE, Trust.NONE)
+    assert device.scope == (Unit.DEVICE, Adjacency.REPLACE_ONE, Trust.NONE)
+    assert shuffled.scope == (Unit.DEVICE, Adjacency.REPLACE_ONE, Trust.SHUFFLER)
+    assert (coordinate.epsilon, coordinate.delta) == (0.5, 0.0)
+    assert (device.epsilon, device.delta) == (100.0, 0.0)
+    assert shuffled.delta == 1e-5
+    assert coordinate.epsilon < shuffled.epsilon < device.epsilon
+    assert "500 devices" in shuffled.assumptions[0]
+    assert {s.mechanism for s in (coordinate, device, shuffled)} == {"LDP-FL two-point"}
+    for one, other in itertools.permutations((coordinate, device, shuffled), 2):
+        with pytest.raises(ParameterError, match="cannot be added"):
+            one.plus(other)
+    assert device.plus(device).epsilon == 200.0
+
+
+def test_the_shuffled_figure_uses_the_bound_that_fits() -> None:
+    full = TwoPoint(one_layer(60), 1.0, 60)
+    some = TwoPoint(one_layer(60), 1.0, 6)
+    assert shuffled_statement([(full, 500, 1)], 1e-5).epsilon == central_epsilon(
+        [(ShuffledBatch(500, 1.0, Bound.ENUMERATED), 60)], 1e-5
+    )
+    assert shuffled_statement([(some, 500, 2)], 1e-5).epsilon == central_epsilon(
+        [(ShuffledBatch(500, 1.0, Bound.CLONES), 12)], 1e-5
+    )
+    known = shuffled_statement([(some, 500, 2)], 1e-5, positions_known=True)
+    least = least_reports(500, 0.1, 12, 1e-6)
+    assert known.epsilon == central_epsilon([(ShuffledBatch.at_position(least, 1.0), 12)], 0.9e-5)
+    assert known.delta == 1e-5
+    assert known.assumptions != shuffled_statement([(some, 500, 2)], 1e-5).assumptions
+    # of blocks of unlike sizes, positions in the greatest have the fewest reports
+    uneven = TwoPoint(one_layer(15), 1.0, 2)
+    least = least_reports(500, 1 / 8, 2, 1e-6)
+    assert least < least_reports(500, 1 / 7, 2, 1e-6)
+    assert shuffled_statement([(uneven, 500, 1)], 1e-5, positions_known=True).epsilon == central_epsilon(
+        [(ShuffledBatch.at_position(least, 1.0), 2)], 0.9e-5
+    )
+    # without sampling positions are no secret, and no share of δ is set aside
+    assert (
+        shuffled_statement([(full, 500, 1)], 1e-5, positions_known=True).epsilon
+        == shuffled_statement([(full, 500, 1)], 1e-5).epsilon
+    )
+
+
+def test_the_shuffled_figure_is_monotone_and_never_above_the_local_one() -> None:
+    def epsilon(devices: int, local: float, rounds: int, delta: float) -> float:
+        return shuffled_statement([(TwoPoint(one_layer(40), local, 4), devices, rounds)], delta).epsilon
+
+    base = epsilon(200, 1.0, 3, 1e-5)
+    assert epsilon(300, 1.0, 3, 1e-5) < base < epsilon(100, 1.0, 3, 1e-5)
+    assert epsilon(200, 0.8, 3, 1e-5) < base < epsilon(200, 1.2, 3, 1e-5)
+    assert epsilon(200, 1.0, 2, 1e-5) < base < epsilon(200, 1.0, 4, 1e-5)
+    assert epsilon(200, 1.0, 3, 1e-4) < base < epsilon(200, 1.0, 3, 1e-6)
+    assert epsilon(1, 1.0, 3, 1e-9) <= 12.0
+    crossing = [shuffled_statement([(TwoPoint(one_layer(9), 1.0, 9), n, 1)], 1e-5).epsilon for n in
+                (1000, 1024, 1025, 1200, 1497, 1498, 1600)]  # fmt: skip
+    assert crossing == sorted(crossing, reverse=True)
+
+
+# ---- bad input -----------------------------------------------------------------------------------
+
+
+def never(count: int) -> bytes:
+    raise AssertionError("drawn before the input was checked")
+
+
+GOOD = TwoPoint(one_layer(3), 1.0, 2)
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: TwoPoint((), 1.0, 1), "layers is empty"),
+        (lambda: TwoPoint.for_device((), 1.0), "layers is empty"),
+        (lambda: TwoPoint(one_layer(3), 0.0, 1), r"epsilon of a coordinate is 0.0; expected .*\[1e-06, 32\]"),
+        (lambda: TwoPoint(one_layer(3), 32.1, 1), "epsilon of a coordinate is 32.1"),
+        (lambda: TwoPoint(one_layer(3), math.nan, 1), "epsilon of a coordinate is nan"),
+        (lambda: TwoPoint(one_layer(3), math.inf, 1), "epsilon of a coordinate is inf"),
+        (lambda: TwoPoint(one_layer(3), 1.0, 4), "coordinates is 4; .* at most 3"),
+        (lambda: TwoPoint(one_layer(3), 1.0, 0), "coordinates is 0"),
+        (lambda: TwoPoint(one_layer(3), 1.0, 1.5), "coordinates is 1.5"),  # type: ignore[arg-type]
+        (lambda: TwoPoint((*one_layer(2**28), *one_layer(1)), 1.0, 1), "dimension is 268435457"),
+        (lambda: TwoPoint.for_device(one_layer(3), -1.0), "epsilon of a device is -1.0"),
+        (lambda: TwoPoint.for_device(one_layer(3), math.nan), "epsilon of a device is nan"),
+        (lambda: TwoPoint.for_device(one_layer(3), 1.0, 0), "coordinates is 0"),
+        (lambda: TwoPoint.for_device(one_layer(3), 1.0, 4), "coordinates is 4"),
+        (lambda: TwoPoint.for_device(one_layer(3), 1e4), "epsilon of a coordinate is 3333"),
+        (lambda: TwoPoint.for_device(one_layer(3), 1e-9), "epsilon of a coordinate is 1e-09"),
+        (lambda: GOOD.release(np.zeros(4), entropy=never), r"weights have shape \(4,\)"),
+        (lambda: GOOD.release(np.zeros(0), entropy=never), r"weights have shape \(0,\)"),
+        (lambda: GOOD.release(np.zeros((3, 1)), entropy=never), r"weights have shape \(3, 1\)"),
+        (lambda: GOOD.release(np.zeros(3, dtype=int), entropy=never), "type int64"),
+        (lambda: GOOD.release(np.zeros(3, dtype=np.longdouble), entropy=never), "up to 64 bits"),
+        (lambda: GOOD.release(np.zeros(3), entropy=lambda n: b"x"), "entropy gave 1 bytes"),
+        (lambda: GOOD.variance(1.1, 1.0), "offset is 1.1"),
+        (lambda: GOOD.variance(0.0, 0.0), "radius is 0.0"),
+        (lambda: GOOD.estimate(np.array([1, 1, 3]), np.array([1, 1, 2])), "below 0 or above reports"),
+        (lambda: GOOD.estimate(np.array([-1, 1, 1]), np.array([1, 1, 2])), "ones are below 0"),
+        (lambda: GOOD.estimate(np.array([1, 1]), np.array([1, 1])), r"ones have shape \(2,\)"),
+        (lambda: GOOD.estimate(np.ones(3), np.ones(3)), "integers each"),  # type: ignore[arg-type]
+        (lambda: GOOD.tally([report([0, 3], [1, 0])]), r"a position outside \[0, 3\)"),
+        (lambda: GOOD.tally([report([-1], [1])]), r"a position outside \[0, 3\)"),
+        (lambda: GOOD.tally([report([0, 1], [1])]), "one boolean a position"),
+        (lambda: GOOD.tally([TwoPointReport(np.array([0]), np.array([1]))]), "one boolean"),
+        (lambda: GOOD.tally([TwoPointReport(np.array([0.5]), np.array([True]))]), "expected integers"),
+        (lambda: device_statement(GOOD, 0), "rounds is 0"),
+        (lambda: shuffled_statement([], 1e-5), "rounds is empty"),
+        (lambda: shuffled_statement([(GOOD, 0, 1)], 1e-5), "honest devices is 0"),
+        (lambda: shuffled_statement([(GOOD, 10, 0)], 1e-5), "rounds is 0"),
+        (lambda: shuffled_statement([(GOOD, 10, 1)], 0.0), "delta is 0.0"),
+        (lambda: shuffled_statement([(GOOD, 10, 1)], math.nan), "delta is nan"),
+        (lambda: shuffled_statement([(GOOD, 10, 1)], 1e-5, failure_share=1.0), "failure share is 1.0"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_named_before_anything_is_drawn(make: Callable[[], object], text: str) -> None:
+    with pytest.raises(ParameterError, match=text):
+        make()
+
+
+def report(positions: list[int], bits: list[int]) -> TwoPointReport:
+    return TwoPointReport(np.array(positions), np.array(bits, dtype=bool))
