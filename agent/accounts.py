@@ -8,9 +8,8 @@ basic composition is a valid privacy filter for adaptively chosen parameters (Ro
 Ullman, Vadhan, "Privacy odometers and filters", NeurIPS 2016), and an accountant for charges fixed
 in advance is not. A job is reserved whole, at its first charge: whatever rounds of the announced
 schedule follow, and for whatever reason others do not, what is sent is a part of what all of them
-would have sent. And
-jobs follow one another: once a newer one is charged the older is over, because the theorem is
-about mechanisms run in sequence, and not about interactive ones whose rounds alternate.
+would have sent. And jobs follow one another: once a newer one is charged the older is over, because the
+theorem is about mechanisms run in sequence, and not about interactive ones whose rounds alternate.
 
 What a job has *spent* so far is the bound if it stopped at a round fixed in advance; while it
 runs, the guarantee is what it has reserved.
@@ -22,86 +21,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NoReturn, TypeAlias
 
-from pydantic import ConfigDict
-
+from agent.charges import Budget, BudgetChange, Charge
 from dpagent.errors import ParameterError, require_between
 from dpagent.privacy.accounting.pld import PldAccountant, loss_grid, running_pld_epsilon
 from dpagent.privacy.accounting.rdp import RdpAccountant, running_epsilon
 from dpagent.privacy.calibration import accountant_for
-from dpagent.privacy.events import PrivacyLossEvent
-from dpagent.privacy.mechanisms.discretised_gaussian import (
-    NOISE_SHARE,
-    DiscretisedGaussian,
-    require_noise_as_priced,
-)
-
-_STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+from dpagent.privacy.events import ApproximateEvent, PrivacyLossEvent
+from dpagent.privacy.mechanisms.mechanism import NOISE_SHARE
 
 Accountant: TypeAlias = PldAccountant | RdpAccountant
+Event: TypeAlias = PrivacyLossEvent | ApproximateEvent
 
 # A re-computed figure may differ from the one written down by rounding, never by more than this.
 _TOLERANCE = 1e-6
 # Bounds by privacy-loss distributions depend a little on how much of a job is looked at in one go.
 _GRID_TOLERANCE = 1e-3
-
-
-@dataclass(frozen=True, slots=True)
-class Budget:
-    """An ε and a δ."""
-
-    epsilon: float
-    delta: float
-
-
-@dataclass(frozen=True, slots=True)
-class BudgetChange:
-    """The integrator set the lifetime budget of a dataset."""
-
-    __pydantic_config__ = _STRICT
-
-    dataset: str
-    epsilon: float
-    delta: float
-
-
-@dataclass(frozen=True, slots=True)
-class Charge:
-    """One release, with everything an auditor needs to price it again."""
-
-    __pydantic_config__ = _STRICT
-
-    dataset: str
-    job: str
-    round: int
-    mechanism: str
-    noise_multiplier: float
-    sampling_rate: float
-    steps: int
-    clip_norm: float
-    granularity: float
-    dimension: int
-    statistical_distance: float
-    schedule: str
-    """SHA-256 of the job's announced schedule, pinned at its first charge."""
-    job_epsilon: float
-    """ε reserved for the whole job, at ``delta``, when it was first charged."""
-    delta: float
-    """δ of the job."""
-    cumulative_epsilon: float
-    """What other jobs reserved plus what this one has spent up to and including this charge."""
-    cumulative_delta: float
-    """Sum of the δ of all jobs on the dataset."""
-    charged_at: str
-    loss_grid: float | None = None
-    """Step of the grid on which the job's privacy losses are composed, pinned; None for Rényi orders."""
-    accumulation_slack: float | None = None
-    """What summing in floating point may have added to a record's influence, relative to the clip norm; None
-    where each record was rounded by itself."""
-
-    @property
-    def event(self) -> PrivacyLossEvent:
-        """The charge as the accountant counts it."""
-        return PrivacyLossEvent(self.noise_multiplier, self.sampling_rate, self.steps)
 
 
 @dataclass(slots=True)
@@ -119,15 +53,16 @@ class JobAccount:
     """Of ``spent``; None if it composes Rényi divergences."""
 
 
-def fresh_account(events: Sequence[PrivacyLossEvent], delta: float) -> tuple[Accountant, float | None]:
+def fresh_account(events: Sequence[Event], delta: float) -> tuple[Accountant, float | None]:
     """What prices a job of these rounds, and its grid."""
-    if accountant_for([event.noise_multiplier for event in events]) == "rdp":
+    gaussian = [event.noise_multiplier for event in events if isinstance(event, PrivacyLossEvent)]
+    if accountant_for(gaussian) == "rdp":
         return RdpAccountant(), None
     grid = loss_grid(events, delta)
     return PldAccountant(grid=grid), grid
 
 
-def price_after(account: Accountant, events: Sequence[PrivacyLossEvent], delta: float) -> float:
+def price_after(account: Accountant, events: Sequence[Event], delta: float) -> float:
     """ε at a job's ``delta`` with ``events`` charged as well, noise as it is drawn included."""
     return account.epsilon_after(events, delta * (1 - NOISE_SHARE))
 
@@ -302,21 +237,17 @@ def _refuse(index: int, name: str, stated: float, computed: float) -> NoReturn:
 def _require_priceable(index: int, charge: Charge) -> None:
     """That a charge has values that can be priced, and noise such as its price takes it for."""
     try:
-        _ = charge.event
-        require_between("statistical distance", charge.statistical_distance, 0.0, 1.0)
+        mechanism = charge.rebuilt()
         require_between("delta", charge.delta, 0.0, 1.0, low_open=True, high_open=True)
+        for name in ("granularity", "statistical_distance"):
+            stated, computed = getattr(charge, name), getattr(mechanism, name)
+            if not abs(stated - computed) <= _TOLERANCE * computed:
+                raise ParameterError(
+                    f"{name.replace('_', ' ')} is {stated!r}; the charge's parameters give {computed!r}."
+                )
         if charge.loss_grid is not None:
             PldAccountant(grid=charge.loss_grid)
-            mechanism = DiscretisedGaussian(
-                charge.clip_norm,
-                charge.noise_multiplier,
-                charge.sampling_rate,
-                charge.dimension,
-                charge.steps,
-                round(charge.clip_norm / charge.granularity),
-                charge.accumulation_slack,
-            )
             # How many rounds there were to be is not written down: this one has to keep to its share.
-            require_noise_as_priced(mechanism, 1, charge.job_epsilon, charge.delta)
+            mechanism.require_noise_as_priced(1, charge.job_epsilon, charge.delta)
     except (ParameterError, ArithmeticError, ValueError) as error:
         raise InconsistentChargeError(index, f"is no charge that can be priced: {error}") from error

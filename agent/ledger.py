@@ -5,7 +5,7 @@ An entry is one line of canonical JSON and the hash
 the chain shows a change made behind SQLite's back; the file ``ledger.head`` beside the
 database remembers how far the chain had come, so that a shortened or older copy is noticed
 as long as that file is left. Two kinds of entry exist: ``budget`` (the integrator set a
-lifetime budget) and ``charge`` (a release was paid for, before it left the device); what they
+lifetime budget) and ``charge`` (a round was paid for, before anything of it left the device); what they
 come to is in :mod:`agent.accounts`.
 
 The hashes are a proof against accidents and honest mistakes, not against the owner of the
@@ -24,7 +24,8 @@ from typing import Literal
 
 from pydantic import TypeAdapter, ValidationError
 
-from agent.accounts import Budget, BudgetChange, Charge, InconsistentChargeError, JobAccounts
+from agent.accounts import InconsistentChargeError, JobAccounts
+from agent.charges import Budget, BudgetChange, Charge
 from dpagent.errors import LedgerError, StorageError
 from dpagent.storage import disk_errors, open_readonly, write_atomically
 

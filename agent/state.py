@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from agent.accounts import Budget, Charge
+from agent.charges import Budget, Charge
 from agent.ledger import Ledger, create_ledger
 from agent.spool import Spool, SpooledFragment, create_spool
 from dpagent.errors import DamagedDatabaseError, LedgerError
@@ -50,7 +50,7 @@ class AgentState:
             try:
                 self._open(dataset, budget)
             except DamagedDatabaseError as error:
-                raise LedgerError(f"{error} Without its ledger the device releases nothing.") from error
+                raise LedgerError(f"{error} Without its ledger the device publishes nothing.") from error
         except BaseException:
             self._directory.close()
             raise
@@ -69,8 +69,8 @@ class AgentState:
         self.connection.close()
         self._directory.close()
 
-    def release(self, charge: Charge, fragments: Iterable[SpooledFragment]) -> None:
-        """Charge for a release and spool it, in one transaction. Only then may a byte leave.
+    def charge_and_spool(self, charge: Charge, fragments: Iterable[SpooledFragment]) -> None:
+        """Charge for an update and spool its fragments, in one transaction. Only then may a byte leave.
 
         Raises:
             StorageError: Nothing was charged and nothing spooled; or, when only ``ledger.head``

@@ -13,20 +13,19 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.decision import Declined, model_of
+from agent.admission import Declined
+from agent.noisy_sums import noisy_gradients, noisy_moments
 from agent.profile import Profile
 from agent.records import Records
 from agent.settings import AgentSettings
-from agent.update import make_moments, make_update, mechanism_of
 from dpagent.errors import DataError, DpagentError, ParameterError
 from dpagent.learning.data.dataset import Dataset
 from dpagent.learning.front_end.features import FeatureSet, FrontEnd
 from dpagent.learning.front_end.stages import FrozenNetwork
-from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.training.engine import Engine, accumulation_slack
 from dpagent.learning.training.engine_choice import Bench, EngineKind, UnsuitableEngineError, choose_engine
-from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian
 from dpagent.protocol.messages import Plan
+from dpagent.protocol.task import RoundTask
 from dpagent.storage import write_atomically
 
 log = logging.getLogger(__name__)
@@ -62,10 +61,10 @@ class Trainer:
             if asset.role != "training-graph" or self._settings.engine != "numpy"
         }
 
-    def release(
-        self, plan: Plan, assets: Mapping[str, bytes], weights: NDArray[np.float32]
-    ) -> tuple[DiscretisedGaussian, NDArray[np.int64]]:
-        """What the round asks for, with noise, of records that can be read; and the mechanism behind it.
+    def noisy_update(
+        self, task: RoundTask, assets: Mapping[str, bytes], weights: NDArray[np.float32]
+    ) -> NDArray[np.int64]:
+        """The round's noisy sum over the records that can be read, in wire units, shape (dimension,).
 
         Whatever fails in it only declines the round: private records are worked on here, and an agent that
         ends would tell of them in every round to come.
@@ -77,7 +76,7 @@ class Trainer:
             ParameterError: A lot is too large for the engine's bound.
         """
         try:
-            return self._release(plan, assets, weights)
+            return self._noisy_update(task, assets, weights)
         except (Declined, DataError, ParameterError):
             raise
         except DpagentError as error:
@@ -87,27 +86,23 @@ class Trainer:
             raise Declined(str(error)) from error
         except Exception as error:
             log.debug("the details", exc_info=True)
-            raise Declined(f"an error nobody foresaw ({type(error).__name__}: {error})") from error
+            raise Declined(f"an internal error ({type(error).__name__}: {error})") from error
 
-    def _release(
-        self, plan: Plan, assets: Mapping[str, bytes], weights: NDArray[np.float32]
-    ) -> tuple[DiscretisedGaussian, NDArray[np.int64]]:
-        spec = model_of(plan)
-        mechanism = mechanism_of(plan, spec)
-        self._prepare_front_end(plan, spec, assets)
-        if plan.second_moments is not None:
-            return mechanism, self.records.attempt(
-                lambda records: make_moments(plan, spec, self._inputs_of(records))
-            )
-        engine = self._engine_for(plan, spec.head, assets.get("training-graph"))
-        slack, allowed = accumulation_slack(engine.microbatch), plan.mechanism.accumulation_slack
+    def _noisy_update(
+        self, task: RoundTask, assets: Mapping[str, bytes], weights: NDArray[np.float32]
+    ) -> NDArray[np.int64]:
+        self._prepare_front_end(task, assets)
+        if task.second_moments is not None:
+            return self.records.attempt(lambda records: noisy_moments(task, self._inputs_of(records)))
+        engine = self._engine_for(task, assets.get("training-graph"))
+        slack, allowed = accumulation_slack(engine.microbatch), task.plan.clipping.accumulation_slack
         if slack > allowed:
             raise Declined(
                 f"microbatches of {engine.microbatch} can add {slack:.3g} to a record's influence; the "
                 f"plan's noise allows for {allowed:.3g}"
             )
-        return mechanism, self.records.attempt(
-            lambda records: make_update(plan, weights, self._inputs_of(records), engine)
+        return self.records.attempt(
+            lambda records: noisy_gradients(task, weights, self._inputs_of(records), engine)
         )
 
     def _inputs_of(self, records: Dataset) -> Dataset:
@@ -127,7 +122,8 @@ class Trainer:
                             unusable, len(records))  # fmt: skip
         return self._features
 
-    def _prepare_front_end(self, plan: Plan, spec: ModelSpec, assets: Mapping[str, bytes]) -> None:
+    def _prepare_front_end(self, task: RoundTask, assets: Mapping[str, bytes]) -> None:
+        spec = task.spec
         if not spec.front_end:
             self._front_end = None
             return
@@ -139,18 +135,18 @@ class Trainer:
                     " which checks the network and prints its digest, and add it if you trust it"
                 )
         needed = {role: data for role, data in assets.items() if role != "training-graph"}
-        front_end = FrontEnd(spec, needed, before_projection=plan.second_moments is not None)
+        front_end = FrontEnd(spec, needed, before_projection=task.second_moments is not None)
         if self._front_end is None or self._front_end.key != front_end.key:
             self._front_end, self._features_are_of = front_end, None
 
-    def _engine_for(self, plan: Plan, spec: ModelSpec, graph: bytes | None) -> Engine:
+    def _engine_for(self, task: RoundTask, graph: bytes | None) -> Engine:
         bench = Bench(
-            spec=spec,
+            spec=task.spec.head,
             graph=graph,
             microbatch=self._profile.microbatch,
             threads=self._profile.threads,
-            views=1 if plan.augmentation is None else plan.augmentation.views,
-            groups=len(plan.mechanism.clipping.norms),
+            views=1 if task.augmentation is None else task.augmentation.views,
+            groups=len(task.clipping.norms),
             trusted=self._settings.trusted_graphs,
         )
         purpose = _purpose(bench)

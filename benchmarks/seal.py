@@ -19,9 +19,10 @@ from benchmarks.figures import Figure
 from benchmarks.timing import alternate
 from cli.demo.presets import PRESETS, DatasetName
 from dpagent.learning.models.built_ins import built_in
-from dpagent.privacy.calibration import calibrate
-from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian
-from dpagent.privacy.mechanisms.wire import wire_shift, wire_width
+from dpagent.learning.training.engine import ACCUMULATION_SLACK
+from dpagent.privacy.mechanisms.job_noise import JobNoise
+from dpagent.privacy.mechanisms.mechanism import Query
+from dpagent.privacy.mechanisms.registry import DEFAULT_MECHANISM, mechanism_named
 from dpagent.privacy.schedules import Schedule
 from dpagent.protocol.fragments import pack
 from dpagent.protocol.messages import Fragment
@@ -61,15 +62,14 @@ def run() -> list[Figure]:
 def _fragment(dataset: DatasetName) -> Fragment:
     """A fragment as the preset's first round makes it, with random values."""
     preset = PRESETS[dataset]
-    plan = calibrate(
+    budget = mechanism_named(DEFAULT_MECHANISM).calibrate(
         Schedule(), epsilon=preset.epsilon, delta=1e-5, rounds=preset.rounds,
         sampling_rate=preset.sampling_rate,
     )  # fmt: skip
     dimension = built_in(preset.model).parameter_count
-    mechanism = DiscretisedGaussian(
-        preset.clip_norm, plan.noise_multipliers[0], preset.sampling_rate, dimension
-    )
-    width = wire_width(mechanism, preset.sampling_rate * _RECORDS[dataset], wire_shift(mechanism.sigma_steps))
+    query = Query(preset.clip_norm, ACCUMULATION_SLACK, dimension, preset.sampling_rate)
+    mechanism = JobNoise.chosen(DEFAULT_MECHANISM, budget.noise_multipliers).at(1, query)
+    width = mechanism.wire_form(preset.sampling_rate * _RECORDS[dataset]).width
     reach = 1 << (width - 1)
     values = np.random.default_rng(0).integers(-reach, reach, -(-dimension // _FRAGMENTS))
     return Fragment(

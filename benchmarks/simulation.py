@@ -29,8 +29,7 @@ from dpagent.learning.training.numpy_engine.engine import NumpyEngine
 from dpagent.learning.training.optimiser import Sgd
 from dpagent.privacy.calibration import calibrate
 from dpagent.privacy.caps import ClampCap
-from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian, fine_steps_for
-from dpagent.privacy.mechanisms.wire import coarsen, wire_shift, wire_width
+from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian, finest_resolution
 from dpagent.privacy.sampling import poisson_lot, shuffled
 from dpagent.privacy.schedules import Schedule
 
@@ -92,7 +91,7 @@ def simulate(options: DemoOptions, schedule: Schedule | None = None) -> Run:
     )  # fmt: skip
     first = DiscretisedGaussian(
         options.clip_norm, plan.noise_multipliers[0], options.sampling_rate, spec.parameter_count,
-        fine_steps=fine_steps_for(max(plan.noise_multipliers)), accumulation_slack=ACCUMULATION_SLACK,
+        resolution=finest_resolution(max(plan.noise_multipliers)), accumulation_slack=ACCUMULATION_SLACK,
     )  # fmt: skip
     expected_lot = options.sampling_rate * options.records_per_device
     steps_per_unit = expected_lot / first.granularity
@@ -101,18 +100,17 @@ def simulate(options: DemoOptions, schedule: Schedule | None = None) -> Run:
     weights, state = spec.initial_weights(options.seed), np.zeros((optimiser.rows, spec.parameter_count))
     for number, noise_multiplier in enumerate(plan.noise_multipliers, start=1):
         mechanism = replace(first, noise_multiplier=noise_multiplier)
-        shift = wire_shift(mechanism.sigma_steps)
-        width = wire_width(mechanism, expected_lot, shift)
+        form = mechanism.wire_form(expected_lot)
         total = np.zeros(spec.parameter_count, np.int64)
         for shard in shards:
             lot = shuffled(poisson_lot(len(shard), options.sampling_rate))
             part = sum_over_lot(engine, weights, shard, lot, [options.clip_norm])
-            released = mechanism.perturb(mechanism.snap(part.total))
+            released = mechanism.add_noise(mechanism.quantize(part.total))
             if options.cap_at == "device":
                 capped = cap.apply(released / steps_per_unit, weights)
                 released = np.rint(capped * steps_per_unit).astype(np.int64)
-            total += coarsen(released, shift, width)
-        gradient = total.astype(np.float64) * (float(1 << shift) / (steps_per_unit * options.devices))
+            total += mechanism.round_to_wire(released, form)
+        gradient = total.astype(np.float64) * (float(1 << form.shift) / (steps_per_unit * options.devices))
         if options.cap_at == "coordinator":
             gradient = cap.apply(gradient, weights)
         weights, state = optimiser.step(

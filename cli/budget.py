@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +13,7 @@ from cli.output import write_json
 from cli.tables import print_table
 
 if TYPE_CHECKING:
+    from agent.charges import Charge
     from agent.ledger import VerifiedLedger
 
 app = typer.Typer(help="Read, verify and export what a device has spent.", no_args_is_help=True)
@@ -28,27 +29,27 @@ _ONE_LEDGER = "These records have no other ledger."
 
 def _scope() -> dict[str, str]:
     """What all figures of a ledger refer to, as a script reads it."""
-    from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian
+    from agent.charges import LEDGER_SCOPE
 
-    unit, adjacency, trust = DiscretisedGaussian.job_statement(0.0, 0.0).scope
+    unit, adjacency, trust = LEDGER_SCOPE
     return {"unit": str(unit), "adjacency": str(adjacency), "trust": str(trust)}
 
 
 def _scope_in_words() -> str:
     """The same as a person reads it."""
-    from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian
+    from agent.charges import LEDGER_SCOPE
 
-    unit, adjacency, trust = DiscretisedGaussian.job_statement(0.0, 0.0).scope
+    unit, adjacency, trust = LEDGER_SCOPE
     return f"Unit: {unit.meaning}. Adjacency: {adjacency}. Trusted: {trust.meaning}."
 
 
 def _summary(ledger: VerifiedLedger) -> dict[str, dict[str, Any]]:
     """Lifetime budget, reservations and spending by dataset."""
-    from agent.accounts import Charge
-    from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian
+    from agent.charges import Charge, ledger_statement
 
     datasets: dict[str, dict[str, Any]] = {}
     exact_noise: dict[str, bool] = {}
+    mechanisms: dict[str, list[str]] = {}
     for entry in ledger.entries:
         record = entry.record
         known = datasets.setdefault(
@@ -61,6 +62,7 @@ def _summary(ledger: VerifiedLedger) -> dict[str, dict[str, Any]]:
             known["statistical_distance"] += record.statistical_distance
             known["charges"] += 1
             exact_noise[record.dataset] = exact_noise.get(record.dataset, False) or record.loss_grid is None
+            mechanisms.setdefault(record.dataset, []).append(record.mechanism)
             if record.job not in known["jobs"]:
                 known["jobs"].append(record.job)
         else:
@@ -74,10 +76,7 @@ def _summary(ledger: VerifiedLedger) -> dict[str, dict[str, Any]]:
             "delta_left": max(0.0, known["delta_budget"] - reserved.delta),
         }
         assumptions = (_ONE_LEDGER, _EXACT_NOISE) if exact_noise.get(name) else (_ONE_LEDGER,)
-        # What holds for these records, whatever its jobs still send.
-        statement = DiscretisedGaussian.job_statement(reserved.epsilon, reserved.delta, *assumptions)
-        if not known["charges"]:
-            statement = replace(statement, mechanism="nothing released")
+        statement = ledger_statement(reserved, mechanisms.get(name, ()), *assumptions)
         known["statement"] = statement.as_dict()
     return datasets
 
@@ -168,12 +167,13 @@ def export(
     ] = None,
 ) -> None:
     """Export every charge, verified, with all that is needed to price it again."""
-    from agent.accounts import Charge
+    from agent.charges import Charge
     from agent.ledger import audit
+    from dpagent.privacy.mechanisms.registry import mechanism_named
 
     ledger = audit(state_dir)
     charges = [
-        asdict(entry.record) | {"entry": entry.number, "hash": entry.digest.hex()}
+        _flat(entry.record) | {"entry": entry.number, "hash": entry.digest.hex()}
         for entry in ledger.entries
         if isinstance(entry.record, Charge)
     ]
@@ -184,7 +184,19 @@ def export(
         typer.echo("The ledger has no charges yet.")
         return
     print_table(
-        ["entry", "dataset", "job", "round", "mechanism", "σ", "q", "granularity", "δ", "ε so far", "hash"],
+        [
+            "entry",
+            "dataset",
+            "job",
+            "round",
+            "mechanism",
+            "noise",
+            "q",
+            "granularity",
+            "δ",
+            "ε so far",
+            "hash",
+        ],
         [
             [
                 str(charge["entry"]),
@@ -192,7 +204,7 @@ def export(
                 charge["job"][:8],
                 str(charge["round"]),
                 charge["mechanism"],
-                f"{charge['noise_multiplier']:.4f}",
+                f"{charge[mechanism_named(charge['mechanism']).noise_level().name]:.4f}",
                 f"{charge['sampling_rate']:g}",
                 f"{charge['granularity']:.3g}",
                 f"{charge['delta']:g}",
@@ -202,3 +214,10 @@ def export(
             for charge in charges
         ],
     )
+
+
+def _flat(charge: Charge) -> dict[str, Any]:
+    """A charge as scripts read it: the mechanism's parameters beside the rest."""
+    fields = asdict(charge)
+    parameters: dict[str, Any] = fields.pop("parameters")
+    return fields | parameters

@@ -18,7 +18,6 @@ from dpagent.learning.inference.export import export_onnx
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.training.onnx_graph.build import build_training_graph
 from dpagent.privacy.covariance import leading_directions
-from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian
 from dpagent.storage import disk_errors, write_atomically
 
 
@@ -105,7 +104,7 @@ class ModelFiles:
 
     def _metadata(self, job: Job, number: int) -> dict[str, str]:
         privacy = self._settings.privacy
-        statement = DiscretisedGaussian.job_statement(privacy.epsilon, privacy.delta)
+        statement = job.noise.mechanism.job_statement(privacy.epsilon, privacy.delta)
         metadata = {
             "dpagent.job": job.id.hex(),
             "dpagent.model": self._spec.name,

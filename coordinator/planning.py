@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Literal
 
 import cbor2
@@ -16,17 +16,14 @@ from dpagent.errors import ConfigurationError, ParameterError, PlanError
 from dpagent.learning.models.description import describe
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.training.engine import ACCUMULATION_SLACK
-from dpagent.privacy.calibration import BudgetPlan, calibrate
 from dpagent.privacy.clipping import COUNT_WEIGHT, Clipping
 from dpagent.privacy.covariance import SecondMoments
-from dpagent.privacy.mechanisms.discretised_gaussian import (
-    DiscretisedGaussian,
-    fine_steps_for,
-    require_noise_as_priced,
-)
-from dpagent.privacy.mechanisms.wire import wire_shift, wire_width
-from dpagent.protocol.fragments import content_digest
+from dpagent.privacy.mechanisms.job_noise import JobNoise
+from dpagent.privacy.mechanisms.mechanism import Query
+from dpagent.privacy.mechanisms.registry import mechanism_named
+from dpagent.protocol.fragments import content_digest, weights_to_bytes
 from dpagent.protocol.messages import (
+    MAX_PAYLOAD_BYTES,
     MAX_WHOLE_BYTES,
     AssetTerms,
     AugmentationTerms,
@@ -36,22 +33,20 @@ from dpagent.protocol.messages import (
     ModelTerms,
     Plan,
     ProjectionTerms,
+    SamplingTerms,
     WireTerms,
 )
+from dpagent.protocol.task import RoundTask
 
 
-class FragmentsTooLargeError(PlanError):
-    """An update is cut into so few fragments that one does not fit a message."""
-
-
-def budget_plan(settings: FleetSettings) -> BudgetPlan:
-    """Noise multipliers that spend the target over the rounds.
+def new_job(settings: FleetSettings) -> Job:
+    """A job with a fresh random id, and noise that spends the target over the rounds.
 
     Raises:
         PlanError: No noise meets the target.
     """
     privacy = settings.privacy
-    return calibrate(
+    budget = mechanism_named(privacy.mechanism).calibrate(
         privacy.schedule.schedule(),
         epsilon=privacy.epsilon,
         delta=privacy.delta,
@@ -59,12 +54,8 @@ def budget_plan(settings: FleetSettings) -> BudgetPlan:
         sampling_rate=privacy.sampling_rate,
         steps=privacy.local_steps,
     )
-
-
-def new_job(settings: FleetSettings) -> Job:
-    """A job with a fresh random id."""
-    budget = budget_plan(settings)
-    return Job(os.urandom(16), settings.job_terms(), budget.noise_multipliers, budget.epsilon_by_round)
+    noise = JobNoise.chosen(privacy.mechanism, budget.noise_multipliers)
+    return Job(os.urandom(16), settings.job_terms(), noise, budget.epsilon_by_round)
 
 
 def clipping_of(settings: FleetSettings, spec: ModelSpec, norm: float | None = None) -> Clipping:
@@ -126,145 +117,167 @@ def require_sendable(spec: ModelSpec, assets: Mapping[str, bytes]) -> None:
             )
 
 
-def require_every_round_fits(settings: FleetSettings, job: Job, spec: ModelSpec) -> None:
-    """Refuse a job some of whose rounds every device would decline.
-
-    A round with less noise takes more bits on the wire, so a job whose first round can be
-    announced could still die in a later one. And at an ε beyond all use a sampler that is
-    all but exact may be told from an exact one.
-
-    Raises:
-        FragmentsTooLargeError: Naming the first round whose fragments do not fit a message.
-        PlanError: Naming the first round that is declined for another reason.
-    """
-    for number, noise_multiplier in enumerate(job.noise_multipliers, start=1):
-        released = _second_moments(settings, spec, number) or clipping_of(settings, spec)
-        mechanism = _mechanism(settings, job, released, noise_multiplier)
-        try:
-            # Width and shift are in range by their making; what can be refused is the block.
-            _wire(settings, mechanism)
-        except ValidationError as error:
-            raise FragmentsTooLargeError(
-                f"No device would accept the plan of round {number}: "
-                f"{error.errors(include_url=False)[0]['msg']}. Set fragments_per_update higher than "
-                f"{settings.fragments_per_update}."
-            ) from error
-        try:
-            require_noise_as_priced(
-                mechanism, settings.rounds, job.epsilon_by_round[-1], settings.privacy.delta
-            )
-        except ParameterError as error:
-            raise PlanError(f"No device would accept the plan of round {number}: its {error}") from error
-
-
-def plan_round(
-    settings: FleetSettings,
-    job: Job,
-    current: OpenRound,
-    spec: ModelSpec,
-    weights: bytes,
-    sealing_key: bytes,
-    *,
-    clip_norm: float | None = None,
-    assets: Sequence[AssetTerms] = (),
-    state: Literal["open", "finished"] = "open",
-) -> Plan:
-    """What is announced for a round.
+class Planner:
+    """Makes the plan of each round of a job, and sees beforehand that devices will accept them all.
 
     Args:
         settings: The fleet's.
-        job: Its schedule is announced whole.
-        current: The round.
         spec: The model.
-        weights: The model's bytes.
+        job: Its schedule is announced whole.
         sealing_key: What devices seal to.
-        clip_norm: Of this round, where it follows a quantile.
-        assets: What devices need besides the weights.
-        state: Whether the job goes on.
-
-    Raises:
-        pydantic.ValidationError: The settings make a plan that no device would accept.
     """
-    privacy = settings.privacy
-    clipping = clipping_of(settings, spec, clip_norm)
-    released = _second_moments(settings, spec, current.number) or clipping
-    mechanism = _mechanism(settings, job, released, job.noise_multipliers[current.number - 1])
-    augmentation = settings.model.augmentation
-    return Plan(
-        version=1,
-        kind="plan",
-        fleet=settings.fleet,
-        job=job.id,
-        round=current.number,
-        state=state,
-        model=ModelTerms(
-            description=cbor2.dumps(describe(spec), canonical=True),
-            parameters=spec.parameter_count,
-            architecture=spec.digest(),
-            digest=content_digest(weights),
-        ),
-        assets=list(assets),
-        mechanism=MechanismTerms(
-            name="discrete-gaussian",
-            clipping=ClippingTerms(
-                norms=list(clipping.norms), shares=list(clipping.shares), count_weight=clipping.count_weight
+
+    def __init__(self, settings: FleetSettings, spec: ModelSpec, job: Job, sealing_key: bytes) -> None:
+        self._settings, self._spec, self._job, self._sealing_key = settings, spec, job, sealing_key
+        self._expected_lot = settings.privacy.sampling_rate * settings.records_per_device
+
+    def task(
+        self,
+        current: OpenRound,
+        weights: bytes,
+        *,
+        clip_norm: float | None = None,
+        assets: Mapping[str, bytes] | None = None,
+        state: Literal["open", "finished"] = "open",
+    ) -> RoundTask:
+        """What a round asks of devices, derived from its plan as they derive it.
+
+        Args:
+            current: The round.
+            weights: The model's bytes.
+            clip_norm: Of this round, where it follows a quantile.
+            assets: What devices need besides the weights, by role.
+            state: Whether the job goes on.
+
+        Raises:
+            PlanError: No device would accept the plan.
+        """
+        try:
+            plan = self._plan(current, weights, clip_norm, assets or {}, state)
+            return RoundTask.of(plan)
+        except ValidationError as error:
+            problem = error.errors(include_url=False)[0]
+            where = ".".join(str(part) for part in problem["loc"]) or "plan"
+            raise PlanError(f"No device would accept this plan: {where}: {problem['msg']}.") from error
+        except PlanError as error:
+            raise PlanError(f"No device would accept this plan. {error}") from error
+
+    def fragments_needed(self) -> int:
+        """The fewest fragments into which the update of every round can be cut.
+
+        Raises:
+            ParameterError: The noise of a round is out of range.
+        """
+        noise, bits = self._job.noise, 8 * MAX_PAYLOAD_BYTES
+        rounds = (noise.at(number, self._query_of_round(number)) for number in range(1, noise.rounds + 1))
+        return max(-(-each.dimension * each.wire_form(self._expected_lot).width // bits) for each in rounds)
+
+    def require_acceptable(self) -> None:
+        """Refuse a job some of whose rounds every device would decline.
+
+        A round with less noise takes more bits on the wire, so a job whose first round can be
+        announced could still die in a later one. And at an ε beyond all use a sampler that is
+        all but exact may be told from an exact one.
+
+        Raises:
+            PlanError: Naming the first round that is declined, and why.
+        """
+        settings, job = self._settings, self._job
+        try:
+            job.noise.require_acceptable(
+                self._query_of_round, job.epsilon_by_round[-1], settings.privacy.delta
+            )
+        except ParameterError as error:
+            raise PlanError(f"No device would accept this job. Its {error}") from error
+        if (needed := self.fragments_needed()) > settings.fragments_per_update:
+            raise PlanError(
+                f"fragments_per_update is {settings.fragments_per_update}; expected at least {needed}, so "
+                f"that a fragment's values fit {MAX_PAYLOAD_BYTES:,} bytes in every round."
+            )
+        weights = self._spec.initial_weights(self._settings.model.seed)
+        self.task(OpenRound(1, 0, 0), weights_to_bytes(weights))
+
+    def _query_of_round(self, number: int) -> Query:
+        return self._query(self._second_moments(number) or clipping_of(self._settings, self._spec))
+
+    def _plan(
+        self,
+        current: OpenRound,
+        weights: bytes,
+        clip_norm: float | None,
+        assets: Mapping[str, bytes],
+        state: Literal["open", "finished"],
+    ) -> Plan:
+        settings, spec, privacy, noise = self._settings, self._spec, self._settings.privacy, self._job.noise
+        clipping = clipping_of(settings, spec, clip_norm)
+        summed = self._second_moments(current.number) or clipping
+        mechanism = noise.at(current.number, self._query(summed))
+        form = mechanism.wire_form(self._expected_lot)
+        augmentation = settings.model.augmentation
+        return Plan(
+            version=1,
+            kind="plan",
+            fleet=settings.fleet,
+            job=self._job.id,
+            round=current.number,
+            state=state,
+            model=ModelTerms(
+                description=cbor2.dumps(describe(spec), canonical=True),
+                parameters=spec.parameter_count,
+                architecture=spec.digest(),
+                digest=content_digest(weights),
             ),
-            fine_steps=mechanism.fine_steps,
-            accumulation_slack=ACCUMULATION_SLACK,
-            noise_multipliers=list(job.noise_multipliers),
-            sampling_rate=privacy.sampling_rate,
-            local_steps=privacy.local_steps,
-            local_learning_rate=privacy.local_learning_rate,
-            expected_lot=_expected_lot(settings),
+            assets=[
+                AssetTerms.model_validate({"role": role, "digest": content_digest(data), "size": len(data)})
+                for role, data in assets.items()
+            ],
+            mechanism=MechanismTerms(
+                name=mechanism.name, noise_levels=list(noise.levels), parameters=dict(noise.parameters)
+            ),
+            clipping=ClippingTerms(
+                norms=list(clipping.norms),
+                shares=list(clipping.shares),
+                count_weight=clipping.count_weight,
+                accumulation_slack=ACCUMULATION_SLACK,
+            ),
+            sampling=SamplingTerms(
+                rate=privacy.sampling_rate,
+                expected_lot=self._expected_lot,
+                local_steps=privacy.local_steps,
+                local_learning_rate=privacy.local_learning_rate,
+            ),
             delta=privacy.delta,
-        ),
-        projection=_projection(settings, spec),
-        augmentation=None if augmentation is None else AugmentationTerms(**augmentation.model_dump()),
-        cap=CapTerms(**settings.cap.model_dump()),
-        wire=_wire(settings, mechanism),
-        sealing_key=sealing_key,
-        deadline=current.deadline,
-        compute_slot_s=settings.round.compute_slot_s,
-        jitter_window_s=settings.round.jitter_window_s,
-    )
+            projection=self._projection(),
+            augmentation=None if augmentation is None else AugmentationTerms(**augmentation.model_dump()),
+            cap=CapTerms(**settings.cap.model_dump()),
+            wire=WireTerms(
+                block=-(-mechanism.dimension // settings.fragments_per_update),
+                width=form.width,
+                shift=form.shift,
+            ),
+            sealing_key=self._sealing_key,
+            deadline=current.deadline,
+            compute_slot_s=settings.round.compute_slot_s,
+            jitter_window_s=settings.round.jitter_window_s,
+        )
 
+    def _query(self, summed: Clipping | SecondMoments) -> Query:
+        privacy = self._settings.privacy
+        return Query(
+            clip_norm=summed.radius,
+            accumulation_slack=ACCUMULATION_SLACK,
+            dimension=summed.dimension,
+            sampling_rate=privacy.sampling_rate,
+            steps=privacy.local_steps,
+        )
 
-def _expected_lot(settings: FleetSettings) -> float:
-    return settings.privacy.sampling_rate * settings.records_per_device
+    def _projection(self) -> ProjectionTerms | None:
+        if self._spec.projection is None:
+            return None
+        values = math.prod(self._spec.shape_before_projection)
+        return ProjectionTerms(values=values, record_norm=self._settings.privacy.record_norm)
 
-
-def _projection(settings: FleetSettings, spec: ModelSpec) -> ProjectionTerms | None:
-    if spec.projection is None:
-        return None
-    values = math.prod(spec.shape_before_projection)
-    return ProjectionTerms(values=values, record_norm=settings.privacy.record_norm)
-
-
-def _second_moments(settings: FleetSettings, spec: ModelSpec, number: int) -> SecondMoments | None:
-    """What the first round of a job with a projection releases."""
-    terms = _projection(settings, spec)
-    return None if terms is None or number > 1 else SecondMoments(terms.values, terms.record_norm)
-
-
-def _mechanism(
-    settings: FleetSettings, job: Job, released: Clipping | SecondMoments, noise_multiplier: float
-) -> DiscretisedGaussian:
-    return DiscretisedGaussian(
-        clip_norm=released.radius,
-        noise_multiplier=noise_multiplier,
-        sampling_rate=settings.privacy.sampling_rate,
-        dimension=released.dimension,
-        steps=settings.privacy.local_steps,
-        # One grid for the whole job, since the device pins what prices it.
-        fine_steps=fine_steps_for(max(job.noise_multipliers)),
-        accumulation_slack=ACCUMULATION_SLACK,
-    )
-
-
-def _wire(settings: FleetSettings, mechanism: DiscretisedGaussian) -> WireTerms:
-    shift = wire_shift(mechanism.sigma_steps)
-    return WireTerms(
-        block=-(-mechanism.dimension // settings.fragments_per_update),
-        width=wire_width(mechanism, _expected_lot(settings), shift),
-        shift=shift,
-    )
+    def _second_moments(self, number: int) -> SecondMoments | None:
+        """What the first round of a job with a projection sums."""
+        terms = self._projection()
+        return None if terms is None or number > 1 else SecondMoments(terms.values, terms.record_norm)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from dpagent.configuration import FilePath, Settings, load_settings, resolve
 from dpagent.errors import ConfigurationError, DpagentError
@@ -15,6 +15,7 @@ from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.training.augmentation import Augmentation
 from dpagent.learning.training.optimiser import Adam, LearningRate, Optimiser, Sgd
 from dpagent.privacy.clipping import MAX_NORM, MIN_NORM
+from dpagent.privacy.mechanisms.registry import DEFAULT_MECHANISM, mechanism_named
 from dpagent.privacy.schedules import Schedule
 from dpagent.protocol.topics import FleetName
 from dpagent.transport.settings import MqttSettings
@@ -131,6 +132,8 @@ class PrivacySettings(Settings):
     """ε of the whole job for each record."""
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
     """δ of the whole job."""
+    mechanism: str = DEFAULT_MECHANISM
+    """The noise that devices add, by name."""
     sampling_rate: Annotated[float, Field(gt=0, le=1)] = 0.1
     """Probability with which a record is in a lot (Poisson sampling)."""
     clip_norm: Annotated[float, Field(ge=MIN_NORM, le=MAX_NORM)] = 1.0
@@ -143,6 +146,14 @@ class PrivacySettings(Settings):
     local_learning_rate: Annotated[float, Field(ge=0, le=1000)] = 0.1
     """Learning rate of the steps on the device, when there are several."""
     schedule: ScheduleSettings = ScheduleSettings()
+
+    @field_validator("mechanism")
+    @classmethod
+    def _is_known(cls, name: str) -> str:
+        try:
+            return mechanism_named(name).name
+        except DpagentError as error:
+            raise ValueError(str(error)) from error
 
 
 class CapSettings(Settings):

@@ -13,11 +13,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dpagent.privacy.mechanisms.job_noise import JobNoise
 from dpagent.storage import disk_errors, open_database, open_readonly, transaction
 
 
@@ -27,7 +27,7 @@ class Job:
 
     id: bytes
     terms: dict[str, object]
-    noise_multipliers: tuple[float, ...]
+    noise: JobNoise
     epsilon_by_round: tuple[float, ...]
 
 
@@ -71,7 +71,7 @@ class RoundResult:
     accuracy: float | None
     clamped: int
     kept: float
-    noise_multiplier: float
+    noise_level: float
     epsilon: float
 
 
@@ -82,12 +82,12 @@ def _create(connection: sqlite3.Connection) -> None:
     )
     connection.execute(
         "CREATE TABLE model (one INTEGER PRIMARY KEY CHECK (one = 1), weights BLOB NOT NULL, "
-        "velocity BLOB NOT NULL) STRICT"
+        "state BLOB NOT NULL, clip_norm REAL NOT NULL) STRICT"
     )
     connection.execute(
         """CREATE TABLE rounds (
             number INTEGER PRIMARY KEY, opened_at REAL NOT NULL, deadline REAL NOT NULL, closed_at REAL,
-            noise_multiplier REAL, epsilon REAL, accuracy REAL, clamped INTEGER, kept REAL,
+            noise_level REAL, epsilon REAL, accuracy REAL, clamped INTEGER, kept REAL,
             fragments INTEGER
         ) STRICT"""
     )
@@ -105,24 +105,6 @@ def _create(connection: sqlite3.Connection) -> None:
     connection.execute("CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT")
 
 
-def _add_state_and_clip_norm(connection: sqlite3.Connection) -> None:
-    """Any optimiser's state in place of a velocity, and a clip norm that may change from round to round."""
-    if any(row["name"] == "state" for row in connection.execute("PRAGMA table_info(model)")):
-        return  # For a while, between releases, the first migration made these columns itself.
-    job = connection.execute("SELECT terms FROM job").fetchone()
-    clip_norm = 1.0 if job is None else float(json.loads(job["terms"])["privacy"]["clip_norm"])
-    connection.execute(
-        "CREATE TABLE next_model (one INTEGER PRIMARY KEY CHECK (one = 1), weights BLOB NOT NULL, "
-        "state BLOB NOT NULL, clip_norm REAL NOT NULL) STRICT"
-    )
-    connection.execute("INSERT INTO next_model SELECT one, weights, velocity, ? FROM model", (clip_norm,))
-    connection.execute("DROP TABLE model")
-    connection.execute("ALTER TABLE next_model RENAME TO model")
-
-
-_MIGRATIONS: Final = (_create, _add_state_and_clip_norm)
-
-
 class Store:
     """The open database of one job.
 
@@ -135,7 +117,7 @@ class Store:
 
     def __init__(self, state_dir: Path) -> None:
         self.file = state_dir / "coordinator.db"
-        self.connection = open_database(self.file, _MIGRATIONS)
+        self.connection = open_database(self.file, [_create])
 
     def close(self) -> None:
         """Close the database."""
@@ -150,7 +132,7 @@ class Store:
         return Job(
             row["id"],
             json.loads(row["terms"]),
-            tuple(budget["noise_multipliers"]),
+            JobNoise.announced(budget["mechanism"], budget["noise_levels"], budget["parameters"]),
             tuple(budget["epsilon_by_round"]),
         )
 
@@ -158,7 +140,12 @@ class Store:
         self, job: Job, weights: NDArray[np.float32], state: NDArray[np.float64], clip_norm: float
     ) -> None:
         """Begin the job with its initial weights, the optimiser's initial state and the first clip norm."""
-        budget = {"noise_multipliers": job.noise_multipliers, "epsilon_by_round": job.epsilon_by_round}
+        budget = {
+            "mechanism": job.noise.mechanism.name,
+            "noise_levels": job.noise.levels,
+            "parameters": dict(job.noise.parameters),
+            "epsilon_by_round": job.epsilon_by_round,
+        }
         with disk_errors(self.file), transaction(self.connection):
             self.connection.execute(
                 "INSERT INTO job (one, id, terms, budget) VALUES (1, ?, ?, ?)",
@@ -258,14 +245,14 @@ class Store:
         with disk_errors(self.file), transaction(self.connection):
             self.connection.execute(
                 "UPDATE rounds SET closed_at = ?, accuracy = ?, clamped = ?, kept = ?, "
-                "noise_multiplier = ?, epsilon = ?, fragments = (SELECT coalesce(sum(count), 0) FROM sums "
+                "noise_level = ?, epsilon = ?, fragments = (SELECT coalesce(sum(count), 0) FROM sums "
                 "WHERE round = rounds.number) WHERE number = ?",
                 (
                     time.time(),
                     result.accuracy,
                     result.clamped,
                     result.kept,
-                    result.noise_multiplier,
+                    result.noise_level,
                     result.epsilon,
                     number,
                 ),
@@ -306,7 +293,7 @@ class RoundRecord:
     number: int
     opened_at: float
     closed_at: float | None
-    noise_multiplier: float | None
+    noise_level: float | None
     epsilon: float | None
     accuracy: float | None
     clamped: int | None
@@ -336,7 +323,7 @@ class StoreReader:
         """All rounds so far."""
         with disk_errors(self.file):
             rows = self._connection.execute(
-                "SELECT number, opened_at, closed_at, noise_multiplier, epsilon, accuracy, clamped, kept, "
+                "SELECT number, opened_at, closed_at, noise_level, epsilon, accuracy, clamped, kept, "
                 "coalesce(fragments, (SELECT sum(count) FROM sums WHERE round = number), 0) AS fragments "
                 "FROM rounds ORDER BY number"
             )

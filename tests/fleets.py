@@ -20,9 +20,10 @@ from dpagent.learning.data.npz import save_npz
 from dpagent.learning.models.built_ins import built_in
 from dpagent.learning.models.description import describe
 from dpagent.learning.training.engine import ACCUMULATION_SLACK
-from dpagent.privacy.mechanisms.grid import FINE_STEPS
+from dpagent.privacy.mechanisms.grid import DEFAULT_RESOLUTION
 from dpagent.protocol.fragments import content_digest, weights_to_bytes
 from dpagent.protocol.messages import Plan
+from dpagent.protocol.task import RoundTask
 
 DIGITS = built_in("digits")
 SEALING_KEY = bytes(range(32))
@@ -48,11 +49,16 @@ def plan_values(**changes: Any) -> dict[str, Any]:
         },
         "assets": [], "augmentation": None, "projection": None,
         "mechanism": {
-            "name": "discrete-gaussian", "fine_steps": FINE_STEPS, "accumulation_slack": ACCUMULATION_SLACK,
-            "clipping": {"norms": [1.0], "shares": [1.0], "count_weight": 0.0},
-            "noise_multipliers": [4.0, 3.0, 2.0], "sampling_rate": 0.25, "local_steps": 1,
-            "local_learning_rate": 0.1, "expected_lot": 10.0, "delta": 1e-5,
+            "name": "discrete-gaussian", "noise_levels": [4.0, 3.0, 2.0],
+            "parameters": {"resolution": DEFAULT_RESOLUTION},
         },
+        "clipping": {
+            "norms": [1.0], "shares": [1.0], "count_weight": 0.0, "accumulation_slack": ACCUMULATION_SLACK,
+        },
+        "sampling": {
+            "rate": 0.25, "expected_lot": 10.0, "local_steps": 1, "local_learning_rate": 0.1,
+        },
+        "delta": 1e-5,
         "cap": {"kind": "none", "where": "coordinator", "regularisation": 0.5, "floor": 0.01},
         "wire": {"block": 1_000, "width": 12, "shift": 14},
         "sealing_key": SEALING_KEY, "deadline": 4e9, "compute_slot_s": 0.5, "jitter_window_s": 0.5,
@@ -62,6 +68,11 @@ def plan_values(**changes: Any) -> dict[str, Any]:
 
 def make_plan(**changes: Any) -> Plan:
     return Plan.model_validate(plan_values(**changes))
+
+
+def make_task(**changes: Any) -> RoundTask:
+    """The task of such a plan."""
+    return RoundTask.of(make_plan(**changes))
 
 
 def records(count: int) -> ArrayDataset:

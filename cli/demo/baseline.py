@@ -94,7 +94,7 @@ class Baseline:
         for shard in self._shards:
             lot = shuffled(poisson_lot(len(shard), privacy.sampling_rate))
             part = sum_over_lot(self._engine, self.weights, shard, lot, clipping.norms)
-            release = clipping.release(part.total, int(part.within[0]), len(lot) - part.excluded)
+            release = clipping.scaled_sum(part.total, int(part.within[0]), len(lot) - part.excluded)
             mean += self._capped("device", release / expected_lot, clipping.radius)
         mean /= len(self._shards)
         gradient = self._capped("coordinator", clipping.gradient(mean), clipping.radius)

@@ -7,31 +7,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from pydantic import ValidationError
-
 from cli.demo.configurations import fleet_settings
 from cli.demo.fitting_model import fitting_model
 from cli.demo.layout import Layout
 from cli.demo.options import DataChoice, DataForm, DemoOptions
 from cli.demo.outlook import Outlook, outlook_of
 from cli.demo.presets import Preset, learning_rate_for, sampling_rate_for
-from coordinator.planning import (
-    FragmentsTooLargeError,
-    budget_plan,
-    clipping_of,
-    plan_round,
-    require_every_round_fits,
-)
-from coordinator.store import Job, OpenRound
+from coordinator.planning import Planner, clipping_of, new_job
 from dpagent.errors import ConfigurationError, DataError, PlanError
 from dpagent.learning.front_end.stages import FrozenNetwork
 from dpagent.learning.models.built_ins import BUILT_IN
 from dpagent.learning.models.description import find_model, is_model_file, load_assets, load_model
 from dpagent.learning.models.spec import ModelSpec
-from dpagent.protocol.fragments import weights_to_bytes
 
 _FEWEST_FRAGMENTS: Final = 16
-_MOST_FRAGMENTS: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,11 +139,11 @@ def choose(asked: Asked, preset: Preset, form: DataForm, model: str, spec: Model
         baseline=asked.baseline,
     )
     settings = fleet_settings(options)
-    plan = budget_plan(settings)
+    job = new_job(settings)
     clipping = clipping_of(settings, spec)
     outlook = outlook_of(
         clipping,
-        plan.noise_multipliers,
+        job.noise.levels,
         sampling_rate=options.sampling_rate,
         records_per_device=options.records_per_device,
         devices=devices,
@@ -167,40 +156,11 @@ def choose(asked: Asked, preset: Preset, form: DataForm, model: str, spec: Model
         learning_rate = learning_rate_for(
             outlook.signal_to_noise, options.rounds, clip_norm, options.momentum
         )
-    job = Job(bytes(16), {}, plan.noise_multipliers, plan.epsilon_by_round)
-    fragments = _fragments(options, job, spec)
+    # As few fragments as hold an update, but not fewer than usual.
+    fragments = max(_FEWEST_FRAGMENTS, Planner(settings, spec, job, bytes(32)).fragments_needed())
     options = replace(options, learning_rate=learning_rate, fragments_per_update=fragments)
-    _require_acceptable(options, job, spec)
+    Planner(fleet_settings(options), spec, job, bytes(32)).require_acceptable()
     return Choice(options, spec, outlook)
-
-
-def _require_acceptable(options: DemoOptions, job: Job, spec: ModelSpec) -> None:
-    """Refuse what every device would decline."""
-    weights = weights_to_bytes(spec.initial_weights(options.seed))
-    try:
-        plan_round(fleet_settings(options), job, OpenRound(1, 0, 0), spec, weights, bytes(32))
-    except ValidationError as error:
-        problem = error.errors(include_url=False)[0]
-        where = ".".join(map(str, problem["loc"])) or "plan"
-        raise PlanError(
-            f"No device would accept a plan for ε = {options.epsilon:g} in {options.rounds} rounds: {where}: "
-            f"{problem['msg']}. Choose another --epsilon or fewer --rounds."
-        ) from error
-
-
-def _fragments(options: DemoOptions, job: Job, spec: ModelSpec) -> int:
-    """As few fragments as hold an update, but not fewer than usual."""
-    count = _FEWEST_FRAGMENTS
-    while True:
-        settings = fleet_settings(replace(options, fragments_per_update=count))
-        try:
-            require_every_round_fits(settings, job, spec)
-        except FragmentsTooLargeError:
-            if count >= _MOST_FRAGMENTS:
-                raise
-            count *= 2
-        else:
-            return count
 
 
 def model_in_words(options: DemoOptions, spec: ModelSpec) -> str:

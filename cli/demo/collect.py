@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agent.accounts import BudgetChange
+from agent.charges import BudgetChange
 from agent.ledger import VerifiedLedger, audit, open_ledger
 from cli.demo.layout import Layout
 from cli.demo.record import Arrival, DemoRecord, DeviceBudget, FragmentTally
 from coordinator.store import RoundRecord, StoreReader
 from dpagent.errors import LedgerError, StorageError
-from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian
+from dpagent.privacy.mechanisms.registry import DEFAULT_MECHANISM, mechanism_named
 from dpagent.protocol.fragments import receipt_digest
 
 _TRANSIT_S = 2.0
@@ -215,7 +215,7 @@ def collect(layout: Layout, facts: dict[str, Any]) -> DemoRecord:
     )
     device_rounds = max(1, sum(device.budget.charges for device in devices))
     return DemoRecord(
-        noise_multipliers=tuple(r.noise_multiplier or 0.0 for r in rounds),
+        noise_multipliers=tuple(r.noise_level or 0.0 for r in rounds),
         epsilon_spent=tuple(r.epsilon or 0.0 for r in rounds),
         accuracy_history=tuple(math.nan if r.accuracy is None else r.accuracy for r in rounds),
         clamped=tuple(r.clamped or 0 for r in rounds),
@@ -232,7 +232,7 @@ def collect(layout: Layout, facts: dict[str, Any]) -> DemoRecord:
 
 def as_json(record: DemoRecord) -> dict[str, Any]:
     """The run as a script reads it; the summary on the terminal shows the same figures."""
-    statement = DiscretisedGaussian.job_statement(record.epsilon_target, record.delta)
+    statement = mechanism_named(DEFAULT_MECHANISM).job_statement(record.epsilon_target, record.delta)
     return {
         "dataset": record.dataset,
         "data": {

@@ -1,12 +1,11 @@
 """The same target on every schedule: noise, spending, and what the noise does to the fleet's mean.
 
-A device's noise has the standard deviation σ·Δ on each coordinate, where Δ is the sensitivity of
-the mechanism as implemented, a little above one clip norm
-(:class:`~dpagent.privacy.mechanisms.mechanism.DiscretisedGaussian`). The coordinator adds the sums of
-n devices with k local steps each and divides by n·k·L, L being the expected lot. So each coordinate
-of the mean gradient carries noise of σ·Δ/(L·√(n·k)), and the whole vector noise of about
-√d times that in L2 norm. A mean of clipped gradients is at most one clip norm long. Rounding for
-the wire adds less than 0.8 % to the noise, and is left out.
+The coordinator adds the sums of n devices with k local steps each and divides by n·k·L, L being the expected
+lot. So if a device's noise has the standard deviation s on each coordinate (a little above σ clip norms,
+since the sensitivity of the mechanism as implemented is a little above one), each coordinate of the mean
+gradient carries noise of s/(L·√(n·k)), and the whole vector noise of about √d times that in L2 norm. A mean
+of clipped gradients is at most one clip norm long. Rounding for the wire adds less than 0.8 % to the noise,
+and is left out.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from cli.notation import plain
-from cli.plan.caps import BoundedPrices, CapCost, bounded_prices, cap_costs
 from cli.plan.target import PlanTarget
 from dpagent.errors import ParameterError
-from dpagent.privacy.calibration import BudgetPlan, calibrate
-from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian
-from dpagent.privacy.mechanisms.grid import FINE_STEPS
+from dpagent.privacy.calibration import BudgetPlan
+from dpagent.privacy.mechanisms.cap_costs import BoundedPrices, CapCost, bounded_prices, cap_costs
+from dpagent.privacy.mechanisms.job_noise import JobNoise
+from dpagent.privacy.mechanisms.registry import mechanism_named
 from dpagent.privacy.statement import BudgetStatement
 
 _MUCH_DELTA: Final = 0.1  # in records of one device that may be published for all that δ forbids
@@ -97,9 +96,10 @@ def compare(target: PlanTarget) -> Comparison:
         ParameterError: a value is out of its range.
         PlanError: no noise meets the target.
     """
+    mechanism = mechanism_named(target.mechanism)
     candidates = tuple(
         _candidate(
-            calibrate(
+            mechanism.calibrate(
                 schedule,
                 epsilon=target.epsilon,
                 delta=target.delta,
@@ -111,22 +111,31 @@ def compare(target: PlanTarget) -> Comparison:
         )
         for schedule in target.schedules()
     )
-    statement = DiscretisedGaussian.job_statement(target.epsilon, target.delta)
+    statement = mechanism.job_statement(target.epsilon, target.delta)
     chosen = next(candidate for candidate in candidates if candidate.chosen)
     return Comparison(
         target,
         candidates,
         statement,
         cap_costs(statement),
-        bounded_prices(target, chosen.plan.schedule),
+        bounded_prices(
+            chosen.plan.schedule,
+            epsilon=target.epsilon,
+            delta=target.delta,
+            rounds=target.rounds,
+            sampling_rate=target.sampling_rate,
+            dimension=target.parameters,
+            local_steps=target.local_steps,
+        ),
         tuple(_remarks(target, chosen)),
     )
 
 
 def _candidate(plan: BudgetPlan, target: PlanTarget) -> Candidate:
     divisor = target.expected_lot * math.sqrt(target.devices * target.local_steps)
-    slack = _mechanism(target, 1.0).sensitivity_steps / FINE_STEPS
-    coordinate_noise = tuple(sigma * slack / divisor for sigma in plan.noise_multipliers)
+    noise, query = JobNoise.chosen(target.mechanism, plan.noise_multipliers), target.query
+    mechanisms = (noise.at(number, query) for number in range(1, noise.rounds + 1))
+    coordinate_noise = tuple(each.deviation_units * each.granularity / divisor for each in mechanisms)
     return Candidate(
         plan,
         shares=tuple(plan.schedule.shares(plan.rounds).tolist()),
@@ -136,22 +145,12 @@ def _candidate(plan: BudgetPlan, target: PlanTarget) -> Candidate:
     )
 
 
-def _mechanism(target: PlanTarget, noise_multiplier: float) -> DiscretisedGaussian:
-    return DiscretisedGaussian(
-        clip_norm=1.0,
-        noise_multiplier=noise_multiplier,
-        sampling_rate=target.sampling_rate,
-        dimension=target.parameters,
-        steps=target.local_steps,
-    )
-
-
 def _remarks(target: PlanTarget, chosen: Candidate) -> Iterator[str]:
     try:
-        for sigma in (max(chosen.plan.noise_multipliers), min(chosen.plan.noise_multipliers)):
-            _mechanism(target, sigma)
+        noise = JobNoise.chosen(target.mechanism, chosen.plan.noise_multipliers)
+        noise.require_acceptable(lambda _: target.query, chosen.plan.epsilon_by_round[-1], target.delta)
     except ParameterError as error:
-        yield f"A device would refuse this plan: {error}"
+        yield f"No device would accept this plan. Its {error}"
     if target.delta * target.records_per_device >= _MUCH_DELTA:
         yield (
             f"δ = {plain(target.delta)} is not well below one over a device's records "

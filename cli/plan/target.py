@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from dpagent.errors import ConfigurationError, require_count, require_positive
+from dpagent.learning.training.engine import ACCUMULATION_SLACK
+from dpagent.privacy.mechanisms.mechanism import Query
+from dpagent.privacy.mechanisms.registry import DEFAULT_MECHANISM
 from dpagent.privacy.schedules import Schedule, ScheduleKind
 
 MAX_ROUNDS: Final = 5000
@@ -38,6 +41,7 @@ class PlanTarget:
         records_per_device: public estimate, in (0, 1e12].
         parameters: d, of the model, in [1, 2²⁸]; by default the built-in model's for MNIST.
         cap: the noise cap that a fleet's file names, or None.
+        mechanism: of the noise, by name.
 
     Raises:
         ParameterError: rounds or fleet are out of range.
@@ -56,6 +60,7 @@ class PlanTarget:
     records_per_device: float = 1000.0
     parameters: int = 26_010
     cap: str | None = None
+    mechanism: str = DEFAULT_MECHANISM
 
     def __post_init__(self) -> None:
         require_count("rounds", self.rounds, maximum=MAX_ROUNDS)
@@ -68,6 +73,17 @@ class PlanTarget:
     def expected_lot(self) -> float:
         """Records that are expected in one device's lot."""
         return self.sampling_rate * self.records_per_device
+
+    @property
+    def query(self) -> Query:
+        """What a round asks of a device, in units of the clip norm."""
+        return Query(
+            clip_norm=1.0,
+            accumulation_slack=ACCUMULATION_SLACK,
+            dimension=self.parameters,
+            sampling_rate=self.sampling_rate,
+            steps=self.local_steps,
+        )
 
     def schedules(self) -> tuple[Schedule, ...]:
         """Those to compare, uniform first.
@@ -106,7 +122,6 @@ def target_from(options: dict[str, Any], *, config: Path | None, custom: str | N
 
 def _from_fleet(file: Path) -> dict[str, Any]:
     from coordinator.settings import load_fleet_settings
-    from dpagent.learning.models.built_ins import built_in
 
     settings = load_fleet_settings(file)
     privacy, schedule = settings.privacy, settings.privacy.schedule.schedule()
@@ -122,8 +137,9 @@ def _from_fleet(file: Path) -> dict[str, Any]:
         "weights": schedule.weights,
         "devices": settings.devices,
         "records_per_device": settings.records_per_device,
-        "parameters": built_in(settings.model.name).parameter_count,
+        "parameters": settings.model.spec().parameter_count,
         "cap": settings.cap.kind,
+        "mechanism": privacy.mechanism,
     }
 
 

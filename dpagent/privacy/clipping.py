@@ -116,8 +116,8 @@ class Clipping:
         # What the shares' sum is off 1 is made good.
         return self.reference * math.hypot(1.0, self.count_weight / 2) * math.sqrt(math.fsum(self.shares))
 
-    def release(self, total: NDArray[np.float64], within: int, counted: int) -> NDArray[np.float64]:
-        """What is to be released of a lot, without noise. Private.
+    def scaled_sum(self, total: NDArray[np.float64], within: int, counted: int) -> NDArray[np.float64]:
+        """The vector that a lot's clipped sum becomes, without noise. Private.
 
         Args:
             total: Σ of the clipped gradients, shape (parameters,).
@@ -125,17 +125,17 @@ class Clipping:
             counted: how many records are in it.
 
         Returns:
-            Shape (dimension,).
+            Shape (dimension,): each layer scaled as the module's text says, and the count last.
         """
-        released = np.empty(self.dimension)
-        np.multiply(total, self._repeated(1.0), out=released[: self.parameters])
+        scaled = np.empty(self.dimension)
+        np.multiply(total, self._repeated(1.0), out=scaled[: self.parameters])
         if self.count_weight:
-            released[-1] = self.count_weight * self.reference * (within - counted / 2)
-        return released
+            scaled[-1] = self.count_weight * self.reference * (within - counted / 2)
+        return scaled
 
-    def gradient(self, released: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The gradient's part of a release, in its own units, shape (parameters,)."""
-        return released[: self.parameters] * self._repeated(-1.0)
+    def gradient(self, scaled: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The gradient in a scaled sum, or in a mean of them, in its own units, shape (parameters,)."""
+        return scaled[: self.parameters] * self._repeated(-1.0)
 
     def share_within(self, mean: float) -> float:
         """β, the estimated share of records within C, from the mean release's last coordinate a record."""

@@ -12,13 +12,15 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from dpagent.privacy.clipping import MAX_NORM, MIN_NORM, Clipping
-from dpagent.privacy.covariance import SecondMoments
+from dpagent.privacy.clipping import MAX_NORM, MIN_NORM
 from dpagent.privacy.mechanisms.wire import MAX_WIDTH, MIN_WIDTH
 from dpagent.protocol.topics import FleetName
 
 MAX_MESSAGE_BYTES = 60_000
 """No message is larger: the least of the limits of common hosted brokers, less headers."""
+
+MAX_PAYLOAD_BYTES = MAX_MESSAGE_BYTES - 512
+"""Values of one fragment: a message less its envelopes."""
 
 MODEL_CHUNK_BYTES = 48_000
 MAX_WHOLE_BYTES = 200_000_000
@@ -59,7 +61,11 @@ class AssetTerms(Message):
 
 
 class ClippingTerms(Message):
-    """What each record's gradient is clipped to; see ``dpagent.privacy.clipping``."""
+    """The norm that each record's gradient is clipped to; see ``dpagent.privacy.clipping``.
+
+    A norm that follows a quantile changes from round to round: noise is in proportion to it, so that does not
+    touch the price.
+    """
 
     norms: Annotated[
         list[Annotated[float, Field(ge=MIN_NORM, le=MAX_NORM)]], Field(min_length=1, max_length=512)
@@ -69,6 +75,8 @@ class ClippingTerms(Message):
     """Of the budget, one for each norm."""
     count_weight: Annotated[float, Field(ge=0, le=1)]
     """Weight of the coordinate that counts the records within the norm; 0 without one."""
+    accumulation_slack: Annotated[float, Field(ge=0, le=0.01)]
+    """What summing in floating point may add to a record's influence, relative to the norm."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> ClippingTerms:
@@ -80,26 +88,32 @@ class ClippingTerms(Message):
 
 
 class MechanismTerms(Message):
-    """The mechanism's public parameters, for all rounds of the job.
+    """The mechanism of the job, by name, and its public parameters.
 
-    The whole schedule is announced with the first round and pinned by the device, so that
-    what follows cannot be chosen after seeing what came before. Only a norm that follows a
-    quantile changes: noise is in proportion to it, so it does not touch the price.
+    Names and ranges of the parameters are the mechanism's own
+    (:class:`dpagent.privacy.mechanisms.mechanism.PlannedMechanism`). The noise levels of all rounds are
+    announced with the first and pinned by the device, so that what follows cannot be chosen after seeing what
+    came before.
     """
 
-    name: Literal["discrete-gaussian"]
-    clipping: ClippingTerms
-    fine_steps: Annotated[int, Field(ge=256, le=1_048_576)]
-    accumulation_slack: Annotated[float, Field(ge=0, le=0.01)]
-    """What summing in floating point may add to a record's influence, relative to the norm."""
-    noise_multipliers: Annotated[
-        list[Annotated[float, Field(ge=0.05, le=10_000)]], Field(min_length=1, max_length=5_000)
+    name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,63}$")]
+    noise_levels: Annotated[list[Annotated[float, Field(gt=0)]], Field(min_length=1, max_length=5_000)]
+    """One for each round."""
+    parameters: Annotated[
+        dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")], int | float], Field(max_length=16)
     ]
-    sampling_rate: _Probability
-    local_steps: Annotated[int, Field(ge=1, le=64)]
-    local_learning_rate: Annotated[float, Field(ge=0, le=1e3)]
+
+
+class SamplingTerms(Message):
+    """Which records a device uses in a round, and how often."""
+
+    rate: _Probability
+    """With which each record enters a lot."""
     expected_lot: Annotated[float, Field(gt=0, le=1e7)]
-    delta: Annotated[float, Field(gt=0, lt=1)]
+    """Public expectation of a lot's size, by which sums are divided."""
+    local_steps: Annotated[int, Field(ge=1, le=64)]
+    """Noisy steps in a round, each with a fresh lot."""
+    local_learning_rate: Annotated[float, Field(ge=0, le=1e3)]
 
 
 class ProjectionTerms(Message):
@@ -137,7 +151,7 @@ class WireTerms(Message):
 
     @model_validator(mode="after")
     def _fits_a_message(self) -> WireTerms:
-        if (self.block * self.width + 7) // 8 > MAX_MESSAGE_BYTES - 512:
+        if (self.block * self.width + 7) // 8 > MAX_PAYLOAD_BYTES:
             raise ValueError(
                 f"a fragment of {self.block} × {self.width} bits exceeds {MAX_MESSAGE_BYTES} bytes"
             )
@@ -156,6 +170,10 @@ class Plan(Message):
     model: ModelTerms
     assets: Annotated[list[AssetTerms], Field(max_length=3)]
     mechanism: MechanismTerms
+    clipping: ClippingTerms
+    sampling: SamplingTerms
+    delta: Annotated[float, Field(gt=0, lt=1)]
+    """δ of the job."""
     projection: ProjectionTerms | None
     augmentation: AugmentationTerms | None
     cap: CapTerms
@@ -176,45 +194,7 @@ class Plan(Message):
     @property
     def rounds(self) -> int:
         """Number of rounds of the job."""
-        return len(self.mechanism.noise_multipliers)
-
-    def clipping(self, layer_sizes: tuple[int, ...]) -> Clipping:
-        """How each record's gradient is clipped.
-
-        Args:
-            layer_sizes: Of the plan's model, as ``ModelSpec.layer_sizes``.
-
-        Raises:
-            ParameterError: There is neither one norm nor one for each layer.
-        """
-        terms = self.mechanism.clipping
-        sizes = (self.model.parameters,) if len(terms.norms) == 1 else layer_sizes
-        return Clipping(sizes, tuple(terms.norms), tuple(terms.shares), terms.count_weight)
-
-    @property
-    def second_moments(self) -> SecondMoments | None:
-        """What the round releases in place of gradients, if it is the first of a job with a projection."""
-        if self.projection is None or self.round > 1:
-            return None
-        return SecondMoments(self.projection.values, self.projection.record_norm)
-
-    @property
-    def step(self) -> int:
-        """Which gradient step the round takes, from 1; 0 for the round of second moments, which is none."""
-        return self.round - (self.projection is not None)
-
-    @property
-    def dimension(self) -> int:
-        """Coordinates of an update: the parameters, and the count where a quantile is wanted; or the second
-        moments."""
-        if (moments := self.second_moments) is not None:
-            return moments.dimension
-        return self.model.parameters + (self.mechanism.clipping.count_weight > 0)
-
-    @property
-    def noise_multiplier(self) -> float:
-        """σ of this round: the noise's standard deviation over the sensitivity."""
-        return self.mechanism.noise_multipliers[self.round - 1]
+        return len(self.mechanism.noise_levels)
 
 
 class ModelChunk(Message):

@@ -11,13 +11,13 @@ from typing import Any
 import cbor2
 import numpy as np
 import pytest
+from agent.decision import Declined, Price, decide, schedule_digest
+from agent.update import mechanism_of
 from fleets import make_plan, records
 from ledgers import DATASET, charge_for, open_state
 
-from agent.decision import Declined, Price, decide, schedule_digest
 from agent.ledger import Budget
 from agent.state import AgentState
-from agent.update import mechanism_of
 from dpagent.errors import ParameterError
 from dpagent.learning.data.dataset import ArrayDataset, Dataset
 from dpagent.learning.models.built_ins import built_in
@@ -279,7 +279,7 @@ def test_a_restart_does_not_refill_a_budget(states: Any) -> None:
     [{"noise_multipliers": [4.0, 3.0, 2.5]}, {"noise_multipliers": [4.0, 3.0, 2.0, 9.0]},
      {"clipping": {"norms": [2.0]}},
      {"sampling_rate": 0.2}, {"local_steps": 2}, {"local_learning_rate": 0.2}, {"expected_lot": 11.0},
-     {"fine_steps": 4_096}, {"delta": 1e-6}],
+     {"resolution": 4_096}, {"delta": 1e-6}],
     ids=lambda changes: next(iter(changes)),
 )  # fmt: skip
 def test_a_schedule_that_changes_after_its_first_round_is_declined(
@@ -313,8 +313,8 @@ def test_a_price_is_a_record() -> None:
 
 def test_noise_on_too_coarse_a_grid_is_declined(states: Any) -> None:
     plan = make_plan()
-    coarse = plan.model_copy(update={"mechanism": plan.mechanism.model_copy(update={"fine_steps": 256})})
-    with pytest.raises(Declined, match=r"round 1's noise is .* grid steps; its price holds from 2,122 on"):
+    coarse = plan.model_copy(update={"mechanism": plan.mechanism.model_copy(update={"resolution": 256})})
+    with pytest.raises(Declined, match=r"round 1's noise is .* grid units; its price holds from 2,122 on"):
         accepted(states(50.0), coarse)
 
 

@@ -413,9 +413,9 @@ def test_long_jobs_and_tiny_deltas_verify(delta: float, rounds: int) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"granularity": 1.0}, "noise is .* grid steps; its price holds from 2,122"),
+        ({"granularity": 1.0}, "noise is .* grid units; its price holds from 2,122"),
         ({"granularity": 0.0}, "division"),
-        ({"granularity": 1e-300}, "fine steps"),
+        ({"granularity": 1e-300}, "resolution"),
         ({"dimension": 2**28, "granularity": 2.0**-16, "delta": 1e-40}, "would add .* to δ"),
         ({"steps": 10**400}, "steps is an integer of"),
         ({"statistical_distance": -1.0}, "statistical distance is -1"),

@@ -11,6 +11,7 @@ from typing import Any
 import cbor2
 import numpy as np
 import pytest
+from agent.update import lot_sum, make_moments, mechanism_of
 from fleets import DIGITS, make_plan, write_agent
 from pictures import damaged_inside, encoded, folder_of, noise, write
 
@@ -18,7 +19,6 @@ from agent.profile import load_profile
 from agent.records import Records
 from agent.settings import DataSettings, load_agent_settings
 from agent.training import Trainer
-from agent.update import lot_sum, make_moments, mechanism_of
 from dpagent.learning.data.dataset import ArrayDataset, Dataset
 from dpagent.learning.data.npz import save_npz
 from dpagent.learning.models.description import describe, from_description
@@ -108,7 +108,7 @@ def test_when_nothing_can_be_read_any_more_the_board_sends_noise_and_says_why(
     with caplog.at_level(logging.WARNING):
         board.records.refresh()
         mechanism, update = board.release(PLAN, {}, WEIGHTS)
-    sigma = mechanism.sigma_steps / 2**PLAN.wire.shift
+    sigma = mechanism.sigma_units / 2**PLAN.wire.shift
     assert np.abs(update).max() < 8 * sigma
     assert np.std(update) == pytest.approx(sigma, rel=0.1)
     assert "left out: There is no file" in caplog.text
@@ -127,7 +127,7 @@ def test_second_moments_are_those_of_the_records_that_can_be_read(tmp_path: Path
     values = np.stack([noise(number, **DIGIT).ravel() / 255 for number in good])
     mechanism = mechanism_of(plan, DIGITS)
     expected = SecondMoments(64, 4.0).total(values) / mechanism.granularity / 2**plan.wire.shift
-    sigma = mechanism.sigma_steps / 2**plan.wire.shift
+    sigma = mechanism.sigma_units / 2**plan.wire.shift
     length = np.linalg.norm(expected)
     assert abs((released - expected) @ expected / length) < 6 * sigma
     assert length / COUNT > 12 * sigma  # one record more would show

@@ -12,10 +12,10 @@ from typing import Any
 import cbor2
 import numpy as np
 import pytest
+from agent.decision import Declined
 from fleets import DIGITS, digits, make_plan, write_agent
 from frozen_networks import choosy
 
-from agent.decision import Declined
 from agent.profile import load_profile
 from agent.settings import load_agent_settings
 from agent.training import Trainer

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from agent.update import make_update, mechanism_of
 from fleets import DIGITS, make_plan, records
 from numpy.typing import NDArray
 
-from agent.update import make_update, mechanism_of
 from dpagent.errors import ParameterError
 from dpagent.learning.data.dataset import ArrayDataset, Dataset
 from dpagent.learning.training.numpy_engine.engine import NumpyEngine
@@ -34,7 +34,7 @@ def plan_for(
     }
     plan = make_plan(mechanism=terms | mechanism, cap=cap or {})
     made = mechanism_of(plan, DIGITS)
-    shift = wire_shift(made.sigma_steps) if shift is None else shift
+    shift = wire_shift(made.sigma_units) if shift is None else shift
     width = wire_width(made, plan.mechanism.expected_lot, shift)
     return make_plan(mechanism=terms | mechanism, cap=cap or {}, wire={"shift": shift, "width": width})
 
@@ -48,7 +48,7 @@ def clipped_sum(
         inputs, labels = data.batch(np.array([index]))
         gradient = ENGINE.clipped_sum(weights, inputs, labels, [1e9]).total
         total += gradient * min(1.0, clip_norm(plan) / np.linalg.norm(gradient))
-    return total * plan.mechanism.fine_steps / clip_norm(plan) / 2**plan.wire.shift
+    return total * plan.mechanism.resolution / clip_norm(plan) / 2**plan.wire.shift
 
 
 def clip_norm(plan: Plan) -> float:
@@ -61,8 +61,8 @@ def residuals(plan: Plan, repeats: int, truth: NDArray[np.float64]) -> NDArray[n
 
 
 def expected_std(plan: Plan) -> float:
-    """σ of all steps, and random rounding of what is uniform within a wire step: 1/6."""
-    sigma = mechanism_of(plan, DIGITS).sigma_steps / 2**plan.wire.shift
+    """σ of all steps, and random rounding of what is uniform within a wire unit: 1/6."""
+    sigma = mechanism_of(plan, DIGITS).sigma_units / 2**plan.wire.shift
     rounding = (1 - 4.0**-plan.wire.shift) / 6
     return math.sqrt(plan.mechanism.local_steps * sigma**2 + rounding)
 
@@ -109,7 +109,7 @@ def test_little_noise_shows_the_clipped_sum_itself() -> None:
 def test_local_steps_follow_the_released_gradients() -> None:
     plan = plan_for(0.05, local_steps=2, local_learning_rate=2.0, expected_lot=3.0)
     first = clipped_sum(plan)
-    moved = WEIGHTS - (2.0 * first * 2**plan.wire.shift / plan.mechanism.fine_steps / 3.0).astype(np.float32)
+    moved = WEIGHTS - (2.0 * first * 2**plan.wire.shift / plan.mechanism.resolution / 3.0).astype(np.float32)
     followed, stayed = first + clipped_sum(plan, moved), 2 * first
     release = make_update(plan, WEIGHTS, DATA, ENGINE)
     # How far from the path that stays (0) to the path that follows (1); the noise moves it by 0.05.
@@ -183,6 +183,6 @@ def test_weights_and_data_are_left_alone() -> None:
 
 
 def test_noise_beyond_the_sampler_is_refused() -> None:
-    plan = make_plan(mechanism={"noise_multipliers": [10_000.0], "fine_steps": 65_536})
+    plan = make_plan(mechanism={"noise_multipliers": [10_000.0], "resolution": 65_536})
     with pytest.raises(ParameterError, match="noise"):
         make_update(plan, WEIGHTS, DATA, ENGINE)

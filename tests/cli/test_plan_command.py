@@ -21,7 +21,7 @@ from cli.main import app
 from dpagent.errors import DpagentError, ParameterError
 from dpagent.privacy.calibration import calibrate
 from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian
-from dpagent.privacy.mechanisms.grid import FINE_STEPS
+from dpagent.privacy.mechanisms.grid import DEFAULT_RESOLUTION
 from dpagent.privacy.mechanisms.truncated_laplace import TruncatedLaplace
 from dpagent.privacy.schedules import Schedule
 
@@ -104,7 +104,7 @@ def test_json_has_every_schedule_as_the_library_makes_it() -> None:
             strict=True,
         ):
             # Sums of 200 devices with 2 steps each, divided by 200 · 2 · 50 records.
-            deviation = sigma * mechanism.sensitivity_steps / FINE_STEPS * math.sqrt(400)
+            deviation = sigma * mechanism.sensitivity_units / DEFAULT_RESOLUTION * math.sqrt(400)
             assert coordinate == pytest.approx(deviation / (200 * 2 * 50), rel=1e-12)
             assert mean == pytest.approx(coordinate * math.sqrt(1000), rel=1e-12)
     chosen = plan["schedules"][1]
@@ -147,7 +147,7 @@ def test_bounded_cap_keeps_to_the_published_formula(arguments: list[str]) -> Non
     delta = 1e-5 / (20 * steps) / rate
     assert bounded["step_delta"] == pytest.approx(delta * rate, rel=1e-12)
     grid = TruncatedLaplace.for_cap(1.0, 10.0, delta, rate, 26_010).grid
-    sensitivity = grid.sensitivity_steps * grid.granularity
+    sensitivity = grid.sensitivity_units * grid.granularity
     assert 1 <= sensitivity < 1.01
 
     def cap_at(epsilon: float) -> float:

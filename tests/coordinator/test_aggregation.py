@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from agent.update import make_update
 from fleets import DIGITS, make_plan, records
 from numpy.typing import NDArray
 
-from agent.update import make_update
 from coordinator.aggregation import mean_release, take_step
 from coordinator.store import OpenedFragment, Store
 from dpagent.learning.training.numpy_engine.engine import NumpyEngine

@@ -78,9 +78,9 @@ def test_noise_reaches_each_layer_as_separate_mechanisms_would_bring_it() -> Non
     """Layer ℓ with a multiplier of σ/√p_ℓ and a clip norm of C_ℓ has noise of σ·C_ℓ/√p_ℓ (Abadi et al.)."""
     clipping = Clipping((40_000, 40_000), (1.0, 10.0), (0.8, 0.2))
     mechanism = DiscretisedGaussian(clipping.radius, 1.5, 1.0, clipping.dimension, accumulation_slack=0.0)
-    noise = mechanism.perturb(np.zeros(clipping.dimension, np.int64)) * mechanism.granularity
+    noise = mechanism.add_noise(np.zeros(clipping.dimension, np.int64)) * mechanism.granularity
     gradient = clipping.gradient(noise)
-    slack = mechanism.sensitivity_steps / mechanism.fine_steps
+    slack = mechanism.sensitivity_units / mechanism.resolution
     for place, norm, share in zip(clipping.slices, clipping.norms, clipping.shares, strict=True):
         assert gradient[place].std() == pytest.approx(1.5 * norm / math.sqrt(share) * slack, rel=0.03)
 
@@ -107,11 +107,11 @@ def test_an_attack_on_two_layers_and_one_on_the_count_prove_no_more_than_claimed
     counting = Clipping.whole(1, 1.0, count_weight=1.0)
     for clipping, gradient in ((layers, np.array([9.0, -9.0])), (counting, np.array([1.0]))):
         mechanism = DiscretisedGaussian(clipping.radius, 1.0, 1.0, clipping.dimension, accumulation_slack=0.0)
-        record = mechanism.snap(contribution(clipping, gradient))
+        record = mechanism.quantize(contribution(clipping, gradient))
         sampler = mechanism.sampler()
         noise = sampler.sample(2 * draws * 2).reshape(2, draws, 2)
-        projected = noise @ record / mechanism.sigma_steps**2
-        shift = float(record @ record) / mechanism.sigma_steps**2
+        projected = noise @ record / mechanism.sigma_units**2
+        shift = float(record @ record) / mechanism.sigma_units**2
         claimed = mechanism.statement(delta).epsilon
         proven = proven_epsilon(projected[1] + shift, projected[0], np.linspace(-2, 4, 25), delta)
         assert 1.5 < proven < claimed

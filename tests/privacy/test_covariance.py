@@ -67,10 +67,10 @@ def test_an_attack_on_the_largest_record_proves_no_more_than_claimed() -> None:
     mechanism = DiscretisedGaussian(
         moments.radius, 1.0, 1.0, moments.dimension, accumulation_slack=FLOAT64_SLACK
     )
-    record = mechanism.snap(moments.total(np.array([[3.0, 3.0]])))
+    record = mechanism.quantize(moments.total(np.array([[3.0, 3.0]])))
     noise = mechanism.sampler().sample(2 * draws * 3).reshape(2, draws, 3)
-    projected = noise @ record / mechanism.sigma_steps**2
-    shift = float(record @ record) / mechanism.sigma_steps**2
+    projected = noise @ record / mechanism.sigma_units**2
+    shift = float(record @ record) / mechanism.sigma_units**2
     claimed = mechanism.statement(delta).epsilon
     proven = proven_epsilon(projected[1] + shift, projected[0], np.linspace(-2, 4, 25), delta)
     assert 1.5 < proven < claimed

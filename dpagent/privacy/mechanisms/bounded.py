@@ -146,7 +146,7 @@ class BoundedBudget:
         return self.schedule.reallocated(self.epsilon, costs, self.rounds)
 
     def next_round(
-        self, cap: float, *, clip_norm: float, dimension: int, fine_steps: int | None = None
+        self, cap: float, *, clip_norm: float, dimension: int, resolution: int | None = None
     ) -> BoundedRound:
         """What the next round releases with and costs. Charges nothing: that is ``after``.
 
@@ -155,7 +155,7 @@ class BoundedBudget:
                 :meth:`BoundedCap.bound`; infinity for none.
             clip_norm: C, in L1.
             dimension: d.
-            fine_steps: grid steps to one clip norm; by default they follow from d.
+            resolution: grid units to one clip norm; by default they follow from d.
 
         Raises:
             ParameterError: a value is out of its range.
@@ -165,7 +165,7 @@ class BoundedBudget:
         delta = min(self.delta / self.rounds / self.steps / self.sampling_rate, 0.5) * _SAFE
         terms = (self.sampling_rate, dimension)
         mechanism = TruncatedLaplace.for_delta(
-            clip_norm, self._of_a_step(planned), delta, *terms, steps=self.steps, fine_steps=fine_steps
+            clip_norm, self._of_a_step(planned), delta, *terms, steps=self.steps, resolution=resolution
         )
         capped = not mechanism.cap <= cap
         if capped:
@@ -176,7 +176,7 @@ class BoundedBudget:
                     delta,
                     *terms,
                     steps=self.steps,
-                    fine_steps=fine_steps,
+                    resolution=resolution,
                     max_epsilon=self._of_a_step(remaining),
                 )
             except ParameterError:

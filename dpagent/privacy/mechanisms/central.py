@@ -26,8 +26,8 @@ A fixed number n of N devices, as in the paper, is not Poisson sampling and not 
 from __future__ import annotations
 
 import os
-from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from abc import abstractmethod
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Final
 
 import numpy as np
@@ -37,8 +37,9 @@ from dpagent.errors import require_positive
 from dpagent.privacy.events import ApproximateEvent, PrivacyLossEvent
 from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian
 from dpagent.privacy.mechanisms.discretised_laplace import DiscretisedLaplace
-from dpagent.privacy.mechanisms.grid import FINE_STEPS, Constrained, Grid, Norm
-from dpagent.privacy.noise.entropy import Entropy
+from dpagent.privacy.mechanisms.grid import DEFAULT_RESOLUTION, Constrained, Grid, Norm
+from dpagent.privacy.mechanisms.mechanism import Mechanism
+from dpagent.privacy.noise.entropy import Entropy, Sampler
 from dpagent.privacy.statement import Adjacency, BudgetStatement, Trust, Unit
 
 SECRET_LOT: Final = "The coordinator draws each device by itself with probability {rate:g}, in secret."
@@ -46,7 +47,7 @@ PUBLIC_COUNT: Final = "The sum is divided by {count:g}, a number fixed before th
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Central(ABC):
+class _Central(Mechanism):
     """What both mechanisms share; ``_noise`` is the mechanism that does the work.
 
     Attributes:
@@ -59,12 +60,12 @@ class _Central(ABC):
     unit: ClassVar[Unit] = Unit.DEVICE
     adjacency: ClassVar[Adjacency] = Adjacency.ADD_OR_REMOVE_ONE
     trust: ClassVar[Trust] = Trust.COORDINATOR
-    steps: ClassVar[int] = 1
 
     clip_norm: float
     sampling_rate: float
     dimension: int
     expected_devices: float
+    steps: int = field(default=1, init=False)
 
     def __post_init__(self) -> None:
         require_positive("expected devices", self.expected_devices)
@@ -73,7 +74,7 @@ class _Central(ABC):
     @property
     @abstractmethod
     def _noise(self) -> DiscretisedGaussian | DiscretisedLaplace:
-        """The mechanism that does the work."""
+        """The mechanism that does the work, with devices for records."""
 
     @property
     def grid(self) -> Grid:
@@ -81,24 +82,19 @@ class _Central(ABC):
         return self._noise.grid
 
     @property
-    def granularity(self) -> float:
-        """One fine-grid step in the updates' units."""
-        return self.grid.granularity
+    def sensitivity_units(self) -> int:
+        """Bound on the norm of one device's integer vector, in grid units."""
+        return self.grid.sensitivity_units
 
     @property
-    def sensitivity_steps(self) -> int:
-        """Bound on the norm of one device's integer vector, in fine-grid steps."""
-        return self.grid.sensitivity_steps
+    def deviation_units(self) -> float:
+        """Bound on the standard deviation of the noise, in grid units."""
+        return self._noise.deviation_units
 
     @property
-    def deviation_steps(self) -> float:
-        """Bound on the standard deviation of the noise, in fine-grid steps."""
-        return self._noise.deviation_steps
-
-    @property
-    def reach_steps(self) -> float:
+    def reach_units(self) -> float:
         """The noise exceeds this with probability below 1e-14 a coordinate."""
-        return self._noise.reach_steps
+        return self._noise.reach_units
 
     @property
     def statistical_distance(self) -> float:
@@ -112,31 +108,24 @@ class _Central(ABC):
         """
         return self.grid.constrain(updates, what="updates")
 
-    def perturb(self, total: NDArray[np.int64], *, entropy: Entropy = os.urandom) -> NDArray[np.int64]:
-        """Add one noise vector to the exact sum over all devices drawn, shape (d,).
+    def round_cost(self, delta: float) -> tuple[float, float]:
+        """(ε, δ) of one round with ideal noise, at ``delta`` or less."""
+        return self._noise.round_cost(delta)
 
-        Raises:
-            ParameterError: ``total`` is not an integer vector of d entries.
-        """
-        return self._noise.perturb(total, entropy=entropy)
+    def sampler(self, *, entropy: Entropy = os.urandom) -> Sampler:
+        """The source of the noise."""
+        return self._noise.sampler(entropy=entropy)
 
     def mean(self, released: NDArray[np.int64]) -> NDArray[np.float64]:
         """The release as a mean update, shape (d,): over the public count, not over who came."""
         return np.asarray(released * (self.granularity / self.expected_devices))
 
-    def _in_scope(self, statement: BudgetStatement, name: str) -> BudgetStatement:
-        """A statement on records, read as one on devices."""
+    def statement(self, delta: float = 0.0) -> BudgetStatement:
+        """What one round guarantees to a device; see :meth:`Mechanism.statement`."""
         assumptions = [PUBLIC_COUNT.format(count=self.expected_devices)]
         if self.sampling_rate < 1:
             assumptions.append(SECRET_LOT.format(rate=self.sampling_rate))
-        return replace(
-            statement,
-            unit=self.unit,
-            adjacency=self.adjacency,
-            trust=self.trust,
-            mechanism=name,
-            assumptions=tuple(assumptions),
-        )
+        return replace(Mechanism.statement(self, delta), assumptions=tuple(assumptions))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +134,7 @@ class CentralGaussian(_Central):
 
     Attributes:
         noise_multiplier: σ, the noise's parameter over the L2 sensitivity.
-        fine_steps: grid steps to one clip norm, in [1, 2²⁰].
+        resolution: grid units to one clip norm, in [1, 2²⁰].
 
     Raises:
         ParameterError: an attribute is out of range, or the noise cannot be drawn.
@@ -155,16 +144,12 @@ class CentralGaussian(_Central):
     norm: ClassVar[Norm] = Norm.L2
 
     noise_multiplier: float
-    fine_steps: int = FINE_STEPS
+    resolution: int = DEFAULT_RESOLUTION
 
     @property
     def event(self) -> PrivacyLossEvent:
         """The charge for one release."""
         return self._noise.event
-
-    def statement(self, delta: float) -> BudgetStatement:
-        """What one release guarantees, at ``delta`` in (0, 1) and what imperfect noise adds to it."""
-        return self._in_scope(self._noise.statement(delta), self.name)
 
     @property
     def _noise(self) -> DiscretisedGaussian:
@@ -173,7 +158,7 @@ class CentralGaussian(_Central):
             self.noise_multiplier,
             self.sampling_rate,
             self.dimension,
-            fine_steps=self.fine_steps,
+            resolution=self.resolution,
         )
 
 
@@ -183,7 +168,7 @@ class CentralLaplace(_Central):
 
     Attributes:
         epsilon: ε of one release with known participants, before sampling, in (0, 1000].
-        fine_steps: grid steps to one clip norm, in [1, 2³⁰]; by default it follows from d.
+        resolution: grid units to one clip norm, in [1, 2³⁰]; by default it follows from d.
 
     Raises:
         ParameterError: an attribute is out of range, or the noise cannot be drawn.
@@ -193,16 +178,12 @@ class CentralLaplace(_Central):
     norm: ClassVar[Norm] = Norm.L1
 
     epsilon: float
-    fine_steps: int | None = None
+    resolution: int | None = None
 
     @property
     def event(self) -> ApproximateEvent:
         """The charge for one release, sampling included."""
         return self._noise.event
-
-    def statement(self) -> BudgetStatement:
-        """What one release guarantees, and a δ for imperfect noise only."""
-        return self._in_scope(self._noise.statement(), self.name)
 
     @property
     def _noise(self) -> DiscretisedLaplace:
@@ -211,5 +192,5 @@ class CentralLaplace(_Central):
             self.epsilon,
             self.sampling_rate,
             self.dimension,
-            fine_steps=self.fine_steps,
+            resolution=self.resolution,
         )

@@ -22,21 +22,19 @@ import os
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-import numpy as np
-from numpy.typing import NDArray
-
 from dpagent.errors import ParameterError, require_between, require_count, require_positive
-from dpagent.privacy.accounting.approximate import amplified_epsilon, imperfect_delta
+from dpagent.privacy.accounting.approximate import amplified_epsilon
 from dpagent.privacy.events import ApproximateEvent
-from dpagent.privacy.mechanisms.grid import Constrained, Grid, Norm, l1_fine_steps
+from dpagent.privacy.mechanisms.grid import Grid, Norm, l1_resolution
+from dpagent.privacy.mechanisms.mechanism import Mechanism
 from dpagent.privacy.noise.discrete_laplace import (
     MAX_SCALE,
     MIN_SCALE,
     DiscreteLaplaceSampler,
     statistical_distance,
 )
-from dpagent.privacy.noise.entropy import Entropy, Sampler
-from dpagent.privacy.statement import Adjacency, BudgetStatement, Trust, Unit
+from dpagent.privacy.noise.entropy import Entropy
+from dpagent.privacy.statement import Adjacency, Trust, Unit
 
 #: Mechanisms of the Laplace family are built for an ε of one release, before sampling, up to this.
 MAX_EPSILON: Final = 1000.0
@@ -44,7 +42,7 @@ _LOG_REACH: Final = 34.0  # −log of the probability beyond the reach of noise
 
 
 @dataclass(frozen=True, slots=True)
-class DiscretisedLaplace:
+class DiscretisedLaplace(Mechanism):
     """One release's mechanism; the record states all an accountant or auditor needs. Public.
 
     Attributes:
@@ -53,12 +51,12 @@ class DiscretisedLaplace:
         sampling_rate: q, the probability with which each record enters a lot, in (0, 1].
         dimension: d, number of coordinates released.
         steps: noisy local steps in one release, each with a fresh lot and fresh noise.
-        fine_steps: grid steps to one clip norm, in [1, 2³⁰]; by default
-            :func:`~dpagent.privacy.mechanisms.grid.l1_fine_steps` of d.
+        resolution: grid units to one clip norm, in [1, 2³⁰]; by default
+            :func:`~dpagent.privacy.mechanisms.grid.l1_resolution` of d.
 
     Raises:
         ParameterError: an attribute is out of range, or the noise is too small or too large to
-            be drawn (its scale has to lie within the sampler's range, in fine-grid steps).
+            be drawn (its scale has to lie within the sampler's range, in grid units).
     """
 
     name: ClassVar[str] = "discrete-laplace"
@@ -72,45 +70,40 @@ class DiscretisedLaplace:
     sampling_rate: float
     dimension: int
     steps: int = 1
-    fine_steps: int | None = None
+    resolution: int | None = None
 
     def __post_init__(self) -> None:
         _ = self.grid
         require_positive("epsilon", self.epsilon, maximum=MAX_EPSILON)
         require_between("sampling rate", self.sampling_rate, 0.0, 1.0, low_open=True)
         require_count("steps", self.steps)
-        require_drawable(self.epsilon, self.sensitivity_steps)
+        require_drawable(self.epsilon, self.sensitivity_units)
 
     @property
     def grid(self) -> Grid:
         """How gradients become whole numbers."""
-        fine_steps = l1_fine_steps(self.dimension) if self.fine_steps is None else self.fine_steps
-        return Grid(Norm.L1, self.clip_norm, self.dimension, fine_steps)
+        resolution = l1_resolution(self.dimension) if self.resolution is None else self.resolution
+        return Grid(Norm.L1, self.clip_norm, self.dimension, resolution)
 
     @property
-    def granularity(self) -> float:
-        """One fine-grid step in gradient units."""
-        return self.grid.granularity
+    def sensitivity_units(self) -> int:
+        """Δ: bound on the L1 norm of one record's integer vector, in grid units."""
+        return self.grid.sensitivity_units
 
     @property
-    def sensitivity_steps(self) -> int:
-        """Δ: bound on the L1 norm of one record's integer vector, in fine-grid steps."""
-        return self.grid.sensitivity_steps
+    def scale_units(self) -> float:
+        """λ, the noise's scale in grid units: Δ/ε, rounded up."""
+        return noise_scale(self.epsilon, self.sensitivity_units)
 
     @property
-    def scale_steps(self) -> float:
-        """λ, the noise's scale in fine-grid steps: Δ/ε, rounded up."""
-        return noise_scale(self.epsilon, self.sensitivity_steps)
+    def deviation_units(self) -> float:
+        """Bound on the standard deviation of one step's noise, in grid units: λ√2."""
+        return self.scale_units * math.sqrt(2)
 
     @property
-    def deviation_steps(self) -> float:
-        """Bound on the standard deviation of one step's noise, in fine-grid steps: λ√2."""
-        return self.scale_steps * math.sqrt(2)
-
-    @property
-    def reach_steps(self) -> float:
+    def reach_units(self) -> float:
         """The noise of all steps exceeds this with probability below 1e-14 a coordinate."""
-        return laplace_reach(self.scale_steps, self.steps)
+        return laplace_reach(self.scale_units, self.steps)
 
     @property
     def event(self) -> ApproximateEvent:
@@ -120,44 +113,17 @@ class DiscretisedLaplace:
     @property
     def statistical_distance(self) -> float:
         """Total variation distance of one release from ideal noise; see ``docs/privacy.md``."""
-        return self.dimension * self.steps * statistical_distance(self.scale_steps)
+        return self.dimension * self.steps * statistical_distance(self.scale_units)
 
-    def statement(self) -> BudgetStatement:
-        """What one release guarantees: its steps added up, and a δ for imperfect noise only."""
+    def round_cost(self, delta: float) -> tuple[float, float]:
+        """(ε, δ) of one round with ideal noise: its steps added up, whatever ``delta`` allows."""
         event = self.event
         epsilon = math.nextafter(event.epsilon * event.steps, math.inf) if event.steps > 1 else event.epsilon
-        return BudgetStatement(
-            self.unit,
-            self.adjacency,
-            self.trust,
-            self.name,
-            epsilon,
-            imperfect_delta(epsilon, event.delta * event.steps, self.statistical_distance),
-        )
-
-    def constrain(self, gradients: NDArray[np.float32]) -> Constrained:
-        """Clip, round and add up the records of a microbatch; see :meth:`Grid.constrain`."""
-        return self.grid.constrain(gradients)
+        return epsilon, event.delta * event.steps
 
     def sampler(self, *, entropy: Entropy = os.urandom) -> DiscreteLaplaceSampler:
         """What draws this mechanism's noise, for instance ahead of need."""
-        return DiscreteLaplaceSampler(self.scale_steps, entropy=entropy)
-
-    def perturb(
-        self, total: NDArray[np.int64], *, entropy: Entropy = os.urandom, noise: Sampler | None = None
-    ) -> NDArray[np.int64]:
-        """Add one discrete Laplace vector with scale ``scale_steps``.
-
-        Args:
-            total: exact sum over one lot, shape (d,), in fine-grid steps.
-            entropy: gives n uniform bytes for an argument n; to be replaced in tests only.
-            noise: a pool over :meth:`sampler`, filled ahead of need; ``entropy`` is then unused.
-
-        Raises:
-            ParameterError: ``total`` is not an integer vector of d entries.
-        """
-        self.grid.require_total(total)
-        return total + (noise or self.sampler(entropy=entropy)).sample(self.dimension)
+        return DiscreteLaplaceSampler(self.scale_units, entropy=entropy)
 
 
 def noise_scale(epsilon: float, sensitivity: int) -> float:
@@ -170,8 +136,8 @@ def require_drawable(epsilon: float, sensitivity: int) -> None:
     if not MIN_SCALE <= noise_scale(epsilon, sensitivity) <= MAX_SCALE:
         low, high = sensitivity / MAX_SCALE, min(sensitivity / MIN_SCALE, MAX_EPSILON)
         raise ParameterError(
-            f"epsilon is {epsilon!r}; with a sensitivity of {sensitivity} grid steps, noise can be "
-            f"drawn for {low:.3g} to {high:.3g}. Change epsilon, or take other fine steps."
+            f"epsilon is {epsilon!r}; with a sensitivity of {sensitivity} grid units, noise can be "
+            f"drawn for {low:.3g} to {high:.3g}. Change epsilon, or take another resolution."
         )
 
 

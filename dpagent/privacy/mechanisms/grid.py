@@ -2,7 +2,7 @@
 
 A record's vector (a gradient; at the coordinator a device's whole update) is clipped to a norm of
 at most C, L2 for Gaussian noise and L1 for Laplace noise, brought onto an integer grid of
-``fine_steps`` steps to one C, and added up. This follows Kairouz, Liu and Steinke (ICML 2021),
+``resolution`` steps to one C, and added up. This follows Kairouz, Liu and Steinke (ICML 2021),
 with two departures:
 
 - The grid is fine and rounding is to nearest. What rounding can add to the norm is *paid for* in
@@ -23,13 +23,13 @@ Truncation towards zero would add nothing, but takes half a step off a coordinat
 a vector of L1 norm C has F/d steps to a coordinate on average: the same d/2F, now as a bias that
 no averaging removes. Either way the grid has to be finer by some hundred steps a coordinate;
 then rounding to nearest costs as little, and takes next to nothing off. So
-:func:`l1_fine_steps` takes the least power of two of at least 512·d, up to 2²⁸: up to
+:func:`l1_resolution` takes the least power of two of at least 512·d, up to 2²⁸: up to
 d = 524,288 the slack is below 0.1 % (0.078 % at d = 26,010, where F = 2²⁴), and half a step is at
 most 1/1024 of the mean coordinate of a clipped vector. (A normal vector of 26,010 coordinates
 loses 19 % of its L1 norm to truncation at F = 2¹⁶, and 0.4 % to rounding to nearest.)
 
 *Sums.* Rounding each record needs all its coordinates in memory, which for a dense layer costs more than
-its gradient. So a sum of clipped float vectors may be rounded instead (:meth:`Grid.snap`). If the
+its gradient. So a sum of clipped float vectors may be rounded instead (:meth:`Grid.quantize`). If the
 float sums of two neighbouring lots differ by at most (1 + s)·C in L2, s being the *accumulation slack*
 that the learning engine proves (:mod:`dpagent.learning.training.engine`), then their integer vectors differ
 by at most Δ = F + ⌈sF⌉ + ⌈√d⌉ + 1: each rounding moves a coordinate by up to 1/2, and the last step is
@@ -53,8 +53,8 @@ from numpy.typing import NDArray
 
 from dpagent.errors import ParameterError, require_between, require_count
 
-#: Fine-grid steps to one L2 clip norm.
-FINE_STEPS: Final = 65_536
+#: Fine-grid units to one L2 clip norm.
+DEFAULT_RESOLUTION: Final = 65_536
 
 _MAX_DIMENSION: Final = 2**28
 _EXACT: Final = 2**53  # float64 holds all whole numbers up to this
@@ -70,8 +70,8 @@ class Norm(StrEnum):
     L2 = "L2"
 
     @property
-    def max_fine_steps(self) -> int:
-        """Up to this many grid steps to C, norms and sums are exact in float64."""
+    def max_resolution(self) -> int:
+        """Up to this many grid units to C, norms and sums are exact in float64."""
         return {Norm.L1: 2**30, Norm.L2: 2**20}[self]
 
 
@@ -79,7 +79,7 @@ class Constrained(NamedTuple):
     """What a microbatch contributes.
 
     Attributes:
-        total: sum of the records' integer vectors, shape (d,), int64, in fine-grid steps.
+        total: sum of the records' integer vectors, shape (d,), int64, in grid units.
         excluded: records left out because their vector is not finite. Private: never publish.
     """
 
@@ -95,7 +95,7 @@ class Grid:
         norm: of clipping and sensitivity.
         clip_norm: C, the norm a record's vector is scaled down to, in [1e-9, 1e9].
         dimension: d, in [1, 2²⁸].
-        fine_steps: F, grid steps to one clip norm, in [1, 2²⁰] for L2, [1, 2³⁰] for L1.
+        resolution: F, grid units to one clip norm, in [1, 2²⁰] for L2, [1, 2³⁰] for L1.
 
     Raises:
         ParameterError: an attribute is out of range.
@@ -104,33 +104,33 @@ class Grid:
     norm: Norm
     clip_norm: float
     dimension: int
-    fine_steps: int
+    resolution: int
 
     def __post_init__(self) -> None:
         if not isinstance(self.norm, Norm):
             raise ParameterError(f"norm is {self.norm!r}; expected one of {', '.join(Norm)}.")
         require_between("clip norm", self.clip_norm, 1e-9, 1e9)
         require_count("dimension", self.dimension, maximum=_MAX_DIMENSION)
-        require_count("fine steps", self.fine_steps, maximum=self.norm.max_fine_steps)
+        require_count("resolution", self.resolution, maximum=self.norm.max_resolution)
 
     @property
     def granularity(self) -> float:
-        """One fine-grid step in the vectors' own units."""
-        return self.clip_norm / self.fine_steps
+        """One grid unit in the vectors' own units."""
+        return self.clip_norm / self.resolution
 
     @property
-    def sensitivity_steps(self) -> int:
-        """Δ: bound on the norm of one record's integer vector, in fine-grid steps."""
+    def sensitivity_units(self) -> int:
+        """Δ: bound on the norm of one record's integer vector, in grid units."""
         if self.norm is Norm.L2:
-            return self.fine_steps + _ceil_half_sqrt(self.dimension) + 1
-        return self.fine_steps + min(self.dimension // 2, self.fine_steps) + 1
+            return self.resolution + _ceil_half_sqrt(self.dimension) + 1
+        return self.resolution + min(self.dimension // 2, self.resolution) + 1
 
     def constrain(self, vectors: NDArray[np.float32], *, what: str = "gradients") -> Constrained:
         """Clip, round and add up the records of a microbatch.
 
         Each row is scaled by min(1, C/‖row‖)·F/C and rounded to nearest; a row with an infinite
         or undefined entry counts as zeros. Every row's contribution has a norm of at most
-        ``sensitivity_steps``, whatever the row holds.
+        ``sensitivity_units``, whatever the row holds.
 
         Args:
             vectors: a record's vector in each row, shape (m, d), float32; m may be 0.
@@ -146,33 +146,33 @@ class Grid:
                 f"{what} have shape {shape} and type {vectors.dtype}; "
                 f"expected (records, {self.dimension}) float32 numbers."
             )
-        if shape[0] * self.sensitivity_steps >= _EXACT:
-            most = _EXACT // self.sensitivity_steps
+        if shape[0] * self.sensitivity_units >= _EXACT:
+            most = _EXACT // self.sensitivity_units
             raise ParameterError(f"{what} are {shape[0]} records; expected at most {most} at a time.")
         total = np.zeros(self.dimension)
         vector, scratch = np.empty(self.dimension), np.empty(self.dimension)
         excluded = 0
         for row in vectors:
             np.copyto(vector, row)
-            if self._snap(vector, scratch):
+            if self._quantize_row(vector, scratch):
                 total += vector  # exact: whole numbers, and sums below 2⁵³
             else:
                 excluded += 1
         return Constrained(total.astype(np.int64), excluded)
 
-    def snapped_sensitivity_steps(self, accumulation_slack: float) -> int:
-        """Δ where sums are rounded and not records: bound on what one record changes, in fine-grid steps.
+    def sum_sensitivity_units(self, accumulation_slack: float) -> int:
+        """Δ where sums are rounded and not records: bound on what one record changes, in grid units.
 
         Args:
             accumulation_slack: s, what floating-point summation can add to a record's influence,
                 relative to the clip norm, in [0, 0.01].
         """
         require_between("accumulation slack", accumulation_slack, 0.0, _MAX_SLACK)
-        extra = math.ceil(Fraction(accumulation_slack) * self.fine_steps)
-        return self.fine_steps + extra + _ceil_sqrt(self.dimension) + 1
+        extra = math.ceil(Fraction(accumulation_slack) * self.resolution)
+        return self.resolution + extra + _ceil_sqrt(self.dimension) + 1
 
-    def snap(self, total: NDArray[np.float64]) -> NDArray[np.int64]:
-        """A sum of clipped vectors, shape (d,) in the vectors' own units, rounded to whole grid steps.
+    def quantize(self, total: NDArray[np.float64]) -> NDArray[np.int64]:
+        """A sum of clipped vectors, shape (d,) in the vectors' own units, rounded to whole grid units.
 
         Raises:
             ParameterError: ``total`` does not fit, or an entry is not finite or beyond 2⁵³ steps.
@@ -183,9 +183,9 @@ class Grid:
                 f"expected ({self.dimension},) float64 numbers."
             )
         with np.errstate(over="ignore", invalid="ignore"):
-            steps = np.rint(total * (self.fine_steps / self.clip_norm))
+            steps = np.rint(total * (self.resolution / self.clip_norm))
         if not (np.abs(steps) <= _EXACT).all():
-            raise ParameterError("total has entries that are not finite, or beyond 2⁵³ grid steps.")
+            raise ParameterError("total has entries that are not finite, or beyond 2⁵³ grid units.")
         return steps.astype(np.int64)
 
     def require_total(self, total: NDArray[np.int64]) -> None:
@@ -198,7 +198,7 @@ class Grid:
         if total.size and not -_EXACT <= int(total.min()) <= int(total.max()) <= _EXACT:
             raise ParameterError("total has entries beyond ±2⁵³; expected sums of constrained records.")
 
-    def _snap(self, vector: NDArray[np.float64], scratch: NDArray[np.float64]) -> bool:
+    def _quantize_row(self, vector: NDArray[np.float64], scratch: NDArray[np.float64]) -> bool:
         """Replace one vector by its grid vector; False, and undefined, if it is not finite."""
         # Squares and sums of float32 values neither overflow nor vanish in float64.
         norm = _measure(self.norm, vector, scratch)
@@ -206,13 +206,13 @@ class Grid:
             norm = math.sqrt(norm)
         if not math.isfinite(norm):
             return False
-        vector *= self.fine_steps / max(self.clip_norm, norm)
+        vector *= self.resolution / max(self.clip_norm, norm)
         np.rint(vector, out=vector)
-        shrink_to_norm(vector, scratch, self.sensitivity_steps, self.norm)
+        shrink_to_norm(vector, scratch, self.sensitivity_units, self.norm)
         return True
 
 
-def l1_fine_steps(dimension: int) -> int:
+def l1_resolution(dimension: int) -> int:
     """Grid steps to one L1 clip norm at which the slack of rounding is below 0.1 %, or 2²⁸."""
     require_count("dimension", dimension, maximum=_MAX_DIMENSION)
     low, high = _L1_DEFAULT_RANGE

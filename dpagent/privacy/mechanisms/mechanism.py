@@ -1,84 +1,343 @@
-"""What every mechanism states and can do, whatever its noise.
+"""One interface for every mechanism: what it announces, what it needs, what it costs, how it works.
 
-A mechanism is a frozen record of public parameters; private data are arguments only. It brings
-the records' vectors onto a grid on which their norms are bounded, adds them up, and adds noise:
-:class:`~dpagent.privacy.mechanisms.discretised_gaussian.DiscretisedGaussian`,
-:class:`~dpagent.privacy.mechanisms.discretised_laplace.DiscretisedLaplace` and
-:class:`~dpagent.privacy.mechanisms.truncated_laplace.TruncatedLaplace` on the device,
-:class:`~dpagent.privacy.mechanisms.central.CentralGaussian` and
-:class:`~dpagent.privacy.mechanisms.central.CentralLaplace` at the coordinator.
-Norms for single layers become one norm before that, see :mod:`dpagent.privacy.clipping`.
+A mechanism is a frozen record of public parameters; private data are arguments only. The programs know
+:class:`Mechanism` and the registry (:mod:`dpagent.privacy.mechanisms.registry`), and no class of one. On its
+way through a round a mechanism
+
+1. is built from a :class:`Query` (the sum that is asked for, with its sensitivity) and announced parameters;
+2. quantizes the clipped sum of a lot (:meth:`Mechanism.quantize`), or clips and quantizes records one by one
+   (:meth:`Mechanism.constrain`);
+3. adds noise (:meth:`Mechanism.add_noise`);
+4. rounds the noisy sum to the wire (:meth:`Mechanism.round_to_wire`), in the form that follows from public
+   parameters (:meth:`Mechanism.wire_form`);
+5. decodes the integer sum over a fleet (:meth:`Mechanism.decode`).
+
+It also says what that costs (:attr:`Mechanism.event`) and guarantees (:meth:`Mechanism.statement`). A new
+mechanism is one file with one class, and its line in the registry; CONTRIBUTING.md walks through one.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+import math
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import ClassVar, Final, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dpagent.errors import ParameterError, require_between, require_count, require_positive
+from dpagent.privacy.accounting.approximate import imperfect_delta
+from dpagent.privacy.calibration import BudgetPlan
 from dpagent.privacy.events import ApproximateEvent, PrivacyLossEvent
-from dpagent.privacy.mechanisms.grid import Constrained, Norm
-from dpagent.privacy.statement import Adjacency, Trust, Unit
+from dpagent.privacy.mechanisms.grid import Constrained, Grid, Norm
+from dpagent.privacy.mechanisms.wire import WireForm, round_to_wire, wire_shift, wire_width
+from dpagent.privacy.noise.entropy import Entropy, Sampler
+from dpagent.privacy.schedules import Schedule
+from dpagent.privacy.statement import Adjacency, BudgetStatement, Trust, Unit
+
+#: What the guarantee of a job rests on besides the code.
+JOB_ASSUMPTIONS: Final = (
+    "The noise multipliers and the sampling rate of a job are fixed before its first round.",
+    "The operating system's random numbers are uniform and stay secret.",
+)
+
+#: Share of a job's δ that its ε does without, to cover noise that is not drawn exactly (its statistical
+#: distance) and not continuous (the lemma in :mod:`dpagent.privacy.accounting.gaussian_loss`).
+NOISE_SHARE: Final = 1e-6
+
+_LOT_DEVIATIONS: Final = 6
 
 
-class Mechanism(Protocol):
-    """One release on one integer grid: scope, sensitivity, cost, and how to make it."""
+@dataclass(frozen=True, slots=True)
+class Query:
+    """The sum that a round asks of a device, as far as privacy is concerned. Public.
+
+    Attributes:
+        clip_norm: C, bound on the norm of what one record adds, in the mechanism's norm.
+        accumulation_slack: what summing in floating point can add to a record's influence, relative to C.
+        dimension: d, coordinates of the sum.
+        sampling_rate: q, the probability with which each record enters a lot, in (0, 1].
+        steps: noisy sums in a round, each over a fresh lot with fresh noise.
+    """
+
+    clip_norm: float
+    accumulation_slack: float
+    dimension: int
+    sampling_rate: float
+    steps: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A public number that a plan announces for a mechanism, and the range that a device runs it in.
+
+    Attributes:
+        name: as the mechanism's field, plans and ledgers spell it.
+        least: of the range.
+        most: of the range.
+        meaning: for people.
+        whole: whether it is a whole number.
+    """
+
+    name: str
+    least: float
+    most: float
+    meaning: str
+    whole: bool = False
+
+    def check(self, value: float) -> float:
+        """``value``, within the range.
+
+        Raises:
+            ParameterError: it is not.
+        """
+        name = self.name.replace("_", " ")
+        if self.whole:
+            return require_count(name, cast(int, value), minimum=int(self.least), maximum=int(self.most))
+        return require_between(name, value, self.least, self.most)
+
+
+class Mechanism(ABC):
+    """One round's mechanism on one device.
+
+    A subclass is a frozen dataclass with the fields of :class:`Query`, and its own.
+    """
+
+    __slots__ = ()
+
+    name: ClassVar[str]
+    """As plans and ledgers spell it."""
+    unit: ClassVar[Unit]
+    """Whose presence is hidden."""
+    adjacency: ClassVar[Adjacency]
+    """Which data sets are neighbours."""
+    trust: ClassVar[Trust]
+    """Who has to keep to the protocol for the guarantee to hold."""
+    norm: ClassVar[Norm]
+    """In which norm it needs each record's part to be bounded."""
+
+    clip_norm: float
+    sampling_rate: float
+    dimension: int
+    steps: int
+
+    # What it costs, and what that is worth.
 
     @property
-    def name(self) -> str:
-        """As plans and ledgers spell it."""
+    @abstractmethod
+    def event(self) -> PrivacyLossEvent | ApproximateEvent:
+        """What an accountant is charged for one round."""
+
+    @abstractmethod
+    def round_cost(self, delta: float) -> tuple[float, float]:
+        """(ε, δ) of one round with ideal noise, at ``delta`` or less."""
 
     @property
-    def unit(self) -> Unit:
-        """Whose presence is hidden."""
+    @abstractmethod
+    def statistical_distance(self) -> float:
+        """Total variation distance of a round's noise from the ideal; η of ``docs/privacy.md``.
+
+        A mechanism within η of an (ε, δ)-DP one is (ε, δ + (1 + e^ε)·η)-DP.
+        """
+
+    def require_noise_as_priced(self, rounds: int, job_epsilon: float, delta: float) -> None:
+        """See that noise as it is drawn is what a job's price takes it for.
+
+        Args:
+            rounds: of the job; this mechanism is that of one of them.
+            job_epsilon: reserved for the job.
+            delta: of the job.
+
+        Raises:
+            ParameterError: the sampler is too far from exact.
+        """
+        excess = imperfect_delta(job_epsilon, 0.0, rounds * self.statistical_distance)
+        if not excess <= NOISE_SHARE * delta:
+            raise ParameterError(
+                f"noise as it is drawn would add {excess:.3g} to δ; set aside for that is "
+                f"{NOISE_SHARE * delta:.3g}. Plan a smaller ε or a greater δ."
+            )
+
+    def statement(self, delta: float = 0.0) -> BudgetStatement:
+        """What one round guarantees, at ``delta`` in [0, 1) and what imperfect noise adds to it."""
+        epsilon, spent = self.round_cost(delta)
+        return BudgetStatement(
+            self.unit,
+            self.adjacency,
+            self.trust,
+            self.name,
+            epsilon,
+            imperfect_delta(epsilon, spent, self.statistical_distance),
+        )
+
+    @classmethod
+    def job_statement(cls, epsilon: float, delta: float, *assumptions: str) -> BudgetStatement:
+        """What a job of such rounds guarantees, or several, whose charges come to (ε, δ).
+
+        Args:
+            epsilon: as accounted for, at least 0.
+            delta: likewise, with what is set aside for imperfect noise, in [0, 1].
+            assumptions: besides those that all jobs rest on.
+        """
+        return BudgetStatement(
+            cls.unit, cls.adjacency, cls.trust, cls.name, epsilon, delta, (*JOB_ASSUMPTIONS, *assumptions)
+        )
+
+    # From a clipped sum to integers that may leave, and back.
 
     @property
-    def adjacency(self) -> Adjacency:
-        """Which data sets are neighbours."""
+    @abstractmethod
+    def grid(self) -> Grid:
+        """How gradients become whole numbers."""
 
     @property
-    def trust(self) -> Trust:
-        """Who has to keep to the protocol for the guarantee to hold."""
+    @abstractmethod
+    def sensitivity_units(self) -> int:
+        """Bound on what one record changes in the integer sum, in its norm, in grid units."""
 
     @property
-    def norm(self) -> Norm:
-        """In which norm the sensitivity is stated."""
+    @abstractmethod
+    def deviation_units(self) -> float:
+        """Bound on the standard deviation of one step's noise, in grid units."""
 
     @property
-    def dimension(self) -> int:
-        """d, number of coordinates released."""
+    @abstractmethod
+    def reach_units(self) -> float:
+        """The noise of all steps exceeds this with probability below 1e-14 a coordinate, in grid units."""
 
-    @property
-    def steps(self) -> int:
-        """Noisy steps in one release, each with a fresh lot and fresh noise."""
+    @abstractmethod
+    def sampler(self, *, entropy: Entropy = os.urandom) -> Sampler:
+        """The source of this mechanism's noise, for instance to draw ahead of need."""
 
     @property
     def granularity(self) -> float:
-        """One fine-grid step in gradient units."""
+        """One grid unit in gradient units."""
+        return self.grid.granularity
+
+    def constrain(self, gradients: NDArray[np.float32]) -> Constrained:
+        """Clip, round and add up the records of a microbatch; see :meth:`Grid.constrain`."""
+        return self.grid.constrain(gradients)
+
+    def quantize(self, total: NDArray[np.float64]) -> NDArray[np.int64]:
+        """Round a clipped sum to the grid; see :meth:`Grid.quantize`.
+
+        Raises:
+            ParameterError: ``total`` does not fit.
+        """
+        return self.grid.quantize(total)
+
+    def add_noise(
+        self, total: NDArray[np.int64], *, entropy: Entropy = os.urandom, noise: Sampler | None = None
+    ) -> NDArray[np.int64]:
+        """Add one vector of noise to the quantized sum over one lot.
+
+        Args:
+            total: shape (d,), in grid units.
+            entropy: gives n uniform bytes for an argument n; to be replaced in tests only.
+            noise: a pool over :meth:`sampler`, filled ahead of need; ``entropy`` is then unused.
+
+        Returns:
+            Shape (d,), in grid units.
+
+        Raises:
+            ParameterError: ``total`` is not an integer vector of d entries.
+        """
+        self.grid.require_total(total)
+        return total + (noise or self.sampler(entropy=entropy)).sample(self.dimension)
+
+    def wire_form(self, expected_lot: float) -> WireForm:
+        """How noisy sums travel: a public function of public parameters.
+
+        There is room for every record of a lot six standard deviations above the expected pulling one
+        coordinate the same way in every step, and for noise up to :attr:`reach_units`.
+
+        Args:
+            expected_lot: public expectation of the number of records in a lot, above 0.
+
+        Raises:
+            ParameterError: it is not above 0, or the noise is above 2³² units.
+        """
+        lot = require_positive("expected lot", expected_lot)
+        shift = wire_shift(self.deviation_units)
+        signal = (lot + _LOT_DEVIATIONS * math.sqrt(lot)) * self.sensitivity_units * self.steps
+        return WireForm(shift, wire_width(signal + self.reach_units, shift))
+
+    def round_to_wire(
+        self, noisy: NDArray[np.int64], form: WireForm, *, entropy: Entropy = os.urandom
+    ) -> NDArray[np.int64]:
+        """The noisy sum in wire units; see :func:`dpagent.privacy.mechanisms.wire.round_to_wire`."""
+        return round_to_wire(noisy, form.shift, form.width, entropy=entropy)
+
+    def decode(self, total: NDArray[np.int64], form: WireForm) -> NDArray[np.float64]:
+        """Wire units (or a sum of them) in gradient units."""
+        return np.asarray(total * (self.granularity * float(1 << form.shift)))
+
+
+class PlannedMechanism(Mechanism):
+    """A mechanism that a plan can name: it can be calibrated, announced and built from what was announced.
+
+    A subclass has a field for each of its ``parameters``. The first of them is its noise level, which follows
+    from the privacy budget of a round.
+    """
+
+    __slots__ = ()
+
+    parameters: ClassVar[tuple[Parameter, ...]]
+    """What a plan announces; the noise level first."""
+
+    accumulation_slack: float | None
+
+    @classmethod
+    @abstractmethod
+    def calibrate(
+        cls,
+        schedule: Schedule,
+        *,
+        epsilon: float,
+        delta: float,
+        rounds: int,
+        sampling_rate: float,
+        steps: int = 1,
+    ) -> BudgetPlan:
+        """The least noise levels with which ``rounds`` rounds meet (ε, δ); arguments as of
+        :func:`dpagent.privacy.calibration.calibrate`.
+
+        Raises:
+            ParameterError: a value is out of its range.
+            PlanError: no noise level meets the target.
+        """
+
+    @classmethod
+    @abstractmethod
+    def chosen_parameters(cls, noise_levels: Sequence[float]) -> dict[str, float]:
+        """The parameters besides the noise level, chosen once for a job with these ``noise_levels``."""
+
+    @classmethod
+    def build(cls, query: Query, parameters: Mapping[str, float]) -> Self:
+        """The mechanism that answers ``query`` with announced ``parameters``, the noise level among them.
+
+        Raises:
+            ParameterError: a parameter is missing, unknown or out of its range.
+        """
+        known = {parameter.name for parameter in cls.parameters}
+        if known != set(parameters):
+            given = ", ".join(sorted(parameters)) or "none"
+            raise ParameterError(
+                f"parameters of mechanism {cls.name} are {given}; expected {', '.join(sorted(known))}."
+            )
+        checked = {each.name: each.check(parameters[each.name]) for each in cls.parameters}
+        make: Callable[..., Self] = cls
+        return make(**asdict(query), **checked)
+
+    @classmethod
+    def noise_level(cls) -> Parameter:
+        """The parameter that follows from the privacy budget of a round."""
+        return cls.parameters[0]
 
     @property
-    def sensitivity_steps(self) -> int:
-        """Bound on the norm of one record's integer vector, in fine-grid steps."""
-
-    @property
-    def deviation_steps(self) -> float:
-        """Bound on the standard deviation of one step's noise, in fine-grid steps."""
-
-    @property
-    def reach_steps(self) -> float:
-        """The noise of all steps exceeds this with probability below 1e-14 a coordinate."""
-
-    @property
-    def event(self) -> PrivacyLossEvent | ApproximateEvent:
-        """The charge for one release."""
-
-    @property
-    def statistical_distance(self) -> float:
-        """Total variation distance of one release from ideal noise."""
-
-    def constrain(self, gradients: NDArray[np.float32], /) -> Constrained:
-        """Clip, round and add up the records of a microbatch, shape (m, d)."""
-
-    def perturb(self, total: NDArray[np.int64], /) -> NDArray[np.int64]:
-        """Add one step's noise to the exact sum over a lot, shape (d,)."""
+    def announced(self) -> dict[str, float]:
+        """The values of ``parameters``: with the query, all that :meth:`build` needs."""
+        return {parameter.name: getattr(self, parameter.name) for parameter in self.parameters}

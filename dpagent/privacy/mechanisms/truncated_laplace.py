@@ -47,7 +47,7 @@ from dpagent.privacy.mechanisms.discretised_laplace import (
     laplace_reach,
     noise_scale,
 )
-from dpagent.privacy.mechanisms.grid import Grid, Norm, l1_fine_steps
+from dpagent.privacy.mechanisms.grid import Grid, Norm, l1_resolution
 from dpagent.privacy.noise.discrete_laplace import (
     MAX_BOUND,
     MAX_SCALE,
@@ -72,8 +72,8 @@ class TruncatedLaplace(DiscretisedLaplace):
         sampling_rate: q, the probability with which each record enters a lot, in (0, 1].
         dimension: d, number of coordinates released.
         steps: noisy local steps in one release, each with a fresh lot and fresh noise.
-        fine_steps: grid steps to one clip norm, in [1, 2³⁰]; by default it follows from d.
-        bound_steps: A, in fine-grid steps: at least the sensitivity, at most 2⁵⁰.
+        resolution: grid units to one clip norm, in [1, 2³⁰]; by default it follows from d.
+        bound_units: A, in grid units: at least the sensitivity, at most 2⁵⁰.
 
     Raises:
         ParameterError: an attribute is out of range, or the noise cannot be drawn.
@@ -82,12 +82,12 @@ class TruncatedLaplace(DiscretisedLaplace):
 
     name: ClassVar[str] = "truncated-laplace"
 
-    bound_steps: int = field(kw_only=True)
+    bound_units: int = field(kw_only=True)
 
     def __post_init__(self) -> None:
         DiscretisedLaplace.__post_init__(self)
-        require_count("bound steps", self.bound_steps, maximum=MAX_BOUND)
-        _require_reach(self.support_steps, self.sensitivity_steps, self.granularity)
+        require_count("bound steps", self.bound_units, maximum=MAX_BOUND)
+        _require_reach(self.support_units, self.sensitivity_units, self.granularity)
 
     @classmethod
     def for_delta(
@@ -99,12 +99,12 @@ class TruncatedLaplace(DiscretisedLaplace):
         dimension: int,
         *,
         steps: int = 1,
-        fine_steps: int | None = None,
+        resolution: int | None = None,
     ) -> Self:
         """The least A with which a step on a known lot is (``epsilon``, ``delta``)-DP."""
-        pure = DiscretisedLaplace(clip_norm, epsilon, sampling_rate, dimension, steps, fine_steps)
-        bound = least_bound(epsilon, delta, pure.sensitivity_steps)
-        return cls(clip_norm, epsilon, sampling_rate, dimension, steps, fine_steps, bound_steps=bound)
+        pure = DiscretisedLaplace(clip_norm, epsilon, sampling_rate, dimension, steps, resolution)
+        bound = least_bound(epsilon, delta, pure.sensitivity_units)
+        return cls(clip_norm, epsilon, sampling_rate, dimension, steps, resolution, bound_units=bound)
 
     @classmethod
     def for_cap(
@@ -116,7 +116,7 @@ class TruncatedLaplace(DiscretisedLaplace):
         dimension: int,
         *,
         steps: int = 1,
-        fine_steps: int | None = None,
+        resolution: int | None = None,
         max_epsilon: float = MAX_EPSILON,
     ) -> Self:
         """The least ε with which a step's noise of at most ``cap`` is (ε, ``delta``)-DP.
@@ -129,7 +129,7 @@ class TruncatedLaplace(DiscretisedLaplace):
             sampling_rate: q.
             dimension: d.
             steps: noisy local steps in one release.
-            fine_steps: grid steps to one clip norm.
+            resolution: grid units to one clip norm.
             max_epsilon: the largest ε acceptable, in (0, 1000].
 
         Raises:
@@ -138,47 +138,47 @@ class TruncatedLaplace(DiscretisedLaplace):
         """
         require_positive("cap", cap)
         grid = Grid(
-            Norm.L1, clip_norm, dimension, l1_fine_steps(dimension) if fine_steps is None else fine_steps
+            Norm.L1, clip_norm, dimension, l1_resolution(dimension) if resolution is None else resolution
         )
         bound = math.floor(min(cap / grid.granularity, MAX_BOUND))
         try:
-            epsilon = least_epsilon(bound, delta, grid.sensitivity_steps, max_epsilon=max_epsilon)
+            epsilon = least_epsilon(bound, delta, grid.sensitivity_units, max_epsilon=max_epsilon)
         except PlanError as error:
-            highest = _highest_epsilon(max_epsilon, grid.sensitivity_steps)
-            needed = least_bound(highest, delta, grid.sensitivity_steps) * grid.granularity
+            highest = _highest_epsilon(max_epsilon, grid.sensitivity_units)
+            needed = least_bound(highest, delta, grid.sensitivity_units) * grid.granularity
             raise PlanError(
                 f"A noise cap of {cap:g} cannot be met: the L1 sensitivity is "
-                f"{grid.sensitivity_steps * grid.granularity:g}, and with epsilon up to {highest:g} at "
+                f"{grid.sensitivity_units * grid.granularity:g}, and with epsilon up to {highest:g} at "
                 f"delta {delta:g} noise has to reach {_rounded_up(needed):g}. Raise the cap to that, or "
                 "lower the clip norm."
             ) from error
-        return cls(clip_norm, epsilon, sampling_rate, dimension, steps, fine_steps, bound_steps=bound)
+        return cls(clip_norm, epsilon, sampling_rate, dimension, steps, resolution, bound_units=bound)
 
     @property
-    def support_steps(self) -> int:
-        """The largest magnitude of a noise value, in fine-grid steps: A as the sampler takes it."""
-        return _support(self.scale_steps, self.bound_steps)
+    def support_units(self) -> int:
+        """The largest magnitude of a noise value, in grid units: A as the sampler takes it."""
+        return _support(self.scale_units, self.bound_units)
 
     @property
     def cap(self) -> float:
         """The same in gradient units."""
-        return self.support_steps * self.granularity
+        return self.support_units * self.granularity
 
     @property
     def delta(self) -> float:
         """δ of one step on a known lot, before sampling."""
-        return truncated_delta(self.scale_steps, self.support_steps, self.sensitivity_steps)
+        return truncated_delta(self.scale_units, self.support_units, self.sensitivity_units)
 
     @property
-    def deviation_steps(self) -> float:
+    def deviation_units(self) -> float:
         """Bound on the standard deviation of one step's noise: that of Laplace or uniform noise."""
-        uniform = math.sqrt(self.support_steps * (self.support_steps + 1) / 3)
-        return min(self.scale_steps * math.sqrt(2), uniform)
+        uniform = math.sqrt(self.support_units * (self.support_units + 1) / 3)
+        return min(self.scale_units * math.sqrt(2), uniform)
 
     @property
-    def reach_steps(self) -> float:
+    def reach_units(self) -> float:
         """The noise of all steps exceeds this with probability below 1e-14 a coordinate, or never."""
-        return min(laplace_reach(self.scale_steps, self.steps), float(self.steps * self.support_steps))
+        return min(laplace_reach(self.scale_units, self.steps), float(self.steps * self.support_units))
 
     @property
     def event(self) -> ApproximateEvent:
@@ -192,11 +192,11 @@ class TruncatedLaplace(DiscretisedLaplace):
     @property
     def statistical_distance(self) -> float:
         """Total variation distance of one release from ideal noise; see ``docs/privacy.md``."""
-        return self.dimension * self.steps * statistical_distance(self.scale_steps, self.bound_steps)
+        return self.dimension * self.steps * statistical_distance(self.scale_units, self.bound_units)
 
     def sampler(self, *, entropy: Entropy = os.urandom) -> DiscreteLaplaceSampler:
         """What draws this mechanism's noise, for instance ahead of need."""
-        return DiscreteLaplaceSampler(self.scale_steps, bound=self.bound_steps, entropy=entropy)
+        return DiscreteLaplaceSampler(self.scale_units, bound=self.bound_units, entropy=entropy)
 
 
 def truncated_delta(scale: float, bound: int, sensitivity: int) -> float:
@@ -268,7 +268,7 @@ def least_epsilon(bound: int, delta: float, sensitivity: int, *, max_epsilon: fl
         )
     if bound < sensitivity or not is_met(high):
         raise PlanError(
-            f"Noise of at most {bound} grid steps cannot hide a sensitivity of {sensitivity} steps with "
+            f"Noise of at most {bound} grid units cannot hide a sensitivity of {sensitivity} steps with "
             f"epsilon up to {max_epsilon:g} at delta {delta:g}."
         )
     if is_met(low):
@@ -299,7 +299,7 @@ def _support(scale: float, bound: int) -> int:
 def _require_reach(support: int, sensitivity: int, granularity: float) -> None:
     if support < sensitivity:
         raise PlanError(
-            f"Noise of at most {support} grid steps ({support * granularity:g}) is below the L1 sensitivity "
+            f"Noise of at most {support} grid units ({support * granularity:g}) is below the L1 sensitivity "
             f"of {sensitivity} steps ({sensitivity * granularity:g}): no epsilon can hide that. "
             "Raise the cap, or lower the clip norm."
         )

@@ -1,7 +1,7 @@
 """From the fine grid of the noise to the few bits that travel.
 
-After the noise is added, a release is rounded, at random and without bias, to a multiple of
-2^shift fine-grid steps, and saturated to a signed width. Both act on what is private already:
+After the noise is added, the noisy sum is rounded, at random and without bias, to a multiple of
+2^shift grid units, and saturated to a signed width. Both act on what is private already:
 post-processing, which costs no privacy, only a little variance. Shift and width follow from
 public parameters alone, so a fragment's size says nothing about the data.
 """
@@ -10,68 +10,73 @@ from __future__ import annotations
 
 import math
 import os
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpagent.errors import ParameterError, require_count, require_positive
-from dpagent.privacy.mechanisms.mechanism import Mechanism
 from dpagent.privacy.noise.entropy import Entropy, uniform_words
 
 MIN_WIDTH: Final = 4
 MAX_WIDTH: Final = 32
 
 _MAX_SHIFT: Final = 32
-_LOT_DEVIATIONS: Final = 6
 _BLOCK: Final = 65_536
 
 
-def wire_shift(sigma_steps: float) -> int:
+@dataclass(frozen=True, slots=True)
+class WireForm:
+    """The form in which noisy sums travel. Public.
+
+    Attributes:
+        shift: a wire unit is 2^shift grid units; in [0, 32].
+        width: signed bits of a value, in [4, 32].
+    """
+
+    shift: int
+    width: int
+
+
+def wire_shift(deviation_units: float) -> int:
     """The coarsest grid that still resolves the noise: s = max(0, ⌊log2(σ/4)⌋).
 
-    The noise then has a standard deviation between 4 and 8 wire steps of 2^s fine steps (unless
+    The noise then has a standard deviation between 4 and 8 wire units of 2^s grid units (unless
     s is 0), and rounding adds at most 1/64 of its variance, 1/96 on average.
 
     Raises:
-        ParameterError: ``sigma_steps`` is not in (0, 2³²].
+        ParameterError: ``deviation_units`` is not in (0, 2³²].
     """
-    require_positive("sigma steps", sigma_steps, maximum=2.0**32)
-    _, exponent = math.frexp(sigma_steps / 4)  # a mantissa in [1/2, 1): exact, which log2 is not
+    require_positive("deviation units", deviation_units, maximum=2.0**32)
+    _, exponent = math.frexp(deviation_units / 4)  # a mantissa in [1/2, 1): exact, which log2 is not
     return max(0, exponent - 1)
 
 
-def wire_width(mechanism: Mechanism, expected_lot: float, shift: int) -> int:
-    """Bits of a signed wire value, so that saturation practically never happens.
-
-    Room for every record of a lot six standard deviations above the expected pulling one
-    coordinate the same way in every step, and for noise up to what it exceeds once in 10¹⁴ values
-    (eight standard deviations if it is Gaussian).
+def wire_width(reach_units: float, shift: int) -> int:
+    """Bits of a signed wire value that holds sums of up to ``reach_units`` in magnitude.
 
     Args:
-        mechanism: the release.
-        expected_lot: public expectation of the number of records in a lot, above 0.
+        reach_units: in grid units, above 0.
         shift: of :func:`wire_shift`.
 
     Returns:
-        A width in [4, 32]; at 32 the room may be less than described.
+        A width in [4, 32]; at 32 there may be less room than asked for.
 
     Raises:
         ParameterError: a value is out of its range.
     """
-    lot = require_positive("expected lot", expected_lot)
     require_count("shift", shift, minimum=0, maximum=_MAX_SHIFT)
-    signal = (lot + _LOT_DEVIATIONS * math.sqrt(lot)) * mechanism.sensitivity_steps * mechanism.steps
-    reach = (signal + mechanism.reach_steps) / float(1 << shift) + 1
+    reach = require_positive("reach units", reach_units) / float(1 << shift) + 1
     if reach >= 2 ** (MAX_WIDTH - 1):
         return MAX_WIDTH
     return max(MIN_WIDTH, math.ceil(reach).bit_length() + 1)
 
 
-def coarsen(
+def round_to_wire(
     values: NDArray[np.int64], shift: int, width: int, *, entropy: Entropy = os.urandom
 ) -> NDArray[np.int64]:
-    """Round to multiples of 2^shift without bias, in wire steps, and saturate.
+    """Round to multiples of 2^shift without bias, in wire units, and saturate.
 
     ⌊(value + u)/2^shift⌋ with u uniform in [0, 2^shift) from the operating system's entropy:
     its expectation is value/2^shift exactly.

@@ -64,7 +64,7 @@ def test_a_tight_cap_costs_more_and_the_rest_is_reallocated() -> None:
     assert cost > first.planned_epsilon
     # by the published formula, for fine grids: A = λ·ln(1 + (e^ε − 1)/(2δ)), δ = 1e-6/q before sampling
     epsilon = first.mechanism.epsilon
-    scale = first.mechanism.scale_steps * first.mechanism.granularity
+    scale = first.mechanism.scale_units * first.mechanism.granularity
     assert scale * math.log(1 + math.expm1(epsilon) / 2e-5) == pytest.approx(5.0, rel=1e-3)
     rest = first.after.planned()
     assert rest.shape == (9,)

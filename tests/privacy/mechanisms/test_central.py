@@ -68,7 +68,7 @@ def test_a_device_adds_its_own_bounded_vector(make, order: int, updates: NDArray
     parts = [m.constrain(update[np.newaxis]).total for update in updates]
     np.testing.assert_array_equal(whole, sum(parts))
     for part in parts:
-        assert sum(abs(int(x)) ** order for x in part) <= m.sensitivity_steps**order
+        assert sum(abs(int(x)) ** order for x in part) <= m.sensitivity_units**order
 
 
 @both
@@ -104,9 +104,9 @@ def test_the_statement_is_on_devices_and_trusts_the_coordinator(make, order: int
 def test_noise_is_that_of_the_sum_and_drawn_once(make, order: int) -> None:  # type: ignore[no-untyped-def]
     m = make(50_000)
     total = np.arange(50_000, dtype=np.int64)
-    noise = m.perturb(total) - total
-    assert noise.std() == pytest.approx(m.deviation_steps, rel=0.04)
-    assert np.abs(noise).max() < m.reach_steps
+    noise = m.add_noise(total) - total
+    assert noise.std() == pytest.approx(m.deviation_units, rel=0.04)
+    assert np.abs(noise).max() < m.reach_units
     assert 0 < m.statistical_distance < 1e-20
 
 
@@ -118,7 +118,7 @@ def test_an_attack_on_one_device_proves_no_more_than_claimed(make, order: int) -
     sampler = m._noise.sampler()
     others = m.constrain(np.array([[0.3], [-2.0]], dtype=np.float32)).total[0]
     without, present = others + sampler.sample(draws), others + device + sampler.sample(draws)
-    thresholds = others + np.linspace(-2, 4, 25) * m.deviation_steps
+    thresholds = others + np.linspace(-2, 4, 25) * m.deviation_units
     claimed = m.statement(1e-5).epsilon if order == 2 else m.event.epsilon
     assert (1.5 if order == 2 else 0.9) < proven_epsilon(present, without, thresholds, delta) <= claimed
 
@@ -136,4 +136,4 @@ def test_bad_values_are_named(make, order: int) -> None:  # type: ignore[no-unty
     with pytest.raises(ParameterError, match="updates have shape"):
         m.constrain(np.zeros((1, 4), dtype=np.float32))
     with pytest.raises(ParameterError, match="total"):
-        m.perturb(np.zeros(4, dtype=np.int64))
+        m.add_noise(np.zeros(4, dtype=np.int64))

@@ -23,11 +23,11 @@ def test_the_record_states_the_maths() -> None:
     m = DiscretisedLaplace(0.5, 2.0, 0.1, 26_010, steps=3)
     assert (m.name, m.unit, m.adjacency) == ("discrete-laplace", "record", "add-or-remove-one")
     assert (m.trust, m.norm) == ("none", "L1")
-    assert m.sensitivity_steps == 2**24 + 13_005 + 1
+    assert m.sensitivity_units == 2**24 + 13_005 + 1
     assert m.granularity == 0.5 / 2**24
-    assert m.sensitivity_steps / m.scale_steps <= 2.0
-    assert m.scale_steps == pytest.approx(m.sensitivity_steps / 2, rel=1e-15)
-    assert m.deviation_steps == pytest.approx(m.scale_steps * math.sqrt(2))
+    assert m.sensitivity_units / m.scale_units <= 2.0
+    assert m.scale_units == pytest.approx(m.sensitivity_units / 2, rel=1e-15)
+    assert m.deviation_units == pytest.approx(m.scale_units * math.sqrt(2))
     assert m.event == ApproximateEvent(m.event.epsilon, 0.0, 3)
     assert m.event.epsilon == pytest.approx(math.log1p(0.1 * math.expm1(2.0)))
     assert m.event.epsilon >= math.log1p(0.1 * math.expm1(2.0))
@@ -36,7 +36,7 @@ def test_the_record_states_the_maths() -> None:
     assert statement.epsilon >= 3 * m.event.epsilon
     assert statement.epsilon == pytest.approx(3 * m.event.epsilon, rel=1e-12)
     assert 0 < statement.delta < 1e-20  # imperfect noise, and nothing else
-    assert DiscretisedLaplace(0.5, 2.0, 0.1, 26_010, fine_steps=2**20).sensitivity_steps == 2**20 + 13_006
+    assert DiscretisedLaplace(0.5, 2.0, 0.1, 26_010, resolution=2**20).sensitivity_units == 2**20 + 13_006
 
 
 @given(epsilon=st.floats(1e-6, 1000), sensitivity=st.integers(1, 2**31))
@@ -67,24 +67,24 @@ def test_two_coordinates_never_differ_by_more_than_the_factor() -> None:
 def test_noise_is_laplace_independent_and_of_the_right_size() -> None:
     m = DiscretisedLaplace(1.0, 0.5, 1.0, 100_000)
     total = np.arange(100_000, dtype=np.int64)
-    noise = m.perturb(total) - total
-    assert stats.kstest(noise / m.scale_steps, "laplace").pvalue > 1e-6
-    assert noise.std() == pytest.approx(m.deviation_steps, rel=0.03)
-    assert not np.array_equal(noise, m.perturb(total) - total)
+    noise = m.add_noise(total) - total
+    assert stats.kstest(noise / m.scale_units, "laplace").pvalue > 1e-6
+    assert noise.std() == pytest.approx(m.deviation_units, rel=0.03)
+    assert not np.array_equal(noise, m.add_noise(total) - total)
     pool = NoisePool(m.sampler())
     pool.prepare(100_000)
-    pooled = m.perturb(total, noise=pool, entropy=lambda _: b"") - total
-    assert stats.kstest(pooled / m.scale_steps, "laplace").pvalue > 1e-6
+    pooled = m.add_noise(total, noise=pool, entropy=lambda _: b"") - total
+    assert stats.kstest(pooled / m.scale_units, "laplace").pvalue > 1e-6
 
 
 def test_an_attack_on_one_dimension_proves_no_more_than_claimed() -> None:
     draws, epsilon = 200_000, 1.0
     m = DiscretisedLaplace(2.0, epsilon, 1.0, 1)
     record = m.constrain(np.array([[7.0]], dtype=np.float32)).total[0]
-    assert record == m.grid.fine_steps
+    assert record == m.grid.resolution
     sampler = m.sampler()
     without, present = sampler.sample(draws), record + sampler.sample(draws)
-    thresholds = np.linspace(-2, 3, 26) * m.sensitivity_steps
+    thresholds = np.linspace(-2, 3, 26) * m.sensitivity_units
     assert 0.93 < proven_epsilon(present, without, thresholds) <= epsilon
     # noise of nine tenths the size is caught
     assert proven_epsilon(record + 0.9 * (present - record), 0.9 * without, thresholds) > epsilon
@@ -97,7 +97,7 @@ def test_an_attack_on_a_sampled_lot_proves_no_more_than_the_amplified_cost() -> 
     drawn = np.random.default_rng(1).random(draws) < q
     record = m.constrain(np.array([[1.0]], dtype=np.float32)).total[0]
     without, present = sampler.sample(draws), record * drawn + sampler.sample(draws)
-    thresholds = np.linspace(-1, 2, 16) * m.sensitivity_steps
+    thresholds = np.linspace(-1, 2, 16) * m.sensitivity_units
     assert 0.85 * m.event.epsilon < proven_epsilon(present, without, thresholds) <= m.event.epsilon
 
 
@@ -106,11 +106,11 @@ def test_an_attack_on_a_vector_gains_nothing_from_its_dimension() -> None:
     draws, epsilon, dimension = 200_000, 1.5, 8
     m = DiscretisedLaplace(1.0, epsilon, 1.0, dimension)
     record = m.constrain(np.full((1, dimension), 3.0, dtype=np.float32)).total
-    assert 0.999 * m.sensitivity_steps < np.abs(record).sum() <= m.sensitivity_steps
+    assert 0.999 * m.sensitivity_units < np.abs(record).sum() <= m.sensitivity_units
     noise = m.sampler().sample(2 * draws * dimension).reshape(2, draws, dimension)
 
     def log_ratio(released: np.ndarray) -> np.ndarray:
-        return (np.abs(released) - np.abs(released - record)).sum(axis=1) / m.scale_steps
+        return (np.abs(released) - np.abs(released - record)).sum(axis=1) / m.scale_units
 
     without, present = log_ratio(noise[0]), log_ratio(noise[1] + record)
     assert max(np.abs(without).max(), np.abs(present).max()) <= epsilon
@@ -139,14 +139,14 @@ def test_bad_values_are_named() -> None:
         ({"sampling_rate": 0.0}, "sampling rate"),
         ({"dimension": 0}, "dimension"),
         ({"steps": 0}, "steps"),
-        ({"fine_steps": 2**31}, "fine steps"),
-        ({"fine_steps": 0}, "fine steps"),
+        ({"resolution": 2**31}, "resolution"),
+        ({"resolution": 0}, "resolution"),
     ):
         arguments = {"clip_norm": 1.0, "epsilon": 1.0, "sampling_rate": 1.0, "dimension": 650} | changes
         with pytest.raises(ParameterError, match=name):
             DiscretisedLaplace(**arguments)  # type: ignore[arg-type]
     m = DiscretisedLaplace(1.0, 1.0, 1.0, 3)
     with pytest.raises(ParameterError, match="total"):
-        m.perturb(np.zeros(2, dtype=np.int64))
+        m.add_noise(np.zeros(2, dtype=np.int64))
     with pytest.raises(ParameterError, match="gradients"):
         m.constrain(np.zeros((2, 3)))  # type: ignore[arg-type]

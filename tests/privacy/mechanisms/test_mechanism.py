@@ -19,7 +19,7 @@ from dpagent.privacy.accounting.gaussian_loss import MIN_SIGMA_STEPS
 from dpagent.privacy.accounting.pld import PldAccountant
 from dpagent.privacy.accounting.rdp import running_epsilon
 from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian
-from dpagent.privacy.mechanisms.grid import Grid, Norm, l1_fine_steps, shrink_to_norm
+from dpagent.privacy.mechanisms.grid import Grid, Norm, l1_resolution, shrink_to_norm
 from dpagent.privacy.noise.entropy import NoisePool
 
 ANY_FLOAT32 = st.floats(width=32, allow_nan=True, allow_infinity=True, allow_subnormal=True)
@@ -52,7 +52,7 @@ def test_no_record_exceeds_the_sensitivity(
     grid = Grid(norm, clip, batch.shape[1], fine)
     for row in batch:
         total, excluded = grid.constrain(row[np.newaxis])
-        assert measure(total, norm) <= limit(grid.sensitivity_steps, norm)
+        assert measure(total, norm) <= limit(grid.sensitivity_units, norm)
         assert excluded == (not np.isfinite(row).all())
         if excluded:
             assert not total.any()
@@ -63,10 +63,10 @@ def test_no_record_exceeds_the_sensitivity(
 def test_removing_a_record_removes_its_own_vector(
     batch: NDArray[np.float32], data: st.DataObject, norm: Norm
 ) -> None:
-    grid = Grid(norm, 1.0, batch.shape[1], norm.max_fine_steps)
+    grid = Grid(norm, 1.0, batch.shape[1], norm.max_resolution)
     removed = data.draw(st.integers(0, len(batch) - 1))
     difference = grid.constrain(batch).total - grid.constrain(np.delete(batch, removed, axis=0)).total
-    assert measure(difference, norm) <= limit(grid.sensitivity_steps, norm)
+    assert measure(difference, norm) <= limit(grid.sensitivity_units, norm)
     np.testing.assert_array_equal(difference, grid.constrain(batch[removed : removed + 1]).total)
 
 
@@ -76,7 +76,7 @@ def test_the_sum_is_exact_in_any_order_and_split(dimension: int, norm: Norm) -> 
     rng = np.random.default_rng(dimension)
     batch = (rng.normal(size=(17, dimension)) * 10.0 ** rng.uniform(-6, 6, (17, 1))).astype(np.float32)
     batch[3, 0] = np.nan
-    m = Grid(norm, 1.0, dimension, 65_536 if norm is Norm.L2 else l1_fine_steps(dimension))
+    m = Grid(norm, 1.0, dimension, 65_536 if norm is Norm.L2 else l1_resolution(dimension))
     expected = m.constrain(batch)
     assert expected.excluded == 1
     permuted = m.constrain(batch[rng.permutation(17)])
@@ -92,23 +92,23 @@ def test_the_sum_is_exact_in_any_order_and_split(dimension: int, norm: Norm) -> 
 def test_rounding_to_nearest_is_faithful_and_its_slack_is_small() -> None:
     gradient = np.random.default_rng(0).normal(size=(1, 26_010)).astype(np.float32)
     exact = gradient[0].astype(np.float64)
-    for norm, fine, order in ((Norm.L2, 65_536, 2), (Norm.L1, l1_fine_steps(26_010), 1)):
+    for norm, fine, order in ((Norm.L2, 65_536, 2), (Norm.L1, l1_resolution(26_010), 1)):
         m = Grid(norm, 1.0, 26_010, fine)
-        assert 1 < m.sensitivity_steps / fine < 1.0013
+        assert 1 < m.sensitivity_units / fine < 1.0013
         for scale, length in ((1.0, np.linalg.norm(exact, order)), (1e-6, 1.0)):
             wanted = exact * scale / length / m.granularity
             got = m.constrain((gradient * np.float32(scale)).astype(np.float32)).total
             assert np.abs(got - wanted).max() <= 0.51
     # what the module's text says of the L1 grid
-    assert l1_fine_steps(26_010) == 2**24
-    assert Grid(Norm.L1, 1.0, 26_010, 2**24).sensitivity_steps == 2**24 + 13_005 + 1
-    assert [l1_fine_steps(d) for d in (1, 128, 129, 2**19, 2**28)] == [2**16, 2**16, 2**17, 2**28, 2**28]
+    assert l1_resolution(26_010) == 2**24
+    assert Grid(Norm.L1, 1.0, 26_010, 2**24).sensitivity_units == 2**24 + 13_005 + 1
+    assert [l1_resolution(d) for d in (1, 128, 129, 2**19, 2**28)] == [2**16, 2**16, 2**17, 2**28, 2**28]
 
 
 @pytest.mark.parametrize("dimension", [1, 100, 650, 26_010, 2**19])
 def test_l1_slack_is_below_a_thousandth(dimension: int) -> None:
-    fine = l1_fine_steps(dimension)
-    assert Grid(Norm.L1, 1.0, dimension, fine).sensitivity_steps <= fine * 1.001 + 1
+    fine = l1_resolution(dimension)
+    assert Grid(Norm.L1, 1.0, dimension, fine).sensitivity_units <= fine * 1.001 + 1
 
 
 @both_norms
@@ -122,13 +122,13 @@ def test_a_half_step_everywhere_pays_the_full_slack(norm: Norm) -> None:
     half = 50 if norm is Norm.L2 else 5000
     added = measure(total, norm) ** (1 / 2 if norm is Norm.L2 else 1) - 0.5001 * 2 * half
     assert half - 2 < added <= half
-    assert grid.sensitivity_steps == fine + half + 1
+    assert grid.sensitivity_units == fine + half + 1
 
 
 def test_rounding_never_more_than_doubles_an_l1_norm() -> None:
     """On a grid too coarse for the model the slack stops at F."""
     grid = Grid(Norm.L1, 1.0, 1000, 8)
-    assert grid.sensitivity_steps == 8 + 8 + 1
+    assert grid.sensitivity_units == 8 + 8 + 1
     total = grid.constrain(np.full((1, 1000), 0.5001 / 8, dtype=np.float32)).total
     assert total.sum() == 0  # clipped to 8/1000 of a step each
     few = np.zeros((1, 1000), dtype=np.float32)
@@ -157,7 +157,7 @@ def test_an_offender_is_shortened_to_whole_numbers_within_the_bound(
 
 @pytest.mark.parametrize("dimension", [1, 2, 4, 5, 16, 17, 26_010, 2**28])
 def test_sensitivity_rounds_the_slack_up(dimension: int) -> None:
-    slack = mechanism(dimension).sensitivity_steps - 65_536 - 1
+    slack = mechanism(dimension).sensitivity_units - 65_536 - 1
     assert (2 * slack) ** 2 >= dimension > (2 * slack - 2) ** 2
 
 
@@ -166,12 +166,12 @@ def test_the_record_states_the_maths() -> None:
     assert (m.unit, m.adjacency) == ("record", "add-or-remove-one")
     assert (m.name, m.trust, m.norm) == ("discrete-gaussian", "none", "L2")
     assert m.granularity == 0.5 / 65_536
-    assert m.sigma_steps >= 2.0 * m.sensitivity_steps
-    assert m.sigma_steps == pytest.approx(2.0 * m.sensitivity_steps, rel=1e-15)
+    assert m.sigma_units >= 2.0 * m.sensitivity_units
+    assert m.sigma_units == pytest.approx(2.0 * m.sensitivity_units, rel=1e-15)
     assert (m.event.noise_multiplier, m.event.sampling_rate, m.event.steps) == (2.0, 0.1, 3)
     assert 0 < m.statistical_distance < 1e-28
-    assert m.deviation_steps == m.sigma_steps
-    assert m.reach_steps == pytest.approx(8 * m.sigma_steps * math.sqrt(3))
+    assert m.deviation_units == m.sigma_units
+    assert m.reach_units == pytest.approx(8 * m.sigma_units * math.sqrt(3))
     statement = m.statement(1e-5)
     assert statement.scope == ("record", "add-or-remove-one", "none")
     assert statement.epsilon == PldAccountant().epsilon_after([m.event], 1e-5)
@@ -179,8 +179,8 @@ def test_the_record_states_the_maths() -> None:
 
 
 def test_noise_too_coarse_for_the_tight_price_is_priced_by_renyi_divergence() -> None:
-    m = replace(mechanism(10), fine_steps=64)
-    assert m.sigma_steps < MIN_SIGMA_STEPS
+    m = replace(mechanism(10), resolution=64)
+    assert m.sigma_units < MIN_SIGMA_STEPS
     assert m.statement(1e-5).epsilon == running_epsilon([m.event], 1e-5)[0]
 
 
@@ -196,14 +196,14 @@ def test_a_job_says_what_it_rests_on() -> None:
 def test_noise_is_independent_per_coordinate_and_of_the_right_size() -> None:
     m = mechanism(100_000)
     total = np.arange(100_000, dtype=np.int64)
-    noise = m.perturb(total) - total
-    assert stats.kstest(noise / m.sigma_steps, "norm").pvalue > 1e-6
-    assert not np.array_equal(noise, m.perturb(total) - total)
+    noise = m.add_noise(total) - total
+    assert stats.kstest(noise / m.sigma_units, "norm").pvalue > 1e-6
+    assert not np.array_equal(noise, m.add_noise(total) - total)
     pool = NoisePool(m.sampler())
     pool.prepare(100_000)
-    pooled = m.perturb(total, noise=pool, entropy=lambda _: b"") - total
+    pooled = m.add_noise(total, noise=pool, entropy=lambda _: b"") - total
     assert pool.available == 0
-    assert stats.kstest(pooled / m.sigma_steps, "norm").pvalue > 1e-6
+    assert stats.kstest(pooled / m.sigma_units, "norm").pvalue > 1e-6
 
 
 def test_an_attack_on_one_dimension_does_not_beat_the_claimed_epsilon() -> None:
@@ -216,12 +216,12 @@ def test_an_attack_on_one_dimension_does_not_beat_the_claimed_epsilon() -> None:
     m = DiscretisedGaussian(1.0, 1.0, 1.0, dimension=1)
     # d coordinates of a one-dimensional release are as many independent releases
     noise = DiscretisedGaussian(
-        1.0, m.sigma_steps / (65_536 + math.ceil(math.sqrt(draws) / 2) + 1), 1.0, dimension=draws
+        1.0, m.sigma_units / (65_536 + math.ceil(math.sqrt(draws) / 2) + 1), 1.0, dimension=draws
     )
-    assert noise.sigma_steps == pytest.approx(m.sigma_steps, rel=1e-12)
+    assert noise.sigma_units == pytest.approx(m.sigma_units, rel=1e-12)
     record = m.constrain(np.array([[5.0]], dtype=np.float32)).total[0]
-    without = noise.perturb(np.zeros(draws, dtype=np.int64)) / m.sigma_steps
-    present = noise.perturb(np.full(draws, record)) / m.sigma_steps
+    without = noise.add_noise(np.zeros(draws, dtype=np.int64)) / m.sigma_units
+    present = noise.add_noise(np.full(draws, record)) / m.sigma_units
 
     proven = proven_epsilon(present, without, thresholds, delta)
     claimed = m.statement(delta).epsilon
@@ -236,7 +236,7 @@ def test_an_attack_on_one_dimension_does_not_beat_the_claimed_epsilon() -> None:
         ({"noise_multiplier": 1e4}, "noise multiplier"),
         ({"sampling_rate": 2.0}, "sampling rate"),
         ({"steps": 0}, "steps"),
-        ({"fine_steps": 2**21}, "fine steps"),
+        ({"resolution": 2**21}, "resolution"),
     ],
 )
 def test_bad_parameters_are_named(changes: dict[str, float], name: str) -> None:
@@ -254,7 +254,7 @@ def test_bad_arrays_are_named() -> None:
             m.constrain(wrong)  # type: ignore[arg-type]
     for wrong_total in (np.zeros(2, dtype=np.int64), np.zeros(3)):
         with pytest.raises(ParameterError, match="total"):
-            m.perturb(wrong_total)  # type: ignore[arg-type]
+            m.add_noise(wrong_total)  # type: ignore[arg-type]
     many = np.broadcast_to(np.zeros((1, 1), dtype=np.float32), (2**23, 1))
     with pytest.raises(ParameterError, match="at most 8388607 at a time"):
         Grid(Norm.L1, 1.0, 1, 2**30).constrain(many)

@@ -81,18 +81,18 @@ def test_two_coordinates_over_all_splits() -> None:
 def test_three_coordinates_and_a_sampled_lot() -> None:
     epsilon, sensitivity, bound, q = 1.2, 6, 11, 0.3
     m = TruncatedLaplace(
-        1.0, epsilon, q, 3, fine_steps=4, bound_steps=bound
+        1.0, epsilon, q, 3, resolution=4, bound_units=bound
     )  # 4 steps to C, slack 1, and 1: a sensitivity of 6
-    assert m.sensitivity_steps == sensitivity
+    assert m.sensitivity_units == sensitivity
     for shift in itertools.product(range(-sensitivity, sensitivity + 1), repeat=3):
         if sum(map(abs, shift)) != sensitivity or list(shift) != sorted(shift):
             continue
-        without, present = with_and_without(m.scale_steps, bound, shift)
+        without, present = with_and_without(m.scale_units, bound, shift)
         assert least_delta(without, present, epsilon) <= m.delta
         mixed = (1 - q) * without + q * present
         for pair in ((without, mixed), (mixed, without)):
             assert least_delta(*pair, m.event.epsilon) <= m.event.delta
-    without, present = with_and_without(m.scale_steps, bound, (sensitivity, 0, 0))
+    without, present = with_and_without(m.scale_units, bound, (sensitivity, 0, 0))
     mixed = (1 - q) * without + q * present
     assert least_delta(mixed, without, m.event.epsilon) == pytest.approx(q * m.delta, rel=1e-6)
 
@@ -177,7 +177,7 @@ def test_a_cap_that_nothing_meets_is_refused_with_one_that_will_do() -> None:
         assert most * 0.99 < m.epsilon <= most
         assert m.cap <= cap
     with pytest.raises(PlanError, match="below the L1 sensitivity"):
-        TruncatedLaplace(1.0, 1.0, 0.1, 1, fine_steps=100, bound_steps=100)
+        TruncatedLaplace(1.0, 1.0, 0.1, 1, resolution=100, bound_units=100)
     # Δ is 101 here; below it, more ε only makes things worse
     p = [least_delta(*with_and_without(noise_scale(e, 101), 99, (101,)), e) for e in (1.0, 10.0, 300.0)]
     assert p[0] < p[1] < p[2]
@@ -185,27 +185,27 @@ def test_a_cap_that_nothing_meets_is_refused_with_one_that_will_do() -> None:
 
 
 def test_a_wide_cap_costs_next_to_nothing() -> None:
-    m = TruncatedLaplace.for_cap(1.0, 1e6, 1e-5, 1.0, 10, fine_steps=16)
+    m = TruncatedLaplace.for_cap(1.0, 1e6, 1e-5, 1.0, 10, resolution=16)
     assert m.delta <= 1e-5
     assert m.epsilon < 1e-9
-    assert TruncatedLaplace.for_cap(1.0, 1e300, 1e-5, 1.0, 10).bound_steps == 2**50
+    assert TruncatedLaplace.for_cap(1.0, 1e300, 1e-5, 1.0, 10).bound_units == 2**50
 
 
 def test_the_record_states_the_maths() -> None:
     m = TruncatedLaplace.for_delta(0.5, 0.5, 1e-3, 0.1, 26_010, steps=2)
     assert (m.name, m.unit, m.norm, m.trust) == ("truncated-laplace", "record", "L1", "none")
-    assert m.cap == m.support_steps * m.granularity
+    assert m.cap == m.support_units * m.granularity
     assert m.cap == pytest.approx(0.5 / 0.5 * math.log(1 + math.expm1(0.5) / 2e-3), rel=2e-3)
     assert m.event.epsilon == pytest.approx(math.log1p(0.1 * math.expm1(0.5)))
     assert m.event.delta == pytest.approx(0.1 * m.delta)
     statement = m.statement()
     assert statement.epsilon >= 2 * m.event.epsilon
     assert 2 * m.event.delta <= statement.delta < 2 * m.event.delta * (1 + 1e-9)
-    assert m.reach_steps == 2 * m.support_steps
+    assert m.reach_units == 2 * m.support_units
     assert 0 < m.statistical_distance < 1e-20
-    assert m.deviation_steps <= m.scale_steps * math.sqrt(2)
-    wide = TruncatedLaplace(1.0, 0.001, 1.0, 1, fine_steps=100, bound_steps=200)
-    assert wide.deviation_steps == pytest.approx(200 / math.sqrt(3), rel=0.01)
+    assert m.deviation_units <= m.scale_units * math.sqrt(2)
+    wide = TruncatedLaplace(1.0, 0.001, 1.0, 1, resolution=100, bound_units=200)
+    assert wide.deviation_units == pytest.approx(200 / math.sqrt(3), rel=0.01)
 
 
 def test_noise_stays_within_the_cap_and_an_attack_proves_what_is_claimed() -> None:
@@ -214,15 +214,15 @@ def test_noise_stays_within_the_cap_and_an_attack_proves_what_is_claimed() -> No
     # d coordinates of a one-dimensional release are as many independent releases
     sampler = one.sampler()
     record = one.constrain(np.array([[-3.0]], dtype=np.float32)).total[0]
-    assert abs(record) <= one.sensitivity_steps
+    assert abs(record) <= one.sensitivity_units
     without, present = sampler.sample(draws), record + sampler.sample(draws)
-    assert np.abs(without).max() <= one.support_steps
-    assert np.abs(without).max() > 0.99 * one.support_steps
-    thresholds = np.linspace(-1.5, 1.5, 25) * one.sensitivity_steps
+    assert np.abs(without).max() <= one.support_units
+    assert np.abs(without).max() > 0.99 * one.support_units
+    thresholds = np.linspace(-1.5, 1.5, 25) * one.sensitivity_units
     assert 0.9 < proven_epsilon(present, without, thresholds, delta) <= epsilon
     # without the δ, the promise is broken: some outputs are possible with the record only
-    assert proven_epsilon(present, without, [-float(one.support_steps)]) > 2 * epsilon
-    beyond = np.count_nonzero(np.abs(present) > one.support_steps) / draws
+    assert proven_epsilon(present, without, [-float(one.support_units)]) > 2 * epsilon
+    beyond = np.count_nonzero(np.abs(present) > one.support_units) / draws
     assert beyond == pytest.approx(delta, rel=0.3)
     # half the noise is caught
     assert proven_epsilon(record + without // 2, without // 2, thresholds, delta) > epsilon
@@ -231,20 +231,20 @@ def test_noise_stays_within_the_cap_and_an_attack_proves_what_is_claimed() -> No
 def test_a_whole_vector_is_released() -> None:
     m = TruncatedLaplace.for_delta(1.0, 1.0, 1e-3, 1.0, 1000)
     total = np.arange(1000, dtype=np.int64) * 10**9
-    noise = m.perturb(total) - total
-    assert np.abs(noise).max() <= m.support_steps
+    noise = m.add_noise(total) - total
+    assert np.abs(noise).max() <= m.support_units
     assert len(set(noise.tolist())) > 990
-    pooled = m.perturb(total, noise=m.sampler(), entropy=lambda _: b"")
+    pooled = m.add_noise(total, noise=m.sampler(), entropy=lambda _: b"")
     assert not np.array_equal(pooled - total, noise)
 
 
 def test_bad_values_are_named() -> None:
     with pytest.raises(ParameterError, match="bound steps"):
-        TruncatedLaplace(1.0, 1.0, 1.0, 1, bound_steps=0)
+        TruncatedLaplace(1.0, 1.0, 1.0, 1, bound_units=0)
     with pytest.raises(ParameterError, match="bound steps"):
-        TruncatedLaplace(1.0, 1.0, 1.0, 1, bound_steps=2**51)
+        TruncatedLaplace(1.0, 1.0, 1.0, 1, bound_units=2**51)
     with pytest.raises(ParameterError, match="epsilon"):
-        TruncatedLaplace(1.0, math.nan, 1.0, 1, bound_steps=2**30)
+        TruncatedLaplace(1.0, math.nan, 1.0, 1, bound_units=2**30)
     for delta in (0.0, 1.0, math.nan):
         with pytest.raises(ParameterError, match="delta"):
             least_bound(1.0, delta, 10)

@@ -15,7 +15,7 @@ from dpagent.privacy.caps import ClampCap
 from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian
 from dpagent.privacy.mechanisms.discretised_laplace import DiscretisedLaplace
 from dpagent.privacy.mechanisms.truncated_laplace import TruncatedLaplace
-from dpagent.privacy.mechanisms.wire import coarsen, wire_shift, wire_width
+from dpagent.privacy.mechanisms.wire import round_to_wire, wire_shift, wire_width
 
 
 @given(sigma=st.floats(1e-3, 2.0**24))
@@ -29,10 +29,10 @@ def test_the_coarse_grid_resolves_the_noise(sigma: float) -> None:
 
 def test_width_at_the_reference_setting() -> None:
     m = DiscretisedGaussian(1.0, 2.25, 0.1, 26_010)
-    shift = wire_shift(m.sigma_steps)
+    shift = wire_shift(m.sigma_units)
     assert (shift, wire_width(m, 600.0, shift)) == (15, 12)
     assert wire_width(m, 1e9, 0) == 32
-    assert wire_width(DiscretisedGaussian(1.0, 2.0, 1.0, 1, fine_steps=1), 1.0, 32) == 4
+    assert wire_width(DiscretisedGaussian(1.0, 2.0, 1.0, 1, resolution=1), 1.0, 32) == 4
 
 
 @given(
@@ -43,9 +43,9 @@ def test_width_at_the_reference_setting() -> None:
 @settings(deadline=None)
 def test_width_leaves_room_for_lot_and_noise(lot: float, noise: float, steps: int) -> None:
     m = DiscretisedGaussian(1.0, noise, 0.1, 1000, steps=steps)
-    shift = wire_shift(m.sigma_steps)
+    shift = wire_shift(m.sigma_units)
     width = wire_width(m, lot, shift)
-    reach = (lot + 6 * math.sqrt(lot)) * m.fine_steps * steps + 8 * m.sigma_steps * math.sqrt(steps)
+    reach = (lot + 6 * math.sqrt(lot)) * m.resolution * steps + 8 * m.sigma_units * math.sqrt(steps)
     assert width == 32 or (2 ** (width - 1) - 1) * 2**shift >= reach
 
 
@@ -53,12 +53,12 @@ def test_laplace_noise_gets_the_room_it_needs() -> None:
     pure = DiscretisedLaplace(1.0, 1.0, 0.1, 650, steps=2)
     cut = TruncatedLaplace.for_delta(1.0, 1.0, 1e-5, 0.1, 650, steps=2)
     for m in (pure, cut):
-        shift = wire_shift(m.deviation_steps)
-        assert 4 <= m.deviation_steps / 2**shift < 8
+        shift = wire_shift(m.deviation_units)
+        assert 4 <= m.deviation_units / 2**shift < 8
         width = wire_width(m, 60.0, shift)
-        reach = (60 + 6 * math.sqrt(60)) * m.sensitivity_steps * 2 + m.reach_steps
+        reach = (60 + 6 * math.sqrt(60)) * m.sensitivity_units * 2 + m.reach_units
         assert (2 ** (width - 1) - 1) * 2**shift >= reach > (2 ** (width - 2) - 3) * 2**shift
-    assert cut.reach_steps == 2 * cut.support_steps < pure.reach_steps
+    assert cut.reach_units == 2 * cut.support_units < pure.reach_units
 
 
 @given(
@@ -69,7 +69,7 @@ def test_laplace_noise_gets_the_room_it_needs() -> None:
 @settings(deadline=None)
 def test_coarse_values_are_neighbours_and_in_range(values: list[int], shift: int, width: int) -> None:
     low, high = -(2 ** (width - 1)), 2 ** (width - 1) - 1
-    coarse = coarsen(np.array(values, dtype=np.int64), shift, width).tolist()
+    coarse = round_to_wire(np.array(values, dtype=np.int64), shift, width).tolist()
     for value, got in zip(values, coarse, strict=True):
         assert low <= got <= high
         floor = value >> shift
@@ -80,7 +80,7 @@ def test_coarse_values_are_neighbours_and_in_range(values: list[int], shift: int
 @pytest.mark.parametrize("value", [-70_001, -32_768, -1, 0, 1, 11_111, 98_304])
 def test_rounding_is_unbiased(value: int) -> None:
     draws, shift = 200_000, 15
-    coarse = coarsen(np.full(draws, value, dtype=np.int64), shift, 16)
+    coarse = round_to_wire(np.full(draws, value, dtype=np.int64), shift, 16)
     ups = int((coarse - (value >> shift)).sum())
     fraction = (value % 2**shift) / 2**shift
     assert stats.binomtest(ups, draws, fraction).pvalue > 1e-6
@@ -88,21 +88,21 @@ def test_rounding_is_unbiased(value: int) -> None:
 
 def test_input_is_left_alone_and_no_entropy_is_read_without_a_shift() -> None:
     values = np.array([5, -9, 100], dtype=np.int64)
-    assert coarsen(values, 0, 4, entropy=lambda _: b"").tolist() == [5, -8, 7]
-    coarsen(values, 3, 8)
+    assert round_to_wire(values, 0, 4, entropy=lambda _: b"").tolist() == [5, -8, 7]
+    round_to_wire(values, 3, 8)
     assert values.tolist() == [5, -9, 100]
 
 
 def test_bad_wire_parameters_are_named() -> None:
     values = np.zeros(3, dtype=np.int64)
     with pytest.raises(ParameterError, match="shift"):
-        coarsen(values, 33, 8)
+        round_to_wire(values, 33, 8)
     with pytest.raises(ParameterError, match="width"):
-        coarsen(values, 3, 3)
+        round_to_wire(values, 3, 3)
     with pytest.raises(ParameterError, match="values"):
-        coarsen(np.zeros(3), 3, 8)  # type: ignore[arg-type]
+        round_to_wire(np.zeros(3), 3, 8)  # type: ignore[arg-type]
     with pytest.raises(ParameterError, match="2\\^62"):
-        coarsen(np.array([2**62]), 3, 8)
+        round_to_wire(np.array([2**62]), 3, 8)
     with pytest.raises(ParameterError, match="sigma steps"):
         wire_shift(0.0)
     with pytest.raises(ParameterError, match="expected lot"):

@@ -1,4 +1,4 @@
-"""What each noise cap costs under a target.
+"""The price of each noise cap under a target.
 
 ``none`` and ``clamp`` leave the guarantee as it is; ``published`` has none. ``bounded`` is paid
 for: in place of Gaussian noise it releases truncated Laplace noise
@@ -15,7 +15,6 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from cli.plan.target import PlanTarget
 from dpagent.errors import ParameterError, PlanError
 from dpagent.privacy.accounting.approximate import unamplified_epsilon
 from dpagent.privacy.mechanisms.published import NOT_PRIVATE, PublishedCap
@@ -97,15 +96,34 @@ def cap_costs(statement: BudgetStatement) -> tuple[CapCost, ...]:
     )
 
 
-def bounded_prices(target: PlanTarget, schedule: Schedule) -> BoundedPrices:
-    """Prices of the ``bounded`` cap for ``target`` on ``schedule``, whose shares are of ε here."""
-    steps, rate = target.rounds * target.local_steps, target.sampling_rate
-    step_delta = target.delta / steps
+def bounded_prices(
+    schedule: Schedule,
+    *,
+    epsilon: float,
+    delta: float,
+    rounds: int,
+    sampling_rate: float,
+    dimension: int,
+    local_steps: int = 1,
+) -> BoundedPrices:
+    """Prices of the ``bounded`` cap.
+
+    Args:
+        schedule: whose shares are of ε here.
+        epsilon: of the whole job.
+        delta: likewise.
+        rounds: of the job.
+        sampling_rate: q, in (0, 1].
+        dimension: d, of an update.
+        local_steps: noisy steps of a round.
+    """
+    steps, rate = rounds * local_steps, sampling_rate
+    step_delta = delta / steps
     release_delta = min(step_delta / rate, _MOST_DELTA)
 
     def price(cap: float) -> BoundedCost | None:
         try:
-            mechanism = TruncatedLaplace.for_cap(1.0, cap, release_delta, rate, target.parameters)
+            mechanism = TruncatedLaplace.for_cap(1.0, cap, release_delta, rate, dimension)
         except (ParameterError, PlanError):
             return None
         step = mechanism.event.epsilon
@@ -113,12 +131,12 @@ def bounded_prices(target: PlanTarget, schedule: Schedule) -> BoundedPrices:
 
     def allowed(share: float) -> float | None:
         try:
-            epsilon = unamplified_epsilon(share * target.epsilon / target.local_steps, rate)
-            return TruncatedLaplace.for_delta(1.0, epsilon, release_delta, rate, target.parameters).cap
+            of_step = unamplified_epsilon(share * epsilon / local_steps, rate)
+            return TruncatedLaplace.for_delta(1.0, of_step, release_delta, rate, dimension).cap
         except (ParameterError, PlanError):
             return None
 
-    shares = schedule.shares(target.rounds)
+    shares = schedule.shares(rounds)
     return BoundedPrices(
         step_delta,
         tuple(cost for cap in _EXAMPLES if (cost := price(cap)) is not None),

@@ -15,7 +15,7 @@ from scipy import stats
 
 from dpagent.errors import ParameterError
 from dpagent.learning.training.engine import MAX_MICROBATCH, accumulation_slack
-from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian, fine_steps_for
+from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian, finest_resolution
 from dpagent.privacy.mechanisms.grid import Grid, Norm
 from dpagent.privacy.noise.discrete_gaussian import MAX_SIGMA
 from dpagent.privacy.sampling import shuffled
@@ -38,8 +38,8 @@ def test_sums_apart_by_one_record_stay_within_the_sensitivity(
     # As far away as is allowed, and from the middle between grid points, where rounding does most.
     total = (np.rint(total / grid.granularity) + 0.5 - 1e-9 * np.sign(record)) * grid.granularity
     record *= 0.7 * (1 + slack) / np.linalg.norm(record)
-    change = (grid.snap(total + record) - grid.snap(total)).tolist()
-    assert sum(step * step for step in change) <= grid.snapped_sensitivity_steps(slack) ** 2
+    change = (grid.quantize(total + record) - grid.quantize(total)).tolist()
+    assert sum(step * step for step in change) <= grid.sum_sensitivity_units(slack) ** 2
 
 
 @pytest.mark.parametrize("dimension", [1, 4, 900, 26_010])
@@ -47,19 +47,19 @@ def test_rounding_alone_can_use_up_its_part(dimension: int) -> None:
     grid = Grid(Norm.L2, 1.0, dimension, 65_536)
     low = np.full(dimension, 0.499999) * grid.granularity
     step = np.full(dimension, 2e-6) * grid.granularity
-    moved = np.linalg.norm(grid.snap(low + step) - grid.snap(low))
+    moved = np.linalg.norm(grid.quantize(low + step) - grid.quantize(low))
     assert moved == pytest.approx(math.sqrt(dimension))
-    paid = grid.snapped_sensitivity_steps(0.0) - grid.fine_steps
+    paid = grid.sum_sensitivity_units(0.0) - grid.resolution
     assert moved <= paid <= moved + 2
 
 
 def test_the_slack_is_rounded_up_and_its_range_named() -> None:
     grid = Grid(Norm.L2, 1.0, 9, 1000)
-    assert grid.snapped_sensitivity_steps(0.0) == 1000 + 3 + 1
-    assert grid.snapped_sensitivity_steps(0.0005) == 1000 + 1 + 3 + 1
+    assert grid.sum_sensitivity_units(0.0) == 1000 + 3 + 1
+    assert grid.sum_sensitivity_units(0.0005) == 1000 + 1 + 3 + 1
     for bad in (-1e-9, 0.02, math.nan):
         with pytest.raises(ParameterError, match="accumulation slack"):
-            grid.snapped_sensitivity_steps(bad)
+            grid.sum_sensitivity_units(bad)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_the_slack_is_rounded_up_and_its_range_named() -> None:
 )  # fmt: skip
 def test_a_sum_that_cannot_be_rounded_is_refused(total: NDArray[np.float64]) -> None:
     with pytest.raises(ParameterError, match="total has"):
-        Grid(Norm.L2, 1.0, 4, 65_536).snap(total)
+        Grid(Norm.L2, 1.0, 4, 65_536).quantize(total)
 
 
 def float32_sum(vectors: NDArray[np.float32], microbatch: int) -> NDArray[np.float64]:
@@ -130,20 +130,20 @@ def test_equal_keys_are_drawn_anew() -> None:
 
 @pytest.mark.parametrize("noise_multiplier", [1e-3, 0.5, 2.25, 7.9, 8.1, 300.0, 1e6])
 def test_the_finest_grid_can_be_drawn_on_and_no_finer_one(noise_multiplier: float) -> None:
-    steps = fine_steps_for(noise_multiplier)
+    steps = finest_resolution(noise_multiplier)
     assert steps & (steps - 1) == 0
-    DiscretisedGaussian(1.0, noise_multiplier, 0.1, 2, fine_steps=steps, accumulation_slack=0.01)
+    DiscretisedGaussian(1.0, noise_multiplier, 0.1, 2, resolution=steps, accumulation_slack=0.01)
     assert steps == 2**20 or 2 * steps * noise_multiplier > MAX_SIGMA / 2
     with pytest.raises(ParameterError, match="noise multiplier"):
-        fine_steps_for(1e8)
+        finest_resolution(1e8)
 
 
 def test_noise_is_made_for_the_rounded_sum() -> None:
     alone = DiscretisedGaussian(1.0, 2.0, 0.1, 100)
     summed = DiscretisedGaussian(1.0, 2.0, 0.1, 100, accumulation_slack=0.001)
-    assert alone.sensitivity_steps == 65_536 + 5 + 1
-    assert summed.sensitivity_steps == 65_536 + 66 + 10 + 1
-    assert summed.sigma_steps == pytest.approx(2 * summed.sensitivity_steps)
-    assert summed.snap(np.full(100, 0.5)).tolist() == [32_768] * 100
+    assert alone.sensitivity_units == 65_536 + 5 + 1
+    assert summed.sensitivity_units == 65_536 + 66 + 10 + 1
+    assert summed.sigma_units == pytest.approx(2 * summed.sensitivity_units)
+    assert summed.quantize(np.full(100, 0.5)).tolist() == [32_768] * 100
     with pytest.raises(ParameterError, match="accumulation slack is None"):
-        alone.snap(np.zeros(100))
+        alone.quantize(np.zeros(100))

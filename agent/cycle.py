@@ -1,0 +1,245 @@
+"""The agent's cycle: one round after the other, its phases in the order in which they happen.
+
+A plan arrives, then the model; the device admits the round or declines it; it trains; it seals the fragments
+of the noisy update; it charges its ledger and spools them in one transaction; the publisher sends them;
+receipts empty the spool. Whatever happens in between, the next start goes on from disk.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agent.admission import Declined, admit
+from agent.charges import Charge, Price
+from agent.publisher import Publisher
+from agent.spool import UNSCHEDULED, SpooledFragment
+from agent.state import AgentState
+from agent.training import Trainer
+from dpagent.clock import Clock
+from dpagent.errors import ConfigurationError, DataError, ParameterError, PlanError
+from dpagent.protocol.codec import MessageError
+from dpagent.protocol.fragments import Assembler, cut, receipt_digest, weights_from_bytes
+from dpagent.protocol.messages import RECEIPT_DIGEST_BYTES, ModelChunk, Plan, Receipts
+from dpagent.protocol.sealing import seal
+from dpagent.protocol.task import RoundTask
+
+log = logging.getLogger(__name__)
+
+_ASK_AGAIN_S: Final = 10.0
+"""A model of which a chunk is still missing after this is asked for again."""
+
+
+@dataclass(slots=True)
+class _Announced:
+    """The round that the coordinator announced last."""
+
+    plan: Plan
+    arrived_at: float
+    """Monotonic."""
+    ask_again_at: float
+    is_settled: bool
+    """Whether there is nothing left to decide: charged, declined, or the job is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Model:
+    """What a round needs besides its plan."""
+
+    weights: bytes
+    assets: dict[str, bytes]
+    """By role."""
+
+
+class Cycle:
+    """A device's part in the rounds of its fleet.
+
+    Args:
+        dataset: the ledger's name for the device's records.
+        fleet: the fleet's name.
+        state: ledger and spool.
+        trainer: the board's records and engine.
+        publisher: sends what is spooled.
+        ask_again: asks the broker for what it retains.
+        clock: the program's.
+    """
+
+    def __init__(
+        self,
+        dataset: str,
+        fleet: str,
+        *,
+        state: AgentState,
+        trainer: Trainer,
+        publisher: Publisher,
+        ask_again: Callable[[], None],
+        clock: Clock,
+    ) -> None:
+        self._dataset, self._fleet = dataset, fleet
+        self._state, self._trainer, self._publisher = state, trainer, publisher
+        self._ask_again, self._clock = ask_again, clock
+        self._assembler = Assembler()
+        self._assets: dict[bytes, bytes] = {}
+        self._announced: _Announced | None = None
+
+    # A plan arrives.
+
+    def take_plan(self, plan: Plan) -> bool:
+        """Take what the coordinator announces.
+
+        Returns:
+            Whether it is a round, or an end of the job, that was not announced before.
+
+        Raises:
+            MessageError: it is of another fleet, or older than what is known.
+        """
+        if plan.fleet != self._fleet:
+            raise MessageError("wrong fleet", plan.fleet)
+        known = None if self._announced is None else self._announced.plan
+        if known is not None and known.job == plan.job and plan.round < known.round:
+            raise MessageError("replayed", f"round {plan.round} after round {known.round}")
+        is_new = known is None or (known.job, known.round, known.state) != (plan.job, plan.round, plan.state)
+        self._assembler.keep_for(plan)
+        if plan.state == "finished":
+            self._end_job(plan, is_new=is_new)
+            return is_new
+        job, now = plan.job.hex(), self._clock.monotonic()
+        if is_new:
+            self._announced = _Announced(plan, now, now + _ASK_AGAIN_S, is_settled=False)
+            if known is None or known.job != plan.job:
+                self._state.forget_other_jobs(job)
+            if expired := self._state.expire_other_rounds(job, plan.round):
+                log.warning("%d fragments expired: their round closed before they were counted", expired)
+        else:
+            assert self._announced is not None
+            self._announced.plan = plan
+        self._announced.is_settled = self._state.ledger.is_charged(self._dataset, job, plan.round)
+        self._publisher.open_window(plan, self._announced.arrived_at)
+        # What is pending of this round goes at new random times: we were started again, or the
+        # coordinator was and may lack something. At their old times all would leave at once.
+        self._publisher.draw_times()
+        return is_new
+
+    def _end_job(self, plan: Plan, *, is_new: bool) -> None:
+        now = self._clock.monotonic()
+        self._announced = _Announced(plan, now, now, is_settled=True)
+        self._state.expire_other_rounds(None, None)
+        if is_new:
+            log.info("job %s is finished, %s", plan.job.hex()[:8], self.spent())
+
+    # The model arrives, in chunks, before or after the plan.
+
+    def take_chunk(self, chunk: ModelChunk) -> None:
+        """Take a part of the weights or of an asset."""
+        self._assembler.add(chunk)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a round waits for nothing but this device."""
+        announced = self._announced
+        return (
+            announced is not None and not announced.is_settled and self._model_for(announced.plan) is not None
+        )
+
+    def advance(self) -> None:
+        """Run the announced round, if it is neither settled nor waiting for a part of its model."""
+        announced = self._announced
+        if announced is None or announced.is_settled:
+            return
+        model = self._model_for(announced.plan)
+        if model is None:
+            # Chunks are on their way, or one was lost: the broker has them all.
+            if self._clock.monotonic() >= announced.ask_again_at:
+                announced.ask_again_at = self._clock.monotonic() + _ASK_AGAIN_S
+                self._ask_again()
+            return
+        announced.is_settled = True
+        plan = announced.plan
+        try:
+            weights = weights_from_bytes(model.weights)
+            task, price = self._admit(plan, weights)
+            update = self._trainer.noisy_update(task, model.assets, weights)
+            fragments = self._seal(task, update)
+        except (Declined, PlanError, ConfigurationError, ParameterError, DataError) as error:
+            log.warning("declined round %d of job %s: %s", plan.round, plan.job.hex()[:8], error)
+            self._state.note_declined(plan.job.hex(), plan.round, str(error))
+            return
+        self._charge_and_spool(task, price, fragments)
+
+    def _model_for(self, plan: Plan) -> _Model | None:
+        """Weights and assets of a plan, or None while a part of them is missing."""
+        weights = self._assembler.get(plan.model.digest, 4 * plan.model.parameters)
+        wanted = {asset.digest: asset.role for asset in plan.assets}
+        needed = self._trainer.needed_assets(plan)
+        for asset in plan.assets:
+            if asset.role in needed and asset.digest not in self._assets:
+                data = self._assembler.get(asset.digest, asset.size)
+                if data is None:
+                    return None
+                self._assets[asset.digest] = data
+        if weights is None:
+            return None
+        self._assets = {digest: data for digest, data in self._assets.items() if digest in wanted}
+        return _Model(weights, {wanted[digest]: data for digest, data in self._assets.items()})
+
+    # The device decides.
+
+    def _admit(self, plan: Plan, weights: NDArray[np.float32]) -> tuple[RoundTask, Price]:
+        if not np.isfinite(weights).all():
+            raise Declined("the model has weights that are not finite")
+        task = RoundTask.of(plan)
+        records = self._trainer.records
+        records.refresh()
+        price = admit(task, records.dataset, self._state.ledger, self._dataset, now=self._clock.unix())
+        return task, price
+
+    # It has trained; the update is sealed.
+
+    def _seal(self, task: RoundTask, update: NDArray[np.int64]) -> list[SpooledFragment]:
+        """The fragments of an update, sealed; their times are drawn once they are on disk."""
+        plan = task.plan
+        try:
+            sealed = [
+                (receipt_digest(fragment.id), seal(fragment, plan.fleet, plan.sealing_key))
+                for fragment in cut(update, plan)
+            ]
+        except ValueError as error:  # 32 bytes that are no point of the curve
+            raise Declined(f"nothing can be sealed to the plan's key: {error}") from error
+        return [SpooledFragment(digest, message, UNSCHEDULED) for digest, message in sealed]
+
+    # The charge and what it pays for become durable together; only then may a byte leave.
+
+    def _charge_and_spool(self, task: RoundTask, price: Price, fragments: list[SpooledFragment]) -> None:
+        charged_at = datetime.fromtimestamp(self._clock.unix(), UTC).isoformat(timespec="seconds")
+        charge = Charge.of(task, price, self._dataset, charged_at=charged_at)
+        self._state.charge_and_spool(charge, fragments)
+        self._publisher.draw_times()
+        log.info("round %d of %d: charged and spooled, %s", task.plan.round, task.plan.rounds, self.spent())
+
+    # Receipts empty the spool.
+
+    def take_receipts(self, receipts: Receipts) -> None:
+        """Drop what the coordinator has counted.
+
+        Raises:
+            MessageError: they are no receipts.
+        """
+        if self._announced is not None and receipts.job != self._announced.plan.job:
+            return  # Of an earlier job: nothing of it is pending.
+        raw, size = receipts.digests, RECEIPT_DIGEST_BYTES
+        if len(raw) % size:
+            raise MessageError("malformed", "receipts are not whole digests")
+        self._state.mark_counted([raw[start : start + size] for start in range(0, len(raw), size)])
+
+    def spent(self) -> str:
+        """For the log: the ε of the data that is spent, and its budget."""
+        budget = self._state.ledger.budget(self._dataset)
+        epsilon = self._state.ledger.epsilon_spent(self._dataset)
+        spent = f"spent ε = {epsilon:.3f} of {budget.epsilon:g} at δ = {budget.delta:g}"
+        return f"{spent} on {self._dataset!r} (record level)"

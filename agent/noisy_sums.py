@@ -1,0 +1,100 @@
+"""One device's contribution to a round: from private records to integers that may leave.
+
+Nothing here does I/O but reading the data set. The order is the proof's order (``docs/privacy.md``): Poisson
+lot in random order, per-example gradients, clipped and added up within the engine's bound, quantized to
+the fine grid, noise, and only after it what is post-processing (local steps on noisy gradients, the
+cap, rounding to the wire).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpagent.errors import ParameterError
+from dpagent.learning.data.dataset import Dataset, to_float32
+from dpagent.learning.training.engine import Engine
+from dpagent.learning.training.lots import sum_over_lot
+from dpagent.privacy.covariance import MAX_LOT
+from dpagent.privacy.sampling import poisson_lot, shuffled
+from dpagent.protocol.task import RoundTask
+
+
+def noisy_gradients(
+    task: RoundTask, weights: NDArray[np.float32], dataset: Dataset, engine: Engine
+) -> NDArray[np.int64]:
+    """Run the local steps of a round.
+
+    Args:
+        task: of a round that asks for gradients.
+        weights: (parameters,) the global model.
+        dataset: the device's records, or their features.
+        engine: computes clipped sums, with an error within the plan's accumulation slack.
+
+    Returns:
+        (dimension,) the noisy sum over all local steps, integers in wire units.
+    """
+    mechanism, sampling = task.mechanism, task.plan.sampling
+    local = weights.copy()
+    update = np.zeros(task.dimension, np.int64)
+    for step in range(sampling.local_steps):
+        noisy = mechanism.add_noise(mechanism.quantize(clipped_sum(task, local, dataset, engine)))
+        update += noisy
+        if step + 1 < sampling.local_steps:
+            # Local steps follow the noisy gradient only, so the path is as private as what is sent.
+            gradient = task.clipping.gradient(noisy.astype(np.float64) * mechanism.granularity)
+            local -= (sampling.local_learning_rate / sampling.expected_lot * gradient).astype(np.float32)
+    if task.device_cap is not None:
+        update = _capped(task, update, weights)
+    return mechanism.round_to_wire(update, task.wire_form)
+
+
+def noisy_moments(task: RoundTask, dataset: Dataset) -> NDArray[np.int64]:
+    """The second moments of a round that asks for them, over as many lots as a round has steps.
+
+    Args:
+        task: of the round.
+        dataset: the device's records, before the projection.
+
+    Returns:
+        (dimension,) the noisy sum over all lots, integers in wire units.
+
+    Raises:
+        ParameterError: the round asks for gradients, or a lot is too large.
+    """
+    moments, mechanism = task.second_moments, task.mechanism
+    if moments is None:
+        raise ParameterError(f"round {task.plan.round} asks for gradients; expected second moments.")
+    update = np.zeros(task.dimension, np.int64)
+    for _ in range(task.plan.sampling.local_steps):
+        lot = poisson_lot(len(dataset), task.plan.sampling.rate)
+        if len(lot) > MAX_LOT:
+            raise ParameterError(f"a lot has {len(lot):,} records; expected at most {MAX_LOT:,}.")
+        total = np.zeros(moments.dimension)
+        for inputs, _ in dataset.readable_batches(lot):
+            total += moments.total(to_float32(inputs).reshape(len(inputs), -1))
+        update += mechanism.add_noise(mechanism.quantize(total))
+    return mechanism.round_to_wire(update, task.wire_form)
+
+
+def clipped_sum(
+    task: RoundTask, weights: NDArray[np.float32], dataset: Dataset, engine: Engine
+) -> NDArray[np.float64]:
+    """The sum over a fresh lot, without noise. Private.
+
+    Returns:
+        (dimension,) in the units of :meth:`~dpagent.privacy.clipping.Clipping.gradient`'s argument.
+    """
+    lot = shuffled(poisson_lot(len(dataset), task.plan.sampling.rate))
+    part = sum_over_lot(engine, weights, dataset, lot, task.clipping.norms, task.augmentation)
+    # How many records were excluded as not finite is private: it is not reported.
+    return task.clipping.scaled_sum(part.total, int(part.within[0]), len(lot) - part.excluded)
+
+
+def _capped(task: RoundTask, update: NDArray[np.int64], weights: NDArray[np.float32]) -> NDArray[np.int64]:
+    """The noise cap on the device: on its own noisy mean, then back onto the grid."""
+    sampling, mechanism, cap = task.plan.sampling, task.mechanism, task.device_cap
+    assert cap is not None
+    units_to_one = sampling.expected_lot * sampling.local_steps / mechanism.granularity
+    capped, _ = cap.apply(update / units_to_one, weights, radius=mechanism.clip_norm)
+    return np.rint(capped * units_to_one).astype(np.int64)

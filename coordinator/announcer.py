@@ -1,0 +1,75 @@
+"""The coordinator's voice: signed plans, models, assets and receipts, as the broker takes them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from dpagent.protocol.fragments import chunked, receipt_digest
+from dpagent.protocol.messages import RECEIPTS_PER_MESSAGE, Plan, Receipts
+from dpagent.protocol.signing import Signer
+from dpagent.protocol.topics import Topics
+from dpagent.transport.session import Acknowledged, MqttSession
+
+_FAREWELL_S: Final = 5.0
+
+
+class Announcer:
+    """Publishes what the coordinator has to say. Without a connection it says nothing, and is asked again.
+
+    Args:
+        session: to publish by.
+        signer: the coordinator's key.
+        topics: of the fleet.
+    """
+
+    def __init__(self, session: MqttSession, signer: Signer, topics: Topics) -> None:
+        self._session, self._signer, self._topics = session, signer, topics
+        self._assets_are_out = False
+
+    def announce(self, plan: Plan, weights: bytes, assets: Mapping[str, bytes]) -> None:
+        """Publish what all rounds need (once a connection), the model, and then the plan; all retained."""
+        if not self._session.connected:
+            return
+        if not self._assets_are_out:
+            for role, data in assets.items():
+                for chunk in chunked(data):
+                    topic = self._topics.asset_chunk(role, chunk.index)
+                    self._session.publish(topic, self._signer.sign(chunk, "model"), retain=True)
+            self._assets_are_out = True
+        for chunk in chunked(weights):
+            topic = self._topics.model_chunk(chunk.index)
+            self._session.publish(topic, self._signer.sign(chunk, "model"), retain=True)
+        self._session.publish(self._topics.plan, self._signer.sign(plan, "plan"), retain=True)
+
+    def assets_changed(self) -> None:
+        """Publish the assets with the next plan: they changed, or a broker may not have them."""
+        self._assets_are_out = False
+
+    def acknowledge(self, plan: Plan, fragment_ids: Iterable[bytes]) -> None:
+        """Publish receipts for fragments that are durably counted.
+
+        Without a connection a receipt is lost: the device resends and is answered then.
+        """
+        digests = [receipt_digest(identity) for identity in fragment_ids]
+        for start in range(0, len(digests), RECEIPTS_PER_MESSAGE):
+            receipts = Receipts(
+                version=1, kind="receipts", job=plan.job, round=plan.round,
+                digests=b"".join(digests[start : start + RECEIPTS_PER_MESSAGE]),
+            )  # fmt: skip
+            self._session.publish(self._topics.receipts, self._signer.sign(receipts, "receipts"))
+
+    def say_goodbye(self, plan: Plan) -> bool:
+        """Publish the end of the job; whether the broker took it within a few seconds."""
+        message = self._signer.sign(plan, "plan")
+        handle: int | None = None
+        # The session waits in real time, so this does too.
+        until = time.monotonic() + _FAREWELL_S
+        while time.monotonic() < until:
+            if handle is None:
+                handle = self._session.publish(self._topics.plan, message, retain=True)
+            event = self._session.next_event(0.2)
+            if handle is not None and event == Acknowledged(handle):
+                return True
+        return False

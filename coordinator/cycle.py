@@ -1,0 +1,296 @@
+"""The coordinator's cycle: one round after the other, its phases in the order in which they happen.
+
+A round is opened and announced; fragments are opened, checked, counted and acknowledged; when every device's
+fragments are in, or at the deadline, the round is closed: mean, cap, step, evaluation, all stored in one
+transaction. Everything is in the database: killed anywhere, the next start takes up the open round, and
+announces it again so that devices resend what may have been missed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Final
+
+import numpy as np
+
+from coordinator.aggregation import fleet_mean, take_step
+from coordinator.announcer import Announcer
+from coordinator.models import ModelFiles
+from coordinator.planning import Planner, gradient_steps
+from coordinator.settings import FleetSettings
+from coordinator.store import Job, OpenedFragment, OpenRound, RoundResult, Store
+from dpagent.clock import Clock
+from dpagent.learning.models.spec import ModelSpec
+from dpagent.privacy.clipping import adapted_norm
+from dpagent.privacy.covariance import SecondMoments
+from dpagent.protocol.codec import MessageError
+from dpagent.protocol.fragments import read_block, weights_to_bytes
+from dpagent.protocol.sealing import Opener
+from dpagent.protocol.task import RoundTask
+
+log = logging.getLogger(__name__)
+
+_NO_VALUES: Final = np.zeros(0, np.int64)
+
+
+class Verdict(Enum):
+    """What is to become of the open round."""
+
+    COLLECT = auto()
+    """Fragments are missing, and there is time."""
+    CLOSE = auto()
+    """Every device's fragments are in, or those of enough devices at the deadline."""
+    EXTEND = auto()
+    """At the deadline some block has fragments of too few devices."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far the open round is.
+
+    Attributes:
+        counted: fragments counted.
+        expected: fragments of all devices.
+        scarcest: fragments of the block that has the fewest. A sum over blocks would let many fragments of
+            one block stand in for none of another.
+        verdict: what is to become of the round.
+    """
+
+    counted: int
+    expected: int
+    scarcest: int
+    verdict: Verdict
+
+
+class Cycle:
+    """The rounds of one job.
+
+    Args:
+        settings: ``fleet.yaml``.
+        spec: the model.
+        job: as it began.
+        store: the job's database.
+        planner: makes plans.
+        models: the job's files and its evaluation.
+        opener: opens seals.
+        announcer: speaks to the fleet.
+        clock: the program's.
+
+    Raises:
+        PlanError: No round of the job would step the model.
+    """
+
+    def __init__(
+        self,
+        settings: FleetSettings,
+        spec: ModelSpec,
+        job: Job,
+        *,
+        store: Store,
+        planner: Planner,
+        models: ModelFiles,
+        opener: Opener,
+        announcer: Announcer,
+        clock: Clock,
+    ) -> None:
+        self._settings, self._spec, self._job = settings, spec, job
+        self._store, self._planner, self._models = store, planner, models
+        self._opener, self._announcer, self._clock = opener, announcer, clock
+        self._optimiser = settings.optimiser.optimiser()
+        # A schedule falls over the steps, whose first has the rate it starts from.
+        self._learning_rate = settings.optimiser.learning_rates(gradient_steps(settings, spec))
+        self._weights, self._state, self._clip_norm = store.model()
+        self._task: RoundTask | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all rounds of the job are closed."""
+        return self._store.closed_rounds() >= self._settings.rounds
+
+    def advance(self) -> None:
+        """Close or extend the open round when its time has come, and open the next when none is open."""
+        if self._task is not None:
+            progress = self.progress()
+            match progress.verdict:
+                case Verdict.COLLECT:
+                    pass
+                case Verdict.CLOSE:
+                    self._close(progress)
+                case Verdict.EXTEND:
+                    self._extend(progress)
+        if self._task is None and not self.is_over:
+            self.open()
+
+    # A round is opened and announced.
+
+    def open(self) -> None:
+        """Open the next round, or take up the one that was open when we were stopped, and announce it."""
+        now = self._clock.unix()
+        current = self._store.open_round()
+        number = self._store.closed_rounds() + 1 if current is None else current.number
+        opened_at = now if current is None else current.opened_at
+        current = self._store.start_round(number, opened_at, now + self._settings.round.deadline_s)
+        self._task = self._planner.task(
+            current,
+            weights_to_bytes(self._weights),
+            clip_norm=self._clip_norm,
+            assets=self._models.assets,
+        )
+        self.announce()
+
+    def announce(self) -> None:
+        """Publish the open round, if there is one. Without a connection, later."""
+        if self._task is not None:
+            self._announcer.announce(self._task.plan, weights_to_bytes(self._weights), self._models.assets)
+
+    # Fragments are opened, checked, counted and acknowledged, a batch at a time.
+
+    def take_fragments(self, payloads: Sequence[bytes]) -> None:
+        """Count what can be counted, exactly once, and say so."""
+        opened: list[OpenedFragment] = []
+        rejected: Counter[str] = Counter()
+        for payload in payloads:
+            try:
+                opened.append(self._open_fragment(payload))
+            except MessageError as error:
+                log.debug("rejected a fragment: %s", error)
+                rejected[error.reason] += 1
+        # One line a batch and reason: a flood of rubbish must not flood the log.
+        for reason, count in rejected.items():
+            log.warning("rejected %d messages: %s", count, reason)
+            self._store.reject(reason, count)
+        if not opened or self._task is None:
+            return
+        counted = self._store.count(opened, self._task.plan.round)
+        if counted.late:
+            log.info("%d messages came after their round was over", counted.late)
+        self._announcer.acknowledge(self._task.plan, (*counted.fresh, *counted.repeated))
+
+    def _open_fragment(self, payload: bytes) -> OpenedFragment:
+        """Open and check a fragment.
+
+        Raises:
+            MessageError: It is not a fragment of this job that could be counted.
+        """
+        fragment = self._opener.open(payload)
+        task, now = self._task, self._clock.unix()
+        if task is None or fragment.job != task.plan.job:
+            raise MessageError("wrong job", fragment.job.hex())
+        if fragment.round > task.plan.round:
+            raise MessageError("wrong round", f"{fragment.round} while round {task.plan.round} is open")
+        if fragment.round < task.plan.round:
+            # Too late to count, whatever its size was in its own round.
+            return OpenedFragment(fragment.id, fragment.round, 0, _NO_VALUES, now)
+        position, values = read_block(fragment, task.plan.wire, task.dimension)
+        return OpenedFragment(fragment.id, fragment.round, position, values, now)
+
+    # The round is over when all fragments are in, or at its deadline.
+
+    def progress(self) -> Progress:
+        """How far the open round is, and what follows from that."""
+        assert self._task is not None
+        plan, devices = self._task.plan, self._settings.devices
+        counts = self._store.counts(plan.round)
+        scarcest = min(counts.get(position, 0) for position in range(self._task.blocks))
+        if scarcest >= devices:
+            verdict = Verdict.CLOSE
+        elif self._clock.unix() < plan.deadline:
+            verdict = Verdict.COLLECT
+        elif scarcest >= self._settings.round.minimum_devices:
+            verdict = Verdict.CLOSE
+        else:
+            verdict = Verdict.EXTEND
+        return Progress(sum(counts.values()), self._task.blocks * devices, scarcest, verdict)
+
+    def _extend(self, progress: Progress) -> None:
+        """Keep the round open for another deadline, and announce it again."""
+        assert self._task is not None
+        log.warning(
+            "round %d has %d of %d fragments at its deadline, but of some block only %d, "
+            "fewer than the %d needed; it stays open for another %g s. Devices may be away or have declined: "
+            "`dpagent budget show` on a board says why",
+            self._task.plan.round, progress.counted, progress.expected, progress.scarcest,
+            self._settings.round.minimum_devices, self._settings.round.deadline_s,
+        )  # fmt: skip
+        self.open()
+
+    # The round is closed: mean, cap, step, evaluation, all in one transaction.
+
+    def _close(self, progress: Progress) -> None:
+        assert self._task is not None
+        task = self._task
+        if progress.scarcest < self._settings.devices:
+            log.warning(
+                "round %d closes at its deadline with %d of %d fragments, at least %d of every block",
+                task.plan.round, progress.counted, progress.expected, progress.scarcest,
+            )  # fmt: skip
+        if task.second_moments is not None:
+            self._take_directions(task, task.second_moments)
+        else:
+            self._take_step(task)
+        self._task = None
+
+    def _take_step(self, task: RoundTask) -> None:
+        number, clipping = task.plan.round, task.clipping
+        mean = fleet_mean(task, self._store.sums(number))
+        clip_norm = self._clip_norm
+        if clipping.count_weight:
+            wanted = self._settings.privacy.clipping
+            clip_norm = adapted_norm(
+                clip_norm, clipping.share_within(mean[-1]), quantile=wanted.quantile, rate=wanted.rate
+            )
+        step = take_step(
+            task,
+            clipping.gradient(mean),
+            self._weights,
+            self._state,
+            self._optimiser,
+            self._learning_rate.at(task.gradient_step),
+        )
+        accuracy = self._models.accuracy(step.weights)
+        if self._settings.keep_models == "all":
+            self._models.write(self._models.of_round(number), step.weights, self._job, number)
+        epsilon = self._job.epsilon_by_round[number - 1]
+        result = RoundResult(accuracy, step.clamped, step.kept, self._job.noise.levels[number - 1], epsilon)
+        self._store.close_round(number, step.weights, step.state, clip_norm, result)
+        self._weights, self._state, self._clip_norm = step.weights, step.state, clip_norm
+        shown = "not evaluated" if accuracy is None else f"accuracy {accuracy:.2%}"
+        log.info("round %d of %d: %s, ε = %.3f", number, task.plan.rounds, shown, epsilon)
+
+    def _take_directions(self, task: RoundTask, moments: SecondMoments) -> None:
+        """Take the fleet's leading directions as a part of the model from here on; the weights stay."""
+        number = task.plan.round
+        mean = fleet_mean(task, self._store.sums(number))
+        self._models.set_projection(moments.matrix(mean))
+        self._announcer.assets_changed()
+        epsilon = self._job.epsilon_by_round[number - 1]
+        result = RoundResult(None, 0, 1.0, self._job.noise.levels[number - 1], epsilon)
+        self._store.close_round(number, self._weights, self._state, self._clip_norm, result)
+        log.info("round %d of %d: directions of the projection, ε = %.3f", number, task.plan.rounds, epsilon)
+
+    # The job is over.
+
+    def finish(self) -> bool:
+        """Export the model with its privacy statement, tell the fleet, mark the job as finished.
+
+        Returns:
+            Whether the fleet could be told; if not, the job is not over yet.
+        """
+        rounds, now = self._settings.rounds, self._clock.unix()
+        self._models.write(self._models.final, self._weights, self._job, rounds)
+        last = self._planner.task(
+            OpenRound(rounds, now, now),
+            weights_to_bytes(self._weights),
+            clip_norm=self._clip_norm,
+            state="finished",
+        )
+        if not self._announcer.say_goodbye(last.plan):
+            log.warning("the broker did not take the last message, that the job is over; trying again")
+            return False
+        self._store.finish()
+        log.info("the job is finished; the model is in %s", self._models.final)
+        return True

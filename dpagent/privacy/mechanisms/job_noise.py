@@ -1,0 +1,99 @@
+"""The noise of a whole job: which mechanism, on which grid, how much in each round.
+
+The operator's coordinator chooses it, the first plan announces it, every device pins it. Whoever needs the
+mechanism of a round, from admission to the report, gets it from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from dpagent.errors import ParameterError, require_count
+from dpagent.privacy.mechanisms.mechanism import PlannedMechanism, Query
+from dpagent.privacy.mechanisms.registry import mechanism_named
+
+
+@dataclass(frozen=True, slots=True)
+class JobNoise:
+    """A mechanism for each round of a job. Public.
+
+    Attributes:
+        mechanism: of all rounds.
+        levels: the noise level of each round, in order; at least one.
+        parameters: the mechanism's other parameters, alike in all rounds.
+
+    >>> noise = JobNoise.chosen("discrete-gaussian", [4.0, 3.0])
+    >>> query = Query(clip_norm=1.0, accumulation_slack=0.001, dimension=10, sampling_rate=0.1)
+    >>> noise.at(2, query).announced
+    {'noise_multiplier': 3.0, 'resolution': 1048576}
+    """
+
+    mechanism: type[PlannedMechanism]
+    levels: tuple[float, ...]
+    parameters: Mapping[str, float]
+
+    def __post_init__(self) -> None:
+        if not self.levels:
+            raise ParameterError("noise levels are empty; expected one for each round.")
+
+    @classmethod
+    def chosen(cls, name: str, levels: Sequence[float]) -> Self:
+        """As an operator's coordinator chooses it.
+
+        Args:
+            name: of the mechanism.
+            levels: of each round, from the mechanism's ``calibrate``.
+
+        Raises:
+            ParameterError: there is no such mechanism, or no grid for such noise.
+        """
+        mechanism = mechanism_named(name)
+        return cls(mechanism, tuple(levels), mechanism.chosen_parameters(levels))
+
+    @classmethod
+    def announced(cls, name: str, levels: Sequence[float], parameters: Mapping[str, float]) -> Self:
+        """As a plan announces it.
+
+        Raises:
+            ParameterError: there is no such mechanism here.
+        """
+        return cls(mechanism_named(name), tuple(levels), dict(parameters))
+
+    @property
+    def rounds(self) -> int:
+        """Number of rounds."""
+        return len(self.levels)
+
+    def at(self, number: int, query: Query) -> PlannedMechanism:
+        """The mechanism of a round.
+
+        Args:
+            number: of the round, from 1.
+            query: what the round asks for.
+
+        Raises:
+            ParameterError: there is no such round, or a parameter is out of the mechanism's range.
+        """
+        require_count("round", number, maximum=self.rounds)
+        level = self.mechanism.noise_level().name
+        return self.mechanism.build(query, {level: self.levels[number - 1], **self.parameters})
+
+    def require_acceptable(self, query: Callable[[int], Query], epsilon: float, delta: float) -> None:
+        """See that a device would take every round of the job, as far as its noise goes.
+
+        Args:
+            query: of each round, by its number.
+            epsilon: of the whole job.
+            delta: likewise.
+
+        Raises:
+            ParameterError: naming the first round whose noise is out of range, or not what its price takes it
+                for.
+        """
+        for number in range(1, self.rounds + 1):
+            try:
+                self.at(number, query(number)).require_noise_as_priced(self.rounds, epsilon, delta)
+            except ParameterError as error:
+                raise ParameterError(f"round {number}: {error}") from error

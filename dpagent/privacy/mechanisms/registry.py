@@ -1,0 +1,33 @@
+"""The mechanisms that a plan can name.
+
+Mechanisms that are not wired to the programs yet are in this package without being here.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from dpagent.errors import ParameterError
+from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian
+from dpagent.privacy.mechanisms.mechanism import PlannedMechanism
+
+#: By name on the wire and in ledgers.
+MECHANISMS: Final[dict[str, type[PlannedMechanism]]] = {
+    mechanism.name: mechanism for mechanism in (DiscretisedGaussian,)
+}
+
+DEFAULT_MECHANISM: Final = DiscretisedGaussian.name
+
+
+def mechanism_named(name: str) -> type[PlannedMechanism]:
+    """The mechanism of that name.
+
+    Raises:
+        ParameterError: there is none here.
+
+    >>> mechanism_named("discrete-gaussian").norm.value
+    'L2'
+    """
+    if name not in MECHANISMS:
+        raise ParameterError(f"mechanism is {name!r}; expected one of {', '.join(sorted(MECHANISMS))}.")
+    return MECHANISMS[name]
