@@ -66,6 +66,24 @@ def plan_values(**changes: Any) -> dict[str, Any]:
     return merged(base, changes)
 
 
+def terms(
+    *,
+    noise_levels: list[float] | None = None,
+    resolution: int | None = None,
+    clipping: Mapping[str, Any] | None = None,
+    delta: float | None = None,
+    **sampling: float,
+) -> dict[str, Any]:
+    """Changes to the sections of a plan that price it, for :func:`make_plan`."""
+    mechanism: dict[str, Any] = {}
+    if noise_levels is not None:
+        mechanism["noise_levels"] = noise_levels
+    if resolution is not None:
+        mechanism["parameters"] = {"resolution": resolution}
+    changes: dict[str, Any] = {"mechanism": mechanism, "clipping": dict(clipping or {}), "sampling": sampling}
+    return changes if delta is None else changes | {"delta": delta}
+
+
 def make_plan(**changes: Any) -> Plan:
     return Plan.model_validate(plan_values(**changes))
 

@@ -8,10 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from agent.decision import decide, model_of, schedule_digest
-from agent.update import mechanism_of
-
-from agent.ledger import Budget, Charge, Ledger
+from agent.admission import admit
+from agent.charges import Budget, Charge
+from agent.ledger import Ledger
 from agent.state import AgentState
 from dpagent.learning.data.dataset import Dataset
 from dpagent.protocol.messages import Plan

@@ -17,8 +17,9 @@ from fleets import DIGITS, agent_values, make_plan, run_agent, write_agent
 from ledgers import charge_for, open_state
 from observers import Announcer, in_an_hour
 
+from agent.charges import Budget
 from agent.daemon import Agent
-from agent.ledger import Budget, verify
+from agent.ledger import verify
 from agent.settings import load_agent_settings
 from agent.spool import SpooledFragment
 from dpagent.errors import ConfigurationError, DataError, ExitCode
@@ -194,7 +195,7 @@ def test_a_budget_that_is_too_small_is_kept_and_the_reason_noted(
 
 @pytest.mark.parametrize(
     "changes",
-    [{"mechanism": {"noise_multipliers": [10_000.0] * 3}}, {"model": {"description": b"resnet"}},
+    [{"mechanism": {"noise_levels": [10_000.0] * 3}}, {"model": {"description": b"resnet"}},
      {"deadline": 1_000.0}, {"sealing_key": bytes(32)}],
     ids=lambda changes: next(iter(changes)) + str(next(iter(changes.values()))),
 )  # fmt: skip
@@ -293,7 +294,7 @@ def test_what_waited_for_a_restart_is_spread_over_the_window_again(
     state = open_state(settings.state_dir, Budget(100.0, 1e-2))
     charge = charge_for(plan, open_npz(settings.data.path), state.ledger)
     overdue = [SpooledFragment(bytes([index]) * 16, b"overdue", time.monotonic() - 60) for index in range(40)]
-    state.release(charge, overdue)
+    state.charge_and_spool(charge, overdue)
     state.close()
     announcer.announce(plan)
     with run_agent(file) as agent:

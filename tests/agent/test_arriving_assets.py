@@ -56,20 +56,20 @@ def test_all_that_a_round_needs_is_there_when_its_turn_comes(agent: Agent) -> No
     send(agent, *ASSETS.values(), weights_of(1))
     announce(agent, plan_of(1))
     for number in (1, 2):
-        plan = plan_of(number)
-        assert agent._has_all_of(plan)
-        assert agent._weights_of(plan) == weights_of(number)
-        assert agent._assets_of(plan) == ASSETS
+        assert agent._cycle.is_ready
+        model = agent._cycle._model_for(plan_of(number))
+        assert model is not None
+        assert (model.weights, model.assets) == (weights_of(number), ASSETS)
         send(agent, weights_of(number + 1))
         announce(agent, plan_of(number + 1))
-        assert agent._weights_of(plan) is None, "the last round's are gone"
+        assert agent._cycle._model_for(plan_of(number)) is None, "the last round's are gone"
     assert agent._rejected == 0
 
 
 def test_the_plan_may_come_first(agent: Agent) -> None:
     announce(agent, plan_of(1))
     send(agent, weights_of(1))
-    assert not agent._has_all_of(plan_of(1))
+    assert not agent._cycle.is_ready
     send(agent, *ASSETS.values())
     for _ in range(2):
-        assert agent._has_all_of(plan_of(1))
+        assert agent._cycle.is_ready

@@ -11,10 +11,10 @@ from typing import Any
 import cbor2
 import numpy as np
 import pytest
-from agent.update import lot_sum, make_moments, mechanism_of
-from fleets import DIGITS, make_plan, write_agent
+from fleets import DIGITS, make_task, terms, write_agent
 from pictures import damaged_inside, encoded, folder_of, noise, write
 
+from agent.noisy_sums import clipped_sum, noisy_moments
 from agent.profile import load_profile
 from agent.records import Records
 from agent.settings import DataSettings, load_agent_settings
@@ -22,16 +22,17 @@ from agent.training import Trainer
 from dpagent.learning.data.dataset import ArrayDataset, Dataset
 from dpagent.learning.data.npz import save_npz
 from dpagent.learning.models.description import describe, from_description
+from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.training.lots import sum_over_lot
 from dpagent.learning.training.numpy_engine.engine import NumpyEngine
 from dpagent.privacy.covariance import SecondMoments
-from dpagent.protocol.messages import Plan
 from dpagent.protocol.signing import Signer, new_signing_secret
+from dpagent.protocol.task import RoundTask
 
 COUNT = 12
 DIGIT: dict[str, Any] = {"width": 8, "height": 8, "channels": 1}
 KEY = Signer(new_signing_secret(), "testers").public_key
-PLAN = make_plan(mechanism={"sampling_rate": 1.0}, wire={"width": 24, "shift": 10})
+TASK = make_task(sampling={"rate": 1.0}, wire={"width": 24, "shift": 10})
 WEIGHTS = DIGITS.initial_weights(0)
 
 
@@ -85,15 +86,15 @@ def test_a_damaged_picture_makes_no_round_fail_and_adds_nothing(
     board = trainer(tmp_path, photos(tmp_path / "photos", *damaged))
     for _ in range(3):
         board.records.refresh()
-        _, update = board.release(PLAN, {}, WEIGHTS)
+        update = board.noisy_update(TASK, {}, WEIGHTS)
         assert update.shape == (DIGITS.parameter_count,)
     engine = NumpyEngine(DIGITS, microbatch=2)
-    total = board.records.attempt(lambda records: lot_sum(PLAN, WEIGHTS, records, engine))
+    total = board.records.attempt(lambda records: clipped_sum(TASK, WEIGHTS, records, engine))
     good = [number for number in range(COUNT) if number not in damaged]
     rest = ArrayDataset(
         np.stack([noise(number, **DIGIT) for number in good]), np.array([number % 10 for number in good]), 10
     )
-    expected = sum_over_lot(engine, WEIGHTS, rest, np.arange(len(rest)), PLAN.mechanism.clipping.norms)
+    expected = sum_over_lot(engine, WEIGHTS, rest, np.arange(len(rest)), TASK.clipping.norms)
     np.testing.assert_allclose(total, expected.total, rtol=1e-4, atol=1e-6)
     found = sum_over_lot(engine, WEIGHTS, board.records.dataset, np.arange(COUNT), [1.0])
     assert found.excluded == len(damaged)
@@ -107,8 +108,8 @@ def test_when_nothing_can_be_read_any_more_the_board_sends_noise_and_says_why(
     shutil.rmtree(tmp_path / "photos")
     with caplog.at_level(logging.WARNING):
         board.records.refresh()
-        mechanism, update = board.release(PLAN, {}, WEIGHTS)
-    sigma = mechanism.sigma_units / 2**PLAN.wire.shift
+        update = board.noisy_update(TASK, {}, WEIGHTS)
+    sigma = TASK.mechanism.deviation_units / 2**TASK.wire_form.shift
     assert np.abs(update).max() < 8 * sigma
     assert np.std(update) == pytest.approx(sigma, rel=0.1)
     assert "left out: There is no file" in caplog.text
@@ -116,41 +117,47 @@ def test_when_nothing_can_be_read_any_more_the_board_sends_noise_and_says_why(
 
 
 def test_second_moments_are_those_of_the_records_that_can_be_read(tmp_path: Path) -> None:
-    plan = make_plan(
+    spec = from_description(describe(DIGITS) | {"front_end": [{"projection": 6}], "layers": [{"dense": 10}]})
+    task = make_task(
+        model=model_of(spec),
         projection={"values": 64, "record_norm": 4.0},
-        mechanism={"sampling_rate": 1.0, "noise_multipliers": [0.05, 1.0, 1.0]},
+        **terms(rate=1.0, noise_levels=[0.05, 1.0, 1.0]),
         wire={"width": 32, "shift": 4},
     )
     records = Records(settings(photos(tmp_path, 3, 7)))
-    released = records.attempt(lambda dataset: make_moments(plan, DIGITS, dataset))
+    released = records.attempt(lambda dataset: noisy_moments(task, dataset))
     good = [number for number in range(COUNT) if number not in (3, 7)]
     values = np.stack([noise(number, **DIGIT).ravel() / 255 for number in good])
-    mechanism = mechanism_of(plan, DIGITS)
-    expected = SecondMoments(64, 4.0).total(values) / mechanism.granularity / 2**plan.wire.shift
-    sigma = mechanism.sigma_units / 2**plan.wire.shift
+    mechanism = task.mechanism
+    expected = SecondMoments(64, 4.0).total(values) / mechanism.granularity / 2**task.wire_form.shift
+    sigma = mechanism.deviation_units / 2**task.wire_form.shift
     length = np.linalg.norm(expected)
     assert abs((released - expected) @ expected / length) < 6 * sigma
     assert length / COUNT > 12 * sigma  # one record more would show
 
 
-def front_end_plan() -> Plan:
-    """The plan of a model whose front end makes 4 features of a record."""
-    pooling = {"random": {"layers": [{"average_pool2d": {"kernel": 4, "stride": 4}}]}}
-    spec = from_description(describe(DIGITS) | {"front_end": [pooling], "layers": [{"dense": 10}]})
-    model = {
+def model_of(spec: ModelSpec) -> dict[str, Any]:
+    """The section of a plan."""
+    return {
         "description": cbor2.dumps(describe(spec), canonical=True),
         "parameters": spec.parameter_count,
         "architecture": spec.digest(),
     }
-    return make_plan(
-        model=model, mechanism={"sampling_rate": 1.0}, wire={"block": 50, "width": 24, "shift": 10}
+
+
+def front_end_task() -> RoundTask:
+    """The task of a model whose front end makes 4 features of a record."""
+    pooling = {"random": {"layers": [{"average_pool2d": {"kernel": 4, "stride": 4}}]}}
+    spec = from_description(describe(DIGITS) | {"front_end": [pooling], "layers": [{"dense": 10}]})
+    return make_task(
+        model=model_of(spec), sampling={"rate": 1.0}, wire={"block": 50, "width": 24, "shift": 10}
     )
 
 
 def test_the_features_of_a_damaged_picture_are_not_finite(tmp_path: Path) -> None:
     board = trainer(tmp_path, photos(tmp_path / "photos", 3, 7))
     for _ in range(2):
-        _, update = board.release(front_end_plan(), {}, np.zeros(50, np.float32))
+        update = board.noisy_update(front_end_task(), {}, np.zeros(50, np.float32))
         assert update.shape == (50,)
     (file,) = (tmp_path / "state").glob("features-*.f32")
     features = np.fromfile(file, np.float32).reshape(COUNT, 4)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,10 @@ from numpy.typing import NDArray
 from coordinator import planning
 from coordinator.daemon import Coordinator
 from coordinator.settings import FleetSettings, load_fleet_settings
-from coordinator.store import OpenedFragment, Store
-from dpagent.errors import ConfigurationError, PlanError
-from dpagent.protocol.messages import MAX_WHOLE_BYTES, Plan
+from coordinator.store import OpenedFragment
+from dpagent.errors import PlanError
+from dpagent.protocol.messages import MAX_WHOLE_BYTES
+from dpagent.protocol.task import RoundTask
 
 Begin = Callable[[FleetSettings], Coordinator]
 
@@ -53,27 +53,28 @@ def begin() -> Iterator[Begin]:
 _identities = itertools.count()
 
 
-def run_round(coordinator: Coordinator, update: Callable[[Plan], NDArray[np.int64]]) -> Plan:
+def run_round(coordinator: Coordinator, update: Callable[[RoundTask], NDArray[np.int64]]) -> RoundTask:
     """Open a round, count one device's update and close it."""
-    coordinator._open_round()
-    plan = coordinator._plan
-    assert plan is not None
-    block = plan.wire.block
-    values = update(plan)
+    cycle = coordinator._cycle
+    cycle.open()
+    task = cycle._task
+    assert task is not None
+    number, block = task.plan.round, task.plan.wire.block
+    values = update(task)
     values = np.concatenate([values, np.zeros(-len(values) % block, np.int64)]).reshape(-1, block)
     coordinator._store.count(
         [
-            OpenedFragment(next(_identities).to_bytes(16, "big"), plan.round, position, row, 0.0)
+            OpenedFragment(next(_identities).to_bytes(16, "big"), number, position, row, 0.0)
             for position, row in enumerate(values)
         ],
-        plan.round,
+        number,
     )
-    coordinator._close_round()
-    return plan
+    cycle._close(cycle.progress())
+    return task
 
 
-def noise(plan: Plan) -> NDArray[np.int64]:
-    return np.random.default_rng(plan.round).integers(-500, 500, plan.dimension) * 2 + 1  # never 0
+def noise(task: RoundTask) -> NDArray[np.int64]:
+    return np.random.default_rng(task.plan.round).integers(-500, 500, task.dimension) * 2 + 1  # never 0
 
 
 def projected_model(directory: Path) -> None:
@@ -100,16 +101,16 @@ def test_steps_are_counted_and_not_rounds(
     )
     coordinator = begin(settings)
     if has_projection:
-        before = coordinator._weights
+        before = coordinator._cycle._weights
         run_round(coordinator, noise)
-        assert np.array_equal(coordinator._weights, before)
+        assert np.array_equal(coordinator._cycle._weights, before)
     moved = []
     for _ in range(3):
         if restarts:
             coordinator = begin(settings)
-        before = coordinator._weights.astype(np.float64)
-        run_round(coordinator, lambda plan: np.full(plan.dimension, -7, np.int64))
-        moved.append(coordinator._weights - before)
+        before = coordinator._cycle._weights.astype(np.float64)
+        run_round(coordinator, lambda task: np.full(task.dimension, -7, np.int64))
+        moved.append(coordinator._cycle._weights - before)
     # From 0.3 to 0.03 over three steps, as of their beginnings: 0.3, 0.21, 0.12.
     for step, expected in zip(moved, (0.3, 0.21, 0.12), strict=True):
         np.testing.assert_allclose(step, expected, rtol=1e-4)
@@ -129,15 +130,15 @@ def test_a_norm_that_follows_a_quantile_never_leaves_what_plans_allow(
         tmp_path, rounds=3, privacy={"clip_norm": first, "clipping": {"kind": "quantile", "rate": 1.0}}
     )
 
-    def update(plan: Plan) -> NDArray[np.int64]:
-        values = np.zeros(plan.dimension, np.int64)
+    def update(task: RoundTask) -> NDArray[np.int64]:
+        values = np.zeros(task.dimension, np.int64)
         values[-1] = 10**6 if records_within else -(10**6)
         return values
 
     coordinator = begin(settings)
-    norms = [run_round(coordinator, update).mechanism.clipping.norms[0] for _ in range(2)]
+    norms = [run_round(coordinator, update).clipping.norms[0] for _ in range(2)]
     coordinator = begin(settings)  # and it is what the next start finds
-    norms.append(run_round(coordinator, update).mechanism.clipping.norms[0])
+    norms.append(run_round(coordinator, update).clipping.norms[0])
     end = 1e-9 if records_within else 1e6
     assert norms == [first, end, end]
 
@@ -152,25 +153,3 @@ def test_what_is_too_large_to_send_is_refused_before_the_job_begins(
     with pytest.raises(PlanError, match="weights of model 'digits': "):
         begin(settings_of(tmp_path))
     assert not (tmp_path / "state" / "coordinator.db").exists()
-
-
-def test_a_job_of_before_todays_settings_is_named_and_not_a_missing_column(
-    tmp_path: Path, begin: Begin
-) -> None:
-    settings = settings_of(tmp_path)
-    settings.state_dir.mkdir(mode=0o700)
-    store = Store(settings.state_dir)
-    store.begin(
-        planning.new_job(settings), DIGITS.initial_weights(0), np.zeros((1, DIGITS.parameter_count)), 1.0
-    )
-    store.close()
-    with sqlite3.connect(settings.state_dir / "coordinator.db") as connection:
-        connection.execute(
-            "UPDATE job SET terms = json_remove(terms, '$.privacy.clipping', '$.architecture')"
-        )
-        connection.execute("ALTER TABLE model RENAME COLUMN state TO velocity")
-        connection.execute("ALTER TABLE model DROP COLUMN clip_norm")
-        connection.execute("PRAGMA user_version = 1")
-    connection.close()
-    with pytest.raises(ConfigurationError, match=r"privacy\.clipping was None .*in another state_dir"):
-        begin(settings)

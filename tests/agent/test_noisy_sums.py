@@ -1,0 +1,184 @@
+"""One device's contribution: unbiased, with exactly the noise that was announced."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from fleets import DIGITS, make_task, records, terms
+from numpy.typing import NDArray
+
+from agent.noisy_sums import noisy_gradients
+from dpagent.errors import PlanError
+from dpagent.learning.data.dataset import ArrayDataset, Dataset
+from dpagent.learning.training.numpy_engine.engine import NumpyEngine
+from dpagent.privacy.mechanisms.wire import wire_width
+from dpagent.protocol.task import RoundTask
+
+DATA = records(3)
+WEIGHTS = DIGITS.initial_weights(1)
+ENGINE = NumpyEngine(DIGITS, microbatch=4)
+
+
+def task_for(
+    noise: float, *, cap: dict[str, Any] | None = None, shift: int | None = None, **changes: Any
+) -> RoundTask:
+    """A task whose wire form follows from the mechanism, as the coordinator makes it."""
+    base = {"noise_levels": [noise], "rate": 1.0, "expected_lot": 3.0, "local_learning_rate": 0.0}
+    sections = terms(**(base | changes)) | {"cap": cap or {}}
+    mechanism = make_task(**sections).mechanism
+    form = mechanism.wire_form(sections["sampling"]["expected_lot"])
+    width = form.width if shift is None else wire_width(mechanism.reach_units * 2, shift)
+    return make_task(**sections, wire={"shift": form.shift if shift is None else shift, "width": width})
+
+
+def clipped_sum(
+    task: RoundTask, weights: NDArray[np.float32] = WEIGHTS, data: Dataset = DATA
+) -> NDArray[np.float64]:
+    """The sum of clipped gradients in wire units, in plain float64, a record at a time."""
+    total = np.zeros(DIGITS.parameter_count)
+    for index in range(len(data)):
+        inputs, labels = data.batch(np.array([index]))
+        gradient = ENGINE.clipped_sum(weights, inputs, labels, [1e9]).total
+        total += gradient * min(1.0, clip_norm(task) / np.linalg.norm(gradient))
+    return total * task.mechanism.grid.resolution / clip_norm(task) / 2**task.wire_form.shift
+
+
+def clip_norm(task: RoundTask) -> float:
+    (norm,) = task.clipping.norms
+    return norm
+
+
+def residuals(task: RoundTask, repeats: int, truth: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.stack([noisy_gradients(task, WEIGHTS, DATA, ENGINE) - truth for _ in range(repeats)])
+
+
+def expected_std(task: RoundTask) -> float:
+    """σ of all steps, and random rounding of what is uniform within a wire unit: 1/6."""
+    sigma = task.mechanism.deviation_units / 2**task.wire_form.shift
+    rounding = (1 - 4.0**-task.wire_form.shift) / 6
+    return math.sqrt(task.plan.sampling.local_steps * sigma**2 + rounding)
+
+
+@pytest.mark.parametrize("noise", [0.05, 1.3, 40.0])
+@pytest.mark.parametrize("steps", [1, 3])
+def test_an_update_has_the_length_and_range_of_the_wire(noise: float, steps: int) -> None:
+    task = task_for(noise, local_steps=steps, local_learning_rate=0.5)
+    update = noisy_gradients(task, WEIGHTS, DATA, ENGINE)
+    assert update.shape == (DIGITS.parameter_count,)
+    assert update.dtype == np.int64
+    half = 2 ** (task.wire_form.width - 1)
+    assert -half < update.min() < 0 < update.max() < half - 1  # in range, and never saturated
+
+
+@pytest.mark.parametrize(("noise", "steps", "clip"), [(0.4, 1, 1.0), (3.0, 1, 0.01), (0.7, 3, 1.0)])
+def test_updates_scatter_around_the_clipped_sum_with_the_announced_noise(
+    noise: float, steps: int, clip: float
+) -> None:
+    task = task_for(noise, local_steps=steps, clipping={"norms": [clip]})
+    truth = steps * clipped_sum(task)
+    repeats = 6
+    scatter = residuals(task, repeats, truth)
+    count, std = scatter.size, expected_std(task)
+    assert abs(scatter.mean()) * math.sqrt(count) / std < 6, "biased"
+    assert abs(scatter.std() / std - 1) < 5 / math.sqrt(2 * count), "another amount of noise"
+    # What is left has nothing to do with the data, with its neighbour, or with the next update.
+    signal = truth - truth.mean()
+    assert abs((scatter * signal).sum()) / (std * math.sqrt(repeats) * np.linalg.norm(signal)) < 6
+    assert abs((scatter[:, 1:] * scatter[:, :-1]).sum()) / std**2 / math.sqrt(count) < 6
+    assert abs((scatter[1:] * scatter[:-1]).sum()) / std**2 / math.sqrt(count) < 6
+
+
+def test_little_noise_shows_the_clipped_sum_itself() -> None:
+    task = task_for(0.05, shift=0)
+    truth, std = clipped_sum(task), expected_std(task)
+    update = noisy_gradients(task, WEIGHTS, DATA, ENGINE)
+    assert np.abs(update - truth).max() < 8 * std
+    slack = 6 * std / np.linalg.norm(truth)
+    assert slack < 0.5
+    assert abs(update @ truth / (truth @ truth) - 1) < slack
+
+
+def test_local_steps_follow_the_noisy_gradients() -> None:
+    task = task_for(0.05, local_steps=2, local_learning_rate=2.0, expected_lot=3.0)
+    first = clipped_sum(task)
+    moved = WEIGHTS - (2.0 * first * 2**task.wire_form.shift / task.mechanism.grid.resolution / 3.0).astype(
+        np.float32
+    )
+    followed, stayed = first + clipped_sum(task, moved), 2 * first
+    update = noisy_gradients(task, WEIGHTS, DATA, ENGINE)
+    # How far from the path that stays (0) to the path that follows (1); the noise moves it by 0.05.
+    way = followed - stayed
+    assert expected_std(task) / np.linalg.norm(way) < 0.07
+    assert abs((update - stayed) @ way / (way @ way) - 1) < 0.5
+
+
+def test_a_lot_of_nobody_is_noise_all_the_same() -> None:
+    task = task_for(1.0, rate=1e-9)
+    update = noisy_gradients(task, WEIGHTS, DATA, ENGINE)
+    assert abs(update.std() / expected_std(task) - 1) < 5 / math.sqrt(2 * update.size)
+
+
+def test_sampling_takes_records_at_the_announced_rate() -> None:
+    one = ArrayDataset(np.full((1, 8, 8, 1), 0.5, np.float32), np.array([3]), 10)
+    task = task_for(0.05, rate=0.5, shift=0)
+    truth = clipped_sum(task, data=one)
+    taken = sum(
+        float(noisy_gradients(task, WEIGHTS, one, ENGINE) @ truth / (truth @ truth)) > 0.5 for _ in range(60)
+    )
+    assert abs(taken - 30) < 6 * math.sqrt(15)
+
+
+def test_records_that_are_not_finite_are_left_out() -> None:
+    inputs = DATA.inputs.copy()
+    inputs[1] = np.nan
+    broken = ArrayDataset(inputs, DATA.labels, 10)
+    rest = ArrayDataset(DATA.inputs[[0, 2]], DATA.labels[[0, 2]], 10)
+    task = task_for(0.05, shift=0)
+    update = noisy_gradients(task, WEIGHTS, broken, ENGINE)
+    truth, all_of_it = clipped_sum(task, data=rest), clipped_sum(task)
+    assert np.abs(update - truth).max() < 8 * expected_std(task)
+    way = all_of_it - truth
+    assert abs((update - truth) @ way / (way @ way)) < 6 * expected_std(task) / np.linalg.norm(way) < 0.6
+
+
+def test_the_clamp_on_the_device_holds_each_coordinate_and_the_norm() -> None:
+    cap = {"kind": "clamp", "where": "device", "regularisation": 0.5, "floor": 0.001}
+    task = task_for(5.0, cap=cap)
+    mechanism = task.mechanism
+    update = noisy_gradients(task, WEIGHTS, DATA, ENGINE)
+    unit = task.plan.sampling.expected_lot / mechanism.granularity / 2**task.wire_form.shift
+    bound = np.maximum(0.5 * np.abs(WEIGHTS.astype(np.float64)), 0.001) * unit
+    assert np.all(np.abs(update) <= bound + 1.01)
+    free = noisy_gradients(task_for(5.0), WEIGHTS, DATA, ENGINE)
+    assert np.mean(np.abs(free) > bound + 1.01) > 0.5, "the clamp had nothing to do"
+    slack = math.sqrt(update.size)
+    assert np.linalg.norm(update) <= clip_norm(task) * unit + slack
+
+
+@pytest.mark.parametrize("where", ["coordinator", "device"])
+def test_no_clamp_is_applied_where_none_was_asked_for(where: str) -> None:
+    cap = {
+        "kind": "none" if where == "device" else "clamp",
+        "where": where,
+        "floor": 1e-6,
+        "regularisation": 1e-6,
+    }
+    task = task_for(1.0, cap=cap)
+    truth = clipped_sum(task)
+    scatter = residuals(task, 1, truth)
+    assert abs(scatter.std() / expected_std(task) - 1) < 5 / math.sqrt(2 * scatter.size)
+
+
+def test_weights_and_data_are_left_alone() -> None:
+    weights, inputs = WEIGHTS.copy(), DATA.inputs.copy()
+    noisy_gradients(task_for(1.0, local_steps=3, local_learning_rate=1.0), weights, DATA, ENGINE)
+    assert np.array_equal(weights, WEIGHTS)
+    assert np.array_equal(DATA.inputs, inputs)
+
+
+def test_noise_beyond_the_sampler_is_refused() -> None:
+    with pytest.raises(PlanError, match="noise"):
+        make_task(**terms(noise_levels=[10_000.0], resolution=65_536))
