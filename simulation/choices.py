@@ -9,12 +9,6 @@ from typing import Any, Final, Literal
 
 from pydantic import ValidationError
 
-from cli.demo.configurations import fleet_settings
-from cli.demo.fitting_model import fitting_model
-from cli.demo.layout import Layout
-from cli.demo.options import DataChoice, DataForm, DemoOptions
-from cli.demo.outlook import Outlook, outlook_of
-from cli.demo.presets import Preset, learning_rate_for, sampling_rate_for
 from coordinator.planning import (
     FragmentsTooLargeError,
     budget_plan,
@@ -29,6 +23,12 @@ from dpagent.learning.models.built_ins import BUILT_IN
 from dpagent.learning.models.description import find_model, is_model_file, load_assets, load_model
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.protocol.fragments import weights_to_bytes
+from simulation.fitting_model import fitting_model
+from simulation.layout import Layout
+from simulation.outlook import Outlook, outlook_of
+from simulation.presets import Preset, learning_rate_for, sampling_rate_for
+from simulation.programs.configurations import fleet_settings
+from simulation.settings import DataChoice, DataForm, DemoOptions
 
 _FEWEST_FRAGMENTS: Final = 16
 _MOST_FRAGMENTS: Final = 4096
