@@ -23,11 +23,11 @@ from pathlib import Path
 from benchmarks.figures import BenchmarkError, Figure
 from benchmarks.programs import ROOT, environment, memory_mib, python, run_json, stop
 from benchmarks.simulation import digits_options
-from cli.demo.broker import BrokerChild, choose_broker, wait_until_ready
-from cli.demo.configurations import write_configurations
-from cli.demo.layout import Layout
-from cli.demo.shards import prepare_data
-from cli.demo.supervisor import Supervisor
+from simulation.data.shards import prepare_data
+from simulation.layout import Layout
+from simulation.programs.broker import BrokerChild, choose_broker, wait_until_ready
+from simulation.programs.configurations import write_configurations
+from simulation.programs.supervisor import Supervisor
 
 _BUDGET_MIB = 64.0
 _STARTS = 3

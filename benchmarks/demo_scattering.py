@@ -6,8 +6,8 @@ compared with the 90, 95 and 97 % that Abadi et al. (2016, "Deep Learning with D
 report at ε = 0.5, 2 and 8 and the same δ, with all records in one trusted place; that is another network and
 another setting, so it is a mark to reach rather than a race.
 
-The settings (``cli/demo/presets.py``) were found by a search on MNIST with the test set in view. That search
-is not private, and no ledger counts it. ε is checked from outside as in ``demo_mnist``.
+The settings (``simulation/presets.py``) were found by a search on MNIST with the test set in view. That
+search is not private, and no ledger counts it. ε is checked from outside as in ``demo_mnist``.
 
 Limits: one run each. Skipped without the data, as ``demo_mnist``.
 """

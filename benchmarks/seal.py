@@ -17,7 +17,6 @@ import numpy as np
 
 from benchmarks.figures import Figure
 from benchmarks.timing import alternate
-from cli.demo.presets import PRESETS, DatasetName
 from dpagent.learning.models.built_ins import built_in
 from dpagent.learning.training.engine import ACCUMULATION_SLACK
 from dpagent.privacy.mechanisms.job_noise import JobNoise
@@ -27,6 +26,7 @@ from dpagent.privacy.schedules import Schedule
 from dpagent.protocol.fragments import pack
 from dpagent.protocol.messages import Fragment
 from dpagent.protocol.sealing import Opener, new_sealing_secret, seal
+from simulation.presets import PRESETS, DatasetName
 
 _FRAGMENTS = 16
 _RECORDS = {DatasetName.DIGITS: 287, DatasetName.MNIST: 6_000}

@@ -17,9 +17,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from cli.demo.options import DataChoice, DataForm, DemoOptions
-from cli.demo.presets import PRESETS, DatasetName
-from cli.demo.source import open_source
 from coordinator.settings import CapSettings
 from dpagent.learning.data.splits import split
 from dpagent.learning.models.built_ins import built_in
@@ -32,6 +29,9 @@ from dpagent.privacy.caps import ClampCap
 from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian, finest_resolution
 from dpagent.privacy.sampling import poisson_lot, shuffled
 from dpagent.privacy.schedules import Schedule
+from simulation.data.source import open_source
+from simulation.presets import PRESETS, DatasetName
+from simulation.settings import DataChoice, DataForm, DemoOptions
 
 SEEDS = range(5)
 

@@ -75,7 +75,7 @@ class Broker:
             self._command = [executable, "-c", str(self._configure())]
         else:
             self._command = [
-                sys.executable, "-m", "cli.demo.embedded_broker", str(self.port), USER,
+                sys.executable, "-m", "simulation.programs.embedded_broker", str(self.port), USER,
                 str(self.password_file),
             ]  # fmt: skip
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from cli.demo.choices import Asked, choose
-from cli.demo.options import DataChoice, DataForm, DemoOptions
-from cli.demo.presets import OWN_DATA
 from dpagent.learning.models.spec import ModelSpec
+from simulation.choices import Asked, choose
+from simulation.presets import OWN_DATA
+from simulation.settings import DataChoice, DataForm, DemoOptions
 
 
 def asked_for(data: DataChoice, **changes: Any) -> Asked:

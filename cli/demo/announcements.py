@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Final
 
 from rich.console import Console
 
-from cli.demo.broker import BrokerAddress
-from cli.demo.choices import facts_of, model_in_words
-from cli.demo.layout import Layout
-from cli.demo.options import DemoOptions
-from cli.demo.timing import RoundTimes
+from simulation.choices import facts_of, model_in_words
+from simulation.layout import Layout
+from simulation.programs.broker import BrokerAddress
+from simulation.programs.timing import RoundTimes
+from simulation.settings import DemoOptions
 
 if TYPE_CHECKING:
-    from cli.demo.run import PreparedRun
+    from simulation.fleet import PreparedRun
 
 _WORTH_SAYING_S: Final = 10.0
 _MOST_COLUMNS: Final = 20

@@ -28,8 +28,8 @@ from dpagent.errors import (
 )
 
 if TYPE_CHECKING:
-    from cli.demo.options import DataChoice
     from dpagent.learning.data.settings import DatasetSettings
+    from simulation.settings import DataChoice
 
 
 class DemoStopped(DpagentError):
@@ -105,9 +105,9 @@ def demo(
     stopped at the end, whatever happens.
     """
     from cli.data.wording import told_as_options
-    from cli.demo.choices import Asked
-    from cli.demo.presets import preset_of
-    from cli.demo.run import prepare_run, run_demo
+    from simulation.choices import Asked
+    from simulation.fleet import prepare_run, run_demo
+    from simulation.presets import preset_of
 
     started_at = time.monotonic()
     _check_choices(dataset, data_dir, test_data, test_share, cap, cap_at, clipping)
@@ -166,9 +166,9 @@ def demo(
         mqtt_password_file=mqtt_password_file, started_at=started_at,
         command=_command_line(root),
     )  # fmt: skip
-    from cli.demo.collect import as_json
-    from cli.demo.report.page import write_report
     from cli.demo.summary import print_summary
+    from simulation.collection import as_json
+    from simulation.report.page import write_report
 
     results = as_json(record)
     page = write_report(record, report or root / "report")
@@ -250,8 +250,8 @@ def _data_choice(
     alpha: float,
     classes_per_device: int,
 ) -> DataChoice:
-    from cli.demo.options import DataChoice
-    from cli.demo.source import data_name
+    from simulation.data.source import data_name
+    from simulation.settings import DataChoice
 
     train = None if settings is None else settings.model_dump(mode="json", exclude_unset=True)
     test = None

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from cli.demo.options import DataChoice
+from simulation.settings import DataChoice
 
 _NEW: Final = {"images": "NEW.png", "csv": "NEW.csv", "npz": "NEW.npz"}
 """What stands for new data of a kind; IDX and CIFAR hold benchmarks, to which nothing is added."""

@@ -10,8 +10,8 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
-from cli.demo.collect import Glimpse
-from cli.demo.options import DemoOptions
+from simulation.collection import Glimpse
+from simulation.settings import DemoOptions
 
 
 class Progress:

@@ -10,7 +10,7 @@ from cli.tables import print_table
 
 
 def print_summary(results: dict[str, Any]) -> None:
-    """Print the results of :func:`cli.demo.collect.as_json` as a table."""
+    """Print the results of :func:`simulation.collection.as_json` as a table."""
     privacy, fragments = results["privacy"], results["fragments"]
     traffic, seconds, memory = (
         results["bytes_per_device_round"],

@@ -10,13 +10,6 @@ import numpy as np
 import pytest
 from demos import chosen
 
-from cli.demo.baseline import Baseline, read_baseline, run_baseline
-from cli.demo.broker import BrokerAddress
-from cli.demo.configurations import fleet_settings, write_configurations
-from cli.demo.layout import Layout
-from cli.demo.options import DataForm
-from cli.demo.shards import prepare_data, write_model
-from cli.demo.source import Source
 from coordinator.settings import FleetSettings
 from dpagent.learning.data.dataset import ArrayDataset, Dataset
 from dpagent.learning.data.npz import open_npz
@@ -24,6 +17,13 @@ from dpagent.learning.front_end.features import FeatureSet, FrontEnd
 from dpagent.learning.front_end.stages import Projection, Scattering
 from dpagent.learning.models.layers import Dense, GroupNorm
 from dpagent.learning.models.spec import ModelSpec
+from simulation.data.shards import prepare_data, write_model
+from simulation.data.source import Source
+from simulation.layout import Layout
+from simulation.programs.baseline import Baseline, read_baseline, run_baseline
+from simulation.programs.broker import BrokerAddress
+from simulation.programs.configurations import fleet_settings, write_configurations
+from simulation.settings import DataForm
 
 NOBODY = BrokerAddress("mqtt://127.0.0.1:1", None, None, "auto", "none")
 

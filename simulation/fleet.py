@@ -11,26 +11,26 @@ from typing import Any, Final
 from rich.console import Console
 
 from cli.demo.announcements import say_what_goes_on, say_what_is_trained, say_where
-from cli.demo.baseline import read_baseline
-from cli.demo.broker import BrokerAddress, BrokerChild, choose_broker, wait_until_ready
-from cli.demo.choices import Asked, Choice, choose, choose_model, facts_of
-from cli.demo.collect import Observer, closed_rounds, collect
-from cli.demo.configurations import minimum_devices, write_configurations
-from cli.demo.layout import Layout
 from cli.demo.next_steps import predict_commands
-from cli.demo.notes import RunNotes, look_of_data, read_notes
-from cli.demo.options import COMMAND_FILE, DemoOptions, form_of_run
-from cli.demo.presets import Preset
 from cli.demo.progress import Progress
-from cli.demo.record import DemoRecord
-from cli.demo.shards import deal, is_prepared, prepare_data, write_model
-from cli.demo.source import Source, open_source
-from cli.demo.supervisor import Supervisor, python_module
 from dpagent.errors import BrokerError, PlanError
 from dpagent.learning.data.dataset import check_fits
 from dpagent.learning.data.npz import open_npz
 from dpagent.learning.models.description import find_model
 from dpagent.storage import StateDirectory, write_atomically
+from simulation.choices import Asked, Choice, choose, choose_model, facts_of
+from simulation.collection import Observer, closed_rounds, collect
+from simulation.data.shards import deal, is_prepared, prepare_data, write_model
+from simulation.data.source import Source, open_source
+from simulation.layout import Layout
+from simulation.notes import RunNotes, look_of_data, read_notes
+from simulation.presets import Preset
+from simulation.programs.baseline import read_baseline
+from simulation.programs.broker import BrokerAddress, BrokerChild, choose_broker, wait_until_ready
+from simulation.programs.configurations import minimum_devices, write_configurations
+from simulation.programs.supervisor import Supervisor, python_module
+from simulation.record import DemoRecord
+from simulation.settings import COMMAND_FILE, DemoOptions, form_of_run
 
 _LOOK_S: Final = 0.3
 _SETTLE_S: Final = 3.0
@@ -168,7 +168,7 @@ def _start_programs(
         supervisor.start(name, python_module("cli.main", "run", "--config", str(layout.agent_file(number))))
     if options.baseline and len(read_baseline(layout.baseline_file)) < options.rounds:
         supervisor.start(
-            "baseline", python_module("cli.demo.baseline", str(layout.root)), may_end=True, nice=19
+            "baseline", python_module("simulation.programs.baseline", str(layout.root)), may_end=True, nice=19
         )
 
 

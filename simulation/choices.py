@@ -7,18 +7,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from cli.demo.configurations import fleet_settings
-from cli.demo.fitting_model import fitting_model
-from cli.demo.layout import Layout
-from cli.demo.options import DataChoice, DataForm, DemoOptions
-from cli.demo.outlook import Outlook, outlook_of
-from cli.demo.presets import Preset, learning_rate_for, sampling_rate_for
 from coordinator.planning import Planner, clipping_of, new_job
 from dpagent.errors import ConfigurationError, DataError, PlanError
 from dpagent.learning.front_end.stages import FrozenNetwork
 from dpagent.learning.models.built_ins import BUILT_IN
 from dpagent.learning.models.description import find_model, is_model_file, load_assets, load_model
 from dpagent.learning.models.spec import ModelSpec
+from simulation.fitting_model import fitting_model
+from simulation.layout import Layout
+from simulation.outlook import Outlook, outlook_of
+from simulation.presets import Preset, learning_rate_for, sampling_rate_for
+from simulation.programs.configurations import fleet_settings
+from simulation.settings import DataChoice, DataForm, DemoOptions
 
 _FEWEST_FRAGMENTS: Final = 16
 

@@ -8,10 +8,6 @@ from typing import Any
 
 import yaml
 
-from cli.demo.broker import BrokerAddress
-from cli.demo.layout import Layout
-from cli.demo.options import DemoOptions
-from cli.demo.timing import RoundTimes, round_times
 from coordinator.keys import load_signer
 from coordinator.settings import FleetSettings
 from dpagent.learning.models.built_ins import BUILT_IN, built_in
@@ -19,6 +15,10 @@ from dpagent.learning.models.description import load_assets, load_model
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.training.onnx_graph.signature import graph_digest, known_digests
 from dpagent.storage import write_atomically
+from simulation.layout import Layout
+from simulation.programs.broker import BrokerAddress
+from simulation.programs.timing import RoundTimes, round_times
+from simulation.settings import DemoOptions
 
 _MESSAGES_PER_SECOND = 100.0
 """A loopback broker takes more than the 10 messages a second of a hosted one."""

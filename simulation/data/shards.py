@@ -12,10 +12,6 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from cli.demo.fitting_model import model_file
-from cli.demo.layout import Layout
-from cli.demo.options import DemoOptions
-from cli.demo.source import Source, open_source
 from dpagent.configuration import load_yaml
 from dpagent.errors import ConfigurationError, DataError
 from dpagent.learning.data.derived import Subset
@@ -26,6 +22,10 @@ from dpagent.learning.models.description import load_assets
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.storage import disk_errors, write_atomically
 from dpagent.wording import counted
+from simulation.data.source import Source, open_source
+from simulation.fitting_model import model_file
+from simulation.layout import Layout
+from simulation.settings import DemoOptions
 
 
 def is_prepared(layout: Layout) -> bool:

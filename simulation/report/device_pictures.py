@@ -9,11 +9,11 @@ from typing import Final
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from cli.demo.record import DemoRecord, DeviceBudget
-from cli.demo.report.drawing import COLOURS, Picture, draw_picture
-from cli.demo.report.interleaving import Interleaving, by_round, measure_interleaving
-from cli.demo.report.notation import epsilon, percent, plain, span
 from dpagent.wording import counted
+from simulation.record import DemoRecord, DeviceBudget
+from simulation.report.drawing import COLOURS, Picture, draw_picture
+from simulation.report.interleaving import Interleaving, by_round, measure_interleaving
+from simulation.report.notation import epsilon, percent, plain, span
 
 #: With more devices than this, pictures with a row for each show as many.
 MAX_ROWS: Final = 20

@@ -20,7 +20,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from cli.demo.record import Arrival
+from simulation.record import Arrival
 
 
 @dataclass(frozen=True, slots=True)

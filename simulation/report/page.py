@@ -15,13 +15,13 @@ from typing import Final
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup, escape
 
-from cli.demo.record import DemoRecord
-from cli.demo.report.device_pictures import MAX_ROWS, arrivals_picture, ledgers_picture
-from cli.demo.report.drawing import COLOURS, DARK_COLOURS
-from cli.demo.report.notation import duration, epsilon, factor, mebibytes, percent, plain, size
-from cli.demo.report.round_pictures import accuracy_picture, budget_picture
 from dpagent.storage import disk_errors, write_atomically
 from dpagent.wording import counted
+from simulation.record import DemoRecord
+from simulation.report.device_pictures import MAX_ROWS, arrivals_picture, ledgers_picture
+from simulation.report.drawing import COLOURS, DARK_COLOURS
+from simulation.report.notation import duration, epsilon, factor, mebibytes, percent, plain, size
+from simulation.report.round_pictures import accuracy_picture, budget_picture
 
 _MOST_NAMES: Final = 12
 _OPTION: Final = re.compile(r"--[a-z][a-z-]*")
@@ -57,7 +57,7 @@ def write_report(record: DemoRecord, directory: Path) -> Path:
 
 def render_report(record: DemoRecord, directory: Path) -> str:
     """The page as text. Files beside and below ``directory`` are named relative to it."""
-    template = resources.files("cli.demo.report").joinpath("report.html.j2").read_text(encoding="utf-8")
+    template = resources.files("simulation.report").joinpath("report.html.j2").read_text(encoding="utf-8")
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )

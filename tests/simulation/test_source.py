@@ -9,9 +9,9 @@ import pytest
 from demos import own
 from pictures import damaged_inside, encoded, folder_of, noise, write, zip_of
 
-from cli.demo.fitting_model import derived_model
-from cli.demo.source import open_source
 from dpagent.errors import DataError
+from simulation.data.source import open_source
+from simulation.fitting_model import derived_model
 
 NAMES = [f"{label}/{number}.png" for label in "ab" for number in range(10)]
 

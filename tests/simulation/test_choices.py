@@ -13,17 +13,6 @@ import pytest
 from demos import asked_for, chosen, own
 from pictures import encoded, folder_of, noise, write, zip_of
 
-from cli.demo import choices
-from cli.demo.choices import choose, choose_model, facts_of
-from cli.demo.fitting_model import derived_model, fitting_model, model_file
-from cli.demo.layout import Layout
-from cli.demo.options import DataChoice, DataForm, form_of_run, load_options
-from cli.demo.outlook import outlook_of
-from cli.demo.presets import OWN_DATA, preset_of, sampling_rate_for
-from cli.demo.run import prepare_run
-from cli.demo.shards import deal
-from cli.demo.source import data_name, open_source
-from cli.demo.timing import round_times
 from coordinator.planning import require_every_round_fits
 from coordinator.settings import FleetSettings
 from coordinator.store import Job
@@ -37,6 +26,17 @@ from dpagent.learning.models.layers import Dense
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.training.numpy_engine.engine import NumpyEngine
 from dpagent.privacy.clipping import Clipping
+from simulation import choices
+from simulation.choices import choose, choose_model, facts_of
+from simulation.data.shards import deal
+from simulation.data.source import data_name, open_source
+from simulation.fitting_model import derived_model, fitting_model, model_file
+from simulation.fleet import prepare_run
+from simulation.layout import Layout
+from simulation.outlook import outlook_of
+from simulation.presets import OWN_DATA, preset_of, sampling_rate_for
+from simulation.programs.timing import round_times
+from simulation.settings import DataChoice, DataForm, form_of_run, load_options
 
 HALVES = ("train", "test")
 SHAPES = [

@@ -1,6 +1,6 @@
 """A pure-Python broker (amqtt) as a child process.
 
-``python -m cli.demo.embedded_broker PORT USER PASSWORD_FILE``
+``python -m simulation.programs.embedded_broker PORT USER PASSWORD_FILE``
 
 For machines without Mosquitto. It speaks MQTT 3.1.1 and forgets everything when it ends,
 which the protocol survives: agents and the coordinator announce and resend what is open.

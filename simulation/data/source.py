@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 
 from cli.data.values import with_form_of
 from cli.data.wording import as_options
-from cli.demo.options import DataChoice, DataForm
-from cli.demo.remarks import remarks_on
 from dpagent.errors import ConfigurationError, DataError
 from dpagent.learning.data.classes import doubt_about_labels
 from dpagent.learning.data.dataset import ArrayDataset, Dataset
@@ -27,6 +25,8 @@ from dpagent.learning.data.opening import open_dataset, recognise
 from dpagent.learning.data.picture_files import HALVES, choose_half
 from dpagent.learning.data.settings import DatasetSettings
 from dpagent.learning.models.spec import ModelSpec
+from simulation.data.remarks import remarks_on
+from simulation.settings import DataChoice, DataForm
 
 DEFAULT_TEST_SHARE: Final = 0.2
 

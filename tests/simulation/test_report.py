@@ -13,13 +13,13 @@ from statistics import fmean, pvariance
 
 import pytest
 
-from cli.demo.collect import ChargedFragment, as_json, tally_fragments
-from cli.demo.record import Arrival, DemoRecord, DeviceBudget, FragmentTally
-from cli.demo.report.device_pictures import MAX_ROWS
-from cli.demo.report.interleaving import measure_interleaving
-from cli.demo.report.page import render_report, write_report
 from cli.demo.summary import print_summary
 from dpagent.errors import StorageError
+from simulation.collection import ChargedFragment, as_json, tally_fragments
+from simulation.record import Arrival, DemoRecord, DeviceBudget, FragmentTally
+from simulation.report.device_pictures import MAX_ROWS
+from simulation.report.interleaving import measure_interleaving
+from simulation.report.page import render_report, write_report
 
 NBSP = "\N{NO-BREAK SPACE}"
 VOID = {"meta", "br", "link", "img", "hr", "input"}

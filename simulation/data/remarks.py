@@ -16,7 +16,7 @@ from dpagent.learning.data.dataset import Dataset, to_float32
 from dpagent.learning.models.spec import ModelSpec
 
 if TYPE_CHECKING:
-    from cli.demo.source import Source
+    from simulation.data.source import Source
 
 _LOOKED_AT: Final = 2000
 _LARGEST_INPUT: Final = 20.0

@@ -13,19 +13,19 @@ from demos import asked_for, own
 from pictures import folder_of, write
 
 from cli.data.values import constants
-from cli.demo.fitting_model import derived_model
-from cli.demo.layout import Layout
 from cli.demo.next_steps import predict_commands
-from cli.demo.notes import RunNotes, look_of_data, read_notes
-from cli.demo.options import COMMAND_FILE, DataChoice
-from cli.demo.presets import OWN_DATA
-from cli.demo.run import prepare_run
-from cli.demo.shards import deal, prepare_data
-from cli.demo.source import open_source
 from dpagent.errors import ConfigurationError, DataError
 from dpagent.learning.data.dataset import ArrayDataset
 from dpagent.learning.data.npz import save_npz
 from dpagent.learning.models.built_ins import built_in
+from simulation.data.shards import deal, prepare_data
+from simulation.data.source import open_source
+from simulation.fitting_model import derived_model
+from simulation.fleet import prepare_run
+from simulation.layout import Layout
+from simulation.notes import RunNotes, look_of_data, read_notes
+from simulation.presets import OWN_DATA
+from simulation.settings import COMMAND_FILE, DataChoice
 
 
 def said_of(data: DataChoice) -> list[str]:

@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from cli.demo.options import OPTIONS_FILE, DataChoice
 from dpagent.storage import write_atomically
+from simulation.settings import OPTIONS_FILE, DataChoice
 
 _NOTES_FILE: Final = "notes.json"
 

@@ -12,12 +12,12 @@ from typing import Any
 
 from agent.charges import BudgetChange
 from agent.ledger import VerifiedLedger, audit, open_ledger
-from cli.demo.layout import Layout
-from cli.demo.record import Arrival, DemoRecord, DeviceBudget, FragmentTally
 from coordinator.store import RoundRecord, StoreReader
 from dpagent.errors import LedgerError, StorageError
 from dpagent.privacy.mechanisms.registry import DEFAULT_MECHANISM, mechanism_named
 from dpagent.protocol.fragments import receipt_digest
+from simulation.layout import Layout
+from simulation.record import Arrival, DemoRecord, DeviceBudget, FragmentTally
 
 _TRANSIT_S = 2.0
 """A fragment that left this long before its round closed should have arrived in time."""

@@ -98,7 +98,16 @@ def choose_broker(
     if choice == "embedded" or executable is None:
         address = BrokerAddress(url, _USER, secret, "3.1.1", "embedded (amqtt)")
         return BrokerChild(
-            [sys.executable, "-P", "-m", "cli.demo.embedded_broker", str(port), _USER, str(secret)], address
+            [
+                sys.executable,
+                "-P",
+                "-m",
+                "simulation.programs.embedded_broker",
+                str(port),
+                _USER,
+                str(secret),
+            ],
+            address,
         )
     file = _configure_mosquitto(directory, port, secret)
     return BrokerChild([executable, "-c", str(file)], BrokerAddress(url, _USER, secret, "auto", "mosquitto"))

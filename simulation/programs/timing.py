@@ -14,10 +14,10 @@ from typing import Final
 
 import numpy as np
 
-from cli.demo.options import DemoOptions
 from dpagent.learning.front_end.features import FrontEnd
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.training.engine_choice import Bench
+from simulation.settings import DemoOptions
 
 _TRIED_RECORDS: Final = 64
 _TRIED_FEATURES: Final = 4

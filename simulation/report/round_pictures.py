@@ -8,9 +8,9 @@ import math
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from cli.demo.record import DemoRecord
-from cli.demo.report.drawing import COLOURS, Picture, draw_picture, line, round_axis
-from cli.demo.report.notation import epsilon, percent, plain, points
+from simulation.record import DemoRecord
+from simulation.report.drawing import COLOURS, Picture, draw_picture, line, round_axis
+from simulation.report.notation import epsilon, percent, plain, points
 
 
 def accuracy_picture(record: DemoRecord) -> Picture:

@@ -1,4 +1,4 @@
-"""The same training without noise, for comparison: ``python -m cli.demo.baseline DEMO_DIRECTORY``.
+"""The same training without noise, for comparison: ``python -m simulation.programs.baseline DEMO_DIRECTORY``.
 
 Same shards, lots' sampling rate, clipping, cap and optimiser; only the noise and the
 network are missing. It reads all shards, which nobody in the real fleet can: it belongs to
@@ -22,8 +22,6 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from cli.demo.layout import Layout
-from cli.demo.options import load_options
 from coordinator.planning import clipping_of, gradient_steps
 from coordinator.settings import FleetSettings, load_fleet_settings
 from dpagent.errors import DpagentError, ExitCode
@@ -38,6 +36,8 @@ from dpagent.privacy.clipping import adapted_norm
 from dpagent.privacy.covariance import SecondMoments, leading_directions
 from dpagent.privacy.sampling import poisson_lot, shuffled
 from dpagent.storage import disk_errors, write_atomically
+from simulation.layout import Layout
+from simulation.settings import load_options
 
 _LOOK_S: Final = 0.5
 
