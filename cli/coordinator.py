@@ -29,8 +29,11 @@ def run(config: ConfigOption, log_level: LogLevelOption = LogLevel.INFO) -> None
     """
     start_logging(log_level)
     stop = StopSignals()
-    from coordinator.daemon import Coordinator
-    from coordinator.settings import load_fleet_settings
+    from dpagent.extras import extra_needed
+
+    with extra_needed("coordinator", "The coordinator"):
+        from coordinator.daemon import Coordinator
+        from coordinator.settings import load_fleet_settings
 
     finished = Coordinator(load_fleet_settings(config)).run(stop.event)
     raise typer.Exit(0 if finished else stop.exit_code)

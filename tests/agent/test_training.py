@@ -171,7 +171,7 @@ def test_no_room_for_features_declines_the_round(tmp_path: Path, monkeypatch: py
 
 
 class Treacherous(ArrayDataset):
-    """Records whose reading fails in a way that nobody foresaw."""
+    """Records whose reading fails in an unexpected way."""
 
     error: Exception = ConfigurationError("a sentence")
 
@@ -184,9 +184,9 @@ class Treacherous(ArrayDataset):
     [
         (ConfigurationError("a sentence"), "^a sentence$"),
         (StorageError("no disk"), "^no disk$"),
-        (RuntimeError("odd"), r"nobody foresaw \(RuntimeError: odd\)"),
-        (OSError(5, "Input/output error"), r"nobody foresaw \(OSError"),
-        (MemoryError(), r"nobody foresaw \(MemoryError"),
+        (RuntimeError("odd"), r"internal error \(RuntimeError: odd\)"),
+        (OSError(5, "Input/output error"), r"internal error \(OSError"),
+        (MemoryError(), r"internal error \(MemoryError"),
     ],
 )
 @pytest.mark.parametrize("plan", [PLAN, features_plan()], ids=["records", "features"])
