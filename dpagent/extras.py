@@ -1,7 +1,7 @@
 """Optional dependencies: which extra brings a package that is missing, and how to install it from here.
 
-No index has this project yet, so "pip install dpagent[...]" would be wrong advice: what pip wrote down about the
-installation says where the program came from (PEP 610, ``direct_url.json``).
+No index has this project yet, so "pip install dpagent[...]" would be wrong advice: what pip wrote down about
+the installation says where the program came from (PEP 610, ``direct_url.json``).
 """
 
 from __future__ import annotations
