@@ -20,15 +20,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NoReturn, TypeAlias
+from typing import NoReturn
 
 from pydantic import ConfigDict
 
 from dpagent.errors import ParameterError, require_between
-from dpagent.privacy.accounting.pld import PldAccountant, loss_grid, running_pld_epsilon
-from dpagent.privacy.accounting.rdp import RdpAccountant, running_epsilon
-from dpagent.privacy.calibration import accountant_for
-from dpagent.privacy.events import PrivacyLossEvent
+from dpagent.privacy.accounting.accountant import Accountant
+from dpagent.privacy.accounting.choice import accountant_for, accountant_named
+from dpagent.privacy.accounting.pld import PldAccountant
+from dpagent.privacy.events import Event, GaussianEvent, poisson_sampled
 from dpagent.privacy.mechanisms.discretised_gaussian import (
     NOISE_SHARE,
     DiscretisedGaussian,
@@ -36,8 +36,6 @@ from dpagent.privacy.mechanisms.discretised_gaussian import (
 )
 
 _STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-
-Accountant: TypeAlias = PldAccountant | RdpAccountant
 
 # A re-computed figure may differ from the one written down by rounding, never by more than this.
 _TOLERANCE = 1e-6
@@ -99,9 +97,9 @@ class Charge:
     where each record was rounded by itself."""
 
     @property
-    def event(self) -> PrivacyLossEvent:
+    def event(self) -> Event:
         """The charge as the accountant counts it."""
-        return PrivacyLossEvent(self.noise_multiplier, self.sampling_rate, self.steps)
+        return poisson_sampled(GaussianEvent(self.noise_multiplier), self.sampling_rate, self.steps)
 
 
 @dataclass(slots=True)
@@ -119,15 +117,18 @@ class JobAccount:
     """Of ``spent``; None if it composes Rényi divergences."""
 
 
-def fresh_account(events: Sequence[PrivacyLossEvent], delta: float) -> tuple[Accountant, float | None]:
+def fresh_account(events: Sequence[Event], delta: float) -> tuple[Accountant, float | None]:
     """What prices a job of these rounds, and its grid."""
-    if accountant_for([event.noise_multiplier for event in events]) == "rdp":
-        return RdpAccountant(), None
-    grid = loss_grid(events, delta)
-    return PldAccountant(grid=grid), grid
+    account = accountant_for(events, delta)
+    return account, account.grid if isinstance(account, PldAccountant) else None
 
 
-def price_after(account: Accountant, events: Sequence[PrivacyLossEvent], delta: float) -> float:
+def account_on(grid: float | None) -> Accountant:
+    """An empty account with the grid that a charge states."""
+    return accountant_named("rdp") if grid is None else PldAccountant(grid=grid)
+
+
+def price_after(account: Accountant, events: Sequence[Event], delta: float) -> float:
     """ε at a job's ``delta`` with ``events`` charged as well, noise as it is drawn included."""
     return account.epsilon_after(events, delta * (1 - NOISE_SHARE))
 
@@ -146,10 +147,7 @@ class _JobPrices:
         self.tolerance = _TOLERANCE if self._grid is None else _GRID_TOLERANCE
         """Of a re-computed ε, relative to it or to 1."""
         less = self._delta * (1 - NOISE_SHARE)
-        if self._grid is None:
-            running = running_epsilon(self._events, less)
-        else:
-            running = running_pld_epsilon(self._events, less, grid=self._grid)
+        running = account_on(self._grid).running_epsilon(self._events, less)
         self._running = [float(epsilon) for epsilon in running]
 
     def agrees(self, number: int, stated: float, others: float) -> tuple[bool, float]:
@@ -262,7 +260,7 @@ class JobAccounts:
         jobs = self._jobs.setdefault(charge.dataset, {})
         if charge.job not in jobs:
             grid = charge.loss_grid
-            spent = RdpAccountant() if grid is None else PldAccountant(grid=grid)
+            spent = account_on(grid)
             jobs[charge.job] = JobAccount(
                 charge.schedule, charge.job_epsilon, charge.delta, charge.round, spent, grid
             )

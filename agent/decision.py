@@ -20,7 +20,7 @@ from dpagent.learning.data.dataset import Dataset, check_fits
 from dpagent.learning.models.description import from_description
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.privacy.covariance import FLOAT64_SLACK
-from dpagent.privacy.events import PrivacyLossEvent
+from dpagent.privacy.events import GaussianEvent, poisson_sampled
 from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian, require_noise_as_priced
 from dpagent.protocol.messages import Plan
 
@@ -127,7 +127,7 @@ def decide(plan: Plan, dataset: Dataset, ledger: Ledger, name: str, *, now: floa
     mechanism = _mechanism(plan, spec)
     _require_noise(plan, mechanism, 0.0)
     rest = [
-        PrivacyLossEvent(noise, terms.sampling_rate, terms.local_steps)
+        poisson_sampled(GaussianEvent(noise), terms.sampling_rate, terms.local_steps)
         for noise in terms.noise_multipliers[plan.round - 1 :]
     ]
     if account is None:

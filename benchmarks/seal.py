@@ -19,7 +19,7 @@ from benchmarks.figures import Figure
 from benchmarks.timing import alternate
 from cli.demo.presets import PRESETS, DatasetName
 from dpagent.learning.models.built_ins import built_in
-from dpagent.privacy.calibration import calibrate
+from dpagent.privacy.calibration import calibrate, gaussian_family
 from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian
 from dpagent.privacy.mechanisms.wire import wire_shift, wire_width
 from dpagent.privacy.schedules import Schedule
@@ -62,8 +62,8 @@ def _fragment(dataset: DatasetName) -> Fragment:
     """A fragment as the preset's first round makes it, with random values."""
     preset = PRESETS[dataset]
     plan = calibrate(
-        Schedule(), epsilon=preset.epsilon, delta=1e-5, rounds=preset.rounds,
-        sampling_rate=preset.sampling_rate,
+        Schedule(), gaussian_family(preset.sampling_rate),
+        epsilon=preset.epsilon, delta=1e-5, rounds=preset.rounds,
     )  # fmt: skip
     dimension = built_in(preset.model).parameter_count
     mechanism = DiscretisedGaussian(

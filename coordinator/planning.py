@@ -16,7 +16,7 @@ from dpagent.errors import ConfigurationError, ParameterError, PlanError
 from dpagent.learning.models.description import describe
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.training.engine import ACCUMULATION_SLACK
-from dpagent.privacy.calibration import BudgetPlan, calibrate
+from dpagent.privacy.calibration import BudgetPlan, calibrate, gaussian_family
 from dpagent.privacy.clipping import COUNT_WEIGHT, Clipping
 from dpagent.privacy.covariance import SecondMoments
 from dpagent.privacy.mechanisms.discretised_gaussian import (
@@ -53,11 +53,10 @@ def budget_plan(settings: FleetSettings) -> BudgetPlan:
     privacy = settings.privacy
     return calibrate(
         privacy.schedule.schedule(),
+        gaussian_family(privacy.sampling_rate, privacy.local_steps),
         epsilon=privacy.epsilon,
         delta=privacy.delta,
         rounds=settings.rounds,
-        sampling_rate=privacy.sampling_rate,
-        steps=privacy.local_steps,
     )
 
 

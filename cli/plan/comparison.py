@@ -20,7 +20,7 @@ from cli.notation import plain
 from cli.plan.caps import BoundedPrices, CapCost, bounded_prices, cap_costs
 from cli.plan.target import PlanTarget
 from dpagent.errors import ParameterError
-from dpagent.privacy.calibration import BudgetPlan, calibrate
+from dpagent.privacy.calibration import BudgetPlan, calibrate, gaussian_family
 from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian
 from dpagent.privacy.mechanisms.grid import FINE_STEPS
 from dpagent.privacy.statement import BudgetStatement
@@ -101,11 +101,10 @@ def compare(target: PlanTarget) -> Comparison:
         _candidate(
             calibrate(
                 schedule,
+                gaussian_family(target.sampling_rate, target.local_steps),
                 epsilon=target.epsilon,
                 delta=target.delta,
                 rounds=target.rounds,
-                sampling_rate=target.sampling_rate,
-                steps=target.local_steps,
             ),
             target,
         )

@@ -23,7 +23,7 @@ from dpagent.learning.data.dataset import ArrayDataset, Dataset
 from dpagent.learning.models.built_ins import built_in
 from dpagent.learning.models.description import describe, from_description
 from dpagent.privacy.accounting.pld import PldAccountant
-from dpagent.privacy.events import PrivacyLossEvent
+from dpagent.privacy.events import GaussianEvent, poisson_sampled
 from dpagent.privacy.mechanisms.discretised_gaussian import NOISE_SHARE, require_noise_as_priced
 from dpagent.protocol.messages import Plan
 
@@ -34,7 +34,7 @@ NOISE = [4.0, 3.0, 2.0]
 def price_of(*noise: float, rate: float = 0.25, steps: int = 1, delta: float = 1e-5) -> float:
     accountant = PldAccountant()
     for sigma in noise:
-        accountant.compose(PrivacyLossEvent(sigma, rate, steps))
+        accountant.compose(poisson_sampled(GaussianEvent(sigma), rate, steps))
     return accountant.epsilon(delta * (1 - NOISE_SHARE))
 
 

@@ -18,11 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpagent.errors import ParameterError, require_between, require_count, require_positive
-from dpagent.privacy.accounting.approximate import imperfect_delta
 from dpagent.privacy.accounting.gaussian_loss import MIN_SIGMA_STEPS
+from dpagent.privacy.accounting.imperfect_noise import imperfect_delta
 from dpagent.privacy.accounting.pld import PldAccountant
-from dpagent.privacy.accounting.rdp import running_epsilon
-from dpagent.privacy.events import SIGMA_RANGE, PrivacyLossEvent
+from dpagent.privacy.accounting.rdp import RdpAccountant
+from dpagent.privacy.events import SIGMA_RANGE, Event, GaussianEvent, poisson_sampled
 from dpagent.privacy.mechanisms.grid import FINE_STEPS, Constrained, Grid, Norm
 from dpagent.privacy.noise.discrete_gaussian import (
     MAX_SIGMA,
@@ -44,7 +44,7 @@ JOB_ASSUMPTIONS: Final = (
 NOISE_SHARE: Final = 1e-6
 
 
-def release_epsilon(event: PrivacyLossEvent, sigma_steps: float, delta: float) -> float:
+def release_epsilon(event: Event, sigma_steps: float, delta: float) -> float:
     """ε of one release with discrete Gaussian noise of parameter ``sigma_steps``, at ``delta`` in (0, 1).
 
     Tight where the noise is fine enough for that (see :mod:`dpagent.privacy.accounting.gaussian_loss`), and
@@ -52,7 +52,7 @@ def release_epsilon(event: PrivacyLossEvent, sigma_steps: float, delta: float) -
     """
     if sigma_steps >= MIN_SIGMA_STEPS:
         return PldAccountant().epsilon_after([event], delta)
-    return float(running_epsilon([event], delta)[0])
+    return RdpAccountant().epsilon_after([event], delta)
 
 
 def fine_steps_for(noise_multiplier: float) -> int:
@@ -153,9 +153,9 @@ class DiscretisedGaussian:
         return 8 * self.sigma_steps * math.sqrt(self.steps)
 
     @property
-    def event(self) -> PrivacyLossEvent:
+    def event(self) -> Event:
         """The charge for one release."""
-        return PrivacyLossEvent(self.noise_multiplier, self.sampling_rate, self.steps)
+        return poisson_sampled(GaussianEvent(self.noise_multiplier), self.sampling_rate, self.steps)
 
     @property
     def statistical_distance(self) -> float:

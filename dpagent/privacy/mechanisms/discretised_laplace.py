@@ -8,7 +8,7 @@ P(X = x) ∝ r^|x|, r = e^(−1/λ) (Ghosh, Roughgarden, Sundararajan, STOC 2009
 every output x, P(total + X = x) and P(total + s + X = x) differ by at most a factor of
 Π_j e^(|s_j|/λ) = e^(‖s‖₁/λ) ≤ e^(Δ/λ), by the triangle inequality in each coordinate. So λ = Δ/ε,
 rounded up, gives ε-DP for the vector, whatever its dimension; a Poisson lot amplifies it
-(:mod:`dpagent.privacy.accounting.approximate`). Both are sharp: at x beyond the shift they hold with
+(:mod:`dpagent.privacy.accounting.amplification`). Both are sharp: at x beyond the shift they hold with
 equality.
 
 Clipping in L2 to C would bound ‖s‖₁ by C·√d only. Conversely the price of L1 is paid in the clip:
@@ -26,8 +26,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpagent.errors import ParameterError, require_between, require_count, require_positive
-from dpagent.privacy.accounting.approximate import amplified_epsilon, imperfect_delta
-from dpagent.privacy.events import ApproximateEvent
+from dpagent.privacy.accounting.composition import composed
+from dpagent.privacy.accounting.imperfect_noise import imperfect_delta
+from dpagent.privacy.events import ApproximateEvent, Event, poisson_sampled
 from dpagent.privacy.mechanisms.grid import Constrained, Grid, Norm, l1_fine_steps
 from dpagent.privacy.noise.discrete_laplace import (
     MAX_SCALE,
@@ -113,9 +114,9 @@ class DiscretisedLaplace:
         return laplace_reach(self.scale_steps, self.steps)
 
     @property
-    def event(self) -> ApproximateEvent:
+    def event(self) -> Event:
         """The charge for one release, sampling included."""
-        return ApproximateEvent(amplified_epsilon(self.epsilon, self.sampling_rate), 0.0, self.steps)
+        return poisson_sampled(ApproximateEvent(self.epsilon), self.sampling_rate, self.steps)
 
     @property
     def statistical_distance(self) -> float:
@@ -124,15 +125,14 @@ class DiscretisedLaplace:
 
     def statement(self) -> BudgetStatement:
         """What one release guarantees: its steps added up, and a δ for imperfect noise only."""
-        event = self.event
-        epsilon = math.nextafter(event.epsilon * event.steps, math.inf) if event.steps > 1 else event.epsilon
+        total = composed(self.event)
         return BudgetStatement(
             self.unit,
             self.adjacency,
             self.trust,
             self.name,
-            epsilon,
-            imperfect_delta(epsilon, event.delta * event.steps, self.statistical_distance),
+            total.epsilon,
+            imperfect_delta(total.epsilon, total.delta, self.statistical_distance),
         )
 
     def constrain(self, gradients: NDArray[np.float32]) -> Constrained:

@@ -17,7 +17,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from dpagent.privacy.events import ApproximateEvent, PrivacyLossEvent
+from dpagent.privacy.events import Event
 from dpagent.privacy.mechanisms.grid import Constrained, Norm
 from dpagent.privacy.statement import Adjacency, Trust, Unit
 
@@ -70,7 +70,7 @@ class Mechanism(Protocol):
         """The noise of all steps exceeds this with probability below 1e-14 a coordinate."""
 
     @property
-    def event(self) -> PrivacyLossEvent | ApproximateEvent:
+    def event(self) -> Event:
         """The charge for one release."""
 
     @property
