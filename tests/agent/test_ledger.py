@@ -37,7 +37,7 @@ from agent.state import AgentState
 from dpagent.errors import DpagentError, LedgerError, StateInUseError, StorageError
 from dpagent.privacy.accounting.pld import PldAccountant
 from dpagent.privacy.accounting.rdp import RdpAccountant
-from dpagent.privacy.events import PrivacyLossEvent
+from dpagent.privacy.events import GaussianEvent, poisson_sampled
 
 DATA = records(20)
 
@@ -196,7 +196,7 @@ def test_what_is_stated_is_what_an_independent_accountant_says(path: Path, datab
     plan = make_plan()
     for body, noise in zip(bodies, plan.mechanism.noise_multipliers, strict=True):
         assert body["noise_multiplier"] == noise
-        accountant.compose(PrivacyLossEvent(noise, 0.25, 1))
+        accountant.compose(poisson_sampled(GaussianEvent(noise), 0.25, 1))
         assert body["cumulative_epsilon"] == pytest.approx(accountant.epsilon(1e-5), rel=1e-3)
         assert body["cumulative_delta"] == 1e-5
     assert bodies[0]["job_epsilon"] == pytest.approx(bodies[-1]["cumulative_epsilon"], rel=1e-3)
@@ -358,11 +358,12 @@ def test_a_ledger_priced_by_renyi_divergence_verifies_and_goes_on(path: Path) ->
         release_rounds(state, 1, 2)
     database, accountant = path / "ledger.db", RdpAccountant()
     reserved = accountant.epsilon_after(
-        [PrivacyLossEvent(noise, 0.25, 1) for noise in make_plan().mechanism.noise_multipliers], 1e-5
+        [poisson_sampled(GaussianEvent(noise), 0.25, 1) for noise in make_plan().mechanism.noise_multipliers],
+        1e-5,
     )
     for number in (2, 3):
         body = body_of(database, number)
-        accountant.compose(PrivacyLossEvent(body["noise_multiplier"], 0.25, 1))
+        accountant.compose(poisson_sampled(GaussianEvent(body["noise_multiplier"]), 0.25, 1))
         body |= {"job_epsilon": reserved, "cumulative_epsilon": accountant.epsilon(1e-5)}
         assert body.pop("loss_grid") > 0
         rechain(database, number, json.dumps(body))
@@ -378,7 +379,7 @@ def test_a_ledger_priced_by_renyi_divergence_verifies_and_goes_on(path: Path) ->
 
 def charges_of(delta: float, rounds: int, sigma: float = 20.0) -> list[Charge | BudgetChange]:
     """A job of so many rounds, charged as a device charges it."""
-    events = [PrivacyLossEvent(sigma, 0.1, 1)] * rounds
+    events = [poisson_sampled(GaussianEvent(sigma), 0.1, 1)] * rounds
     account, grid = fresh_account(events, delta)
     reserved = price_after(account, events, delta)
     records: list[Charge | BudgetChange] = [BudgetChange(DATASET, 1000.0, 0.9)]
@@ -417,7 +418,7 @@ def test_long_jobs_and_tiny_deltas_verify(delta: float, rounds: int) -> None:
         ({"granularity": 0.0}, "division"),
         ({"granularity": 1e-300}, "resolution"),
         ({"dimension": 2**28, "granularity": 2.0**-16, "delta": 1e-40}, "would add .* to δ"),
-        ({"steps": 10**400}, "steps is an integer of"),
+        ({"steps": 10**400}, "count is an integer of"),
         ({"statistical_distance": -1.0}, "statistical distance is -1"),
         ({"loss_grid": math.nan}, "grid is nan"),
     ],

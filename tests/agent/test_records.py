@@ -121,7 +121,7 @@ def test_second_moments_are_those_of_the_records_that_can_be_read(tmp_path: Path
     task = make_task(
         model=model_of(spec),
         projection={"values": 64, "record_norm": 4.0},
-        **terms(rate=1.0, noise_levels=[0.05, 1.0, 1.0]),
+        **terms(rate=1.0, noise_multipliers=[0.05, 1.0, 1.0]),
         wire={"width": 32, "shift": 4},
     )
     records = Records(settings(photos(tmp_path, 3, 7)))

@@ -13,21 +13,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from dpagent.privacy.accounting.approximate import amplified_epsilon, unamplified_epsilon
-from dpagent.privacy.calibration import BudgetPlan
-from dpagent.privacy.events import ApproximateEvent
-from dpagent.privacy.mechanisms.discretised_laplace import laplace_reach, noise_scale
+from dpagent.privacy.accounting.composition import composed
+from dpagent.privacy.calibration import EventFamily, laplace_family
+from dpagent.privacy.events import ApproximateEvent, Event, poisson_sampled
+from dpagent.privacy.mechanisms.discretised_laplace import laplace_reach
 from dpagent.privacy.mechanisms.grid import Grid, Norm
 from dpagent.privacy.mechanisms.mechanism import Parameter, PlannedMechanism
 from dpagent.privacy.noise.discrete_laplace import DiscreteLaplaceSampler, statistical_distance
 from dpagent.privacy.noise.entropy import Entropy
-from dpagent.privacy.schedules import Schedule
 from dpagent.privacy.statement import Adjacency, Trust, Unit
 
 
 @dataclass(frozen=True, slots=True)
 class L2Laplace(PlannedMechanism):
-    """Laplace noise for an L2 clip norm; fields as of ``Query``, and the two parameters."""
+    """Laplace noise for an L2 clip norm; the noise multiplier is λ over the L1 sensitivity, 1/ε of a step."""
 
     name: ClassVar[str] = "l2-laplace"
     unit: ClassVar[Unit] = Unit.RECORD
@@ -35,7 +34,6 @@ class L2Laplace(PlannedMechanism):
     trust: ClassVar[Trust] = Trust.NONE
     norm: ClassVar[Norm] = Norm.L2
     parameters: ClassVar[tuple[Parameter, ...]] = (
-        Parameter("epsilon", 1e-3, 100.0, "ε of one step on a lot that is known"),
         Parameter("resolution", 256, 1_048_576, "grid units to one clip norm", whole=True),
     )
 
@@ -44,28 +42,16 @@ class L2Laplace(PlannedMechanism):
     dimension: int
     sampling_rate: float
     steps: int
-    epsilon: float
+    noise_multiplier: float
     resolution: int
 
     @classmethod
-    def calibrate(
-        cls,
-        schedule: Schedule,
-        *,
-        epsilon: float,
-        delta: float,
-        rounds: int,
-        sampling_rate: float,
-        steps: int = 1,
-    ) -> BudgetPlan:
-        """Each round's share of ε, by basic composition; δ is left for imperfect noise."""
-        shares = [epsilon * share * (1 - 1e-9) for share in schedule.shares(rounds)]
-        levels = [unamplified_epsilon(share / steps, sampling_rate) for share in shares]
-        spent = [sum(shares[: number + 1]) for number in range(rounds)]
-        return BudgetPlan(schedule, tuple(levels), tuple(spent), epsilon, delta, sampling_rate, steps)
+    def family(cls, sampling_rate: float, steps: int = 1) -> EventFamily:
+        """Pure mechanisms whose ε is one over the noise multiplier."""
+        return laplace_family(sampling_rate, steps)
 
     @classmethod
-    def chosen_parameters(cls, noise_levels: Sequence[float]) -> dict[str, float]:
+    def chosen_parameters(cls, noise_multipliers: Sequence[float]) -> dict[str, float]:
         """A fixed grid: the noise is wide on any."""
         return {"resolution": 65_536}
 
@@ -81,8 +67,9 @@ class L2Laplace(PlannedMechanism):
 
     @property
     def scale_units(self) -> float:
-        """λ, for the L1 norm that Δ₂ allows."""
-        return noise_scale(self.epsilon, (math.isqrt(self.dimension - 1) + 1) * self.sensitivity_units)
+        """λ, for the L1 norm that Δ₂ allows, rounded up."""
+        l1_sensitivity = (math.isqrt(self.dimension - 1) + 1) * self.sensitivity_units
+        return math.nextafter(self.noise_multiplier * l1_sensitivity, math.inf)
 
     @property
     def deviation_units(self) -> float:
@@ -95,13 +82,14 @@ class L2Laplace(PlannedMechanism):
         return laplace_reach(self.scale_units, self.steps)
 
     @property
-    def event(self) -> ApproximateEvent:
-        """The charge for one round, sampling included."""
-        return ApproximateEvent(amplified_epsilon(self.epsilon, self.sampling_rate), 0.0, self.steps)
+    def event(self) -> Event:
+        """The charge for one round."""
+        return poisson_sampled(ApproximateEvent(1 / self.noise_multiplier), self.sampling_rate, self.steps)
 
     def round_cost(self, delta: float) -> tuple[float, float]:
         """The steps' ε added up; no δ."""
-        return self.event.epsilon * self.steps, 0.0
+        total = composed(self.event)
+        return total.epsilon, total.delta
 
     @property
     def statistical_distance(self) -> float:

@@ -1,4 +1,4 @@
-"""Sampling and imperfect noise, against enumeration of small distributions."""
+"""Sampling, against enumeration of small distributions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from dpagent.errors import ParameterError
-from dpagent.privacy.accounting.approximate import amplified_epsilon, imperfect_delta, unamplified_epsilon
+from dpagent.privacy.accounting.amplification import amplified_epsilon, unamplified_epsilon
 
 Distribution = NDArray[np.float64]
 DISTRIBUTIONS = st.lists(st.integers(0, 1000), min_size=6, max_size=6).filter(any)
@@ -71,14 +71,6 @@ def test_unamplified_epsilon_is_the_inverse_rounded_down(epsilon: float, q: floa
     with mpmath.workdps(400):
         exact = mpmath.log1p(mpmath.expm1(mpmath.mpf(epsilon)) / mpmath.mpf(q))
         assert base >= min(exact, 1000) * (1 - 1e-10)
-
-
-def test_imperfect_noise() -> None:
-    assert imperfect_delta(2.0, 1e-5, 0.0) == 1e-5
-    assert imperfect_delta(2.0, 1e-5, 1e-6) == pytest.approx(1e-5 + (1 + math.exp(2)) * 1e-6)
-    assert imperfect_delta(2.0, 1e-5, 1e-6) >= 1e-5 + (1 + math.exp(2)) * 1e-6
-    assert imperfect_delta(1000.0, 0.0, 1e-30) == 1.0
-    assert 0 < imperfect_delta(0.0, 0.0, 1e-300) < 1e-299
 
 
 @pytest.mark.parametrize("function", [amplified_epsilon, unamplified_epsilon])
