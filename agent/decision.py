@@ -16,8 +16,9 @@ from agent.accounts import fresh_account, price_after
 from agent.ledger import Ledger
 from agent.update import augmentation_of, mechanism_of
 from dpagent.errors import DataError, DpagentError, ParameterError
-from dpagent.learning.data.dataset import Dataset, check_fits
+from dpagent.learning.data.dataset import Dataset
 from dpagent.learning.models.description import from_description
+from dpagent.learning.models.fitting import check_fits
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.privacy.covariance import FLOAT64_SLACK
 from dpagent.privacy.events import PrivacyLossEvent

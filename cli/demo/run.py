@@ -27,9 +27,9 @@ from cli.demo.shards import deal, is_prepared, prepare_data, write_model
 from cli.demo.source import Source, open_source
 from cli.demo.supervisor import Supervisor, python_module
 from dpagent.errors import BrokerError, PlanError
-from dpagent.learning.data.dataset import check_fits
-from dpagent.learning.data.npz import open_npz
+from dpagent.learning.data.formats.npz import open_npz
 from dpagent.learning.models.description import find_model
+from dpagent.learning.models.fitting import check_fits
 from dpagent.storage import StateDirectory, write_atomically
 
 _LOOK_S: Final = 0.3

@@ -20,7 +20,7 @@ from agent.settings import DataSettings, load_agent_settings
 from agent.training import Trainer
 from agent.update import lot_sum, make_moments, mechanism_of
 from dpagent.learning.data.dataset import ArrayDataset, Dataset
-from dpagent.learning.data.npz import save_npz
+from dpagent.learning.data.formats.npz import save_npz
 from dpagent.learning.models.description import describe, from_description
 from dpagent.learning.training.lots import sum_over_lot
 from dpagent.learning.training.numpy_engine.engine import NumpyEngine

@@ -24,7 +24,7 @@ from cli.demo.shards import deal, prepare_data
 from cli.demo.source import open_source
 from dpagent.errors import ConfigurationError, DataError
 from dpagent.learning.data.dataset import ArrayDataset
-from dpagent.learning.data.npz import save_npz
+from dpagent.learning.data.formats.npz import save_npz
 from dpagent.learning.models.built_ins import built_in
 
 

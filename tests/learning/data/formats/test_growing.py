@@ -14,8 +14,8 @@ from pictures import aged, encoded, folder_of, noise, write
 from dpagent.errors import DataError
 from dpagent.learning.data.dataset import Dataset
 from dpagent.learning.data.derived import Reshaped
-from dpagent.learning.data.images import ImageDataset, open_images
-from dpagent.learning.data.tables import open_table
+from dpagent.learning.data.formats.images.dataset import ImageDataset, open_images
+from dpagent.learning.data.formats.tables.dataset import open_table
 
 
 def names(data: Dataset) -> list[str]:
@@ -35,7 +35,7 @@ def test_nothing_new_gives_the_same_object_without_looking_at_files(
     folder_of(tmp_path, "a/1.png", "b/2.png")
     settle(tmp_path)
     data = open_images(tmp_path)
-    monkeypatch.setattr("dpagent.learning.data.images.list_folder", None)
+    monkeypatch.setattr("dpagent.learning.data.formats.images.dataset.list_folder", None)
     assert data.refresh() is data
 
 
