@@ -249,6 +249,11 @@ class ArrayDataset(Dataset):
 
     Raises:
         DataError: they do not fit together.
+
+    >>> data = ArrayDataset(np.array([[0.5, 1.0], [0.0, 2.0]], np.float32), np.array([1, 0]), 2)
+    >>> inputs, labels = data.batch(np.array([1]))
+    >>> inputs.tolist(), labels.tolist()
+    ([[0.0, 2.0]], [0])
     """
 
     def __init__(
@@ -277,7 +282,11 @@ class ArrayDataset(Dataset):
 
 
 def to_float32(inputs: NDArray[Any]) -> NDArray[np.float32]:
-    """``inputs`` as a network takes them: uint8 divided by 255, float32 as it is."""
+    """``inputs`` as a network takes them: uint8 divided by 255, float32 as it is.
+
+    >>> to_float32(np.array([0, 51, 255], np.uint8)).tolist()
+    [0.0, 0.20000000298023224, 1.0]
+    """
     if inputs.dtype == np.uint8:
         scaled: NDArray[np.float32] = np.divide(inputs, np.float32(255), dtype=np.float32)
         return scaled

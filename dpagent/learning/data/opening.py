@@ -11,9 +11,9 @@ from dpagent.configuration import Settings
 from dpagent.errors import ConfigurationError, DataError, DpagentError
 from dpagent.learning.data.dataset import Dataset
 from dpagent.learning.data.derived import Reshaped
-from dpagent.learning.data.formats.format import Format, Source
-from dpagent.learning.data.formats.location import Location
-from dpagent.learning.data.formats.registry import FORMATS
+from dpagent.learning.data.format import Format, Source
+from dpagent.learning.data.location import Location
+from dpagent.learning.data.registry import FORMATS
 from dpagent.learning.data.settings import AUTO, DatasetSettings
 from dpagent.learning.data.stored import require_readable
 
@@ -30,13 +30,13 @@ def open_dataset(settings: DatasetSettings) -> Dataset:
         DataError: they are missing, damaged or of no known format; names file, line or record.
         ConfigurationError: a setting does not go with the data, or a package that reads them is missing.
 
-    >>> from pathlib import Path
     >>> from tempfile import TemporaryDirectory
+    >>> import numpy as np
     >>> with TemporaryDirectory() as folder:
     ...     file = Path(folder) / "trees.csv"
     ...     _ = file.write_text("height,girth,label\\n20,1.5,oak\\n30,1,fir\\n")
     ...     data = open_dataset(DatasetSettings(path=file, classes=["fir", "oak"]))
-    ...     inputs, labels = data.batch([0, 1])
+    ...     inputs, labels = data.batch(np.arange(2))
     >>> inputs.tolist(), labels.tolist()
     ([[20.0, 1.5], [30.0, 1.0]], [1, 0])
     """
@@ -62,7 +62,6 @@ def recognise(path: Path) -> str:
     Raises:
         DataError: none, or several.
 
-    >>> from pathlib import Path
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
     ...     _ = (Path(folder) / "monday.csv").write_text("x,label\\n1,a\\n")

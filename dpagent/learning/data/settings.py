@@ -14,9 +14,9 @@ from pydantic import AfterValidator, Field, create_model
 
 from dpagent.configuration import FilePath, Settings
 from dpagent.learning.data.dataset import MAX_CLASSES
-from dpagent.learning.data.formats.format import Half
-from dpagent.learning.data.formats.registry import FORMATS
+from dpagent.learning.data.format import Half
 from dpagent.learning.data.names import PlainName
+from dpagent.learning.data.registry import FORMATS
 
 AUTO: Final = "auto"
 

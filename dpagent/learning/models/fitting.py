@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from dpagent.errors import DataError
 from dpagent.learning.data.dataset import Dataset
-from dpagent.learning.data.formats.registry import FORMATS
+from dpagent.learning.data.registry import FORMATS
 from dpagent.learning.models.built_ins import BUILT_IN
 from dpagent.learning.models.spec import ModelSpec
 
@@ -16,6 +16,16 @@ def check_fits(dataset: Dataset, spec: ModelSpec) -> None:
     """Raise :class:`DataError` unless ``spec`` can be trained or tested on ``dataset``.
 
     Looks at the public form only, never at a record.
+
+    >>> import numpy as np
+    >>> from dpagent.learning.data.dataset import ArrayDataset
+    >>> digits = BUILT_IN["digits"]
+    >>> check_fits(ArrayDataset(np.zeros((2, 8, 8, 1), np.uint8), np.array([0, 9]), 10), digits)
+    >>> others = ArrayDataset(np.zeros((2, 8, 8, 1), np.uint8), np.array([0, 10]), 11)
+    >>> check_fits(others, digits)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+        ...
+    dpagent.errors.DataError: The largest label is 10; ...
     """
     if dataset.shape != spec.input_shape:
         raise DataError(

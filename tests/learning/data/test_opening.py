@@ -21,8 +21,8 @@ from dpagent.configuration import load_settings
 from dpagent.errors import ConfigurationError, DataError, DpagentError
 from dpagent.learning.data.dataset import ArrayDataset
 from dpagent.learning.data.formats.npz import save_npz
-from dpagent.learning.data.formats.registry import FORMATS
 from dpagent.learning.data.opening import fitted, has_test_half, open_dataset, recognise, section_of
+from dpagent.learning.data.registry import FORMATS
 from dpagent.learning.data.settings import DatasetSettings
 
 LABELS = struct.pack(">BBBBI", 0, 0, 8, 1, 2) + bytes([0, 1])

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from dpagent.errors import DataError
 from dpagent.learning.data.classes import named_classes
 from dpagent.learning.data.dataset import ArrayDataset, Dataset, Origin
-from dpagent.learning.data.formats.format import Format, Half, NoSettings, Source
-from dpagent.learning.data.formats.location import Location
+from dpagent.learning.data.format import Format, Half, NoSettings, Source
+from dpagent.learning.data.location import Location
 from dpagent.learning.data.stored import (
     IN_MEMORY_BYTES,
     StoredArray,

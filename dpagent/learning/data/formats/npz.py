@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from dpagent.errors import DataError, StorageError
 from dpagent.learning.data.classes import named_classes
 from dpagent.learning.data.dataset import ArrayDataset, Dataset, Origin
-from dpagent.learning.data.formats.format import Format, NoSettings, Source
-from dpagent.learning.data.formats.location import Location
+from dpagent.learning.data.format import Format, NoSettings, Source
+from dpagent.learning.data.location import Location
 from dpagent.learning.data.stored import (
     IN_MEMORY_BYTES,
     RawFile,
@@ -108,6 +108,14 @@ def save_npz(path: str | Path, dataset: Dataset) -> None:
     Raises:
         StorageError: the file cannot be written.
         DataError: a record cannot be read.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> data = ArrayDataset(np.zeros((3, 8, 8, 1), np.uint8), np.array([0, 1, 1]), 2, ["cat", "fox"])
+    >>> with TemporaryDirectory() as folder:
+    ...     save_npz(Path(folder) / "x.npz", data)
+    ...     again = open_npz(Path(folder) / "x.npz")
+    >>> len(again), again.shape, again.class_names
+    (3, (8, 8, 1), ('cat', 'fox'))
     """
     path = Path(path)
     small = {"labels": dataset.labels, "classes": np.asarray(dataset.classes, np.int64)}

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from dpagent.errors import ConfigurationError, DataError
 from dpagent.learning.data.dataset import Dataset
-from dpagent.learning.data.formats.registry import FORMATS
 from dpagent.learning.data.inputs import Input, Say, Target
 from dpagent.learning.data.opening import open_dataset, recognise_inputs, section_of, source_of
+from dpagent.learning.data.registry import FORMATS
 from dpagent.learning.data.settings import AUTO, DatasetSettings
 from dpagent.learning.data.stored import require_readable
 from dpagent.learning.inference.prediction.exported_model import ExportedModel

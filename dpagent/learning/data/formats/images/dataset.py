@@ -21,7 +21,7 @@ from dpagent.errors import DataError
 from dpagent.learning.data.archive import ZipMembers
 from dpagent.learning.data.classes import UNLISTED, ClassTable
 from dpagent.learning.data.dataset import Dataset, Indices, Origin
-from dpagent.learning.data.formats.format import Half
+from dpagent.learning.data.format import Half
 from dpagent.learning.data.formats.images.decoding import (
     Mode,
     PictureForm,

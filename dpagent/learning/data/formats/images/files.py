@@ -19,9 +19,9 @@ from typing import Final, Protocol
 
 from dpagent.errors import DataError
 from dpagent.learning.data.archive import MAX_MEMBER_BYTES, ZipMembers, obstacle, open_zip
-from dpagent.learning.data.formats.format import Half
+from dpagent.learning.data.format import Half
 from dpagent.learning.data.formats.images.decoding import SUFFIXES
-from dpagent.learning.data.formats.location import entries_of
+from dpagent.learning.data.location import entries_of
 from dpagent.learning.data.stored import reading
 from dpagent.wording import counted
 

@@ -11,13 +11,13 @@ from pydantic import Field
 
 from dpagent.configuration import Settings
 from dpagent.learning.data.dataset import Dataset
-from dpagent.learning.data.formats.format import Format, Source
+from dpagent.learning.data.format import Format, Source
 from dpagent.learning.data.formats.images.dataset import open_images
 from dpagent.learning.data.formats.images.decoding import Mode
 from dpagent.learning.data.formats.images.files import has_halves, holds_pictures, is_picture
 from dpagent.learning.data.formats.images.unlabelled import PictureReader, picture_form
-from dpagent.learning.data.formats.location import Location
 from dpagent.learning.data.inputs import Input, Say, Target
+from dpagent.learning.data.location import Location
 from dpagent.wording import counted
 
 _MODES: Final[dict[int, Mode]] = {1: "grey", 3: "rgb"}

@@ -15,7 +15,7 @@ from typing import Final
 
 from dpagent.errors import ConfigurationError, DataError
 from dpagent.learning.data.archive import ZipMembers, obstacle, open_zip
-from dpagent.learning.data.formats.format import Half
+from dpagent.learning.data.format import Half
 from dpagent.learning.data.formats.images.decoding import Mode, PictureForm, read_form, require_pillow
 from dpagent.learning.data.formats.images.files import (
     IN_NO_FOLDER,
@@ -27,8 +27,8 @@ from dpagent.learning.data.formats.images.files import (
     list_folder,
     list_zip,
 )
-from dpagent.learning.data.formats.location import entries_of
 from dpagent.learning.data.inputs import Input, Say, Target
+from dpagent.learning.data.location import entries_of
 from dpagent.learning.data.stored import reading
 from dpagent.wording import counted
 

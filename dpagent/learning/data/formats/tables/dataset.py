@@ -42,6 +42,14 @@ def open_table(
     Raises:
         DataError: a file or its header cannot be read, or there is no record; names file, line and column.
         ConfigurationError: a constant names a column that is no input.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     file = Path(folder) / "x.csv"
+    ...     _ = file.write_text("x;label\\n1,5;sit\\noops;sit\\n2;run\\n")
+    ...     data = open_table(file, CsvSettings(delimiter=";", decimal=","), ["run", "sit"])
+    ...     data.batch(np.arange(2))[0].tolist(), data.labels.tolist(), len(data.origin.left_out)
+    ([[1.5], [2.0]], [1, 0], 1)
     """
     path, form = Path(path), CsvSettings() if form is None else form
     require_readable(path)

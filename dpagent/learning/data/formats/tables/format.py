@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dpagent.learning.data.dataset import Dataset
-from dpagent.learning.data.formats.format import Format, Source
-from dpagent.learning.data.formats.location import Location
+from dpagent.learning.data.format import Format, Source
 from dpagent.learning.data.formats.tables.dataset import is_table, open_table
 from dpagent.learning.data.formats.tables.settings import CsvSettings
 from dpagent.learning.data.formats.tables.unlabelled import has_labels, unlabelled_rows
 from dpagent.learning.data.inputs import Input, Say, Target
+from dpagent.learning.data.location import Location
 
 
 class CsvFormat(Format[CsvSettings]):

@@ -10,8 +10,8 @@ from typing import ClassVar, Generic, Literal, TypeVar
 
 from dpagent.configuration import Settings
 from dpagent.learning.data.dataset import Dataset
-from dpagent.learning.data.formats.location import Location
 from dpagent.learning.data.inputs import Input, Say, Target
+from dpagent.learning.data.location import Location
 
 Half = Literal["train", "test"]
 
