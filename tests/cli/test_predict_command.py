@@ -271,7 +271,7 @@ def test_classes_may_be_named_for_a_model_that_does_not(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_no_model_of_ours_is_refused(tmp_path: Path) -> None:
-    """More of them: tests/learning/test_prediction.py."""
+    """More of them: tests/learning/inference/test_prediction.py."""
     folder_of(tmp_path, "a.png")
     bad = write_model(tmp_path / "bad.onnx", SHAPE, 3)
     bad.write_bytes(bad.read_bytes().replace(b"dpagent", b"\x1b[2Jabc", 1))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import re
 import shutil
 import struct
 from pathlib import Path
@@ -47,6 +48,12 @@ def make(kind: str, folder: Path) -> Path:
         case "csv":
             write(folder / "x.csv", b"x,label\n1,0\n2,1\n")
     return folder
+
+
+def test_the_page_lists_every_format() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "data.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \|", page.partition("## Formats")[2].partition("\n## ")[0], re.MULTILINE)
+    assert rows == list(FORMATS)
 
 
 @pytest.mark.parametrize("kind", FORMATS)
