@@ -16,7 +16,7 @@ import yaml
 from brokers import PATIENCE_S, Broker
 
 from dpagent.learning.data.dataset import ArrayDataset
-from dpagent.learning.data.npz import save_npz
+from dpagent.learning.data.formats.npz import save_npz
 from dpagent.learning.models.built_ins import built_in
 from dpagent.learning.models.description import describe
 from dpagent.learning.training.engine import ACCUMULATION_SLACK

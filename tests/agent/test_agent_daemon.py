@@ -23,7 +23,7 @@ from agent.ledger import verify
 from agent.settings import load_agent_settings
 from agent.spool import SpooledFragment
 from dpagent.errors import ConfigurationError, DataError, ExitCode
-from dpagent.learning.data.npz import open_npz
+from dpagent.learning.data.formats.npz import open_npz
 from dpagent.protocol.codec import encode
 from dpagent.protocol.fragments import (
     block_count,

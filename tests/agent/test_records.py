@@ -20,7 +20,7 @@ from agent.records import Records
 from agent.settings import DataSettings, load_agent_settings
 from agent.training import Trainer
 from dpagent.learning.data.dataset import ArrayDataset, Dataset
-from dpagent.learning.data.npz import save_npz
+from dpagent.learning.data.formats.npz import save_npz
 from dpagent.learning.models.description import describe, from_description
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.training.lots import sum_over_lot

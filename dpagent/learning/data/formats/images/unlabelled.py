@@ -1,107 +1,88 @@
 """Pictures for a model: a file, a folder or a zip archive of them, with or without classes.
 
 Every picture is made to fit what the model takes, as it was for training
-(:class:`~dpagent.learning.data.pictures.PictureForm`). The class of a picture is the first folder it
-lies in, if that is a class of the model; a folder of any other name says nothing.
+(:class:`~dpagent.learning.data.formats.images.decoding.PictureForm`). The class of a picture is the first
+folder it lies in, if that is a class of the model; a folder of any other name says nothing.
 """
 
 from __future__ import annotations
 
 import io
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Final
 
 from dpagent.errors import ConfigurationError, DataError
 from dpagent.learning.data.archive import ZipMembers, obstacle, open_zip
-from dpagent.learning.data.picture_files import (
+from dpagent.learning.data.format import Half
+from dpagent.learning.data.formats.images.decoding import Mode, PictureForm, read_form, require_pillow
+from dpagent.learning.data.formats.images.files import (
+    IN_NO_FOLDER,
     FolderFiles,
     Listing,
     PictureFiles,
     choose_half,
-    entries_of,
     is_picture,
     list_folder,
     list_zip,
 )
-from dpagent.learning.data.pictures import Mode, PictureForm, read_form, require_pillow
+from dpagent.learning.data.inputs import Input, Say, Target
+from dpagent.learning.data.location import entries_of
 from dpagent.learning.data.stored import reading
-from dpagent.learning.inference.prediction.exported_model import ExportedModel
-from dpagent.learning.inference.prediction.inputs import Input, Say
 from dpagent.wording import counted
 
-_LOOSE: Final = "a picture that lies in no class folder"
-_MODES: Final[dict[int, Mode]] = {1: "grey", 3: "rgb"}
 _MOST_NAMES: Final = 8
 
 
-def picture_form(
-    model: ExportedModel, size: Sequence[int] | None, mode: Mode | None
-) -> tuple[PictureForm, tuple[int, ...]]:
-    """How pictures are made to fit ``model``, and the shape they then take.
+def picture_form(target: Target, size: tuple[int, int] | None, mode: Mode | None) -> PictureForm:
+    """How pictures are made to fit a model.
 
     Args:
-        model: what its input shape leaves open is given by the others.
-        size: width and height, or None for those of the model's input.
-        mode: grey or rgb, or None for the model's.
+        target: the model.
+        size: width and height, of the settings or else of the model.
+        mode: grey or rgb, of the settings or else of the model.
 
     Raises:
         ConfigurationError: the model takes no pictures of that form.
     """
-    shape = model.input_shape
-    image = shape if len(shape) == 3 and shape[-1] in _MODES else None
-    if image is None and (size is None or mode is None):
+    if size is None or mode is None:
         raise ConfigurationError(
-            f"Model {model.name!r} takes inputs of shape {shape}, which is no picture (height, width,"
-            " 1 or 3); say what pictures are made into, with `size` and `mode`, or give other data."
+            f"Model {target.model!r} takes inputs of shape {target.shape}, which is no picture (height,"
+            " width, 1 or 3); set the `size` and `mode` of the pictures, or give other data."
         )
-    if size is None and image is not None:
-        size = (image[1], image[0])
-    if mode is None and image is not None:
-        mode = _MODES[image[-1]]
-    assert size is not None
-    assert mode is not None
     values = size[0] * size[1] * (1 if mode == "grey" else 3)
-    if values != math.prod(shape):
+    if values != math.prod(target.shape):
         raise ConfigurationError(
-            f"Pictures of {size[0]} × {size[1]}, {mode}, have {values:,} values; model {model.name!r} takes"
-            f" {math.prod(shape):,}, of shape {shape}. Leave `size` and `mode` out, or correct them."
+            f"Pictures of {size[0]} × {size[1]}, {mode}, have {values:,} values; model {target.model!r} takes"
+            f" {math.prod(target.shape):,}, of shape {target.shape}. Leave `size` and `mode` out, or correct"
+            " them."
         )
-    return PictureForm((size[0], size[1]), mode), shape
+    return PictureForm(size, mode)
 
 
 class PictureReader:
     """Reads pictures for one model.
 
     Args:
-        form: what every picture is made into.
-        shape: the model's input shape, with as many values.
-        class_names: of the model, or empty.
-        classes: how many it has.
-        say: told what is passed over, or assumed.
+        form: of every picture, with as many values as the model's inputs.
+        target: the model.
+        say: is told what is passed over, or assumed.
 
     Raises:
         ConfigurationError: Pillow is not installed.
     """
 
-    def __init__(
-        self,
-        form: PictureForm,
-        shape: tuple[int, ...],
-        class_names: Sequence[str],
-        classes: int,
-        say: Say,
-    ) -> None:
+    def __init__(self, form: PictureForm, target: Target, say: Say) -> None:
         require_pillow()
-        self._form, self._shape, self._classes, self._say = form, shape, classes, say
-        self._numbers = {name: number for number, name in enumerate(class_names)}
+        self._form, self._target, self._say = form, target, say
+        self._numbers = {name: number for number, name in enumerate(target.class_names)}
 
     def read_file(self, path: Path) -> Input:
         """The picture in one file."""
         return self._picture(str(path), FolderFiles(path.parent, [path.name]), 0, None)
 
-    def read_many(self, path: Path, half: str) -> Iterator[Input]:
+    def read_many(self, path: Path, half: Half) -> Iterator[Input]:
         """The pictures of a folder or a zip archive, last those that lie in no folder.
 
         Raises:
@@ -118,7 +99,7 @@ class PictureReader:
             root = path
             found, files = list_zip(path, half)
             loose, loose_files = _loose_members(path)
-        found.passed_over.pop(_LOOSE, None)
+        found.passed_over.pop(IN_NO_FOLDER, None)
         if not (loose or found.names or found.problems):
             raise DataError(f"{path} holds no pictures (PNG, JPEG, …). Check the path.")
         for reason, count in sorted(found.passed_over.items()):
@@ -137,7 +118,7 @@ class PictureReader:
         if self._numbers:
             known = {name: self._numbers[name] for name in folders if name in self._numbers}
         elif all(name.isascii() and name.isdigit() and len(name) < 9 for name in folders):
-            known = {name: int(name) for name in folders if int(name) < self._classes}
+            known = {name: int(name) for name in folders if int(name) < self._target.classes}
         else:
             known = {}
             if folders:
@@ -155,7 +136,7 @@ class PictureReader:
         try:
             data = files.read(number)
             size, _ = read_form(io.BytesIO(data))
-            values = self._form.decode(data).reshape(self._shape)
+            values = self._form.decode(data).reshape(self._target.shape)
         except DataError as error:
             return Input(name, label=label, problem=str(error))
         return Input(name, None, values, label, scaled_from=None if size == self._form.size else size)

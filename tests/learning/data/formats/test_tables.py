@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
-from dpagent.errors import ConfigurationError, DataError, ParameterError
+from dpagent.errors import ConfigurationError, DataError
 from dpagent.learning.data.dataset import Dataset
-from dpagent.learning.data.table_form import TableForm
-from dpagent.learning.data.tables import open_table
+from dpagent.learning.data.formats.tables.dataset import open_table
+from dpagent.learning.data.formats.tables.settings import CsvSettings
 
 
 def written(path: Path, text: str, *, encoding: str = "utf-8") -> Path:
@@ -67,7 +68,7 @@ def test_what_the_csv_module_writes_is_read_back(
     content = buffer.getvalue().encode("utf-8-sig" if bom else "utf-8")
     path = tmp_path / ("x.csv.gz" if packed else "x.csv")
     path.write_bytes(gzip.compress(content) if packed else content)
-    data = open_table(path, TableForm(features=("b", "a"), delimiter=delimiter), ["class 1", "class 0"])
+    data = open_table(path, CsvSettings(features=["b", "a"], delimiter=delimiter), ["class 1", "class 0"])
     expected = np.array([[b, a] for _, a, b in rows], np.float32)
     order = np.random.default_rng(len(rows)).permutation(len(rows))
     inputs, labels = data.batch(order)
@@ -83,13 +84,15 @@ def test_whole_numbers_are_classes_themselves(tmp_path: Path, labels: list[str])
 
 def test_offset_and_scale_are_applied_column_by_column(tmp_path: Path) -> None:
     path = written(tmp_path / "x.csv", "a,b,label\n10,1e300,0\n20,,1\n30,NaN,0\n")
-    data = open_table(path, TableForm(offset={"a": 10.0}, scale={"a": 4.0, "b": 1e299}))
+    data = open_table(path, CsvSettings(offset={"a": 10.0}, scale={"a": 4.0, "b": 1e299}))
     inputs = all_of(data)
     assert inputs[:, 0].tolist() == [0, 2.5, 5]
     assert inputs[0, 1] == 10
     assert np.isnan(inputs[1:, 1]).all()
     assert np.isinf(all_of(open_table(path))[0, 1])
-    assert np.array_equal(all_of(open_table(path, TableForm(offset=1.0, scale=2.0)))[:, 0], [4.5, 9.5, 14.5])
+    assert np.array_equal(
+        all_of(open_table(path, CsvSettings(offset=1.0, scale=2.0)))[:, 0], [4.5, 9.5, 14.5]
+    )
 
 
 def windows_of(
@@ -127,7 +130,7 @@ def test_windows_are_those_of_the_plainest_loop(
     numbered = [(float(number), label, group) for number, (label, group) in enumerate(rows)]
     lines = "".join(f"{value},{label},{group}\n" for value, label, group in numbered)
     path = written(tmp_path / "x.csv", f"x,label,who\n{lines}")
-    form = TableForm(window=window, stride=stride, group="who", mixed=mixed)
+    form = CsvSettings(window=window, stride=stride, group="who", mixed=mixed)
     expected = windows_of(numbered, window, stride, mixed)
     if not expected:
         with pytest.raises(DataError, match="holds no record"):
@@ -147,10 +150,10 @@ def test_windows_are_those_of_the_plainest_loop(
 
 def test_windows_that_overlap_are_announced_loudly(tmp_path: Path) -> None:
     path = written(tmp_path / "x.csv", "x,label\n" + "1,a\n2,b\n" * 20)
-    (_, warning) = open_table(path, TableForm(window=10, stride=4)).origin.warnings
+    (_, warning) = open_table(path, CsvSettings(window=10, stride=4)).origin.warnings
     assert "THE WINDOWS OVERLAP: one reading is in up to 3 records" in warning
     assert "3·ε" in warning
-    assert not any("OVERLAP" in text for text in open_table(path, TableForm(window=10)).origin.warnings)
+    assert not any("OVERLAP" in text for text in open_table(path, CsvSettings(window=10)).origin.warnings)
 
 
 def test_files_of_a_folder_come_in_the_order_of_their_names_and_windows_stay_inside(tmp_path: Path) -> None:
@@ -158,7 +161,7 @@ def test_files_of_a_folder_come_in_the_order_of_their_names_and_windows_stay_ins
     written(tmp_path / "a.csv", "x,y,label\n1,10,0\n2,20,0\n3,30,1\n")
     written(tmp_path / ".hidden.csv", "nothing")
     written(tmp_path / "notes.txt", "nothing")
-    data = open_table(tmp_path, TableForm(window=2, stride=1))
+    data = open_table(tmp_path, CsvSettings(window=2, stride=1))
     assert all_of(data).tolist() == [
         [[1, 10], [2, 20]], [[2, 20], [3, 30]], [[5, 50], [6, 60]], [[6, 60], [7, 70]],
     ]  # fmt: skip
@@ -168,13 +171,13 @@ def test_files_of_a_folder_come_in_the_order_of_their_names_and_windows_stay_ins
 
 def test_without_a_header_columns_are_numbers(tmp_path: Path) -> None:
     path = written(tmp_path / "x.csv", "5,a,7\n6,b,8\n")
-    data = open_table(path, TableForm(label="2", header=False))
+    data = open_table(path, CsvSettings(label="2", header=False))
     assert all_of(data).tolist() == [[5, 7], [6, 8]]
     assert data.class_names == ("a", "b")
 
 
 def test_blank_lines_and_a_missing_last_line_break_do_no_harm(tmp_path: Path) -> None:
-    data = open_table(written(tmp_path / "x.csv", "x,label\n\n1,a\n\n\n2,b"), TableForm(window=2))
+    data = open_table(written(tmp_path / "x.csv", "x,label\n\n1,a\n\n\n2,b"), CsvSettings(window=2))
     assert all_of(data).tolist() == [[[1], [2]]]
     assert data.labels.tolist() == [0]  # of two alike the first
 
@@ -183,10 +186,10 @@ def test_blank_lines_and_a_missing_last_line_break_do_no_harm(tmp_path: Path) ->
     ("text", "form", "error"),
     [
         ("", {}, "has no rows"),
-        ("x,label\n", {}, "holds no record"),
+        ("x,label\n", {}, "holds no record. There are no rows below the header"),
         ("x,y\n1,2\n", {}, r"no column 'label'; found: x, y\. Set `label`"),
         ("x;label\n1;2\n", {}, r"no column 'label'.*Set `delimiter` to ';'\?"),
-        ("x,label\n1,a\n", {"features": ("z",)}, "no column 'z'; found: x, label. Set `features`"),
+        ("x,label\n1,a\n", {"features": ["z"]}, "no column 'z'; found: x, label. Set `features`"),
         ("x,label\n1,a\n", {"group": "who"}, "no column 'who'.*Set `group`"),
         ("label\na\n", {}, "no column but that of the label"),
         ("x,x,label\n1,2,a\n", {}, ":1: the column 'x' stands twice"),
@@ -204,7 +207,7 @@ def test_what_is_wrong_is_named_with_file_and_line(
 ) -> None:
     path = written(tmp_path / "bad.csv", text)
     with pytest.raises(DataError, match=error) as caught:
-        open_table(path, TableForm(**form))
+        open_table(path, CsvSettings(**form))
     assert str(path) in str(caught.value) or "classes" in str(caught.value) or "label is" in str(caught.value)
 
 
@@ -243,7 +246,7 @@ def test_a_row_that_does_not_fit_is_left_out_alone(
 def test_an_open_quotation_mark_does_not_swallow_a_row_that_closes_it(tmp_path: Path) -> None:
     lines = ["a,text,label", "7,w,y", '1,"left,y', '2,5",x', "3,z,y", ""]
     data = open_table(
-        written(tmp_path / "x.csv", "\n".join(lines)), TableForm(label="label", features=("a",)),
+        written(tmp_path / "x.csv", "\n".join(lines)), CsvSettings(label="label", features=["a"]),
         classes=["x", "y"],
     )  # fmt: skip
     assert all_of(data)[:, 0].tolist() == [7, 2, 3]
@@ -273,7 +276,7 @@ def test_only_windows_with_a_row_that_does_not_fit_are_left_out(
     lines = [f"{value},{label},{group}\n" for value, label, group in numbered]
     lines[bad] = f"oops,{rows[bad][0]},{rows[bad][1]}\n"
     path = written(tmp_path / "x.csv", "x,label,who\n" + "".join(lines))
-    form = TableForm(window=window, stride=stride, group="who", mixed=mixed)
+    form = CsvSettings(window=window, stride=stride, group="who", mixed=mixed)
     expected = [
         (values, label) for values, label in windows_of(numbered, window, stride, mixed) if bad not in values
     ]
@@ -288,7 +291,7 @@ def test_only_windows_with_a_row_that_does_not_fit_are_left_out(
 
 def test_a_row_of_another_length_is_of_the_group_before_it(tmp_path: Path) -> None:
     path = written(tmp_path / "x.csv", "x,label,who\n1,a,p\n2\n3,a,p\n4,a,p\n5,a,q\n6\n7,a,q\n8,a,q\n")
-    data = open_table(path, TableForm(window=2, group="who"), ["a", "b"])
+    data = open_table(path, CsvSettings(window=2, group="who"), ["a", "b"])
     assert all_of(data)[..., 0].tolist() == [[3, 4], [7, 8]]
 
 
@@ -325,24 +328,30 @@ def test_packed_files_that_are_damaged_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("form", "error"),
     [
-        ({"delimiter": ",,"}, "delimiter is ',,'"),
-        ({"delimiter": '"'}, "delimiter is"),
+        ({"delimiter": ",,"}, "expected one character"),
+        ({"delimiter": '"'}, "expected one character"),
+        ({"decimal": "·"}, "decimal"),
         ({"stride": 3}, "`stride` is given without `window`"),
-        ({"window": 0}, "window is 0"),
-        ({"window": 5, "stride": -1}, "stride is -1"),
-        ({"features": ("x", "x")}, "'x' stands in `features` and in `features`"),
-        ({"features": ("x", "label")}, "'label' stands in `label` and in `features`"),
+        ({"window": 0}, "window"),
+        ({"window": 5, "stride": -1}, "stride"),
+        ({"features": ["x", "x"]}, "'x' stands in `features` and in `features`"),
+        ({"features": ["x", "label"]}, "'label' stands in `label` and in `features`"),
         ({"group": "label"}, "'label' stands in `label` and in `group`"),
-        ({"scale": 0.0}, "`scale` is 0.0; expected finite numbers, above 0"),
-        ({"scale": {"x": -1.0}}, "`scale` is"),
-        ({"offset": float("nan")}, "`offset` is nan"),
-        ({"offset": {"height": 1.0}}, "names the column 'height', which is no input; expected some of x"),
+        ({"first_column": "id", "header": False}, "`first_column` is given with `header: false`"),
+        ({"scale": 0.0}, "`scale` is 0.0; expected numbers above 0"),
+        ({"scale": {"x": -1.0}}, "`scale` is {'x': -1.0}"),
+        ({"offset": float("nan")}, "offset"),
     ],
 )
-def test_forms_that_make_no_sense_are_refused(tmp_path: Path, form: dict[str, Any], error: str) -> None:
+def test_forms_that_make_no_sense_are_refused(form: dict[str, Any], error: str) -> None:
+    with pytest.raises(ValidationError, match=error):
+        CsvSettings(**form)
+
+
+def test_a_constant_for_a_column_that_is_no_input_is_refused(tmp_path: Path) -> None:
     path = written(tmp_path / "x.csv", "x,label\n1,a\n2,b\n")
-    with pytest.raises((ConfigurationError, ParameterError), match=error):
-        open_table(path, TableForm(**form))
+    with pytest.raises(ConfigurationError, match=r"names the column 'height', which is no input; .* x"):
+        open_table(path, CsvSettings(offset={"height": 1.0}))
 
 
 def test_files_of_a_folder_must_have_the_same_columns(tmp_path: Path) -> None:

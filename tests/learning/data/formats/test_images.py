@@ -19,8 +19,8 @@ from PIL import Image
 
 from dpagent.errors import ConfigurationError, DataError
 from dpagent.learning.data.dataset import Dataset
-from dpagent.learning.data.images import ImageDataset, open_images
-from dpagent.learning.data.pictures import PictureForm
+from dpagent.learning.data.formats.images.dataset import ImageDataset, open_images
+from dpagent.learning.data.formats.images.decoding import PictureForm
 
 CIFAR = Path(__file__).parents[4] / "shared" / "data" / "cifar10-jpeg.zip"
 
@@ -281,7 +281,7 @@ def test_without_pillow_the_extra_is_named(tmp_path: Path) -> None:
     folder_of(tmp_path, "a/1.png", "b/2.png")
     program = (
         "import sys; sys.modules['PIL'] = None\n"
-        "from dpagent.learning.data import open_images\n"
+        "from dpagent.learning.data.formats.images.dataset import open_images\n"
         "try: open_images(sys.argv[1])\n"
         "except Exception as error: print(type(error).__name__, error)"
     )

@@ -12,7 +12,7 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,15 @@ from dpagent.errors import DataError
 from dpagent.learning.data.archive import ZipMembers
 from dpagent.learning.data.classes import UNLISTED, ClassTable
 from dpagent.learning.data.dataset import Dataset, Indices, Origin
-from dpagent.learning.data.picture_files import (
+from dpagent.learning.data.format import Half
+from dpagent.learning.data.formats.images.decoding import (
+    Mode,
+    PictureForm,
+    looks_whole,
+    read_form,
+    require_pillow,
+)
+from dpagent.learning.data.formats.images.files import (
     GRACE_S,
     FolderFiles,
     Listing,
@@ -31,7 +39,6 @@ from dpagent.learning.data.picture_files import (
     list_zip,
     printable,
 )
-from dpagent.learning.data.pictures import Mode, PictureForm, looks_whole, read_form, require_pillow
 from dpagent.learning.data.stored import require_readable
 
 _PENDING_S: Final = 600.0
@@ -53,7 +60,7 @@ class _Terms:
 
 def open_images(
     path: str | Path,
-    half: Literal["train", "test"] = "train",
+    half: Half = "train",
     classes: Sequence[str] | None = None,
     *,
     size: tuple[int, int] | None = None,

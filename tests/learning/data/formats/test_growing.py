@@ -14,8 +14,9 @@ from pictures import aged, encoded, folder_of, noise, write
 from dpagent.errors import DataError
 from dpagent.learning.data.dataset import Dataset
 from dpagent.learning.data.derived import Reshaped
-from dpagent.learning.data.images import ImageDataset, open_images
-from dpagent.learning.data.tables import open_table
+from dpagent.learning.data.formats.images.dataset import ImageDataset, open_images
+from dpagent.learning.data.formats.tables.dataset import open_table
+from dpagent.learning.data.formats.tables.settings import CsvSettings
 
 
 def names(data: Dataset) -> list[str]:
@@ -35,7 +36,7 @@ def test_nothing_new_gives_the_same_object_without_looking_at_files(
     folder_of(tmp_path, "a/1.png", "b/2.png")
     settle(tmp_path)
     data = open_images(tmp_path)
-    monkeypatch.setattr("dpagent.learning.data.images.list_folder", None)
+    monkeypatch.setattr("dpagent.learning.data.formats.images.dataset.list_folder", None)
     assert data.refresh() is data
 
 
@@ -217,6 +218,17 @@ def test_a_row_that_does_not_fit_takes_no_other_with_it_when_a_table_grows(tmp_p
     # The next start finds the same records.
     again = open_table(tmp_path, classes=["a", "b"])
     assert inputs_of(again) == inputs_of(now)
+
+
+def test_decimal_commas_and_a_first_column_without_a_name_hold_for_rows_that_come(tmp_path: Path) -> None:
+    file = table(tmp_path / "1.csv", "r1;1,5;a", "r2;2,5;b", header="x;label")
+    data = open_table(tmp_path, CsvSettings(delimiter=";", decimal=",", first_column="id"))
+    with file.open("a") as stream:
+        stream.write("r3;3,5;a\nr4;4,5;a;oops\nr5;5.5;b\n")
+    table(tmp_path / "2.csv", "6,5;b", header="x;label")
+    now = data.refresh()
+    assert inputs_of(now) == [1.5, 2.5, 3.5]
+    assert len(now.origin.left_out) == 3
 
 
 def test_an_open_quote_before_an_unfinished_line_waits_with_it(tmp_path: Path) -> None:

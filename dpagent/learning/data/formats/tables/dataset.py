@@ -6,6 +6,7 @@ that one reading in k windows is protected k times less: roughly k·ε.
 
 from __future__ import annotations
 
+import csv
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -18,16 +19,16 @@ from numpy.typing import NDArray
 from dpagent.errors import DataError
 from dpagent.learning.data.classes import UNLISTED, ClassTable
 from dpagent.learning.data.dataset import Dataset, Indices, Origin
+from dpagent.learning.data.formats.tables.header import UnfitError
+from dpagent.learning.data.formats.tables.index import Stamp, TableIndex, index_table, stamp_of
+from dpagent.learning.data.formats.tables.settings import CsvSettings
 from dpagent.learning.data.stored import RawFile, open_raw, reading, require_readable
-from dpagent.learning.data.table_form import TableForm, constants, require_possible
-from dpagent.learning.data.table_index import Stamp, TableIndex, index_table, stamp_of
-from dpagent.learning.data.table_rows import read_rows
 
 SUFFIXES: Final = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
 
 
 def open_table(
-    path: str | Path, form: TableForm | None = None, classes: Sequence[str] | None = None
+    path: str | Path, form: CsvSettings | None = None, classes: Sequence[str] | None = None
 ) -> Dataset:
     """A CSV file, or all CSV files of a folder in the order of their names.
 
@@ -40,10 +41,17 @@ def open_table(
 
     Raises:
         DataError: a file or its header cannot be read, or there is no record; names file, line and column.
-        ConfigurationError: the form cannot be.
+        ConfigurationError: a constant names a column that is no input.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     file = Path(folder) / "x.csv"
+    ...     _ = file.write_text("x;label\\n1,5;sit\\noops;sit\\n2;run\\n")
+    ...     data = open_table(file, CsvSettings(delimiter=";", decimal=","), ["run", "sit"])
+    ...     data.batch(np.arange(2))[0].tolist(), data.labels.tolist(), len(data.origin.left_out)
+    ([[1.5], [2.0]], [1, 0], 1)
     """
-    path, form = Path(path), TableForm() if form is None else form
-    require_possible(form)
+    path, form = Path(path), CsvSettings() if form is None else form
     require_readable(path)
     listed = None if classes is None else ClassTable((), classes)
     indexes = [index_table(file, form, listed) for file in table_files(path)]
@@ -81,7 +89,7 @@ class TableDataset(Dataset):
     def __init__(
         self,
         path: Path,
-        form: TableForm,
+        form: CsvSettings,
         classes: ClassTable,
         indexes: Sequence[TableIndex],
         rejected: Mapping[Path, tuple[Stamp, str]] | None = None,
@@ -90,9 +98,9 @@ class TableDataset(Dataset):
         left_out = [sentence for _, sentence in self._rejected.values()]
         if not indexes:
             raise DataError(f"{path} holds no CSV file that can be read. {' '.join(left_out)}")
-        names = tuple(name for name, _ in indexes[0].columns.features)
+        names = indexes[0].columns.names
         for index in indexes:
-            other = tuple(name for name, _ in index.columns.features)
+            other = index.columns.names
             if sorted(other) != sorted(names):
                 odd = sorted(set(other) ^ set(names))
                 raise DataError(
@@ -102,14 +110,13 @@ class TableDataset(Dataset):
         self.columns = names
         self._path, self._form, self._classes, self._indexes = path, form, classes, tuple(indexes)
         self._ends = np.cumsum([len(index.starts) for index in indexes])
-        self._offset, self._scale = constants(form, names)
+        self._offset, self._scale = form.constants(names)
         # Files may have their columns in another order than the first.
         self._orders = [_order(index, names) for index in indexes]
         shape = (len(names),) if form.window is None else (form.window, len(names))
         problems = [problem for index in indexes for problem in index.problems]
         if not self._ends[-1]:
-            too_short = f"The rows: {self._too_short()}" if form.window is not None else self._too_short()
-            raise DataError(f"{path} holds no record. {' '.join([*problems[:1], too_short])}")
+            raise DataError(f"{path} holds no record. {self._why_none(problems)}")
         super().__init__(
             self._labels(), classes.count, shape=shape, dtype=np.dtype(np.float32), class_names=classes.names,
             groups=self._groups(), origin=self._origin([*left_out, *problems]),
@@ -165,15 +172,12 @@ class TableDataset(Dataset):
         data = np.empty(end - start, np.uint8)
         file.read_into(data, start)
         try:
-            text = data.tobytes().decode("utf-8").removeprefix("\ufeff")
-            cells = [
-                row
-                for _, _, row in read_rows(io.StringIO(text, newline=""), index.path, self._form.delimiter)
-            ]
+            text = io.StringIO(data.tobytes().decode("utf-8").removeprefix("\ufeff"), newline="")
+            cells = list(filter(None, csv.reader(text, delimiter=self._form.delimiter, strict=True)))
             if len(cells) != rows or any(len(row) != index.columns.width for row in cells):
                 raise ValueError
             return np.array([index.columns.values(row) for row in cells], np.float64)
-        except ValueError as error:
+        except (ValueError, csv.Error, UnfitError) as error:
             raise DataError(
                 f"{index.path}: the rows at byte {start} are not what they were when the file was read. It"
                 " must grow at its end only; start again to read it anew."
@@ -199,7 +203,7 @@ class TableDataset(Dataset):
     def _indexed(self, file: Path) -> TableIndex:
         """A new or changed file; its columns must be those of the others."""
         index = index_table(file, self._form, self._classes, growing=True)
-        if sorted(name for name, _ in index.columns.features) != sorted(self.columns):
+        if sorted(index.columns.names) != sorted(self.columns):
             raise DataError(f"{file} has other columns than the files before it.")
         return index
 
@@ -208,8 +212,14 @@ class TableDataset(Dataset):
         what = "a row a record" if form.window is None else f"windows of {form.window} rows"
         files = "a CSV file" if count == 1 else f"{count:,} CSV files"
         warnings = [] if self._classes.is_listed or not self._classes.names else [UNLISTED]
-        if form.window is not None and (stride := form.stride or form.window) < form.window:
-            times = -(-form.window // stride)
+        if unnamed := self._indexes[0].columns.unnamed:
+            numbers = ", ".join(str(place + 1) for place in unnamed[:8])
+            warnings.append(
+                f"The header leaves the name of {'column' if len(unnamed) == 1 else 'columns'} {numbers}"
+                " empty: no input. Name all columns, or the first by `first_column`, to use them."
+            )
+        if form.window is not None and form.step < form.window:
+            times = -(-form.window // form.step)
             warnings.append(
                 f"THE WINDOWS OVERLAP: one reading is in up to {times} records. The privacy unit is the"
                 f" record, so that a reading is protected {times} times less than the statement says:"
@@ -217,20 +227,25 @@ class TableDataset(Dataset):
             )
         unused = sum(index.rows_unused for index in self._indexes)
         sentences = [*left_out, *([f"{unused:,} rows: {self._too_short()}"] if unused else [])]
-        return Origin("csv", f"{self._path}, {files}, {what}", tuple(sentences), tuple(warnings))
+        return Origin("csv", f"{self._path}, {files}, {what}", tuple(sentences), tuple(warnings), form.label)
+
+    def _why_none(self, problems: Sequence[str]) -> str:
+        """The reason why no row makes a record."""
+        if self._form.window is not None:
+            return " ".join([*problems[:1], f"The rows: {self._too_short()}"])
+        if problems:
+            return f"No row fits. The first: {problems[0]}"
+        return "There are no rows below the header." if self._form.header else "There are no rows."
 
     def _too_short(self) -> str:
-        window = self._form.window
-        if window is None:
-            return "There are no rows below the header."
         return (
-            f"they fill no window of {window} rows within one file and group, lie between two windows, or"
-            " beside a row that does not fit."
+            f"they fill no window of {self._form.window} rows within one file and group, lie between two"
+            " windows, or beside a row that does not fit."
         )
 
 
 def _order(index: TableIndex, names: Sequence[str]) -> NDArray[np.int64]:
-    mine = [name for name, _ in index.columns.features]
+    mine = index.columns.names
     return np.array([mine.index(name) for name in names], np.int64)
 
 

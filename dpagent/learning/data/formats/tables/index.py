@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections import Counter, deque
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -22,9 +22,11 @@ from numpy.typing import NDArray
 from dpagent.errors import DataError
 from dpagent.learning.data.classes import ClassTable
 from dpagent.learning.data.dataset import MAX_CLASSES
+from dpagent.learning.data.formats.tables.header import Columns
+from dpagent.learning.data.formats.tables.rows import Row, checked_rows, opened_rows
+from dpagent.learning.data.formats.tables.settings import CsvSettings
+from dpagent.learning.data.formats.tables.windows import Windows
 from dpagent.learning.data.stored import RawFile, open_raw, reading
-from dpagent.learning.data.table_form import TableForm
-from dpagent.learning.data.table_rows import Columns, Lines, Row, checked_rows, columns_of, read_rows
 
 GRACE_S: Final = 2.0
 """The last line of a file that was written to within this is left for later if it has no end yet."""
@@ -74,7 +76,7 @@ def stamp_of(path: Path) -> Stamp:
 
 
 def index_table(
-    path: Path, form: TableForm, classes: ClassTable | None = None, *, growing: bool = False
+    path: Path, form: CsvSettings, classes: ClassTable | None = None, *, growing: bool = False
 ) -> TableIndex:
     """Look through a file. What a row holds makes it fail for no other row.
 
@@ -90,12 +92,7 @@ def index_table(
     stamp = stamp_of(path)
     raw = open_raw(path)
     growing = growing and time.time_ns() - stamp[2] < GRACE_S * 1e9
-    with open(raw.descriptor, "rb", closefd=False) as stream:
-        stream.seek(0)
-        lines = Lines(path, stream, growing=growing)
-        columns = columns_of(next(read_rows(lines, path, form.delimiter), None), path, form)
-        if not form.header:
-            lines.go_to(0, 0)
+    with opened_rows(raw, form, growing=growing) as (lines, columns):
         builder = _Builder(form, columns)
         for row in checked_rows(lines, columns, form, classes):
             builder.add(row)
@@ -112,16 +109,13 @@ def index_table(
 class _Builder:
     """Gathers rows to records."""
 
-    def __init__(self, form: TableForm, columns: Columns) -> None:
+    def __init__(self, form: CsvSettings, columns: Columns) -> None:
         self._columns = columns
-        self._window = form.window or 1
-        self._stride = form.stride or self._window
+        self._windows: Windows[tuple[int, int]] = Windows(form)
         self._drops = form.mixed == "drop"
         self._starts, self._ends, self._labels, self._groups = (array("q") for _ in range(4))
         self.label_codes: dict[str, int] = {}
         self.group_codes: dict[str, int] = {}
-        self._recent: deque[tuple[int, int]] = deque(maxlen=self._window)
-        self._group, self._run = -1, 0
         self._rows, self._unfit, self._used, self._used_until = 0, 0, 0, 0
         self._problems: list[str] = []
 
@@ -133,27 +127,21 @@ class _Builder:
             if len(self._problems) < _MOST_PROBLEMS:
                 self._problems.append(row.problem)
         else:
+            assert self._columns.label is not None
             code = self.label_codes.setdefault(row.cells[self._columns.label].strip(), len(self.label_codes))
-        if (number := self._group_of(row)) != self._group:
-            self._group, self._run = number, 0
-            self._recent.clear()
-        self._recent.append((row.start, code))
-        self._run += 1
+        window = self._windows.add((row.start, code), self._columns.group_of(row.cells))
         self._rows += 1
-        before = self._run - self._window
-        if before < 0 or before % self._stride:
+        if window is None or (label := self._label([code for _, code in window])) is None:
             return
-        if (chosen := self._label()) is None:
-            return
-        self._starts.append(self._recent[0][0])
+        self._starts.append(window[0][0])
         self._ends.append(row.end)
-        self._labels.append(chosen)
-        self._groups.append(number)
-        self._used += self._rows - max(self._used_until, self._rows - self._window)
+        self._labels.append(label)
+        self._groups.append(self.group_codes.setdefault(self._windows.group, len(self.group_codes)))
+        self._used += self._rows - max(self._used_until, self._rows - len(window))
         self._used_until = self._rows
 
     def made(self, path: Path, stamp: Stamp, raw: RawFile | None) -> TableIndex:
-        """What was gathered."""
+        """The index of the rows that were added."""
         starts, ends, labels, groups = (
             np.array(values, np.int64) for values in (self._starts, self._ends, self._labels, self._groups)
         )
@@ -164,17 +152,8 @@ class _Builder:
             tuple(self.group_codes), self._rows - self._unfit - self._used, tuple(self._problems),
         )  # fmt: skip
 
-    def _group_of(self, row: Row) -> int:
-        if self._columns.group is None:
-            text = ""
-        elif len(row.cells) == self._columns.width:
-            text = row.cells[self._columns.group].strip()
-        else:
-            return self._group  # Nobody knows: it is taken to go on with the row before it.
-        return self.group_codes.setdefault(text, len(self.group_codes))
-
-    def _label(self) -> int | None:
-        counts = Counter(code for _, code in self._recent)  # in the order in which they come
+    def _label(self, codes: list[int]) -> int | None:
+        counts = Counter(codes)  # in the order in which they come
         if _UNFIT in counts or (len(counts) > 1 and self._drops):
             return None
         return counts.most_common(1)[0][0]

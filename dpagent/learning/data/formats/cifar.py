@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from dpagent.errors import DataError
 from dpagent.learning.data.classes import named_classes
 from dpagent.learning.data.dataset import Dataset, Origin
+from dpagent.learning.data.format import Format, Half, NoSettings, Source
+from dpagent.learning.data.location import Location
 from dpagent.learning.data.stored import RawFile, StoredArray, StoredDataset, open_raw, reading
 from dpagent.wording import counted
-
-Half = Literal["train", "test"]
 
 _PIXELS: Final = 32 * 32 * 3
 _RECORDS_AT_ONCE: Final = 1024
@@ -31,7 +31,7 @@ class _Layout(NamedTuple):
 
     label_bytes: int
     classes: int
-    halves: dict[str, tuple[str, ...]]
+    halves: dict[Half, tuple[str, ...]]
     names_file: str
 
 
@@ -42,6 +42,26 @@ _CIFAR_10: Final = _Layout(
     "batches.meta.txt",
 )
 _CIFAR_100: Final = _Layout(2, 100, {"train": ("train.bin",), "test": ("test.bin",)}, "fine_label_names.txt")
+
+
+class CifarFormat(Format[NoSettings]):
+    """The binary version of CIFAR-10 and CIFAR-100."""
+
+    kind, title, section = "cifar", "CIFAR in binary form", NoSettings
+
+    def recognises(self, location: Location) -> bool:
+        """As of :class:`Format`."""
+        if not location.is_folder:
+            return location.name.endswith(".bin")
+        return not _names_of("train", "test").isdisjoint(location.names)
+
+    def open(self, source: Source, section: NoSettings) -> Dataset:
+        """As of :class:`Format`."""
+        return open_cifar(source.path, source.half, source.classes)
+
+    def has_test_half(self, path: Path) -> bool:
+        """As of :class:`Format`."""
+        return not _names_of("test").isdisjoint(Location(path).names)
 
 
 def open_cifar(path: str | Path, half: Half, classes: Sequence[str] | None = None) -> Dataset:
@@ -87,10 +107,9 @@ def open_cifar(path: str | Path, half: Half, classes: Sequence[str] | None = Non
         raise DataError(f"{path}: {error}") from error
 
 
-def has_cifar(names: Sequence[str]) -> bool:
-    """Whether these file names are those of a folder of CIFAR in binary form."""
-    known = {name for layout in (_CIFAR_10, _CIFAR_100) for files in layout.halves.values() for name in files}
-    return bool(known & set(names))
+def _names_of(*halves: Half) -> set[str]:
+    """The files that these halves are in, of either dataset."""
+    return {name for layout in (_CIFAR_10, _CIFAR_100) for half in halves for name in layout.halves[half]}
 
 
 def _files(path: Path, half: Half) -> tuple[_Layout, list[Path]]:

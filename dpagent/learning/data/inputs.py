@@ -1,4 +1,4 @@
-"""One input of a model, wherever it comes from."""
+"""Inputs without known labels: what a model is asked about, one at a time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from numpy.typing import NDArray
 
 Say: TypeAlias = Callable[[str], None]
-"""Takes a sentence for whoever asked."""
+"""Takes a sentence for the user."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class Input:
     """One record, or why it cannot be read.
 
     Attributes:
-        source: the file, or the path of the data set.
+        source: the file, or the path of the dataset.
         record: its number in ``source``, from 0; None where the file is the record.
         values: of the model's input shape, uint8 or float32; None if it cannot be read.
         label: the class it is known to have, or None.
@@ -34,5 +34,22 @@ class Input:
 
     @property
     def name(self) -> str:
-        """What a line calls it."""
+        """The name of the record in messages."""
         return self.source if self.record is None else f"{self.source}#{self.record}"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The model that inputs are read for.
+
+    Attributes:
+        model: its name.
+        shape: of one input.
+        classes: how many it tells apart.
+        class_names: their names, or empty.
+    """
+
+    model: str
+    shape: tuple[int, ...]
+    classes: int
+    class_names: tuple[str, ...] = ()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dpagent.errors import DataError
-from dpagent.learning.data.cifar import open_cifar
+from dpagent.learning.data.formats.cifar import open_cifar
 from dpagent.learning.data.opening import open_dataset
 from dpagent.learning.data.settings import DatasetSettings
 

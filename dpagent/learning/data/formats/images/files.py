@@ -19,14 +19,26 @@ from typing import Final, Protocol
 
 from dpagent.errors import DataError
 from dpagent.learning.data.archive import MAX_MEMBER_BYTES, ZipMembers, obstacle, open_zip
-from dpagent.learning.data.pictures import SUFFIXES
+from dpagent.learning.data.format import Half
+from dpagent.learning.data.formats.images.decoding import SUFFIXES
+from dpagent.learning.data.location import entries_of
 from dpagent.learning.data.stored import reading
 from dpagent.wording import counted
 
 GRACE_S: Final = 2.0
 """A file that was written to within this may still be growing."""
 
-HALVES: Final = {"train": ("train", "training"), "test": ("test", "val", "valid", "validation")}
+IN_NO_FOLDER: Final = "a picture that lies in no class folder"
+
+_HALVES: Final[dict[Half, tuple[str, ...]]] = {
+    "train": ("train", "training"),
+    "test": ("test", "val", "valid", "validation"),
+}
+_Member = tuple[tuple[str, ...], zipfile.ZipInfo]
+"""The parts of a member's name, and what the archive says of it."""
+
+_DEPTH: Final = 3
+_MOST_LOOKED_AT: Final = 20_000
 
 
 @dataclass(slots=True)
@@ -129,13 +141,13 @@ def list_folder(root: Path) -> Listing:
                 found.classes.add(entry.name)
                 _walk(found, entry.path, entry.name, entry.name, now)
             elif is_picture(entry.name):
-                found.passed_over["a picture that lies in no class folder"] += 1
+                found.passed_over[IN_NO_FOLDER] += 1
             else:
                 found.passed_over["no picture by its name"] += 1
     return found
 
 
-def choose_half(root: Path, half: str) -> Path:
+def choose_half(root: Path, half: Half) -> Path:
     """``root``, or the folder of that half in it if it has halves.
 
     Raises:
@@ -147,16 +159,49 @@ def choose_half(root: Path, half: str) -> Path:
     return root if name is None else root / name
 
 
-def list_zip(path: Path, half: str) -> tuple[Listing, ZipMembers]:
+def has_halves(path: Path) -> bool:
+    """Whether a folder or archive of pictures comes as a training and a test half."""
+    if path.is_dir():
+        return choose_half(path, "train") != path
+    members = _visible(open_zip(path)[1])
+    try:
+        train, test = (list(_below(members, half, str(path))) for half in _HALVES)
+    except DataError:
+        return False  # There is one of them only.
+    return train != test
+
+
+def holds_pictures(root: Path) -> bool:
+    """Whether a folder below ``root`` holds a picture, after a look at no more than some thousand files."""
+    with reading(root):
+        level = [entry.path for entry in entries_of(root) if entry.is_dir()]
+    looked_at = 0
+    for _ in range(_DEPTH):
+        below: list[str] = []
+        for folder in level:
+            try:
+                for entry in entries_of(folder):
+                    looked_at += 1
+                    if looked_at > _MOST_LOOKED_AT:
+                        return False
+                    if entry.is_dir(follow_symlinks=False):
+                        below.append(entry.path)
+                    elif is_picture(entry.name):
+                        return True
+            except OSError:
+                continue  # One that may not be read holds nothing for us.
+        level = below
+    return False
+
+
+def list_zip(path: Path, half: Half) -> tuple[Listing, ZipMembers]:
     """Look through an archive of class folders.
 
     Raises:
         DataError: it is not a zip archive, or has the other half only.
     """
     file, listed = open_zip(path)
-    members = [(PurePosixPath(info.filename).parts, info) for info in listed]
-    members = [(parts, info) for parts, info in members if parts and not any(map(_is_hidden, parts))]
-    members = list(_below(members, half, str(path)))
+    members = list(_below(_visible(listed), half, str(path)))
     found, chosen = Listing(), []
     for parts, info in sorted(members, key=lambda member: member[0]):
         name = "/".join(parts)
@@ -167,7 +212,7 @@ def list_zip(path: Path, half: str) -> tuple[Listing, ZipMembers]:
         if not is_picture(parts[-1]):
             found.passed_over["no picture by its name"] += 1
         elif len(parts) == 1:
-            found.passed_over["a picture that lies in no class folder"] += 1
+            found.passed_over[IN_NO_FOLDER] += 1
         elif (reason := obstacle(info)) is not None:
             found.problems[name] = f"{reason}."
         else:
@@ -176,12 +221,6 @@ def list_zip(path: Path, half: str) -> tuple[Listing, ZipMembers]:
             found.ages_s.append(GRACE_S)
             chosen.append(info)
     return found, ZipMembers(file, chosen)
-
-
-def entries_of(folder: str | Path) -> list[os.DirEntry[str]]:
-    """What lies in a folder, by name."""
-    with os.scandir(folder) as found:
-        return sorted(found, key=lambda entry: entry.name)
 
 
 def is_picture(name: str) -> bool:
@@ -220,9 +259,12 @@ def _walk(found: Listing, path: str, relative: str, label: str, now: float) -> N
             found.ages_s.append(now - known.st_mtime)
 
 
-def _below(
-    members: list[tuple[tuple[str, ...], zipfile.ZipInfo]], half: str, where: str
-) -> Iterator[tuple[tuple[str, ...], zipfile.ZipInfo]]:
+def _visible(listed: Iterable[zipfile.ZipInfo]) -> list[_Member]:
+    members = [(PurePosixPath(info.filename).parts, info) for info in listed]
+    return [(parts, info) for parts, info in members if parts and not any(map(_is_hidden, parts))]
+
+
+def _below(members: list[_Member], half: Half, where: str) -> Iterator[_Member]:
     """The members below the folder that holds the class folders."""
     while True:
         tops = {parts[0] for parts, _ in members}
@@ -237,15 +279,15 @@ def _below(
         members = [(parts[1:], info) for parts, info in members if parts[0] == name and len(parts) > 1]
 
 
-def _half_of(folders: Iterable[str], half: str, where: str) -> str | None:
+def _half_of(folders: Iterable[str], half: Half, where: str) -> str | None:
     names = {name.lower(): name for name in folders}
-    for choice in HALVES[half]:
+    for choice in _HALVES[half]:
         if choice in names:
             return names[choice]
-    for others in HALVES.values():
+    for others in _HALVES.values():
         if found := [names[other] for other in others if other in names]:
             raise DataError(
-                f"{where} has the folder {found[0]!r}, and none called {' or '.join(HALVES[half])}; expected"
+                f"{where} has the folder {found[0]!r}, and none called {' or '.join(_HALVES[half])}; expected"
                 " both halves, or class folders only. Give the path of the half itself."
             )
     return None

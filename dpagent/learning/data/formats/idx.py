@@ -12,7 +12,7 @@ import re
 import struct
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 from dpagent.errors import DataError
 from dpagent.learning.data.classes import named_classes
 from dpagent.learning.data.dataset import ArrayDataset, Dataset, Origin
+from dpagent.learning.data.format import Format, Half, NoSettings, Source
+from dpagent.learning.data.location import Location
 from dpagent.learning.data.stored import (
     IN_MEMORY_BYTES,
     StoredArray,
@@ -29,8 +31,6 @@ from dpagent.learning.data.stored import (
     reading,
     to_inputs,
 )
-
-Half = Literal["train", "test"]
 
 _TYPES: Final[dict[int, np.dtype[Any]]] = {
     0x08: np.dtype(np.uint8),
@@ -43,7 +43,34 @@ _LABEL_TYPES: Final[dict[int, np.dtype[Any]]] = {
     0x0C: np.dtype(">i4"),
 }
 _NAME: Final = re.compile(r"(?:.+[-.])?(train|t10k|test)[-.](images|labels)[-.]idx\d[-.]\w+(?:\.gz)?")
-_HALVES: Final = {"train": ("train",), "test": ("t10k", "test")}
+_HALVES: Final[dict[Half, tuple[str, ...]]] = {"train": ("train",), "test": ("t10k", "test")}
+
+
+class IdxFormat(Format[NoSettings]):
+    """The files of MNIST."""
+
+    kind, title, section = "idx", "a folder of IDX files", NoSettings
+
+    def recognises(self, location: Location) -> bool:
+        """As of :class:`Format`."""
+        return any(map(_NAME.fullmatch, location.names))
+
+    def hint(self, location: Location) -> str:
+        """As of :class:`Format`."""
+        named = not location.is_folder and _NAME.fullmatch(location.path.name)
+        return "Give the path of the folder that holds the IDX files." if named else ""
+
+    def open(self, source: Source, section: NoSettings) -> Dataset:
+        """As of :class:`Format`."""
+        return open_idx(source.path, source.half, source.classes)
+
+    def has_test_half(self, path: Path) -> bool:
+        """As of :class:`Format`."""
+        return any(
+            match[1] in _HALVES["test"]
+            for name in Location(path).names
+            if (match := _NAME.fullmatch(name)) is not None
+        )
 
 
 def open_idx(directory: str | Path, half: Half, classes: Sequence[str] | None = None) -> Dataset:
@@ -89,11 +116,6 @@ def open_idx(directory: str | Path, half: Half, classes: Sequence[str] | None = 
         )
     except DataError as error:
         raise DataError(f"{directory}, {half} half: {error}") from error
-
-
-def has_idx(names: Sequence[str]) -> bool:
-    """Whether one of these file names is that of an IDX file."""
-    return any(_NAME.fullmatch(name) for name in names)
 
 
 def _find(directory: Path, half: Half, what: str) -> Path:

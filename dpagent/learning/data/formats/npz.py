@@ -24,6 +24,8 @@ from numpy.typing import NDArray
 from dpagent.errors import DataError, StorageError
 from dpagent.learning.data.classes import named_classes
 from dpagent.learning.data.dataset import ArrayDataset, Dataset, Origin
+from dpagent.learning.data.format import Format, NoSettings, Source
+from dpagent.learning.data.location import Location
 from dpagent.learning.data.stored import (
     IN_MEMORY_BYTES,
     RawFile,
@@ -55,6 +57,27 @@ class _Member:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
+class NpzFormat(Format[NoSettings]):
+    """Arrays in an archive, as ``numpy.savez`` writes them."""
+
+    kind, title, example, section = "npz", "an NPZ file", "NEW.npz", NoSettings
+
+    def recognises(self, location: Location) -> bool:
+        """As of :class:`Format`."""
+        if location.is_folder:
+            return False
+        return location.name.endswith(".npz") or not {"inputs.npy", "labels.npy"}.isdisjoint(location.members)
+
+    def hint(self, location: Location) -> str:
+        """As of :class:`Format`."""
+        files = [name for name in location.names if name.endswith(".npz")]
+        return f"Give the path of the file: {location.path / files[0]}?" if files else ""
+
+    def open(self, source: Source, section: NoSettings) -> Dataset:
+        """As of :class:`Format`."""
+        return open_npz(source.path, source.classes)
+
+
 def open_npz(path: str | Path, classes: Sequence[str] | None = None) -> Dataset:
     """A dataset from an NPZ file with the arrays ``inputs`` and ``labels``.
 
@@ -74,9 +97,7 @@ def open_npz(path: str | Path, classes: Sequence[str] | None = None) -> Dataset:
     require_readable(path)
     with _damage(path), path.open("rb") as file:
         if file.read(2) != b"PK":
-            raise DataError(
-                f"{path} is not an NPZ file; write it with dpagent.learning.save_npz or numpy.savez."
-            )
+            raise DataError(f"{path} is not an NPZ file; write it with numpy.savez.")
         with zipfile.ZipFile(file) as archive:
             return _open(path, archive, classes)
 
@@ -87,6 +108,14 @@ def save_npz(path: str | Path, dataset: Dataset) -> None:
     Raises:
         StorageError: the file cannot be written.
         DataError: a record cannot be read.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> data = ArrayDataset(np.zeros((3, 8, 8, 1), np.uint8), np.array([0, 1, 1]), 2, ["cat", "fox"])
+    >>> with TemporaryDirectory() as folder:
+    ...     save_npz(Path(folder) / "x.npz", data)
+    ...     again = open_npz(Path(folder) / "x.npz")
+    >>> len(again), again.shape, again.class_names
+    (3, (8, 8, 1), ('cat', 'fox'))
     """
     path = Path(path)
     small = {"labels": dataset.labels, "classes": np.asarray(dataset.classes, np.int64)}
