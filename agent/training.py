@@ -21,8 +21,8 @@ from agent.update import make_moments, make_update, mechanism_of
 from dpagent.errors import DataError, DpagentError, ParameterError
 from dpagent.learning.data.dataset import Dataset
 from dpagent.learning.front_end.features import FeatureSet, FrontEnd
-from dpagent.learning.front_end.stages import FrozenNetwork
 from dpagent.learning.models.spec import ModelSpec
+from dpagent.learning.models.stages import FrozenNetwork
 from dpagent.learning.training.engine import Engine, accumulation_slack
 from dpagent.learning.training.engine_choice import Bench, EngineKind, UnsuitableEngineError, choose_engine
 from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian

@@ -87,7 +87,7 @@ def check(
     from dpagent.learning.data.checking import examine
     from dpagent.learning.data.dataset import check_fits
     from dpagent.learning.data.opening import open_dataset
-    from dpagent.learning.models.description import find_model
+    from dpagent.learning.model_files import find_model
     from dpagent.storage import write_atomically
 
     settings = dataset_settings(

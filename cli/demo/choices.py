@@ -24,10 +24,10 @@ from coordinator.planning import (
 )
 from coordinator.store import Job, OpenRound
 from dpagent.errors import ConfigurationError, DataError, PlanError
-from dpagent.learning.front_end.stages import FrozenNetwork
+from dpagent.learning.model_files import find_model, is_model_file, load_assets, load_model
 from dpagent.learning.models.built_ins import BUILT_IN
-from dpagent.learning.models.description import find_model, is_model_file, load_assets, load_model
 from dpagent.learning.models.spec import ModelSpec
+from dpagent.learning.models.stages import FrozenNetwork
 from dpagent.protocol.fragments import weights_to_bytes
 
 _FEWEST_FRAGMENTS: Final = 16

@@ -14,8 +14,8 @@ from cli.demo.options import DemoOptions
 from cli.demo.timing import RoundTimes, round_times
 from coordinator.keys import load_signer
 from coordinator.settings import FleetSettings
+from dpagent.learning.model_files import load_assets, load_model
 from dpagent.learning.models.built_ins import BUILT_IN, built_in
-from dpagent.learning.models.description import load_assets, load_model
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.training.onnx_graph.signature import graph_digest, known_digests
 from dpagent.storage import write_atomically

@@ -29,7 +29,7 @@ from cli.demo.supervisor import Supervisor, python_module
 from dpagent.errors import BrokerError, PlanError
 from dpagent.learning.data.dataset import check_fits
 from dpagent.learning.data.npz import open_npz
-from dpagent.learning.models.description import find_model
+from dpagent.learning.model_files import find_model
 from dpagent.storage import StateDirectory, write_atomically
 
 _LOOK_S: Final = 0.3

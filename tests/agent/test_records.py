@@ -21,7 +21,7 @@ from agent.training import Trainer
 from agent.update import lot_sum, make_moments, mechanism_of
 from dpagent.learning.data.dataset import ArrayDataset, Dataset
 from dpagent.learning.data.npz import save_npz
-from dpagent.learning.models.description import describe, from_description
+from dpagent.learning.models.description import from_description
 from dpagent.learning.training.lots import sum_over_lot
 from dpagent.learning.training.numpy_engine.engine import NumpyEngine
 from dpagent.privacy.covariance import SecondMoments
@@ -136,9 +136,9 @@ def test_second_moments_are_those_of_the_records_that_can_be_read(tmp_path: Path
 def front_end_plan() -> Plan:
     """The plan of a model whose front end makes 4 features of a record."""
     pooling = {"random": {"layers": [{"average_pool2d": {"kernel": 4, "stride": 4}}]}}
-    spec = from_description(describe(DIGITS) | {"front_end": [pooling], "layers": [{"dense": 10}]})
+    spec = from_description(DIGITS.describe() | {"front_end": [pooling], "layers": [{"dense": 10}]})
     model = {
-        "description": cbor2.dumps(describe(spec), canonical=True),
+        "description": cbor2.dumps(spec.describe(), canonical=True),
         "parameters": spec.parameter_count,
         "architecture": spec.digest(),
     }

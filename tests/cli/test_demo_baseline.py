@@ -21,9 +21,9 @@ from coordinator.settings import FleetSettings
 from dpagent.learning.data.dataset import ArrayDataset, Dataset
 from dpagent.learning.data.npz import open_npz
 from dpagent.learning.front_end.features import FeatureSet, FrontEnd
-from dpagent.learning.front_end.stages import Projection, Scattering
 from dpagent.learning.models.layers import Dense, GroupNorm
 from dpagent.learning.models.spec import ModelSpec
+from dpagent.learning.models.stages import Projection, Scattering
 
 NOBODY = BrokerAddress("mqtt://127.0.0.1:1", None, None, "auto", "none")
 

@@ -30,7 +30,6 @@ from numpy.typing import NDArray
 from dpagent.errors import ConfigurationError, DataError, StorageError
 from dpagent.learning.data.dataset import Dataset, to_float32
 from dpagent.learning.front_end.random_layers import RandomFeatures
-from dpagent.learning.front_end.stages import FrozenNetwork, Projection, RandomLayers, Scattering, stage_shape
 from dpagent.learning.front_end.transforms import (
     Transform,
     frozen_network,
@@ -38,6 +37,7 @@ from dpagent.learning.front_end.transforms import (
     scattering,
 )
 from dpagent.learning.models.spec import ModelSpec
+from dpagent.learning.models.stages import FrozenNetwork, Projection, RandomLayers, Scattering
 from dpagent.storage import disk_errors, write_atomically
 
 Floats = NDArray[np.float32]
@@ -77,7 +77,7 @@ class FrontEnd:
                 case Scattering():
                     transform = scattering(stage, shape)
                 case RandomLayers():
-                    transform = Transform(stage_shape(stage, shape), RandomFeatures(stage, shape))
+                    transform = Transform(stage.shape_after(shape), RandomFeatures(stage, shape))
                 case FrozenNetwork():
                     transform = frozen_network(where, stage, shape, _asset(where, assets, "frozen-network"))
                 case Projection():

@@ -8,17 +8,12 @@ such record: that a round fails must not tell that a device has such a record.
 
 from __future__ import annotations
 
-import hashlib
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
 from dpagent.errors import ConfigurationError
-from dpagent.learning.inference.evaluation import LOAD_ERRORS, RUNTIME_ERRORS, first_line, quiet_session
-from dpagent.learning.models.description import from_description
-from dpagent.learning.models.layers import Shape
+from dpagent.learning.models.part import Shape
+from dpagent.learning.onnx_session import LOAD_ERRORS, RUNTIME_ERRORS, first_line, quiet_session
 
 Floats = NDArray[np.float32]
 
@@ -26,72 +21,6 @@ Floats = NDArray[np.float32]
 _RUN_ERRORS: tuple[type[Exception], ...] = (
     *RUNTIME_ERRORS, RuntimeError, ValueError, TypeError, MemoryError, ArithmeticError
 )  # fmt: skip
-
-
-def named_files(description: dict[Any, Any], path: Path) -> list[tuple[int, bytes]]:
-    """The number of each stage of a front end that names a file, and what is in the file.
-
-    Args:
-        description: of a model file.
-        path: of the model file, which the names are relative to.
-
-    Raises:
-        ConfigurationError: a file cannot be read, or is a network that may not see private records.
-    """
-    found = []
-    for number, stage in enumerate(description["front_end"]):
-        values = stage.get("onnx") if isinstance(stage, dict) else None
-        if not isinstance(values, dict) or "file" not in values:
-            continue
-        file = path.parent / str(values["file"])
-        where = f"{path}, front end, stage {number} onnx: {file}"
-        try:
-            data = file.read_bytes()
-        except OSError as error:
-            raise ConfigurationError(
-                f"{where}: {error.strerror}. Give the path of an ONNX file, relative to the model file."
-            ) from error
-        _check(where, data)
-        found.append((number, data))
-    return found
-
-
-def _check(where: str, model: bytes) -> None:
-    try:
-        from dpagent.learning.front_end.network_check import check_network
-    except ModuleNotFoundError as error:
-        raise ConfigurationError(
-            f"{where} has to be checked with the package {error.name}, which is not installed: pip install"
-            " 'dpagent[coordinator]'."
-        ) from error
-    check_network(where, model)
-
-
-def with_digests(description: dict[Any, Any], path: Path) -> dict[Any, Any]:
-    """``description`` with the digest and the output shape of each file in place of its name.
-
-    Raises:
-        ConfigurationError: a file cannot be read, or is no network for what comes before it.
-    """
-    stages = list(description["front_end"])
-    for number, data in named_files(description, path):
-        values = stages[number]["onnx"]
-        stages[number] = {
-            "onnx": {
-                "digest": hashlib.sha256(data).hexdigest(),
-                "output_shape": [1],
-                **{key: value for key, value in values.items() if key != "file"},
-            }
-        }
-        before = from_description(
-            {**description, "front_end": stages[:number], "layers": [{"dense": description.get("classes")}]},
-            where=str(path),
-        )
-        where = f"{path}, front end, stage {number} onnx"
-        stages[number]["onnx"]["output_shape"] = list(
-            OnnxFeatures(where, data, before.feature_shape).output_shape
-        )
-    return {**description, "front_end": stages}
 
 
 class OnnxFeatures:

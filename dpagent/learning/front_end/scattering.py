@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dpagent.learning.front_end.stages import Scattering
+from dpagent.learning.models.stages import Scattering
 
 Floats = NDArray[np.float32]
 Complex = NDArray[np.complex64]

@@ -17,7 +17,6 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from dpagent.errors import ConfigurationError
-from dpagent.learning.front_end.stages import Scattering
 from dpagent.learning.models.layers import (
     AveragePool2d,
     Conv1d,
@@ -32,6 +31,7 @@ from dpagent.learning.models.layers import (
     Tanh,
 )
 from dpagent.learning.models.spec import ModelSpec
+from dpagent.learning.models.stages import Scattering
 
 _DIGITS = ModelSpec(
     name="digits",

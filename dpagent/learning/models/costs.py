@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 
 from dpagent.errors import require_count
-from dpagent.learning.models.layers import Conv1d, Conv2d, windows
+from dpagent.learning.models.layers import Convolution
 from dpagent.learning.models.spec import ModelSpec, Node
 
 _FLOAT32 = 4
@@ -51,8 +51,8 @@ def record_bytes(spec: ModelSpec) -> int:
     floats = 2 * math.prod(spec.feature_shape)
     for node in (node for top in spec.nodes for node in top.walk()):
         floats += 2 * math.prod(node.output_shape)
-        if isinstance(node.layer, Conv1d | Conv2d):
-            over = windows(node.layer, node.input_shape)
+        if isinstance(node.layer, Convolution):
+            over = node.layer.windows(node.input_shape)
             floats += over.positions * (over.taps + 1) + sum(block.size for block in node.blocks)
     return _FLOAT32 * floats
 

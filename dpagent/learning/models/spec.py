@@ -33,8 +33,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpagent.errors import ConfigurationError, DpagentError, require_count, require_finite, require_positive
-from dpagent.learning.front_end.stages import FrozenNetwork, Projection, Stage, stage_shape
-from dpagent.learning.models.layers import Dense, Layer, Residual, Shape, output_shape, parameter_tensors
+from dpagent.learning.models.layers import Dense, Layer, Residual
+from dpagent.learning.models.part import Shape
+from dpagent.learning.models.stages import FrozenNetwork, Projection, Stage
 
 # Part of every digest: raise it when the meaning of a layer, the order of the parameters or
 # the preprocessing changes, so that two versions of this code never train one model together.
@@ -61,7 +62,7 @@ class ParameterBlock(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One layer in its place: what an engine or an exporter needs to know of it.
+    """One layer in its place, as engines and exporters read it.
 
     Attributes:
         path: its name, for instance ``3.residual.body.0.conv2d``.
@@ -141,7 +142,7 @@ class ModelSpec:
 
     @cached_property
     def feature_shape(self) -> Shape:
-        """What the layers see of one record: its shape after the front end."""
+        """The shape of one record after the front end, as the layers see it."""
         shape = self.input_shape
         if sum(isinstance(stage, FrozenNetwork) for stage in self.front_end) > 1:
             raise ConfigurationError(f"Model {self.name!r}: its front end has two networks; expected one.")
@@ -151,7 +152,7 @@ class ModelSpec:
             )
         for index, stage in enumerate(self.front_end):
             try:
-                shape = stage_shape(stage, shape)
+                shape = stage.shape_after(shape)
             except DpagentError as error:
                 raise ConfigurationError(
                     f"Model {self.name!r}, front end, stage {index} {stage!r}: {error}"
@@ -169,7 +170,7 @@ class ModelSpec:
         """The shape of what is projected."""
         shape = self.input_shape
         for stage in self.front_end[:-1]:
-            shape = stage_shape(stage, shape)
+            shape = stage.shape_after(shape)
         return shape
 
     @property
@@ -232,13 +233,26 @@ class ModelSpec:
             weights[block.offset : block.offset + block.size] = (2.0 * draws - 1.0) * bound
         return weights
 
+    def describe(self) -> dict[str, Any]:
+        """The model in plain lists, maps, numbers and strings.
+
+        :func:`~dpagent.learning.models.description.from_description` reads it back.
+        """
+        return {
+            "name": self.name,
+            "input_shape": list(self.input_shape),
+            "classes": self.classes,
+            "input_offset": _plain(self.input_offset),
+            "input_scale": _plain(self.input_scale),
+            "front_end": [stage.describe() for stage in self.front_end],
+            "layers": [layer.describe() for layer in self.layers],
+        }
+
     def digest(self) -> bytes:
         """SHA-256 over a canonical description; equal digests mean equal computations."""
-        from dpagent.learning.models.description import describe  # which reads back what is described
-
         canonical = {
             "semantics": _SEMANTICS,
-            "model": describe(self),
+            "model": self.describe(),
             "constants": [
                 [float(x).hex() for x in _numbers(y)] for y in (self.input_offset, self.input_scale)
             ],
@@ -273,20 +287,24 @@ class ModelSpec:
                 )
 
 
+def _plain(value: float | tuple[float, ...]) -> float | list[float]:
+    return [float(number) for number in value] if isinstance(value, tuple) else float(value)
+
+
 def _numbers(value: Any) -> tuple[float, ...]:
     return tuple(value) if isinstance(value, tuple) else (value,)
 
 
 def _node(path: str, layer: Layer, shape: Shape, offset: int) -> Node:
-    after = output_shape(layer, shape)
+    after = layer.shape_after(shape)
     if isinstance(layer, Residual):
         body = _branch(f"{path}.body", layer.body, shape, offset)
         start = max((_end(node, offset) for node in body), default=offset)
         shortcut = _branch(f"{path}.shortcut", layer.shortcut, shape, start)
         return Node(path, layer, shape, after, (), body, shortcut)
     blocks: list[ParameterBlock] = []
-    for kind, tensor in parameter_tensors(layer, shape):
-        blocks.append(ParameterBlock(f"{path}.{kind}", tensor, offset))
+    for name, tensor in layer.tensors(shape).items():
+        blocks.append(ParameterBlock(f"{path}.{name}", tensor, offset))
         offset += blocks[-1].size
     return Node(path, layer, shape, after, tuple(blocks))
 

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpagent.errors import ConfigurationError, require_count
-from dpagent.learning.models.layers import Shape
+from dpagent.learning.models.part import Shape
 
 _MAX_VIEWS = 64
 

@@ -28,9 +28,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpagent.errors import DataError, ParameterError, require_count, require_positive
-from dpagent.learning.inference.evaluation import RUNTIME_ERRORS, first_line
-from dpagent.learning.models.layers import Conv1d, Conv2d, windows
+from dpagent.learning.models.layers import Convolution
 from dpagent.learning.models.spec import ModelSpec
+from dpagent.learning.onnx_session import RUNTIME_ERRORS, first_line
 from dpagent.learning.training.engine import MAX_LOT_MICROBATCHES, MAX_MICROBATCH, ClippedSum
 from dpagent.learning.training.onnx_graph.session import LoadedGraph, load_graph
 from dpagent.learning.training.onnx_graph.signature import LARGEST_SQUARE, Tensor, matrix_shape, sum_of
@@ -279,8 +279,8 @@ def _rows(spec: ModelSpec, microbatch: int, views: int) -> int:
     numbers = 0
     for node in (node for top in spec.nodes for node in top.walk() if node.blocks):
         numbers += views * math.prod(node.output_shape)
-        if isinstance(node.layer, Conv1d | Conv2d):
-            over = windows(node.layer, node.input_shape)
+        if isinstance(node.layer, Convolution):
+            over = node.layer.windows(node.input_shape)
             numbers += views * over.positions * over.taps + sum(block.size for block in node.blocks)
     most = max(1, _FEWEST_ROWS // views, _WORKING_SET // (4 * numbers))
     return max(rows for rows in range(1, microbatch + 1) if microbatch % rows == 0 and rows <= most)

@@ -16,17 +16,12 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from dpagent.errors import ConfigurationError
-from dpagent.learning.front_end.stages import FrozenNetwork, Projection, RandomLayers, Scattering
+from dpagent.learning.model_files import find_model, load_assets, load_model
 from dpagent.learning.models.built_ins import BUILT_IN
-from dpagent.learning.models.description import (
-    describe,
-    find_model,
-    from_description,
-    load_assets,
-    load_model,
-)
+from dpagent.learning.models.description import from_description
 from dpagent.learning.models.layers import Conv2d, Dense, GroupNorm, Residual, Tanh
 from dpagent.learning.models.spec import ModelSpec
+from dpagent.learning.models.stages import FrozenNetwork, Projection, RandomLayers, Scattering
 
 ODD = ModelSpec(
     "odd", (16, 16, 2), 4,
@@ -42,10 +37,10 @@ PLAIN: dict[str, Any] = {"name": "m", "input_shape": [6, 6, 1], "classes": 3, "l
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
 def test_a_description_reads_back_as_the_same_model(spec: ModelSpec, tmp_path: Path) -> None:
-    assert from_description(describe(spec)) == spec
-    assert from_description(cbor2.loads(cbor2.dumps(describe(spec), canonical=True))) == spec
+    assert from_description(spec.describe()) == spec
+    assert from_description(cbor2.loads(cbor2.dumps(spec.describe(), canonical=True))) == spec
     file = tmp_path / "model.yaml"
-    file.write_text(yaml.safe_dump(describe(spec)))
+    file.write_text(yaml.safe_dump(spec.describe()))
     assert load_model(file) == find_model(str(file)) == spec
     assert load_model(file).digest() == spec.digest()
 
@@ -88,7 +83,7 @@ def test_a_file_as_an_operator_writes_it(tmp_path: Path) -> None:
         ({"layers": [{"dense": True}]}, "layer 0 dense has the values True"),
         ({"layers": [{"tanh": {"slope": 1}}]}, "layer 0 tanh: unknown key 'slope'; expected none"),
         ({"layers": [{"residual": {"body": ["tanh", {"residual": {"body": ["tanh"]}}]}}]},
-         "layer 0 residual body, layer 1 residual lies in another stage"),
+         "layer 0 residual body, layer 1 is of the kind 'residual'; expected one of conv1d"),
         ({"layers": [{"residual": {"body": "tanh"}}]}, "layer 0 residual body: layers are 'tanh'"),
         ({"front_end": "scattering"}, "front_end is 'scattering'"),
         ({"front_end": [{"wavelets": {}}]}, "front end, stage 0 is of the kind 'wavelets'"),

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from dpagent.errors import ConfigurationError
-from dpagent.learning.front_end.stages import FrozenNetwork, Projection, RandomLayers, Scattering, Stage
 from dpagent.learning.models.built_ins import BUILT_IN, built_in
 from dpagent.learning.models.layers import (
     AveragePool1d,
@@ -28,6 +27,7 @@ from dpagent.learning.models.layers import (
     Tanh,
 )
 from dpagent.learning.models.spec import ModelSpec
+from dpagent.learning.models.stages import FrozenNetwork, Projection, RandomLayers, Scattering, Stage
 
 
 @pytest.mark.parametrize(

@@ -187,7 +187,8 @@ def test_the_check_notices_a_dependence_on_position(monkeypatch: pytest.MonkeyPa
 _INVARIANCE = """
 import sys
 sys.path[:0] = sys.argv[1:]
-from dpagent.learning import BUILT_IN, NumpyEngine
+from dpagent.learning.models.built_ins import BUILT_IN
+from dpagent.learning.training.numpy_engine.engine import NumpyEngine
 from learning.plain_network import SPECS
 for spec in [*(spec.head for spec in BUILT_IN.values()), *SPECS]:
     for options in ({"microbatch": 7}, {"microbatch": 16, "products": "stacked"}):
@@ -212,7 +213,7 @@ import sys
 sys.path[:0] = sys.argv[1:]
 import numpy as np
 from dpagent.learning.models.built_ins import built_in
-from dpagent.learning.training.numpy_engine import NumpyEngine
+from dpagent.learning.training.numpy_engine.engine import NumpyEngine
 spec = built_in("mnist-cnn")
 engine, weights = NumpyEngine(spec, microbatch=64), spec.initial_weights(0)
 inputs = np.random.default_rng(0).integers(0, 256, (256, 28, 28, 1), np.uint8)

@@ -21,8 +21,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from dpagent.learning.models.layers import Windows
 from dpagent.learning.models.spec import Node
+from dpagent.learning.models.windows import Windows
 from dpagent.learning.training.numpy_engine.gathering import (
     GatheredProduct,
     SlidingProduct,

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpagent.errors import DataError, ParameterError, require_count, require_positive
-from dpagent.learning.models.layers import Dense, Shape
+from dpagent.learning.models.layers import Dense
+from dpagent.learning.models.part import Shape
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.training.engine import MAX_MICROBATCH, ClippedSum
 from dpagent.learning.training.numpy_engine.network import Network

@@ -14,7 +14,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from dpagent.learning.models.layers import Shape, Windows
+from dpagent.learning.models.part import Shape
+from dpagent.learning.models.windows import Windows
 from dpagent.learning.training.numpy_engine.activations import SIGN
 from dpagent.learning.training.numpy_engine.stages import Stage
 from dpagent.learning.training.numpy_engine.workspaces import AT_ONCE, Floats, Memory, Signal

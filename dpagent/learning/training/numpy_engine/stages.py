@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 import numpy as np
 from numpy.typing import NDArray
 
-from dpagent.learning.models.layers import Shape
+from dpagent.learning.models.part import Shape
 from dpagent.learning.models.spec import Node
 from dpagent.learning.training.engine import NORM_RUN, UNDERFLOW
 from dpagent.learning.training.numpy_engine.products import Choice

@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from dpagent.learning.models.layers import Shape
+from dpagent.learning.models.part import Shape
 
 Floats: TypeAlias = NDArray[np.float32]
 

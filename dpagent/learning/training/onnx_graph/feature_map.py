@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from dpagent.learning.models.layers import Shape
+from dpagent.learning.models.part import Shape
 from dpagent.learning.training.onnx_graph.graph import Graph
 
 Places: TypeAlias = tuple[int, ...]

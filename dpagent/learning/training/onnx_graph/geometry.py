@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from dpagent.learning.models.layers import Windows
+from dpagent.learning.models.windows import Windows
 from dpagent.learning.training.onnx_graph.feature_map import Places
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import yaml
 from numpy.typing import DTypeLike
 
-from dpagent.learning.models.layers import Shape
+from dpagent.learning.models.part import Shape
 from dpagent.learning.models.spec import ModelSpec, ParameterBlock
 
 MAX_VIEWS: Final = 64
