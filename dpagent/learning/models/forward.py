@@ -54,15 +54,16 @@ def forward(nodes: Sequence[Node], weights: Floats, record: Floats) -> Floats:
 
 
 def _after(node: Node, weights: Floats, x: Floats) -> Floats:
-    match node.layer:
-        case Convolution() as layer:
+    layer = node.layer
+    match layer:
+        case Convolution():
             over = layer.windows(node.input_shape)
             rows = _patches(x, over).reshape(over.positions, over.taps)
             return _affine(node, weights, rows).reshape(node.output_shape)
-        case MaxPool() as layer:
+        case MaxPool():
             patches = _patches(x, layer.windows(node.input_shape))
             return np.asarray(patches.max(axis=(2, 3)).reshape(node.output_shape))
-        case AveragePool() as layer:
+        case AveragePool():
             patches = _patches(x, layer.windows(node.input_shape))
             return np.asarray(patches.mean(axis=(2, 3)).reshape(node.output_shape))
         case Dense():
@@ -71,15 +72,15 @@ def _after(node: Node, weights: Floats, x: Floats) -> Floats:
             return np.tanh(x)
         case Relu():
             return np.maximum(x, 0)
-        case GroupNorm(groups=groups):
-            grouped = x.reshape(-1, groups, x.shape[-1] // groups)
+        case GroupNorm():
+            grouped = x.reshape(-1, layer.groups, x.shape[-1] // layer.groups)
             centred = grouped - grouped.mean(axis=(0, 2), keepdims=True)
             variance = np.square(centred).mean(axis=(0, 2), keepdims=True)
             deviation = np.sqrt(variance + x.dtype.type(GROUP_NORM_EPSILON))
             return np.asarray((centred / deviation).reshape(x.shape))
         case Residual():
             return forward(node.body, weights, x) + forward(node.shortcut, weights, x)
-        case layer:
+        case _:
             assert_never(layer)
 
 

@@ -63,7 +63,7 @@ def windows_over(shape: Shape, axes: int, kernel: int, stride: int, padding: int
     if min(counts) < 1:
         window, whole = ("x".join(map(str, each)) for each in ([kernel] * axes, sizes))
         raise ConfigurationError(
-            f"its window of {window} is larger than the {whole} input with padding {padding};"
+            f"its window of {window} is larger than its input of {whole} with padding {padding};"
             " expected a smaller kernel or more padding."
         )
     if axes == 1:

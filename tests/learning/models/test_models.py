@@ -81,8 +81,8 @@ def test_an_unknown_name_is_refused_with_the_choices() -> None:
         ((), r"ends with None; expected Dense\(units=3\)"),
         ((Dense(4),), r"ends with Dense\(units=4\); expected Dense\(units=3\)"),
         ((Dense(3), Tanh()), r"ends with Tanh"),
-        ((Conv2d(2, kernel=9), Dense(3)), r"layer 0 Conv2d.*window of 9x9 is larger than the 6x5 input"),
-        ((Tanh(), MaxPool2d(6, 1), Dense(3)), r"layer 1 MaxPool2d.*larger than the 6x5 input"),
+        ((Conv2d(2, kernel=9), Dense(3)), r"layer 0 Conv2d.*window of 9x9 is larger than its input of 6x5"),
+        ((Tanh(), MaxPool2d(6, 1), Dense(3)), r"layer 1 MaxPool2d.*larger than its input of 6x5"),
         ((Dense(4), Conv2d(2, kernel=1), Dense(3)), r"layer 1 Conv2d.*shape \(4,\); expected an image"),
         ((Conv1d(2, kernel=1), Dense(3)), r"layer 0 Conv1d.*shape \(6, 5, 1\); expected a series"),
         (

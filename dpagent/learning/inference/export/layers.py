@@ -53,13 +53,14 @@ def channels_last(graph: Graph, x: str, axes: int, name: str = "") -> str:
 
 def _append(graph: Graph, node: Node, weights: NDArray[np.float32], x: str) -> str:
     name, axes = node.path, len(node.input_shape)
-    match node.layer:
-        case Convolution() as layer:
+    layer = node.layer
+    match layer:
+        case Convolution():
             window = _window(layer, node)
             return graph.add("Conv", x, *_parameters(graph, node, weights), name=name, **window)
-        case MaxPool() as layer:
+        case MaxPool():
             return graph.add("MaxPool", x, name=name, **_window(layer, node))
-        case AveragePool() as layer:
+        case AveragePool():
             return graph.add("AveragePool", x, name=name, **_window(layer, node))
         case Dense():
             # The weights are in the order of training, which is channels last.
@@ -70,12 +71,12 @@ def _append(graph: Graph, node: Node, weights: NDArray[np.float32], x: str) -> s
             return graph.add("Tanh", x, name=name)
         case Relu():
             return graph.add("Relu", x, name=name)
-        case GroupNorm(groups=groups):
-            return _group_norm(graph, node, groups, x)
+        case GroupNorm():
+            return _group_norm(graph, node, layer.groups, x)
         case Residual():
             branches = [append_layers(graph, branch, weights, x) for branch in (node.body, node.shortcut)]
             return graph.add("Add", *branches, name=name)
-        case layer:
+        case _:
             assert_never(layer)
 
 

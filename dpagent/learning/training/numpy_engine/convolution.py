@@ -73,12 +73,14 @@ class ConvolutionStage(TrainedStage):
         self._weights = aligned((over.taps + 1) * filters).reshape(over.taps + 1, filters)
         output = target.values.values.reshape(rows, copy=False)
         self._output = GatheredProduct(windows, self._weights, output, memory, again=True)
-        self.products["forward"] = self._output.product
         self._tap_axes = (*windows.shape[-2:-1], fold[0], over.kernel[1] // fold[1], fold[1], over.image[2])
         self._gradients = RecordGradients(records, self._weights.shape)
         incoming = target.gradient.values.reshape(rows, copy=False)
         self._weight_gradient = _WeightGradient(self._output, incoming, self._gradients.matrices)
-        self.products["weight gradient"] = self._weight_gradient.product
+        choices: dict[str, Choice] = {
+            "forward": self._output.product,
+            "weight gradient": self._weight_gradient.product,
+        }
         self._back, self._zeros = None, None
         spans = _reached(over)
         if source.gradient is not None and not all(spans):
@@ -97,7 +99,8 @@ class ConvolutionStage(TrainedStage):
             )
             back = source.gradient.values.reshape(image.shape, copy=False)
             self._back = _InputGradient(over, spans, outgoing, back, memory)
-            self.products["input gradient"] = self._back.product
+            choices["input gradient"] = self._back.product
+        self.choices = choices
 
     def load(self, weights: Floats) -> None:
         self._gradients.begin()

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from dpagent.learning.models.spec import Node
 from dpagent.learning.training.engine import NORM_RUN
-from dpagent.learning.training.numpy_engine.products import Product
+from dpagent.learning.training.numpy_engine.products import Choice, Product
 from dpagent.learning.training.numpy_engine.stages import RecordGradients, TrainedStage, squared_lengths
 from dpagent.learning.training.numpy_engine.workspaces import Floats, Signal, aligned
 
@@ -41,13 +41,14 @@ class _DenseStage(TrainedStage):
         self._weights = aligned(inputs * units).reshape(inputs, units)
         self._bias = aligned(units)
         self._forward = Product(self._input, self._weights, self._output)
-        self.products["forward"] = self._forward
+        choices: dict[str, Choice] = {"forward": self._forward}
         self._back, self._transposed = None, None
         if source.gradient is not None:
             back = source.gradient.values.reshape(self._input.shape, copy=False)
             self._transposed = aligned(inputs * units).reshape(units, inputs)
             self._back = Product(self._incoming, self._transposed, back)
-            self.products["input gradient"] = self._back
+            choices["input gradient"] = self._back
+        self.choices = choices
 
     def load(self, weights: Floats) -> None:
         self._begin()

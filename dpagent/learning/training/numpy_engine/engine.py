@@ -81,7 +81,7 @@ class NumpyEngine:
 
     @property
     def forms(self) -> dict[str, str]:
-        """In which of its forms each matrix product and each tanh is computed, by layer and purpose."""
+        """In which of its forms each matrix product and each tanh is computed, by stage and purpose."""
         return {name: choice.form for name, choice in self._networks[0].choices.items()}
 
     def clipped_sum(

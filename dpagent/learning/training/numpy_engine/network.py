@@ -79,15 +79,12 @@ class Network:
 
     @property
     def choices(self) -> dict[str, Choice]:
-        """What can be computed in several forms, by layer and purpose."""
-        choices: dict[str, Choice] = {
-            f"{stage.path} {purpose}": product
-            for stage in self.trained
-            for purpose, product in stage.products.items()
+        """All that can be computed in several forms, by stage and purpose."""
+        return {
+            f"stage {number}, {purpose}": choice
+            for number, stage in enumerate(self._stages)
+            for purpose, choice in stage.choices.items()
         }
-        tangents = [stage.tangent for stage in self._stages if isinstance(stage, TanhStage)]
-        choices.update((f"tanh {number}", tangent) for number, tangent in enumerate(tangents))
-        return choices
 
     def load(self, weights: Floats) -> None:
         """Take over the parameters ``(d,)``."""
@@ -141,12 +138,13 @@ class _Builder:
     def _append(
         self, node: Node, following: Sequence[Node], source: Signal, *, reserved: bool
     ) -> tuple[Signal, bool]:
-        match node.layer:
-            case Convolution() as layer:
+        layer = node.layer
+        match layer:
+            case Convolution():
                 return self._convolution(layer, node, following, source), False
-            case MaxPool() as layer:
+            case MaxPool():
                 return self._max_pool(layer, node, following, source), False
-            case AveragePool() as layer:
+            case AveragePool():
                 target = self._signal_after(source, node.output_shape)
                 self.stages.append(AveragePoolStage(_windows(layer, node), source, target, self._memory))
                 return target, False
@@ -156,13 +154,13 @@ class _Builder:
                 return self._activation(TanhStage, source, reserved=reserved), True
             case Relu():
                 return self._activation(ReluStage, source, reserved=reserved), True
-            case GroupNorm(groups=groups):
+            case GroupNorm():
                 target = self._signal_after(source, node.output_shape)
-                self.stages.append(GroupNormStage(groups, source, target, self._memory))
+                self.stages.append(GroupNormStage(layer.groups, source, target, self._memory))
                 return target, True
             case Residual():
                 return self._residual(node, source), False
-            case layer:
+            case _:
                 assert_never(layer)
 
     def _convolution(

@@ -1,9 +1,11 @@
-"""What every step of the network can do, bound once to the memory it works on."""
+"""A step of the network, bound once to the memory it works on."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +18,13 @@ from dpagent.learning.training.numpy_engine.workspaces import Floats, aligned, r
 
 
 class Stage(ABC):
-    """One step over a whole microbatch, from one signal to another."""
+    """One step over a whole microbatch, from one signal to another.
+
+    Attributes:
+        choices: parts of it that can be computed in several forms, by purpose.
+    """
+
+    choices: Mapping[str, Choice] = MappingProxyType({})
 
     @abstractmethod
     def forward(self) -> None:
@@ -39,13 +47,11 @@ class TrainedStage(Stage):
     Attributes:
         path: the layer's name.
         parameters: where its parameters lie in the flat vector.
-        products: its products over several records, by name.
     """
 
     def __init__(self, node: Node) -> None:
         self.path = node.path
         self.parameters = node.parameters
-        self.products: dict[str, Choice] = {}
 
     @abstractmethod
     def load(self, weights: Floats) -> None:

@@ -112,21 +112,22 @@ def _step(graph: Graph, gradients: Gradients, node: Node) -> _Step:
         del write
         return all_places(shape)
 
-    match node.layer:
-        case Convolution() as layer:
+    layer = node.layer
+    match layer:
+        case Convolution():
             over = layer.windows(shape)
             return _Step(
                 lambda x, write: convolution.convolution(graph, gradients, node, over, x, write),
                 lambda write: convolution.places_read(node, over, write),
                 takes_any_order=True,
             )
-        case MaxPool() as layer:
+        case MaxPool():
             over = layer.windows(shape)
             return _Step(
                 lambda x, write: max_pooling.max_pool(graph, over, x, write),
                 lambda write: max_pooling.places_read(over, write),
             )
-        case AveragePool() as layer:
+        case AveragePool():
             over = layer.windows(shape)
             return _Step(
                 lambda x, write: average_pooling.average_pool(graph, over, x, write),
@@ -136,13 +137,14 @@ def _step(graph: Graph, gradients: Gradients, node: Node) -> _Step:
             return _Step(lambda x, _: elementwise.tanh(graph, x), lambda write: write)
         case Relu():
             return _Step(lambda x, _: elementwise.relu(graph, x), lambda write: write)
-        case GroupNorm(groups=groups):
+        case GroupNorm():
+            groups = layer.groups
             return _Step(lambda x, write: group_norm.group_norm(graph, groups, x, write), everything)
         case Dense():
             return _Step(lambda x, _: dense.dense(graph, gradients, node, x), everything)
         case Residual():
             return _Step(lambda x, write: _residual(graph, gradients, node, x, write), everything)
-        case layer:
+        case _:
             assert_never(layer)
 
 

@@ -75,13 +75,13 @@ SPECS = [
 ]  # fmt: skip
 
 
-def plain_loss(spec: ModelSpec, weights: Any, record: Any, label: int) -> float:
+def loss_of(spec: ModelSpec, weights: Any, record: Any, label: int) -> float:
     """The softmax cross-entropy of one record."""
-    logits = plain_logits(spec, weights, record)
+    logits = logits_of(spec, weights, record)
     return float(np.log(np.exp(logits - logits.max()).sum()) + logits.max() - logits[label])
 
 
-def plain_logits(spec: ModelSpec, weights: Any, record: Any) -> Any:
+def logits_of(spec: ModelSpec, weights: Any, record: Any) -> Any:
     """The scores of one record, after a front end if the model has one."""
     x = (record.astype(np.float64) - np.array(spec.input_offset)) / np.array(spec.input_scale)
     return forward(spec.nodes, weights.astype(np.float64), x)
@@ -95,7 +95,7 @@ def differences(spec: ModelSpec, weights: Any, record: Any, label: int) -> Any:
         moved = [exact.copy(), exact.copy()]
         moved[0][index] -= step
         moved[1][index] += step
-        below, above = (plain_loss(spec, each, record, label) for each in moved)
+        below, above = (loss_of(spec, each, record, label) for each in moved)
         gradient[index] = (above - below) / (2 * step)
     return gradient
 
