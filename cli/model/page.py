@@ -46,7 +46,7 @@ def model_page(spec: ModelSpec, microbatch: int) -> str:
 
 
 def model_file(spec: ModelSpec) -> str:
-    """A model file that :func:`~dpagent.learning.load_model` reads back: the same model, a line a layer."""
+    """The same model as a file for :func:`~dpagent.learning.model_files.load_model`, a line a layer."""
     description = spec.describe()
     lines = [f"# The model {spec.name}, to start one of your own from: give it another name."]
     for key, value in description.items():

@@ -1,4 +1,4 @@
-"""What a front end makes of records: computed once, kept on disk, read like any other data set.
+"""The features of a front end: computed once, kept on disk, read like any other data set.
 
 **Batch invariance.** The features of a record take its place in training, so they too must be a
 function of that record alone, bit for bit (:mod:`dpagent.learning.training.engine`). Hence every record goes
@@ -148,7 +148,7 @@ class FeatureSet(Dataset):
         self._closing()
 
     def _fill(self, dataset: Dataset, front_end: FrontEnd) -> None:
-        """Compute what the file does not hold yet."""
+        """Compute the features that the file does not hold yet."""
         self._require_space()
         known = on_disk = self._known_digests()
         digests: list[str] = []
@@ -192,7 +192,7 @@ class FeatureSet(Dataset):
         write_atomically(self._digests, json.dumps(digests).encode(), mode=0o600)
 
     def _known_digests(self) -> list[str]:
-        """What the features in the file were computed from, as far as it is whole."""
+        """Digests of the records behind the features in the file, as far as it is whole."""
         try:
             digests = json.loads(self._digests.read_bytes())
         except (OSError, ValueError, RecursionError):

@@ -1,9 +1,9 @@
 """A frozen network from an ONNX file, run by ONNX Runtime on one record at a time.
 
-Whoever ships a network, or trusts one for a device, has its operators checked when the model file is read
-(:mod:`dpagent.learning.front_end.network_check`); a device runs what its owner trusts by digest. A record
-that the network fails on nevertheless has features that are not finite, and is excluded like any other
-such record: that a round fails must not tell that a device has such a record.
+Its operators are checked when the model file is read, before a network is shipped or trusted
+(:mod:`dpagent.learning.front_end.network_check`); a device runs a network that its owner trusts by digest.
+A record that the network fails on nevertheless has features that are not finite, and is excluded like any
+other such record: a failed round must not tell that a device has such a record.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _RUN_ERRORS: tuple[type[Exception], ...] = (
 
 
 class OnnxFeatures:
-    """What the network makes of a record.
+    """The network as a function of one record.
 
     Args:
-        where: what the text of an error begins with.
+        where: the beginning of every error text.
         model: the file's bytes: one input and one output, float32, channels last, the first axis
             of both for records.
         input_shape: of one record.
-        output_shape: of one record; without it, what the network makes of it.
+        output_shape: of one record; without it, that of the network's output.
 
     Raises:
         ConfigurationError: the file is no such network, or holds an operator that ONNX Runtime lacks.

@@ -19,7 +19,7 @@ Floats = NDArray[np.float32]
 
 
 class Transform(NamedTuple):
-    """What a stage makes of one record.
+    """A stage as a function of one record.
 
     Attributes:
         output_shape: of one record after it.

@@ -46,10 +46,14 @@ def from_description(description: object, *, where: str = "The model") -> ModelS
 
     Args:
         description: of :meth:`ModelSpec.describe`, or of a file; it may hold anything.
-        where: what the text of an error begins with.
+        where: the beginning of every error text.
 
     Raises:
         ConfigurationError: it describes no model; the text names the key or the layer.
+
+    >>> layers = ["tanh", {"dense": 2}]
+    >>> from_description({"name": "m", "input_shape": [6], "classes": 2, "layers": layers}).layers
+    (Tanh(), Dense(units=2))
     """
     if not isinstance(description, dict):
         raise ConfigurationError(

@@ -23,13 +23,13 @@ from dpagent.learning.models.windows import MAX_AXIS, Windows, windows_over
 GROUP_NORM_EPSILON: Final = 1e-5
 """Added to the variance of a group before its root is taken."""
 
-# No layer of a plan, whoever signed it, makes a board compute or keep more than this.
+# No layer of any plan makes a board compute or keep more than this.
 _MAX_ACTIVATION: Final = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
 class _Layer(Part):
-    """What all layers share."""
+    """The common base of layers."""
 
     def shape_after(self, shape: Shape) -> Shape:
         """See :meth:`Part.shape_after`; at most 2²⁴ values a record."""
@@ -55,7 +55,7 @@ class Windowed(_Layer):
 
     @abstractmethod
     def windows(self, shape: Shape) -> Windows:
-        """Where the windows lie over a record of ``shape``; errors as of :meth:`Part.shape_after`."""
+        """Its windows over a record of ``shape``; errors as of :meth:`Part.shape_after`."""
 
 
 @dataclass(frozen=True, slots=True)

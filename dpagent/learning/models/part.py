@@ -1,4 +1,4 @@
-"""What layers and the stages of a front end have in common: a kind, values, and a rule for shapes."""
+"""The common base of layers and front-end stages: a kind, values, and a rule for shapes."""
 
 from __future__ import annotations
 

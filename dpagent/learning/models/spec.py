@@ -1,4 +1,4 @@
-"""Architectures as public records: what a model computes, without a weight in it.
+"""Architectures as public records: the computation of a model, without its weights.
 
 A :class:`ModelSpec` is agreed between coordinator and devices before any training. It names the
 frozen front end, the trainable layers, the fixed preprocessing of the inputs, and the order in
@@ -32,7 +32,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dpagent.errors import ConfigurationError, DpagentError, require_count, require_finite, require_positive
+from dpagent.errors import (
+    ConfigurationError,
+    DpagentError,
+    ParameterError,
+    require_count,
+    require_finite,
+    require_positive,
+)
 from dpagent.learning.models.layers import Dense, Layer, Residual
 from dpagent.learning.models.part import Shape
 from dpagent.learning.models.stages import FrozenNetwork, Projection, Stage
@@ -82,7 +89,7 @@ class Node:
 
     @property
     def parameters(self) -> slice:
-        """Where its own parameters lie in the flat vector: weight, then bias."""
+        """The place of its own parameters in the flat vector: weight, then bias."""
         return slice(self.blocks[0].offset, self.blocks[-1].offset + self.blocks[-1].size)
 
     def walk(self) -> Iterator[Node]:
@@ -102,13 +109,22 @@ class ModelSpec:
             ``(height, width, channels)``.
         classes: number of classes; the last layer is ``Dense(classes)``.
         layers: the trainable part, in order of computation.
-        front_end: frozen stages before the layers; what they make of a record is computed once.
+        front_end: frozen stages before the layers; the features of a record are computed once.
         input_offset, input_scale: the network sees ``(x - input_offset) / input_scale`` of an
             input (images: in [0, 1]). One number, or one a channel. They are constants fixed with
             the architecture, never computed from anyone's data.
 
     Raises:
-        ConfigurationError: a layer does not fit what comes before it; the text names the layer.
+        ConfigurationError: a layer does not fit the one before it; the text names the layer.
+
+    >>> from dpagent.learning.models.layers import Conv2d, Tanh
+    >>> spec = ModelSpec("small", (8, 8, 1), 3, (Conv2d(channels=4, kernel=3), Tanh(), Dense(3)))
+    >>> [(node.path, node.output_shape) for node in spec.nodes]
+    [('0.conv2d', (6, 6, 4)), ('1.tanh', (6, 6, 4)), ('2.dense', (3,))]
+    >>> spec.parameter_count
+    475
+    >>> spec.describe()["layers"]
+    [{'conv2d': {'channels': 4, 'kernel': 3, 'stride': 1, 'padding': 0}}, 'tanh', {'dense': {'units': 3}}]
     """
 
     name: str
@@ -167,7 +183,7 @@ class ModelSpec:
 
     @property
     def shape_before_projection(self) -> Shape:
-        """The shape of what is projected."""
+        """The shape of one record before its projection."""
         shape = self.input_shape
         for stage in self.front_end[:-1]:
             shape = stage.shape_after(shape)
@@ -194,11 +210,6 @@ class ModelSpec:
             shape, offset = node.output_shape, _end(node, offset)
         return tuple(nodes)
 
-    @property
-    def output_shapes(self) -> tuple[Shape, ...]:
-        """The shape of one record after each layer."""
-        return tuple(node.output_shape for node in self.nodes)
-
     @cached_property
     def parameter_shapes(self) -> list[ParameterBlock]:
         """Name, shape and offset of every tensor, in the order of the flat vector."""
@@ -215,6 +226,14 @@ class ModelSpec:
         """Parameters of each layer that has any, weight and bias together, in their order."""
         nodes = (node for top in self.nodes for node in top.walk() if node.blocks)
         return tuple(node.parameters.stop - node.parameters.start for node in nodes)
+
+    def require_weights(self, weights: NDArray[np.float32]) -> None:
+        """Raise :class:`ParameterError` unless ``weights`` is a flat float32 vector for this model."""
+        if weights.dtype != np.float32 or weights.shape != (self.parameter_count,):
+            raise ParameterError(
+                f"The weights are {weights.dtype} of shape {weights.shape}; model {self.name!r} takes"
+                f" float32 of shape ({self.parameter_count},)."
+            )
 
     def initial_weights(self, seed: int) -> NDArray[np.float32]:
         """Starting weights, a flat float32 vector of length ``parameter_count``.

@@ -1,8 +1,8 @@
 """Frozen stages before the trainable layers, as public records.
 
 Nothing in a front end is learnt from the data of the devices (but for :class:`Projection`, which is
-computed across the fleet and paid for): so what it makes of a record costs no privacy, and a device
-computes it once and keeps it. Tramèr and Boneh ("Differentially Private Learning Needs Better
+computed across the fleet and paid for): so its features of a record cost no privacy, and a device
+computes them once and keeps them. Tramèr and Boneh ("Differentially Private Learning Needs Better
 Features", ICLR 2021) show that under a small budget such features with a linear layer beat a
 network learnt from scratch.
 """
@@ -25,7 +25,7 @@ _MAX_PROJECTED: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class _Stage(Part):
-    """What all stages share."""
+    """The common base of stages."""
 
     def shape_after(self, shape: Shape) -> Shape:
         """See :meth:`Part.shape_after`; at most 2²² features a record."""

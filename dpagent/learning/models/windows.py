@@ -42,7 +42,7 @@ class Windows:
 
 
 def windows_over(shape: Shape, axes: int, kernel: int, stride: int, padding: int) -> Windows:
-    """Where windows of one size lie over a record.
+    """The positions of windows of one size over a record.
 
     Args:
         shape: of the record.

@@ -1,4 +1,4 @@
-"""Which frozen networks may see private records: by their operators, before anything is run."""
+"""Frozen networks that may see private records, by their operators, before anything is run."""
 
 from __future__ import annotations
 

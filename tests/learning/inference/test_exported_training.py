@@ -1,4 +1,4 @@
-"""The exported model computes what was trained, and what is trained learns."""
+"""The exported model computes the trained one, and training learns."""
 
 from __future__ import annotations
 

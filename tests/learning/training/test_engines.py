@@ -1,4 +1,4 @@
-"""What every engine promises: the sums of the gradients by definition, clipped, whatever the lot."""
+"""The promises of every engine: the clipped sums of the gradients by definition, for any lot."""
 
 from __future__ import annotations
 

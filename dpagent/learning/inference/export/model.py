@@ -1,7 +1,7 @@
 """The file that leaves the project: a trained model with its preprocessing, its front end and its metadata.
 
 The graph takes records with the channels last, images in [0, 1], and holds the preprocessing and the front
-end of the :class:`ModelSpec`, so whoever runs it needs to know nothing else. ONNX convolves with the channels
+end of the :class:`ModelSpec`, so it runs on its own. ONNX convolves with the channels
 first, so records are transposed before the layers, and back before they are flattened: the weights of the
 first dense layer stay in the order of training.
 """
@@ -50,11 +50,7 @@ def export_onnx(
     >>> [output.name for output in onnx.load_from_string(file).graph.output]
     ['logits']
     """
-    if weights.dtype != np.float32 or weights.shape != (spec.parameter_count,):
-        raise ParameterError(
-            f"The weights are {weights.dtype} of shape {weights.shape}; model {spec.name!r}"
-            f" takes float32 of shape ({spec.parameter_count},)."
-        )
+    spec.require_weights(weights)
     if not np.isfinite(weights).all():
         raise ParameterError(
             f"{np.count_nonzero(~np.isfinite(weights))} of the weights are not finite; expected none."

@@ -30,11 +30,11 @@ from dpagent.learning.training.numpy_engine.gathering import (
     windows_of,
 )
 from dpagent.learning.training.numpy_engine.products import SMALL_PRODUCT, Choice, Product
-from dpagent.learning.training.numpy_engine.stages import RecordGradients, TrainedStage
+from dpagent.learning.training.numpy_engine.stages import RecordGradients, WrittenOutStage
 from dpagent.learning.training.numpy_engine.workspaces import Floats, Memory, Signal, aligned
 
 
-class ConvolutionStage(TrainedStage):
+class ConvolutionStage(WrittenOutStage):
     """One- and two-dimensional convolution.
 
     Args:
@@ -122,23 +122,11 @@ class ConvolutionStage(TrainedStage):
         elif self._zeros is not None:
             self._zeros.fill(0)
 
-    def squared_norms(self) -> NDArray[np.float64]:
-        return self._gradients.squared_norms()
-
-    def add_clipped(self, factors: Floats, unusable: NDArray[np.intp]) -> None:
-        self._gradients.add_clipped(factors, unusable)
-
-    def finish(self) -> None:
-        self._gradients.finish()
-
     def total(self) -> NDArray[np.float64]:
         ours = self._gradients.total
         matrix = ours.copy()
         self._as_agreed(matrix)[...] = self._in_order(ours)
         return matrix.reshape(-1)
-
-    def evidence(self) -> list[Floats]:
-        return [self._gradients.rows]
 
     def _as_agreed(self, matrix: NDArray[np.floating]) -> NDArray[np.floating]:
         """A view of the taps of a matrix in the order of the flat vector, its axes in the order of ours."""

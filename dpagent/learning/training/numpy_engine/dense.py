@@ -22,12 +22,17 @@ from numpy.typing import NDArray
 from dpagent.learning.models.spec import Node
 from dpagent.learning.training.engine import NORM_RUN
 from dpagent.learning.training.numpy_engine.products import Choice, Product
-from dpagent.learning.training.numpy_engine.stages import RecordGradients, TrainedStage, squared_lengths
+from dpagent.learning.training.numpy_engine.stages import (
+    RecordGradients,
+    TrainedStage,
+    WrittenOutStage,
+    squared_lengths,
+)
 from dpagent.learning.training.numpy_engine.workspaces import Floats, Signal, aligned
 
 
 class _DenseStage(TrainedStage):
-    """What both ways of finding the gradient share."""
+    """The common base of both ways of finding the gradient."""
 
     def __init__(self, node: Node, source: Signal, target: Signal) -> None:
         super().__init__(node)
@@ -120,7 +125,7 @@ class DenseStage(_DenseStage):
         return [self._inputs, self._gradients]
 
 
-class AveragedDenseStage(_DenseStage):
+class AveragedDenseStage(_DenseStage, WrittenOutStage):
     """A dense layer that sees several views of each record."""
 
     def __init__(self, node: Node, source: Signal, target: Signal) -> None:
@@ -137,17 +142,5 @@ class AveragedDenseStage(_DenseStage):
         np.matmul(self._input.swapaxes(1, 2), self._incoming, out=matrices[:, :-1])
         np.add.reduce(self._incoming, axis=1, out=matrices[:, -1])
 
-    def squared_norms(self) -> NDArray[np.float64]:
-        return self._gradients.squared_norms()
-
-    def add_clipped(self, factors: Floats, unusable: NDArray[np.intp]) -> None:
-        self._gradients.add_clipped(factors, unusable)
-
-    def finish(self) -> None:
-        self._gradients.finish()
-
     def total(self) -> NDArray[np.float64]:
         return self._gradients.total.reshape(-1)
-
-    def evidence(self) -> list[Floats]:
-        return [self._gradients.rows]

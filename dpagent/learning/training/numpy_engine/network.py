@@ -266,7 +266,7 @@ def _cropped(nodes: Sequence[Node]) -> list[Node]:
 
 
 def _read(node: Node, output: Shape) -> Shape:
-    """What a layer reads of its input to give the first rows and columns of its output."""
+    """The part of its input that a layer reads to give the first rows and columns of its output."""
     if isinstance(node.layer, Activation):
         return output
     if not isinstance(node.layer, Windowed):

@@ -140,7 +140,7 @@ class SlidingMaxPoolStage(MaximumStage):
 
 
 class CopyStage(Stage):
-    """What lies in rows and columns of larger images, without gaps."""
+    """Copies rows and columns out of larger images, without gaps."""
 
     def __init__(self, source: Signal, target: Signal) -> None:
         self._values = (target.values.values, source.values.values)
@@ -219,7 +219,7 @@ class _Maximum:
 
 
 def between_of(memory: Memory, shape: Shape, source: Signal) -> Signal:
-    """Room for what is between the maximum or mean across and the one down."""
+    """Room for the results of the maximum or mean across, before the one down."""
     gradient = memory.workspace(shape, shared="between") if source.gradient else None
     return Signal(memory.workspace(shape), gradient)
 

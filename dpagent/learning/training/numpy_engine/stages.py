@@ -141,6 +141,24 @@ class RecordGradients:
         return self._total[: math.prod(self._shape)].reshape(self._shape)
 
 
+class WrittenOutStage(TrainedStage):
+    """A step whose gradients are written out, record by record, in ``self._gradients``."""
+
+    _gradients: RecordGradients
+
+    def squared_norms(self) -> NDArray[np.float64]:
+        return self._gradients.squared_norms()
+
+    def add_clipped(self, factors: Floats, unusable: NDArray[np.intp]) -> None:
+        self._gradients.add_clipped(factors, unusable)
+
+    def finish(self) -> None:
+        self._gradients.finish()
+
+    def evidence(self) -> list[Floats]:
+        return [self._gradients.rows]
+
+
 def squared_lengths(rows: Floats, run: int = NORM_RUN) -> NDArray[np.float64]:
     """‖row‖² of each row, and what may have underflowed: in float32 over at most ``run`` numbers.
 

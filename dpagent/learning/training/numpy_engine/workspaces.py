@@ -55,7 +55,7 @@ class Workspace(NamedTuple):
 
 
 class Signal(NamedTuple):
-    """What flows between two stages.
+    """The numbers that pass between two stages.
 
     Attributes:
         values: the activations.

@@ -1,4 +1,4 @@
-"""Which places of the image stand in which window."""
+"""The places of an image under each window."""
 
 from __future__ import annotations
 
