@@ -21,7 +21,7 @@ from agent.settings import AgentSettings
 from dpagent.errors import DataError, DpagentError, ParameterError
 from dpagent.learning.data.dataset import Dataset
 from dpagent.learning.front_end.features import FeatureSet, FrontEnd
-from dpagent.learning.front_end.stages import FrozenNetwork
+from dpagent.learning.models.stages import FrozenNetwork
 from dpagent.learning.training.engine import Engine, accumulation_slack
 from dpagent.learning.training.engine_choice import Bench, EngineKind, UnsuitableEngineError, choose_engine
 from dpagent.protocol.messages import Plan

@@ -9,10 +9,10 @@ from typing import Any, Final, Literal
 
 from coordinator.planning import Planner, clipping_of, new_job
 from dpagent.errors import ConfigurationError, DataError, PlanError
-from dpagent.learning.front_end.stages import FrozenNetwork
+from dpagent.learning.model_files import find_model, is_model_file, load_assets, load_model
 from dpagent.learning.models.built_ins import BUILT_IN
-from dpagent.learning.models.description import find_model, is_model_file, load_assets, load_model
 from dpagent.learning.models.spec import ModelSpec
+from dpagent.learning.models.stages import FrozenNetwork
 from simulation.fitting_model import fitting_model
 from simulation.layout import Layout
 from simulation.outlook import Outlook, outlook_of

@@ -15,7 +15,7 @@ from cli.demo.next_steps import predict_commands
 from cli.demo.progress import Progress
 from dpagent.errors import BrokerError, PlanError
 from dpagent.learning.data.formats.npz import open_npz
-from dpagent.learning.models.description import find_model
+from dpagent.learning.model_files import find_model
 from dpagent.learning.models.fitting import check_fits
 from dpagent.storage import StateDirectory, write_atomically
 from simulation.choices import Asked, Choice, choose, choose_model, facts_of

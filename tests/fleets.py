@@ -18,7 +18,6 @@ from brokers import PATIENCE_S, Broker
 from dpagent.learning.data.dataset import ArrayDataset
 from dpagent.learning.data.formats.npz import save_npz
 from dpagent.learning.models.built_ins import built_in
-from dpagent.learning.models.description import describe
 from dpagent.learning.training.engine import ACCUMULATION_SLACK
 from dpagent.privacy.mechanisms.grid import DEFAULT_RESOLUTION
 from dpagent.protocol.fragments import content_digest, weights_to_bytes
@@ -45,7 +44,7 @@ def plan_values(**changes: Any) -> dict[str, Any]:
         "version": 1, "kind": "plan", "fleet": "testers", "job": b"j" * 16, "round": 1, "state": "open",
         "model": {
             "parameters": DIGITS.parameter_count, "architecture": DIGITS.digest(),
-            "digest": content_digest(weights), "description": cbor2.dumps(describe(DIGITS), canonical=True),
+            "digest": content_digest(weights), "description": cbor2.dumps(DIGITS.describe(), canonical=True),
         },
         "assets": [], "augmentation": None, "projection": None,
         "mechanism": {

@@ -270,7 +270,7 @@ def _data_choice(
 
 def _absolute(model: str) -> str:
     """A model file by its whole path, so that a run that goes on elsewhere finds it."""
-    from dpagent.learning.models.description import is_model_file
+    from dpagent.learning.model_files import is_model_file
 
     return str(Path(model).absolute()) if is_model_file(model) else model
 

@@ -47,7 +47,7 @@ def show(
 ) -> None:
     """Show a model layer by layer: shapes, parameters, operations, and what it takes to train."""
     from cli.model.page import model_file, model_page
-    from dpagent.learning.models.description import find_model
+    from dpagent.learning.model_files import find_model
 
     spec = find_model(name)
     with reader_may_leave():
@@ -71,7 +71,7 @@ def graph(
     models with one view it knows already; of any other, its owner builds the graph with this command
     and trusts what it prints.
     """
-    from dpagent.learning.models.description import find_model
+    from dpagent.learning.model_files import find_model
     from dpagent.learning.training.onnx_graph.signature import graph_digest, known_digests
     from dpagent.storage import write_atomically
 

@@ -17,8 +17,8 @@ from dpagent.errors import ConfigurationError, DataError
 from dpagent.learning.data.derived import Subset
 from dpagent.learning.data.formats.npz import save_npz
 from dpagent.learning.data.splits import split
+from dpagent.learning.model_files import load_assets
 from dpagent.learning.models.built_ins import BUILT_IN
-from dpagent.learning.models.description import load_assets
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.storage import disk_errors, write_atomically
 from dpagent.wording import counted

@@ -10,8 +10,8 @@ import yaml
 
 from coordinator.keys import load_signer
 from coordinator.settings import FleetSettings
+from dpagent.learning.model_files import load_assets, load_model
 from dpagent.learning.models.built_ins import BUILT_IN, built_in
-from dpagent.learning.models.description import load_assets, load_model
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.training.onnx_graph.signature import graph_digest, known_digests
 from dpagent.storage import write_atomically

@@ -16,12 +16,13 @@ from frozen_networks import of_chance, tanh
 
 from agent.settings import AgentSettings
 from dpagent.learning.front_end.network_check import operators
-from dpagent.learning.front_end.stages import STAGES
+from dpagent.learning.model_files import load_model
 from dpagent.learning.models.built_ins import BUILT_IN, built_in
 from dpagent.learning.models.costs import forward_flops, record_bytes, working_bytes
-from dpagent.learning.models.description import from_description, load_model
+from dpagent.learning.models.description import from_description
 from dpagent.learning.models.layers import LAYERS, Conv2d, Dense, MaxPool2d, Residual, Tanh
 from dpagent.learning.models.spec import ModelSpec
+from dpagent.learning.models.stages import STAGES
 from dpagent.learning.training.onnx_graph.signature import known_digests
 
 OWN = """\

@@ -14,9 +14,9 @@ from coordinator.settings import FleetSettings
 from dpagent.learning.data.dataset import ArrayDataset, Dataset
 from dpagent.learning.data.formats.npz import open_npz
 from dpagent.learning.front_end.features import FeatureSet, FrontEnd
-from dpagent.learning.front_end.stages import Projection, Scattering
 from dpagent.learning.models.layers import Dense, GroupNorm
 from dpagent.learning.models.spec import ModelSpec
+from dpagent.learning.models.stages import Projection, Scattering
 from simulation.data.shards import prepare_data, write_model
 from simulation.data.source import Source
 from simulation.layout import Layout

@@ -20,8 +20,8 @@ from dpagent.errors import ConfigurationError, DataError, DpagentError, PlanErro
 from dpagent.learning.data.dataset import ArrayDataset
 from dpagent.learning.data.formats.npz import save_npz
 from dpagent.learning.front_end.features import FrontEnd
+from dpagent.learning.model_files import load_model
 from dpagent.learning.models.built_ins import built_in
-from dpagent.learning.models.description import load_model
 from dpagent.learning.models.layers import Dense
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.training.numpy_engine.engine import NumpyEngine

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dpagent.errors import ConfigurationError
-from dpagent.learning.inference.evaluation import LOAD_ERRORS, first_line, quiet_session
 from dpagent.learning.models.spec import ModelSpec
+from dpagent.learning.onnx_session import LOAD_ERRORS, first_line, quiet_session
 from dpagent.learning.training.onnx_graph.signature import (
     RECORDS,
     Signature,

@@ -1,6 +1,7 @@
-"""Small architectures with every kind of layer, and a plain float64 network to check gradients by.
+"""Small architectures with every kind of layer, and their losses and gradients by the layers' definition.
 
-Records one by one, windows one by one, formulas as in the books: slow, and nothing like an engine.
+The one oracle for both engines: :func:`~dpagent.learning.models.forward.forward` in float64, and differences
+of it. That definition is held against ONNX Runtime's own operators in ``inference/test_exported_training``.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from dpagent.learning.models.forward import forward
 from dpagent.learning.models.layers import (
     AveragePool1d,
     AveragePool2d,
@@ -23,7 +25,7 @@ from dpagent.learning.models.layers import (
     Residual,
     Tanh,
 )
-from dpagent.learning.models.spec import ModelSpec, Node
+from dpagent.learning.models.spec import ModelSpec
 
 
 def small(
@@ -73,57 +75,16 @@ SPECS = [
 ]  # fmt: skip
 
 
-def plain_loss(spec: ModelSpec, weights: Any, record: Any, label: int) -> float:
+def loss_of(spec: ModelSpec, weights: Any, record: Any, label: int) -> float:
     """The softmax cross-entropy of one record."""
-    logits = plain_logits(spec, weights, record)
+    logits = logits_of(spec, weights, record)
     return float(np.log(np.exp(logits - logits.max()).sum()) + logits.max() - logits[label])
 
 
-def plain_logits(spec: ModelSpec, weights: Any, record: Any) -> Any:
+def logits_of(spec: ModelSpec, weights: Any, record: Any) -> Any:
     """The scores of one record, after a front end if the model has one."""
     x = (record.astype(np.float64) - np.array(spec.input_offset)) / np.array(spec.input_scale)
-    return plain_forward(spec.nodes, weights.astype(np.float64), x)
-
-
-def plain_forward(nodes: tuple[Node, ...], weights: Any, x: Any) -> Any:
-    for node in nodes:
-        tensors = [
-            weights[block.offset : block.offset + block.size].reshape(block.shape) for block in node.blocks
-        ]
-        layer = node.layer
-        match layer:
-            case Residual():
-                x = plain_forward(node.body, weights, x) + plain_forward(node.shortcut, weights, x)
-            case Dense():
-                x = x.reshape(-1) @ tensors[0] + tensors[1]
-            case Conv1d() | Conv2d():
-                axes = x.ndim - 1
-                x = np.pad(x, [(layer.padding, layer.padding)] * axes + [(0, 0)])
-                weight, bias, summed = *tensors, axes + 1
-                x = over_windows(
-                    x, layer, lambda window, w=weight, b=bias, n=summed: np.tensordot(window, w, n) + b
-                )
-            case MaxPool1d() | MaxPool2d():
-                x = over_windows(x, layer, lambda window: window.reshape(-1, window.shape[-1]).max(axis=0))
-            case AveragePool1d() | AveragePool2d():
-                x = over_windows(x, layer, lambda window: window.reshape(-1, window.shape[-1]).mean(axis=0))
-            case GroupNorm():
-                grouped = x.reshape(-1, layer.groups, x.shape[-1] // layer.groups)
-                centred = grouped - grouped.mean(axis=(0, 2), keepdims=True)
-                variance = (centred**2).mean(axis=(0, 2), keepdims=True)
-                x = (centred / np.sqrt(variance + 1e-5)).reshape(x.shape)
-            case Tanh():
-                x = np.tanh(x)
-            case Relu():
-                x = np.maximum(x, 0)
-    return x
-
-
-def over_windows(x: Any, layer: Any, function: Any) -> Any:
-    counts = [(size - layer.kernel) // layer.stride + 1 for size in x.shape[:-1]]
-    corners = [tuple(layer.stride * i for i in index) for index in np.ndindex(*counts)]
-    results = [function(x[tuple(slice(i, i + layer.kernel) for i in corner)]) for corner in corners]
-    return np.array(results).reshape(*counts, -1)
+    return forward(spec.nodes, weights.astype(np.float64), x)
 
 
 def differences(spec: ModelSpec, weights: Any, record: Any, label: int) -> Any:
@@ -134,7 +95,7 @@ def differences(spec: ModelSpec, weights: Any, record: Any, label: int) -> Any:
         moved = [exact.copy(), exact.copy()]
         moved[0][index] -= step
         moved[1][index] += step
-        below, above = (plain_loss(spec, each, record, label) for each in moved)
+        below, above = (loss_of(spec, each, record, label) for each in moved)
         gradient[index] = (above - below) / (2 * step)
     return gradient
 
