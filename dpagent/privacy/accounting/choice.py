@@ -60,7 +60,7 @@ def accountant_name(events: Iterable[Event], delta: float) -> AccountantName:
     if delta == 0:
         if not _supports_all(BasicAccountant(), events):
             raise UnsupportedEventError(
-                f"delta is {delta!r}; expected a number above 0, as a GaussianEvent has no epsilon at delta 0."
+                f"delta is {delta!r}; expected a number above 0, as a GaussianEvent has no epsilon at 0."
             )
         return "basic"
     if different > _MOST_DIFFERENT:

@@ -1,5 +1,7 @@
 """How much may still be released, when each release is chosen in the light of earlier ones.
 
+Not wired: no program imports this yet.
+
 An accountant adds up charges that were fixed in advance. Over the lifetime of a data set they are
 not: a coordinator picks the next job, its noise and its length after seeing what earlier ones
 gave, and reallocation does so within a job. A *privacy filter* admits a charge only while the
@@ -57,10 +59,10 @@ from typing import Any, Final, Self
 import numpy as np
 
 from dpagent.errors import ParameterError, PlanError, require_between, require_positive
-from dpagent.privacy.accounting.composition import gaussian_rho, pure_rho, zcdp_rho
 from dpagent.privacy.accounting.divergences import ORDERS
 from dpagent.privacy.accounting.normal_form import Charge, SampledGaussian, UnsupportedEventError, charge_of
 from dpagent.privacy.accounting.rdp import conversion_offsets, renyi_divergences, require_divergence
+from dpagent.privacy.accounting.zcdp import gaussian_rho, pure_rho, zcdp_rho
 from dpagent.privacy.events import Event
 
 _STATE_VERSION: Final = 1

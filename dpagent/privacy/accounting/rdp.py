@@ -7,7 +7,7 @@ with and without it, in either direction.
 included.
 
 *Pure mechanisms.* Those known to be (ε, 0)-DP are covered by
-:func:`~dpagent.privacy.accounting.composition.pure_cumulants`. With δ > 0 no D_α of order above 1 need be
+:func:`~dpagent.privacy.accounting.divergences.pure_cumulants`. With δ > 0 no D_α of order above 1 need be
 finite, so such mechanisms are refused here.
 
 *Composition and conversion.* D_α adds up over runs, each of its own mechanism, when these are
@@ -42,8 +42,8 @@ import numpy as np
 
 from dpagent.errors import ParameterError, require_between
 from dpagent.privacy.accounting.accountant import Accountant, AccountantName, FloatArray
-from dpagent.privacy.accounting.composition import pure_cumulants, running_sums
-from dpagent.privacy.accounting.divergences import ORDERS, cumulants
+from dpagent.privacy.accounting.composition import running_sums
+from dpagent.privacy.accounting.divergences import ORDERS, cumulants, pure_cumulants
 from dpagent.privacy.accounting.normal_form import Charge, Mechanism, SampledGaussian, UnsupportedEventError
 from dpagent.privacy.events import ApproximateEvent
 
