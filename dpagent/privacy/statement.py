@@ -48,7 +48,7 @@ class Adjacency(StrEnum):
     ADD_OR_REMOVE_ONE = "add-or-remove-one"
     """One has a unit that the other lacks."""
     REPLACE_ONE = "replace-one"
-    """They are alike but for what one unit says; who takes part is no secret."""
+    """They differ in the value of one unit; participation is no secret."""
 
     @property
     def meaning(self) -> str:
@@ -81,7 +81,7 @@ class Trust(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class BudgetStatement:
-    """(ε, δ)-differential privacy of a mechanism, and what the two numbers refer to. Public.
+    """(ε, δ)-differential privacy of a mechanism, and the scope of the two numbers. Public.
 
     Attributes:
         unit: the unit whose presence or value is hidden.

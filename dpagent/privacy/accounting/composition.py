@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from dpagent.errors import ParameterError
-from dpagent.privacy.accounting.normal_form import charge_of
+from dpagent.privacy.accounting.normal_form import runs_of
 from dpagent.privacy.events import ApproximateEvent, Event
 
 _PARTS: Final = 2**1074  # every double is a whole number of such parts of 1
@@ -28,7 +28,7 @@ def composed(*events: Event) -> ApproximateEvent:
     Raises:
         ParameterError: there is none, one is a Gaussian, or a sum leaves the range of an event's ε or δ.
     """
-    charges = [charge_of(event) for event in events]
+    charges = [runs_of(event) for event in events]
     parts = [(part, count) for part, count in charges if isinstance(part, ApproximateEvent)]
     if not parts or len(parts) < len(charges):
         raise ParameterError(f"events are {events!r}; expected at least one, all of them (ε, δ)-DP.")

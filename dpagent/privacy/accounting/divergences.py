@@ -60,7 +60,7 @@ and q through the rest; so all orders for all rounds are one product of two matr
 exponential is taken for a pair of both. Entries are scaled by the middle of a block of rounds,
 kept so small that within it no entry is beyond e^±300, and weights below e^−700 of the greatest
 are raised to that, which adds less than e^−90 of the sum; so is K itself, that nothing is free. Values
-are double precision: relative rounding is below 1e-10, and whoever converts them allows for that.
+are double precision: relative rounding is below 1e-10, and conversion allows for that.
 """
 
 from __future__ import annotations
@@ -140,14 +140,14 @@ def pure_cumulants(epsilons: ArrayLike, orders: Sequence[float]) -> NDArray[np.f
         require_between("epsilon", float(value), 0.0, MAX_EVENT_EPSILON)
     for order in alphas:
         require_positive("order less 1", float(order) - 1)
-    rows = np.maximum(values, 1e-300)[:, np.newaxis]  # logarithms of what vanishes
+    rows = np.maximum(values, 1e-300)[:, np.newaxis]  # for logarithms of 0
     log_excess = (
         alphas * rows
         + np.log(-np.expm1(-alphas * rows))
         + np.log(-np.expm1(-(alphas - 1) * rows))
         - np.logaddexp(0.0, rows)
     )
-    cumulants = np.maximum(np.logaddexp(0.0, log_excess), 1e-300)  # what costs little costs something
+    cumulants = np.maximum(np.logaddexp(0.0, log_excess), 1e-300)  # a small cost is never none
     return np.asarray(np.where(values[:, np.newaxis] > 0, cumulants, 0.0))
 
 
@@ -196,7 +196,7 @@ class _Pairs:
     def blocks(
         self, groups: tuple[_Group, ...]
     ) -> Iterator[tuple[NDArray[np.intp], Callable[[_Group], FloatArray]]]:
-        """Places of some pairs, and what gives the logarithms of their sums for a group of orders.
+        """Places of some pairs, and a function from a group of orders to the logarithms of their sums.
 
         Pairs are cut into blocks in which no scaled entry is beyond e^±_REACH: as (e^b − 1)/(e^a − 1)
         ≤ (b/a)·e^(b−a) for b ≥ a, the spreads below bound its exponent for all k up to ``largest``

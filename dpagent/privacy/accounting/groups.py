@@ -1,4 +1,4 @@
-"""Group privacy: what a guarantee for one unit means for several, such as all records of one person.
+"""Group privacy: the guarantee for several units, such as all records of one person, from that for one.
 
 Not wired: no program imports this yet.
 
@@ -21,7 +21,7 @@ _ROUNDING: Final = 2.0**-40
 
 
 def group_event(event: ApproximateEvent, size: int) -> ApproximateEvent:
-    """What an event means for a group of ``size`` units, at least 1.
+    """The event that stands for a group of ``size`` units, at least 1.
 
     >>> group_event(ApproximateEvent(0.5), 3)
     ApproximateEvent(epsilon=1.5, delta=0.0)
