@@ -85,8 +85,8 @@ def check(
     from cli.data.wording import as_options, told_as_options
     from dpagent.learning.data.checking import examine
     from dpagent.learning.data.opening import fitted, open_dataset
+    from dpagent.learning.fitting import check_fits
     from dpagent.learning.model_files import find_model
-    from dpagent.learning.models.fitting import check_fits
     from dpagent.storage import write_atomically
 
     settings = dataset_settings(

@@ -1,11 +1,10 @@
-"""A privacy figure with everything that it means nothing without.
+"""Privacy statements: an (ε, δ) with everything that it is meaningless without.
 
-An ε says little by itself: it is a bound for some unit (a record, a whole device, one released
-coordinate), under some adjacency, as long as somebody is trusted with something. A
-:class:`BudgetStatement` carries these along, and is the one type in which figures leave this
-package: plans, ledgers, reports and models show it. Statements that differ in unit, adjacency or
-trust are never added up, and are shown in different columns: the sum of a figure that trusts the
-shuffler and one that trusts nobody is a bound for nothing.
+An ε says little by itself. It is a bound for some unit (a record, a whole device, one coordinate of an
+update), under some adjacency, as long as somebody is trusted with something. A :class:`BudgetStatement`
+carries these along, and is the one type in which figures leave this package: plans, ledgers, reports and
+models show it. Statements that differ in unit, adjacency or trust are never added up, and are shown in
+different columns: the sum of a figure that trusts the shuffler and one that trusts nobody bounds nothing.
 """
 
 from __future__ import annotations
@@ -16,20 +15,22 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
-from dpagent.errors import ParameterError, require_finite
+from dpagent.errors import ParameterError, require_between, require_finite, require_positive
 
 _VERSION: Final = 1
+_MOST_EXPECTED: Final = 0.1  # records of one device that all that δ allows may give away, on average
+_MOST_DELTA: Final = 1e-3
 
 
 class Unit(StrEnum):
-    """Whose presence, or whose value, is hidden."""
+    """The unit whose presence, or whose value, is hidden."""
 
     RECORD = "record"
     """One record among those of a device."""
     DEVICE = "device"
     """All that a device contributes, together."""
     COORDINATE = "coordinate"
-    """One released coordinate of a device's update, and nothing of the others."""
+    """One coordinate of a device's update, and nothing of the others."""
 
     @property
     def meaning(self) -> str:
@@ -47,7 +48,7 @@ class Adjacency(StrEnum):
     ADD_OR_REMOVE_ONE = "add-or-remove-one"
     """One has a unit that the other lacks."""
     REPLACE_ONE = "replace-one"
-    """They are alike but for what one unit says; who takes part is no secret."""
+    """They differ in the value of one unit; participation is no secret."""
 
     @property
     def meaning(self) -> str:
@@ -59,7 +60,7 @@ class Adjacency(StrEnum):
 
 
 class Trust(StrEnum):
-    """Who has to keep to the protocol for the figure to hold."""
+    """The parties that have to keep to the protocol for the figure to hold."""
 
     NONE = "none"
     """Nobody: the device perturbs what it sends before anything leaves it."""
@@ -80,16 +81,16 @@ class Trust(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class BudgetStatement:
-    """(ε, δ)-differential privacy of a mechanism, and what the two numbers refer to. Public.
+    """(ε, δ)-differential privacy of a mechanism, and the scope of the two numbers. Public.
 
     Attributes:
-        unit: whose presence or value is hidden.
+        unit: the unit whose presence or value is hidden.
         adjacency: which data sets are neighbours.
-        trust: who has to keep to the protocol.
-        mechanism: name of what is released, as plans and ledgers spell it.
+        trust: the parties that have to keep to the protocol.
+        mechanism: its name, as plans and ledgers spell it.
         epsilon: at least 0; infinite where nothing is guaranteed.
         delta: in [0, 1]; 1 where nothing is guaranteed.
-        assumptions: what else has to hold, a full sentence each.
+        assumptions: further conditions, a full sentence each.
 
     Raises:
         ParameterError: ε or δ is out of its range.
@@ -123,7 +124,7 @@ class BudgetStatement:
 
     @property
     def scope(self) -> tuple[Unit, Adjacency, Trust]:
-        """What has to be alike in figures that share a column or a sum."""
+        """Unit, adjacency and trust, which are alike in figures that share a column or a sum."""
         return self.unit, self.adjacency, self.trust
 
     def plus(self, *others: BudgetStatement) -> BudgetStatement:
@@ -173,6 +174,45 @@ class BudgetStatement:
             "delta": self.delta if self.is_guarantee else None,
             "assumptions": list(self.assumptions),
         }
+
+
+def delta_warning(delta: float, records: float) -> str | None:
+    """A sentence of warning where a δ is too large to mean much; None where it is fine.
+
+    A mechanism that gives a record away entirely with probability δ is (0, δ)-DP; of n records it gives away
+    δ·n on average. So δ has to be well below 1/n (Dwork, Roth, *The algorithmic foundations of differential
+    privacy*, 2014, section 2.3; Vadhan 2017; Ponomareva et al., *How to DP-fy ML*, 2023). Here δ·n is to be
+    at most 0.1 and, as n may be small and there are many devices, δ at most 10⁻³.
+
+    >>> delta_warning(1e-5, records=600) is None
+    True
+    >>> print(delta_warning(0.5, records=600))
+    δ = 0.5 is not well below one over a device's records, 1/600 = 0.0017: a mechanism that publishes some \
+record now and then would be allowed. Choose a δ of at most 0.0001.
+
+    Args:
+        delta: of a job or a lifetime budget, in [0, 1].
+        records: expected number of records of a device, above 0.
+
+    Raises:
+        ParameterError: a value is out of its range.
+    """
+    require_between("delta", delta, 0.0, 1.0)
+    require_positive("records", records)
+    limit = min(_MOST_EXPECTED / records, _MOST_DELTA)
+    if delta <= limit:
+        return None
+    if delta > _MOST_EXPECTED / records:
+        reason = (
+            f"is not well below one over a device's records, 1/{records:g} = {1 / records:.2g}: a mechanism "
+            "that publishes some record now and then would be allowed"
+        )
+    else:
+        reason = "allows a record to be given away entirely with that probability"
+    power = 10.0 ** math.floor(math.log10(limit))
+    return (
+        f"δ = {delta:g} {reason}. Choose a δ of at most {math.floor(limit / power * (1 + 1e-9)) * power:g}."
+    )
 
 
 def _distinct(texts: Iterable[str]) -> tuple[str, ...]:

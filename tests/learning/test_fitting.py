@@ -7,8 +7,8 @@ import pytest
 
 from dpagent.errors import DataError
 from dpagent.learning.data.dataset import ArrayDataset, Dataset, Origin
+from dpagent.learning.fitting import check_fits
 from dpagent.learning.models.built_ins import built_in
-from dpagent.learning.models.fitting import check_fits
 
 
 def of_shape(*shape: int, classes: int = 10, names: tuple[str, ...] = (), kind: str = "arrays") -> Dataset:
