@@ -175,7 +175,9 @@ def render() -> dict[str, str]:
 
 # --- examples for the page ------------------------------------------------------------------------
 
-_EXAMPLE = re.compile(r"(^### (\w+)\n(?:(?!#).*\n)*?```cbor-diag\n)(?:(?!```).*\n)*", flags=re.MULTILINE)
+_EXAMPLE = re.compile(
+    r"(^### (\w+)\n(?:(?!#{1,3} ).*\n)*?```cbor-diag\n)(?:(?!```).*\n)*", flags=re.MULTILINE
+)
 
 
 def render_page(page: str) -> str:
@@ -185,7 +187,11 @@ def render_page(page: str) -> str:
         "fragment": encode(FRAGMENTS[0]), "receipts": encode(RECEIPTS),
         "signed": SIGNER.sign(RECEIPTS, "receipts"), "sealed": sealed(encode(FRAGMENTS[0])),
     }  # fmt: skip
-    return _EXAMPLE.sub(lambda found: f"{found[1]}{diagnostic(cbor2.loads(examples[found[2]]))}\n", page)
+    page, found = _EXAMPLE.subn(
+        lambda found: f"{found[1]}{diagnostic(cbor2.loads(examples[found[2]]))}\n", page
+    )
+    assert found == len(examples), f"{found} sections of the page have an example"
+    return page
 
 
 def diagnostic(value: Any, indent: str = "") -> str:

@@ -77,7 +77,6 @@ def test_files_and_examples_are_what_the_generator_makes() -> None:
     assert made["render"]() == files, "run: python docs/make_vectors.py"
     page = (DOCS / "protocol.md").read_text(encoding="utf-8")
     assert made["render_page"](page) == page, "run: python docs/make_vectors.py"
-    assert page.count("```cbor-diag\n{") == 6
 
 
 def test_every_reason_on_the_page_has_a_message_that_is_rejected_for_it() -> None:
