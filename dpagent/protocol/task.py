@@ -25,6 +25,7 @@ from dpagent.privacy.events import Event
 from dpagent.privacy.mechanisms.job_noise import JobNoise
 from dpagent.privacy.mechanisms.mechanism import PlannedMechanism, Query
 from dpagent.privacy.mechanisms.wire import WireForm
+from dpagent.protocol.codec import MessageError, read_cbor
 from dpagent.protocol.messages import Plan
 
 
@@ -183,8 +184,9 @@ def second_moments_of(plan: Plan) -> SecondMoments | None:
 def _model_of(plan: Plan) -> ModelSpec:
     terms = plan.model
     try:
-        spec = from_description(cbor2.loads(terms.description), where="the model")
-    except (DpagentError, cbor2.CBORDecodeError, RecursionError) as error:
+        # As strictly as a message: a value that refers to itself would take exponential time to refuse.
+        spec = from_description(read_cbor(terms.description), where="the model")
+    except (DpagentError, MessageError) as error:
         raise PlanError(f"The model cannot be built: {error}") from error
     if spec.digest() != terms.architecture or spec.parameter_count != terms.parameters:
         raise PlanError(
