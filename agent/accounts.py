@@ -19,18 +19,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NoReturn, TypeAlias
+from typing import NoReturn
 
 from agent.charges import Budget, BudgetChange, Charge
 from dpagent.errors import ParameterError, require_between
-from dpagent.privacy.accounting.pld import PldAccountant, loss_grid, running_pld_epsilon
-from dpagent.privacy.accounting.rdp import RdpAccountant, running_epsilon
-from dpagent.privacy.calibration import accountant_for
-from dpagent.privacy.events import ApproximateEvent, PrivacyLossEvent
+from dpagent.privacy.accounting.accountant import Accountant
+from dpagent.privacy.accounting.choice import accountant_for
+from dpagent.privacy.accounting.pld import PldAccountant
+from dpagent.privacy.events import Event
 from dpagent.privacy.mechanisms.mechanism import NOISE_SHARE
-
-Accountant: TypeAlias = PldAccountant | RdpAccountant
-Event: TypeAlias = PrivacyLossEvent | ApproximateEvent
 
 # A re-computed figure may differ from the one written down by rounding, never by more than this.
 _TOLERANCE = 1e-6
@@ -49,17 +46,16 @@ class JobAccount:
     delta: float
     last_round: int
     spent: Accountant
-    grid: float | None
-    """Of ``spent``; None if it composes Rényi divergences."""
 
 
-def fresh_account(events: Sequence[Event], delta: float) -> tuple[Accountant, float | None]:
-    """What prices a job of these rounds, and its grid."""
-    gaussian = [event.noise_multiplier for event in events if isinstance(event, PrivacyLossEvent)]
-    if accountant_for(gaussian) == "rdp":
-        return RdpAccountant(), None
-    grid = loss_grid(events, delta)
-    return PldAccountant(grid=grid), grid
+def fresh_account(events: Sequence[Event], delta: float) -> Accountant:
+    """An empty account of the kind that prices a job of these rounds."""
+    return accountant_for(events, delta)
+
+
+def grid_of(account: Accountant) -> float | None:
+    """The step of the grid on which an account composes privacy losses, if it does."""
+    return account.grid if isinstance(account, PldAccountant) else None
 
 
 def price_after(account: Accountant, events: Sequence[Event], delta: float) -> float:
@@ -75,22 +71,19 @@ class _JobPrices:
     """
 
     def __init__(self, first: Charge, events: Sequence[Event]) -> None:
-        self._grid, self._delta = first.loss_grid, first.delta
-        self._events = events
-        self.tolerance = _TOLERANCE if self._grid is None else _GRID_TOLERANCE
+        self._first, self._delta, self._events = first, first.delta, events
+        self._is_on_a_grid = first.loss_grid is not None
+        self.tolerance = _GRID_TOLERANCE if self._is_on_a_grid else _TOLERANCE
         """Of a re-computed ε, relative to it or to 1."""
         less = self._delta * (1 - NOISE_SHARE)
-        if self._grid is None:
-            running = running_epsilon(self._events, less)
-        else:
-            running = running_pld_epsilon(self._events, less, grid=self._grid)
+        running = self._first.empty_account().running_epsilon(self._events, less)
         self._running = [float(epsilon) for epsilon in running]
 
     def agrees(self, number: int, stated: float, others: float) -> tuple[bool, float]:
         """Whether ``stated``, less what ``others`` reserved, is the ε after charge ``number``; and that ε."""
         epsilon = self._running[number]
-        if not self._near(stated, others + epsilon) and self._grid is not None:
-            account = PldAccountant(grid=self._grid)
+        if not self._near(stated, others + epsilon) and self._is_on_a_grid:
+            account = self._first.empty_account()
             epsilon = price_after(account, self._events[: number + 1], self._delta)
         return self._near(stated, others + epsilon), epsilon
 
@@ -172,9 +165,18 @@ class JobAccounts:
             if before is not None and self.latest_job(charge.dataset) != charge.job:
                 raise InconsistentChargeError(index, "goes on with a job after a newer one had begun")
             account = self._account(charge)
-            terms = (account.schedule, account.delta, account.epsilon, account.grid)
-            if terms != (charge.schedule, charge.delta, charge.job_epsilon, charge.loss_grid):
-                raise InconsistentChargeError(index, "changes schedule, δ, grid or reservation of its job")
+            terms = (
+                account.schedule,
+                account.delta,
+                account.epsilon,
+                account.spent.name,
+                grid_of(account.spent),
+            )
+            stated = (charge.schedule, charge.delta, charge.job_epsilon, charge.accountant, charge.loss_grid)
+            if terms != stated:
+                raise InconsistentChargeError(
+                    index, "changes schedule, δ, accountant, grid or reservation of its job"
+                )
             others = self.others(charge.dataset, charge.job)
             job_prices, number = prices[index]
             agrees, epsilon = job_prices.agrees(number, charge.cumulative_epsilon, others.epsilon)
@@ -195,10 +197,8 @@ class JobAccounts:
     def _account(self, charge: Charge) -> JobAccount:
         jobs = self._jobs.setdefault(charge.dataset, {})
         if charge.job not in jobs:
-            grid = charge.loss_grid
-            spent = RdpAccountant() if grid is None else PldAccountant(grid=grid)
             jobs[charge.job] = JobAccount(
-                charge.schedule, charge.job_epsilon, charge.delta, charge.round, spent, grid
+                charge.schedule, charge.job_epsilon, charge.delta, charge.round, charge.empty_account()
             )
         account = jobs[charge.job]
         account.last_round = charge.round
@@ -249,10 +249,11 @@ def _checked_event(index: int, charge: Charge) -> Event:
                 raise ParameterError(
                     f"{name.replace('_', ' ')} is {stated!r}; the charge's parameters give {computed!r}."
                 )
-        if charge.loss_grid is not None:
-            PldAccountant(grid=charge.loss_grid)
-            # How many rounds there were to be is not written down: this one has to keep to its share.
-            mechanism.require_noise_as_priced(1, charge.job_epsilon, charge.delta)
+        if (charge.loss_grid is None) != (charge.accountant != PldAccountant.name):
+            raise ParameterError(f"loss grid is {charge.loss_grid!r} with accountant {charge.accountant}.")
+        charge.empty_account()
+        # How many rounds there were to be is not written down: this one has to keep to its share.
+        mechanism.require_noise_as_priced(1, charge.job_epsilon, charge.delta)
         return event
     except (ParameterError, ArithmeticError, ValueError) as error:
         raise InconsistentChargeError(index, f"is no charge that can be priced: {error}") from error

@@ -6,11 +6,12 @@ records, which is not looked at.
 
 from __future__ import annotations
 
-from agent.accounts import fresh_account, price_after
+from agent.accounts import fresh_account, grid_of, price_after
 from agent.charges import LEDGER_SCOPE, Price
 from agent.ledger import Ledger
 from dpagent.errors import DataError, DpagentError, ParameterError
-from dpagent.learning.data.dataset import Dataset, check_fits
+from dpagent.learning.data.dataset import Dataset
+from dpagent.learning.models.fitting import check_fits
 from dpagent.protocol.task import RoundTask
 
 # A target and a budget that are equal on paper differ in the last bits.
@@ -79,10 +80,10 @@ def admit(task: RoundTask, dataset: Dataset, ledger: Ledger, name: str, *, now: 
     _require_noise_as_priced(task, 0.0)
     rest = task.events
     if account is None:
-        spent, grid = fresh_account(rest, plan.delta)
+        spent = fresh_account(rest, plan.delta)
         job_epsilon = price_after(spent, rest, plan.delta)
     else:
-        spent, grid, job_epsilon = account.spent, account.grid, account.epsilon
+        spent, job_epsilon = account.spent, account.epsilon
     total = others.epsilon + job_epsilon
     if not total <= budget.epsilon * (1 + _ROUNDING):
         raise Declined(
@@ -91,7 +92,7 @@ def admit(task: RoundTask, dataset: Dataset, ledger: Ledger, name: str, *, now: 
         )
     _require_noise_as_priced(task, job_epsilon)
     so_far = price_after(spent, rest[:1], plan.delta)
-    return Price(job_epsilon, others.epsilon + so_far, total_delta, grid)
+    return Price(job_epsilon, others.epsilon + so_far, total_delta, spent.name, grid_of(spent))
 
 
 def _require_noise_as_priced(task: RoundTask, job_epsilon: float) -> None:

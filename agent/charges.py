@@ -8,7 +8,10 @@ from typing import Final
 
 from pydantic import ConfigDict
 
-from dpagent.privacy.events import ApproximateEvent, PrivacyLossEvent
+from dpagent.privacy.accounting.accountant import Accountant, AccountantName
+from dpagent.privacy.accounting.choice import accountant_named
+from dpagent.privacy.accounting.pld import PldAccountant
+from dpagent.privacy.events import Event
 from dpagent.privacy.mechanisms.mechanism import JOB_ASSUMPTIONS, PlannedMechanism, Query
 from dpagent.privacy.mechanisms.registry import mechanism_named
 from dpagent.privacy.statement import Adjacency, BudgetStatement, Trust, Unit
@@ -48,8 +51,9 @@ class Price:
     cumulative_epsilon: float
     """What other jobs reserved plus what this one has spent, this round included."""
     cumulative_delta: float
+    accountant: AccountantName
     loss_grid: float | None
-    """On which the job is priced; see :class:`Charge`."""
+    """By which and on which the job is priced; see :class:`Charge`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +66,9 @@ class Charge:
     job: str
     round: int
     mechanism: str
+    noise_multiplier: float
     parameters: dict[str, int | float]
-    """Of the mechanism, the noise level among them."""
+    """Of the mechanism, besides."""
     clip_norm: float
     accumulation_slack: float
     """What summing in floating point may have added to a record's influence, relative to the clip norm."""
@@ -85,8 +90,10 @@ class Charge:
     cumulative_delta: float
     """Sum of the δ of all jobs on the dataset."""
     charged_at: str
+    accountant: AccountantName
+    """What prices the job, pinned."""
     loss_grid: float | None
-    """Step of the grid on which the job's privacy losses are composed, pinned; None for Rényi orders."""
+    """Step of the grid on which privacy losses are composed (``pld``), pinned; None for the others."""
 
     @classmethod
     def of(cls, task: RoundTask, price: Price, dataset: str, *, charged_at: str) -> Charge:
@@ -97,6 +104,7 @@ class Charge:
             job=task.plan.job.hex(),
             round=task.plan.round,
             mechanism=mechanism.name,
+            noise_multiplier=mechanism.noise_multiplier,
             parameters=mechanism.announced,
             clip_norm=mechanism.clip_norm,
             accumulation_slack=task.plan.clipping.accumulation_slack,
@@ -111,6 +119,7 @@ class Charge:
             cumulative_epsilon=price.cumulative_epsilon,
             cumulative_delta=price.cumulative_delta,
             charged_at=charged_at,
+            accountant=price.accountant,
             loss_grid=price.loss_grid,
         )
 
@@ -121,12 +130,22 @@ class Charge:
             ParameterError: there is none of that name or with such parameters.
         """
         query = Query(self.clip_norm, self.accumulation_slack, self.dimension, self.sampling_rate, self.steps)
-        return mechanism_named(self.mechanism).build(query, self.parameters)
+        return mechanism_named(self.mechanism).build(query, self.noise_multiplier, self.parameters)
 
     @property
-    def event(self) -> PrivacyLossEvent | ApproximateEvent:
+    def event(self) -> Event:
         """The charge as the accountant counts it."""
         return self.rebuilt().event
+
+    def empty_account(self) -> Accountant:
+        """An account of the kind that prices the charge's job, before its first charge.
+
+        Raises:
+            ParameterError: there is none with such a grid.
+        """
+        if self.accountant == PldAccountant.name:
+            return PldAccountant(grid=self.loss_grid)
+        return accountant_named(self.accountant)
 
 
 def ledger_statement(reserved: Budget, mechanisms: Iterable[str], *assumptions: str) -> BudgetStatement:

@@ -71,7 +71,7 @@ class Trainer:
 
         Raises:
             Declined: This board cannot train the model as the guarantee needs it, has no room for the
-                features, or something failed that nobody foresaw.
+                features, or something failed unexpectedly.
             DataError: The records do not fit the model.
             ParameterError: A lot is too large for the engine's bound.
         """

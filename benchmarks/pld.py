@@ -17,13 +17,13 @@ import numpy as np
 from benchmarks.figures import Figure
 from benchmarks.oracle import pld_epsilon
 from benchmarks.timing import alternate, seconds
-from dpagent.privacy.accounting.pld import PldAccountant, running_pld_epsilon
+from dpagent.privacy.accounting.pld import PldAccountant
 from dpagent.privacy.accounting.rdp import RdpAccountant
-from dpagent.privacy.events import PrivacyLossEvent
+from dpagent.privacy.events import GaussianEvent, poisson_sampled
 
 _DELTA, _RATE, _GRID = 1e-5, 0.01, 1e-4
 _SIGMAS = np.linspace(2.0, 0.8, 1000).tolist()
-_EVENTS = [PrivacyLossEvent(sigma, _RATE, 1) for sigma in _SIGMAS]
+_EVENTS = [poisson_sampled(GaussianEvent(sigma), _RATE) for sigma in _SIGMAS]
 
 
 def run() -> list[Figure]:
@@ -37,7 +37,7 @@ def run() -> list[Figure]:
     after = seconds(lambda: _epsilon(_GRID))
     our_time = (before + after) / 2
     chosen, running = alternate(
-        lambda: _epsilon(None), lambda: running_pld_epsilon(_EVENTS, _DELTA), repeats=3
+        lambda: _epsilon(None), lambda: PldAccountant().running_epsilon(_EVENTS, _DELTA), repeats=3
     )
     by_orders = RdpAccountant()
     by_orders.compose(*_EVENTS)

@@ -19,6 +19,7 @@ from benchmarks.figures import Figure
 from benchmarks.timing import alternate
 from dpagent.learning.models.built_ins import built_in
 from dpagent.learning.training.engine import ACCUMULATION_SLACK
+from dpagent.privacy.calibration import calibrate
 from dpagent.privacy.mechanisms.job_noise import JobNoise
 from dpagent.privacy.mechanisms.mechanism import Query
 from dpagent.privacy.mechanisms.registry import DEFAULT_MECHANISM, mechanism_named
@@ -62,9 +63,9 @@ def run() -> list[Figure]:
 def _fragment(dataset: DatasetName) -> Fragment:
     """A fragment as the preset's first round makes it, with random values."""
     preset = PRESETS[dataset]
-    budget = mechanism_named(DEFAULT_MECHANISM).calibrate(
-        Schedule(), epsilon=preset.epsilon, delta=1e-5, rounds=preset.rounds,
-        sampling_rate=preset.sampling_rate,
+    budget = calibrate(
+        Schedule(), mechanism_named(DEFAULT_MECHANISM).family(preset.sampling_rate),
+        epsilon=preset.epsilon, delta=1e-5, rounds=preset.rounds,
     )  # fmt: skip
     dimension = built_in(preset.model).parameter_count
     query = Query(preset.clip_norm, ACCUMULATION_SLACK, dimension, preset.sampling_rate)

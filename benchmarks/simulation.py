@@ -24,7 +24,7 @@ from dpagent.learning.training.engine import ACCUMULATION_SLACK
 from dpagent.learning.training.lots import sum_over_lot
 from dpagent.learning.training.numpy_engine.engine import NumpyEngine
 from dpagent.learning.training.optimiser import Sgd
-from dpagent.privacy.calibration import calibrate
+from dpagent.privacy.calibration import calibrate, gaussian_family
 from dpagent.privacy.caps import ClampCap
 from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian, finest_resolution
 from dpagent.privacy.sampling import poisson_lot, shuffled
@@ -86,8 +86,8 @@ def simulate(options: DemoOptions, schedule: Schedule | None = None) -> Run:
     test = source.test
     shards = split(source.train, options.devices, seed=options.seed)
     plan = calibrate(
-        schedule or Schedule("incrementing", step=options.step), epsilon=options.epsilon,
-        delta=options.delta, rounds=options.rounds, sampling_rate=options.sampling_rate,
+        schedule or Schedule("incrementing", step=options.step), gaussian_family(options.sampling_rate),
+        epsilon=options.epsilon, delta=options.delta, rounds=options.rounds,
     )  # fmt: skip
     first = DiscretisedGaussian(
         options.clip_norm, plan.noise_multipliers[0], options.sampling_rate, spec.parameter_count,

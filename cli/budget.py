@@ -169,7 +169,6 @@ def export(
     """Export every charge, verified, with all that is needed to price it again."""
     from agent.charges import Charge
     from agent.ledger import audit
-    from dpagent.privacy.mechanisms.registry import mechanism_named
 
     ledger = audit(state_dir)
     charges = [
@@ -204,7 +203,7 @@ def export(
                 charge["job"][:8],
                 str(charge["round"]),
                 charge["mechanism"],
-                f"{charge[mechanism_named(charge['mechanism']).noise_level().name]:.4f}",
+                f"{charge['noise_multiplier']:.4f}",
                 f"{charge['sampling_rate']:g}",
                 f"{charge['granularity']:.3g}",
                 f"{charge['delta']:g}",

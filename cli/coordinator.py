@@ -5,15 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
 from cli.daemons import LogLevel, LogLevelOption, StopSignals, start_logging
 from cli.tables import print_table
-
-if TYPE_CHECKING:
-    from coordinator.store import RoundRecord
 
 app = typer.Typer(help="Run rounds with a fleet, and look at them.", no_args_is_help=True)
 
@@ -29,8 +26,11 @@ def run(config: ConfigOption, log_level: LogLevelOption = LogLevel.INFO) -> None
     """
     start_logging(log_level)
     stop = StopSignals()
-    from coordinator.daemon import Coordinator
-    from coordinator.settings import load_fleet_settings
+    from dpagent.extras import extra_needed
+
+    with extra_needed("coordinator", "The coordinator"):
+        from coordinator.daemon import Coordinator
+        from coordinator.settings import load_fleet_settings
 
     finished = Coordinator(load_fleet_settings(config)).run(stop.event)
     raise typer.Exit(0 if finished else stop.exit_code)
@@ -69,7 +69,7 @@ def status(
                     "job": job,
                     "finished": finished,
                     "counters": counters,
-                    "rounds": [_as_json(r) for r in rounds],
+                    "rounds": [asdict(r) for r in rounds],
                 },
                 indent=2,
             )
@@ -79,11 +79,11 @@ def status(
     typer.echo(f"Job {job}: {state}, {len(rounds)} of {settings.rounds} rounds begun.")
     if rounds:
         print_table(
-            ["round", "noise level", "ε so far", "accuracy", "fragments", "clamped", "norm kept"],
+            ["round", "noise multiplier", "ε so far", "accuracy", "fragments", "clamped", "norm kept"],
             [
                 [
                     str(r.number),
-                    "open" if r.noise_level is None else f"{r.noise_level:.3f}",
+                    "open" if r.noise_multiplier is None else f"{r.noise_multiplier:.3f}",
                     "" if r.epsilon is None else f"{r.epsilon:.4f}",
                     "" if r.accuracy is None else f"{r.accuracy:.2%}",
                     str(r.fragments),
@@ -95,10 +95,3 @@ def status(
         )
     for name, value in sorted(counters.items()):
         typer.echo(f"{name}: {value}")
-
-
-def _as_json(record: RoundRecord) -> dict[str, Any]:
-    """A round as scripts read it, who know its noise level by the name of the first mechanism's."""
-    return {
-        "noise_multiplier" if name == "noise_level" else name: value for name, value in asdict(record).items()
-    }

@@ -98,11 +98,11 @@ def main() -> None:
         # Everything that names a file has a sentence of its own: what is left is the output.
         print(f"dpagent: the output cannot be written ({error.strerror or error}).", file=sys.stderr)
         sys.exit(ExitCode.STORAGE)
-    except Exception as error:  # noqa: BLE001 - the one place where the unforeseen ends
+    except Exception as error:  # noqa: BLE001 - the one place where unexpected errors end
         with tempfile.NamedTemporaryFile("w", prefix="dpagent-error-", suffix=".log", delete=False) as log:
             traceback.print_exc(file=log)
         print(
-            f"dpagent: an error nobody foresaw ({type(error).__name__}: {error}). "
+            f"dpagent: internal error ({type(error).__name__}: {error}). "
             f"The details are in {log.name}; please report them.",
             file=sys.stderr,
         )

@@ -255,7 +255,9 @@ class Cycle:
         if self._settings.keep_models == "all":
             self._models.write(self._models.of_round(number), step.weights, self._job, number)
         epsilon = self._job.epsilon_by_round[number - 1]
-        result = RoundResult(accuracy, step.clamped, step.kept, self._job.noise.levels[number - 1], epsilon)
+        result = RoundResult(
+            accuracy, step.clamped, step.kept, self._job.noise.multipliers[number - 1], epsilon
+        )
         self._store.close_round(number, step.weights, step.state, clip_norm, result)
         self._weights, self._state, self._clip_norm = step.weights, step.state, clip_norm
         shown = "not evaluated" if accuracy is None else f"accuracy {accuracy:.2%}"
@@ -268,7 +270,7 @@ class Cycle:
         self._models.set_projection(moments.matrix(mean))
         self._announcer.assets_changed()
         epsilon = self._job.epsilon_by_round[number - 1]
-        result = RoundResult(None, 0, 1.0, self._job.noise.levels[number - 1], epsilon)
+        result = RoundResult(None, 0, 1.0, self._job.noise.multipliers[number - 1], epsilon)
         self._store.close_round(number, self._weights, self._state, self._clip_norm, result)
         log.info("round %d of %d: directions of the projection, ε = %.3f", number, task.plan.rounds, epsilon)
 

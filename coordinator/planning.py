@@ -16,6 +16,7 @@ from dpagent.errors import ConfigurationError, ParameterError, PlanError
 from dpagent.learning.models.description import describe
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.training.engine import ACCUMULATION_SLACK
+from dpagent.privacy.calibration import calibrate
 from dpagent.privacy.clipping import COUNT_WEIGHT, Clipping
 from dpagent.privacy.covariance import SecondMoments
 from dpagent.privacy.mechanisms.job_noise import JobNoise
@@ -46,13 +47,12 @@ def new_job(settings: FleetSettings) -> Job:
         PlanError: No noise meets the target.
     """
     privacy = settings.privacy
-    budget = mechanism_named(privacy.mechanism).calibrate(
+    budget = calibrate(
         privacy.schedule.schedule(),
+        mechanism_named(privacy.mechanism).family(privacy.sampling_rate, privacy.local_steps),
         epsilon=privacy.epsilon,
         delta=privacy.delta,
         rounds=settings.rounds,
-        sampling_rate=privacy.sampling_rate,
-        steps=privacy.local_steps,
     )
     noise = JobNoise.chosen(privacy.mechanism, budget.noise_multipliers)
     return Job(os.urandom(16), settings.job_terms(), noise, budget.epsilon_by_round)
@@ -232,7 +232,9 @@ class Planner:
                 for role, data in assets.items()
             ],
             mechanism=MechanismTerms(
-                name=mechanism.name, noise_levels=list(noise.levels), parameters=dict(noise.parameters)
+                name=mechanism.name,
+                noise_multipliers=list(noise.multipliers),
+                parameters=dict(noise.parameters),
             ),
             clipping=ClippingTerms(
                 norms=list(clipping.norms),

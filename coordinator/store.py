@@ -71,7 +71,7 @@ class RoundResult:
     accuracy: float | None
     clamped: int
     kept: float
-    noise_level: float
+    noise_multiplier: float
     epsilon: float
 
 
@@ -87,7 +87,7 @@ def _create(connection: sqlite3.Connection) -> None:
     connection.execute(
         """CREATE TABLE rounds (
             number INTEGER PRIMARY KEY, opened_at REAL NOT NULL, deadline REAL NOT NULL, closed_at REAL,
-            noise_level REAL, epsilon REAL, accuracy REAL, clamped INTEGER, kept REAL,
+            noise_multiplier REAL, epsilon REAL, accuracy REAL, clamped INTEGER, kept REAL,
             fragments INTEGER
         ) STRICT"""
     )
@@ -132,7 +132,7 @@ class Store:
         return Job(
             row["id"],
             json.loads(row["terms"]),
-            JobNoise.announced(budget["mechanism"], budget["noise_levels"], budget["parameters"]),
+            JobNoise.announced(budget["mechanism"], budget["noise_multipliers"], budget["parameters"]),
             tuple(budget["epsilon_by_round"]),
         )
 
@@ -142,7 +142,7 @@ class Store:
         """Begin the job with its initial weights, the optimiser's initial state and the first clip norm."""
         budget = {
             "mechanism": job.noise.mechanism.name,
-            "noise_levels": job.noise.levels,
+            "noise_multipliers": job.noise.multipliers,
             "parameters": dict(job.noise.parameters),
             "epsilon_by_round": job.epsilon_by_round,
         }
@@ -245,14 +245,14 @@ class Store:
         with disk_errors(self.file), transaction(self.connection):
             self.connection.execute(
                 "UPDATE rounds SET closed_at = ?, accuracy = ?, clamped = ?, kept = ?, "
-                "noise_level = ?, epsilon = ?, fragments = (SELECT coalesce(sum(count), 0) FROM sums "
+                "noise_multiplier = ?, epsilon = ?, fragments = (SELECT coalesce(sum(count), 0) FROM sums "
                 "WHERE round = rounds.number) WHERE number = ?",
                 (
                     time.time(),
                     result.accuracy,
                     result.clamped,
                     result.kept,
-                    result.noise_level,
+                    result.noise_multiplier,
                     result.epsilon,
                     number,
                 ),
@@ -293,7 +293,7 @@ class RoundRecord:
     number: int
     opened_at: float
     closed_at: float | None
-    noise_level: float | None
+    noise_multiplier: float | None
     epsilon: float | None
     accuracy: float | None
     clamped: int | None
@@ -323,7 +323,7 @@ class StoreReader:
         """All rounds so far."""
         with disk_errors(self.file):
             rows = self._connection.execute(
-                "SELECT number, opened_at, closed_at, noise_level, epsilon, accuracy, clamped, kept, "
+                "SELECT number, opened_at, closed_at, noise_multiplier, epsilon, accuracy, clamped, kept, "
                 "coalesce(fragments, (SELECT sum(count) FROM sums WHERE round = number), 0) AS fragments "
                 "FROM rounds ORDER BY number"
             )

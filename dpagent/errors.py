@@ -36,7 +36,7 @@ class ExitCode(enum.IntEnum):
 
 _MEANINGS: dict[ExitCode, str] = {
     ExitCode.OK: "Done, or stopped on request (SIGTERM) with nothing lost.",
-    ExitCode.INTERNAL: "An error nobody foresaw; the log file named in the message has the details.",
+    ExitCode.INTERNAL: "An internal error; the log file named in the message has the details.",
     ExitCode.USAGE: "The command line is wrong: an unknown option, or a value of the wrong kind.",
     ExitCode.CONFIGURATION: "A configuration file or a chosen name is missing, malformed or unknown.",
     ExitCode.DATA: "Training or test data are missing, unreadable or do not fit the model.",

@@ -143,7 +143,7 @@ def choose(asked: Asked, preset: Preset, form: DataForm, model: str, spec: Model
     clipping = clipping_of(settings, spec)
     outlook = outlook_of(
         clipping,
-        job.noise.levels,
+        job.noise.multipliers,
         sampling_rate=options.sampling_rate,
         records_per_device=options.records_per_device,
         devices=devices,

@@ -215,7 +215,7 @@ def collect(layout: Layout, facts: dict[str, Any]) -> DemoRecord:
     )
     device_rounds = max(1, sum(device.budget.charges for device in devices))
     return DemoRecord(
-        noise_multipliers=tuple(r.noise_level or 0.0 for r in rounds),
+        noise_multipliers=tuple(r.noise_multiplier or 0.0 for r in rounds),
         epsilon_spent=tuple(r.epsilon or 0.0 for r in rounds),
         accuracy_history=tuple(math.nan if r.accuracy is None else r.accuracy for r in rounds),
         clamped=tuple(r.clamped or 0 for r in rounds),

@@ -14,9 +14,9 @@ from cli.demo.announcements import say_what_goes_on, say_what_is_trained, say_wh
 from cli.demo.next_steps import predict_commands
 from cli.demo.progress import Progress
 from dpagent.errors import BrokerError, PlanError
-from dpagent.learning.data.dataset import check_fits
-from dpagent.learning.data.npz import open_npz
+from dpagent.learning.data.formats.npz import open_npz
 from dpagent.learning.models.description import find_model
+from dpagent.learning.models.fitting import check_fits
 from dpagent.storage import StateDirectory, write_atomically
 from simulation.choices import Asked, Choice, choose, choose_model, facts_of
 from simulation.collection import Observer, closed_rounds, collect

@@ -16,7 +16,7 @@ import yaml
 from brokers import PATIENCE_S, Broker
 
 from dpagent.learning.data.dataset import ArrayDataset
-from dpagent.learning.data.npz import save_npz
+from dpagent.learning.data.formats.npz import save_npz
 from dpagent.learning.models.built_ins import built_in
 from dpagent.learning.models.description import describe
 from dpagent.learning.training.engine import ACCUMULATION_SLACK
@@ -49,7 +49,7 @@ def plan_values(**changes: Any) -> dict[str, Any]:
         },
         "assets": [], "augmentation": None, "projection": None,
         "mechanism": {
-            "name": "discrete-gaussian", "noise_levels": [4.0, 3.0, 2.0],
+            "name": "discrete-gaussian", "noise_multipliers": [4.0, 3.0, 2.0],
             "parameters": {"resolution": DEFAULT_RESOLUTION},
         },
         "clipping": {
@@ -68,7 +68,7 @@ def plan_values(**changes: Any) -> dict[str, Any]:
 
 def terms(
     *,
-    noise_levels: list[float] | None = None,
+    noise_multipliers: list[float] | None = None,
     resolution: int | None = None,
     clipping: Mapping[str, Any] | None = None,
     delta: float | None = None,
@@ -76,8 +76,8 @@ def terms(
 ) -> dict[str, Any]:
     """Changes to the sections of a plan that price it, for :func:`make_plan`."""
     mechanism: dict[str, Any] = {}
-    if noise_levels is not None:
-        mechanism["noise_levels"] = noise_levels
+    if noise_multipliers is not None:
+        mechanism["noise_multipliers"] = noise_multipliers
     if resolution is not None:
         mechanism["parameters"] = {"resolution": resolution}
     changes: dict[str, Any] = {"mechanism": mechanism, "clipping": dict(clipping or {}), "sampling": sampling}

@@ -68,12 +68,16 @@ def test_protocol_page_lists_the_parameters_of_every_mechanism() -> None:
     page = (DOCS / "protocol.md").read_text()
     text = page.split("#### Mechanisms\n", 1)[1].split("\n#", 1)[0]
     rows = [line for line in text.splitlines() if line.startswith("| `")][1:]
-    assert rows == [
-        f"| `{name}` | `{each.name}`{' (noise level)' if each is mechanism.noise_level() else ''} "
-        f"| {each.least:,g} to {each.most:,} | {each.meaning} |"
-        for name, mechanism in sorted(MECHANISMS.items())
-        for each in mechanism.parameters
-    ]
+    expected = []
+    for name, mechanism in sorted(MECHANISMS.items()):
+        least, most = mechanism.noise_range
+        meaning = "the noise's parameter over the sensitivity"
+        expected.append(f"| `{name}` | noise multiplier | {least:,g} to {most:,g} | {meaning} |")
+        expected += [
+            f"| `{name}` | `{each.name}` | {each.least:,} to {each.most:,} | {each.meaning} |"
+            for each in mechanism.parameters
+        ]
+    assert rows == expected
 
 
 def test_protocol_page_names_the_topics_and_the_limit() -> None:

@@ -82,12 +82,11 @@ def check(
         raise typer.BadParameter(f"{picture}: the name has to end in .svg or .png.", param_hint="--picture")
 
     from cli.data.page import as_json, page
-    from cli.data.values import with_form_of
     from cli.data.wording import as_options, told_as_options
     from dpagent.learning.data.checking import examine
-    from dpagent.learning.data.dataset import check_fits
-    from dpagent.learning.data.opening import open_dataset
+    from dpagent.learning.data.opening import fitted, open_dataset
     from dpagent.learning.models.description import find_model
+    from dpagent.learning.models.fitting import check_fits
     from dpagent.storage import write_atomically
 
     settings = dataset_settings(
@@ -98,7 +97,7 @@ def check(
     spec = None if model is None else find_model(model)
     with told_as_options():
         if spec is not None:
-            settings = with_form_of(settings, spec)
+            settings = fitted(settings, spec.input_shape)
         dataset = open_dataset(settings)
     misfit = None
     try:
@@ -106,7 +105,7 @@ def check(
             check_fits(dataset, spec)
     except DpagentError as error:
         misfit = as_options(str(error))
-    findings = examine(dataset, label=settings.csv.label if dataset.origin.kind == "csv" else None)
+    findings = examine(dataset)
     findings = replace(findings, warnings=tuple(map(as_options, findings.warnings)))
     if picture is not None:
         from cli.data.picture import draw

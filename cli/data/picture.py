@@ -163,7 +163,7 @@ _DRAW: Final = {1: _draw_columns, 2: _draw_series, 3: _draw_images}
 
 
 def _mark_columns(top: list[Axes], bottom: list[Axes], dataset: Dataset) -> None:
-    names = getattr(dataset, "columns", ())
+    names = dataset.columns
     if len(dataset.shape) == 1:
         for place, one in enumerate(top):
             name = names[place] if names else f"input {place}"

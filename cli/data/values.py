@@ -9,11 +9,7 @@ from pydantic import ValidationError
 
 from cli.data.wording import as_options
 from dpagent.errors import ConfigurationError
-from dpagent.learning.data.opening import recognise
-from dpagent.learning.data.settings import DatasetSettings, ImageSettings
-from dpagent.learning.models.spec import ModelSpec
-
-_MODES: Final = {1: "grey", 3: "rgb"}
+from dpagent.learning.data.settings import DatasetSettings
 
 
 def names(text: str | None) -> list[str] | None:
@@ -55,24 +51,6 @@ def whole_number(text: str) -> int:
         return int(text)
     except ValueError as error:
         raise typer.BadParameter(f"{text!r}: expected a whole number of rows, such as 64.") from error
-
-
-def with_form_of(settings: DatasetSettings, spec: ModelSpec) -> DatasetSettings:
-    """``settings`` with size and mode of pictures as the model takes them, where the options leave them open.
-
-    Raises:
-        DataError: The data are of no known kind.
-    """
-    if settings.shape is not None or len(spec.input_shape) != 3 or spec.input_shape[2] not in _MODES:
-        return settings
-    if (recognise(settings.path) if settings.kind == "auto" else settings.kind) != "images":
-        return settings
-    height, width, channels = spec.input_shape
-    given = settings.images.model_dump(exclude_none=True)
-    images = ImageSettings.model_validate({"size": [width, height], "mode": _MODES[channels]} | given)
-    return DatasetSettings.model_validate(
-        settings.model_dump(exclude_unset=True) | {"images": images.model_dump()}
-    )
 
 
 def constants(option: str, text: str | None) -> float | dict[str, float] | None:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
+from dpagent.learning.data.registry import FORMATS
 from simulation.settings import DataChoice
-
-_NEW: Final = {"images": "NEW.png", "csv": "NEW.csv", "npz": "NEW.npz"}
-"""What stands for new data of a kind; IDX and CIFAR hold benchmarks, to which nothing is added."""
 
 
 def predict_commands(
@@ -27,9 +25,10 @@ def predict_commands(
     """
     held_out = ["dpagent", "predict", str(model), str(test), "--summary"]
     commands = [shlex.join(held_out)]
-    if data.train is not None and kind in _NEW:
+    known = FORMATS.get(kind)
+    if data.train is not None and known is not None and known.example is not None:
         options = _options_of(data.train, kind, columns)
-        commands.append(shlex.join(["dpagent", "predict", str(model), _NEW[kind], *options]))
+        commands.append(shlex.join(["dpagent", "predict", str(model), known.example, *options]))
     return tuple(commands)
 
 

@@ -18,7 +18,7 @@ from typing import Final
 from cli.notation import plain
 from cli.plan.target import PlanTarget
 from dpagent.errors import ParameterError
-from dpagent.privacy.calibration import BudgetPlan
+from dpagent.privacy.calibration import BudgetPlan, calibrate
 from dpagent.privacy.mechanisms.cap_costs import BoundedPrices, CapCost, bounded_prices, cap_costs
 from dpagent.privacy.mechanisms.job_noise import JobNoise
 from dpagent.privacy.mechanisms.registry import mechanism_named
@@ -99,13 +99,12 @@ def compare(target: PlanTarget) -> Comparison:
     mechanism = mechanism_named(target.mechanism)
     candidates = tuple(
         _candidate(
-            mechanism.calibrate(
+            calibrate(
                 schedule,
+                mechanism.family(target.sampling_rate, target.local_steps),
                 epsilon=target.epsilon,
                 delta=target.delta,
                 rounds=target.rounds,
-                sampling_rate=target.sampling_rate,
-                steps=target.local_steps,
             ),
             target,
         )

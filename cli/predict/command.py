@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -33,7 +34,7 @@ from cli.tables import reader_may_leave
 from dpagent.errors import DataError, ExitCode
 
 if TYPE_CHECKING:
-    from dpagent.learning.inference.prediction.inputs import Input
+    from dpagent.learning.data.inputs import Input
     from dpagent.learning.inference.prediction.reader import InputReader
 
 
@@ -134,10 +135,11 @@ def say(sentence: str) -> None:
 def _all_inputs(reader: InputReader, paths: list[Path]) -> Iterator[Input]:
     """The records at all paths; a path that cannot be read is one input without an answer."""
     from cli.data.wording import as_options
-    from dpagent.learning.inference.prediction.inputs import Input
+    from dpagent.learning.data.inputs import Input
 
     for path in paths:
         try:
-            yield from reader.read(path)
+            for one in reader.read(path):
+                yield replace(one, problem=as_options(one.problem))
         except DataError as error:
             yield Input(str(path), problem=as_options(str(error)))

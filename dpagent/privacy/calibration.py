@@ -1,13 +1,21 @@
-"""From a privacy target to the noise multiplier of every round, or to the rounds it affords.
+"""From a privacy target to the noise multiplier of every round.
 
-A schedule fixes the rounds' shares of the zCDP budget, hence the noise multipliers up to one
-factor: σ_t = s/√share_t. The total ε falls as s rises; the s at which it meets the target is
-found by bracketing and false position.
+A job runs one family of mechanisms: its rounds differ in the noise multiplier alone. A schedule fixes the
+rounds' shares of the budget, hence the noise multipliers up to one factor; the total ε falls as that factor
+rises, and the one at which it meets the target is found by bracketing and false position.
 
-The search is for speed alone. By Rényi divergences it looks at few orders, closing in on the best one;
-by privacy-loss distributions at few representative rounds, and then mends the scale by what the whole
-comes to. The plan returned carries figures of the accountant itself, with all orders or all rounds,
-and is returned only if these meet the target.
+The search is for speed alone. It looks at few representative rounds, first by Rényi divergences, then by the
+job's accountant, and then corrects the factor by what the whole job costs. The plan returned carries the
+accountant's own figures for all rounds, and is returned only if these meet the target.
+
+>>> from dpagent.privacy.schedules import Schedule
+>>> plan = calibrate(
+...     Schedule("uniform"), gaussian_family(sampling_rate=0.1), epsilon=2.0, delta=1e-5, rounds=100
+... )
+>>> round(plan.noise_multipliers[0], 2), plan.accountant
+(2.25, 'pld')
+>>> 1.999 < plan.epsilon_by_round[-1] <= 2.0
+True
 """
 
 from __future__ import annotations
@@ -15,55 +23,69 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, get_args
+from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dpagent.errors import ParameterError, PlanError, require_between, require_count
-from dpagent.privacy.accounting.pld import MIN_DELTA, PldAccountant, running_pld_epsilon
-from dpagent.privacy.accounting.rdp import (
-    ORDERS,
-    conversion_offsets,
-    cumulants,
-    running_epsilon,
-)
-from dpagent.privacy.events import MAX_STEPS, PrivacyLossEvent
+from dpagent.errors import ParameterError, PlanError, require_between, require_count, require_positive
+from dpagent.privacy.accounting.accountant import AccountantName
+from dpagent.privacy.accounting.choice import accountant_name, accountant_named
+from dpagent.privacy.accounting.rdp import RdpAccountant
+from dpagent.privacy.events import ApproximateEvent, Event, GaussianEvent, SelfComposedEvent, poisson_sampled
 from dpagent.privacy.schedules import MAX_ROUNDS, Schedule
 
-AccountantName = Literal["pld", "rdp"]
+#: Targets that are calibrated to.
+EPSILON_RANGE: Final = (1e-6, 1000.0)
+#: Noise multipliers that devices accept in a plan.
+NOISE_RANGE: Final = (0.05, 10_000.0)
 
-MIN_EPSILON: Final = 1e-6
-MAX_EPSILON: Final = 1000.0
-
-# A plan's ε lies within these relative distances below its target. The nearer one keeps it
-# clear of rounding; the search aims between the two.
+# A plan's ε lies within these relative distances below its target. The nearer one keeps it clear of rounding;
+# the search aims between the two. Figures by privacy-loss distributions are a grid's width apart.
 _MARGIN: Final = 1e-6
-_TOLERANCE: Final = 1e-5
-_AIM: Final = 4e-6
-_AIM_TOLERANCE: Final = 3e-6
-_COARSE_TOLERANCE: Final = 1e-2
-
-# The same for privacy-loss distributions, whose figures are themselves a grid's width apart.
-_PLD_TOLERANCE: Final = 1e-4
-_PLD_AIM: Final = 4e-5
+_TOLERANCE: Final = 1e-4
+_AIM: Final = 4e-5
+_FIRST_TOLERANCE: Final = 1e-2
 _REPRESENTATIVES: Final = 16
-_MENDINGS: Final = 12
-_SLOPE_STEP: Final = 1e-2  # of log s
+_CORRECTIONS: Final = 12
+_SLOPE_STEP: Final = 1e-2  # of the factor's logarithm
 _LEAST_SLOPE: Final = 0.2
-_MOST_DIFFERENT: Final = 2_048
-
-# At the least noise multiplier, one release costs more than MAX_EPSILON at any sampling rate
-# above 1e-300; at the greatest, what is left of ε comes from the number of rounds and from δ.
-_SIGMA_RANGE: Final = (0.01, 1e6)
-
-_COARSE_ORDERS: Final[tuple[float, ...]] = (
-    *(1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0),
-    *(24.0, 32.0, 48.0, 64.0, 96.0, 128.0, 192.0, 256.0, 512.0, 1024.0),
-)
-_WINDOW: Final = 12  # orders looked at while closing in
-_REFINEMENTS: Final = 8
 _NEARLY_ZERO: Final = 1e-12
+
+
+@dataclass(frozen=True, slots=True)
+class EventFamily:
+    """Mechanisms that differ in their noise alone; :func:`calibrate` chooses one for every round. Public.
+
+    Attributes:
+        event: the event of one round, all its steps and its sampling included, as a function of the noise
+            multiplier (the noise's parameter over the sensitivity): it costs less the more noise there is.
+        shared: the budget that adds up over rounds and that a schedule shares out. ``rho`` is that of zCDP,
+            which falls with the square of the noise (Gaussian); ``epsilon`` falls with the noise itself
+            (Laplace).
+        noise_range: least and greatest noise multiplier to choose.
+    """
+
+    event: Callable[[float], Event]
+    shared: Literal["rho", "epsilon"]
+    noise_range: tuple[float, float] = NOISE_RANGE
+
+    @property
+    def power(self) -> int:
+        """The shared budget is inversely proportional to this power of the noise multiplier."""
+        return 2 if self.shared == "rho" else 1
+
+
+def gaussian_family(sampling_rate: float, steps: int = 1) -> EventFamily:
+    """Rounds of ``steps`` Gaussian mechanisms each, every one on a Poisson sample of its own."""
+    return EventFamily(lambda noise: poisson_sampled(GaussianEvent(noise), sampling_rate, steps), "rho")
+
+
+def laplace_family(sampling_rate: float, steps: int = 1) -> EventFamily:
+    """Likewise for pure mechanisms whose ε is one over the noise multiplier, such as Laplace noise."""
+    return EventFamily(
+        lambda noise: poisson_sampled(ApproximateEvent(1 / noise), sampling_rate, steps), "epsilon"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +94,11 @@ class BudgetPlan:
 
     Attributes:
         schedule: how the budget is spread.
-        noise_multipliers: σ_t of each round, in order.
-        accountant: what prices it: ``pld`` (tight) or ``rdp``.
+        noise_multipliers: of each round, in order.
         epsilon_by_round: the ε spent after each round, at ``delta``; the last is the total.
         epsilon_target: the ε asked for; ``epsilon_by_round[-1]`` is at most this.
         delta: the δ at which all ε are stated, for add-or-remove-one-record adjacency.
-        sampling_rate: probability with which each record enters a lot.
-        steps: noisy steps in each round.
+        accountant: what prices it.
     """
 
     schedule: Schedule
@@ -86,9 +106,7 @@ class BudgetPlan:
     epsilon_by_round: tuple[float, ...]
     epsilon_target: float
     delta: float
-    sampling_rate: float
-    steps: int
-    accountant: AccountantName = "pld"
+    accountant: AccountantName
 
     @property
     def rounds(self) -> int:
@@ -98,293 +116,171 @@ class BudgetPlan:
 
 def calibrate(
     schedule: Schedule,
+    family: EventFamily,
     *,
     epsilon: float,
     delta: float,
     rounds: int,
-    sampling_rate: float,
-    steps: int = 1,
     accountant: AccountantName | None = None,
 ) -> BudgetPlan:
     """The least noise with which ``rounds`` rounds on ``schedule`` meet (``epsilon``, ``delta``).
 
     Args:
         schedule: how the budget is spread over the rounds.
-        epsilon: target, in [1e-6, 1000]; met from below, to within a relative 1e-4 (``rdp``: 1e-5) unless
-            the least noise there is, σ = 0.01 in some round, already costs less.
-        delta: in [1e-200, 1); keep it well below one over the number of records.
+        family: what a round runs, but for its noise.
+        epsilon: target, in [1e-6, 1000]; met from below, to within a relative 1e-4 unless the least noise
+            there is, in some round, already costs less.
+        delta: in [1e-200, 1), or 0 for pure mechanisms; keep it well below one over the number of records
+            (:func:`~dpagent.privacy.statement.delta_warning`).
         rounds: in [1, 1,000,000].
-        sampling_rate: in (0, 1].
-        steps: noisy steps in each round, at least 1.
-        accountant: ``pld`` for the tight price, ``rdp`` for Rényi divergences (more noise for the same ε).
-            By default the former, unless more than 2,048 rounds all differ and that would take too long.
+        accountant: by default what
+            :func:`~dpagent.privacy.accounting.choice.accountant_name` says.
 
     Raises:
         ParameterError: a value is out of its range.
-        PlanError: no noise multiplier up to 1e6 meets the target.
+        PlanError: no noise in the family's range meets the target.
     """
-    _check_terms(epsilon, delta, sampling_rate, steps, accountant)
+    require_between("epsilon", epsilon, *EPSILON_RANGE)
+    require_between("delta", delta, 0.0, 1.0, high_open=True)
+    require_count("rounds", rounds, maximum=MAX_ROUNDS)
     if not isinstance(schedule, Schedule):
         raise ParameterError(f"schedule is a {type(schedule).__name__}; expected a Schedule.")
-    require_count("rounds", rounds, maximum=MAX_ROUNDS)
-    relative = 1 / np.sqrt(schedule.shares(rounds))
-    accountant = accountant or accountant_for(relative.tolist())
-    interval = (
-        math.log(_SIGMA_RANGE[0] / relative.min()),
-        math.log(_SIGMA_RANGE[1] / relative.max()),
-    )
+    relative = np.asarray(schedule.shares(rounds) ** (-1 / family.power))
+    interval = _factors(family, relative, rounds)
+    events = [family.event(noise) for noise in set(_noise(family, relative, interval[0]))]
+    accountant = accountant or accountant_name(events, delta)
 
-    def plan_at(log_scale: float) -> BudgetPlan:
-        sigmas = (relative * math.exp(log_scale)).tolist()
-        return price(
-            sigmas, schedule=schedule, epsilon_target=epsilon, delta=delta,
-            sampling_rate=sampling_rate, steps=steps, accountant=accountant,
-        )  # fmt: skip
+    def plan_at(log_factor: float) -> BudgetPlan:
+        noise = _noise(family, relative, log_factor)
+        spent = price(noise, family, delta=delta, accountant=accountant)
+        return BudgetPlan(schedule, tuple(noise), spent, float(epsilon), float(delta), accountant)
 
-    total = _Total(relative, sampling_rate, steps, delta)
-    few = _FewRounds(relative, sampling_rate, steps, delta)
-    least = few.epsilon(interval[1]) if accountant == "pld" else total.epsilon(interval[1], ORDERS)[0]
-    if least > epsilon * (1 - _TOLERANCE):
+    few = _FewRounds(relative, family, delta)
+    if (least := few.epsilon(interval[1], accountant)) > epsilon * (1 - _MARGIN):
         raise PlanError(
-            f"epsilon {epsilon:g} at delta {delta:g} cannot be met: {rounds} rounds of {steps} steps at "
-            f"sampling rate {sampling_rate:g} cost {least:.3g} even with a noise multiplier of "
-            f"{_SIGMA_RANGE[1]:g}. Raise epsilon or delta, or lower the rounds or the sampling rate."
+            f"epsilon {epsilon:g} at delta {delta:g} cannot be met: {rounds} rounds cost {least:.3g} even "
+            f"with the largest noise multiplier that devices accept, {family.noise_range[1]:g}. Raise "
+            "epsilon or delta, or lower the rounds, their local steps or the sampling rate."
         )
-    guess = math.log(max(1.0, sampling_rate * math.sqrt(steps * math.log(1 / delta)) / min(epsilon, 1.0)))
-    guess = min(max(guess, interval[0]), interval[1])
-    if accountant == "rdp":
-        plan = _search_orders(total, plan_at, epsilon, guess, interval)
-    else:
-        plan = _search_few_rounds(few, plan_at, epsilon, guess, interval)
+    plan = _search(few, plan_at, accountant, epsilon, interval)
     if plan is None:
         raise PlanError(
-            f"the search for epsilon {epsilon:g} at delta {delta:g} over {rounds} rounds at sampling rate "
-            f"{sampling_rate:g} did not end within 0.01 % of it. Change epsilon slightly."
+            f"the search for epsilon {epsilon:g} at delta {delta:g} over {rounds} rounds did not end within "
+            "0.01 % of it. Change epsilon slightly."
         )
     return plan
 
 
 def price(
     noise_multipliers: Sequence[float],
+    family: EventFamily,
     *,
     delta: float,
-    sampling_rate: float,
-    steps: int = 1,
     accountant: AccountantName | None = None,
-    schedule: Schedule | None = None,
-    epsilon_target: float | None = None,
-) -> BudgetPlan:
-    """What rounds with these noise multipliers cost.
+) -> tuple[float, ...]:
+    """The ε spent after each round of a job with these noise multipliers.
+
+    >>> spent = price([2.25] * 100, gaussian_family(sampling_rate=0.1), delta=1e-5)
+    >>> len(spent), round(spent[-1], 3)
+    (100, 1.998)
 
     Args:
-        noise_multipliers: σ of each round, in order; at least one, each in [1e-6, 1e12].
-        delta, sampling_rate, steps, accountant: as for :func:`calibrate`.
-        schedule: carried into the result; uniform if left out.
-        epsilon_target: likewise; the cost itself if left out.
+        noise_multipliers: of each round, in order; at least one.
+        family: what a round runs, but for its noise.
+        delta, accountant: as for :func:`calibrate`.
 
     Raises:
         ParameterError: a value is out of its range, or there is no round.
     """
-    if not noise_multipliers:
-        raise ParameterError("noise multipliers are empty; expected one for each round.")
-    _check_terms(MAX_EPSILON, delta, sampling_rate, steps, accountant)
-    accountant = accountant or accountant_for(noise_multipliers)
-    events = [PrivacyLossEvent(sigma, sampling_rate, steps) for sigma in noise_multipliers]
-    running = running_pld_epsilon if accountant == "pld" else running_epsilon
-    spent = tuple(running(events, delta).tolist())
-    return BudgetPlan(
-        schedule or Schedule("uniform"),
-        tuple(noise_multipliers),
-        spent,
-        float(spent[-1] if epsilon_target is None else epsilon_target),
-        float(delta),
-        float(sampling_rate),
-        steps,
-        accountant,
-    )
+    events = [family.event(noise) for noise in noise_multipliers]
+    used = accountant_named(accountant or accountant_name(events, delta))
+    return tuple(used.running_epsilon(events, delta).tolist())
 
 
-def affordable_rounds(
-    noise_multiplier: float,
-    *,
-    epsilon: float,
-    delta: float,
-    sampling_rate: float,
-    steps: int = 1,
-    accountant: AccountantName | None = None,
-) -> int:
-    """The largest number of rounds, all with this noise, that cost at most ``epsilon``; at most 1,000,000.
-
-    Args:
-        noise_multiplier: σ of every round.
-        epsilon, delta, sampling_rate, steps, accountant: as for :func:`calibrate`.
-
-    Raises:
-        ParameterError: a value is out of its range.
-        PlanError: a single round costs more.
-    """
-    _check_terms(epsilon, delta, sampling_rate, steps, accountant)
-
-    def cost(rounds: int) -> float:
-        event = PrivacyLossEvent(noise_multiplier, sampling_rate, steps * rounds)
-        if accountant == "rdp":
-            return float(running_epsilon([event], delta)[0])
-        return PldAccountant().epsilon_after([event], delta)
-
-    if (first := cost(1)) > epsilon:
+def _factors(family: EventFamily, relative: NDArray[np.float64], rounds: int) -> tuple[float, float]:
+    """Logarithms of the least and the greatest factor that keep all rounds within the range of noise."""
+    low = math.log(require_positive("least noise multiplier", family.noise_range[0]) / relative.min())
+    high = math.log(require_positive("greatest noise multiplier", family.noise_range[1]) / relative.max())
+    if not low <= high:
         raise PlanError(
-            f"noise multiplier {noise_multiplier:g} cannot keep epsilon {epsilon:g} at delta {delta:g}: one "
-            f"round of {steps} steps at sampling rate {sampling_rate:g} costs {first:.3g}. Raise the noise "
-            "multiplier or epsilon, or lower the sampling rate."
+            f"the noise of {rounds} rounds on this schedule differs by a factor of "
+            f"{relative.max() / relative.min():.4g}; expected at most "
+            f"{family.noise_range[1] / family.noise_range[0]:g}. Choose a less steep schedule."
         )
-    low, high = 1, 2
-    while high <= MAX_ROUNDS and cost(high) <= epsilon:
-        low, high = high, 2 * high
-    high = min(high, MAX_ROUNDS + 1)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if cost(middle) <= epsilon else (low, middle)
-    return low
+    return low, high
 
 
-def accountant_for(noise_multipliers: Sequence[float]) -> AccountantName:
-    """What prices these rounds unless it is said: ``pld``, or ``rdp`` if more than 2,048 are different."""
-    return "pld" if len(set(noise_multipliers)) <= _MOST_DIFFERENT else "rdp"
+def _noise(family: EventFamily, relative: NDArray[np.float64], log_factor: float) -> list[float]:
+    """Noise multipliers at a factor, kept within their range where rounding would carry them beyond it."""
+    noise = np.clip(relative * math.exp(log_factor), *family.noise_range)
+    return [float(sigma) for sigma in noise]
 
 
-def _check_terms(
-    epsilon: float, delta: float, sampling_rate: float, steps: int, accountant: AccountantName | None
-) -> None:
-    require_between("epsilon", epsilon, MIN_EPSILON, MAX_EPSILON)
-    require_between("delta", delta, MIN_DELTA, 1.0, high_open=True)
-    require_between("sampling rate", sampling_rate, 1e-300, 1.0)
-    require_count("steps", steps, maximum=MAX_STEPS)
-    if accountant is not None and accountant not in get_args(AccountantName):
-        raise ParameterError(
-            f"accountant is {accountant!r}; expected one of {', '.join(get_args(AccountantName))}."
-        )
-
-
-def _search_orders(
-    total: _Total,
-    plan_at: Callable[[float], BudgetPlan],
-    epsilon: float,
-    guess: float,
-    interval: tuple[float, float],
-) -> BudgetPlan | None:
-    """The plan by Rényi divergences; None if the search does not close in on the target."""
-    orders, reach = _COARSE_ORDERS, math.log(2)
-    for attempt in range(_REFINEMENTS + 1):
-        if attempt == _REFINEMENTS:
-            orders = ORDERS  # slow and certain
-        closed_in = _is_gapless(orders)
-        guess = _root(
-            lambda log_scale, orders=orders: math.log(  # type: ignore[misc]
-                max(total.epsilon(log_scale, orders)[0], _NEARLY_ZERO) / (epsilon * (1 - _AIM))
-            ),
-            guess,
-            reach=reach,
-            interval=interval,
-            tolerance=_AIM_TOLERANCE if closed_in else _COARSE_TOLERANCE,
-        )
-        if closed_in:
-            plan = plan_at(guess)
-            if epsilon * (1 - _TOLERANCE) <= plan.epsilon_by_round[-1] <= epsilon * (1 - _MARGIN):
-                return plan
-            orders = ORDERS  # the best order is outside the window: find it, and look there
-        orders, reach = _window(total.epsilon(guess, orders)[1], orders), 0.02
-    return None
-
-
-def _search_few_rounds(
+def _search(
     few: _FewRounds,
     plan_at: Callable[[float], BudgetPlan],
+    accountant: AccountantName,
     epsilon: float,
-    guess: float,
     interval: tuple[float, float],
 ) -> BudgetPlan | None:
-    """The plan by privacy-loss distributions; None if mending does not end within the tolerance."""
-    aim = epsilon * (1 - _PLD_AIM)
+    """The plan that meets the target; None if correcting does not end within the tolerance."""
+    aim = epsilon * (1 - _AIM)
 
-    def excess(log_scale: float) -> float:
-        return math.log(max(few.epsilon(log_scale), _NEARLY_ZERO) / aim)
+    def excess(log_factor: float, name: AccountantName = accountant) -> float:
+        return math.log(max(few.epsilon(log_factor, name), _NEARLY_ZERO) / aim)
 
-    log_scale = _root(excess, guess, reach=math.log(2), interval=interval, tolerance=_PLD_AIM)
-    if log_scale <= interval[0]:  # δ alone allows to give away every record that is used
-        plan = plan_at(interval[0])
-        return plan if plan.epsilon_by_round[-1] <= epsilon else None
-    slope = (excess(log_scale + _SLOPE_STEP) - excess(log_scale)) / _SLOPE_STEP
-    for _ in range(_MENDINGS):
-        plan = plan_at(log_scale)
+    log_factor = few.noise_of_one(interval)
+    if few.has_divergences:
+        log_factor = _root(lambda at: excess(at, "rdp"), log_factor, math.log(2), interval, _FIRST_TOLERANCE)
+    log_factor = _root(excess, log_factor, math.log(1.1), interval, _AIM)
+    slope = (excess(log_factor + _SLOPE_STEP) - excess(log_factor)) / _SLOPE_STEP
+    for _ in range(_CORRECTIONS):
+        plan = plan_at(log_factor)
         spent = plan.epsilon_by_round[-1]
-        if epsilon * (1 - _PLD_TOLERANCE) <= spent <= epsilon * (1 - _MARGIN):
+        close = epsilon * (1 - _TOLERANCE) <= spent or log_factor == interval[0]
+        if close and spent <= epsilon * (1 - _MARGIN):
             return plan
-        log_scale -= math.log(max(spent, _NEARLY_ZERO) / aim) / min(slope, -_LEAST_SLOPE)
-        log_scale = min(max(log_scale, interval[0]), interval[1])
+        log_factor -= math.log(max(spent, _NEARLY_ZERO) / aim) / min(slope, -_LEAST_SLOPE)
+        log_factor = min(max(log_factor, interval[0]), interval[1])
     return None
 
 
 class _FewRounds:
-    """Nearly the ε of a whole job as a function of log s, from at most 16 representative rounds.
+    """Nearly the ε of a whole job as a function of the factor's logarithm, from at most 16 rounds.
 
-    Each stands for its share of the rounds, in the order of their noise, with their mean ρ.
+    Each represents its share of the rounds, in the order of their noise, with their mean budget.
     """
 
-    def __init__(self, relative: NDArray[np.float64], rate: float, steps: int, delta: float) -> None:
+    def __init__(self, relative: NDArray[np.float64], family: EventFamily, delta: float) -> None:
         groups = np.array_split(np.sort(relative), min(_REPRESENTATIVES, len(relative)))
-        self._rounds = [(float(np.mean(group**-2.0) ** -0.5), len(group) * steps) for group in groups]
-        self._rate, self._delta = rate, delta
+        power = family.power
+        self._rounds = [(float(np.mean(group**-power) ** (-1 / power)), len(group)) for group in groups]
+        self._family, self._delta = family, delta
+        self.has_divergences = delta > 0 and all(map(RdpAccountant().supports, self._events(0.0)))
 
-    def epsilon(self, log_scale: float) -> float:
-        """The tight ε of the representatives."""
-        scale = math.exp(log_scale)
-        events = [PrivacyLossEvent(ratio * scale, self._rate, count) for ratio, count in self._rounds]
-        return PldAccountant().epsilon_after(events, self._delta)
+    def noise_of_one(self, interval: tuple[float, float]) -> float:
+        """The factor's logarithm at which a round's noise multiplier is 1, or the nearest in ``interval``."""
+        return min(max(-math.log(self._rounds[0][0]), interval[0]), interval[1])
 
+    def epsilon(self, log_factor: float, accountant: AccountantName) -> float:
+        """The ε of the representatives."""
+        return accountant_named(accountant).epsilon_after(self._events(log_factor), self._delta)
 
-class _Total:
-    """The ε of a whole job as a function of log s, from as many Rényi orders as one likes."""
-
-    def __init__(self, relative: NDArray[np.float64], rate: float, steps: int, delta: float) -> None:
-        self._relative, counts = np.unique(relative, return_counts=True)
-        self._compositions = counts * float(steps)
-        self._rate = rate
-        self._delta = delta
-
-    def epsilon(self, log_scale: float, orders: Sequence[float]) -> tuple[float, float]:
-        """The least ε over ``orders`` (not below 0), and the order at which it is found."""
-        bounds = cumulants(self._relative * math.exp(log_scale), self._rate, orders)
-        alpha = np.array(orders)
-        epsilons = self._compositions @ bounds / (alpha - 1) + conversion_offsets(alpha, self._delta)
-        best = int(epsilons.argmin())
-        return max(float(epsilons[best]), 0.0), orders[best]
-
-
-def _is_gapless(orders: Sequence[float]) -> bool:
-    first = ORDERS.index(orders[0])
-    return tuple(orders) == ORDERS[first : first + len(orders)]
-
-
-def _window(best: float, orders: Sequence[float]) -> tuple[float, ...]:
-    """At most _WINDOW of ORDERS around ``best``, spread over the two next on either side."""
-    place = orders.index(best)
-    low, high = orders[max(place - 2, 0)], orders[min(place + 2, len(orders) - 1)]
-    inside = [order for order in ORDERS if low <= order <= high]
-    if len(inside) <= _WINDOW:
-        return tuple(inside)
-    picks = np.linspace(0, len(inside) - 1, _WINDOW).round().astype(int)
-    return tuple(inside[i] for i in picks)
+    def _events(self, log_factor: float) -> list[Event]:
+        low, high = self._family.noise_range
+        factor = math.exp(log_factor)
+        noise = [(min(max(ratio * factor, low), high), count) for ratio, count in self._rounds]
+        return [SelfComposedEvent(self._family.event(sigma), count) for sigma, count in noise]
 
 
 def _root(
     f: Callable[[float], float],
     guess: float,
-    *,
     reach: float,
     interval: tuple[float, float],
     tolerance: float,
 ) -> float:
-    """An x with |f(x)| ≤ ``tolerance``, for a falling f that changes sign in ``interval``.
+    """An x with |f(x)| ≤ ``tolerance``, for a falling f; an end of ``interval`` if f keeps its sign there.
 
     Brackets outwards from ``guess`` in growing steps, then false position (Illinois variant),
     with a bisection step now and then so that the bracket always shrinks.
@@ -399,8 +295,10 @@ def _root(
         left, f_left = right, f_right
         right, reach = min(interval[1], right + reach), 2 * reach
         f_right = f(right)
-    if abs(f_left) <= tolerance:
+    if f_left <= tolerance:
         return left
+    if f_right > tolerance:
+        return right
     side = 0
     weight_left, weight_right = f_left, f_right
     x, value = right, f_right

@@ -91,13 +91,13 @@ class MechanismTerms(Message):
     """The mechanism of the job, by name, and its public parameters.
 
     Names and ranges of the parameters are the mechanism's own
-    (:class:`dpagent.privacy.mechanisms.mechanism.PlannedMechanism`). The noise levels of all rounds are
+    (:class:`dpagent.privacy.mechanisms.mechanism.PlannedMechanism`). The noise multipliers of all rounds are
     announced with the first and pinned by the device, so that what follows cannot be chosen after seeing what
     came before.
     """
 
     name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,63}$")]
-    noise_levels: Annotated[list[Annotated[float, Field(gt=0)]], Field(min_length=1, max_length=5_000)]
+    noise_multipliers: Annotated[list[Annotated[float, Field(gt=0)]], Field(min_length=1, max_length=5_000)]
     """One for each round."""
     parameters: Annotated[
         dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")], int | float], Field(max_length=16)
@@ -194,7 +194,7 @@ class Plan(Message):
     @property
     def rounds(self) -> int:
         """Number of rounds of the job."""
-        return len(self.mechanism.noise_levels)
+        return len(self.mechanism.noise_multipliers)
 
 
 class ModelChunk(Message):

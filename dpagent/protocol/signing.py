@@ -69,7 +69,11 @@ class Verifier:
         try:
             self._key.verify(envelope.signature, _bound(self._fleet, kind, envelope.body))
         except InvalidSignature:
-            raise MessageError("bad signature", f"not signed as {kind} by this fleet's coordinator") from None
+            raise MessageError(
+                "bad signature",
+                f"not signed as {kind} by the key that coordinator_key names. If the fleet has another "
+                "coordinator now, set coordinator_key to what `dpagent coordinator key` prints there",
+            ) from None
         return decode(envelope.body, schema)
 
 

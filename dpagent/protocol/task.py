@@ -21,7 +21,7 @@ from dpagent.learning.training.augmentation import Augmentation
 from dpagent.privacy.caps import ClampCap
 from dpagent.privacy.clipping import Clipping
 from dpagent.privacy.covariance import FLOAT64_SLACK, SecondMoments
-from dpagent.privacy.events import ApproximateEvent, PrivacyLossEvent
+from dpagent.privacy.events import Event
 from dpagent.privacy.mechanisms.job_noise import JobNoise
 from dpagent.privacy.mechanisms.mechanism import PlannedMechanism, Query
 from dpagent.privacy.mechanisms.wire import WireForm
@@ -63,7 +63,7 @@ class RoundTask:
                 augmentation = Augmentation(**plan.augmentation.model_dump())
                 augmentation.check_fits(spec.input_shape)
             terms = plan.mechanism
-            noise = JobNoise.announced(terms.name, terms.noise_levels, terms.parameters)
+            noise = JobNoise.announced(terms.name, terms.noise_multipliers, terms.parameters)
             mechanism = noise.at(plan.round, _query(plan, second_moments_of(plan) or clipping))
         except DpagentError as error:
             raise PlanError(f"Round {plan.round}: {error}") from error
@@ -107,7 +107,7 @@ class RoundTask:
         return self._cap("coordinator")
 
     @property
-    def events(self) -> tuple[PrivacyLossEvent | ApproximateEvent, ...]:
+    def events(self) -> tuple[Event, ...]:
         """What this round and all that follow in the job cost, in order.
 
         Raises:

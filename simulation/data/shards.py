@@ -15,7 +15,7 @@ import yaml
 from dpagent.configuration import load_yaml
 from dpagent.errors import ConfigurationError, DataError
 from dpagent.learning.data.derived import Subset
-from dpagent.learning.data.npz import save_npz
+from dpagent.learning.data.formats.npz import save_npz
 from dpagent.learning.data.splits import split
 from dpagent.learning.models.built_ins import BUILT_IN
 from dpagent.learning.models.description import load_assets

@@ -6,7 +6,6 @@ out, and deal the others to devices.
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,15 +14,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from cli.data.values import with_form_of
 from cli.data.wording import as_options
 from dpagent.errors import ConfigurationError, DataError
 from dpagent.learning.data.classes import doubt_about_labels
 from dpagent.learning.data.dataset import ArrayDataset, Dataset
 from dpagent.learning.data.derived import Subset
-from dpagent.learning.data.opening import open_dataset, recognise
-from dpagent.learning.data.picture_files import HALVES, choose_half
-from dpagent.learning.data.settings import DatasetSettings
+from dpagent.learning.data.opening import fitted, has_test_half, open_dataset
 from dpagent.learning.models.spec import ModelSpec
 from simulation.data.remarks import remarks_on
 from simulation.settings import DataChoice, DataForm
@@ -78,14 +74,14 @@ def open_source(data: DataChoice, seed: int, spec: ModelSpec | None = None) -> S
         return _digits(seed)
     test_settings = data.test_settings
     if spec is not None:
-        settings = with_form_of(settings, spec)
-        test_settings = None if test_settings is None else with_form_of(test_settings, spec)
+        settings = fitted(settings, spec.input_shape)
+        test_settings = None if test_settings is None else fitted(test_settings, spec.input_shape)
     opened = open_dataset(settings)
-    if opened.origin.kind == "csv" and (doubt := doubt_about_labels(opened, settings.csv.label)):
+    if opened.origin.kind == "csv" and (doubt := doubt_about_labels(opened)):
         raise DataError(f"{settings.path}: {as_options(doubt)}")
-    columns: tuple[str, ...] = getattr(opened, "columns", ())
+    columns = opened.columns
     train, not_counted = _finite(_readable(opened))
-    if test_settings is None and data.test_share is None and _has_test_half(settings):
+    if test_settings is None and data.test_share is None and has_test_half(settings):
         test_settings = settings.model_copy(update={"half": "test"})
     if test_settings is None:
         return replace(_held_out(train, data, seed), columns=columns, not_counted=not_counted)
@@ -153,31 +149,6 @@ def _readable(dataset: Dataset) -> Dataset:
     readable = Subset(dataset, rest)
     readable.origin = replace(dataset.origin, left_out=(*dataset.origin.left_out, *problems))
     return readable
-
-
-def _has_test_half(settings: DatasetSettings) -> bool:
-    """Whether the data come in two halves."""
-    path = settings.path
-    kind = recognise(path) if settings.kind == "auto" else settings.kind
-    if kind in ("idx", "cifar"):
-        prefixes = ("t10k-", "test-", "test_batch.bin", "test.bin")
-        return path.is_dir() and any(entry.name.startswith(prefixes) for entry in path.iterdir())
-    if kind != "images":
-        return False
-    if path.is_dir():
-        return choose_half(path, "train") != path
-    with zipfile.ZipFile(path) as archive:
-        return _archive_has_halves([name.lower().split("/")[:-1] for name in archive.namelist()])
-
-
-def _archive_has_halves(folders: list[list[str]]) -> bool:
-    """Whether the outermost folders of an archive that are several are its halves."""
-    level = 0
-    while True:
-        tops = {parts[level] for parts in folders if len(parts) > level and parts[0] != "__macosx"}
-        if len(tops) != 1 or not tops.isdisjoint(HALVES["train"]):
-            return not tops.isdisjoint(HALVES["train"]) and not tops.isdisjoint(HALVES["test"])
-        level += 1
 
 
 def _held_out(train: Dataset, data: DataChoice, seed: int) -> Source:

@@ -26,7 +26,7 @@ from coordinator.planning import clipping_of, gradient_steps
 from coordinator.settings import FleetSettings, load_fleet_settings
 from dpagent.errors import DpagentError, ExitCode
 from dpagent.learning.data.dataset import Dataset, to_float32
-from dpagent.learning.data.npz import open_npz
+from dpagent.learning.data.formats.npz import open_npz
 from dpagent.learning.front_end.features import FeatureSet, FrontEnd
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.training.lots import sum_over_lot

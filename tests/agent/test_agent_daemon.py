@@ -23,7 +23,7 @@ from agent.ledger import verify
 from agent.settings import load_agent_settings
 from agent.spool import SpooledFragment
 from dpagent.errors import ConfigurationError, DataError, ExitCode
-from dpagent.learning.data.npz import open_npz
+from dpagent.learning.data.formats.npz import open_npz
 from dpagent.protocol.codec import encode
 from dpagent.protocol.fragments import (
     block_count,
@@ -195,7 +195,7 @@ def test_a_budget_that_is_too_small_is_kept_and_the_reason_noted(
 
 @pytest.mark.parametrize(
     "changes",
-    [{"mechanism": {"noise_levels": [10_000.0] * 3}}, {"model": {"description": b"resnet"}},
+    [{"mechanism": {"noise_multipliers": [10_000.0] * 3}}, {"model": {"description": b"resnet"}},
      {"deadline": 1_000.0}, {"sealing_key": bytes(32)}],
     ids=lambda changes: next(iter(changes)) + str(next(iter(changes.values()))),
 )  # fmt: skip

@@ -24,7 +24,7 @@ from brokers import PATIENCE_S, wait_until
 from fleets import make_plan, records
 from ledgers import BUDGET, DATASET, charge_for, open_state, tamper
 
-from agent.accounts import InconsistentChargeError, JobAccounts, fresh_account, price_after
+from agent.accounts import InconsistentChargeError, JobAccounts, fresh_account, grid_of, price_after
 from agent.charges import Budget, BudgetChange, Charge
 from agent.ledger import GENESIS, Ledger, link, open_ledger, verify
 from agent.spool import SpooledFragment
@@ -32,7 +32,7 @@ from agent.state import AgentState
 from dpagent.errors import DpagentError, LedgerError, StateInUseError, StorageError
 from dpagent.privacy.accounting.pld import PldAccountant
 from dpagent.privacy.accounting.rdp import RdpAccountant
-from dpagent.privacy.events import PrivacyLossEvent
+from dpagent.privacy.events import GaussianEvent, poisson_sampled
 
 DATA = records(20)
 
@@ -189,9 +189,9 @@ def test_what_is_stated_is_what_an_independent_accountant_says(path: Path, datab
     connection.close()
     accountant = PldAccountant()
     plan = make_plan()
-    for body, noise in zip(bodies, plan.mechanism.noise_levels, strict=True):
-        assert body["parameters"]["noise_multiplier"] == noise
-        accountant.compose(PrivacyLossEvent(noise, 0.25, 1))
+    for body, noise in zip(bodies, plan.mechanism.noise_multipliers, strict=True):
+        assert body["noise_multiplier"] == noise
+        accountant.compose(poisson_sampled(GaussianEvent(noise), 0.25, 1))
         assert body["cumulative_epsilon"] == pytest.approx(accountant.epsilon(1e-5), rel=1e-3)
         assert body["cumulative_delta"] == 1e-5
     assert bodies[0]["job_epsilon"] == pytest.approx(bodies[-1]["cumulative_epsilon"], rel=1e-3)
@@ -353,14 +353,16 @@ def test_a_ledger_priced_by_renyi_divergence_verifies_and_goes_on(path: Path) ->
         charge_rounds(state, 1, 2)
     database, accountant = path / "ledger.db", RdpAccountant()
     reserved = accountant.epsilon_after(
-        [PrivacyLossEvent(noise, 0.25, 1) for noise in make_plan().mechanism.noise_levels], 1e-5
+        [poisson_sampled(GaussianEvent(noise), 0.25, 1) for noise in make_plan().mechanism.noise_multipliers],
+        1e-5,
     )
     for number in (2, 3):
         body = body_of(database, number)
-        accountant.compose(PrivacyLossEvent(body["parameters"]["noise_multiplier"], 0.25, 1))
-        assert body["loss_grid"] > 0
+        accountant.compose(poisson_sampled(GaussianEvent(body["noise_multiplier"]), 0.25, 1))
+        assert (body["accountant"], body["loss_grid"] > 0) == ("pld", True)
         body |= {
-            "job_epsilon": reserved, "cumulative_epsilon": accountant.epsilon(1e-5), "loss_grid": None,
+            "job_epsilon": reserved, "cumulative_epsilon": accountant.epsilon(1e-5),
+            "accountant": "rdp", "loss_grid": None,
         }  # fmt: skip
         rechain(database, number, json.dumps(body))
     assert verify(path).charges == 2
@@ -378,8 +380,8 @@ def charges_of(delta: float, rounds: int, sigma: float = 20.0) -> list[Charge | 
 
     After the first fifty that is so in every tenth round; what stands between is close enough.
     """
-    events = [PrivacyLossEvent(sigma, 0.1, 1)] * rounds
-    account, grid = fresh_account(events, delta)
+    events = [poisson_sampled(GaussianEvent(sigma), 0.1, 1)] * rounds
+    account = fresh_account(events, delta)
     reserved = price_after(account, events, delta)
     numbers = sorted({*range(1, min(rounds, 50) + 1), *range(60, rounds, 10), rounds})
     priced = [price_after(account, events[:number], delta) for number in numbers]
@@ -387,10 +389,11 @@ def charges_of(delta: float, rounds: int, sigma: float = 20.0) -> list[Charge | 
     first = rebuilt(
         Charge(
             dataset=DATASET, job="j", round=1, mechanism="discrete-gaussian",
-            parameters={"noise_multiplier": sigma, "resolution": 65_536}, clip_norm=1.0,
+            noise_multiplier=sigma, parameters={"resolution": 65_536}, clip_norm=1.0,
             accumulation_slack=0.001, dimension=10, sampling_rate=0.1, steps=1, granularity=0.0,
             statistical_distance=0.0, schedule="s", job_epsilon=reserved, delta=delta,
-            cumulative_epsilon=0.0, cumulative_delta=delta, charged_at="", loss_grid=grid,
+            cumulative_epsilon=0.0, cumulative_delta=delta, charged_at="",
+            accountant=account.name, loss_grid=grid_of(account),
         )
     )  # fmt: skip
     charges = [
@@ -422,9 +425,6 @@ def test_long_jobs_and_tiny_deltas_verify(delta: float, rounds: int) -> None:
         assert caught.value.index == number
 
 
-GAUSSIAN = {"noise_multiplier": 20.0, "resolution": 65_536}
-
-
 def refused_charge(charge: Charge, records: list[Charge | BudgetChange]) -> str:
     """What is said of a job whose second charge is another one."""
     with pytest.raises(InconsistentChargeError) as caught:
@@ -438,11 +438,13 @@ def refused_charge(charge: Charge, records: list[Charge | BudgetChange]) -> str:
     [
         ({"mechanism": "laplace"}, "mechanism is 'laplace'"),
         ({"parameters": {}}, "are none"),
-        ({"parameters": {"noise_multiplier": 20.0}}, "are noise_multiplier"),
-        ({"parameters": GAUSSIAN | {"bound": 3}}, "are bound, noise_multiplier, resolution"),
-        ({"parameters": GAUSSIAN | {"noise_multiplier": 0.049}}, "noise multiplier is 0.049"),
-        ({"parameters": GAUSSIAN | {"resolution": 255}}, "resolution is 255"),
-        ({"parameters": GAUSSIAN | {"resolution": 65_536.0}}, "resolution is 65536.0"),
+        ({"parameters": {"bound": 3}}, "are bound"),
+        ({"parameters": {"bound": 3, "resolution": 65_536}}, "are bound, resolution"),
+        ({"parameters": {"resolution": 255}}, "resolution is 255"),
+        ({"parameters": {"resolution": 65_536.0}}, "resolution is 65536.0"),
+        ({"noise_multiplier": 0.049}, "noise multiplier is 0.049"),
+        ({"noise_multiplier": 10_001.0}, "noise multiplier is 10001.0"),
+        ({"noise_multiplier": math.nan}, "noise multiplier is nan"),
         ({"granularity": 2.0**-15}, "granularity is 3.0517578125e-05"),
         ({"granularity": 0.0}, "granularity is 0.0"),
         ({"granularity": math.nan}, "granularity is nan"),
@@ -451,8 +453,10 @@ def refused_charge(charge: Charge, records: list[Charge | BudgetChange]) -> str:
         ({"accumulation_slack": 0.02}, "accumulation slack is 0.02"),
         ({"clip_norm": 0.0}, "clip norm is 0.0"),
         ({"dimension": 0}, "dimension is 0"),
-        ({"steps": 10**400}, "steps is an integer of"),
+        ({"steps": 10**400}, "is an integer of 1,329 bits"),
         ({"loss_grid": math.nan}, "grid is nan"),
+        ({"loss_grid": None}, "loss grid is None with accountant pld"),
+        ({"accountant": "rdp"}, "with accountant rdp"),
     ],
 )
 def test_what_a_price_rests_on_is_checked(changes: dict[str, Any], offender: str) -> None:
@@ -465,7 +469,7 @@ def test_what_a_price_rests_on_is_checked(changes: dict[str, Any], offender: str
 @pytest.mark.parametrize(
     ("changes", "offender"),
     [
-        ({"parameters": {"noise_multiplier": 8.0, "resolution": 256}}, "its price holds from 2,122"),
+        ({"noise_multiplier": 8.0, "parameters": {"resolution": 256}}, "its price holds from 2,122"),
         ({"dimension": 2**28, "delta": 1e-40}, "would add"),
     ],
 )
@@ -498,8 +502,10 @@ def test_a_charge_on_an_impossible_grid_is_named(path: Path, database: Path, gri
 
 
 def test_a_changed_grid_is_found(path: Path, database: Path) -> None:
-    rechain(database, 3, json.dumps(body_of(database, 3) | {"loss_grid": None}))
-    assert "Entry 3 changes schedule, δ, grid" in refused(path)
+    body = body_of(database, 3)
+    for changes in ({"loss_grid": 2 * body["loss_grid"]}, {"accountant": "rdp", "loss_grid": None}):
+        rechain(database, 3, json.dumps(body | changes))
+        assert "Entry 3 changes schedule, δ, accountant, grid" in refused(path)
 
 
 @pytest.mark.parametrize("factor", [0.5, 0.995, 1.005, 2.0])
@@ -530,7 +536,7 @@ def test_a_reservation_smaller_than_what_was_spent_is_found(path: Path, database
 
 def test_less_noise_than_stated_before_is_found(path: Path, database: Path) -> None:
     charge = Charge(**body_of(database, 3))
-    changed = rebuilt(charge, parameters=charge.parameters | {"noise_multiplier": 200.0})
+    changed = rebuilt(charge, noise_multiplier=200.0)
     rechain(database, 3, json.dumps(asdict(changed)))
     assert "Entry 3 states a cumulative ε" in refused(path)
 
@@ -573,8 +579,8 @@ def test_an_entry_that_is_none_is_named_though_the_hashes_fit(
 @pytest.mark.parametrize(
     "changes",
     [{"cumulative_epsilon": "1"}, {"cumulative_epsilon": None}, {"steps": 0},
-     {"parameters": None}, {"parameters": []}, {"parameters": GAUSSIAN | {"noise_multiplier": "3"}},
-     {"parameters": GAUSSIAN | {"resolution": True}}, {"mechanism": 1}, {"noise_multiplier": 3.0},
+     {"parameters": None}, {"parameters": []}, {"noise_multiplier": "3"},
+     {"parameters": {"resolution": True}}, {"mechanism": 1}, {"accountant": "gdp"},
      {"steps": 1.5}, {"sampling_rate": 2}, {"delta": 0}, {"extra": 1}, {"dataset": ["x"]}, {"job": {}}],
     ids=repr,
 )  # fmt: skip
@@ -751,7 +757,8 @@ while True:
     for number in (1, 2, 3):
         plan = make_plan(round=number, job=job, **terms(delta=1e-9))
         charge = charge_for(plan, data, state.ledger)
-        state.charge_and_spool(charge, (SpooledFragment(os.urandom(16), os.urandom(500), 0.0) for _ in range(20)))
+        fragments = [SpooledFragment(os.urandom(16), os.urandom(500), 0.0) for _ in range(20)]
+        state.charge_and_spool(charge, fragments)
         time.sleep(float(sys.argv[3]))
 """
 

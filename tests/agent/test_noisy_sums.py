@@ -26,7 +26,7 @@ def task_for(
     noise: float, *, cap: dict[str, Any] | None = None, shift: int | None = None, **changes: Any
 ) -> RoundTask:
     """A task whose wire form follows from the mechanism, as the coordinator makes it."""
-    base = {"noise_levels": [noise], "rate": 1.0, "expected_lot": 3.0, "local_learning_rate": 0.0}
+    base = {"noise_multipliers": [noise], "rate": 1.0, "expected_lot": 3.0, "local_learning_rate": 0.0}
     sections = terms(**(base | changes)) | {"cap": cap or {}}
     mechanism = make_task(**sections).mechanism
     form = mechanism.wire_form(sections["sampling"]["expected_lot"])
@@ -181,4 +181,4 @@ def test_weights_and_data_are_left_alone() -> None:
 
 def test_noise_beyond_the_sampler_is_refused() -> None:
     with pytest.raises(PlanError, match="noise"):
-        make_task(**terms(noise_levels=[10_000.0], resolution=65_536))
+        make_task(**terms(noise_multipliers=[10_000.0], resolution=65_536))

@@ -20,7 +20,7 @@ from agent.records import Records
 from agent.settings import DataSettings, load_agent_settings
 from agent.training import Trainer
 from dpagent.learning.data.dataset import ArrayDataset, Dataset
-from dpagent.learning.data.npz import save_npz
+from dpagent.learning.data.formats.npz import save_npz
 from dpagent.learning.models.description import describe, from_description
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.training.lots import sum_over_lot
@@ -121,7 +121,7 @@ def test_second_moments_are_those_of_the_records_that_can_be_read(tmp_path: Path
     task = make_task(
         model=model_of(spec),
         projection={"values": 64, "record_norm": 4.0},
-        **terms(rate=1.0, noise_levels=[0.05, 1.0, 1.0]),
+        **terms(rate=1.0, noise_multipliers=[0.05, 1.0, 1.0]),
         wire={"width": 32, "shift": 4},
     )
     records = Records(settings(photos(tmp_path, 3, 7)))

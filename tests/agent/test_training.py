@@ -170,7 +170,7 @@ def test_no_room_for_features_declines_the_round(tmp_path: Path, monkeypatch: py
 
 
 class Treacherous(ArrayDataset):
-    """Records whose reading fails in a way that nobody foresaw."""
+    """Records whose reading fails in an unexpected way."""
 
     error: Exception = ConfigurationError("a sentence")
 

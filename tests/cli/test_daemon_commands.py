@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from dpagent.learning.data.dataset import ArrayDataset
-from dpagent.learning.data.npz import save_npz
+from dpagent.learning.data.formats.npz import save_npz
 
 KEY = base64.b64encode(bytes([9]) + bytes(31)).decode()
 

@@ -18,7 +18,7 @@ from pictures import encoded, folder_of, noise, write
 from agent.settings import DataSettings
 from dpagent.configuration import load_settings
 from dpagent.learning.data.dataset import ArrayDataset
-from dpagent.learning.data.npz import save_npz
+from dpagent.learning.data.formats.npz import save_npz
 from dpagent.learning.data.opening import open_dataset
 
 
@@ -123,7 +123,7 @@ def test_data_that_fit_a_model_are_told_so(tmp_path: Path) -> None:
         (["{photos}", "--classes", "cat,owl"], 4, "in the folder 'fox', which is no class"),
         (["{photos}", "--size", "wide"], 2, "expected WIDTHxHEIGHT, such as 32x32"),
         (["{walks}", "--window", "abc"], 2, "'abc': expected a whole number of rows, such as 64"),
-        (["{photos}/fox"], 4, "Make a folder for each class"),
+        (["{photos}/fox"], 4, "make a folder for each class"),
         (["{photos}/fox/4.png"], 4, "is a single picture"),
         (["{photos}", "--offset", "much"], 2, "expected a number, or COLUMN=NUMBER"),
         (["{photos}", "--kind", "tar"], 2, "'tar' is not one of"),

@@ -1,20 +1,13 @@
-"""What a command line says and takes: options for keys, sizes, and the form that a model asks for."""
+"""What a command line says and takes: options for keys, and sizes."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import typer
-from pictures import folder_of, write
 
-from cli.data.values import size, with_form_of
+from cli.data.values import size
 from cli.data.wording import as_options, told_as_options
 from dpagent.errors import ChildProcessError, DataError, ExitCode
-from dpagent.learning.data.settings import DatasetSettings
-from dpagent.learning.models.built_ins import built_in
-from dpagent.learning.models.layers import Dense
-from dpagent.learning.models.spec import ModelSpec
 from dpagent.wording import counted
 
 
@@ -52,24 +45,6 @@ def test_a_size_is_width_and_height_or_a_square() -> None:
     for wrong in ("", "x", "32x", "1x2x3", "wide", "3.5"):
         with pytest.raises(typer.BadParameter, match="expected WIDTHxHEIGHT, such as 32x32"):
             size(wrong)
-
-
-def test_pictures_take_the_form_of_a_model_where_no_option_says_another(tmp_path: Path) -> None:
-    folder_of(tmp_path / "p", "a/1.png", "b/2.png")
-    spec = ModelSpec("wide", (6, 9, 1), 2, (Dense(2),))
-
-    def form(settings: dict[str, object], model: ModelSpec = spec) -> tuple[list[int] | None, str | None]:
-        made = with_form_of(DatasetSettings.model_validate({"path": tmp_path / "p"} | settings), model).images
-        return made.size, made.mode
-
-    assert form({}) == ([9, 6], "grey")
-    assert form({"images": {"mode": "rgb"}}) == ([9, 6], "rgb")
-    assert form({"images": {"size": [5, 4]}}) == ([5, 4], "grey")
-    assert form({}, built_in("cifar-cnn")) == ([32, 32], "rgb")
-    assert form({"shape": [54]}) == (None, None)
-    assert form({}, ModelSpec("row", (54,), 2, (Dense(2),))) == (None, None)
-    write(tmp_path / "x.csv", b"a,label\n1,0\n")
-    assert form({"path": tmp_path / "x.csv"}) == (None, None)
 
 
 def test_words_are_counted() -> None:

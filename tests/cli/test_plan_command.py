@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from cli.main import app
 from dpagent.errors import DpagentError, ParameterError
-from dpagent.privacy.calibration import calibrate
+from dpagent.privacy.calibration import calibrate, gaussian_family
 from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian
 from dpagent.privacy.mechanisms.grid import DEFAULT_RESOLUTION
 from dpagent.privacy.mechanisms.truncated_laplace import TruncatedLaplace
@@ -93,7 +93,7 @@ def test_json_has_every_schedule_as_the_library_makes_it() -> None:
     mechanism = DiscretisedGaussian(1.0, 1.0, 0.1, 1000, 2)
     for entry, kind in zip(plan["schedules"], KINDS, strict=True):
         schedule = Schedule(kind=kind, step=0.5, ratio=4.0)  # type: ignore[arg-type]
-        made = calibrate(schedule, epsilon=2, delta=1e-5, rounds=9, sampling_rate=0.1, steps=2)
+        made = calibrate(schedule, gaussian_family(0.1, steps=2), epsilon=2, delta=1e-5, rounds=9)
         assert entry["noise_multipliers"] == list(made.noise_multipliers)
         assert entry["epsilon"] == list(made.epsilon_by_round)
         assert entry["shares"] == schedule.shares(9).tolist()

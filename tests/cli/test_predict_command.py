@@ -16,7 +16,7 @@ from pictures import encoded, folder_of, noise, write, zip_of
 from PIL import Image
 
 from dpagent.learning.data.dataset import ArrayDataset
-from dpagent.learning.data.npz import save_npz
+from dpagent.learning.data.formats.npz import save_npz
 
 SHAPE = (8, 12, 3)
 NAMES = ["cat", "fox", "owl"]
@@ -231,7 +231,7 @@ def test_windows_without_labels_are_those_of_training(tmp_path: Path) -> None:
     ]
 
 
-def test_a_missing_value_has_no_answer_and_a_broken_row_ends_its_file(tmp_path: Path) -> None:
+def test_a_missing_value_and_a_broken_row_cost_their_own_answers_alone(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model.onnx", (2,), 3, NAMES)
     gap = table(tmp_path / "gap.csv", labels=False, extra="nan,1")
     broken = table(tmp_path / "broken.csv", labels=False, extra="much,1")
@@ -271,7 +271,7 @@ def test_classes_may_be_named_for_a_model_that_does_not(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_no_model_of_ours_is_refused(tmp_path: Path) -> None:
-    """More of them: tests/learning/test_prediction.py."""
+    """More of them: tests/learning/inference/test_prediction.py."""
     folder_of(tmp_path, "a.png")
     bad = write_model(tmp_path / "bad.onnx", SHAPE, 3)
     bad.write_bytes(bad.read_bytes().replace(b"dpagent", b"\x1b[2Jabc", 1))

@@ -24,7 +24,7 @@ from coordinator.planning import new_job
 from coordinator.settings import FleetSettings, load_fleet_settings
 from coordinator.store import OpenedFragment, RoundResult, Store, StoreReader
 from dpagent.errors import ConfigurationError, DpagentError, ExitCode, PlanError, StateInUseError
-from dpagent.learning.data.npz import save_npz
+from dpagent.learning.data.formats.npz import save_npz
 from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian
 from dpagent.protocol.codec import MessageError, encode
 from dpagent.protocol.fragments import (

@@ -17,7 +17,7 @@ from onnx import TensorProto, helper
 from pictures import encoded, write
 
 from dpagent.learning.data.dataset import ArrayDataset
-from dpagent.learning.data.npz import save_npz
+from dpagent.learning.data.formats.npz import save_npz
 
 MNIST = Path(__file__).parents[3] / "shared" / "data" / "mnist"
 

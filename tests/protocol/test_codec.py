@@ -131,7 +131,7 @@ def test_the_fullest_receipts_and_the_longest_schedule_can_be_sent() -> None:
     digests = b"r" * RECEIPT_DIGEST_BYTES * RECEIPTS_PER_MESSAGE
     encode(Receipts(version=1, kind="receipts", job=JOB, round=100_000, digests=digests))
     noise = [1 / 3 + index for index in range(5_000)]
-    body = encode(make_plan(mechanism={"noise_levels": noise}))
+    body = encode(make_plan(mechanism={"noise_multipliers": noise}))
     encode(Signed(version=1, kind="signed", body=body, signature=b"s" * 64))
 
 
@@ -243,8 +243,8 @@ def test_loose_and_undefined_numbers_are_refused(path: str, value: object) -> No
 
 
 @pytest.mark.parametrize("value", [True, "1.0", None, math.nan, math.inf, 0.0, -1.0])
-def test_every_noise_level_is_checked(value: object) -> None:
-    refused(plan_bytes(mechanism={"noise_levels": [1.0, value]}), Plan)
+def test_every_noise_multiplier_is_checked(value: object) -> None:
+    refused(plan_bytes(mechanism={"noise_multipliers": [1.0, value]}), Plan)
 
 
 def clipping(norms: list[Any], shares: list[Any], count_weight: float) -> dict[str, Any]:
@@ -264,11 +264,12 @@ RANGES: list[tuple[str, list[Any], list[Any]]] = [
     ("model.description", [b"x", b"x" * 8_192], [b"", b"x" * 8_193, "text"]),
     ("mechanism.name", ["discrete-gaussian", "a", "unknown-here", "x" * 64],
      ["", "x" * 65, "Gaussian", "9a", "-a", "a b", "a_b", "a\n", b"a", 1, None]),
-    ("mechanism.noise_levels", [[1e-300] * 3, [1e300] * 3, [1] * 3, [1.0] * 5_000],
+    ("mechanism.noise_multipliers", [[1e-300] * 3, [1e300] * 3, [1] * 3, [1.0] * 5_000],
      [[], [0.0] * 3, [-1.0] * 3, [1.0] * 5_001, {}, 1.0]),
     ("mechanism.parameters", [{}, {"a": 1}, {"a_9": -0.5}, {f"p{index}": 0 for index in range(16)}],
      [{f"p{index}": 0 for index in range(17)}, {"": 1}, {"A": 1}, {"9": 1}, {"a-b": 1}, {"a" * 65: 1}, {1: 1},
-      {"a": True}, {"a": "1"}, {"a": None}, {"a": math.nan}, {"a": math.inf}, {"a": [1]}, {"a": {}}, [], None]),
+      {"a": True}, {"a": "1"}, {"a": None}, {"a": math.nan}, {"a": math.inf}, {"a": [1]}, {"a": {}}, [],
+      None]),
     ("clipping",
      [clipping([norm], [1.0], weight) for norm in (1e-9, 1e6) for weight in (0.0, 1.0)],
      [clipping([], [], 0.0), clipping([0.0], [1.0], 0.0), clipping([1.1e6], [1.0], 0.0),

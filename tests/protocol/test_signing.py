@@ -60,7 +60,7 @@ def test_a_receipt_signed_as_a_plan_is_still_no_plan() -> None:
 
 def test_an_altered_body_or_a_swapped_signature_is_refused() -> None:
     signed = cbor2.loads(SIGNER.sign(PLAN, "plan"))
-    body = encode(make_plan(mechanism={"noise_levels": [4.0, 3.0, 0.05]}))
+    body = encode(make_plan(mechanism={"noise_multipliers": [4.0, 3.0, 0.05]}))
     swapped = Signed(version=1, kind="signed", body=body, signature=signed["signature"])
     assert refused(VERIFIER, encode(swapped)) == "bad signature"
     zeros = Signed(version=1, kind="signed", body=signed["body"], signature=bytes(64))

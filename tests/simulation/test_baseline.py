@@ -12,7 +12,7 @@ from demos import chosen
 
 from coordinator.settings import FleetSettings
 from dpagent.learning.data.dataset import ArrayDataset, Dataset
-from dpagent.learning.data.npz import open_npz
+from dpagent.learning.data.formats.npz import open_npz
 from dpagent.learning.front_end.features import FeatureSet, FrontEnd
 from dpagent.learning.front_end.stages import Projection, Scattering
 from dpagent.learning.models.layers import Dense, GroupNorm

@@ -18,7 +18,7 @@ from coordinator.settings import FleetSettings
 from coordinator.store import Job
 from dpagent.errors import ConfigurationError, DataError, DpagentError, PlanError
 from dpagent.learning.data.dataset import ArrayDataset
-from dpagent.learning.data.npz import save_npz
+from dpagent.learning.data.formats.npz import save_npz
 from dpagent.learning.front_end.features import FrontEnd
 from dpagent.learning.models.built_ins import built_in
 from dpagent.learning.models.description import load_model

@@ -16,7 +16,7 @@ from cli.data.values import constants
 from cli.demo.next_steps import predict_commands
 from dpagent.errors import ConfigurationError, DataError
 from dpagent.learning.data.dataset import ArrayDataset
-from dpagent.learning.data.npz import save_npz
+from dpagent.learning.data.formats.npz import save_npz
 from dpagent.learning.models.built_ins import built_in
 from simulation.data.shards import deal, prepare_data
 from simulation.data.source import open_source

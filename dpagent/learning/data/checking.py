@@ -61,15 +61,16 @@ class Findings:
     memory_bytes: int
 
 
-def examine(dataset: Dataset, *, label: str | None = None) -> Findings:
+def examine(dataset: Dataset) -> Findings:
     """Read all of ``dataset``, a piece at a time; 16 bytes a record stay in memory meanwhile.
 
-    Args:
-        dataset: the records.
-        label: the column that their labels are from, if they have one.
+    >>> from dpagent.learning.data.dataset import ArrayDataset
+    >>> inputs = np.array([[0.5], [0.5], [np.nan]], np.float32)
+    >>> findings = examine(ArrayDataset(inputs, np.array([0, 1, 1]), 2, ["cat", "fox"]))
+    >>> findings.classes, findings.non_finite, findings.duplicates, findings.contradictions
+    ((('cat', 1), ('fox', 2)), 1, 1, 1)
     """
-    names: tuple[str, ...] = getattr(dataset, "columns", ())
-    columns = ColumnTally(names)
+    columns = ColumnTally(dataset.columns)
     inputs_seen, records_seen = (np.zeros(len(dataset), np.uint64) for _ in range(2))
     read, non_finite = 0, 0
     unreadable: list[str] = []
@@ -82,7 +83,7 @@ def examine(dataset: Dataset, *, label: str | None = None) -> Findings:
         kept = np.delete(np.arange(len(indices)), list(problems))
         if not len(kept):
             continue
-        if names:
+        if dataset.columns:
             columns.add(inputs[kept], groups_of(dataset)[indices[kept]])
         flat = np.ascontiguousarray(inputs[kept]).reshape(len(kept), -1)
         finite = np.isfinite(flat)
@@ -108,7 +109,7 @@ def examine(dataset: Dataset, *, label: str | None = None) -> Findings:
         warnings=(
             *dataset.origin.warnings,
             *_warnings(dataset, (low, high) if has_values else None, non_finite, read - different),
-            *filter(None, [hint_of_growth(columns.ranges()), doubt_about_labels(dataset, label)]),
+            *filter(None, [hint_of_growth(columns.ranges()), doubt_about_labels(dataset)]),
         ),
         records=len(dataset),
         shape=dataset.shape,

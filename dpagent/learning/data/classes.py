@@ -19,7 +19,7 @@ from dpagent.learning.data.dataset import MAX_CLASSES, Dataset
 
 _FEW_CLASSES: Final = 10
 _FEW_RECORDS: Final = 2
-_FRACTION: Final = re.compile(r"[+-]?\d*\.\d*[1-9]\d*(e[+-]?\d+)?", re.IGNORECASE)
+_FRACTION: Final = re.compile(r"[+-]?\d*[.,]\d*[1-9]\d*(e[+-]?\d+)?", re.IGNORECASE)
 _LONGEST: Final = 9  # digits of a whole number that could be a class
 
 UNLISTED: Final = (
@@ -97,15 +97,11 @@ def named_classes(labels: NDArray[np.int64], listed: Sequence[str] | None) -> tu
     return max(2, int(labels.max(initial=0)) + 1), ()
 
 
-def doubt_about_labels(dataset: Dataset, column: str | None = None) -> str:
-    """Why the labels may be no classes, as a sentence, or nothing. Classes that were listed are not doubted.
-
-    Args:
-        dataset: the records.
-        column: the column that the labels are from, if they are from one.
-    """
+def doubt_about_labels(dataset: Dataset) -> str:
+    """A sentence on why the labels may be no classes, or nothing. Listed classes are not doubted."""
     if dataset.class_names and UNLISTED not in dataset.origin.warnings:
         return ""
+    column = dataset.origin.label_column
     what = "The labels" if column is None else f"The labels, from the column {column!r},"
     advice = (
         " Are they classes?" if column is None else " Is it the label column? Name the right one in `label`,"

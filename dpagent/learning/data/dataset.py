@@ -4,7 +4,7 @@ A record is an array of one public shape: ``(features,)``, ``(length, channels)`
 width, channels)``. It is kept as it was stored, uint8 or float32, and read when it is asked for, so
 that a set may be larger than memory: what stays in memory is the labels, and where each record is.
 uint8 becomes float32 in [0, 1] where it is computed with (:func:`to_float32`); what the network does
-beyond that belongs to the :class:`~dpagent.learning.models.spec.ModelSpec`.
+beyond that belongs to the model.
 
 Files are read by ``pread`` and not mapped: a mapped file that somebody truncates kills the process
 with SIGBUS, and its pages count as the process's memory.
@@ -16,15 +16,12 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpagent.errors import DataError, require_count
-
-if TYPE_CHECKING:
-    from dpagent.learning.models.spec import ModelSpec
 
 Indices = NDArray[np.integer[Any]]
 Batch = tuple[NDArray[Any], NDArray[np.int64]]
@@ -38,16 +35,18 @@ class Origin:
     """Where records came from, for the eyes of their owner: it may name private files.
 
     Attributes:
-        kind: ``arrays``, ``npz``, ``idx``, ``cifar``, ``images`` or ``csv``.
-        source: the path, and what it was taken for.
+        kind: of the format, or ``arrays``.
+        source: the path, and the format that it was taken for.
         left_out: what was there and is not among the records, a sentence each.
         warnings: what may be meant otherwise, a sentence each.
+        label_column: the column that the labels are from; None where they are from none.
     """
 
     kind: str = "arrays"
     source: str = "arrays in memory"
     left_out: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    label_column: str | None = None
 
 
 class Dataset(ABC):
@@ -61,10 +60,13 @@ class Dataset(ABC):
         dtype: uint8 or float32.
         groups: ``(n,)`` int64, which file (or person, or session) each record is from; or None.
         origin: where the records came from.
+        columns: the names of the input columns, the last axis of a record; empty unless it is a table.
 
     Raises:
         DataError: there is no record, or these do not fit together.
     """
+
+    columns: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -168,7 +170,7 @@ class Dataset(ABC):
     def refresh(self) -> Dataset:
         """The records as they are now: this object if nothing changed, else a new one.
 
-        Only folders of images and CSV files change. Cheap if nothing did. It raises nothing: what
+        Formats whose files grow override it. Cheap if nothing changed. It raises nothing: what
         does not fit is left out, and said in ``origin.left_out``.
         """
         return self
@@ -247,6 +249,11 @@ class ArrayDataset(Dataset):
 
     Raises:
         DataError: they do not fit together.
+
+    >>> data = ArrayDataset(np.array([[0.5, 1.0], [0.0, 2.0]], np.float32), np.array([1, 0]), 2)
+    >>> inputs, labels = data.batch(np.array([1]))
+    >>> inputs.tolist(), labels.tolist()
+    ([[0.0, 2.0]], [0])
     """
 
     def __init__(
@@ -275,54 +282,15 @@ class ArrayDataset(Dataset):
 
 
 def to_float32(inputs: NDArray[Any]) -> NDArray[np.float32]:
-    """``inputs`` as a network takes them: uint8 divided by 255, float32 as it is."""
+    """``inputs`` as a network takes them: uint8 divided by 255, float32 as it is.
+
+    >>> to_float32(np.array([0, 51, 255], np.uint8)).tolist()
+    [0.0, 0.20000000298023224, 1.0]
+    """
     if inputs.dtype == np.uint8:
         scaled: NDArray[np.float32] = np.divide(inputs, np.float32(255), dtype=np.float32)
         return scaled
     return inputs.astype(np.float32, copy=False)
-
-
-def check_fits(dataset: Dataset, spec: ModelSpec) -> None:
-    """Raise :class:`DataError` unless ``spec`` can be trained or tested on ``dataset``.
-
-    Looks at the public form only, never at a record.
-    """
-    if dataset.shape != spec.input_shape:
-        advice = "Resize the records or choose another model."
-        if dataset.origin.kind == "images" and len(spec.input_shape) == 3 and spec.input_shape[2] in (1, 3):
-            height, width, channels = spec.input_shape
-            advice = (
-                f"Read them with `size: [{width}, {height}]` and"
-                f" `mode: {'rgb' if channels == 3 else 'grey'}`, or choose another model."
-            )
-        if math.prod(dataset.shape) == math.prod(spec.input_shape):
-            advice = f"They have as many values: set `shape: {list(spec.input_shape)}`."
-        raise DataError(
-            f"The records have shape {dataset.shape}; model {spec.name!r} expects {spec.input_shape}."
-            f" {advice}"
-        )
-    if dataset.class_names and dataset.classes != spec.classes:
-        raise DataError(
-            f"The data have {dataset.classes} classes ({_some(dataset.class_names)}); model {spec.name!r} has"
-            f" {spec.classes}. List all classes of the fleet in `classes`, or choose another model:"
-            f" {_adapt(spec, dataset.classes)}"
-        )
-    if dataset.classes > spec.classes:
-        raise DataError(
-            f"The largest label is {dataset.classes - 1}; model {spec.name!r} has {spec.classes} classes, 0"
-            f" to {spec.classes - 1}. Correct the labels or choose another model:"
-            f" {_adapt(spec, dataset.classes)}"
-        )
-
-
-def _adapt(spec: ModelSpec, classes: int) -> str:
-    """How to make a model like this one for so many classes."""
-    from dpagent.learning.models.built_ins import BUILT_IN
-
-    start = "in its file"
-    if BUILT_IN.get(spec.name) == spec:
-        start = f"`dpagent model show {spec.name} --yaml > mine.yaml`, and in that file"
-    return f"{start} set classes and the units of the last dense layer to {classes}."
 
 
 def _joined(pieces: Sequence[Batch]) -> Batch:
@@ -332,7 +300,3 @@ def _joined(pieces: Sequence[Batch]) -> Batch:
 
 def _shown_shape(shape: tuple[int, ...]) -> str:
     return f"({', '.join(['records', *map(str, shape)])})"
-
-
-def _some(names: Sequence[str], most: int = 8) -> str:
-    return ", ".join(names[:most]) + (", …" if len(names) > most else "")

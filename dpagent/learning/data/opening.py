@@ -1,36 +1,23 @@
-"""Opens data of any known kind, and recognises the kind by what is there."""
+"""Opens data of any format, and recognises the format by what lies at the path."""
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final
 
+from dpagent.configuration import Settings
 from dpagent.errors import ConfigurationError, DataError, DpagentError
-from dpagent.learning.data.cifar import has_cifar, open_cifar
 from dpagent.learning.data.dataset import Dataset
 from dpagent.learning.data.derived import Reshaped
-from dpagent.learning.data.idx import has_idx, open_idx
-from dpagent.learning.data.images import open_images
-from dpagent.learning.data.npz import open_npz
-from dpagent.learning.data.picture_files import entries_of, is_picture
-from dpagent.learning.data.stored import reading, require_readable
-from dpagent.learning.data.tables import is_table, open_table
-from dpagent.wording import counted
+from dpagent.learning.data.format import Format, Source
+from dpagent.learning.data.location import Location
+from dpagent.learning.data.registry import FORMATS
+from dpagent.learning.data.settings import AUTO, DatasetSettings
+from dpagent.learning.data.stored import require_readable
 
-if TYPE_CHECKING:
-    from dpagent.learning.data.settings import DatasetSettings
-
-KINDS: Final = ("npz", "idx", "cifar", "images", "csv")
-
-_DEPTH: Final = 3
-_MOST_LOOKED_AT: Final = 20_000
-_KNOWN: Final = (
-    "an NPZ file, a folder of IDX files, CIFAR in binary form, a folder or zip archive of pictures by class,"
-    " or CSV files"
-)
+_PACKED: Final = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".7z", ".rar")
 
 
 def open_dataset(settings: DatasetSettings) -> Dataset:
@@ -40,138 +27,136 @@ def open_dataset(settings: DatasetSettings) -> Dataset:
         settings: with its path resolved.
 
     Raises:
-        DataError: they are missing, damaged or of no known kind; names file, line or record.
-        ConfigurationError: a setting does not go with the data, or what reads them is not installed.
+        DataError: they are missing, damaged or of no known format; names file, line or record.
+        ConfigurationError: a setting does not go with the data, or a package that reads them is missing.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> import numpy as np
+    >>> with TemporaryDirectory() as folder:
+    ...     file = Path(folder) / "trees.csv"
+    ...     _ = file.write_text("height,girth,label\\n20,1.5,oak\\n30,1,fir\\n")
+    ...     data = open_dataset(DatasetSettings(path=file, classes=["fir", "oak"]))
+    ...     inputs, labels = data.batch(np.arange(2))
+    >>> inputs.tolist(), labels.tolist()
+    ([[20.0, 1.5], [30.0, 1.0]], [1, 0])
     """
     require_readable(settings.path)
-    kind = recognise(settings.path) if settings.kind == "auto" else settings.kind
-    for section in ("images", "csv"):
-        if section in settings.model_fields_set and section != kind:
-            keys = sorted(getattr(settings, section).model_fields_set)
-            given = ", ".join(f"`{section}.{key}`" for key in keys) or f"`{section}`"
-            raise ConfigurationError(
-                f"{given} {'are' if len(keys) > 1 else 'is'} set, and {settings.path} is taken for {kind}."
-                f" Leave {'them' if len(keys) > 1 else 'it'} out, or set `kind: {section}`."
-            )
+    known = format_of(settings)
+    _refuse_other_sections(settings, known)
     try:
-        dataset = _OPEN[kind](settings)
+        dataset = known.open(source_of(settings), section_of(settings, known))
         if settings.shape is not None:
             dataset = Reshaped(dataset, settings.shape)
     except DpagentError:
         raise
     except (OSError, MemoryError) as error:
         raise DataError(f"Cannot read {settings.path}: {error}.") from error
-    if settings.kind == "auto":
+    if settings.kind == AUTO:
         dataset.origin = replace(dataset.origin, source=f"{dataset.origin.source} (recognised)")
     return dataset
 
 
 def recognise(path: Path) -> str:
-    """Which of :data:`KINDS` the data at ``path`` are.
+    """The kind of the format that the data at ``path`` are in.
 
     Raises:
         DataError: none, or several.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     _ = (Path(folder) / "monday.csv").write_text("x,label\\n1,a\\n")
+    ...     recognise(Path(folder))
+    'csv'
     """
-    require_readable(path)
-    with reading(path):
-        found = _kinds_of_folder(path) if path.is_dir() else _kinds_of_file(path)
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise DataError(f"{path} could be {' or '.join(found)}. Set `kind` to one of them.")
-    advice = ""
-    if path.is_dir():
-        with reading(path):
-            names = [entry.name for entry in entries_of(path)]
-        if not names:
-            raise DataError(f"{path} is an empty folder; expected {_KNOWN}. Check the path.")
-        if loose := [name for name in names if is_picture(name) and not name.startswith(".")]:
-            raise DataError(
-                f"{path} holds {counted(len(loose), 'picture')}, and none lies in a class folder. Make"
-                f" a folder for each class and move the pictures in, such as {path / 'CLASS' / loose[0]};"
-                f" or, if {path.absolute().name!r} is itself a class, give the folder above it."
-            )
-        if archives := sorted(name for name in names if name.endswith((".npz", ".zip"))):
-            advice = f" Give the path of the file: {path / archives[0]}?"
-    elif is_picture(path.name):
-        raise DataError(
-            f"{path} is a single picture, and what its class is nothing tells. Give the folder that holds a"
-            " folder of pictures for each class; `dpagent predict` takes single pictures."
-        )
-    elif path.name.endswith((".tar", ".tar.gz", ".tgz", ".tar.xz", ".7z", ".rar")):
-        advice = " Unpack it first."
-    elif has_idx([path.name]):
-        advice = " Give the path of the folder that holds the IDX files."
-    raise DataError(f"{path} is nothing known; expected {_KNOWN}.{advice}")
-
-
-def _kinds_of_file(path: Path) -> list[str]:
-    name = path.name.lower()
-    if is_table(path.name):
-        return ["csv"]
-    if name.endswith(".bin"):
-        return ["cifar"]
-    with path.open("rb") as stream:
-        if stream.read(2) != b"PK":
-            # What should be an archive and is none is told so by the one who reads it.
-            return ["npz"] if name.endswith(".npz") else ["images"] if name.endswith(".zip") else []
-    try:
-        with zipfile.ZipFile(path) as archive:
-            names = archive.namelist()
-    except (zipfile.BadZipFile, NotImplementedError, ValueError, EOFError):
-        return ["npz" if name.endswith(".npz") else "images"]
-    return (
-        ["npz"]
-        if any(member in ("inputs.npy", "labels.npy") for member in names) or name.endswith(".npz")
-        else ["images"]
-    )
-
-
-def _kinds_of_folder(path: Path) -> list[str]:
-    names = [entry.name for entry in entries_of(path)]
-    found = []
-    if has_idx(names):
-        found.append("idx")
-    if has_cifar(names):
-        found.append("cifar")
-    if any(is_table(name) for name in names):
-        found.append("csv")
-    if _has_pictures(path):
-        found.append("images")
+    location = Location(path)
+    found = _one_of(location, lambda known: known.recognises(location))
+    if found is None:
+        raise DataError(_nothing_known(location))
     return found
 
 
-def _has_pictures(root: Path) -> bool:
-    """Whether a folder below ``root`` holds a picture; it does not look for long."""
-    looked_at, level = 0, [entry.path for entry in entries_of(root) if entry.is_dir()]
-    for _ in range(_DEPTH):
-        below: list[str] = []
-        for folder in level:
-            try:
-                for entry in entries_of(folder):
-                    looked_at += 1
-                    if looked_at > _MOST_LOOKED_AT:
-                        return False
-                    if entry.is_dir(follow_symlinks=False):
-                        below.append(entry.path)
-                    elif is_picture(entry.name):
-                        return True
-            except OSError:
-                continue  # One that may not be read holds nothing for us.
-        level = below
-    return False
+def recognise_inputs(path: Path) -> str:
+    """As :func:`recognise`, also of inputs without labels, which cannot be trained on.
+
+    Raises:
+        DataError: no format, or several.
+    """
+    location = Location(path)
+    found = _one_of(location, lambda known: known.recognises(location))
+    found = found or _one_of(location, lambda known: known.recognises_unlabelled(location))
+    if found is None:
+        raise DataError(_nothing_known(location))
+    return found
 
 
-def _open_images(settings: DatasetSettings) -> Dataset:
-    pictures = settings.images
-    size = None if pictures.size is None else (pictures.size[0], pictures.size[1])
-    return open_images(settings.path, settings.half, settings.classes, size=size, mode=pictures.mode)
+def format_of(settings: DatasetSettings) -> Format[Any]:
+    """The format that is set, or recognised.
+
+    Raises:
+        DataError: the data are of no format, or of several.
+    """
+    return FORMATS[recognise(settings.path) if settings.kind == AUTO else settings.kind]
 
 
-_OPEN: Final[dict[str, Callable[[DatasetSettings], Dataset]]] = {
-    "npz": lambda settings: open_npz(settings.path, settings.classes),
-    "idx": lambda settings: open_idx(settings.path, settings.half, settings.classes),
-    "cifar": lambda settings: open_cifar(settings.path, settings.half, settings.classes),
-    "images": _open_images,
-    "csv": lambda settings: open_table(settings.path, settings.csv.form(), settings.classes),
-}
+def source_of(settings: DatasetSettings) -> Source:
+    """The settings that all formats share, for one of them."""
+    classes = None if settings.classes is None else tuple(settings.classes)
+    return Source(settings.path, settings.half, classes)
+
+
+def section_of(settings: DatasetSettings, known: Format[Any]) -> Any:
+    """The settings of one format's own."""
+    section: Settings = getattr(settings, known.kind, known.section())
+    return section
+
+
+def has_test_half(settings: DatasetSettings) -> bool:
+    """Whether the data come as two halves, one of them for tests.
+
+    Raises:
+        DataError: they cannot be read.
+    """
+    return format_of(settings).has_test_half(settings.path)
+
+
+def fitted(settings: DatasetSettings, shape: tuple[int, ...]) -> DatasetSettings:
+    """``settings`` with what they leave open, such as the size of pictures, set for records of ``shape``.
+
+    Raises:
+        DataError: the data are of no known format.
+    """
+    if settings.shape is not None:
+        return settings
+    known = format_of(settings)
+    given = section_of(settings, known)
+    section = known.fitted(given, shape)
+    return settings if section == given else settings.model_copy(update={known.kind: section})
+
+
+def _refuse_other_sections(settings: DatasetSettings, known: Format[Any]) -> None:
+    for kind in FORMATS:
+        if kind in settings.model_fields_set and kind != known.kind:
+            keys = sorted(getattr(settings, kind).model_fields_set)
+            given = ", ".join(f"`{kind}.{key}`" for key in keys) or f"`{kind}`"
+            raise ConfigurationError(
+                f"{given} {'are' if len(keys) > 1 else 'is'} set, and {settings.path} is taken for"
+                f" {known.kind}. Leave {'them' if len(keys) > 1 else 'it'} out, or set `kind: {kind}`."
+            )
+
+
+def _one_of(location: Location, takes: Callable[[Format[Any]], bool]) -> str | None:
+    found = [known.kind for known in FORMATS.values() if takes(known)]
+    if len(found) > 1:
+        raise DataError(f"{location.path} could be {' or '.join(found)}. Set `kind` to one of them.")
+    return found[0] if found else None
+
+
+def _nothing_known(location: Location) -> str:
+    hints = [hint for known in FORMATS.values() if (hint := known.hint(location))]
+    if location.name.endswith(_PACKED):
+        hints.append("Unpack it first.")
+    if hints:
+        return f"{location.path} is of no known format. {' '.join(hints)}"
+    *titles, last = (known.title for known in FORMATS.values())
+    what = "an empty folder" if location.is_folder and not location.names else "of no known format"
+    return f"{location.path} is {what}; expected {', '.join(titles)} or {last}. Check the path."

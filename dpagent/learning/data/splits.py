@@ -51,6 +51,13 @@ def split(
     Raises:
         DataError: there would be an empty part; says what to change.
         ParameterError: a number is out of its range.
+
+    >>> from dpagent.learning.data.dataset import ArrayDataset
+    >>> data = ArrayDataset(np.zeros((10, 3), np.float32), np.arange(10) % 2, 2)
+    >>> [len(part) for part in split(data, 3, seed=1)]
+    [4, 3, 3]
+    >>> [part.labels.tolist() for part in split(data, 2, "class", seed=1, classes_per_part=1)]
+    [[1, 1, 1, 1, 1], [0, 0, 0, 0, 0]]
     """
     require_count("parts", parts)
     generator = np.random.Generator(np.random.PCG64(require_count("seed", seed, minimum=0)))

@@ -147,13 +147,13 @@ class ComposedLoss:
 
     def delta(self, epsilon: float) -> float:
         """The least δ proven for an ε of at least 0, but for rounding of ε by a relative 2⁻⁵²."""
-        tilt = self._tilt(lambda cumulant, mean: mean < epsilon)
+        tilt = self._tilt(lambda tilt, cumulant, mean: mean < epsilon)
         laws = self._laws(tilt, prefixes=False, delta=_LEAST_DELTA, reaching=epsilon)
         return next(laws).delta(epsilon)
 
     def epsilon(self, delta: float) -> float:
         """The least ε proven for a δ in (0, 1), at least 0; infinite if none is."""
-        epsilon = next(self._laws(self._tilt_for(delta), prefixes=False, delta=delta)).epsilon(delta)
+        epsilon = next(self._laws(self.tilt_for(delta), prefixes=False, delta=delta)).epsilon(delta)
         if 0 < epsilon < _NEAR_NOTHING * self._step:
             # Rounding, untilted, may be all that is seen there: any tilt is valid, and none has less of it.
             epsilon = min(epsilon, next(self._laws(0.0, prefixes=False, delta=delta)).epsilon(delta))
@@ -161,15 +161,19 @@ class ComposedLoss:
 
     def running_epsilon(self, delta: float) -> FloatArray:
         """The ε after each stage, in order, as :meth:`epsilon` gives it: shape (stages,)."""
-        laws = self._laws(self._tilt_for(delta), prefixes=True, delta=delta)
+        laws = self._laws(self.tilt_for(delta), prefixes=True, delta=delta)
         return np.array([law.epsilon(delta) for law in laws])
 
-    def _tilt_for(self, delta: float) -> float:
-        """The tilt at which Chernoff's bound on the mass above the tilted mean is δ."""
-        log_delta = math.log(delta)
-        return self._tilt(lambda exponent, mean: exponent > log_delta, legendre=True)
+    def tilt_for(self, delta: float) -> float:
+        """The tilt at which Chernoff's bound on δ at the tilted mean is ``delta``.
 
-    def _tilt(self, rises: Callable[[float, float], bool], legendre: bool = False) -> float:
+        For t > 0, 1 − e^−t is at most e^(θt)/(1+θ), as its maximum over t of e^−θt − e^−(1+θ)t shows; so δ at
+        an ε is at most e^(K(θ)−θε)/(1+θ).
+        """
+        log_delta = math.log(delta)
+        return self._tilt(lambda tilt, cumulant, mean: cumulant - tilt * mean - math.log1p(tilt) > log_delta)
+
+    def _tilt(self, rises: Callable[[float, float, float], bool]) -> float:
         """A little less than the tilt at which ``rises`` turns false; any tilt gives a valid bound.
 
         Less, for where rare losses are great, at some tilt the law leaps from the small ones to them.
@@ -178,7 +182,7 @@ class ComposedLoss:
         def still(tilt: float) -> bool:
             log_moments, means, _ = self._moments(tilt)
             cumulant, mean = float(self._totals @ log_moments), float(self._totals @ means)
-            return rises(cumulant - tilt * mean if legendre else cumulant, mean)
+            return rises(tilt, cumulant, mean)
 
         low, high = 0.0, 1.0
         greatest, least = _GREATEST_TILT_STEPS / self._step, _LEAST_TILT

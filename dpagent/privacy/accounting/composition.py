@@ -36,7 +36,7 @@ As every α gives a valid δ, how well the best one is searched for affects no g
 side is convex in α (its second derivative is 2ρ + 1/(α(α−1))), so the ε and ρ
 that it is solved for rise or fall to a single peak, and golden-section search finds it.
 
-*Sampling* is :mod:`~dpagent.privacy.accounting.approximate`'s.
+*Sampling:* see :mod:`~dpagent.privacy.accounting.amplification`.
 
 *Rounding.* Sums of ε, δ and ρ are exact, and then rounded up. Conversions and group δ are moved to the
 safe side by 2⁻⁴⁰ of the terms that they are made of, a thousand times the rounding of these.
@@ -45,65 +45,77 @@ safe side by 2⁻⁴⁰ of the terms that they are made of, a thousand times the
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dpagent.errors import ParameterError, require_between, require_count, require_positive
-from dpagent.privacy.accounting.approximate import ROUNDING
-from dpagent.privacy.events import MAX_STEPS, SIGMA_RANGE, ApproximateEvent
+from dpagent.privacy.accounting.normal_form import charge_of
+from dpagent.privacy.events import MAX_COUNT, MAX_EVENT_EPSILON, SIGMA_RANGE, ApproximateEvent, Event
 
 #: Values of ρ that are converted; the greatest is that of the least noise multiplier.
 MAX_RHO: Final = 1e12
-#: Steps and group sizes that are exact in double precision.
 
 # Where log(α−1) is searched: at either end α·ρ or log(δ)/(α−1) is out of all proportion.
 _LOG_ALPHA_LESS_1: Final = (-45.0, 45.0)
 _GOLDEN: Final = (math.sqrt(5) - 1) / 2
 _SEARCH_STEPS: Final = 80  # narrows the interval to 90·0.618^80, about 2e-15
+_ROUNDING: Final = 2.0**-40
 _PARTS: Final = 2**1074  # every double is a whole number of such parts of 1
 
 
-def composed(*events: ApproximateEvent) -> ApproximateEvent:
-    """Basic composition of all steps of all events, as one event.
+def composed(*events: Event) -> ApproximateEvent:
+    """Basic composition of (ε, δ)-DP events, sampled or not, as one event.
+
+    >>> from dpagent.privacy.events import SelfComposedEvent
+    >>> composed(SelfComposedEvent(ApproximateEvent(0.25), 4), ApproximateEvent(0.5, 1e-6))
+    ApproximateEvent(epsilon=1.5, delta=1e-06)
 
     Raises:
-        ParameterError: there is none, or the sums leave the range of an event's ε or δ.
+        ParameterError: there is none, one is a Gaussian, or a sum leaves the range of an event's ε or δ.
     """
-    if not events:
-        raise ParameterError("events are none; expected at least one to compose.")
-    for event in events:
-        require_count("steps", event.steps, maximum=MAX_STEPS)
+    charges = [charge_of(event) for event in events]
+    parts = [(part, count) for part, count in charges if isinstance(part, ApproximateEvent)]
+    if not parts or len(parts) < len(charges):
+        raise ParameterError(f"events are {events!r}; expected at least one, all of them (ε, δ)-DP.")
     return ApproximateEvent(
-        exact_sum((event.epsilon, event.steps) for event in events),
-        exact_sum((event.delta, event.steps) for event in events),
+        exact_sum((part.epsilon, count) for part, count in parts),
+        exact_sum((part.delta, count) for part, count in parts),
     )
 
 
 def exact_sum(terms: Iterable[tuple[float, int]]) -> float:
-    """Σ value·count of finite values and whole counts: the least double not below the exact sum."""
+    """Σ value·count of values and counts of at least 0: the least double not below the exact sum."""
+    return max(running_sums(terms), default=0.0)  # the last, as no term is negative
+
+
+def running_sums(terms: Iterable[tuple[float, int]]) -> Iterator[float]:
+    """The sums Σ value·count after each term: the least doubles not below the exact sums."""
     parts = 0
     for value, count in terms:
         numerator, denominator = value.as_integer_ratio()
         parts += numerator * count * (_PARTS // denominator)
-    nearest = parts / _PARTS
-    numerator, denominator = nearest.as_integer_ratio()
-    below = numerator * (_PARTS // denominator) < parts
-    return math.nextafter(nearest, math.inf) if below else nearest
+        nearest = parts / _PARTS
+        numerator, denominator = nearest.as_integer_ratio()
+        below = numerator * (_PARTS // denominator) < parts
+        yield math.nextafter(nearest, math.inf) if below else nearest
 
 
 def group_event(event: ApproximateEvent, size: int) -> ApproximateEvent:
-    """What an event means for a group of ``size`` units, at least 1; its steps stay.
+    """What an event means for a group of ``size`` units, at least 1.
+
+    >>> group_event(ApproximateEvent(0.5), 3)
+    ApproximateEvent(epsilon=1.5, delta=0.0)
 
     Raises:
         ParameterError: ``size`` is no whole number of at least 1, or ε or δ leaves its range.
     """
-    require_count("group size", size, maximum=MAX_STEPS)
+    require_count("group size", size, maximum=MAX_COUNT)
     epsilon = exact_sum([(event.epsilon, size)])
     if event.delta == 0 or size == 1:
-        return ApproximateEvent(epsilon, event.delta, event.steps)
+        return ApproximateEvent(epsilon, event.delta)
     # (e^(nε) − 1)/(e^ε − 1), by its logarithm; n where ε vanishes
     log_factor = _log_expm1(epsilon) - _log_expm1(event.epsilon) if event.epsilon > 0 else math.log(size)
     log_delta = math.log(event.delta) + log_factor
@@ -111,7 +123,7 @@ def group_event(event: ApproximateEvent, size: int) -> ApproximateEvent:
         raise ParameterError(
             f"group size is {size}; expected a group for which δ = {event.delta:g} stays below 1."
         )
-    return ApproximateEvent(epsilon, math.exp(log_delta) * (1 + ROUNDING), event.steps)
+    return ApproximateEvent(epsilon, math.exp(log_delta) * (1 + _ROUNDING))
 
 
 def pure_cumulants(epsilons: ArrayLike, orders: Sequence[float]) -> NDArray[np.float64]:
@@ -127,7 +139,7 @@ def pure_cumulants(epsilons: ArrayLike, orders: Sequence[float]) -> NDArray[np.f
     values = np.atleast_1d(np.asarray(epsilons, dtype=np.float64))
     alphas = np.asarray(orders, dtype=np.float64)
     for value in values:
-        require_between("epsilon", float(value), 0.0, 1000.0)
+        require_between("epsilon", float(value), 0.0, MAX_EVENT_EPSILON)
     for order in alphas:
         require_positive("order less 1", float(order) - 1)
     rows = np.maximum(values, 1e-300)[:, np.newaxis]  # logarithms of what vanishes
@@ -149,7 +161,7 @@ def gaussian_rho(noise_multiplier: float) -> float:
 
 def pure_rho(epsilon: float) -> float:
     """The least ρ that covers every (ε, 0)-DP mechanism, ε in [0, 1000]: ε·tanh(ε/2) ≤ ε²/2."""
-    require_between("epsilon", epsilon, 0.0, 1000.0)
+    require_between("epsilon", epsilon, 0.0, MAX_EVENT_EPSILON)
     return epsilon * math.tanh(epsilon / 2)
 
 
@@ -166,7 +178,7 @@ def composed_rho(rhos: Iterable[float]) -> float:
 def group_rho(rho: float, size: int) -> float:
     """ρ for a group of ``size`` units, at least 1: n²·ρ."""
     require_between("rho", rho, 0.0, MAX_RHO)
-    squared = require_count("group size", size, maximum=MAX_STEPS) ** 2
+    squared = require_count("group size", size, maximum=MAX_COUNT) ** 2
     return require_between("rho of the group", rho * squared, 0.0, MAX_RHO)
 
 
@@ -185,7 +197,7 @@ def zcdp_epsilon(rho: float, delta: float) -> float:
     def epsilon(u: float) -> float:
         less_1, log_alpha = math.exp(u), math.log1p(math.exp(u))
         divergence, gain = (1 + less_1) * rho, math.log1p(1 / less_1)
-        rounding = ROUNDING * (divergence + gain + (log_alpha - log_delta) / less_1)
+        rounding = _ROUNDING * (divergence + gain + (log_alpha - log_delta) / less_1)
         return divergence - gain - (log_delta + log_alpha) / less_1 + rounding
 
     return max(0.0, epsilon(_argmin(epsilon)))
@@ -206,7 +218,7 @@ def zcdp_delta(rho: float, epsilon: float) -> float:
     def log_delta(u: float) -> float:
         less_1 = math.exp(u)
         divergence, gain = (1 + less_1) * rho, (1 + less_1) * math.log1p(1 / less_1)
-        rounding = ROUNDING * (less_1 * (divergence + epsilon) + abs(u) + gain)
+        rounding = _ROUNDING * (less_1 * (divergence + epsilon) + abs(u) + gain)
         return less_1 * (divergence - epsilon) - u - gain + rounding
 
     return math.nextafter(math.exp(min(0.0, log_delta(_argmin(log_delta)))), 1.0)  # not 0
@@ -225,7 +237,7 @@ def zcdp_rho(epsilon: float, delta: float) -> float:
     def negative_rho(u: float) -> float:
         less_1, log_alpha = math.exp(u), math.log1p(math.exp(u))
         gain = epsilon + math.log1p(1 / less_1)
-        rounding = ROUNDING * (gain + (log_alpha - log_delta) / less_1)
+        rounding = _ROUNDING * (gain + (log_alpha - log_delta) / less_1)
         return (rounding - gain - (log_delta + log_alpha) / less_1) / (1 + less_1)
 
     return -negative_rho(_argmin(negative_rho))

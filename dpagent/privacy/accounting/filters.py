@@ -58,15 +58,10 @@ import numpy as np
 
 from dpagent.errors import ParameterError, PlanError, require_between, require_positive
 from dpagent.privacy.accounting.composition import gaussian_rho, pure_rho, zcdp_rho
-from dpagent.privacy.accounting.rdp import (
-    ORDERS,
-    RenyiEvent,
-    conversion_offsets,
-    read_hex,
-    renyi_divergences,
-    require_state,
-)
-from dpagent.privacy.events import PrivacyLossEvent
+from dpagent.privacy.accounting.divergences import ORDERS
+from dpagent.privacy.accounting.normal_form import Charge, SampledGaussian, UnsupportedEventError, charge_of
+from dpagent.privacy.accounting.rdp import conversion_offsets, renyi_divergences, require_divergence
+from dpagent.privacy.events import Event
 
 _STATE_VERSION: Final = 1
 _MAX_EPSILON: Final = 1000.0
@@ -103,20 +98,20 @@ class _Filter(ABC):
         """What was charged, in units of cost (nats)."""
         return self._spent / _UNITS
 
-    def admits(self, events: Sequence[RenyiEvent]) -> bool:
+    def admits(self, events: Sequence[Event]) -> bool:
         """Whether all of ``events`` fit together. Charges nothing.
 
         Raises:
-            ParameterError: an event cannot be priced here.
+            UnsupportedEventError: an event has no price here.
         """
         return self._spent + self._units(events) <= self._budget
 
-    def charge(self, events: Sequence[RenyiEvent]) -> None:
+    def charge(self, events: Sequence[Event]) -> None:
         """Charge all of ``events``, before anything of them is released; or, with an error, none.
 
         Raises:
             BudgetExceededError: they do not fit.
-            ParameterError: an event cannot be priced here.
+            UnsupportedEventError: an event has no price here.
         """
         units = self._units(events)
         if self._spent + units > self._budget:
@@ -126,12 +121,13 @@ class _Filter(ABC):
             )
         self._spent += units
 
-    def _units(self, events: Sequence[RenyiEvent]) -> int:
-        return sum(max(1, math.ceil(cost * (1 + _ROUNDING) * _UNITS)) for cost in self._costs(events))
+    def _units(self, events: Sequence[Event]) -> int:
+        costs = self._costs([charge_of(event) for event in events])
+        return sum(max(1, math.ceil(cost * (1 + _ROUNDING) * _UNITS)) for cost in costs)
 
     @abstractmethod
-    def _costs(self, events: Sequence[RenyiEvent]) -> list[float]:
-        """The cost of each event, all its steps together."""
+    def _costs(self, charges: Sequence[Charge]) -> list[float]:
+        """The cost of each charge, all its runs together."""
 
     @abstractmethod
     def _terms(self) -> dict[str, float]:
@@ -144,8 +140,8 @@ class _Filter(ABC):
 
     @classmethod
     def _restored(cls, state: Mapping[str, Any], names: Sequence[str]) -> Self:
-        require_state(state, _STATE_VERSION, (*names, "spent"))
-        restored = cls(*(read_hex(name, state[name]) for name in names))
+        _require_state(state, _STATE_VERSION, (*names, "spent"))
+        restored = cls(*(_read_hex(name, state[name]) for name in names))
         spent = state["spent"]
         try:
             if not isinstance(spent, str) or len(spent) > 100:
@@ -195,8 +191,8 @@ class RenyiFilter(_Filter):
     def _terms(self) -> dict[str, float]:
         return {"epsilon": self.epsilon, "delta": self.delta, "order": self.order}
 
-    def _costs(self, events: Sequence[RenyiEvent]) -> list[float]:
-        return renyi_divergences(events, [self.order])[:, 0].tolist() if events else []
+    def _costs(self, charges: Sequence[Charge]) -> list[float]:
+        return renyi_divergences(charges, [self.order])[:, 0].tolist() if charges else []
 
 
 class ZcdpFilter(_Filter):
@@ -229,23 +225,23 @@ class ZcdpFilter(_Filter):
     def _terms(self) -> dict[str, float]:
         return {"epsilon": self.epsilon, "delta": self.delta}
 
-    def _costs(self, events: Sequence[RenyiEvent]) -> list[float]:
-        renyi_divergences(events, [2.0])  # refuses what has none
+    def _costs(self, charges: Sequence[Charge]) -> list[float]:
         costs = []
-        for event in events:
-            if not isinstance(event, PrivacyLossEvent):
-                costs.append(event.steps * pure_rho(event.epsilon))
-            elif event.sampling_rate == 1.0:
-                costs.append(event.steps * gaussian_rho(event.noise_multiplier))
+        for mechanism, count in charges:
+            require_divergence(mechanism)
+            if not isinstance(mechanism, SampledGaussian):
+                costs.append(count * pure_rho(mechanism.epsilon))
+            elif mechanism.sampling_rate == 1.0:
+                costs.append(count * gaussian_rho(mechanism.noise_multiplier))
             else:
-                raise ParameterError(
-                    f"sampling rate is {event.sampling_rate!r}; expected 1, as zCDP gains nothing from "
-                    "sampling. Use a RenyiFilter."
+                raise UnsupportedEventError(
+                    f"sampling rate of a GaussianEvent is {mechanism.sampling_rate!r}; expected 1, as zCDP "
+                    "gains nothing from sampling. Use a RenyiFilter."
                 )
         return costs
 
 
-def best_order(epsilon: float, delta: float, events: Sequence[RenyiEvent]) -> float:
+def best_order(epsilon: float, delta: float, events: Sequence[Event]) -> float:
     """The order in :data:`ORDERS` at which ``events`` fit most often into a :class:`RenyiFilter`.
 
     To be asked before the first charge, of events such as are expected; it may prove a poor choice
@@ -265,10 +261,32 @@ def best_order(epsilon: float, delta: float, events: Sequence[RenyiEvent]) -> fl
     if not events:
         raise ParameterError("events are none; expected at least one that is typical.")
     budgets = epsilon - conversion_offsets(np.array(ORDERS), delta)
-    costs = renyi_divergences(events).sum(axis=0)
+    costs = renyi_divergences([charge_of(event) for event in events]).sum(axis=0)
     if not (budgets > 0).any():
         raise PlanError(
             f"epsilon {epsilon:g} at delta {delta:g} leaves no budget at any order up to {ORDERS[-1]:g}: "
             f"conversion alone costs {(epsilon - budgets).min():.4g}. Raise epsilon or delta."
         )
     return ORDERS[int((budgets / np.maximum(costs, 1e-300)).argmax())]
+
+
+def _require_state(state: Mapping[str, Any], version: int, names: Sequence[str]) -> None:
+    """Raise :class:`ParameterError` unless a saved state has this version and these entries only."""
+    if not isinstance(state, Mapping):
+        raise ParameterError(f"the state is a {type(state).__name__}; expected a mapping.")
+    if (found := state.get("version")) != version or isinstance(found, bool):
+        raise ParameterError(f"version of the state is {found!r}; expected {version}.")
+    if set(state) != {"version", *names}:
+        raise ParameterError(
+            f"the state has entries {sorted(map(str, state))}; expected {sorted(['version', *names])}."
+        )
+
+
+def _read_hex(name: str, value: object) -> float:
+    """The float that ``float.hex`` wrote, or an error that names it."""
+    try:
+        if isinstance(value, str):
+            return float.fromhex(value)
+    except (ValueError, OverflowError):
+        pass
+    raise ParameterError(f"{name} in the state is {value!r}; expected a hexadecimal number.")

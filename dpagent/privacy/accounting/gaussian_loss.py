@@ -1,7 +1,7 @@
-"""The privacy loss of single releases, on a grid.
+"""The privacy loss of single mechanisms, on a grid.
 
 **Gaussian noise, sampled.** Turned so that the record's vector points along one axis, and scaled, one
-release of continuous noise is dominated by the pair
+run with continuous noise is dominated by the pair
 
     P = (1−q)·N(0, σ²) + q·N(1, σ²),  Q = N(0, σ²)   (record removed),
 
@@ -18,39 +18,54 @@ number y, itself drawn from N(x, s²−τ²). Completing the square, for whole x
 
 and by Poisson summation Z(y) is within a factor 1 ± η of τ√(2π), η = 2·Σ_m e^(−2π²τ²m²) < 10⁻⁷⁶; so
 P(k) is e^(−(k−x)²/(2s²)) up to a constant and a factor in [1/(1+η), 1/(1−η)]: N_ℤ(x, s²), within a total
-variation of 2η. Drawing k from y does not look at x. Hence a release of d coordinates is within
+variation of 2η. Drawing k from y does not look at x. Hence a noisy sum of d coordinates is within
 2ηd of a post-processing of *continuous* noise with √(s²−τ²) in place of s. For s of at least
 :data:`MIN_SIGMA_STEPS` this is at least (1 − 10⁻⁶)·s, and that is what is priced. (2ηd joins the
 sampler's distance, which is forty orders of magnitude larger.)
 
-**Any (ε, δ)-DP release** is dominated, in both directions, by the pair with losses ε, −ε and ∞ of P-masses
+**Any (ε, δ)-DP mechanism** is dominated, in both directions, by the pair with losses ε, −ε and ∞ of P-masses
 (1−δ)e^ε/(1+e^ε), (1−δ)/(1+e^ε) and δ (Kairouz, Oh, Viswanath, *The composition theorem for differential
 privacy*, ICML 2015), so composing these is the optimal composition theorem.
 
-**Grid.** h = √(6·share·V/T), with V the variance of the total loss over T releases: the grid then adds a
-share of 2·10⁻⁴ to that variance, and 10⁻⁴ or so to ε; more where hundreds of different releases have to
-share 2²¹ cells. Where sampling is rare, the losses that decide are rare and great, and V says little. At
-the tilt θ the grid raises K by T·θ(θ+1)h²/12 at most, or so, and ε by 1/θ of that; so h² =
-12·share·ε/(T(θ+1)) does, which for normal losses is the same, as then ε/θ is V (θ+1 is the Rényi order). It
-may be given instead. The masses of single releases are differences of normal distribution functions, good
-to a relative 10⁻¹² or so; for that, ε is raised by 10⁻⁹ of itself.
+**Grid.** The smaller its step h, the tighter the price and the longer it takes.
+
+*Gaussian mechanisms alone.* h = √(6·share·V/T), with V the variance of the total loss over T runs: the grid
+then adds a share of 2·10⁻⁴ to that variance, and 10⁻⁴ or so to ε; more where hundreds of different mechanisms
+have to share 2²¹ cells. Where sampling is rare, the losses that decide are rare and great, and V says little.
+At the tilt θ the grid raises K by T·θ(θ+1)h²/12 at most, or so, and ε by 1/θ of that; so h² =
+12·share·ε/(T(θ+1)) does, which for normal losses is the same, as then ε/θ is V (θ+1 is the Rényi order).
+
+*With (ε, δ)-DP mechanisms* the losses are atoms. If all of these mechanisms have the same ε, h divides it
+and nothing is lost. If not, an atom is split between its two neighbours on the grid. That raises a loss by
+at most h, so n runs raise ε by at most n·h, which is what counts where few runs decide. And it raises
+E_P[e^(θL)] at most as the chord of the convex function y^(−θ), y = e^(−L), between these neighbours does,
+by a factor of 1 + θ(θ+1)h²/8; so n runs raise ε by at most n(θ+1)h²/8 or so, which is what counts where
+many do. h is the largest step at which the lesser of the two, and the share of the T Gaussian runs as
+above, are within 10⁻⁵·ε each. For ε and θ+1 Rényi's ε and order are taken; both can be off where rare great
+losses decide, hence a share that small. Of 600 random mixes of one to six different mechanisms, none cost
+over 0.1 % more than on a grid eight times as fine, and half of them less than 0.01 % more.
+
+The step may be given instead. The masses of single runs are differences of normal distribution functions,
+good to a relative 10⁻¹² or so; for that, ε is raised by 10⁻⁹ of itself.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
-from typing import Final, TypeAlias
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpagent.privacy.accounting.composed_loss import GridTooFineError, LossBlock, split_masses
-from dpagent.privacy.accounting.rdp import ORDERS, conversion_offsets, renyi_divergences
-from dpagent.privacy.events import ApproximateEvent, PrivacyLossEvent
+from dpagent.privacy.accounting.divergences import ORDERS
+from dpagent.privacy.accounting.normal_form import Charge, Mechanism, SampledGaussian
+from dpagent.privacy.accounting.rdp import conversion_offsets, renyi_divergences
+from dpagent.privacy.events import ApproximateEvent
 
 FloatArray = NDArray[np.float64]
-Event: TypeAlias = PrivacyLossEvent | ApproximateEvent
 
 #: Least parameter of the discrete noise, in grid steps, for which prices hold: 3/√(2·10⁻⁶), rounded up.
 MIN_SIGMA_STEPS: Final = 2_122
@@ -61,8 +76,9 @@ GRID_RANGE: Final = (1e-7, 1.0)
 #: Of the least pure ε; and where all are the same, a whole number.
 CELLS_TO_EPSILON: Final = 64
 
-_VARIANCE_SHARE: Final = 2e-4
+_SHARE: Final = 2e-4
 _RENYI_SHARE: Final = 0.25  # of ε by Rényi divergence, which may be far too large
+_MIXED_SHARE: Final = 0.05  # the same where losses are of both kinds: Rényi's order may be far too low, too
 _MAX_CELLS: Final = 2**26  # in both directions 1 GiB, for a grid that was asked for
 _BLOCK: Final = 16
 _AUTO_CELLS: Final = 2**21
@@ -70,74 +86,96 @@ _MAX_LOSS: Final = 700.0
 _SQRT_HALF: Final = math.sqrt(0.5)
 
 
-def with_steps(event: Event, steps: int) -> Event:
-    if isinstance(event, ApproximateEvent):
-        return ApproximateEvent(event.epsilon, event.delta, steps)
-    return PrivacyLossEvent(event.noise_multiplier, event.sampling_rate, steps)
-
-
-def coarse_step(kinds: Sequence[tuple[Event, int]], delta: float) -> float:
-    """The step that the text gives for rare and great losses, by Rényi's ε and order; 0 if there is none."""
-    charges = [with_steps(event, count) for event, count in kinds if isinstance(event, PrivacyLossEvent)]
-    if len(charges) < len(kinds):
+def coarse_step(charges: Sequence[Charge], delta: float) -> float:
+    """The step that the text gives for rare and great losses; 0 if not all charges are Gaussian."""
+    if not all(isinstance(mechanism, SampledGaussian) for mechanism, _ in charges):
         return 0.0
-    epsilons = renyi_divergences(charges).sum(axis=0) + conversion_offsets(np.array(ORDERS), delta)
-    best = int(epsilons.argmin())
-    scale = _RENYI_SHARE * max(float(epsilons[best]), 0.0) / ORDERS[best]
-    return math.sqrt(6 * _VARIANCE_SHARE * scale / sum(count for _, count in kinds))
+    return _tilted_step(charges, 0, delta, _RENYI_SHARE)
 
 
-def fine_step(kinds: Sequence[tuple[Event, int]], tail: float) -> tuple[float, int]:
+def fine_step(charges: Sequence[Charge], delta: float, tail: float) -> tuple[float, int]:
     """The grid step of the module's text, coarser if losses would not fit the memory; and their cells."""
-    steps = np.array([count for _, count in kinds], dtype=np.float64)
-    variances, widths = np.empty(len(kinds)), np.empty(len(kinds))
-    gaussian = [row for row, (event, _) in enumerate(kinds) if isinstance(event, PrivacyLossEvent)]
-    for row, (event, _) in enumerate(kinds):
-        if isinstance(event, ApproximateEvent):
-            # of the loss, and no less than a small share of its square: a huge ε is all but certain
-            variances[row] = event.epsilon**2 * max(1e-6, math.cosh(min(event.epsilon, 300.0) / 2) ** -2)
-            widths[row] = 2 * event.epsilon
+    gaussian = [(part, count) for part, count in charges if isinstance(part, SampledGaussian)]
+    atoms: Counter[float] = Counter()
+    for part, count in charges:
+        if isinstance(part, ApproximateEvent) and part.epsilon > 0:
+            atoms[part.epsilon] += count
+    step, width = GRID_RANGE[1], 2 * math.fsum(atoms)
     if gaussian:
-        sigma, rate = _parameters([kinds[row][0] for row in gaussian])
-        z = np.linspace(-8.0, 8.0, 129)
-        weight = np.exp(-(z**2) / 2) * (z[1] - z[0]) / math.sqrt(2 * math.pi)
-        plain, shifted = _loss(sigma * z, sigma, rate), _loss(1 + sigma * z, sigma, rate)
-        q = rate[:, 0]
-        mean = (1 - q) * (plain @ weight) + q * (shifted @ weight)
-        square = (1 - q) * (plain**2 @ weight) + q * (shifted**2 @ weight)
-        variances[gaussian] = np.maximum(square - mean**2, 0.0)
+        sigma, rate = _parameters([part for part, _ in gaussian])
         reach = _reach(tail)
         top, bottom = _loss(1 + sigma * reach, sigma, rate), _loss(-sigma * reach, sigma, rate)
-        widths[gaussian] = (top - bottom)[:, 0]
-    step = math.sqrt(6 * _VARIANCE_SHARE * float(steps @ variances) / float(steps.sum()))
-    least = max(float(widths.sum()) / _AUTO_CELLS, GRID_RANGE[0])
-    pure = sorted({event.epsilon for event, _ in kinds if isinstance(event, ApproximateEvent)} - {0.0})
-    if gaussian or not pure:
-        step = max(step, least)
-        return step, math.ceil(float(widths.sum()) / step)
-    step = max(min(step, pure[0] / CELLS_TO_EPSILON), least)
-    return (pure[0] / math.ceil(pure[0] / step) if len(pure) == 1 else step), 0
+        width += float((top - bottom).sum())
+        if not atoms:
+            counts = np.array([count for _, count in gaussian], dtype=np.float64)
+            step = math.sqrt(6 * _SHARE * float(counts @ _variances(sigma, rate)) / float(counts.sum()))
+    if atoms and (gaussian or len(atoms) > 1):
+        between = sum(atoms.values()) if len(atoms) > 1 else 0
+        step = _tilted_step(charges, between, delta, _MIXED_SHARE)
+    step = max(step, width / _AUTO_CELLS, GRID_RANGE[0])
+    if len(atoms) == 1:
+        (epsilon,) = atoms
+        step = epsilon / math.ceil(max(epsilon / step, 1 if gaussian else CELLS_TO_EPSILON))
+    return step, math.ceil(width / step)
 
 
-def on_grid(events: Sequence[Event], step: float, tail: float) -> tuple[list[LossBlock], list[LossBlock]]:
-    """Losses of single releases in canonical order, with the record removed and with it added."""
-    gaussian = [event for event in events if isinstance(event, PrivacyLossEvent)]
+def _tilted_step(charges: Sequence[Charge], atoms: int, delta: float, share: float) -> float:
+    """The step at which the grid raises ε by a share of it, by Rényi's ε and order.
+
+    Args:
+        charges: all that is composed.
+        atoms: how many runs have losses between grid points of which all mass is in two atoms.
+        delta: at which ε is asked for.
+        share: of Rényi's ε that is taken for ε, which may be far less.
+    """
+    pure = [
+        (ApproximateEvent(part.epsilon) if isinstance(part, ApproximateEvent) else part, count)
+        for part, count in charges
+    ]
+    epsilons = renyi_divergences(pure).sum(axis=0) + conversion_offsets(np.array(ORDERS), delta)
+    best = int(epsilons.argmin())
+    order, allowed = ORDERS[best], _SHARE * share * max(float(epsilons[best]), 0.0)
+    smooth = sum(count for part, count in charges if isinstance(part, SampledGaussian))
+    steps = [GRID_RANGE[1]]
+    if smooth:
+        steps.append(math.sqrt(12 * allowed / (order * smooth)))
+    if atoms:
+        steps.append(max(allowed / atoms, math.sqrt(8 * allowed / (order * atoms))))
+    return min(steps)
+
+
+def _variances(sigma: FloatArray, rate: FloatArray) -> FloatArray:
+    """Of the loss of a sampled Gaussian, the record removed: shape (n,) for parameters of shape (n, 1)."""
+    z = np.linspace(-8.0, 8.0, 129)
+    weight = np.exp(-(z**2) / 2) * (z[1] - z[0]) / math.sqrt(2 * math.pi)
+    plain, shifted = _loss(sigma * z, sigma, rate), _loss(1 + sigma * z, sigma, rate)
+    q = rate[:, 0]
+    mean = (1 - q) * (plain @ weight) + q * (shifted @ weight)
+    square = (1 - q) * (plain**2 @ weight) + q * (shifted**2 @ weight)
+    return np.asarray(np.maximum(square - mean**2, 0.0))
+
+
+def on_grid(
+    mechanisms: Sequence[Mechanism], step: float, tail: float
+) -> tuple[list[LossBlock], list[LossBlock]]:
+    """Losses of single runs of mechanisms in canonical order, with the record removed and with it added."""
+    gaussian = [part for part in mechanisms if isinstance(part, SampledGaussian)]
     removed, added, cells = [], [], 0
     for start in range(0, len(gaussian), _BLOCK):  # alike, for they are sorted
         pair = _gaussian_block(gaussian[start : start + _BLOCK], step, tail, _MAX_CELLS - cells)
         cells += pair[0].masses.size
         removed.append(pair[0])
         added.append(pair[1])
-    for event in events:
-        if isinstance(event, ApproximateEvent):
-            block = _approximate_block(event, step)
+    for part in mechanisms:
+        if isinstance(part, ApproximateEvent):
+            block = _approximate_block(part, step)
             removed.append(block)
             added.append(block)
     return removed, added
 
 
 def _gaussian_block(
-    events: Sequence[PrivacyLossEvent], step: float, tail: float, cells_left: int
+    events: Sequence[SampledGaussian], step: float, tail: float, cells_left: int
 ) -> tuple[LossBlock, LossBlock]:
     sigma, rate = _parameters(events)
     reach = _reach(tail)
@@ -190,9 +228,9 @@ def _odds(loss: float) -> float:
     return math.exp(loss) / (1 + math.exp(loss))
 
 
-def _parameters(events: Sequence[Event]) -> tuple[FloatArray, FloatArray]:
+def _parameters(events: Sequence[SampledGaussian]) -> tuple[FloatArray, FloatArray]:
     """Noise multipliers of the continuous noise, and sampling rates, shape (n, 1) each."""
-    pairs = [(e.noise_multiplier, e.sampling_rate) for e in events if isinstance(e, PrivacyLossEvent)]
+    pairs = [(event.noise_multiplier, event.sampling_rate) for event in events]
     sigma, rate = np.array(pairs, dtype=np.float64).T
     return sigma[:, np.newaxis] * (1 - DISCRETE_SHARE), rate[:, np.newaxis]
 

@@ -25,7 +25,6 @@ All ε and δ in a budget are those after Poisson sampling.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -39,8 +38,9 @@ from dpagent.errors import (
     require_count,
     require_positive,
 )
-from dpagent.privacy.accounting.approximate import unamplified_epsilon
-from dpagent.privacy.events import ApproximateEvent
+from dpagent.privacy.accounting.amplification import unamplified_epsilon
+from dpagent.privacy.accounting.composition import composed
+from dpagent.privacy.events import Event
 from dpagent.privacy.mechanisms.discretised_laplace import MAX_EPSILON
 from dpagent.privacy.mechanisms.truncated_laplace import TruncatedLaplace
 from dpagent.privacy.schedules import MAX_ROUNDS, Schedule
@@ -107,7 +107,7 @@ class BoundedBudget:
     sampling_rate: float
     schedule: Schedule
     steps: int = 1
-    spent: tuple[ApproximateEvent, ...] = ()
+    spent: tuple[Event, ...] = ()
 
     def __post_init__(self) -> None:
         require_positive("epsilon", self.epsilon, maximum=MAX_EPSILON)
@@ -119,12 +119,12 @@ class BoundedBudget:
     @property
     def spent_epsilon(self) -> float:
         """ε of the rounds so far."""
-        return math.fsum(event.epsilon * event.steps for event in self.spent)
+        return composed(*self.spent).epsilon if self.spent else 0.0
 
     @property
     def spent_delta(self) -> float:
         """δ of the rounds so far."""
-        return math.fsum(event.delta * event.steps for event in self.spent)
+        return composed(*self.spent).delta if self.spent else 0.0
 
     @property
     def remaining_epsilon(self) -> float:
@@ -142,7 +142,7 @@ class BoundedBudget:
         Raises:
             PlanError: no round is left, or no budget.
         """
-        costs = [event.epsilon * event.steps for event in self.spent]
+        costs = [composed(event).epsilon for event in self.spent]
         return self.schedule.reallocated(self.epsilon, costs, self.rounds)
 
     def next_round(

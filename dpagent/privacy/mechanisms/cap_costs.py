@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from dpagent.errors import ParameterError, PlanError
-from dpagent.privacy.accounting.approximate import unamplified_epsilon
+from dpagent.privacy.accounting.amplification import unamplified_epsilon
+from dpagent.privacy.accounting.composition import composed
 from dpagent.privacy.mechanisms.published import NOT_PRIVATE, PublishedCap
 from dpagent.privacy.mechanisms.truncated_laplace import TruncatedLaplace
 from dpagent.privacy.schedules import Schedule
@@ -126,7 +127,7 @@ def bounded_prices(
             mechanism = TruncatedLaplace.for_cap(1.0, cap, release_delta, rate, dimension)
         except (ParameterError, PlanError):
             return None
-        step = mechanism.event.epsilon
+        step = composed(mechanism.event).epsilon
         return BoundedCost(cap, mechanism.epsilon, step, steps * step)
 
     def allowed(share: float) -> float | None:

@@ -34,7 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpagent.errors import require_positive
-from dpagent.privacy.events import ApproximateEvent, PrivacyLossEvent
+from dpagent.privacy.events import Event
 from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian
 from dpagent.privacy.mechanisms.discretised_laplace import DiscretisedLaplace
 from dpagent.privacy.mechanisms.grid import DEFAULT_RESOLUTION, Constrained, Grid, Norm
@@ -147,7 +147,7 @@ class CentralGaussian(_Central):
     resolution: int = DEFAULT_RESOLUTION
 
     @property
-    def event(self) -> PrivacyLossEvent:
+    def event(self) -> Event:
         """The charge for one release."""
         return self._noise.event
 
@@ -181,7 +181,7 @@ class CentralLaplace(_Central):
     resolution: int | None = None
 
     @property
-    def event(self) -> ApproximateEvent:
+    def event(self) -> Event:
         """The charge for one release, sampling included."""
         return self._noise.event
 

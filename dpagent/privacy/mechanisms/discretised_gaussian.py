@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from dpagent.errors import ParameterError, require_between, require_count, require_positive
 from dpagent.privacy.accounting.gaussian_loss import MIN_SIGMA_STEPS
 from dpagent.privacy.accounting.pld import PldAccountant
-from dpagent.privacy.accounting.rdp import running_epsilon
-from dpagent.privacy.calibration import BudgetPlan, calibrate
-from dpagent.privacy.events import SIGMA_RANGE, PrivacyLossEvent
+from dpagent.privacy.accounting.rdp import RdpAccountant
+from dpagent.privacy.calibration import EventFamily, gaussian_family
+from dpagent.privacy.events import SIGMA_RANGE, Event, GaussianEvent, poisson_sampled
 from dpagent.privacy.mechanisms.grid import DEFAULT_RESOLUTION, Grid, Norm
 from dpagent.privacy.mechanisms.mechanism import Mechanism, Parameter, PlannedMechanism
 from dpagent.privacy.noise.discrete_gaussian import (
@@ -33,7 +33,6 @@ from dpagent.privacy.noise.discrete_gaussian import (
     statistical_distance,
 )
 from dpagent.privacy.noise.entropy import Entropy
-from dpagent.privacy.schedules import Schedule
 from dpagent.privacy.statement import Adjacency, Trust, Unit
 
 
@@ -81,7 +80,6 @@ class DiscretisedGaussian(PlannedMechanism):
     trust: ClassVar[Trust] = Trust.NONE
     norm: ClassVar[Norm] = Norm.L2
     parameters: ClassVar[tuple[Parameter, ...]] = (
-        Parameter("noise_multiplier", 0.05, 10_000, "standard deviation of the noise over the sensitivity"),
         Parameter("resolution", 256, 1_048_576, "grid units to one clip norm", whole=True),
     )
 
@@ -134,9 +132,9 @@ class DiscretisedGaussian(PlannedMechanism):
         return 8 * self.sigma_units * math.sqrt(self.steps)
 
     @property
-    def event(self) -> PrivacyLossEvent:
+    def event(self) -> Event:
         """The charge for one release."""
-        return PrivacyLossEvent(self.noise_multiplier, self.sampling_rate, self.steps)
+        return poisson_sampled(GaussianEvent(self.noise_multiplier), self.sampling_rate, self.steps)
 
     @property
     def statistical_distance(self) -> float:
@@ -148,9 +146,8 @@ class DiscretisedGaussian(PlannedMechanism):
 
     def round_cost(self, delta: float) -> tuple[float, float]:
         """(ε, δ) of one round with ideal noise: tight where it is fine enough, else by Rényi divergence."""
-        if self.sigma_units >= MIN_SIGMA_STEPS:
-            return PldAccountant().epsilon_after([self.event], delta), delta
-        return float(running_epsilon([self.event], delta)[0]), delta
+        accountant = PldAccountant() if self.sigma_units >= MIN_SIGMA_STEPS else RdpAccountant()
+        return accountant.epsilon_after([self.event], delta), delta
 
     def require_noise_as_priced(self, rounds: int, job_epsilon: float, delta: float) -> None:
         """See :meth:`Mechanism.require_noise_as_priced`; the price also takes the grid to be fine.
@@ -182,22 +179,11 @@ class DiscretisedGaussian(PlannedMechanism):
         return DiscreteGaussianSampler(self.sigma_units, entropy=entropy)
 
     @classmethod
-    def calibrate(
-        cls,
-        schedule: Schedule,
-        *,
-        epsilon: float,
-        delta: float,
-        rounds: int,
-        sampling_rate: float,
-        steps: int = 1,
-    ) -> BudgetPlan:
-        """See :func:`dpagent.privacy.calibration.calibrate`."""
-        return calibrate(
-            schedule, epsilon=epsilon, delta=delta, rounds=rounds, sampling_rate=sampling_rate, steps=steps
-        )
+    def family(cls, sampling_rate: float, steps: int = 1) -> EventFamily:
+        """See :func:`dpagent.privacy.calibration.gaussian_family`."""
+        return gaussian_family(sampling_rate, steps)
 
     @classmethod
-    def chosen_parameters(cls, noise_levels: Sequence[float]) -> dict[str, float]:
+    def chosen_parameters(cls, noise_multipliers: Sequence[float]) -> dict[str, float]:
         """The finest grid on which the greatest noise of the job can still be drawn."""
-        return {"resolution": finest_resolution(max(noise_levels))}
+        return {"resolution": finest_resolution(max(noise_multipliers))}

@@ -8,7 +8,7 @@ P(X = x) ∝ r^|x|, r = e^(−1/λ) (Ghosh, Roughgarden, Sundararajan, STOC 2009
 every output x, P(total + X = x) and P(total + s + X = x) differ by at most a factor of
 Π_j e^(|s_j|/λ) = e^(‖s‖₁/λ) ≤ e^(Δ/λ), by the triangle inequality in each coordinate. So λ = Δ/ε,
 rounded up, gives ε-DP for the vector, whatever its dimension; a Poisson lot amplifies it
-(:mod:`dpagent.privacy.accounting.approximate`). Both are sharp: at x beyond the shift they hold with
+(:mod:`dpagent.privacy.accounting.amplification`). Both are sharp: at x beyond the shift they hold with
 equality.
 
 Clipping in L2 to C would bound ‖s‖₁ by C·√d only. Conversely the price of L1 is paid in the clip:
@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from dpagent.errors import ParameterError, require_between, require_count, require_positive
-from dpagent.privacy.accounting.approximate import amplified_epsilon
-from dpagent.privacy.events import ApproximateEvent
+from dpagent.privacy.accounting.composition import composed
+from dpagent.privacy.events import ApproximateEvent, Event, poisson_sampled
 from dpagent.privacy.mechanisms.grid import Grid, Norm, l1_resolution
 from dpagent.privacy.mechanisms.mechanism import Mechanism
 from dpagent.privacy.noise.discrete_laplace import (
@@ -106,9 +106,9 @@ class DiscretisedLaplace(Mechanism):
         return laplace_reach(self.scale_units, self.steps)
 
     @property
-    def event(self) -> ApproximateEvent:
+    def event(self) -> Event:
         """The charge for one release, sampling included."""
-        return ApproximateEvent(amplified_epsilon(self.epsilon, self.sampling_rate), 0.0, self.steps)
+        return poisson_sampled(ApproximateEvent(self.epsilon), self.sampling_rate, self.steps)
 
     @property
     def statistical_distance(self) -> float:
@@ -117,9 +117,8 @@ class DiscretisedLaplace(Mechanism):
 
     def round_cost(self, delta: float) -> tuple[float, float]:
         """(ε, δ) of one round with ideal noise: its steps added up, whatever ``delta`` allows."""
-        event = self.event
-        epsilon = math.nextafter(event.epsilon * event.steps, math.inf) if event.steps > 1 else event.epsilon
-        return epsilon, event.delta * event.steps
+        total = composed(self.event)
+        return total.epsilon, total.delta
 
     def sampler(self, *, entropy: Entropy = os.urandom) -> DiscreteLaplaceSampler:
         """What draws this mechanism's noise, for instance ahead of need."""

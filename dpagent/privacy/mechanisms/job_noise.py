@@ -21,50 +21,51 @@ class JobNoise:
 
     Attributes:
         mechanism: of all rounds.
-        levels: the noise level of each round, in order; at least one.
+        multipliers: the noise multiplier of each round, in order; at least one.
         parameters: the mechanism's other parameters, alike in all rounds.
 
     >>> noise = JobNoise.chosen("discrete-gaussian", [4.0, 3.0])
     >>> query = Query(clip_norm=1.0, accumulation_slack=0.001, dimension=10, sampling_rate=0.1)
-    >>> noise.at(2, query).announced
-    {'noise_multiplier': 3.0, 'resolution': 1048576}
+    >>> mechanism = noise.at(2, query)
+    >>> mechanism.noise_multiplier, mechanism.announced
+    (3.0, {'resolution': 1048576})
     """
 
     mechanism: type[PlannedMechanism]
-    levels: tuple[float, ...]
+    multipliers: tuple[float, ...]
     parameters: Mapping[str, float]
 
     def __post_init__(self) -> None:
-        if not self.levels:
-            raise ParameterError("noise levels are empty; expected one for each round.")
+        if not self.multipliers:
+            raise ParameterError("noise multipliers are empty; expected one for each round.")
 
     @classmethod
-    def chosen(cls, name: str, levels: Sequence[float]) -> Self:
+    def chosen(cls, name: str, multipliers: Sequence[float]) -> Self:
         """As an operator's coordinator chooses it.
 
         Args:
             name: of the mechanism.
-            levels: of each round, from the mechanism's ``calibrate``.
+            multipliers: of each round, as calibrated.
 
         Raises:
             ParameterError: there is no such mechanism, or no grid for such noise.
         """
         mechanism = mechanism_named(name)
-        return cls(mechanism, tuple(levels), mechanism.chosen_parameters(levels))
+        return cls(mechanism, tuple(multipliers), mechanism.chosen_parameters(multipliers))
 
     @classmethod
-    def announced(cls, name: str, levels: Sequence[float], parameters: Mapping[str, float]) -> Self:
+    def announced(cls, name: str, multipliers: Sequence[float], parameters: Mapping[str, float]) -> Self:
         """As a plan announces it.
 
         Raises:
             ParameterError: there is no such mechanism here.
         """
-        return cls(mechanism_named(name), tuple(levels), dict(parameters))
+        return cls(mechanism_named(name), tuple(multipliers), dict(parameters))
 
     @property
     def rounds(self) -> int:
         """Number of rounds."""
-        return len(self.levels)
+        return len(self.multipliers)
 
     def at(self, number: int, query: Query) -> PlannedMechanism:
         """The mechanism of a round.
@@ -77,8 +78,7 @@ class JobNoise:
             ParameterError: there is no such round, or a parameter is out of the mechanism's range.
         """
         require_count("round", number, maximum=self.rounds)
-        level = self.mechanism.noise_level().name
-        return self.mechanism.build(query, {level: self.levels[number - 1], **self.parameters})
+        return self.mechanism.build(query, self.multipliers[number - 1], self.parameters)
 
     def require_acceptable(self, query: Callable[[int], Query], epsilon: float, delta: float) -> None:
         """See that a device would take every round of the job, as far as its noise goes.

@@ -29,13 +29,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpagent.errors import ParameterError, require_between, require_count, require_positive
-from dpagent.privacy.accounting.approximate import imperfect_delta
-from dpagent.privacy.calibration import BudgetPlan
-from dpagent.privacy.events import ApproximateEvent, PrivacyLossEvent
+from dpagent.privacy.accounting.imperfect_noise import imperfect_delta
+from dpagent.privacy.calibration import NOISE_RANGE, EventFamily
+from dpagent.privacy.events import Event
 from dpagent.privacy.mechanisms.grid import Constrained, Grid, Norm
 from dpagent.privacy.mechanisms.wire import WireForm, round_to_wire, wire_shift, wire_width
 from dpagent.privacy.noise.entropy import Entropy, Sampler
-from dpagent.privacy.schedules import Schedule
 from dpagent.privacy.statement import Adjacency, BudgetStatement, Trust, Unit
 
 #: What the guarantee of a job rests on besides the code.
@@ -128,7 +127,7 @@ class Mechanism(ABC):
 
     @property
     @abstractmethod
-    def event(self) -> PrivacyLossEvent | ApproximateEvent:
+    def event(self) -> Event:
         """What an accountant is charged for one round."""
 
     @abstractmethod
@@ -279,65 +278,49 @@ class Mechanism(ABC):
 class PlannedMechanism(Mechanism):
     """A mechanism that a plan can name: it can be calibrated, announced and built from what was announced.
 
-    A subclass has a field for each of its ``parameters``. The first of them is its noise level, which follows
-    from the privacy budget of a round.
+    A subclass has the fields of :class:`Query`, a ``noise_multiplier``, and a field for each of its
+    ``parameters``.
     """
 
     __slots__ = ()
 
-    parameters: ClassVar[tuple[Parameter, ...]]
-    """What a plan announces; the noise level first."""
+    noise_range: ClassVar[tuple[float, float]] = NOISE_RANGE
+    """Least and greatest noise multiplier that a device runs."""
+    parameters: ClassVar[tuple[Parameter, ...]] = ()
+    """What a plan announces besides noise multipliers."""
 
     accumulation_slack: float | None
+    noise_multiplier: float
+    """The noise's parameter over the sensitivity; what the budget of a round decides."""
 
     @classmethod
     @abstractmethod
-    def calibrate(
-        cls,
-        schedule: Schedule,
-        *,
-        epsilon: float,
-        delta: float,
-        rounds: int,
-        sampling_rate: float,
-        steps: int = 1,
-    ) -> BudgetPlan:
-        """The least noise levels with which ``rounds`` rounds meet (ε, δ); arguments as of
-        :func:`dpagent.privacy.calibration.calibrate`.
-
-        Raises:
-            ParameterError: a value is out of its range.
-            PlanError: no noise level meets the target.
-        """
+    def family(cls, sampling_rate: float, steps: int = 1) -> EventFamily:
+        """What a round costs as a function of the noise multiplier, for
+        :func:`~dpagent.privacy.calibration.calibrate`."""
 
     @classmethod
     @abstractmethod
-    def chosen_parameters(cls, noise_levels: Sequence[float]) -> dict[str, float]:
-        """The parameters besides the noise level, chosen once for a job with these ``noise_levels``."""
+    def chosen_parameters(cls, noise_multipliers: Sequence[float]) -> dict[str, float]:
+        """The other parameters, chosen once for a job with these noise multipliers."""
 
     @classmethod
-    def build(cls, query: Query, parameters: Mapping[str, float]) -> Self:
-        """The mechanism that answers ``query`` with announced ``parameters``, the noise level among them.
+    def build(cls, query: Query, noise_multiplier: float, parameters: Mapping[str, float]) -> Self:
+        """The mechanism that answers ``query`` with the noise and the parameters that were announced.
 
         Raises:
             ParameterError: a parameter is missing, unknown or out of its range.
         """
         known = {parameter.name for parameter in cls.parameters}
         if known != set(parameters):
-            given = ", ".join(sorted(parameters)) or "none"
-            raise ParameterError(
-                f"parameters of mechanism {cls.name} are {given}; expected {', '.join(sorted(known))}."
-            )
+            given, wanted = (", ".join(sorted(names)) or "none" for names in (parameters, known))
+            raise ParameterError(f"parameters of mechanism {cls.name} are {given}; expected {wanted}.")
+        require_between("noise multiplier", noise_multiplier, *cls.noise_range)
         checked = {each.name: each.check(parameters[each.name]) for each in cls.parameters}
         make: Callable[..., Self] = cls
-        return make(**asdict(query), **checked)
-
-    @classmethod
-    def noise_level(cls) -> Parameter:
-        """The parameter that follows from the privacy budget of a round."""
-        return cls.parameters[0]
+        return make(**asdict(query), noise_multiplier=noise_multiplier, **checked)
 
     @property
     def announced(self) -> dict[str, float]:
-        """The values of ``parameters``: with the query, all that :meth:`build` needs."""
+        """The values of ``parameters``: with query and noise multiplier, all that :meth:`build` needs."""
         return {parameter.name: getattr(self, parameter.name) for parameter in self.parameters}

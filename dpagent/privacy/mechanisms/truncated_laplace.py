@@ -39,8 +39,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Final, Self
 
 from dpagent.errors import ParameterError, PlanError, require_between, require_count, require_positive
-from dpagent.privacy.accounting.approximate import amplified_epsilon
-from dpagent.privacy.events import ApproximateEvent
+from dpagent.privacy.events import ApproximateEvent, Event, poisson_sampled
 from dpagent.privacy.mechanisms.discretised_laplace import (
     MAX_EPSILON,
     DiscretisedLaplace,
@@ -181,13 +180,9 @@ class TruncatedLaplace(DiscretisedLaplace):
         return min(laplace_reach(self.scale_units, self.steps), float(self.steps * self.support_units))
 
     @property
-    def event(self) -> ApproximateEvent:
+    def event(self) -> Event:
         """The charge for one release, sampling included."""
-        return ApproximateEvent(
-            amplified_epsilon(self.epsilon, self.sampling_rate),
-            math.nextafter(self.sampling_rate * self.delta, 1.0),
-            self.steps,
-        )
+        return poisson_sampled(ApproximateEvent(self.epsilon, self.delta), self.sampling_rate, self.steps)
 
     @property
     def statistical_distance(self) -> float:

@@ -11,8 +11,8 @@ from pictures import encoded, folder_of, noise, zip_of
 
 from dpagent.learning.data.checking import examine
 from dpagent.learning.data.dataset import ArrayDataset
-from dpagent.learning.data.images import open_images
-from dpagent.learning.data.npz import open_npz, save_npz
+from dpagent.learning.data.formats.images.dataset import open_images
+from dpagent.learning.data.formats.npz import open_npz, save_npz
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2)), min_size=1, max_size=40))

@@ -58,7 +58,7 @@ def test_a_column_without_a_finite_value_has_no_range() -> None:
 
 def labelled(names: list[str], each: int, *, listed: bool = False) -> ArrayDataset:
     labels = np.repeat(np.arange(len(names)), each)
-    origin = Origin("csv", "x.csv", warnings=() if listed else (UNLISTED,))
+    origin = Origin("csv", "x.csv", warnings=() if listed else (UNLISTED,), label_column="price")
     inputs = np.zeros((len(labels), 1), np.float32)
     return ArrayDataset(inputs, labels, len(names), names, origin=origin)
 
@@ -75,10 +75,10 @@ def labelled(names: list[str], each: int, *, listed: bool = False) -> ArrayDatas
     ],
 )
 def test_labels_that_may_be_no_classes_are_doubted(names: list[str], each: int, doubt: str) -> None:
-    said = doubt_about_labels(labelled(names, each), "price")
+    said = doubt_about_labels(labelled(names, each))
     assert said == "" if not doubt else doubt in said and "'price'" in said and "`label`" in said
-    assert doubt_about_labels(labelled(names, each, listed=True), "price") == ""
-    warnings = examine(labelled(names, each), label="price").warnings
+    assert doubt_about_labels(labelled(names, each, listed=True)) == ""
+    warnings = examine(labelled(names, each)).warnings
     assert any(doubt in sentence for sentence in warnings) or not doubt
     assert any("'price'" in sentence for sentence in warnings) == bool(doubt)
 

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from dpagent.errors import DataError, ParameterError
 from dpagent.learning.data.checking import count_non_finite
-from dpagent.learning.data.dataset import ArrayDataset, Dataset, check_fits, to_float32
+from dpagent.learning.data.dataset import ArrayDataset, to_float32
 from dpagent.learning.data.derived import Reshaped, Subset
-from dpagent.learning.models.built_ins import built_in
 
 
 def numbered(count: int = 23, *, classes: int = 5, dtype: type = np.uint8) -> ArrayDataset:
@@ -105,26 +104,6 @@ def test_what_does_not_fit_together_is_refused(
 ) -> None:
     with pytest.raises(DataError, match=text):
         ArrayDataset(inputs, np.array(labels, np.int64), classes, names)
-
-
-def of_shape(*shape: int, classes: int = 10, names: tuple[str, ...] = ()) -> Dataset:
-    return ArrayDataset(np.zeros((2, *shape), np.uint8), np.zeros(2, np.int64), classes, names)
-
-
-def test_data_that_do_not_fit_a_model_are_told_so_with_both_sides() -> None:
-    digits = built_in("digits")
-    check_fits(of_shape(8, 8, 1), digits)
-    check_fits(of_shape(8, 8, 1, classes=4), digits)
-    check_fits(of_shape(8, 8, 1, names=tuple("abcdefghij")), digits)
-    with pytest.raises(DataError, match=r"shape \(8, 8, 3\); model 'digits' expects \(8, 8, 1\)"):
-        check_fits(of_shape(8, 8, 3), digits)
-    with pytest.raises(DataError, match=r"shape \(8, 8\).*set `shape: \[8, 8, 1\]`"):
-        check_fits(of_shape(8, 8), digits)
-    with pytest.raises(DataError, match="largest label is 11; model 'digits' has 10 classes"):
-        check_fits(of_shape(8, 8, 1, classes=12), digits)
-    # Fewer names than the model has outputs: a class is missing here, and the numbers may be wrong.
-    with pytest.raises(DataError, match=r"3 classes \(x, y, z\); model 'digits' has 10"):
-        check_fits(of_shape(8, 8, 1, classes=3, names=("x", "y", "z")), digits)
 
 
 def test_importing_the_package_loads_numpy_and_the_standard_library_only() -> None:

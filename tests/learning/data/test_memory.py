@@ -17,7 +17,7 @@ READ = """
 import json, sys
 from pathlib import Path
 import numpy as np
-from dpagent.learning import open_dataset
+from dpagent.learning.data.opening import open_dataset
 from dpagent.learning.data.settings import DatasetSettings
 
 def peak_mib():

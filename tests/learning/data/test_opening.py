@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import re
 import shutil
 import struct
 from pathlib import Path
@@ -20,8 +21,9 @@ from pydantic import ValidationError
 from dpagent.configuration import load_settings
 from dpagent.errors import ConfigurationError, DataError, DpagentError
 from dpagent.learning.data.dataset import ArrayDataset
-from dpagent.learning.data.npz import save_npz
-from dpagent.learning.data.opening import KINDS, open_dataset, recognise
+from dpagent.learning.data.formats.npz import save_npz
+from dpagent.learning.data.opening import fitted, has_test_half, open_dataset, recognise, section_of
+from dpagent.learning.data.registry import FORMATS
 from dpagent.learning.data.settings import DatasetSettings
 
 LABELS = struct.pack(">BBBBI", 0, 0, 8, 1, 2) + bytes([0, 1])
@@ -48,14 +50,20 @@ def make(kind: str, folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("kind", KINDS)
+def test_the_page_lists_every_format() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "data.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \|", page.partition("## Formats")[2].partition("\n## ")[0], re.MULTILINE)
+    assert rows == list(FORMATS)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
 def test_every_kind_is_recognised_and_opened(tmp_path: Path, kind: str) -> None:
     path = make(kind, tmp_path / "data")
     assert recognise(path) == kind
     data = open_dataset(DatasetSettings(path=path))
     assert (len(data), data.labels.tolist(), data.origin.kind) == (2, [0, 1], kind)
     assert "(recognised)" in data.origin.source
-    told = open_dataset(DatasetSettings(path=path, kind=kind))  # type: ignore[arg-type]
+    told = open_dataset(DatasetSettings(path=path, kind=kind))
     assert (told.shape, told.classes) == (data.shape, data.classes)
     assert "(recognised)" not in told.origin.source
 
@@ -76,7 +84,7 @@ def test_what_is_unknown_or_ambiguous_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="is an empty folder; expected an NPZ file, a folder of IDX files"):
         recognise(tmp_path)
     write(tmp_path / "notes.txt", b"?")
-    with pytest.raises(DataError, match="is nothing known; expected an NPZ file, a folder of IDX files"):
+    with pytest.raises(DataError, match="is of no known format; expected an NPZ file, a folder of IDX files"):
         recognise(tmp_path)
     for name in ("a.png", "b.png"):
         write(tmp_path / "loose" / name, encoded(noise(1)))
@@ -93,7 +101,7 @@ def test_what_is_unknown_or_ambiguous_says_what_to_do(tmp_path: Path) -> None:
         recognise(write(tmp_path / "x.tar.gz", b"?"))
     make("images", tmp_path)
     make("csv", tmp_path)
-    with pytest.raises(DataError, match=r"could be csv or images\. Set `kind`"):
+    with pytest.raises(DataError, match=r"could be images or csv\. Set `kind`"):
         recognise(tmp_path)
     path = make("idx", tmp_path / "idx") / "train-labels-idx1-ubyte"
     with pytest.raises(DataError, match="path of the folder that holds the IDX files"):
@@ -131,6 +139,44 @@ def test_shape_classes_and_sections_reach_the_data(tmp_path: Path) -> None:
     assert open_dataset(DatasetSettings.model_validate(given)).shape == (6, 4, 1)
 
 
+def test_pictures_take_the_form_of_a_model_where_no_setting_says_another(tmp_path: Path) -> None:
+    folder_of(tmp_path / "p", "a/1.png", "b/2.png")
+
+    def form(wanted: tuple[int, ...] = (6, 9, 1), **given: Any) -> tuple[list[int] | None, str | None]:
+        made = fitted(DatasetSettings.model_validate({"path": tmp_path / "p"} | given), wanted)
+        section = section_of(made, FORMATS["images"])
+        return section.size, section.mode
+
+    assert form() == ([9, 6], "grey")
+    assert form(images={"mode": "rgb"}) == ([9, 6], "rgb")
+    assert form(images={"size": [5, 4]}) == ([5, 4], "grey")
+    assert form((32, 32, 3)) == ([32, 32], "rgb")
+    assert form(shape=[54]) == (None, None)
+    assert form((54,)) == (None, None)
+    write(tmp_path / "x.csv", b"a,label\n1,0\n")
+    assert form(path=tmp_path / "x.csv") == (None, None)
+
+
+def test_data_in_two_halves_are_known_as_such(tmp_path: Path) -> None:
+    def halves(path: Path) -> bool:
+        return has_test_half(DatasetSettings(path=path))
+
+    for kind in FORMATS:
+        assert not halves(make(kind, tmp_path / kind))
+    write(tmp_path / "idx" / "t10k-labels-idx1-ubyte", LABELS)
+    write(tmp_path / "cifar" / "test_batch.bin", bytes(3073))
+    folder_of(tmp_path / "photos", "train/a/1.png", "train/b/2.png", "val/a/3.png")
+    assert all(map(halves, (tmp_path / "idx", tmp_path / "cifar", tmp_path / "photos")))
+    picture = encoded(noise(1))
+    for names, expected in (
+        (["a/1.png", "b/1.png"], False),
+        (["x/a/1.png", "x/b/1.png"], False),
+        (["x/train/a/1.png", "x/test/a/1.png"], True),
+        (["train/a/1.png"], False),
+    ):
+        assert halves(zip_of(tmp_path / "x.zip", dict.fromkeys(names, picture))) == expected
+
+
 @pytest.mark.parametrize(
     ("text", "error"),
     [
@@ -146,7 +192,7 @@ def test_shape_classes_and_sections_reach_the_data(tmp_path: Path) -> None:
         ("{path: x, csv: {window: 0}}", "csv.window: got 0"),
         ("{path: x, csv: {stride: 5}}", "`stride` is given without `window`"),
         ("{path: x, csv: {scale: {a: many}}}", "valid number"),
-        ("{path: x, csv: {delimiter: '::'}}", "delimiter is '::'"),
+        ("{path: x, csv: {delimiter: '::'}}", "csv.delimiter: got '::'"),
         ("{path: x, csv: {features: [label]}}", "stands in `label` and in `features`"),
         ("{path: x, cvs: {}}", "unknown key"),
         ("{kind: csv}", "path: this key is missing"),
@@ -168,8 +214,8 @@ def test_whole_numbers_are_names_too_and_tab_is_a_word() -> None:
         {"path": Path("x"), "classes": [3, 1, "two"], "csv": {"delimiter": "tab", "label": 7}}
     )
     assert made.classes == ["3", "1", "two"]
-    assert made.csv.form().delimiter == "\t"
-    assert made.csv.form().label == "7"
+    section = section_of(made, FORMATS["csv"])
+    assert (section.delimiter, section.label) == ("\t", "7")
     with pytest.raises(ValidationError):
         DatasetSettings(path=Path("x"), classes=[1.5, 2.5])  # type: ignore[list-item]
 
@@ -183,7 +229,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, bytes
     """The files of a small dataset of each kind, and of zipped ones."""
     root = tmp_path_factory.mktemp("whole")
     made = {}
-    for kind in KINDS:
+    for kind in FORMATS:
         make(kind, root / kind)
         made[kind] = parts_of(root / kind)
     np.savez(root / "stored.npz", inputs=np.zeros((2, 3)), labels=np.array([0, 1]))
@@ -194,7 +240,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, bytes
 
 
 @settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.sampled_from([*KINDS, "stored", "zip"]), st.data())
+@given(st.sampled_from([*FORMATS, "stored", "zip"]), st.data())
 def test_whatever_is_done_to_a_file_the_answer_is_records_or_a_sentence(
     tmp_path: Path, whole: dict[str, dict[str, bytes]], kind: str, data: st.DataObject
 ) -> None:
@@ -219,7 +265,7 @@ def test_whatever_is_done_to_a_file_the_answer_is_records_or_a_sentence(
     path = root / victim if kind in ("npz", "stored", "zip") else root
     told = {"stored": "npz", "zip": "images"}.get(kind, kind)
     try:
-        opened = open_dataset(DatasetSettings(path=path, kind=told))  # type: ignore[arg-type]
+        opened = open_dataset(DatasetSettings(path=path, kind=told))
         inputs, labels = opened.batch(np.arange(len(opened)))
     except DpagentError as error:
         assert len(str(error)) > 20  # noqa: PT017 - either answer is right

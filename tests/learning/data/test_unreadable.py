@@ -16,8 +16,8 @@ from pictures import damaged_inside, encoded, folder_of, noise, write, zip_of
 from dpagent.learning.data.checking import count_non_finite, examine
 from dpagent.learning.data.dataset import ArrayDataset, Dataset
 from dpagent.learning.data.derived import Reshaped, Subset, Unfailing
+from dpagent.learning.data.formats.images.decoding import looks_whole
 from dpagent.learning.data.opening import open_dataset
-from dpagent.learning.data.pictures import looks_whole
 from dpagent.learning.data.settings import DatasetSettings
 from dpagent.learning.models.built_ins import built_in
 from dpagent.learning.models.spec import ModelSpec

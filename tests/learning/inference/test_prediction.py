@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import gzip
 import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 from exported_models import answers, write_model
 from onnx import TensorProto, helper
-from pictures import write
 
 from dpagent.errors import DataError
-from dpagent.learning.data.settings import CsvSettings
+from dpagent.learning.data.inputs import Input
 from dpagent.learning.inference.prediction.exported_model import ExportedModel
-from dpagent.learning.inference.prediction.inputs import Input
 from dpagent.learning.inference.prediction.outcome import Tally, predict
-from dpagent.learning.inference.prediction.unlabelled_tables import unlabelled_rows
 
 
 def test_probabilities_are_those_of_numpy_whatever_the_batch(tmp_path: Path) -> None:
@@ -66,40 +61,6 @@ def test_a_tally_counts_what_has_a_label_and_an_answer(tmp_path: Path) -> None:
     assert (tally.inputs, tally.unanswered, tally.labelled, tally.right) == (7, 1, 4, 3)
     assert tally.accuracy == 0.75
     assert Tally().accuracy is None
-
-
-def test_packed_tables_and_byte_order_marks_are_read(tmp_path: Path) -> None:
-    text = b"\xef\xbb\xbfa,b\n1,2\n\n3,4"
-    plain, packed = tmp_path / "x.csv", tmp_path / "x.csv.gz"
-    plain.write_bytes(text)
-    packed.write_bytes(gzip.compress(text))
-    for file in (plain, packed):
-        rows = [values.tolist() for _, values in unlabelled_rows(file, CsvSettings(features=["b", "a"]))]
-        assert rows == [[2, 1], [4, 3]]
-
-
-@pytest.mark.parametrize(
-    ("name", "data", "form", "text"),
-    [
-        ("x.csv", b"a,b\n1,2\n3\n", {}, "x.csv:3: the row has 1 cells; expected 2"),
-        ("x.csv", b"a,b\n\xff\xfe,2\n", {}, "not UTF-8 text"),
-        ("x.csv", b"a,b\n1,\x002\n", {}, "x.csv:2: holds a null character"),
-        ("x.csv", b"a,b\n" + b"1" * 1_100_000 + b",2\n", {}, "x.csv:2: a line is longer than"),
-        ("x.csv", b'a,b\n"1,2\n', {}, "not valid CSV"),
-        ("x.csv", b"a,a\n1,2\n", {}, "the column 'a' stands twice"),
-        ("x.csv", b"", {}, "has no rows"),
-        ("x.csv", b"a,b\n", {}, "holds no row below the header"),
-        ("x.csv", b"a,b\n1,2\n", {"window": 2}, "holds no window of 2 rows"),
-        ("x.csv", b"a,b\n1,2\n", {"features": ["a", "c"]}, "no column 'c'; found: a, b"),
-        ("x.csv.gz", b"\x1f\x8bnonsense", {}, "x.csv.gz"),
-    ],
-)
-def test_a_table_without_labels_that_is_damaged_is_named(
-    tmp_path: Path, name: str, data: bytes, form: dict[str, Any], text: str
-) -> None:
-    file = write(tmp_path / name, data)
-    with pytest.raises(DataError, match=re.escape(text)):
-        list(unlabelled_rows(file, CsvSettings(**form)))
 
 
 def hostile(path: Path, kind: str) -> Path:

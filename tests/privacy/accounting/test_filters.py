@@ -18,17 +18,24 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from dpagent.errors import ParameterError, PlanError
 from dpagent.privacy.accounting.composition import zcdp_epsilon
+from dpagent.privacy.accounting.divergences import ORDERS
 from dpagent.privacy.accounting.filters import BudgetExceededError, RenyiFilter, ZcdpFilter, best_order
-from dpagent.privacy.accounting.rdp import ORDERS, RdpAccountant, RenyiEvent, renyi_divergences
-from dpagent.privacy.events import ApproximateEvent, PrivacyLossEvent
+from dpagent.privacy.accounting.normal_form import UnsupportedEventError, charge_of
+from dpagent.privacy.accounting.rdp import RdpAccountant, renyi_divergences
+from dpagent.privacy.events import ApproximateEvent, Event, GaussianEvent, SelfComposedEvent, poisson_sampled
 
 Pair = tuple[float, float]  # probabilities of the two outputs
-Coin = tuple[Pair, Pair, RenyiEvent]  # without the record, with it, and what it is charged as
+Coin = tuple[Pair, Pair, Event]  # without the record, with it, and what it is charged as
 Counts = tuple[int, ...]
 Rule = Callable[[Counts, int], bool]  # whether one more of a mechanism is admitted after so many
+
+
+def divergences_of(events: Sequence[Event], orders: Sequence[float] = ORDERS) -> NDArray[np.float64]:
+    return renyi_divergences([charge_of(event) for event in events], orders)
 
 
 def randomised_response(epsilon: float) -> Coin:
@@ -50,7 +57,7 @@ def thresholded(sigma: float, rate: float, above: int) -> Coin:
         return math.fsum(w for x, w in weights.items() if x > above) / math.fsum(weights.values())
 
     absent, present = tail(0), (1 - rate) * tail(0) + rate * tail(1)
-    return (absent, 1 - absent), (present, 1 - present), PrivacyLossEvent(sigma, rate)
+    return (absent, 1 - absent), (present, 1 - present), poisson_sampled(GaussianEvent(sigma), rate)
 
 
 def probabilities(coins: Sequence[Coin], counts: Counts, firsts: Counts) -> Pair:
@@ -156,9 +163,9 @@ def test_a_filter_that_takes_the_best_order_as_it_goes_is_another_than_every_one
     With δ divided among the orders it is sound again: every order then has a δ of its own.
     """
     epsilon, delta = 2.0, 1e-5
-    few_large, many_small = [ApproximateEvent(1.9)], [PrivacyLossEvent(50.0, 1.0, 300)]
+    few_large, many_small = [ApproximateEvent(1.9)], [poisson_sampled(GaussianEvent(50.0), 1.0, 300)]
 
-    def admitted_by_some(events: Sequence[RenyiEvent], delta: float, orders: Sequence[float]) -> bool:
+    def admitted_by_some(events: Sequence[Event], delta: float, orders: Sequence[float]) -> bool:
         return any(
             RenyiFilter(epsilon, delta, order).admits(events)
             for order in orders
@@ -206,21 +213,24 @@ def test_orders_that_share_delta_out_are_sound_together() -> None:
 events_of_all_sorts = st.lists(
     st.one_of(
         st.builds(
-            PrivacyLossEvent,
-            st.floats(0.5, 200),
+            poisson_sampled,
+            st.builds(GaussianEvent, st.floats(0.5, 200)),
             st.one_of(st.just(1.0), st.floats(1e-4, 1)),
             st.integers(1, 50),
         ),
-        st.builds(ApproximateEvent, st.floats(0, 2), st.just(0.0), st.integers(1, 50)),
+        st.builds(SelfComposedEvent, st.builds(ApproximateEvent, st.floats(0, 2)), st.integers(1, 50)),
     ),
     min_size=1,
     max_size=30,
 )
-unsampled_events = events_of_all_sorts.map(
-    lambda events: [
-        PrivacyLossEvent(e.noise_multiplier, 1.0, e.steps) if isinstance(e, PrivacyLossEvent) else e
-        for e in events
-    ]
+unsampled_events = st.lists(
+    st.builds(
+        SelfComposedEvent,
+        st.builds(GaussianEvent, st.floats(0.5, 200)) | st.builds(ApproximateEvent, st.floats(0, 2)),
+        st.integers(1, 50),
+    ),
+    min_size=1,
+    max_size=30,
 )
 
 
@@ -232,14 +242,14 @@ unsampled_events = events_of_all_sorts.map(
 )
 @settings(deadline=None, max_examples=80)
 def test_what_the_renyi_filter_admits_is_never_past_its_budget(
-    events: list[RenyiEvent], epsilon: float, delta: float, order: float
+    events: list[Event], epsilon: float, delta: float, order: float
 ) -> None:
     try:
         privacy_filter = RenyiFilter(epsilon, delta, order)
     except PlanError:
         assert epsilon <= (-math.log(delta) - math.log(order)) / (order - 1)
         return
-    admitted: list[RenyiEvent] = []
+    admitted: list[Event] = []
     for event in events:
         fits, before = privacy_filter.admits([event]), privacy_filter.to_state()
         try:
@@ -253,7 +263,7 @@ def test_what_the_renyi_filter_admits_is_never_past_its_budget(
     if not admitted:
         assert privacy_filter.spent == 0
         return
-    spent = math.fsum(renyi_divergences(admitted, [order])[:, 0])
+    spent = math.fsum(divergences_of(admitted, [order])[:, 0])
     with mpmath.workdps(40):
         a = mpmath.mpf(order)
         at_order = spent + mpmath.log((a - 1) / a) - (mpmath.log(delta) + mpmath.log(a)) / (a - 1)
@@ -268,29 +278,30 @@ def test_what_the_renyi_filter_admits_is_never_past_its_budget(
 @given(events=unsampled_events, epsilon=st.floats(0.05, 20), delta=st.sampled_from([1e-9, 1e-5, 0.05]))
 @settings(deadline=None, max_examples=60)
 def test_what_the_zcdp_filter_admits_is_never_past_its_budget(
-    events: list[RenyiEvent], epsilon: float, delta: float
+    events: list[SelfComposedEvent], epsilon: float, delta: float
 ) -> None:
     privacy_filter = ZcdpFilter(epsilon, delta)
     rho = mpmath.mpf(0)
     for event in events:
         if privacy_filter.admits([event]):
             privacy_filter.charge([event])
-            if isinstance(event, PrivacyLossEvent):
-                rho += event.steps / (2 * mpmath.mpf(event.noise_multiplier) ** 2)
-            else:
-                rho += event.steps * event.epsilon * mpmath.tanh(mpmath.mpf(event.epsilon) / 2)
+            if isinstance(event.event, GaussianEvent):
+                rho += event.count / (2 * mpmath.mpf(event.event.noise_multiplier) ** 2)
+            elif isinstance(event.event, ApproximateEvent):
+                epsilon_1 = event.event.epsilon
+                rho += event.count * epsilon_1 * mpmath.tanh(mpmath.mpf(epsilon_1) / 2)
     assert rho <= privacy_filter.spent
     assert zcdp_epsilon(float(rho), delta) <= epsilon
 
 
 def test_a_filter_can_be_filled_and_no_further() -> None:
     privacy_filter = RenyiFilter(2.0, 1e-5, 12.0)
-    charge = [PrivacyLossEvent(30.0, 0.2, 7)]
+    charge = [poisson_sampled(GaussianEvent(30.0), 0.2, 7)]
     count = 0
     while privacy_filter.admits(charge):
         privacy_filter.charge(charge)
         count += 1
-    one = renyi_divergences(charge, [12.0])[0, 0]
+    one = divergences_of(charge, [12.0])[0, 0]
     whole = privacy_filter.left + privacy_filter.spent
     assert count == math.floor(whole / (one * (1 + 2e-10)))
     with pytest.raises(BudgetExceededError, match=r"1 events cost .*expected at most .*left of"):
@@ -300,9 +311,7 @@ def test_a_filter_can_be_filled_and_no_further() -> None:
 
 @given(events=events_of_all_sorts, later=events_of_all_sorts, as_zcdp=st.booleans())
 @settings(deadline=None, max_examples=40)
-def test_save_and_restore_are_identical(
-    events: list[RenyiEvent], later: list[RenyiEvent], as_zcdp: bool
-) -> None:
+def test_save_and_restore_are_identical(events: list[Event], later: list[Event], as_zcdp: bool) -> None:
     privacy_filter: RenyiFilter | ZcdpFilter
     privacy_filter = ZcdpFilter(30.0, 1e-5) if as_zcdp else RenyiFilter(30.0, 1e-5, 4.0)
     charge_what_fits(privacy_filter, events)
@@ -313,13 +322,14 @@ def test_save_and_restore_are_identical(
     assert (restored.left, restored.spent) == (privacy_filter.left, privacy_filter.spent)
 
 
-def charge_what_fits(
-    privacy_filter: RenyiFilter | ZcdpFilter, events: Sequence[RenyiEvent]
-) -> list[RenyiEvent]:
+def charge_what_fits(privacy_filter: RenyiFilter | ZcdpFilter, events: Sequence[Event]) -> list[Event]:
     charged = []
     for event in events:
-        priced = isinstance(privacy_filter, RenyiFilter) or getattr(event, "sampling_rate", 1.0) == 1.0
-        if priced and privacy_filter.admits([event]):
+        try:
+            fits = privacy_filter.admits([event])
+        except UnsupportedEventError:  # a sampled one, for zCDP
+            continue
+        if fits:
             privacy_filter.charge([event])
             charged.append(event)
     return charged
@@ -327,36 +337,37 @@ def charge_what_fits(
 
 @pytest.mark.parametrize("privacy_filter", [RenyiFilter(3.0, 1e-5, 8.0), ZcdpFilter(3.0, 1e-5)])
 def test_a_refusal_charges_nothing_of_what_was_asked_for(privacy_filter: RenyiFilter | ZcdpFilter) -> None:
-    fits = PrivacyLossEvent(40.0, 1.0)
+    fits = poisson_sampled(GaussianEvent(40.0), 1.0)
     privacy_filter.charge([fits])
     before = privacy_filter.to_state()
     with pytest.raises(BudgetExceededError):
-        privacy_filter.charge([fits, ApproximateEvent(3.0, steps=50)])
-    with pytest.raises(ParameterError, match="delta of an event"):
+        privacy_filter.charge([fits, SelfComposedEvent(ApproximateEvent(3.0), 50)])
+    with pytest.raises(ParameterError, match="delta of an ApproximateEvent"):
         privacy_filter.charge([fits, ApproximateEvent(0.1, 1e-9)])
-    assert not privacy_filter.admits([fits, ApproximateEvent(3.0, steps=50)])
+    assert not privacy_filter.admits([fits, SelfComposedEvent(ApproximateEvent(3.0), 50)])
     privacy_filter.charge([])
     assert privacy_filter.to_state() == before
 
 
 def test_zcdp_refuses_sampling_as_it_gains_nothing_there() -> None:
     privacy_filter = ZcdpFilter(3.0, 1e-5)
-    with pytest.raises(ParameterError, match=r"sampling rate is 0\.1; expected 1"):
-        privacy_filter.charge([PrivacyLossEvent(40.0, 1.0), PrivacyLossEvent(40.0, 0.1)])
+    with pytest.raises(ParameterError, match=r"sampling rate of a GaussianEvent is 0\.1; expected 1"):
+        privacy_filter.charge([GaussianEvent(40.0), poisson_sampled(GaussianEvent(40.0), 0.1)])
     assert privacy_filter.spent == 0
 
 
 def test_nothing_is_free_however_small() -> None:
     for privacy_filter in (RenyiFilter(3.0, 1e-5, 8.0), ZcdpFilter(3.0, 1e-5)):
-        for event in (ApproximateEvent(1e-200), PrivacyLossEvent(1e12, 1.0)):
+        for event in (ApproximateEvent(1e-200), poisson_sampled(GaussianEvent(1e12), 1.0)):
             before = privacy_filter.spent
             privacy_filter.charge([event])
             assert privacy_filter.spent > before
-    assert (renyi_divergences([PrivacyLossEvent(1e12, 1e-300), ApproximateEvent(1e-200)]) > 0).all()
+    tiny = [poisson_sampled(GaussianEvent(1e12), 1e-300), ApproximateEvent(1e-200)]
+    assert (divergences_of(tiny) > 0).all()
 
 
 def test_order_of_charges_makes_no_difference() -> None:
-    events = [PrivacyLossEvent(10.0 + i, 0.3, i + 1) for i in range(20)]
+    events = [poisson_sampled(GaussianEvent(10.0 + i), 0.3, i + 1) for i in range(20)]
     forwards, backwards, together = (RenyiFilter(30.0, 1e-5, 3.7) for _ in range(3))
     for event in events:
         forwards.charge([event])
@@ -370,15 +381,15 @@ def test_order_of_charges_makes_no_difference() -> None:
 
 def test_the_best_order_fits_the_typical_charge_most_often() -> None:
     for epsilon, events in (
-        (2.0, [PrivacyLossEvent(20.0, 0.1)]),
-        (8.0, [PrivacyLossEvent(0.9, 0.01), ApproximateEvent(0.1)]),
-        (0.2, [ApproximateEvent(0.01, steps=3)]),
+        (2.0, [poisson_sampled(GaussianEvent(20.0), 0.1)]),
+        (8.0, [poisson_sampled(GaussianEvent(0.9), 0.01), ApproximateEvent(0.1)]),
+        (0.2, [SelfComposedEvent(ApproximateEvent(0.01), 3)]),
     ):
         best = best_order(epsilon, 1e-5, events)
         fits = {}
         for order in ORDERS:
             conversion = np.log1p(-1 / order) - (math.log(1e-5) + math.log(order)) / (order - 1)
-            fits[order] = (epsilon - conversion) / renyi_divergences(events, [order]).sum()
+            fits[order] = (epsilon - conversion) / divergences_of(events, [order]).sum()
         assert fits[best] == pytest.approx(max(fits.values()), rel=1e-9)
 
 
@@ -397,9 +408,9 @@ def test_the_best_order_fits_the_typical_charge_most_often() -> None:
         (lambda: best_order(0.0, 1e-5, [ApproximateEvent(1.0)]), "epsilon"),
         (lambda: best_order(1.0, -1e-5, [ApproximateEvent(1.0)]), "delta"),
         (lambda: best_order(1.0, 1e-5, []), "events are none"),
-        (lambda: best_order(1.0, 1e-5, [ApproximateEvent(1.0, 1e-6)]), "delta of an event"),
-        (lambda: renyi_divergences([ApproximateEvent(1.0)], [1.0]), "order"),
-        (lambda: renyi_divergences([ApproximateEvent(1.0)], [math.nan]), "order"),
+        (lambda: best_order(1.0, 1e-5, [ApproximateEvent(1.0, 1e-6)]), "delta of an ApproximateEvent"),
+        (lambda: divergences_of([ApproximateEvent(1.0)], [1.0]), "order"),
+        (lambda: divergences_of([ApproximateEvent(1.0)], [math.nan]), "order"),
     ],
 )
 def test_bad_values_are_named(call: Callable[[], object], message: str) -> None:

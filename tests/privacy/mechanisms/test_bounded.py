@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpagent.errors import ParameterError, PlanError
+from dpagent.privacy.accounting.composition import composed
 from dpagent.privacy.events import ApproximateEvent
 from dpagent.privacy.mechanisms.bounded import BoundedBudget, BoundedCap
 from dpagent.privacy.schedules import Schedule
@@ -44,9 +45,7 @@ def test_a_job_in_which_no_cap_acts_keeps_its_schedule(schedule: Schedule, steps
         done = state.next_round(math.inf, clip_norm=1.0, dimension=650)
         assert not done.capped
         assert done.planned_epsilon == pytest.approx(expected, rel=1e-9)
-        charge = done.mechanism.event
-        assert charge.epsilon * charge.steps == pytest.approx(expected, rel=1e-9)
-        assert charge.steps == steps
+        assert composed(done.mechanism.event).epsilon == pytest.approx(expected, rel=1e-9)
         state = done.after
     assert 3.0 * (1 - 1e-9) < state.spent_epsilon <= 3.0
     assert 0.99e-5 < state.spent_delta <= 1e-5
@@ -60,7 +59,7 @@ def test_a_tight_cap_costs_more_and_the_rest_is_reallocated() -> None:
     first = state.next_round(5.0, clip_norm=1.0, dimension=650)
     assert first.capped
     assert first.mechanism.cap <= 5.0
-    cost = first.mechanism.event.epsilon
+    cost = composed(first.mechanism.event).epsilon
     assert cost > first.planned_epsilon
     # by the published formula, for fine grids: A = λ·ln(1 + (e^ε − 1)/(2δ)), δ = 1e-6/q before sampling
     epsilon = first.mechanism.epsilon
@@ -91,8 +90,8 @@ def test_the_budget_is_never_exceeded_and_the_cap_always_kept(
             continue
         assert done.mechanism.cap <= cap
         state = done.after
-    assert math.fsum(e.epsilon * e.steps for e in state.spent) <= epsilon
-    assert math.fsum(e.delta * e.steps for e in state.spent) <= 1e-5
+    assert math.fsum(composed(event).epsilon for event in state.spent) <= epsilon
+    assert math.fsum(composed(event).delta for event in state.spent) <= 1e-5
 
 
 def test_a_round_that_does_not_fit_is_refused_with_the_cap_that_would() -> None:

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from dpagent.errors import ParameterError
-from dpagent.privacy.events import ApproximateEvent
+from dpagent.privacy.accounting.composition import composed
+from dpagent.privacy.events import ApproximateEvent, poisson_sampled
 from dpagent.privacy.mechanisms.discretised_laplace import DiscretisedLaplace, laplace_reach, noise_scale
 from dpagent.privacy.noise.entropy import NoisePool
 
@@ -28,13 +29,13 @@ def test_the_record_states_the_maths() -> None:
     assert m.sensitivity_units / m.scale_units <= 2.0
     assert m.scale_units == pytest.approx(m.sensitivity_units / 2, rel=1e-15)
     assert m.deviation_units == pytest.approx(m.scale_units * math.sqrt(2))
-    assert m.event == ApproximateEvent(m.event.epsilon, 0.0, 3)
-    assert m.event.epsilon == pytest.approx(math.log1p(0.1 * math.expm1(2.0)))
-    assert m.event.epsilon >= math.log1p(0.1 * math.expm1(2.0))
+    assert m.event == poisson_sampled(ApproximateEvent(m.epsilon), m.sampling_rate, 3)
+    total = composed(m.event).epsilon
+    assert total == pytest.approx(3 * math.log1p(0.1 * math.expm1(2.0)))
+    assert total >= 3 * math.log1p(0.1 * math.expm1(2.0))
     statement = m.statement()
     assert statement.scope == ("record", "add-or-remove-one", "none")
-    assert statement.epsilon >= 3 * m.event.epsilon
-    assert statement.epsilon == pytest.approx(3 * m.event.epsilon, rel=1e-12)
+    assert statement.epsilon == total
     assert 0 < statement.delta < 1e-20  # imperfect noise, and nothing else
     assert DiscretisedLaplace(0.5, 2.0, 0.1, 26_010, resolution=2**20).sensitivity_units == 2**20 + 13_006
 
@@ -98,7 +99,8 @@ def test_an_attack_on_a_sampled_lot_proves_no_more_than_the_amplified_cost() -> 
     record = m.constrain(np.array([[1.0]], dtype=np.float32)).total[0]
     without, present = sampler.sample(draws), record * drawn + sampler.sample(draws)
     thresholds = np.linspace(-1, 2, 16) * m.sensitivity_units
-    assert 0.85 * m.event.epsilon < proven_epsilon(present, without, thresholds) <= m.event.epsilon
+    claimed = composed(m.event).epsilon
+    assert 0.85 * claimed < proven_epsilon(present, without, thresholds) <= claimed
 
 
 def test_an_attack_on_a_vector_gains_nothing_from_its_dimension() -> None:

@@ -17,7 +17,8 @@ from scipy import stats
 from dpagent.errors import ParameterError
 from dpagent.privacy.accounting.gaussian_loss import MIN_SIGMA_STEPS
 from dpagent.privacy.accounting.pld import PldAccountant
-from dpagent.privacy.accounting.rdp import running_epsilon
+from dpagent.privacy.accounting.rdp import RdpAccountant
+from dpagent.privacy.events import GaussianEvent, poisson_sampled
 from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian
 from dpagent.privacy.mechanisms.grid import Grid, Norm, l1_resolution, shrink_to_norm
 from dpagent.privacy.noise.entropy import NoisePool
@@ -168,7 +169,7 @@ def test_the_record_states_the_maths() -> None:
     assert m.granularity == 0.5 / 65_536
     assert m.sigma_units >= 2.0 * m.sensitivity_units
     assert m.sigma_units == pytest.approx(2.0 * m.sensitivity_units, rel=1e-15)
-    assert (m.event.noise_multiplier, m.event.sampling_rate, m.event.steps) == (2.0, 0.1, 3)
+    assert m.event == poisson_sampled(GaussianEvent(2.0), 0.1, 3)
     assert 0 < m.statistical_distance < 1e-28
     assert m.deviation_units == m.sigma_units
     assert m.reach_units == pytest.approx(8 * m.sigma_units * math.sqrt(3))
@@ -181,7 +182,7 @@ def test_the_record_states_the_maths() -> None:
 def test_noise_too_coarse_for_the_tight_price_is_priced_by_renyi_divergence() -> None:
     m = replace(mechanism(10), resolution=64)
     assert m.sigma_units < MIN_SIGMA_STEPS
-    assert m.statement(1e-5).epsilon == running_epsilon([m.event], 1e-5)[0]
+    assert m.statement(1e-5).epsilon == RdpAccountant().epsilon_after([m.event], 1e-5)
 
 
 def test_a_job_says_what_it_rests_on() -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from dpagent.errors import ParameterError, PlanError
+from dpagent.privacy.accounting.composition import composed
 from dpagent.privacy.mechanisms.discretised_laplace import noise_scale
 from dpagent.privacy.mechanisms.truncated_laplace import (
     TruncatedLaplace,
@@ -91,10 +92,10 @@ def test_three_coordinates_and_a_sampled_lot() -> None:
         assert least_delta(without, present, epsilon) <= m.delta
         mixed = (1 - q) * without + q * present
         for pair in ((without, mixed), (mixed, without)):
-            assert least_delta(*pair, m.event.epsilon) <= m.event.delta
+            assert least_delta(*pair, composed(m.event).epsilon) <= composed(m.event).delta
     without, present = with_and_without(m.scale_units, bound, (sensitivity, 0, 0))
     mixed = (1 - q) * without + q * present
-    assert least_delta(mixed, without, m.event.epsilon) == pytest.approx(q * m.delta, rel=1e-6)
+    assert least_delta(mixed, without, composed(m.event).epsilon) == pytest.approx(q * m.delta, rel=1e-6)
 
 
 @given(
@@ -196,11 +197,12 @@ def test_the_record_states_the_maths() -> None:
     assert (m.name, m.unit, m.norm, m.trust) == ("truncated-laplace", "record", "L1", "none")
     assert m.cap == m.support_units * m.granularity
     assert m.cap == pytest.approx(0.5 / 0.5 * math.log(1 + math.expm1(0.5) / 2e-3), rel=2e-3)
-    assert m.event.epsilon == pytest.approx(math.log1p(0.1 * math.expm1(0.5)))
-    assert m.event.delta == pytest.approx(0.1 * m.delta)
+    total = composed(m.event)
+    assert total.epsilon == pytest.approx(2 * math.log1p(0.1 * math.expm1(0.5)))
+    assert total.delta == pytest.approx(2 * 0.1 * m.delta)
     statement = m.statement()
-    assert statement.epsilon >= 2 * m.event.epsilon
-    assert 2 * m.event.delta <= statement.delta < 2 * m.event.delta * (1 + 1e-9)
+    assert statement.epsilon == total.epsilon
+    assert total.delta <= statement.delta < total.delta * (1 + 1e-9)
     assert m.reach_units == 2 * m.support_units
     assert 0 < m.statistical_distance < 1e-20
     assert m.deviation_units <= m.scale_units * math.sqrt(2)

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from dpagent.errors import require_count
 from dpagent.learning.data.dataset import to_float32
+from dpagent.learning.data.inputs import Input
 from dpagent.learning.inference.prediction.exported_model import ExportedModel
-from dpagent.learning.inference.prediction.inputs import Input
 
 _NOT_FINITE = "it holds NaN or infinity (or a missing value), so the model has no answer."
 

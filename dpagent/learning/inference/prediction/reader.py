@@ -1,13 +1,13 @@
 """Reads the inputs of a model one by one: from data as they are trained on, and from such without labels.
 
-Pictures, and rows of tables without a label column, are read here as they come. Whatever else has labels is
-opened as a data set for training is. In every case only what is asked for is in memory.
+The format decides: it reads inputs without labels as they come, or leaves records with labels to be opened as
+a dataset for training is. In every case only what is asked for is in memory.
 """
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +16,12 @@ from numpy.typing import NDArray
 
 from dpagent.errors import ConfigurationError, DataError
 from dpagent.learning.data.dataset import Dataset
-from dpagent.learning.data.opening import open_dataset, recognise
-from dpagent.learning.data.picture_files import entries_of, is_picture
-from dpagent.learning.data.settings import DatasetSettings
-from dpagent.learning.data.stored import reading, require_readable
-from dpagent.learning.data.tables import is_table
+from dpagent.learning.data.inputs import Input, Say, Target
+from dpagent.learning.data.opening import open_dataset, recognise_inputs, section_of, source_of
+from dpagent.learning.data.registry import FORMATS
+from dpagent.learning.data.settings import AUTO, DatasetSettings
+from dpagent.learning.data.stored import require_readable
 from dpagent.learning.inference.prediction.exported_model import ExportedModel
-from dpagent.learning.inference.prediction.inputs import Input, Say
-from dpagent.learning.inference.prediction.pictures import PictureReader, picture_form
-from dpagent.learning.inference.prediction.unlabelled_tables import has_labels, unlabelled_rows
 
 
 class InputReader:
@@ -63,55 +60,40 @@ class InputReader:
 
         Raises:
             DataError: nothing can be read there, or it does not fit the model.
-            ConfigurationError: a setting does not go with it, or what reads it is not installed.
+            ConfigurationError: a setting does not go with it, or a package that reads it is missing.
         """
         require_readable(path)
-        kind = self._kind(path)
-        if kind == "images":
-            yield from self._pictures(path)
-            return
+        kind = recognise_inputs(path) if self._settings.kind == AUTO else self._settings.kind
         settings = self._settings.model_copy(
             update={"path": path, "classes": list(self.class_names) or None, "kind": kind}
         )
-        if kind == "csv" and not has_labels(path, settings.csv):
-            yield from self._rows(path, settings)
+        known, model = FORMATS[kind], self._model
+        target = Target(model.name, model.input_shape, model.classes, self.class_names)
+        unlabelled = known.unlabelled(source_of(settings), section_of(settings, known), target, self._say)
+        if unlabelled is not None:
+            yield from self._shaped(path, unlabelled)
             return
         dataset = open_dataset(settings)
+        for sentence in dataset.origin.left_out:
+            self._say(f"{path}: left out: {sentence}")
         for warning in dataset.origin.warnings:
-            # Who only asks what a model says need not know how records are best kept for training.
+            # How records are best kept for training is of no concern to somebody who asks for predictions.
             if dataset.class_names and not self.class_names and "sorted order" in warning:
                 self._say(f"{path}: {warning}")
         self._require_fit(path, dataset)
         yield from _records(path, dataset)
 
-    def _kind(self, path: Path) -> str:
-        if self._settings.kind != "auto":
-            return self._settings.kind
-        if path.is_file() and is_picture(path.name):
-            return "images"
-        if path.is_dir():
-            with reading(path):
-                names = [entry.name for entry in entries_of(path)]
-            # A folder of pictures without classes is none that could be trained on.
-            if any(map(is_picture, names)) and not any(map(is_table, names)):
-                return "images"
-        return recognise(path)
-
-    def _pictures(self, path: Path) -> Iterator[Input]:
-        pictures = self._settings.images
-        form, shape = picture_form(self._model, pictures.size, pictures.mode)
-        reader = PictureReader(form, shape, self.class_names, self._model.classes, self._say)
-        if path.is_file() and not zipfile.is_zipfile(path) and path.suffix.lower() != ".zip":
-            yield reader.read_file(path)
-        else:
-            yield from reader.read_many(path, self._settings.half)
-
-    def _rows(self, path: Path, settings: DatasetSettings) -> Iterator[Input]:
-        shape = tuple(settings.shape or ()) or None
-        for number, (source, values) in enumerate(unlabelled_rows(path, settings.csv)):
-            if number == 0:
-                self._require_shape(path, shape or values.shape, values.size)
-            yield Input(source, number, values.reshape(self._model.input_shape))
+    def _shaped(self, path: Path, inputs: Iterator[Input]) -> Iterator[Input]:
+        """The same, in the shape that the model takes."""
+        is_first = True
+        for one in inputs:
+            if one.values is None:
+                yield one
+                continue
+            if is_first:
+                self._require_shape(path, tuple(self._settings.shape or one.values.shape), one.values.size)
+                is_first = False
+            yield replace(one, values=one.values.reshape(self._model.input_shape))
 
     def _require_fit(self, path: Path, dataset: Dataset) -> None:
         self._require_shape(path, dataset.shape, int(np.prod(dataset.shape)))

@@ -1,0 +1,66 @@
+"""Optional dependencies: which extra brings a package that is missing, and how to install it from here.
+
+No index has this project yet, so "pip install dpagent[...]" would be wrong advice: what pip wrote down about
+the installation says where the program came from (PEP 610, ``direct_url.json``).
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, distribution
+from typing import Final, Literal
+from urllib.parse import unquote, urlsplit
+
+from dpagent.errors import ConfigurationError
+
+Extra = Literal["coordinator", "images", "demo"]
+
+_OWN: Final = frozenset({"dpagent", "agent", "coordinator", "simulation", "cli", "firmware_profiles"})
+
+
+@contextmanager
+def extra_needed(extra: Extra, purpose: str) -> Iterator[None]:
+    """Turn a missing package into a sentence that names the extra and how to install it.
+
+    Args:
+        extra: that brings what is imported inside.
+        purpose: of it, as the beginning of a sentence ("The coordinator").
+
+    Raises:
+        ConfigurationError: a package of somebody else's is missing.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package in _OWN:
+            raise
+        raise ConfigurationError(
+            f"{purpose} needs the Python package {package!r}, which is not installed. Install the extra "
+            f"{extra!r}: {install_command(extra)}"
+        ) from error
+
+
+def install_command(extra: Extra) -> str:
+    """What to type to add an extra to this installation."""
+    return f"{shlex.quote(sys.executable)} -m pip install {_requirement(extra)}"
+
+
+def _requirement(extra: Extra) -> str:
+    """The program with an extra, from where it came."""
+    try:
+        found = json.loads(distribution("dpagent").read_text("direct_url.json") or "{}")
+        url, is_editable = str(found.get("url", "")), bool(found.get("dir_info", {}).get("editable"))
+    except (PackageNotFoundError, ValueError, AttributeError):
+        return f"'.[{extra}]'  (in a checkout of dpagent)"
+    if url.startswith("file:") and "dir_info" in found:
+        source = shlex.quote(f"{unquote(urlsplit(url).path)}[{extra}]")
+        return f"--editable {source}" if is_editable else source
+    if url:
+        vcs = found.get("vcs_info", {}).get("vcs")
+        return shlex.quote(f"dpagent[{extra}] @ {f'{vcs}+' if vcs else ''}{url}")
+    return f"'.[{extra}]'  (in a checkout of dpagent)"

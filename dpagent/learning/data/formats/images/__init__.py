@@ -1,0 +1,1 @@
+"""Pictures by class, in folders or in a zip archive."""

@@ -1,0 +1,306 @@
+"""Which pictures there are: in a folder with a folder for each class, or in a zip archive of that form.
+
+The class of a picture is the name of the first folder it lies in; what lies deeper belongs to the same class.
+Where the folders are called ``train`` and ``test`` and hold folders themselves, one of the two is taken.
+Hidden files, and files that are no pictures by their names, are passed over.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+import zipfile
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Final, Protocol
+
+from dpagent.errors import DataError
+from dpagent.learning.data.archive import MAX_MEMBER_BYTES, ZipMembers, obstacle, open_zip
+from dpagent.learning.data.format import Half
+from dpagent.learning.data.formats.images.decoding import SUFFIXES
+from dpagent.learning.data.location import entries_of
+from dpagent.learning.data.stored import reading
+from dpagent.wording import counted
+
+GRACE_S: Final = 2.0
+"""A file that was written to within this may still be growing."""
+
+IN_NO_FOLDER: Final = "a picture that lies in no class folder"
+
+_HALVES: Final[dict[Half, tuple[str, ...]]] = {
+    "train": ("train", "training"),
+    "test": ("test", "val", "valid", "validation"),
+}
+_Member = tuple[tuple[str, ...], zipfile.ZipInfo]
+"""The parts of a member's name, and what the archive says of it."""
+
+_DEPTH: Final = 3
+_MOST_LOOKED_AT: Final = 20_000
+
+
+@dataclass(slots=True)
+class Listing:
+    """What a look at a folder or archive found.
+
+    Attributes:
+        names: relative paths of the pictures, in order.
+        labels: the class folder of each.
+        ages_s: seconds since each was written to.
+        classes: all class folders, those without pictures too.
+        passed_over: how many files were not looked at, by reason.
+        problems: a sentence for each picture that cannot be read, by its name.
+        watched: time of the last change, in nanoseconds, of each directory that was looked into.
+        listed_at_ns: when the look began.
+    """
+
+    names: list[str] = field(default_factory=list)
+    labels: list[str] = field(default_factory=list)
+    ages_s: list[float] = field(default_factory=list)
+    classes: set[str] = field(default_factory=set)
+    passed_over: Counter[str] = field(default_factory=Counter)
+    problems: dict[str, str] = field(default_factory=dict)
+    watched: dict[str, int] = field(default_factory=dict)
+    listed_at_ns: int = field(default_factory=time.time_ns)
+
+    def sentences(self) -> tuple[str, ...]:
+        """What was left out."""
+        over = [f"{counted(count, 'file')}: {reason}" for reason, count in sorted(self.passed_over.items())]
+        return (*over, *(f"{printable(name)}: {text}" for name, text in self.problems.items()))
+
+
+class PictureFiles(Protocol):
+    """Where the bytes of pictures come from."""
+
+    def read(self, number: int) -> bytes:
+        """The bytes of a picture. Raises :class:`DataError` without the picture's name."""
+        ...
+
+    def keep(self, numbers: Sequence[int]) -> PictureFiles:
+        """Only these pictures, in this order."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class FolderFiles:
+    """Pictures as files, by their paths relative to ``root``."""
+
+    root: Path
+    names: Sequence[str]
+
+    def read(self, number: int) -> bytes:
+        """As of :class:`PictureFiles`."""
+        path = self.root / self.names[number]
+        try:
+            # Without waiting, should there be a pipe by now.
+            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            with os.fdopen(descriptor, "rb") as stream:
+                if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                    raise DataError("it is no regular file any more.")
+                data = stream.read(MAX_MEMBER_BYTES + 1)
+        except FileNotFoundError as error:
+            raise DataError("it has vanished since the folder was read.") from error
+        except OSError as error:
+            raise DataError(f"it cannot be read: {error.strerror or error}.") from error
+        if not 0 < len(data) <= MAX_MEMBER_BYTES:
+            raise DataError(f"it has {len(data):,} bytes; expected 1 to {MAX_MEMBER_BYTES:,}.")
+        return data
+
+    def keep(self, numbers: Sequence[int]) -> FolderFiles:
+        """As of :class:`PictureFiles`."""
+        return FolderFiles(self.root, [self.names[number] for number in numbers])
+
+    def ends(self, number: int) -> tuple[bytes, bytes]:
+        """The first and the last bytes of a picture; nothing where it cannot be read."""
+        try:
+            with (self.root / self.names[number]).open("rb") as stream:
+                begin = stream.read(16)
+                stream.seek(max(0, os.fstat(stream.fileno()).st_size - 16))
+                return begin, stream.read(16)
+        except OSError:
+            return b"", b""
+
+
+def list_folder(root: Path) -> Listing:
+    """Look through a folder of class folders.
+
+    Links to files and to class folders are followed, links deeper down are not: they could lead round.
+
+    Raises:
+        DataError: the folder cannot be read.
+    """
+    found, now = Listing(), time.time()
+    with reading(root):
+        found.watched[""] = root.stat().st_mtime_ns
+        for entry in entries_of(root):
+            if _is_hidden(entry.name):
+                continue
+            if entry.is_dir():
+                found.classes.add(entry.name)
+                _walk(found, entry.path, entry.name, entry.name, now)
+            elif is_picture(entry.name):
+                found.passed_over[IN_NO_FOLDER] += 1
+            else:
+                found.passed_over["no picture by its name"] += 1
+    return found
+
+
+def choose_half(root: Path, half: Half) -> Path:
+    """``root``, or the folder of that half in it if it has halves.
+
+    Raises:
+        DataError: it has the other half only.
+    """
+    with reading(root):
+        folders = [entry.name for entry in entries_of(root) if entry.is_dir() and _has_folders(entry.path)]
+    name = _half_of(folders, half, str(root))
+    return root if name is None else root / name
+
+
+def has_halves(path: Path) -> bool:
+    """Whether a folder or archive of pictures comes as a training and a test half."""
+    if path.is_dir():
+        return choose_half(path, "train") != path
+    members = _visible(open_zip(path)[1])
+    try:
+        train, test = (list(_below(members, half, str(path))) for half in _HALVES)
+    except DataError:
+        return False  # There is one of them only.
+    return train != test
+
+
+def holds_pictures(root: Path) -> bool:
+    """Whether a folder below ``root`` holds a picture, after a look at no more than some thousand files."""
+    with reading(root):
+        level = [entry.path for entry in entries_of(root) if entry.is_dir()]
+    looked_at = 0
+    for _ in range(_DEPTH):
+        below: list[str] = []
+        for folder in level:
+            try:
+                for entry in entries_of(folder):
+                    looked_at += 1
+                    if looked_at > _MOST_LOOKED_AT:
+                        return False
+                    if entry.is_dir(follow_symlinks=False):
+                        below.append(entry.path)
+                    elif is_picture(entry.name):
+                        return True
+            except OSError:
+                continue  # One that may not be read holds nothing for us.
+        level = below
+    return False
+
+
+def list_zip(path: Path, half: Half) -> tuple[Listing, ZipMembers]:
+    """Look through an archive of class folders.
+
+    Raises:
+        DataError: it is not a zip archive, or has the other half only.
+    """
+    file, listed = open_zip(path)
+    members = list(_below(_visible(listed), half, str(path)))
+    found, chosen = Listing(), []
+    for parts, info in sorted(members, key=lambda member: member[0]):
+        name = "/".join(parts)
+        if info.is_dir() or len(parts) > 1:
+            found.classes.add(parts[0])
+        if info.is_dir():
+            continue
+        if not is_picture(parts[-1]):
+            found.passed_over["no picture by its name"] += 1
+        elif len(parts) == 1:
+            found.passed_over[IN_NO_FOLDER] += 1
+        elif (reason := obstacle(info)) is not None:
+            found.problems[name] = f"{reason}."
+        else:
+            found.names.append(name)
+            found.labels.append(parts[0])
+            found.ages_s.append(GRACE_S)
+            chosen.append(info)
+    return found, ZipMembers(file, chosen)
+
+
+def is_picture(name: str) -> bool:
+    """Whether a file is a picture by its name."""
+    return PurePosixPath(name).suffix.lower() in SUFFIXES
+
+
+def printable(name: str) -> str:
+    """A file's name as a terminal may show it."""
+    return "".join(letter if letter.isprintable() else "�" for letter in name)
+
+
+def _walk(found: Listing, path: str, relative: str, label: str, now: float) -> None:
+    with reading(Path(path)):
+        found.watched[relative] = Path(path).stat().st_mtime_ns
+        entries = entries_of(path)
+    for entry in entries:
+        name = f"{relative}/{entry.name}"
+        if _is_hidden(entry.name):
+            continue
+        if entry.is_dir(follow_symlinks=False):
+            _walk(found, entry.path, name, label, now)
+        elif not is_picture(entry.name):
+            found.passed_over["no picture by its name"] += 1
+        else:
+            try:
+                known = entry.stat()
+            except OSError as error:
+                found.problems[name] = f"it cannot be read: {error.strerror or error}."
+                continue
+            if not stat.S_ISREG(known.st_mode):
+                found.problems[name] = "it is no regular file."
+                continue
+            found.names.append(name)
+            found.labels.append(label)
+            found.ages_s.append(now - known.st_mtime)
+
+
+def _visible(listed: Iterable[zipfile.ZipInfo]) -> list[_Member]:
+    members = [(PurePosixPath(info.filename).parts, info) for info in listed]
+    return [(parts, info) for parts, info in members if parts and not any(map(_is_hidden, parts))]
+
+
+def _below(members: list[_Member], half: Half, where: str) -> Iterator[_Member]:
+    """The members below the folder that holds the class folders."""
+    while True:
+        tops = {parts[0] for parts, _ in members}
+        # Folders that hold folders, and no picture themselves.
+        outer = {parts[0] for parts, info in members if len(parts) > 2 or (len(parts) == 2 and info.is_dir())}
+        outer -= {parts[0] for parts, info in members if len(parts) == 2 and is_picture(parts[1])}
+        name = _half_of(outer, half, where)
+        if name is None and len(tops) == 1 and tops == outer:
+            (name,) = tops
+        if name is None:
+            return iter(members)
+        members = [(parts[1:], info) for parts, info in members if parts[0] == name and len(parts) > 1]
+
+
+def _half_of(folders: Iterable[str], half: Half, where: str) -> str | None:
+    names = {name.lower(): name for name in folders}
+    for choice in _HALVES[half]:
+        if choice in names:
+            return names[choice]
+    for others in _HALVES.values():
+        if found := [names[other] for other in others if other in names]:
+            raise DataError(
+                f"{where} has the folder {found[0]!r}, and none called {' or '.join(_HALVES[half])}; expected"
+                " both halves, or class folders only. Give the path of the half itself."
+            )
+    return None
+
+
+def _has_folders(path: str) -> bool:
+    """Whether a folder holds folders, and no picture of its own."""
+    try:
+        kinds = [(entry.is_dir(), is_picture(entry.name)) for entry in entries_of(path)]
+    except OSError:
+        return False
+    return any(folder for folder, _ in kinds) and not any(picture for folder, picture in kinds if not folder)
+
+
+def _is_hidden(name: str) -> bool:
+    return name.startswith(".") or name in ("__MACOSX", "Thumbs.db", "desktop.ini", "@eaDir")

@@ -1,0 +1,159 @@
+"""Pictures for a model: a file, a folder or a zip archive of them, with or without classes.
+
+Every picture is made to fit what the model takes, as it was for training
+(:class:`~dpagent.learning.data.formats.images.decoding.PictureForm`). The class of a picture is the first
+folder it lies in, if that is a class of the model; a folder of any other name says nothing.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+from dpagent.errors import ConfigurationError, DataError
+from dpagent.learning.data.archive import ZipMembers, obstacle, open_zip
+from dpagent.learning.data.format import Half
+from dpagent.learning.data.formats.images.decoding import Mode, PictureForm, read_form, require_pillow
+from dpagent.learning.data.formats.images.files import (
+    IN_NO_FOLDER,
+    FolderFiles,
+    Listing,
+    PictureFiles,
+    choose_half,
+    is_picture,
+    list_folder,
+    list_zip,
+)
+from dpagent.learning.data.inputs import Input, Say, Target
+from dpagent.learning.data.location import entries_of
+from dpagent.learning.data.stored import reading
+from dpagent.wording import counted
+
+_MOST_NAMES: Final = 8
+
+
+def picture_form(target: Target, size: tuple[int, int] | None, mode: Mode | None) -> PictureForm:
+    """How pictures are made to fit a model.
+
+    Args:
+        target: the model.
+        size: width and height, of the settings or else of the model.
+        mode: grey or rgb, of the settings or else of the model.
+
+    Raises:
+        ConfigurationError: the model takes no pictures of that form.
+    """
+    if size is None or mode is None:
+        raise ConfigurationError(
+            f"Model {target.model!r} takes inputs of shape {target.shape}, which is no picture (height,"
+            " width, 1 or 3); set the `size` and `mode` of the pictures, or give other data."
+        )
+    values = size[0] * size[1] * (1 if mode == "grey" else 3)
+    if values != math.prod(target.shape):
+        raise ConfigurationError(
+            f"Pictures of {size[0]} × {size[1]}, {mode}, have {values:,} values; model {target.model!r} takes"
+            f" {math.prod(target.shape):,}, of shape {target.shape}. Leave `size` and `mode` out, or correct"
+            " them."
+        )
+    return PictureForm(size, mode)
+
+
+class PictureReader:
+    """Reads pictures for one model.
+
+    Args:
+        form: of every picture, with as many values as the model's inputs.
+        target: the model.
+        say: is told what is passed over, or assumed.
+
+    Raises:
+        ConfigurationError: Pillow is not installed.
+    """
+
+    def __init__(self, form: PictureForm, target: Target, say: Say) -> None:
+        require_pillow()
+        self._form, self._target, self._say = form, target, say
+        self._numbers = {name: number for number, name in enumerate(target.class_names)}
+
+    def read_file(self, path: Path) -> Input:
+        """The picture in one file."""
+        return self._picture(str(path), FolderFiles(path.parent, [path.name]), 0, None)
+
+    def read_many(self, path: Path, half: Half) -> Iterator[Input]:
+        """The pictures of a folder or a zip archive, last those that lie in no folder.
+
+        Raises:
+            DataError: there is none, or only the other half.
+        """
+        if path.is_dir():
+            root = choose_half(path, half)
+            found = list_folder(root)
+            with reading(root):
+                loose = [entry.name for entry in entries_of(root) if _is_loose(entry.name)]
+            loose_files: PictureFiles = FolderFiles(root, loose)
+            files: PictureFiles = FolderFiles(root, found.names)
+        else:
+            root = path
+            found, files = list_zip(path, half)
+            loose, loose_files = _loose_members(path)
+        found.passed_over.pop(IN_NO_FOLDER, None)
+        if not (loose or found.names or found.problems):
+            raise DataError(f"{path} holds no pictures (PNG, JPEG, …). Check the path.")
+        for reason, count in sorted(found.passed_over.items()):
+            self._say(f"{path}: {counted(count, 'file')} passed over: {reason}.")
+        labels = self._labels(path, found)
+        for number, name in enumerate(found.names):
+            yield self._picture(f"{root}/{name}", files, number, labels.get(found.labels[number]))
+        for number, name in enumerate(loose):
+            yield self._picture(f"{root}/{name}", loose_files, number, None)
+        for name, problem in found.problems.items():
+            yield Input(f"{root}/{name}", problem=problem)
+
+    def _labels(self, path: Path, found: Listing) -> dict[str, int]:
+        """The class of each folder that is one."""
+        folders = sorted(set(found.labels))
+        if self._numbers:
+            known = {name: self._numbers[name] for name in folders if name in self._numbers}
+        elif all(name.isascii() and name.isdigit() and len(name) < 9 for name in folders):
+            known = {name: int(name) for name in folders if int(name) < self._target.classes}
+        else:
+            known = {}
+            if folders:
+                self._say(
+                    f"{path}: the model does not name its classes, so what the folders are called is not"
+                    " compared. List all classes in the fleet's order to compare it."
+                )
+            return known
+        if unknown := [name for name in folders if name not in known]:
+            shown = ", ".join(unknown[:_MOST_NAMES]) + (", …" if len(unknown) > _MOST_NAMES else "")
+            self._say(f"{path}: no class of the model, so taken for unlabelled: {shown}.")
+        return known
+
+    def _picture(self, name: str, files: PictureFiles, number: int, label: int | None) -> Input:
+        try:
+            data = files.read(number)
+            size, _ = read_form(io.BytesIO(data))
+            values = self._form.decode(data).reshape(self._target.shape)
+        except DataError as error:
+            return Input(name, label=label, problem=str(error))
+        return Input(name, None, values, label, scaled_from=None if size == self._form.size else size)
+
+
+def _is_loose(name: str) -> bool:
+    return is_picture(name) and not name.startswith(".")
+
+
+def _loose_members(path: Path) -> tuple[list[str], ZipMembers]:
+    """The pictures of an archive that lie in no folder."""
+    file, listed = open_zip(path)
+    chosen = [
+        info
+        for info in listed
+        if len(PurePosixPath(info.filename).parts) == 1
+        and _is_loose(info.filename)
+        and obstacle(info) is None
+    ]
+    return [info.filename for info in chosen], ZipMembers(file, chosen)

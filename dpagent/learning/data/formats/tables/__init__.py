@@ -1,0 +1,1 @@
+"""Tables: CSV files, a row a record or windows over a time series."""

@@ -1,0 +1,147 @@
+"""The columns of a CSV file: where its first row says that each is, and what their cells mean."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+from dpagent.errors import DataError
+from dpagent.learning.data.formats.tables.settings import CsvSettings
+
+MISSING: Final = ("", "nan", "na", "n/a", "null", "none", "?")
+"""Cells, in small letters, that stand for no value: the record has a NaN and does not count."""
+
+_DECIMAL_COMMA: Final = re.compile(r"\s*[+-]?\d*,\d+(?:[eE][+-]?\d+)?\s*")
+
+
+class UnfitError(DataError):
+    """The reason why one row does not fit, without its place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Where a file has what.
+
+    Attributes:
+        width: cells in a row.
+        label, group: places; None: there is none.
+        features: names and places of the inputs.
+        unnamed: places of columns without a name, which are no inputs.
+        decimal: the mark before the fraction of a number.
+    """
+
+    width: int
+    label: int | None
+    group: int | None
+    features: tuple[tuple[str, int], ...]
+    unnamed: tuple[int, ...] = ()
+    decimal: Literal[".", ","] = "."
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the inputs."""
+        return tuple(name for name, _ in self.features)
+
+    def values(self, cells: Sequence[str]) -> list[float]:
+        """The inputs of a row, NaN for what is missing.
+
+        Raises:
+            UnfitError: a cell is no number.
+        """
+        numbers = []
+        for name, place in self.features:
+            cell = cells[place]
+            try:
+                numbers.append(float(cell) if self.decimal == "." else _of_comma(cell))
+            except ValueError:
+                if cell.strip().lower() not in MISSING:
+                    raise UnfitError(self._no_number(name, cell)) from None
+                numbers.append(math.nan)
+        return numbers
+
+    def group_of(self, cells: Sequence[str]) -> str | None:
+        """The group of a row; None where the row has too few or too many cells to tell."""
+        if self.group is None:
+            return ""
+        return cells[self.group].strip() if len(cells) == self.width else None
+
+    def _no_number(self, name: str, cell: str) -> str:
+        advice = "Name the columns of numbers in `features`"
+        if self.label is None:
+            advice += ", or that of the labels in `label`"
+        if self.decimal == "." and _DECIMAL_COMMA.fullmatch(cell):
+            advice = "Is that a decimal comma? Set `decimal: ','`"
+        number = "number" if self.decimal == "." else "number with a decimal comma"
+        return (
+            f"the column {name!r} holds {cell[:60]!r}; expected a {number}, or nothing where it is missing."
+            f" {advice}."
+        )
+
+
+def columns_of(
+    first: Sequence[str] | None, path: Path, form: CsvSettings, *, labelled: bool = True
+) -> Columns:
+    """Where the columns are, by the first row.
+
+    Args:
+        first: its cells; None: the file has no rows.
+        path: of the file.
+        form: how rows become records.
+        labelled: whether there is to be a column of labels.
+
+    Raises:
+        DataError: a column is missing, or two have one name.
+    """
+    if first is None:
+        raise DataError(f"{path} has no rows; expected a header and records. Copy it again.")
+    names = column_names(first, form)
+    repeated = [name for name, count in Counter(names).items() if count > 1 and name]
+    if repeated:
+        raise DataError(f"{path}:1: the column {repeated[0]!r} stands twice. Give each column its own name.")
+    places = {name: place for place, name in enumerate(names) if name}
+    roles = form.roles(labelled=labelled)
+    for role, name in roles:
+        if name not in places:
+            raise DataError(
+                f"{path} has no column {name!r}; found: {', '.join(places)[:400]}. Set `{role}` to one of"
+                f" them.{_other_delimiter(names)}"
+            )
+    no_inputs = {form.first_column, *(name for role, name in roles if role != "features")}
+    features = form.features or [name for name in places if name not in no_inputs]
+    if not features:
+        raise DataError(f"{path} has no column but that of the label; expected columns of numbers.")
+    return Columns(
+        len(names),
+        places[form.label] if labelled else None,
+        None if form.group is None else places[form.group],
+        tuple((name, places[name]) for name in features),
+        tuple(place for place, name in enumerate(names) if not name),
+        form.decimal,
+    )
+
+
+def column_names(first: Sequence[str], form: CsvSettings) -> list[str]:
+    """The names of all columns, empty where one has none."""
+    if not form.header:
+        return [str(number) for number in range(1, len(first) + 1)]
+    names = [cell.strip() for cell in first]
+    if form.first_column is None:
+        return names
+    return [form.first_column, *(names if names[0] else names[1:])]
+
+
+def _of_comma(cell: str) -> float:
+    if "." in cell:
+        raise ValueError(cell)  # It may separate thousands: 1.500 is not one and a half.
+    return float(cell.replace(",", "."))
+
+
+def _other_delimiter(names: Sequence[str]) -> str:
+    if len(names) == 1 and (other := next((c for c in ";\t|," if c in names[0]), None)):
+        return f" Set `delimiter` to {other!r}?"
+    return ""

@@ -1,0 +1,159 @@
+"""CSV files as records: one look through a file finds where each record begins and ends.
+
+A record is one row, or ``window`` rows on end. What is kept of it is two offsets and its label, so that a
+file may be larger than memory; its numbers are parsed again when it is asked for.
+
+A row that does not fit is left out alone. It keeps its place in the series: windows after it begin where they
+would have begun, and only those with the row in them are no records.
+"""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpagent.errors import DataError
+from dpagent.learning.data.classes import ClassTable
+from dpagent.learning.data.dataset import MAX_CLASSES
+from dpagent.learning.data.formats.tables.header import Columns
+from dpagent.learning.data.formats.tables.rows import Row, checked_rows, opened_rows
+from dpagent.learning.data.formats.tables.settings import CsvSettings
+from dpagent.learning.data.formats.tables.windows import Windows
+from dpagent.learning.data.stored import RawFile, open_raw, reading
+
+GRACE_S: Final = 2.0
+"""The last line of a file that was written to within this is left for later if it has no end yet."""
+
+Stamp = tuple[int, int, int]
+"""Inode, size and time of change of a file, in nanoseconds."""
+
+_MOST_PROBLEMS: Final = 100
+_UNFIT: Final = -1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TableIndex:
+    """Where the records of one file lie.
+
+    Attributes:
+        path: the file.
+        stamp: its inode, size and time of change when it was read.
+        unpacked: the file without a name, if it was packed.
+        columns: where a row has what.
+        starts, ends: ``(n,)`` int64, bytes.
+        labels: ``(n,)`` int64, positions in ``label_texts``.
+        groups: ``(n,)`` int64, positions in ``group_texts``.
+        rows_unused: how many rows that fit are in no record.
+        problems: a sentence for each row that does not fit, of many for the first.
+    """
+
+    path: Path
+    stamp: Stamp
+    unpacked: RawFile | None
+    columns: Columns
+    starts: NDArray[np.int64]
+    ends: NDArray[np.int64]
+    labels: NDArray[np.int64]
+    label_texts: tuple[str, ...]
+    groups: NDArray[np.int64]
+    group_texts: tuple[str, ...]
+    rows_unused: int
+    problems: tuple[str, ...]
+
+
+def stamp_of(path: Path) -> Stamp:
+    """What tells whether a file has changed."""
+    with reading(path):
+        known = path.stat()
+    return known.st_ino, known.st_size, known.st_mtime_ns
+
+
+def index_table(
+    path: Path, form: CsvSettings, classes: ClassTable | None = None, *, growing: bool = False
+) -> TableIndex:
+    """Look through a file. What a row holds makes it fail for no other row.
+
+    Args:
+        path: CSV in UTF-8, with ``.gz`` if packed.
+        form: how rows become records.
+        classes: the labels that are allowed, or None for any.
+        growing: whether a young last line that has no end is left for later.
+
+    Raises:
+        DataError: the file cannot be read, or its first row does not fit; names file, line and column.
+    """
+    stamp = stamp_of(path)
+    raw = open_raw(path)
+    growing = growing and time.time_ns() - stamp[2] < GRACE_S * 1e9
+    with opened_rows(raw, form, growing=growing) as (lines, columns):
+        builder = _Builder(form, columns)
+        for row in checked_rows(lines, columns, form, classes):
+            builder.add(row)
+            if len(builder.label_codes) > MAX_CLASSES:
+                raise DataError(
+                    f"{path}:{lines.number}: the column {form.label!r} has more than {MAX_CLASSES:,}"
+                    " different labels. Is it the label column?"
+                )
+    if lines.cut:
+        stamp = (stamp[0], stamp[1], 0)  # to be read again
+    return builder.made(path, stamp, raw if path.suffix == ".gz" else None)
+
+
+class _Builder:
+    """Gathers rows to records."""
+
+    def __init__(self, form: CsvSettings, columns: Columns) -> None:
+        self._columns = columns
+        self._windows: Windows[tuple[int, int]] = Windows(form)
+        self._drops = form.mixed == "drop"
+        self._starts, self._ends, self._labels, self._groups = (array("q") for _ in range(4))
+        self.label_codes: dict[str, int] = {}
+        self.group_codes: dict[str, int] = {}
+        self._rows, self._unfit, self._used, self._used_until = 0, 0, 0, 0
+        self._problems: list[str] = []
+
+    def add(self, row: Row) -> None:
+        """Take a row."""
+        code = _UNFIT
+        if row.problem:
+            self._unfit += 1
+            if len(self._problems) < _MOST_PROBLEMS:
+                self._problems.append(row.problem)
+        else:
+            assert self._columns.label is not None
+            code = self.label_codes.setdefault(row.cells[self._columns.label].strip(), len(self.label_codes))
+        window = self._windows.add((row.start, code), self._columns.group_of(row.cells))
+        self._rows += 1
+        if window is None or (label := self._label([code for _, code in window])) is None:
+            return
+        self._starts.append(window[0][0])
+        self._ends.append(row.end)
+        self._labels.append(label)
+        self._groups.append(self.group_codes.setdefault(self._windows.group, len(self.group_codes)))
+        self._used += self._rows - max(self._used_until, self._rows - len(window))
+        self._used_until = self._rows
+
+    def made(self, path: Path, stamp: Stamp, raw: RawFile | None) -> TableIndex:
+        """The index of the rows that were added."""
+        starts, ends, labels, groups = (
+            np.array(values, np.int64) for values in (self._starts, self._ends, self._labels, self._groups)
+        )
+        if (more := self._unfit - len(self._problems)) > 0:
+            self._problems.append(f"{path}: {more:,} more rows do not fit.")
+        return TableIndex(
+            path, stamp, raw, self._columns, starts, ends, labels, tuple(self.label_codes), groups,
+            tuple(self.group_codes), self._rows - self._unfit - self._used, tuple(self._problems),
+        )  # fmt: skip
+
+    def _label(self, codes: list[int]) -> int | None:
+        counts = Counter(codes)  # in the order in which they come
+        if _UNFIT in counts or (len(counts) > 1 and self._drops):
+            return None
+        return counts.most_common(1)[0][0]

@@ -1,0 +1,213 @@
+"""The rows of a CSV file, where each begins and ends, and what does not fit in one.
+
+Quoted line breaks are understood, because the rows are found by the ``csv`` module itself. A quotation mark
+that is never closed, or too late, takes no other row with it: a row over several lines fits only if none of
+its later lines would be a row by itself, and after one that does not fit, reading goes on at the line after
+its first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from dpagent.errors import DataError
+from dpagent.learning.data.classes import ClassTable
+from dpagent.learning.data.formats.tables.header import Columns, UnfitError, columns_of
+from dpagent.learning.data.formats.tables.settings import CsvSettings
+from dpagent.learning.data.stored import RawFile, reading
+
+_LONGEST_LINE: Final = 1 << 20
+_MOST_LINES: Final = 32
+"""Of one row. Were there no bound, marks that are never closed would be looked for to the end, row by row."""
+_BOM: Final = b"\xef\xbb\xbf"
+
+
+class Row(NamedTuple):
+    """A row: where it begins and ends, its cells, and why it does not fit, if it does not."""
+
+    start: int
+    end: int
+    cells: list[str]
+    problem: str
+
+
+@contextlib.contextmanager
+def opened_rows(
+    raw: RawFile, form: CsvSettings, *, labelled: bool = True, growing: bool = False
+) -> Iterator[tuple[Lines, Columns]]:
+    """The lines of a file from its first record on, and the columns that its first row tells of.
+
+    Args:
+        raw: the file, unpacked.
+        form: how rows become records.
+        labelled: whether there is to be a column of labels.
+        growing: whether a last line without an end is left for later.
+
+    Raises:
+        DataError: the first row cannot be read, or lacks a column; names file, line and column.
+    """
+    with opened_lines(raw, growing=growing) as lines:
+        columns = columns_of(first_row(lines, form), raw.path, form, labelled=labelled)
+        if not form.header:
+            lines.go_to(0, 0)
+        yield lines, columns
+
+
+@contextlib.contextmanager
+def opened_lines(raw: RawFile, *, growing: bool = False) -> Iterator[Lines]:
+    """The lines of a file from its beginning on."""
+    with open(raw.descriptor, "rb", closefd=False) as stream:
+        stream.seek(0)
+        yield Lines(raw.path, stream, growing=growing)
+
+
+def first_row(lines: Lines, form: CsvSettings) -> list[str] | None:
+    """The cells of the first row that is not empty, if there is one."""
+    try:
+        return next(filter(None, csv.reader(lines, delimiter=form.delimiter, strict=True)), None)
+    except csv.Error as error:
+        raise DataError(f"{lines.path}:{lines.number}: not valid CSV: {error}.") from error
+    except UnfitError as error:
+        raise DataError(f"{lines.path}:{lines.number}: {error}") from error
+
+
+def checked_rows(
+    lines: Lines, columns: Columns, form: CsvSettings, classes: ClassTable | None
+) -> Iterator[Row]:
+    """Rows that are not empty. Where one does not fit, the next begins one line on."""
+    row_lines = _RowLines(lines)
+    reader = csv.reader(row_lines, delimiter=form.delimiter, strict=True)
+    while True:
+        start, before = lines.place, lines.number
+        row_lines.texts.clear()
+        cells: list[str] = []
+        try:
+            cells = next(reader)
+            if cells:
+                _require_fit(cells, columns, form, classes)
+            if any(_is_row(text, columns, form, classes) for text in row_lines.texts[1:]):
+                raise UnfitError("a quotation mark is open over the end of the line. Close it.")
+        except StopIteration:
+            return
+        except (csv.Error, UnfitError) as error:
+            if lines.number > before + 1:
+                lines.go_to(start, before)
+                lines.skip()
+            reason = f"not valid CSV: {error}." if isinstance(error, csv.Error) else error
+            yield Row(start, lines.place, cells, f"{lines.path}:{before + 1}: {reason}")
+        else:
+            if cells:
+                yield Row(start, lines.place, cells, "")
+
+
+class _RowLines:
+    """The lines of one row, as many as one may have."""
+
+    def __init__(self, lines: Lines) -> None:
+        self._lines = lines
+        self.texts: list[str] = []
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        if len(self.texts) == _MOST_LINES:
+            raise UnfitError(f"a quoted cell has more than {_MOST_LINES} lines. Close the quotation mark.")
+        text = next(self._lines)
+        self.texts.append(text)
+        return text
+
+
+def _is_row(text: str, columns: Columns, form: CsvSettings, classes: ClassTable | None) -> bool:
+    try:
+        cells = next(csv.reader([text], delimiter=form.delimiter, strict=True))
+        _require_fit(cells, columns, form, classes)
+    except (csv.Error, UnfitError):
+        return False
+    return bool(cells)
+
+
+class Lines:
+    """Lines of a file as text, with the place and number of the last one read."""
+
+    def __init__(self, path: Path, stream: io.BufferedReader, *, growing: bool) -> None:
+        self.path, self._stream, self._growing = path, stream, growing
+        self.place, self.number, self.cut = 0, 0, False
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        line = self._next()
+        if not line:
+            raise StopIteration
+        if len(line) > _LONGEST_LINE:
+            raise UnfitError(f"a line has more than {_LONGEST_LINE:,} bytes; expected CSV in lines.")
+        if self.number == 1:
+            line = line.removeprefix(_BOM)
+        try:
+            text = line.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise UnfitError(f"not UTF-8 text ({error.reason}). Save the file as UTF-8.") from error
+        if "\0" in text:
+            raise UnfitError("holds a null character. Expected CSV as text in UTF-8.")
+        return text
+
+    def go_to(self, place: int, number: int) -> None:
+        """Go on at byte ``place``, where the line after line ``number`` begins."""
+        self._stream.seek(place)
+        self.place, self.number = place, number
+
+    def skip(self) -> None:
+        """Go on after the next line, whatever is in it."""
+        self._next()
+
+    def _next(self) -> bytes:
+        """A line, of one that is too long the beginning; nothing at the end."""
+        with reading(self.path):
+            line = end = self._stream.readline(_LONGEST_LINE + 1)
+            size = len(line)
+            while len(end) > _LONGEST_LINE and not end.endswith(b"\n"):
+                end = self._stream.readline(_LONGEST_LINE + 1)
+                size += len(end)
+        self.cut = self._growing and size > 0 and not end.endswith(b"\n")
+        if self.cut:
+            self._stream.seek(self.place)
+            return b""
+        self.place += size
+        self.number += bool(line)
+        return line
+
+
+def _require_fit(cells: list[str], columns: Columns, form: CsvSettings, classes: ClassTable | None) -> None:
+    if len(cells) != columns.width:
+        raise UnfitError(
+            f"the row has {len(cells)} cells; expected {columns.width}, as in the first row."
+            + _advice_on_width(len(cells) - columns.width, form)
+        )
+    columns.values(cells)
+    if columns.label is None:
+        return
+    label = cells[columns.label].strip()
+    if not label or (classes is not None and classes.number(label) is None):
+        expected = "a label" if classes is None else classes.expected()
+        raise UnfitError(
+            f"the label is {label[:60]!r}; expected {expected}. Correct the row, or list the label in"
+            " `classes`."
+        )
+
+
+def _advice_on_width(excess: int, form: CsvSettings) -> str:
+    if excess == 1 and form.header and form.first_column is None:
+        return (
+            " Does the header leave out the name of the first column, as R writes it? Name that column:"
+            " `first_column: id`."
+        )
+    if excess == -1 and form.first_column is not None:
+        return " Does the header name all columns? Then leave `first_column` out."
+    return ""

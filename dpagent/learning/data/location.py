@@ -1,0 +1,68 @@
+"""A look at a path, shared by all formats that may recognise it."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from functools import cached_property
+from pathlib import Path
+
+from dpagent.learning.data.stored import reading, require_readable
+
+
+class Location:
+    """What lies at a path. Each question is answered from disk once.
+
+    Args:
+        path: a file or a folder.
+
+    Raises:
+        DataError: the path is neither, or may not be read; also when a question is asked.
+    """
+
+    def __init__(self, path: Path) -> None:
+        require_readable(path)
+        self.path, self.is_folder = path, path.is_dir()
+
+    @property
+    def name(self) -> str:
+        """The last part of the path, in small letters."""
+        return self.path.name.lower()
+
+    @cached_property
+    def entries(self) -> list[os.DirEntry[str]]:
+        """The entries of the folder by name; none of a file."""
+        if not self.is_folder:
+            return []
+        with reading(self.path):
+            return entries_of(self.path)
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the folder's entries."""
+        return [entry.name for entry in self.entries]
+
+    @cached_property
+    def is_zip(self) -> bool:
+        """Whether it is a file that begins as a zip archive does."""
+        if self.is_folder:
+            return False
+        with reading(self.path), self.path.open("rb") as stream:
+            return stream.read(2) == b"PK"
+
+    @cached_property
+    def members(self) -> list[str]:
+        """The names in the zip archive; none where it is no archive, or a damaged one."""
+        if not self.is_zip:
+            return []
+        try:
+            with reading(self.path), zipfile.ZipFile(self.path) as archive:
+                return archive.namelist()
+        except (zipfile.BadZipFile, NotImplementedError, ValueError):
+            return []
+
+
+def entries_of(folder: str | Path) -> list[os.DirEntry[str]]:
+    """The entries of a folder, by name."""
+    with os.scandir(folder) as found:
+        return sorted(found, key=lambda entry: entry.name)

@@ -1,0 +1,16 @@
+"""Names that somebody writes in YAML, of classes and columns, as text whatever YAML reads them as."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field
+
+
+def _as_text(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError("YAML reads yes, no, on and off as truth values; expected a name: put it in quotes")
+    return str(value) if isinstance(value, int) else value
+
+
+PlainName = Annotated[str, Field(min_length=1), BeforeValidator(_as_text)]

@@ -1,0 +1,109 @@
+"""The worked example of a format: registered by one name, it is known wherever data are read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from examples.jsonl_format import JsonlFormat
+from exported_models import write_model
+
+from dpagent.configuration import load_settings
+from dpagent.errors import ConfigurationError, DataError
+from dpagent.learning.data.checking import examine
+from dpagent.learning.data.opening import open_dataset, recognise
+from dpagent.learning.data.registry import FORMATS
+from dpagent.learning.data.settings import DatasetSettings, with_formats
+from dpagent.learning.inference.prediction.exported_model import ExportedModel
+from dpagent.learning.inference.prediction.reader import InputReader
+
+LINES = """\
+{"inputs": [1, 2], "label": "sit"}
+{"inputs": [1, 2, 3], "label": "sit"}
+no JSON at all
+{"inputs": [3, 4], "label": "fly"}
+{"inputs": [5, 6], "label": "run"}
+"""
+
+
+@pytest.fixture(autouse=True)
+def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(FORMATS, "jsonl", JsonlFormat())
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "walks.jsonl"
+    path.write_text(LINES)
+    return path
+
+
+def settings(file: Path, text: str = "jsonl: {width: 2}") -> DatasetSettings:
+    """Read from YAML by the schema as it is with the format, which is made once when a program starts."""
+    yaml = file.with_name("data.yaml")
+    yaml.write_text(f"path: {file}\nclasses: [run, sit]\n{text}\n")
+    return load_settings(yaml, with_formats(DatasetSettings))
+
+
+def test_it_is_recognised_and_opened_and_a_bad_line_costs_itself_alone(file: Path) -> None:
+    assert recognise(file) == "jsonl"
+    data = open_dataset(settings(file))
+    assert (data.labels.tolist(), data.origin.kind) == ([1, 0], "jsonl")
+    assert data.batch(np.array([1]))[0].tolist() == [[5, 6]]
+    assert [sentence.partition(": ")[0] for sentence in data.origin.left_out] == [
+        f"{file}:{line}" for line in (2, 3, 4)
+    ]
+    findings = examine(data)
+    assert (findings.records, findings.classes) == (2, (("run", 1), ("sit", 1)))
+
+
+def test_its_settings_are_checked_with_line_and_key(file: Path) -> None:
+    assert settings(file, "kind: jsonl\njsonl: {width: 2}").kind == "jsonl"
+    for text, problem in (
+        ("jsonl: {width: 0}", "data.yaml:3: jsonl.width: got 0"),
+        ("jsonl: {w: 1}", "width, "),
+    ):
+        with pytest.raises(ConfigurationError, match=problem):
+            settings(file, text)
+    with pytest.raises(ConfigurationError, match=r"`jsonl\.width` is not set"):
+        open_dataset(settings(file, ""))
+    table = file.with_name("x.csv")
+    table.write_text("x,label\n1,run\n2,sit\n")
+    with pytest.raises(ConfigurationError, match=r"`jsonl\.width` is set, and .* is taken for csv"):
+        open_dataset(settings(table))
+
+
+def test_what_no_format_recognises_is_told_of_it(file: Path) -> None:
+    with pytest.raises(DataError, match=r"Give the path of the file: .*walks\.jsonl"):
+        recognise(file.parent)
+    (file.parent / "x.txt").write_text("?")
+    with pytest.raises(DataError, match="or a file of JSON lines"):
+        recognise(file.parent / "x.txt")
+
+
+def test_it_grows_and_shrinks_between_rounds(file: Path) -> None:
+    data = open_dataset(settings(file))
+    assert data.refresh() is data
+    with file.open("a") as stream:
+        stream.write('{"inputs": [7, 8], "label": "sit"}\n')
+    now = data.refresh()
+    assert (len(data), now.labels.tolist()) == (2, [1, 0, 1])
+    file.unlink()
+    assert now.refresh() is now
+    assert "no file" in now.origin.left_out[0]
+
+
+def test_a_model_is_asked_about_lines_with_and_without_labels(file: Path, tmp_path: Path) -> None:
+    model = ExportedModel(write_model(tmp_path / "model.onnx", (2,), 2, ["run", "sit"]))
+    said: list[str] = []
+    labelled = list(InputReader(model, settings(file), said.append).read(file))
+    assert [one.label for one in labelled] == [1, 0]
+    assert len(said) == 3
+    file.write_text('{"inputs": [1, 2]}\n{"inputs": "?"}\n{"inputs": [3, 4]}\n')
+    first, second, third = InputReader(model, settings(file), said.append).read(file)
+    assert first.values is not None
+    assert third.values is not None
+    assert (first.values.tolist(), third.values.tolist()) == ([1, 2], [3, 4])
+    assert "no record" in second.problem
+    assert {one.label for one in (first, second, third)} == {None}
