@@ -2,7 +2,7 @@
 
 Inside a job the schedule is announced with the first round and pinned, and its rounds are
 taken in order, so its charges compose tightly, by their privacy-loss distributions (or by Rényi
-divergence, in old ledgers and where thousands of rounds all differ). Across jobs, whose parameters a
+divergence, where thousands of rounds all differ). Across jobs, whose parameters a
 coordinator may choose after seeing what earlier ones gave, the (ε, δ) of the jobs are added:
 basic composition is a valid privacy filter for adaptively chosen parameters (Rogers, Roth,
 Ullman, Vadhan, "Privacy odometers and filters", NeurIPS 2016), and an accountant for charges fixed
@@ -70,10 +70,9 @@ class _JobPrices:
     what it does not look at or see: then, and only then, a charge is priced by itself.
     """
 
-    def __init__(self, charges: Sequence[Charge]) -> None:
-        self._first, self._delta = charges[0], charges[0].delta
-        self._events = [charge.event for charge in charges]
-        self._is_on_a_grid = charges[0].loss_grid is not None
+    def __init__(self, first: Charge, events: Sequence[Event]) -> None:
+        self._first, self._delta, self._events = first, first.delta, events
+        self._is_on_a_grid = first.loss_grid is not None
         self.tolerance = _GRID_TOLERANCE if self._is_on_a_grid else _TOLERANCE
         """Of a re-computed ε, relative to it or to 1."""
         less = self._delta * (1 - NOISE_SHARE)
@@ -139,12 +138,12 @@ class JobAccounts:
         by_job: dict[tuple[str, str], list[int]] = {}
         for index, charge in charges.items():
             by_job.setdefault((charge.dataset, charge.job), []).append(index)
+        events: dict[int, Event] = {}
         prices: dict[int, tuple[_JobPrices, int]] = {}
         for indices in by_job.values():
-            for index in indices:
-                _require_priceable(index, charges[index])
+            events |= {index: _checked_event(index, charges[index]) for index in indices}
             try:
-                job_prices = _JobPrices([charges[index] for index in indices])
+                job_prices = _JobPrices(charges[indices[0]], [events[index] for index in indices])
             except ParameterError as error:
                 raise InconsistentChargeError(indices[0], f"begins a job without a price: {error}") from error
             prices |= {index: (job_prices, number) for number, index in enumerate(indices)}
@@ -193,7 +192,7 @@ class JobAccounts:
             _require_within(index, self.reserved(charge.dataset), budgets.get(charge.dataset))
             self._spent[charge.dataset] = charge.cumulative_epsilon
         for (dataset, job), indices in by_job.items():
-            self._jobs[dataset][job].spent.compose(*(charges[index].event for index in indices))
+            self._jobs[dataset][job].spent.compose(*(events[index] for index in indices))
 
     def _account(self, charge: Charge) -> JobAccount:
         jobs = self._jobs.setdefault(charge.dataset, {})
@@ -234,10 +233,15 @@ def _refuse(index: int, name: str, stated: float, computed: float) -> NoReturn:
     )
 
 
-def _require_priceable(index: int, charge: Charge) -> None:
-    """That a charge has values that can be priced, and noise such as its price takes it for."""
+def _checked_event(index: int, charge: Charge) -> Event:
+    """A charge as the accountant counts it, if its values can be priced and its noise is as its price has it.
+
+    Raises:
+        InconsistentChargeError: they cannot, or it is not.
+    """
     try:
         mechanism = charge.rebuilt()
+        event = mechanism.event
         require_between("delta", charge.delta, 0.0, 1.0, low_open=True, high_open=True)
         for name in ("granularity", "statistical_distance"):
             stated, computed = getattr(charge, name), getattr(mechanism, name)
@@ -250,5 +254,6 @@ def _require_priceable(index: int, charge: Charge) -> None:
         charge.empty_account()
         # How many rounds there were to be is not written down: this one has to keep to its share.
         mechanism.require_noise_as_priced(1, charge.job_epsilon, charge.delta)
+        return event
     except (ParameterError, ArithmeticError, ValueError) as error:
         raise InconsistentChargeError(index, f"is no charge that can be priced: {error}") from error

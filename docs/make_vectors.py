@@ -6,7 +6,6 @@ Run it after a change to the protocol: ``python docs/make_vectors.py``. A test c
 from __future__ import annotations
 
 import base64
-import hashlib
 import json
 import re
 import sys
@@ -39,8 +38,6 @@ from vector_fleet import (
 )
 
 from coordinator.aggregation import fleet_mean
-from dpagent.learning.models.description import describe
-from dpagent.learning.models.spec import ModelSpec
 from dpagent.protocol.codec import encode
 from dpagent.protocol.fragments import chunked, content_digest, pack, read_block, weights_to_bytes
 from dpagent.protocol.messages import Message
@@ -98,22 +95,10 @@ def _plan() -> dict[str, Any]:
         vectors.append(
             _signed_vector(
                 about, TOPICS.plan, plan, "plan", dimension=task.dimension, wire_unit=float(unit[0]),
-                architecture_text=_architecture_text(task.spec),
+                architecture_text=task.spec.canonical_text(),
             )
         )  # fmt: skip
     return {"description": "Plans, and what follows from each.", "vectors": vectors}
-
-
-def _architecture_text(spec: ModelSpec) -> str:
-    """The text whose SHA-256 is the model's ``architecture``."""
-    terms = {
-        "semantics": 2, "model": describe(spec),
-        "constants": [[float(number).hex()] for number in (spec.input_offset, spec.input_scale)],
-        "parameters": [[block.name, list(block.shape), block.offset] for block in spec.parameter_shapes],
-    }  # fmt: skip
-    text = json.dumps(terms, sort_keys=True, separators=(",", ":"))
-    assert hashlib.sha256(text.encode()).digest() == spec.digest()
-    return text
 
 
 def _model() -> dict[str, Any]:

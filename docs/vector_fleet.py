@@ -18,10 +18,9 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "protocol"))
 
 import second_client
 
-from dpagent.learning.front_end.stages import Projection
-from dpagent.learning.models.description import describe
 from dpagent.learning.models.layers import Conv2d, Dense, Relu
 from dpagent.learning.models.spec import ModelSpec
+from dpagent.learning.models.stages import Projection
 from dpagent.privacy.mechanisms.job_noise import JobNoise
 from dpagent.protocol.fragments import content_digest, cut, receipt_digest, weights_to_bytes
 from dpagent.protocol.messages import Plan, Receipts
@@ -54,12 +53,12 @@ def make_plan(spec: ModelSpec = _TINY, **changes: Any) -> Plan:
     values: dict[str, Any] = {
         "version": 1, "kind": "plan", "fleet": FLEET, "job": bytes(range(16)), "round": 2, "state": "open",
         "model": {
-            "description": cbor2.dumps(describe(spec), canonical=True), "parameters": spec.parameter_count,
+            "description": cbor2.dumps(spec.describe(), canonical=True), "parameters": spec.parameter_count,
             "architecture": spec.digest(), "digest": content_digest(weights_to_bytes(WEIGHTS)),
         },
         "assets": [],
         "mechanism": {
-            "name": "discrete-gaussian", "noise_levels": levels,
+            "name": "discrete-gaussian", "noise_multipliers": levels,
             "parameters": dict(JobNoise.chosen("discrete-gaussian", levels).parameters),
         },
         "clipping": {"norms": [1.0], "shares": [1.0], "count_weight": 0.0, "accumulation_slack": 0.001},

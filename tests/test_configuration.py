@@ -418,7 +418,7 @@ def test_a_custom_schedule_gives_each_round_its_share(tmp_path: Path) -> None:
     changes = {"rounds": 3, "privacy": {"schedule": {"kind": "custom", "weights": weights}}}
     settings = load_fleet_settings(fleet_file(tmp_path, **changes))
     job = new_job(settings)
-    noise = np.array(job.noise_multipliers)
+    noise = np.array(job.noise.multipliers)
     np.testing.assert_allclose(noise[0] ** 2 / noise**2, weights, rtol=1e-9)
     # A job of an earlier version, whose terms know no weights, goes on.
     terms = FleetSettings.model_validate(fleet_values(None)).job_terms()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from dpagent.privacy.mechanisms.registry import MECHANISMS
 from dpagent.protocol import fragments, messages
 from dpagent.protocol.topics import Topics
 
@@ -45,6 +46,8 @@ def test_protocol_page_lists_exactly_the_keys_of_a_message(
     [
         ("model", messages.ModelTerms),
         ("mechanism", messages.MechanismTerms),
+        ("clipping", messages.ClippingTerms),
+        ("sampling", messages.SamplingTerms),
         ("projection", messages.ProjectionTerms),
         ("augmentation", messages.AugmentationTerms),
         ("cap", messages.CapTerms),
@@ -59,6 +62,22 @@ def test_protocol_page_lists_the_keys_of_a_plans_maps(key: str, schema: type[mes
     )
     for field in schema.model_fields:
         assert f"`{field}`" in row
+
+
+def test_protocol_page_lists_the_parameters_of_every_mechanism() -> None:
+    page = (DOCS / "protocol.md").read_text()
+    text = page.split("#### Mechanisms\n", 1)[1].split("\n#", 1)[0]
+    rows = [line for line in text.splitlines() if line.startswith("| `")][1:]
+    expected = []
+    for name, mechanism in sorted(MECHANISMS.items()):
+        least, most = mechanism.noise_range
+        meaning = "the noise's parameter over the sensitivity"
+        expected.append(f"| `{name}` | noise multiplier | {least:,g} to {most:,g} | {meaning} |")
+        expected += [
+            f"| `{name}` | `{each.name}` | {each.least:,} to {each.most:,} | {each.meaning} |"
+            for each in mechanism.parameters
+        ]
+    assert rows == expected
 
 
 def test_protocol_page_names_the_topics_and_the_limit() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -304,11 +303,6 @@ def test_what_differs_from_round_to_round_is_not_pinned() -> None:
     )
     assert later.schedule_digest == digest
     assert make_task(**terms(expected_lot=11.0)).schedule_digest != digest
-
-
-def test_a_price_is_a_record() -> None:
-    price = Price(1.0, 0.5, 1e-5, loss_grid=1e-4)
-    assert replace(price, job_epsilon=2.0) != price
 
 
 def test_noise_on_too_coarse_a_grid_is_declined(states: Any) -> None:

@@ -18,20 +18,15 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from brokers import PATIENCE_S, wait_until
 from fleets import make_plan, records
 from ledgers import BUDGET, DATASET, charge_for, open_state, tamper
 
-from agent.accounts import (
-    BudgetChange,
-    Charge,
-    InconsistentChargeError,
-    JobAccounts,
-    fresh_account,
-    price_after,
-)
-from agent.ledger import GENESIS, Budget, Ledger, link, open_ledger, verify
+from agent.accounts import InconsistentChargeError, JobAccounts, fresh_account, grid_of, price_after
+from agent.charges import Budget, BudgetChange, Charge
+from agent.ledger import GENESIS, Ledger, link, open_ledger, verify
 from agent.spool import SpooledFragment
 from agent.state import AgentState
 from dpagent.errors import DpagentError, LedgerError, StateInUseError, StorageError
@@ -46,10 +41,10 @@ def fragments(tag: int, count: int = 3) -> list[SpooledFragment]:
     return [SpooledFragment(bytes([tag, index]) * 8, b"m" * 100, 0.0) for index in range(count)]
 
 
-def release_rounds(state: AgentState, *rounds: int, job: bytes = b"j" * 16) -> None:
+def charge_rounds(state: AgentState, *rounds: int, job: bytes = b"j" * 16) -> None:
     for number in rounds:
         plan = make_plan(round=number, job=job)
-        state.release(charge_for(plan, DATA, state.ledger), fragments(number + 16 * job[0] % 200))
+        state.charge_and_spool(charge_for(plan, DATA, state.ledger), fragments(number + 16 * job[0] % 200))
 
 
 @pytest.fixture
@@ -68,7 +63,7 @@ def state(path: Path) -> Iterator[AgentState]:
 def database(path: Path) -> Path:
     """A closed ledger: one budget and three charges."""
     state = open_state(path)
-    release_rounds(state, 1, 2, 3)
+    charge_rounds(state, 1, 2, 3)
     state.close()
     return path / "ledger.db"
 
@@ -97,7 +92,7 @@ def refused(path: Path) -> str:
      "INSERT OR REPLACE INTO entries SELECT 1, kind, body, digest FROM entries WHERE number = 2"],
 )  # fmt: skip
 def test_entries_cannot_be_changed_or_removed(state: AgentState, statement: str) -> None:
-    release_rounds(state, 1, 2)
+    charge_rounds(state, 1, 2)
     before = entries(state.connection)
     with pytest.raises(sqlite3.IntegrityError):
         state.connection.execute(statement)
@@ -105,7 +100,7 @@ def test_entries_cannot_be_changed_or_removed(state: AgentState, statement: str)
 
 
 def test_the_chain_is_the_documented_one(state: AgentState) -> None:
-    release_rounds(state, 1, 2)
+    charge_rounds(state, 1, 2)
     previous = bytes(32)
     assert previous == GENESIS
     for number, kind, body, digest in entries(state.connection):
@@ -116,13 +111,13 @@ def test_the_chain_is_the_documented_one(state: AgentState) -> None:
 
 def test_a_round_is_charged_once_whatever_asks_for_it(state: AgentState) -> None:
     charge = charge_for(make_plan(round=1), DATA, state.ledger)
-    state.release(charge, fragments(250))
+    state.charge_and_spool(charge, fragments(250))
     before = entries(state.connection)
     with pytest.raises(StorageError):
-        state.release(charge, fragments(251))
+        state.charge_and_spool(charge, fragments(251))
     assert entries(state.connection) == before
     assert bytes([251, 0]) * 8 not in state.spool.pending()
-    release_rounds(state, 2)
+    charge_rounds(state, 2)
     assert verify_in_place(state) == 3
 
 
@@ -133,11 +128,11 @@ def verify_in_place(state: AgentState) -> int:
 
 def test_the_same_round_of_another_job_or_dataset_is_another_charge(path: Path) -> None:
     state = open_state(path)
-    release_rounds(state, 1)
-    release_rounds(state, 1, job=b"k" * 16)
+    charge_rounds(state, 1)
+    charge_rounds(state, 1, job=b"k" * 16)
     state.close()
     state = open_state(path, dataset="other")
-    state.release(charge_for(make_plan(), DATA, state.ledger, "other"), fragments(77))
+    state.charge_and_spool(charge_for(make_plan(), DATA, state.ledger, "other"), fragments(77))
     state.close()
     assert verify(path).charges == 3
 
@@ -147,8 +142,8 @@ def test_the_same_round_of_another_job_or_dataset_is_another_charge(path: Path) 
 
 def test_a_restart_reproduces_what_was_spent_to_the_last_bit(path: Path) -> None:
     state = open_state(path)
-    release_rounds(state, 1, 2)
-    release_rounds(state, 1, 2, 3, job=b"k" * 16)
+    charge_rounds(state, 1, 2)
+    charge_rounds(state, 1, 2, 3, job=b"k" * 16)
     spent = state.ledger.epsilon_spent(DATASET)
     other = state.ledger.accounts.others(DATASET, "")
     again = charge_for(make_plan(job=b"l" * 16), DATA, state.ledger)
@@ -237,9 +232,9 @@ def test_a_state_that_could_not_be_opened_is_not_held(path: Path, database: Path
 
 
 def test_the_auditor_can_read_beside_the_agent(path: Path, state: AgentState) -> None:
-    release_rounds(state, 1)
+    charge_rounds(state, 1)
     assert verify(path).charges == 1
-    release_rounds(state, 2)
+    charge_rounds(state, 2)
     proof = verify(path)
     assert proof.charges == 2
     assert proof.head == entries(state.connection)[-1][3].hex()
@@ -300,10 +295,10 @@ def test_a_shortened_ledger_is_found_by_its_head(path: Path, database: Path) -> 
 
 def test_an_older_copy_is_found_by_its_head(path: Path, tmp_path: Path) -> None:
     state = open_state(path)
-    release_rounds(state, 1)
+    charge_rounds(state, 1)
     state.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     shutil.copy(path / "ledger.db", tmp_path / "backup.db")
-    release_rounds(state, 2)
+    charge_rounds(state, 2)
     state.close()
     shutil.copy(tmp_path / "backup.db", path / "ledger.db")
     assert "replaced by an older copy" in refused(path)
@@ -313,7 +308,7 @@ def test_a_ledger_of_the_same_length_that_is_another_one_is_found(
     path: Path, database: Path, tmp_path: Path
 ) -> None:
     state = open_state(tmp_path / "other", Budget(99.0, 1e-3))
-    release_rounds(state, 1, 2, 3)
+    charge_rounds(state, 1, 2, 3)
     state.close()
     shutil.copy(tmp_path / "other" / "ledger.db", database)
     assert "the ledger was replaced" in refused(path)
@@ -353,9 +348,9 @@ def body_of(database: Path, number: int) -> dict[str, Any]:
 
 
 def test_a_ledger_priced_by_renyi_divergence_verifies_and_goes_on(path: Path) -> None:
-    """As versions before privacy-loss distributions wrote them: without a grid, and with its ε."""
+    """As a job of thousands of rounds that all differ is priced: without a grid."""
     with closing(open_state(path)) as state:
-        release_rounds(state, 1, 2)
+        charge_rounds(state, 1, 2)
     database, accountant = path / "ledger.db", RdpAccountant()
     reserved = accountant.epsilon_after(
         [poisson_sampled(GaussianEvent(noise), 0.25, 1) for noise in make_plan().mechanism.noise_multipliers],
@@ -364,12 +359,15 @@ def test_a_ledger_priced_by_renyi_divergence_verifies_and_goes_on(path: Path) ->
     for number in (2, 3):
         body = body_of(database, number)
         accountant.compose(poisson_sampled(GaussianEvent(body["noise_multiplier"]), 0.25, 1))
-        body |= {"job_epsilon": reserved, "cumulative_epsilon": accountant.epsilon(1e-5)}
-        assert body.pop("loss_grid") > 0
+        assert (body["accountant"], body["loss_grid"] > 0) == ("pld", True)
+        body |= {
+            "job_epsilon": reserved, "cumulative_epsilon": accountant.epsilon(1e-5),
+            "accountant": "rdp", "loss_grid": None,
+        }  # fmt: skip
         rechain(database, number, json.dumps(body))
     assert verify(path).charges == 2
     with closing(open_state(path)) as state:
-        release_rounds(state, 3)
+        charge_rounds(state, 3)
     body = body_of(database, 4)
     assert body["loss_grid"] is None
     assert body["job_epsilon"] == reserved
@@ -378,58 +376,110 @@ def test_a_ledger_priced_by_renyi_divergence_verifies_and_goes_on(path: Path) ->
 
 
 def charges_of(delta: float, rounds: int, sigma: float = 20.0) -> list[Charge | BudgetChange]:
-    """A job of so many rounds, charged as a device charges it."""
+    """A job of so many rounds, charged as a device charges it.
+
+    After the first fifty that is so in every tenth round; what stands between is close enough.
+    """
     events = [poisson_sampled(GaussianEvent(sigma), 0.1, 1)] * rounds
-    account, grid = fresh_account(events, delta)
+    account = fresh_account(events, delta)
     reserved = price_after(account, events, delta)
-    records: list[Charge | BudgetChange] = [BudgetChange(DATASET, 1000.0, 0.9)]
-    for number, event in enumerate(events, start=1):
-        epsilon = price_after(account, [event], delta)
-        account.compose(event)
-        records.append(
-            Charge(
-                dataset=DATASET, job="j", round=number, mechanism="discrete-gaussian", noise_multiplier=sigma,
-                sampling_rate=0.1, steps=1, clip_norm=1.0, granularity=2.0**-16, dimension=10,
-                statistical_distance=0.0, schedule="s", job_epsilon=reserved, delta=delta,
-                cumulative_epsilon=epsilon, cumulative_delta=delta, charged_at="", loss_grid=grid,
-            )
-        )  # fmt: skip
-    return records
+    numbers = sorted({*range(1, min(rounds, 50) + 1), *range(60, rounds, 10), rounds})
+    priced = [price_after(account, events[:number], delta) for number in numbers]
+    epsilons = np.interp(range(1, rounds + 1), numbers, priced).tolist()
+    first = rebuilt(
+        Charge(
+            dataset=DATASET, job="j", round=1, mechanism="discrete-gaussian",
+            noise_multiplier=sigma, parameters={"resolution": 65_536}, clip_norm=1.0,
+            accumulation_slack=0.001, dimension=10, sampling_rate=0.1, steps=1, granularity=0.0,
+            statistical_distance=0.0, schedule="s", job_epsilon=reserved, delta=delta,
+            cumulative_epsilon=0.0, cumulative_delta=delta, charged_at="",
+            accountant=account.name, loss_grid=grid_of(account),
+        )
+    )  # fmt: skip
+    charges = [
+        replace(first, round=number, cumulative_epsilon=epsilon)
+        for number, epsilon in enumerate(epsilons, start=1)
+    ]
+    return [BudgetChange(DATASET, 1000.0, 0.9), *charges]
+
+
+def rebuilt(charge: Charge, **changes: Any) -> Charge:
+    """The charge with ``changes``, and with what follows from them as the mechanism has it."""
+    changed = replace(charge, **changes)
+    mechanism = changed.rebuilt()
+    return replace(
+        changed, granularity=mechanism.granularity, statistical_distance=mechanism.statistical_distance
+    )
 
 
 @pytest.mark.parametrize(("delta", "rounds"), [(1e-5, 2_100), (1e-18, 10), (1e-25, 10)])
 def test_long_jobs_and_tiny_deltas_verify(delta: float, rounds: int) -> None:
     records = charges_of(delta, rounds)
     JobAccounts().check_and_add(records)
-    for number in (1, rounds // 2, rounds):
+    for number, factor in ((1, 0.98), (1, 1.02), (rounds // 2, 0.98), (rounds // 2, 1.02), (rounds, 0.98)):
         charge = records[number]
         assert isinstance(charge, Charge)
-        for factor in (0.98, 1.02):
-            wrong = replace(charge, cumulative_epsilon=charge.cumulative_epsilon * factor + (factor - 1) / 5)
-            with pytest.raises(InconsistentChargeError, match="cumulative ε") as caught:
-                JobAccounts().check_and_add([*records[:number], wrong, *records[number + 1 :]])
-            assert caught.value.index == number
+        wrong = replace(charge, cumulative_epsilon=charge.cumulative_epsilon * factor + (factor - 1) / 5)
+        with pytest.raises(InconsistentChargeError, match="cumulative ε") as caught:
+            JobAccounts().check_and_add([*records[:number], wrong])
+        assert caught.value.index == number
+
+
+def refused_charge(charge: Charge, records: list[Charge | BudgetChange]) -> str:
+    """What is said of a job whose second charge is another one."""
+    with pytest.raises(InconsistentChargeError) as caught:
+        JobAccounts().check_and_add([*records[:2], charge, records[3]])
+    assert caught.value.index == 2
+    return str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "offender"),
     [
-        ({"granularity": 1.0}, "noise is .* grid units; its price holds from 2,122"),
-        ({"granularity": 0.0}, "division"),
-        ({"granularity": 1e-300}, "resolution"),
-        ({"dimension": 2**28, "granularity": 2.0**-16, "delta": 1e-40}, "would add .* to δ"),
-        ({"steps": 10**400}, "count is an integer of"),
-        ({"statistical_distance": -1.0}, "statistical distance is -1"),
+        ({"mechanism": "laplace"}, "mechanism is 'laplace'"),
+        ({"parameters": {}}, "are none"),
+        ({"parameters": {"bound": 3}}, "are bound"),
+        ({"parameters": {"bound": 3, "resolution": 65_536}}, "are bound, resolution"),
+        ({"parameters": {"resolution": 255}}, "resolution is 255"),
+        ({"parameters": {"resolution": 65_536.0}}, "resolution is 65536.0"),
+        ({"noise_multiplier": 0.049}, "noise multiplier is 0.049"),
+        ({"noise_multiplier": 10_001.0}, "noise multiplier is 10001.0"),
+        ({"noise_multiplier": math.nan}, "noise multiplier is nan"),
+        ({"granularity": 2.0**-15}, "granularity is 3.0517578125e-05"),
+        ({"granularity": 0.0}, "granularity is 0.0"),
+        ({"granularity": math.nan}, "granularity is nan"),
+        ({"statistical_distance": -1.0}, "statistical distance is -1.0"),
+        ({"statistical_distance": 0.0}, "statistical distance is 0.0"),
+        ({"accumulation_slack": 0.02}, "accumulation slack is 0.02"),
+        ({"clip_norm": 0.0}, "clip norm is 0.0"),
+        ({"dimension": 0}, "dimension is 0"),
+        ({"steps": 10**400}, "is an integer of 1,329 bits"),
         ({"loss_grid": math.nan}, "grid is nan"),
+        ({"loss_grid": None}, "loss grid is None with accountant pld"),
+        ({"accountant": "rdp"}, "with accountant rdp"),
     ],
 )
-def test_what_a_tight_price_rests_on_is_checked(changes: dict[str, Any], message: str) -> None:
+def test_what_a_price_rests_on_is_checked(changes: dict[str, Any], offender: str) -> None:
     records = charges_of(1e-5, 3)
     charge = records[2]
     assert isinstance(charge, Charge)
-    with pytest.raises(InconsistentChargeError, match=message) as caught:
-        JobAccounts().check_and_add([*records[:2], replace(charge, **changes), records[3]])
-    assert caught.value.index == 2
+    assert offender in refused_charge(replace(charge, **changes), records)
+
+
+@pytest.mark.parametrize(
+    ("changes", "offender"),
+    [
+        ({"noise_multiplier": 8.0, "parameters": {"resolution": 256}}, "its price holds from 2,122"),
+        ({"dimension": 2**28, "delta": 1e-40}, "would add"),
+    ],
+)
+def test_noise_that_is_not_as_priced_is_found_though_all_figures_fit(
+    changes: dict[str, Any], offender: str
+) -> None:
+    records = charges_of(1e-5, 3)
+    charge = records[2]
+    assert isinstance(charge, Charge)
+    assert offender in refused_charge(rebuilt(charge, **changes), records)
 
 
 @pytest.mark.parametrize(("epsilon", "delta"), [(-4.0, 1e-5), (1.0, -1e-5), (1.0, 1.5), (0.0, 1e-5)])
@@ -452,8 +502,10 @@ def test_a_charge_on_an_impossible_grid_is_named(path: Path, database: Path, gri
 
 
 def test_a_changed_grid_is_found(path: Path, database: Path) -> None:
-    rechain(database, 3, json.dumps(body_of(database, 3) | {"loss_grid": None}))
-    assert "Entry 3 changes schedule, δ, grid" in refused(path)
+    body = body_of(database, 3)
+    for changes in ({"loss_grid": 2 * body["loss_grid"]}, {"accountant": "rdp", "loss_grid": None}):
+        rechain(database, 3, json.dumps(body | changes))
+        assert "Entry 3 changes schedule, δ, accountant, grid" in refused(path)
 
 
 @pytest.mark.parametrize("factor", [0.5, 0.995, 1.005, 2.0])
@@ -483,7 +535,9 @@ def test_a_reservation_smaller_than_what_was_spent_is_found(path: Path, database
 
 
 def test_less_noise_than_stated_before_is_found(path: Path, database: Path) -> None:
-    rechain(database, 3, json.dumps(body_of(database, 3) | {"noise_multiplier": 200.0}))
+    charge = Charge(**body_of(database, 3))
+    changed = rebuilt(charge, noise_multiplier=200.0)
+    rechain(database, 3, json.dumps(asdict(changed)))
     assert "Entry 3 states a cumulative ε" in refused(path)
 
 
@@ -524,7 +578,9 @@ def test_an_entry_that_is_none_is_named_though_the_hashes_fit(
 
 @pytest.mark.parametrize(
     "changes",
-    [{"cumulative_epsilon": "1"}, {"cumulative_epsilon": None}, {"noise_multiplier": "3"}, {"steps": 0},
+    [{"cumulative_epsilon": "1"}, {"cumulative_epsilon": None}, {"steps": 0},
+     {"parameters": None}, {"parameters": []}, {"noise_multiplier": "3"},
+     {"parameters": {"resolution": True}}, {"mechanism": 1}, {"accountant": "gdp"},
      {"steps": 1.5}, {"sampling_rate": 2}, {"delta": 0}, {"extra": 1}, {"dataset": ["x"]}, {"job": {}}],
     ids=repr,
 )  # fmt: skip
@@ -538,7 +594,7 @@ def test_a_charge_with_odd_values_is_named(path: Path, database: Path, changes: 
 def test_a_damaged_page_is_a_sentence_for_auditor_and_agent(path: Path, place: int) -> None:
     state = open_state(path)
     for number in range(12):
-        release_rounds(state, 1, 2, 3, job=bytes([number + 1]) * 16)
+        charge_rounds(state, 1, 2, 3, job=bytes([number + 1]) * 16)
     state.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     state.close()
     content = bytearray((path / "ledger.db").read_bytes())
@@ -555,11 +611,11 @@ def test_a_damaged_page_is_a_sentence_for_auditor_and_agent(path: Path, place: i
         open_state(path)
 
 
-# --- charge and release -------------------------------------------------------------------------
+# --- charge and spool ---------------------------------------------------------------------------
 
 
-def test_a_release_charges_and_spools_together(state: AgentState) -> None:
-    release_rounds(state, 1)
+def test_charge_and_fragments_are_there_together(state: AgentState) -> None:
+    charge_rounds(state, 1)
     assert len(state.spool.pending()) == 3
     assert state.ledger.epsilon_spent(DATASET) > 0
 
@@ -570,83 +626,83 @@ def failing_fragments(error: BaseException) -> Iterator[SpooledFragment]:
 
 
 @pytest.mark.parametrize("error", [RuntimeError("seal"), KeyboardInterrupt(), OSError(28, "No space left")])
-def test_an_error_inside_a_release_leaves_neither_charge_nor_fragments(
+def test_an_error_while_charging_leaves_neither_charge_nor_fragments(
     path: Path, state: AgentState, error: BaseException
 ) -> None:
-    release_rounds(state, 1)
+    charge_rounds(state, 1)
     before, spent = entries(state.connection), state.ledger.epsilon_spent(DATASET)
     charge = charge_for(make_plan(round=2), DATA, state.ledger)
     with pytest.raises((type(error), StorageError)):
-        state.release(charge, failing_fragments(error))
+        state.charge_and_spool(charge, failing_fragments(error))
     assert entries(state.connection) == before
     assert len(state.spool.pending()) == 3
     assert state.ledger.epsilon_spent(DATASET) == spent
     assert not state.ledger.is_charged(DATASET, charge.job, 2)
-    release_rounds(state, 2)
+    charge_rounds(state, 2)
     assert verify(path).charges == 2
 
 
-def test_a_full_disk_inside_a_release_leaves_neither_charge_nor_fragments(
-    path: Path, state: AgentState
-) -> None:
-    release_rounds(state, 1)
+def test_a_full_disk_leaves_neither_charge_nor_fragments(path: Path, state: AgentState) -> None:
+    charge_rounds(state, 1)
     before, spent = entries(state.connection), state.ledger.epsilon_spent(DATASET)
     pages = state.connection.execute("PRAGMA page_count").fetchone()[0]
     state.connection.execute(f"PRAGMA max_page_count={pages + 3}")
     charge = charge_for(make_plan(round=2), DATA, state.ledger)
     large = [SpooledFragment(os.urandom(16), b"m" * 10_000, 0.0) for _ in range(20)]
     with pytest.raises(StorageError, match="disk is full"):
-        state.release(charge, large)
+        state.charge_and_spool(charge, large)
     assert entries(state.connection) == before
     assert len(state.spool.pending()) == 3
     assert state.ledger.epsilon_spent(DATASET) == spent
     state.connection.execute("PRAGMA max_page_count=1000000")
-    state.release(charge, large)
+    state.charge_and_spool(charge, large)
     assert verify(path).charges == 2
     assert len(state.spool.pending()) == 23
 
 
 def test_a_duplicate_digest_in_the_spool_undoes_the_charge(path: Path, state: AgentState) -> None:
-    release_rounds(state, 1)
+    charge_rounds(state, 1)
     taken = state.spool.pending()[0]
     with pytest.raises(StorageError):
-        state.release(charge_for(make_plan(round=2), DATA, state.ledger), [SpooledFragment(taken, b"", 0.0)])
+        state.charge_and_spool(
+            charge_for(make_plan(round=2), DATA, state.ledger), [SpooledFragment(taken, b"", 0.0)]
+        )
     assert verify(path).charges == 1
 
 
 def test_a_head_that_cannot_be_written_does_not_unsettle_the_ledger(path: Path, state: AgentState) -> None:
     """The commit counts: what it charged stays charged in memory as on disk."""
-    release_rounds(state, 1)
+    charge_rounds(state, 1)
     (path / ".ledger.head.new").mkdir()
     with pytest.raises(StorageError):
-        release_rounds(state, 2)
+        charge_rounds(state, 2)
     assert [row[0] for row in entries(state.connection)] == [1, 2, 3]
     assert state.ledger.is_charged(DATASET, (b"j" * 16).hex(), 2)
     (path / ".ledger.head.new").rmdir()
-    release_rounds(state, 3)
+    charge_rounds(state, 3)
     assert verify(path).charges == 3
 
 
-def test_a_failed_release_whose_head_cannot_be_written_either_does_not_unsettle_the_ledger(
+def test_a_failed_charge_whose_head_cannot_be_written_either_does_not_unsettle_the_ledger(
     path: Path, state: AgentState
 ) -> None:
     """A disk that is full is full for both files."""
-    release_rounds(state, 1)
+    charge_rounds(state, 1)
     charge = charge_for(make_plan(round=2), DATA, state.ledger)
     (path / ".ledger.head.new").mkdir()
     with pytest.raises((StorageError, RuntimeError)):
-        state.release(charge, failing_fragments(RuntimeError("seal")))
+        state.charge_and_spool(charge, failing_fragments(RuntimeError("seal")))
     (path / ".ledger.head.new").rmdir()
     assert not state.ledger.is_charged(DATASET, charge.job, 2)
-    release_rounds(state, 2)
+    charge_rounds(state, 2)
     assert verify(path).charges == 2
 
 
 def test_a_crash_between_commit_and_head_is_fine(path: Path) -> None:
     state = open_state(path)
-    release_rounds(state, 1)
+    charge_rounds(state, 1)
     head = (path / "ledger.head").read_bytes()
-    release_rounds(state, 2)
+    charge_rounds(state, 2)
     state.close()
     (path / "ledger.head").write_bytes(head)
     assert verify(path).charges == 2
@@ -658,7 +714,7 @@ def test_a_crash_between_commit_and_head_is_fine(path: Path) -> None:
 
 def test_the_spool_follows_a_fragment_to_its_receipt(path: Path) -> None:
     state = open_state(path)
-    release_rounds(state, 1)
+    charge_rounds(state, 1)
     first, second, third = sorted(state.spool.pending())
     state.reschedule([(100.0, first), (50.0, second), (75.0, third)])
     assert state.spool.next_due_at() == 50.0
@@ -684,13 +740,13 @@ def test_the_spool_follows_a_fragment_to_its_receipt(path: Path) -> None:
 
 # --- SIGKILL ------------------------------------------------------------------------------------
 
-_RELEASE = """
+_CHARGE = """
 import os, sys, time
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-from fleets import make_plan, records
+from fleets import make_plan, records, terms
 from ledgers import charge_for, open_state
-from agent.ledger import Budget
+from agent.charges import Budget
 from agent.spool import SpooledFragment
 
 data = records(20)
@@ -699,16 +755,17 @@ print("ready", flush=True)
 while True:
     job = os.urandom(16)
     for number in (1, 2, 3):
-        plan = make_plan(round=number, job=job, mechanism={"delta": 1e-9})
+        plan = make_plan(round=number, job=job, **terms(delta=1e-9))
         charge = charge_for(plan, data, state.ledger)
-        state.release(charge, (SpooledFragment(os.urandom(16), os.urandom(500), 0.0) for _ in range(20)))
+        fragments = [SpooledFragment(os.urandom(16), os.urandom(500), 0.0) for _ in range(20)]
+        state.charge_and_spool(charge, fragments)
         time.sleep(float(sys.argv[3]))
 """
 
 
-def start_releasing(path: Path, pause_s: float = 0.0) -> subprocess.Popen[str]:
+def start_charging(path: Path, pause_s: float = 0.0) -> subprocess.Popen[str]:
     process = subprocess.Popen(
-        [sys.executable, "-P", "-c", _RELEASE, str(Path(__file__).parents[1]), str(path), str(pause_s)],
+        [sys.executable, "-P", "-c", _CHARGE, str(Path(__file__).parents[1]), str(path), str(pause_s)],
         stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert process.stdout is not None
@@ -727,7 +784,7 @@ def test_no_kill_leaves_a_fragment_without_its_charge(path: Path) -> None:
     generator = random.Random(5)
     charges = 0
     for _ in range(4):
-        process = start_releasing(path)
+        process = start_charging(path)
         try:
             time.sleep(generator.uniform(0.05, 0.4))
         finally:
@@ -748,7 +805,7 @@ def test_no_kill_leaves_a_fragment_without_its_charge(path: Path) -> None:
 
 
 def test_verifying_beside_a_busy_agent_raises_no_false_alarm(path: Path) -> None:
-    process = start_releasing(path, 0.1)  # slower than verifying, or the two would race for ever
+    process = start_charging(path, 0.1)  # slower than verifying, or the two would race for ever
     try:
         wait_until(lambda: verify(path).charges > 9, "some charges")
         seen = [verify(path).charges for _ in range(20)]

@@ -12,10 +12,10 @@ from typing import Any
 import cbor2
 import numpy as np
 import pytest
-from agent.decision import Declined
-from fleets import DIGITS, digits, make_plan, write_agent
+from fleets import DIGITS, digits, make_plan, make_task, terms, write_agent
 from frozen_networks import choosy
 
+from agent.admission import Declined
 from agent.profile import load_profile
 from agent.settings import load_agent_settings
 from agent.training import Trainer
@@ -24,13 +24,13 @@ from dpagent.learning.data.dataset import ArrayDataset
 from dpagent.learning.front_end import features as features_module
 from dpagent.learning.models.description import from_description
 from dpagent.learning.training.onnx_graph.build import build_training_graph
-from dpagent.protocol.messages import Plan
 from dpagent.protocol.signing import Signer, new_signing_secret
+from dpagent.protocol.task import RoundTask
 
 KEY = Signer(new_signing_secret(), "testers").public_key
 WEIGHTS = DIGITS.initial_weights(0)
 GRAPH = {"training-graph": build_training_graph(DIGITS)}
-PLAN = make_plan(mechanism={"sampling_rate": 1.0}, wire={"width": 24, "shift": 10})
+TASK = make_task(**terms(rate=1.0), wire={"width": 24, "shift": 10})
 
 
 def trainer(directory: Path, **changes: Any) -> Trainer:
@@ -49,18 +49,17 @@ def _logged(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_a_choice_is_kept_for_the_next_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    mechanism, update = trainer(tmp_path).release(PLAN, GRAPH, WEIGHTS)
+    update = trainer(tmp_path).noisy_update(TASK, GRAPH, WEIGHTS)
     assert update.shape == (DIGITS.parameter_count,)
-    assert mechanism.accumulation_slack == PLAN.mechanism.accumulation_slack
     assert "engine for digits" in caplog.text
     assert choice(tmp_path)["engine"] in ("numpy", "onnx")
     caplog.clear()
     again = trainer(tmp_path)
-    again.release(PLAN, GRAPH, WEIGHTS)
-    again.release(PLAN, GRAPH, WEIGHTS)
+    again.noisy_update(TASK, GRAPH, WEIGHTS)
+    again.noisy_update(TASK, GRAPH, WEIGHTS)
     assert "engine for" not in caplog.text
     # Without the graph it is another question.
-    trainer(tmp_path).release(PLAN, {}, WEIGHTS)
+    trainer(tmp_path).noisy_update(TASK, {}, WEIGHTS)
     assert "the coordinator sent no training graph" in caplog.text
     assert choice(tmp_path)["engine"] == "numpy"
 
@@ -69,16 +68,16 @@ def test_a_choice_is_kept_for_the_next_start(tmp_path: Path, caplog: pytest.LogC
 def test_a_damaged_choice_is_made_again(tmp_path: Path, kept: str) -> None:
     one = trainer(tmp_path)
     (tmp_path / "state" / "engine.json").write_text(kept)
-    one.release(PLAN, GRAPH, WEIGHTS)
+    one.noisy_update(TASK, GRAPH, WEIGHTS)
     assert choice(tmp_path)["engine"] in ("numpy", "onnx")
 
 
 def test_an_engine_that_was_told_is_taken_or_the_round_declined(tmp_path: Path) -> None:
     told = trainer(tmp_path, engine="onnx")
-    told.release(PLAN, GRAPH, WEIGHTS)
+    told.noisy_update(TASK, GRAPH, WEIGHTS)
     assert not (tmp_path / "state" / "engine.json").exists()
     with pytest.raises(Declined, match="the coordinator sent no training graph"):
-        trainer(tmp_path, engine="onnx").release(PLAN, {}, WEIGHTS)
+        trainer(tmp_path, engine="onnx").noisy_update(TASK, {}, WEIGHTS)
 
 
 def test_a_graph_is_asked_for_only_where_it_is_used(tmp_path: Path) -> None:
@@ -89,33 +88,33 @@ def test_a_graph_is_asked_for_only_where_it_is_used(tmp_path: Path) -> None:
 
 
 def test_a_plan_that_allows_too_little_for_float_sums_is_declined(tmp_path: Path) -> None:
-    plan = make_plan(mechanism={"accumulation_slack": 1e-6})
+    task = make_task(**terms(clipping={"accumulation_slack": 1e-6}))
     with pytest.raises(Declined, match=r"can add 0\.0003\d+ to a record's influence; the plan's"):
-        trainer(tmp_path, engine="numpy").release(plan, {}, WEIGHTS)
+        trainer(tmp_path, engine="numpy").noisy_update(task, {}, WEIGHTS)
 
 
 POOLING = {"random": {"layers": [{"average_pool2d": {"kernel": 4, "stride": 4}}]}}
 
 
-def features_plan(stage: dict[str, Any] = POOLING) -> Plan:
-    """A plan whose model has a front end; without another, it makes 4 features of a record."""
+def features_task(stage: dict[str, Any] = POOLING) -> RoundTask:
+    """A round whose model has a front end; without another, it makes 4 features of a record."""
     spec = from_description(DIGITS.describe() | {"front_end": [stage], "layers": [{"dense": 10}]})
-    return make_plan(
+    return make_task(
         model={
             "description": cbor2.dumps(spec.describe(), canonical=True),
             "parameters": spec.parameter_count,
             "architecture": spec.digest(),
         },
-        mechanism={"sampling_rate": 1.0},
+        **terms(rate=1.0),
         wire={"block": 50, "width": 24, "shift": 10},
     )
 
 
 def test_features_are_computed_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    plan = features_plan()
+    task = features_task()
     board = trainer(tmp_path, engine="numpy")
     for _ in range(2):
-        _, update = board.release(plan, {}, np.zeros(50, np.float32))
+        update = board.noisy_update(task, {}, np.zeros(50, np.float32))
         assert update.shape == (50,)
     assert caplog.text.count("computing features of 50 records") == 1
     (file,) = (tmp_path / "state").glob("features-*.f32")
@@ -127,24 +126,24 @@ def test_features_are_computed_once(tmp_path: Path, caplog: pytest.LogCaptureFix
 
 NETWORK = choosy((8, 8, 1))
 DIGEST = hashlib.sha256(NETWORK).hexdigest()
-NETWORK_PLAN = features_plan({"onnx": {"digest": DIGEST, "output_shape": [8, 8, 1]}})
+NETWORK_TASK = features_task({"onnx": {"digest": DIGEST, "output_shape": [8, 8, 1]}})
 WITH_NETWORK = {"frozen-network": NETWORK}
 
 
 def test_a_frozen_network_is_run_only_if_its_owner_trusts_its_digest(tmp_path: Path) -> None:
     for trusted in ([], ["0" * 64]):
         with pytest.raises(Declined, match=rf"SHA-256 {DIGEST}, which is not in trusted_graphs .*model show"):
-            trainer(tmp_path, engine="numpy", trusted_graphs=trusted).release(
-                NETWORK_PLAN, WITH_NETWORK, np.zeros(650, np.float32)
+            trainer(tmp_path, engine="numpy", trusted_graphs=trusted).noisy_update(
+                NETWORK_TASK, WITH_NETWORK, np.zeros(650, np.float32)
             )
     assert not list((tmp_path / "state").glob("features-*"))
     board = trainer(tmp_path, engine="numpy", trusted_graphs=[DIGEST])
-    _, update = board.release(NETWORK_PLAN, WITH_NETWORK, np.zeros(650, np.float32))
+    update = board.noisy_update(NETWORK_TASK, WITH_NETWORK, np.zeros(650, np.float32))
     assert update.shape == (650,)
     # The digest that the plan names is not enough: the bytes are looked at.
     with pytest.raises(Declined, match="its network is not the one that the model names"):
-        trainer(tmp_path, engine="numpy", trusted_graphs=[DIGEST]).release(
-            NETWORK_PLAN, {"frozen-network": choosy((8, 8, 2))}, np.zeros(650, np.float32)
+        trainer(tmp_path, engine="numpy", trusted_graphs=[DIGEST]).noisy_update(
+            NETWORK_TASK, {"frozen-network": choosy((8, 8, 2))}, np.zeros(650, np.float32)
         )
 
 
@@ -156,7 +155,7 @@ def test_a_record_that_a_network_fails_on_does_not_show(
     data = digits(0, 50)
     data.inputs[7, 2, 3] = 1e6
     board.records.dataset = data
-    _, update = board.release(NETWORK_PLAN, WITH_NETWORK, np.zeros(650, np.float32))
+    update = board.noisy_update(NETWORK_TASK, WITH_NETWORK, np.zeros(650, np.float32))
     assert update.shape == (650,)
     assert "1 of 50 records have no finite features" in caplog.text
     (file,) = (tmp_path / "state").glob("features-*.f32")
@@ -167,7 +166,7 @@ def test_a_record_that_a_network_fails_on_does_not_show(
 def test_no_room_for_features_declines_the_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(features_module, "_SPACE_LEFT", 1 << 60)
     with pytest.raises(Declined, match=r"features of 50 records take .* MiB more"):
-        trainer(tmp_path, engine="numpy").release(features_plan(), {}, np.zeros(50, np.float32))
+        trainer(tmp_path, engine="numpy").noisy_update(features_task(), {}, np.zeros(50, np.float32))
 
 
 class Treacherous(ArrayDataset):
@@ -189,43 +188,43 @@ class Treacherous(ArrayDataset):
         (MemoryError(), r"internal error \(MemoryError"),
     ],
 )
-@pytest.mark.parametrize("plan", [PLAN, features_plan()], ids=["records", "features"])
+@pytest.mark.parametrize("task", [TASK, features_task()], ids=["records", "features"])
 def test_whatever_fails_in_a_round_only_declines_it(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, plan: Plan, error: Exception, text: str
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, task: RoundTask, error: Exception, text: str
 ) -> None:
     board = trainer(tmp_path, engine="numpy")
     data = Treacherous(digits(0, 50).inputs, np.zeros(50, np.int64), 10)
     data.error = error
     board.records.dataset = data
     with pytest.raises(Declined, match=text):
-        board.release(plan, {}, np.zeros(plan.model.parameters, np.float32))
+        board.noisy_update(task, {}, np.zeros(task.dimension, np.float32))
     assert "Traceback" not in caplog.text
 
 
 def test_features_are_made_again_after_they_could_not_be(tmp_path: Path) -> None:
     """What was closed is not read from: its descriptor may be another file's by now."""
-    plan, weights = features_plan(), np.zeros(50, np.float32)
+    task, weights = features_task(), np.zeros(50, np.float32)
     board = trainer(tmp_path, engine="numpy")
-    board.release(plan, {}, weights)
+    board.noisy_update(task, {}, weights)
     good = board.records.dataset
     data = Treacherous(digits(0, 50).inputs, np.zeros(50, np.int64), 10)
     board.records.dataset = data
     with pytest.raises(Declined):
-        board.release(plan, {}, weights)
+        board.noisy_update(task, {}, weights)
     gc.collect()  # the descriptor of the failure, which would serve by chance
     board.records.dataset = good
-    board.release(plan, {}, weights)
+    board.noisy_update(task, {}, weights)
 
 
 def test_features_that_were_cut_short_are_made_again_for_the_next_round(tmp_path: Path) -> None:
     """The round is declined rather than run without those records."""
-    plan, weights = features_plan(), np.zeros(50, np.float32)
+    task, weights = features_task(), np.zeros(50, np.float32)
     board = trainer(tmp_path, engine="numpy")
-    board.release(plan, {}, weights)
+    board.noisy_update(task, {}, weights)
     (file,) = (tmp_path / "state").glob("features-*.f32")
     whole = file.read_bytes()
     file.write_bytes(whole[:100])
     with pytest.raises(Declined, match="was cut short while in use"):
-        board.release(plan, {}, weights)
-    board.release(plan, {}, weights)
+        board.noisy_update(task, {}, weights)
+    board.noisy_update(task, {}, weights)
     assert file.read_bytes() == whole

@@ -21,7 +21,7 @@ THREE = Clipping((3, 4, 2), (0.5, 2.0, 0.1), (0.2, 0.7, 0.1))
 
 
 def contribution(clipping: Clipping, gradient: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """What one record adds to a release, by the definition."""
+    """What one record adds to a scaled sum, by the definition."""
     clipped = gradient.copy()
     within = 0
     for place, norm in zip(clipping.slices, clipping.norms, strict=True):
@@ -29,7 +29,7 @@ def contribution(clipping: Clipping, gradient: np.ndarray[Any, Any]) -> np.ndarr
         within += length <= norm
         if length > norm:
             clipped[place] *= norm / length
-    return clipping.release(clipped, within, 1)
+    return clipping.scaled_sum(clipped, within, 1)
 
 
 @given(
@@ -62,15 +62,15 @@ def test_the_radius_is_reached() -> None:
 
 
 @given(seed=st.integers(0, 2**32 - 1))
-def test_a_gradient_comes_back_from_its_release(seed: int) -> None:
+def test_a_gradient_comes_back_from_its_scaled_sum(seed: int) -> None:
     total = np.random.default_rng(seed).normal(size=9)
     for clipping in (THREE, Clipping.whole(9, 0.3), Clipping.whole(9, 0.3, count_weight=0.2)):
-        np.testing.assert_allclose(clipping.gradient(clipping.release(total, 3, 5)), total, rtol=1e-12)
+        np.testing.assert_allclose(clipping.gradient(clipping.scaled_sum(total, 3, 5)), total, rtol=1e-12)
 
 
 def test_one_norm_changes_nothing() -> None:
     clipping, total = Clipping.whole(5, 0.3), np.arange(5.0)
-    assert clipping.release(total, 2, 3).tolist() == total.tolist()
+    assert clipping.scaled_sum(total, 2, 3).tolist() == total.tolist()
     assert (clipping.radius, clipping.dimension, clipping.parameters) == (0.3, 5, 5)
 
 
@@ -101,7 +101,7 @@ def test_the_default_shares_let_the_least_noise_through() -> None:
 
 
 def test_an_attack_on_two_layers_and_one_on_the_count_prove_no_more_than_claimed() -> None:
-    """Whole releases of the code as shipped, projected on the direction of the record's contribution."""
+    """Whole noisy sums of the code as shipped, projected on the direction of the record's contribution."""
     draws, delta = 200_000, 1e-5
     layers = Clipping((1, 1), (1.0, 3.0), (0.5, 0.5))
     counting = Clipping.whole(1, 1.0, count_weight=1.0)
@@ -119,7 +119,7 @@ def test_an_attack_on_two_layers_and_one_on_the_count_prove_no_more_than_claimed
 
 def test_the_share_within_is_estimated_without_bias() -> None:
     clipping = Clipping.whole(3, 2.0, count_weight=0.2)
-    lots = [clipping.release(np.zeros(3), within, 50)[-1] for within in (0, 25, 40, 50)]
+    lots = [clipping.scaled_sum(np.zeros(3), within, 50)[-1] for within in (0, 25, 40, 50)]
     assert [clipping.share_within(lot / 50) for lot in lots] == pytest.approx([0.0, 0.5, 0.8, 1.0])
 
 
@@ -133,17 +133,22 @@ def test_the_norm_follows_the_quantile() -> None:
     assert adapted_norm(1.0, 5.0, quantile=0.5, rate=0.2) == adapted_norm(1.0, 1.0, quantile=0.5, rate=0.2)
 
 
+def terms(norm: float) -> ClippingTerms:
+    """A plan's, with a norm that follows a quantile."""
+    return ClippingTerms(norms=[norm], shares=[1.0], count_weight=0.2, accumulation_slack=0.001)
+
+
 @pytest.mark.parametrize(("share", "end"), [(0.0, 1e6), (1.0, 1e-9)])
 def test_a_norm_that_follows_a_quantile_stays_what_a_plan_can_announce(share: float, end: float) -> None:
     norm = 1.0
     for _ in range(100):
         norm = adapted_norm(norm, share, quantile=0.5, rate=1.0)
-        assert ClippingTerms(norms=[norm], shares=[1.0], count_weight=0.2).norms == [norm]
+        assert terms(norm).norms == [norm]
         assert Clipping.whole(3, norm, count_weight=0.2).norms == (norm,)
     assert norm == end
     beyond = end * (1.001 if end > 1 else 0.999)
     with pytest.raises(ValidationError, match="norms"):
-        ClippingTerms(norms=[beyond], shares=[1.0], count_weight=0.2)
+        terms(beyond)
     with pytest.raises(ParameterError, match=r"clip norm is .*expected a number in \[1e-09, 1e\+06\]"):
         Clipping.whole(3, beyond)
 

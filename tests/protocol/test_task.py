@@ -7,10 +7,9 @@ import pytest
 from fleets import DIGITS, make_plan
 
 from dpagent.errors import PlanError
-from dpagent.learning.models.description import describe
 from dpagent.protocol.task import RoundTask
 
-DESCRIPTION = cbor2.dumps(describe(DIGITS), canonical=True)
+DESCRIPTION = cbor2.dumps(DIGITS.describe(), canonical=True)
 
 
 def shared(depth: int) -> bytes:

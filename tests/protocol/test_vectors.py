@@ -21,7 +21,7 @@ from agent.daemon import Agent
 from agent.settings import load_agent_settings
 from coordinator.daemon import Coordinator
 from coordinator.settings import load_fleet_settings
-from dpagent.learning.data.npz import save_npz
+from dpagent.learning.data.formats.npz import save_npz
 from dpagent.protocol.codec import MessageError, decode
 from dpagent.protocol.fragments import cut, read_block
 from dpagent.protocol.messages import Fragment, Message, ModelChunk, Plan, Receipts

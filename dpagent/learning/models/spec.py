@@ -267,8 +267,8 @@ class ModelSpec:
             "layers": [layer.describe() for layer in self.layers],
         }
 
-    def digest(self) -> bytes:
-        """SHA-256 over a canonical description; equal digests mean equal computations."""
+    def canonical_text(self) -> str:
+        """Everything that decides what the model computes, as JSON with sorted keys and no spaces."""
         canonical = {
             "semantics": _SEMANTICS,
             "model": self.describe(),
@@ -277,7 +277,11 @@ class ModelSpec:
             ],
             "parameters": [[block.name, list(block.shape), block.offset] for block in self.parameter_shapes],
         }
-        return hashlib.sha256(json.dumps(canonical, sort_keys=True, separators=(",", ":")).encode()).digest()
+        return json.dumps(canonical, sort_keys=True, separators=(",", ":"))
+
+    def digest(self) -> bytes:
+        """SHA-256 of the canonical text: equal digests mean equal computations."""
+        return hashlib.sha256(self.canonical_text().encode()).digest()
 
     def _check_input(self) -> None:
         axes = _AXES.get(len(self.input_shape))

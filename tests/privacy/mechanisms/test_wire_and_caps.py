@@ -15,7 +15,7 @@ from dpagent.privacy.caps import ClampCap
 from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian
 from dpagent.privacy.mechanisms.discretised_laplace import DiscretisedLaplace
 from dpagent.privacy.mechanisms.truncated_laplace import TruncatedLaplace
-from dpagent.privacy.mechanisms.wire import round_to_wire, wire_shift, wire_width
+from dpagent.privacy.mechanisms.wire import WireForm, round_to_wire, wire_shift, wire_width
 
 
 @given(sigma=st.floats(1e-3, 2.0**24))
@@ -29,10 +29,12 @@ def test_the_coarse_grid_resolves_the_noise(sigma: float) -> None:
 
 def test_width_at_the_reference_setting() -> None:
     m = DiscretisedGaussian(1.0, 2.25, 0.1, 26_010)
-    shift = wire_shift(m.sigma_units)
-    assert (shift, wire_width(m, 600.0, shift)) == (15, 12)
-    assert wire_width(m, 1e9, 0) == 32
-    assert wire_width(DiscretisedGaussian(1.0, 2.0, 1.0, 1, resolution=1), 1.0, 32) == 4
+    assert m.wire_form(600.0) == WireForm(shift=15, width=12)
+    assert m.wire_form(1e12).width == 32
+    assert wire_width(1.0, 32) == 4
+    # One value more on either side takes one bit more: [−128, 127] holds ±127.
+    assert [wire_width(reach, 0) for reach in (125.0, 126.0, 127.0)] == [8, 8, 9]
+    assert [wire_width(reach * 2**9, 9) for reach in (125.0, 126.0, 127.0)] == [8, 8, 9]
 
 
 @given(
@@ -43,21 +45,22 @@ def test_width_at_the_reference_setting() -> None:
 @settings(deadline=None)
 def test_width_leaves_room_for_lot_and_noise(lot: float, noise: float, steps: int) -> None:
     m = DiscretisedGaussian(1.0, noise, 0.1, 1000, steps=steps)
-    shift = wire_shift(m.sigma_units)
-    width = wire_width(m, lot, shift)
+    form = m.wire_form(lot)
+    assert form.shift == wire_shift(m.sigma_units)
     reach = (lot + 6 * math.sqrt(lot)) * m.resolution * steps + 8 * m.sigma_units * math.sqrt(steps)
-    assert width == 32 or (2 ** (width - 1) - 1) * 2**shift >= reach
+    assert form.width == 32 or (2 ** (form.width - 1) - 1) * 2**form.shift >= reach
 
 
 def test_laplace_noise_gets_the_room_it_needs() -> None:
     pure = DiscretisedLaplace(1.0, 1.0, 0.1, 650, steps=2)
     cut = TruncatedLaplace.for_delta(1.0, 1.0, 1e-5, 0.1, 650, steps=2)
     for m in (pure, cut):
-        shift = wire_shift(m.deviation_units)
-        assert 4 <= m.deviation_units / 2**shift < 8
-        width = wire_width(m, 60.0, shift)
+        form = m.wire_form(60.0)
+        assert 4 <= m.deviation_units / 2**form.shift < 8
         reach = (60 + 6 * math.sqrt(60)) * m.sensitivity_units * 2 + m.reach_units
-        assert (2 ** (width - 1) - 1) * 2**shift >= reach > (2 ** (width - 2) - 3) * 2**shift
+        assert (
+            (2 ** (form.width - 1) - 1) * 2**form.shift >= reach > (2 ** (form.width - 2) - 3) * 2**form.shift
+        )
     assert cut.reach_units == 2 * cut.support_units < pure.reach_units
 
 
@@ -103,10 +106,16 @@ def test_bad_wire_parameters_are_named() -> None:
         round_to_wire(np.zeros(3), 3, 8)  # type: ignore[arg-type]
     with pytest.raises(ParameterError, match="2\\^62"):
         round_to_wire(np.array([2**62]), 3, 8)
-    with pytest.raises(ParameterError, match="sigma steps"):
-        wire_shift(0.0)
+    for deviation in (0.0, -1.0, math.nan, 2.0**33):
+        with pytest.raises(ParameterError, match="deviation units"):
+            wire_shift(deviation)
+    for reach in (0.0, -1.0, math.nan, math.inf):
+        with pytest.raises(ParameterError, match="reach units"):
+            wire_width(reach, 3)
+    with pytest.raises(ParameterError, match="shift"):
+        wire_width(1.0, 33)
     with pytest.raises(ParameterError, match="expected lot"):
-        wire_width(DiscretisedGaussian(1.0, 2.0, 0.1, 3), 0.0, 3)
+        DiscretisedGaussian(1.0, 2.0, 0.1, 3).wire_form(0.0)
 
 
 def test_clamp_bounds_by_the_regulariser_then_by_the_ball() -> None:
