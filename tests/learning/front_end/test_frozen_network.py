@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from dpagent.learning.models.stages import FrozenNetwork, Projection, RandomLayers, Scattering
 from frozen_networks import VALUES, choosy, network, node, of_a_file, selective, tanh
 
 from dpagent.errors import ConfigurationError, DataError
@@ -18,7 +19,6 @@ from dpagent.learning.data.derived import Unfailing
 from dpagent.learning.front_end.features import FeatureSet, FrontEnd
 from dpagent.learning.models.layers import Dense, GroupNorm, MaxPool2d, Relu, Tanh
 from dpagent.learning.models.spec import ModelSpec
-from dpagent.learning.models.stages import FrozenNetwork, Projection, RandomLayers, Scattering
 
 PLAIN = np.array([[0, 1, 2, 3], [3, 3, 3, 3], [1, 0, 1, 0], [2, 2, 0, 1]], np.float32)
 
