@@ -332,7 +332,7 @@ def only_message_errors(data: bytes) -> None:
         assert decode(encode(message), schema) == message
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(st.binary(max_size=200))
 @example(b"")
 @example(b"\xa1\xa0\x00")
@@ -354,7 +354,7 @@ _trees = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(kind=st.sampled_from(sorted(EXAMPLES)), data=st.data())
 def test_a_message_with_one_value_replaced_is_refused_in_order(kind: str, data: st.DataObject) -> None:
     values = EXAMPLES[kind].model_dump()
@@ -363,7 +363,7 @@ def test_a_message_with_one_value_replaced_is_refused_in_order(kind: str, data: 
     only_message_errors(cbor2.dumps(values))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(
     kind=st.sampled_from(sorted(EXAMPLES)),
     edits=st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255), st.sampled_from("sid")), min_size=1,

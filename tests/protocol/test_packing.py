@@ -60,7 +60,7 @@ def _plan(dimension: int, block: int, width: int) -> Plan:
     return make_plan(model={"parameters": dimension}, wire={"block": block, "width": width})
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     dimension=st.integers(1, 400), block=st.integers(1, 90), width=st.sampled_from(range(4, 33)),
     seed=st.integers(0, 2**32 - 1),
