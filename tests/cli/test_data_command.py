@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import stat
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -13,6 +11,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 import yaml
+from commands import Result, dpagent, dpagent_process
 from pictures import encoded, folder_of, noise, write
 
 from agent.settings import DataSettings
@@ -22,12 +21,8 @@ from dpagent.learning.data.formats.npz import save_npz
 from dpagent.learning.data.opening import open_dataset
 
 
-def check(*arguments: str | Path, program: str = "") -> subprocess.CompletedProcess[str]:
-    start = ["-c", f"{program}; from cli.main import main; main()"] if program else ["-m", "cli.main"]
-    return subprocess.run(
-        [sys.executable, *start, "data", "check", *map(str, arguments)],
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+def check(*arguments: str | Path) -> Result:
+    return dpagent("data", "check", *arguments)
 
 
 @pytest.fixture
@@ -217,9 +212,11 @@ def test_a_picture_survives_odd_names_and_values(tmp_path: Path) -> None:
 
 def test_without_matplotlib_or_pillow_the_extra_is_named(photos: Path, tmp_path: Path) -> None:
     hide = "import sys; sys.modules[{!r}] = None"
-    result = check(photos, "--picture", tmp_path / "x.svg", program=hide.format("matplotlib"))
+    result = dpagent_process(
+        "data", "check", photos, "--picture", tmp_path / "x.svg", before=hide.format("matplotlib")
+    )
     assert (result.returncode, "dpagent[demo]" in result.stderr) == (3, True)
-    result = check(photos, program=hide.format("PIL"))
+    result = dpagent_process("data", "check", photos, before=hide.format("PIL"))
     assert (result.returncode, "dpagent[images]" in result.stderr) == (3, True)
 
 

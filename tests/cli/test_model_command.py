@@ -12,6 +12,7 @@ from pathlib import Path
 import onnx
 import pytest
 import yaml
+from commands import Result, dpagent, dpagent_process
 from frozen_networks import of_chance, tanh
 
 from agent.settings import AgentSettings
@@ -37,12 +38,8 @@ layers:
 """
 
 
-def model(*arguments: str | Path, program: str = "") -> subprocess.CompletedProcess[str]:
-    start = ["-c", f"{program}; from cli.main import main; main()"] if program else ["-m", "cli.main"]
-    return subprocess.run(
-        [sys.executable, *start, "model", *map(str, arguments)],
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+def model(*arguments: str | Path) -> Result:
+    return dpagent("model", *arguments)
 
 
 def rows_of(text: str) -> list[list[str]]:
@@ -100,7 +97,7 @@ def test_a_network_is_checked_and_shown_by_the_digest_that_the_agent_takes(tmp_p
     assert result.returncode == 3
     assert "net.onnx, node 0 'the RandomUniformLike' (RandomUniformLike) is not among" in result.stderr
     (tmp_path / "net.onnx").write_bytes(tanh())
-    without = model("show", own, program="import sys; sys.modules['onnx'] = None")
+    without = dpagent_process("model", "show", own, before="import sys; sys.modules['onnx'] = None")
     assert without.returncode == 3
     assert "has to be checked with the package onnx, which is not installed" in without.stderr
 
@@ -196,8 +193,8 @@ def test_what_is_wrong_is_one_sentence_and_a_code(
 
 def test_without_onnx_models_are_shown_and_the_extra_is_named_for_graphs() -> None:
     hide = "import sys; sys.modules['onnx'] = None"
-    assert model("show", "digits", program=hide).returncode == 0
-    result = model("graph", "digits", program=hide)
+    assert dpagent_process("model", "show", "digits", before=hide).returncode == 0
+    result = dpagent_process("model", "graph", "digits", before=hide)
     assert (result.returncode, "dpagent[coordinator]" in result.stderr) == (3, True)
 
 

@@ -7,13 +7,13 @@ import math
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import dp_accounting
 import pytest
 import yaml
+from commands import command_line, dpagent
 from dp_accounting.pld import PLDAccountant
 from typer.testing import CliRunner
 
@@ -26,17 +26,6 @@ from dpagent.privacy.mechanisms.truncated_laplace import TruncatedLaplace
 from dpagent.privacy.schedules import Schedule
 
 KINDS = ["uniform", "incrementing", "linear"]
-
-
-def dpagent(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "cli.main", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env=os.environ | environment,
-    )
 
 
 def plan_json(*arguments: str) -> dict[str, Any]:
@@ -241,7 +230,7 @@ def test_lines_fit_80_columns() -> None:
 @pytest.mark.parametrize("arguments", [[], ["--explain"]])
 def test_poor_terminals_get_text(environment: dict[str, str], arguments: list[str]) -> None:
     result = subprocess.run(
-        [sys.executable, "-m", "cli.main", "plan", "--rounds", "5", *arguments],
+        command_line("plan", "--rounds", "5", *arguments),
         capture_output=True, timeout=60, check=False, env=os.environ | environment,
     )  # fmt: skip
     assert (result.returncode, result.stderr) == (0, b"")
@@ -253,7 +242,7 @@ def test_poor_terminals_get_text(environment: dict[str, str], arguments: list[st
 @pytest.mark.parametrize("arguments", [[], ["--explain"], ["--json", "-"]])
 def test_a_reader_that_leaves_is_no_error(arguments: list[str]) -> None:
     child = subprocess.Popen(
-        [sys.executable, "-m", "cli.main", "plan", "--rounds", "3", *arguments],
+        command_line("plan", "--rounds", "3", *arguments),
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert child.stdout is not None

@@ -45,7 +45,7 @@ def test_a_row_is_a_record(tmp_path: Path) -> None:
 CELLS = st.floats(allow_nan=False, width=32) | st.integers(-1000, 1000)
 
 
-@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(
         st.tuples(st.text(st.characters(codec="utf-8", exclude_characters="\0\r"), max_size=8), CELLS, CELLS),
@@ -117,7 +117,7 @@ def windows_of(
     return made
 
 
-@settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from("pq")), min_size=1, max_size=40),
     st.integers(1, 6),
@@ -259,7 +259,7 @@ def test_marks_that_are_never_closed_are_looked_for_in_a_few_lines_only(tmp_path
     assert all_of(open_table(path, classes=["a", "b"]))[:, 0].tolist() == [1, 2, 3]
 
 
-@settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from("pq")), min_size=1, max_size=40),
     st.data(),
