@@ -167,8 +167,8 @@ class ComposedLoss:
     def tilt_for(self, delta: float) -> float:
         """The tilt at which Chernoff's bound on δ at the tilted mean is ``delta``.
 
-        For t > 0, 1 − e^−t is at most e^(θt)/(1+θ), as its maximum over t of e^−θt − e^−(1+θ)t shows; so δ at
-        an ε is at most e^(K(θ)−θε)/(1+θ).
+        For t > 0, 1 − e^−t ≤ e^(θt)/(1+θ), as the maximum over t of e^−θt − e^−(1+θ)t shows. So δ at an ε
+        is at most e^(K(θ)−θε)/(1+θ).
         """
         log_delta = math.log(delta)
         return self._tilt(lambda tilt, cumulant, mean: cumulant - tilt * mean - math.log1p(tilt) > log_delta)
