@@ -168,7 +168,7 @@ class Trainer:
                     raise
         engine, trials = choose_engine(bench)
         best = max(trials, key=lambda trial: trial.examples_per_s)
-        said = ", ".join(
+        said = "; ".join(
             f"{trial.kind}: {trial.why_not or f'{trial.examples_per_s:,.0f} examples/s'}" for trial in trials
         )
         log.info("engine for %s: %s (%s)", bench.spec.name, best.kind, said)
