@@ -38,7 +38,7 @@ class GaussianEvent:
     Each unit contributes to the sum an integer vector with an L2 norm of at most Δ; every coordinate of the
     sum gets independent noise N_ℤ(0, σ²Δ²). The prices of continuous Gaussian noise hold as well. Accounting
     by Rényi divergences covers every Δ, accounting by privacy-loss distributions a noise parameter σΔ of at
-    least :data:`~dpagent.privacy.accounting.gaussian_loss.MIN_SIGMA_STEPS`, which the mechanism has to
+    least :data:`~dpagent.privacy.accounting.gaussian_loss.MIN_SIGMA_UNITS`, which the mechanism has to
     ensure.
 
     Attributes:

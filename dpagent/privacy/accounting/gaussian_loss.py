@@ -20,7 +20,7 @@ and by Poisson summation Z(y) is within a factor 1 ± η of τ√(2π), η = 2·
 P(k) is e^(−(k−x)²/(2s²)) up to a constant and a factor in [1/(1+η), 1/(1−η)]: N_ℤ(x, s²), within a total
 variation of 2η. Drawing k from y does not look at x. Hence a noisy sum of d coordinates is within
 2ηd of a post-processing of *continuous* noise with √(s²−τ²) in place of s. For s of at least
-:data:`MIN_SIGMA_STEPS` this is at least (1 − 10⁻⁶)·s; that is priced. (2ηd joins the
+:data:`MIN_SIGMA_UNITS` this is at least (1 − 10⁻⁶)·s; that is priced. (2ηd joins the
 sampler's distance, which is forty orders of magnitude larger.)
 
 **Any (ε, δ)-DP mechanism** is dominated, in both directions, by the pair with losses ε, −ε and ∞ of P-masses
@@ -68,7 +68,7 @@ from dpagent.privacy.events import ApproximateEvent
 FloatArray = NDArray[np.float64]
 
 #: Least parameter of the discrete noise, in grid steps, for which prices hold: 3/√(2·10⁻⁶), rounded up.
-MIN_SIGMA_STEPS: Final = 2_122
+MIN_SIGMA_UNITS: Final = 2_122
 #: Share of the noise multiplier by which discrete noise counts for less than continuous noise.
 DISCRETE_SHARE: Final = 1e-6
 #: Grid steps that may be given.

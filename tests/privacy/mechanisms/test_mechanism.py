@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from dpagent.errors import ParameterError
-from dpagent.privacy.accounting.gaussian_loss import MIN_SIGMA_STEPS
+from dpagent.privacy.accounting.gaussian_loss import MIN_SIGMA_UNITS
 from dpagent.privacy.accounting.pld import PldAccountant
 from dpagent.privacy.accounting.rdp import RdpAccountant
 from dpagent.privacy.events import GaussianEvent, poisson_sampled
@@ -178,7 +178,7 @@ def test_the_record_states_the_maths() -> None:
 
 def test_noise_too_coarse_for_the_tight_price_is_priced_by_renyi_divergence() -> None:
     m = replace(mechanism(10), resolution=64)
-    assert m.sigma_units < MIN_SIGMA_STEPS
+    assert m.sigma_units < MIN_SIGMA_UNITS
     assert m.statement(1e-5).epsilon == RdpAccountant().epsilon_after([m.event], 1e-5)
 
 
