@@ -21,8 +21,8 @@ hypothesis.settings.register_profile("explore", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("suite")
 
 
-HEAVY_FOLDERS = {"accounting", "e2e", "noise", "training"}
-"""Oracles, statistics, every engine against the definition, whole fleets."""
+HEAVY_FOLDERS = {"accounting", "e2e", "examples", "noise", "training", "transport"}
+"""Oracles, statistics, every engine against the definition, whole fleets, brokers."""
 HEAVY_FIXTURES = {"amqtt", "mosquitto", "new_broker"}
 """A broker, and mostly daemons at it."""
 

@@ -412,6 +412,7 @@ def rebuilt(charge: Charge, **changes: Any) -> Charge:
     )
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("delta", "rounds"), [(1e-5, 2_100), (1e-18, 10), (1e-25, 10)])
 def test_long_jobs_and_tiny_deltas_verify(delta: float, rounds: int) -> None:
     records = charges_of(delta, rounds)
