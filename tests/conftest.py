@@ -21,11 +21,18 @@ hypothesis.settings.register_profile("explore", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("suite")
 
 
+HEAVY_FOLDERS = {"accounting", "e2e", "examples", "noise", "training", "transport"}
+"""Oracles, statistics, every engine against the definition, whole fleets, brokers."""
+HEAVY_FIXTURES = {"amqtt", "mosquitto", "new_broker"}
+"""A broker, and mostly daemons at it."""
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Heavy tests start first, so that none is left to one worker while the others have nothing to do."""
+    """Mark what is heavy by rule, and let it start first: no worker is left with it at the end."""
     for item in items:
-        if "e2e" in item.path.parts:
+        fixtures = getattr(item, "fixturenames", ())
+        if not HEAVY_FOLDERS.isdisjoint(item.path.parts) or not HEAVY_FIXTURES.isdisjoint(fixtures):
             item.add_marker("heavy")
     items.sort(key=lambda item: item.get_closest_marker("heavy") is None)
 

@@ -17,6 +17,8 @@ from commands import Result, command_line, dpagent, dpagent_process
 from dpagent.learning.models.built_ins import built_in
 from dpagent.learning.training.onnx_graph.signature import known_digests
 
+pytestmark = pytest.mark.heavy
+
 TINY = "{name: tiny, input_shape: [4], classes: 2, layers: [{dense: 2}]}"
 ENVIRONMENT = os.environ | {"NO_COLOR": "1", "COLUMNS": "100"}
 

@@ -94,6 +94,7 @@ def test_data_that_no_model_fits_and_damaged_data(tmp_path: Path) -> None:
     assert "data.npz" in result.stderr
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
 @pytest.mark.parametrize("daemon", ["agent", "coordinator"])
 def test_daemons_keep_trying_and_stop_when_told(
@@ -130,6 +131,7 @@ def test_damaged_ledger_is_a_sentence(tmp_path: Path) -> None:
     assert "Traceback" not in result.stderr + verify.stderr
 
 
+@pytest.mark.heavy
 def test_budget_of_a_fresh_agent(tmp_path: Path) -> None:
     child = subprocess.Popen(
         command_line("run", "--config", str(write_agent(tmp_path))), stderr=subprocess.PIPE, text=True

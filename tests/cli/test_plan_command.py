@@ -56,6 +56,7 @@ def rows_under(output: str, *heads: str) -> list[list[str]]:
     return rows
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("schedule", KINDS)
 def test_json_meets_the_target_by_an_independent_accountant(schedule: str) -> None:
     plan = plan_json(
@@ -217,6 +218,7 @@ def test_lines_fit_80_columns() -> None:
     assert "noise multiplier σ by round" in page
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     "environment",
     [
@@ -423,6 +425,7 @@ def test_help_states_the_defaults_in_force() -> None:
         assert re.match(rf"[^\[]*\[default: \({re.escape(shown)}\b", option), name
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -28,6 +28,8 @@ from dpagent.privacy.events import ApproximateEvent
 from dpagent.privacy.schedules import Schedule
 
 Kind = Literal["uniform", "incrementing", "linear"]
+pytestmark = pytest.mark.heavy
+
 KINDS: tuple[Kind, ...] = ("uniform", "incrementing", "linear")
 
 
