@@ -168,7 +168,7 @@ class Cycle:
             fragments = self._seal(task, update)
         except (Declined, PlanError, ConfigurationError, ParameterError, DataError) as error:
             log.warning("declined round %d of job %s: %s", plan.round, plan.job.hex()[:8], error)
-            self._state.note_declined(plan.job.hex(), plan.round, str(error))
+            self._state.note_declined(plan.job.hex(), plan.round, str(error), self._clock.unix())
             return
         self._charge_and_spool(task, price, fragments)
 

@@ -103,7 +103,7 @@ class Agent:
         self._warned: set[str] = set()
 
     def run(self, stop: threading.Event) -> None:
-        """Serve until ``stop`` is set.
+        """Serve until ``stop`` is set, and close.
 
         Raises:
             BrokerError: The broker refuses us.
@@ -121,7 +121,11 @@ class Agent:
                         self._count_traffic()
         finally:
             self._count_traffic()
-            self._state.close()
+            self.close()
+
+    def close(self) -> None:
+        """Close the database and let go of the directory."""
+        self._state.close()
 
     def _take_events(self) -> None:
         """Handle what has arrived; wait for it only when nothing else is due."""

@@ -79,10 +79,12 @@ class Publisher:
             self._state.mark_sent(resend_at, self._clock.unix())
 
     def due_in_s(self) -> float:
-        """Seconds until something may be published; infinite if nothing is pending or the session is full."""
+        """Seconds until something may be published; infinite without a window, a pending fragment or room."""
+        if self._window is None or not self._session.has_room:
+            return math.inf  # A plan, a connection and a PUBACK are events of their own.
         due_at = self._state.spool.next_due_at()
-        if due_at is None or not self._session.has_room:
-            return math.inf  # A connection or a PUBACK is an event of its own.
+        if due_at is None:
+            return math.inf
         until_allowed_s = (1.0 - self._allowance) / self._rate
         return max(due_at - self._clock.monotonic(), until_allowed_s, _LEAST_WAIT_S)
 

@@ -7,7 +7,6 @@ for become durable in the same transaction, or neither does.
 from __future__ import annotations
 
 import sqlite3
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -120,11 +119,11 @@ class AgentState:
         with disk_errors(self.file), transaction(self.connection):
             self.spool.forget_other_jobs(job)
 
-    def note_declined(self, job: str, round_number: int, reason: str) -> None:
+    def note_declined(self, job: str, round_number: int, reason: str, now: float) -> None:
         """Keep why a plan was declined, once a job and reason."""
         with disk_errors(self.file), transaction(self.connection):
             self.connection.execute(
-                "INSERT OR IGNORE INTO declined VALUES (?, ?, ?, ?)", (job, round_number, reason, time.time())
+                "INSERT OR IGNORE INTO declined VALUES (?, ?, ?, ?)", (job, round_number, reason, now)
             )
 
     def add_to_counters(self, **amounts: int) -> None:

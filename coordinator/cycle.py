@@ -258,7 +258,9 @@ class Cycle:
         result = RoundResult(
             accuracy, step.clamped, step.kept, self._job.noise.multipliers[number - 1], epsilon
         )
-        self._store.close_round(number, step.weights, step.state, clip_norm, result)
+        self._store.close_round(
+            number, step.weights, step.state, clip_norm, result, closed_at=self._clock.unix()
+        )
         self._weights, self._state, self._clip_norm = step.weights, step.state, clip_norm
         shown = "not evaluated" if accuracy is None else f"accuracy {accuracy:.2%}"
         log.info("round %d of %d: %s, ε = %.3f", number, task.plan.rounds, shown, epsilon)
@@ -271,7 +273,9 @@ class Cycle:
         self._announcer.assets_changed()
         epsilon = self._job.epsilon_by_round[number - 1]
         result = RoundResult(None, 0, 1.0, self._job.noise.multipliers[number - 1], epsilon)
-        self._store.close_round(number, self._weights, self._state, self._clip_norm, result)
+        self._store.close_round(
+            number, self._weights, self._state, self._clip_norm, result, closed_at=self._clock.unix()
+        )
         log.info("round %d of %d: directions of the projection, ε = %.3f", number, task.plan.rounds, epsilon)
 
     # The job is over.
@@ -293,6 +297,6 @@ class Cycle:
         if not self._announcer.say_goodbye(last.plan):
             log.warning("the broker did not take the last message, that the job is over; trying again")
             return False
-        self._store.finish()
+        self._store.finish(self._clock.unix())
         log.info("the job is finished; the model is in %s", self._models.final)
         return True

@@ -5,6 +5,7 @@ What happens in a round, and in which order, is in :mod:`coordinator.cycle`.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from typing import Final
@@ -64,12 +65,13 @@ class Coordinator:
             persistent=True,
         )
         # Last, because from here on the directory is held.
-        self._directory = StateDirectory(settings.state_dir)
-        try:
+        with contextlib.ExitStack() as held:
+            held.callback(StateDirectory(settings.state_dir).close)
             signer = load_signer(settings.keys_dir, settings.fleet)
             opener = load_opener(settings.keys_dir, settings.fleet)
             self._announcer = Announcer(self._session, signer, topics)
             self._store = Store(settings.state_dir)
+            held.callback(self._store.close)
             with disk_errors(self._store.file):
                 known = self._store.job()
                 if known is not None:
@@ -91,12 +93,14 @@ class Coordinator:
                     announcer=self._announcer,
                     clock=clock or SystemClock(),
                 )
-        except BaseException:
-            self._directory.close()
-            raise
+            self._held = held.pop_all()
+
+    def close(self) -> None:
+        """Close the database and let go of the directory."""
+        self._held.close()
 
     def run(self, stop: threading.Event) -> bool:
-        """Run rounds until the job is finished or ``stop`` is set.
+        """Run rounds until the job is finished or ``stop`` is set, and close.
 
         Returns:
             Whether the job is finished.
@@ -119,8 +123,7 @@ class Coordinator:
                         return True
             return False
         finally:
-            self._store.close()
-            self._directory.close()
+            self.close()
 
     def _take_events(self) -> None:
         """Wait for events, then hand what has arrived to the cycle as one batch."""

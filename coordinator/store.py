@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import sqlite3
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -240,6 +239,8 @@ class Store:
         state: NDArray[np.float64],
         clip_norm: float,
         result: RoundResult,
+        *,
+        closed_at: float,
     ) -> None:
         """Close a round and take the model it leads to, in one transaction."""
         with disk_errors(self.file), transaction(self.connection):
@@ -248,7 +249,7 @@ class Store:
                 "noise_multiplier = ?, epsilon = ?, fragments = (SELECT coalesce(sum(count), 0) FROM sums "
                 "WHERE round = rounds.number) WHERE number = ?",
                 (
-                    time.time(),
+                    closed_at,
                     result.accuracy,
                     result.clamped,
                     result.kept,
@@ -268,10 +269,10 @@ class Store:
         """Whether the job is over and the fleet was told."""
         return self.connection.execute("SELECT finished_at FROM job").fetchone()["finished_at"] is not None
 
-    def finish(self) -> None:
+    def finish(self, finished_at: float) -> None:
         """Mark the job as finished."""
         with disk_errors(self.file), transaction(self.connection):
-            self.connection.execute("UPDATE job SET finished_at = coalesce(finished_at, ?)", (time.time(),))
+            self.connection.execute("UPDATE job SET finished_at = coalesce(finished_at, ?)", (finished_at,))
 
     def reject(self, reason: str, count: int) -> None:
         """Count rejected messages by reason."""

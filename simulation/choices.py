@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from coordinator.planning import Planner, clipping_of, new_job
+from coordinator.planning import Planner, clipping_of, job_noise
+from coordinator.store import Job
 from dpagent.errors import ConfigurationError, DataError, PlanError
 from dpagent.learning.model_files import find_model, is_model_file, load_assets, load_model
 from dpagent.learning.models.built_ins import BUILT_IN
@@ -139,7 +140,8 @@ def choose(asked: Asked, preset: Preset, form: DataForm, model: str, spec: Model
         baseline=asked.baseline,
     )
     settings = fleet_settings(options)
-    job = new_job(settings)
+    # The model's file is written later: no terms yet.
+    job = Job(bytes(16), {}, *job_noise(settings))
     clipping = clipping_of(settings, spec)
     outlook = outlook_of(
         clipping,

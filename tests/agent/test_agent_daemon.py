@@ -1,11 +1,11 @@
-"""The agent as a process of its own, with a hand-made coordinator over a real broker."""
+"""The agent over a real broker, with a hand-made coordinator: in a thread on a clock of the test's, or as a
+process of its own where that is what is tested."""
 
 from __future__ import annotations
 
 import itertools
 import json
 import sqlite3
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 from brokers import Broker, wait_until
+from clocks import MovableClock
+from daemons import agent_thread, attentive_daemons, calm_settings
 from fleets import DIGITS, agent_values, make_plan, run_agent, write_agent
 from ledgers import charge_for, open_state
 from observers import Announcer, in_an_hour
@@ -22,7 +24,7 @@ from agent.daemon import Agent
 from agent.ledger import verify
 from agent.settings import load_agent_settings
 from agent.spool import SpooledFragment
-from dpagent.errors import ConfigurationError, DataError, ExitCode
+from dpagent.errors import BrokerError, ConfigurationError, DataError, ExitCode, LedgerError
 from dpagent.learning.data.formats.npz import open_npz
 from dpagent.protocol.codec import encode
 from dpagent.protocol.fragments import (
@@ -40,6 +42,12 @@ from dpagent.protocol.signing import Signer, new_signing_secret
 WEIGHTS = weights_to_bytes(DIGITS.initial_weights(0))
 OPENER_SECRET = new_sealing_secret()
 _numbers = itertools.count()
+
+
+@pytest.fixture(autouse=True)
+def _attentive() -> Iterator[None]:
+    with attentive_daemons():
+        yield
 
 
 @pytest.fixture
@@ -67,7 +75,7 @@ def plan_for(fleet: str, **changes: Any) -> Plan:
     opener = Opener(OPENER_SECRET, fleet)
     values: dict[str, Any] = {
         "fleet": fleet, "sealing_key": opener.public_key, "deadline": in_an_hour(),
-        "compute_slot_s": 0.3, "jitter_window_s": 0.3,
+        "compute_slot_s": 30.0, "jitter_window_s": 60.0,
     }  # fmt: skip
     return make_plan(**(values | changes))
 
@@ -106,30 +114,37 @@ def test_a_plan_is_answered_by_fragments_until_receipts_come(
     announcer: Announcer, file: Path, fleet: str
 ) -> None:
     plan = plan_for(fleet)
-    with run_agent(file) as agent:
+    with agent_thread(file) as agent:
         announcer.announce(plan)
+        wait_until(lambda: charges(file), "the charge")
+        assert announcer.fragments == [], "nothing leaves before the window opens"
+        agent.clock.advance(30.0 + 60.0)
         wait_until(lambda: len(set(announcer.fragments)) == BLOCKS, "all fragments")
         opener = Opener(OPENER_SECRET, fleet)
         opened = [opener.open(message) for message in set(announcer.fragments)]
         places = sorted(read_block(piece, plan.wire, plan.model.parameters)[0] for piece in opened)
         assert places == list(range(BLOCKS))
+        assert len(announcer.fragments) == BLOCKS
         # Without a receipt everything goes again, the very same bytes.
-        before = len(announcer.fragments)
-        wait_until(lambda: len(announcer.fragments) > before, "a resend")
+        agent.clock.advance(10.0)
+        wait_until(lambda: len(announcer.fragments) == 2 * BLOCKS, "a resend")
         assert len(set(announcer.fragments)) == BLOCKS
         digests = b"".join(receipt_digest(piece.id) for piece in opened)
         receipts = Receipts(version=1, kind="receipts", job=plan.job, round=1, digests=digests)
         # Receipts of somebody else are no receipts.
         forged = Signer(new_signing_secret(), fleet).sign(receipts, "receipts")
         announcer.publish(announcer.topics.receipts, forged)
-        wait_until(lambda: counter(file, "rejected") == 1, "the rejection")
+        agent.clock.advance_until(lambda: counter(file, "rejected") == 1, "the rejection")
         assert rows(file, "SELECT count(*) FROM fragments WHERE state = 'counted'") == [(0,)]
         announcer.publish(announcer.topics.receipts, announcer.signer.sign(receipts, "receipts"))
         wait_until(
             lambda: rows(file, "SELECT count(*) FROM fragments WHERE state = 'counted'") == [(BLOCKS,)],
             "the receipts' effect",
         )
-        assert agent.stop() == ExitCode.OK
+        sent = len(announcer.fragments)
+        agent.clock.advance(100.0)
+        agent.stop()
+    assert len(announcer.fragments) == sent, "what is counted goes no more"
     assert charges(file) == [(plan.job.hex(), 1)]
     assert verify(state_of(file)).charges == 1
     assert counter(file, "bytes_up") >= sum(map(len, announcer.fragments))
@@ -138,9 +153,9 @@ def test_a_plan_is_answered_by_fragments_until_receipts_come(
 def test_what_leaves_the_board_has_one_length_and_no_name(
     announcer: Announcer, file: Path, fleet: str
 ) -> None:
-    with run_agent(file):
+    with agent_thread(file) as agent:
         announcer.announce(plan_for(fleet))
-        wait_until(lambda: len(set(announcer.fragments)) == BLOCKS, "all fragments")
+        agent.clock.advance_until(lambda: len(set(announcer.fragments)) == BLOCKS, "all fragments", 30.0)
     sent = [message for message in announcer.seen if message.topic == announcer.topics.fragments]
     assert len({len(message.payload) for message in sent}) == 1
     assert not any(message.retain for message in sent)
@@ -155,9 +170,9 @@ def test_plans_that_are_not_the_coordinators_are_ignored(
     announcer: Announcer, file: Path, fleet: str
 ) -> None:
     other = Signer(new_signing_secret(), fleet)
-    with run_agent(file) as agent:
+    with agent_thread(file) as agent:
         announcer.announce(plan_for(fleet), other)
-        wait_until(lambda: counter(file, "rejected") == 1, "the first rejection")
+        agent.clock.advance_until(lambda: counter(file, "rejected") == 1, "the first rejection")
         wrong = [
             b"", b"garbage", other.sign(plan_for(fleet), "plan"),
             announcer.signer.sign(plan_for(fleet), "receipts"),
@@ -168,12 +183,23 @@ def test_plans_that_are_not_the_coordinators_are_ignored(
         announcer.publish(announcer.topics.model_chunk(0), b"garbage")
         announcer.publish(announcer.topics.receipts, b"garbage")
         # An empty payload with the retain flag only clears the topic, and arrives as well.
-        wait_until(lambda: counter(file, "rejected") == 8, "all rejections")
+        agent.clock.advance_until(lambda: counter(file, "rejected") == 8, "all rejections")
         assert charges(file) == []
         assert announcer.fragments == []
-        announcer.announce(plan_for(fleet))
+        announcer.announce(plan_for(fleet, deadline=in_an_hour()))
         wait_until(lambda: charges(file), "the charge for the true plan")
-        assert agent.is_running()
+        assert agent.is_running
+
+
+def test_a_flood_of_rubbish_is_counted_and_neither_fills_the_log_nor_wears_the_disk(
+    announcer: Announcer, file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with agent_thread(file) as agent:
+        for _ in range(50):
+            announcer.publish(announcer.topics.plan, b"rubbish")
+        announcer.publish(announcer.topics.receipts, b"rubbish")
+        agent.clock.advance_until(lambda: counter(file, "rejected") == 51, "the rejections")
+    assert caplog.text.count("rejected a message") == 1
 
 
 def test_a_budget_that_is_too_small_is_kept_and_the_reason_noted(
@@ -182,31 +208,44 @@ def test_a_budget_that_is_too_small_is_kept_and_the_reason_noted(
     file = write_agent(
         tmp_path / "poor", mosquitto, announcer.signer.public_key, fleet=fleet, budget={"epsilon": 0.1}
     )
-    with run_agent(file) as agent:
+    with agent_thread(file) as agent:
         announcer.announce(plan_for(fleet))
         wait_until(lambda: rows(file, "SELECT * FROM declined"), "the note")
-        ((job, number, reason),) = rows(file, "SELECT job, round, reason FROM declined")
-        assert (job, number) == ((b"j" * 16).hex(), 1)
+        ((job, number, reason, declined_at),) = rows(file, "SELECT * FROM declined")
+        assert (job, number, declined_at) == ((b"j" * 16).hex(), 1, agent.clock.unix())
         assert "lifetime budget for 'digits' is 0.1" in reason
-        assert agent.is_running()
+        assert agent.is_running
+        agent.clock.advance(1_000.0)
     assert announcer.fragments == []
     assert charges(file) == []
 
 
+def test_a_round_that_was_declined_is_decided_again_when_it_is_announced_again(
+    announcer: Announcer, file: Path, fleet: str
+) -> None:
+    """The coordinator gave it more time; what was against it may be over."""
+    with agent_thread(file) as agent:
+        plan = plan_for(fleet, deadline=agent.clock.unix() + 1.0)
+        announcer.announce(plan)
+        wait_until(lambda: rows(file, "SELECT * FROM declined"), "the note")
+        announcer.announce(plan.model_copy(update={"deadline": plan.deadline + 600}))
+        wait_until(lambda: charges(file), "the charge")
+
+
 @pytest.mark.parametrize(
     "changes",
-    [{"mechanism": {"noise_multipliers": [10_000.0] * 3}}, {"model": {"description": b"resnet"}},
+    [{"mechanism": {"noise_multipliers": [10_000.0] * 3}}, {"mechanism": {"noise_multipliers": [1e300] * 3}},
+     {"mechanism": {"name": "unheard-of"}}, {"model": {"description": b"resnet"}},
      {"deadline": 1_000.0}, {"sealing_key": bytes(32)}],
     ids=lambda changes: next(iter(changes)) + str(next(iter(changes.values()))),
 )  # fmt: skip
 def test_no_plan_that_is_signed_can_end_the_agent(
     announcer: Announcer, file: Path, fleet: str, changes: dict[str, Any]
 ) -> None:
-    plan = plan_for(fleet, **changes)
-    with run_agent(file) as agent:
-        announcer.announce(plan)
-        wait_until(lambda: not agent.is_running() or rows(file, "SELECT * FROM declined"), "a decision")
-        assert agent.is_running(), agent.said()[-500:]
+    with agent_thread(file) as agent:
+        announcer.announce(plan_for(fleet, **changes))
+        wait_until(lambda: not agent.is_running or rows(file, "SELECT * FROM declined"), "a decision")
+        assert agent.is_running
         assert charges(file) == []
 
 
@@ -215,43 +254,62 @@ def test_undefined_weights_do_not_end_the_agent(announcer: Announcer, file: Path
     plan = plan_for(
         fleet, model={"digest": content_digest(weights)}, cap={"kind": "clamp", "where": "device"}
     )
-    with run_agent(file) as agent:
+    with agent_thread(file) as agent:
         announcer.announce_model(weights)
         announcer.announce(plan)
-        wait_until(
-            lambda: not agent.is_running() or charges(file) or rows(file, "SELECT * FROM declined"),
-            "a decision",
-        )
-        assert agent.is_running(), agent.said()[-500:]
+        wait_until(lambda: not agent.is_running or rows(file, "SELECT * FROM declined"), "a decision")
+        assert agent.is_running
+        assert charges(file) == []
 
 
 def test_a_lying_chunk_does_not_keep_the_agent_out_of_the_round(
     announcer: Announcer, file: Path, fleet: str
 ) -> None:
     """Anyone in the fleet may publish; the retained chunks are the truth and can be had again."""
-    with run_agent(file) as agent:
-        wait_until(lambda: counter(file, "bytes_down") or "connected" in agent.said(), "the connection")
+    with agent_thread(file):
         (chunk,) = chunked(WEIGHTS)
         announcer.announce(plan_for(fleet, round=2, deadline=1_000.0))
         wait_until(lambda: rows(file, "SELECT * FROM declined"), "the agent to have the model")
         lie = chunk.model_copy(update={"data": bytes(len(chunk.data))})
         announcer.publish(announcer.topics.model_chunk(0), encode(lie))
         announcer.announce(plan_for(fleet, round=2))
-        wait_until(lambda: charges(file), "the charge", 12)
+        wait_until(lambda: charges(file), "the charge")
+
+
+def test_a_model_that_did_not_come_whole_is_asked_for_again(
+    announcer: Announcer, file: Path, fleet: str
+) -> None:
+    (chunk,) = chunked(WEIGHTS)
+    damaged = chunk.model_copy(update={"data": bytes(len(chunk.data))})
+
+    def is_listening() -> bool:
+        announcer.publish(announcer.topics.plan, b"rubbish")
+        return counter(file, "rejected") > 0
+
+    with agent_thread(file) as agent:
+        agent.clock.advance_until(is_listening, "the agent's subscription")
+        announcer.publish(announcer.topics.model_chunk(0), announcer.signer.sign(damaged, "model"))
+        announcer.announce(plan_for(fleet))
+        before = counter(file, "rejected")
+        announcer.publish(announcer.topics.plan, b"rubbish")  # after it the plan has been looked at
+        agent.clock.advance(2.0)
+        agent.clock.advance_until(lambda: counter(file, "rejected") > before, "the plan", step_s=0.1)
+        assert charges(file) == []
+        agent.clock.advance_until(lambda: charges(file), "the charge", step_s=5.0)
 
 
 def test_a_round_is_charged_once_though_it_is_announced_again_and_again(
     announcer: Announcer, file: Path, fleet: str
 ) -> None:
     plan = plan_for(fleet)
-    with run_agent(file):
+    with agent_thread(file) as agent:
         announcer.announce(plan)
-        wait_until(lambda: len(set(announcer.fragments)) == BLOCKS, "all fragments")
+        agent.clock.advance_until(lambda: len(set(announcer.fragments)) == BLOCKS, "all fragments", 30.0)
         for seconds in (1.0, 2.0):
             announcer.announce(plan.model_copy(update={"deadline": plan.deadline + seconds}))
         announcer.announce(plan_for(fleet, round=2))
         wait_until(lambda: len(charges(file)) == 2, "the second round")
-    with run_agent(file):
+    with agent_thread(file):
         announcer.announce(plan_for(fleet, round=3))
         wait_until(lambda: len(charges(file)) == 3, "the third round, after a restart")
     assert charges(file) == [(plan.job.hex(), number) for number in (1, 2, 3)]
@@ -261,26 +319,25 @@ def test_a_round_is_charged_once_though_it_is_announced_again_and_again(
 
 
 def test_an_older_round_is_a_replay(announcer: Announcer, file: Path, fleet: str) -> None:
-    with run_agent(file):
+    with agent_thread(file) as agent:
         announcer.announce(plan_for(fleet, round=2))
         wait_until(lambda: charges(file), "the second round")
         announcer.announce(plan_for(fleet, round=1))
-        wait_until(lambda: counter(file, "rejected") == 1, "the rejection")
+        agent.clock.advance_until(lambda: counter(file, "rejected") == 1, "the rejection")
     assert charges(file) == [((b"j" * 16).hex(), 2)]
 
 
 def test_a_killed_agent_resends_what_it_had_charged(announcer: Announcer, file: Path, fleet: str) -> None:
     # A window so long that nearly nothing has left when the power fails.
-    announcer.announce(plan_for(fleet, jitter_window_s=60.0))
+    announcer.announce(plan_for(fleet, compute_slot_s=0.3))
     with run_agent(file) as agent:
-        wait_until(lambda: charges(file), "the charge", 12)
+        wait_until(lambda: charges(file), "the charge")
         agent.kill()
     left_before = len(set(announcer.fragments))
     spooled = {row[0] for row in rows(file, "SELECT message FROM fragments")}
     assert len(spooled) == BLOCKS > left_before
-    with run_agent(file):
-        announcer.announce(plan_for(fleet))  # now with a short window
-        wait_until(lambda: len(set(announcer.fragments)) == BLOCKS, "all fragments")
+    with agent_thread(file) as again:
+        again.clock.advance_until(lambda: len(set(announcer.fragments)) == BLOCKS, "all fragments", 10.0)
     assert set(announcer.fragments) == spooled
     assert len(charges(file)) == 1
 
@@ -290,50 +347,44 @@ def test_what_waited_for_a_restart_is_spread_over_the_window_again(
 ) -> None:
     """Overdue fragments that all leave at once would show that they are one device's."""
     plan = plan_for(fleet, jitter_window_s=3_000.0)
-    settings = load_agent_settings(file)
+    settings, clock = load_agent_settings(file), MovableClock()
     state = open_state(settings.state_dir, Budget(100.0, 1e-2))
     charge = charge_for(plan, open_npz(settings.data.path), state.ledger)
-    overdue = [SpooledFragment(bytes([index]) * 16, b"overdue", time.monotonic() - 60) for index in range(40)]
+    overdue = [
+        SpooledFragment(bytes([index]) * 16, b"overdue", clock.monotonic() - 60) for index in range(40)
+    ]
     state.charge_and_spool(charge, overdue)
     state.close()
+    opens_at = clock.monotonic() + plan.compute_slot_s
     announcer.announce(plan)
-    with run_agent(file) as agent:
-        wait_until(
-            lambda: (
-                rows(file, f"SELECT count(*) FROM fragments WHERE due_at > {time.monotonic() + 15}")[0][0]
-                > 30
-            ),
-            "new times",
-        )
-        assert agent.is_running()
-        assert len(announcer.fragments) <= 2, "they left at their old times"
+    with agent_thread(file, clock):
+        late = f"SELECT count(*) FROM fragments WHERE due_at BETWEEN {opens_at} AND {opens_at + 3_000}"
+        wait_until(lambda: rows(file, late) == [(40,)], "new times")
+    assert announcer.fragments == [], "they left at their old times"
+    (times,) = rows(file, "SELECT min(due_at), max(due_at) FROM fragments")
+    assert times[1] - times[0] > 1_500
 
 
 def test_the_end_of_a_job_ends_the_resending(announcer: Announcer, file: Path, fleet: str) -> None:
-    with run_agent(file) as agent:
+    with agent_thread(file) as agent:
         announcer.announce(plan_for(fleet))
-        wait_until(lambda: len(set(announcer.fragments)) == BLOCKS, "all fragments")
+        agent.clock.advance_until(lambda: len(set(announcer.fragments)) == BLOCKS, "all fragments", 30.0)
         announcer.announce(plan_for(fleet, round=3, state="finished"))
         wait_until(
             lambda: rows(file, "SELECT DISTINCT state FROM fragments") == [("expired",)], "the spool's end"
         )
-        assert agent.is_running()
+        assert agent.is_running
 
 
 # --- starting -----------------------------------------------------------------------------------
 
 
-def exit_of(file: Path) -> tuple[int, str]:
-    with run_agent(file) as agent:
-        return agent.wait(), agent.said()
-
-
-def test_a_second_agent_on_the_same_state_is_refused(announcer: Announcer, file: Path) -> None:
-    with run_agent(file) as agent:
-        wait_until(lambda: "connected" in agent.said(), "the first agent")
-        code, said = exit_of(file)
-        assert code == ExitCode.STATE_IN_USE
-        assert f"in use by process {agent.process.pid}" in said
+def test_a_second_agent_on_the_same_state_is_refused(file: Path) -> None:
+    state = open_state(state_of(file))
+    with run_agent(file) as second:
+        assert second.wait() == ExitCode.STATE_IN_USE
+        assert "in use by process" in second.said()
+    state.close()
 
 
 def test_a_wrong_password_ends_the_agent_with_a_sentence(
@@ -344,27 +395,23 @@ def test_a_wrong_password_ends_the_agent_with_a_sentence(
         tmp_path / "device", mosquitto, announcer.signer.public_key,
         mqtt={"password_file": str(tmp_path / "password")},
     )  # fmt: skip
-    code, said = exit_of(file)
-    assert code == ExitCode.BROKER
-    assert "refuses us" in said
+    with agent_thread(file) as agent:
+        error = agent.failure()
+    assert isinstance(error, BrokerError)
+    assert error.exit_code == ExitCode.BROKER
 
 
-def test_a_damaged_ledger_ends_the_agent_before_it_connects(announcer: Announcer, file: Path) -> None:
+def test_a_damaged_ledger_keeps_the_agent_from_starting(announcer: Announcer, file: Path) -> None:
     state_of(file).mkdir()
     (state_of(file) / "ledger.db").write_bytes(b"not a database" * 1_000)
-    code, said = exit_of(file)
-    assert code in (ExitCode.STORAGE, ExitCode.LEDGER)
-    assert "not a readable database" in said
-    assert "connected to" not in said
+    with pytest.raises(LedgerError, match=r"ledger\.db"):
+        Agent(calm_settings(file))
 
 
 def test_missing_data_and_a_missing_password_leave_the_state_free(
     tmp_path: Path, announcer: Announcer
 ) -> None:
-    file = write_agent(tmp_path, None, announcer.signer.public_key, profile="calm.yaml")
-    # This process is the tests': it must not be made nicer.
-    (tmp_path / "calm.yaml").write_text("description: x\nmemory_mib: 64\nmicrobatch: 8\nniceness: 0\n")
-    settings = load_agent_settings(file).model_copy(update={"profile": str(tmp_path / "calm.yaml")})
+    settings = calm_settings(write_agent(tmp_path, None, announcer.signer.public_key))
     wrong = settings.model_copy(
         update={"data": settings.data.model_copy(update={"path": tmp_path / "no.npz"})}
     )

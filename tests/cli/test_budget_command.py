@@ -25,7 +25,7 @@ def state_dir(tmp_path: Path) -> Path:
     """A ledger with two charges of a job of three rounds."""
     state = open_state(tmp_path / "state")
     for number in (1, 2):
-        state.release(charge_for(make_plan(round=number), records(20), state.ledger), [])
+        state.charge_and_spool(charge_for(make_plan(round=number), records(20), state.ledger), [])
     state.close()
     return tmp_path / "state"
 
@@ -49,7 +49,7 @@ def test_statement_is_of_what_is_reserved(state_dir: Path) -> None:
     statement = dataset["statement"]
     assert {key: statement[key] for key in SCOPE} == SCOPE
     assert statement["epsilon"] == dataset["epsilon_reserved"] > dataset["epsilon_spent"] > 0
-    assert statement["delta"] == dataset["delta_reserved"] == make_plan().mechanism.delta
+    assert statement["delta"] == dataset["delta_reserved"] == make_plan().delta
     assert statement["mechanism"] == make_plan().mechanism.name
     assert statement["guarantee"] == "differential privacy"
 
@@ -70,6 +70,16 @@ def test_export_states_the_same(state_dir: Path) -> None:
     exported = json.loads(result.stdout)
     assert {key: exported[key] for key in SCOPE} == SCOPE
     assert len(exported["charges"]) == 2
+    for number, charge in enumerate(exported["charges"], start=1):
+        assert charge.keys() >= {
+            "entry", "hash", "dataset", "job", "round", "mechanism", "noise_multiplier", "sampling_rate",
+            "steps", "clip_norm", "granularity", "dimension", "statistical_distance", "schedule",
+            "job_epsilon", "delta", "cumulative_epsilon", "cumulative_delta", "charged_at", "loss_grid",
+            "accumulation_slack",
+        }  # fmt: skip
+        assert "parameters" not in charge
+        assert charge["noise_multiplier"] == make_plan().mechanism.noise_multipliers[number - 1]
+        assert charge["resolution"] == make_plan().mechanism.parameters["resolution"]
     assert exported["datasets"][DATASET]["statement"]["epsilon"] > 0
 
 

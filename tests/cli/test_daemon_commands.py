@@ -72,9 +72,13 @@ def test_agent_refuses_bad_settings(tmp_path: Path, changes: dict[str, Any], cod
         ({"devices": 0}, 3, "fleet.yaml:2: devices: got 0"),
         ({"model": {"name": "alexnet"}}, 3, "alexnet"),
         ({"privacy": {"epsilon": 2.0, "schedule": {"kind": "random"}}}, 3, "schedule.kind"),
-        ({"privacy": {"epsilon": 1e-6}, "rounds": 500}, 9, "epsilon"),
+        ({"privacy": {"epsilon": 1e-6}, "rounds": 500}, 9, "epsilon 1e-06"),
         ({"test_data": {"path": "missing.npz"}}, 4, "missing.npz"),
-        ({"fragments_per_update": 1, "model": {"name": "mnist-cnn"}, "records_per_device": 1e6}, 9, "device"),
+        (
+            {"fragments_per_update": 1, "model": {"name": "mnist-cnn"}, "records_per_device": 1e6},
+            9,
+            "fragments_per_update is 1",
+        ),
     ],
 )
 def test_coordinator_refuses_bad_settings(

@@ -18,10 +18,12 @@ from dp_accounting.pld import PLDAccountant
 from typer.testing import CliRunner
 
 from cli.main import app
-from dpagent.errors import DpagentError, ParameterError
+from coordinator.planning import Planner, new_job
+from coordinator.settings import FleetSettings, load_fleet_settings
+from dpagent.errors import DpagentError, ParameterError, PlanError
+from dpagent.learning.training.engine import ACCUMULATION_SLACK
 from dpagent.privacy.calibration import calibrate, gaussian_family
-from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian
-from dpagent.privacy.mechanisms.grid import DEFAULT_RESOLUTION
+from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian, finest_resolution
 from dpagent.privacy.mechanisms.truncated_laplace import TruncatedLaplace
 from dpagent.privacy.schedules import Schedule
 
@@ -80,13 +82,14 @@ def test_json_has_every_schedule_as_the_library_makes_it() -> None:
     )  # fmt: skip
     assert [entry["schedule"]["kind"] for entry in plan["schedules"]] == KINDS
     assert [entry["chosen"] for entry in plan["schedules"]] == [False, True, False]
-    mechanism = DiscretisedGaussian(1.0, 1.0, 0.1, 1000, 2)
     for entry, kind in zip(plan["schedules"], KINDS, strict=True):
         schedule = Schedule(kind=kind, step=0.5, ratio=4.0)  # type: ignore[arg-type]
         made = calibrate(schedule, gaussian_family(0.1, steps=2), epsilon=2, delta=1e-5, rounds=9)
         assert entry["noise_multipliers"] == list(made.noise_multipliers)
         assert entry["epsilon"] == list(made.epsilon_by_round)
         assert entry["shares"] == schedule.shares(9).tolist()
+        units = finest_resolution(max(entry["noise_multipliers"]))
+        sensitivity = (units + math.ceil(ACCUMULATION_SLACK * units) + 32 + 1) / units  # 32 = ⌈√1000⌉
         for sigma, coordinate, mean in zip(
             entry["noise_multipliers"],
             entry["coordinate_noise_clip_norms"],
@@ -94,7 +97,7 @@ def test_json_has_every_schedule_as_the_library_makes_it() -> None:
             strict=True,
         ):
             # Sums of 200 devices with 2 steps each, divided by 200 · 2 · 50 records.
-            deviation = sigma * mechanism.sensitivity_units / DEFAULT_RESOLUTION * math.sqrt(400)
+            deviation = sigma * sensitivity * math.sqrt(400)
             assert coordinate == pytest.approx(deviation / (200 * 2 * 50), rel=1e-12)
             assert mean == pytest.approx(coordinate * math.sqrt(1000), rel=1e-12)
     chosen = plan["schedules"][1]
@@ -367,13 +370,11 @@ def write_fleet(directory: Path, **changes: Any) -> Path:
 
 
 def test_config_is_what_the_coordinator_would_run(tmp_path: Path) -> None:
-    from coordinator.planning import budget_plan
-    from coordinator.settings import load_fleet_settings
-
     file = write_fleet(tmp_path)
     plan = plan_json("--config", str(file))
-    made = budget_plan(load_fleet_settings(file))
-    assert plan["noise_multipliers"] == list(made.noise_multipliers)
+    made = new_job(load_fleet_settings(file))
+    assert plan["noise_multipliers"] == list(made.noise.multipliers)
+    assert plan["epsilon"] == list(made.epsilon_by_round)
     assert plan["schedule"] == {"kind": "linear", "ratio": 5}
     assert (plan["epsilon_target"], plan["delta"], plan["sampling_rate"]) == (1.25, 1e-6, 0.2)
     assert (plan["local_steps"], plan["rounds"]) == (2, 12)
@@ -383,6 +384,14 @@ def test_config_is_what_the_coordinator_would_run(tmp_path: Path) -> None:
     page = dpagent("plan", "--config", str(file)).stdout
     assert re.search(r"^none \*", page, flags=re.MULTILINE)
     assert re.search(r"^clamp  ", page, flags=re.MULTILINE)
+
+
+def test_the_model_of_a_config_may_be_a_file_of_ones_own(tmp_path: Path) -> None:
+    model = {"name": "own", "input_shape": [8], "classes": 3, "layers": [{"dense": 3}]}
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "own.yaml").write_text(yaml.safe_dump(model))
+    plan = plan_json("--config", str(write_fleet(tmp_path, model={"name": "models/own.yaml"})))
+    assert plan["fleet"]["parameters"] == 8 * 3 + 3
 
 
 def test_options_win_over_the_config(tmp_path: Path) -> None:
@@ -431,16 +440,36 @@ def test_help_states_the_defaults_in_force() -> None:
     [
         (["--devices", "1", "--records-per-device", "10"], "a single step says little"),
         (["--delta", "1e-3"], "not well below one over a device's records"),
-        (
-            ["--epsilon", "0.05", "--sampling-rate", "1", "--rounds", "2000"],
-            "A device would refuse this plan",
-        ),
+        (["--epsilon", "100", "--rounds", "2"], "No device would accept this plan"),
     ],
 )
 def test_remarks_warn_of_plans_that_disappoint(arguments: list[str], words: str) -> None:
     plan = plan_json(*arguments)
     assert any(words in remark for remark in plan["remarks"])
     assert plan_json("--rounds", "10")["remarks"] == []
+
+
+@pytest.mark.parametrize(
+    "privacy",
+    [{"epsilon": 0.1, "sampling_rate": 1.0}, {"epsilon": 0.05, "sampling_rate": 1.0}, {"epsilon": 100.0}],
+    ids=lambda privacy: f"epsilon {privacy['epsilon']}",
+)
+def test_a_plan_is_said_to_be_refused_exactly_when_a_coordinator_would_refuse_it(
+    tmp_path: Path, privacy: dict[str, float]
+) -> None:
+    file = write_fleet(tmp_path, rounds=400, privacy=privacy | {"schedule": {"kind": "incrementing"}})
+    settings = load_fleet_settings(file)
+    assert any("accept" in remark for remark in plan_json("--config", str(file))["remarks"]) is not (
+        is_accepted(settings)
+    )
+
+
+def is_accepted(settings: FleetSettings) -> bool:
+    try:
+        Planner(settings, settings.model.spec(), new_job(settings), bytes(32)).require_acceptable()
+    except PlanError:
+        return False
+    return True
 
 
 @pytest.mark.parametrize(

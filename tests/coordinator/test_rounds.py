@@ -17,7 +17,7 @@ from fleets import DIGITS, Program, digits, fleet_values, run_agent, run_coordin
 from observers import Observer
 
 from agent.ledger import open_ledger, verify
-from coordinator.aggregation import mean_release, take_step
+from coordinator.aggregation import fleet_mean, take_step
 from coordinator.daemon import _BATCH, Coordinator
 from coordinator.keys import load_opener, load_signer
 from coordinator.planning import new_job
@@ -39,6 +39,7 @@ from dpagent.protocol.fragments import (
 from dpagent.protocol.messages import ModelChunk, Plan, Receipts
 from dpagent.protocol.sealing import Opener, new_sealing_secret, seal
 from dpagent.protocol.signing import Signer, Verifier, new_signing_secret
+from dpagent.protocol.task import RoundTask
 from dpagent.transport.session import Event, Received
 from dpagent.transport.settings import MqttSettings
 
@@ -130,8 +131,9 @@ class Fleet:
                     position, values = read_block(piece, plan.wire, DIGITS.parameter_count)
                     count, total = sums.get(position, (0, 0))
                     sums[position] = (count + 1, total + values)
-            gradient = mean_release(plan, sums, plan.clipping(DIGITS.layer_sizes).radius)
-            step = take_step(plan, gradient, weights, state, optimiser, rate)
+            task = RoundTask.of(plan)
+            gradient = task.clipping.gradient(fleet_mean(task, sums))
+            step = take_step(task, gradient, weights, state, optimiser, rate)
             weights, state = step.weights, step.state
         return weights
 

@@ -37,8 +37,7 @@ def begin() -> Iterator[Begin]:
 
     def end() -> None:
         for coordinator in running:
-            coordinator._store.close()
-            coordinator._directory.close()
+            coordinator.close()
         running.clear()
 
     def start(settings: FleetSettings) -> Coordinator:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
 import tempfile
 from collections.abc import Iterator
@@ -16,9 +15,11 @@ from numpy.typing import NDArray
 
 from coordinator.store import Job, OpenedFragment, RoundResult, Store, StoreReader
 from dpagent.errors import StorageError
+from dpagent.privacy.mechanisms.job_noise import JobNoise
 
 BLOCK = 7
-JOB = Job(b"j" * 16, {"rounds": 3, "privacy": {"epsilon": 0.1}}, (3.0, 2.0, 1.0), (0.1, 0.2, 0.4))
+NOISE = JobNoise.chosen("discrete-gaussian", [3.0, 2.0, 1.0])
+JOB = Job(b"j" * 16, {"rounds": 3, "privacy": {"epsilon": 0.1}}, NOISE, (0.1, 0.2, 0.4))
 WEIGHTS = np.array([0.1, -0.0, np.inf, 1e-40], np.float32)
 Sums = dict[int, tuple[int, list[int]]]
 
@@ -108,7 +109,9 @@ def begun(store: Store) -> Store:
 
 
 def close(store: Store, number: int = 1, accuracy: float | None = None) -> None:
-    store.close_round(number, WEIGHTS, np.ones((1, 4)), 0.7, RoundResult(accuracy, 3, 0.75, 2.5, 0.1))
+    store.close_round(
+        number, WEIGHTS, np.ones((1, 4)), 0.7, RoundResult(accuracy, 3, 0.75, 2.5, 0.1), closed_at=25.0
+    )
 
 
 def test_late_messages_are_a_number_and_never_in_a_sum(store: Store, tmp_path: Path) -> None:
@@ -165,7 +168,8 @@ def test_closing_a_round_takes_the_model_and_drops_the_sums(store: Store, tmp_pa
     (record,) = reader.rounds()
     reader.close()
     assert (record.fragments, record.accuracy, record.clamped, record.epsilon) == (3, 0.5, 3, 0.1)
-    assert record.kept == 0.75
+    assert (record.kept, record.noise_multiplier) == (0.75, 2.5)
+    assert (record.opened_at, record.closed_at) == (10.0, 25.0)
 
 
 def test_a_full_disk_counts_nothing_of_a_batch(store: Store) -> None:
@@ -188,7 +192,12 @@ def test_a_full_disk_does_not_close_a_round_by_half(store: Store) -> None:
     large = np.ones(100_000, np.float32)
     with pytest.raises(StorageError, match="disk is full"):
         store.close_round(
-            1, large, large[np.newaxis].astype(np.float64), 1.0, RoundResult(None, 0, 1.0, 1.0, 0.1)
+            1,
+            large,
+            large[np.newaxis].astype(np.float64),
+            1.0,
+            RoundResult(None, 0, 1.0, 1.0, 0.1),
+            closed_at=25.0,
         )
     assert store.open_round() is not None
     assert set(store.sums(1)) == {0}
@@ -211,91 +220,6 @@ def test_a_job_is_the_same_after_a_restart(tmp_path: Path) -> None:
     store.close()
 
 
-OLDER_SCHEMA = """
-    CREATE TABLE job (one INTEGER PRIMARY KEY CHECK (one = 1), id BLOB NOT NULL, terms TEXT NOT NULL,
-        budget TEXT NOT NULL, finished_at REAL) STRICT;
-    CREATE TABLE model (one INTEGER PRIMARY KEY CHECK (one = 1), weights BLOB NOT NULL,
-        velocity BLOB NOT NULL) STRICT;
-    CREATE TABLE rounds (number INTEGER PRIMARY KEY, opened_at REAL NOT NULL, deadline REAL NOT NULL,
-        closed_at REAL, noise_multiplier REAL, epsilon REAL, accuracy REAL, clamped INTEGER, kept REAL,
-        fragments INTEGER) STRICT;
-    CREATE TABLE sums (round INTEGER NOT NULL, position INTEGER NOT NULL, count INTEGER NOT NULL,
-        total BLOB NOT NULL, PRIMARY KEY (round, position)) STRICT, WITHOUT ROWID;
-    CREATE TABLE fragments (id BLOB PRIMARY KEY, round INTEGER NOT NULL, position INTEGER NOT NULL,
-        arrived_at REAL NOT NULL) STRICT, WITHOUT ROWID;
-    CREATE INDEX fragments_by_round ON fragments (round);
-    CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT;
-    PRAGMA user_version = 1;
-"""
-"""What the first step made before clip norms could change, when it was the only one."""
-
-
-def older_database(directory: Path) -> sqlite3.Connection:
-    connection = sqlite3.connect(directory / "coordinator.db", isolation_level=None)
-    connection.executescript(OLDER_SCHEMA)
-    return connection
-
-
-def schema_of(store: Store) -> dict[str, list[tuple[object, ...]]]:
-    """Columns by table."""
-    names = [
-        row[0] for row in store.connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
-    ]
-    return {
-        name: [tuple(c) for c in store.connection.execute(f"PRAGMA table_info({name})")] for name in names
-    }
-
-
-def test_a_job_of_an_older_schema_goes_on_from_where_it_was(tmp_path: Path, store: Store) -> None:
-    expected = schema_of(store)
-    (tmp_path / "older").mkdir()
-    connection = older_database(tmp_path / "older")
-    velocity = np.array([0.25, -1.0, 3.0, 1e-300])
-    terms = {"rounds": 3, "privacy": {"epsilon": 0.1, "clip_norm": 0.7}}
-    budget = {"noise_multipliers": [3.0, 2.0, 1.0], "epsilon_by_round": [0.1, 0.2, 0.4]}
-    connection.execute(
-        "INSERT INTO job VALUES (1, ?, ?, ?, NULL)", (JOB.id, json.dumps(terms), json.dumps(budget))
-    )
-    connection.execute("INSERT INTO model VALUES (1, ?, ?)", (WEIGHTS.tobytes(), velocity.tobytes()))
-    connection.execute("INSERT INTO rounds VALUES (1, 5.0, 9.0, 8.0, 3.0, 0.1, 0.5, 3, 0.75, 40)")
-    connection.execute("INSERT INTO rounds (number, opened_at, deadline) VALUES (2, 10.0, 20.0)")
-    connection.execute("INSERT INTO fragments VALUES (?, 2, 0, 11.0)", (fragment(1).id,))
-    connection.execute("INSERT INTO sums VALUES (2, 0, 1, ?)", (fragment(1).values.tobytes(),))
-    connection.close()
-    for _ in range(2):  # migrated, and opened again
-        older = Store(tmp_path / "older")
-        weights, state, clip_norm = older.model()
-        assert weights.tobytes() == WEIGHTS.tobytes()
-        assert state.tolist() == [velocity.tolist()]
-        assert clip_norm == 0.7, "that of the job"
-        assert older.job() == Job(JOB.id, terms, JOB.noise_multipliers, JOB.epsilon_by_round)
-        assert schema_of(older) == expected
-        older.close()
-    older = Store(tmp_path / "older")
-    counted = older.count([fragment(1, round_number=2), fragment(2, round_number=2)], 2)
-    assert (counted.repeated, counted.fresh) == ((fragment(1).id,), (fragment(2).id,))
-    assert sums_of(older, 2) == plain_sums([fragment(1), fragment(2)])
-    close(older, 2)
-    assert (older.closed_rounds(), older.model()[2]) == (2, 0.7)
-    older.close()
-
-
-def test_an_older_database_without_a_job_can_begin_one(tmp_path: Path) -> None:
-    older_database(tmp_path).close()
-    store = begun(Store(tmp_path))
-    assert store.model()[2] == 1.5
-    store.close()
-
-
-def test_a_database_of_between_the_schemas_is_left_as_it_is(tmp_path: Path) -> None:
-    """For a while the first step made today's columns."""
-    begun(Store(tmp_path)).connection.execute("PRAGMA user_version = 1")
-    store = Store(tmp_path)
-    assert store.connection.execute("PRAGMA user_version").fetchone()[0] == 2
-    assert store.model()[2] == 1.5
-    store.close()
-
-
 def test_a_new_deadline_keeps_the_round(store: Store) -> None:
     begun(store).count([fragment(1)], 1)
     current = store.start_round(1, 99.0, 200.0)
@@ -307,7 +231,7 @@ def test_the_end_is_remembered(store: Store, tmp_path: Path) -> None:
     begun(store)
     reader = StoreReader(tmp_path)
     assert not reader.is_finished()
-    store.finish()
+    store.finish(30.0)
     assert reader.is_finished()
     assert reader.job_id() == JOB.id.hex()
     reader.close()

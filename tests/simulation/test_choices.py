@@ -13,8 +13,7 @@ import pytest
 from demos import asked_for, chosen, own
 from pictures import encoded, folder_of, noise, write, zip_of
 
-from coordinator.planning import require_every_round_fits
-from coordinator.settings import FleetSettings
+from coordinator.planning import Planner, job_noise
 from coordinator.store import Job
 from dpagent.errors import ConfigurationError, DataError, DpagentError, PlanError
 from dpagent.learning.data.dataset import ArrayDataset
@@ -26,7 +25,6 @@ from dpagent.learning.models.layers import Dense
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.training.numpy_engine.engine import NumpyEngine
 from dpagent.privacy.clipping import Clipping
-from simulation import choices
 from simulation.choices import choose, choose_model, facts_of
 from simulation.data.shards import deal
 from simulation.data.source import data_name, open_source
@@ -35,6 +33,7 @@ from simulation.fleet import prepare_run
 from simulation.layout import Layout
 from simulation.outlook import outlook_of
 from simulation.presets import OWN_DATA, preset_of, sampling_rate_for
+from simulation.programs.configurations import fleet_settings
 from simulation.programs.timing import round_times
 from simulation.settings import DataChoice, DataForm, form_of_run, load_options
 
@@ -145,22 +144,20 @@ def test_a_large_model_gets_more_fragments() -> None:
     assert chosen(DataForm(5000, 10, [8], 3), derived_model((8,), 3), rounds=2).fragments_per_update == 16
 
 
-def test_noise_that_no_device_accepts_is_not_blamed_on_fragments(monkeypatch: pytest.MonkeyPatch) -> None:
-    tried: list[int] = []
-
-    def observed(settings: FleetSettings, job: Job, spec: ModelSpec) -> None:
-        tried.append(settings.fragments_per_update)
-        require_every_round_fits(settings, job, spec)
-
-    monkeypatch.setattr(choices, "require_every_round_fits", observed)
-    with pytest.raises(PlanError, match="plan of round 1: its noise") as caught:
-        chosen(DataForm(5000, 10, [8], 3), derived_model((8,), 3), epsilon=200.0, rounds=2)
-    assert tried == [16]
-    assert "fragments" not in str(caught.value)
-    tried.clear()
+def test_an_update_is_cut_into_as_few_fragments_as_hold_it() -> None:
     spec = ModelSpec("large", (4000,), 800, (Dense(800),))
-    assert chosen(DataForm(5000, 10, [4000], 800), spec, rounds=2).fragments_per_update == tried[-1]
-    assert tried == [16 * 2**number for number in range(len(tried))]
+    settings = fleet_settings(chosen(DataForm(5000, 10, [4000], 800), spec, rounds=2))
+    job = Job(bytes(16), {}, *job_noise(settings))
+    Planner(settings, spec, job, bytes(32)).require_acceptable()
+    fewer = settings.model_copy(update={"fragments_per_update": settings.fragments_per_update - 1})
+    with pytest.raises(PlanError, match=f"fragments_per_update is {fewer.fragments_per_update}; "):
+        Planner(fewer, spec, job, bytes(32)).require_acceptable()
+
+
+def test_noise_that_no_device_accepts_is_not_blamed_on_fragments() -> None:
+    with pytest.raises(PlanError, match="round 1: noise") as caught:
+        chosen(DataForm(5000, 10, [8], 3), derived_model((8,), 3), epsilon=200.0, rounds=2)
+    assert "fragments" not in str(caught.value)
 
 
 def test_impossible_runs_are_refused() -> None:

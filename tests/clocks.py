@@ -1,0 +1,47 @@
+"""A clock that a test moves, so that nothing waits for slots, deadlines and resends to come."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from brokers import PATIENCE_S
+
+
+class MovableClock:
+    """Implements :class:`dpagent.clock.Clock`; time stands still until the test moves it.
+
+    Args:
+        unix: seconds since 1970 to begin with; by default now, for what is announced by others' clocks.
+    """
+
+    def __init__(self, unix: float | None = None) -> None:
+        self._monotonic = 1_000.0
+        self._unix = time.time() if unix is None else unix
+
+    def monotonic(self) -> float:
+        return self._monotonic
+
+    def unix(self) -> float:
+        return self._unix
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass, on both clocks."""
+        self._monotonic += seconds
+        self._unix += seconds
+
+    def set_unix(self, unix: float) -> None:
+        """Set the board's clock, as a person or a time server does; no time passes."""
+        self._unix = unix
+
+    def advance_until(self, condition: Callable[[], Any], what: str, step_s: float = 0.5) -> Any:
+        """Let time pass in steps until ``condition`` holds, for daemons in threads; the first true value."""
+        until = time.monotonic() + PATIENCE_S
+        while time.monotonic() < until:
+            if value := condition():
+                return value
+            self.advance(step_s)
+            time.sleep(0.02)
+        pytest.fail(f"moved the clock for {PATIENCE_S:g} s in vain: {what}")
