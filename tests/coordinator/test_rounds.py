@@ -1,11 +1,14 @@
-"""Whole jobs: coordinator and agents as processes over a real broker, watched and disturbed."""
+"""Whole jobs: coordinator and agents over a real broker, watched and disturbed.
+
+They run in threads, on clocks that the test moves. A coordinator that is killed is a process of its own.
+"""
 
 from __future__ import annotations
 
 import itertools
 import json
 import sqlite3
-import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +16,22 @@ import numpy as np
 import onnxruntime
 import pytest
 from brokers import Broker, wait_until
-from fleets import DIGITS, Program, digits, fleet_values, run_agent, run_coordinator, write_agent, write_fleet
+from clocks import MovableClock
+from daemons import agent_thread, attentive_daemons, coordinator_thread
+from fleets import DIGITS, digits, fleet_values, run_coordinator, write_agent, write_fleet
 from observers import Observer
 
 from agent.ledger import open_ledger, verify
+from coordinator import announcer
 from coordinator.aggregation import fleet_mean, take_step
 from coordinator.daemon import _BATCH, Coordinator
 from coordinator.keys import load_opener, load_signer
 from coordinator.planning import new_job
 from coordinator.settings import FleetSettings, load_fleet_settings
-from coordinator.store import OpenedFragment, RoundResult, Store, StoreReader
-from dpagent.errors import ConfigurationError, DpagentError, ExitCode, PlanError, StateInUseError
+from coordinator.store import RoundRecord, RoundResult, Store, StoreReader
+from dpagent.errors import ConfigurationError, DpagentError, PlanError, StateInUseError
 from dpagent.learning.data.formats.npz import save_npz
+from dpagent.learning.inference.evaluation import OnnxEvaluator
 from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian
 from dpagent.protocol.codec import MessageError, encode
 from dpagent.protocol.fragments import (
@@ -40,10 +47,18 @@ from dpagent.protocol.messages import ModelChunk, Plan, Receipts
 from dpagent.protocol.sealing import Opener, new_sealing_secret, seal
 from dpagent.protocol.signing import Signer, Verifier, new_signing_secret
 from dpagent.protocol.task import RoundTask
-from dpagent.transport.session import Event, Received
 from dpagent.transport.settings import MqttSettings
 
+SLOW = {"compute_slot_s": 30.0, "jitter_window_s": 60.0, "deadline_s": 600.0}
+"""Times of a round that nobody waits for."""
+
 _numbers = itertools.count()
+
+
+@pytest.fixture(autouse=True)
+def _attentive() -> Iterator[None]:
+    with attentive_daemons():
+        yield
 
 
 class Fleet:
@@ -52,6 +67,7 @@ class Fleet:
     def __init__(self, directory: Path, broker: Broker, **changes: Any) -> None:
         self.name = f"rounds-{next(_numbers)}"
         self.directory, self.broker = directory, broker
+        changes["round"] = SLOW | changes.get("round", {})
         self.changes = {"fleet": self.name, **changes}
         self.file = write_fleet(directory / "coordinator", broker, **self.changes)
         self.settings = load_fleet_settings(self.file)
@@ -83,6 +99,13 @@ class Fleet:
             return {identity: number for identity, (number, _) in reader.fragments().items()}
         except DpagentError:
             return {}
+        finally:
+            reader.close()
+
+    def rounds(self) -> list[RoundRecord]:
+        reader = self.reader()
+        try:
+            return reader.rounds()
         finally:
             reader.close()
 
@@ -173,34 +196,42 @@ def disturb(observer: Observer, fleet: Fleet, plan: Plan) -> dict[str, int]:
     return expected
 
 
+def charged(*files: Path) -> int:
+    """Charges in the ledgers of devices."""
+    return sum(verify(file.parent / "state").charges for file in files if _has_ledger(file))
+
+
+def _has_ledger(file: Path) -> bool:
+    return (file.parent / "state" / "ledger.head").exists()
+
+
 def test_a_job_runs_to_its_end_whatever_strangers_send(tmp_path: Path, mosquitto: Broker) -> None:
     save_npz(tmp_path / "test.npz", digits(1_500, 1_700))
-    fleet = Fleet(
-        tmp_path, mosquitto, test_data={"path": str(tmp_path / "test.npz")},
-        round={"compute_slot_s": 1.5, "jitter_window_s": 1.0},
-    )  # fmt: skip
-    agents = [fleet.agent(number) for number in (0, 1)]
+    fleet = Fleet(tmp_path, mosquitto, test_data={"path": str(tmp_path / "test.npz")})
+    files = [fleet.agent(number) for number in (0, 1)]
+    clock = MovableClock()
     with (
         Observer(mosquitto, fleet.name) as observer,
-        run_coordinator(fleet.file) as coordinator,
-        run_agent(agents[0]) as first,
-        run_agent(agents[1]) as second,
+        coordinator_thread(fleet.file, clock) as coordinator,
+        agent_thread(files[0], clock) as first,
+        agent_thread(files[1], clock) as second,
     ):
         wait_until(lambda: fleet.plans(observer), "the first plan")
         expected = disturb(observer, fleet, fleet.plans(observer)[1])
-        wait_until(lambda: len(fleet.counted()) >= 3, "some counted fragments")
+        clock.advance_until(lambda: len(fleet.counted()) >= 3, "some counted fragments", 2.0)
         replayed = 0
         for message in {message for message in observer.fragments if _is_counted(fleet, message)}:
             observer.publish(observer.topics.fragments, message)
             replayed += 1
         assert replayed >= 3
-        wait_until(lambda: not coordinator.is_running(), coordinator.said(), 60)
-        assert coordinator.wait() == ExitCode.OK, coordinator.said()
-        wait_until(lambda: "is finished" in first.said(), "the farewell at the first agent")
-        assert first.stop() == second.stop() == ExitCode.OK
+        clock.advance_until(lambda: not coordinator.is_running, "the end of the job", 2.0)
+        assert coordinator.result is True
+        wait_until(lambda: len(observer.plans) and _is_farewell(fleet, observer.plans[-1]), "the farewell")
+        first.stop()
+        second.stop()
 
+        rounds, counters = fleet.rounds(), fleet.counters()
         reader = fleet.reader()
-        rounds, counters = reader.rounds(), reader.counters()
         assert reader.is_finished()
         reader.close()
         assert [record.fragments for record in rounds] == [2 * fleet.blocks] * 2
@@ -211,12 +242,11 @@ def test_a_job_runs_to_its_end_whatever_strangers_send(tmp_path: Path, mosquitto
 
         # Exactly what the broker carried, added up by other code, is the model: bit by bit.
         assert fleet.model().tobytes() == fleet.replayed_model(observer).tobytes()
-        assert fleet.verifier.open(observer.plans[-1], Plan, "plan").state == "finished"
 
         genuine = {message for message in observer.fragments if _is_counted(fleet, message)}
         assert len(genuine) == 4 * fleet.blocks
         assert len({len(message) for message in genuine}) == 1  # the noise is the same in both rounds
-    for file in agents:
+    for file in files:
         assert verify(file.parent / "state").charges == 2
         connection, _ = open_ledger(file.parent / "state")
         states = connection.execute("SELECT state, count(*) FROM fragments GROUP BY state").fetchall()
@@ -227,8 +257,6 @@ def test_a_job_runs_to_its_end_whatever_strangers_send(tmp_path: Path, mosquitto
         assert [tuple(row) for row in states] == [("counted", 2 * fleet.blocks)]
         assert spent[-1]["cumulative_epsilon"] <= 4.0 * (1 + 1e-9)
         assert spent[-1]["cumulative_epsilon"] == pytest.approx(rounds[-1].epsilon, rel=1e-3)
-    from dpagent.learning.inference.evaluation import OnnxEvaluator
-
     evaluator = OnnxEvaluator((fleet.state / "model.onnx").read_bytes())
     assert evaluator.accuracy(digits(1_500, 1_700)) == rounds[-1].accuracy
     model = onnxruntime.InferenceSession(fleet.state / "model.onnx", providers=["CPUExecutionProvider"])
@@ -248,24 +276,35 @@ def _is_counted(fleet: Fleet, message: bytes) -> bool:
         return False
 
 
+def _is_farewell(fleet: Fleet, message: bytes) -> bool:
+    try:
+        return fleet.verifier.open(message, Plan, "plan").state == "finished"
+    except MessageError:
+        return False
+
+
 def test_a_coordinator_killed_in_the_middle_of_a_round_goes_on_with_its_counts(
     tmp_path: Path, mosquitto: Broker
 ) -> None:
-    fleet = Fleet(
-        tmp_path, mosquitto, rounds=1, fragments_per_update=30,
-        round={"compute_slot_s": 0.5, "jitter_window_s": 3.0, "deadline_s": 90},
-    )  # fmt: skip
-    agents = [fleet.agent(number) for number in (0, 1)]
+    fleet = Fleet(tmp_path, mosquitto, rounds=1, fragments_per_update=30)
+    files = [fleet.agent(number) for number in (0, 1)]
+    clock = MovableClock()
     with (
         Observer(mosquitto, fleet.name) as observer,
-        run_agent(agents[0]),
-        run_agent(agents[1]),
+        agent_thread(files[0], clock),
+        agent_thread(files[1], clock),
     ):
         before: dict[bytes, int] = {}
         for _ in range(2):
             with run_coordinator(fleet.file) as coordinator:
+                # Announced: what is pending has new times.
+                announced = len(observer.plans)
+                wait_until(lambda known=announced: len(observer.plans) > known, "the plan")
+                wait_until(lambda: charged(*files) == 2, "the charges")
                 enough = len(before) + 1
-                wait_until(lambda enough=enough: len(fleet.counted()) >= enough, "more counted fragments")
+                clock.advance_until(
+                    lambda enough=enough: len(fleet.counted()) >= enough, "more counted fragments", 1.0
+                )
                 coordinator.kill()
             now = fleet.counted()
             assert before.items() <= now.items(), "a restart forgot what it had counted"
@@ -277,14 +316,14 @@ def test_a_coordinator_killed_in_the_middle_of_a_round_goes_on_with_its_counts(
             raw = fleet.verifier.open(message, Receipts, "receipts").digests
             receipted |= {raw[start : start + 16] for start in range(0, len(raw), 16)}
         assert receipted <= {receipt_digest(identity) for identity in before}
-        with run_coordinator(fleet.file) as coordinator:
-            assert coordinator.wait() == ExitCode.OK, coordinator.said()
+        with coordinator_thread(fleet.file, clock) as last:
+            clock.advance_until(lambda: not last.is_running, "the end of the job", 1.0)
+            assert last.result is True
         counted = fleet.counted()
         assert before.items() <= counted.items()
         assert len(counted) == 2 * fleet.blocks
         assert fleet.model().tobytes() == fleet.replayed_model(observer).tobytes()
-    for file in agents:
-        assert verify(file.parent / "state").charges == 1
+    assert [verify(file.parent / "state").charges for file in files] == [1, 1]
 
 
 def deadline_of(fleet: Fleet) -> float:
@@ -295,21 +334,22 @@ def deadline_of(fleet: Fleet) -> float:
         connection.close()
 
 
-def test_a_round_with_a_missing_device_closes_at_its_deadline(tmp_path: Path, mosquitto: Broker) -> None:
-    fleet = Fleet(
-        tmp_path, mosquitto, rounds=1,
-        round={"compute_slot_s": 0.3, "jitter_window_s": 0.3, "deadline_s": 4.0, "minimum_devices": 1},
-    )  # fmt: skip
+def test_a_round_with_a_missing_device_closes_at_its_deadline(
+    tmp_path: Path, mosquitto: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    fleet = Fleet(tmp_path, mosquitto, rounds=1, round={"minimum_devices": 1})
+    clock = MovableClock()
     with (
         Observer(mosquitto, fleet.name) as observer,
-        run_agent(fleet.agent(0)),
-        run_coordinator(fleet.file) as coordinator,
+        agent_thread(fleet.agent(0), clock),
+        coordinator_thread(fleet.file, clock) as coordinator,
     ):
-        assert coordinator.wait() == ExitCode.OK, coordinator.said()
-        assert f"closes at its deadline with {fleet.blocks} of {2 * fleet.blocks}" in coordinator.said()
-        reader = fleet.reader()
-        (record,) = reader.rounds()
-        reader.close()
+        clock.advance_until(lambda: len(fleet.counted()) == fleet.blocks, "the device's fragments", 2.0)
+        assert coordinator.is_running
+        clock.advance_until(lambda: not coordinator.is_running, "the end of the job", 100.0)
+        assert coordinator.result is True
+        assert f"closes at its deadline with {fleet.blocks} of {2 * fleet.blocks}" in caplog.text
+        (record,) = fleet.rounds()
         assert record.fragments == fleet.blocks
         assert record.closed_at is not None
         assert record.closed_at >= deadline_of(fleet)
@@ -317,40 +357,42 @@ def test_a_round_with_a_missing_device_closes_at_its_deadline(tmp_path: Path, mo
 
 
 def test_a_round_with_too_few_devices_stays_open_for_another_deadline(
-    tmp_path: Path, mosquitto: Broker
+    tmp_path: Path, mosquitto: Broker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    fleet = Fleet(
-        tmp_path, mosquitto, rounds=1,
-        round={"compute_slot_s": 0.3, "jitter_window_s": 0.3, "deadline_s": 2.5, "minimum_devices": 2},
-    )  # fmt: skip
+    fleet = Fleet(tmp_path, mosquitto, rounds=1, round={"minimum_devices": 2})
     files = [fleet.agent(0), fleet.agent(1)]
-    with run_agent(files[0]), run_coordinator(fleet.file) as coordinator:
-        wait_until(lambda: len(fleet.counted()) == fleet.blocks, "the first device's fragments")
+    clock = MovableClock()
+    with agent_thread(files[0], clock), coordinator_thread(fleet.file, clock) as coordinator:
+        clock.advance_until(lambda: len(fleet.counted()) == fleet.blocks, "the first device's fragments", 2.0)
         first = deadline_of(fleet)
-        wait_until(lambda: deadline_of(fleet) > first, "another deadline")
-        assert "fewer than the 2 needed; it stays open" in coordinator.said()
-        assert coordinator.is_running()
-        with run_agent(files[1]):
-            assert coordinator.wait() == ExitCode.OK, coordinator.said()
+        clock.advance_until(lambda: deadline_of(fleet) > first, "another deadline", 100.0)
+        assert "fewer than the 2 needed; it stays open" in caplog.text
+        assert coordinator.is_running
+        with agent_thread(files[1], clock):
+            clock.advance_until(lambda: not coordinator.is_running, "the end of the job", 2.0)
+            assert coordinator.result is True
     assert len(fleet.counted()) == 2 * fleet.blocks
     assert [verify(file.parent / "state").charges for file in files] == [1, 1]
 
 
 def test_a_broker_that_restarts_in_the_middle_does_not_end_a_job(tmp_path: Path, new_broker: Any) -> None:
     broker = new_broker("mosquitto").start()
-    fleet = Fleet(
-        tmp_path, broker, rounds=1, fragments_per_update=20,
-        round={"compute_slot_s": 0.5, "jitter_window_s": 2.0, "deadline_s": 90},
-    )  # fmt: skip
+    fleet = Fleet(tmp_path, broker, rounds=1, fragments_per_update=20)
     files = [fleet.agent(0), fleet.agent(1)]
-    with run_agent(files[0]), run_agent(files[1]), run_coordinator(fleet.file) as coordinator:
-        wait_until(fleet.counted, "some counted fragments")
+    clock = MovableClock()
+    with (
+        agent_thread(files[0], clock),
+        agent_thread(files[1], clock),
+        coordinator_thread(fleet.file, clock) as coordinator,
+    ):
+        clock.advance_until(fleet.counted, "some counted fragments", 1.0)
         broker.kill()
         assert len(fleet.counted()) < 2 * fleet.blocks, "the kill came too late to show anything"
-        for name in ("mosquitto.db",):
-            (broker.directory / name).unlink(missing_ok=True)  # it forgot everything, as amqtt does
+        (broker.directory / "mosquitto.db").unlink(missing_ok=True)  # it forgot everything, as amqtt does
         broker.start()
-        assert coordinator.wait() == ExitCode.OK, coordinator.said()
+        # Sessions come back in real time.
+        clock.advance_until(lambda: not coordinator.is_running, "the end of the job", 1.0)
+        assert coordinator.result is True
     assert len(fleet.counted()) == 2 * fleet.blocks
     assert [verify(file.parent / "state").charges for file in files] == [1, 1]
 
@@ -360,11 +402,16 @@ def test_a_job_whose_last_round_closed_before_a_crash_is_ended_after_it(
 ) -> None:
     fleet = Fleet(tmp_path, mosquitto, rounds=1)
     close_all_rounds(fleet)
-    with Observer(mosquitto, fleet.name) as observer, run_coordinator(fleet.file) as coordinator:
-        assert coordinator.wait() == ExitCode.OK, coordinator.said()
+    with Observer(mosquitto, fleet.name) as observer, coordinator_thread(fleet.file) as coordinator:
+        assert coordinator.wait() is True
         wait_until(lambda: observer.plans, "the farewell")
-        assert fleet.verifier.open(observer.plans[-1], Plan, "plan").state == "finished"
+        assert _is_farewell(fleet, observer.plans[-1])
     assert (fleet.state / "model.onnx").exists()
+    # A job that is over is not begun again, and nobody is told twice.
+    with Observer(mosquitto, fleet.name) as observer, coordinator_thread(fleet.file) as again:
+        assert again.wait() is True
+        wait_until(lambda: observer.plans, "the farewell that the broker retains")
+        assert len(observer.plans) == 1
 
 
 def close_all_rounds(fleet: Fleet) -> None:
@@ -373,26 +420,27 @@ def close_all_rounds(fleet: Fleet) -> None:
     weights = DIGITS.initial_weights(0)
     state = np.zeros((1, len(weights)))
     store.begin(new_job(fleet.settings), weights, state, 1.0)
-    store.start_round(1, time.time(), time.time() + 60)
-    store.close_round(1, weights, state, 1.0, RoundResult(None, 0, 1.0, 1.0, 4.0))
+    store.start_round(1, 10.0, 70.0)
+    store.close_round(1, weights, state, 1.0, RoundResult(None, 0, 1.0, 1.0, 4.0), closed_at=60.0)
     store.close()
 
 
 def test_a_fleet_that_could_not_be_told_of_the_end_is_told_after_a_restart(
-    tmp_path: Path, new_broker: Any
+    tmp_path: Path, new_broker: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    monkeypatch.setattr(announcer, "_FAREWELL_S", 0.1)
     broker = new_broker("mosquitto")  # not started
     fleet = Fleet(tmp_path, broker, rounds=1)
     close_all_rounds(fleet)
-    with run_coordinator(fleet.file) as coordinator:
-        wait_until(
-            lambda: not coordinator.is_running() or "did not take the last message" in coordinator.said(),
-            "the farewell to fail",
-        )
-        time.sleep(1)  # for what follows the farewell; whether it gives up or tries on is its own affair
+    with coordinator_thread(fleet.file) as coordinator:
+        wait_until(lambda: caplog.text.count("did not take the last message") > 1, "two failed farewells")
+        assert coordinator.is_running
+        assert coordinator.stop() is False
+    monkeypatch.undo()
     broker.start()
-    with Observer(broker, fleet.name) as observer, run_coordinator(fleet.file) as coordinator:
-        wait_until(lambda: observer.plans, "the farewell", 12)
+    with Observer(broker, fleet.name) as observer, coordinator_thread(fleet.file) as coordinator:
+        assert coordinator.wait() is True
+        wait_until(lambda: observer.plans, "the farewell")
 
 
 # --- starting -----------------------------------------------------------------------------------
@@ -404,9 +452,7 @@ def settings_of(directory: Path, **changes: Any) -> FleetSettings:
 
 def make_and_free(settings: FleetSettings) -> None:
     """Begin or take up a job, and let go of its directory without running it."""
-    coordinator = Coordinator(settings)
-    coordinator._store.close()
-    coordinator._directory.close()
+    Coordinator(settings).close()
 
 
 @pytest.mark.parametrize(
@@ -482,8 +528,7 @@ def test_two_coordinators_cannot_share_a_state(tmp_path: Path) -> None:
     coordinator = Coordinator(settings)
     with pytest.raises(StateInUseError):
         Coordinator(settings)
-    coordinator._store.close()
-    coordinator._directory.close()
+    coordinator.close()
 
 
 @pytest.mark.parametrize(
@@ -510,89 +555,23 @@ def test_a_job_whose_later_rounds_do_not_fit_a_message_is_refused_before_it_begi
             "epsilon": 6.8, "delta": 1e-5, "sampling_rate": 0.1, "schedule": {"kind": "incrementing"},
         },
     }  # fmt: skip
-    with pytest.raises(PlanError, match=r"plan of round 8: .*Set fragments_per_update higher"):
+    with pytest.raises(PlanError, match="fragments_per_update is 1; expected at least 2"):
         Coordinator(settings_of(tmp_path, **changes))
     assert not (tmp_path / "state" / "coordinator.db").exists() or Store(tmp_path / "state").job() is None
     make_and_free(settings_of(tmp_path, **changes | {"fragments_per_update": 2}))
 
 
-def open_first_round(settings: FleetSettings) -> Coordinator:
-    """A coordinator with a round open and no connection."""
-    coordinator = Coordinator(settings)
-    coordinator._open_round()
-    return coordinator
-
-
-class _Queue:
-    """Stands in for a session: what is queued comes at once, and then nothing."""
-
-    def __init__(self, messages: list[bytes]) -> None:
-        self.events: list[Event] = [Received("fragments", message) for message in messages]
-
-    def next_event(self, _timeout_s: float) -> Event | None:
-        return self.events.pop(0) if self.events else None
-
-
-def test_no_message_is_dropped_between_two_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    coordinator = open_first_round(settings_of(tmp_path))
-    number = 2 * _BATCH + 1
-    queued = _Queue([b"rubbish"] * number)
-    monkeypatch.setattr(coordinator, "_session", queued)
-    for left in (_BATCH + 1, 1, 0):
-        coordinator._take_fragments()
-        assert len(queued.events) == left
-    reader = StoreReader(tmp_path / "state")
-    assert reader.counters() == {"rejected: malformed": number}
-    reader.close()
-    coordinator._store.close()
-    coordinator._directory.close()
-
-
 def test_a_flood_of_rubbish_is_counted_to_the_last_message(tmp_path: Path, mosquitto: Broker) -> None:
     fleet = Fleet(tmp_path, mosquitto)
     number = 2 * _BATCH + 1
-    with run_coordinator(fleet.file) as coordinator, Observer(mosquitto, fleet.name) as observer:
+    with coordinator_thread(fleet.file) as coordinator, Observer(mosquitto, fleet.name) as observer:
         wait_until(lambda: observer.plans, "the plan")
         coordinator.stop()
         for _ in range(number):  # the broker keeps them for the coordinator's return
             observer.publish(observer.topics.fragments, b"rubbish")
-    with run_coordinator(fleet.file):
+    with coordinator_thread(fleet.file):
         wait_until(lambda: fleet.counters().get("rejected: malformed", 0) >= number, "all the rubbish")
     assert fleet.counters() == {"rejected: malformed": number}
-
-
-def test_a_round_needs_the_minimum_of_every_block(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    settings = settings_of(tmp_path, devices=3, round={"minimum_devices": 2})
-    coordinator = open_first_round(settings)
-    assert coordinator._plan is not None
-    block = coordinator._plan.wire.block
-    blocks = block_count(DIGITS.parameter_count, block)
-    numbers = itertools.count()
-
-    def count(position: int) -> None:
-        identity = next(numbers).to_bytes(16, "big")
-        fragment = OpenedFragment(identity, 1, position, np.zeros(block, np.int64), time.time())
-        coordinator._store.count([fragment], 1)
-
-    def is_over_at_the_deadline() -> bool:
-        assert coordinator._plan is not None
-        coordinator._plan = coordinator._plan.model_copy(update={"deadline": 0.0})
-        return coordinator._is_round_over()
-
-    for _ in range(5 * blocks):
-        count(0)
-    assert not is_over_at_the_deadline(), "one block's fragments are nobody's update"
-    assert "of some block only 0, fewer than the 2 needed; it stays open" in caplog.text
-    for position in range(1, blocks):
-        count(position)
-    assert not is_over_at_the_deadline()
-    assert "of some block only 1, fewer than the 2" in caplog.text
-    for position in range(1, blocks):
-        count(position)
-    assert is_over_at_the_deadline()
-    assert f"closes at its deadline with {7 * blocks - 2} of {3 * blocks}" in caplog.text
-    coordinator._store.close()
-    coordinator._directory.close()
 
 
 def test_a_missing_password_leaves_the_state_free(tmp_path: Path) -> None:
@@ -620,13 +599,20 @@ def test_the_example_of_a_fleet_is_valid() -> None:
     assert FleetSettings.model_validate(fleet_values(None)).rounds == 2
 
 
-def test_a_stopped_coordinator_ends_well(tmp_path: Path, mosquitto: Broker) -> None:
+def test_a_stopped_coordinator_ends_well_and_goes_on_with_the_same_job(
+    tmp_path: Path, mosquitto: Broker
+) -> None:
     fleet = Fleet(tmp_path, mosquitto)
     with Observer(mosquitto, fleet.name) as observer:
-        coordinator: Program
-        with run_coordinator(fleet.file) as coordinator:
+        with coordinator_thread(fleet.file) as coordinator:
             wait_until(lambda: observer.plans, "the plan")
-            assert coordinator.stop() == ExitCode.OK
+            assert coordinator.stop() is False
         plan = fleet.plans(observer)[1]
         assert plan.model.digest == content_digest(weights_to_bytes(DIGITS.initial_weights(0)))
         assert plan.sealing_key == fleet.opener.public_key
+        with coordinator_thread(fleet.file, MovableClock(plan.deadline + 1e6)) as again:
+            wait_until(lambda: fleet.plans(observer)[1].deadline > plan.deadline, "the plan again")
+            again.stop()
+        after = fleet.plans(observer)[1]
+        assert (after.job, after.round, after.mechanism) == (plan.job, 1, plan.mechanism)
+        assert after.deadline == plan.deadline + 1e6 + SLOW["deadline_s"]
