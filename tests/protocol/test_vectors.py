@@ -113,9 +113,8 @@ def receivers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Agent,
     coordinator._cycle._opener = OPENER
     coordinator._cycle._task = RoundTask.of(Plan.model_validate(parsed(PLAN["message"])))
     yield agent, coordinator
-    agent._state.close()
-    coordinator._store.close()
-    coordinator._directory.close()
+    agent.close()
+    coordinator.close()
 
 
 Outcome = Callable[[dict[str, Any]], str | None]
