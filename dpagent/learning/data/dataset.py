@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpagent.errors import DataError, require_count
+from dpagent.wording import named
 
 if TYPE_CHECKING:
     from dpagent.learning.models.spec import ModelSpec
@@ -292,11 +293,11 @@ def check_fits(dataset: Dataset, spec: ModelSpec) -> None:
         if dataset.origin.kind == "images" and len(spec.input_shape) == 3 and spec.input_shape[2] in (1, 3):
             height, width, channels = spec.input_shape
             advice = (
-                f"Read them with `size: [{width}, {height}]` and"
-                f" `mode: {'rgb' if channels == 3 else 'grey'}`, or choose another model."
+                f"Read them with {named('size', [width, height])} and"
+                f" {named('mode', 'rgb' if channels == 3 else 'grey')}, or choose another model."
             )
         if math.prod(dataset.shape) == math.prod(spec.input_shape):
-            advice = f"They have as many values: set `shape: {list(spec.input_shape)}`."
+            advice = f"They have as many values: set {named('shape', list(spec.input_shape))}."
         raise DataError(
             f"The records have shape {dataset.shape}; model {spec.name!r} expects {spec.input_shape}."
             f" {advice}"
@@ -304,7 +305,7 @@ def check_fits(dataset: Dataset, spec: ModelSpec) -> None:
     if dataset.class_names and dataset.classes != spec.classes:
         raise DataError(
             f"The data have {dataset.classes} classes ({_some(dataset.class_names)}); model {spec.name!r} has"
-            f" {spec.classes}. List all classes of the fleet in `classes`, or choose another model:"
+            f" {spec.classes}. List all classes of the fleet in {named('classes')}, or choose another model:"
             f" {_adapt(spec, dataset.classes)}"
         )
     if dataset.classes > spec.classes:

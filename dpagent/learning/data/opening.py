@@ -18,7 +18,7 @@ from dpagent.learning.data.npz import open_npz
 from dpagent.learning.data.picture_files import entries_of, is_picture
 from dpagent.learning.data.stored import reading, require_readable
 from dpagent.learning.data.tables import is_table, open_table
-from dpagent.wording import counted
+from dpagent.wording import counted, named
 
 if TYPE_CHECKING:
     from dpagent.learning.data.settings import DatasetSettings
@@ -48,10 +48,10 @@ def open_dataset(settings: DatasetSettings) -> Dataset:
     for section in ("images", "csv"):
         if section in settings.model_fields_set and section != kind:
             keys = sorted(getattr(settings, section).model_fields_set)
-            given = ", ".join(f"`{section}.{key}`" for key in keys) or f"`{section}`"
+            given = ", ".join(named(f"{section}.{key}") for key in keys) or named(section)
             raise ConfigurationError(
                 f"{given} {'are' if len(keys) > 1 else 'is'} set, and {settings.path} is taken for {kind}."
-                f" Leave {'them' if len(keys) > 1 else 'it'} out, or set `kind: {section}`."
+                f" Leave {'them' if len(keys) > 1 else 'it'} out, or set {named('kind', section)}."
             )
     try:
         dataset = _OPEN[kind](settings)
@@ -78,7 +78,7 @@ def recognise(path: Path) -> str:
     if len(found) == 1:
         return found[0]
     if found:
-        raise DataError(f"{path} could be {' or '.join(found)}. Set `kind` to one of them.")
+        raise DataError(f"{path} could be {' or '.join(found)}. Set {named('kind')} to one of them.")
     advice = ""
     if path.is_dir():
         with reading(path):

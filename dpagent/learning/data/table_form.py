@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpagent.errors import ConfigurationError, require_count
+from dpagent.wording import named
 
 Mixed = Literal["majority", "drop"]
 Constants = float | Mapping[str, float]
@@ -60,7 +61,7 @@ def constants(form: TableForm, names: Sequence[str]) -> tuple[NDArray[np.float64
         if isinstance(given, Mapping):
             if unknown := [name for name in given if name not in names]:
                 raise ConfigurationError(
-                    f"`{key}` names the column {unknown[0]!r}, which is no input; expected some of"
+                    f"{named(key)} names the column {unknown[0]!r}, which is no input; expected some of"
                     f" {', '.join(names[:20])}."
                 )
             values = np.array([given.get(name, default) for name in names], np.float64)
@@ -68,7 +69,7 @@ def constants(form: TableForm, names: Sequence[str]) -> tuple[NDArray[np.float64
             values = np.full(len(names), given, np.float64)
         if not np.isfinite(values).all() or (key == "scale" and values.min() <= 0):
             raise ConfigurationError(
-                f"`{key}` is {given!r}; expected finite numbers{', above 0' * (key == 'scale')}."
+                f"{named(key)} is {given!r}; expected finite numbers{', above 0' * (key == 'scale')}."
             )
         made.append(values)
     return made[0], made[1]
@@ -81,7 +82,9 @@ def require_possible(form: TableForm) -> None:
             f"delimiter is {form.delimiter!r}; expected one character, such as ',' or ';'."
         )
     if form.window is None and form.stride is not None:
-        raise ConfigurationError("`stride` is given without `window`; give the number of rows in a window.")
+        raise ConfigurationError(
+            f"{named('stride')} is given without {named('window')}; give the number of rows in a window."
+        )
     if form.window is not None:
         require_count("window", form.window, maximum=1 << 20)
         require_count("stride", form.stride or form.window, maximum=1 << 30)
@@ -96,6 +99,7 @@ def require_possible(form: TableForm) -> None:
             continue
         if name in taken:
             raise ConfigurationError(
-                f"The column {name!r} stands in `{taken[name]}` and in `{role}`; expected one place for it."
+                f"The column {name!r} stands in {named(taken[name])} and in {named(role)}; expected one place"
+                " for it."
             )
         taken[name] = role

@@ -21,6 +21,7 @@ from dpagent.errors import DataError
 from dpagent.learning.data.classes import ClassTable
 from dpagent.learning.data.stored import reading
 from dpagent.learning.data.table_form import TableForm
+from dpagent.wording import named
 
 MISSING: Final = ("", "nan", "na", "n/a", "null", "none", "?")
 """Cells, in small letters, that stand for no value: the record has a NaN and does not count."""
@@ -226,9 +227,9 @@ def _places(names: list[str], path: Path, form: TableForm) -> Columns:
         if name is not None and name not in where:
             hint = ""
             if len(names) == 1 and (other := next((c for c in ";\t|," if c in names[0]), None)):
-                hint = f" Set `delimiter` to {other!r}?"
+                hint = f" Set {named('delimiter')} to {other!r}?"
             raise DataError(
-                f"{path} has no column {name!r}; found: {', '.join(names[:20])}. Set `{role}` to one of"
+                f"{path} has no column {name!r}; found: {', '.join(names[:20])}. Set {named(role)} to one of"
                 f" them.{hint}"
             )
     features = form.features or tuple(n for n in names if n not in (form.label, form.group))
@@ -247,12 +248,12 @@ def _require_fit(cells: list[str], columns: Columns, classes: ClassTable | None)
         name, cell = error.args
         raise _UnfitError(
             f"the column {name!r} holds {cell[:60]!r}; expected a number, or nothing where it is missing."
-            " Name the columns of numbers in `features`."
+            f" Name the columns of numbers in {named('features')}."
         ) from None
     label = cells[columns.label].strip()
     if not label or (classes is not None and classes.number(label) is None):
         expected = "a label" if classes is None else classes.expected()
         raise _UnfitError(
             f"the label is {label[:60]!r}; expected {expected}. Correct the row, or list the label in"
-            " `classes`."
+            f" {named('classes')}."
         )

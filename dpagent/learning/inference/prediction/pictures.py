@@ -29,7 +29,7 @@ from dpagent.learning.data.pictures import Mode, PictureForm, read_form, require
 from dpagent.learning.data.stored import reading
 from dpagent.learning.inference.prediction.exported_model import ExportedModel
 from dpagent.learning.inference.prediction.inputs import Input, Say
-from dpagent.wording import counted
+from dpagent.wording import counted, named
 
 _LOOSE: Final = "a picture that lies in no class folder"
 _MODES: Final[dict[int, Mode]] = {1: "grey", 3: "rgb"}
@@ -54,7 +54,8 @@ def picture_form(
     if image is None and (size is None or mode is None):
         raise ConfigurationError(
             f"Model {model.name!r} takes inputs of shape {shape}, which is no picture (height, width,"
-            " 1 or 3); say what pictures are made into, with `size` and `mode`, or give other data."
+            f" 1 or 3); say what pictures are made into, with {named('size')} and {named('mode')},"
+            " or give other data."
         )
     if size is None and image is not None:
         size = (image[1], image[0])
@@ -66,7 +67,8 @@ def picture_form(
     if values != math.prod(shape):
         raise ConfigurationError(
             f"Pictures of {size[0]} × {size[1]}, {mode}, have {values:,} values; model {model.name!r} takes"
-            f" {math.prod(shape):,}, of shape {shape}. Leave `size` and `mode` out, or correct them."
+            f" {math.prod(shape):,}, of shape {shape}. Leave {named('size')} and {named('mode')} out,"
+            " or correct them."
         )
     return PictureForm((size[0], size[1]), mode), shape
 

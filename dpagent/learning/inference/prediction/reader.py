@@ -25,6 +25,7 @@ from dpagent.learning.inference.prediction.exported_model import ExportedModel
 from dpagent.learning.inference.prediction.inputs import Input, Say
 from dpagent.learning.inference.prediction.pictures import PictureReader, picture_form
 from dpagent.learning.inference.prediction.unlabelled_tables import has_labels, unlabelled_rows
+from dpagent.wording import named
 
 
 class InputReader:
@@ -127,7 +128,7 @@ class InputReader:
             return
         advice = "Give data, columns or a window of that shape."
         if size == np.prod(wanted):
-            advice = f"They have as many values: set `shape` to {','.join(map(str, wanted))}."
+            advice = f"They have as many values: set {named('shape', list(wanted))}."
         raise DataError(
             f"{path}: the records have shape {shape}; model {self._model.name!r} takes {wanted}. {advice}"
         )

@@ -22,6 +22,7 @@ from dpagent.learning.data.stored import open_raw, reading
 from dpagent.learning.data.table_form import constants
 from dpagent.learning.data.table_rows import Columns, read_rows
 from dpagent.learning.data.tables import table_files
+from dpagent.wording import named
 
 _LONGEST_LINE: Final = 1 << 20
 
@@ -119,7 +120,8 @@ def _values(file: Path, lines: _Lines, columns: Columns, cells: list[str]) -> li
         name, cell = error.args
         raise DataError(
             f"{file}:{lines.number}: the column {name!r} holds {cell[:60]!r}; expected a number, or nothing"
-            " where it is missing. Name the columns of numbers in `features`, or that of labels in `label`."
+            f" where it is missing. Name the columns of numbers in {named('features')}, or that of labels in"
+            f" {named('label')}."
         ) from None
 
 
