@@ -1,12 +1,13 @@
 """The clamp cap: whether it helps, and where it should act.
 
 The digits job of the demo (five devices, 40 rounds, δ = 1e-5) is trained without its network by the
-library's own functions, five times a setting with the seeds 0 to 4, with no cap, with the ``clamp``
+fleet's own functions, five times a setting with the seeds 0 to 4, with no cap, with the ``clamp``
 cap at the coordinator and with it on every device, at the demo's ε = 4 and at ε = 1. The cap has its
-default bounds. Accuracies are means over the seeds, ± their standard error; the cap
-does two things, which are counted apart: it clamps single coordinates to max(γ·|w|, floor), and it
-shortens the vector to the ball in which a mean of clipped gradients lies. Beside it stands the plainest
-remedy against much noise: no cap, and a quarter of the learning rate.
+default bounds. Accuracies are means over the seeds, ± their standard error. The cap
+does two things, which are counted apart at the coordinator (a device does not tell): it clamps single
+coordinates to max(γ·|w|, floor), and it shortens the vector to the ball in which a mean of clipped
+gradients lies. Beside it stands the plainest remedy against much noise: no cap, and a quarter of the
+learning rate.
 
 How to read it: at the coordinator the clamp itself holds back little. What helps where the noise is
 large is the ball, which makes every step shorter, as a lower learning rate does: the preset's is
