@@ -26,10 +26,10 @@ from dpagent.protocol.fragments import pack
 from dpagent.protocol.messages import Fragment
 from dpagent.protocol.sealing import Opener, new_sealing_secret, seal
 from simulation.presets import PRESETS
-from simulation.request import Dataset
+from simulation.request import KnownData
 
 _FRAGMENTS = 16
-_RECORDS: dict[Dataset, int] = {"digits": 287, "mnist": 6_000}
+_RECORDS: dict[KnownData, int] = {"digits": 287, "mnist": 6_000}
 _FLEET = "demo"
 _REPEATS = 201
 
@@ -59,7 +59,7 @@ def run() -> list[Figure]:
     return figures
 
 
-def _fragment(dataset: Dataset) -> Fragment:
+def _fragment(dataset: KnownData) -> Fragment:
     """A fragment as the preset's first round makes it, with random values."""
     preset = PRESETS[dataset]
     plan = calibrate(

@@ -106,7 +106,8 @@ def require_acceptable(fleet: FleetSettings, job: Job, spec: ModelSpec) -> None:
 def _unacceptable(fleet: FleetSettings, job: Job, error: ValidationError) -> str:
     problem = error.errors(include_url=False)[0]
     epsilon, rounds = fleet.privacy.epsilon, fleet.rounds
-    if "noise_multipliers" in problem["loc"]:
+    # Both are at their limits where the noise is too large.
+    if {"noise_multipliers", "fine_steps"} & set(problem["loc"]):
         return (
             f"ε = {epsilon:g} in {rounds} rounds takes noise of up to {max(job.noise_multipliers):,.0f} "
             f"times the clip norm, more than a plan can state. Choose a larger {named('epsilon')} or fewer "

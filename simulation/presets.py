@@ -22,7 +22,7 @@ from typing import Final
 
 import numpy as np
 
-from simulation.request import CapKind, Dataset, Request
+from simulation.request import CapKind, KnownData, Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Preset:
     compute_slot_s: float = 0.0
 
 
-PRESETS: Final[dict[Dataset, Preset]] = {
+PRESETS: Final[dict[KnownData, Preset]] = {
     "digits": Preset(
         model="digits", devices=5, rounds=40, epsilon=4.0, sampling_rate=0.5, clip_norm=0.5, cap="clamp",
         learning_rate=2.0, momentum=0.5, compute_slot_s=0.3, jitter_window_s=0.4,

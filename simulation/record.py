@@ -127,7 +127,7 @@ class RunRecord:
         if not math.isnan(self.baseline_accuracy) and not self._beats_majority_class(self.baseline_accuracy):
             first.append(
                 f"Training without noise does not beat {majority} either, so noise is not the cause. Look at "
-                "the range of the inputs, the label and the model."
+                "the range of the inputs, the label, the sizes of the classes and the model."
             )
         warning = self.outlook.warning
         return (*first, *self.notes.remarks, *([] if warning is None else [warning]))

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, field_serializer, model_validator
 from dpagent.configuration import Settings
 from dpagent.learning.data.settings import DatasetSettings
 
-Dataset: TypeAlias = Literal["digits", "mnist"]
+KnownData: TypeAlias = Literal["digits", "mnist"]
 """Data that have settings of their own."""
 Devices: TypeAlias = Annotated[int, Field(ge=1, le=200)]
 Rounds: TypeAlias = Annotated[int, Field(ge=1, le=5000)]
@@ -40,7 +40,7 @@ Records: TypeAlias = Annotated[DatasetSettings, AfterValidator(_absolute)]
 class DataSelection(Settings):
     """Which data, what they are tested on, and how they are dealt to the devices."""
 
-    dataset: Dataset | None = None
+    dataset: KnownData | None = None
     """``digits`` come with scikit-learn; ``mnist`` are ``train`` with settings of their own."""
     train: Records | None = None
     """Data of one's own, as in ``agent.yaml``; None for the digits."""

@@ -58,7 +58,8 @@ def demo(run: Given, data: Given, broker: Given, output: Given) -> None:
     fleet = Fleet(request, root, broker=broker.settings(BrokerRequest), command=_command_line(root))
     with FleetConsole() as console:
         record = fleet.run(console)
-    results = as_json(record) | {"predict": predict_commands(record)}
+    next_steps = predict_commands(request.data.train, record.notes, record.layout)
+    results = as_json(record) | {"predict": next_steps}
     page = write_report(record, report)
     if json_file is not None:
         write_json(json_file, results)
@@ -94,7 +95,7 @@ def _request(run: Given, data: Given) -> Request:
             "data.test" if test_share is None else "data.test_share", f"goes with {named('path')}."
         )
     if test_path is not None and test_share is not None:
-        raise _excluded("data.test", f"give one of them: it or {named('test_share')}.")
+        raise _excluded("data.test", f"not together with {named('test_share')}: give one of them.")
     if run.values["cap_at"] == "device" and run.values["clipping"] not in (None, "whole"):
         raise _excluded(
             "cap_at", f"a cap on the device knows one clip norm; give {named('clipping', 'whole')}."

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from cli.options.rows import DATA
-from simulation.record import RunRecord
+from dpagent.learning.data.settings import DatasetSettings
+from simulation.layout import Layout
+from simulation.notes import RunNotes
 
 _NEW: Final = {"images": "NEW.png", "csv": "NEW.csv", "npz": "NEW.npz"}
 """What stands for new data of a kind; IDX and CIFAR hold benchmarks, to which nothing is added."""
@@ -18,12 +20,17 @@ _TABLE: Final = (
 """What reads rows as in training. Labels and classes are the model's."""
 
 
-def predict_commands(record: RunRecord) -> list[str]:
-    """How ``dpagent predict`` is asked: on the records held out, and on new ones."""
-    model = str(record.layout.trained_model)
+def predict_commands(train: DatasetSettings | None, notes: RunNotes, layout: Layout) -> list[str]:
+    """How to run the model: on the records held out, and on new ones.
+
+    Args:
+        train: How the training data were read; None for the digits.
+        notes: Of the run: what the data were taken for.
+        layout: Of the run.
+    """
+    model = str(layout.trained_model)
     # The records held out are scaled and shaped already.
-    commands = [["dpagent", "predict", model, str(record.layout.test_file), "--summary"]]
-    train, notes = record.settings.data.train, record.notes
+    commands = [["dpagent", "predict", model, str(layout.test_file), "--summary"]]
     if train is not None and notes.kind in _NEW:
         values = train.model_dump(mode="json", exclude_unset=True)
         options = _options(values, notes.kind, notes.columns)

@@ -213,7 +213,7 @@ def with_options(**tables: OptionTable) -> Callable[[Callable[..., None]], Calla
                 function(**arguments)
 
         command.__name__, command.__doc__ = function.__name__, function.__doc__
-        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        vars(command)["__signature__"] = inspect.Signature(parameters)
         return command
 
     return decorated

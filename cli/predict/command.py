@@ -33,22 +33,22 @@ def predict(
         ),
     ],
     data: Given,
-    top: Annotated[int, typer.Option(min=1, help="Show so many classes, the most probable first.")] = 1,
-    batch: Annotated[int, typer.Option(min=1, max=65_536, help="Inputs in memory at a time.")] = 64,
+    top: Annotated[int, typer.Option(min=1, help="Number of classes to show, the most probable first.")] = 1,
+    batch: Annotated[int, typer.Option(min=1, max=65_536, help="Inputs held in memory at a time.")] = 64,
     summary: Annotated[
-        bool, typer.Option("--summary", help="Print accuracy and confusions alone, no line an input.")
+        bool, typer.Option("--summary", help="Print accuracy and confusion table only, no line per input.")
     ] = False,
     json_file: Annotated[
         Path | None,
         typer.Option("--json", help="Write JSON to this file (`-`: standard output) instead of text."),
     ] = None,
 ) -> None:
-    """Run a finished model on inputs, on this machine, and print what it says of each.
+    """Run a trained model on inputs, on this machine, and print its answer for each.
 
-    Pictures are made to fit the model; everything else is read as `dpagent data check` does with the
-    same options. Where classes are known (folders, a label column), accuracy and confusions follow.
-    Predictions go to standard output, everything else to standard error. Exits with 4 if an input
-    cannot be read; the others are predicted all the same.
+    Pictures are scaled to fit the model; everything else is read as by `dpagent data check` with the
+    same options. Where labels are known (folders, a label column), accuracy and a confusion table
+    follow. Predictions go to standard output, everything else to standard error. Exits with 4 if an
+    input cannot be read; the others are answered all the same.
     """
     from cli.predict.json_output import JsonOutput
     from cli.predict.page import TextOutput, about, accuracy_page, closing

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import shlex
-import typing
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import pytest
 import typer
-from demos import own
 from pydantic import BaseModel
 
 from cli.demo.next_steps import predict_commands
@@ -24,7 +22,7 @@ from dpagent.learning.data.settings import DatasetSettings
 from dpagent.wording import named
 from simulation.layout import Layout
 from simulation.notes import RunNotes
-from simulation.request import BrokerRequest, DataSelection, Request
+from simulation.request import BrokerRequest, Request
 
 
 def fields_of(schema: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -180,18 +178,10 @@ def test_what_a_form_cannot_read_is_named(form: forms.Form, text: str) -> None:
     assert caught.value.param_hint == "--thing"
 
 
-class Finished(typing.NamedTuple):
-    """As much of a run's record as the commands after it need."""
-
-    settings: Any
-    notes: RunNotes
-    layout: Layout
-
-
-def commands(kind: str, data: DataSelection) -> list[list[str]]:
-    settings = type("Settings", (), {"data": data})
-    record = Finished(settings, RunNotes(kind=kind, columns=("a b", "c")), Layout(Path("my run")))
-    return [shlex.split(command)[2:] for command in predict_commands(record)]  # type: ignore[arg-type]
+def commands(kind: str, reading: dict[str, Any] | None) -> list[list[str]]:
+    train = None if reading is None else DatasetSettings.model_validate({"path": Path("/d")} | reading)
+    notes = RunNotes(kind=kind, columns=("a b", "c"))
+    return [shlex.split(command)[2:] for command in predict_commands(train, notes, Layout(Path("my run")))]
 
 
 def test_the_commands_after_a_run_hold_all_options_that_new_data_need() -> None:
@@ -200,22 +190,20 @@ def test_the_commands_after_a_run_hold_all_options_that_new_data_need() -> None:
         "header": False,
     }  # fmt: skip
     model, test = "my run/coordinator/state/model.onnx", "my run/coordinator/test.npz"
-    data = own(Path("/d"), reading={"csv": form | {"offset": -2.5}})
-    held_out, new = commands("csv", data)
+    held_out, new = commands("csv", {"csv": form | {"offset": -2.5}})
     assert held_out == [model, test, "--summary"]
     assert new == [
         model, "NEW.csv", "--features", "a b,c", "--offset=-2.5", "--scale", "2.5", "--window", "8",
         "--delimiter", "tab", "--no-header",
     ]  # fmt: skip
-    data = own(Path("/d"), reading={"csv": form})
-    assert "c=-0.123456789" in commands("csv", data)[1]
+    assert "c=-0.123456789" in commands("csv", {"csv": form})[1]
     square, flat = {"images": {"size": [8, 8]}}, {"images": {"size": [8, 4], "mode": "grey"}, "shape": [32]}
-    assert commands("images", own(Path("/d"), reading=square))[1] == [model, "NEW.png"]
-    assert commands("images", own(Path("/d"), reading=flat))[1][2:] == [
+    assert commands("images", square)[1] == [model, "NEW.png"]
+    assert commands("images", flat)[1][2:] == [
         "--shape", "32", "--size", "8x4", "--mode", "grey",
     ]  # fmt: skip
-    assert len(commands("idx", own(Path("/d")))) == 1
-    assert len(commands("arrays", DataSelection())) == 1
+    assert len(commands("idx", {})) == 1
+    assert len(commands("arrays", None)) == 1
 
 
 def test_a_switch_that_is_as_it_was_takes_no_option() -> None:
