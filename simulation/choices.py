@@ -48,7 +48,7 @@ def choose_model(wanted: str | None, form: DataForm, layout: Layout) -> tuple[st
     spec = find_model(wanted)
     if kept is not None and kept.digest() != spec.digest():
         raise ConfigurationError(
-            f"The demo in {layout.root} was started with another model than {wanted} is now. "
+            f"The run in {layout.root} was started with another model than {wanted} is now. "
             f"Give another {named('state_dir')}."
         )
     if any(isinstance(stage, FrozenNetwork) for stage in spec.front_end) and not load_assets(Path(wanted)):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where everything of a demo is."""
+    """Where everything of a run is."""
 
     root: Path
 

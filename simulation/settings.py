@@ -1,4 +1,4 @@
-"""The settled settings of a run, kept in its state directory so that it can go on."""
+"""A run with every value settled, kept in its state directory so that it can go on."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class RunSettings(Settings):
             name, old, new = difference
             began = read_command(state_dir)
             raise ConfigurationError(
-                f"The demo in {state_dir} was started with {name} = {old!r}, not {new!r}. "
+                f"The run in {state_dir} was started with {name} = {old!r}, not {new!r}. "
                 f"To begin another run, give another {named('state_dir')}; to go on with this one, "
                 + (f"the command of before: {began}" if began else "the same options.")
             )
@@ -152,7 +152,7 @@ def load_settings_of_run(state_dir: Path) -> RunSettings | None:
         if not file.exists():
             if state_dir.exists() and any(entry.name != "lock" for entry in state_dir.iterdir()):
                 raise ConfigurationError(
-                    f"{state_dir} is not empty and holds no demo. Give {named('state_dir')} a new or empty"
+                    f"{state_dir} is not empty and holds no run. Give {named('state_dir')} a new or empty"
                     " directory."
                 )
             return None

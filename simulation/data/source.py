@@ -1,7 +1,7 @@
-"""The records of a demo: opened as ``dpagent data check`` opens them, and parted into training and test.
+"""The records of a simulated fleet: opened as ``dpagent data check`` opens them, and split.
 
-The demo owns all data and may do what nobody in a real fleet can: look at all records, hold some of them
-out, and deal the others to devices.
+The simulation owns all data and may do what nobody in a real fleet can: look at all records, hold some of
+them out, and deal the others to devices.
 """
 
 from __future__ import annotations

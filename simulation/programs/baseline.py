@@ -53,7 +53,7 @@ def run_baseline(root: Path) -> None:
     """Train and write the accuracies, round by round."""
     run = load_settings_of_run(root)
     if run is None:
-        raise ConfigurationError(f"{root} holds no demo; expected a state directory of one.")
+        raise ConfigurationError(f"{root} holds no run; expected the state directory of one.")
     layout = Layout(root)
     fleet = load_fleet_settings(layout.fleet_file)
     spec = fleet.model.spec()
@@ -112,7 +112,7 @@ def _projected(
 
 
 def main() -> None:
-    """Run for the demo in the directory named on the command line."""
+    """Train for the run in the directory named on the command line."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(ExitCode.OK))
     try:
         run_baseline(Path(sys.argv[1]))

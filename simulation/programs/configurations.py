@@ -1,4 +1,4 @@
-"""The configuration files of a demo, as a real operator and real integrators write them."""
+"""The configuration files of a fleet, as a real operator and real integrators write them."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def _fleet(name: str, settings: RunSettings, times: RoundTimes, mqtt: dict[str, 
 
 
 def _trusted(settings: RunSettings, spec: ModelSpec, assets: Mapping[str, bytes]) -> list[str]:
-    """What the owner of these devices trusts by digest: whoever runs a demo chose the network."""
+    """What the owner of these devices trusts by digest: the user of a simulation chose the network."""
     networks = [data for role, data in assets.items() if role == "frozen-network"]
     return [*(hashlib.sha256(data).hexdigest() for data in networks), *_trusted_graphs(settings, spec)]
 

@@ -37,8 +37,8 @@ def arrivals_picture(record: RunRecord) -> Picture:
     if len(shown) < len(devices):
         note += f" and {len(shown)} of {len(devices):,} devices; the last row has the arrivals of all of them"
     note += (
-        ". Only the demo, which owns the devices’ disks, can tell the rows apart. The broker sees who sends; "
-        "no privacy figure on this page relies on the mixing."
+        ". Only the simulation, which owns the devices’ disks, can tell the rows apart. The broker sees who "
+        "sends; no privacy figure on this page relies on the mixing."
     )
 
     def draw(figure: Figure) -> None:

@@ -30,7 +30,7 @@ def accuracy_picture(record: RunRecord) -> Picture:
         caption += f"{place}{difference} the run without noise."
         note = (
             "The run without noise has the same lots’ rate, clipping and optimiser. It protects nobody: "
-            "the demo can make it because it owns all the data. One run each; both would come out "
+            "the simulation can make it because it owns all the data. One run each; both would come out "
             "a little different next time."
         )
     else:
