@@ -13,11 +13,8 @@ from simulation.notes import RunNotes
 
 _NEW: Final = {"images": "NEW.png", "csv": "NEW.csv", "npz": "NEW.npz"}
 """What stands for new data of a kind; IDX and CIFAR hold benchmarks, to which nothing is added."""
-_TABLE: Final = (
-    "csv.features", "csv.offset", "csv.scale", "csv.window", "csv.stride", "csv.group", "csv.delimiter",
-    "csv.header",
-)  # fmt: skip
-"""What reads rows as in training. Labels and classes are the model's."""
+_OF_LABELS: Final = ("csv.label", "csv.mixed")
+"""What reads the labels of rows, which new rows need not have."""
 
 
 def predict_commands(train: DatasetSettings | None, notes: RunNotes, layout: Layout) -> list[str]:
@@ -42,7 +39,9 @@ def _options(values: Mapping[str, Any], kind: str, columns: tuple[str, ...]) -> 
     """The options that read new data as those of training were."""
     if kind == "csv":
         csv = {"features": list(columns)} | values.get("csv", {})
-        return DATA.command_line({**values, "csv": csv}, "shape", *_TABLE)
+        rows = [row.setting for row in DATA.rows if row.setting.startswith("csv.")]
+        table = [setting for setting in rows if setting not in _OF_LABELS]
+        return DATA.command_line({**values, "csv": csv}, "shape", *table)
     # Without another shape, images are made to fit the model as in training.
     images = ("images.size", "images.mode") if kind == "images" and values.get("shape") else ()
     return DATA.command_line(values, "shape", *images)
