@@ -19,7 +19,7 @@ from dpagent.privacy.calibration import calibrate
 from dpagent.privacy.clipping import COUNT_WEIGHT, Clipping
 from dpagent.privacy.covariance import SecondMoments
 from dpagent.privacy.mechanisms.job_noise import JobNoise
-from dpagent.privacy.mechanisms.mechanism import Query
+from dpagent.privacy.mechanisms.mechanism import PlannedMechanism, Query
 from dpagent.privacy.mechanisms.registry import mechanism_named
 from dpagent.protocol.fragments import content_digest, weights_to_bytes
 from dpagent.protocol.messages import (
@@ -39,8 +39,8 @@ from dpagent.protocol.messages import (
 from dpagent.protocol.task import RoundTask
 
 
-def new_job(settings: FleetSettings) -> Job:
-    """A job with a fresh random id, and noise that spends the target over the rounds.
+def job_noise(settings: FleetSettings) -> tuple[JobNoise, tuple[float, ...]]:
+    """The noise that spends the target over the rounds, and the ε that each round brings it to.
 
     Raises:
         PlanError: No noise meets the target.
@@ -53,8 +53,16 @@ def new_job(settings: FleetSettings) -> Job:
         delta=privacy.delta,
         rounds=settings.rounds,
     )
-    noise = JobNoise.chosen(privacy.mechanism, budget.noise_multipliers)
-    return Job(os.urandom(16), settings.job_terms(), noise, budget.epsilon_by_round)
+    return JobNoise.chosen(privacy.mechanism, budget.noise_multipliers), budget.epsilon_by_round
+
+
+def new_job(settings: FleetSettings) -> Job:
+    """A job with a fresh random id.
+
+    Raises:
+        PlanError: No noise meets the target.
+    """
+    return Job(os.urandom(16), settings.job_terms(), *job_noise(settings))
 
 
 def clipping_of(settings: FleetSettings, spec: ModelSpec, norm: float | None = None) -> Clipping:
@@ -167,9 +175,9 @@ class Planner:
         Raises:
             ParameterError: The noise of a round is out of range.
         """
-        noise, bits = self._job.noise, 8 * MAX_PAYLOAD_BYTES
+        noise = self._job.noise
         rounds = (noise.at(number, self._query_of_round(number)) for number in range(1, noise.rounds + 1))
-        return max(-(-each.dimension * each.wire_form(self._expected_lot).width // bits) for each in rounds)
+        return max(-(-each.dimension // self._most_values(each)) for each in rounds)
 
     def require_acceptable(self) -> None:
         """Refuse a job some of whose rounds every device would decline.
@@ -195,6 +203,10 @@ class Planner:
             )
         weights = self._spec.initial_weights(self._settings.model.seed)
         self.task(OpenRound(1, 0, 0), weights_to_bytes(weights))
+
+    def _most_values(self, mechanism: PlannedMechanism) -> int:
+        """As many values as one fragment holds."""
+        return 8 * MAX_PAYLOAD_BYTES // mechanism.wire_form(self._expected_lot).width
 
     def _query_of_round(self, number: int) -> Query:
         return self._query(self._second_moments(number) or clipping_of(self._settings, self._spec))
