@@ -22,12 +22,13 @@ from pathlib import Path
 
 from benchmarks.figures import BenchmarkError, Figure
 from benchmarks.programs import ROOT, environment, memory_mib, python, run_json, stop
-from benchmarks.simulation import digits_options
+from benchmarks.simulation import digits_settings
 from simulation.data.shards import prepare_data
 from simulation.layout import Layout
 from simulation.programs.broker import BrokerChild, choose_broker, wait_until_ready
 from simulation.programs.configurations import write_configurations
 from simulation.programs.supervisor import Supervisor
+from simulation.request import BrokerRequest
 
 _BUDGET_MIB = 64.0
 _STARTS = 3
@@ -72,12 +73,12 @@ def _against_budget(mib: float) -> tuple[str, float]:
 
 def _run_agents(directory: Path) -> tuple[float, float]:
     """Median seconds until the connection, and median resident memory once idle."""
-    options = digits_options(1.0)
-    layout = Layout(directory, options.devices)
-    prepare_data(options, layout)
-    broker = choose_broker("auto", directory / "broker", 0, None, None)
+    settings = digits_settings(1.0)
+    layout = Layout(directory)
+    prepare_data(settings, layout)
+    broker = choose_broker(BrokerRequest(), directory / "broker")
     assert isinstance(broker, BrokerChild)  # `auto` starts one
-    write_configurations(options, layout, broker.address)
+    write_configurations(settings, layout, broker.address)
     with Supervisor(layout.logs) as supervisor:
         supervisor.start("broker", broker.command)
         wait_until_ready(broker.address)

@@ -8,6 +8,7 @@ from typing import Annotated, TypeAlias
 
 import typer
 
+from cli.output import write_json
 from cli.tables import reader_may_leave, render_table
 from dpagent.errors import ConfigurationError
 
@@ -22,17 +23,26 @@ NameArgument: TypeAlias = Annotated[
 
 
 @app.command("list")
-def list_models() -> None:
+def list_models(
+    json_file: Annotated[
+        Path | None,
+        typer.Option("--json", help="Write JSON to this file (`-`: standard output) instead of a table."),
+    ] = None,
+) -> None:
     """List the built-in models."""
-    from cli.model.page import dimensions
+    from cli.model.page import as_json, dimensions
     from dpagent.learning.models.built_ins import BUILT_IN
 
+    models = [spec for _, spec in sorted(BUILT_IN.items())]
     rows = [
-        [name, dimensions(spec.input_shape), f"{spec.classes:,}", f"{spec.parameter_count:,}"]
-        for name, spec in sorted(BUILT_IN.items())
+        [spec.name, dimensions(spec.input_shape), f"{spec.classes:,}", f"{spec.parameter_count:,}"]
+        for spec in models
     ]
     with reader_may_leave():
-        typer.echo(render_table(["model", "input", "classes", "parameters"], rows, words=2), nl=False)
+        if json_file is not None:
+            write_json(json_file, as_json(models))
+        else:
+            typer.echo(render_table(["model", "input", "classes", "parameters"], rows, words=2), nl=False)
 
 
 @app.command()

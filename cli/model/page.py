@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from typing import Any, Final
 
@@ -43,6 +43,23 @@ def model_page(spec: ModelSpec, microbatch: int) -> str:
     ]
     table = render_table(["layer", "", "output", "parameters", "FLOPs"], rows, words=3)
     return f"Model {spec.name}\n\n{table}\n" + "".join(_facts(spec, microbatch)) + "\n" + _notes(spec)
+
+
+def as_json(models: Sequence[ModelSpec]) -> dict[str, Any]:
+    """Models for a script."""
+    return {
+        "models": [
+            {
+                "name": spec.name,
+                "input_shape": list(spec.input_shape),
+                "classes": spec.classes,
+                "parameters": spec.parameter_count,
+                "front_end": [stage.kind for stage in spec.front_end],
+                "digest": spec.digest().hex(),
+            }
+            for spec in models
+        ]
+    }
 
 
 def model_file(spec: ModelSpec) -> str:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
 
 from cli.notation import plain
 from cli.plan.target import PlanTarget
@@ -22,9 +21,7 @@ from dpagent.privacy.calibration import BudgetPlan, calibrate
 from dpagent.privacy.mechanisms.cap_costs import BoundedPrices, CapCost, bounded_prices, cap_costs
 from dpagent.privacy.mechanisms.job_noise import JobNoise
 from dpagent.privacy.mechanisms.registry import mechanism_named
-from dpagent.privacy.statement import BudgetStatement
-
-_MUCH_DELTA: Final = 0.1  # in records of one device that may be published for all that δ forbids
+from dpagent.privacy.statement import BudgetStatement, delta_warning
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,12 +147,8 @@ def _remarks(target: PlanTarget, chosen: Candidate) -> Iterator[str]:
         noise.require_acceptable(lambda _: target.query, chosen.plan.epsilon_by_round[-1], target.delta)
     except ParameterError as error:
         yield f"No device would accept this plan. Its {error}"
-    if target.delta * target.records_per_device >= _MUCH_DELTA:
-        yield (
-            f"δ = {plain(target.delta)} is not well below one over a device's records "
-            f"({plain(1 / target.records_per_device)}): a mechanism that publishes some record now and then "
-            "would be allowed. Choose a smaller δ."
-        )
+    if (warning := delta_warning(target.delta, target.records_per_device)) is not None:
+        yield warning
     if (worst := max(chosen.mean_noise)) >= 1:
         yield (
             f"The noise on the mean gradient is up to {plain(worst)} clip norms long, and the gradient at "

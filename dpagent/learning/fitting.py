@@ -10,6 +10,7 @@ from dpagent.learning.data.dataset import Dataset
 from dpagent.learning.data.registry import FORMATS
 from dpagent.learning.models.built_ins import BUILT_IN
 from dpagent.learning.models.spec import ModelSpec
+from dpagent.wording import named
 
 
 def check_fits(dataset: Dataset, spec: ModelSpec) -> None:
@@ -35,7 +36,7 @@ def check_fits(dataset: Dataset, spec: ModelSpec) -> None:
     if dataset.class_names and dataset.classes != spec.classes:
         raise DataError(
             f"The data have {dataset.classes} classes ({_some(dataset.class_names)}); model {spec.name!r} has"
-            f" {spec.classes}. List all classes of the fleet in `classes`, or choose another model:"
+            f" {spec.classes}. List all classes of the fleet in {named('classes')}, or choose another model:"
             f" {_adapt(spec, dataset.classes)}"
         )
     if dataset.classes > spec.classes:
@@ -49,7 +50,7 @@ def check_fits(dataset: Dataset, spec: ModelSpec) -> None:
 def _reshaping(dataset: Dataset, spec: ModelSpec) -> str:
     """How to read the same data as records of the shape that the model takes."""
     if math.prod(dataset.shape) == math.prod(spec.input_shape):
-        return f"They have as many values: set `shape: {list(spec.input_shape)}`."
+        return f"They have as many values: set {named('shape', list(spec.input_shape))}."
     known = FORMATS.get(dataset.origin.kind)
     if known is not None and (advice := known.advice_on_shape(spec.input_shape)):
         return f"{advice}, or choose another model."

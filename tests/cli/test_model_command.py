@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import subprocess
 import sys
@@ -51,6 +52,23 @@ def own(tmp_path: Path) -> Path:
     path = tmp_path / "own.yaml"
     path.write_text(OWN)
     return path
+
+
+def test_a_script_is_told_of_all_built_in_models(tmp_path: Path) -> None:
+    target = tmp_path / "models.json"
+    result = model("list", "--json", target)
+    assert (result.returncode, result.stdout) == (0, ""), result.stderr
+    found = json.loads(target.read_text())["models"]
+    assert [entry["name"] for entry in found] == sorted(BUILT_IN)
+    for entry in found:
+        spec = built_in(entry["name"])
+        assert entry == {
+            "name": spec.name, "input_shape": list(spec.input_shape), "classes": spec.classes,
+            "parameters": spec.parameter_count, "digest": spec.digest().hex(),
+            "front_end": ["scattering"] if spec.name == "scattering" else [],
+        }  # fmt: skip
+    assert json.loads(model("list", "--json", "-").stdout) == {"models": found}
+    assert model("list", "--json", tmp_path / "no" / "x.json").returncode == 8
 
 
 def test_all_built_in_models_are_listed_with_their_parameters() -> None:

@@ -188,7 +188,7 @@ def test_blank_lines_and_a_missing_last_line_break_do_no_harm(tmp_path: Path) ->
         ("", {}, "has no rows"),
         ("x,label\n", {}, "holds no record. There are no rows below the header"),
         ("x,y\n1,2\n", {}, r"no column 'label'; found: x, y\. Set `label`"),
-        ("x;label\n1;2\n", {}, r"no column 'label'.*Set `delimiter` to ';'\?"),
+        ("x;label\n1;2\n", {}, r"no column 'label'.*Set `delimiter: ';'`\?"),
         ("x,label\n1,a\n", {"features": ["z"]}, "no column 'z'; found: x, label. Set `features`"),
         ("x,label\n1,a\n", {"group": "who"}, "no column 'who'.*Set `group`"),
         ("label\na\n", {}, "no column but that of the label"),
