@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -10,6 +12,7 @@ from typing import Any, Literal, get_args, get_origin
 import pytest
 import typer
 from pydantic import BaseModel
+from typer.testing import CliRunner
 
 from cli.demo.next_steps import predict_commands
 from cli.options import forms
@@ -212,3 +215,30 @@ def test_the_commands_after_a_run_hold_all_options_that_new_data_need() -> None:
 
 def test_a_switch_that_is_as_it_was_takes_no_option() -> None:
     assert Option("x", SWITCH, "").words(False) == Option("x", SWITCH_OFF, "").words(True) == []
+
+
+def test_a_word_of_a_registry_is_read_and_completed_as_the_registry_has_it() -> None:
+    known = ["auto"]
+    form = forms.registered(lambda: known, "KIND")
+    with pytest.raises(typer.BadParameter, match=r"'jsonl': expected one of auto\."):
+        form.read("jsonl", "--kind")
+    known.append("jsonl")
+    assert form.read("jsonl", "--kind") == "jsonl"
+    app = typer.Typer()
+
+    @app.command()
+    @with_options(data=OptionTable(Option("kind", form, "Format.")))
+    def check(data: Given) -> None:
+        """Check."""
+
+    environment = {"_CHECK_COMPLETE": "complete_bash", "COMP_WORDS": "check --kind j", "COMP_CWORD": "2"}
+    completed = CliRunner().invoke(app, [], prog_name="check", env=environment)
+    assert completed.stdout.split() == ["jsonl"]
+
+
+def test_help_waits_for_no_format() -> None:
+    loaded = "import sys, cli.main; print([name for name in ('numpy', 'pydantic') if name in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-c", loaded], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.strip() == "[]"
