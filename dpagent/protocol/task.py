@@ -22,6 +22,7 @@ from dpagent.privacy.caps import ClampCap
 from dpagent.privacy.clipping import Clipping
 from dpagent.privacy.covariance import FLOAT64_SLACK, SecondMoments
 from dpagent.privacy.events import Event
+from dpagent.privacy.mechanisms.grid import Norm
 from dpagent.privacy.mechanisms.job_noise import JobNoise
 from dpagent.privacy.mechanisms.mechanism import PlannedMechanism, Query
 from dpagent.privacy.mechanisms.wire import WireForm
@@ -156,6 +157,11 @@ class RoundTask:
             PlanError: naming them.
         """
         plan, spec = self.plan, self.spec
+        if self.mechanism.norm is not Norm.L2:
+            raise PlanError(
+                f"Mechanism {self.mechanism.name} needs records clipped in {self.mechanism.norm}; plans clip them "
+                "in L2."
+            )
         if self.device_cap is not None and self.clipping.count_weight:
             raise PlanError("A cap on the device and a clip norm that follows a quantile exclude each other.")
         if self.device_cap is not None and len(self.clipping.norms) > 1:

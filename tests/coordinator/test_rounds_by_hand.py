@@ -14,12 +14,13 @@ from fleets import DIGITS, write_fleet
 from numpy.typing import NDArray
 
 from coordinator import planning
-from coordinator.daemon import Coordinator
+from coordinator.daemon import _BATCH, Coordinator
 from coordinator.settings import FleetSettings, load_fleet_settings
-from coordinator.store import OpenedFragment
+from coordinator.store import OpenedFragment, StoreReader
 from dpagent.errors import PlanError
 from dpagent.protocol.messages import MAX_WHOLE_BYTES
 from dpagent.protocol.task import RoundTask
+from dpagent.transport.session import Event, Received
 
 Begin = Callable[[FleetSettings], Coordinator]
 
@@ -152,3 +153,29 @@ def test_what_is_too_large_to_send_is_refused_before_the_job_begins(
     with pytest.raises(PlanError, match="weights of model 'digits': "):
         begin(settings_of(tmp_path))
     assert not (tmp_path / "state" / "coordinator.db").exists()
+
+
+class Queue:
+    """Stands in for a session: what is queued comes at once, and then nothing."""
+
+    def __init__(self, messages: list[bytes]) -> None:
+        self.events: list[Event] = [Received("fragments", message) for message in messages]
+
+    def next_event(self, _timeout_s: float) -> Event | None:
+        return self.events.pop(0) if self.events else None
+
+
+def test_no_message_is_dropped_between_two_batches(
+    tmp_path: Path, begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coordinator = begin(settings_of(tmp_path))
+    coordinator._cycle.open()
+    number = 2 * _BATCH + 1
+    queued = Queue([b"rubbish"] * number)
+    monkeypatch.setattr(coordinator, "_session", queued)
+    for left in (_BATCH + 1, 1, 0):
+        coordinator._take_events()
+        assert len(queued.events) == left
+    reader = StoreReader(tmp_path / "state")
+    assert reader.counters() == {"rejected: malformed": number}
+    reader.close()

@@ -1,13 +1,267 @@
-"""Deriving a task from a plan: the description of the model is read as strictly as the plan around it."""
+"""What a plan means to a device: derived once, refused with a reason, and all that prices it pinned."""
 
 from __future__ import annotations
 
+import copy
+from dataclasses import replace
+from typing import Any, ClassVar
+
 import cbor2
 import pytest
-from fleets import DIGITS, make_plan
+from fleets import DIGITS, make_plan, make_task, plan_values, terms
 
 from dpagent.errors import PlanError
+from dpagent.learning.models.description import from_description
+from dpagent.learning.models.spec import ModelSpec
+from dpagent.privacy.caps import ClampCap
+from dpagent.privacy.covariance import FLOAT64_SLACK, SecondMoments
+from dpagent.privacy.events import GaussianEvent, poisson_sampled
+from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian
+from dpagent.privacy.mechanisms.grid import Norm
+from dpagent.privacy.mechanisms.registry import MECHANISMS
+from dpagent.privacy.mechanisms.wire import WireForm
+from dpagent.protocol.codec import decode, encode
+from dpagent.protocol.messages import Plan
 from dpagent.protocol.task import RoundTask
+
+
+def model(spec: ModelSpec) -> dict[str, Any]:
+    """The section of a plan that names a model."""
+    return {
+        "description": cbor2.dumps(spec.describe(), canonical=True),
+        "parameters": spec.parameter_count,
+        "architecture": spec.digest(),
+    }
+
+
+PROJECTED = from_description(
+    DIGITS.describe() | {"front_end": [{"projection": 6}], "layers": [{"dense": 10}]}
+)
+PROJECTION = {"model": model(PROJECTED), "projection": {"values": 64, "record_norm": 3.0}}
+COUNTING = {"clipping": {"count_weight": 0.2}}
+CLAMP = {"kind": "clamp", "where": "device"}
+LAYERS = {"norms": [1.0, 2.0, 0.5], "shares": [0.2, 0.5, 0.3]}
+
+
+# --- what a device works on ---------------------------------------------------------------------
+
+
+def test_a_task_is_what_its_plan_says() -> None:
+    task = make_task(**terms(clipping={"norms": [2.0]}, rate=0.3, local_steps=3), round=2)
+    assert task.spec.digest() == DIGITS.digest()
+    assert (task.clipping.norms, task.clipping.sizes) == ((2.0,), (DIGITS.parameter_count,))
+    expected = DiscretisedGaussian(
+        clip_norm=2.0, noise_multiplier=3.0, sampling_rate=0.3, dimension=DIGITS.parameter_count, steps=3,
+        accumulation_slack=task.plan.clipping.accumulation_slack,
+    )  # fmt: skip
+    assert task.mechanism == expected
+    assert (task.dimension, task.second_moments, task.augmentation) == (DIGITS.parameter_count, None, None)
+    assert task.wire_form == WireForm(task.plan.wire.shift, task.plan.wire.width)
+
+
+def test_norms_may_be_one_for_each_layer_and_a_count_is_one_coordinate_more() -> None:
+    assert make_task(clipping=LAYERS).clipping.sizes == DIGITS.layer_sizes
+    counting = make_task(**COUNTING)
+    assert counting.dimension == DIGITS.parameter_count + 1
+    assert counting.mechanism.clip_norm == counting.clipping.radius > 1.0
+
+
+def test_the_first_round_of_a_projection_sums_second_moments_and_the_others_gradients() -> None:
+    first, second = make_task(**PROJECTION), make_task(**PROJECTION, round=2)
+    assert first.second_moments == SecondMoments(64, 3.0)
+    assert (first.dimension, first.mechanism.clip_norm) == (64 * 65 // 2, first.second_moments.radius)
+    assert second.second_moments is None
+    assert (second.dimension, second.mechanism.clip_norm) == (PROJECTED.parameter_count, 1.0)
+
+
+def test_steps_of_the_model_are_counted_without_the_round_of_second_moments() -> None:
+    assert [make_task(round=number).gradient_step for number in (1, 2, 3)] == [1, 2, 3]
+    assert [make_task(**PROJECTION, round=number).gradient_step for number in (1, 2, 3)] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("block", "blocks"), [(1, 9_930), (9_929, 2), (9_930, 1), (9_931, 1), (1_000, 10), (331, 30)]
+)
+def test_an_update_takes_as_many_fragments_as_hold_it(block: int, blocks: int) -> None:
+    assert DIGITS.parameter_count == 9_930
+    assert make_task(wire={"block": block}).blocks == blocks
+
+
+def test_a_cap_acts_where_the_plan_says() -> None:
+    cap = {"kind": "clamp", "regularisation": 0.25, "floor": 0.125}
+    expected = ClampCap(regularisation=0.25, floor=0.125)
+    device = make_task(cap=cap | {"where": "device"})
+    coordinator = make_task(cap=cap | {"where": "coordinator"})
+    assert (device.device_cap, device.coordinator_cap) == (expected, None)
+    assert (coordinator.device_cap, coordinator.coordinator_cap) == (None, expected)
+    for where in ("device", "coordinator"):
+        none = make_task(cap=cap | {"kind": "none", "where": where})
+        assert (none.device_cap, none.coordinator_cap) == (None, None)
+
+
+@pytest.mark.parametrize("changes", [{}, COUNTING, PROJECTION], ids=["gradients", "count", "projection"])
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_what_is_charged_for_is_this_round_and_all_that_follow(changes: dict[str, Any], number: int) -> None:
+    changes = changes | {"sampling": {"rate": 0.3, "local_steps": 2}}
+    noise = [4.0, 3.0, 2.0][number - 1 :]
+    expected = tuple(poisson_sampled(GaussianEvent(sigma), 0.3, 2) for sigma in noise)
+    assert make_task(**changes, round=number).events == expected
+
+
+# --- refusals -----------------------------------------------------------------------------------
+
+FEATURED = from_description(DIGITS.describe() | {"front_end": [{"random": {"layers": ["tanh"]}}]})
+VIEWS = {"views": 2, "shift": 1, "flip": False}
+
+
+@pytest.mark.parametrize(
+    ("changes", "offender"),
+    [
+        ({"model": {"description": b"\xff"}}, "cannot be built"),
+        ({"model": {"description": cbor2.dumps(["digits"])}}, "cannot be built"),
+        ({"model": {"description": b"\x81" * 5_000}}, "cannot be built"),
+        ({"model": {"architecture": bytes(32)}}, "built differently"),
+        ({"model": {"parameters": 9_929}}, "built differently"),
+        ({"clipping": {"norms": [1.0, 1.0], "shares": [0.5, 0.5]}}, "3 layers, 2 clip norms"),
+        ({"clipping": {"shares": [0.9]}}, "add up to 0.9"),
+        ({"mechanism": {"name": "laplace"}}, "'laplace'"),
+        ({"mechanism": {"parameters": {"resolution": 255}}}, "resolution is 255"),
+        ({"mechanism": {"parameters": {"resolution": 1_048_577}}}, "resolution is 1048577"),
+        ({"mechanism": {"parameters": {"resolution": 65_536.0}}}, "resolution is 65536.0"),
+        ({"mechanism": {"parameters": {"bound": 3}}}, "bound, resolution"),
+        ({"mechanism": {"noise_multipliers": [0.049, 1.0, 1.0]}}, "noise multiplier is 0.049"),
+        ({"mechanism": {"noise_multipliers": [10_001.0, 1.0, 1.0]}}, "noise multiplier is 10001.0"),
+        (terms(noise_multipliers=[10_000.0], resolution=1_048_576), "noise multiplier is 10000.0"),
+        ({"augmentation": {"views": 2, "shift": 9, "flip": False}}, "shift"),
+        ({"augmentation": VIEWS, "model": model(FEATURED)}, "views of records"),
+        ({"cap": CLAMP} | COUNTING, "follows a quantile"),
+        ({"cap": CLAMP, "clipping": LAYERS}, "for each layer"),
+        ({"projection": PROJECTION["projection"]}, "projects no values"),
+        ({"model": PROJECTION["model"]}, "projects 64 values"),
+        (PROJECTION | {"projection": {"values": 63, "record_norm": 3.0}}, "projects 64 values"),
+        (PROJECTION | {"clipping": {"accumulation_slack": FLOAT64_SLACK / 2}}, "second moments need"),
+    ],
+)  # fmt: skip
+def test_a_plan_that_no_device_could_run_is_refused_with_the_reason(
+    changes: dict[str, Any], offender: str
+) -> None:
+    with pytest.raises(PlanError) as caught:
+        make_task(**changes)
+    assert offender in str(caught.value)
+
+
+def test_second_moments_need_their_slack_in_their_own_round_only() -> None:
+    make_task(**PROJECTION, clipping={"accumulation_slack": FLOAT64_SLACK})
+    make_task(**PROJECTION, clipping={"accumulation_slack": FLOAT64_SLACK / 2}, round=2)
+
+
+def test_a_mechanism_for_another_norm_than_the_clippings_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its noise would be for a sensitivity that records exceed √d-fold."""
+
+    class OfL1(DiscretisedGaussian):
+        name: ClassVar[str] = "of-l1"
+        norm: ClassVar[Norm] = Norm.L1
+
+    monkeypatch.setitem(MECHANISMS, OfL1.name, OfL1)
+    with pytest.raises(PlanError, match="clipped in L1"):
+        make_task(mechanism={"name": OfL1.name})
+
+
+@pytest.mark.parametrize(
+    "mechanism",
+    [
+        {"noise_multipliers": [4.0, 3.0, 0.01]}, {"noise_multipliers": [4.0, 3.0, 10_001.0]},
+        {"noise_multipliers": [4.0, 3.0, 10_000.0], "parameters": {"resolution": 1_048_576}},
+    ],
+)  # fmt: skip
+def test_a_later_round_that_no_device_could_run_is_refused_when_it_is_priced(
+    mechanism: dict[str, Any],
+) -> None:
+    task = make_task(mechanism=mechanism)
+    with pytest.raises(PlanError, match="later round"):
+        _ = task.events
+    # And where it is this round, before.
+    with pytest.raises(PlanError, match="Round 3"):
+        make_task(mechanism=mechanism, round=3)
+
+
+# --- what is pinned -----------------------------------------------------------------------------
+
+#: Sections and keys that price a job. A device declines the job when any of them changes.
+PINNED = {"mechanism", "clipping", "sampling", "delta", "model.parameters", "projection"}
+#: Values to change to, where another of the same type will not do.
+OTHERS = {
+    "fleet": "others", "state": "finished", "cap.kind": "clamp", "cap.where": "device",
+    "mechanism.name": "another", "assets": [{"role": "projection", "digest": bytes(32), "size": 1}],
+    "augmentation": VIEWS, "projection": {"values": 64, "record_norm": 1.0}, "version": 1, "kind": "plan",
+}  # fmt: skip
+
+
+def leaves(values: dict[str, Any], above: str = "") -> list[str]:
+    """The paths of all values in a plan."""
+    found = []
+    for key, value in values.items():
+        found += leaves(value, f"{above}{key}.") if isinstance(value, dict) else [f"{above}{key}"]
+    return found
+
+
+def another(path: str, value: Any) -> Any:
+    """A value of the same type, or of :data:`OTHERS`, that a plan may have."""
+    if path in OTHERS:
+        return OTHERS[path]
+    match value:
+        case list():
+            return [another("", each) for each in value]
+        case bytes():
+            return bytes(len(value))
+        case int():
+            return value + 1
+        case float():
+            return value / 2 or 0.25
+    raise AssertionError(f"no other value for {path}")
+
+
+def digest_with(values: dict[str, Any]) -> str:
+    """Of a plan, also of one that no device could run."""
+    return replace(TASK, plan=Plan.model_validate(values)).schedule_digest
+
+
+TASK = make_task()
+
+
+@pytest.mark.parametrize("path", leaves(plan_values()))
+def test_what_prices_a_job_is_pinned_and_nothing_else(path: str) -> None:
+    values = copy.deepcopy(plan_values())
+    *sections, key = path.split(".")
+    place = values
+    for section in sections:
+        place = place[section]
+    place[key] = another(path, place[key])
+    prefixes = {path, *(path[:at] for at, letter in enumerate(path) if letter == ".")}
+    assert (digest_with(values) != TASK.schedule_digest) is bool(prefixes & PINNED)
+
+
+def test_a_norm_that_follows_a_quantile_is_free_and_the_rest_of_its_clipping_is_not() -> None:
+    first = make_task(**COUNTING).schedule_digest
+    assert make_task(clipping={"count_weight": 0.2, "norms": [7.0]}).schedule_digest == first
+    assert make_task(clipping={"count_weight": 0.3}).schedule_digest != first
+    assert make_task(clipping={"count_weight": 0.2, "accumulation_slack": 0.005}).schedule_digest != first
+
+
+def test_each_number_of_a_projection_is_pinned() -> None:
+    first = make_task(**PROJECTION)
+    for changes in ({"values": 63}, {"record_norm": 2.0}):
+        values = plan_values(**PROJECTION)
+        values["projection"] = values["projection"] | changes
+        assert replace(first, plan=Plan.model_validate(values)).schedule_digest != first.schedule_digest
+
+
+def test_a_digest_survives_the_wire() -> None:
+    plan = make_plan(**PROJECTION)
+    assert RoundTask.of(decode(encode(plan), Plan)).schedule_digest == RoundTask.of(plan).schedule_digest
+
+
+# --- how the model's description is read ----------------------------------------------------------
 
 DESCRIPTION = cbor2.dumps(DIGITS.describe(), canonical=True)
 

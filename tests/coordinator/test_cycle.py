@@ -1,0 +1,249 @@
+"""The coordinator's cycle on a clock of the test's: what becomes of a round, and when."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from clocks import MovableClock
+from fleets import write_fleet
+
+from coordinator.cycle import Cycle, Progress, Verdict
+from coordinator.daemon import Coordinator
+from coordinator.settings import load_fleet_settings
+from coordinator.store import OpenedFragment, Store, StoreReader
+from dpagent.protocol.fragments import cut
+from dpagent.protocol.sealing import seal
+from dpagent.protocol.task import RoundTask
+
+DEVICES, LEAST, BLOCKS, DEADLINE_S = 3, 2, 5, 60.0
+_identities = itertools.count()
+
+
+class Rounds:
+    """A coordinator without a broker, whose fragments are put into its store."""
+
+    def __init__(self, directory: Path, clock: MovableClock, **changes: Any) -> None:
+        wanted = {"deadline_s": DEADLINE_S, "minimum_devices": LEAST}
+        base: dict[str, Any] = {"devices": DEVICES, "fragments_per_update": BLOCKS, "round": wanted}
+        settings = load_fleet_settings(write_fleet(directory, None, **base | changes))
+        self.clock, self.state_dir = clock, settings.state_dir
+        self.coordinator = Coordinator(settings, clock=clock)
+
+    @property
+    def cycle(self) -> Cycle:
+        return self.coordinator._cycle
+
+    @property
+    def store(self) -> Store:
+        return self.coordinator._store
+
+    @property
+    def task(self) -> RoundTask:
+        task = self.cycle._task
+        assert task is not None
+        return task
+
+    def count(self, *numbers: int) -> None:
+        """Fragments of each block, as many as the numbers say."""
+        number, values = self.task.plan.round, np.ones(self.task.plan.wire.block, np.int64)
+        fragments = [
+            OpenedFragment(next(_identities).to_bytes(16, "big"), number, position, values, 0.0)
+            for position, many in enumerate(numbers)
+            for _ in range(many)
+        ]
+        assert len(self.store.count(fragments, number).fresh) == len(fragments)
+
+    def counters(self) -> dict[str, int]:
+        reader = StoreReader(self.state_dir)
+        try:
+            return reader.counters()
+        finally:
+            reader.close()
+
+
+@pytest.fixture
+def clock() -> MovableClock:
+    return MovableClock(unix=1_800_000_000.0)
+
+
+@pytest.fixture
+def rounds(tmp_path: Path, clock: MovableClock) -> Iterator[Rounds]:
+    rounds = Rounds(tmp_path, clock)
+    yield rounds
+    rounds.coordinator.close()
+
+
+# --- what is to become of a round ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("counts", "early", "at_deadline"),
+    [
+        ((0, 0, 0, 0, 0), Verdict.COLLECT, Verdict.EXTEND),
+        ((1, 1, 1, 1, 1), Verdict.COLLECT, Verdict.EXTEND),
+        # One block's fragments are nobody's update, however many they are.
+        ((9, 9, 9, 9, 0), Verdict.COLLECT, Verdict.EXTEND),
+        ((9, 9, 9, 9, 1), Verdict.COLLECT, Verdict.EXTEND),
+        ((2, 2, 2, 2, 2), Verdict.COLLECT, Verdict.CLOSE),
+        ((9, 2, 9, 9, 3), Verdict.COLLECT, Verdict.CLOSE),
+        ((3, 3, 3, 3, 3), Verdict.CLOSE, Verdict.CLOSE),
+        ((9, 3, 3, 4, 3), Verdict.CLOSE, Verdict.CLOSE),
+    ],
+)
+def test_a_round_is_over_when_all_is_in_or_at_its_deadline_when_enough_is(
+    rounds: Rounds, counts: tuple[int, ...], early: Verdict, at_deadline: Verdict
+) -> None:
+    rounds.cycle.open()
+    rounds.count(*counts)
+    rest = (sum(counts), DEVICES * BLOCKS, min(counts))
+    assert rounds.cycle.progress() == Progress(*rest, early)
+    rounds.clock.advance(DEADLINE_S - 1e-3)
+    assert rounds.cycle.progress() == Progress(*rest, early)
+    rounds.clock.advance(1e-3)
+    assert rounds.cycle.progress() == Progress(*rest, at_deadline)
+
+
+@pytest.mark.parametrize("counts", [(0, 0, 0, 0, 0), (2, 2, 2, 2, 2), (3, 3, 3, 3, 3)])
+@pytest.mark.parametrize("elapsed", [0.0, DEADLINE_S, 10 * DEADLINE_S])
+def test_asking_how_far_a_round_is_changes_nothing(
+    rounds: Rounds, counts: tuple[int, ...], elapsed: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    rounds.cycle.open()
+    rounds.count(*counts)
+    rounds.clock.advance(elapsed)
+    before = (list(rounds.store.connection.iterdump()), rounds.task, len(caplog.records))
+    assert len({rounds.cycle.progress() for _ in range(3)}) == 1
+    assert (list(rounds.store.connection.iterdump()), rounds.task, len(caplog.records)) == before
+
+
+# --- and what becomes of it ---------------------------------------------------------------------
+
+
+def test_a_round_that_is_being_collected_is_left_alone(rounds: Rounds) -> None:
+    rounds.cycle.advance()
+    task = rounds.task
+    assert (task.plan.round, task.plan.deadline) == (1, rounds.clock.unix() + DEADLINE_S)
+    rounds.count(2, 2, 2, 2, 2)
+    rounds.clock.advance(DEADLINE_S - 1.0)
+    rounds.cycle.advance()
+    assert rounds.task is task
+
+
+def test_a_round_with_too_little_is_extended_with_what_it_has(
+    rounds: Rounds, caplog: pytest.LogCaptureFixture
+) -> None:
+    rounds.cycle.advance()
+    first = rounds.task.plan
+    rounds.count(3, 3, 3, 3, 1)
+    for number in (1, 2):
+        rounds.clock.advance(DEADLINE_S)
+        rounds.cycle.advance()
+        assert rounds.task.plan == first.model_copy(update={"deadline": first.deadline + number * DEADLINE_S})
+        current = rounds.store.open_round()
+        assert current is not None
+        assert (current.number, current.opened_at) == (1, first.deadline - DEADLINE_S)
+        assert current.deadline == rounds.task.plan.deadline
+    assert "of some block only 1, fewer than the 2 needed" in caplog.text
+    rounds.count(0, 0, 0, 0, 2)
+    rounds.cycle.advance()
+    assert rounds.task.plan.round == 2
+
+
+def test_a_round_with_enough_is_closed_at_its_deadline_and_the_next_one_opened(
+    rounds: Rounds, caplog: pytest.LogCaptureFixture
+) -> None:
+    rounds.cycle.advance()
+    first = rounds.task.plan
+    rounds.count(2, 2, 3, 2, 2)
+    rounds.clock.advance(DEADLINE_S)
+    rounds.cycle.advance()
+    assert f"closes at its deadline with 11 of {DEVICES * BLOCKS} fragments, at least 2" in caplog.text
+    assert rounds.store.closed_rounds() == 1
+    reader = StoreReader(rounds.state_dir)
+    record = reader.rounds()[0]
+    reader.close()
+    assert (record.closed_at, record.fragments) == (rounds.clock.unix(), 11)
+    assert record.noise_multiplier == first.mechanism.noise_multipliers[0]
+    second = rounds.task.plan
+    assert (second.round, second.job, second.mechanism) == (2, first.job, first.mechanism)
+    assert second.model.digest != first.model.digest
+    assert second.deadline == rounds.clock.unix() + DEADLINE_S
+
+
+def test_a_job_is_over_after_its_last_round(rounds: Rounds, caplog: pytest.LogCaptureFixture) -> None:
+    for number in (1, 2):
+        assert not rounds.cycle.is_over
+        rounds.cycle.advance()
+        assert rounds.task.plan.round == number
+        rounds.count(*[DEVICES] * BLOCKS)
+    rounds.cycle.advance()
+    assert rounds.cycle.is_over
+    rounds.cycle.advance()
+    assert rounds.cycle._task is None
+    assert rounds.store.open_round() is None
+    assert "closes at its deadline" not in caplog.text, "all was in"
+
+
+def test_an_open_round_is_taken_up_after_a_restart(tmp_path: Path, clock: MovableClock) -> None:
+    first = Rounds(tmp_path, clock)
+    first.cycle.advance()
+    plan = first.task.plan
+    first.count(1, 2, 0, 3, 1)
+    first.coordinator.close()
+    clock.advance(20.0)
+    again = Rounds(tmp_path, clock)
+    again.cycle.advance()
+    assert again.task.plan == plan.model_copy(update={"deadline": plan.deadline + 20.0})
+    assert again.cycle.progress() == Progress(7, DEVICES * BLOCKS, 0, Verdict.COLLECT)
+    again.coordinator.close()
+
+
+# --- fragments ----------------------------------------------------------------------------------
+
+
+def sealed(task: RoundTask, **changes: Any) -> list[bytes]:
+    """One device's update."""
+    plan = task.plan
+    return [
+        seal(piece.model_copy(update=changes), plan.fleet, plan.sealing_key)
+        for piece in cut(np.ones(task.dimension, np.int64), plan)
+    ]
+
+
+def test_fragments_are_counted_once_and_the_others_by_their_reason(rounds: Rounds) -> None:
+    rounds.cycle.advance()
+    first = rounds.task
+    update = sealed(first)
+    wrong = [
+        *sealed(first, job=b"x" * 16)[:1], *sealed(first, round=2)[:1],
+        *sealed(first, position=BLOCKS.to_bytes(4, "big"))[:1], *sealed(first, payload=b"")[:2],
+        b"", b"rubbish",
+    ]  # fmt: skip
+    rounds.cycle.take_fragments([*update, *wrong, update[0]])
+    rounds.cycle.take_fragments(update)
+    assert rounds.cycle.progress().counted == BLOCKS
+    assert rounds.counters() == {
+        "duplicates": 1 + BLOCKS, "rejected: wrong job": 1, "rejected: wrong round": 1,
+        "rejected: bad position": 1, "rejected: wrong size": 2, "rejected: malformed": 2,
+    }  # fmt: skip
+    rounds.count(*[2] * BLOCKS)
+    late = sealed(first)
+    rounds.cycle.advance()
+    assert rounds.task.plan.round == 2
+    rounds.cycle.take_fragments([*late, *update])
+    assert rounds.cycle.progress().counted == 0
+    assert rounds.counters()["late"] == BLOCKS
+    assert rounds.counters()["duplicates"] == 1 + 2 * BLOCKS
+
+
+def test_fragments_that_come_while_no_round_is_open_are_of_no_job(rounds: Rounds) -> None:
+    rounds.cycle.advance()
+    update = sealed(rounds.task)
+    rounds.cycle._task = None
+    rounds.cycle.take_fragments(update)
+    assert rounds.counters() == {"rejected: wrong job": BLOCKS}

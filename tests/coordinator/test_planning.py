@@ -1,0 +1,78 @@
+"""The job's plan: that every round fits its fragments, and what no device would accept is found before."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fleets import DIGITS, write_fleet
+
+from coordinator.planning import Planner, job_noise
+from coordinator.settings import FleetSettings, load_fleet_settings
+from coordinator.store import Job, OpenRound
+from dpagent.errors import PlanError
+from dpagent.learning.models.layers import Dense
+from dpagent.learning.models.spec import ModelSpec
+from dpagent.privacy.mechanisms.job_noise import JobNoise
+from dpagent.protocol.fragments import weights_to_bytes
+from dpagent.protocol.messages import MAX_PAYLOAD_BYTES
+
+BITS = 8 * MAX_PAYLOAD_BYTES
+
+
+def settings_of(directory: Path, **changes: Any) -> FleetSettings:
+    return load_fleet_settings(write_fleet(directory, None, **changes))
+
+
+def planner_of(settings: FleetSettings, spec: ModelSpec, noise: JobNoise | None = None) -> Planner:
+    planned, epsilons = job_noise(settings)
+    return Planner(settings, spec, Job(b"j" * 16, {}, noise or planned, epsilons), bytes(32))
+
+
+def test_values_are_not_cut_in_two_to_fill_a_fragment(tmp_path: Path) -> None:
+    """As many bits as fragments hold may still be one value too many for each to be whole."""
+    spec = ModelSpec("odd", (26_438,), 3, (Dense(3),))
+    settings = settings_of(tmp_path, records_per_device=500)
+    planner = planner_of(settings, spec)
+    width = planner.task(OpenRound(1, 0, 0), b"").wire_form.width
+    assert width == 12
+    assert 2 * (BITS // width) < spec.parameter_count <= 2 * BITS / width
+    assert planner.fragments_needed() == 3
+    for fragments in (2, 3):
+        changed = settings.model_copy(update={"fragments_per_update": fragments})
+        planner = planner_of(changed, spec)
+        if fragments == 3:
+            planner.require_acceptable()
+        else:
+            with pytest.raises(PlanError, match="fragments_per_update is 2; expected at least 3"):
+                planner.require_acceptable()
+
+
+def test_a_plan_is_refused_if_some_round_of_the_job_would_be(tmp_path: Path) -> None:
+    """A round with less noise takes more bits, so a job could die in the middle."""
+    settings = settings_of(tmp_path, rounds=3)
+    for multipliers in ([4.0, 3.0, 0.04], [4.0, 10_001.0, 3.0]):
+        noise = JobNoise.announced("discrete-gaussian", multipliers, {"resolution": 65_536})
+        number = 1 + next(index for index, value in enumerate(multipliers) if not 0.05 <= value <= 10_000)
+        with pytest.raises(PlanError, match=f"round {number}: noise multiplier is {multipliers[number - 1]}"):
+            planner_of(settings, DIGITS, noise).require_acceptable()
+
+
+def test_a_task_is_derived_from_the_plan_that_is_announced(tmp_path: Path) -> None:
+    settings = settings_of(tmp_path)
+    weights = weights_to_bytes(DIGITS.initial_weights(0))
+    planner = planner_of(settings, DIGITS)
+    first, second = (planner.task(OpenRound(number, 5.0, 9.0), weights) for number in (1, 2))
+    assert (first.plan.round, first.plan.deadline, first.plan.state) == (1, 9.0, "open")
+    assert first.schedule_digest == second.schedule_digest
+    assert first.blocks == settings.fragments_per_update
+    assert first.plan.sampling.expected_lot == 0.5 * 50
+    assert first.mechanism.noise_multiplier == first.plan.mechanism.noise_multipliers[0]
+    assert planner.task(OpenRound(2, 5.0, 9.0), weights, state="finished").plan.state == "finished"
+
+
+def test_a_value_that_no_plan_can_state_is_named(tmp_path: Path) -> None:
+    settings = settings_of(tmp_path, records_per_device=1e9)
+    with pytest.raises(PlanError, match="expected_lot"):
+        planner_of(settings, DIGITS).task(OpenRound(1, 0, 0), b"")

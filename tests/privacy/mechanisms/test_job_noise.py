@@ -1,0 +1,148 @@
+"""The noise of a job: chosen, announced and taken up again as the same; and what every mechanism keeps to."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, replace
+
+import numpy as np
+import pytest
+
+from dpagent.errors import ParameterError
+from dpagent.privacy.calibration import calibrate
+from dpagent.privacy.mechanisms.job_noise import JobNoise
+from dpagent.privacy.mechanisms.mechanism import PlannedMechanism, Query
+from dpagent.privacy.mechanisms.registry import DEFAULT_MECHANISM, MECHANISMS, mechanism_named
+from dpagent.privacy.schedules import Schedule
+
+QUERY = Query(clip_norm=2.0, accumulation_slack=0.001, dimension=3_000, sampling_rate=0.2, steps=2)
+MULTIPLIERS = [4.0, 3.0, 2.0]
+
+
+def chosen(name: str = DEFAULT_MECHANISM) -> JobNoise:
+    return JobNoise.chosen(name, MULTIPLIERS)
+
+
+@pytest.fixture(params=sorted(MECHANISMS))
+def mechanism(request: pytest.FixtureRequest) -> type[PlannedMechanism]:
+    return MECHANISMS[request.param]
+
+
+# --- every mechanism that a plan can name -------------------------------------------------------
+
+
+def test_a_mechanism_goes_by_its_own_name(mechanism: type[PlannedMechanism]) -> None:
+    assert mechanism_named(mechanism.name) is mechanism
+
+
+def test_what_is_announced_makes_the_same_mechanism_again(mechanism: type[PlannedMechanism]) -> None:
+    noise = chosen(mechanism.name)
+    again = JobNoise.announced(mechanism.name, noise.multipliers, noise.parameters)
+    assert again == noise
+    for number, multiplier in enumerate(MULTIPLIERS, start=1):
+        built = noise.at(number, QUERY)
+        assert type(built) is mechanism
+        assert {name: getattr(built, name) for name in asdict(QUERY)} == asdict(QUERY)
+        assert (built.noise_multiplier, built.announced) == (multiplier, noise.parameters)
+        assert mechanism.build(QUERY, built.noise_multiplier, built.announced) == built
+
+
+def test_parameters_are_those_of_the_mechanism_and_in_its_ranges(mechanism: type[PlannedMechanism]) -> None:
+    parameters = chosen(mechanism.name).parameters
+    names = {each.name for each in mechanism.parameters}
+    assert set(parameters) == names
+    with pytest.raises(ParameterError, match="unknown_one"):
+        mechanism.build(QUERY, 1.0, {**parameters, "unknown_one": 1})
+    for each in mechanism.parameters:
+        with pytest.raises(ParameterError, match=mechanism.name):
+            mechanism.build(QUERY, 1.0, {name: parameters[name] for name in names - {each.name}})
+        low, high = math.nextafter(each.least, -math.inf), math.nextafter(each.most, math.inf)
+        beyond = (int(each.least) - 1, int(each.most) + 1) if each.whole else (low, high)
+        for value in (*beyond, math.nan):
+            with pytest.raises(ParameterError, match=each.name.replace("_", " ")):
+                mechanism.build(QUERY, 1.0, {**parameters, each.name: value})
+    least, most = mechanism.noise_range
+    for multiplier in (0.0, -1.0, math.nextafter(least, 0), math.nextafter(most, math.inf), math.nan):
+        with pytest.raises(ParameterError, match="noise multiplier"):
+            mechanism.build(QUERY, multiplier, parameters)
+
+
+def test_noise_is_as_announced_and_comes_through_the_wire(mechanism: type[PlannedMechanism]) -> None:
+    built = chosen(mechanism.name).at(1, QUERY)
+    total = np.linspace(-5, 5, QUERY.dimension)
+    quantized = built.quantize(total)
+    np.testing.assert_allclose(quantized * built.granularity, total, atol=built.granularity)
+    noisy = built.add_noise(quantized)
+    assert np.std(noisy - quantized) == pytest.approx(built.deviation_units, rel=0.08)
+    assert np.abs(noisy - quantized).max() < built.reach_units
+    form = built.wire_form(expected_lot=20.0)
+    decoded = built.decode(built.round_to_wire(noisy, form), form)
+    wire_unit = built.granularity * 2**form.shift
+    np.testing.assert_allclose(decoded, noisy * built.granularity, atol=wire_unit)
+    assert wire_unit <= built.deviation_units * built.granularity / 4
+
+
+def test_a_calibrated_job_is_accepted(mechanism: type[PlannedMechanism]) -> None:
+    family = mechanism.family(QUERY.sampling_rate, QUERY.steps)
+    budget = calibrate(Schedule(), family, epsilon=2.0, delta=1e-5, rounds=5)
+    noise = JobNoise.chosen(mechanism.name, budget.noise_multipliers)
+    assert noise.rounds == 5
+    noise.require_acceptable(lambda _: QUERY, budget.epsilon_by_round[-1], 1e-5)
+    # What the accountant was asked for is what the mechanisms say that they cost.
+    assert [noise.at(number, QUERY).event for number in range(1, 6)] == [
+        family.event(multiplier) for multiplier in budget.noise_multipliers
+    ]
+
+
+# --- a job --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [0, -1, 4, True])
+def test_a_job_has_its_rounds_and_no_others(number: int) -> None:
+    with pytest.raises(ParameterError, match="round"):
+        chosen().at(number, QUERY)
+
+
+def test_a_job_without_rounds_is_refused() -> None:
+    with pytest.raises(ParameterError, match="noise multipliers are empty"):
+        JobNoise.announced(DEFAULT_MECHANISM, [], {})
+
+
+@pytest.mark.parametrize("make", [JobNoise.chosen, lambda name, noise: JobNoise.announced(name, noise, {})])
+def test_an_unknown_mechanism_is_named(make: object) -> None:
+    assert callable(make)
+    with pytest.raises(ParameterError, match="'published'"):
+        make("published", MULTIPLIERS)
+
+
+def test_one_grid_serves_the_greatest_noise_of_the_job() -> None:
+    """A device pins it, so it cannot follow the round."""
+    noise = JobNoise.chosen(DEFAULT_MECHANISM, [1.0, 9_000.0])
+    assert noise.parameters["resolution"] < chosen().parameters["resolution"]
+    query = replace(QUERY, accumulation_slack=0.01)
+    assert noise.at(1, query).announced == noise.at(2, query).announced
+
+
+@pytest.mark.parametrize(
+    ("multipliers", "epsilon", "number", "offender"),
+    [
+        ((4.0, 0.04, 2.0), 1.0, 2, "noise multiplier is 0.04"),
+        ((4.0, 3.0, 10_001.0), 1.0, 3, "noise multiplier is 10001.0"),
+        ((4.0, 3.0, 2.0), 100.0, 1, "noise as it is drawn would add"),
+    ],
+)
+def test_the_first_round_that_devices_would_decline_is_named(
+    multipliers: tuple[float, ...], epsilon: float, number: int, offender: str
+) -> None:
+    noise = JobNoise.announced(DEFAULT_MECHANISM, multipliers, {"resolution": 65_536})
+    asked: list[int] = []
+
+    def query(round_number: int) -> Query:
+        asked.append(round_number)
+        return QUERY
+
+    with pytest.raises(ParameterError) as caught:
+        noise.require_acceptable(query, epsilon, 1e-5)
+    assert str(caught.value).startswith(f"round {number}: ")
+    assert offender in str(caught.value)
+    assert asked == list(range(1, number + 1))
