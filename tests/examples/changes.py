@@ -7,7 +7,9 @@ import shutil
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-_COPIED = ("dpagent", "tests", "docs", "pyproject.toml")
+_COPIED = (
+    "dpagent", "agent", "coordinator", "simulation", "cli", "firmware_profiles", "tests", "docs", "pyproject.toml",
+)  # fmt: skip
 
 
 def copy_tree(target: Path) -> None:
