@@ -8,7 +8,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 _COPIED = (
-    "dpagent", "agent", "coordinator", "simulation", "cli", "firmware_profiles", "tests", "docs", "pyproject.toml",
+    "dpagent", "agent", "coordinator", "simulation", "cli", "firmware_profiles", "tests", "docs",
+    "pyproject.toml",
 )  # fmt: skip
 
 
