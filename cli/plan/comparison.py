@@ -1,11 +1,11 @@
-"""The same target on every schedule: noise, spending, and what the noise does to the fleet's mean.
+"""The same target on every schedule: noise, spending, and the noise on the fleet's mean.
 
-The coordinator adds the sums of n devices with k local steps each and divides by n·k·L, L being the expected
-lot. So if a device's noise has the standard deviation s on each coordinate (a little above σ clip norms,
-since the sensitivity of the mechanism as implemented is a little above one), each coordinate of the mean
-gradient carries noise of s/(L·√(n·k)), and the whole vector noise of about √d times that in L2 norm. A mean
-of clipped gradients is at most one clip norm long. Rounding for the wire adds less than 0.8 % to the noise,
-and is left out.
+The coordinator adds the sums of n devices with k local steps each and divides by n·k·L, where L is the expected
+lot. Let a device's noise have the standard deviation s on each coordinate (slightly above σ clip norms,
+since the sensitivity of the mechanism as implemented is slightly above one). Then each coordinate of the mean
+gradient has noise of s/(L·√(n·k)), and the whole vector noise of about √d times that in L2 norm. A mean
+of clipped gradients is at most one clip norm long. Rounding for the wire adds less than 0.8 % to the noise;
+these figures omit it.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Candidate:
         shares: of the budget (in zCDP), for every round; they add up to 1.
         coordinate_noise: standard deviation on one coordinate of the fleet's mean gradient, in clip
             norms, for every round.
-        mean_noise: L2 norm to expect of the noise on the whole mean gradient, likewise.
-        chosen: whether it is the one asked for.
+        mean_noise: expected L2 norm of the noise on the whole mean gradient, in clip norms, for every round.
+        chosen: whether it is the requested schedule.
     """
 
     plan: BudgetPlan
@@ -51,15 +51,15 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What ``dpagent plan`` has to say, before it is put into words.
+    """The content of ``dpagent plan``, before formatting.
 
     Attributes:
-        target: what was asked for.
-        candidates: each schedule of the target, in its order.
-        statement: the guarantee; all candidates have the same.
-        caps: what each kind of noise cap costs.
+        target: the request.
+        candidates: one per schedule of the target, in its order.
+        statement: the guarantee, the same for all candidates.
+        caps: the cost of each kind of noise cap.
         bounded: prices of the ``bounded`` cap, on the chosen schedule.
-        remarks: what an operator should know about these numbers, a sentence each.
+        remarks: warnings for the operator, one sentence each.
     """
 
     target: PlanTarget
@@ -71,12 +71,12 @@ class Comparison:
 
     @property
     def chosen(self) -> Candidate:
-        """The one asked for."""
+        """The requested schedule."""
         return next(candidate for candidate in self.candidates if candidate.chosen)
 
     @property
     def uniform(self) -> Candidate:
-        """The one with equal shares, to hold the others against."""
+        """The schedule with equal shares, as a reference."""
         return self.candidates[0]
 
     @property
@@ -87,10 +87,10 @@ class Comparison:
 
 
 def compare(target: PlanTarget) -> Comparison:
-    """Solve for the least noise with which each schedule meets the target.
+    """Find the least noise with which each schedule meets the target.
 
     Raises:
-        ParameterError: a value is out of its range.
+        ParameterError: a value is out of range.
         PlanError: no noise meets the target.
     """
     mechanism = mechanism_named(target.mechanism)
@@ -151,7 +151,7 @@ def _remarks(target: PlanTarget, chosen: Candidate) -> Iterator[str]:
         yield warning
     if (worst := max(chosen.mean_noise)) >= 1:
         yield (
-            f"The noise on the mean gradient is up to {plain(worst)} clip norms long, and the gradient at "
-            "most 1: a single step says little. More devices, more records, a higher sampling rate or a "
-            "higher ε bring it down; a smaller learning rate lets it average out."
+            f"The noise on the mean gradient is up to {plain(worst)} clip norms long, the gradient at "
+            "most 1: a single step is mostly noise. More devices, more records, a higher sampling rate or a "
+            "higher ε reduce it; a smaller learning rate averages it out."
         )

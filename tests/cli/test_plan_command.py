@@ -26,6 +26,7 @@ from dpagent.privacy.calibration import calibrate, gaussian_family
 from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian, finest_resolution
 from dpagent.privacy.mechanisms.truncated_laplace import TruncatedLaplace
 from dpagent.privacy.schedules import Schedule
+from dpagent.privacy.statement import Trust
 
 KINDS = ["uniform", "incrementing", "linear"]
 
@@ -267,7 +268,7 @@ def test_explanation_states_the_guarantee_with_the_plans_numbers() -> None:
         "δ = 1e-5",
         "one record on one device",
         "add-or-remove-one",
-        "nobody: the device adds all the noise before anything leaves it",
+        Trust.NONE.meaning,
         "20.1-fold",
         "at most 95.3 % of the time",
         "0.01 records",
@@ -293,7 +294,7 @@ def test_explanation_holds_for_any_epsilon(epsilon: str) -> None:
     assert result.returncode == 0, result.stderr
     for share in re.findall(r"([\d.]+) %", result.stdout):
         assert 0 <= float(share) <= 100
-    assert ("say little" in result.stdout) is (float(epsilon) > 8)
+    assert ("Lower ε" in result.stdout) is (float(epsilon) > 8)
 
 
 def test_custom_weights_join_the_comparison_and_are_chosen() -> None:
@@ -438,7 +439,7 @@ def test_help_states_the_defaults_in_force() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--devices", "1", "--records-per-device", "10"], "a single step says little"),
+        (["--devices", "1", "--records-per-device", "10"], "a single step is mostly noise"),
         (["--delta", "1e-3"], "not well below one over a device's records"),
         (["--epsilon", "100", "--rounds", "2"], "No device would accept this plan"),
     ],

@@ -35,7 +35,7 @@ def test_svg_explains_itself(tmp_path: Path) -> None:
         "ε = 3 (δ = 1e-5)",
         "one record on one device",
         "add-or-remove-one",
-        "Trusted: nobody",
+        "Trusted: no one",
         "200 devices",
         "noise multiplier σ in each round",
         "ε spent after each round",

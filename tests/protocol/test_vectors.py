@@ -80,7 +80,7 @@ def test_files_and_examples_are_what_the_generator_makes() -> None:
 
 
 def test_every_reason_on_the_page_has_a_message_that_is_rejected_for_it() -> None:
-    text = (DOCS / "protocol.md").read_text(encoding="utf-8").split("## What a rejection is called\n")[1]
+    text = (DOCS / "protocol.md").read_text(encoding="utf-8").split("## Rejection reasons\n")[1]
     named = set(re.findall(r"^\| `([a-z ]+)` \|", text.split("\n## ")[0], flags=re.MULTILINE))
     assert named == {case["reason"] for case in FILES["receiving"]["rejected"]}
 
