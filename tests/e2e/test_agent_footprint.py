@@ -13,7 +13,8 @@ LIMIT_KIB = 64 * 1024
 IDLE = """
 import sys, time
 import agent.daemon
-from dpagent.transport import Connected, MqttSession, MqttSettings, Subscription
+from dpagent.transport.session import Connected, MqttSession, Subscription
+from dpagent.transport.settings import MqttSettings
 
 url, user, password_file = sys.argv[1:]
 settings = MqttSettings(url=url, username=user, password_file=password_file, protocol="3.1.1")
