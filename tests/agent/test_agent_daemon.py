@@ -346,7 +346,7 @@ def test_a_wrong_password_ends_the_agent_with_a_sentence(
     )  # fmt: skip
     code, said = exit_of(file)
     assert code == ExitCode.BROKER
-    assert "refuses us" in said
+    assert "refuses the connection" in said
 
 
 def test_a_damaged_ledger_ends_the_agent_before_it_connects(announcer: Announcer, file: Path) -> None:

@@ -384,7 +384,7 @@ def test_a_fleet_that_could_not_be_told_of_the_end_is_told_after_a_restart(
     close_all_rounds(fleet)
     with run_coordinator(fleet.file) as coordinator:
         wait_until(
-            lambda: not coordinator.is_running() or "did not take the last message" in coordinator.said(),
+            lambda: not coordinator.is_running() or "did not accept the announcement" in coordinator.said(),
             "the farewell to fail",
         )
         time.sleep(1)  # for what follows the farewell; whether it gives up or tries on is its own affair
@@ -580,11 +580,11 @@ def test_a_round_needs_the_minimum_of_every_block(tmp_path: Path, caplog: pytest
     for _ in range(5 * blocks):
         count(0)
     assert not is_over_at_the_deadline(), "one block's fragments are nobody's update"
-    assert "of some block only 0, fewer than the 2 needed; it stays open" in caplog.text
+    assert "only 0 of one block, fewer than the 2 needed" in caplog.text
     for position in range(1, blocks):
         count(position)
     assert not is_over_at_the_deadline()
-    assert "of some block only 1, fewer than the 2" in caplog.text
+    assert "only 1 of one block, fewer than the 2" in caplog.text
     for position in range(1, blocks):
         count(position)
     assert is_over_at_the_deadline()
