@@ -1,4 +1,4 @@
-"""How sentences for people count: the one place for plurals."""
+"""Plurals in sentences for people."""
 
 from __future__ import annotations
 
