@@ -19,7 +19,7 @@ COPY --from=build /opt/dpagent /opt/dpagent
 ENV PATH=/opt/dpagent/bin:$PATH PYTHONUNBUFFERED=1
 USER dpagent
 WORKDIR /var/lib/dpagent
-# The ledger lives here: keep it on a volume, or a new container forgets what was spent.
+# The ledger is here: keep it on a volume, or a new container loses the record of spending.
 VOLUME ["/var/lib/dpagent"]
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["dpagent"]

@@ -1,10 +1,10 @@
-# Two commands do everything on a fresh machine: `make demo` and `make test`.
+# `make demo` and `make test` are all you need on a fresh machine.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-# A worker for each core, every one with a broker of its own; heavy tests start first.
+# One worker per core, each with its own broker; heavy tests start first.
 PYTEST := $(BIN)/python -m pytest -n logical --dist worksteal
 
 .PHONY: demo check test test-slow lint coverage mutation bench format clean help
@@ -18,7 +18,7 @@ demo: $(VENV)/demo ## Train a fleet privately on this machine; options: make dem
 check: lint ## Lint, type-check, check the imports and run the quick tests: the inner loop
 	$(PYTEST) -m "not heavy and not slow" $(ARGS)
 
-test: lint ## All of that and every test that is not marked slow
+test: lint ## Lint, and run every test that is not marked slow
 	$(PYTEST) $(ARGS)
 
 test-slow: $(VENV)/dev ## The slow tests too (about ten minutes more)
@@ -48,7 +48,7 @@ format: $(VENV)/dev ## Format the code
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-clean: ## Remove what the commands above made
+clean: ## Remove everything that the commands above created
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache mutants
 
 $(VENV)/bin/python:
@@ -61,7 +61,7 @@ $(VENV)/demo: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@touch $@
 
 $(VENV)/dev: pyproject.toml constraints.txt | $(VENV)/bin/python
-	# What the tests import is compiled when they do, and the rest (a third of the time) never.
+	# Python compiles modules on import; compiling all of them here takes a third of the time.
 	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev]'
 	@touch $@ $(VENV)/demo
 

@@ -1,1 +1,1 @@
-"""The program on the device: samples, clips, perturbs, charges its ledger, publishes."""
+"""The program on the device: samples, clips, adds noise, charges its ledger, publishes."""

@@ -1,18 +1,18 @@
-"""What the ledger's entries say, and what they come to.
+"""The accounts of a ledger: the reservations and spending that its entries add up to.
 
-Inside a job the schedule is announced with the first round and pinned, and its rounds are
-taken in order, so its charges compose tightly, by their privacy-loss distributions (or by Rényi
-divergence, where thousands of rounds all differ). Across jobs, whose parameters a
-coordinator may choose after seeing what earlier ones gave, the (ε, δ) of the jobs are added:
+Inside a job, the first round announces the schedule, the device pins it, and rounds run in
+order. So the charges compose tightly, by their privacy-loss distributions (or by Rényi
+divergence, where thousands of rounds all differ). A coordinator may choose the parameters of a later
+job after seeing the results of earlier ones. So the (ε, δ) of jobs add up:
 basic composition is a valid privacy filter for adaptively chosen parameters (Rogers, Roth,
-Ullman, Vadhan, "Privacy odometers and filters", NeurIPS 2016), and an accountant for charges fixed
-in advance is not. A job is reserved whole, at its first charge: whatever rounds of the announced
-schedule follow, and for whatever reason others do not, what is sent is a part of what all of them
-would have sent. And jobs follow one another: once a newer one is charged the older is over, because the
-theorem is about mechanisms run in sequence, and not about interactive ones whose rounds alternate.
+Ullman, Vadhan, "Privacy odometers and filters", NeurIPS 2016); an accountant for charges fixed
+in advance is not. The first charge reserves the whole job: whichever rounds of the announced
+schedule follow, the device sends a subset of what all of them would have sent. Jobs run in
+sequence: a charge for a newer job ends the older one, because the
+theorem covers mechanisms in sequence, not interactive mechanisms with interleaved rounds.
 
-What a job has *spent* so far is the bound if it stopped at a round fixed in advance; while it
-runs, the guarantee is what it has reserved.
+The ε that a job has *spent* so far is the bound if it stops at a round fixed in advance; while it
+runs, the guarantee is its reservation.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from dpagent.privacy.accounting.pld import PldAccountant
 from dpagent.privacy.events import Event
 from dpagent.privacy.mechanisms.mechanism import NOISE_SHARE
 
-# A re-computed figure may differ from the one written down by rounding, never by more than this.
+# A recomputed figure may differ from the stated one by rounding, at most by this.
 _TOLERANCE = 1e-6
-# Bounds by privacy-loss distributions depend a little on how much of a job is looked at in one go.
+# Bounds by privacy-loss distributions depend slightly on how many charges are priced together.
 _GRID_TOLERANCE = 1e-3
 
 
@@ -59,28 +59,28 @@ def grid_of(account: Accountant) -> float | None:
 
 
 def price_after(account: Accountant, events: Sequence[Event], delta: float) -> float:
-    """ε at a job's ``delta`` with ``events`` charged as well, noise as it is drawn included."""
+    """ε at a job's ``delta`` after also charging ``events``, including the sampler's inexactness."""
     return account.epsilon_after(events, delta * (1 - NOISE_SHARE))
 
 
 class _JobPrices:
-    """What the charges of one job come to, one after the other.
+    """The running ε of the charges of one job.
 
-    In one pass, which takes a second for a thousand rounds. It may say more than :func:`price_after` by
-    what it does not look at or see: then, and only then, a charge is priced by itself.
+    One pass computes it, in a second for a thousand rounds. The result can exceed :func:`price_after`
+    slightly; only on a mismatch is a charge priced separately.
     """
 
     def __init__(self, first: Charge, events: Sequence[Event]) -> None:
         self._first, self._delta, self._events = first, first.delta, events
         self._is_on_a_grid = first.loss_grid is not None
         self.tolerance = _GRID_TOLERANCE if self._is_on_a_grid else _TOLERANCE
-        """Of a re-computed ε, relative to it or to 1."""
+        """Tolerance of a recomputed ε, relative to max(1, ε)."""
         less = self._delta * (1 - NOISE_SHARE)
         running = self._first.empty_account().running_epsilon(self._events, less)
         self._running = [float(epsilon) for epsilon in running]
 
     def agrees(self, number: int, stated: float, others: float) -> tuple[bool, float]:
-        """Whether ``stated``, less what ``others`` reserved, is the ε after charge ``number``; and that ε."""
+        """Whether ``stated``, less the reserved ``others``, is the ε after charge ``number``; and that ε."""
         epsilon = self._running[number]
         if not self._near(stated, others + epsilon) and self._is_on_a_grid:
             account = self._first.empty_account()
@@ -99,20 +99,20 @@ class JobAccounts:
         self._spent: dict[str, float] = {}
 
     def job(self, dataset: str, job: str) -> JobAccount | None:
-        """The account of a job, once it has been charged."""
+        """The account of a job; None before its first charge."""
         return self._jobs.get(dataset, {}).get(job)
 
     def others(self, dataset: str, job: str) -> Budget:
-        """Sum of ε and δ that all other jobs on the dataset have reserved."""
+        """Sum of the reserved ε and δ of all other jobs on the dataset."""
         rest = [account for name, account in self._jobs.get(dataset, {}).items() if name != job]
         return Budget(sum(account.epsilon for account in rest), sum(account.delta for account in rest))
 
     def latest_job(self, dataset: str) -> str | None:
-        """The job that was charged last on the dataset."""
+        """The last charged job on the dataset."""
         return next(reversed(self._jobs.get(dataset, {})), None)
 
     def reserved(self, dataset: str) -> Budget:
-        """Sum of ε and δ that all jobs on the dataset have reserved."""
+        """Sum of the reserved ε and δ of all jobs on the dataset."""
         return self.others(dataset, "")
 
     def epsilon_spent(self, dataset: str) -> float:
@@ -120,17 +120,17 @@ class JobAccounts:
         return self._spent.get(dataset, 0.0)
 
     def add(self, charge: Charge) -> None:
-        """Take one charge, which the device has just priced."""
+        """Add a charge that the device has just priced."""
         account = self._account(charge)
         account.spent.compose(charge.event)
         self._spent[charge.dataset] = charge.cumulative_epsilon
 
     def check_and_add(self, records: Sequence[Charge | BudgetChange]) -> None:
-        """Take the records of a ledger, each charge checked against what stands before it.
+        """Add the records of a ledger, checking each charge against the records before it.
 
         Raises:
-            InconsistentChargeError: A charge states what the records before it contradict, or
-                its job's reservation exceeded the lifetime budget in force.
+            InconsistentChargeError: A charge contradicts the records before it, or
+                its job's reservation exceeds the lifetime budget in force.
         """
         charges: dict[int, Charge] = {
             index: record for index, record in enumerate(records) if isinstance(record, Charge)
@@ -145,14 +145,16 @@ class JobAccounts:
             try:
                 job_prices = _JobPrices(charges[indices[0]], [events[index] for index in indices])
             except ParameterError as error:
-                raise InconsistentChargeError(indices[0], f"begins a job without a price: {error}") from error
+                raise InconsistentChargeError(
+                    indices[0], f"begins a job that has no price: {error}"
+                ) from error
             prices |= {index: (job_prices, number) for number, index in enumerate(indices)}
         budgets: dict[str, Budget] = {}
         for index, record in enumerate(records):
             if isinstance(record, BudgetChange):
                 if not (record.epsilon > 0 and 0 < record.delta <= 1):
                     raise InconsistentChargeError(
-                        index, f"sets a budget of ε = {record.epsilon!r}, δ = {record.delta!r}, which is none"
+                        index, f"sets an invalid budget of ε = {record.epsilon!r}, δ = {record.delta!r}"
                     )
                 budgets[record.dataset] = Budget(record.epsilon, record.delta)
                 continue
@@ -163,7 +165,7 @@ class JobAccounts:
                     index, f"is for round {charge.round} after round {before.last_round}"
                 )
             if before is not None and self.latest_job(charge.dataset) != charge.job:
-                raise InconsistentChargeError(index, "goes on with a job after a newer one had begun")
+                raise InconsistentChargeError(index, "continues a job after a newer one has begun")
             account = self._account(charge)
             terms = (
                 account.schedule,
@@ -175,14 +177,14 @@ class JobAccounts:
             stated = (charge.schedule, charge.delta, charge.job_epsilon, charge.accountant, charge.loss_grid)
             if terms != stated:
                 raise InconsistentChargeError(
-                    index, "changes schedule, δ, accountant, grid or reservation of its job"
+                    index, "changes the schedule, δ, accountant, grid or reservation of its job"
                 )
             others = self.others(charge.dataset, charge.job)
             job_prices, number = prices[index]
             agrees, epsilon = job_prices.agrees(number, charge.cumulative_epsilon, others.epsilon)
             if not epsilon <= account.epsilon + job_prices.tolerance * max(1.0, account.epsilon):
                 raise InconsistentChargeError(
-                    index, f"brings its job to ε = {epsilon:.6g}; it had reserved {account.epsilon:.6g}"
+                    index, f"brings its job to ε = {epsilon:.6g}; the reservation is {account.epsilon:.6g}"
                 )
             if not agrees:
                 _refuse(index, "ε", charge.cumulative_epsilon, others.epsilon + epsilon)
@@ -209,7 +211,7 @@ class InconsistentChargeError(ValueError):
     """A charge contradicts the charges before it.
 
     Attributes:
-        index: Which of the records, from 0.
+        index: Of the record, from 0.
     """
 
     def __init__(self, index: int, what: str) -> None:
@@ -219,25 +221,25 @@ class InconsistentChargeError(ValueError):
 
 def _require_within(index: int, reserved: Budget, budget: Budget | None) -> None:
     if budget is None:
-        raise InconsistentChargeError(index, "charges a dataset for which no budget was set")
+        raise InconsistentChargeError(index, "charges a dataset without a budget")
     for name, total, limit in (("ε", reserved.epsilon, budget.epsilon), ("δ", reserved.delta, budget.delta)):
         if not total <= limit * (1 + _TOLERANCE):
             raise InconsistentChargeError(
-                index, f"brings the reserved {name} to {total:.6g}; the lifetime budget was {limit:.6g}"
+                index, f"brings the reserved {name} to {total:.6g}; the lifetime budget is {limit:.6g}"
             )
 
 
 def _refuse(index: int, name: str, stated: float, computed: float) -> NoReturn:
     raise InconsistentChargeError(
-        index, f"states a cumulative {name} of {stated:.6g}; the charges up to it come to {computed:.6g}"
+        index, f"states a cumulative {name} of {stated:.6g}; the charges so far add up to {computed:.6g}"
     )
 
 
 def _checked_event(index: int, charge: Charge) -> Event:
-    """A charge as the accountant counts it, if its values can be priced and its noise is as its price has it.
+    """The event of a charge, if its values can be priced and its noise meets the price's conditions.
 
     Raises:
-        InconsistentChargeError: they cannot, or it is not.
+        InconsistentChargeError: they cannot, or it does not.
     """
     try:
         mechanism = charge.rebuilt()
@@ -252,8 +254,8 @@ def _checked_event(index: int, charge: Charge) -> Event:
         if (charge.loss_grid is None) != (charge.accountant != PldAccountant.name):
             raise ParameterError(f"loss grid is {charge.loss_grid!r} with accountant {charge.accountant}.")
         charge.empty_account()
-        # How many rounds there were to be is not written down: this one has to keep to its share.
+        # The ledger does not record the planned number of rounds: check this round's share.
         mechanism.require_noise_as_priced(1, charge.job_epsilon, charge.delta)
         return event
     except (ParameterError, ArithmeticError, ValueError) as error:
-        raise InconsistentChargeError(index, f"is no charge that can be priced: {error}") from error
+        raise InconsistentChargeError(index, f"is not a charge that can be priced: {error}") from error

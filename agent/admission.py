@@ -1,7 +1,7 @@
-"""Admission: whether a round's task may be run on this data, at which price, and why not.
+"""Admission: decide whether a round may run on this data, and at what price.
 
-Everything looked at is public or the device's own configuration, except the number of
-records, which is not looked at.
+The decision reads only public values and the device's own configuration, not the number of
+records.
 """
 
 from __future__ import annotations
@@ -14,42 +14,41 @@ from dpagent.learning.data.dataset import Dataset
 from dpagent.learning.fitting import check_fits
 from dpagent.protocol.task import RoundTask
 
-# A target and a budget that are equal on paper differ in the last bits.
+# A target and an equal budget can differ in the last bits.
 _ROUNDING = 1e-9
 
 
 class Declined(DpagentError):
-    """The device does not take part; the text says why."""
+    """The device does not participate; the text gives the reason."""
 
 
 def admit(task: RoundTask, dataset: Dataset, ledger: Ledger, name: str, *, now: float) -> Price:
-    """Whether to take part in a round.
+    """Price a round, or decline it.
 
-    The whole of the job that is left must fit the lifetime budget, not this round alone: it
-    is reserved at its first charge (see :mod:`agent.accounts`), and a job that cannot be
-    finished would waste what it spends.
+    The entire rest of the job must fit the lifetime budget, not only this round: the first charge
+    reserves it (see :mod:`agent.accounts`), and a job that cannot finish would waste its budget.
 
     Args:
         task: of a plan that is signed and well-formed.
         dataset: the device's records.
-        ledger: what was spent before.
+        ledger: with all earlier charges.
         name: the ledger's name for the records.
         now: Unix time.
 
     Returns:
-        What to charge.
+        The price to charge.
 
     Raises:
         Declined: with the reason.
-        PlanError: a later round of the job could not be run.
+        PlanError: a later round of the job cannot run.
     """
     plan, mechanism = task.plan, task.mechanism
     if plan.deadline < now + plan.compute_slot_s:
-        raise Declined("by this board's clock the round's deadline would pass before anything may be sent")
+        raise Declined("by this board's clock, the round's deadline passes before the device may send")
     if (mechanism.unit, mechanism.adjacency, mechanism.trust) != LEDGER_SCOPE:
         raise Declined(
             f"mechanism {mechanism.name} protects {mechanism.unit.meaning} and trusts {mechanism.trust}; "
-            "this device's ledger counts what protects a record and trusts nobody"
+            "this device's ledger accepts only record-level guarantees without a trusted party"
         )
     try:
         check_fits(dataset, task.spec)
@@ -60,14 +59,14 @@ def admit(task: RoundTask, dataset: Dataset, ledger: Ledger, name: str, *, now: 
     if account is not None and account.schedule != task.schedule_digest:
         raise Declined("the job's mechanism or schedule changed after its first round")
     if account is not None and plan.round <= account.last_round:
-        # What was reserved is the rounds from the first charge on, each once.
+        # The reservation covers each round from the first charge on, once.
         raise Declined(
-            f"round {plan.round} comes after round {account.last_round} of the same job was charged"
+            f"round {plan.round} arrived after the charge for round {account.last_round} of the same job"
         )
     latest = ledger.accounts.latest_job(name)
     if account is not None and latest != job:
-        # Jobs whose rounds alternate compose concurrently, which the sum is not proven for.
-        raise Declined(f"a newer job, {latest}, has begun on {name!r}; jobs are taken one after another")
+        # Interleaved rounds of two jobs compose concurrently, which the proof of the sum does not cover.
+        raise Declined(f"a newer job, {latest}, has begun on {name!r}; jobs run in sequence")
     budget, others = ledger.budget(name), ledger.accounts.others(name, job)
     total_delta = others.delta + plan.delta
     if not total_delta <= budget.delta * (1 + _ROUNDING):
@@ -76,7 +75,7 @@ def admit(task: RoundTask, dataset: Dataset, ledger: Ledger, name: str, *, now: 
             f"the lifetime budget for {name!r} is {budget.delta:g}, "
             f"of which other jobs have {others.delta:.4g}"
         )
-    # Before anything that takes time.
+    # A cheap check before the expensive pricing.
     _require_noise_as_priced(task, 0.0)
     rest = task.events
     if account is None:

@@ -1,4 +1,4 @@
-"""The entries of a ledger, as records: a lifetime budget that was set, a round that was charged."""
+"""The entries of a ledger as records: lifetime budgets and charges for rounds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dpagent.privacy.mechanisms.registry import mechanism_named
 from dpagent.privacy.statement import Adjacency, BudgetStatement, Trust, Unit
 from dpagent.protocol.task import RoundTask
 
-#: What every figure of a ledger refers to: only such guarantees are added up in it.
+#: The scope of every figure in a ledger: a ledger adds up only such guarantees.
 LEDGER_SCOPE: Final = (Unit.RECORD, Adjacency.ADD_OR_REMOVE_ONE, Trust.NONE)
 
 _STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
@@ -43,16 +43,17 @@ class BudgetChange:
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """What taking part in a round is charged as."""
+    """The price of participation in a round."""
 
     job_epsilon: float
     """ε reserved for the whole job."""
     cumulative_epsilon: float
-    """What other jobs reserved plus what this one has spent, this round included."""
+    """The ε reserved by other jobs plus the ε spent by this one, including this round."""
     cumulative_delta: float
     accountant: AccountantName
+    """The accountant that prices the job; see :class:`Charge`."""
     loss_grid: float | None
-    """By which and on which the job is priced; see :class:`Charge`."""
+    """Its loss grid; see :class:`Charge`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,17 +68,17 @@ class Charge:
     mechanism: str
     noise_multiplier: float
     parameters: dict[str, int | float]
-    """Of the mechanism, besides."""
+    """The mechanism's other parameters."""
     clip_norm: float
     accumulation_slack: float
-    """What summing in floating point may have added to a record's influence, relative to the clip norm."""
+    """Most that float summation may have added to a record's influence, relative to the clip norm."""
     dimension: int
     sampling_rate: float
     steps: int
     granularity: float
     """One grid unit in gradient units."""
     statistical_distance: float
-    """Of the noise from the ideal."""
+    """Distance of the noise from its ideal distribution."""
     schedule: str
     """SHA-256 of the job's announced schedule, pinned at its first charge."""
     job_epsilon: float
@@ -85,18 +86,18 @@ class Charge:
     delta: float
     """δ of the job."""
     cumulative_epsilon: float
-    """What other jobs reserved plus what this one has spent up to and including this charge."""
+    """The ε reserved by other jobs plus the ε spent by this one, including this charge."""
     cumulative_delta: float
     """Sum of the δ of all jobs on the dataset."""
     charged_at: str
     accountant: AccountantName
-    """What prices the job, pinned."""
+    """The accountant that prices the job, pinned."""
     loss_grid: float | None
-    """Step of the grid on which privacy losses are composed (``pld``), pinned; None for the others."""
+    """Step of the grid for composing privacy losses (``pld``), pinned; None for the other accountants."""
 
     @classmethod
     def of(cls, task: RoundTask, price: Price, dataset: str, *, charged_at: str) -> Charge:
-        """The charge for a round that was admitted."""
+        """The charge for an admitted round."""
         mechanism = task.mechanism
         return cls(
             dataset=dataset,
@@ -123,35 +124,35 @@ class Charge:
         )
 
     def rebuilt(self) -> PlannedMechanism:
-        """The mechanism that was charged for.
+        """The charged mechanism.
 
         Raises:
-            ParameterError: there is none of that name or with such parameters.
+            ParameterError: no mechanism has that name, or such parameters.
         """
         query = Query(self.clip_norm, self.accumulation_slack, self.dimension, self.sampling_rate, self.steps)
         return mechanism_named(self.mechanism).build(query, self.noise_multiplier, self.parameters)
 
     @property
     def event(self) -> Event:
-        """The charge as the accountant counts it."""
+        """The event that the accountant prices."""
         return self.rebuilt().event
 
     def empty_account(self) -> Accountant:
-        """An account of the kind that prices the charge's job, before its first charge.
+        """An empty account of the kind that prices the charge's job.
 
         Raises:
-            ParameterError: there is none with such a grid.
+            ParameterError: the accountant does not accept the grid.
         """
         return accountant_named(self.accountant, grid=self.loss_grid)
 
 
 def ledger_statement(reserved: Budget, mechanisms: Iterable[str], *assumptions: str) -> BudgetStatement:
-    """What holds for the records of a ledger, whatever its jobs still send.
+    """The guarantee for the records of a ledger, including everything its jobs may still send.
 
     Args:
         reserved: sum over the jobs.
-        mechanisms: names of those that were charged.
-        assumptions: besides those that all jobs rest on.
+        mechanisms: names of the charged mechanisms.
+        assumptions: in addition to those of every job.
     """
     names = " + ".join(dict.fromkeys(mechanisms)) or "nothing released"
     return BudgetStatement(

@@ -1,8 +1,8 @@
-"""The agent's cycle: one round after the other, its phases in the order in which they happen.
+"""The agent's cycle: rounds in sequence, with the phases in chronological order.
 
 A plan arrives, then the model; the device admits the round or declines it; it trains; it seals the fragments
 of the noisy update; it charges its ledger and spools them in one transaction; the publisher sends them;
-receipts empty the spool. Whatever happens in between, the next start goes on from disk.
+receipts empty the spool. After a crash at any point, the next start continues from disk.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ from dpagent.protocol.task import RoundTask
 log = logging.getLogger(__name__)
 
 _ASK_AGAIN_S: Final = 10.0
-"""A model of which a chunk is still missing after this is asked for again."""
+"""The agent requests a model again if a chunk is still missing after this time."""
 
 
 @dataclass(slots=True)
 class _Announced:
-    """The round that the coordinator announced last."""
+    """The last round that the coordinator announced."""
 
     plan: Plan
     arrived_at: float
     """Monotonic."""
     ask_again_at: float
     is_settled: bool
-    """Whether there is nothing left to decide: charged, declined, or the job is over."""
+    """Whether the decision is made: charged, declined, or the job is over."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Model:
-    """What a round needs besides its plan."""
+    """The inputs of a round besides its plan."""
 
     weights: bytes
     assets: dict[str, bytes]
@@ -65,8 +65,8 @@ class Cycle:
         fleet: the fleet's name.
         state: ledger and spool.
         trainer: the board's records and engine.
-        publisher: sends what is spooled.
-        ask_again: asks the broker for what it retains.
+        publisher: sends the spooled fragments.
+        ask_again: requests the broker's retained messages again.
         clock: the program's.
     """
 
@@ -91,13 +91,13 @@ class Cycle:
     # A plan arrives.
 
     def take_plan(self, plan: Plan) -> bool:
-        """Take what the coordinator announces.
+        """Take an announcement of the coordinator.
 
         Returns:
-            Whether it is a round, or an end of the job, that was not announced before.
+            Whether it announces a new round, or the end of the job for the first time.
 
         Raises:
-            MessageError: it is of another fleet, or older than what is known.
+            MessageError: it is for another fleet, or for an earlier round.
         """
         if plan.fleet != self._fleet:
             raise MessageError("wrong fleet", plan.fleet)
@@ -115,14 +115,14 @@ class Cycle:
             if known is None or known.job != plan.job:
                 self._state.forget_other_jobs(job)
             if expired := self._state.expire_other_rounds(job, plan.round):
-                log.warning("%d fragments expired: their round closed before they were counted", expired)
+                log.warning("%d fragments expired: their round closed before it counted them", expired)
         else:
             assert self._announced is not None
             self._announced.plan = plan
         self._announced.is_settled = self._state.ledger.is_charged(self._dataset, job, plan.round)
         self._publisher.open_window(plan, self._announced.arrived_at)
-        # What is pending of this round goes at new random times: we were started again, or the
-        # coordinator was and may lack something. At their old times all would leave at once.
+        # Pending fragments of this round get new random times: this program or the coordinator has
+        # restarted. At their old times they would all leave at once.
         self._publisher.draw_times()
         return is_new
 
@@ -141,20 +141,20 @@ class Cycle:
 
     @property
     def is_ready(self) -> bool:
-        """Whether a round waits for nothing but this device."""
+        """Whether a round is ready to run on this device."""
         announced = self._announced
         return (
             announced is not None and not announced.is_settled and self._model_for(announced.plan) is not None
         )
 
     def advance(self) -> None:
-        """Run the announced round, if it is neither settled nor waiting for a part of its model."""
+        """Run the announced round, unless it is settled or its model is incomplete."""
         announced = self._announced
         if announced is None or announced.is_settled:
             return
         model = self._model_for(announced.plan)
         if model is None:
-            # Chunks are on their way, or one was lost: the broker has them all.
+            # Chunks are still arriving, or one was lost: the broker has them all.
             if self._clock.monotonic() >= announced.ask_again_at:
                 announced.ask_again_at = self._clock.monotonic() + _ASK_AGAIN_S
                 self._ask_again()
@@ -199,21 +199,21 @@ class Cycle:
         price = admit(task, records.dataset, self._state.ledger, self._dataset, now=self._clock.unix())
         return task, price
 
-    # It has trained; the update is sealed.
+    # After training, the update is sealed.
 
     def _seal(self, task: RoundTask, update: NDArray[np.int64]) -> list[SpooledFragment]:
-        """The fragments of an update, sealed; their times are drawn once they are on disk."""
+        """The sealed fragments of an update; their times are drawn once they are on disk."""
         plan = task.plan
         try:
             sealed = [
                 (receipt_digest(fragment.id), seal(fragment, plan.fleet, plan.sealing_key))
                 for fragment in cut(update, plan)
             ]
-        except ValueError as error:  # 32 bytes that are no point of the curve
-            raise Declined(f"nothing can be sealed to the plan's key: {error}") from error
+        except ValueError as error:  # 32 bytes that are not a point of the curve
+            raise Declined(f"the plan's sealing key is invalid: {error}") from error
         return [SpooledFragment(digest, message, UNSCHEDULED) for digest, message in sealed]
 
-    # The charge and what it pays for become durable together; only then may a byte leave.
+    # The charge and its fragments become durable together; only then may a byte leave.
 
     def _charge_and_spool(self, task: RoundTask, price: Price, fragments: list[SpooledFragment]) -> None:
         charged_at = datetime.fromtimestamp(self._clock.unix(), UTC).isoformat(timespec="seconds")
@@ -225,20 +225,20 @@ class Cycle:
     # Receipts empty the spool.
 
     def take_receipts(self, receipts: Receipts) -> None:
-        """Drop what the coordinator has counted.
+        """Drop the fragments that the coordinator has counted.
 
         Raises:
-            MessageError: they are no receipts.
+            MessageError: the digests do not have the right length.
         """
         if self._announced is not None and receipts.job != self._announced.plan.job:
-            return  # Of an earlier job: nothing of it is pending.
+            return  # Receipts for an earlier job, which has no pending fragments.
         raw, size = receipts.digests, RECEIPT_DIGEST_BYTES
         if len(raw) % size:
             raise MessageError("malformed", "receipts are not whole digests")
         self._state.mark_counted([raw[start : start + size] for start in range(0, len(raw), size)])
 
     def spent(self) -> str:
-        """For the log: the ε of the data that is spent, and its budget."""
+        """For the log: the data's spent ε, and its budget."""
         budget = self._state.ledger.budget(self._dataset)
         epsilon = self._state.ledger.epsilon_spent(self._dataset)
         spent = f"spent ε = {epsilon:.3f} of {budget.epsilon:g} at δ = {budget.delta:g}"

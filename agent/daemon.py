@@ -1,6 +1,6 @@
-"""The agent: the connection, the events that come in by it, and the loop that drives the cycle.
+"""The agent: the connection, its events, and the loop that drives the cycle.
 
-One thread, one queue. What happens in a round, and in which order, is in :mod:`agent.cycle`.
+One thread, one queue. :mod:`agent.cycle` has the phases of a round.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _IDLE_S: Final = 0.5
 _COUNT_S: Final = 2.0
 """Counters of rejections are written no more often than this."""
 _BATCH: Final = 256
-"""Messages handled before training and publishing get their turn."""
+"""Messages handled before the next turn of training and publishing."""
 
 
 class Agent:
@@ -50,7 +50,7 @@ class Agent:
 
     Raises:
         ConfigurationError, DataError, LedgerError, StateInUseError, StorageError: The
-            device cannot start; the text says why.
+            device cannot start; the text gives the reason.
     """
 
     def __init__(self, settings: AgentSettings, *, clock: Clock | None = None) -> None:
@@ -64,7 +64,7 @@ class Agent:
         trainer = Trainer(settings, profile)
         self._session = MqttSession(
             settings.mqtt,
-            # A fresh name each time: the broker can tell connections apart, not devices.
+            # A fresh name each time: the broker can distinguish connections, but not devices.
             client_id=os.urandom(10).hex(),
             subscriptions=[
                 Subscription(topic)
@@ -77,7 +77,7 @@ class Agent:
             ],
             persistent=False,
         )
-        # Last, because from here on the directory is held.
+        # Last, because this takes the directory's lock.
         self._state = AgentState(
             settings.state_dir, settings.data.name, Budget(settings.budget.epsilon, settings.budget.delta)
         )
@@ -107,11 +107,11 @@ class Agent:
 
         Raises:
             BrokerError: The broker refuses us.
-            StorageError: The disk fails; nothing was published that is not charged.
+            StorageError: The disk fails; everything published is charged.
         """
         log.info("agent of fleet %s, %s", self._settings.fleet, self._cycle.spent())
         try:
-            # The network's errors stay in the session; what comes up here is the disk's.
+            # The session handles network errors; errors here are the disk's.
             with self._session, disk_errors(self._state.file):
                 while not stop.is_set():
                     self._take_events()
@@ -128,7 +128,7 @@ class Agent:
         self._state.close()
 
     def _take_events(self) -> None:
-        """Handle what has arrived; wait for it only when nothing else is due."""
+        """Handle the events that have arrived; wait only when nothing else is due."""
         wait_s = 0.0 if self._cycle.is_ready else min(_IDLE_S, self._publisher.due_in_s())
         for number in range(_BATCH):
             event = self._session.next_event(wait_s if number == 0 else 0)
@@ -139,11 +139,11 @@ class Agent:
                     log.info("connected to %s", self._settings.mqtt.url)
                     self._publisher.draw_times()
                 case Disconnected(reason):
-                    log.warning("%s; trying again", reason)
+                    log.warning("%s; reconnecting", reason)
                 case Received(topic, payload):
                     self._receive(topic, payload)
                 case Acknowledged():
-                    pass  # A PUBACK is not a delivery: only a receipt counts.
+                    pass  # A PUBACK does not confirm delivery; only a receipt does.
 
     def _receive(self, topic: str, payload: bytes) -> None:
         try:
@@ -156,7 +156,7 @@ class Agent:
             else:
                 self._cycle.take_chunk(self._verifier.open(payload, ModelChunk, "model"))
         except MessageError as error:
-            # Once a reason and round: a flood of rubbish must not flood the log or wear the disk.
+            # Once per reason and round: a flood of invalid messages must not flood the log or wear the disk.
             if error.reason not in self._warned:
                 log.warning("rejected a message on %s: %s", topic, error)
                 self._warned.add(error.reason)

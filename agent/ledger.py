@@ -1,14 +1,14 @@
-"""The ledger: what has been spent on each dataset, append-only and hash-chained.
+"""The ledger: the spending on each dataset, append-only and hash-chained.
 
 An entry is one line of canonical JSON and the hash
 ``SHA-256(previous hash ‖ number ‖ kind ‖ body)``. Triggers refuse every change to an entry;
-the chain shows a change made behind SQLite's back; the file ``ledger.head`` beside the
-database remembers how far the chain had come, so that a shortened or older copy is noticed
-as long as that file is left. Two kinds of entry exist: ``budget`` (the integrator set a
-lifetime budget) and ``charge`` (a round was paid for, before anything of it left the device); what they
-come to is in :mod:`agent.accounts`.
+the chain reveals a change made outside SQLite; the file ``ledger.head`` next to the
+database records the length of the chain, and so reveals a shortened or older copy,
+as long as that file remains. There are two kinds of entry: ``budget`` (the integrator set a
+lifetime budget) and ``charge`` (the price of a round, before any of its data left the device).
+:mod:`agent.accounts` adds them up.
 
-The hashes are a proof against accidents and honest mistakes, not against the owner of the
+The hashes protect against accidents and honest mistakes, not against the owner of the
 device, who can rewrite the file and every hash in it.
 """
 
@@ -46,7 +46,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What a verified ledger holds."""
+    """A summary of a verified ledger."""
 
     entries: int
     charges: int
@@ -107,7 +107,7 @@ def read_entries(connection: sqlite3.Connection) -> Iterator[Entry]:
     for expected, row in enumerate(connection.execute("SELECT * FROM entries ORDER BY number"), start=1):
         number, kind, body, digest = row["number"], row["kind"], row["body"], row["digest"]
         if not (isinstance(kind, str) and isinstance(body, str) and isinstance(digest, bytes)):
-            raise LedgerError(f"Entry {number} is damaged: its columns have other types than a ledger's.")
+            raise LedgerError(f"Entry {number} is damaged: its columns have the wrong types.")
         if number != expected:
             raise LedgerError(f"The chain is broken: entry {expected} is missing (the next one is {number}).")
         if link(previous, number, kind, body) != digest:
@@ -119,7 +119,7 @@ def read_entries(connection: sqlite3.Connection) -> Iterator[Entry]:
             problem = error.errors(include_url=False, include_input=False)[0]
             where = ".".join(str(part) for part in problem["loc"])
             raise LedgerError(
-                f"Entry {number} is no {kind} that this program knows: {where}: {problem['msg']}."
+                f"Entry {number} is not a {kind} that this program can read: {where}: {problem['msg']}."
             ) from error
         yield Entry(number, record, digest)
 
@@ -129,10 +129,10 @@ class Ledger:
 
     Args:
         connection: A database with :func:`create_ledger` applied.
-        head_file: The file that remembers how far the chain has come.
+        head_file: The file that records the length and last hash of the chain.
 
     Raises:
-        LedgerError: The chain is broken, or shorter than it was.
+        LedgerError: The chain is broken, or shorter than recorded.
     """
 
     def __init__(self, connection: sqlite3.Connection, head_file: Path) -> None:
@@ -144,12 +144,12 @@ class Ledger:
         self._budgets: dict[str, Budget] = {}
         self._charged: set[tuple[str, str, int]] = set()
         self.accounts = verified.accounts
-        """What every job has reserved and spent."""
+        """Reservations and spending of every job."""
         for entry in verified.entries:
             self._learn(entry.record)
 
     def set_budget(self, dataset: str, budget: Budget) -> None:
-        """Record the integrator's lifetime budget, if it is not the recorded one already.
+        """Record the integrator's lifetime budget, unless it is already recorded.
 
         Must run inside a transaction; :meth:`save_head` follows its commit.
         """
@@ -157,12 +157,12 @@ class Ledger:
             self._append("budget", BudgetChange(dataset, budget.epsilon, budget.delta))
 
     def charge(self, charge: Charge) -> None:
-        """Append a charge. Must run inside the transaction that spools what it pays for."""
+        """Append a charge. Must run inside the transaction that spools its fragments."""
         self._append("charge", charge)
         self.accounts.add(charge)
 
     def is_charged(self, dataset: str, job: str, round_number: int) -> bool:
-        """Whether that round of that job has been paid for."""
+        """Whether the ledger has a charge for that round of that job."""
         return (dataset, job, round_number) in self._charged
 
     def budget(self, dataset: str) -> Budget:
@@ -178,7 +178,7 @@ class Ledger:
         return self.accounts.epsilon_spent(dataset)
 
     def save_head(self) -> None:
-        """Write ``ledger.head``. After a commit: it may lag behind the chain, never lead it."""
+        """Write ``ledger.head``, after a commit: it may lag behind the chain but never lead it."""
         record = {"entries": self._number, "hash": self._head.hex()}
         write_atomically(self._head_file, json.dumps(record).encode() + b"\n", mode=0o600)
 
@@ -199,7 +199,7 @@ class Ledger:
 
 @dataclass(frozen=True, slots=True)
 class VerifiedLedger:
-    """A ledger whose chain, prices and head are in order."""
+    """A ledger whose chain, prices and head are correct."""
 
     entries: tuple[Entry, ...]
     accounts: JobAccounts
@@ -214,9 +214,9 @@ def read_verified(connection: sqlite3.Connection, head_file: Path) -> VerifiedLe
     """Read a ledger and check its chain, prices and head.
 
     Raises:
-        LedgerError: Naming the first entry that is not in order.
+        LedgerError: Naming the first incorrect entry.
     """
-    # Before the entries: an agent may be appending, and its head never leads the chain.
+    # Read the head before the entries: an agent may be appending, and its head never leads the chain.
     head = _read_head(head_file)
     entries = tuple(read_entries(connection))
     accounts = JobAccounts()
@@ -254,18 +254,18 @@ def _check_head(entries: Sequence[Entry], head: tuple[int, bytes] | None, head_f
         )
     if digest != (entries[count - 1].digest if count else GENESIS):
         raise LedgerError(
-            f"Entry {count} is not the one that {head_file.name} remembers: the ledger was replaced."
+            f"Entry {count} is not the one recorded in {head_file.name}: the ledger was replaced."
         )
 
 
 def open_ledger(state_dir: Path) -> tuple[sqlite3.Connection, Path]:
-    """Open the ledger in a state directory for reading, beside a running agent if need be.
+    """Open the ledger in a state directory for reading, also while an agent runs.
 
     Returns:
         The connection and the path of ``ledger.head``.
 
     Raises:
-        LedgerError: There is none, or the file is no ledger.
+        LedgerError: There is none, or the file is not a ledger.
     """
     path = state_dir / "ledger.db"
     try:
@@ -281,7 +281,7 @@ def verify(state_dir: Path) -> Verification:
     """Verify a device's ledger: chain, prices, head.
 
     Raises:
-        LedgerError: Naming what is wrong.
+        LedgerError: Naming the fault.
     """
     ledger = audit(state_dir)
     head = ledger.entries[-1].digest if ledger.entries else GENESIS
@@ -289,10 +289,10 @@ def verify(state_dir: Path) -> Verification:
 
 
 def audit(state_dir: Path) -> VerifiedLedger:
-    """Read a device's ledger, verified.
+    """Read and verify a device's ledger.
 
     Raises:
-        LedgerError: Naming what is wrong.
+        LedgerError: Naming the fault.
     """
     connection, head_file = open_ledger(state_dir)
     try:

@@ -1,8 +1,8 @@
 """One device's contribution to a round: from private records to integers that may leave.
 
-Nothing here does I/O but reading the data set. The order is the proof's order (``docs/privacy.md``): Poisson
-lot in random order, per-example gradients, clipped and added up within the engine's bound, quantized to
-the fine grid, noise, and only after it what is post-processing (local steps on noisy gradients, the
+The only I/O here reads the data set. The order follows the proof (``docs/privacy.md``): Poisson
+lot in random order, per-example gradients, clipped and summed within the engine's bound, quantized to
+the fine grid, noise, and only then post-processing (local steps on noisy gradients, the
 cap, rounding to the wire).
 """
 
@@ -41,7 +41,7 @@ def noisy_gradients(
         noisy = mechanism.add_noise(mechanism.quantize(clipped_sum(task, local, dataset, engine)))
         update += noisy
         if step + 1 < sampling.local_steps:
-            # Local steps follow the noisy gradient only, so the path is as private as what is sent.
+            # Local steps use only the noisy gradient, so the path is as private as the noisy sum.
             gradient = task.clipping.gradient(noisy.astype(np.float64) * mechanism.granularity)
             local -= (sampling.local_learning_rate / sampling.expected_lot * gradient).astype(np.float32)
     if task.device_cap is not None:
@@ -50,7 +50,7 @@ def noisy_gradients(
 
 
 def noisy_moments(task: RoundTask, dataset: Dataset) -> NDArray[np.int64]:
-    """The second moments of a round that asks for them, over as many lots as a round has steps.
+    """The noisy second moments of a round that asks for them, one lot per step.
 
     Args:
         task: of the round.
@@ -87,7 +87,7 @@ def clipped_sum(
     """
     lot = shuffled(poisson_lot(len(dataset), task.plan.sampling.rate))
     part = sum_over_lot(engine, weights, dataset, lot, task.clipping.norms, task.augmentation)
-    # How many records were excluded as not finite is private: it is not reported.
+    # The number of records excluded as not finite is private: it is not reported.
     return task.clipping.scaled_sum(part.total, int(part.within[0]), len(lot) - part.excluded)
 
 

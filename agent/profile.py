@@ -1,4 +1,4 @@
-"""Board profiles: how hard a board may be worked."""
+"""Board profiles: the resources that training may use."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class Profile(Settings):
     description: str
     """The board, in words."""
     memory_mib: Annotated[int, Field(ge=64)]
-    """Memory fitted; the agent refuses a profile that promises more than the board has."""
+    """Installed memory; the agent refuses a profile with more memory than the board has."""
     microbatch: Annotated[int, Field(ge=1, le=64)]
-    """Records whose gradients are held at once; small caches want few."""
+    """Records whose gradients are in memory at once; small caches need few."""
     threads: Annotated[int, Field(ge=1, le=64)] = 1
-    """Cores that training may use at once."""
+    """Cores that training may use."""
     niceness: Annotated[int, Field(ge=0, le=19)] = 10
-    """How far the agent steps back behind the board's own work."""
+    """The agent's nice value; a higher value gives way to the board's own work."""
 
 
 def profile_names() -> list[str]:
@@ -61,8 +61,8 @@ def check_board(profile: Profile) -> None:
     """Refuse a profile made for a bigger board than this one.
 
     Raises:
-        ConfigurationError: The board has less than 80 % of the memory the profile is for
-            (firmware and kernel keep some of what is fitted).
+        ConfigurationError: The board has less than 80 % of the profile's memory
+            (firmware and kernel reserve some of the installed memory).
     """
     fitted_mib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20
     if fitted_mib < 0.8 * profile.memory_mib:

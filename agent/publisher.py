@@ -1,7 +1,6 @@
 """The publisher: spooled fragments leave at random times in the jitter window, at a bounded rate.
 
-It decides when a fragment leaves, and nothing else: all of it is on disk before, and only a receipt takes it
-from there.
+It only decides when a fragment leaves: fragments are on disk before, and only a receipt removes them.
 """
 
 from __future__ import annotations
@@ -16,15 +15,15 @@ from dpagent.protocol.messages import Plan
 from dpagent.transport.session import MqttSession
 
 _RESEND_S: Final = 5.0
-"""A fragment without a receipt goes again after this, times 1 to 2 at random."""
+"""A fragment without a receipt is resent after this time, multiplied by a random factor of 1 to 2."""
 _SLOT_MARGIN: Final = 0.25
-"""Publication does not begin in a slot that opens within this fraction of one."""
+"""Publication skips a slot that opens within this fraction of a slot."""
 _BURST: Final = 10
 _LEAST_WAIT_S: Final = 0.001
 
 
 class Publisher:
-    """Publishes what is pending in the spool.
+    """Publishes the pending fragments of the spool.
 
     Args:
         state: the agent's, with the spool.
@@ -45,30 +44,30 @@ class Publisher:
         self._window: tuple[Plan, float] | None = None
 
     def open_window(self, plan: Plan, arrived_at: float) -> None:
-        """Publish in the jitter windows of a round from here on.
+        """Publish in the jitter windows of this round from now on.
 
         Args:
             plan: the round's.
-            arrived_at: monotonic time at which it came.
+            arrived_at: monotonic time of its arrival.
         """
         self._window = plan, arrived_at
 
     def draw_times(self) -> None:
-        """Give everything pending a new random time: when it is spooled, and after an interruption."""
+        """Give every pending fragment a new random time, after spooling and after an interruption."""
         if self._window is not None:
             pending = self._state.spool.pending()
             times = self._times(*self._window, count=len(pending))
             self._state.reschedule(zip(times, pending, strict=True))
 
     def publish_due(self) -> None:
-        """Publish what is due, as far as the session and the rate allow."""
+        """Publish due fragments, as far as the session and the rate allow."""
         if not self._session.has_room or self._window is None:
             return
         self._refill()
         now = self._clock.monotonic()
         resend_at: dict[bytes, float] = {}
         for fragment in self._state.spool.due(now, int(self._allowance)):
-            # What the session cannot send at once it would send later, in a burst.
+            # The session would send the excess later, in a burst.
             if not self._session.has_room:
                 break
             if self._session.publish(self._topic, fragment.message) is None:
@@ -89,11 +88,11 @@ class Publisher:
         return max(due_at - self._clock.monotonic(), until_allowed_s, _LEAST_WAIT_S)
 
     def _times(self, plan: Plan, arrived_at: float, *, count: int) -> list[float]:
-        """Independent monotonic times in the jitter window, which opens whole slots after the plan came.
+        """Independent monotonic times in the jitter window, which opens whole slots after the plan's arrival.
 
-        How long training took depends on the lot, and the lot is private; as long as it fits
-        the first slot, nothing of that shows. A window that is about to open is let pass: what
-        is left to do before publishing must not show either.
+        The training time depends on the lot, and the lot is private; as long as training fits
+        the first slot, the times do not reveal it. The margin skips a window that is about to open:
+        the remaining work before publication must not show either.
         """
         elapsed = (self._clock.monotonic() - arrived_at) / plan.compute_slot_s
         slots = math.floor(elapsed + _SLOT_MARGIN) + 1

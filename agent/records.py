@@ -1,9 +1,9 @@
-"""The device's records as its daemon uses them: opened once, refreshed between rounds.
+"""The device's records in its daemon: opened once, refreshed between rounds.
 
-A record that cannot be read must not show. Whether a round takes part may not depend on a private record, so
-none makes a round fail: one that cannot be read adds nothing, as if it had never been there, and the owner
-finds it in the log. That holds for all of them alike. Were a board to decline when no record at all can be
-read, the last one that can would decide; so a board whose disk is gone sends noise, and its log says why.
+An unreadable record must stay invisible. Participation in a round must not depend on a private record, so
+no record makes a round fail: an unreadable record adds nothing, as if it did not exist, and the log
+tells the owner. This also holds if no record is readable. If a board declined then, the last
+readable record would decide; so a board with a failed disk sends noise, and its log says why.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
 
 _READ_AT_START_BYTES: Final = 64 << 20
-"""More than this is not read at the start to count what is not finite: ``dpagent data check`` does."""
+"""Larger data are not searched for non-finite values at the start; ``dpagent data check`` does that."""
 _MOST_SAID: Final = 20
 
 
@@ -31,10 +31,10 @@ class Records:
     """The records that ``settings`` describe.
 
     Attributes:
-        dataset: as they were at the last refresh. No record makes it fail.
+        dataset: the records at the last refresh. Reading it never fails.
 
     Raises:
-        ConfigurationError, DataError: They cannot be opened.
+        ConfigurationError, DataError: The records cannot be opened.
     """
 
     def __init__(self, settings: DataSettings) -> None:
@@ -48,15 +48,15 @@ class Records:
             self.attempt(self._count_unusable)
 
     def refresh(self) -> None:
-        """Take in what is new, leave out what is gone."""
+        """Add new records and drop missing ones."""
         before, self.dataset = self.dataset, self.dataset.refresh()
         if self.dataset is not before:
-            # For the owner of the device alone: the numbers are private.
+            # Only for the owner of the device: the numbers are private.
             log.info("the data changed: %d records, %d before", len(self.dataset), len(before))
         self._say_left_out()
 
     def attempt(self, work: Callable[[Dataset], ResultT]) -> ResultT:
-        """The result of ``work`` on the records; the owner is told which of them could not be read."""
+        """The result of ``work`` on the records; the log names the unreadable ones."""
         self._unreadable.clear()
         try:
             return work(self.dataset)
@@ -65,13 +65,13 @@ class Records:
 
     def _count_unusable(self, dataset: Dataset) -> None:
         if unusable := count_non_finite(dataset):
-            log.warning("%d of %d records hold NaN or infinity and will not count", unusable, len(dataset))
+            log.warning("%d of %d records contain NaN or infinity and do not count", unusable, len(dataset))
 
     def _say_left_out(self) -> None:
         self._say("left out", self.dataset.origin.left_out)
 
     def _say(self, what: str, sentences: Sequence[str]) -> None:
-        """Log what was not logged the last time."""
+        """Log the sentences that were not logged last time."""
         new = [sentence for sentence in sentences if sentence not in self._said.get(what, ())]
         for sentence in new[:_MOST_SAID]:
             log.warning("%s: %s", what, sentence)

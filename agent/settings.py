@@ -1,4 +1,4 @@
-"""``agent.yaml``: what the integrator decides for one device."""
+"""``agent.yaml``: the integrator's settings for one device."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ class DataSettings(DatasetSettings):
 
 
 class BudgetSettings(Settings):
-    """What may be spent on the data, ever, over all jobs and coordinators."""
+    """The lifetime budget of the data, over all jobs and coordinators."""
 
     epsilon: Annotated[float, Field(gt=0, le=1000)]
     """Lifetime ε for each record."""
     delta: Annotated[float, Field(gt=0, lt=1)]
-    """Lifetime δ; each job takes its own δ of it. Well below one over the number of records."""
+    """Lifetime δ; each job takes its own δ from it. Choose it well below one over the number of records."""
 
 
 class LimitSettings(Settings):
-    """What the device takes of the network."""
+    """The device's share of the network."""
 
     messages_per_second: Annotated[float, Field(gt=0, le=1000)] = 10.0
-    """Most publications a second, resends included."""
+    """Maximum publications per second, including resends."""
 
 
 class AgentSettings(Settings):
@@ -54,20 +54,20 @@ class AgentSettings(Settings):
     coordinator_key: Annotated[str, AfterValidator(_public_key)]
     """The coordinator's public key, as ``dpagent coordinator key`` prints it."""
     state_dir: FilePath = Path("state")
-    """Where the ledger and the spool live, relative to this file."""
+    """Directory of the ledger and the spool, relative to this file."""
     data: DataSettings
     budget: BudgetSettings
     mqtt: MqttSettings = MqttSettings()
     profile: Annotated[str, Field(min_length=1)] = "generic-linux"
-    """A board of ``firmware_profiles/``, or the path of a profile of one's own, relative to this file."""
+    """A board in ``firmware_profiles/``, or the path of your own profile, relative to this file."""
     limits: LimitSettings = LimitSettings()
     engine: Literal["auto", "numpy", "onnx"] = "auto"
-    """What computes the gradients; ``auto`` tries both on this board and keeps the faster."""
+    """The engine that computes gradients; ``auto`` measures both on this board and keeps the faster one."""
     trusted_graphs: Annotated[tuple[Sha256, ...], Field(strict=False)] = ()
-    """SHA-256 of ONNX files from the coordinator that may be run: training graphs besides those of the
-    built-in models, as ``dpagent model graph`` prints it, and frozen networks of front ends, as ``dpagent
-    model show`` does. A graph decides what is clipped, a network what stands for a record: trust graphs that
-    you have built yourself, and networks that you have looked at."""
+    """SHA-256 of ONNX files from the coordinator that the device may run: training graphs other than those of
+    the built-in models (``dpagent model graph`` prints the digest) and frozen networks of front ends
+    (``dpagent model show`` prints it). A graph determines the clipping, a network the features of a record:
+    trust only graphs that you have built yourself, and networks that you have inspected."""
 
 
 def load_agent_settings(file: Path) -> AgentSettings:

@@ -1,10 +1,10 @@
-"""The spool: sealed fragments on disk until a receipt says that they are counted.
+"""The spool: sealed fragments on disk until a receipt confirms that they are counted.
 
 A fragment is ``waiting`` until it is first published, then ``sent`` until a receipt
-(``counted``) or the end of its round (``expired``). What is no longer needed of it, its
-bytes, is dropped then; a line remains for the accounts until another job begins. Due times are
-on the monotonic clock, which a board's clock being set cannot disturb: after a start they are
-drawn anew. When a fragment was first sent is a Unix time.
+(``counted``) or the end of its round (``expired``). Its bytes are dropped then; its row
+remains for the statistics until another job begins. Due times use the monotonic clock,
+which setting the board's clock does not change; after a start they are drawn again.
+``first_sent_at`` is a Unix time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ UNSCHEDULED = sys.float_info.max
 
 @dataclass(frozen=True, slots=True)
 class SpooledFragment:
-    """A fragment that is to be published at ``due_at`` or soon after."""
+    """A fragment to publish at ``due_at`` or soon after."""
 
     digest: bytes
     message: bytes
@@ -61,14 +61,14 @@ class Spool:
         )
 
     def next_due_at(self) -> float | None:
-        """When the next fragment wants to be published."""
+        """Due time of the next fragment."""
         row = self._connection.execute(
             "SELECT min(due_at) FROM fragments WHERE message IS NOT NULL"
         ).fetchone()
         return None if row[0] is None else float(row[0])
 
     def due(self, now: float, limit: int) -> list[SpooledFragment]:
-        """Up to ``limit`` fragments whose time has come, earliest first."""
+        """Up to ``limit`` due fragments, earliest first."""
         rows = self._connection.execute(
             "SELECT digest, message, due_at FROM fragments WHERE message IS NOT NULL AND due_at <= ? "
             "ORDER BY due_at LIMIT ?",
@@ -88,7 +88,7 @@ class Spool:
         self._connection.executemany("UPDATE fragments SET due_at = ? WHERE digest = ?", list(times))
 
     def mark_sent(self, digest: bytes, now: float, resend_at: float) -> None:
-        """A fragment was published; unless a receipt comes it goes again at ``resend_at``."""
+        """Note that a fragment was published; without a receipt it is resent at ``resend_at``."""
         self._connection.execute(
             "UPDATE fragments SET state = 'sent', due_at = ?, "
             "first_sent_at = coalesce(first_sent_at, ?) WHERE digest = ? AND message IS NOT NULL",
@@ -96,7 +96,7 @@ class Spool:
         )
 
     def mark_counted(self, digests: Sequence[bytes]) -> int:
-        """Drop what a receipt names, also if its round is over by now; how many were ours."""
+        """Drop the fragments in a receipt, also of a closed round; return the number of ours."""
         marks = [(digest,) for digest in digests]
         before = self._connection.total_changes
         self._connection.executemany(
@@ -106,11 +106,11 @@ class Spool:
         return self._connection.total_changes - before
 
     def forget_other_jobs(self, job: str) -> None:
-        """Drop the lines of all jobs but one, except of fragments that are pending."""
+        """Drop the rows of all other jobs, except of pending fragments."""
         self._connection.execute("DELETE FROM fragments WHERE job != ? AND message IS NULL", (job,))
 
     def expire(self, *, except_job: str | None = None, except_round: int | None = None) -> int:
-        """Give up all pending fragments but those of one round; how many that were."""
+        """Give up all pending fragments of other rounds; return their number."""
         cursor = self._connection.execute(
             "UPDATE fragments SET state = 'expired', message = NULL WHERE message IS NOT NULL "
             "AND NOT (job IS ? AND round IS ?)",

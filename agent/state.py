@@ -1,7 +1,7 @@
-"""Everything the agent must not lose, in one database, so that one commit settles it.
+"""The agent's durable state in one database, so that one commit covers all of it.
 
-``ledger.db`` holds the ledger and the spool together: a charge and the fragments it pays
-for become durable in the same transaction, or neither does.
+``ledger.db`` holds the ledger and the spool together: a charge and its fragments
+become durable in the same transaction, or neither does.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class AgentState:
         budget: Their lifetime budget, from the device's own configuration.
 
     Raises:
-        StateInUseError: Another agent runs on it.
+        StateInUseError: Another agent uses it.
         StorageError: It cannot be used.
         LedgerError: The ledger does not verify.
     """
@@ -64,7 +64,7 @@ class AgentState:
         self.ledger.save_head()
 
     def close(self) -> None:
-        """Close the database and let go of the directory."""
+        """Close the database and release the directory."""
         self.connection.close()
         self._directory.close()
 
@@ -72,34 +72,34 @@ class AgentState:
         """Charge for an update and spool its fragments, in one transaction. Only then may a byte leave.
 
         Raises:
-            StorageError: Nothing was charged and nothing spooled; or, when only ``ledger.head``
-                could not be written, both were.
+            StorageError: Neither the charge nor the fragments are durable; or, if only
+                ``ledger.head`` could not be written, both are.
         """
         try:
             with disk_errors(self.file), transaction(self.connection):
                 self.ledger.charge(charge)
                 self.spool.put(charge.job, charge.round, fragments)
         except BaseException:
-            # What the transaction appended is gone: read the ledger as it is on disk.
+            # The transaction was rolled back: read the ledger from disk again.
             self.ledger = Ledger(self.connection, self._head_file)
             raise
         self.ledger.save_head()
 
     def mark_sent(self, resend_at: Mapping[bytes, float], now: float) -> None:
-        """Note what was published, and by digest when it goes again without a receipt.
+        """Note published fragments, with the resend time of each by digest.
 
-        Not durably: waiting for the disk would hold up the next fragment, and fragments that
-        leave in bursts could be told apart from those of other devices. A note that is lost
-        means that a fragment goes twice, and is counted once.
+        Not durable: waiting for the disk would delay the next fragment, and bursts of fragments
+        could be distinguished from those of other devices. If a note is lost, a fragment is sent
+        twice and counted once.
         """
         with disk_errors(self.file), transaction(self.connection, durable=False):
             for digest, again_at in resend_at.items():
                 self.spool.mark_sent(digest, now, again_at)
 
     def mark_counted(self, digests: Sequence[bytes]) -> int:
-        """Drop what a receipt names; how many fragments were ours.
+        """Drop the fragments in a receipt; return the number of ours.
 
-        Not durably, for the same reason: what is forgotten goes again and is receipted again.
+        Not durable, for the same reason: a forgotten fragment is sent and receipted again.
         """
         with disk_errors(self.file), transaction(self.connection, durable=False):
             return self.spool.mark_counted(digests)
@@ -110,12 +110,12 @@ class AgentState:
             self.spool.reschedule(times)
 
     def expire_other_rounds(self, job: str | None, round_number: int | None) -> int:
-        """Give up the fragments of all rounds but the one named; how many."""
+        """Give up the fragments of all other rounds; return their number."""
         with disk_errors(self.file), transaction(self.connection):
             return self.spool.expire(except_job=job, except_round=round_number)
 
     def forget_other_jobs(self, job: str) -> None:
-        """Drop the spool's lines of earlier jobs; the ledger keeps all of its own."""
+        """Drop the spool's rows of other jobs; the ledger keeps all of its entries."""
         with disk_errors(self.file), transaction(self.connection):
             self.spool.forget_other_jobs(job)
 
@@ -127,7 +127,7 @@ class AgentState:
             )
 
     def add_to_counters(self, **amounts: int) -> None:
-        """Add to the running totals kept for the operator (bytes up and down, rejections)."""
+        """Add to the operator's running totals (bytes up and down, rejections)."""
         changed = {name: amount for name, amount in amounts.items() if amount}
         if not changed:
             return

@@ -1,4 +1,4 @@
-"""What trains on this board: the records, their features and the engine, kept from round to round."""
+"""Training on this board: the records, their features and the engine, kept from round to round."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _KINDS: Final[dict[str, EngineKind]] = {"numpy": "numpy", "onnx": "onnx"}
 
 
 class Trainer:
-    """The board's part in a round, between the plan and the ledger.
+    """The device's work in a round, between the plan and the ledger.
 
     Args:
         settings: ``agent.yaml``.
@@ -54,7 +54,7 @@ class Trainer:
         self._features_are_of: Dataset | None = None
 
     def needed_assets(self, plan: Plan) -> set[str]:
-        """Roles of the assets that a round cannot do without, or would be slower without."""
+        """Roles of the assets that a round needs, for correctness or speed."""
         return {
             asset.role
             for asset in plan.assets
@@ -64,13 +64,13 @@ class Trainer:
     def noisy_update(
         self, task: RoundTask, assets: Mapping[str, bytes], weights: NDArray[np.float32]
     ) -> NDArray[np.int64]:
-        """The round's noisy sum over the records that can be read, in wire units, shape (dimension,).
+        """The round's noisy sum over the readable records, in wire units, shape (dimension,).
 
-        Whatever fails in it only declines the round: private records are worked on here, and an agent that
-        ends would tell of them in every round to come.
+        Any failure only declines the round: this code works on private records, and an agent that
+        stopped would reveal something about them in every later round.
 
         Raises:
-            Declined: This board cannot train the model as the guarantee needs it, has no room for the
+            Declined: This board cannot train the model as the guarantee requires, has no space for the
                 features, or something failed unexpectedly.
             DataError: The records do not fit the model.
             ParameterError: A lot is too large for the engine's bound.
@@ -80,9 +80,9 @@ class Trainer:
         except (Declined, DataError, ParameterError):
             raise
         except DpagentError as error:
-            self._features_are_of = None  # looked at anew the next time
-            # StorageError too: features and the choice of an engine are made again. If the disk
-            # fails altogether, the ledger is the next to say so.
+            self._features_are_of = None  # recomputed the next time
+            # StorageError too: features and the engine choice can be recomputed. If the whole disk
+            # fails, the ledger reports it next.
             raise Declined(str(error)) from error
         except Exception as error:
             log.debug("the details", exc_info=True)
@@ -106,7 +106,7 @@ class Trainer:
         )
 
     def _inputs_of(self, records: Dataset) -> Dataset:
-        """What the engine sees of the records: themselves, or their features."""
+        """The engine's inputs: the records, or their features."""
         if self._front_end is None:
             return records
         if self._features is None or self._features_are_of is not records:
@@ -117,8 +117,8 @@ class Trainer:
             self._features = FeatureSet(records, self._front_end, self._settings.state_dir)
             self._features_are_of = records
             if unusable := self._features.unusable:
-                # For the owner of the device alone: the number is private.
-                log.warning("%d of %d records have no finite features and will not count",
+                # Only for the owner of the device: the number is private.
+                log.warning("%d of %d records have no finite features and do not count",
                             unusable, len(records))  # fmt: skip
         return self._features
 
@@ -156,7 +156,7 @@ class Trainer:
         return self._engine
 
     def _make_engine(self, bench: Bench, purpose: str) -> Engine:
-        """The engine that was told, that was chosen before, or that is faster."""
+        """The configured engine, the one chosen before, or the faster one."""
         file = self._settings.state_dir / "engine.json"
         told = self._settings.engine
         kind = _KINDS.get(told) or _choice_kept(file, purpose)
@@ -177,7 +177,7 @@ class Trainer:
 
 
 def _purpose(bench: Bench) -> str:
-    """What a choice of engine holds for: another model, number of threads or release is tried anew."""
+    """The key of an engine choice: another model, thread count or package version needs a new trial."""
     graph = b"" if bench.graph is None else hashlib.sha256(bench.graph).digest()
     what = (
         bench.spec.digest().hex(),

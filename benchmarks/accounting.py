@@ -1,14 +1,14 @@
-"""What it costs to know what was spent, and how tight the bound is.
+"""Time and tightness of Rényi accounting.
 
 A thousand rounds, each with a noise multiplier of its own (the incrementing schedule that Rényi
 accounting finds for ε = 2, δ = 1e-5, q = 0.1), priced by our ``RdpAccountant``
 (median of 5) and, in the same process, by dp-accounting's ``RdpAccountant`` with
-its default orders (once, for it takes long). The ε are compared, too: ours covers discrete noise and so
-may be slightly larger. Then the time in which ``calibrate`` finds the noise for a target, with either
+its default orders (once, since it is slow). The benchmark also compares ε: ours covers discrete noise and so
+may be slightly larger. The last figures are the times of ``calibrate`` for a target, with each
 accountant.
 
-Limits: the two do not do the same work: the orders differ, and dp-accounting handles many mechanisms
-besides this one.
+Limits: the two do different work: the orders differ, and dp-accounting handles many other
+mechanisms.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the agent weighs while it waits, and how soon it is there.
+"""Memory of the idle agent, and its start-up time.
 
 Resident memory (VmRSS) of a process that has imported ``agent.daemon`` and done nothing else; then of
 ``dpagent run`` as installed, connected to a real broker (Mosquitto where it is installed, else the
@@ -7,7 +7,7 @@ with a budget of 64 MiB. The start-up time is from the start of the process to t
 acceptance, median of 3. The import of ``agent.ledger``, which loads the accounting and
 numpy, is timed in fresh processes (median of 5).
 
-Limits: VmRSS counts pages that processes share; training adds to it, see the peak of ``demo_mnist`` and
+Limits: VmRSS includes shared pages; training adds to it, see the peak of ``demo_mnist`` and
 ``frameworks``. A board's processor is slower than this one.
 """
 

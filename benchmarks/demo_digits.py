@@ -1,15 +1,15 @@
 """The default demo: five agents on handwritten digits, end to end.
 
-``dpagent demo`` is run once as it stands: a broker (Mosquitto where it is installed, else the
-embedded one), a coordinator and five agents as processes of their own, 40 rounds at ε = 4,
+One run of ``dpagent demo`` with its defaults: a broker (Mosquitto where it is installed, else the
+embedded one), a coordinator and five agents as separate processes, 40 rounds at ε = 4,
 δ = 1e-5 for each record. All figures are those of its ``--json``, which it reads from the
 databases that the programs leave behind. Traffic is payloads and topics, without the headers of
-MQTT and TCP. The round time is mostly waiting on purpose (a slot for training, then random
-publication times), so the demo's total says little about the time of a fleet. Accuracy without
-noise is the same training (lots, clipping, cap, optimiser) without the noise and the network.
+MQTT and TCP. The round time is mostly deliberate waiting (a slot for training, then random
+publication times), so the demo's total says little about a real fleet. Accuracy without
+noise comes from the same training (lots, clipping, cap, optimiser) without the noise and the network.
 
 Limits: one run, so accuracies vary by a percentage point or two from run to run (the test half has 360
-records); everything shares one machine, the noiseless training included.
+records); everything, including the noiseless training, shares one machine.
 """
 
 from __future__ import annotations

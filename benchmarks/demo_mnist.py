@@ -4,11 +4,11 @@ The README's run, once: ten agents with 6,000 records each, 100 rounds, the 26,0
 CNN, ε = 2 and δ = 1e-5 for each record of each device, every device adding its own noise. The
 accuracy is compared with the 95 % that Abadi et al. (2016, "Deep Learning with Differential
 Privacy") report at the same ε and δ with all records in one trusted place; that is another network and
-another setting, so it is a mark to reach rather than a race.
+another setting, so it is a reference rather than a fair comparison.
 
-The ε claimed is checked from outside: the charges of every device's ``dpagent budget export``
-are priced again by dp-accounting's privacy-loss distributions on a grid of 1e-3, which share no
-code with ours. The ratio is the largest over the devices; above 1 we claim more than needed.
+An independent program checks the claimed ε: dp-accounting prices the charges of every device's ``dpagent
+budget export`` again by privacy-loss distributions on a grid of 1e-3. It shares no code with ours. The
+ratio is the largest over the devices; above 1 we claim more than needed.
 The demo's other figures are as in ``demo_digits``.
 
 Limits: one run. The data are not part of the project: without the four IDX files in

@@ -4,10 +4,10 @@ The commands of ``docs/first-model.md``, once each: ten agents with 6,000 record
 parameters, δ = 1e-5 for each record of each device, every device adding its own noise. The accuracies are
 compared with the 90, 95 and 97 % that Abadi et al. (2016, "Deep Learning with Differential Privacy")
 report at ε = 0.5, 2 and 8 and the same δ, with all records in one trusted place; that is another network and
-another setting, so it is a mark to reach rather than a race.
+another setting, so it is a reference rather than a fair comparison.
 
-The settings (``simulation/presets.py``) were found by a search on MNIST with the test set in view. That
-search is not private, and no ledger counts it. ε is checked from outside as in ``demo_mnist``.
+The settings (``simulation/presets.py``) come from a search on MNIST that used the test set. That
+search is not private, and no ledger counts it. ε is checked as in ``demo_mnist``.
 
 Limits: one run each. Skipped without the data, as ``demo_mnist``.
 """

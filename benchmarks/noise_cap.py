@@ -9,11 +9,11 @@ coordinates to max(γ·|w|, floor), and it shortens the vector to the ball in wh
 gradients lies. Beside it stands the plainest remedy against much noise: no cap, and a quarter of the
 learning rate.
 
-How to read it: at the coordinator the clamp itself holds back little. What helps where the noise is
-large is the ball, which makes every step shorter, as a lower learning rate does: the preset's is
+Interpretation: at the coordinator the clamp itself has little effect. With large
+noise the ball helps: it shortens every step, as a lower learning rate does; the preset's rate is
 tuned for ε = 4. So the cap guards against a learning rate too large for the noise, and does not
 replace a good one. On the device the cap meets the noise of one device, larger than that of the mean
-by the root of their number, and cuts signal that averaging would have kept: the worse choice.
+by the root of their number, and removes signal that averaging would keep: it is the worse choice.
 
 Limits: one small data set, two learning rates, records spread evenly over the devices. Lots and noise
 come from the operating system's entropy, so the figures vary within their errors.

@@ -1,13 +1,13 @@
-"""What the tight price costs, and how tight it is.
+"""Time and tightness of accounting by privacy-loss distributions.
 
 A thousand rounds, each with a noise multiplier of its own (σ from 2.0 to 0.8, q = 0.01, δ = 1e-5), composed
 by ``PldAccountant`` and, in the same process, by dp-accounting's ``PLDAccountant``, both on a grid of
-1e-4; then by ours on the grid that it chooses itself, and by Rényi divergence. dp-accounting takes minutes
-and is timed once; ours is timed before and after it. The ε after each of the thousand rounds is timed, too:
-dp-accounting would have to begin again for each.
+1e-4; then by ours on its automatic grid, and by Rényi divergence. dp-accounting takes minutes
+and is timed once; ours is timed before and after it. The benchmark also times the ε after each of the
+thousand rounds; dp-accounting would need a new run for each.
 
-Limits: dp-accounting's lower bound for a thousand rounds on this grid lies half a unit of ε below and says
-nothing; the tests compare with it where it is close.
+Limits: dp-accounting's lower bound for a thousand rounds on this grid is lower by half a unit of ε, so it is
+uninformative; the tests compare with it where it is close.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Sealing and opening a fragment: time, and bytes on top.
+"""Sealing and opening a fragment: time, and added bytes.
 
 ``seal`` and ``Opener.open`` (HPKE base mode, a fresh key pair for every fragment) for one of the 16
 fragments of an update, with the width on the wire that the demo's presets lead to. Sealing and
-opening take turns, medians of 201. The overhead is the length of the sealed message less that of the
-packed integers; it is what id, round, position, key and tag take.
+opening take turns, medians of 201. The overhead is the length of the sealed message minus that of the
+packed integers: id, round, position, key and tag.
 
 Limits: one thread. Sealing does not depend on the values, so they are random.
 """

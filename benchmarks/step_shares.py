@@ -1,14 +1,14 @@
-"""Where the time of a training step goes in the numpy engine, by kind of work.
+"""Time of a training step in the numpy engine, by kind of work.
 
 Steps of 256 records, whole gradients clipped, one thread, microbatches of 64, for two seconds of each model
-in a process of its own. Calls are timed one by one, which costs a percent or so. *Matrix products* are those
-of forward and backward passes; their rate is held against that of a 1536×1536 float32 product in the
+in a separate process. Calls are timed individually, which costs about a percent. *Matrix products* are those
+of forward and backward passes; their rate is compared with that of a 1536×1536 float32 product in the
 same process, in numpy. (Of `mnist-cnn` 5 % is counted and not computed: positions that nothing reads.)
-*Windows* is all else that convolutions do: gathering windows as rows, padding, laying gradients
+*Windows* is the rest of convolutions: gathering windows as rows, padding, scattering gradients
 back. *Pooling* and *activations* pass over memory. *Norms and clipping* reads each record's gradients twice
 more and adds them up. The rest is scaling of inputs, the loss, and Python between the calls.
 
-Limits: the shares depend on what a processor's caches hold.
+Limits: the shares depend on the size of the processor's caches.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The `dpagent` command: thin Typer commands, one file a noun."""
+"""The `dpagent` command: thin Typer commands, one file or folder per noun."""

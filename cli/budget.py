@@ -16,19 +16,19 @@ if TYPE_CHECKING:
     from agent.charges import Charge
     from agent.ledger import VerifiedLedger
 
-app = typer.Typer(help="Read, verify and export what a device has spent.", no_args_is_help=True)
+app = typer.Typer(help="Read, verify and export the ledger of a device.", no_args_is_help=True)
 
-StateDirOption = Annotated[Path, typer.Option(help="The device's state directory, which holds ledger.db.")]
+StateDirOption = Annotated[Path, typer.Option(help="The device's state directory, with ledger.db.")]
 
 _EXACT_NOISE = (
-    "In jobs priced by Rényi divergence the noise is exactly discrete Gaussian; `statistical_distance` says "
-    "how far from that it is."
+    "In jobs priced by Rényi divergence the noise is exactly discrete Gaussian; `statistical_distance` is "
+    "its actual distance from that."
 )
 _ONE_LEDGER = "These records have no other ledger."
 
 
 def _scope() -> dict[str, str]:
-    """What all figures of a ledger refer to, as a script reads it."""
+    """The scope of all figures of a ledger, for JSON."""
     from agent.charges import LEDGER_SCOPE
 
     unit, adjacency, trust = LEDGER_SCOPE
@@ -36,7 +36,7 @@ def _scope() -> dict[str, str]:
 
 
 def _scope_in_words() -> str:
-    """The same as a person reads it."""
+    """The scope of all figures of a ledger, in words."""
     from agent.charges import LEDGER_SCOPE
 
     unit, adjacency, trust = LEDGER_SCOPE
@@ -58,7 +58,7 @@ def _summary(ledger: VerifiedLedger) -> dict[str, dict[str, Any]]:
         )
         if isinstance(record, Charge):
             known["epsilon_spent"] = record.cumulative_epsilon
-            # Of the sampler from the exact distribution; a millionth of δ is set aside for it.
+            # Of the sampler from the exact distribution; a millionth of δ covers it.
             known["statistical_distance"] += record.statistical_distance
             known["charges"] += 1
             exact_noise[record.dataset] = exact_noise.get(record.dataset, False) or record.loss_grid is None
@@ -86,9 +86,9 @@ def show(
     state_dir: StateDirOption,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Show what is spent and what is left, by dataset, and plans that were declined.
+    """Show the spent and remaining budget of each dataset, and declined plans.
 
-    A job reserves its whole ε and δ with its first round; what is left is left for other jobs.
+    A job reserves its whole ε and δ with its first round; the rest remains for other jobs.
     """
     from agent.ledger import audit, open_ledger
     from dpagent.storage import disk_errors
@@ -106,7 +106,7 @@ def show(
         )
         return
     if not datasets:
-        typer.echo("The ledger is empty: no budget is set and nothing was spent.")
+        typer.echo("The ledger is empty: no budget is set and nothing is spent.")
     else:
         typer.echo(_scope_in_words())
         print_table(
@@ -128,7 +128,7 @@ def show(
         distance = sum(row["statistical_distance"] for row in datasets.values())
         if distance:
             typer.echo(
-                f"The sampler's distance from the exact distribution, in all: {distance:.1e} (δ covers it)."
+                f"Total distance of the sampler from the exact distribution: {distance:.1e} (δ covers it)."
             )
     for row in declined:
         typer.echo(f"Declined round {row['round']} of job {row['job'][:8]}: {row['reason']}")
@@ -139,9 +139,9 @@ def verify(
     state_dir: StateDirOption,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a sentence.")] = False,
 ) -> None:
-    """Check the chain of hashes, the price of every charge and that nothing is missing.
+    """Check the hash chain, the price of every charge and the number of entries.
 
-    Exits with 5 and names the first entry that does not hold.
+    Exits with 5 and names the first incorrect entry.
     """
     from agent.ledger import verify as verify_ledger
 
@@ -154,7 +154,7 @@ def verify(
         )
     else:
         typer.echo(
-            f"The ledger holds: {result.entries} entries, {result.charges} charges, head {result.head}."
+            f"The ledger is correct: {result.entries} entries, {result.charges} charges, head {result.head}."
         )
 
 
@@ -166,7 +166,7 @@ def export(
         typer.Option("--json", help="Write JSON to this file (`-`: standard output) instead of a table."),
     ] = None,
 ) -> None:
-    """Export every charge, verified, with all that is needed to price it again."""
+    """Verify and export every charge, with all parameters needed to price it again."""
     from agent.charges import Charge
     from agent.ledger import audit
 
@@ -216,7 +216,7 @@ def export(
 
 
 def _flat(charge: Charge) -> dict[str, Any]:
-    """A charge as scripts read it: the mechanism's parameters beside the rest."""
+    """A charge for JSON: the mechanism's parameters next to the other keys."""
     fields = asdict(charge)
     parameters: dict[str, Any] = fields.pop("parameters")
     return fields | parameters

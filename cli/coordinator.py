@@ -1,4 +1,4 @@
-"""``dpagent coordinator …``: the coordinator daemon and what its operator asks of it."""
+"""``dpagent coordinator …``: the coordinator daemon and its operator's commands."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import typer
 from cli.daemons import LogLevel, LogLevelOption, StopSignals, start_logging
 from cli.tables import print_table
 
-app = typer.Typer(help="Run rounds with a fleet, and look at them.", no_args_is_help=True)
+app = typer.Typer(help="Run and inspect the rounds of a fleet.", no_args_is_help=True)
 
 ConfigOption = Annotated[Path, typer.Option(help="The fleet's fleet.yaml.")]
 
@@ -21,7 +21,7 @@ ConfigOption = Annotated[Path, typer.Option(help="The fleet's fleet.yaml.")]
 def run(config: ConfigOption, log_level: LogLevelOption = LogLevel.INFO) -> None:
     """Run the fleet's job until it is finished, or until SIGTERM or Ctrl-C.
 
-    Started again on the same state directory it goes on in the middle of the round. A
+    After a restart on the same state directory it continues in the middle of the round. A
     finished job leaves model.onnx in the state directory.
     """
     start_logging(log_level)
@@ -38,7 +38,7 @@ def run(config: ConfigOption, log_level: LogLevelOption = LogLevel.INFO) -> None
 
 @app.command()
 def key(config: ConfigOption) -> None:
-    """Print the public key that agents know this coordinator by (`coordinator_key` in agent.yaml)."""
+    """Print the coordinator's public key (`coordinator_key` in agent.yaml)."""
     from coordinator.keys import load_signer
     from coordinator.settings import load_fleet_settings
 
@@ -51,7 +51,7 @@ def status(
     config: ConfigOption,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Show the job's rounds: budget, noise, accuracy and fragments, also while it runs."""
+    """Show the job's rounds: budget, noise, accuracy and fragments, also during the job."""
     from coordinator.settings import load_fleet_settings
     from coordinator.store import StoreReader
 
@@ -76,7 +76,7 @@ def status(
         )
         return
     state = "finished" if finished else "running"
-    typer.echo(f"Job {job}: {state}, {len(rounds)} of {settings.rounds} rounds begun.")
+    typer.echo(f"Job {job}: {state}, {len(rounds)} of {settings.rounds} rounds started.")
     if rounds:
         print_table(
             ["round", "noise multiplier", "ε so far", "accuracy", "fragments", "clamped", "norm kept"],

@@ -1,4 +1,4 @@
-"""What the two daemon commands share: signals, logging, the log level option."""
+"""The shared parts of the two daemon commands: signals, logging, the log level option."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from dpagent.errors import ExitCode
 
 
 class LogLevel(StrEnum):
-    """How much a daemon says."""
+    """Log levels of a daemon."""
 
     DEBUG = "debug"
     INFO = "info"
     WARNING = "warning"
 
 
-LogLevelOption = Annotated[LogLevel, typer.Option(help="How much to log, to standard error.")]
+LogLevelOption = Annotated[LogLevel, typer.Option(help="Log level, on standard error.")]
 
 
 def start_logging(level: LogLevel) -> None:
-    """Log lines to standard error, where systemd and the demo pick them up."""
+    """Log to standard error, for systemd and the demo."""
     logging.basicConfig(
         level=level.upper(), format="%(asctime)s %(levelname)-7s %(message)s", datefmt="%Y-%m-%dT%H:%M:%S"
     )
 
 
 class StopSignals:
-    """Turns SIGTERM and SIGINT into an event that the daemon's loop looks at.
+    """Turns SIGTERM and SIGINT into an event for the daemon's loop.
 
     Attributes:
-        event: Set once a signal has come.
+        event: Set by the first signal.
     """
 
     def __init__(self) -> None:
@@ -50,5 +50,5 @@ class StopSignals:
 
     @property
     def exit_code(self) -> ExitCode:
-        """What to end with: Ctrl-C has a code of its own."""
+        """The exit code: Ctrl-C has its own."""
         return ExitCode.INTERRUPTED if self._signal == signal.SIGINT else ExitCode.OK

@@ -1,4 +1,4 @@
-"""Entry point of the ``dpagent`` command: the tree of commands, and how errors reach a person."""
+"""Entry point of the ``dpagent`` command: the command tree and error reporting."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import traceback
 from types import FrameType
 from typing import Annotated, NoReturn
 
-# Until the command takes over, Ctrl-C ends the start-up without a traceback.
+# Until the command starts, Ctrl-C ends the program without a traceback.
 signal.signal(signal.SIGINT, lambda *_: os._exit(130))
 
-# One BLAS thread: boards have other work, and the engine shares its cores itself. Read
-# when numpy is first imported, so before everything else.
+# One BLAS thread: boards have other work, and the engine manages its own threads. numpy reads this
+# at its first import, so set it first.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import typer
@@ -35,7 +35,7 @@ app = typer.Typer(
     help=(
         "Privacy-preserving federated learning for fleets of small boards, over MQTT.\n\n"
         "Start with `dpagent demo`: a whole fleet on this machine, in about a minute. "
-        "Exit codes are listed in docs/exit-codes.md."
+        "docs/exit-codes.md lists the exit codes."
     ),
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -54,7 +54,7 @@ app.command(name="bench")(bench_command.bench)
 
 
 class Interrupted(DpagentError):
-    """Ctrl-C, outside the daemons' own handling of it."""
+    """Ctrl-C outside a daemon, which handles it itself."""
 
     exit_code = ExitCode.INTERRUPTED
 
@@ -72,7 +72,7 @@ def root(
         typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True),
     ] = False,
 ) -> None:
-    """Hold the options of the command itself."""
+    """Define the options of the command itself."""
 
 
 def _interrupt(_signal: int, _frame: FrameType | None) -> NoReturn:
@@ -80,7 +80,7 @@ def _interrupt(_signal: int, _frame: FrameType | None) -> NoReturn:
 
 
 def main() -> None:
-    """Run the command; turn every error into a sentence and an exit code."""
+    """Run the command; report every error as a sentence and an exit code."""
     signal.signal(signal.SIGINT, _interrupt)
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A terminal that cannot show ε gets a question mark, not an error.
@@ -91,19 +91,19 @@ def main() -> None:
         print(f"dpagent: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
     except BrokenPipeError:
-        # The reader of our output has gone, as `| head` does.
+        # The reader of the output has gone, as with `| head`.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(ExitCode.OK)
     except OSError as error:
-        # Everything that names a file has a sentence of its own: what is left is the output.
+        # Errors about named files have their own sentence: this one is about the output.
         print(f"dpagent: the output cannot be written ({error.strerror or error}).", file=sys.stderr)
         sys.exit(ExitCode.STORAGE)
-    except Exception as error:  # noqa: BLE001 - the one place where unexpected errors end
+    except Exception as error:  # noqa: BLE001 - the only place that catches unexpected errors
         with tempfile.NamedTemporaryFile("w", prefix="dpagent-error-", suffix=".log", delete=False) as log:
             traceback.print_exc(file=log)
         print(
             f"dpagent: internal error ({type(error).__name__}: {error}). "
-            f"The details are in {log.name}; please report them.",
+            f"Please report it with the details in {log.name}.",
             file=sys.stderr,
         )
         sys.exit(ExitCode.INTERNAL)

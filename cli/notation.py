@@ -1,4 +1,4 @@
-"""How the commands write numbers: few digits, and a bound never too low."""
+"""Number formats of the commands: few digits, and bounds rounded up."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import re
 
 
 def plain(value: float) -> str:
-    """Few digits: 0.1, 2, 1e-5."""
+    """Up to four digits: 0.1, 2, 1e-5."""
     return re.sub(r"e([+-])0*(\d)", lambda m: "e" + m[1].replace("+", "") + m[2], f"{value:.4g}")
 
 
 def figure(value: float, digits: int = 4) -> str:
-    """As many significant digits, zeros at the end included: 2.100, 0.004200, 1.235e-7, 12,345."""
+    """This many significant digits, including trailing zeros: 2.100, 0.004200, 1.235e-7, 12,345."""
     if 10**digits <= abs(value) < 1e9:
         return f"{value:,.0f}"
     text = f"{value:#.{digits}g}".removesuffix(".")
@@ -20,7 +20,7 @@ def figure(value: float, digits: int = 4) -> str:
 
 
 def upwards(value: float, decimals: int = 3) -> str:
-    """Rounded up, for it is a bound."""
+    """A bound, rounded up."""
     scale = 10**decimals
     return f"{math.ceil(value * scale - 1e-6) / scale:.{decimals}f}" if math.isfinite(value) else "∞"
 
@@ -34,7 +34,7 @@ def factor(exponent: float) -> str:
 
 
 def bound(value: float, digits: int = 4) -> str:
-    """As :func:`figure`, rounded up."""
+    """Like :func:`figure`, rounded up."""
     if not math.isfinite(value) or value <= 0:
         return figure(value, digits) if math.isfinite(value) else "∞"
     unit = 10.0 ** (math.floor(math.log10(value)) - digits + 1)

@@ -1,4 +1,4 @@
-"""JSON for scripts: to a file, whole or not at all, or to standard output."""
+"""JSON for scripts: written atomically to a file, or to standard output."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dpagent.storage import write_atomically
 
 
 def write_json(target: Path, value: Any) -> None:
-    """Write ``value`` to ``target``, or to standard output when that is ``-``.
+    """Write ``value`` to ``target``, or to standard output if ``target`` is ``-``.
 
     Raises:
         StorageError: The file cannot be written.

@@ -16,9 +16,9 @@ def run(
 ) -> None:
     """Run the agent on this device until SIGTERM or Ctrl-C.
 
-    The agent waits for plans of its fleet's coordinator, trains on its own data, charges its
-    ledger and publishes noised fragments. What it must not lose is in its state directory;
-    start it again after whatever happened and it goes on.
+    The agent waits for plans from its fleet's coordinator, trains on its own data, charges its
+    ledger and publishes noisy fragments. All durable state is in its state directory;
+    after a crash, start it again and it continues.
     """
     start_logging(log_level)
     stop = StopSignals()

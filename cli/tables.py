@@ -16,22 +16,22 @@ from rich.table import Table
 
 from dpagent.errors import ExitCode
 
-# No line is ever this long: the width that a table would like to have.
+# Wider than any line: lets a table take its natural width.
 _UNBOUNDED: Final = 10_000
 
 
 def render_table(
     header: Sequence[str], rows: Sequence[Sequence[str]], *, title: str | None = None, words: int = 1
 ) -> str:
-    """``rows`` under ``header``, all in one piece.
+    """``rows`` under ``header``, as one string.
 
-    A terminal that is too narrow wraps the lines; a figure is never cut short.
+    A narrow terminal wraps the lines; figures are never truncated.
 
     Args:
-        header: names of the columns; a name may have lines.
+        header: names of the columns; a name may have several lines.
         rows: cells as text.
         title: of the table.
-        words: number of columns, from the first, that hold words and stand left; figures stand right.
+        words: number of leading columns with words, aligned left; the others are aligned right.
     """
     console = Console()
     table = Table(
@@ -52,13 +52,13 @@ def render_table(
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, title: str | None = None) -> None:
-    """Print ``rows`` under ``header``: the first column left, all others right."""
+    """Print ``rows`` under ``header``, the first column aligned left, all others right."""
     typer.echo(render_table(header, rows, title=title), nl=False)
 
 
 @contextlib.contextmanager
 def reader_may_leave() -> Iterator[None]:
-    """End the command without an error when the reader of its output has gone, as ``| head`` does."""
+    """End the command without an error when the reader of its output has gone, as with ``| head``."""
     try:
         yield
         sys.stdout.flush()

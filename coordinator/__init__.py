@@ -1,1 +1,1 @@
-"""The program that runs rounds: announces, counts, sums, steps the model, keeps accounts."""
+"""The program that runs rounds: announces plans, counts fragments, sums, steps the model, keeps accounts."""

@@ -1,4 +1,4 @@
-"""From exact integer sums to the next model. Pure functions; all of it is post-processing."""
+"""From exact integer sums to the next model: pure functions, all post-processing."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ class Step:
     state: NDArray[np.float64]
     """The optimiser's, (rows, d)."""
     clamped: int
-    """Coordinates beyond their bound, where the coordinator applies the cap."""
+    """Coordinates beyond their bound, if the coordinator applies the cap."""
     kept: float
-    """Share of the mean gradient's L2 norm that the coordinator's cap left, 1 without one."""
+    """Share of the mean gradient's L2 norm after the coordinator's cap; 1 without a cap."""
 
 
 def fleet_mean(task: RoundTask, sums: Mapping[int, tuple[int, NDArray[np.int64]]]) -> NDArray[np.float64]:
-    """The fleet's noisy mean, for one record of the expected lots.
+    """The fleet's noisy mean, per record of the expected lots.
 
     Args:
         task: the round's.
-        sums: by block position, how many fragments were counted and their integer sum in wire units.
+        sums: by block position, the number of counted fragments and their integer sum in wire units.
 
     Returns:
-        (dimension,), of which ``Clipping.gradient`` or ``SecondMoments.matrix`` makes what was asked for. A
-        block that nobody sent is zero; one that some devices did not send is the mean of those that did.
+        (dimension,), the input of ``Clipping.gradient`` or ``SecondMoments.matrix``. A block without
+        fragments is zero; otherwise it is the mean over the devices that sent it.
     """
     sampling, block = task.plan.sampling, task.plan.wire.block
     mean = np.zeros(task.dimension, np.float64)
     for position, (count, total) in sums.items():
         part = mean[position * block : (position + 1) * block]
         decoded = task.mechanism.decode(total[: len(part)], task.wire_form)
-        # The lot is the public expectation: a device's true count is private.
+        # The divisor is the public expected lot: a device's true count is private.
         part[:] = decoded / (count * sampling.expected_lot * sampling.local_steps)
     return mean
 
@@ -54,10 +54,10 @@ def take_step(
     optimiser: Optimiser,
     learning_rate: float,
 ) -> Step:
-    """Cap the mean if the plan says so, and step the model.
+    """Cap the mean if the plan requires it, and step the model.
 
-    The optimiser is told the number of the step and not of the round: a round of second moments moves
-    none of its moments, so counting it would make Adam's correction of its bias too small.
+    The optimiser gets the number of the gradient step, not of the round: a round of second moments does not
+    change the optimiser's moments, so counting it would make Adam's bias correction too small.
     """
     clamped, kept = 0, 1.0
     if (cap := task.coordinator_cap) is not None:

@@ -1,4 +1,4 @@
-"""The coordinator's voice: signed plans, models, assets and receipts, as the broker takes them."""
+"""The coordinator's publications: signed plans, models, assets and receipts."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _FAREWELL_S: Final = 5.0
 
 
 class Announcer:
-    """Publishes what the coordinator has to say. Without a connection it says nothing, and is asked again.
+    """Publishes the coordinator's messages. Without a connection it publishes nothing; the caller retries.
 
     Args:
-        session: to publish by.
+        session: to publish with.
         signer: the coordinator's key.
         topics: of the fleet.
     """
@@ -29,7 +29,7 @@ class Announcer:
         self._assets_are_out = False
 
     def announce(self, plan: Plan, weights: bytes, assets: Mapping[str, bytes]) -> None:
-        """Publish what all rounds need (once a connection), the model, and then the plan; all retained."""
+        """Publish the assets (once per connection), the model, and then the plan, all retained."""
         if not self._session.connected:
             return
         if not self._assets_are_out:
@@ -44,13 +44,13 @@ class Announcer:
         self._session.publish(self._topics.plan, self._signer.sign(plan, "plan"), retain=True)
 
     def assets_changed(self) -> None:
-        """Publish the assets with the next plan: they changed, or a broker may not have them."""
+        """Publish the assets with the next plan: they changed, or the broker may lack them."""
         self._assets_are_out = False
 
     def acknowledge(self, plan: Plan, fragment_ids: Iterable[bytes]) -> None:
         """Publish receipts for fragments that are durably counted.
 
-        Without a connection a receipt is lost: the device resends and is answered then.
+        Without a connection a receipt is lost: the device resends, and then gets another receipt.
         """
         digests = [receipt_digest(identity) for identity in fragment_ids]
         for start in range(0, len(digests), RECEIPTS_PER_MESSAGE):
@@ -61,7 +61,7 @@ class Announcer:
             self._session.publish(self._topics.receipts, self._signer.sign(receipts, "receipts"))
 
     def say_goodbye(self, plan: Plan) -> bool:
-        """Publish the end of the job; whether the broker took it within a few seconds."""
+        """Publish the end of the job; return whether the broker took it within a few seconds."""
         message = self._signer.sign(plan, "plan")
         handle: int | None = None
         # The session waits in real time, so this does too.

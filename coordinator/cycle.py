@@ -1,9 +1,9 @@
-"""The coordinator's cycle: one round after the other, its phases in the order in which they happen.
+"""The coordinator's cycle: rounds in sequence, with the phases in chronological order.
 
-A round is opened and announced; fragments are opened, checked, counted and acknowledged; when every device's
-fragments are in, or at the deadline, the round is closed: mean, cap, step, evaluation, all stored in one
-transaction. Everything is in the database: killed anywhere, the next start takes up the open round, and
-announces it again so that devices resend what may have been missed.
+The coordinator opens and announces a round; it opens, checks, counts and acknowledges fragments; when all
+devices' fragments are in, or at the deadline, it closes the round: mean, cap, step, evaluation, all stored in
+one transaction. All state is in the database: after a crash at any point, the next start continues the open
+round, and announces it again so that devices resend missing fragments.
 """
 
 from __future__ import annotations
@@ -38,26 +38,26 @@ _NO_VALUES: Final = np.zeros(0, np.int64)
 
 
 class Verdict(Enum):
-    """What is to become of the open round."""
+    """The next step of the open round."""
 
     COLLECT = auto()
-    """Fragments are missing, and there is time."""
+    """Fragments are missing before the deadline."""
     CLOSE = auto()
-    """Every device's fragments are in, or those of enough devices at the deadline."""
+    """All devices' fragments are in, or those of enough devices at the deadline."""
     EXTEND = auto()
     """At the deadline some block has fragments of too few devices."""
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far the open round is.
+    """Progress of the open round.
 
     Attributes:
         counted: fragments counted.
         expected: fragments of all devices.
-        scarcest: fragments of the block that has the fewest. A sum over blocks would let many fragments of
-            one block stand in for none of another.
-        verdict: what is to become of the round.
+        scarcest: fragments of the block with the fewest. A sum over blocks would hide a block without
+            fragments behind many fragments of another.
+        verdict: the next step.
     """
 
     counted: int
@@ -72,16 +72,16 @@ class Cycle:
     Args:
         settings: ``fleet.yaml``.
         spec: the model.
-        job: as it began.
+        job: with its terms at the start.
         store: the job's database.
         planner: makes plans.
         models: the job's files and its evaluation.
-        opener: opens seals.
-        announcer: speaks to the fleet.
+        opener: opens sealed fragments.
+        announcer: publishes to the fleet.
         clock: the program's.
 
     Raises:
-        PlanError: No round of the job would step the model.
+        PlanError: No round of the job steps the model.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Cycle:
         self._store, self._planner, self._models = store, planner, models
         self._opener, self._announcer, self._clock = opener, announcer, clock
         self._optimiser = settings.optimiser.optimiser()
-        # A schedule falls over the steps, whose first has the rate it starts from.
+        # The learning rate decays over the gradient steps, from its initial value at the first.
         self._learning_rate = settings.optimiser.learning_rates(gradient_steps(settings, spec))
         self._weights, self._state, self._clip_norm = store.model()
         self._task: RoundTask | None = None
@@ -112,7 +112,7 @@ class Cycle:
         return self._store.closed_rounds() >= self._settings.rounds
 
     def advance(self) -> None:
-        """Close or extend the open round when its time has come, and open the next when none is open."""
+        """Close or extend the open round when due, and open the next one if none is open."""
         if self._task is not None:
             progress = self.progress()
             match progress.verdict:
@@ -128,7 +128,7 @@ class Cycle:
     # A round is opened and announced.
 
     def open(self) -> None:
-        """Open the next round, or take up the one that was open when we were stopped, and announce it."""
+        """Open the next round, or continue the open one after a restart, and announce it."""
         now = self._clock.unix()
         current = self._store.open_round()
         number = self._store.closed_rounds() + 1 if current is None else current.number
@@ -143,14 +143,14 @@ class Cycle:
         self.announce()
 
     def announce(self) -> None:
-        """Publish the open round, if there is one. Without a connection, later."""
+        """Publish the open round, if there is one; without a connection, on the next one."""
         if self._task is not None:
             self._announcer.announce(self._task.plan, weights_to_bytes(self._weights), self._models.assets)
 
     # Fragments are opened, checked, counted and acknowledged, a batch at a time.
 
     def take_fragments(self, payloads: Sequence[bytes]) -> None:
-        """Count what can be counted, exactly once, and say so."""
+        """Count each valid fragment exactly once, and send receipts."""
         opened: list[OpenedFragment] = []
         rejected: Counter[str] = Counter()
         for payload in payloads:
@@ -159,7 +159,7 @@ class Cycle:
             except MessageError as error:
                 log.debug("rejected a fragment: %s", error)
                 rejected[error.reason] += 1
-        # One line a batch and reason: a flood of rubbish must not flood the log.
+        # One line per batch and reason: a flood of invalid messages must not flood the log.
         for reason, count in rejected.items():
             log.warning("rejected %d messages: %s", count, reason)
             self._store.reject(reason, count)
@@ -167,14 +167,14 @@ class Cycle:
             return
         counted = self._store.count(opened, self._task.plan.round)
         if counted.late:
-            log.info("%d messages came after their round was over", counted.late)
+            log.info("%d fragments arrived after their round closed", counted.late)
         self._announcer.acknowledge(self._task.plan, (*counted.fresh, *counted.repeated))
 
     def _open_fragment(self, payload: bytes) -> OpenedFragment:
         """Open and check a fragment.
 
         Raises:
-            MessageError: It is not a fragment of this job that could be counted.
+            MessageError: It is not a valid fragment of this job.
         """
         fragment = self._opener.open(payload)
         task, now = self._task, self._clock.unix()
@@ -183,7 +183,7 @@ class Cycle:
         if fragment.round > task.plan.round:
             raise MessageError("wrong round", f"{fragment.round} while round {task.plan.round} is open")
         if fragment.round < task.plan.round:
-            # Too late to count, whatever its size was in its own round.
+            # Too late to count, so its size does not matter.
             return OpenedFragment(fragment.id, fragment.round, 0, _NO_VALUES, now)
         position, values = read_block(fragment, task.plan.wire, task.dimension)
         return OpenedFragment(fragment.id, fragment.round, position, values, now)
@@ -191,7 +191,7 @@ class Cycle:
     # The round is over when all fragments are in, or at its deadline.
 
     def progress(self) -> Progress:
-        """How far the open round is, and what follows from that."""
+        """The progress of the open round, and its next step."""
         assert self._task is not None
         plan, devices = self._task.plan, self._settings.devices
         counts = self._store.counts(plan.round)
@@ -210,9 +210,9 @@ class Cycle:
         """Keep the round open for another deadline, and announce it again."""
         assert self._task is not None
         log.warning(
-            "round %d has %d of %d fragments at its deadline, but of some block only %d, "
-            "fewer than the %d needed; it stays open for another %g s. Devices may be away or have declined: "
-            "`dpagent budget show` on a board says why",
+            "round %d has %d of %d fragments at its deadline, but only %d of one block, "
+            "fewer than the %d needed; it stays open for another %g s. Devices may be offline or may have "
+            "declined: `dpagent budget show` on a board gives the reason",
             self._task.plan.round, progress.counted, progress.expected, progress.scarcest,
             self._settings.round.minimum_devices, self._settings.round.deadline_s,
         )  # fmt: skip
@@ -266,7 +266,7 @@ class Cycle:
         log.info("round %d of %d: %s, ε = %.3f", number, task.plan.rounds, shown, epsilon)
 
     def _take_directions(self, task: RoundTask, moments: SecondMoments) -> None:
-        """Take the fleet's leading directions as a part of the model from here on; the weights stay."""
+        """Add the fleet's leading directions to the model; the weights do not change."""
         number = task.plan.round
         mean = fleet_mean(task, self._store.sums(number))
         self._models.set_projection(moments.matrix(mean))
@@ -281,10 +281,10 @@ class Cycle:
     # The job is over.
 
     def finish(self) -> bool:
-        """Export the model with its privacy statement, tell the fleet, mark the job as finished.
+        """Export the model with its privacy statement, announce the end of the job, mark it as finished.
 
         Returns:
-            Whether the fleet could be told; if not, the job is not over yet.
+            Whether the broker took the announcement; if not, the job is not over yet.
         """
         rounds, now = self._settings.rounds, self._clock.unix()
         self._models.write(self._models.final, self._weights, self._job, rounds)
@@ -295,7 +295,7 @@ class Cycle:
             state="finished",
         )
         if not self._announcer.say_goodbye(last.plan):
-            log.warning("the broker did not take the last message, that the job is over; trying again")
+            log.warning("the broker did not accept the announcement that the job is over; trying again")
             return False
         self._store.finish(self._clock.unix())
         log.info("the job is finished; the model is in %s", self._models.final)

@@ -1,6 +1,6 @@
-"""The coordinator: the connection, the events that come in by it, and the loop that drives the cycle.
+"""The coordinator: the connection, its events, and the loop that drives the cycle.
 
-What happens in a round, and in which order, is in :mod:`coordinator.cycle`.
+:mod:`coordinator.cycle` has the phases of a round.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Coordinator:
 
     Raises:
         ConfigurationError, DataError, PlanError, StateInUseError, StorageError: It cannot
-            start; the text says why.
+            start; the text gives the reason.
     """
 
     def __init__(self, settings: FleetSettings, *, clock: Clock | None = None) -> None:
@@ -84,7 +84,7 @@ class Coordinator:
                 if known is None:
                     _begin(settings, spec, job, self._store, planner)
                 else:
-                    log.info("job %s goes on after round %d", job.id.hex()[:8], self._store.closed_rounds())
+                    log.info("job %s continues after round %d", job.id.hex()[:8], self._store.closed_rounds())
                 self._cycle = Cycle(
                     settings,
                     spec,
@@ -110,13 +110,13 @@ class Coordinator:
 
         Raises:
             BrokerError: The broker refuses us.
-            StorageError: The disk fails; what was receipted is safe.
+            StorageError: The disk fails; fragments with receipts are safe.
         """
         try:
             if self._store.is_finished():
                 log.info("the job is finished; the model is in %s", self._models.final)
                 return True
-            # The network's errors stay in the session; what comes up here is the disk's.
+            # The session handles network errors; errors here are the disk's.
             with disk_errors(self._store.file), self._session:
                 while not stop.is_set():
                     self._cycle.advance()
@@ -129,7 +129,7 @@ class Coordinator:
             self.close()
 
     def _take_events(self) -> None:
-        """Wait for events, then hand what has arrived to the cycle as one batch."""
+        """Wait for events, then pass the arrived fragments to the cycle as one batch."""
         payloads: list[bytes] = []
         for number in range(_BATCH):
             event = self._session.next_event(_IDLE_S if number == 0 else 0)
@@ -141,7 +141,7 @@ class Coordinator:
                     self._announcer.assets_changed()
                     self._cycle.announce()
                 case Disconnected(reason):
-                    log.warning("%s; trying again", reason)
+                    log.warning("%s; reconnecting", reason)
                 case Received(_, payload):
                     payloads.append(payload)
                 case Acknowledged():

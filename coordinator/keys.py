@@ -1,7 +1,7 @@
-"""The fleet's keys, made at the first start (mode 0600).
+"""The fleet's keys, created at the first start (mode 0600).
 
-They have a directory of their own, beside the job's state and not in it: boards know the
-coordinator by its key, and a new job must not take it from them.
+They have their own directory, outside the job's state: boards identify the
+coordinator by its key, and a new job must keep it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dpagent.storage import disk_errors, read_secret
 
 
 def load_signer(keys_dir: Path, fleet: str) -> Signer:
-    """The key that agents know the coordinator by.
+    """The signing key; agents identify the coordinator by its public part.
 
     Raises:
         StorageError, ConfigurationError: The key cannot be kept secret or read.
@@ -25,7 +25,7 @@ def load_signer(keys_dir: Path, fleet: str) -> Signer:
 
 
 def load_opener(keys_dir: Path, fleet: str) -> Opener:
-    """The key that fragments are sealed to.
+    """The sealing key; devices seal fragments to its public part.
 
     Raises:
         StorageError, ConfigurationError: The key cannot be kept secret or read.
@@ -39,7 +39,7 @@ def _read_key(file: Path, create: Callable[[], bytes]) -> bytes:
     key = read_secret(file, create)
     if len(key) != 32:
         raise StorageError(
-            f"{file} is damaged: {len(key)} bytes, expected 32. Restore it from a backup; if there is none, "
-            "remove it, and give the agents the new key that `dpagent coordinator key` prints."
+            f"{file} is damaged: {len(key)} bytes, expected 32. Restore it from a backup. Without a backup, "
+            "remove it, and give the agents the new key from `dpagent coordinator key`."
         )
     return key

@@ -1,4 +1,4 @@
-"""What the coordinator makes of weights: a file for people, a figure for the log, bytes for devices."""
+"""The coordinator's model files: the exported model, its accuracy, and the assets for devices."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from dpagent.storage import disk_errors, write_atomically
 
 
 class ModelFiles:
-    """What a job is made of besides its weights, and what is made of each round's.
+    """The job's assets, and the export and evaluation of each round's weights.
 
     Args:
         settings: The fleet's.
         spec: The model.
-        test: Public records to test on.
+        test: Public test records.
 
     Attributes:
-        assets: What devices need besides plans and weights, by role.
+        assets: The devices' inputs besides plans and weights, by role.
 
     Raises:
         DataError: The test data do not fit the model.
-        StorageError: The directions of an earlier start cannot be read.
+        StorageError: The directions of the projection cannot be read.
     """
 
     def __init__(self, settings: FleetSettings, spec: ModelSpec, test: Dataset | None) -> None:
@@ -60,7 +60,7 @@ class ModelFiles:
                     self.assets["projection"] = self._projection_file.read_bytes()
 
     def set_projection(self, moments: NDArray[np.float64]) -> None:
-        """Keep the leading directions of the fleet's second moments, for good."""
+        """Store the leading directions of the fleet's second moments permanently."""
         if self._spec.projection is None:
             raise ParameterError(f"Model {self._spec.name!r} has no projection.")
         directions = leading_directions(moments, self._spec.projection.components).astype("<f4").tobytes()
@@ -69,15 +69,15 @@ class ModelFiles:
 
     @property
     def final(self) -> Path:
-        """Where the finished model is."""
+        """Path of the finished model."""
         return self._settings.state_dir / "model.onnx"
 
     def of_round(self, number: int) -> Path:
-        """Where the model after a round is."""
+        """Path of the model after a round."""
         return self._settings.state_dir / "models" / f"round-{number:04d}.onnx"
 
     def write(self, path: Path, weights: NDArray[np.float32], job: Job, number: int) -> None:
-        """Write the model after round ``number``, with all that whoever runs it needs to know."""
+        """Write the model after round ``number``, with the metadata that its users need."""
         with disk_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         metadata = self._metadata(job, number)
@@ -85,10 +85,10 @@ class ModelFiles:
         write_atomically(path, model)
 
     def accuracy(self, weights: NDArray[np.float32]) -> float | None:
-        """On the test data, of the exported model run by ONNX Runtime; None without test data.
+        """Accuracy of the exported model on the test data, in ONNX Runtime; None without test data.
 
-        A front end is run on the test data once, and its features kept; the layers are exported
-        and run each time.
+        A front end runs once on the test data, and its features are kept; each call exports and runs
+        only the layers.
         """
         if self._test is None:
             return None

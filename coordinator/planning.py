@@ -1,4 +1,4 @@
-"""The job's plan: what the operator's settings come to, and what each round announces."""
+"""The job's plan: the operator's settings as the announcement of each round."""
 
 from __future__ import annotations
 
@@ -66,15 +66,15 @@ def new_job(settings: FleetSettings) -> Job:
 
 
 def clipping_of(settings: FleetSettings, spec: ModelSpec, norm: float | None = None) -> Clipping:
-    """How gradients are clipped.
+    """The clipping of gradients.
 
     Args:
         settings: The fleet's.
         spec: The model.
-        norm: Of the round, where it follows a quantile; without it, the first round's.
+        norm: Of the round, if it follows a quantile; by default the first round's.
 
     Raises:
-        ConfigurationError: There are not as many norms as layers.
+        ConfigurationError: The numbers of norms and layers differ.
     """
     privacy = settings.privacy
     if privacy.clipping.kind == "layers":
@@ -91,47 +91,47 @@ def clipping_of(settings: FleetSettings, spec: ModelSpec, norm: float | None = N
 
 
 def gradient_steps(settings: FleetSettings, spec: ModelSpec) -> int:
-    """Rounds of the job that step the model: all but the one that finds the directions of a projection.
+    """Rounds of the job that step the model: all except the one that finds the directions of a projection.
 
     Raises:
-        PlanError: There is none.
+        PlanError: There are none.
     """
     steps = settings.rounds - (spec.projection is not None)
     if steps < 1:
         raise PlanError(
-            f"rounds is {settings.rounds}; expected at least 2: the first one finds the directions that "
-            f"model {spec.name!r} projects on."
+            f"rounds is {settings.rounds}; expected at least 2: the first one finds the directions for the "
+            f"projection of model {spec.name!r}."
         )
     return steps
 
 
 def require_sendable(spec: ModelSpec, assets: Mapping[str, bytes]) -> None:
-    """Refuse weights or an asset that no plan can name and no chunks can carry.
+    """Refuse weights or an asset that exceed the protocol's limit.
 
     Args:
         spec: The model.
         assets: By role.
 
     Raises:
-        PlanError: Naming what is too large.
+        PlanError: Naming the weights or asset that is too large.
     """
     sizes = {"weights": 4 * spec.parameter_count} | {role: len(data) for role, data in assets.items()}
     for what, size in sizes.items():
         if size > MAX_WHOLE_BYTES:
             raise PlanError(
-                f"{what} of model {spec.name!r}: {size:,} bytes; expected at most {MAX_WHOLE_BYTES:,}, which "
-                "is what devices accept. Choose a smaller model."
+                f"{what} of model {spec.name!r}: {size:,} bytes; expected at most {MAX_WHOLE_BYTES:,}, the "
+                "limit of devices. Choose a smaller model."
             )
 
 
 class Planner:
-    """Makes the plan of each round of a job, and sees beforehand that devices will accept them all.
+    """Makes the plan of each round of a job, and checks beforehand that devices can accept all of them.
 
     Args:
         settings: The fleet's.
         spec: The model.
-        job: Its schedule is announced whole.
-        sealing_key: What devices seal to.
+        job: Every plan announces its whole schedule.
+        sealing_key: Devices seal fragments to it.
     """
 
     def __init__(self, settings: FleetSettings, spec: ModelSpec, job: Job, sealing_key: bytes) -> None:
@@ -147,14 +147,14 @@ class Planner:
         assets: Mapping[str, bytes] | None = None,
         state: Literal["open", "finished"] = "open",
     ) -> RoundTask:
-        """What a round asks of devices, derived from its plan as they derive it.
+        """The task of a round, derived from its plan in the same way as on devices.
 
         Args:
             current: The round.
             weights: The model's bytes.
-            clip_norm: Of this round, where it follows a quantile.
-            assets: What devices need besides the weights, by role.
-            state: Whether the job goes on.
+            clip_norm: Of this round, if it follows a quantile.
+            assets: The devices' inputs besides the weights, by role.
+            state: Whether the job continues.
 
         Raises:
             PlanError: No device would accept the plan.
@@ -170,7 +170,7 @@ class Planner:
             raise PlanError(f"No device would accept this plan. {error}") from error
 
     def fragments_needed(self) -> int:
-        """The fewest fragments into which the update of every round can be cut.
+        """The smallest number of fragments that is enough for the update of every round.
 
         Raises:
             ParameterError: The noise of a round is out of range.
@@ -180,14 +180,14 @@ class Planner:
         return max(-(-each.dimension // self._most_values(each)) for each in rounds)
 
     def require_acceptable(self) -> None:
-        """Refuse a job some of whose rounds every device would decline.
+        """Refuse a job with a round that every device would decline.
 
-        A round with less noise takes more bits on the wire, so a job whose first round can be
-        announced could still die in a later one. And at an ε beyond all use a sampler that is
-        all but exact may be told from an exact one.
+        A round with less noise needs more bits on the wire, so a job could start and fail
+        in a later round. And at an absurdly large ε, the sampler's distance from an exact one
+        exceeds its share of δ.
 
         Raises:
-            PlanError: Naming the first round that is declined, and why.
+            PlanError: Naming the first such round, and the reason.
         """
         settings, job = self._settings, self._job
         try:
@@ -198,8 +198,8 @@ class Planner:
             raise PlanError(f"No device would accept this job. Its {error}") from error
         if (needed := self.fragments_needed()) > settings.fragments_per_update:
             raise PlanError(
-                f"fragments_per_update is {settings.fragments_per_update}; expected at least {needed}, so "
-                f"that a fragment's values fit {MAX_PAYLOAD_BYTES:,} bytes in every round."
+                f"fragments_per_update is {settings.fragments_per_update}; expected at least {needed}: "
+                f"a fragment's values must fit {MAX_PAYLOAD_BYTES:,} bytes in every round."
             )
         weights = self._spec.initial_weights(self._settings.model.seed)
         self.task(OpenRound(1, 0, 0), weights_to_bytes(weights))
@@ -291,6 +291,6 @@ class Planner:
         return ProjectionTerms(values=values, record_norm=self._settings.privacy.record_norm)
 
     def _second_moments(self, number: int) -> SecondMoments | None:
-        """What the first round of a job with a projection sums."""
+        """The sum in the first round of a job with a projection; None in other rounds."""
         terms = self._projection()
         return None if terms is None or number > 1 else SecondMoments(terms.values, terms.record_norm)

@@ -1,4 +1,4 @@
-"""``fleet.yaml``: what the operator decides for the fleet."""
+"""``fleet.yaml``: the operator's settings for the fleet."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ from dpagent.transport.settings import MqttSettings
 
 
 class AugmentationSettings(Settings):
-    """Views of each record, whose gradients are averaged before clipping: they cost time, and no privacy."""
+    """Views of each record; their gradients are averaged before clipping. They cost time but no privacy."""
 
     views: Annotated[int, Field(ge=1, le=64)]
-    """Copies of a record in a step. Not with a model that has a front end."""
+    """Copies of a record in a step. Not for a model with a front end."""
     shift: Annotated[int, Field(ge=0, le=1024)] = 0
-    """Most pixels (or readings) that a view is moved along each axis."""
+    """Maximum shift of a view along each axis, in pixels (or readings)."""
     flip: bool = False
-    """Whether a view of an image is mirrored left to right, every other time."""
+    """Whether a view of an image is mirrored left to right with probability 1/2."""
 
 
 class ModelSettings(Settings):
-    """What is trained."""
+    """The trained model."""
 
     name: Annotated[str, Field(min_length=1)] = "mnist-cnn"
     """A built-in model, or the path of a model file (.yaml), relative to this file."""
     seed: Annotated[int, Field(ge=0)] = 0
     """Seed of the initial weights (never of noise)."""
     classes: list[Annotated[str, Field(min_length=1, max_length=128)]] | None = None
-    """Names of the classes, for whoever runs the model; without them, those of the test data."""
+    """Names of the classes, for users of the model; by default those of the test data."""
     augmentation: AugmentationSettings | None = None
-    """Views of each record; without it, each is taken as it is. Not with a model that has a front end."""
+    """Views of each record; by default the record itself. Not for a model with a front end."""
 
     @model_validator(mode="after")
     def _is_known(self) -> ModelSettings:
@@ -57,14 +57,14 @@ class ModelSettings(Settings):
         """The model, its path resolved.
 
         Raises:
-            ConfigurationError: The file is missing, describes no model, or one whose records have no views.
+            ConfigurationError: The file is missing or invalid, or the model excludes augmentation.
         """
         spec = find_model(self.name)
         if self.augmentation is not None:
             if spec.front_end:
                 raise ConfigurationError(
-                    f"model.augmentation is given, and model {spec.name!r} has a front end, whose features"
-                    " are computed once a record; expected one of the two."
+                    f"model.augmentation is set, but model {spec.name!r} has a front end, whose features"
+                    " are computed once per record; expected only one of the two."
                 )
             Augmentation(**self.augmentation.model_dump()).check_fits(spec.input_shape)
         return spec
@@ -79,17 +79,17 @@ class ModelSettings(Settings):
 
 
 class ScheduleSettings(Settings):
-    """How the budget is spread over the rounds."""
+    """Distribution of the budget over the rounds."""
 
     kind: Literal["incrementing", "uniform", "linear", "custom"] = "incrementing"
-    """``incrementing`` gives each round a fixed step more than the last (in zCDP), ``custom`` the share that
-    its weight is of all ``weights``."""
+    """``incrementing`` increases the budget by a fixed step per round (in zCDP); ``custom`` divides it in
+    proportion to ``weights``."""
     step: Annotated[float, Field(ge=0, le=0.99)] = 0.3
     """``incrementing``: the step as a fraction of its allowed maximum."""
     ratio: Annotated[float, Field(ge=1, le=100)] = 3.0
-    """``linear``: the last round's budget over the first round's."""
+    """``linear``: the last round's budget divided by the first round's."""
     weights: list[float] | None = None
-    """``custom``: a positive number for each round, the greatest at most a million times the least."""
+    """``custom``: a positive number for each round; the largest is at most a million times the smallest."""
 
     @model_validator(mode="after")
     def _is_possible(self) -> ScheduleSettings:
@@ -105,46 +105,46 @@ class ScheduleSettings(Settings):
 
 
 class ClippingSettings(Settings):
-    """What each record's gradient is clipped to."""
+    """Clipping of each record's gradient."""
 
     kind: Literal["whole", "layers", "quantile"] = "whole"
-    """``whole``: the gradient to ``clip_norm``. ``layers``: each layer to a norm of its own. ``quantile``:
-    the gradient to a norm that follows a quantile of the records' norms, estimated privately."""
+    """``whole``: clip the gradient to ``clip_norm``. ``layers``: clip each layer to its own norm.
+    ``quantile``: clip to a norm that follows a privately estimated quantile of the records' norms."""
     norms: list[Annotated[float, Field(ge=MIN_NORM, le=MAX_NORM)]] | None = None
-    """``layers``: one for each layer with parameters; without it, ``clip_norm`` over the root of their
+    """``layers``: one for each layer with parameters; by default, ``clip_norm`` divided by the root of their
     number."""
     quantile: Annotated[float, Field(gt=0, lt=1)] = 0.5
-    """``quantile``: share of the records whose gradient should be left whole."""
+    """``quantile``: target share of records with an unclipped gradient."""
     rate: Annotated[float, Field(gt=0, le=1)] = 0.2
-    """``quantile``: how fast the norm follows."""
+    """``quantile``: adaptation rate of the norm."""
 
     @model_validator(mode="after")
     def _norms_are_of_layers(self) -> ClippingSettings:
         if self.norms is not None and self.kind != "layers":
-            raise ValueError(f"norms are given for kind {self.kind}; expected kind layers")
+            raise ValueError(f"norms are set for kind {self.kind}; expected kind layers")
         return self
 
 
 class PrivacySettings(Settings):
-    """The guarantee the job asks of every device: record-level, add-or-remove-one, trusting nobody."""
+    """The guarantee of the job on every device: record-level, add-or-remove-one, no trusted party."""
 
     epsilon: Annotated[float, Field(gt=0, le=1000)]
     """ε of the whole job for each record."""
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
     """δ of the whole job."""
     mechanism: str = DEFAULT_MECHANISM
-    """The noise that devices add, by name."""
+    """Name of the mechanism that adds noise on devices."""
     sampling_rate: Annotated[float, Field(gt=0, le=1)] = 0.1
-    """Probability with which a record is in a lot (Poisson sampling)."""
+    """Probability that a record is in a lot (Poisson sampling)."""
     clip_norm: Annotated[float, Field(ge=MIN_NORM, le=MAX_NORM)] = 1.0
-    """L2 norm that one record's gradient is clipped to; with a quantile, in the first round."""
+    """L2 clip norm of one record's gradient; with a quantile, of the first round."""
     clipping: ClippingSettings = ClippingSettings()
     record_norm: Annotated[float, Field(ge=1e-4, le=1e4)] = 1.0
-    """L2 norm that one record is scaled down to in the first round of a model with a projection."""
+    """L2 clip norm of one record in the first round of a model with a projection."""
     local_steps: Annotated[int, Field(ge=1, le=64)] = 1
-    """Noisy steps a device takes in a round."""
+    """Noisy steps of a device in a round."""
     local_learning_rate: Annotated[float, Field(ge=0, le=1000)] = 0.1
-    """Learning rate of the steps on the device, when there are several."""
+    """Learning rate of local steps, if there are several."""
     schedule: ScheduleSettings = ScheduleSettings()
 
     @field_validator("mechanism")
@@ -157,16 +157,16 @@ class PrivacySettings(Settings):
 
 
 class CapSettings(Settings):
-    """The noise cap: free post-processing of what is already private."""
+    """The noise cap: post-processing of noisy sums, without privacy cost."""
 
     kind: Literal["none", "clamp"] = "clamp"
-    """``clamp`` bounds each coordinate of the noisy mean by the regulariser's own pull."""
+    """``clamp`` bounds each coordinate of the noisy mean by the gradient of an L2 penalty."""
     where: Literal["coordinator", "device"] = "coordinator"
-    """Who applies it: the coordinator on the mean, or each device on its own."""
+    """The coordinator caps the fleet's mean, or each device its own."""
     regularisation: Annotated[float, Field(gt=0, le=1e6)] = 0.5
-    """γ: a coordinate is bounded by γ times the size of its weight."""
+    """γ: the bound of a coordinate is γ times the absolute value of its weight."""
     floor: Annotated[float, Field(gt=0, le=1e6)] = 0.05
-    """Least bound of a coordinate, so that a weight of zero can move."""
+    """Smallest bound of a coordinate, so that a zero weight can change."""
 
 
 class OptimiserSettings(Settings):
@@ -175,13 +175,13 @@ class OptimiserSettings(Settings):
     kind: Literal["sgd", "adam"] = "sgd"
     """``sgd``, with momentum; ``adam`` scales each coordinate's step by running moments."""
     learning_rate: Annotated[float, Field(gt=0, le=1000)] = 0.5
-    """Length of a step, at first."""
+    """Initial learning rate."""
     final_learning_rate: Annotated[float, Field(gt=0, le=1000)] | None = None
-    """What the learning rate falls to, linearly; without it, it stays."""
+    """Final learning rate of a linear decay; by default the rate is constant."""
     decay_rounds: Annotated[int, Field(ge=1)] | None = None
-    """Steps over which it falls; without it, all. Each round is one, but for that of a projection."""
+    """Rounds of the decay, not counting that of a projection; by default all."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    """``sgd``: share of the last step that goes on. ``adam``: β₁."""
+    """``sgd``: momentum. ``adam``: β₁."""
     second_moment: Annotated[float, Field(ge=0, lt=1)] = 0.999
     """``adam``: β₂."""
 
@@ -190,21 +190,22 @@ class OptimiserSettings(Settings):
         return Sgd(self.momentum) if self.kind == "sgd" else Adam(self.momentum, self.second_moment)
 
     def learning_rates(self, rounds: int) -> LearningRate:
-        """The course of the learning rate in a job of so many rounds."""
+        """The learning rates of a job with this number of gradient steps."""
         return LearningRate(self.learning_rate, self.final_learning_rate, self.decay_rounds or rounds)
 
 
 class RoundSettings(Settings):
-    """When a round is over."""
+    """Timing of a round."""
 
     deadline_s: Annotated[float, Field(gt=0, le=86_400)] = 120.0
-    """A round is closed this long after it opened, if it is not complete before."""
+    """An incomplete round closes this long after it opened."""
     compute_slot_s: Annotated[float, Field(gt=0, le=86_400)] = 5.0
     """Devices publish a whole number of slots after the plan; choose it above their training time."""
     jitter_window_s: Annotated[float, Field(ge=0, le=86_400)] = 10.0
-    """Each fragment waits a random time up to this."""
+    """Maximum random delay of each fragment."""
     minimum_devices: Annotated[int, Field(ge=1)] = 1
-    """If any block of the update has fewer fragments at the deadline, the round stays open for another."""
+    """If a block of the update has fewer fragments at the deadline, the round stays open for another
+    deadline."""
 
     @model_validator(mode="after")
     def _leaves_time(self) -> RoundSettings:
@@ -217,10 +218,10 @@ class RoundSettings(Settings):
 
 
 class TestDataSettings(DatasetSettings):
-    """Public data that the model is evaluated on each round; the keys are those of ``agent.yaml``."""
+    """Public data for the evaluation of each round's model; the keys are those of ``agent.yaml``."""
 
     half: Literal["train", "test"] = "test"
-    """Which half, where data have two (idx, cifar, images in folders ``train`` and ``test``)."""
+    """Which half to use, for data with two (idx, cifar, images in folders ``train`` and ``test``)."""
 
 
 class FleetSettings(Settings):
@@ -229,9 +230,9 @@ class FleetSettings(Settings):
     fleet: FleetName
     """The fleet's name, part of its MQTT topics."""
     devices: Annotated[int, Field(ge=1, le=1_000_000)]
-    """Devices expected in a round; with all of their fragments it closes at once."""
+    """Expected devices in a round; it closes as soon as all of their fragments are in."""
     records_per_device: Annotated[float, Field(gt=0)]
-    """Public estimate. Sums are divided by sampling rate × this, never by a true count."""
+    """Public estimate. Sums are divided by sampling rate × this number, never by a true count."""
     rounds: Annotated[int, Field(ge=1, le=5000)]
     """Rounds of the job."""
     privacy: PrivacySettings
@@ -240,15 +241,15 @@ class FleetSettings(Settings):
     optimiser: OptimiserSettings = OptimiserSettings()
     round: RoundSettings = RoundSettings()
     fragments_per_update: Annotated[int, Field(ge=1, le=4096)] = 16
-    """Pieces that a device's update is cut into."""
+    """Fragments of a device's update."""
     test_data: TestDataSettings | None = None
     keep_models: Literal["all", "last"] = "all"
-    """Whether each round's model is kept, in ``models`` of the state directory, or the last one only."""
+    """Keep each round's model, in ``models`` of the state directory, or only the last one."""
     state_dir: FilePath = Path("coordinator-state")
-    """Where the job lives, relative to this file."""
+    """Directory of the job's state, relative to this file."""
     keys_dir: FilePath = Path("keys")
-    """The coordinator's keys, relative to this file; made at the first start, mode 0600. A new job in
-    another ``state_dir`` keeps the keys that boards know."""
+    """Directory of the coordinator's keys, relative to this file; created at the first start, mode 0600. A
+    new job in another ``state_dir`` keeps these keys, so boards recognise the coordinator."""
     mqtt: MqttSettings = MqttSettings()
 
     @model_validator(mode="after")
@@ -279,7 +280,7 @@ class FleetSettings(Settings):
         return self
 
     def job_terms(self) -> dict[str, object]:
-        """What defines the job: it may not change once the job has begun."""
+        """The settings that define the job and may not change after its start."""
         terms = self.model_dump(
             mode="json",
             include={
@@ -293,7 +294,7 @@ class FleetSettings(Settings):
                 "fragments_per_update",
             },
         )
-        # A model file may change, or move, without its name showing it.
+        # A model file can change without a change of its path, and the reverse.
         terms["model"]["name"] = self.model.spec().name
         return terms | {"architecture": self.model.spec().digest().hex()}
 
@@ -302,7 +303,7 @@ def load_fleet_settings(file: Path) -> FleetSettings:
     """Read ``fleet.yaml`` with its paths made relative to it.
 
     Raises:
-        ConfigurationError: Something in the file is wrong.
+        ConfigurationError: The file is invalid.
     """
     settings = load_settings(file, FleetSettings)
     changes: dict[str, object] = {
@@ -322,7 +323,7 @@ def load_fleet_settings(file: Path) -> FleetSettings:
 
 
 def changed_terms(before: dict[str, object], now: dict[str, object]) -> str:
-    """Name the first difference between the terms of a job and those asked for now."""
+    """Name the first difference between the terms of a job and the current settings."""
     for key in now:
         old, new = before.get(key), now[key]
         if isinstance(old, dict) and isinstance(new, dict):
@@ -334,14 +335,14 @@ def changed_terms(before: dict[str, object], now: dict[str, object]) -> str:
 
 
 def require_same_job(before: dict[str, object], now: dict[str, object], state_dir: Path) -> None:
-    """Refuse to go on with a job under other terms.
+    """Refuse to continue a job under other terms.
 
     Raises:
-        ConfigurationError: Naming what changed.
+        ConfigurationError: Naming the change.
     """
     if difference := changed_terms(before, now):
         raise ConfigurationError(
-            f"The job in {state_dir} has begun with other settings: {difference}. "
-            "Restore them, or start a new job in another state_dir; keys_dir stays, so boards go on "
-            "knowing you."
+            f"The job in {state_dir} began with other settings: {difference}. "
+            "Restore them, or start a new job in another state_dir. Keep keys_dir, so that boards "
+            "recognise this coordinator."
         )

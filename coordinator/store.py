@@ -1,7 +1,7 @@
 """The coordinator's database: the job, its rounds, the exact sums, and every fragment once.
 
-A fragment's id and its addition to the sum are one transaction, so a fragment is counted
-once or not at all, whatever is resent, replayed or interrupted. Sums are 64-bit integers:
+One transaction stores a fragment's id and adds it to the sum, so a fragment is counted
+at most once, despite resends, replays and interruptions. Sums are 64-bit integers:
 the same fragments give the same bits in any order.
 """
 
@@ -22,7 +22,7 @@ from dpagent.storage import disk_errors, open_database, open_readonly, transacti
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What the job is, fixed when it begins."""
+    """The job's definition, fixed at its start."""
 
     id: bytes
     terms: dict[str, object]
@@ -41,7 +41,7 @@ class OpenRound:
 
 @dataclass(frozen=True, slots=True)
 class OpenedFragment:
-    """A fragment out of its seal, checked against the plan."""
+    """An opened fragment, checked against the plan."""
 
     id: bytes
     round: int
@@ -52,20 +52,20 @@ class OpenedFragment:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """What became of a batch of fragments."""
+    """The result of counting a batch of fragments."""
 
     fresh: tuple[bytes, ...]
     """Ids counted now, for the first time."""
     repeated: tuple[bytes, ...]
     """Ids that were counted before: their receipt was lost."""
     late: int
-    """Messages with fragments of rounds that are over. They are counted, not remembered: anybody can
-    seal any number of them, and what is kept of each would fill the disk."""
+    """Messages with fragments of closed rounds. Only their number is stored: anyone can seal any number
+    of them, and storing them would fill the disk."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoundResult:
-    """What a closed round is remembered by."""
+    """The stored result of a closed round."""
 
     accuracy: float | None
     clamped: int
@@ -242,7 +242,7 @@ class Store:
         *,
         closed_at: float,
     ) -> None:
-        """Close a round and take the model it leads to, in one transaction."""
+        """Close a round and store its model, in one transaction."""
         with disk_errors(self.file), transaction(self.connection):
             self.connection.execute(
                 "UPDATE rounds SET closed_at = ?, accuracy = ?, clamped = ?, kept = ?, "
@@ -262,11 +262,11 @@ class Store:
                 "UPDATE model SET weights = ?, state = ?, clip_norm = ?",
                 (weights.tobytes(), state.tobytes(), clip_norm),
             )
-            # The sums have done their work; the counts stay in `rounds`, the ids in `fragments`.
+            # The sums are no longer needed; the counts stay in `rounds`, the ids in `fragments`.
             self.connection.execute("DELETE FROM sums WHERE round = ?", (number,))
 
     def is_finished(self) -> bool:
-        """Whether the job is over and the fleet was told."""
+        """Whether the job is over and the broker took its announcement."""
         return self.connection.execute("SELECT finished_at FROM job").fetchone()["finished_at"] is not None
 
     def finish(self, finished_at: float) -> None:
@@ -289,7 +289,7 @@ class Store:
 
 @dataclass(frozen=True, slots=True)
 class RoundRecord:
-    """One round as read from outside."""
+    """One round, for readers of the database."""
 
     number: int
     opened_at: float
@@ -303,7 +303,7 @@ class RoundRecord:
 
 
 class StoreReader:
-    """Reads a coordinator's database while the coordinator may be writing it.
+    """Reads a coordinator's database, also while the coordinator writes to it.
 
     Args:
         state_dir: The coordinator's state directory.

@@ -1,4 +1,4 @@
-"""The two clocks of a program, handed to whatever waits, so that a test can move them."""
+"""The two clocks of a program, as an argument of everything that waits, so that tests can move them."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Where the time comes from."""
+    """A source of time."""
 
     def monotonic(self) -> float:
-        """Seconds on a clock that is never set; only differences mean anything."""
+        """Seconds on a clock that is never set; only differences are meaningful."""
 
     def unix(self) -> float:
-        """Seconds since 1970, as the board's clock has them; may be wrong, and may jump."""
+        """Seconds since 1970 on the board's clock, which can be wrong and can jump."""
 
 
 class SystemClock:

@@ -1,7 +1,7 @@
 """YAML files checked against a schema, with errors that name file, line and key.
 
-The schema is a pydantic model; the same model makes the reference pages. A file is first
-composed to nodes, so that every complaint about a value can point at the line it stands on.
+The schema is a pydantic model, which also generates the reference page. A file is first
+parsed to nodes, so that every error can name the line of its value.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MOST_CHARACTERS = 1_000_000
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader that reads ``1e-5`` as a number, as YAML 1.2 does and people expect."""
+    """SafeLoader that reads ``1e-5`` as a number, as YAML 1.2 does."""
 
 
 _Loader.yaml_implicit_resolvers = {
@@ -62,13 +62,13 @@ SettingsT = TypeVar("SettingsT", bound=Settings)
 def load_settings(path: Path, schema: type[SettingsT]) -> SettingsT:
     """Read a YAML file as ``schema``.
 
-    Relative paths inside the file are left as they are; :func:`resolve` makes them relative
+    Relative paths inside the file are unchanged; :func:`resolve` makes them relative
     to the file.
 
     Raises:
         ConfigurationError: The file is missing or not YAML, a key is unknown or missing, or
-            a value has the wrong type or range. The text names file, line, key, what came
-            and what was expected, one line a problem.
+            a value has the wrong type or range. The text has one line per problem, with file,
+            line, key, actual value and expectation.
     """
     node, values = _read(path, example=f"{_first_key(schema)}: …")
     lines, _ = _line_numbers(node)
@@ -81,26 +81,26 @@ def load_settings(path: Path, schema: type[SettingsT]) -> SettingsT:
 
 
 def resolve(path: Path, file: Path) -> Path:
-    """``path`` as seen from the directory of the configuration ``file`` it stands in."""
+    """``path`` relative to the directory of the configuration ``file``."""
     return path if path.is_absolute() else file.parent / path
 
 
 def load_yaml(path: Path, *, example: str) -> dict[Any, Any]:
-    """The keys and values of a YAML file whose form something else checks.
+    """The keys and values of a YAML file without a schema check.
 
     Args:
         path: The file.
-        example: A first line it could have, for the text of an error.
+        example: A possible first line, for the error message.
 
     Raises:
-        ConfigurationError: The file is missing or not YAML, or a key stands twice.
+        ConfigurationError: The file is missing or not YAML, or has a duplicate key.
     """
     _, values = _read(path, example=example)
     return values
 
 
 def _read(path: Path, *, example: str) -> tuple[yaml.MappingNode, dict[Any, Any]]:
-    """The file as nodes, which know their lines, and as plain values."""
+    """The file as nodes with line numbers, and as plain values."""
     try:
         with path.open(encoding="utf-8") as stream:
             text = stream.read(_MOST_CHARACTERS + 1)
@@ -119,10 +119,10 @@ def _read(path: Path, *, example: str) -> tuple[yaml.MappingNode, dict[Any, Any]
         if (number := _line_of_itself(node, (), set())) is not None:
             raise ConfigurationError(f"{path}:{number}: a value contains itself.")
         if _size(node, {}) > _MOST_CHARACTERS:
-            raise ConfigurationError(f"{path}: aliases repeat values too often; write them out.")
+            raise ConfigurationError(f"{path}: aliases expand to too many values; write them out.")
         values = yaml.load(text, Loader=_Loader)  # a SafeLoader: plain values only
     except RecursionError as error:
-        raise ConfigurationError(f"{path}: maps or lists are nested too deep.") from error
+        raise ConfigurationError(f"{path}: maps or lists are nested too deeply.") from error
     except (yaml.YAMLError, ValueError) as error:
         mark = getattr(error, "problem_mark", None)
         line = f"{path}:{mark.line + 1}" if mark is not None else str(path)
@@ -133,7 +133,7 @@ def _read(path: Path, *, example: str) -> tuple[yaml.MappingNode, dict[Any, Any]
     _, repeated = _line_numbers(node)
     if repeated:
         raise ConfigurationError(
-            "\n".join(f"{path}:{line}: {_dotted(key)}: this key stands twice." for key, line in repeated)
+            "\n".join(f"{path}:{line}: {_dotted(key)}: duplicate key." for key, line in repeated)
         )
     return node, values
 
@@ -149,7 +149,7 @@ def _children(node: yaml.Node) -> list[yaml.Node]:
 
 
 def _line_of_itself(node: yaml.Node | None, ancestors: tuple[int, ...], seen: set[int]) -> int | None:
-    """The line of a value that an alias makes part of itself, if there is one."""
+    """The line of a value that contains itself through an alias, if there is one."""
     if node is None or id(node) in ancestors:
         return None if node is None else int(node.start_mark.line) + 1
     if id(node) in seen:
@@ -161,7 +161,7 @@ def _line_of_itself(node: yaml.Node | None, ancestors: tuple[int, ...], seen: se
 
 
 def _size(node: yaml.Node | None, known: dict[int, int]) -> int:
-    """How many values a node holds with all aliases written out."""
+    """The number of values in a node with all aliases expanded."""
     if node is None:
         return 0
     if id(node) not in known:
@@ -170,7 +170,7 @@ def _size(node: yaml.Node | None, known: dict[int, int]) -> int:
 
 
 def _line_numbers(root: yaml.MappingNode) -> tuple[dict[_Location, int], list[tuple[_Location, int]]]:
-    """The line of every key and list item by its location, and the keys that stand twice."""
+    """The line of every key and list item by its location, and the duplicate keys."""
     lines: dict[_Location, int] = {(): 1}
     repeated: list[tuple[_Location, int]] = []
 
@@ -197,7 +197,7 @@ def _dotted(location: _Location) -> str:
 
 
 def _known_keys(schema: type[BaseModel], location: _Location) -> list[str]:
-    """The keys allowed in the section at ``location``, as far as plain nesting tells."""
+    """The allowed keys of the section at ``location``, if plain nesting determines them."""
     for part in location:
         annotation: Any = (
             schema.model_fields[str(part)].annotation if str(part) in schema.model_fields else None
@@ -210,7 +210,7 @@ def _known_keys(schema: type[BaseModel], location: _Location) -> list[str]:
 
 def _sentence(path: Path, lines: dict[_Location, int], problem: Any, schema: type[BaseModel]) -> str:
     location: _Location = tuple(problem["loc"])
-    # Tags of a discriminated union appear in the location and not in the file: skip them.
+    # Tags of a discriminated union appear in the location but not in the file: skip them.
     known: _Location = ()
     for part in location:
         if (*known, part) in lines:
@@ -230,6 +230,6 @@ def _sentence(path: Path, lines: dict[_Location, int], problem: Any, schema: typ
             )
             expected = message if problem["type"] == "value_error" else f"expected {message}"
             key = f"{_dotted(known)}: " if known else ""
-            # A check across keys sees the whole section, which is no news to anybody.
+            # The input of a check across keys is the whole section: do not repeat it.
             came = "" if isinstance(problem["input"], dict) else f"got {problem['input']!r}; "
             return f"{where}{key}{came}{expected}."

@@ -1,8 +1,8 @@
-"""What can go wrong, as types with a sentence for a person and an exit code for a script.
+"""Error types, each with a sentence for a person and an exit code for a script.
 
-Every error the programs expect derives from :class:`DpagentError`. Its text says what
-happened, what was expected and what to do; its ``exit_code`` is what the ``dpagent``
-command ends with. ``docs/exit-codes.md`` lists the codes; a test keeps the two alike.
+Every error that the programs expect derives from :class:`DpagentError`. Its text says what
+happened, what was expected and what to do; its ``exit_code`` is the exit code of the ``dpagent``
+command. ``docs/exit-codes.md`` lists the codes; a test compares the list with this module.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ class ExitCode(enum.IntEnum):
 
     @property
     def meaning(self) -> str:
-        """What the code tells a script, in one sentence."""
+        """The meaning of the code, in one or two sentences."""
         return _MEANINGS[self]
 
 
 _MEANINGS: dict[ExitCode, str] = {
-    ExitCode.OK: "Done, or stopped on request (SIGTERM) with nothing lost.",
+    ExitCode.OK: "Success, or a stop on request (SIGTERM) without loss.",
     ExitCode.INTERNAL: "An internal error; the log file named in the message has the details.",
-    ExitCode.USAGE: "The command line is wrong: an unknown option, or a value of the wrong kind.",
+    ExitCode.USAGE: "The command line is invalid: an unknown option, or a value of the wrong type.",
     ExitCode.CONFIGURATION: "A configuration file or a chosen name is missing, malformed or unknown.",
     ExitCode.DATA: "Training or test data are missing, unreadable or do not fit the model.",
-    ExitCode.LEDGER: "A ledger is missing, unreadable, or its chain of hashes is broken.",
+    ExitCode.LEDGER: "A ledger is missing or unreadable, or its hash chain is broken.",
     ExitCode.BROKER: "The MQTT broker cannot be started or reached, or it refuses the credentials.",
-    ExitCode.STATE_IN_USE: "Another process works on the same state directory.",
+    ExitCode.STATE_IN_USE: "Another process uses the same state directory.",
     ExitCode.STORAGE: "The disk is full, or a file cannot be read or written.",
-    ExitCode.PLAN: "A number is out of its range, or the privacy parameters ask for what no noise can give.",
-    ExitCode.CHILD: "A program that the demo started kept dying; its log is named in the message.",
-    ExitCode.INTERRUPTED: "Stopped with Ctrl-C; the demo also with SIGTERM.",
+    ExitCode.PLAN: "A number is out of range, or no noise can meet the privacy parameters.",
+    ExitCode.CHILD: "A program that the demo started failed repeatedly; the message names its log.",
+    ExitCode.INTERRUPTED: "Stopped with Ctrl-C; for the demo also with SIGTERM.",
 }
 
 
 class DpagentError(Exception):
-    """Base of all errors with a sentence for a person."""
+    """Base of all expected errors."""
 
     exit_code: ExitCode = ExitCode.INTERNAL
 
@@ -69,13 +69,13 @@ class DataError(DpagentError):
 
 
 class LedgerError(DpagentError):
-    """The ledger cannot be read, or does not prove what it should."""
+    """The ledger cannot be read, or does not verify."""
 
     exit_code = ExitCode.LEDGER
 
 
 class BrokerError(DpagentError):
-    """The MQTT broker is out of reach or refuses us."""
+    """The MQTT broker cannot be reached or refuses the connection."""
 
     exit_code = ExitCode.BROKER
 
@@ -93,7 +93,7 @@ class StorageError(DpagentError):
 
 
 class DamagedDatabaseError(StorageError):
-    """A file is there and is no database, or a damaged one."""
+    """A file exists but is not a database, or is damaged."""
 
 
 class PlanError(DpagentError):
@@ -103,11 +103,11 @@ class PlanError(DpagentError):
 
 
 class ChildProcessError(DpagentError):
-    """A supervised process could not be kept alive.
+    """A supervised process failed repeatedly.
 
     Args:
         text: The sentence.
-        exit_code: The process's own code, where that says why.
+        exit_code: The process's own code, if it explains the failure.
     """
 
     exit_code = ExitCode.CHILD
@@ -118,7 +118,7 @@ class ChildProcessError(DpagentError):
 
 
 class ParameterError(PlanError, ValueError):
-    """A numeric parameter is out of its range: names it, its value and the range."""
+    """A numeric parameter is out of range; the text names it, its value and the range."""
 
 
 _MOST_BITS_SHOWN: Final = 256
@@ -147,7 +147,7 @@ def require_positive(name: str, value: float, *, maximum: float = math.inf) -> f
 def require_between(
     name: str, value: float, low: float, high: float, *, low_open: bool = False, high_open: bool = False
 ) -> float:
-    """Return ``value`` as a float, or raise unless it lies in the interval given."""
+    """Return ``value`` as a float, or raise unless it lies in the given interval."""
     number = require_finite(name, value)
     if number < low or number > high or (low_open and number == low) or (high_open and number == high):
         left, right = "(["[not low_open], ")]"[not high_open]
@@ -167,7 +167,7 @@ def require_count(name: str, value: int, *, minimum: int = 1, maximum: int | Non
 
 
 def _shown(value: object) -> str:
-    """A value as an error shows it: in one line of bearable length."""
+    """A value for an error message, in one short line."""
     if isinstance(value, int) and value.bit_length() > _MOST_BITS_SHOWN:
         return f"an integer of {value.bit_length():,} bits"
     return repr(value)

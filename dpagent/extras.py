@@ -1,7 +1,7 @@
-"""Optional dependencies: which extra brings a package that is missing, and how to install it from here.
+"""Optional dependencies: the extra that contains a missing package, and the command to install it.
 
-No index has this project yet, so "pip install dpagent[...]" would be wrong advice: what pip wrote down about
-the installation says where the program came from (PEP 610, ``direct_url.json``).
+No package index has this project yet, so "pip install dpagent[...]" would fail. pip's record of
+the installation gives the program's source (PEP 610, ``direct_url.json``).
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _OWN: Final = frozenset({"dpagent", "agent", "coordinator", "simulation", "cli",
 
 @contextmanager
 def extra_needed(extra: Extra, purpose: str) -> Iterator[None]:
-    """Turn a missing package into a sentence that names the extra and how to install it.
+    """Turn a missing package into a sentence with the extra and the command to install it.
 
     Args:
-        extra: that brings what is imported inside.
-        purpose: of it, as the beginning of a sentence ("The coordinator").
+        extra: contains the packages imported inside.
+        purpose: the part that needs them, as the subject of a sentence ("The coordinator").
 
     Raises:
-        ConfigurationError: a package of somebody else's is missing.
+        ConfigurationError: a third-party package is missing.
     """
     try:
         yield
@@ -46,12 +46,12 @@ def extra_needed(extra: Extra, purpose: str) -> Iterator[None]:
 
 
 def install_command(extra: Extra) -> str:
-    """What to type to add an extra to this installation."""
+    """The command that adds an extra to this installation."""
     return f"{shlex.quote(sys.executable)} -m pip install {_requirement(extra)}"
 
 
 def _requirement(extra: Extra) -> str:
-    """The program with an extra, from where it came."""
+    """The program with an extra, from its source."""
     try:
         found = json.loads(distribution("dpagent").read_text("direct_url.json") or "{}")
         url, is_editable = str(found.get("url", "")), bool(found.get("dir_info", {}).get("editable"))

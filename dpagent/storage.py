@@ -1,9 +1,9 @@
 """State on disk: one directory, one owner, durable SQLite.
 
-Both daemons keep everything they must not lose in SQLite inside a *state directory* that
-one process owns at a time. A transaction that has committed survives a power cut
-(``synchronous=FULL``); an error of the disk becomes a :class:`StorageError` with a
-sentence, and the transaction it interrupted leaves nothing behind.
+Both daemons keep their durable state in SQLite inside a *state directory* that
+one process owns at a time. A committed transaction survives a power cut
+(``synchronous=FULL``). A disk error becomes a :class:`StorageError` with a
+sentence, and the interrupted transaction is rolled back.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def disk_errors(path: Path) -> Iterator[None]:
         name = getattr(error, "sqlite_errorname", "")
         if name.startswith("SQLITE_FULL"):
             raise StorageError(
-                f"{path}: the disk is full. Nothing was lost; free space and start again."
+                f"{path}: the disk is full. Nothing was lost; free some space and restart."
             ) from error
         if name.startswith(("SQLITE_NOTADB", "SQLITE_CORRUPT")):
             raise DamagedDatabaseError(
@@ -46,10 +46,10 @@ def disk_errors(path: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno == errno.ENOSPC:
             raise StorageError(
-                f"{path}: the disk is full. Nothing was lost; free space and start again."
+                f"{path}: the disk is full. Nothing was lost; free some space and restart."
             ) from error
         raise StorageError(
-            f"{path}: {error.strerror or error}. Check that the path exists and may be written."
+            f"{path}: {error.strerror or error}. Check that the path exists and is writable."
         ) from error
 
 
@@ -76,8 +76,8 @@ class StateDirectory:
             holder = self._lock.read().strip() or "unknown"
             self._lock.close()
             raise StateInUseError(
-                f"{path} is in use by process {holder}. Stop that one first: two programs may not write one "
-                "state, and an agent with a second directory would spend its budget a second time."
+                f"{path} is in use by process {holder}. Stop that process first: two programs must not share "
+                "a state directory, and an agent with a second directory would spend its budget twice."
             ) from None
         with disk_errors(path):
             self._lock.truncate(0)
@@ -85,7 +85,7 @@ class StateDirectory:
             self._lock.flush()
 
     def close(self) -> None:
-        """Let go of the directory. The lock also falls when the process ends, however it ends."""
+        """Release the directory. The end of the process, however it ends, also releases the lock."""
         self._lock.close()
 
     def __enter__(self) -> StateDirectory:
@@ -102,8 +102,8 @@ def open_database(path: Path, migrations: Sequence[Migration]) -> sqlite3.Connec
 
     Args:
         path: The file. Its directory must exist.
-        migrations: The steps from an empty file to today's schema, in order; the file
-            remembers in ``user_version`` how many it has had.
+        migrations: The steps from an empty file to the current schema, in order; ``user_version``
+            in the file is the number of applied steps.
 
     Returns:
         A connection in autocommit mode: use :func:`transaction` to write.
@@ -118,11 +118,11 @@ def open_database(path: Path, migrations: Sequence[Migration]) -> sqlite3.Connec
         try:
             connection.execute("PRAGMA journal_mode=WAL")
             connection.execute("PRAGMA foreign_keys=ON")
-            # One step a transaction, so that a crash between steps is a clean place to go on from.
+            # One transaction per step, so that the next start can continue after a crash.
             version = int(connection.execute("PRAGMA user_version").fetchone()[0])
             if version > len(migrations):
                 raise StorageError(
-                    f"{path} has schema {version}, this program knows {len(migrations)}. "
+                    f"{path} has schema {version}; this program supports up to {len(migrations)}. "
                     "It was written by a newer dpagent; install that version."
                 )
             for number, migrate in enumerate(migrations[version:], start=version + 1):
@@ -136,14 +136,14 @@ def open_database(path: Path, migrations: Sequence[Migration]) -> sqlite3.Connec
 
 
 def open_readonly(path: Path) -> sqlite3.Connection:
-    """Open an existing database for reading, beside a daemon that may be writing it.
+    """Open an existing database for reading, also while a daemon writes to it.
 
     Raises:
         StorageError: The file is missing or is not a database.
     """
     if not path.is_file():
         raise StorageError(
-            f"{path} does not exist. Check the directory, or start the program that writes it once."
+            f"{path} does not exist. Check the directory, or first start the program that creates it."
         )
     with disk_errors(path):
         connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=10)
@@ -158,12 +158,12 @@ def open_readonly(path: Path) -> sqlite3.Connection:
 
 @contextlib.contextmanager
 def transaction(connection: sqlite3.Connection, *, durable: bool = True) -> Iterator[None]:
-    """All of the statements inside take effect, or none of them.
+    """All statements inside take effect, or none of them.
 
     Args:
         connection: From :func:`open_database`.
-        durable: Whether to wait until the disk has them. Without, a power cut (not a crash)
-            may undo them until the next durable transaction: for notes that can be lost.
+        durable: Whether to wait for the disk. Otherwise a power cut (but not a crash) can undo the
+            statements until the next durable transaction; use this only for expendable notes.
     """
     connection.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
     connection.execute("BEGIN IMMEDIATE")
@@ -177,24 +177,24 @@ def transaction(connection: sqlite3.Connection, *, durable: bool = True) -> Iter
 
 
 def write_atomically(path: Path, data: bytes, *, mode: int = 0o644) -> None:
-    """Replace ``path`` by ``data``: a reader sees the old file or the new one, never a part.
+    """Replace ``path`` by ``data``: a reader sees the old file or the new one, never a partial one.
 
-    A link stays, and what it leads to is replaced. What is no regular file (a pipe, a device) is never
-    replaced.
+    A link remains, and its target is replaced. A target that is not a regular file (a pipe, a device) is
+    never replaced.
 
     Raises:
-        StorageError: The disk is full or the file cannot be written, or there is something else.
+        StorageError: The disk is full, the file cannot be written, or the target is not a regular file.
     """
     with disk_errors(path):
         path = path.resolve()
         if path.exists() and not path.is_file():
-            raise StorageError(f"{path} is no regular file; give the name of a file to write.")
+            raise StorageError(f"{path} is not a regular file; give the name of a file to write.")
         temporary = path.with_name(f".{path.name}.new")
-        # Left behind by a crash, or put there by somebody: not to be written through.
+        # A file or link from a crash or another user: do not write through it.
         temporary.unlink(missing_ok=True)
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         with os.fdopen(descriptor, "wb") as stream:
-            # One that a crash left behind keeps the mode it had.
+            # os.open applies the umask: set the mode explicitly.
             if stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
                 os.fchmod(stream.fileno(), mode)
             stream.write(data)
@@ -209,15 +209,15 @@ def write_atomically(path: Path, data: bytes, *, mode: int = 0o644) -> None:
 
 
 def read_secret(path: Path, create: Callable[[], bytes]) -> bytes:
-    """Return the secret kept in ``path`` (mode 0600), making it with ``create`` the first time.
+    """Return the secret in ``path`` (mode 0600), created with ``create`` the first time.
 
     Raises:
-        ConfigurationError: Others may read the file.
+        ConfigurationError: Other users may read the file.
         StorageError: It cannot be read or written.
     """
     with disk_errors(path):
         if not path.exists():
             write_atomically(path, create(), mode=0o600)
         if path.stat().st_mode & 0o077:
-            raise ConfigurationError(f"{path} holds a secret that others may read. Run: chmod 600 {path}")
+            raise ConfigurationError(f"{path} is a secret that other users may read. Run: chmod 600 {path}")
         return path.read_bytes()

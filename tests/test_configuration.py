@@ -161,12 +161,12 @@ def test_loose_types_are_errors_as_the_base_class_promises(tmp_path: Path, text:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("name: a\ncooks: 1\nname: b\n", "kitchen.yaml:3: name: this key stands twice."),
+        ("name: a\ncooks: 1\nname: b\n", "kitchen.yaml:3: name: duplicate key."),
         (
             "name: a\noven:\n  degrees: 1\n  degrees: 2\n",
-            "kitchen.yaml:4: oven.degrees: this key stands twice.",
+            "kitchen.yaml:4: oven.degrees: duplicate key.",
         ),
-        ("name: a\noven: {degrees: 1}\noven: {degrees: 1}\n", "kitchen.yaml:3: oven: this key stands twice."),
+        ("name: a\noven: {degrees: 1}\noven: {degrees: 1}\n", "kitchen.yaml:3: oven: duplicate key."),
     ],
 )
 def test_a_key_that_stands_twice_is_refused(tmp_path: Path, text: str, expected: str) -> None:
@@ -199,7 +199,7 @@ def test_odd_characters_and_dates_are_refused(tmp_path: Path, text: str) -> None
 def test_aliases_that_multiply_are_refused(tmp_path: Path) -> None:
     """Thirty lines that would be 3³⁰ values."""
     lines = ["a0: &a0 [1, 1, 1]", *(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}, *a{n - 1}]" for n in range(1, 30))]
-    assert "aliases repeat values too often" in complaints(tmp_path, "\n".join(lines))[0]
+    assert "aliases expand to too many values" in complaints(tmp_path, "\n".join(lines))[0]
 
 
 @pytest.mark.parametrize("text", ["&a {name: *a}\n", "name: a\noven: &o\n  degrees: *o\n", "name: &n [*n]\n"])
@@ -310,7 +310,7 @@ def test_the_shortest_agent_file_has_defaults(tmp_path: Path) -> None:
         ({"mqtt": {"url": "host:1883"}}, "mqtt.url", "mqtt://host"),
         ({"mqtt": {"url": "mqtt://host:99999"}}, "mqtt.url", "Port"),
         ({"mqtt": {"url": "mqtt://host:x"}}, "mqtt.url", "Port"),
-        ({"mqtt": {"url": "mqtt://host/path"}}, "mqtt.url", "nothing behind"),
+        ({"mqtt": {"url": "mqtt://host/path"}}, "mqtt.url", "without a path"),
         ({"mqtt": {"protocol": "4"}}, "mqtt.protocol", "'auto', '5' or '3.1.1'"),
         ({"mqtt": {"keepalive_s": 1}}, "mqtt.keepalive_s", "greater than or equal to 5"),
         ({"budget": {"epsilon": 0}}, "budget.epsilon", "greater than 0"),
@@ -510,5 +510,5 @@ def test_an_unknown_profile_names_those_that_exist() -> None:
 def test_what_is_too_long_or_too_deep_for_a_configuration_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "fleet.yaml"
     file.write_text("[" * 50_000)
-    assert "nested too deep" in problem(file)
+    assert "nested too deeply" in problem(file)
     assert "has more than 1,000,000 characters" in problem(Path("/dev/zero"))

@@ -1,1 +1,1 @@
-"""``dpagent bench``: how fast this board trains, and in how much memory."""
+"""``dpagent bench``: training speed and memory on this board."""

@@ -13,7 +13,7 @@ from cli.tables import reader_may_leave
 
 
 class EngineChoice(StrEnum):
-    """Which engines are measured."""
+    """The engines to measure."""
 
     AUTO = "auto"
     NUMPY = "numpy"
@@ -30,22 +30,22 @@ def bench(
         ),
     ] = None,
     engine: Annotated[
-        EngineChoice, typer.Option(help="One engine; `auto`: both, and which of them an agent takes.")
+        EngineChoice, typer.Option(help="One engine; `auto`: both, and the one that an agent chooses.")
     ] = EngineChoice.AUTO,
     threads: Annotated[int, typer.Option(min=1, max=64, help="Cores that training may use.")] = 1,
     microbatch: Annotated[
         int, typer.Option(min=1, max=64, help="Records computed together, as in the board's profile.")
     ] = 32,
-    lot: Annotated[int, typer.Option(min=1, max=65_536, help="Records a lot.")] = 256,
+    lot: Annotated[int, typer.Option(min=1, max=65_536, help="Records per lot.")] = 256,
     json_file: Annotated[
         Path | None,
         typer.Option("--json", help="Write JSON to this file (`-`: standard output) instead of a table."),
     ] = None,
 ) -> None:
-    """Measure how fast this board trains each model, and in how much memory.
+    """Measure the training speed and memory of each model on this board.
 
-    Made-up records and starting weights: no data are read and no budget is spent. Every engine
-    trains in a process of its own, so stop other work on the board first.
+    The command uses synthetic records and initial weights: it reads no data and spends no budget. Every
+    engine trains in its own process; stop other work on the board first.
     """
     from cli.bench.machine import machine
     from cli.bench.measuring import Terms, measure, require_any

@@ -1,4 +1,4 @@
-"""What the figures were measured on: without the machine's name or addresses."""
+"""A description of the machine, without its name or addresses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PACKAGES = ("numpy", "onnxruntime", "onnx")
 
 
 def machine() -> dict[str, str | int | None]:
-    """Board, processor, cores that may be used, system and versions; None for what is not there."""
+    """Board, processor, usable cores, system and versions; None where unknown."""
     return {
         "board": _text(Path("/proc/device-tree/model")),
         "processor": _processor(),

@@ -1,7 +1,6 @@
-"""Measures models in child processes, one for each engine, so that one's memory is not the other's.
+"""Measures models in child processes, one per engine, so that each has its own memory figure.
 
-A child that crashes (an onnxruntime that this processor cannot run, a board without the memory) is a result
-as any other.
+A crash of a child (an onnxruntime that this processor cannot run, too little memory) is also a result.
 """
 
 from __future__ import annotations
@@ -23,17 +22,17 @@ from dpagent.learning.training.engine_choice import EngineKind
 
 _SECONDS: Final = 1.0
 _NO_ONNX: Final = (
-    "training graphs come from the coordinator; to build one here: pip install 'dpagent[coordinator]'"
+    "the coordinator supplies training graphs; to build one here: pip install 'dpagent[coordinator]'"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """How engines are measured.
+    """The terms of a measurement.
 
     Attributes:
-        engines: which.
-        lot: records a lot.
+        engines: to measure.
+        lot: records per lot.
         microbatch, threads: as of :class:`~dpagent.learning.training.engine_choice.Bench`.
     """
 
@@ -49,10 +48,10 @@ class EngineFigures:
 
     Attributes:
         engine: its kind.
-        examples_per_s: records of which a clipped gradient was added up; None where it cannot run.
+        examples_per_s: summed clipped gradients per second; None where the engine cannot run.
         peak_mib: peak resident memory of a process that does only this; None where unknown.
-        lots: how many lots the time is the median of.
-        why_not: why it cannot run, or empty.
+        lots: number of lots behind the median time.
+        why_not: the reason why it cannot run, or empty.
     """
 
     engine: EngineKind
@@ -68,12 +67,12 @@ class ModelFigures:
 
     Attributes:
         name: of the model.
-        parameters: how many it has.
-        has_front_end: whether what was timed is only what comes behind one.
-        engines: in turn.
-        auto: which the agent would choose; None if it was not asked, or can use none.
-        auto_examples_per_s: of its own short trials, by engine.
-        graph_digest: SHA-256 of the training graph, if one was built.
+        parameters: their number.
+        has_front_end: whether the model has a front end, which the timing excludes.
+        engines: figures per engine.
+        auto: the agent's choice; None if not determined, or if no engine can run.
+        auto_examples_per_s: from the agent's own short trials, by engine.
+        graph_digest: SHA-256 of the training graph, if there is one.
     """
 
     name: str
@@ -86,7 +85,7 @@ class ModelFigures:
 
 
 def measure(spec: ModelSpec, terms: Terms, say: Callable[[str], None]) -> ModelFigures:
-    """Measure one model; ``say`` is told what is going on."""
+    """Measure one model; ``say`` receives progress messages."""
     graph, digest = _graph(spec, terms.engines)
     job = {
         "model": spec.describe(),
@@ -108,7 +107,7 @@ def measure(spec: ModelSpec, terms: Terms, say: Callable[[str], None]) -> ModelF
         figures.append(EngineFigures(kind, **found))
     choice: dict[str, Any] = {}
     if len(terms.engines) > 1:
-        say(f"{spec.name}: which of them `auto` takes …")
+        say(f"{spec.name}: the choice of `auto` …")
         choice = _run(job | {"task": "choose"})
     return ModelFigures(
         spec.name,
@@ -139,7 +138,7 @@ def _graph(spec: ModelSpec, engines: Sequence[EngineKind]) -> tuple[bytes | None
 
 
 def _run(job: dict[str, Any]) -> dict[str, Any]:
-    """Have a child do the job; whatever happens, it is gone afterwards."""
+    """Run the job in a child process, which never outlives the call."""
     process = subprocess.Popen(
         [sys.executable, "-m", "cli.bench.worker"],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,

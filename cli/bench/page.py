@@ -1,4 +1,4 @@
-"""What was measured, for a terminal and for a script."""
+"""The figures, for a terminal and for a script."""
 
 from __future__ import annotations
 
@@ -51,15 +51,15 @@ def as_json(
 
 def _legend(results: Sequence[ModelFigures], terms: Terms) -> list[str]:
     sentences = [
-        f"Examples a second: records of which a clipped gradient was added up, in lots of {terms.lot:,},"
+        f"Examples/s: summed clipped gradients per second, in lots of {terms.lot:,},"
         f" median; microbatch {terms.microbatch}, {terms.threads} thread(s).",
-        "Peak: resident memory of a process that trains and does nothing else; the agent's own comes on top.",
+        "Peak: resident memory of a process that only trains; an agent needs its own memory in addition.",
     ]
     if any(result.auto for result in results):
-        sentences.append("* what `engine: auto` takes on this board, by a trial of its own.")
+        sentences.append("* the choice of `engine: auto` on this board, by its own trial.")
     if any(result.has_front_end for result in results):
         names = ", ".join(result.name for result in results if result.has_front_end)
-        sentences.append(f"Of {names}: the layers behind the front end, whose features are computed once.")
+        sentences.append(f"{names}: only the layers after the front end, whose features are computed once.")
     return sentences
 
 

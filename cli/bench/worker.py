@@ -1,7 +1,7 @@
 """A child process of ``dpagent bench``: one engine trains one model, or both compete.
 
-``python -m cli.bench.worker`` reads a job as JSON from standard input and writes what it found as JSON to
-standard output. It imports what training needs and nothing else, because its memory is measured.
+``python -m cli.bench.worker`` reads a job as JSON from standard input and writes the result as JSON to
+standard output. It imports only the training code, because its memory is measured.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PR_SET_PDEATHSIG: Final = 1
 
 def main() -> None:
     """Do the job that standard input describes."""
-    # Ctrl-C reaches the whole group: this process ends at once, the command says so.
+    # Ctrl-C reaches the whole process group: this process ends at once, the command reports it.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     job = json.load(sys.stdin)
     _die_with(job["parent"])

@@ -1,11 +1,11 @@
 """The same target on every schedule: noise, spending, and the noise on the fleet's mean.
 
-The coordinator adds the sums of n devices with k local steps each and divides by n·k·L, where L is the expected
-lot. Let a device's noise have the standard deviation s on each coordinate (slightly above σ clip norms,
-since the sensitivity of the mechanism as implemented is slightly above one). Then each coordinate of the mean
-gradient has noise of s/(L·√(n·k)), and the whole vector noise of about √d times that in L2 norm. A mean
-of clipped gradients is at most one clip norm long. Rounding for the wire adds less than 0.8 % to the noise;
-these figures omit it.
+The coordinator adds the sums of n devices with k local steps each and divides by n·k·L; L is the
+expected lot. Let a device's noise have the standard deviation s on each coordinate (slightly above σ clip
+norms, since the sensitivity of the mechanism as implemented is slightly above one). Then each coordinate of
+the mean gradient has noise of s/(L·√(n·k)), and the whole vector noise of about √d times that in L2 norm. A
+mean of clipped gradients is at most one clip norm long. Rounding for the wire adds less than 0.8 % to the
+noise; these figures omit it.
 """
 
 from __future__ import annotations

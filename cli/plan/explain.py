@@ -55,10 +55,10 @@ def sections(comparison: Comparison) -> Iterator[Section]:
     yield Section(
         f"What ε = {plain(epsilon)} means",
         (
-            "Assume an attacker who knows everything except whether one record is present: all other records, "
-            "the program, the plan, and every message of the job. The device's messages change the attacker's "
-            f"odds at most {factor(epsilon)}-fold (e^ε), apart from δ. From even odds, a guess is correct "
-            f"at most {_bound(guessing(epsilon, delta))} of the time. A test with "
+            "Assume an attacker who knows everything except whether one record is present: all other "
+            "records, the program, the plan, and every message of the job. The device's messages change the "
+            f"attacker's odds at most {factor(epsilon)}-fold (e^ε), apart from δ. From even odds, a guess "
+            f"is correct at most {_bound(guessing(epsilon, delta))} of the time. A test with "
             f"{percent(_FALSE_ALARMS, 0)} false positives detects at most "
             f"{_bound(detection(epsilon, delta, _FALSE_ALARMS))} of the records that are present.",
             "These are bounds for the best possible attack; a typical attack achieves less.",

@@ -1,11 +1,11 @@
-"""The ``clamp`` noise cap: bound a noisy gradient by the regulariser's own pull.
+"""The ``clamp`` noise cap: bound a noisy gradient by the gradient of an L2 penalty.
 
-It keeps the aim of Luo, Xu and Guan's noise cap (2022), that no coordinate be moved by absurdly
-much noise. Their Algorithm 1 replaces large noise by γ·w, which everybody who sees the model
-knows, and so publishes the gradient itself: it is not differentially private. Here the *noisy*
-mean gradient is bounded, coordinate by coordinate, by max(γ·|w_j|, floor), and as a vector by
-the ball in which a mean of clipped gradients lies. Weights and ball are public and the gradient
-is private already, so this is post-processing and costs nothing.
+Like the noise cap of Luo, Xu and Guan (2022), it prevents excessive noise on a
+coordinate. Their Algorithm 1 replaces large noise by γ·w, which every observer of the model
+knows, and so publishes the gradient itself: it is not differentially private. This cap bounds the *noisy*
+mean gradient: each coordinate by max(γ·|w_j|, floor), and the vector by
+the ball that contains every mean of clipped gradients. It uses only public values and the noisy
+gradient, so it is post-processing and costs nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dpagent.errors import ParameterError, require_positive
 
 @dataclass(frozen=True, slots=True)
 class CapReport:
-    """How much a cap did; public, for it is a function of public values.
+    """The effect of a cap; public, since it is a function of public values.
 
     Attributes:
         coordinates_clamped: number of coordinates beyond their bound.

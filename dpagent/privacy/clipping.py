@@ -1,4 +1,4 @@
-"""What is clipped to which norm, and how it becomes one vector of bounded norm.
+"""Clipping, of the whole gradient or by layer, and the resulting vector of bounded norm.
 
 A record's gradient is clipped as a whole to a norm C, or layer by layer to norms C_ℓ (McMahan, Ramage,
 Talwar, Zhang, "Learning Differentially Private Recurrent Language Models", ICLR 2018, section 2.2;
@@ -9,16 +9,16 @@ layer ℓ is released as r_ℓ = √p_ℓ·(R/C_ℓ)·g_ℓ, R = √ΣC_ℓ². F
 
 so one Gaussian with sensitivity R covers all layers at the price of one, and layer ℓ gets noise of
 σ·C_ℓ/√p_ℓ a coordinate: what separate mechanisms with multipliers σ/√p_ℓ would give, on one grid.
-The noise that reaches the gradient, Σ d_ℓ·C_ℓ²/p_ℓ, is least for p_ℓ ∝ C_ℓ·√d_ℓ (Lagrange), which is
-what :meth:`Clipping.layers` takes. One norm for all is the case R = C, where r = g.
+The noise on the gradient, Σ d_ℓ·C_ℓ²/p_ℓ, is minimal for p_ℓ ∝ C_ℓ·√d_ℓ (Lagrange), which
+:meth:`Clipping.layers` uses. One norm for all is the case R = C, where r = g.
 
 *A public quantile* (Andrew, Thakkar, McMahan, Ramaswamy, "Differentially Private Learning with
-Adaptive Clipping", NeurIPS 2021). One more coordinate carries w·R·(b − 1/2), b being 1 for a record
-whose norm is at most C and 0 for another; centred, one record adds at most wR/2. The vector's norm is then at
-most R·√(1 + w²/4), and that is paid for in the noise: 0.5 % more at w = 0.2. The sum of the coordinate
-over wR, divided by the expected lot, plus 1/2, estimates the share β of records within C, with noise of
-standard deviation σ·√(1 + w²/4)/w over the lot; :func:`adapted_norm` follows it. What the next C is
-depends on releases alone, so it is free.
+Adaptive Clipping", NeurIPS 2021). One extra coordinate is w·R·(b − 1/2), where b is 1 for a record
+whose norm is at most C and 0 otherwise; so one record adds at most wR/2. The vector's norm is then at
+most R·√(1 + w²/4), and the noise grows accordingly: by 0.5 % at w = 0.2. The sum of the coordinate
+divided by wR and by the expected lot, plus 1/2, estimates the share β of records within C, with noise of
+standard deviation σ·√(1 + w²/4)/w over the lot; :func:`adapted_norm` follows it. The next C
+depends only on releases, so it costs nothing.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Clipping:
         sizes: d_ℓ, coordinates of each layer, in the order of the gradient.
         norms: C_ℓ, in [1e-9, 1e6].
         shares: p_ℓ, in (0, 1], which add up to 1.
-        count_weight: w in (0, 1], or 0 where no quantile is wanted; only with a single norm.
+        count_weight: w in (0, 1], or 0 without a quantile; only with a single norm.
 
     Raises:
         ParameterError: an attribute is out of its range, or their lengths differ.

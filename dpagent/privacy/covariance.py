@@ -7,9 +7,9 @@ post-processing. A record x, scaled down to an L2 norm of at most B, adds xxᵀ,
 √2: the vector then has the Frobenius norm of the matrix, so its L2 sensitivity is B², and the noise of an
 entry is that of the paper.
 
-The second moments are about 0, not about the mean, which would be another release. The sum is made
-in float64; for L records it is off by at most L·γ·B² with γ = L·2⁻⁵³/(1 − L·2⁻⁵³) on either side of
-neighbouring lots, below :data:`FLOAT64_SLACK` for the lots that :data:`MAX_LOT` allows.
+The second moments are about 0, not about the mean, which would need another release. The sum is
+computed in float64; for L records its error is at most L·γ·B² with γ = L·2⁻⁵³/(1 − L·2⁻⁵³) for each of
+two neighbouring lots, below :data:`FLOAT64_SLACK` for lots up to :data:`MAX_LOT`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ROOT2: Final = math.sqrt(2.0)
 
 @dataclass(frozen=True, slots=True)
 class SecondMoments:
-    """What is released of records with a number of values. Public.
+    """The second moments of records with ``values`` numbers each. Public.
 
     Attributes:
         values: D, numbers in a record, in [1, 4096].

@@ -1,8 +1,8 @@
-"""Which records take part in a step: Poisson sampling from the operating system's entropy.
+"""The records of a step: Poisson sampling from the operating system's entropy.
 
-The amplification by sampling in :mod:`dpagent.privacy.accounting.rdp` needs each record to be drawn
-independently, with a probability that does not exceed the q accounted for. A pseudo-random
-generator with a seed somebody may learn would void it, so there is none here.
+The amplification by sampling in :mod:`dpagent.privacy.accounting.rdp` requires that each record is drawn
+independently, with a probability of at most the accounted q. A pseudo-random
+generator would break it if an adversary learnt the seed, so this module uses none.
 """
 
 from __future__ import annotations

@@ -89,12 +89,12 @@ def read_block(fragment: Fragment, wire: WireTerms, dimension: int) -> tuple[int
 
 
 def receipt_digest(fragment_id: bytes) -> bytes:
-    """What a receipt says of a fragment: SHA-256 of its id, cut to 16 bytes."""
+    """The digest in a receipt: SHA-256 of the fragment's id, truncated to 16 bytes."""
     return hashlib.sha256(fragment_id).digest()[:RECEIPT_DIGEST_BYTES]
 
 
 def weights_to_bytes(weights: NDArray[np.float32]) -> bytes:
-    """Weights as they travel: float32, little-endian."""
+    """Weights in wire form: float32, little-endian."""
     return weights.astype("<f4", copy=False).tobytes()
 
 
@@ -130,10 +130,10 @@ def chunked(data: bytes) -> list[ModelChunk]:
 class Assembler:
     """Puts chunks together, in any order, until the digest matches.
 
-    What the current plan names is kept, chunks and whole, however much else arrives. Chunks of anything
-    else (weights that come before their plan, what the broker retains of an earlier and larger job) are
-    held up to :attr:`FOREIGN_BYTES`, and those untouched for longest go first: a flood of them cannot fill
-    the memory, and the broker has all of them again.
+    It keeps everything that the current plan names, chunks and assembled. It holds other chunks
+    (weights that precede their plan, retained messages of an earlier and larger job) up to
+    :attr:`FOREIGN_BYTES`, and drops the least recently used first: a flood of them cannot fill
+    the memory, and the broker can send all of them again.
     """
 
     FOREIGN_BYTES: Final = 1 << 28
@@ -193,7 +193,7 @@ class Assembler:
             return None
         data = b"".join(parts[index] for index in chunks)
         if len(data) != size or content_digest(data) != digest:
-            # A chunk lied about its digest: forget them all; the agent asks the broker again.
+            # A chunk has a false digest: drop all of them; the agent requests them again.
             self._forget(digest)
             return None
         if digest in self._named:

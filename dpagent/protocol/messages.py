@@ -1,9 +1,8 @@
-"""What travels: the schema of every message, version 1.
+"""The schema of every message, version 1.
 
 Each class is one CBOR map (RFC 8949); its fields are the map's keys. A receiver accepts
-exactly these keys, types and ranges and rejects the rest, so that a message is either
-understood whole or not at all. The ranges of a plan's parameters are those a device is
-willing to run, whoever signed it.
+exactly these keys, types and ranges and rejects every other message as a whole. The ranges of a
+plan's parameters are those that a device accepts from any signer.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from dpagent.privacy.mechanisms.wire import MAX_WIDTH, MIN_WIDTH
 from dpagent.protocol.topics import FleetName
 
 MAX_MESSAGE_BYTES = 60_000
-"""No message is larger: the least of the limits of common hosted brokers, less headers."""
+"""Maximum size of a message: the smallest limit of common hosted brokers, less headers."""
 
 MAX_PAYLOAD_BYTES = MAX_MESSAGE_BYTES - 512
 """Values of one fragment: a message less its envelopes."""
@@ -41,7 +40,7 @@ class Message(BaseModel):
 
 
 class ModelTerms(Message):
-    """Which model, and how to know that one has all of it."""
+    """The model, with digests of its architecture and weights."""
 
     description: Annotated[bytes, Field(min_length=1, max_length=8_192)]
     """Name and architecture as canonical CBOR of a map; see ``dpagent.learning.models.description``."""
@@ -52,7 +51,7 @@ class ModelTerms(Message):
 
 
 class AssetTerms(Message):
-    """Something large that the round needs besides the weights."""
+    """A large input of the round besides the weights."""
 
     role: Literal["training-graph", "frozen-network", "projection"]
     digest: Annotated[bytes, Field(min_length=32, max_length=32)]
@@ -63,8 +62,8 @@ class AssetTerms(Message):
 class ClippingTerms(Message):
     """The norm that each record's gradient is clipped to; see ``dpagent.privacy.clipping``.
 
-    A norm that follows a quantile changes from round to round: noise is in proportion to it, so that does not
-    touch the price.
+    A norm that follows a quantile changes from round to round; the noise is proportional to it, so the
+    price does not change.
     """
 
     norms: Annotated[
@@ -92,8 +91,8 @@ class MechanismTerms(Message):
 
     Names and ranges of the parameters are the mechanism's own
     (:class:`dpagent.privacy.mechanisms.mechanism.PlannedMechanism`). The noise multipliers of all rounds are
-    announced with the first and pinned by the device, so that what follows cannot be chosen after seeing what
-    came before.
+    announced with the first and pinned by the device, so that the coordinator cannot choose later ones after
+    seeing earlier results.
     """
 
     name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,63}$")]
@@ -105,12 +104,12 @@ class MechanismTerms(Message):
 
 
 class SamplingTerms(Message):
-    """Which records a device uses in a round, and how often."""
+    """The lots of a round."""
 
     rate: _Probability
-    """With which each record enters a lot."""
+    """Probability that a record enters a lot."""
     expected_lot: Annotated[float, Field(gt=0, le=1e7)]
-    """Public expectation of a lot's size, by which sums are divided."""
+    """Public expectation of a lot's size; the divisor of sums."""
     local_steps: Annotated[int, Field(ge=1, le=64)]
     """Noisy steps in a round, each with a fresh lot."""
     local_learning_rate: Annotated[float, Field(ge=0, le=1e3)]
@@ -182,7 +181,7 @@ class Plan(Message):
     deadline: Annotated[float, Field(ge=0)]
     """Unix time at which the coordinator closes the round if it is not complete."""
     compute_slot_s: Annotated[float, Field(gt=0, le=86_400)]
-    """Publication starts a whole number of slots after the plan arrived, whatever training took."""
+    """Publication starts a whole number of slots after the plan's arrival."""
     jitter_window_s: Annotated[float, Field(ge=0, le=86_400)]
 
     @model_validator(mode="after")
@@ -209,10 +208,10 @@ class ModelChunk(Message):
 
 
 class Fragment(Message):
-    """One block of one device's noised update, as it stands inside the seal.
+    """One block of one device's noisy update, inside the seal.
 
     Every field has a fixed size within a round, so that all fragments have one length.
-    Nothing tells the device, nor that two fragments come from the same one.
+    Nothing identifies the device, or links two fragments of one device.
     """
 
     version: Literal[1]
@@ -236,7 +235,7 @@ class Receipts(Message):
 
 
 class Signed(Message):
-    """The envelope of what the coordinator says: the body's bytes and its Ed25519 signature."""
+    """The envelope of the coordinator's messages: the body's bytes and its Ed25519 signature."""
 
     version: Literal[1]
     kind: Literal["signed"]
@@ -245,7 +244,7 @@ class Signed(Message):
 
 
 class Sealed(Message):
-    """The envelope of what a device says: an HPKE ciphertext to the coordinator."""
+    """The envelope of a device's messages: an HPKE ciphertext to the coordinator."""
 
     version: Literal[1]
     kind: Literal["sealed"]

@@ -1,7 +1,7 @@
-"""What a device says is sealed to the coordinator: HPKE base mode (RFC 9180).
+"""Sealed messages from devices to the coordinator: HPKE base mode (RFC 9180).
 
-Suite: DHKEM(X25519, HKDF-SHA256), HKDF-SHA256, ChaCha20-Poly1305. Every seal has an
-ephemeral key of its own, so two fragments of one device share nothing. The broker sees
+Suite: DHKEM(X25519, HKDF-SHA256), HKDF-SHA256, ChaCha20-Poly1305. Every seal uses a fresh
+ephemeral key, so two fragments of one device share nothing. The broker sees
 ciphertexts of one length; position, round and values are inside.
 """
 

@@ -1,4 +1,4 @@
-"""What the coordinator says is signed (Ed25519, RFC 8032), and bound to its fleet and kind."""
+"""Signed messages from the coordinator (Ed25519, RFC 8032), bound to fleet and kind."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dpagent.protocol.codec import MessageError, MessageT, decode, encode
 from dpagent.protocol.messages import Message, Signed
 
 SignedKind = Literal["plan", "model", "receipts"]
-"""What the coordinator says; a signature is good for one kind only."""
+"""The kinds of signed messages; a signature is valid for only one kind."""
 
 
 def _bound(fleet: str, kind: str, body: bytes) -> bytes:
@@ -45,7 +45,7 @@ class Signer:
 
 
 class Verifier:
-    """Opens what the coordinator of one fleet signed.
+    """Opens messages signed by the coordinator of one fleet.
 
     Args:
         public_key: 32 bytes, base64.

@@ -1,9 +1,9 @@
 """The task of a device in one round, derived once from a plan.
 
-A plan is what a coordinator says; a :class:`RoundTask` is what it means: the model, the sum that is asked
-for, the mechanism, the cap, the form on the wire. Admission, training and the ledger on a device, the
-coordinator's planning and aggregation, and the simulation all work on it, so no two of them can understand
-a plan differently.
+A plan is a message; a :class:`RoundTask` is its meaning: the model, the requested sum,
+the mechanism, the cap, the wire form. Admission, training and the ledger on a device, the
+coordinator's planning and aggregation, and the simulation all use it, so they all interpret
+a plan in the same way.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class RoundTask:
 
     @property
     def events(self) -> tuple[Event, ...]:
-        """What this round and all that follow in the job cost, in order.
+        """The events of this round and all later ones of the job, in order.
 
         Raises:
             PlanError: a later round has parameters that no device could run.
@@ -126,7 +126,7 @@ class RoundTask:
 
     @property
     def schedule_digest(self) -> str:
-        """SHA-256 of everything that prices the job: its mechanism, for all rounds, and what is summed.
+        """SHA-256 of everything that determines the job's price: its mechanism, for all rounds, and its sum.
 
         A clip norm that follows a quantile is not part of it: the noise follows the norm.
         """
@@ -169,7 +169,7 @@ class RoundTask:
         values = None if spec.projection is None else math.prod(spec.shape_before_projection)
         if values != (None if plan.projection is None else plan.projection.values):
             raise PlanError(
-                f"The model projects {values or 'no'} values of a record, and the plan says otherwise."
+                f"The model projects {values or 'no'} values of a record; the plan has another number."
             )
         if self.second_moments is not None and plan.clipping.accumulation_slack < FLOAT64_SLACK:
             raise PlanError(

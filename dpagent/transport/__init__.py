@@ -1,1 +1,1 @@
-"""The supervised MQTT session: the only place that knows the MQTT library."""
+"""The supervised MQTT session: the only user of the MQTT library."""

@@ -1,12 +1,12 @@
 """A supervised MQTT session that turns callbacks into a queue of events.
 
-The library's network thread only fills a queue; the program's one thread takes events from
-it with :meth:`MqttSession.next_event`. Every connection has a client of the library of its
-own: the library would otherwise send what it still holds in one burst after reconnecting,
-past jitter and rate limit. The session connects again by itself with growing pauses,
-subscribes again each time, and tries the other protocol version while neither has been
-accepted. It keeps nothing for later: what must not be lost is in the caller's database,
-because neither this library's memory nor a PUBACK is a delivery.
+The library's network thread only fills a queue; the program's single thread takes events from
+it with :meth:`MqttSession.next_event`. Every connection has its own client object: otherwise
+the library would send its queue in one burst after a reconnection, ignoring jitter and rate
+limit. The session reconnects by itself with growing pauses, subscribes again each time, and
+tries the other protocol version until the broker accepts one. It stores nothing: durable
+data are in the caller's database, since neither this library's memory nor a PUBACK
+guarantees delivery.
 """
 
 from __future__ import annotations
@@ -35,30 +35,30 @@ log = logging.getLogger(__name__)
 
 _PERSISTENT_SESSION_S = 7 * 24 * 3600
 _SUSPICIOUS_LIVES = 8
-"""Older brokers throw out the older of two clients of one name without a word, again and again."""
+"""Older brokers disconnect the older of two clients with the same id, repeatedly and without a reason."""
 
 _MQTT5, _MQTT311 = MQTTProtocolVersion.MQTTv5, MQTTProtocolVersion.MQTTv311
 _IN_FLIGHT = 20
-"""Publications without a PUBACK at once: what brokers take by default."""
+"""Concurrent publications without a PUBACK: the default limit of brokers."""
 
 _INBOX_MESSAGES = 4_096
-"""Messages held at most; beyond it they are dropped. A fragment is resent because no receipt
-comes, and an agent that misses part of a model asks for it again."""
+"""Maximum number of queued messages; the rest is dropped. A device resends a fragment without
+a receipt, and an agent requests missing parts of a model again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How long a session waits, in seconds."""
+    """Waiting times of a session, in seconds."""
 
     answer_s: float = 3.0
-    """For a CONNACK; doubled at each attempt. Some 3.1.1 brokers neither answer nor close on a
+    """Time to wait for a CONNACK; doubled at each attempt. Some 3.1.1 brokers neither answer nor close on a
     version 5 CONNECT: they read its properties as a client id and wait for the rest."""
     pause_s: float = 1.0
-    """Before another attempt; doubled at each."""
+    """Pause before another attempt; doubled at each."""
     longest_s: float = 60.0
-    """Neither of the two grows beyond it."""
+    """Maximum of both times."""
     short_life_s: float = 5.0
-    """A connection that lasted no longer than this was perhaps ended by a client of the same name."""
+    """A shorter connection may have been ended by another client with the same id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +70,12 @@ class Subscription:
 
 @dataclass(frozen=True, slots=True)
 class Connected:
-    """The broker accepted us; subscriptions are on their way."""
+    """The broker accepted the connection; subscriptions are pending."""
 
 
 @dataclass(frozen=True, slots=True)
 class Disconnected:
-    """The connection is gone, or could not be made; another attempt follows."""
+    """The connection was lost or failed; another attempt follows."""
 
     reason: str
 
@@ -97,21 +97,21 @@ class Acknowledged:
 
 @dataclass(frozen=True, slots=True)
 class _Refused:
-    """The broker does not want us, and another attempt would not change its mind."""
+    """The broker refuses the client permanently."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class _Ended:
-    """A connection is gone, or an attempt at one."""
+    """A connection, or an attempt to connect, has ended."""
 
     reason: str
     was_reached: bool = True
-    """Whether anything answered at the address at all."""
+    """Whether anything answered at the address."""
     was_accepted: bool = False
     speaks_older: bool = False
-    """The broker said that it does not speak this version."""
+    """The broker reported that it does not support this version."""
 
 
 Event = Connected | Disconnected | Received | Acknowledged
@@ -123,9 +123,9 @@ class MqttSession:
     Args:
         settings: Address and credentials.
         client_id: MQTT client identifier.
-        subscriptions: What to receive.
-        persistent: Whether the broker keeps messages for us while we are away.
-        pace: How long to wait for answers and between attempts.
+        subscriptions: Topics to receive.
+        persistent: Whether the broker keeps messages for this client while it is offline.
+        pace: Waiting times for answers and between attempts.
 
     Raises:
         ConfigurationError: The password or certificate file cannot be read.
@@ -150,42 +150,42 @@ class MqttSession:
         self._protocol = _MQTT311 if settings.protocol == "3.1.1" else _MQTT5
         self._client: paho.Client | None = None
         self._accepted: paho.Client | None = None
-        """The client that the broker accepted last."""
+        """The last client that the broker accepted."""
         self._in_flight: set[int] = set()
         self._asked_at: float | None = None
-        """When the CONNECT under way was sent (monotonic seconds)."""
+        """Send time of the pending CONNECT (monotonic seconds)."""
         self._start_at: float | None = None
-        """When a new client is to be made, after the last one ended."""
+        """Start time of the next client, after the last one ended."""
         self._has_connected = False
-        """Whether the broker ever accepted us, in the protocol version in use."""
+        """Whether the broker ever accepted a connection in the current protocol version."""
         self._failures = 0
-        """Attempts in a row that were not accepted."""
+        """Consecutive failed attempts."""
         self._connected_at = 0.0
         self._short_lives = 0
         self.bytes_up = 0
-        """Bytes of payloads and topics published, resends included."""
+        """Bytes of published payloads and topics, including resends."""
         self.bytes_down = 0
-        """Bytes of payloads and topics received."""
+        """Bytes of received payloads and topics."""
         self.dropped = 0
-        """Messages not taken because the inbox was full."""
+        """Messages dropped because the inbox was full."""
 
     @property
     def connected(self) -> bool:
-        """Whether the broker has accepted the client in use."""
+        """Whether the broker has accepted the current client."""
         return self._client is not None and self._accepted is self._client
 
     @property
     def has_room(self) -> bool:
-        """Whether a publication would leave now, and not wait for others' PUBACK."""
+        """Whether a publication would leave at once, without waiting for other PUBACKs."""
         return self.connected and len(self._in_flight) < _IN_FLIGHT
 
     def start(self) -> None:
-        """Connect in the background. The first event tells how it went."""
+        """Connect in the background. The first event reports the result."""
         client = paho.Client(
             CallbackAPIVersion.VERSION2,
             client_id=self._client_id,
             protocol=self._protocol,
-            # Version 5 says it at CONNECT instead (clean_start and a session expiry).
+            # Version 5 sets this in CONNECT instead (clean_start and a session expiry).
             clean_session=None if self._protocol == _MQTT5 else not self._persistent,
             reconnect_on_failure=False,
         )
@@ -237,10 +237,10 @@ class MqttSession:
         self.stop()
 
     def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> int | None:
-        """Hand a message to the broker at QoS 1.
+        """Send a message to the broker at QoS 1.
 
-        No property of MQTT 5 goes with it: an expiry, for one, would show by how much a board's
-        clock is off, and so which fragments are of one board.
+        It has no MQTT 5 property: an expiry, for example, would reveal the error of a board's
+        clock, and so which fragments come from one board.
 
         Args:
             topic: The topic.
@@ -248,7 +248,7 @@ class MqttSession:
             retain: Whether the broker keeps it for later subscribers.
 
         Returns:
-            A handle that :class:`Acknowledged` repeats, or ``None`` without a connection.
+            A handle that :class:`Acknowledged` contains, or ``None`` without a connection.
         """
         if self._client is None or not self.connected:
             return None
@@ -260,7 +260,7 @@ class MqttSession:
         return info.mid
 
     def ask_again(self) -> None:
-        """Subscribe once more, so that the broker sends the retained messages again."""
+        """Subscribe again, so that the broker resends the retained messages."""
         if self._client is not None and self.connected:
             self._subscribe(self._client)
 
@@ -268,7 +268,7 @@ class MqttSession:
         """The next event, or ``None`` after ``timeout_s`` seconds.
 
         Raises:
-            BrokerError: The broker refuses our credentials or our client id.
+            BrokerError: The broker refuses the credentials or the client id.
         """
         if self._start_at is not None and time.monotonic() >= self._start_at:
             self._start_at = None
@@ -277,7 +277,7 @@ class MqttSession:
         match event:
             case _Refused(reason):
                 raise BrokerError(
-                    f"The broker at {self._settings.url} refuses us: {reason}. "
+                    f"The broker at {self._settings.url} refuses the connection: {reason}. "
                     "Check mqtt.username, mqtt.password_file and the broker's access rules."
                 )
             case _Ended():
@@ -293,7 +293,7 @@ class MqttSession:
                 return event
 
     def _wait(self, timeout_s: float) -> Event | _Refused | _Ended | None:
-        """The next event; a CONNECT that stays without an answer becomes one too."""
+        """The next event; an unanswered CONNECT becomes one too."""
         until = time.monotonic() + timeout_s
         patience_s = self._grown(self._pace.answer_s, self._failures)
         # Read once: the network thread sets and clears it.
@@ -309,21 +309,21 @@ class MqttSession:
                 break
             if client is self._client:
                 return event
-            # Of a client that was given up: it has no say any more.
+            # Ignore events of an abandoned client.
         if asked_at is None or asked_at != self._asked_at or time.monotonic() < asked_at + patience_s:
             return None
         return _Ended(f"no answer from {self._settings.url} within {patience_s:g} s")
 
     def _plan_next_attempt(self, ended: _Ended) -> Disconnected:
-        """Drop the client and set a time for the next, in the other version if that may help.
+        """Drop the client and schedule the next, in the other version if that may help.
 
-        A broker that once accepted us speaks the version in use, whatever ails it now. Before
+        A broker that once accepted a connection supports the current version. Before
         that the versions take turns: some 3.1.1 brokers close the socket on a version 5
-        CONNECT without a word, and others wait for ever.
+        CONNECT without an answer, and others wait forever.
         """
         if ended.speaks_older and self._settings.protocol == "5":
             raise BrokerError(
-                f"The broker at {self._settings.url} does not speak MQTT 5; set mqtt.protocol: auto."
+                f"The broker at {self._settings.url} does not support MQTT 5; set mqtt.protocol: auto."
             )
         self.stop()
         reason, pause_s = ended.reason, self._pace.pause_s
@@ -331,27 +331,27 @@ class MqttSession:
             self._failures += 1
             pause_s = self._grown(self._pace.pause_s, self._failures - 1)
             if not ended.was_reached:
-                pass  # No version was refused.
+                pass  # The broker refused no version.
             elif self._settings.protocol == "auto" and not self._has_connected:
                 self._protocol = _MQTT311 if self._protocol == _MQTT5 else _MQTT5
                 version = "5" if self._protocol == _MQTT5 else "3.1.1"
                 log.info("not accepted (%s); trying MQTT version %s", reason, version)
                 pause_s = 0.0 if self._failures == 1 else pause_s
             elif self._settings.protocol == "5":
-                reason += " (if it speaks only MQTT 3.1.1, set mqtt.protocol: auto)"
+                reason += " (if it supports only MQTT 3.1.1, set mqtt.protocol: auto)"
         self._start_at = time.monotonic() + pause_s
         return Disconnected(reason)
 
     def _grown(self, seconds: float, doublings: int) -> float:
-        """``seconds`` doubled again and again, up to the pace's longest wait."""
-        # 2.0 ** 1024 overflows, and a broker may be away for that many attempts.
+        """``seconds`` doubled repeatedly, up to the pace's longest wait."""
+        # 2.0 ** 1024 overflows, and a broker can be offline for that many attempts.
         return min(self._pace.longest_s, seconds * 2.0 ** min(doublings, 64))
 
     def _subscribe(self, client: paho.Client) -> None:
         if self._subscriptions:
             client.subscribe([(subscription.topic, 1) for subscription in self._subscriptions])
 
-    # The library's thread runs what follows.
+    # The library's thread runs the methods below.
 
     def _on_socket_open(self, client: paho.Client, _userdata: Any, _socket: Any) -> None:
         if client is self._client:
@@ -375,7 +375,7 @@ class MqttSession:
             self._connected_at = time.monotonic()
             self._inbox.put((client, Connected()))
         elif name == "Unsupported protocol version":
-            self._inbox.put((client, _Ended("the broker does not speak this version", speaks_older=True)))
+            self._inbox.put((client, _Ended("the broker does not support this version", speaks_older=True)))
         elif name in ("Not authorized", "Bad user name or password", "Banned", "Client identifier not valid"):
             self._inbox.put((client, _Refused(name.lower())))
         else:
@@ -391,10 +391,10 @@ class MqttSession:
     ) -> None:
         if any(reason.is_failure for reason in reasons):
             topics = ", ".join(subscription.topic for subscription in self._subscriptions)
-            self._inbox.put((client, _Refused(f"it does not let us subscribe to {topics}")))
+            self._inbox.put((client, _Refused(f"no permission to subscribe to {topics}")))
 
     def _on_connect_fail(self, client: paho.Client, _userdata: Any) -> None:
-        # The library calls this while it handles the error.
+        # The library calls this while handling the error.
         why = f" ({error})" if (error := sys.exc_info()[1]) is not None else ""
         reason = f"no broker answers at {self._settings.url}{why}"
         self._inbox.put((client, _Ended(reason, was_reached=False)))
@@ -413,23 +413,23 @@ class MqttSession:
         self._accepted, self._asked_at = None, None
         event: _Refused | _Ended
         if str(reason) == "Session taken over":
-            event = _Refused("another program connected under our client id; only one may")
+            event = _Refused("another program connected with the same client id; only one may")
         elif was_accepted and self._is_fought_over():
             event = _Refused(
-                f"it dropped us {self._short_lives} times in a row right after connecting, as it does "
-                f"when another program uses the name {self._client_id!r}; "
-                "only one coordinator a fleet may run"
+                f"it closed the connection {self._short_lives} times in a row right after it opened; perhaps "
+                f"another program uses the client id {self._client_id!r}; "
+                "only one coordinator per fleet may run"
             )
         elif was_accepted:
             event = _Ended(f"connection lost: {reason}", was_accepted=True)
         elif was_asked:
             event = _Ended(f"{self._settings.url} closed the connection without an answer")
         else:
-            return  # The refusal before it has said why.
+            return  # The refusal before it gave the reason.
         self._inbox.put((client, event))
 
     def _is_fought_over(self) -> bool:
-        """Whether connections under a lasting name keep ending as soon as they are made."""
+        """Whether connections with a persistent client id repeatedly end right after they open."""
         if time.monotonic() - self._connected_at > self._pace.short_life_s:
             self._short_lives = 0
             return False
@@ -452,11 +452,11 @@ class MqttSession:
         _properties: Properties | None,
     ) -> None:
         if reason.is_failure:
-            self._inbox.put((client, _Refused(f"it does not let us publish ({reason})")))
+            self._inbox.put((client, _Refused(f"no permission to publish ({reason})")))
         else:
             self._inbox.put((client, Acknowledged(handle)))
 
 
 def _properties(packet: int) -> Any:
-    """Empty MQTT 5 properties; the library sets their fields dynamically."""
+    """Empty MQTT 5 properties; the library defines their fields dynamically."""
     return Properties(packet)  # type: ignore[no-untyped-call]

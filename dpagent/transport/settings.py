@@ -1,4 +1,4 @@
-"""How to reach the broker: the ``mqtt`` section of both configuration files."""
+"""Address and credentials of the broker: the ``mqtt`` section of both configuration files."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def _broker_url(url: str) -> str:
     if parts.username is not None or parts.password is not None:
         raise ValueError("credentials do not belong in the URL; use `username` and `password_file`")
     if parts.path not in ("", "/") or parts.query or parts.fragment:
-        raise ValueError("expected mqtt://host[:port] and nothing behind it")
-    if parts.port == 0:  # one out of range raises ValueError by itself
-        raise ValueError("port 0 cannot be connected to")
+        raise ValueError("expected only mqtt://host[:port], without a path or query")
+    if parts.port == 0:  # urlsplit raises ValueError for a port out of range
+        raise ValueError("port 0 is not a valid port")
     return url
 
 
@@ -44,7 +44,7 @@ class MqttSettings(Settings):
     protocol: Literal["auto", "5", "3.1.1"] = "auto"
     """MQTT version; ``auto`` tries 5 and falls back to 3.1.1."""
     keepalive_s: int = Field(default=30, ge=5, le=3600)
-    """Seconds between signs of life."""
+    """Keep-alive interval in seconds."""
 
     @property
     def host(self) -> str:
@@ -63,7 +63,7 @@ class MqttSettings(Settings):
         return urlsplit(self.url).scheme == "mqtts"
 
     def resolved(self, file: Path) -> MqttSettings:
-        """The same settings with paths relative to the configuration ``file`` made usable."""
+        """The same settings with paths resolved relative to the configuration ``file``."""
         changes = {
             name: resolve(path, file)
             for name, path in (("password_file", self.password_file), ("ca_file", self.ca_file))
@@ -75,7 +75,7 @@ class MqttSettings(Settings):
         """Read the password.
 
         Raises:
-            ConfigurationError: The file is missing, or only one of name and password is given.
+            ConfigurationError: The file is missing, or only one of username and password_file is set.
         """
         if (self.username is None) != (self.password_file is None):
             there, missing = ("username", "password_file") if self.username else ("password_file", "username")

@@ -86,7 +86,7 @@ def test_a_deadline_that_has_passed_is_declined(states: Any) -> None:
     opens_after_s = plan.compute_slot_s
     accepted(state, plan, now=1_000.0 - opens_after_s)
     for now in (1_000.1 - opens_after_s, 1_005.0):
-        assert "deadline would pass before anything may be sent" in declined(state, plan, now=now)
+        assert "deadline passes before the device may send" in declined(state, plan, now=now)
 
 
 def test_jobs_are_taken_one_after_another(states: Any) -> None:

@@ -171,7 +171,7 @@ def test_a_reservation_beyond_the_budget_is_found(path: Path, database: Path) ->
         )
     tamper(database, *statements)
     (path / "ledger.head").unlink()
-    with pytest.raises(LedgerError, match=r"Entry 2 brings the reserved ε to .* lifetime budget was 0\.001"):
+    with pytest.raises(LedgerError, match=r"Entry 2 brings the reserved ε to .* lifetime budget is 0\.001"):
         verify(path)
 
 
@@ -485,7 +485,7 @@ def test_noise_that_is_not_as_priced_is_found_though_all_figures_fit(
 
 @pytest.mark.parametrize(("epsilon", "delta"), [(-4.0, 1e-5), (1.0, -1e-5), (1.0, 1.5), (0.0, 1e-5)])
 def test_a_budget_that_is_none_is_named(epsilon: float, delta: float) -> None:
-    with pytest.raises(InconsistentChargeError, match=r"sets a budget of .* which is none"):
+    with pytest.raises(InconsistentChargeError, match="invalid budget"):
         JobAccounts().check_and_add([BudgetChange(DATASET, epsilon, delta)])
 
 
@@ -499,14 +499,14 @@ def test_an_odd_head_is_a_sentence(path: Path, database: Path, head: str) -> Non
 @pytest.mark.parametrize("grid", [-1.0, 0.0, 1e-12, 7.0])
 def test_a_charge_on_an_impossible_grid_is_named(path: Path, database: Path, grid: float) -> None:
     rechain(database, 2, json.dumps(body_of(database, 2) | {"loss_grid": grid}))
-    assert "Entry 2 is no charge that can be priced: grid is" in refused(path)
+    assert f"grid is {grid}" in refused(path)
 
 
 def test_a_changed_grid_is_found(path: Path, database: Path) -> None:
     body = body_of(database, 3)
     for changes in ({"loss_grid": 2 * body["loss_grid"]}, {"accountant": "rdp", "loss_grid": None}):
         rechain(database, 3, json.dumps(body | changes))
-        assert "Entry 3 changes schedule, δ, accountant, grid" in refused(path)
+        assert "Entry 3 changes the schedule, δ, accountant, grid" in refused(path)
 
 
 @pytest.mark.parametrize("factor", [0.5, 0.995, 1.005, 2.0])
@@ -544,7 +544,7 @@ def test_less_noise_than_stated_before_is_found(path: Path, database: Path) -> N
 
 def test_a_changed_schedule_is_found(path: Path, database: Path) -> None:
     rechain(database, 3, json.dumps(body_of(database, 3) | {"schedule": "0" * 64}))
-    assert "Entry 3 changes schedule" in refused(path)
+    assert "Entry 3 changes the schedule" in refused(path)
 
 
 @pytest.mark.parametrize(

@@ -210,4 +210,4 @@ def test_records_that_are_not_finite_are_told_to_the_owner(
     save_npz(tmp_path / "x.npz", ArrayDataset(inputs, np.zeros(3, np.int64), 2))
     with caplog.at_level(logging.WARNING):
         Records(settings(tmp_path / "x.npz"))
-    assert "1 of 3 records hold NaN or infinity" in caplog.text
+    assert "1 of 3 records contain NaN or infinity" in caplog.text

@@ -119,7 +119,7 @@ def test_daemons_keep_trying_and_stop_when_told(
     child.send_signal(number)
     _, rest = child.communicate(timeout=30)
     assert child.returncode == code, said + rest
-    assert "trying again" in said
+    assert "reconnecting" in said
     assert "Traceback" not in said + rest
 
 

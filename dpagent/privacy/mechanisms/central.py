@@ -1,4 +1,4 @@
-"""Noise at the coordinator, on the sum of whole device updates (M4 of our reference).
+"""Noise at the coordinator, on the sum of whole device updates.
 
 Not wired: no program imports this yet.
 

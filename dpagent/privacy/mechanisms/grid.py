@@ -1,30 +1,30 @@
-"""From float gradients to whole numbers of bounded norm: the step every mechanism starts with.
+"""From float gradients to integers of bounded norm: the first step of every mechanism.
 
 A record's vector (a gradient; at the coordinator a device's whole update) is clipped to a norm of
 at most C, L2 for Gaussian noise and L1 for Laplace noise, brought onto an integer grid of
-``resolution`` steps to one C, and added up. This follows Kairouz, Liu and Steinke (ICML 2021),
+``resolution`` grid units per C, and summed. This follows Kairouz, Liu and Steinke (ICML 2021),
 with two departures:
 
-- The grid is fine and rounding is to nearest. What rounding can add to the norm is *paid for* in
-  the sensitivity Δ, in place of randomised rounding until the norm is small, whose running time
-  depends on the data. Fewer bits for the wire come afterwards, see :mod:`dpagent.privacy.mechanisms.wire`.
+- The grid is fine and rounding is to nearest. The sensitivity Δ *includes* the most that rounding can add
+  to the norm. The paper repeats randomised rounding until the norm is small, and its running time
+  depends on the data. :mod:`dpagent.privacy.mechanisms.wire` reduces the bits for the wire afterwards.
 - The norm of every *integer* vector is checked in exact arithmetic, and the sum is an integer
   sum. So the sensitivity is a theorem about integers: adding or removing a record changes the
   sum by that record's vector, whose norm is at most Δ, and no floating-point slack (Casacuberta,
   Shoemate, Vadhan, Wagaman, CCS 2022) remains.
 
 *Slack in L2.* Rounding moves a vector of d coordinates by at most √d/2, so Δ = F + ⌈√d/2⌉ + 1 for
-F steps to C: 0.13 % above F at d = 26,010 and F = 65,536. The last step is for errors of the
-float64 scaling, so that these never make a record an offender.
+F grid units per C: 0.13 % above F at d = 26,010 and F = 65,536. The last unit covers errors of the
+float64 scaling, so that these never bring a record above the bound.
 
 *Slack in L1.* Rounding adds at most 1/2 a coordinate, and never more than doubles it, so
 Δ = F + min(⌊d/2⌋, F) + 1: a slack of d/2F, which at F = 65,536 and d = 26,010 would be 20 %.
-Truncation towards zero would add nothing, but takes half a step off a coordinate on average, and
-a vector of L1 norm C has F/d steps to a coordinate on average: the same d/2F, now as a bias that
-no averaging removes. Either way the grid has to be finer by some hundred steps a coordinate;
-then rounding to nearest costs as little, and takes next to nothing off. So
-:func:`l1_resolution` takes the least power of two of at least 512·d, up to 2²⁸: up to
-d = 524,288 the slack is below 0.1 % (0.078 % at d = 26,010, where F = 2²⁴), and half a step is at
+Truncation towards zero would add nothing, but removes half a unit from a coordinate on average, and
+a vector of L1 norm C has F/d units per coordinate on average: the same d/2F, but as a bias that
+no averaging removes. Either way the grid needs some hundred units per coordinate;
+then rounding to nearest is as cheap, and has almost no bias. So
+:func:`l1_resolution` takes the smallest power of two of at least 512·d, up to 2²⁸: up to
+d = 524,288 the slack is below 0.1 % (0.078 % at d = 26,010, where F = 2²⁴), and half a unit is at
 most 1/1024 of the mean coordinate of a clipped vector. (A normal vector of 26,010 coordinates
 loses 19 % of its L1 norm to truncation at F = 2¹⁶, and 0.4 % to rounding to nearest.)
 
@@ -32,8 +32,8 @@ loses 19 % of its L1 norm to truncation at F = 2¹⁶, and 0.4 % to rounding to 
 its gradient. So a sum of clipped float vectors may be rounded instead (:meth:`Grid.quantize`). If the
 float sums of two neighbouring lots differ by at most (1 + s)·C in L2, s being the *accumulation slack*
 that the learning engine proves (:mod:`dpagent.learning.training.engine`), then their integer vectors differ
-by at most Δ = F + ⌈sF⌉ + ⌈√d⌉ + 1: each rounding moves a coordinate by up to 1/2, and the last step is
-for the float64 scaling, whose error in L2 is below L·F·2⁻⁵¹ steps for L records.
+by at most Δ = F + ⌈sF⌉ + ⌈√d⌉ + 1: each rounding moves a coordinate by up to 1/2, and the last unit
+covers the float64 scaling, whose error in L2 is below L·F·2⁻⁵¹ units for L records.
 
 Both rest on one condition outside this package: **a record's float32 vector must not depend, in
 any bit, on the other records of its microbatch.** The learning engines guarantee it and test it.
@@ -175,7 +175,7 @@ class Grid:
         """A sum of clipped vectors, shape (d,) in the vectors' own units, rounded to whole grid units.
 
         Raises:
-            ParameterError: ``total`` does not fit, or an entry is not finite or beyond 2⁵³ steps.
+            ParameterError: ``total`` does not fit, or an entry is not finite or beyond 2⁵³ grid units.
         """
         if total.shape != (self.dimension,) or total.dtype != np.float64:
             raise ParameterError(
@@ -183,10 +183,10 @@ class Grid:
                 f"expected ({self.dimension},) float64 numbers."
             )
         with np.errstate(over="ignore", invalid="ignore"):
-            steps = np.rint(total * (self.resolution / self.clip_norm))
-        if not (np.abs(steps) <= _EXACT).all():
+            units = np.rint(total * (self.resolution / self.clip_norm))
+        if not (np.abs(units) <= _EXACT).all():
             raise ParameterError("total has entries that are not finite, or beyond 2⁵³ grid units.")
-        return steps.astype(np.int64)
+        return units.astype(np.int64)
 
     def require_total(self, total: NDArray[np.int64]) -> None:
         """Raise :class:`ParameterError` unless ``total`` is a vector of d integers."""
@@ -213,7 +213,7 @@ class Grid:
 
 
 def l1_resolution(dimension: int) -> int:
-    """Grid steps to one L1 clip norm at which the slack of rounding is below 0.1 %, or 2²⁸."""
+    """Grid units per L1 clip norm with a rounding slack below 0.1 %, or 2²⁸."""
     require_count("dimension", dimension, maximum=_MAX_DIMENSION)
     low, high = _L1_DEFAULT_RANGE
     return min(max(low, 1 << (_L1_STEPS_A_COORDINATE * dimension - 1).bit_length()), high)

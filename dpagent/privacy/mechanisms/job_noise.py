@@ -1,6 +1,6 @@
-"""The noise of a whole job: which mechanism, on which grid, how much in each round.
+"""The noise of a whole job: the mechanism, its grid, and the noise multiplier of each round.
 
-The operator's coordinator chooses it, the first plan announces it, every device pins it. Whoever needs the
+The coordinator chooses it, the first plan announces it, every device pins it. All code that needs the
 mechanism of a round, from admission to the report, gets it from here.
 """
 

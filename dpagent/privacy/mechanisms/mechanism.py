@@ -1,10 +1,10 @@
-"""One interface for every mechanism: what it announces, what it needs, what it costs, how it works.
+"""One interface for every mechanism: its parameters, sensitivity, privacy cost and operations.
 
-A mechanism is a frozen record of public parameters; private data are arguments only. The programs know
-:class:`Mechanism` and the registry (:mod:`dpagent.privacy.mechanisms.registry`), and no class of one. On its
-way through a round a mechanism
+A mechanism is a frozen record of public parameters; private data are arguments only. The programs use
+:class:`Mechanism` and the registry (:mod:`dpagent.privacy.mechanisms.registry`), but no concrete class. In
+a round a mechanism
 
-1. is built from a :class:`Query` (the sum that is asked for, with its sensitivity) and announced parameters;
+1. is built from a :class:`Query` (the requested sum, with its sensitivity) and announced parameters;
 2. quantizes the clipped sum of a lot (:meth:`Mechanism.quantize`), or clips and quantizes records one by one
    (:meth:`Mechanism.constrain`);
 3. adds noise (:meth:`Mechanism.add_noise`);
@@ -12,8 +12,8 @@ way through a round a mechanism
    parameters (:meth:`Mechanism.wire_form`);
 5. decodes the integer sum over a fleet (:meth:`Mechanism.decode`).
 
-It also says what that costs (:attr:`Mechanism.event`) and guarantees (:meth:`Mechanism.statement`). A new
-mechanism is one file with one class, and its line in the registry; CONTRIBUTING.md walks through one.
+It also states its privacy cost (:attr:`Mechanism.event`) and guarantee (:meth:`Mechanism.statement`). A new
+mechanism is one file with one class, and one line in the registry; CONTRIBUTING.md has an example.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from dpagent.privacy.mechanisms.wire import WireForm, round_to_wire, wire_shift,
 from dpagent.privacy.noise.entropy import Entropy, Sampler
 from dpagent.privacy.statement import Adjacency, BudgetStatement, Trust, Unit
 
-#: What the guarantee of a job rests on besides the code.
+#: Assumptions of a job's guarantee, besides the code.
 JOB_ASSUMPTIONS: Final = (
     "The noise multipliers and the sampling rate of a job are fixed before its first round.",
     "The operating system's random numbers are uniform and stay secret.",
 )
 
-#: Share of a job's δ that its ε does without, to cover noise that is not drawn exactly (its statistical
-#: distance) and not continuous (the lemma in :mod:`dpagent.privacy.accounting.gaussian_loss`).
+#: Share of a job's δ for the noise's inexactness: the sampler's statistical distance, and the lemma on
+#: discrete noise in :mod:`dpagent.privacy.accounting.gaussian_loss`. The ε is priced at the rest.
 NOISE_SHARE: Final = 1e-6
 
 _LOT_DEVIATIONS: Final = 6
@@ -52,7 +52,7 @@ _LOT_DEVIATIONS: Final = 6
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """The sum that a round asks of a device, as far as privacy is concerned. Public.
+    """The sum that a round requests from a device, with everything that determines its privacy. Public.
 
     Attributes:
         clip_norm: C, bound on the norm of what one record adds, in the mechanism's norm.
@@ -128,7 +128,7 @@ class Mechanism(ABC):
     @property
     @abstractmethod
     def event(self) -> Event:
-        """What an accountant is charged for one round."""
+        """The event that an accountant prices for one round."""
 
     @abstractmethod
     def round_cost(self, delta: float) -> tuple[float, float]:
@@ -143,7 +143,7 @@ class Mechanism(ABC):
         """
 
     def require_noise_as_priced(self, rounds: int, job_epsilon: float, delta: float) -> None:
-        """See that noise as it is drawn is what a job's price takes it for.
+        """Check that the drawn noise meets the assumptions of the job's price.
 
         Args:
             rounds: of the job; this mechanism is that of one of them.
@@ -190,7 +190,7 @@ class Mechanism(ABC):
     @property
     @abstractmethod
     def grid(self) -> Grid:
-        """How gradients become whole numbers."""
+        """The grid that turns gradients into integers."""
 
     @property
     @abstractmethod
@@ -248,7 +248,7 @@ class Mechanism(ABC):
         return total + (noise or self.sampler(entropy=entropy)).sample(self.dimension)
 
     def wire_form(self, expected_lot: float) -> WireForm:
-        """How noisy sums travel: a public function of public parameters.
+        """The wire form of noisy sums, a function of public parameters.
 
         There is room for every record of a lot six standard deviations above the expected pulling one
         coordinate the same way in every step, and for noise up to :attr:`reach_units`.

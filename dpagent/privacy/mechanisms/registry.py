@@ -1,6 +1,6 @@
 """The mechanisms that a plan can name.
 
-Mechanisms that are not wired to the programs yet are in this package without being here.
+The other mechanisms in this package are not wired to the programs yet.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""From the fine grid of the noise to the few bits that travel.
+"""From the fine grid of the noise to the few bits on the wire.
 
-After the noise is added, the noisy sum is rounded, at random and without bias, to a multiple of
-2^shift grid units, and saturated to a signed width. Both act on what is private already:
-post-processing, which costs no privacy, only a little variance. Shift and width follow from
-public parameters alone, so a fragment's size says nothing about the data.
+The noisy sum is rounded randomly and without bias to a multiple of
+2^shift grid units, and saturated to a signed width. Both are
+post-processing: they cost no privacy and only a little variance. Shift and width follow from
+public parameters alone, so a fragment's size reveals nothing about the data.
 """
 
 from __future__ import annotations
