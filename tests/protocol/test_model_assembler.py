@@ -187,6 +187,22 @@ def test_a_chunk_that_comes_again_takes_no_more_room(monkeypatch: pytest.MonkeyP
     assert whole(assembler, DATA)
 
 
+def test_the_room_that_is_taken_is_that_of_what_no_plan_names() -> None:
+    """Round after round: a figure that drifted would let a flood in, or throw away what is wanted."""
+    assembler = Assembler()
+    for number in range(1, 5):
+        weights, rest = of(number), of(500 + number, 2)
+        add(assembler, weights, rest)
+        room = sum(len(chunk.data) + Assembler._CHUNK_OVERHEAD for chunk in chunked(rest))
+        assert assembler._foreign_total > room
+        assembler.keep_for(plan_of(weights))
+        assert assembler._foreign_total == sum(assembler._foreign.values()) == room
+        assert whole(assembler, weights)
+        assert whole(assembler, rest)
+        assembler._forget(content_digest(rest))
+        assert (assembler._foreign_total, assembler._foreign) == (0, {})
+
+
 def test_bytes_of_the_largest_thing_fit_before_its_plan_comes() -> None:
     assert MAX_WHOLE_BYTES + MAX_CHUNKS * Assembler._CHUNK_OVERHEAD < Assembler.FOREIGN_BYTES
 
