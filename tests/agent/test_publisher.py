@@ -21,11 +21,11 @@ PLAN = make_plan(compute_slot_s=SLOT_S, jitter_window_s=WINDOW_S)
 
 
 class Line:
-    """A session that takes messages as long as it is told to."""
+    """A session that takes as many messages, and has room for as many, as it is told."""
 
     def __init__(self) -> None:
         self.room = 1_000
-        self.accepts = True
+        self.accepts = 1_000
         self.sent: list[bytes] = []
 
     @property
@@ -34,7 +34,7 @@ class Line:
 
     def publish(self, topic: str, payload: bytes) -> int | None:
         assert topic == "fragments"
-        if not self.accepts:
+        if len(self.sent) >= self.accepts:
             return None
         self.sent.append(payload)
         return len(self.sent)
@@ -148,10 +148,10 @@ def test_what_the_session_does_not_take_stays_due(
 ) -> None:
     spool(state, 12, clock.monotonic())
     publisher.open_window(PLAN, clock.monotonic())
-    line.accepts = False
+    line.accepts = 0
     publisher.publish_due()
     assert due_times(state) == [clock.monotonic()] * 12
-    line.accepts, line.room = True, 4
+    line.accepts, line.room = 1_000, 4
     publisher.publish_due()
     assert len(line.sent) == 4
     assert publisher.due_in_s() == math.inf, "room is an event of its own"
@@ -160,6 +160,18 @@ def test_what_the_session_does_not_take_stays_due(
     line.room = 1_000
     publisher.publish_due()
     assert len(line.sent) == 10, "the allowance was used by what was sent alone"
+    assert len(set(line.sent)) == 10, "what had left before the room ended was noted"
+
+
+def test_what_had_left_before_the_session_took_no_more_is_noted(
+    publisher: Publisher, state: AgentState, line: Line, clock: MovableClock
+) -> None:
+    spool(state, 8, clock.monotonic())
+    publisher.open_window(PLAN, clock.monotonic())
+    line.accepts = 3
+    publisher.publish_due()
+    assert len(line.sent) == 3
+    assert len(state.spool.due(clock.monotonic(), 10)) == 5
 
 
 def test_how_long_there_is_nothing_to_do(
