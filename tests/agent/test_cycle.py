@@ -20,8 +20,15 @@ from agent.settings import load_agent_settings
 from agent.state import AgentState
 from agent.training import Trainer
 from dpagent.protocol.codec import MessageError
-from dpagent.protocol.fragments import chunked, content_digest, weights_to_bytes
+from dpagent.protocol.fragments import (
+    chunked,
+    content_digest,
+    read_block,
+    receipt_digest,
+    weights_to_bytes,
+)
 from dpagent.protocol.messages import Plan, Receipts
+from dpagent.protocol.sealing import Opener, new_sealing_secret
 from dpagent.protocol.signing import Signer, new_signing_secret
 from dpagent.protocol.task import RoundTask
 
@@ -144,6 +151,29 @@ def test_a_round_is_run_once_however_often_it_is_announced(device: Device) -> No
         device.cycle.advance()
     assert device.charged() == [1]
     assert device.pending() == {1: digests}
+
+
+def test_what_is_spooled_is_an_update_that_the_coordinator_can_open(device: Device) -> None:
+    opener = Opener(new_sealing_secret(), "testers")
+    plan = make_plan(sealing_key=opener.public_key)
+    task = RoundTask.of(plan)
+    device.cycle.take_plan(plan)
+    device.give()
+    device.cycle.advance()
+    rows = device.state.connection.execute("SELECT digest, message, job, round FROM fragments").fetchall()
+    positions = []
+    for digest, message, job, number in rows:
+        fragment = opener.open(message)
+        assert receipt_digest(fragment.id) == digest
+        assert (fragment.job, fragment.round) == (plan.job, plan.round)
+        assert (job, number) == (plan.job.hex(), plan.round)
+        position, values = read_block(fragment, plan.wire, task.dimension)
+        positions.append(position)
+        assert np.ptp(values) > 0
+    assert sorted(positions) == list(range(task.blocks))
+    spent = device.state.ledger.epsilon_spent(DATASET)
+    assert spent > 0
+    assert f"{spent:.3f}" in device.cycle.spent()
 
 
 def test_what_is_pending_is_drawn_anew_when_the_round_is_announced_again(device: Device) -> None:
