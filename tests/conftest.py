@@ -12,12 +12,17 @@ os.environ["OPENBLAS_NUM_THREADS"] = "1"
 import hypothesis
 import pytest
 from brokers import Broker, Software
+from hypothesis import Phase
 
 BrokerFactory = Callable[..., Broker]
 
 # No deadline: the machines of tests are busy. `explore` looks at other examples in every run.
 hypothesis.settings.register_profile("suite", derandomize=True, deadline=None)
 hypothesis.settings.register_profile("explore", deadline=None, print_blob=True)
+# A mutant is found by the first failure: looking for a smaller example takes longer than the test.
+hypothesis.settings.register_profile(
+    "mutation", derandomize=True, deadline=None, database=None, phases=[Phase.explicit, Phase.generate]
+)
 hypothesis.settings.load_profile("suite")
 
 

@@ -10,7 +10,7 @@ import pytest
 from fleets import DIGITS, make_task, records, terms
 from numpy.typing import NDArray
 
-from agent.noisy_sums import noisy_gradients
+from agent.noisy_sums import _capped, noisy_gradients
 from dpagent.errors import PlanError
 from dpagent.learning.data.dataset import ArrayDataset, Dataset
 from dpagent.learning.training.numpy_engine.engine import NumpyEngine
@@ -156,6 +156,19 @@ def test_the_clamp_on_the_device_holds_each_coordinate_and_the_norm() -> None:
     assert np.mean(np.abs(free) > bound + 1.01) > 0.5, "the clamp had nothing to do"
     slack = math.sqrt(update.size)
     assert np.linalg.norm(update) <= clip_norm(task) * unit + slack
+
+
+@pytest.mark.parametrize("steps", [1, 4])
+def test_the_clamp_works_on_the_mean_of_all_steps(steps: int) -> None:
+    """A sum far beyond the clip norm is brought to just that; one within all bounds comes as it is."""
+    loose = {"kind": "clamp", "where": "device", "regularisation": 1e-6, "floor": 1e6}
+    task = task_for(40.0, cap=loose, local_steps=steps)
+    large = (np.arange(task.dimension) % 7 - 3) * 10**9
+    to_mean = task.mechanism.granularity / (task.plan.sampling.expected_lot * steps)
+    length = np.linalg.norm(_capped(task, large, WEIGHTS) * to_mean)
+    assert length == pytest.approx(clip_norm(task), rel=0.001)
+    small = np.arange(task.dimension) % 7 - 3
+    np.testing.assert_array_equal(_capped(task, small, WEIGHTS), small)
 
 
 @pytest.mark.parametrize("where", ["coordinator", "device"])

@@ -144,7 +144,7 @@ _SHARED = bytes.fromhex("d81c81d81d00")  # a list that contains itself (tags 28 
     "value",
     [
         datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC), datetime.date(2026, 1, 1), 2**70, -(2**70),
-        cbor2.CBORTag(1, 0), cbor2.CBORTag(24, b"\0"), cbor2.CBORTag(55_799, 1), cbor2.CBORTag(9_999, 1),
+        cbor2.CBORTag(1, 0), cbor2.CBORTag(24, b"0"), cbor2.CBORTag(55_799, 1), cbor2.CBORTag(9_999, 1),
         cbor2.CBORTag(37, b"u" * 16), cbor2.CBORTag(35, "(a+)+"), cbor2.CBORTag(258, [1]),
         cbor2.CBORTag(4, [1, 2]), cbor2.CBORTag(5, [1, 2]), cbor2.CBORTag(30, [1, 2]),
         cbor2.CBORTag(2**64 - 1, 0), cbor2.undefined, cbor2.CBORSimpleValue(99),

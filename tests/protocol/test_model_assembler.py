@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from dpagent.errors import ParameterError
 from dpagent.learning.models.spec import MAX_PARAMETERS
+from dpagent.protocol import fragments
 from dpagent.protocol.codec import MessageError, decode, encode
 from dpagent.protocol.fragments import (
     Assembler,
@@ -187,6 +188,22 @@ def test_a_chunk_that_comes_again_takes_no_more_room(monkeypatch: pytest.MonkeyP
     assert whole(assembler, DATA)
 
 
+def test_the_room_that_is_taken_is_that_of_what_no_plan_names() -> None:
+    """Round after round: a figure that drifted would let a flood in, or throw away what is wanted."""
+    assembler = Assembler()
+    for number in range(1, 5):
+        weights, rest = of(number), of(500 + number, 2)
+        add(assembler, weights, rest, rest)
+        room = sum(len(chunk.data) + Assembler._CHUNK_OVERHEAD for chunk in chunked(rest))
+        assert assembler._foreign_total > room
+        assembler.keep_for(plan_of(weights))
+        assert assembler._foreign_total == sum(assembler._foreign.values()) == room
+        assert whole(assembler, weights)
+        assert whole(assembler, rest)
+        assembler._forget(content_digest(rest))
+        assert (assembler._foreign_total, assembler._foreign) == (0, {})
+
+
 def test_bytes_of_the_largest_thing_fit_before_its_plan_comes() -> None:
     assert MAX_WHOLE_BYTES + MAX_CHUNKS * Assembler._CHUNK_OVERHEAD < Assembler.FOREIGN_BYTES
 
@@ -230,7 +247,8 @@ def test_chunks_beyond_the_size_that_a_plan_names_take_no_room() -> None:
         (chunk,) = chunked(NAMED["weights"])
         for index in range(30):
             assembler.add(chunk.model_copy(update={"index": index}))
-        assembler.keep_for(PLAN)
+        if not plan_first:
+            assembler.keep_for(PLAN)
         assert [list(parts) for parts in assembler._chunks.values()] == [[0]]
         assert whole(assembler, NAMED["weights"])
 
@@ -241,6 +259,7 @@ def test_a_lie_about_what_a_plan_names_is_healed() -> None:
     for chunk in chunked(NAMED["frozen-network"]):
         assembler.add(lie(chunk))
     assert not whole(assembler, NAMED["frozen-network"])
+    assert assembler._chunks == {}, "or the daemon's loop would hash them again and again"
     add(assembler, NAMED["frozen-network"])
     assert whole(assembler, NAMED["frozen-network"])
 
@@ -268,6 +287,35 @@ def test_one_byte_more_is_refused_everywhere() -> None:
     beyond = (size - 2) // MODEL_CHUNK_BYTES + 1
     with pytest.raises(ValidationError, match="index"):
         ModelChunk(version=1, kind="model", digest=bytes(32), index=beyond, data=b"")
+
+
+def test_the_largest_whole_is_cut_and_one_byte_more_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fragments, "MAX_WHOLE_BYTES", 10)
+    assert [chunk.data for chunk in chunked(bytes(10))] == [bytes(10)]
+    with pytest.raises(ParameterError):
+        chunked(bytes(11))
+
+
+def test_what_fills_the_room_exactly_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    wholes = [of(1), of(2, 2)]
+    room = sum(len(chunk.data) + Assembler._CHUNK_OVERHEAD for data in wholes for chunk in chunked(data))
+    monkeypatch.setattr(Assembler, "FOREIGN_BYTES", room)
+    assembler = Assembler()
+    add(assembler, *wholes)
+    assert all(whole(assembler, data) for data in wholes)
+    monkeypatch.setattr(Assembler, "FOREIGN_BYTES", room - 1)
+    add(assembler, wholes[1])
+    assert not whole(assembler, wholes[0])
+
+
+def test_a_whole_is_not_given_as_one_of_another_length() -> None:
+    assembler = Assembler()
+    data = NAMED["weights"]
+    assembler.keep_for(PLAN)
+    add(assembler, data)
+    assert whole(assembler, data)
+    assert assembler.get(content_digest(data), len(data) + 1) is None
+    assert whole(assembler, data)
 
 
 def test_a_model_of_another_length_than_the_plan_says_is_refused() -> None:

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections import Counter
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from scipy import stats
 
 from dpagent.errors import ParameterError
 from dpagent.learning.training.engine import MAX_MICROBATCH, accumulation_slack
 from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian, finest_resolution
 from dpagent.privacy.mechanisms.grid import Grid, Norm
 from dpagent.privacy.noise.discrete_gaussian import MAX_SIGMA
-from dpagent.privacy.sampling import shuffled
 
 
 @given(
@@ -107,24 +103,6 @@ def test_the_slack_grows_with_the_microbatch_and_stays_small() -> None:
     assert slacks == sorted(slacks)
     assert slacks[31] == pytest.approx(3.14e-4, rel=0.01)
     assert slacks[-1] < 0.0011
-
-
-def test_every_order_of_a_lot_is_equally_likely() -> None:
-    lot = np.array([2, 5, 7, 11])
-    draws = 24_000
-    seen = Counter(tuple(shuffled(lot).tolist()) for _ in range(draws))
-    orders = list(itertools.permutations(lot.tolist()))
-    assert set(seen) <= set(orders)
-    _, p_value = stats.chisquare([seen[order] for order in orders])
-    assert p_value > 1e-6
-
-
-def test_equal_keys_are_drawn_anew() -> None:
-    answers = iter([bytes(16), b"\x01" + bytes(15)])
-    assert shuffled(np.array([3, 4]), entropy=lambda count: next(answers)).tolist() == [4, 3]
-    with pytest.raises(RuntimeError, match="source of entropy is broken"):
-        shuffled(np.array([3, 4]), entropy=bytes)
-    assert shuffled(np.zeros(0, np.intp)).tolist() == []
 
 
 @pytest.mark.parametrize("noise_multiplier", [1e-3, 0.5, 2.25, 7.9, 8.1, 300.0, 1e6])

@@ -32,7 +32,6 @@ from dpagent.privacy.noise.discrete_gaussian import (
     statistical_distance,
     table_radius,
 )
-from dpagent.privacy.sampling import poisson_lot
 
 LEVEL = 1e-6
 DRAWS = 400_000
@@ -293,36 +292,3 @@ def test_sigma_out_of_range_is_named(sigma: float) -> None:
 def test_short_entropy_is_refused() -> None:
     with pytest.raises(ParameterError, match="entropy gave 8 bytes; expected the 1036"):
         DiscreteGaussianSampler(1.0, entropy=lambda _: bytes(8)).sample(3)
-
-
-@pytest.mark.parametrize("rate", [0.001, 0.1, 0.5, 0.97])
-def test_poisson_lots_have_the_right_size_and_independent_records(rate: float) -> None:
-    records, lots = 1000, 400
-    drawn = np.zeros((lots, records), dtype=np.int64)
-    for lot in drawn:
-        indices = poisson_lot(records, rate)
-        assert (np.diff(indices) > 0).all()
-        lot[indices] = 1
-    assert stats.binomtest(int(drawn.sum()), drawn.size, rate).pvalue > LEVEL
-    sizes = drawn.sum(axis=1)
-    dispersion = ((sizes - records * rate) ** 2).sum() / (records * rate * (1 - rate))
-    assert LEVEL < stats.chi2.cdf(dispersion, lots) < 1 - LEVEL
-
-
-def test_poisson_lot_compares_words_with_the_rate_exactly() -> None:
-    threshold = 2**64 // 4
-    words = b"".join(w.to_bytes(8, "little") for w in (threshold - 1, threshold, 0, 2**64 - 1))
-    np.testing.assert_array_equal(poisson_lot(4, 0.25, entropy=lambda _: words), [0, 2])
-    almost_one = math.nextafter(1.0, 0.0)
-    assert poisson_lot(1, almost_one, entropy=lambda _: b"\xff" * 8).size == 0
-
-
-def test_poisson_lot_at_its_limits() -> None:
-    np.testing.assert_array_equal(poisson_lot(5, 1.0), np.arange(5))
-    assert poisson_lot(0, 0.5).dtype == np.intp
-    large = poisson_lot(200_000, 0.5)
-    assert large.max() > 190_000
-    with pytest.raises(ParameterError, match="records"):
-        poisson_lot(-1, 0.5)
-    with pytest.raises(ParameterError, match="sampling rate"):
-        poisson_lot(5, 0.0)

@@ -1,0 +1,295 @@
+"""A device's part in a round, phase by phase, on a clock that stands still."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from clocks import MovableClock
+from fleets import DIGITS, make_plan, write_agent
+from ledgers import DATASET, open_state
+
+from agent.cycle import Cycle
+from agent.profile import load_profile
+from agent.publisher import Publisher
+from agent.settings import load_agent_settings
+from agent.state import AgentState
+from agent.training import Trainer
+from dpagent.protocol.codec import MessageError
+from dpagent.protocol.fragments import (
+    chunked,
+    content_digest,
+    read_block,
+    receipt_digest,
+    weights_to_bytes,
+)
+from dpagent.protocol.messages import Plan, Receipts
+from dpagent.protocol.sealing import Opener, new_sealing_secret
+from dpagent.protocol.signing import Signer, new_signing_secret
+from dpagent.protocol.task import RoundTask
+
+KEY = Signer(new_signing_secret(), "testers").public_key
+WEIGHTS = weights_to_bytes(DIGITS.initial_weights(0))
+JOB, OTHER_JOB = b"j" * 16, b"k" * 16
+
+
+class Line:
+    """A session that takes all messages."""
+
+    has_room = True
+
+    def __init__(self) -> None:
+        self.sent: list[bytes] = []
+
+    def publish(self, topic: str, payload: bytes) -> int:
+        self.sent.append(payload)
+        return len(self.sent)
+
+
+@dataclass
+class Device:
+    cycle: Cycle
+    state: AgentState
+    clock: MovableClock
+    asked_at: list[float] = field(default_factory=list)
+
+    def give(self, weights: bytes = WEIGHTS) -> None:
+        for chunk in chunked(weights):
+            self.cycle.take_chunk(chunk)
+
+    def charged(self) -> list[int]:
+        rows = self.state.connection.execute("SELECT body ->> 'round' FROM entries WHERE kind = 'charge'")
+        return sorted(row[0] for row in rows)
+
+    def declined(self) -> list[tuple[Any, ...]]:
+        rows = self.state.connection.execute("SELECT round, reason, declined_at FROM declined")
+        return [tuple(row) for row in rows]
+
+    def pending(self) -> dict[int, list[bytes]]:
+        """Digests by round."""
+        rows = self.state.connection.execute(
+            "SELECT round, digest FROM fragments WHERE message IS NOT NULL ORDER BY digest"
+        )
+        rounds: dict[int, list[bytes]] = {}
+        for number, digest in rows:
+            rounds.setdefault(number, []).append(digest)
+        return rounds
+
+
+@pytest.fixture
+def device(tmp_path: Path) -> Iterator[Device]:
+    settings = load_agent_settings(write_agent(tmp_path, None, KEY, engine="numpy"))
+    clock = MovableClock(unix=5_000.0)
+    state = open_state(tmp_path / "state")
+    line: Any = Line()
+    asked_at: list[float] = []
+    cycle = Cycle(
+        DATASET, "testers",
+        state=state,
+        trainer=Trainer(settings, load_profile("generic-linux")),
+        publisher=Publisher(state, line, "fragments", 100.0, clock),
+        ask_again=lambda: asked_at.append(clock.monotonic()),
+        clock=clock,
+    )  # fmt: skip
+    yield Device(cycle, state, clock, asked_at)
+    state.close()
+
+
+def refused(device: Device, plan: Plan) -> str:
+    with pytest.raises(MessageError) as caught:
+        device.cycle.take_plan(plan)
+    return caught.value.reason
+
+
+def receipts(*digests: bytes, job: bytes = JOB) -> Receipts:
+    return Receipts(version=1, kind="receipts", job=job, round=1, digests=b"".join(digests))
+
+
+# --- a plan arrives -----------------------------------------------------------------------------
+
+
+def test_a_plan_of_another_fleet_changes_nothing(device: Device) -> None:
+    device.give()
+    assert refused(device, make_plan(fleet="others")) == "wrong fleet"
+    assert not device.cycle.is_ready
+
+
+def test_a_round_is_new_once_and_an_older_one_of_its_job_is_a_replay(device: Device) -> None:
+    assert device.cycle.take_plan(make_plan(round=2))
+    assert not device.cycle.take_plan(make_plan(round=2))
+    assert refused(device, make_plan(round=1)) == "replayed"
+    assert device.cycle.take_plan(make_plan(round=3))
+    assert device.cycle.take_plan(make_plan(round=1, job=OTHER_JOB)), "another job begins where it likes"
+    assert device.cycle.take_plan(make_plan(round=1, job=OTHER_JOB, state="finished"))
+    assert not device.cycle.take_plan(make_plan(round=1, job=OTHER_JOB, state="finished"))
+
+
+def test_a_round_is_run_once_however_often_it_is_announced(device: Device) -> None:
+    plan = make_plan()
+    arrived_at = device.clock.monotonic()
+    device.cycle.take_plan(plan)
+    assert not device.cycle.is_ready
+    device.give()
+    assert device.cycle.is_ready
+    device.cycle.advance()
+    assert not device.cycle.is_ready
+    assert device.charged() == [1]
+    (digests,) = device.pending().values()
+    assert len(digests) == RoundTask.of(plan).blocks
+    rows = device.state.connection.execute("SELECT min(due_at), max(due_at) FROM fragments").fetchone()
+    opens_at = arrived_at + plan.compute_slot_s
+    assert opens_at <= rows[0] < rows[1] <= opens_at + plan.jitter_window_s
+    charged_at = device.state.connection.execute("SELECT body ->> 'charged_at' FROM entries WHERE number = 2")
+    assert charged_at.fetchone()[0] == "1970-01-01T01:23:20+00:00"
+    for _ in range(2):
+        device.cycle.take_plan(plan)
+        assert not device.cycle.is_ready
+        device.cycle.advance()
+    assert device.charged() == [1]
+    assert device.pending() == {1: digests}
+
+
+def test_what_is_spooled_is_an_update_that_the_coordinator_can_open(device: Device) -> None:
+    opener = Opener(new_sealing_secret(), "testers")
+    plan = make_plan(sealing_key=opener.public_key)
+    task = RoundTask.of(plan)
+    device.cycle.take_plan(plan)
+    device.give()
+    device.cycle.advance()
+    rows = device.state.connection.execute("SELECT digest, message, job, round FROM fragments").fetchall()
+    positions = []
+    for digest, message, job, number in rows:
+        fragment = opener.open(message)
+        assert receipt_digest(fragment.id) == digest
+        assert (fragment.job, fragment.round) == (plan.job, plan.round)
+        assert (job, number) == (plan.job.hex(), plan.round)
+        position, values = read_block(fragment, plan.wire, task.dimension)
+        positions.append(position)
+        assert np.ptp(values) > 0
+    assert sorted(positions) == list(range(task.blocks))
+    spent = device.state.ledger.epsilon_spent(DATASET)
+    assert spent > 0
+    assert f"{spent:.3f}" in device.cycle.spent()
+
+
+def test_what_is_pending_is_drawn_anew_when_the_round_is_announced_again(device: Device) -> None:
+    plan = make_plan()
+    device.cycle.take_plan(plan)
+    device.give()
+    device.cycle.advance()
+    device.clock.advance(100.0)
+    device.cycle.take_plan(plan)
+    next_due_at = device.state.spool.next_due_at()
+    assert next_due_at is not None
+    assert next_due_at > device.clock.monotonic(), "at their old times all would leave at once"
+
+
+def test_the_next_round_expires_this_ones_fragments(device: Device) -> None:
+    device.give()
+    for number in (1, 2):
+        device.cycle.take_plan(make_plan(round=number))
+        device.give()
+        device.cycle.advance()
+        assert set(device.pending()) == {number}
+    assert device.charged() == [1, 2]
+
+
+def test_the_end_of_a_job_leaves_nothing_to_send_or_decide(device: Device) -> None:
+    device.cycle.take_plan(make_plan())
+    device.give()
+    device.cycle.advance()
+    assert device.pending()
+    device.cycle.take_plan(make_plan(state="finished"))
+    assert device.pending() == {}
+    device.give()
+    assert not device.cycle.is_ready
+    device.cycle.advance()
+    assert device.charged() == [1]
+
+
+def test_lines_of_an_earlier_job_go_when_another_begins(device: Device) -> None:
+    device.cycle.take_plan(make_plan())
+    device.give()
+    device.cycle.advance()
+    lines = "SELECT count(*) FROM fragments"
+    device.cycle.take_plan(make_plan(round=2))
+    assert device.state.connection.execute(lines).fetchone()[0] > 0, "a line stays while the job lasts"
+    device.cycle.take_plan(make_plan(job=OTHER_JOB, state="finished"))
+    device.cycle.take_plan(make_plan(job=b"l" * 16))
+    assert device.state.connection.execute(lines).fetchone()[0] == 0
+
+
+# --- the model arrives --------------------------------------------------------------------------
+
+
+def test_a_model_that_does_not_come_is_asked_for_every_ten_seconds(device: Device) -> None:
+    start = device.clock.monotonic()
+    device.cycle.advance()
+    device.cycle.take_plan(make_plan())
+    for _ in range(60):
+        device.cycle.advance()
+        device.clock.advance(0.5)
+    assert device.asked_at == [start + 10.0, start + 20.0]
+    assert device.charged() == []
+
+
+# --- the device decides -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_weights_that_are_not_finite_are_declined_before_anything_is_computed(
+    device: Device, value: float
+) -> None:
+    numbers = DIGITS.initial_weights(0)
+    numbers[-1] = value
+    weights = weights_to_bytes(numbers)
+    plan = make_plan(model={"digest": content_digest(weights)})
+    device.cycle.take_plan(plan)
+    device.give(weights)
+    device.cycle.advance()
+    assert device.declined() == [(1, "the model has weights that are not finite", 5_000.0)]
+    assert not device.cycle.is_ready
+    assert (device.charged(), device.pending()) == ([], {})
+    device.cycle.take_plan(plan)
+    assert device.cycle.is_ready, "announced again, decided again"
+
+
+def test_a_deadline_is_measured_by_the_boards_clock(device: Device) -> None:
+    device.cycle.take_plan(make_plan(deadline=5_000.4))
+    device.give()
+    device.cycle.advance()
+    assert len(device.declined()) == 1
+    assert device.charged() == []
+
+
+def test_a_key_that_nothing_can_be_sealed_to_costs_nothing(device: Device) -> None:
+    """Sealing comes before the charge: it is the last thing that can fail."""
+    device.cycle.take_plan(make_plan(sealing_key=bytes(32)))
+    device.give()
+    device.cycle.advance()
+    assert len(device.declined()) == 1
+    assert (device.charged(), device.pending()) == ([], {})
+
+
+# --- receipts -----------------------------------------------------------------------------------
+
+
+def test_receipts_empty_the_spool(device: Device) -> None:
+    device.cycle.take_plan(make_plan())
+    device.give()
+    device.cycle.advance()
+    (digests,) = device.pending().values()
+    device.cycle.take_receipts(receipts(*digests, job=OTHER_JOB))
+    assert device.pending() == {1: digests}, "another job's"
+    with pytest.raises(MessageError) as caught:
+        device.cycle.take_receipts(receipts(digests[0], digests[1][:-1]))
+    assert caught.value.reason == "malformed"
+    assert device.pending() == {1: digests}
+    device.cycle.take_receipts(receipts(*digests[1:]))
+    assert device.pending() == {1: digests[:1]}
+    device.cycle.take_receipts(receipts(digests[0]))
+    assert device.pending() == {}

@@ -1,0 +1,104 @@
+"""The spool: what is due, what a receipt or the end of a round takes from it, and what stays."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from agent.spool import UNSCHEDULED, Spool, SpooledFragment, create_spool
+
+
+@pytest.fixture
+def connection() -> Iterator[sqlite3.Connection]:
+    connection = sqlite3.connect(":memory:")
+    create_spool(connection)
+    yield connection
+    connection.close()
+
+
+@pytest.fixture
+def spool(connection: sqlite3.Connection) -> Spool:
+    """Due at 1, 2 and 3: ``a1``, ``a2`` and ``a3`` of round 1."""
+    spool = Spool(connection)
+    spool.put("job", 1, [SpooledFragment(b"a%d" % at, b"message %d" % at, float(at)) for at in (3, 1, 2)])
+    return spool
+
+
+def lines(connection: sqlite3.Connection) -> dict[bytes, tuple[Any, ...]]:
+    """By digest: state, whether its bytes are there, when it was first sent."""
+    rows = connection.execute("SELECT digest, state, message IS NOT NULL, first_sent_at FROM fragments")
+    return {digest: tuple(rest) for digest, *rest in rows}
+
+
+def test_what_is_due_comes_earliest_first_and_no_more_than_is_asked_for(spool: Spool) -> None:
+    assert spool.due(0.999, 10) == []
+    assert spool.due(1.0, 10) == [SpooledFragment(b"a1", b"message 1", 1.0)]
+    assert [each.digest for each in spool.due(9.0, 10)] == [b"a1", b"a2", b"a3"]
+    assert [each.digest for each in spool.due(9.0, 2)] == [b"a1", b"a2"]
+    assert spool.due(9.0, 0) == []
+    assert spool.next_due_at() == 1.0
+
+
+def test_what_has_no_time_yet_is_never_due(connection: sqlite3.Connection) -> None:
+    spool = Spool(connection)
+    assert spool.next_due_at() is None
+    spool.put("job", 1, [SpooledFragment(b"a", b"message", UNSCHEDULED)])
+    assert spool.due(1e300, 10) == []
+    spool.reschedule([(5.0, b"a")])
+    assert spool.next_due_at() == 5.0
+
+
+def test_when_it_was_first_sent_stays(spool: Spool, connection: sqlite3.Connection) -> None:
+    spool.mark_sent(b"a1", 1_000.0, 7.0)
+    spool.mark_sent(b"a1", 1_006.0, 13.0)
+    assert lines(connection)[b"a1"] == ("sent", 1, 1_000.0)
+    assert lines(connection)[b"a2"] == ("waiting", 1, None)
+    assert [each.digest for each in spool.due(12.9, 10)] == [b"a2", b"a3"]
+    assert [each.digest for each in spool.due(13.0, 10)] == [b"a2", b"a3", b"a1"]
+
+
+def test_a_receipt_counts_each_fragment_of_ours_once(spool: Spool, connection: sqlite3.Connection) -> None:
+    assert spool.mark_counted([b"a1", b"another device's", b"a3"]) == 2
+    assert spool.mark_counted([b"a1", b"a2"]) == 1
+    assert spool.mark_counted([]) == 0
+    assert {line[:2] for line in lines(connection).values()} == {("counted", 0)}
+    assert spool.pending() == []
+    assert spool.next_due_at() is None
+    # A PUBACK that comes after the receipt does not bring it back.
+    spool.mark_sent(b"a1", 1_000.0, 7.0)
+    assert lines(connection)[b"a1"] == ("counted", 0, None)
+
+
+@pytest.mark.parametrize(
+    ("job", "number", "left"),
+    [("job", 1, [b"a1", b"a2", b"a3"]), ("job", 2, [b"b"]), ("other", 2, [b"c"]), ("other", 1, []),
+     (None, None, [])],
+)  # fmt: skip
+def test_only_the_fragments_of_one_round_outlive_the_end_of_the_others(
+    spool: Spool, connection: sqlite3.Connection, job: str | None, number: int | None, left: list[bytes]
+) -> None:
+    spool.put("job", 2, [SpooledFragment(b"b", b"message", 1.0)])
+    spool.put("other", 2, [SpooledFragment(b"c", b"message", 1.0)])
+    assert spool.expire(except_job=job, except_round=number) == 5 - len(left)
+    assert sorted(spool.pending()) == left
+    assert spool.expire(except_job=job, except_round=number) == 0
+    expired = {digest for digest, line in lines(connection).items() if line[:2] == ("expired", 0)}
+    assert expired == {b"a1", b"a2", b"a3", b"b", b"c"} - set(left)
+
+
+def test_a_late_receipt_still_counts_what_expired(spool: Spool, connection: sqlite3.Connection) -> None:
+    assert spool.expire() == 3
+    assert spool.mark_counted([b"a2"]) == 1
+    assert lines(connection)[b"a2"][0] == "counted"
+
+
+def test_lines_of_other_jobs_are_forgotten_unless_they_are_pending(
+    spool: Spool, connection: sqlite3.Connection
+) -> None:
+    spool.put("new", 1, [SpooledFragment(b"b", b"message", 1.0)])
+    spool.mark_counted([b"a1", b"b"])
+    spool.forget_other_jobs("new")
+    assert set(lines(connection)) == {b"a2", b"a3", b"b"}
