@@ -85,7 +85,6 @@ class Cycle:
         self._state, self._trainer, self._publisher = state, trainer, publisher
         self._ask_again, self._clock = ask_again, clock
         self._assembler = Assembler()
-        self._assets: dict[bytes, bytes] = {}
         self._announced: _Announced | None = None
 
     # A plan arrives.
@@ -175,18 +174,17 @@ class Cycle:
     def _model_for(self, plan: Plan) -> _Model | None:
         """Weights and assets of a plan, or None while a part of them is missing."""
         weights = self._assembler.get(plan.model.digest, 4 * plan.model.parameters)
-        wanted = {asset.digest: asset.role for asset in plan.assets}
+        if weights is None:
+            return None
+        assets: dict[str, bytes] = {}
         needed = self._trainer.needed_assets(plan)
         for asset in plan.assets:
-            if asset.role in needed and asset.digest not in self._assets:
+            if asset.role in needed:
                 data = self._assembler.get(asset.digest, asset.size)
                 if data is None:
                     return None
-                self._assets[asset.digest] = data
-        if weights is None:
-            return None
-        self._assets = {digest: data for digest, data in self._assets.items() if digest in wanted}
-        return _Model(weights, {wanted[digest]: data for digest, data in self._assets.items()})
+                assets[asset.role] = data
+        return _Model(weights, assets)
 
     # The device decides.
 
