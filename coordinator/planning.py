@@ -180,16 +180,17 @@ class Planner:
         return max(-(-each.dimension // self._most_values(each)) for each in rounds)
 
     def require_acceptable(self) -> None:
-        """Refuse a job some of whose rounds every device would decline.
+        """Refuse a job that never steps the model, or some of whose rounds every device would decline.
 
         A round with less noise takes more bits on the wire, so a job whose first round can be
         announced could still die in a later one. And at an ε beyond all use a sampler that is
         all but exact may be told from an exact one.
 
         Raises:
-            PlanError: Naming the first round that is declined, and why.
+            PlanError: Naming the first round that is declined, and why; or that no round steps the model.
         """
         settings, job = self._settings, self._job
+        gradient_steps(settings, self._spec)
         try:
             job.noise.require_acceptable(
                 self._query_of_round, job.epsilon_by_round[-1], settings.privacy.delta
