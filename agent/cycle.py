@@ -23,7 +23,7 @@ from agent.spool import UNSCHEDULED, SpooledFragment
 from agent.state import AgentState
 from agent.training import Trainer
 from dpagent.clock import Clock
-from dpagent.errors import ConfigurationError, DataError, ParameterError, PlanError
+from dpagent.errors import ConfigurationError, DataError, PlanError
 from dpagent.protocol.codec import MessageError
 from dpagent.protocol.fragments import Assembler, cut, receipt_digest, weights_from_bytes
 from dpagent.protocol.messages import RECEIPT_DIGEST_BYTES, ModelChunk, Plan, Receipts
@@ -165,7 +165,7 @@ class Cycle:
             task, price = self._admit(plan, weights)
             update = self._trainer.noisy_update(task, model.assets, weights)
             fragments = self._seal(task, update)
-        except (Declined, PlanError, ConfigurationError, ParameterError, DataError) as error:
+        except (Declined, PlanError, ConfigurationError, DataError) as error:
             log.warning("declined round %d of job %s: %s", plan.round, plan.job.hex()[:8], error)
             self._state.note_declined(plan.job.hex(), plan.round, str(error), self._clock.unix())
             return
