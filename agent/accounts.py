@@ -75,6 +75,9 @@ class _JobPrices:
         self._is_on_a_grid = first.loss_grid is not None
         self.tolerance = _GRID_TOLERANCE if self._is_on_a_grid else _TOLERANCE
         """Tolerance of a recomputed ε, relative to max(1, ε)."""
+        self.spent = first.empty_account()
+        """All charges, composed."""
+        self.spent.compose(*events)
         less = self._delta * (1 - NOISE_SHARE)
         running = self._first.empty_account().running_epsilon(self._events, less)
         self._running = [float(epsilon) for epsilon in running]
@@ -194,7 +197,7 @@ class JobAccounts:
             _require_within(index, self.reserved(charge.dataset), budgets.get(charge.dataset))
             self._spent[charge.dataset] = charge.cumulative_epsilon
         for (dataset, job), indices in by_job.items():
-            self._jobs[dataset][job].spent.compose(*(events[index] for index in indices))
+            self._jobs[dataset][job].spent = prices[indices[0]][0].spent
 
     def _account(self, charge: Charge) -> JobAccount:
         jobs = self._jobs.setdefault(charge.dataset, {})

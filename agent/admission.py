@@ -77,8 +77,8 @@ def admit(task: RoundTask, dataset: Dataset, ledger: Ledger, name: str, *, now: 
         )
     # A cheap check before the expensive pricing.
     _require_noise_as_priced(task, 0.0)
-    rest = task.events
     if account is None:
+        rest = task.events
         spent = fresh_account(rest, plan.delta)
         job_epsilon = price_after(spent, rest, plan.delta)
     else:
@@ -90,7 +90,7 @@ def admit(task: RoundTask, dataset: Dataset, ledger: Ledger, name: str, *, now: 
             f"of which other jobs have {others.epsilon:.4g}"
         )
     _require_noise_as_priced(task, job_epsilon)
-    so_far = price_after(spent, rest[:1], plan.delta)
+    so_far = price_after(spent, [mechanism.event], plan.delta)
     return Price(job_epsilon, others.epsilon + so_far, total_delta, spent.name, grid_of(spent))
 
 

@@ -23,7 +23,7 @@ from agent.spool import UNSCHEDULED, SpooledFragment
 from agent.state import AgentState
 from agent.training import Trainer
 from dpagent.clock import Clock
-from dpagent.errors import ConfigurationError, DataError, ParameterError, PlanError
+from dpagent.errors import ConfigurationError, DataError, PlanError
 from dpagent.protocol.codec import MessageError
 from dpagent.protocol.fragments import Assembler, cut, receipt_digest, weights_from_bytes
 from dpagent.protocol.messages import RECEIPT_DIGEST_BYTES, ModelChunk, Plan, Receipts
@@ -85,7 +85,6 @@ class Cycle:
         self._state, self._trainer, self._publisher = state, trainer, publisher
         self._ask_again, self._clock = ask_again, clock
         self._assembler = Assembler()
-        self._assets: dict[bytes, bytes] = {}
         self._announced: _Announced | None = None
 
     # A plan arrives.
@@ -166,7 +165,7 @@ class Cycle:
             task, price = self._admit(plan, weights)
             update = self._trainer.noisy_update(task, model.assets, weights)
             fragments = self._seal(task, update)
-        except (Declined, PlanError, ConfigurationError, ParameterError, DataError) as error:
+        except (Declined, PlanError, ConfigurationError, DataError) as error:
             log.warning("declined round %d of job %s: %s", plan.round, plan.job.hex()[:8], error)
             self._state.note_declined(plan.job.hex(), plan.round, str(error), self._clock.unix())
             return
@@ -175,18 +174,17 @@ class Cycle:
     def _model_for(self, plan: Plan) -> _Model | None:
         """Weights and assets of a plan, or None while a part of them is missing."""
         weights = self._assembler.get(plan.model.digest, 4 * plan.model.parameters)
-        wanted = {asset.digest: asset.role for asset in plan.assets}
+        if weights is None:
+            return None
+        assets: dict[str, bytes] = {}
         needed = self._trainer.needed_assets(plan)
         for asset in plan.assets:
-            if asset.role in needed and asset.digest not in self._assets:
+            if asset.role in needed:
                 data = self._assembler.get(asset.digest, asset.size)
                 if data is None:
                     return None
-                self._assets[asset.digest] = data
-        if weights is None:
-            return None
-        self._assets = {digest: data for digest, data in self._assets.items() if digest in wanted}
-        return _Model(weights, {wanted[digest]: data for digest, data in self._assets.items()})
+                assets[asset.role] = data
+        return _Model(weights, assets)
 
     # The device decides.
 

@@ -180,16 +180,17 @@ class Planner:
         return max(-(-each.dimension // self._most_values(each)) for each in rounds)
 
     def require_acceptable(self) -> None:
-        """Refuse a job with a round that every device would decline.
+        """Refuse a job that never steps the model, or with a round that every device would decline.
 
         A round with less noise needs more bits on the wire, so a job could start and fail
         in a later round. And at an absurdly large ε, the sampler's distance from an exact one
         exceeds its share of δ.
 
         Raises:
-            PlanError: Naming the first such round, and the reason.
+            PlanError: No round steps the model; or naming the first declined round, and the reason.
         """
         settings, job = self._settings, self._job
+        gradient_steps(settings, self._spec)
         try:
             job.noise.require_acceptable(
                 self._query_of_round, job.epsilon_by_round[-1], settings.privacy.delta

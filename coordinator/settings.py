@@ -17,6 +17,7 @@ from dpagent.learning.training.optimiser import Adam, LearningRate, Optimiser, S
 from dpagent.privacy.clipping import MAX_NORM, MIN_NORM
 from dpagent.privacy.mechanisms.registry import DEFAULT_MECHANISM, mechanism_named
 from dpagent.privacy.schedules import Schedule
+from dpagent.protocol.messages import MIN_SLOT_S
 from dpagent.protocol.topics import FleetName
 from dpagent.transport.settings import MqttSettings
 
@@ -199,7 +200,7 @@ class RoundSettings(Settings):
 
     deadline_s: Annotated[float, Field(gt=0, le=86_400)] = 120.0
     """An incomplete round closes this long after it opened."""
-    compute_slot_s: Annotated[float, Field(gt=0, le=86_400)] = 5.0
+    compute_slot_s: Annotated[float, Field(ge=MIN_SLOT_S, le=86_400)] = 5.0
     """Devices publish a whole number of slots after the plan; choose it above their training time."""
     jitter_window_s: Annotated[float, Field(ge=0, le=86_400)] = 10.0
     """Maximum random delay of each fragment."""

@@ -28,6 +28,12 @@ MAX_CHUNKS = -(-MAX_WHOLE_BYTES // MODEL_CHUNK_BYTES)
 RECEIPT_DIGEST_BYTES = 16
 RECEIPTS_PER_MESSAGE = 2_048
 
+MIN_EXPECTED_LOT = 1e-6
+"""No noisy sum that is divided by so much leaves floating point: a device that failed then would tell, by its
+silence, of a sum for which it charged nothing."""
+MIN_SLOT_S = 1e-3
+"""Slots of that length can be counted."""
+
 _Probability = Annotated[float, Field(gt=0, le=1)]
 _JobId = Annotated[bytes, Field(min_length=16, max_length=16)]
 _Round = Annotated[int, Field(ge=1, le=100_000)]
@@ -108,7 +114,7 @@ class SamplingTerms(Message):
 
     rate: _Probability
     """Probability that a record enters a lot."""
-    expected_lot: Annotated[float, Field(gt=0, le=1e7)]
+    expected_lot: Annotated[float, Field(ge=MIN_EXPECTED_LOT, le=1e7)]
     """Public expectation of a lot's size; the divisor of sums."""
     local_steps: Annotated[int, Field(ge=1, le=64)]
     """Noisy steps in a round, each with a fresh lot."""
@@ -180,7 +186,7 @@ class Plan(Message):
     sealing_key: Annotated[bytes, Field(min_length=32, max_length=32)]
     deadline: Annotated[float, Field(ge=0)]
     """Unix time at which the coordinator closes the round if it is not complete."""
-    compute_slot_s: Annotated[float, Field(gt=0, le=86_400)]
+    compute_slot_s: Annotated[float, Field(ge=MIN_SLOT_S, le=86_400)]
     """Publication starts a whole number of slots after the plan's arrival."""
     jitter_window_s: Annotated[float, Field(ge=0, le=86_400)]
 

@@ -115,9 +115,10 @@ class RoundTask:
         Raises:
             PlanError: a later round has parameters that no device could run.
         """
+        query = _query(self.plan, self.clipping)
         try:
             later = [
-                self.noise.at(number, _query(self.plan, self.clipping)).event
+                self.noise.at(number, query).event
                 for number in range(self.plan.round + 1, self.noise.rounds + 1)
             ]
         except ParameterError as error:

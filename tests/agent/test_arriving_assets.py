@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,6 +32,11 @@ def plan_of(number: int) -> Plan:
             {"role": role, "digest": content_digest(data), "size": len(data)} for role, data in ASSETS.items()
         ],
     )
+
+
+def plan_with(number: int, asset: bytes) -> Plan:
+    terms = {"role": "projection", "digest": content_digest(asset), "size": len(asset)}
+    return make_plan(round=number, assets=[terms], mechanism={"noise_multipliers": [4.0] * 10})
 
 
 @pytest.fixture
@@ -73,3 +79,18 @@ def test_the_plan_may_come_first(agent: Agent) -> None:
     send(agent, *ASSETS.values())
     for _ in range(2):
         assert agent._cycle.is_ready
+
+
+def test_assets_of_plans_whose_weights_never_came_are_let_go(agent: Agent) -> None:
+    """Or a coordinator that goes on to new assets again and again would fill the board's memory."""
+    size = 1_000_000
+    tracemalloc.start()
+    try:
+        for number in range(1, 11):
+            asset = bytes([number]) * size
+            announce(agent, plan_with(number, asset))
+            send(agent, asset)
+            agent._cycle.advance()
+        assert tracemalloc.get_traced_memory()[0] < 5 * size
+    finally:
+        tracemalloc.stop()

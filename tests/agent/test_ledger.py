@@ -483,6 +483,23 @@ def test_noise_that_is_not_as_priced_is_found_though_all_figures_fit(
     assert offender in refused_charge(rebuilt(charge, **changes), records)
 
 
+def test_charges_of_more_runs_than_can_be_counted_are_refused() -> None:
+    """At a rate so low that they cost nothing, though no figure of theirs is off."""
+    budget, first, *_ = charges_of(1e-5, 1)
+    assert isinstance(first, Charge)
+    free = rebuilt(
+        first,
+        noise_multiplier=4.0,
+        sampling_rate=1e-300,
+        steps=2**53,
+        job_epsilon=0.0,
+        cumulative_epsilon=0.0,
+    )
+    JobAccounts().check_and_add([budget, free])
+    with pytest.raises(InconsistentChargeError, match="count is 18014398509481984"):
+        JobAccounts().check_and_add([budget, free, replace(free, round=2)])
+
+
 @pytest.mark.parametrize(("epsilon", "delta"), [(-4.0, 1e-5), (1.0, -1e-5), (1.0, 1.5), (0.0, 1e-5)])
 def test_a_budget_that_is_none_is_named(epsilon: float, delta: float) -> None:
     with pytest.raises(InconsistentChargeError, match="invalid budget"):

@@ -14,7 +14,9 @@ from agent.noisy_sums import _capped, noisy_gradients
 from dpagent.errors import PlanError
 from dpagent.learning.data.dataset import ArrayDataset, Dataset
 from dpagent.learning.training.numpy_engine.engine import NumpyEngine
+from dpagent.privacy.clipping import MAX_NORM, MIN_NORM
 from dpagent.privacy.mechanisms.wire import wire_width
+from dpagent.protocol.messages import MIN_EXPECTED_LOT
 from dpagent.protocol.task import RoundTask
 
 DATA = records(3)
@@ -195,3 +197,19 @@ def test_weights_and_data_are_left_alone() -> None:
 def test_noise_beyond_the_sampler_is_refused() -> None:
     with pytest.raises(PlanError, match="noise"):
         make_task(**terms(noise_multipliers=[10_000.0], resolution=65_536))
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize("cap", [None, {"kind": "clamp", "where": "device"}])
+@pytest.mark.parametrize("norm", [MIN_NORM, MAX_NORM])
+def test_no_lot_that_a_plan_may_expect_keeps_an_update_back(
+    norm: float, cap: dict[str, Any] | None, steps: int
+) -> None:
+    """Were a sum too large for floating point over the lot, a device would fall silent and charge nothing."""
+    task = make_task(
+        clipping={"norms": [norm]},
+        sampling={"expected_lot": MIN_EXPECTED_LOT, "local_steps": steps, "local_learning_rate": 1e3},
+        cap=cap or {},
+    )
+    update = noisy_gradients(task, WEIGHTS, DATA, ENGINE)
+    assert update.shape == (DIGITS.parameter_count,)

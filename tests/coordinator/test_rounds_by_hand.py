@@ -120,6 +120,7 @@ def test_a_job_with_a_projection_and_no_round_to_step_in_is_refused(tmp_path: Pa
     projected_model(tmp_path)
     with pytest.raises(PlanError, match="rounds is 1; expected at least 2"):
         begin(settings_of(tmp_path, rounds=1, model={"name": "projected.yaml"}))
+    begin(settings_of(tmp_path, rounds=2, model={"name": "projected.yaml"}))  # no job had begun
 
 
 @pytest.mark.parametrize(("first", "records_within"), [(999_999.0, False), (1.1e-9, True)])

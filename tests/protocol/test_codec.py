@@ -272,7 +272,7 @@ RANGES: list[tuple[str, list[Any], list[Any]]] = [
       clipping([1.0] * 513, [1.0] * 513, 0.0)]),
     ("clipping.accumulation_slack", [0.0, 0.01], [-1e-9, 0.011]),
     ("sampling.rate", [1e-9, 1.0, 1], [0.0, -0.1, 1.0001]),
-    ("sampling.expected_lot", [1e-3, 1e7], [0.0, -1.0, 1.1e7]),
+    ("sampling.expected_lot", [1e-6, 1e7], [0.0, -1.0, 5e-324, 9e-7, 1.1e7]),
     ("sampling.local_steps", [1, 64], [0, 65]),
     ("sampling.local_learning_rate", [0.0, 1e3], [-0.1, 1001.0]),
     ("delta", [1e-300, 0.999], [0.0, 1.0, -1e-9]),
@@ -297,7 +297,7 @@ RANGES: list[tuple[str, list[Any], list[Any]]] = [
     ("wire.shift", [0, 32], [-1, 41]),
     ("sealing_key", [b"x" * 32], [b"x" * 31, b"x" * 33, "x" * 32]),
     ("deadline", [0.0, 4e9], [-1.0]),
-    ("compute_slot_s", [1e-3, 86_400.0], [0.0, 86_401.0]),
+    ("compute_slot_s", [1e-3, 86_400.0], [0.0, 5e-324, 9e-4, 86_401.0]),
     ("jitter_window_s", [0.0, 86_400.0], [-1.0, 86_401.0]),
 ]  # fmt: skip
 

@@ -29,6 +29,7 @@ from dpagent.privacy.events import (
     SelfComposedEvent,
 )
 
+# Prices never fall with the rate. A smaller one, whose inverse may overflow, is priced like this one.
 _LEAST_RATE: Final = 1e-300
 
 
@@ -119,7 +120,7 @@ def event_of(mechanism: Component, count: int) -> Event:
 def _sampled(rate: float, event: Event) -> Component:
     match event:
         case GaussianEvent(noise_multiplier):
-            return SampledGaussian(float(noise_multiplier), rate)
+            return SampledGaussian(float(noise_multiplier), max(rate, _LEAST_RATE))
         case ApproximateEvent(epsilon, delta) if rate == 1:
             return ApproximateEvent(float(epsilon) + 0.0, float(delta) + 0.0)
         case ApproximateEvent(epsilon, delta):

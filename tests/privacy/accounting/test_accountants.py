@@ -308,6 +308,15 @@ def test_a_job_of_few_different_rounds_is_priced_tightly_and_many_quickly() -> N
         accountant_name([], DELTA)
 
 
+@pytest.mark.parametrize("rate", [5e-324, 1e-308, 1e-300])
+@pytest.mark.parametrize("noise", [0.05, 1.0, 100.0, 10_000.0])
+def test_a_job_at_the_least_of_rates_has_a_price(noise: float, rate: float) -> None:
+    """A plan may announce any rate above 0, and a device prices it before anything else."""
+    events = [poisson_sampled(GaussianEvent(sigma), rate) for sigma in (noise, 2 * noise)]
+    account = accountant_for(events, 1e-5)
+    assert account.epsilon_after(events, 1e-5) == 0.0
+
+
 def test_an_accountant_made_by_name_and_grid_says_the_same() -> None:
     events = [poisson_sampled(GaussianEvent(sigma), 0.1, 3) for sigma in (3.0, 2.0)]
     chosen = accountant_for(events, DELTA)
