@@ -148,7 +148,7 @@ def test_a_round_with_too_little_is_extended_with_what_it_has(
         assert current is not None
         assert (current.number, current.opened_at) == (1, first.deadline - DEADLINE_S)
         assert current.deadline == rounds.task.plan.deadline
-    assert "of some block only 1, fewer than the 2 needed" in caplog.text
+    assert "only 1 of one block, fewer than the 2 needed" in caplog.text
     rounds.count(0, 0, 0, 0, 2)
     rounds.cycle.advance()
     assert rounds.task.plan.round == 2
