@@ -136,3 +136,26 @@ def test_second_moments_need_room_for_their_error() -> None:
     assert "second" in refused(model=model, projection=MOMENTS, clipping=too_little)
     make_task(model=model, projection=MOMENTS, clipping=too_little, round=2)
     make_task(clipping=too_little)
+
+
+def test_what_prices_a_job_is_pinned_and_a_norm_that_follows_a_quantile_is_not() -> None:
+    def digest(**changes: Any) -> str:
+        return make_task(**changes).schedule_digest
+
+    other_norm = {"norms": [0.5]}
+    assert digest() == digest(round=2) != digest(clipping=other_norm)
+    adapted = clipping(1, 0.2)
+    assert digest(clipping=adapted) == digest(clipping=adapted | other_norm) != digest()
+    assert digest(clipping=clipping(1, 0.3)) != digest(clipping=adapted)
+    changed = [
+        {"delta": 2e-5},
+        {"sampling": {"rate": 0.5}},
+        {"clipping": {"accumulation_slack": 0.003}},
+        {"mechanism": {"noise_multipliers": [4.0, 3.0, 2.5]}},
+        {"model": model_of(TWO_LAYERS)},
+    ]
+    assert len({digest(), *(digest(**changes) for changes in changed)}) == 1 + len(changed)
+    model = model_of(PROJECTED)
+    assert digest(model=model, projection=MOMENTS) != digest(
+        model=model, projection=MOMENTS | {"record_norm": 5.0}
+    )
