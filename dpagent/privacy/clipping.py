@@ -92,7 +92,8 @@ class Clipping:
     @classmethod
     def layers(cls, sizes: Sequence[int], norms: Sequence[float]) -> Clipping:
         """A norm for each layer, with the shares that let the least noise through."""
-        weights = [norm * math.sqrt(size) for size, norm in zip(sizes, norms, strict=True)]
+        # Lengths that differ are named below, with the rest.
+        weights = [norm * math.sqrt(size) for size, norm in zip(sizes, norms, strict=False)]
         return cls(tuple(sizes), tuple(norms), tuple(weight / math.fsum(weights) for weight in weights))
 
     @property

@@ -171,6 +171,12 @@ def test_bad_values_are_named(arguments: Any, text: str) -> None:
         Clipping(*arguments)
 
 
+@pytest.mark.parametrize(("sizes", "norms"), [([3, 4], [1.0]), ([3], [1.0, 2.0]), ([], [])])
+def test_norms_that_do_not_fit_the_layers_are_named(sizes: list[int], norms: list[float]) -> None:
+    with pytest.raises(ParameterError, match=f"{len(sizes)} layers, {len(norms)} clip norms"):
+        Clipping.layers(sizes, norms)
+
+
 def test_bad_quantiles_are_named() -> None:
     for arguments, name in (
         ({"quantile": 1.5, "rate": 0.2}, "quantile"),

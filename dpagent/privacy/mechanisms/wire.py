@@ -68,9 +68,7 @@ def wire_width(reach_units: float, shift: int) -> int:
     """
     require_count("shift", shift, minimum=0, maximum=_MAX_SHIFT)
     reach = require_positive("reach units", reach_units) / float(1 << shift) + 1
-    if reach >= 2 ** (MAX_WIDTH - 1):
-        return MAX_WIDTH
-    return max(MIN_WIDTH, math.ceil(reach).bit_length() + 1)
+    return min(max(MIN_WIDTH, math.ceil(reach).bit_length() + 1), MAX_WIDTH)
 
 
 def round_to_wire(

@@ -81,3 +81,10 @@ def test_bad_values_are_named(function) -> None:  # type: ignore[no-untyped-def]
     for q in (0.0, 1.1, math.nan):
         with pytest.raises(ParameterError, match="sampling rate"):
             function(1.0, q)
+
+
+@pytest.mark.parametrize("q", [0.5, 1.0])
+def test_nothing_costs_nothing_before_sampling(q: float) -> None:
+    assert amplified_epsilon(0.0, q) == 0.0
+    with pytest.raises(ParameterError, match="epsilon"):
+        unamplified_epsilon(0.0, q)

@@ -256,3 +256,18 @@ def test_bad_arrays_are_named() -> None:
     many = np.broadcast_to(np.zeros((1, 1), dtype=np.float32), (2**23, 1))
     with pytest.raises(ParameterError, match="at most 8388607 at a time"):
         Grid(Norm.L1, 1.0, 1, 2**30).constrain(many)
+
+
+def test_an_l1_grid_has_the_dimensions_of_any_grid() -> None:
+    assert l1_resolution(2**28) == 2**28
+    for dimension in (0, 2**28 + 1):
+        with pytest.raises(ParameterError, match="dimension"):
+            l1_resolution(dimension)
+
+
+def test_totals_are_taken_up_to_the_last_exact_number() -> None:
+    grid = Grid(Norm.L2, 1.0, 2, 65_536)
+    grid.require_total(np.array([2**53, -(2**53)]))
+    for beyond in (2**53 + 1, -(2**53) - 1):
+        with pytest.raises(ParameterError, match="total"):
+            grid.require_total(np.array([0, beyond]))

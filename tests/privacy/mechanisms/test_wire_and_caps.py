@@ -93,6 +93,34 @@ def test_input_is_left_alone_and_no_entropy_is_read_without_a_shift() -> None:
     assert values.tolist() == [5, -9, 100]
 
 
+@pytest.mark.parametrize("reach", [2.0**30, 2.0**31 - 1.5, 2.0**31 - 1, 2.0**31, 2.0**33, 1e300])
+def test_no_width_is_beyond_what_can_travel(reach: float) -> None:
+    assert wire_width(reach, 0) == 32
+
+
+def test_all_that_random_bytes_can_add_is_added() -> None:
+    """Less would round towards minus infinity."""
+
+    def most(count: int) -> bytes:
+        return b"\xff" * count
+
+    for shift in (1, 2, 14, 32):
+        values = np.array([0, 1, -(1 << shift) + 1])
+        assert round_to_wire(values, shift, 8, entropy=most).tolist() == [0, 1, 0]
+        assert round_to_wire(values, shift, 8, entropy=bytes).tolist() == [0, 0, -1]
+
+
+def test_values_and_widths_at_their_limits() -> None:
+    limit = 2**62
+    within = np.array([limit - 1, 1 - limit])
+    assert round_to_wire(within, 0, 32).tolist() == [2**31 - 1, -(2**31)]
+    for beyond in (limit, -limit):
+        with pytest.raises(ParameterError, match="values"):
+            round_to_wire(np.array([beyond]), 0, 32)
+    with pytest.raises(ParameterError, match="width is 33"):
+        round_to_wire(within, 0, 33)
+
+
 def test_bad_wire_parameters_are_named() -> None:
     values = np.zeros(3, dtype=np.int64)
     with pytest.raises(ParameterError, match="shift"):
