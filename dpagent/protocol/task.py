@@ -158,8 +158,8 @@ class RoundTask:
         plan, spec = self.plan, self.spec
         if self.mechanism.norm is not Norm.L2:
             raise PlanError(
-                f"Mechanism {self.mechanism.name} needs records clipped in {self.mechanism.norm}; plans clip them "
-                "in L2."
+                f"Mechanism {self.mechanism.name} needs records clipped in {self.mechanism.norm}; "
+                "plans clip them in L2."
             )
         if self.device_cap is not None and self.clipping.count_weight:
             raise PlanError("A cap on the device and a clip norm that follows a quantile exclude each other.")
