@@ -4,7 +4,10 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-slow lint bench format clean help
+# A worker for each core, every one with a broker of its own; heavy tests start first.
+PYTEST := $(BIN)/python -m pytest -n logical --dist worksteal
+
+.PHONY: demo check test test-slow lint coverage mutation bench format clean help
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | sort
@@ -12,17 +15,31 @@ help: ## Show this list
 demo: $(VENV)/demo ## Train a fleet privately on this machine; options: make demo ARGS="--devices 8"
 	$(BIN)/dpagent demo $(ARGS)
 
-test: lint ## Lint, type-check, check the imports and run the tests
-	$(BIN)/python -m pytest $(ARGS)
+check: lint ## Lint, type-check, check the imports and run the quick tests: the inner loop
+	$(PYTEST) -m "not heavy and not slow" $(ARGS)
 
-test-slow: $(VENV)/dev ## The long tests too (about ten minutes more)
-	$(BIN)/python -m pytest -m "slow or not slow" $(ARGS)
+test: lint ## All of that and every test that is not marked slow
+	$(PYTEST) $(ARGS)
+
+test-slow: $(VENV)/dev ## The slow tests too (about ten minutes more)
+	$(PYTEST) -m "slow or not slow" $(ARGS)
 
 lint: $(VENV)/dev ## ruff, mypy --strict and the import contract
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+coverage: $(VENV)/dev ## Which lines and branches the tests reach; build/coverage/html has the pages
+	$(BIN)/coverage erase
+	-$(BIN)/coverage run -m pytest -n logical --dist worksteal $(ARGS)
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage html --quiet
+	$(BIN)/coverage report
+
+mutation: $(VENV)/mutation ## Which changes of the code no test notices: make mutation ARGS="dpagent.protocol.topics*"
+	$(BIN)/mutmut run $(ARGS)
+	$(BIN)/mutmut results
 
 bench: $(VENV)/dev ## Run the benchmarks; writes build/benchmarks.json and docs/benchmarks.md
 	$(BIN)/python -m benchmarks $(ARGS)
@@ -32,7 +49,7 @@ format: $(VENV)/dev ## Format the code
 	$(BIN)/ruff check --fix .
 
 clean: ## Remove what the commands above made
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache mutants
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -44,5 +61,10 @@ $(VENV)/demo: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@touch $@
 
 $(VENV)/dev: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	# What the tests import is compiled when they do, and the rest (a third of the time) never.
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev]'
 	@touch $@ $(VENV)/demo
+
+$(VENV)/mutation: $(VENV)/dev
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[mutation]'
+	@touch $@

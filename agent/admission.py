@@ -11,7 +11,7 @@ from agent.charges import LEDGER_SCOPE, Price
 from agent.ledger import Ledger
 from dpagent.errors import DataError, DpagentError, ParameterError
 from dpagent.learning.data.dataset import Dataset
-from dpagent.learning.models.fitting import check_fits
+from dpagent.learning.fitting import check_fits
 from dpagent.protocol.task import RoundTask
 
 # A target and a budget that are equal on paper differ in the last bits.

@@ -10,7 +10,6 @@ from pydantic import ConfigDict
 
 from dpagent.privacy.accounting.accountant import Accountant, AccountantName
 from dpagent.privacy.accounting.choice import accountant_named
-from dpagent.privacy.accounting.pld import PldAccountant
 from dpagent.privacy.events import Event
 from dpagent.privacy.mechanisms.mechanism import JOB_ASSUMPTIONS, PlannedMechanism, Query
 from dpagent.privacy.mechanisms.registry import mechanism_named
@@ -143,9 +142,7 @@ class Charge:
         Raises:
             ParameterError: there is none with such a grid.
         """
-        if self.accountant == PldAccountant.name:
-            return PldAccountant(grid=self.loss_grid)
-        return accountant_named(self.accountant)
+        return accountant_named(self.accountant, grid=self.loss_grid)
 
 
 def ledger_statement(reserved: Budget, mechanisms: Iterable[str], *assumptions: str) -> BudgetStatement:

@@ -21,7 +21,7 @@ from agent.settings import AgentSettings
 from dpagent.errors import DataError, DpagentError, ParameterError
 from dpagent.learning.data.dataset import Dataset
 from dpagent.learning.front_end.features import FeatureSet, FrontEnd
-from dpagent.learning.front_end.stages import FrozenNetwork
+from dpagent.learning.models.stages import FrozenNetwork
 from dpagent.learning.training.engine import Engine, accumulation_slack
 from dpagent.learning.training.engine_choice import Bench, EngineKind, UnsuitableEngineError, choose_engine
 from dpagent.protocol.messages import Plan
@@ -168,7 +168,7 @@ class Trainer:
                     raise
         engine, trials = choose_engine(bench)
         best = max(trials, key=lambda trial: trial.examples_per_s)
-        said = ", ".join(
+        said = "; ".join(
             f"{trial.kind}: {trial.why_not or f'{trial.examples_per_s:,.0f} examples/s'}" for trial in trials
         )
         log.info("engine for %s: %s (%s)", bench.spec.name, best.kind, said)

@@ -4,8 +4,8 @@ Resident memory (VmRSS) of a process that has imported ``agent.daemon`` and done
 ``dpagent run`` as installed, connected to a real broker (Mosquitto where it is installed, else the
 embedded one) on loopback and idle for three seconds, with a digits shard of 287 records. It is compared
 with a budget of 64 MiB. The start-up time is from the start of the process to the broker's
-acceptance, median of 3. ``from dpagent.privacy import *``, which loads all
-of it and numpy, is timed in fresh processes (median of 5).
+acceptance, median of 3. The import of ``agent.ledger``, which loads the accounting and
+numpy, is timed in fresh processes (median of 5).
 
 Limits: VmRSS counts pages that processes share; training adds to it, see the peak of ``demo_mnist`` and
 ``frameworks``. A board's processor is slower than this one.
@@ -22,12 +22,13 @@ from pathlib import Path
 
 from benchmarks.figures import BenchmarkError, Figure
 from benchmarks.programs import ROOT, environment, memory_mib, python, run_json, stop
-from benchmarks.simulation import digits_options
+from benchmarks.simulation import digits_settings
 from simulation.data.shards import prepare_data
 from simulation.layout import Layout
 from simulation.programs.broker import BrokerChild, choose_broker, wait_until_ready
 from simulation.programs.configurations import write_configurations
 from simulation.programs.supervisor import Supervisor
+from simulation.request import BrokerRequest
 
 _BUDGET_MIB = 64.0
 _STARTS = 3
@@ -39,10 +40,10 @@ import agent.daemon
 status = dict(line.split(":", 1) for line in open("/proc/self/status"))
 print(int(status["VmRSS"].split()[0]) / 1024)
 """
-_IMPORT_PRIVACY = """
+_IMPORT_LEDGER = """
 import json, time
 start = time.perf_counter()
-from dpagent.privacy import *
+import agent.ledger
 taken = time.perf_counter() - start
 status = dict(line.split(":", 1) for line in open("/proc/self/status"))
 print(json.dumps([taken, int(status["VmRSS"].split()[0]) / 1024]))
@@ -53,15 +54,15 @@ _IMPORTS = 5
 def run() -> list[Figure]:
     """Import, then run an agent three times against a broker."""
     imported = float(run_json(python("-c", _IMPORT), timeout_s=60))
-    privacy = [run_json(python("-c", _IMPORT_PRIVACY), timeout_s=60) for _ in range(_IMPORTS)]
-    taken, weight = (statistics.median(column) for column in zip(*privacy, strict=True))
+    ledger = [run_json(python("-c", _IMPORT_LEDGER), timeout_s=60) for _ in range(_IMPORTS)]
+    taken, weight = (statistics.median(column) for column in zip(*ledger, strict=True))
     with tempfile.TemporaryDirectory(prefix="dpagent-bench-") as name:
         starts, idle = _run_agents(Path(name))
     return [
         Figure("resident after `import agent.daemon`", imported, "MiB", *_against_budget(imported)),
         Figure("resident, `dpagent run` connected and idle", idle, "MiB", *_against_budget(idle)),
-        Figure("time of `from dpagent.privacy import *`", taken, "s"),
-        Figure("resident after `from dpagent.privacy import *`", weight, "MiB"),
+        Figure("time of `import agent.ledger`", taken, "s"),
+        Figure("resident after `import agent.ledger`", weight, "MiB"),
         Figure("start of `dpagent run` until the broker has accepted it", starts, "s"),
     ]
 
@@ -72,12 +73,12 @@ def _against_budget(mib: float) -> tuple[str, float]:
 
 def _run_agents(directory: Path) -> tuple[float, float]:
     """Median seconds until the connection, and median resident memory once idle."""
-    options = digits_options(1.0)
-    layout = Layout(directory, options.devices)
-    prepare_data(options, layout)
-    broker = choose_broker("auto", directory / "broker", 0, None, None)
+    settings = digits_settings(1.0)
+    layout = Layout(directory)
+    prepare_data(settings, layout)
+    broker = choose_broker(BrokerRequest(), directory / "broker")
     assert isinstance(broker, BrokerChild)  # `auto` starts one
-    write_configurations(options, layout, broker.address)
+    write_configurations(settings, layout, broker.address)
     with Supervisor(layout.logs) as supervisor:
         supervisor.start("broker", broker.command)
         wait_until_ready(broker.address)

@@ -1,12 +1,13 @@
 """The clamp cap: whether it helps, and where it should act.
 
 The digits job of the demo (five devices, 40 rounds, δ = 1e-5) is trained without its network by the
-library's own functions, five times a setting with the seeds 0 to 4, with no cap, with the ``clamp``
+fleet's own functions, five times a setting with the seeds 0 to 4, with no cap, with the ``clamp``
 cap at the coordinator and with it on every device, at the demo's ε = 4 and at ε = 1. The cap has its
-default bounds. Accuracies are means over the seeds, ± their standard error; the cap
-does two things, which are counted apart: it clamps single coordinates to max(γ·|w|, floor), and it
-shortens the vector to the ball in which a mean of clipped gradients lies. Beside it stands the plainest
-remedy against much noise: no cap, and a quarter of the learning rate.
+default bounds. Accuracies are means over the seeds, ± their standard error. The cap
+does two things, which are counted apart at the coordinator (a device does not tell): it clamps single
+coordinates to max(γ·|w|, floor), and it shortens the vector to the ball in which a mean of clipped
+gradients lies. Beside it stands the plainest remedy against much noise: no cap, and a quarter of the
+learning rate.
 
 How to read it: at the coordinator the clamp itself holds back little. What helps where the noise is
 large is the ball, which makes every step shorter, as a lower learning rate does: the preset's is
@@ -20,16 +21,15 @@ come from the operating system's entropy, so the figures vary within their error
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from benchmarks.figures import STANDARD_ERROR, Figure
-from benchmarks.simulation import Run, digits_options, mean_and_error, over_seeds
+from benchmarks.simulation import Run, digits_settings, mean_and_error, over_seeds
 from coordinator.settings import CapSettings
 from dpagent.learning.models.built_ins import built_in
+from simulation.request import CapPlace
 
 _EPSILONS = (4.0, 1.0)
 _SLOWER = 4
-_PLACES = {"at the coordinator": "coordinator", "on every device": "device"}
+_PLACES: dict[str, CapPlace] = {"at the coordinator": "coordinator", "on every device": "device"}
 
 
 def run() -> list[Figure]:
@@ -40,15 +40,16 @@ def run() -> list[Figure]:
         Figure("floor, the default", defaults.floor, "gradient units"),
     ]
     for epsilon in _EPSILONS:
-        uncapped = digits_options(epsilon, cap="none")
+        uncapped = digits_settings(epsilon, cap="none")
         plain = over_seeds(uncapped)
         figures += _accuracy(f"ε = {epsilon:g}, no cap", plain)
-        slower = over_seeds(replace(uncapped, learning_rate=uncapped.learning_rate / _SLOWER))
+        slower = over_seeds(uncapped.model_copy(update={"learning_rate": uncapped.learning_rate / _SLOWER}))
         figures += _accuracy(f"ε = {epsilon:g}, no cap, learning rate divided by {_SLOWER}", slower, plain)
         for where, place in _PLACES.items():
-            runs = over_seeds(digits_options(epsilon, cap_at=place))
+            runs = over_seeds(digits_settings(epsilon, cap_at=place))
             figures += _accuracy(f"ε = {epsilon:g}, cap {where}", runs, plain)
-            figures += _work(f"ε = {epsilon:g}, cap {where}", runs)
+            if place == "coordinator":  # Devices do not tell what their cap did.
+                figures += _work(f"ε = {epsilon:g}, cap {where}", runs)
     return figures
 
 
@@ -67,7 +68,7 @@ def _accuracy(name: str, runs: list[Run], plain: list[Run] | None = None) -> lis
 def _work(name: str, runs: list[Run]) -> list[Figure]:
     clamped, _ = mean_and_error([run.clamped for run in runs])
     in_ball, _ = mean_and_error([100 * run.in_ball for run in runs])
-    dimension = built_in(digits_options(1.0).model).parameter_count
+    dimension = built_in(digits_settings(1.0).model).parameter_count
     return [
         Figure(f"{name}: coordinates clamped a round", clamped, f"of {dimension:,}"),
         Figure(f"{name}: vectors shortened to the ball", in_ball, "%"),

@@ -27,10 +27,11 @@ from dpagent.privacy.schedules import Schedule
 from dpagent.protocol.fragments import pack
 from dpagent.protocol.messages import Fragment
 from dpagent.protocol.sealing import Opener, new_sealing_secret, seal
-from simulation.presets import PRESETS, DatasetName
+from simulation.presets import PRESETS
+from simulation.request import KnownData
 
 _FRAGMENTS = 16
-_RECORDS = {DatasetName.DIGITS: 287, DatasetName.MNIST: 6_000}
+_RECORDS: dict[KnownData, int] = {"digits": 287, "mnist": 6_000}
 _FLEET = "demo"
 _REPEATS = 201
 
@@ -38,7 +39,7 @@ _REPEATS = 201
 def run() -> list[Figure]:
     """Seal and open a fragment of each preset's model."""
     figures: list[Figure] = []
-    for dataset in DatasetName:
+    for dataset in _RECORDS:
         fragment = _fragment(dataset)
         opener = Opener(new_sealing_secret(), _FLEET)
         key = opener.public_key
@@ -60,7 +61,7 @@ def run() -> list[Figure]:
     return figures
 
 
-def _fragment(dataset: DatasetName) -> Fragment:
+def _fragment(dataset: KnownData) -> Fragment:
     """A fragment as the preset's first round makes it, with random values."""
     preset = PRESETS[dataset]
     budget = calibrate(

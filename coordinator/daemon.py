@@ -23,6 +23,7 @@ from dpagent.clock import Clock, SystemClock
 from dpagent.learning.data.dataset import Dataset
 from dpagent.learning.data.opening import open_dataset
 from dpagent.learning.models.spec import ModelSpec
+from dpagent.privacy.statement import delta_warning
 from dpagent.protocol.topics import Topics
 from dpagent.storage import StateDirectory, disk_errors
 from dpagent.transport.session import (
@@ -54,6 +55,8 @@ class Coordinator:
 
     def __init__(self, settings: FleetSettings, *, clock: Clock | None = None) -> None:
         self._settings = settings
+        if (warning := delta_warning(settings.privacy.delta, settings.records_per_device)) is not None:
+            log.warning("%s", warning)
         spec = settings.model.spec()
         self._models = ModelFiles(settings, spec, _load_test_data(settings))
         require_sendable(spec, self._models.assets)

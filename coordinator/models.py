@@ -12,10 +12,10 @@ from coordinator.settings import FleetSettings
 from coordinator.store import Job
 from dpagent.errors import ParameterError
 from dpagent.learning.data.dataset import Dataset
+from dpagent.learning.fitting import check_fits
 from dpagent.learning.front_end.features import FeatureSet, FrontEnd
 from dpagent.learning.inference.evaluation import OnnxEvaluator
-from dpagent.learning.inference.export import export_onnx
-from dpagent.learning.models.fitting import check_fits
+from dpagent.learning.inference.export.model import export_onnx
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.training.onnx_graph.build import build_training_graph
 from dpagent.privacy.covariance import leading_directions

@@ -13,7 +13,6 @@ from pydantic import ValidationError
 from coordinator.settings import FleetSettings
 from coordinator.store import Job, OpenRound
 from dpagent.errors import ConfigurationError, ParameterError, PlanError
-from dpagent.learning.models.description import describe
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.training.engine import ACCUMULATION_SLACK
 from dpagent.privacy.calibration import calibrate
@@ -234,7 +233,7 @@ class Planner:
             round=current.number,
             state=state,
             model=ModelTerms(
-                description=cbor2.dumps(describe(spec), canonical=True),
+                description=cbor2.dumps(spec.describe(), canonical=True),
                 parameters=spec.parameter_count,
                 architecture=spec.digest(),
                 digest=content_digest(weights),

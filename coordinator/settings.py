@@ -10,7 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from dpagent.configuration import FilePath, Settings, load_settings, resolve
 from dpagent.errors import ConfigurationError, DpagentError
 from dpagent.learning.data.settings import DatasetSettings
-from dpagent.learning.models.description import find_model, is_model_file, load_assets
+from dpagent.learning.model_files import find_model, is_model_file, load_assets
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.training.augmentation import Augmentation
 from dpagent.learning.training.optimiser import Adam, LearningRate, Optimiser, Sgd

@@ -1,4 +1,4 @@
-"""Make the outputs in ``plan.md`` anew, and its picture, by running the commands that stand there.
+"""Regenerate the outputs in ``plan.md``, and its picture, by running the commands on the page.
 
 python docs/make_plan.py
 """
@@ -22,13 +22,13 @@ _DRAWING = re.compile(r"^dpagent (plan .*--picture) plan\.svg$", flags=re.MULTIL
 
 
 def output(arguments: str) -> str:
-    """What the command prints on a terminal of 80 columns."""
+    """The command's output on a terminal of 80 columns."""
     result = CliRunner(env={"COLUMNS": "80"}).invoke(app, shlex.split(arguments), catch_exceptions=False)
     return result.stdout
 
 
 def render() -> str:
-    """The page with every ``$ dpagent`` block followed by what that command prints today."""
+    """The page with the current output of every ``$ dpagent`` block."""
     return _BLOCK.sub(
         lambda block: f"```\n$ dpagent {block[1]}\n{output(block[1])}```", PAGE.read_text(encoding="utf-8")
     )

@@ -1,9 +1,59 @@
-"""How sentences for people count: the one place for plurals."""
+"""How sentences for people are made: plurals, and the names of settings.
+
+A setting has one name in a YAML file (`label`) and another on a command line (`--label`), and a sentence
+should use the one that its reader can set. The program knows which that is; the code that makes the
+sentence does not. So the code writes :func:`named`, and a command says once how settings are named
+(:func:`settings_named_by`), as programs choose a language with gettext.
+"""
 
 from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from typing import TypeAlias
+
+Namer: TypeAlias = Callable[[str, object], str]
+"""From a setting's key and the value proposed for it, or None, to how both are written."""
 
 
 def counted(number: int, noun: str) -> str:
     """'1 device', '2,000 devices'; 'class' and 'box' get their 'es'."""
     ending = "" if number == 1 else "es" if noun.endswith(("s", "x", "ch")) else "s"
     return f"{number:,} {noun}{ending}"
+
+
+def named(key: str, value: object = None) -> str:
+    """A setting as the reader of the sentence sets it, in backquotes.
+
+    Args:
+        key: As in a configuration file; below a section, with or without its name: ``csv.label``, ``label``.
+        value: What to set it to, if the sentence proposes a value.
+
+    >>> f"Set {named('label')} to one of them, or {named('shape', [8, 8])}."
+    'Set `label` to one of them, or `shape: [8, 8]`.'
+    """
+    return f"`{_namer.get()(key, value)}`"
+
+
+@contextlib.contextmanager
+def settings_named_by(namer: Namer) -> Iterator[None]:
+    """Have all settings named by ``namer`` that sentences made meanwhile name."""
+    token = _namer.set(namer)
+    try:
+        yield
+    finally:
+        _namer.reset(token)
+
+
+def as_yaml(key: str, value: object = None) -> str:
+    """The namer of configuration files: the key, and the value as YAML has it."""
+    if value is None:
+        return key
+    if isinstance(value, bool):
+        return f"{key}: {str(value).lower()}"
+    # YAML reads a comma or a bar as its own.
+    return f"{key}: {value!r}" if isinstance(value, str) and not value[:1].isalnum() else f"{key}: {value}"
+
+
+_namer: ContextVar[Namer] = ContextVar("namer", default=as_yaml)

@@ -23,9 +23,7 @@ from typing import Final
 
 import yaml
 
-from dpagent.learning.front_end.stages import RandomLayers, Scattering, Stage
 from dpagent.learning.models.built_ins import BUILT_IN
-from dpagent.learning.models.description import describe
 from dpagent.learning.models.layers import (
     AveragePool2d,
     Conv1d,
@@ -36,6 +34,7 @@ from dpagent.learning.models.layers import (
     Tanh,
 )
 from dpagent.learning.models.spec import ModelSpec
+from dpagent.learning.models.stages import RandomLayers, Scattering, Stage
 
 _SHORTEST_SERIES: Final = 16
 _HIDDEN: Final = 16
@@ -84,7 +83,7 @@ def model_file(spec: ModelSpec) -> bytes:
         "# Made by `dpagent demo` for the form of the data. Copy it, change it, and give it as --model, or\n"
         "# as `model: {name: PATH}` in fleet.yaml. docs/models.md lists the layers.\n"
     )
-    text = yaml.safe_dump(describe(spec), sort_keys=False, default_flow_style=None, allow_unicode=True)
+    text = yaml.safe_dump(spec.describe(), sort_keys=False, default_flow_style=None, allow_unicode=True)
     return (head + text).encode()
 
 

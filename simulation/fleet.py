@@ -1,36 +1,34 @@
-"""Runs a demo: broker, coordinator, agents and the noiseless baseline, from start to record."""
+"""A fleet on this machine, from a request to the record of its run."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from rich.console import Console
-
-from cli.demo.announcements import say_what_goes_on, say_what_is_trained, say_where
-from cli.demo.next_steps import predict_commands
-from cli.demo.progress import Progress
 from dpagent.errors import BrokerError, PlanError
-from dpagent.learning.data.formats.npz import open_npz
-from dpagent.learning.models.description import find_model
-from dpagent.learning.models.fitting import check_fits
+from dpagent.learning.fitting import check_fits
+from dpagent.learning.model_files import find_model
+from dpagent.privacy.statement import delta_warning
 from dpagent.storage import StateDirectory, write_atomically
-from simulation.choices import Asked, Choice, choose, choose_model, facts_of
-from simulation.collection import Observer, closed_rounds, collect
+from dpagent.wording import named
+from simulation.choices import choose_model, settle, wanted_model
+from simulation.collection import collect
+from simulation.data.remarks import remarks_on
 from simulation.data.shards import deal, is_prepared, prepare_data, write_model
 from simulation.data.source import Source, open_source
 from simulation.layout import Layout
 from simulation.notes import RunNotes, look_of_data, read_notes
-from simulation.presets import Preset
+from simulation.observer import Glimpse, Observer, closed_rounds
 from simulation.programs.baseline import read_baseline
 from simulation.programs.broker import BrokerAddress, BrokerChild, choose_broker, wait_until_ready
-from simulation.programs.configurations import minimum_devices, write_configurations
+from simulation.programs.configurations import write_configurations
 from simulation.programs.supervisor import Supervisor, python_module
-from simulation.record import DemoRecord
-from simulation.settings import COMMAND_FILE, DemoOptions, form_of_run
+from simulation.programs.timing import RoundTimes
+from simulation.record import RunRecord
+from simulation.request import BrokerRequest, Request
+from simulation.settings import COMMAND_FILE, load_settings_of_run
 
 _LOOK_S: Final = 0.3
 _SETTLE_S: Final = 3.0
@@ -40,110 +38,150 @@ _BASELINE_SHARE: Final = 0.5
 _BASELINE_LEAST_S: Final = 15.0
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedRun:
-    """What is settled before anything is written or started; without a source, a run goes on."""
+class Listener:
+    """Is told how a run goes. It does nothing; derive from it to show something."""
 
-    choice: Choice
-    source: Source | None
-    notes: RunNotes
-    changed: bool = False
-    """Whether the data look otherwise than when the run began."""
+    def goes_on(self, fleet: Fleet, closed: int, *, is_finished: bool) -> None:
+        """No run begins: the directory holds this one, with so many closed rounds."""
 
+    def begins(self, fleet: Fleet) -> None:
+        """Everything is settled, and the model is in its place; data are dealt next."""
 
-def prepare_run(asked: Asked, preset: Preset, root: Path) -> PreparedRun:
-    """Open the data, choose the model and settle the rest, and refuse what cannot be run.
+    def starts(self, fleet: Fleet, times: RoundTimes, broker: BrokerAddress) -> None:
+        """The broker answers, and the other programs are started next."""
 
-    Args:
-        asked: The command line.
-        preset: What to start from.
-        root: The demo's state directory, new or of the same run.
-
-    Raises:
-        DpagentError: It cannot be run; nothing was written.
-    """
-    layout = Layout(root, 0)
-    form, look = form_of_run(root), look_of_data(asked.data)
-    source = None
-    if form is None or not is_prepared(layout):
-        wanted = asked.model or preset.model or None
-        source = open_source(asked.data, asked.seed, None if wanted is None else find_model(wanted))
-        form = source.form
-    name, spec = choose_model(asked.model or preset.model or None, form, layout)
-    if source is not None:
-        check_fits(source.train, spec)
-    choice = choose(asked, preset, form, name, spec)
-    choice.options.require_match(root)
-    if source is None:
-        notes = read_notes(root)
-        return PreparedRun(choice, None, notes, notes.data not in ("", look))
-    deal(choice.options, source)
-    notes = RunNotes(
-        kind=source.train.origin.kind, columns=source.columns, remarks=tuple(source.remarks(spec)), data=look
-    )
-    return PreparedRun(choice, source, notes)
+    def looked(self, glimpse: Glimpse) -> None:
+        """The state of the run, a few times a second."""
 
 
-def run_demo(
-    prepared: PreparedRun,
-    root: Path,
-    *,
-    broker: str,
-    broker_port: int,
-    mqtt_username: str | None,
-    mqtt_password_file: Path | None,
-    started_at: float,
-    command: str = "",
-) -> DemoRecord:
-    """Run to the end.
+class Fleet:
+    """A broker, a coordinator and agents as processes of their own, and a directory with all they keep.
+
+    Making one opens the data, chooses the model and settles the rest; it writes and starts nothing.
+    A directory that holds a run goes on with it: the request has to be the same.
 
     Args:
-        prepared: What to run.
-        root: The demo's state directory, new or of the same run.
-        broker: As ``--broker``.
-        broker_port: As ``--broker-port``.
-        mqtt_username: For a broker that runs already.
-        mqtt_password_file: For a broker that runs already.
-        started_at: ``time.monotonic()`` when the command began.
-        command: The command line, kept for whoever wants to go on with the run.
+        request: What to run.
+        state_dir: New, empty, or of the same run.
+        broker: Which broker to use.
+        command: A command line that goes on with the run, kept for people.
+
+    Attributes:
+        settings: All values settled.
+        spec: The model.
+        outlook: What to expect of the run.
+        notes: What is known of the data, and of earlier starts.
+        layout: Where the files are.
+        goes_on: Whether the directory holds this run already.
+        data_changed: Whether the data look otherwise than when the run began. It goes on with what was dealt.
 
     Raises:
-        DpagentError: It cannot run; everything that was started is stopped.
+        DpagentError: It cannot be run.
+
+    Example (a minute's work; see ``tests/simulation/test_fleet.py``)::
+
+        from simulation.fleet import Fleet
+        from simulation.request import Request
+
+        fleet = Fleet(Request(devices=3, rounds=10), Path("my-fleet"))
+        print(fleet.outlook.verdict, fleet.notes.remarks)
+        record = fleet.run()
+        print(record.accuracy, record.epsilon, record.has_learned)
     """
-    console = Console(stderr=True)
-    choice = prepared.choice
-    options, spec = choice.options, choice.spec
-    layout = Layout(root, options.devices)
-    options.save(root)
-    with StateDirectory(root):
-        if prepared.source is None:
-            closed = closed_rounds(layout)
-            # The notes alone do not say it: a coordinator that lost its database begins anew.
-            is_finished = prepared.notes.finished and closed >= options.rounds
-            say_what_goes_on(prepared, layout, console, closed=closed, is_finished=is_finished)
-            if is_finished:
-                return collect(layout, _facts(prepared, layout, prepared.notes))
+
+    def __init__(
+        self,
+        request: Request,
+        state_dir: Path,
+        *,
+        broker: BrokerRequest | None = None,
+        command: str = "",
+    ) -> None:
+        self._broker = BrokerRequest() if broker is None else broker
+        self._command = command
+        self._root = state_dir
+        began = time.monotonic()
+        self.layout = Layout(state_dir)
+        before, look = load_settings_of_run(state_dir), look_of_data(request.data)
+        wanted = wanted_model(request)
+        self._source: Source | None = None
+        if before is not None and is_prepared(self.layout):
+            form = before.form
         else:
-            prepared.notes.save(root)
-            write_atomically(root / COMMAND_FILE, f"{command}\n".encode(errors="replace"), mode=0o600)
-        write_model(options, layout, spec)
-        say_what_is_trained(prepared, layout, console)
-        prepare_data(options, layout, prepared.source)
-        chosen = choose_broker(broker, root / "broker", broker_port, mqtt_username, mqtt_password_file)
+            self._source = open_source(
+                request.data, request.seed, None if wanted is None else find_model(wanted)
+            )
+            form = self._source.form
+        model, self.spec = choose_model(wanted, form, self.layout)
+        if self._source is not None:
+            check_fits(self._source.train, self.spec)
+        self.settings, self.outlook = settle(request, form, model, self.spec)
+        self.settings.require_match(state_dir)
+        self.goes_on = self._source is None
+        if self._source is None:
+            self.notes = read_notes(state_dir)
+        else:
+            deal(self.settings, self._source)  # Refuses what cannot be dealt.
+            warning = delta_warning(self.settings.delta, self.settings.records_per_device)
+            self.notes = RunNotes(
+                kind=self._source.train.origin.kind,
+                columns=self._source.columns,
+                remarks=(*remarks_on(self._source, self.spec), *([warning] if warning else [])),
+                data=look,
+            )
+        self.data_changed = self.notes.data not in ("", look)
+        self._preparation_s = time.monotonic() - began
+
+    def run(self, listener: Listener | None = None) -> RunRecord:
+        """Run to the end. Whatever happens, all programs that were started are stopped.
+
+        Args:
+            listener: Is told how the run goes.
+
+        Raises:
+            DpagentError: It cannot run.
+        """
+        started_at = time.monotonic() - self._preparation_s
+        listener = Listener() if listener is None else listener
+        self.settings.save(self._root)
+        with StateDirectory(self._root):
+            if self.goes_on:
+                closed = closed_rounds(self.layout)
+                # The notes alone do not say it: a coordinator that lost its database begins anew.
+                is_finished = self.notes.finished and closed >= self.settings.rounds
+                listener.goes_on(self, closed, is_finished=is_finished)
+                if is_finished:
+                    return self._record()
+            else:
+                self.notes.save(self._root)
+                command = f"{self._command}\n".encode(errors="replace")
+                write_atomically(self._root / COMMAND_FILE, command, mode=0o600)
+            write_model(self.settings, self.layout, self.spec)
+            listener.begins(self)
+            prepare_data(self.settings, self.layout, self._source)
+            self._run_programs(listener, started_at)
+        # Everybody has stopped and written its last counters.
+        return self._record()
+
+    def _record(self) -> RunRecord:
+        return collect(self.settings, self.notes, self.outlook, self.layout, self.spec)
+
+    def _run_programs(self, listener: Listener, started_at: float) -> None:
+        chosen = choose_broker(self._broker, self._root / "broker")
         address = chosen if isinstance(chosen, BrokerAddress) else chosen.address
-        times = write_configurations(options, layout, address)
-        agents = [f"agent-{number:03d}" for number in range(1, options.devices + 1)]
-        with Supervisor(layout.logs) as supervisor:
+        times = write_configurations(self.settings, self.layout, address)
+        agents = [f"agent-{number:03d}" for number in range(1, self.settings.devices + 1)]
+        with Supervisor(self.layout.logs) as supervisor:
             finished = False
             try:
                 _start_broker(chosen, supervisor)
-                say_where(options, times, address, root, console)
-                _start_programs(options, layout, agents, supervisor)
-                _watch(options, layout, supervisor, console)
+                listener.starts(self, times, address)
+                self._start_programs(agents, supervisor)
+                self._watch(supervisor, listener)
                 finished = True
             finally:
                 peaks = [peak for peak in map(supervisor.peak_mib, agents) if peak is not None]
-                notes = prepared.notes.after_start(
+                self.notes = self.notes.after_start(
                     broker=address.name,
                     seconds=time.monotonic() - started_at,
                     agent_peak_mib=max(peaks, default=None),
@@ -151,48 +189,56 @@ def run_demo(
                     restarts=supervisor.restarts,
                     finished=finished,
                 )
-                notes.save(root)
-        # Everybody has stopped and written its last counters.
-        return collect(layout, _facts(prepared, layout, notes))
+                self.notes.save(self._root)
 
-
-def _start_programs(
-    options: DemoOptions, layout: Layout, agents: Sequence[str], supervisor: Supervisor
-) -> None:
-    supervisor.start(
-        "coordinator",
-        python_module("cli.main", "coordinator", "run", "--config", str(layout.fleet_file)),
-        may_end=True,
-    )
-    for number, name in enumerate(agents, start=1):
-        supervisor.start(name, python_module("cli.main", "run", "--config", str(layout.agent_file(number))))
-    if options.baseline and len(read_baseline(layout.baseline_file)) < options.rounds:
+    def _start_programs(self, agents: Sequence[str], supervisor: Supervisor) -> None:
+        """As on a real board and at a real operator's: by the ``dpagent`` command."""
         supervisor.start(
-            "baseline", python_module("simulation.programs.baseline", str(layout.root)), may_end=True, nice=19
+            "coordinator",
+            python_module("cli.main", "coordinator", "run", "--config", str(self.layout.fleet_file)),
+            may_end=True,
         )
+        for number, name in enumerate(agents, start=1):
+            configuration = str(self.layout.agent_file(number))
+            supervisor.start(name, python_module("cli.main", "run", "--config", configuration))
+        if not self._baseline_is_done():
+            supervisor.start(
+                "baseline",
+                python_module("simulation.programs.baseline", str(self._root)),
+                may_end=True,
+                nice=19,
+            )
 
+    def _watch(self, supervisor: Supervisor, listener: Listener) -> None:
+        """Look after the programs until the job is done, and the baseline too or its time is over."""
+        observer = Observer(self.layout, self.settings.devices)
+        began = time.monotonic()
+        ended: float | None = None
+        try:
+            while True:
+                supervisor.watch()
+                glimpse = observer.glimpse()
+                listener.looked(glimpse)
+                if glimpse.declined > self.settings.devices - self.settings.minimum_devices:
+                    raise PlanError(
+                        f"{glimpse.declined} of {self.settings.devices} devices declined to take part, so no "
+                        f"round can close: {glimpse.reason}. See `dpagent budget show`; "
+                        f"a new {named('state_dir')} has new budgets."
+                    )
+                if supervisor.has_ended("coordinator"):
+                    now = time.monotonic()
+                    ended = ended or now
+                    settled = glimpse.in_flight == 0 or now >= ended + _SETTLE_S
+                    patience_s = max(_BASELINE_LEAST_S, _BASELINE_SHARE * (ended - began))
+                    if settled and (self._baseline_is_done() or now >= ended + patience_s):
+                        return
+                time.sleep(_LOOK_S)
+        finally:
+            observer.close()
 
-def _facts(prepared: PreparedRun, layout: Layout, notes: RunNotes) -> dict[str, Any]:
-    """All fields of the record that are not in the databases of the programs."""
-    choice, model = prepared.choice, layout.coordinator_state / "model.onnx"
-    test = open_npz(layout.test_file)
-    return {
-        **facts_of(choice.options, choice.spec, choice.outlook),
-        "broker": notes.broker,
-        "baseline_history": read_baseline(layout.baseline_file),
-        "seconds_total": notes.seconds,
-        "agent_peak_mib": notes.agent_peak_mib,
-        "coordinator_peak_mib": notes.coordinator_peak_mib,
-        "restarts": notes.restarts,
-        "remarks": notes.remarks,
-        "guessing": int(test.class_counts().max()) / len(test),
-        "test_file": str(layout.test_file),
-        "predict": predict_commands(
-            choice.options.data, notes.kind, notes.columns, model=model, test=layout.test_file
-        ),
-        "model_file": str(model),
-        "state_dir": str(layout.root),
-    }
+    def _baseline_is_done(self) -> bool:
+        done = len(read_baseline(self.layout.baseline_file))
+        return not self.settings.baseline or done >= self.settings.rounds
 
 
 def _start_broker(chosen: BrokerChild | BrokerAddress, supervisor: Supervisor) -> None:
@@ -205,36 +251,3 @@ def _start_broker(chosen: BrokerChild | BrokerAddress, supervisor: Supervisor) -
     except BrokerError:
         supervisor.watch()  # A broker that died says more by its log.
         raise
-
-
-def _watch(options: DemoOptions, layout: Layout, supervisor: Supervisor, console: Console) -> None:
-    """Look after the programs and show how they do, until the job is done, and the baseline or its time."""
-    observer, before = Observer(layout), closed_rounds(layout)
-    began = time.monotonic()
-    ended: float | None = None
-    try:
-        with Progress(options, console, shown=before) as progress:
-            while True:
-                supervisor.watch()
-                glimpse = observer.glimpse()
-                progress.show(glimpse)
-                if glimpse.declined > options.devices - minimum_devices(options):
-                    raise PlanError(
-                        f"{glimpse.declined} of {options.devices} devices declined to take part, so no "
-                        f"round can close: {glimpse.reason}. See `dpagent budget show`; "
-                        "a new --state-dir has new budgets."
-                    )
-                if supervisor.has_ended("coordinator"):
-                    now = time.monotonic()
-                    ended = ended or now
-                    settled = glimpse.in_flight == 0 or now >= ended + _SETTLE_S
-                    patience_s = max(_BASELINE_LEAST_S, _BASELINE_SHARE * (ended - began))
-                    if settled and (_baseline_is_done(options, layout) or now >= ended + patience_s):
-                        return
-                time.sleep(_LOOK_S)
-    finally:
-        observer.close()
-
-
-def _baseline_is_done(options: DemoOptions, layout: Layout) -> bool:
-    return not options.baseline or len(read_baseline(layout.baseline_file)) >= options.rounds

@@ -1,4 +1,4 @@
-"""Where the files of a demo are.
+"""Where the files of a simulated fleet are.
 
 Every device gets a directory of its own with its data, its ``agent.yaml`` and its state, as
 it would on a board of its own.
@@ -12,10 +12,9 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where everything of a demo is."""
+    """Where everything of a run is."""
 
     root: Path
-    devices: int
 
     @property
     def fleet_file(self) -> Path:
@@ -41,6 +40,11 @@ class Layout:
     def coordinator_keys(self) -> Path:
         """The directory of the coordinator's keys."""
         return self.root / "coordinator" / "keys"
+
+    @property
+    def trained_model(self) -> Path:
+        """What the coordinator leaves in the end."""
+        return self.coordinator_state / "model.onnx"
 
     @property
     def test_file(self) -> Path:

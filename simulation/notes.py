@@ -1,4 +1,4 @@
-"""What a run's directory remembers from one start of the run to the next, beside its options."""
+"""What a run's directory remembers from one start of the run to the next, beside its settings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from dpagent.storage import write_atomically
-from simulation.settings import OPTIONS_FILE, DataChoice
+from simulation.request import DataSelection
+from simulation.settings import SETTINGS_FILE
 
 _NOTES_FILE: Final = "notes.json"
 
@@ -23,7 +24,7 @@ class RunNotes:
     Attributes:
         kind: of the data, as they were taken for.
         columns: the inputs of a table.
-        remarks: what was said of the data.
+        remarks: what was said of the data, and of δ beside them.
         data: what the files looked like; see :func:`look_of_data`.
         broker: which one there was at last.
         seconds: of all starts together.
@@ -80,9 +81,9 @@ def read_notes(root: Path) -> RunNotes:
         return RunNotes()
 
 
-def look_of_data(data: DataChoice) -> str:
+def look_of_data(data: DataSelection) -> str:
     """A digest of names, sizes and times of all files of the data; empty for the digits."""
-    paths = [Path(settings["path"]) for settings in (data.train, data.test) if settings is not None]
+    paths = [settings.path for settings in (data.train, data.test) if settings is not None]
     if not paths:
         return ""
     digest = hashlib.sha256()
@@ -101,7 +102,7 @@ def _files_of(path: Path) -> Iterator[Path]:
         yield path
         return
     for folder, below, names in os.walk(path):
-        if OPTIONS_FILE in names:
+        if SETTINGS_FILE in names:
             below.clear()  # A run that is kept among the data.
             continue
         below.sort()

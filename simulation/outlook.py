@@ -43,9 +43,14 @@ class Outlook:
 
     Attributes:
         signal_to_noise: r, see the module.
+        records_per_device, devices, parameters, epsilon: what it follows from.
     """
 
     signal_to_noise: float
+    records_per_device: int
+    devices: int
+    parameters: int
+    epsilon: float
 
     @property
     def verdict(self) -> str:
@@ -53,29 +58,28 @@ class Outlook:
         limits = (("hopeless", _HOPELESS), ("poor", _POOR), ("doubtful", _DOUBTFUL))
         return next((name for name, limit in limits if self.signal_to_noise < limit), "good")
 
-    def warning(
-        self, *, records_per_device: int, devices: int, epsilon: float, parameters: int
-    ) -> str | None:
+    @property
+    def warning(self) -> str | None:
         """What to expect and why, for a person; None where the outlook is good."""
         if self.verdict == "good":
             return None
         return (
-            f"{_EXPECTATIONS[self.verdict]} With {records_per_device:,} records on each of {devices} "
-            f"devices, {parameters:,} parameters and ε = {epsilon:g}, all gradients together are at most "
-            f"{self.signal_to_noise:.2g} times as long as the noise. More records or devices, a larger "
-            "--epsilon or a model with fewer parameters would help."
+            f"{_EXPECTATIONS[self.verdict]} With {self.records_per_device:,} records on each of "
+            f"{self.devices} devices, {self.parameters:,} parameters and ε = {self.epsilon:g}, all gradients "
+            f"together are at most {self.signal_to_noise:.2g} times as long as the noise. More records or "
+            "devices, a larger ε or a model with fewer parameters would help."
         )
 
 
-def outlook_of(
+def signal_to_noise(
     clipping: Clipping,
     noise_multipliers: Sequence[float],
     *,
     sampling_rate: float,
     records_per_device: float,
     devices: int,
-) -> Outlook:
-    """The outlook of a run.
+) -> float:
+    """The ratio r of a run; see the module.
 
     Args:
         clipping: How gradients are clipped; of layers, each has its own noise.
@@ -93,4 +97,4 @@ def outlook_of(
     )
     noise = spread * math.hypot(1.0, clipping.count_weight / 2) * math.hypot(*noise_multipliers)
     signal = len(noise_multipliers) * clipping.reference * sampling_rate * records_per_device
-    return Outlook(signal * math.sqrt(devices) / noise)
+    return signal * math.sqrt(devices) / noise

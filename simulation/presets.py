@@ -1,6 +1,6 @@
-"""What the demo trains with, where the command line does not say.
+"""What a fleet trains with, where the request does not say.
 
-Data sets that the demo knows have settings of their own, by model; what they lead to is measured in
+Known data sets have settings of their own, by model; what they lead to is measured in
 docs/benchmarks.md. Those of ``scattering`` on MNIST were found by a search with its test set in view, so they
 are neither private nor a fair estimate of what a search without it would find.
 
@@ -18,17 +18,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from typing import Final
 
 import numpy as np
 
-
-class DatasetName(StrEnum):
-    """Data that the demo knows."""
-
-    DIGITS = "digits"
-    MNIST = "mnist"
+from simulation.request import CapKind, KnownData, Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,18 +36,18 @@ class Preset:
     clip_norm: float
     momentum: float
     jitter_window_s: float
-    cap: str
+    cap: CapKind
     sampling_rate: float = 0.0
     learning_rate: float = 0.0
     compute_slot_s: float = 0.0
 
 
-PRESETS: Final = {
-    DatasetName.DIGITS: Preset(
+PRESETS: Final[dict[KnownData, Preset]] = {
+    "digits": Preset(
         model="digits", devices=5, rounds=40, epsilon=4.0, sampling_rate=0.5, clip_norm=0.5, cap="clamp",
         learning_rate=2.0, momentum=0.5, compute_slot_s=0.3, jitter_window_s=0.4,
     ),
-    DatasetName.MNIST: Preset(
+    "mnist": Preset(
         model="mnist-cnn", devices=10, rounds=100, epsilon=2.0, sampling_rate=0.1, clip_norm=1.0, cap="clamp",
         learning_rate=2.4, momentum=0.5, compute_slot_s=1.0, jitter_window_s=0.5,
     ),
@@ -80,21 +74,15 @@ _SCATTERING_LEARNING_RATES: Final = (1.5, 3.0, 6.0)
 _SCATTERING_SAMPLING_RATES: Final = (0.1, 0.1, 0.3)
 
 
-def preset_of(dataset: str | None, model: str | None, epsilon: float | None) -> Preset:
-    """The settings to start from.
-
-    Args:
-        dataset: One that the demo knows, or None.
-        model: As ``--model``.
-        epsilon: As ``--epsilon``; ``scattering`` takes rounds, learning rate and lots from it.
-    """
-    if dataset is None:
+def preset_of(request: Request) -> Preset:
+    """The settings to start from; those of ``scattering`` on MNIST follow ε."""
+    if request.data.dataset is None:
         return OWN_DATA
-    preset = PRESETS[DatasetName(dataset)]
-    if model is None or model == preset.model:
+    preset = PRESETS[request.data.dataset]
+    if request.model is None or request.model == preset.model:
         return preset
-    if (dataset, model) == (DatasetName.MNIST, "scattering"):
-        at = math.log(epsilon or _MNIST_SCATTERING.epsilon)
+    if (request.data.dataset, request.model) == ("mnist", "scattering"):
+        at = math.log(request.epsilon or _MNIST_SCATTERING.epsilon)
         known = [math.log(searched) for searched in _SEARCHED_EPSILONS]
         return replace(
             _MNIST_SCATTERING,

@@ -1,9 +1,15 @@
-"""What a demo run leaves to be shown: one record that the summary, the JSON and the report share."""
+"""A finished run: one record that the summary, the JSON and the report share."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+
+from simulation.chance import beats_by_more_than_chance
+from simulation.layout import Layout
+from simulation.notes import RunNotes
+from simulation.outlook import Outlook
+from simulation.settings import RunSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,7 +17,7 @@ class Arrival:
     """A fragment on its way, as its device and the coordinator saw it. Times are Unix times."""
 
     device: int
-    """Known to the demo, which owns the devices' disks; the coordinator cannot tell."""
+    """Known here, because the simulation owns the devices' disks; the coordinator cannot tell."""
     round: int
     sent_at: float
     arrived_at: float
@@ -51,31 +57,16 @@ class FragmentTally:
 
 
 @dataclass(frozen=True, slots=True)
-class DemoRecord:
-    """A finished run."""
+class RunRecord:
+    """What was settled, and what came of it."""
 
-    dataset: str
-    split: str
-    """How the records were dealt to the devices, in words."""
-    shape: tuple[int, ...]
-    """Of one record."""
-    classes: tuple[str, ...]
-    test_records: int
+    settings: RunSettings
+    notes: RunNotes
+    outlook: Outlook
+    layout: Layout
+    """Where the files of the run are."""
     model: str
     parameters: int
-    devices: int
-    rounds: int
-    records_per_device: float
-    schedule: str
-    sampling_rate: float
-    clip_norm: float
-    clipping: str
-    """``whole``, ``layers`` or ``quantile``."""
-    learning_rate: float
-    cap: str
-    broker: str
-    epsilon_target: float
-    delta: float
     noise_multipliers: tuple[float, ...]
     epsilon_spent: tuple[float, ...]
     """Cumulative ε after each round."""
@@ -83,6 +74,8 @@ class DemoRecord:
     """Test accuracy after each round, 0 to 1; NaN after one that only found a projection's directions."""
     baseline_history: tuple[float, ...]
     """The same of a run without noise: same lots' rate, clipping and optimiser."""
+    majority_class_accuracy: float
+    """Accuracy of always answering the commonest class of the test records."""
     clamped: tuple[int, ...]
     """Coordinates beyond the coordinator's cap in each round."""
     kept: tuple[float, ...]
@@ -94,46 +87,52 @@ class DemoRecord:
     """Mean bytes a device published in a round."""
     bytes_down: float
     """Mean bytes a device received in a round."""
-    seconds_total: float
     seconds_by_round: tuple[float, ...]
-    agent_peak_mib: float | None
-    """Largest peak resident memory of an agent; None where the system does not tell."""
-    coordinator_peak_mib: float | None
-    restarts: int
-    """Programs that died and were started again."""
-    signal_to_noise: float
-    """How much longer than the noise the signal can be at most; see ``outlook.py``."""
-    outlook: str
-    """``good``, ``doubtful``, ``poor`` or ``hopeless``: what could be expected before the run."""
-    warning: str | None
-    """Why the outlook is not good."""
-    remarks: tuple[str, ...]
-    """What was said of the data before the run, a sentence each."""
-    guessing: float
-    """Accuracy of always guessing the commonest class of the test records."""
-    test_file: str
-    """The records that were held out."""
-    predict: tuple[str, ...]
-    """Commands that ask the model: on the records held out, and on new ones."""
-    model_file: str
-    state_dir: str
-
-    @property
-    def minds(self) -> tuple[str, ...]:
-        """All that whoever reads the results should know, a sentence each."""
-        first = []
-        baseline = self.baseline_history[-1] if self.baseline_history else math.nan
-        # Within an error of what guessing gets on so many records.
-        chance = math.sqrt(self.guessing * (1 - self.guessing) / max(self.test_records, 1))
-        if baseline <= self.guessing + chance:
-            first.append(
-                f"Without noise too, the model is not better than always guessing the commonest class "
-                f"({self.guessing:.1%}): it is not the noise. Look at the range of the inputs, the label and "
-                "the model."
-            )
-        return (*first, *self.remarks, *([] if self.warning is None else [self.warning]))
 
     @property
     def epsilon(self) -> float:
         """ε of the run: the largest that the coordinator's schedule or any device's ledger shows."""
         return max([0.0, *self.epsilon_spent[-1:], *(budget.epsilon_spent for budget in self.budgets)])
+
+    @property
+    def accuracy(self) -> float:
+        """Test accuracy of the final model; NaN where there is none."""
+        return self.accuracy_history[-1] if self.accuracy_history else math.nan
+
+    @property
+    def baseline_accuracy(self) -> float:
+        """The same of the run without noise, as far as it came; NaN where there was none."""
+        return self.baseline_history[-1] if self.baseline_history else math.nan
+
+    @property
+    def has_learned(self) -> bool:
+        """Whether the model beats always answering the commonest class by more than chance."""
+        return self._beats_majority_class(self.accuracy)
+
+    @property
+    def unverified(self) -> tuple[int, ...]:
+        """The devices whose ledgers do not verify."""
+        return tuple(budget.device for budget in self.budgets if not budget.verified)
+
+    @property
+    def cautions(self) -> tuple[str, ...]:
+        """All that a reader of the results should know, a sentence each."""
+        first = []
+        majority = f"always answering the commonest class ({self.majority_class_accuracy:.1%})"
+        if not math.isnan(self.accuracy) and not self.has_learned:
+            first.append(
+                f"The model has not learned: its accuracy of {self.accuracy:.1%} does not beat {majority} by "
+                "more than chance."
+            )
+        if not math.isnan(self.baseline_accuracy) and not self._beats_majority_class(self.baseline_accuracy):
+            first.append(
+                f"Training without noise does not beat {majority} either, so noise is not the cause. Look at "
+                "the range of the inputs, the label, the sizes of the classes and the model."
+            )
+        warning = self.outlook.warning
+        return (*first, *self.notes.remarks, *([] if warning is None else [warning]))
+
+    def _beats_majority_class(self, accuracy: float) -> bool:
+        return beats_by_more_than_chance(
+            accuracy, self.majority_class_accuracy, self.settings.form.test_records
+        )

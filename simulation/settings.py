@@ -1,18 +1,39 @@
-"""What one demo run was asked for, kept in its state directory so that it can go on."""
+"""A run with every value settled, kept in its state directory so that it can go on."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final
 
+from pydantic import ValidationError
+
+from dpagent.configuration import Settings
 from dpagent.errors import ConfigurationError
-from dpagent.learning.data.settings import DatasetSettings
 from dpagent.storage import disk_errors, write_atomically
+from dpagent.wording import named
+from simulation.request import (
+    CapKind,
+    CapPlace,
+    ClipNorm,
+    ClippingKind,
+    DataSelection,
+    Delta,
+    Devices,
+    EngineKind,
+    Epsilon,
+    Jitter,
+    LearningRate,
+    Rounds,
+    SamplingRate,
+    ScheduleKind,
+    ScheduleStep,
+    Seed,
+)
 
-OPTIONS_FILE = "demo.json"
-COMMAND_FILE = "command.txt"
+SETTINGS_FILE: Final = "demo.json"
+COMMAND_FILE: Final = "command.txt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,80 +42,45 @@ class DataForm:
 
     train_records: int
     test_records: int
-    shape: list[int]
+    shape: tuple[int, ...]
     """Of one record."""
     classes: int
-    class_names: list[str] = field(default_factory=list)
+    class_names: tuple[str, ...] = ()
     """Empty where classes are numbers only."""
 
-
-@dataclass(frozen=True, slots=True)
-class DataChoice:
-    """Which data, what they are tested on, and how they are dealt to the devices."""
-
-    name: str
-    """``digits``, ``mnist``, or what data of one's own are called: in reports and ledgers."""
-    train: dict[str, Any] | None = None
-    """Settings of the data as of ``agent.yaml``, the path absolute; None for the digits."""
-    test: dict[str, Any] | None = None
-    """The same of test data of their own."""
-    test_share: float | None = None
-    """Share of the records held out; None takes the test half that data bring, else a fifth."""
-    split: Literal["iid", "dirichlet", "class", "file"] = "iid"
-    alpha: float = 0.5
-    classes_per_device: int = 2
-
     @property
-    def train_settings(self) -> DatasetSettings | None:
-        """``train`` as settings."""
-        return _settings(self.train)
-
-    @property
-    def test_settings(self) -> DatasetSettings | None:
-        """``test`` as settings."""
-        return _settings(self.test)
-
-    @property
-    def split_in_words(self) -> str:
-        """For people: how the records came to the devices."""
-        match self.split:
-            case "dirichlet":
-                return f"of each class shares drawn from Dirichlet({self.alpha:g})"
-            case "class":
-                return f"{self.classes_per_device} shards a device of the records sorted by class"
-            case "file":
-                return "whole files or groups"
-        return "at random (iid)"
+    def labels(self) -> tuple[str, ...]:
+        """What the classes are called: by name, else by number."""
+        return self.class_names or tuple(map(str, range(self.classes)))
 
 
-@dataclass(frozen=True, slots=True)
-class DemoOptions:
-    """A run. Everything here is part of the job and may not change when it goes on."""
+class RunSettings(Settings):
+    """A run, every value settled. All of it is part of the job, and may not change when the run goes on."""
 
-    data: DataChoice
+    data: DataSelection
     form: DataForm
     model: str
     """A built-in model, the path of a model file, or empty for one that was made for the data."""
-    devices: int
-    rounds: int
-    epsilon: float
-    delta: float
-    schedule: Literal["incrementing", "uniform", "linear"]
-    step: float
-    sampling_rate: float
-    clip_norm: float
-    learning_rate: float
+    devices: Devices
+    rounds: Rounds
+    epsilon: Epsilon
+    delta: Delta
+    schedule: ScheduleKind
+    step: ScheduleStep
+    sampling_rate: SamplingRate
+    clip_norm: ClipNorm
+    clipping: ClippingKind
+    learning_rate: LearningRate
     momentum: float
-    cap: str
-    cap_at: str
-    seed: int
-    jitter_window_s: float
-    clipping: Literal["whole", "layers", "quantile"] = "whole"
-    engine: Literal["auto", "numpy", "onnx"] = "auto"
-    compute_slot_s: float = 0.0
+    cap: CapKind
+    cap_at: CapPlace
+    engine: EngineKind
+    seed: Seed
+    jitter_window_s: Jitter
+    compute_slot_s: float
     """0: as long as training takes on this machine, by trial."""
-    fragments_per_update: int = 16
-    baseline: bool = True
+    fragments_per_update: int
+    baseline: bool
     """Whether the same training is also run without noise."""
 
     @property
@@ -102,33 +88,43 @@ class DemoOptions:
         """The public estimate that sums are divided by: training records over devices."""
         return self.form.train_records // self.devices
 
+    @property
+    def minimum_devices(self) -> int:
+        """Half of the devices must take part for a round to close."""
+        return max(1, self.devices // 2)
+
+    @property
+    def cap_in_words(self) -> str:
+        """The noise cap and where it acts."""
+        return "none" if self.cap == "none" else f"{self.cap} at the {self.cap_at}"
+
     def save(self, state_dir: Path) -> None:
-        """Keep the options of a run that can begin.
+        """Keep the settings of a run that can begin.
 
         Raises:
             StorageError: The directory cannot be written.
         """
         with disk_errors(state_dir):
             state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-        text = json.dumps(asdict(self), indent=2, ensure_ascii=False)
-        write_atomically(state_dir / OPTIONS_FILE, f"{text}\n".encode())
+        text = json.dumps(self.model_dump(mode="json"), indent=2, ensure_ascii=False)
+        write_atomically(state_dir / SETTINGS_FILE, f"{text}\n".encode())
 
     def require_match(self, state_dir: Path) -> None:
         """Make sure that a directory is free for a new run, or goes on with the run it holds.
 
         Raises:
-            ConfigurationError: The directory holds a run with other options, or something else.
+            ConfigurationError: The directory holds a run with other settings, or something else.
         """
-        before = _read(state_dir)
+        before = load_settings_of_run(state_dir)
         if before is None:
             return
-        difference = _difference(before, json.loads(json.dumps(asdict(self))))
+        difference = _difference(before.model_dump(mode="json"), self.model_dump(mode="json"))
         if difference is not None:
             name, old, new = difference
             began = read_command(state_dir)
             raise ConfigurationError(
-                f"The demo in {state_dir} was started with {name} = {old!r}, not {new!r}. "
-                "To begin another run, give another --state-dir; to go on with this one, "
+                f"The run in {state_dir} was started with {name} = {old!r}, not {new!r}. "
+                f"To begin another run, give another {named('state_dir')}; to go on with this one, "
                 + (f"the command of before: {began}" if began else "the same options.")
             )
 
@@ -141,72 +137,39 @@ def read_command(state_dir: Path) -> str:
         return ""
 
 
-def load_options(state_dir: Path) -> DemoOptions:
-    """The options of the run in a directory.
+def load_settings_of_run(state_dir: Path) -> RunSettings | None:
+    """The settings of the run that a directory holds; None where it holds none yet.
 
     Raises:
-        ConfigurationError: There is none, or its file is damaged.
+        ConfigurationError: The file is damaged, or the directory holds something else.
     """
-    values = _read(state_dir)
-    if values is None:
-        raise ConfigurationError(f"{state_dir} holds no demo; expected a state directory of one.")
-    try:
-        data, form = DataChoice(**values.pop("data")), DataForm(**values.pop("form"))
-        return DemoOptions(data=data, form=form, **values)
-    except (KeyError, TypeError) as error:
-        raise _damaged(state_dir, error) from error
-
-
-def form_of_run(state_dir: Path) -> DataForm | None:
-    """The form of the data of the run that a directory holds, or None where it holds none yet.
-
-    Raises:
-        ConfigurationError: The directory holds something else.
-    """
-    values = _read(state_dir)
-    if values is None:
-        return None
-    try:
-        return DataForm(**values["form"])
-    except (KeyError, TypeError) as error:
-        raise _damaged(state_dir, error) from error
-
-
-def _settings(values: dict[str, Any] | None) -> DatasetSettings | None:
-    return None if values is None else DatasetSettings.model_validate(values | {"path": Path(values["path"])})
-
-
-def _read(state_dir: Path) -> dict[str, Any] | None:
-    file = state_dir / OPTIONS_FILE
+    file = state_dir / SETTINGS_FILE
     with disk_errors(state_dir):
         if state_dir.exists() and not state_dir.is_dir():
             raise ConfigurationError(
-                f"--state-dir {state_dir} is a file; expected a directory, new, empty or of a run."
+                f"{named('state_dir')}: {state_dir} is a file; expected a directory, new, empty or of a run."
             )
         if not file.exists():
             if state_dir.exists() and any(entry.name != "lock" for entry in state_dir.iterdir()):
                 raise ConfigurationError(
-                    f"{state_dir} is not empty and holds no demo. Give --state-dir a new or empty directory."
+                    f"{state_dir} is not empty and holds no run. Give {named('state_dir')} a new or empty"
+                    " directory."
                 )
             return None
-        try:
-            values = json.loads(file.read_text())
-        except ValueError as error:
-            raise _damaged(state_dir, error) from error
-    if not isinstance(values, dict):
-        raise _damaged(state_dir, "not an object")
-    return values
-
-
-def _damaged(state_dir: Path, why: object) -> ConfigurationError:
-    return ConfigurationError(
-        f"{state_dir / OPTIONS_FILE} is damaged, or of another version ({why}). "
-        "Give --state-dir another directory."
-    )
+        content = file.read_bytes()
+    try:
+        return RunSettings.model_validate_json(content)
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        where = ".".join(map(str, problem["loc"]))
+        raise ConfigurationError(
+            f"{file} is damaged, or of another version ({where}{': ' * bool(where)}{problem['msg']}). "
+            f"Give {named('state_dir')} another directory."
+        ) from error
 
 
 def _difference(before: dict[str, Any], now: dict[str, Any]) -> tuple[str, Any, Any] | None:
-    """The first option that differs: its name and both values."""
+    """The first setting that differs: its name and both values."""
     for name in {**now, **before}:
         old, value = before.get(name), now.get(name)
         if isinstance(value, dict) and isinstance(old, dict):

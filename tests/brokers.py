@@ -1,4 +1,4 @@
-"""Real brokers for the tests: Mosquitto and amqtt as child processes on a free loopback port."""
+"""Real brokers for the tests: Mosquitto and amqtt as child processes on a loopback port of their own."""
 
 from __future__ import annotations
 
@@ -11,23 +11,19 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 import pytest
+from children import PATIENCE_S, Child, deaths, states
 
-from dpagent.transport.session import Event, MqttSession, Subscription
+from dpagent.transport.session import Event, MqttSession, Pace, Subscription
 from dpagent.transport.settings import MqttSettings
 
-PATIENCE_S = 20.0
 USER = "tester"
+HURRIED = Pace(answer_s=0.5, pause_s=0.1, longest_s=5.0)
+"""Of sessions whose broker goes and comes in a test."""
 Software = Literal["mosquitto", "amqtt"]
 EventT = TypeVar("EventT")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def find_mosquitto() -> str | None:
@@ -35,26 +31,53 @@ def find_mosquitto() -> str | None:
 
 
 def wait_until(condition: Callable[[], Any], what: str, patience_s: float = PATIENCE_S) -> Any:
-    """The first true value of ``condition``; fails after ``patience_s``."""
-    until = time.monotonic() + patience_s
-    while time.monotonic() < until:
-        if value := condition():
-            return value
-        time.sleep(0.02)
-    pytest.fail(f"waited {patience_s:g} s in vain: {what}")
+    """The first true value of ``condition``.
+
+    Fails after ``patience_s``, and at once when a child has failed: it may have been the one to wait for.
+    """
+    return _first(condition, lambda: what, patience_s, pause_s=0.02)
 
 
 def wait_for(session: MqttSession, kind: type[EventT], patience_s: float = PATIENCE_S) -> EventT:
-    """The next event of one kind, whatever comes before it; fails after ``patience_s``."""
-    until = time.monotonic() + patience_s
+    """The next event of one kind, whatever comes before it; fails as :func:`wait_until` does."""
     seen: list[Event] = []
-    while time.monotonic() < until:
+
+    def arrives() -> EventT | None:
         event = session.next_event(0.1)
         if isinstance(event, kind):
             return event
         if event is not None:
             seen.append(event)
-    pytest.fail(f"no {kind.__name__} within {patience_s:g} s; there came {seen[:5]}")
+        return None
+
+    def what() -> str:
+        return f"{kind.__name__}; there came {seen[:5]}"
+
+    return cast(EventT, _first(arrives, what, patience_s, pause_s=0.0))
+
+
+def _first(condition: Callable[[], Any], what: Callable[[], str], patience_s: float, pause_s: float) -> Any:
+    until = time.monotonic() + patience_s
+    while True:
+        if value := condition():
+            return value
+        if failed := deaths():
+            pytest.fail("\n".join([f"a child failed during the wait for {what()}", *failed]))
+        if time.monotonic() >= until:
+            pytest.fail("\n".join([f"waited {patience_s:g} s in vain for {what()}", *states()]))
+        time.sleep(pause_s)
+
+
+def reserved_port() -> socket.socket:
+    """A loopback port that nobody else is given while this socket is open.
+
+    It is bound and does not listen, so a broker may listen there (both sides allow the address to be
+    reused), connections are refused until it does, and the kernel offers the port to nobody.
+    """
+    reservation = socket.socket()
+    reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reservation.bind(("127.0.0.1", 0))
+    return reservation
 
 
 class Broker:
@@ -64,10 +87,11 @@ class Broker:
         self.software = software
         self.directory = directory
         self.protocol = protocol
-        self.port = free_port()
+        self._reservation = reserved_port()
+        self.port: int = self._reservation.getsockname()[1]
         self.password_file = directory / "password"
         self.password_file.write_text("correct horse\n")
-        self._process: subprocess.Popen[bytes] | None = None
+        self._child: Child | None = None
         if software == "mosquitto":
             executable = find_mosquitto()
             if executable is None or shutil.which("mosquitto_passwd") is None:
@@ -97,34 +121,29 @@ class Broker:
     def session(self, client_id: str, *topics: str, persistent: bool = False, **changes: Any) -> MqttSession:
         return MqttSession(
             self.settings(**changes), client_id=client_id, persistent=persistent,
-            subscriptions=[Subscription(topic) for topic in topics],
+            subscriptions=[Subscription(topic) for topic in topics], pace=HURRIED,
         )  # fmt: skip
 
     def start(self) -> Broker:
-        with (self.directory / "broker.log").open("ab") as log:
-            self._process = subprocess.Popen(self._command, stdout=log, stderr=log)
+        self._child = Child(self._command, self.directory / "broker.log")
         wait_until(self._answers, f"{self.software} on port {self.port}")
         return self
 
     def kill(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait(PATIENCE_S)
+        if self._child is not None:
+            self._child.kill()
 
     def stop(self) -> None:
         """End the broker in good order; one that keeps its state writes it."""
-        if self._process is None:
-            return
-        self._process.terminate()
-        try:
-            self._process.wait(PATIENCE_S)
-        except subprocess.TimeoutExpired:
-            self.kill()
+        if self._child is not None:
+            self._child.stop()
+
+    def give_up(self) -> None:
+        """End the broker and leave its port to others."""
+        self.stop()
+        self._reservation.close()
 
     def _answers(self) -> bool:
-        assert self._process is not None
-        if self._process.poll() is not None:
-            pytest.fail(f"{self.software} ended: {(self.directory / 'broker.log').read_text()[-500:]}")
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
             return True
         return False

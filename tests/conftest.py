@@ -1,14 +1,40 @@
-"""Fixtures for tests that need a broker."""
+"""What all tests share: the order in which they start, the profiles of Hypothesis, the brokers."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+# Read when numpy is first imported. Several processes share the cores: each has one thread.
+os.environ["OPENBLAS_NUM_THREADS"] = "1"
+
+import hypothesis
 import pytest
 from brokers import Broker, Software
 
 BrokerFactory = Callable[..., Broker]
+
+# No deadline: the machines of tests are busy. `explore` looks at other examples in every run.
+hypothesis.settings.register_profile("suite", derandomize=True, deadline=None)
+hypothesis.settings.register_profile("explore", deadline=None, print_blob=True)
+hypothesis.settings.load_profile("suite")
+
+
+HEAVY_FOLDERS = {"accounting", "e2e", "examples", "noise", "training", "transport"}
+"""Oracles, statistics, every engine against the definition, whole fleets, brokers."""
+HEAVY_FIXTURES = {"amqtt", "mosquitto", "new_broker"}
+"""A broker, and mostly daemons at it."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what is heavy by rule, and let it start first: no worker is left with it at the end."""
+    for item in items:
+        fixtures = getattr(item, "fixturenames", ())
+        if not HEAVY_FOLDERS.isdisjoint(item.path.parts) or not HEAVY_FIXTURES.isdisjoint(fixtures):
+            item.add_marker("heavy")
+    items.sort(key=lambda item: item.get_closest_marker("heavy") is None)
 
 
 @pytest.fixture
@@ -24,15 +50,15 @@ def new_broker(tmp_path: Path) -> Iterator[BrokerFactory]:
 
     yield make
     for broker in made:
-        broker.stop()
+        broker.give_up()
 
 
 @pytest.fixture(scope="session")
 def mosquitto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    """One Mosquitto for all tests that leave it running; their fleets' names keep them apart."""
+    """One Mosquitto a worker for all tests that leave it running; their fleets' names keep them apart."""
     broker = Broker("mosquitto", tmp_path_factory.mktemp("mosquitto")).start()
     yield broker
-    broker.stop()
+    broker.give_up()
 
 
 @pytest.fixture
@@ -43,4 +69,4 @@ def amqtt(tmp_path: Path) -> Iterator[Broker]:
     directory.mkdir()
     broker = Broker("amqtt", directory).start()
     yield broker
-    broker.stop()
+    broker.give_up()

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from dpagent.learning.inference.export import export_onnx
+from dpagent.learning.inference.export.model import export_onnx
 from dpagent.learning.models.layers import Dense
 from dpagent.learning.models.spec import ModelSpec
 

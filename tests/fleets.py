@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import cbor2
 import numpy as np
 import yaml
-from brokers import PATIENCE_S, Broker
+from brokers import Broker
+from children import Child
 
 from dpagent.learning.data.dataset import ArrayDataset
 from dpagent.learning.data.formats.npz import save_npz
 from dpagent.learning.models.built_ins import built_in
-from dpagent.learning.models.description import describe
 from dpagent.learning.training.engine import ACCUMULATION_SLACK
 from dpagent.privacy.mechanisms.grid import DEFAULT_RESOLUTION
 from dpagent.protocol.fragments import content_digest, weights_to_bytes
@@ -45,7 +42,7 @@ def plan_values(**changes: Any) -> dict[str, Any]:
         "version": 1, "kind": "plan", "fleet": "testers", "job": b"j" * 16, "round": 1, "state": "open",
         "model": {
             "parameters": DIGITS.parameter_count, "architecture": DIGITS.digest(),
-            "digest": content_digest(weights), "description": cbor2.dumps(describe(DIGITS), canonical=True),
+            "digest": content_digest(weights), "description": cbor2.dumps(DIGITS.describe(), canonical=True),
         },
         "assets": [], "augmentation": None, "projection": None,
         "mechanism": {
@@ -150,48 +147,14 @@ def write_agent(directory: Path, broker: Broker | None, key: str, shard: int = 0
     return file
 
 
-class Program:
+class Program(Child):
     """A daemon in a process of its own, ended with the block it is used in."""
 
     def __init__(self, *arguments: str | Path, log: Path) -> None:
-        self.log = log
-        with log.open("ab") as stream:
-            self.process = subprocess.Popen(
-                # -P: not from this directory, whose folders are called like the packages.
-                [sys.executable, "-P", "-m", "cli.main", *map(str, arguments), "--log-level", "debug"],
-                stdout=stream, stderr=stream, env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},
-            )  # fmt: skip
-
-    def wait(self, patience_s: float = 60.0) -> int:
-        """The exit code."""
-        try:
-            return self.process.wait(patience_s)
-        except subprocess.TimeoutExpired:
-            raise AssertionError(f"still running after {patience_s:g} s; it says: {self.said()}") from None
-
-    def said(self) -> str:
-        return self.log.read_text()
-
-    def is_running(self) -> bool:
-        return self.process.poll() is None
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait(PATIENCE_S)
-
-    def stop(self) -> int:
-        """SIGTERM, and the exit code."""
-        self.process.terminate()
-        return self.wait()
-
-    def __enter__(self) -> Program:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self.is_running():
-            self.kill()
+        # -P: not from this directory, whose folders are called like the packages.
+        super().__init__(
+            [sys.executable, "-P", "-m", "cli.main", *map(str, arguments), "--log-level", "debug"], log
+        )
 
 
 def run_agent(file: Path) -> Program:

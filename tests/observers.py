@@ -7,7 +7,8 @@ from types import TracebackType
 from typing import Any
 
 import paho.mqtt.client as paho
-from brokers import PATIENCE_S, USER, Broker, wait_until
+from brokers import USER, Broker, wait_until
+from children import PATIENCE_S
 from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 
 from dpagent.protocol.fragments import chunked

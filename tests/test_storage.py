@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from brokers import PATIENCE_S
+from children import PATIENCE_S
 
 from dpagent.errors import ConfigurationError, StateInUseError, StorageError
 from dpagent.storage import (

@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.figures import BenchmarkError
-from dpagent.learning.models.layers import Conv1d, Conv2d, Dense, MaxPool1d, MaxPool2d, Shape, Tanh
+from dpagent.learning.models.layers import Conv1d, Conv2d, Dense, MaxPool1d, MaxPool2d, Tanh
+from dpagent.learning.models.part import Shape
 from dpagent.learning.models.spec import ModelSpec
 
 # Not a dependency of the project: typed as Any whether it is installed or not.

@@ -22,7 +22,7 @@ NAMES = ("numpy", "onnx")
 
 # In a process of its own: a device gets the graph as bytes, and never loads what builds it.
 _BUILD = (
-    "import sys; from dpagent.learning import built_in;"
+    "import sys; from dpagent.learning.models.built_ins import built_in;"
     " from dpagent.learning.training.onnx_graph.build import build_training_graph;"
     " sys.stdout.buffer.write(build_training_graph(built_in(sys.argv[1])))"
 )

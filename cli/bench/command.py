@@ -50,8 +50,8 @@ def bench(
     from cli.bench.machine import machine
     from cli.bench.measuring import Terms, measure, require_any
     from cli.bench.page import as_json, page
+    from dpagent.learning.model_files import find_model
     from dpagent.learning.models.built_ins import BUILT_IN
-    from dpagent.learning.models.description import find_model
 
     specs = [find_model(name) for name in models or sorted(BUILT_IN)]
     engines = {EngineChoice.NUMPY: ("numpy",), EngineChoice.ONNX: ("onnx",)}.get(engine, ("numpy", "onnx"))

@@ -18,7 +18,6 @@ from importlib.util import find_spec
 from typing import Any, Final
 
 from dpagent.errors import ConfigurationError
-from dpagent.learning.models.description import describe
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.training.engine_choice import EngineKind
 
@@ -90,7 +89,7 @@ def measure(spec: ModelSpec, terms: Terms, say: Callable[[str], None]) -> ModelF
     """Measure one model; ``say`` is told what is going on."""
     graph, digest = _graph(spec, terms.engines)
     job = {
-        "model": describe(spec),
+        "model": spec.describe(),
         "graph": None if graph is None else base64.b64encode(graph).decode(),
         "trusted": [] if digest is None else [digest],
         "microbatch": terms.microbatch,

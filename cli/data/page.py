@@ -33,7 +33,7 @@ def page(
         _columns(findings),
         _list("Cannot be read", findings.unreadable),
         _list("Left out", findings.left_out),
-        _list("Mind", findings.warnings),
+        _list("Warnings", findings.warnings),
     ]
     if model is not None:
         parts.append("\n" + (f"Does not fit: {misfit}\n" if misfit else f"Fits the model {model}.\n"))

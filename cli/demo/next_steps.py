@@ -1,64 +1,47 @@
-"""The commands that somebody wants to type when a run is over, with all options that its data need."""
+"""The commands that come after a run, with all options that its data need."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Final
 
+from cli.options.rows import DATA
 from dpagent.learning.data.registry import FORMATS
-from simulation.settings import DataChoice
+from dpagent.learning.data.settings import DatasetSettings
+from simulation.layout import Layout
+from simulation.notes import RunNotes
+
+_OF_LABELS: Final = ("csv.label", "csv.mixed")
+"""What reads the labels of rows, which new rows need not have."""
 
 
-def predict_commands(
-    data: DataChoice, kind: str, columns: Sequence[str], *, model: Path, test: Path
-) -> tuple[str, ...]:
-    """How ``dpagent predict`` is asked: on the records held out, and on new ones.
+def predict_commands(train: DatasetSettings | None, notes: RunNotes, layout: Layout) -> list[str]:
+    """How to run the model: on the records held out, and on new ones.
 
     Args:
-        data: of the run.
-        kind: what its data were taken for.
-        columns: the inputs of a table.
-        model: the file with the finished model.
-        test: the file with the test records, which are scaled and shaped already.
+        train: How the training data were read; None for the digits.
+        notes: Of the run: what the data were taken for.
+        layout: Of the run.
     """
-    held_out = ["dpagent", "predict", str(model), str(test), "--summary"]
-    commands = [shlex.join(held_out)]
-    known = FORMATS.get(kind)
-    if data.train is not None and known is not None and known.example is not None:
-        options = _options_of(data.train, kind, columns)
-        commands.append(shlex.join(["dpagent", "predict", str(model), known.example, *options]))
-    return tuple(commands)
+    model = str(layout.trained_model)
+    # The records held out are scaled and shaped already.
+    commands = [["dpagent", "predict", model, str(layout.test_file), "--summary"]]
+    known = FORMATS.get(notes.kind)
+    if train is not None and known is not None and known.example is not None:
+        values = train.model_dump(mode="json", exclude_unset=True)
+        options = _options(values, known.kind, notes.columns)
+        commands.append(["dpagent", "predict", model, known.example, *options])
+    return [shlex.join(command) for command in commands]
 
 
-def _options_of(settings: Mapping[str, Any], kind: str, columns: Sequence[str]) -> list[str]:
-    """The options that read new data as those of training were. Classes and labels the model knows."""
-    options: list[str] = []
-    if (shape := settings.get("shape")) is not None:
-        options += ["--shape", ",".join(map(str, shape))]
-        if kind == "images":
-            pictures = settings.get("images") or {}
-            if pictures.get("size"):
-                options += ["--size", "x".join(map(str, pictures["size"]))]
-            if pictures.get("mode"):
-                options += ["--mode", pictures["mode"]]
-    return options + (_table_options(settings.get("csv") or {}, columns) if kind == "csv" else [])
-
-
-def _table_options(form: Mapping[str, Any], columns: Sequence[str]) -> list[str]:
-    options: list[str] = []
-    if features := form.get("features") or columns:
-        options += ["--features", ",".join(features)]
-    for key in ("offset", "scale", "window", "stride", "group", "delimiter"):
-        value = form.get(key)
-        if isinstance(value, Mapping):
-            value = ",".join(f"{name}={number:.15g}" for name, number in value.items())
-        elif isinstance(value, float):
-            value = f"{value:.15g}"
-        elif value == "\t":
-            value = "tab"
-        if value is not None:
-            # A number below 0 would be taken for an option.
-            options += [f"--{key}={value}"] if str(value).startswith("-") else [f"--{key}", str(value)]
-    return [*options, "--no-header"] if form.get("header") is False else options
+def _options(values: Mapping[str, Any], kind: str, columns: tuple[str, ...]) -> list[str]:
+    """The options that read new data as those of training were."""
+    if kind == "csv":
+        csv = {"features": list(columns)} | values.get("csv", {})
+        rows = [row.setting for row in DATA.rows if row.setting.startswith("csv.")]
+        table = [setting for setting in rows if setting not in _OF_LABELS]
+        return DATA.command_line({**values, "csv": csv}, "shape", *table)
+    # Without another shape, images are made to fit the model as in training.
+    images = ("images.size", "images.mode") if kind == "images" and values.get("shape") else ()
+    return DATA.command_line(values, "shape", *images)

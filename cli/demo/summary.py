@@ -10,7 +10,7 @@ from cli.tables import print_table
 
 
 def print_summary(results: dict[str, Any]) -> None:
-    """Print the results of :func:`simulation.collection.as_json` as a table."""
+    """Print the results of :func:`simulation.report.results.as_json` as a table."""
     privacy, fragments = results["privacy"], results["fragments"]
     traffic, seconds, memory = (
         results["bytes_per_device_round"],
@@ -28,7 +28,7 @@ def print_summary(results: dict[str, Any]) -> None:
         [
             ["accuracy", f"{_percent(results['accuracy'])} of {data['test_records']:,} test records"],
             ["accuracy without noise", baseline],
-            ["always guessing the commonest class", _percent(results["guessing_accuracy"])],
+            ["always answering the commonest class", _percent(results["guessing_accuracy"])],
             [
                 "data",
                 f"{results['dataset']}, {data['records_per_device']:,.0f} records a device, "
@@ -65,7 +65,7 @@ def print_summary(results: dict[str, Any]) -> None:
         ],
     )
     for sentence in results["minds"]:
-        typer.echo(f"Mind: {sentence}")
+        typer.echo(f"Note: {sentence}")
     typer.echo(f"Model: {results['model']['file']}")
     typer.echo(f"Records held out: {results['test_file']}")
     for command in results["predict"]:

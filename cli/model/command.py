@@ -8,6 +8,7 @@ from typing import Annotated, TypeAlias
 
 import typer
 
+from cli.output import write_json
 from cli.tables import reader_may_leave, render_table
 from dpagent.errors import ConfigurationError
 
@@ -22,17 +23,26 @@ NameArgument: TypeAlias = Annotated[
 
 
 @app.command("list")
-def list_models() -> None:
+def list_models(
+    json_file: Annotated[
+        Path | None,
+        typer.Option("--json", help="Write JSON to this file (`-`: standard output) instead of a table."),
+    ] = None,
+) -> None:
     """List the built-in models."""
-    from cli.model.page import dimensions
+    from cli.model.page import as_json, dimensions
     from dpagent.learning.models.built_ins import BUILT_IN
 
+    models = [spec for _, spec in sorted(BUILT_IN.items())]
     rows = [
-        [name, dimensions(spec.input_shape), f"{spec.classes:,}", f"{spec.parameter_count:,}"]
-        for name, spec in sorted(BUILT_IN.items())
+        [spec.name, dimensions(spec.input_shape), f"{spec.classes:,}", f"{spec.parameter_count:,}"]
+        for spec in models
     ]
     with reader_may_leave():
-        typer.echo(render_table(["model", "input", "classes", "parameters"], rows, words=2), nl=False)
+        if json_file is not None:
+            write_json(json_file, as_json(models))
+        else:
+            typer.echo(render_table(["model", "input", "classes", "parameters"], rows, words=2), nl=False)
 
 
 @app.command()
@@ -47,7 +57,7 @@ def show(
 ) -> None:
     """Show a model layer by layer: shapes, parameters, operations, and what it takes to train."""
     from cli.model.page import model_file, model_page
-    from dpagent.learning.models.description import find_model
+    from dpagent.learning.model_files import find_model
 
     spec = find_model(name)
     with reader_may_leave():
@@ -71,7 +81,7 @@ def graph(
     models with one view it knows already; of any other, its owner builds the graph with this command
     and trusts what it prints.
     """
-    from dpagent.learning.models.description import find_model
+    from dpagent.learning.model_files import find_model
     from dpagent.learning.training.onnx_graph.signature import graph_digest, known_digests
     from dpagent.storage import write_atomically
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from typing import Any, Final
 
@@ -12,11 +12,10 @@ import yaml
 
 from cli.notation import figure, plain
 from cli.tables import render_table
-from dpagent.learning.front_end.stages import FrozenNetwork, RandomLayers, stage_shape
 from dpagent.learning.models.costs import forward_flops, parameter_bytes, working_bytes
-from dpagent.learning.models.description import describe
 from dpagent.learning.models.layers import Residual
 from dpagent.learning.models.spec import ModelSpec, Node
+from dpagent.learning.models.stages import FrozenNetwork, RandomLayers
 from dpagent.learning.training.onnx_graph.signature import known_digests
 from dpagent.protocol.messages import MAX_MESSAGE_BYTES
 
@@ -46,9 +45,26 @@ def model_page(spec: ModelSpec, microbatch: int) -> str:
     return f"Model {spec.name}\n\n{table}\n" + "".join(_facts(spec, microbatch)) + "\n" + _notes(spec)
 
 
+def as_json(models: Sequence[ModelSpec]) -> dict[str, Any]:
+    """Models for a script."""
+    return {
+        "models": [
+            {
+                "name": spec.name,
+                "input_shape": list(spec.input_shape),
+                "classes": spec.classes,
+                "parameters": spec.parameter_count,
+                "front_end": [stage.kind for stage in spec.front_end],
+                "digest": spec.digest().hex(),
+            }
+            for spec in models
+        ]
+    }
+
+
 def model_file(spec: ModelSpec) -> str:
-    """A model file that :func:`~dpagent.learning.load_model` reads back: the same model, a line a layer."""
-    description = describe(spec)
+    """The same model as a file for :func:`~dpagent.learning.model_files.load_model`, a line a layer."""
+    description = spec.describe()
     lines = [f"# The model {spec.name}, to start one of your own from: give it another name."]
     for key, value in description.items():
         if key == "front_end" and not value:
@@ -88,7 +104,7 @@ def _flow(value: Any) -> str:
 def _stage_rows(spec: ModelSpec) -> Iterator[list[str]]:
     shape = spec.input_shape
     for number, stage in enumerate(spec.front_end):
-        shape = stage_shape(stage, shape)
+        shape = stage.shape_after(shape)
         yield [f"front end {number} {stage.kind}", _values(stage), dimensions(shape), "frozen", ""]
 
 

@@ -15,13 +15,13 @@ _ASCII: Final = "|++-"
 
 
 def noise_chart(lines: Mapping[str, Sequence[float]], *, first: str, width: int, encoding: str) -> str:
-    """The chart, or nothing where it would not help: under three rounds, or in a narrow terminal.
+    """The chart; empty for fewer than three rounds, equal noise or a narrow terminal.
 
     Args:
         lines: noise multiplier of every round by schedule; schedules have different initials.
-        first: name of the schedule that is drawn over the others.
-        width: characters to a line.
-        encoding: of the output, which need not know any frames.
+        first: name of the schedule to draw over the others.
+        width: characters per line.
+        encoding: of the output, which may lack box-drawing characters.
     """
     rounds = len(lines[first])
     margin, names = 8, max(len(name) for name in lines) + 3
@@ -54,7 +54,7 @@ def noise_chart(lines: Mapping[str, Sequence[float]], *, first: str, width: int,
 
 
 def _apart(wanted: Mapping[str, int]) -> dict[int, str]:
-    """A row of its own for each name, in order, as near as may be to the one it wants."""
+    """A separate row for each name, in order, as close as possible to the wanted row."""
     rows: dict[int, str] = {}
     names = sorted(wanted, key=lambda name: wanted[name])
     for place, name in enumerate(names):

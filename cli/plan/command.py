@@ -1,4 +1,4 @@
-"""``dpagent plan``: what a target costs in noise, before anything is trained."""
+"""``dpagent plan``: the noise that a privacy target needs, before any training."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cli.tables import reader_may_leave
 
 
 class ScheduleKind(StrEnum):
-    """How a budget is spread over the rounds, by rule."""
+    """Rules that distribute a budget over the rounds."""
 
     INCREMENTING = "incrementing"
     UNIFORM = "uniform"
@@ -36,7 +36,8 @@ def plan(
         float | None, typer.Option(help="Probability that a record is in a round's lot.", show_default="0.1")
     ] = None,
     schedule: Annotated[
-        ScheduleKind | None, typer.Option(help="How the budget is spread.", show_default="incrementing")
+        ScheduleKind | None,
+        typer.Option(help="How the rounds share the budget.", show_default="incrementing"),
     ] = None,
     step: Annotated[
         float | None,
@@ -53,8 +54,8 @@ def plan(
         str | None,
         typer.Option(
             metavar="WEIGHTS",
-            help="A schedule of your own: the rounds' shares of the budget as 1,2,3 or a file of numbers. "
-            "It is the one asked for, unless --schedule names another.",
+            help="Your own schedule: the rounds' shares of the budget as 1,2,3 or a file of numbers. "
+            "It is the requested schedule, unless --schedule names another.",
         ),
     ] = None,
     local_steps: Annotated[
@@ -71,29 +72,29 @@ def plan(
     ] = None,
     config: Annotated[
         Path | None,
-        typer.Option(help="Take all of this from a coordinator's fleet.yaml; the options above win."),
+        typer.Option(
+            help="Take these values from a coordinator's fleet.yaml; the options above override it."
+        ),
     ] = None,
     all_rounds: Annotated[
-        bool, typer.Option("--all-rounds", help="Show every round, not about a dozen.")
+        bool, typer.Option("--all-rounds", help="Show every round instead of about a dozen.")
     ] = False,
-    explain: Annotated[
-        bool, typer.Option("--explain", help="Say in plain words what the guarantee means.")
-    ] = False,
+    explain: Annotated[bool, typer.Option("--explain", help="Explain the guarantee in plain words.")] = False,
     picture: Annotated[
-        Path | None, typer.Option(help="Draw the schedules into this file, .svg or .png.")
+        Path | None, typer.Option(help="Draw the schedules to this file, .svg or .png.")
     ] = None,
     json_file: Annotated[
         Path | None,
         typer.Option("--json", help="Write JSON to this file (`-`: standard output) instead of text."),
     ] = None,
 ) -> None:
-    """Show what a privacy target costs: noise and running ε, schedule by schedule.
+    """Show the cost of a privacy target: noise and running ε for each schedule.
 
-    Nothing is trained and no data are read. Figures are bounds for the mechanism as implemented;
-    the first line says for which unit, under which adjacency and with trust in whom.
+    The command trains nothing and reads no data. Figures are bounds for the mechanism as implemented;
+    the first line states their unit, adjacency and trusted parties.
     """
     if picture is not None and picture.suffix not in (".svg", ".png"):
-        raise typer.BadParameter(f"{picture}: the name has to end in .svg or .png.", param_hint="--picture")
+        raise typer.BadParameter(f"{picture}: the name must end in .svg or .png.", param_hint="--picture")
 
     from cli.plan.comparison import compare
     from cli.plan.target import target_from

@@ -1,11 +1,11 @@
-"""The same target on every schedule: noise, spending, and what the noise does to the fleet's mean.
+"""The same target on every schedule: noise, spending, and the noise on the fleet's mean.
 
-The coordinator adds the sums of n devices with k local steps each and divides by n·k·L, L being the expected
-lot. So if a device's noise has the standard deviation s on each coordinate (a little above σ clip norms,
-since the sensitivity of the mechanism as implemented is a little above one), each coordinate of the mean
-gradient carries noise of s/(L·√(n·k)), and the whole vector noise of about √d times that in L2 norm. A mean
-of clipped gradients is at most one clip norm long. Rounding for the wire adds less than 0.8 % to the noise,
-and is left out.
+The coordinator adds the sums of n devices with k local steps each and divides by n·k·L, where L is the expected
+lot. Let a device's noise have the standard deviation s on each coordinate (slightly above σ clip norms,
+since the sensitivity of the mechanism as implemented is slightly above one). Then each coordinate of the mean
+gradient has noise of s/(L·√(n·k)), and the whole vector noise of about √d times that in L2 norm. A mean
+of clipped gradients is at most one clip norm long. Rounding for the wire adds less than 0.8 % to the noise;
+these figures omit it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
 
 from cli.notation import plain
 from cli.plan.target import PlanTarget
@@ -22,9 +21,7 @@ from dpagent.privacy.calibration import BudgetPlan, calibrate
 from dpagent.privacy.mechanisms.cap_costs import BoundedPrices, CapCost, bounded_prices, cap_costs
 from dpagent.privacy.mechanisms.job_noise import JobNoise
 from dpagent.privacy.mechanisms.registry import mechanism_named
-from dpagent.privacy.statement import BudgetStatement
-
-_MUCH_DELTA: Final = 0.1  # in records of one device that may be published for all that δ forbids
+from dpagent.privacy.statement import BudgetStatement, delta_warning
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +33,8 @@ class Candidate:
         shares: of the budget (in zCDP), for every round; they add up to 1.
         coordinate_noise: standard deviation on one coordinate of the fleet's mean gradient, in clip
             norms, for every round.
-        mean_noise: L2 norm to expect of the noise on the whole mean gradient, likewise.
-        chosen: whether it is the one asked for.
+        mean_noise: expected L2 norm of the noise on the whole mean gradient, in clip norms, for every round.
+        chosen: whether it is the requested schedule.
     """
 
     plan: BudgetPlan
@@ -54,15 +51,15 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What ``dpagent plan`` has to say, before it is put into words.
+    """The content of ``dpagent plan``, before formatting.
 
     Attributes:
-        target: what was asked for.
-        candidates: each schedule of the target, in its order.
-        statement: the guarantee; all candidates have the same.
-        caps: what each kind of noise cap costs.
+        target: the request.
+        candidates: one per schedule of the target, in its order.
+        statement: the guarantee, the same for all candidates.
+        caps: the cost of each kind of noise cap.
         bounded: prices of the ``bounded`` cap, on the chosen schedule.
-        remarks: what an operator should know about these numbers, a sentence each.
+        remarks: warnings for the operator, one sentence each.
     """
 
     target: PlanTarget
@@ -74,12 +71,12 @@ class Comparison:
 
     @property
     def chosen(self) -> Candidate:
-        """The one asked for."""
+        """The requested schedule."""
         return next(candidate for candidate in self.candidates if candidate.chosen)
 
     @property
     def uniform(self) -> Candidate:
-        """The one with equal shares, to hold the others against."""
+        """The schedule with equal shares, as a reference."""
         return self.candidates[0]
 
     @property
@@ -90,10 +87,10 @@ class Comparison:
 
 
 def compare(target: PlanTarget) -> Comparison:
-    """Solve for the least noise with which each schedule meets the target.
+    """Find the least noise with which each schedule meets the target.
 
     Raises:
-        ParameterError: a value is out of its range.
+        ParameterError: a value is out of range.
         PlanError: no noise meets the target.
     """
     mechanism = mechanism_named(target.mechanism)
@@ -150,15 +147,11 @@ def _remarks(target: PlanTarget, chosen: Candidate) -> Iterator[str]:
         noise.require_acceptable(lambda _: target.query, chosen.plan.epsilon_by_round[-1], target.delta)
     except ParameterError as error:
         yield f"No device would accept this plan. Its {error}"
-    if target.delta * target.records_per_device >= _MUCH_DELTA:
-        yield (
-            f"δ = {plain(target.delta)} is not well below one over a device's records "
-            f"({plain(1 / target.records_per_device)}): a mechanism that publishes some record now and then "
-            "would be allowed. Choose a smaller δ."
-        )
+    if (warning := delta_warning(target.delta, target.records_per_device)) is not None:
+        yield warning
     if (worst := max(chosen.mean_noise)) >= 1:
         yield (
-            f"The noise on the mean gradient is up to {plain(worst)} clip norms long, and the gradient at "
-            "most 1: a single step says little. More devices, more records, a higher sampling rate or a "
-            "higher ε bring it down; a smaller learning rate lets it average out."
+            f"The noise on the mean gradient is up to {plain(worst)} clip norms long, the gradient at "
+            "most 1: a single step is mostly noise. More devices, more records, a higher sampling rate or a "
+            "higher ε reduce it; a smaller learning rate averages it out."
         )

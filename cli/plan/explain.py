@@ -1,9 +1,9 @@
-"""The guarantee of a plan in plain words, with its own numbers.
+"""A plan's guarantee in plain words, with the plan's numbers.
 
-The bounds on an attacker are those of (ε, δ)-differential privacy read as a test between two data
-sets (Kairouz, Oh, Viswanath, *The composition theorem for differential privacy*, 2015): a test with a
-share a of false alarms finds at most e^ε·a + δ, and at most 1 − e^(−ε)·(1 − δ − a). Somebody who
-would be right every other time by guessing is right at most a share (e^ε + δ)/(1 + e^ε) of the time.
+The bounds on an attacker follow from (ε, δ)-differential privacy as a hypothesis test between two data
+sets (Kairouz, Oh, Viswanath, *The composition theorem for differential privacy*, 2015): a test with
+false-positive rate a has a true-positive rate of at most e^ε·a + δ, and at most 1 − e^(−ε)·(1 − δ − a).
+From even odds, a guess is correct with probability at most (e^ε + δ)/(1 + e^ε).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _WEAK_EPSILON: Final = 8.0
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A question and its answer, a string for each paragraph."""
+    """A title and its text, one string per paragraph."""
 
     title: str
     paragraphs: tuple[str, ...]
@@ -40,30 +40,30 @@ def explanation(comparison: Comparison, *, width: int) -> str:
 
 
 def sections(comparison: Comparison) -> Iterator[Section]:
-    """What a newcomer asks, in that order."""
+    """The explanation, in reading order."""
     target, statement = comparison.target, comparison.statement
     epsilon, delta = statement.epsilon, statement.delta
     yield Section(
-        "Whose secret is kept",
+        "What is protected",
         (
             f"Unit: {statement.unit.meaning}. Adjacency: {statement.adjacency}, which hides its "
             f"{statement.adjacency.meaning}. Trusted: {statement.trust.meaning}. So the "
-            "guarantee holds against the broker, the coordinator, all other devices and everybody who gets "
-            "the model, even if they work together and keep all they ever saw.",
+            "guarantee holds against the broker, the coordinator, all other devices and every user of "
+            "the model, even if they collude and record everything.",
         ),
     )
     yield Section(
         f"What ε = {plain(epsilon)} means",
         (
-            "Take an attacker who knows everything but whether one record is there: all other records, the "
-            "program, the plan, and every message of the job. What the device sends changes the odds "
-            f"for them at most {factor(epsilon)}-fold (e^ε), apart from δ. Who would have guessed right half "
-            f"of the time is right at most {_bound(guessing(epsilon, delta))} of the time. Who accuses "
-            f"wrongly in {percent(_FALSE_ALARMS, 0)} of the cases finds at most "
-            f"{_bound(detection(epsilon, delta, _FALSE_ALARMS))} of the records that are there.",
-            "These are bounds for the best of all attacks, not what to expect from one.",
+            "Assume an attacker who knows everything except whether one record is present: all other records, "
+            "the program, the plan, and every message of the job. The device's messages change the attacker's "
+            f"odds at most {factor(epsilon)}-fold (e^ε), apart from δ. From even odds, a guess is correct "
+            f"at most {_bound(guessing(epsilon, delta))} of the time. A test with "
+            f"{percent(_FALSE_ALARMS, 0)} false positives detects at most "
+            f"{_bound(detection(epsilon, delta, _FALSE_ALARMS))} of the records that are present.",
+            "These are bounds for the best possible attack; a typical attack achieves less.",
             *(
-                (f"With ε = {plain(epsilon)} the bounds say little. Lower ε, if the accuracy allows.",)
+                (f"With ε = {plain(epsilon)} these bounds are weak. Lower ε, if the accuracy allows.",)
                 if epsilon >= _WEAK_EPSILON
                 else ()
             ),
@@ -73,39 +73,39 @@ def sections(comparison: Comparison) -> Iterator[Section]:
     yield Section(
         f"What δ = {plain(delta)} means",
         (
-            "An allowance beyond ε: at worst, a record may be given away entirely with a probability of "
-            f"{plain(delta)}. Over the {target.records_per_device:,g} records of a device that would be "
-            f"{plain(expected)} records on average, which is why δ should be well below one over that "
-            "number. Gaussian noise does not fail in that way: its guarantee weakens little by little, in "
+            "An allowance beyond ε: in the worst case, a record is revealed entirely with a probability of "
+            f"{plain(delta)}. Over the {target.records_per_device:,g} records of a device that is "
+            f"{plain(expected)} records on average, so δ should be well below one over that "
+            "number. Gaussian noise does not fail in that way: its guarantee weakens gradually, in "
             "rare cases.",
         ),
     )
-    yield Section("What makes it true", tuple(_means(comparison)))
+    yield Section("Why it holds", tuple(_means(comparison)))
     yield Section(
-        "What has to hold",
-        (*statement.assumptions, "Each device keeps one ledger for its data, and counts this job in it."),
+        "Assumptions",
+        (*statement.assumptions, "Each device keeps one ledger for its data, and charges this job to it."),
     )
     yield Section(
         "What is not covered",
         (
-            f"A person or a device as a whole: who has k records on a device is covered by roughly k·ε; with "
+            f"A person or a device as a whole: a person with k records on a device has roughly k·ε; with "
             f"10 records that is {plain(10 * epsilon)}, which {_worth(10 * epsilon)}.",
-            "That a device takes part, and when: the broker sees it.",
+            "Participation: the broker sees that a device takes part, and when.",
             "Other jobs on the same records: their ε and δ add to these, up to the device's own budget.",
-            "Choosing clip norm, learning rate or this very plan by trying them on the private data.",
-            "False updates, code that runs on the board, and what others tell about a person.",
+            "Choosing clip norm, learning rate or this plan by trials on the private data.",
+            "False updates, code that runs on the board, and other sources about a person.",
         ),
     )
 
 
 def guessing(epsilon: float, delta: float) -> float:
-    """The greatest chance of a right guess between two equally likely data sets: (e^ε + δ)/(1 + e^ε)."""
+    """The largest probability of a correct guess from even odds: (e^ε + δ)/(1 + e^ε)."""
     shrunk = math.exp(-epsilon)
     return (1 + delta * shrunk) / (1 + shrunk)
 
 
 def detection(epsilon: float, delta: float, false_alarms: float) -> float:
-    """The greatest share of records found by a test with that share of false alarms."""
+    """The largest true-positive rate of a test with that false-positive rate."""
     shrunk = math.exp(-epsilon)
     steep = math.inf if epsilon > 700 else math.exp(epsilon) * false_alarms + delta
     return min(1.0, steep, 1 - shrunk * max(0.0, 1 - delta - false_alarms))
@@ -120,14 +120,14 @@ def _means(comparison: Comparison) -> Iterator[str]:
         else f"{figure(sigmas[0])} in round 1 and {figure(sigmas[-1])} in round {target.rounds:,}"
     )
     yield (
-        "Noise: a device clips every record's gradient to one clip norm, adds the lot up, and adds noise "
-        f"whose deviation on each number is σ times what one record can change at most; here σ is {span}. "
-        f"The sum of {target.devices:,} devices averages it out: the fleet's mean gradient carries noise of "
+        "Noise: a device clips every record's gradient to one clip norm, adds up the lot, and adds noise. "
+        f"On each coordinate the noise has a deviation of σ times the sensitivity; here σ is {span}. "
+        f"Averaging over {target.devices:,} devices reduces it: the fleet's mean gradient has noise of "
         f"about {figure(chosen.mean_noise[-1], 3)} clip norms in the last round."
     )
     yield (
-        f"Sampling: a record is in a lot with probability {plain(target.sampling_rate)}, and nobody learns "
-        f"which are. That makes a round cheaper, and is counted. In {target.rounds * target.local_steps:,} "
+        f"Sampling: a record is in a lot with probability {plain(target.sampling_rate)}, and the lot stays "
+        f"secret. That reduces the privacy cost of a round. In {target.rounds * target.local_steps:,} "
         f"lots a record is used about {target.rounds * target.local_steps * target.sampling_rate:,.4g} times."
         if target.sampling_rate < 1
         else "Sampling: every record is in every lot. A rate below 1 would make rounds cheaper."
@@ -136,7 +136,7 @@ def _means(comparison: Comparison) -> Iterator[str]:
     half = comparison.target.rounds // 2
     if half:
         yield (
-            "Accounting: the rounds' costs are added up as bounds on the whole job. Stopping at a round "
+            "Accounting: the figure bounds the composition of all rounds. Stopping at a round "
             f"fixed in advance costs less: {upwards(chosen.plan.epsilon_by_round[half - 1])} after round "
             f"{half:,}."
         )
@@ -144,10 +144,10 @@ def _means(comparison: Comparison) -> Iterator[str]:
 
 def _rule(schedule: Schedule) -> str:
     return {
-        "uniform": "uniform, so every round has the same share of the budget.",
-        "incrementing": "incrementing, so each round has a little more of the budget than the last.",
-        "linear": f"linear, so a round's budget rises to {plain(schedule.ratio)} times the first round's.",
-    }.get(schedule.kind, f"{schedule.kind}, with the shares that were given.")
+        "uniform": "uniform; every round has the same share of the budget.",
+        "incrementing": "incrementing; each round has slightly more of the budget than the last.",
+        "linear": f"linear; the budget of a round rises to {plain(schedule.ratio)} times the first round's.",
+    }.get(schedule.kind, f"{schedule.kind}, with the given shares.")
 
 
 def _bound(share: float) -> str:
@@ -156,5 +156,5 @@ def _bound(share: float) -> str:
 
 def _worth(epsilon: float) -> str:
     if epsilon >= _WEAK_EPSILON:
-        return "is worth little"
-    return f"is right at most {_bound(guessing(epsilon, 0.0))} of the time from even odds"
+        return "protects little"
+    return f"limits a guess from even odds to {_bound(guessing(epsilon, 0.0))}"

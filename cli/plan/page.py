@@ -1,4 +1,4 @@
-"""What ``dpagent plan`` prints: the guarantee, the schedules, the chart, the rounds and the caps."""
+"""The output of ``dpagent plan``: the guarantee, the schedules, the chart, the rounds and the caps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cli.plan.tables import LEGEND, bounded_table, caps_table, rounds_table, sch
 
 WIDEST: Final = 100
 _NARROWEST: Final = 40
-_ALIKE: Final = 5e-4  # relative difference of noise that is not worth a word
+_ALIKE: Final = 5e-4  # largest relative difference of noise that is not mentioned
 
 
 def page(comparison: Comparison, *, every_round: bool, width: int, encoding: str) -> str:
@@ -21,7 +21,7 @@ def page(comparison: Comparison, *, every_round: bool, width: int, encoding: str
 
     Args:
         comparison: of the schedules.
-        every_round: whether the rounds are shown all, and not about a dozen.
+        every_round: whether to show all rounds instead of about a dozen.
         width: of the terminal, in characters.
         encoding: of the output.
     """
@@ -32,7 +32,7 @@ def page(comparison: Comparison, *, every_round: bool, width: int, encoding: str
 
     parts = [
         words(headline(comparison)) + words(setting(comparison)),
-        schedules_table(comparison) + words(f"* asked for. {LEGEND}"),
+        schedules_table(comparison) + words(f"* requested. {LEGEND}"),
         words(verdict(comparison)),
         noise_chart(
             {candidate.name: candidate.plan.noise_multipliers for candidate in comparison.candidates},
@@ -44,13 +44,13 @@ def page(comparison: Comparison, *, every_round: bool, width: int, encoding: str
         caps_table(comparison) + words(bounded_words(comparison)),
         bounded_table(comparison),
         *(words(f"Note: {remark}") for remark in comparison.remarks),
-        words("--explain says what this guarantee means; --picture plan.svg draws the schedules."),
+        words("--explain explains this guarantee; --picture plan.svg draws the schedules."),
     ]
     return "\n".join(part for part in parts if part)
 
 
 def fill(text: str, width: int, *, indent: str = "") -> str:
-    """A paragraph within the terminal, and never wider than is good to read."""
+    """A paragraph that fits the terminal and stays readable."""
     return (
         textwrap.fill(
             text, max(min(width, WIDEST), _NARROWEST), initial_indent=indent, subsequent_indent=indent
@@ -60,12 +60,12 @@ def fill(text: str, width: int, *, indent: str = "") -> str:
 
 
 def headline(comparison: Comparison) -> str:
-    """The guarantee, with all that it refers to."""
+    """The guarantee, with its scope."""
     return f"{comparison.statement.sentence()}."
 
 
 def setting(comparison: Comparison) -> str:
-    """What is planned for."""
+    """The job and the fleet."""
     target = comparison.target
     steps = f" of {target.local_steps} local steps" if target.local_steps > 1 else ""
     rounds = f"{target.rounds:,} rounds" if target.rounds > 1 else "1 round"
@@ -91,21 +91,21 @@ def verdict(comparison: Comparison) -> str:
 
 
 def bounded_words(comparison: Comparison) -> str:
-    """What the ``bounded`` cap needs, and how tight the target lets it be."""
+    """The requirements of the ``bounded`` cap, and the tightest cap within the target."""
     target, bounded = comparison.target, comparison.bounded
     first, last = (_cap(allowed) for allowed in (bounded.first_allowed, bounded.last_allowed))
     caps = first if first == last else f"{first} in round 1 and {last} in round {target.rounds:,}"
     return (
         "bounded draws truncated Laplace noise that never exceeds A on a coordinate. It needs records "
         f"clipped in L1 (a gradient of {target.parameters:,} parameters is up to "
-        f"{plain(math.sqrt(target.parameters))} times as long in L1 as in L2) and pays by pure composition: "
-        f"the ε of its rounds just add up. This target pays for {caps} L1 clip norms. published is "
-        "Algorithm 1 of the paper to the letter: not private, and never run without allow_unproven."
+        f"{plain(math.sqrt(target.parameters))} times as long in L1 as in L2). It costs by pure composition: "
+        f"the ε of its rounds add up. This target permits {caps} L1 clip norms. published is "
+        "Algorithm 1 of the paper, unchanged: it is not private, and never runs without allow_unproven."
     )
 
 
 def _cap(allowed: float | None) -> str:
-    return "no noise that can be drawn" if allowed is None else f"A = {bound(allowed, 3)}"
+    return "no noise that the sampler can draw" if allowed is None else f"A = {bound(allowed, 3)}"
 
 
 def _against(ratio: float) -> str:

@@ -1,6 +1,6 @@
 """The comparison as a picture: noise by round and ε by round, a line for each schedule.
 
-matplotlib is used through its ``Figure`` object and imported here only; it comes with the ``demo`` extra.
+Only this module imports matplotlib, from the ``demo`` extra, and uses its ``Figure`` object.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def draw(comparison: Comparison, suffix: str) -> bytes:
     Raises:
         ConfigurationError: matplotlib is not installed.
     """
-    os.environ["MPLBACKEND"] = "agg"  # which is not used; a wrong one would be refused
+    os.environ["MPLBACKEND"] = "agg"  # unused, but matplotlib refuses an invalid one
     try:
         import matplotlib
         from matplotlib.figure import Figure
@@ -58,7 +58,7 @@ def draw(comparison: Comparison, suffix: str) -> bytes:
             "--picture draws with matplotlib, which is not installed: pip install 'dpagent[demo]'."
         ) from error
     with matplotlib.rc_context():
-        # Not the reader's own style: the same plan gives the same picture.
+        # Ignore the user's own style: the same plan gives the same picture.
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(_STYLE)
         figure = Figure(figsize=_SIZE_IN)
@@ -94,8 +94,8 @@ def _words(figure: Figure, comparison: Comparison) -> None:
     figure.text(0.02, 0.905, "\n".join(below), va="top", linespacing=1.4)
     notes = (
         f"{verdict(comparison)}\n"
-        "σ: the noise’s standard deviation over the most that one record can change the sum by.\n"
-        "ε: what a device sends changes nobody’s odds about a record more than "
+        "σ: the noise’s standard deviation divided by the sensitivity of the sum.\n"
+        "ε: a device’s messages change an attacker’s odds about a record at most "
         f"{factor(comparison.target.epsilon)}-fold (e^ε), apart from δ. dpagent {__version__}"
     )
     figure.text(0.02, 0.075, notes, fontsize=8.5, va="center", linespacing=1.5)
@@ -114,12 +114,12 @@ def _noise(axes: Axes, comparison: Comparison) -> None:
 
 
 def _apart(heights: Sequence[float]) -> list[float]:
-    """Heights of labels beside ends of lines, in parts of the axis: moved until none touch."""
+    """Heights of labels next to ends of lines, as fractions of the axis: moved until none touch."""
     order = sorted(range(len(heights)), key=lambda place: (heights[place], -place))
     placed = list(heights)
     for below, place in itertools.pairwise(order):
         placed[place] = max(placed[place], placed[below] + _LABEL_HEIGHT)
-    # Back down by what they were moved on average, as far as the axis goes.
+    # Move back down by the average shift, within the axis.
     moved = sum(placed) / len(placed) - sum(heights) / len(heights)
     moved = min(max(moved, max(placed) - 0.9), min(placed) - 0.05)
     return [height - moved for height in placed]
@@ -139,7 +139,7 @@ def _spending(axes: Axes, comparison: Comparison) -> None:
     )  # fmt: skip
     if rounds < 2:
         return
-    # All lines end in the target: they are told apart half-way, in the order in which they lie.
+    # All lines end at the target: half-way their labels tell them apart, in the lines' order.
     half = -(-rounds // 2)
     axes.axvline(half, color=_PALE, linewidth=1.2, zorder=1)
     heights = _apart([values[half - 1] / top for _, values in lines])
@@ -177,7 +177,7 @@ def _draw_lines(
 
 
 def _label(axes: Axes, text: str, candidate: Candidate, *, at: float) -> None:
-    """Beside the axes, where no line is."""
+    """A label next to the axes, clear of the lines."""
     axes.text(
         1.03, at, text, transform=axes.transAxes, va="center", color=_COLOURS[candidate.name],
         linespacing=1.3, fontweight="bold" if candidate.chosen else "normal", fontsize=9,

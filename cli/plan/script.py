@@ -1,4 +1,4 @@
-"""The comparison as a script reads it. Keys are added, never changed."""
+"""The comparison as JSON. Keys are added, never changed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def as_json(comparison: Comparison, *, explained: bool) -> dict[str, Any]:
 
     Args:
         comparison: of the schedules.
-        explained: whether the plain words are wanted too.
+        explained: whether to include the explanation.
     """
     target, statement = comparison.target, comparison.statement
     chosen = comparison.chosen
@@ -67,7 +67,7 @@ def as_json(comparison: Comparison, *, explained: bool) -> dict[str, Any]:
 
 
 def schedule_as_json(schedule: Schedule) -> dict[str, Any]:
-    """Its kind, and the parameters that this kind has."""
+    """Its kind, and the parameters of this kind."""
     named: dict[str, Any] = {"kind": schedule.kind}
     if schedule.kind == "incrementing":
         named["step"] = schedule.step

@@ -12,14 +12,14 @@ from cli.tables import render_table
 _ROWS: Final = 12
 
 LEGEND: Final = (
-    "σ: noise multiplier, the noise's deviation over the sensitivity. share: of the budget, in zCDP. "
-    "noise: expected L2 norm of the noise on the fleet's mean gradient, which itself is at most 1 clip "
-    "norm long. ε: spent after so many rounds."
+    "σ: noise multiplier, the noise's deviation divided by the sensitivity. share: of the budget, in zCDP. "
+    "noise: expected L2 norm of the noise on the fleet's mean gradient, in clip norms; the gradient is at "
+    "most 1 long. ε at: ε spent after that round."
 )
 
 
 def schedules_table(comparison: Comparison) -> str:
-    """A line for each schedule: first and last round, and the budget on the way."""
+    """A line per schedule: first and last round, and the budget in between."""
     first, *more = comparison.milestones
     header = [
         "schedule", "σ\nfirst", "\nlast", "share %\nfirst", "\nlast", "noise\nfirst", "\nlast",
@@ -40,7 +40,7 @@ def schedules_table(comparison: Comparison) -> str:
 
 
 def rounds_table(comparison: Comparison, *, every: bool) -> str:
-    """The chosen schedule beside uniform: about a dozen rounds, or ``every`` one."""
+    """The chosen schedule next to uniform: about a dozen rounds, or ``every`` one."""
     chosen, uniform = comparison.chosen, comparison.uniform
     beside: Sequence[Candidate] = (chosen,) if chosen.chosen is uniform.chosen else (chosen, uniform)
     header = ["\nround"]
@@ -68,7 +68,7 @@ def rounds_table(comparison: Comparison, *, every: bool) -> str:
 
 
 def caps_table(comparison: Comparison) -> str:
-    """What each kind of noise cap costs, and what is guaranteed with it."""
+    """The cost and the guarantee of each kind of noise cap."""
     return render_table(
         ["noise cap", "guarantee", "costs"],
         [
@@ -84,7 +84,7 @@ def caps_table(comparison: Comparison) -> str:
 
 
 def bounded_table(comparison: Comparison) -> str:
-    """Prices of the ``bounded`` cap, a column for each of some caps."""
+    """Prices of the ``bounded`` cap, a column for each example cap."""
     prices, target = comparison.bounded.examples, comparison.target
     rows = [
         ("ε of a round", [target.local_steps * price.step_epsilon for price in prices]),
@@ -97,7 +97,7 @@ def bounded_table(comparison: Comparison) -> str:
 
 
 def telling_rounds(rounds: int) -> list[int]:
-    """All of a few rounds; of many, the first and last and ten spread evenly between them."""
+    """All rounds of a short job; otherwise the first, the last and ten evenly spaced between them."""
     if rounds <= _ROWS:
         return list(range(1, rounds + 1))
     return [1 + round(place * (rounds - 1) / (_ROWS - 1)) for place in range(_ROWS)]

@@ -1,4 +1,4 @@
-"""What a plan is made for: the privacy target, the schedules to compare, and the fleet."""
+"""The input of a plan: the privacy target, the schedules to compare, and the fleet."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ _ARITHMETIC: Final[tuple[ScheduleKind, ...]] = ("uniform", "incrementing", "line
 
 @dataclass(frozen=True, slots=True)
 class PlanTarget:
-    """All that a comparison of schedules depends on; the defaults are the command's. Public.
+    """The input of a comparison of schedules, with the command's defaults. Public.
 
     Attributes:
-        epsilon: of the whole job, for each record; checked where the noise is solved for.
-        delta: likewise.
+        epsilon: of the whole job, for each record; :func:`~dpagent.privacy.calibration.calibrate` checks it.
+        delta: of the whole job, for each record; checked there too.
         rounds: in [1, 5000].
-        sampling_rate: probability with which a record is in a lot.
-        local_steps: noisy steps that a device takes in a round, in [1, 64].
-        schedule: kind of the schedule asked for.
+        sampling_rate: probability that a record is in a lot.
+        local_steps: noisy steps of a device in a round, in [1, 64].
+        schedule: kind of the requested schedule.
         step: of ``incrementing``.
         ratio: of ``linear``.
-        weights: of ``custom``; there is such a schedule only where they are given.
-        devices: that take part in a round, in [1, 1e6].
+        weights: of ``custom``; empty without such a schedule.
+        devices: in a round, in [1, 1e6].
         records_per_device: public estimate, in (0, 1e12].
-        parameters: d, of the model, in [1, 2²⁸]; by default the built-in model's for MNIST.
-        cap: the noise cap that a fleet's file names, or None.
-        mechanism: of the noise, by name.
+        parameters: d, of the model, in [1, 2²⁸]; by default those of the built-in model for MNIST.
+        cap: the noise cap in the fleet's file, or None.
+        mechanism: name of the noise mechanism.
 
     Raises:
         ParameterError: rounds or fleet are out of range.
@@ -71,12 +71,12 @@ class PlanTarget:
 
     @property
     def expected_lot(self) -> float:
-        """Records that are expected in one device's lot."""
+        """Expected number of records in one device's lot."""
         return self.sampling_rate * self.records_per_device
 
     @property
     def query(self) -> Query:
-        """What a round asks of a device, in units of the clip norm."""
+        """The query of a round, in units of the clip norm."""
         return Query(
             clip_norm=1.0,
             accumulation_slack=ACCUMULATION_SLACK,
@@ -86,7 +86,7 @@ class PlanTarget:
         )
 
     def schedules(self) -> tuple[Schedule, ...]:
-        """Those to compare, uniform first.
+        """The schedules to compare, uniform first.
 
         Raises:
             ParameterError: step, ratio or weights are out of range.
@@ -96,17 +96,17 @@ class PlanTarget:
 
 
 def target_from(options: dict[str, Any], *, config: Path | None, custom: str | None) -> PlanTarget:
-    """The target that a command line means: its options, then the fleet's file, then the defaults.
+    """The target of a command line: its options, then the fleet's file, then the defaults.
 
     Args:
-        options: by attribute of :class:`PlanTarget`; None where the command line is silent.
+        options: by attribute of :class:`PlanTarget`; None for an option that was not given.
         config: a coordinator's ``fleet.yaml``.
-        custom: weights of a custom schedule, or a file of them. It is the schedule asked for unless
-            the options name another, and has as many rounds as there are weights unless they say.
+        custom: weights of a custom schedule, or a file of them. It is the requested schedule unless
+            the options name another, and sets the number of rounds unless they do.
 
     Raises:
         ConfigurationError: a file is missing or malformed.
-        ParameterError: a number is out of its range.
+        ParameterError: a number is out of range.
     """
     values = {} if config is None else _from_fleet(config)
     values |= {name: value for name, value in options.items() if value is not None}
@@ -165,7 +165,7 @@ def _weights(text: str) -> tuple[float, ...]:
 
 
 def _numbers(text: str) -> tuple[float, ...] | None:
-    """The numbers in ``text``, apart by commas or white space; None if something else is there."""
+    """The numbers in ``text``, separated by commas or white space; None if it contains anything else."""
     try:
         return tuple(float(word) for word in re.split(r"[\s,]+", text) if word)
     except ValueError:

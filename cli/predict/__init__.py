@@ -1,1 +1,1 @@
-"""``dpagent predict``: what a finished model says of inputs."""
+"""``dpagent predict``: a trained model's answers."""

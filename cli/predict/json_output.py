@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import tempfile
@@ -99,8 +100,10 @@ class JsonOutput:
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Leave nothing behind that is not whole."""
-        if self._temporary is not None:
+        if self._stream is not None and self._temporary is not None:
             self._temporary.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # of a full disk, which has been told
+                self._stream.close()
 
     def _label(self, number: int) -> str:
         return class_label(self._names, number)

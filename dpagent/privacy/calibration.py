@@ -5,7 +5,7 @@ rounds' shares of the budget, hence the noise multipliers up to one factor; the 
 rises, and the one at which it meets the target is found by bracketing and false position.
 
 The search is for speed alone. It looks at few representative rounds, first by Rényi divergences, then by the
-job's accountant, and then corrects the factor by what the whole job costs. The plan returned carries the
+job's accountant, and then corrects the factor by the cost of the whole job. The plan returned carries the
 accountant's own figures for all rounds, and is returned only if these meet the target.
 
 >>> from dpagent.privacy.schedules import Schedule
@@ -90,7 +90,7 @@ def laplace_family(sampling_rate: float, steps: int = 1) -> EventFamily:
 
 @dataclass(frozen=True, slots=True)
 class BudgetPlan:
-    """What a job will spend, round by round. Public; fixed before the first round.
+    """The noise and the cost of a job, round by round. Public; fixed before the first round.
 
     Attributes:
         schedule: how the budget is spread.
@@ -98,7 +98,7 @@ class BudgetPlan:
         epsilon_by_round: the ε spent after each round, at ``delta``; the last is the total.
         epsilon_target: the ε asked for; ``epsilon_by_round[-1]`` is at most this.
         delta: the δ at which all ε are stated, for add-or-remove-one-record adjacency.
-        accountant: what prices it.
+        accountant: name of the accountant that prices it.
     """
 
     schedule: Schedule
@@ -127,14 +127,14 @@ def calibrate(
 
     Args:
         schedule: how the budget is spread over the rounds.
-        family: what a round runs, but for its noise.
+        family: the mechanism of a round, but for its noise.
         epsilon: target, in [1e-6, 1000]; met from below, to within a relative 1e-4 unless the least noise
             there is, in some round, already costs less.
         delta: in [1e-200, 1), or 0 for pure mechanisms; keep it well below one over the number of records
             (:func:`~dpagent.privacy.statement.delta_warning`).
         rounds: in [1, 1,000,000].
-        accountant: by default what
-            :func:`~dpagent.privacy.accounting.choice.accountant_name` says.
+        accountant: by default the one that
+            :func:`~dpagent.privacy.accounting.choice.accountant_name` names.
 
     Raises:
         ParameterError: a value is out of its range.
@@ -186,7 +186,7 @@ def price(
 
     Args:
         noise_multipliers: of each round, in order; at least one.
-        family: what a round runs, but for its noise.
+        family: the mechanism of a round, but for its noise.
         delta, accountant: as for :func:`calibrate`.
 
     Raises:

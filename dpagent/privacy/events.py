@@ -1,8 +1,8 @@
-"""Privacy events: records that state what a mechanism does, for accountants to price.
+"""Privacy events: records of what mechanisms do, for accountants to price.
 
 After the events of Google's ``dp_accounting``: an event says the distribution of the noise and how often,
-and on which sample, the mechanism runs; events nest as mechanisms do. An event documents completely what
-it stands for, so an accountant needs to know nothing else of the mechanism. Once written to a ledger, the
+and on which sample, the mechanism runs; events nest as mechanisms do. An event documents its
+mechanism completely; an accountant needs to know nothing else of it. Once written to a ledger, the
 meaning of an event never changes; a mechanism that costs something else gets an event of its own.
 
 The neighbouring relation of all events is add-or-remove-one: two data sets are neighbours if one of them
@@ -38,7 +38,7 @@ class GaussianEvent:
     Each unit contributes to the sum an integer vector with an L2 norm of at most Δ; every coordinate of the
     sum gets independent noise N_ℤ(0, σ²Δ²). The prices of continuous Gaussian noise hold as well. Accounting
     by Rényi divergences covers every Δ, accounting by privacy-loss distributions a noise parameter σΔ of at
-    least :data:`~dpagent.privacy.accounting.gaussian_loss.MIN_SIGMA_STEPS`, which the mechanism has to
+    least :data:`~dpagent.privacy.accounting.gaussian_loss.MIN_SIGMA_UNITS`, which the mechanism has to
     ensure.
 
     Attributes:
@@ -84,7 +84,7 @@ class PoissonSampledEvent:
 
     Attributes:
         sampling_rate: q, at least the probability with which a unit takes part, in (0, 1].
-        event: what runs on the sample.
+        event: runs on the sample.
 
     Raises:
         ParameterError: an attribute is out of its range.
@@ -105,7 +105,7 @@ class SelfComposedEvent:
     Later runs may depend on the outputs of earlier ones; their parameters may not.
 
     Attributes:
-        event: what is run.
+        event: one run.
         count: number of runs, in [1, 2⁵³].
 
     Raises:

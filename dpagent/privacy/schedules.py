@@ -1,10 +1,10 @@
 """How a job's privacy budget is spread over its rounds.
 
-What is spread is a budget that adds up over rounds. For pure mechanisms (Laplace, two-point) that
+A schedule spreads a budget that adds up over rounds. For pure mechanisms (Laplace, two-point) that
 is ε: a round with the share s gets s·ε. For Gaussian ones it is the zCDP parameter ρ (Bun and
-Steinke, 2016), as Gaussian noise composes by addition in it: a round that gets the share s has the
-noise multiplier σ ∝ 1/√s, and :mod:`dpagent.privacy.calibration` solves for the one factor left
-over. This holds for every kind of schedule; a schedule itself knows shares only.
+Steinke, 2016), which adds up as ε does: a round with the share s has a noise multiplier σ ∝ 1/√s, and
+:mod:`dpagent.privacy.calibration` solves for the one factor that is left. This holds for every kind of
+schedule; a schedule itself knows shares only.
 
 Sources: ``incrementing`` is Luo, Xu and Guan, *Differential privacy budget optimization based
 on deep learning in IoT* (2022); ``linear`` is the "pri-enhanced" schedule of Gong, Feng and
@@ -16,21 +16,27 @@ Departures from Luo, Xu and Guan, whose formulas carry two errors:
 - their closed form for ε_t has the sign of the step reversed, so it falls with t. The rising
   schedule of their own recursion is ``ε_t = ε/T + (t − (T+1)/2)·d``;
 - they bound the step by ``2/(T(T−1))``, which is right for ε = 1 only. The first round stays
-  non-negative for ``0 ≤ d ≤ 2ε/(T(T−1))``; here d stays below that, so that no round gets nothing;
+  non-negative for ``0 ≤ d ≤ 2ε/(T(T−1))``; here d stays below that, so that every round gets something.
 
-and which spread a pure-ε budget only; with Gaussian noise ρ takes the place of ε.
+Their formulas spread a pure-ε budget only; with Gaussian noise ρ takes the place of ε.
 
-*Reallocation.* When a round cost more or less than planned, what is left is spread over the rounds
-left. For ``incrementing`` this is the restart of their Algorithm 1, ``ε_{t+1} = ε_rem/(T−t) −
+*Reallocation.* When a round has cost more or less than planned, the remainder is spread over the remaining
+rounds. For ``incrementing`` this is the restart of their Algorithm 1, ``ε_{t+1} = ε_rem/(T−t) −
 (T−t−1)d/2``, again rising by d. Two departures: the cost of a round is that of its mechanism and
-not of a noise value, which has none; and where what is left is too little to rise by d, d is lowered
+not of a noise value, which has none; and where the remainder is too small to rise by d, d is lowered
 to 0.99 of its greatest value 2·ε_rem/((T−t)(T−t−1)). The other kinds keep the proportions of the
-rounds left. A job that went as planned goes on as planned, whatever its kind.
+remaining rounds. A job that went as planned goes on as planned, whatever its kind.
 
-Budgets that depend on what earlier rounds cost are chosen adaptively. That is sound where those
-costs are functions of public values, and the total is kept by a filter: basic composition for ε,
+Budgets that depend on the cost of earlier rounds are chosen adaptively. That is sound where those
+costs are functions of public values, and a filter limits the total: basic composition for ε,
 :class:`~dpagent.privacy.accounting.filters.ZcdpFilter` for ρ,
 :class:`~dpagent.privacy.accounting.filters.RenyiFilter` with sampling.
+
+>>> schedule = Schedule("incrementing", step=0.5)
+>>> schedule.budgets(3.0, rounds=4).round(3).tolist()
+[0.375, 0.625, 0.875, 1.125]
+>>> schedule.reallocated(3.0, spent=[1.0], rounds=4).round(3).tolist()
+[0.417, 0.667, 0.917]
 """
 
 from __future__ import annotations
@@ -52,7 +58,7 @@ MAX_ROUNDS: Final = 1_000_000
 MAX_STEP: Final = 0.99
 _BUDGET_RANGE: Final = (1e-12, 1e12)
 _WEIGHT_RATIO: Final = 1e6
-_NOTHING: Final = 1e-12  # of a total: below it, what is left is rounding
+_NOTHING: Final = 1e-12  # of a total: a remainder below it is rounding
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +74,8 @@ class Schedule:
             allowed value 2ε/(T(T−1)). The last share is (1+step)/(1−step) times the first; at
             1 the first round would have no budget at all.
         ratio: ``linear`` only: the last round's share over the first's, in [1, 100].
-        weights: ``custom`` only, and there for each round one: positive, the greatest at most a
-            million times the least.
+        weights: ``custom`` only, one for each round: positive, the greatest at most a million times the
+            least.
 
     Raises:
         ParameterError: an attribute is out of its range (all are checked, whatever the kind; step
@@ -158,17 +164,17 @@ class Schedule:
         return self.step * 2 * total / (rounds * (rounds - 1)) if rounds > 1 else 0.0
 
     def reallocated(self, total: float, spent: Sequence[float], rounds: int) -> NDArray[np.float64]:
-        """Budgets of the rounds left once some have cost what they did.
+        """Budgets of the remaining rounds, given the costs of those before.
 
-        A function of its arguments and nothing else, which are to be public.
+        A function of its arguments alone, which have to be public.
 
         Args:
             total: of all rounds, in [1e-12, 1e12].
-            spent: what each round so far cost, at least 0, in the unit of ``total``; may be empty.
+            spent: the cost of each round so far, at least 0, in the unit of ``total``; may be empty.
             rounds: of the whole job, as for :meth:`shares`.
 
         Returns:
-            Shape (rounds − len(spent),), positive, sum ``total`` less what was spent.
+            Shape (rounds − len(spent),), positive, sum ``total`` less the sum of ``spent``.
 
         Raises:
             ParameterError: a value is out of its range.

@@ -1,11 +1,10 @@
-"""A privacy figure with everything that it means nothing without.
+"""Privacy statements: an (ε, δ) together with its scope.
 
-An ε says little by itself: it is a bound for some unit (a record, a whole device, one released
-coordinate), under some adjacency, as long as somebody is trusted with something. A
-:class:`BudgetStatement` carries these along, and is the one type in which figures leave this
-package: plans, ledgers, reports and models show it. Statements that differ in unit, adjacency or
-trust are never added up, and are shown in different columns: the sum of a figure that trusts the
-shuffler and one that trusts nobody is a bound for nothing.
+An ε alone means little. It is a bound for a unit (a record, a whole device, one coordinate of an
+update), under an adjacency and an assumption about trusted parties. A :class:`BudgetStatement`
+holds all of these, and is the only type in which figures leave this package: plans, ledgers, reports and
+models show it. Statements that differ in unit, adjacency or trust are never added, and appear in
+different columns: the sum of a figure with a trusted shuffler and one without a trusted party bounds nothing.
 """
 
 from __future__ import annotations
@@ -16,20 +15,22 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
-from dpagent.errors import ParameterError, require_finite
+from dpagent.errors import ParameterError, require_between, require_finite, require_positive
 
 _VERSION: Final = 1
+_MOST_EXPECTED: Final = 0.1  # most records of one device that δ may reveal, on average
+_MOST_DELTA: Final = 1e-3
 
 
 class Unit(StrEnum):
-    """Whose presence, or whose value, is hidden."""
+    """The unit whose presence, or whose value, is hidden."""
 
     RECORD = "record"
-    """One record among those of a device."""
+    """One record of a device."""
     DEVICE = "device"
-    """All that a device contributes, together."""
+    """The whole contribution of a device."""
     COORDINATE = "coordinate"
-    """One released coordinate of a device's update, and nothing of the others."""
+    """One coordinate of a device's update, without the others."""
 
     @property
     def meaning(self) -> str:
@@ -47,52 +48,52 @@ class Adjacency(StrEnum):
     ADD_OR_REMOVE_ONE = "add-or-remove-one"
     """One has a unit that the other lacks."""
     REPLACE_ONE = "replace-one"
-    """They are alike but for what one unit says; who takes part is no secret."""
+    """They differ in the value of one unit; participation is no secret."""
 
     @property
     def meaning(self) -> str:
         """In words."""
         return {
-            Adjacency.ADD_OR_REMOVE_ONE: "being there or not",
-            Adjacency.REPLACE_ONE: "having one value or any other",
+            Adjacency.ADD_OR_REMOVE_ONE: "presence or absence",
+            Adjacency.REPLACE_ONE: "value",
         }[self]
 
 
 class Trust(StrEnum):
-    """Who has to keep to the protocol for the figure to hold."""
+    """The parties that must follow the protocol for the figure to hold."""
 
     NONE = "none"
-    """Nobody: the device perturbs what it sends before anything leaves it."""
+    """No party: the device adds all the noise before anything leaves it."""
     SHUFFLER = "shuffler"
-    """Broker and coordinator, not to link a fragment with its sender."""
+    """Broker and coordinator: they must not link a fragment with its sender."""
     COORDINATOR = "coordinator"
-    """The coordinator, to see updates without noise, to add the noise, and to keep silent."""
+    """The coordinator: it sees updates without noise, adds the noise and keeps the updates secret."""
 
     @property
     def meaning(self) -> str:
         """In words."""
         return {
-            Trust.NONE: "nobody: the device adds all the noise before anything leaves it",
-            Trust.SHUFFLER: "broker and coordinator, who must not link a fragment with its sender",
-            Trust.COORDINATOR: "the coordinator, who sees updates without noise and adds it afterwards",
+            Trust.NONE: "no one; the device adds all the noise before anything leaves it",
+            Trust.SHUFFLER: "broker and coordinator, which must not link a fragment with its sender",
+            Trust.COORDINATOR: "the coordinator, which sees updates without noise and adds it afterwards",
         }[self]
 
 
 @dataclass(frozen=True, slots=True)
 class BudgetStatement:
-    """(ε, δ)-differential privacy of a mechanism, and what the two numbers refer to. Public.
+    """(ε, δ)-differential privacy of a mechanism, and the scope of the two numbers. Public.
 
     Attributes:
-        unit: whose presence or value is hidden.
+        unit: the unit whose presence or value is hidden.
         adjacency: which data sets are neighbours.
-        trust: who has to keep to the protocol.
-        mechanism: name of what is released, as plans and ledgers spell it.
-        epsilon: at least 0; infinite where nothing is guaranteed.
-        delta: in [0, 1]; 1 where nothing is guaranteed.
-        assumptions: what else has to hold, a full sentence each.
+        trust: the parties that must follow the protocol.
+        mechanism: its name, as plans and ledgers spell it.
+        epsilon: at least 0; infinite without a guarantee.
+        delta: in [0, 1]; 1 without a guarantee.
+        assumptions: further conditions, one sentence each.
 
     Raises:
-        ParameterError: ε or δ is out of its range.
+        ParameterError: ε or δ is out of range.
     """
 
     unit: Unit
@@ -118,16 +119,16 @@ class BudgetStatement:
 
     @property
     def is_guarantee(self) -> bool:
-        """Whether the figure bounds anything: ε is finite and δ below 1."""
+        """Whether the figure is a bound: ε is finite and δ below 1."""
         return math.isfinite(self.epsilon) and self.delta < 1
 
     @property
     def scope(self) -> tuple[Unit, Adjacency, Trust]:
-        """What has to be alike in figures that share a column or a sum."""
+        """Unit, adjacency and trust, which are equal in figures that share a column or a sum."""
         return self.unit, self.adjacency, self.trust
 
     def plus(self, *others: BudgetStatement) -> BudgetStatement:
-        """Basic composition: ε and δ add up, also for mechanisms chosen in the light of earlier ones.
+        """Basic composition: ε and δ add up, also for mechanisms chosen after seeing earlier results.
 
         (Dwork, Rothblum, Vadhan, FOCS 2010; as a filter: Rogers, Roth, Ullman, Vadhan, NeurIPS 2016.)
 
@@ -150,18 +151,18 @@ class BudgetStatement:
         )
 
     def sentence(self) -> str:
-        """The figure and its scope in one line, for a table's head or a log."""
+        """The figure and its scope in one line, for a table header or a log."""
         scope = f"{self.unit}-level, {self.adjacency} adjacency, trusted party: {self.trust}"
         if not self.is_guarantee:
             return f"no guarantee ({scope})"
         delta = f"{self.delta:g}".replace("e-0", "e-")
         epsilon = f"{self.epsilon:g}"
-        if float(epsilon) < self.epsilon:  # never less than is true
+        if float(epsilon) < self.epsilon:  # rounded down: a bound must not be
             epsilon = f"{self.epsilon * (1 + 5e-6):g}"
         return f"ε = {epsilon}, δ = {delta} ({scope})"
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON and model metadata; ``epsilon`` and ``delta`` are null where nothing is guaranteed."""
+        """For JSON and model metadata; ``epsilon`` and ``delta`` are null without a guarantee."""
         return {
             "version": _VERSION,
             "unit": str(self.unit),
@@ -173,6 +174,45 @@ class BudgetStatement:
             "delta": self.delta if self.is_guarantee else None,
             "assumptions": list(self.assumptions),
         }
+
+
+def delta_warning(delta: float, records: float) -> str | None:
+    """A warning for a δ that is too large for a meaningful guarantee; None otherwise.
+
+    A mechanism that reveals a record entirely with probability δ is (0, δ)-DP; of n records it reveals
+    δ·n on average. So δ must be well below 1/n (Dwork, Roth, *The algorithmic foundations of differential
+    privacy*, 2014, section 2.3; Vadhan 2017; Ponomareva et al., *How to DP-fy ML*, 2023). The limits here are
+    δ·n ≤ 0.1 and, since n can be small and a fleet has many devices, δ ≤ 10⁻³.
+
+    >>> delta_warning(1e-5, records=600) is None
+    True
+    >>> print(delta_warning(0.5, records=600))
+    δ = 0.5 is not well below one over a device's records, 1/600 = 0.0017: it permits a mechanism that \
+sometimes publishes a record. Choose a δ of at most 0.0001.
+
+    Args:
+        delta: of a job or a lifetime budget, in [0, 1].
+        records: expected number of records of a device, above 0.
+
+    Raises:
+        ParameterError: a value is out of range.
+    """
+    require_between("delta", delta, 0.0, 1.0)
+    require_positive("records", records)
+    limit = min(_MOST_EXPECTED / records, _MOST_DELTA)
+    if delta <= limit:
+        return None
+    if delta > _MOST_EXPECTED / records:
+        reason = (
+            f"is not well below one over a device's records, 1/{records:g} = {1 / records:.2g}: it permits a "
+            "mechanism that sometimes publishes a record"
+        )
+    else:
+        reason = "permits a mechanism that reveals a record entirely with that probability"
+    power = 10.0 ** math.floor(math.log10(limit))
+    return (
+        f"δ = {delta:g} {reason}. Choose a δ of at most {math.floor(limit / power * (1 + 1e-9)) * power:g}."
+    )
 
 
 def _distinct(texts: Iterable[str]) -> tuple[str, ...]:

@@ -50,17 +50,7 @@ def decode(data: bytes, schema: type[MessageT]) -> MessageT:
     """
     if len(data) > MAX_MESSAGE_BYTES:
         raise MessageError("oversized", f"{len(data)} bytes; at most {MAX_MESSAGE_BYTES} are accepted")
-    stream = io.BytesIO(data)
-    try:
-        # Tags would build other types than the schema has: refuse them all, unread.
-        value = cbor2.load(
-            stream, tag_hook=_refuse_tag, max_depth=8, allow_indefinite=False, allow_duplicate_keys=False,
-            strict_hashable_types=True, semantic_decoders=_NO_TAGS,
-        )  # fmt: skip
-    except (cbor2.CBORError, MessageError, ValueError, OverflowError, RecursionError) as error:
-        raise MessageError("malformed", f"not the CBOR expected: {error}") from error
-    if stream.tell() != len(data):
-        raise MessageError("malformed", f"{len(data) - stream.tell()} bytes follow the message")
+    value = read_cbor(data)
     if not isinstance(value, dict):
         raise MessageError("malformed", f"expected a map, got {type(value).__name__}")
     version = value.get("version")
@@ -72,6 +62,26 @@ def decode(data: bytes, schema: type[MessageT]) -> MessageT:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or "message"
         raise MessageError("malformed", f"{where}: {first['msg']}") from error
+
+
+def read_cbor(data: bytes) -> object:
+    """The one CBOR item in ``data``, read as strictly as all that comes from outside.
+
+    Raises:
+        MessageError: Not CBOR, tags, indefinite lengths, a key twice, more than 8 levels, trailing bytes.
+    """
+    stream = io.BytesIO(data)
+    try:
+        # Tags would build other types than the schema has: refuse them all, unread.
+        value = cbor2.load(
+            stream, tag_hook=_refuse_tag, max_depth=8, allow_indefinite=False, allow_duplicate_keys=False,
+            strict_hashable_types=True, semantic_decoders=_NO_TAGS,
+        )  # fmt: skip
+    except (cbor2.CBORError, MessageError, ValueError, OverflowError, RecursionError) as error:
+        raise MessageError("malformed", f"not the CBOR expected: {error}") from error
+    if stream.tell() != len(data):
+        raise MessageError("malformed", f"{len(data) - stream.tell()} bytes follow the item")
+    return value
 
 
 def _refuse_tag(*_: object) -> object:

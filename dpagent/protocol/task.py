@@ -26,6 +26,7 @@ from dpagent.privacy.mechanisms.grid import Norm
 from dpagent.privacy.mechanisms.job_noise import JobNoise
 from dpagent.privacy.mechanisms.mechanism import PlannedMechanism, Query
 from dpagent.privacy.mechanisms.wire import WireForm
+from dpagent.protocol.codec import MessageError, read_cbor
 from dpagent.protocol.messages import Plan
 
 
@@ -158,8 +159,8 @@ class RoundTask:
         plan, spec = self.plan, self.spec
         if self.mechanism.norm is not Norm.L2:
             raise PlanError(
-                f"Mechanism {self.mechanism.name} needs records clipped in {self.mechanism.norm}; "
-                "plans clip them in L2."
+                f"Mechanism {self.mechanism.name} needs records clipped in {self.mechanism.norm}; plans clip "
+                "them in L2."
             )
         if self.device_cap is not None and self.clipping.count_weight:
             raise PlanError("A cap on the device and a clip norm that follows a quantile exclude each other.")
@@ -189,8 +190,9 @@ def second_moments_of(plan: Plan) -> SecondMoments | None:
 def _model_of(plan: Plan) -> ModelSpec:
     terms = plan.model
     try:
-        spec = from_description(cbor2.loads(terms.description), where="the model")
-    except (DpagentError, cbor2.CBORDecodeError, RecursionError) as error:
+        # As strictly as a message: a value that refers to itself would take exponential time to refuse.
+        spec = from_description(read_cbor(terms.description), where="the model")
+    except (DpagentError, MessageError) as error:
         raise PlanError(f"The model cannot be built: {error}") from error
     if spec.digest() != terms.architecture or spec.parameter_count != terms.parameters:
         raise PlanError(

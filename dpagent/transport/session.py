@@ -33,14 +33,9 @@ from dpagent.transport.settings import MqttSettings
 
 log = logging.getLogger(__name__)
 
-_RECONNECT_MIN_S, _RECONNECT_MAX_S = 1, 60
 _PERSISTENT_SESSION_S = 7 * 24 * 3600
-_SHORT_LIFE_S, _SUSPICIOUS_LIVES = 5.0, 8
+_SUSPICIOUS_LIVES = 8
 """Older brokers throw out the older of two clients of one name without a word, again and again."""
-
-_FIRST_PATIENCE_S = 3.0
-"""For a CONNACK; doubled at each attempt. Some 3.1.1 brokers neither answer nor close on a
-version 5 CONNECT: they read its properties as a client id and wait for the rest."""
 
 _MQTT5, _MQTT311 = MQTTProtocolVersion.MQTTv5, MQTTProtocolVersion.MQTTv311
 _IN_FLIGHT = 20
@@ -49,6 +44,21 @@ _IN_FLIGHT = 20
 _INBOX_MESSAGES = 4_096
 """Messages held at most; beyond it they are dropped. A fragment is resent because no receipt
 comes, and an agent that misses part of a model asks for it again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How long a session waits, in seconds."""
+
+    answer_s: float = 3.0
+    """For a CONNACK; doubled at each attempt. Some 3.1.1 brokers neither answer nor close on a
+    version 5 CONNECT: they read its properties as a client id and wait for the rest."""
+    pause_s: float = 1.0
+    """Before another attempt; doubled at each."""
+    longest_s: float = 60.0
+    """Neither of the two grows beyond it."""
+    short_life_s: float = 5.0
+    """A connection that lasted no longer than this was perhaps ended by a client of the same name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +125,7 @@ class MqttSession:
         client_id: MQTT client identifier.
         subscriptions: What to receive.
         persistent: Whether the broker keeps messages for us while we are away.
+        pace: How long to wait for answers and between attempts.
 
     Raises:
         ConfigurationError: The password or certificate file cannot be read.
@@ -127,11 +138,13 @@ class MqttSession:
         client_id: str,
         subscriptions: Sequence[Subscription],
         persistent: bool,
+        pace: Pace = Pace(),
     ) -> None:
         self._settings = settings
         self._client_id = client_id
         self._subscriptions = tuple(subscriptions)
         self._persistent = persistent
+        self._pace = pace
         self._password = settings.password()
         self._inbox: queue.SimpleQueue[tuple[paho.Client, Event | _Refused | _Ended]] = queue.SimpleQueue()
         self._protocol = _MQTT311 if settings.protocol == "3.1.1" else _MQTT5
@@ -282,7 +295,7 @@ class MqttSession:
     def _wait(self, timeout_s: float) -> Event | _Refused | _Ended | None:
         """The next event; a CONNECT that stays without an answer becomes one too."""
         until = time.monotonic() + timeout_s
-        patience_s = min(float(_RECONNECT_MAX_S), _FIRST_PATIENCE_S * 2.0**self._failures)
+        patience_s = self._grown(self._pace.answer_s, self._failures)
         # Read once: the network thread sets and clears it.
         asked_at = self._asked_at
         if asked_at is not None:
@@ -313,10 +326,10 @@ class MqttSession:
                 f"The broker at {self._settings.url} does not speak MQTT 5; set mqtt.protocol: auto."
             )
         self.stop()
-        reason, pause_s = ended.reason, float(_RECONNECT_MIN_S)
+        reason, pause_s = ended.reason, self._pace.pause_s
         if not ended.was_accepted:
             self._failures += 1
-            pause_s = min(float(_RECONNECT_MAX_S), _RECONNECT_MIN_S * 2.0 ** (self._failures - 1))
+            pause_s = self._grown(self._pace.pause_s, self._failures - 1)
             if not ended.was_reached:
                 pass  # No version was refused.
             elif self._settings.protocol == "auto" and not self._has_connected:
@@ -328,6 +341,11 @@ class MqttSession:
                 reason += " (if it speaks only MQTT 3.1.1, set mqtt.protocol: auto)"
         self._start_at = time.monotonic() + pause_s
         return Disconnected(reason)
+
+    def _grown(self, seconds: float, doublings: int) -> float:
+        """``seconds`` doubled again and again, up to the pace's longest wait."""
+        # 2.0 ** 1024 overflows, and a broker may be away for that many attempts.
+        return min(self._pace.longest_s, seconds * 2.0 ** min(doublings, 64))
 
     def _subscribe(self, client: paho.Client) -> None:
         if self._subscriptions:
@@ -412,7 +430,7 @@ class MqttSession:
 
     def _is_fought_over(self) -> bool:
         """Whether connections under a lasting name keep ending as soon as they are made."""
-        if time.monotonic() - self._connected_at > _SHORT_LIFE_S:
+        if time.monotonic() - self._connected_at > self._pace.short_life_s:
             self._short_lives = 0
             return False
         self._short_lives += 1

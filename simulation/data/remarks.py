@@ -1,22 +1,21 @@
-"""What whoever owns the data of a demo should know before it is trained on, a sentence each."""
+"""What the owner of the data should know before they are trained on, a sentence each."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cli.data.wording import as_options
+from dpagent.learning.data.balance import hint_of_imbalance
 from dpagent.learning.data.checking import groups_of, sentence_of_non_finite
-from dpagent.learning.data.classes import UNLISTED, doubt_about_labels
+from dpagent.learning.data.classes import doubt_about_labels, unlisted
 from dpagent.learning.data.columns import ColumnTally, hint_of_growth
 from dpagent.learning.data.dataset import Dataset, to_float32
 from dpagent.learning.models.spec import ModelSpec
-
-if TYPE_CHECKING:
-    from simulation.data.source import Source
+from dpagent.wording import named
+from simulation.data.source import Source
 
 _LOOKED_AT: Final = 2000
 _LARGEST_INPUT: Final = 20.0
@@ -28,12 +27,12 @@ def remarks_on(source: Source, spec: ModelSpec) -> Iterator[str]:
     """The sentences, for a run with the model ``spec``."""
     train, test = source.train, source.test
     if left_out := train.origin.left_out:
-        shown = "; ".join(as_options(sentence).rstrip(".") for sentence in left_out[:_MOST_NAMED])
+        shown = "; ".join(sentence.rstrip(".") for sentence in left_out[:_MOST_NAMED])
         more = f"; and {len(left_out) - _MOST_NAMED:,} more" if len(left_out) > _MOST_NAMED else ""
         yield f"Left out: {shown}{more}. `dpagent data check` lists all of them."
     if train.origin.kind == "csv":
         # That boards could number the classes unlike is of no concern here: one table is for all.
-        yield from (as_options(warning) for warning in train.origin.warnings if warning != UNLISTED)
+        yield from (warning for warning in train.origin.warnings if warning != unlisted())
     if source.not_counted:
         yield sentence_of_non_finite(source.not_counted)
     yield from _on_classes(train, test)
@@ -52,7 +51,9 @@ def _on_classes(train: Dataset, test: Dataset) -> Iterator[str]:
         have = "has" if len(untested) == 1 else "have"
         yield f"{which} {_some(untested)} {have} no test record: the accuracy says nothing of that."
     if doubt := doubt_about_labels(train):
-        yield as_options(doubt)
+        yield doubt
+    if uneven := hint_of_imbalance(train):
+        yield uneven
 
 
 def _on_inputs(source: Source, spec: ModelSpec) -> Iterator[str]:
@@ -62,7 +63,7 @@ def _on_inputs(source: Source, spec: ModelSpec) -> Iterator[str]:
         tally = ColumnTally(source.columns)
         tally.add(inputs, groups_of(train)[: len(inputs)])
         if hint := hint_of_growth(tally.ranges()):
-            yield as_options(hint)
+            yield hint
     with np.errstate(all="ignore"):
         values = np.abs((inputs - np.asarray(spec.input_offset)) / np.asarray(spec.input_scale))
     largest = np.max(
@@ -73,8 +74,8 @@ def _on_inputs(source: Source, spec: ModelSpec) -> Iterator[str]:
         where = f" ({_some(large)})" if large else ""
         yield (
             f"Inputs reach {largest.max():,.4g}{where}, and networks learn badly from numbers beyond about "
-            "±10. Give --offset and --scale: what a column means and its sensor's range, no figures computed "
-            "from the data."
+            f"±10. Give {named('offset')} and {named('scale')}: constants that are public, such as the range "
+            "of a sensor, and no figures computed from the data."
         )
 
 

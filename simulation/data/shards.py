@@ -1,7 +1,7 @@
-"""The data of a demo on disk: each device's shard, the test data and the model, each where its program looks.
+"""A fleet's data on disk: each device's shard, the test data and the model, each where its program looks.
 
-A shard is an NPZ file, in whatever form the data were given: the devices of a demo hold parts of one set, and
-a folder of pictures or a CSV file would have to be copied in parts to be that. Devices of a real fleet read
+A shard is an NPZ file, whatever format the data came in: the devices hold parts of one set, and a folder of
+pictures or a CSV file would have to be copied in parts to be that. Devices of a real fleet read
 their data in the form they have (docs/data.md).
 """
 
@@ -17,15 +17,15 @@ from dpagent.errors import ConfigurationError, DataError
 from dpagent.learning.data.derived import Subset
 from dpagent.learning.data.formats.npz import save_npz
 from dpagent.learning.data.splits import split
+from dpagent.learning.model_files import load_assets
 from dpagent.learning.models.built_ins import BUILT_IN
-from dpagent.learning.models.description import load_assets
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.storage import disk_errors, write_atomically
-from dpagent.wording import counted
+from dpagent.wording import counted, named
 from simulation.data.source import Source, open_source
 from simulation.fitting_model import model_file
 from simulation.layout import Layout
-from simulation.settings import DemoOptions
+from simulation.settings import RunSettings
 
 
 def is_prepared(layout: Layout) -> bool:
@@ -33,17 +33,17 @@ def is_prepared(layout: Layout) -> bool:
     return layout.test_file.exists()
 
 
-def deal(options: DemoOptions, source: Source) -> list[Subset]:
+def deal(settings: RunSettings, source: Source) -> list[Subset]:
     """Each device's part of the training records.
 
     Raises:
         DataError: Too few records for so many devices or such a split.
     """
-    data = options.data
+    data = settings.data
     if data.split == "file":
-        _require_enough_groups(source, options.devices)
+        _require_enough_groups(source, settings.devices)
     return split(
-        source.train, options.devices, data.split, seed=options.seed, alpha=data.alpha,
+        source.train, settings.devices, data.split, seed=settings.seed, alpha=data.alpha,
         classes_per_part=data.classes_per_device,
     )  # fmt: skip
 
@@ -56,12 +56,12 @@ def _require_enough_groups(source: Source, devices: int) -> None:
         return
     held_out = 0 if source.test.groups is None else len(np.unique(source.test.groups))
     raise DataError(
-        f"{counted(here + held_out, 'file')} or groups, {held_out} of them to test on: give --devices {here}"
-        f"{' or fewer' * (here > 1)}, or another --split."
+        f"{counted(here + held_out, 'file')} or groups, {held_out} of them to test on: give "
+        f"{named('devices', here)}{' or fewer' * (here > 1)}, or another {named('split')}."
     )
 
 
-def prepare_data(options: DemoOptions, layout: Layout, source: Source | None = None) -> None:
+def prepare_data(settings: RunSettings, layout: Layout, source: Source | None = None) -> None:
     """Split the data over the devices, once.
 
     Raises:
@@ -70,8 +70,8 @@ def prepare_data(options: DemoOptions, layout: Layout, source: Source | None = N
     """
     if is_prepared(layout):
         return
-    source = source or open_source(options.data, options.seed)
-    for number, shard in enumerate(deal(options, source), start=1):
+    source = source or open_source(settings.data, settings.seed)
+    for number, shard in enumerate(deal(settings, source), start=1):
         _make_directory(layout.device(number))
         save_npz(layout.shard_file(number), shard)
     _make_directory(layout.test_file.parent)
@@ -82,17 +82,17 @@ def prepare_data(options: DemoOptions, layout: Layout, source: Source | None = N
         partial.replace(layout.test_file)
 
 
-def write_model(options: DemoOptions, layout: Layout, spec: ModelSpec) -> None:
+def write_model(settings: RunSettings, layout: Layout, spec: ModelSpec) -> None:
     """Put a model that is no built-in one beside ``fleet.yaml``, once.
 
     Raises:
         ConfigurationError: The model file cannot be read.
         StorageError: The disk is full.
     """
-    if options.model in BUILT_IN or layout.model_file.exists():
+    if settings.model in BUILT_IN or layout.model_file.exists():
         return
     _make_directory(layout.model_file.parent)
-    text = _with_network_beside(Path(options.model), layout) if options.model else model_file(spec)
+    text = _with_network_beside(Path(settings.model), layout) if settings.model else model_file(spec)
     write_atomically(layout.model_file, text)
 
 

@@ -1,28 +1,26 @@
-"""The records of a demo: opened as ``dpagent data check`` opens them, and parted into training and test.
+"""The records of a simulated fleet: opened as ``dpagent data check`` opens them, and split.
 
-The demo owns all data and may do what nobody in a real fleet can: look at all records, hold some of them
-out, and deal the others to devices.
+The simulation owns all data and may do what nobody in a real fleet can: look at all records, hold some of
+them out, and deal the others to devices.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cli.data.wording import as_options
 from dpagent.errors import ConfigurationError, DataError
 from dpagent.learning.data.classes import doubt_about_labels
 from dpagent.learning.data.dataset import ArrayDataset, Dataset
 from dpagent.learning.data.derived import Subset
 from dpagent.learning.data.opening import fitted, has_test_half, open_dataset
 from dpagent.learning.models.spec import ModelSpec
-from simulation.data.remarks import remarks_on
-from simulation.settings import DataChoice, DataForm
+from dpagent.wording import named
+from simulation.request import DataSelection
+from simulation.settings import DataForm
 
 DEFAULT_TEST_SHARE: Final = 0.2
 
@@ -47,17 +45,13 @@ class Source:
         return DataForm(
             train_records=len(self.train),
             test_records=len(self.test),
-            shape=list(self.train.shape),
+            shape=self.train.shape,
             classes=self.train.classes,
-            class_names=list(self.train.class_names),
+            class_names=self.train.class_names,
         )
 
-    def remarks(self, spec: ModelSpec) -> Iterator[str]:
-        """What whoever owns the data should know before training, a sentence each."""
-        return remarks_on(self, spec)
 
-
-def open_source(data: DataChoice, seed: int, spec: ModelSpec | None = None) -> Source:
+def open_source(data: DataSelection, seed: int, spec: ModelSpec | None = None) -> Source:
     """The records that ``data`` describes.
 
     Args:
@@ -67,18 +61,18 @@ def open_source(data: DataChoice, seed: int, spec: ModelSpec | None = None) -> S
 
     Raises:
         DataError: They are missing, malformed, or too few, or their labels are no classes.
-        ConfigurationError: An option does not go with the data, or the demo's packages are missing.
+        ConfigurationError: A setting does not go with the data, or the demo's packages are missing.
     """
-    settings = data.train_settings
+    settings = data.train
     if settings is None:
         return _digits(seed)
-    test_settings = data.test_settings
+    test_settings = data.test
     if spec is not None:
         settings = fitted(settings, spec.input_shape)
         test_settings = None if test_settings is None else fitted(test_settings, spec.input_shape)
     opened = open_dataset(settings)
     if opened.origin.kind == "csv" and (doubt := doubt_about_labels(opened)):
-        raise DataError(f"{settings.path}: {as_options(doubt)}")
+        raise DataError(f"{settings.path}: {doubt}")
     columns = opened.columns
     train, not_counted = _finite(_readable(opened))
     if test_settings is None and data.test_share is None and has_test_half(settings):
@@ -151,7 +145,7 @@ def _readable(dataset: Dataset) -> Dataset:
     return readable
 
 
-def _held_out(train: Dataset, data: DataChoice, seed: int) -> Source:
+def _held_out(train: Dataset, data: DataSelection, seed: int) -> Source:
     share = DEFAULT_TEST_SHARE if data.test_share is None else data.test_share
     generator = np.random.default_rng(seed)
     if data.split == "file":
@@ -162,7 +156,7 @@ def _held_out(train: Dataset, data: DataChoice, seed: int) -> Source:
     if not len(rest) or not len(test):
         raise DataError(
             f"{len(train)} records cannot be parted into training and test records; expected some of both. "
-            "Give --test-data, or more records."
+            f"Give {named('test')}, or more records."
         )
     return Source(Subset(train, rest), Subset(train, test))
 
@@ -183,7 +177,8 @@ def _whole_groups(dataset: Dataset, share: float, generator: np.random.Generator
     """Whole files, persons or sessions, until they are a share of the records."""
     if dataset.groups is None:
         raise DataError(
-            "These records do not tell which file they are from; use --split iid, or CSV files or --group."
+            f"These records do not tell which file they are from; use {named('split', 'iid')}, or CSV files "
+            f"or {named('group')}."
         )
     chosen: list[int] = []
     count = 0
@@ -194,9 +189,3 @@ def _whole_groups(dataset: Dataset, share: float, generator: np.random.Generator
         chosen.append(int(groups[place]))
         count += int(sizes[place])
     return np.flatnonzero(np.isin(dataset.groups, chosen)).astype(np.int64)
-
-
-def data_name(path: Path) -> str:
-    """What data of one's own are called: by the last part of their path, as far as it can be shown."""
-    name = "".join(letter for letter in path.absolute().name if letter.isprintable())
-    return name[:64] or "data"

@@ -1,4 +1,4 @@
-"""The demo's broker: Mosquitto or the embedded one as a child process, or one that runs already.
+"""The fleet's broker: Mosquitto or the embedded one as a child process, or one that runs already.
 
 Both children listen on loopback only and want a password: without one, some brokers do not
 queue for a session that is away.
@@ -22,6 +22,8 @@ from dpagent.errors import BrokerError, ConfigurationError
 from dpagent.storage import disk_errors, write_atomically
 from dpagent.transport.session import Connected, Disconnected, MqttSession
 from dpagent.transport.settings import MqttSettings
+from dpagent.wording import named
+from simulation.request import BrokerRequest
 
 _USER = "dpagent"
 _READY_S = 15.0
@@ -61,36 +63,33 @@ def find_mosquitto() -> str | None:
     )
 
 
-def choose_broker(
-    choice: str, directory: Path, port: int, username: str | None, password_file: Path | None
-) -> BrokerChild | BrokerAddress:
-    """Resolve ``--broker``.
+def choose_broker(request: BrokerRequest, directory: Path) -> BrokerChild | BrokerAddress:
+    """The broker that was asked for.
 
     Args:
-        choice: ``auto``, ``embedded``, ``mosquitto`` or an ``mqtt://`` or ``mqtts://`` URL.
+        request: Which.
         directory: For the configuration, password and persistence of a child.
-        port: TCP port of a child; 0 takes a free one.
-        username: For a URL.
-        password_file: For a URL.
 
     Raises:
         BrokerError: Mosquitto is not installed, or the port is taken.
-        ConfigurationError: ``choice`` is none of these.
+        ConfigurationError: It asks for none of these.
     """
+    choice = request.broker
     if choice.startswith(("mqtt://", "mqtts://")):
-        return BrokerAddress(choice, username, password_file, "auto", choice)
+        return BrokerAddress(choice, request.mqtt_username, request.mqtt_password_file, "auto", choice)
     if choice not in ("auto", "embedded", "mosquitto"):
         raise ConfigurationError(
-            f"--broker is {choice!r}; expected auto, embedded, mosquitto or mqtt://host:port."
+            f"{named('broker')} is {choice!r}; expected auto, embedded, mosquitto or mqtt://host:port."
         )
     executable = find_mosquitto()
     if choice == "mosquitto" and executable is None:
         raise BrokerError(
-            "Mosquitto is not installed. Install it (apt-get install mosquitto) or use --broker embedded."
+            "Mosquitto is not installed. Install it (apt-get install mosquitto) or use "
+            f"{named('broker', 'embedded')}."
         )
     with disk_errors(directory):
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-    port = _usable_port(port)
+    port = _usable_port(request.broker_port)
     secret = directory / "password"
     if not secret.exists():
         write_atomically(secret, secrets.token_urlsafe(24).encode() + b"\n", mode=0o600)
@@ -121,7 +120,7 @@ def _usable_port(port: int) -> int:
         except OSError as error:
             raise BrokerError(
                 f"Port {port} cannot be used ({error.strerror}). "
-                "Choose another --broker-port, or leave it out."
+                f"Choose another {named('broker_port')}, or leave it out."
             ) from error
         return int(probe.getsockname()[1])
 
@@ -134,7 +133,7 @@ def _configure_mosquitto(directory: Path, port: int, secret: Path) -> Path:
         # Hashes the file in place, so that the password is never on a command line.
         subprocess.run([tool, "-U", str(passwords)], check=True, capture_output=True, timeout=30)
     except (OSError, subprocess.SubprocessError) as error:
-        raise BrokerError(f"mosquitto_passwd failed ({error}). Try --broker embedded.") from error
+        raise BrokerError(f"mosquitto_passwd failed ({error}). Try {named('broker', 'embedded')}.") from error
     lines = [
         f"listener {port} 127.0.0.1",
         "allow_anonymous false",
@@ -175,5 +174,5 @@ def wait_until_ready(address: BrokerAddress) -> None:
                     reason = text
     raise BrokerError(
         f"The broker ({address.name}) does not answer within {_READY_S:g} s: {reason}. "
-        "Check the address, or leave --broker out to have one started."
+        f"Check the address, or leave {named('broker')} out to have one started."
     )

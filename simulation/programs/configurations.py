@@ -1,4 +1,4 @@
-"""The configuration files of a demo, as a real operator and real integrators write them."""
+"""The configuration files of a fleet, as a real operator and real integrators write them."""
 
 from __future__ import annotations
 
@@ -10,53 +10,48 @@ import yaml
 
 from coordinator.keys import load_signer
 from coordinator.settings import FleetSettings
+from dpagent.learning.model_files import load_assets, load_model
 from dpagent.learning.models.built_ins import BUILT_IN, built_in
-from dpagent.learning.models.description import load_assets, load_model
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.training.onnx_graph.signature import graph_digest, known_digests
 from dpagent.storage import write_atomically
 from simulation.layout import Layout
 from simulation.programs.broker import BrokerAddress
 from simulation.programs.timing import RoundTimes, round_times
-from simulation.settings import DemoOptions
+from simulation.settings import RunSettings
 
 _MESSAGES_PER_SECOND = 100.0
 """A loopback broker takes more than the 10 messages a second of a hosted one."""
 _MODEL_FILE = "model.yaml"
 
 
-def spec_of(options: DemoOptions, layout: Layout) -> ModelSpec:
+def spec_of(settings: RunSettings, layout: Layout) -> ModelSpec:
     """The model of a run whose data are prepared.
 
     Raises:
         ConfigurationError: Its file cannot be used any more.
     """
-    return built_in(options.model) if options.model in BUILT_IN else load_model(layout.model_file)
+    return built_in(settings.model) if settings.model in BUILT_IN else load_model(layout.model_file)
 
 
-def assets_of(options: DemoOptions, layout: Layout) -> dict[str, bytes]:
+def assets_of(settings: RunSettings, layout: Layout) -> dict[str, bytes]:
     """What the model needs besides its weights, by role."""
-    return {} if options.model in BUILT_IN else load_assets(layout.model_file)
+    return {} if settings.model in BUILT_IN else load_assets(layout.model_file)
 
 
-def minimum_devices(options: DemoOptions) -> int:
-    """Half of the devices must take part for a round to close."""
-    return max(1, options.devices // 2)
-
-
-def fleet_settings(options: DemoOptions) -> FleetSettings:
+def fleet_settings(settings: RunSettings) -> FleetSettings:
     """What the coordinator plans the job with; slots, names and addresses have no part in it."""
-    return FleetSettings.model_validate(_fleet("demo", options, RoundTimes(1.0, 3600.0, 0.0), {}))
+    return FleetSettings.model_validate(_fleet("demo", settings, RoundTimes(1.0, 3600.0, 0.0), {}))
 
 
-def write_configurations(options: DemoOptions, layout: Layout, broker: BrokerAddress) -> RoundTimes:
+def write_configurations(settings: RunSettings, layout: Layout, broker: BrokerAddress) -> RoundTimes:
     """Write ``fleet.yaml`` and every ``agent.yaml``.
 
     Returns:
         The times of a round that they are made for.
     """
-    spec, assets = spec_of(options, layout), assets_of(options, layout)
-    times = round_times(options, spec, assets)
+    spec, assets = spec_of(settings, layout), assets_of(settings, layout)
+    times = round_times(settings, spec, assets)
     mqtt: dict[str, Any] = {"url": broker.url, "protocol": broker.protocol}
     if broker.username is not None and broker.password_file is not None:
         # Paths in a configuration file are relative to it, those on a command line to here.
@@ -64,17 +59,17 @@ def write_configurations(options: DemoOptions, layout: Layout, broker: BrokerAdd
     key = load_signer(layout.coordinator_keys, "demo").public_key
     # A broker that runs already may hold retained messages of earlier demos: a name for each.
     name = f"demo-{hashlib.sha256(key.encode()).hexdigest()[:8]}"
-    _write_yaml(layout.fleet_file, _fleet(name, options, times, mqtt))
-    trusted = _trusted(options, spec, assets)
-    for number in range(1, options.devices + 1):
+    _write_yaml(layout.fleet_file, _fleet(name, settings, times, mqtt))
+    trusted = _trusted(settings, spec, assets)
+    for number in range(1, settings.devices + 1):
         agent = {
             "fleet": name,
             "coordinator_key": key,
             "state_dir": "state",
-            "data": {"name": options.data.name, "kind": "npz", "path": "data.npz"},
-            "budget": {"epsilon": options.epsilon, "delta": options.delta},
+            "data": {"name": settings.data.name, "kind": "npz", "path": "data.npz"},
+            "budget": {"epsilon": settings.epsilon, "delta": settings.delta},
             "limits": {"messages_per_second": _MESSAGES_PER_SECOND},
-            "engine": options.engine,
+            "engine": settings.engine,
             "mqtt": mqtt,
         }
         if trusted:
@@ -83,53 +78,53 @@ def write_configurations(options: DemoOptions, layout: Layout, broker: BrokerAdd
     return times
 
 
-def _fleet(name: str, options: DemoOptions, times: RoundTimes, mqtt: dict[str, Any]) -> dict[str, Any]:
+def _fleet(name: str, settings: RunSettings, times: RoundTimes, mqtt: dict[str, Any]) -> dict[str, Any]:
     return {
         "fleet": name,
-        "devices": options.devices,
-        "records_per_device": options.records_per_device,
-        "rounds": options.rounds,
+        "devices": settings.devices,
+        "records_per_device": settings.records_per_device,
+        "rounds": settings.rounds,
         "state_dir": "state",
         "keys_dir": "keys",
         "model": {
-            "name": options.model if options.model in BUILT_IN else _MODEL_FILE,
-            "seed": options.seed,
+            "name": settings.model if settings.model in BUILT_IN else _MODEL_FILE,
+            "seed": settings.seed,
         },
         "privacy": {
-            "epsilon": options.epsilon,
-            "delta": options.delta,
-            "sampling_rate": options.sampling_rate,
-            "clip_norm": options.clip_norm,
-            "clipping": {"kind": options.clipping},
-            "schedule": {"kind": options.schedule, "step": options.step},
+            "epsilon": settings.epsilon,
+            "delta": settings.delta,
+            "sampling_rate": settings.sampling_rate,
+            "clip_norm": settings.clip_norm,
+            "clipping": {"kind": settings.clipping},
+            "schedule": {"kind": settings.schedule, "step": settings.step},
         },
-        "cap": {"kind": options.cap, "where": options.cap_at},
-        "optimiser": {"learning_rate": options.learning_rate, "momentum": options.momentum},
+        "cap": {"kind": settings.cap, "where": settings.cap_at},
+        "optimiser": {"learning_rate": settings.learning_rate, "momentum": settings.momentum},
         "round": {
             "deadline_s": times.deadline_s,
             "compute_slot_s": times.compute_slot_s,
-            "jitter_window_s": options.jitter_window_s,
-            "minimum_devices": minimum_devices(options),
+            "jitter_window_s": settings.jitter_window_s,
+            "minimum_devices": settings.minimum_devices,
         },
-        "fragments_per_update": options.fragments_per_update,
+        "fragments_per_update": settings.fragments_per_update,
         "test_data": {"kind": "npz", "path": "test.npz"},
         "mqtt": mqtt,
     }
 
 
-def _trusted(options: DemoOptions, spec: ModelSpec, assets: Mapping[str, bytes]) -> list[str]:
-    """What the owner of these devices trusts by digest: whoever runs a demo chose the network."""
+def _trusted(settings: RunSettings, spec: ModelSpec, assets: Mapping[str, bytes]) -> list[str]:
+    """What the owner of these devices trusts by digest: the user of a simulation chose the network."""
     networks = [data for role, data in assets.items() if role == "frozen-network"]
-    return [*(hashlib.sha256(data).hexdigest() for data in networks), *_trusted_graphs(options, spec)]
+    return [*(hashlib.sha256(data).hexdigest() for data in networks), *_trusted_graphs(settings, spec)]
 
 
-def _trusted_graphs(options: DemoOptions, spec: ModelSpec) -> list[str]:
+def _trusted_graphs(settings: RunSettings, spec: ModelSpec) -> list[str]:
     """The training graph of a model of one's own, which she builds herself."""
-    if options.engine == "numpy":
+    if settings.engine == "numpy":
         return []
     from dpagent.learning.training.onnx_graph.build import build_training_graph
 
-    graph = build_training_graph(spec.head, views=1, per_layer=options.clipping == "layers")
+    graph = build_training_graph(spec.head, views=1, per_layer=settings.clipping == "layers")
     digest = graph_digest(graph)
     return [] if (spec.head.digest().hex(), digest) in known_digests() else [digest]
 

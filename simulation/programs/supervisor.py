@@ -1,7 +1,7 @@
-"""Starts the demo's programs, starts those that die again, and stops them all, whatever happens.
+"""Starts programs, restarts those that die, and stops them all, whatever happens.
 
-It does for the demo what systemd does on a board: ``Restart=on-failure`` with a limit. On
-Linux the kernel is asked to end the children should the demo itself be killed.
+It does on one machine what systemd does on a board: ``Restart=on-failure`` with a limit. On
+Linux the kernel ends the children if their parent is killed.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class _Child:
 
 
 class Supervisor:
-    """The programs of a demo, by name.
+    """The programs of a fleet, by name.
 
     Use as a context manager: leaving it stops everything.
 

@@ -17,7 +17,7 @@ import numpy as np
 from dpagent.learning.front_end.features import FrontEnd
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.training.engine_choice import Bench
-from simulation.settings import DemoOptions
+from simulation.settings import RunSettings
 
 _TRIED_RECORDS: Final = 64
 _TRIED_FEATURES: Final = 4
@@ -41,22 +41,22 @@ class RoundTimes:
     """Estimate of how long all agents together compute features in their first round."""
 
 
-def round_times(options: DemoOptions, spec: ModelSpec, assets: Mapping[str, bytes]) -> RoundTimes:
+def round_times(settings: RunSettings, spec: ModelSpec, assets: Mapping[str, bytes]) -> RoundTimes:
     """Slots and deadlines for all agents on this machine at once.
 
     Args:
-        options: The run.
+        settings: The run.
         spec: Its model.
         assets: What the model's front end needs, by role.
     """
-    share = options.devices / min(options.devices, _cores())
-    slot_s = options.compute_slot_s
+    share = settings.devices / min(settings.devices, _cores())
+    slot_s = settings.compute_slot_s
     if not slot_s:
-        lot = options.sampling_rate * options.records_per_device
+        lot = settings.sampling_rate * settings.records_per_device
         work_s = lot * _record_s(spec) + _AGENT_S + _PARAMETER_S * spec.parameter_count
         slot_s = max(_SHORTEST_SLOT_S, float(f"{_SPARE * share * work_s:.2g}"))
-    features_s = share * options.records_per_device * _feature_s(spec, assets)
-    deadline_s = _DEADLINE_S + 3 * slot_s + options.jitter_window_s + _FEATURES_SPARE * features_s
+    features_s = share * settings.records_per_device * _feature_s(spec, assets)
+    deadline_s = _DEADLINE_S + 3 * slot_s + settings.jitter_window_s + _FEATURES_SPARE * features_s
     return RoundTimes(slot_s, round(deadline_s, 1), features_s)
 
 

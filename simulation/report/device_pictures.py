@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from dpagent.wording import counted
-from simulation.record import DemoRecord, DeviceBudget
+from simulation.record import DeviceBudget, RunRecord
 from simulation.report.drawing import COLOURS, Picture, draw_picture
 from simulation.report.interleaving import Interleaving, by_round, measure_interleaving
 from simulation.report.notation import epsilon, percent, plain, span
@@ -21,7 +21,7 @@ MAX_ROWS: Final = 20
 _DEVICE_COLOURS: Final = ("blue", "orange", "green", "purple", "amber", "sky")
 
 
-def arrivals_picture(record: DemoRecord) -> Picture:
+def arrivals_picture(record: RunRecord) -> Picture:
     """Two rounds' fragments as they arrive, by device and as the coordinator sees them."""
     rounds = by_round(record.arrivals)
     if not rounds:
@@ -37,8 +37,8 @@ def arrivals_picture(record: DemoRecord) -> Picture:
     if len(shown) < len(devices):
         note += f" and {len(shown)} of {len(devices):,} devices; the last row has the arrivals of all of them"
     note += (
-        ". Only the demo, which owns the devices’ disks, can tell the rows apart. The broker sees who sends; "
-        "no privacy figure on this page relies on the mixing."
+        ". Only the simulation, which owns the devices’ disks, can tell the rows apart. The broker sees who "
+        "sends; no privacy figure on this page relies on the mixing."
     )
 
     def draw(figure: Figure) -> None:
@@ -97,7 +97,7 @@ def _interleaving_words(measured: Interleaving | None, devices: int, rounds: int
     return title, caption
 
 
-def ledgers_picture(record: DemoRecord) -> Picture:
+def ledgers_picture(record: RunRecord) -> Picture:
     """What each device's ledger shows as spent and left of its lifetime budget."""
     budgets = sorted(record.budgets, key=lambda budget: budget.device)
     if not budgets:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -17,14 +16,13 @@ from markupsafe import Markup, escape
 
 from dpagent.storage import disk_errors, write_atomically
 from dpagent.wording import counted
-from simulation.record import DemoRecord
+from simulation.record import RunRecord
 from simulation.report.device_pictures import MAX_ROWS, arrivals_picture, ledgers_picture
 from simulation.report.drawing import COLOURS, DARK_COLOURS
 from simulation.report.notation import duration, epsilon, factor, mebibytes, percent, plain, size
 from simulation.report.round_pictures import accuracy_picture, budget_picture
 
 _MOST_NAMES: Final = 12
-_OPTION: Final = re.compile(r"--[a-z][a-z-]*")
 _CLIPPING: Final = {
     "whole": "no record’s gradient counts for more than this (L2)",
     "layers": "no record’s gradient counts for more than this (L2), and no layer’s for more than its part",
@@ -39,7 +37,7 @@ class _KeyFigure:
     detail: str
 
 
-def write_report(record: DemoRecord, directory: Path) -> Path:
+def write_report(record: RunRecord, directory: Path) -> Path:
     """Write the report of a finished run to ``directory/index.html``; return that path.
 
     The directory is made if it is not there; a page already in it is replaced.
@@ -55,14 +53,14 @@ def write_report(record: DemoRecord, directory: Path) -> Path:
     return path
 
 
-def render_report(record: DemoRecord, directory: Path) -> str:
+def render_report(record: RunRecord, directory: Path) -> str:
     """The page as text. Files beside and below ``directory`` are named relative to it."""
     template = resources.files("simulation.report").joinpath("report.html.j2").read_text(encoding="utf-8")
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     spent = record.epsilon
-    environment.filters["options_whole"] = _options_whole
+    environment.filters["with_code"] = _with_code
     return environment.from_string(template).render(
         record=record,
         key_figures=_key_figures(record),
@@ -76,78 +74,88 @@ def render_report(record: DemoRecord, directory: Path) -> str:
         ],
         round_rows=_round_rows(record),
         epsilon=epsilon(spent),
-        target=plain(record.epsilon_target),
-        delta=plain(record.delta),
+        target=plain(record.settings.epsilon),
+        delta=plain(record.settings.delta),
         factor=factor(spent),
-        sampling_rate=percent(record.sampling_rate),
-        clip_norm=plain(record.clip_norm),
+        sampling_rate=percent(record.settings.sampling_rate),
+        clip_norm=plain(record.settings.clip_norm),
         parameters=f"{record.parameters:,}",
-        devices=counted(record.devices, "device"),
-        shape=" × ".join(map(str, record.shape)),
-        test_records=f"{record.test_records:,}",
-        classes=_some(record.classes),
-        learning_rate=plain(record.learning_rate),
-        clipping=_CLIPPING[record.clipping],
-        signal_to_noise=f"{record.signal_to_noise:.2g}",
-        rounds=counted(record.rounds, "round"),
+        devices=counted(record.settings.devices, "device"),
+        shape=" × ".join(map(str, record.settings.form.shape)),
+        test_records=f"{record.settings.form.test_records:,}",
+        classes=_some(record.settings.form.labels),
+        learning_rate=plain(record.settings.learning_rate),
+        clipping=_CLIPPING[record.settings.clipping],
+        signal_to_noise=f"{record.outlook.signal_to_noise:.2g}",
+        rounds=counted(record.settings.rounds, "round"),
         accuracy=percent(record.accuracy_history[-1]) if record.accuracy_history else None,
         cap_effect=_cap_effect(record),
-        model_file=_name_of(record.model_file, directory),
-        state_dir=_name_of(record.state_dir, directory),
+        model_file=_name_of(record.layout.trained_model, directory),
+        state_dir=_name_of(record.layout.root, directory),
         dark=DARK_COLOURS,
         light=COLOURS,
     )
 
 
-def _options_whole(sentence: str) -> Markup:
-    """``sentence`` for the page; no line ends within an option, which begins with two hyphens."""
-    return Markup(_OPTION.sub(r'<span class="option">\g<0></span>', str(escape(sentence))))
+def _with_code(sentence: str) -> Markup:
+    """``sentence`` for the page: what stands in backquotes is code, in which no line ends."""
+    parts = sentence.split("`")
+    if len(parts) % 2 == 0:
+        return escape(sentence)
+    pieces = [
+        Markup("<code>{}</code>").format(part) if number % 2 else escape(part)
+        for number, part in enumerate(parts)
+    ]
+    return Markup("").join(pieces)
 
 
-def _name_of(file: str, directory: Path) -> str:
+def _name_of(file: Path, directory: Path) -> str:
     """``file`` as seen from the page, if it lies with it in one directory; else as it is."""
     try:
-        absolute, here = Path(file).resolve(), directory.resolve()
+        absolute, here = file.resolve(), directory.resolve()
     except OSError:
-        return file
-    return os.path.relpath(absolute, here) if absolute.is_relative_to(here.parent) else file
+        return str(file)
+    return os.path.relpath(absolute, here) if absolute.is_relative_to(here.parent) else str(file)
 
 
-def _key_figures(record: DemoRecord) -> list[_KeyFigure]:
+def _key_figures(record: RunRecord) -> list[_KeyFigure]:
     accuracy, baseline = record.accuracy_history, record.baseline_history
     without_noise = f"without noise {percent(baseline[-1])}" if baseline else "not run without noise"
     pace = f"{duration(median(record.seconds_by_round))} a round (median)" if record.seconds_by_round else ""
-    records = f"about {record.records_per_device:,.0f} records each"
-    restarts = "no restarts" if record.restarts == 0 else counted(record.restarts, "restart")
+    records = f"about {record.settings.records_per_device:,.0f} records each"
+    restarts = "no restarts" if record.notes.restarts == 0 else counted(record.notes.restarts, "restart")
     return [
         _KeyFigure(
             "Test accuracy",
             percent(accuracy[-1]) if accuracy else "–",
-            f"{without_noise}; always guessing the commonest class: {percent(record.guessing)}",
+            f"{without_noise}; always answering the commonest class: "
+            f"{percent(record.majority_class_accuracy)}",
         ),
         _KeyFigure(
             "Privacy spent, for each record",
             f"ε = {epsilon(record.epsilon)}",
-            f"of {plain(record.epsilon_target)}, at δ = {plain(record.delta)}",
+            f"of {plain(record.settings.epsilon)}, at δ = {plain(record.settings.delta)}",
         ),
-        _KeyFigure("Devices", f"{record.devices:,}", f"{records}; {restarts}"),
-        _KeyFigure("Rounds", f"{record.rounds:,}", f"{record.schedule} schedule"),
-        _KeyFigure("Time", duration(record.seconds_total), pace),
+        _KeyFigure("Devices", f"{record.settings.devices:,}", f"{records}; {restarts}"),
+        _KeyFigure("Rounds", f"{record.settings.rounds:,}", f"{record.settings.schedule} schedule"),
+        _KeyFigure("Time", duration(record.notes.seconds), pace),
         _KeyFigure(
             "Traffic of a device",
             f"{size(record.bytes_up)} up",
             f"{size(record.bytes_down)} down; mean of a round",
         ),
-        _KeyFigure("Agent’s peak memory", mebibytes(record.agent_peak_mib), "the largest of all devices"),
+        _KeyFigure(
+            "Agent’s peak memory", mebibytes(record.notes.agent_peak_mib), "the largest of all devices"
+        ),
         _KeyFigure(
             "Coordinator’s peak memory",
-            mebibytes(record.coordinator_peak_mib),
+            mebibytes(record.notes.coordinator_peak_mib),
             f"for {record.parameters:,} parameters",
         ),
     ]
 
 
-def _fragment_figures(record: DemoRecord) -> list[_KeyFigure]:
+def _fragment_figures(record: RunRecord) -> list[_KeyFigure]:
     tally = record.fragments
     return [
         _KeyFigure("charged", f"{tally.charged:,}", "paid for first"),
@@ -160,20 +168,20 @@ def _fragment_figures(record: DemoRecord) -> list[_KeyFigure]:
     ]
 
 
-def _alarms(record: DemoRecord) -> list[str]:
+def _alarms(record: RunRecord) -> list[str]:
     """What a reader has to know before the rest."""
     alarms = []
     broken = [str(budget.device) for budget in record.budgets if not budget.verified]
     if broken:
         which = ", ".join(broken[:MAX_ROWS]) + (" and others" if len(broken) > MAX_ROWS else "")
         alarms.append(f"The ledger did not verify on {counted(len(broken), 'device')}: {which}.")
-    if record.epsilon > record.epsilon_target * (1 + 1e-9):
+    if record.epsilon > record.settings.epsilon * (1 + 1e-9):
         alarms.append("The run spent more than its target.")
     if record.fragments.lost:
         alarms.append(
             f"{counted(record.fragments.lost, 'fragment')} lost: sent in time or receipted, but not counted."
         )
-    return [*alarms, *record.minds]
+    return [*alarms, *record.cautions]
 
 
 def _some(names: Sequence[str]) -> str:
@@ -182,10 +190,10 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:_MOST_NAMES]) + (f" and {more:,} more" if more > 0 else "")
 
 
-def _cap_effect(record: DemoRecord) -> str | None:
-    if not record.clamped or not record.kept or record.cap.startswith("none"):
+def _cap_effect(record: RunRecord) -> str | None:
+    if not record.clamped or not record.kept or record.settings.cap_in_words.startswith("none"):
         return None
-    if "device" in record.cap:
+    if "device" in record.settings.cap_in_words:
         return "how often it acted is not known, for devices do not tell"
     return (
         f"it clamped {fmean(record.clamped):,.0f} of {record.parameters:,} coordinates and shortened the "
@@ -193,10 +201,10 @@ def _cap_effect(record: DemoRecord) -> str | None:
     )
 
 
-def _round_rows(record: DemoRecord) -> list[tuple[str, ...]]:
+def _round_rows(record: RunRecord) -> list[tuple[str, ...]]:
     """A row for each round; a dash where its value is missing."""
     rows = itertools.zip_longest(
-        map(str, range(1, record.rounds + 1)),
+        map(str, range(1, record.settings.rounds + 1)),
         map("{:.3f}".format, record.noise_multipliers),
         map(epsilon, record.epsilon_spent),
         (percent(share, 2) for share in record.accuracy_history),
@@ -206,4 +214,4 @@ def _round_rows(record: DemoRecord) -> list[tuple[str, ...]]:
         map("{:.1f}".format, record.seconds_by_round),
         fillvalue="–",
     )
-    return list(itertools.islice(rows, record.rounds))
+    return list(itertools.islice(rows, record.settings.rounds))

@@ -1,4 +1,4 @@
-"""The pictures over rounds: what the model learns, and what it spends."""
+"""The pictures over rounds: accuracy, and budget."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import math
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from simulation.record import DemoRecord
+from simulation.record import RunRecord
 from simulation.report.drawing import COLOURS, Picture, draw_picture, line, round_axis
 from simulation.report.notation import epsilon, percent, plain, points
 
 
-def accuracy_picture(record: DemoRecord) -> Picture:
+def accuracy_picture(record: RunRecord) -> Picture:
     """Test accuracy after each round, beside the run without noise."""
     accuracy, baseline = record.accuracy_history, record.baseline_history
     if not accuracy:
@@ -24,15 +24,19 @@ def accuracy_picture(record: DemoRecord) -> Picture:
         together = min(len(accuracy), len(baseline))
         difference = points(accuracy[together - 1] - baseline[together - 1])
         title = f"Training with noise ends {difference} training without"
+        if not record.has_learned:
+            title = "With noise, the model has learned no more than the commonest class"
         place = ", " if together == len(accuracy) else f"; at round {together} it is "
         caption += f"{place}{difference} the run without noise."
         note = (
             "The run without noise has the same lots’ rate, clipping and optimiser. It protects nobody: "
-            "the demo can make it because it owns all the data. One run each; both would come out "
+            "the simulation can make it because it owns all the data. One run each; both would come out "
             "a little different next time."
         )
     else:
         title = f"Accuracy reaches {percent(accuracy[-1])}"
+        if not record.has_learned:
+            title = "The model has learned no more than the commonest class"
         caption += "."
         note = ""
 
@@ -50,7 +54,7 @@ def accuracy_picture(record: DemoRecord) -> Picture:
                 f"{name} {percent(value)}", (at, value), xytext=(9, rise), textcoords="offset points",
                 va="center", color=COLOURS[colour], fontweight="bold", annotation_clip=False,
             )  # fmt: skip
-        round_axis(axes, max(record.rounds, len(accuracy), len(baseline)))
+        round_axis(axes, max(record.settings.rounds, len(accuracy), len(baseline)))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g}\N{NO-BREAK SPACE}%"))
         axes.set_title("share of test records classified correctly")
         axes.grid(axis="y")
@@ -60,7 +64,7 @@ def accuracy_picture(record: DemoRecord) -> Picture:
     return draw_picture("accuracy", title, caption, note, 3.3, draw)
 
 
-def budget_picture(record: DemoRecord) -> Picture:
+def budget_picture(record: RunRecord) -> Picture:
     """ε of the run so far, its growth in each round, and the noise that bought it."""
     spent, noise = record.epsilon_spent, record.noise_multipliers
     if not spent or not noise:
@@ -72,13 +76,13 @@ def budget_picture(record: DemoRecord) -> Picture:
         less, verb = ("less", "falls") if last < first else ("more", "rises")
         trend = f"Later rounds have {less} noise"
         noise_words = f"Noise {verb} from σ = {first:.2f} in round 1 to σ = {last:.2f} in round {len(noise)}"
-    used = percent(record.epsilon / record.epsilon_target)
+    used = percent(record.epsilon / record.settings.epsilon)
     title = f"{trend}, and the run ends with {used} of its budget spent"
     if len(noise) == 1:
         title = f"One round spends {used} of the budget"
     caption = (
         f"{noise_words}, and ε ends at {epsilon(record.epsilon)} of the target "
-        f"{plain(record.epsilon_target)} (δ = {plain(record.delta)})."
+        f"{plain(record.settings.epsilon)} (δ = {plain(record.settings.delta)})."
     )
     note = (
         "ε so far is what the run would have cost had it been fixed in advance to end with that round. A job "
@@ -92,14 +96,14 @@ def budget_picture(record: DemoRecord) -> Picture:
 
     def draw(figure: Figure) -> None:
         left, middle, right = figure.subplots(1, 3, width_ratios=(1.2, 1, 1))
-        left.axhline(record.epsilon_target, color=COLOURS["stone"], linestyle=(0, (4, 2)), linewidth=1.2)
+        left.axhline(record.settings.epsilon, color=COLOURS["stone"], linestyle=(0, (4, 2)), linewidth=1.2)
         left.annotate(
-            f"target {plain(record.epsilon_target)}", (0.02, record.epsilon_target), xytext=(0, 4),
+            f"target {plain(record.settings.epsilon)}", (0.02, record.settings.epsilon), xytext=(0, 4),
             xycoords=("axes fraction", "data"), textcoords="offset points",
         )  # fmt: skip
         left.fill_between(range(1, len(spent) + 1), spent, color=COLOURS["blue"], alpha=0.14, linewidth=0)
         line(left, spent, "blue", 2)
-        left.set_ylim(0, 1.14 * max(record.epsilon_target, *spent))
+        left.set_ylim(0, 1.14 * max(record.settings.epsilon, *spent))
         left.set_title("ε of the run so far")
         growth = [now - before for before, now in itertools.pairwise((0.0, *spent))]
         middle.bar(range(1, len(growth) + 1), growth, color=COLOURS["sky"], width=0.75, linewidth=0)
@@ -108,7 +112,7 @@ def budget_picture(record: DemoRecord) -> Picture:
         right.set_ylim(0, 1.14 * max(noise))
         right.set_title("noise multiplier σ")
         for axes in (left, middle, right):
-            round_axis(axes, max(record.rounds, len(spent), len(noise)))
+            round_axis(axes, max(record.settings.rounds, len(spent), len(noise)))
             axes.grid(axis="y")
 
     return draw_picture("budget", title, caption, note, 2.9, draw)

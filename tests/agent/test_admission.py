@@ -19,7 +19,7 @@ from agent.state import AgentState
 from dpagent.errors import ParameterError, PlanError
 from dpagent.learning.data.dataset import ArrayDataset, Dataset
 from dpagent.learning.models.built_ins import built_in
-from dpagent.learning.models.description import describe, from_description
+from dpagent.learning.models.description import from_description
 from dpagent.privacy.accounting.pld import PldAccountant
 from dpagent.privacy.events import GaussianEvent, poisson_sampled
 from dpagent.privacy.mechanisms.mechanism import NOISE_SHARE
@@ -123,7 +123,7 @@ def test_data_of_another_shape_and_labels_beyond_the_model_are_declined(states: 
     spec = built_in("mnist-cnn")
     plan = make_plan(
         model={
-            "description": cbor2.dumps(describe(spec), canonical=True),
+            "description": cbor2.dumps(spec.describe(), canonical=True),
             "parameters": spec.parameter_count,
             "architecture": spec.digest(),
         }
@@ -139,9 +139,9 @@ def test_the_number_of_records_is_not_looked_at(states: Any) -> None:
 def test_views_of_records_and_a_front_end_exclude_each_other(states: Any) -> None:
     """Features are of records, not of their views, and may have no places to move."""
     layers = {"front_end": [{"random": {"layers": ["tanh"]}}], "layers": [{"dense": 10}]}
-    spec = from_description(describe(built_in("digits")) | layers)
+    spec = from_description(built_in("digits").describe() | layers)
     model = {
-        "description": cbor2.dumps(describe(spec), canonical=True),
+        "description": cbor2.dumps(spec.describe(), canonical=True),
         "parameters": spec.parameter_count,
         "architecture": spec.digest(),
     }

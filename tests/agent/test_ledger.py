@@ -412,6 +412,7 @@ def rebuilt(charge: Charge, **changes: Any) -> Charge:
     )
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("delta", "rounds"), [(1e-5, 2_100), (1e-18, 10), (1e-25, 10)])
 def test_long_jobs_and_tiny_deltas_verify(delta: float, rounds: int) -> None:
     records = charges_of(delta, rounds)
@@ -780,6 +781,7 @@ def end(process: subprocess.Popen[str]) -> None:
     process.stdout.close()
 
 
+@pytest.mark.heavy
 def test_no_kill_leaves_a_fragment_without_its_charge(path: Path) -> None:
     generator = random.Random(5)
     charges = 0
@@ -804,6 +806,7 @@ def test_no_kill_leaves_a_fragment_without_its_charge(path: Path) -> None:
     assert charges > 0
 
 
+@pytest.mark.heavy
 def test_verifying_beside_a_busy_agent_raises_no_false_alarm(path: Path) -> None:
     process = start_charging(path, 0.1)  # slower than verifying, or the two would race for ever
     try:

@@ -21,7 +21,7 @@ from agent.settings import DataSettings, load_agent_settings
 from agent.training import Trainer
 from dpagent.learning.data.dataset import ArrayDataset, Dataset
 from dpagent.learning.data.formats.npz import save_npz
-from dpagent.learning.models.description import describe, from_description
+from dpagent.learning.models.description import from_description
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.training.lots import sum_over_lot
 from dpagent.learning.training.numpy_engine.engine import NumpyEngine
@@ -117,7 +117,7 @@ def test_when_nothing_can_be_read_any_more_the_board_sends_noise_and_says_why(
 
 
 def test_second_moments_are_those_of_the_records_that_can_be_read(tmp_path: Path) -> None:
-    spec = from_description(describe(DIGITS) | {"front_end": [{"projection": 6}], "layers": [{"dense": 10}]})
+    spec = from_description(DIGITS.describe() | {"front_end": [{"projection": 6}], "layers": [{"dense": 10}]})
     task = make_task(
         model=model_of(spec),
         projection={"values": 64, "record_norm": 4.0},
@@ -139,7 +139,7 @@ def test_second_moments_are_those_of_the_records_that_can_be_read(tmp_path: Path
 def model_of(spec: ModelSpec) -> dict[str, Any]:
     """The section of a plan."""
     return {
-        "description": cbor2.dumps(describe(spec), canonical=True),
+        "description": cbor2.dumps(spec.describe(), canonical=True),
         "parameters": spec.parameter_count,
         "architecture": spec.digest(),
     }
@@ -148,7 +148,7 @@ def model_of(spec: ModelSpec) -> dict[str, Any]:
 def front_end_task() -> RoundTask:
     """The task of a model whose front end makes 4 features of a record."""
     pooling = {"random": {"layers": [{"average_pool2d": {"kernel": 4, "stride": 4}}]}}
-    spec = from_description(describe(DIGITS) | {"front_end": [pooling], "layers": [{"dense": 10}]})
+    spec = from_description(DIGITS.describe() | {"front_end": [pooling], "layers": [{"dense": 10}]})
     return make_task(
         model=model_of(spec), sampling={"rate": 1.0}, wire={"block": 50, "width": 24, "shift": 10}
     )

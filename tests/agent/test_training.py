@@ -22,7 +22,7 @@ from agent.training import Trainer
 from dpagent.errors import ConfigurationError, StorageError
 from dpagent.learning.data.dataset import ArrayDataset
 from dpagent.learning.front_end import features as features_module
-from dpagent.learning.models.description import describe, from_description
+from dpagent.learning.models.description import from_description
 from dpagent.learning.training.onnx_graph.build import build_training_graph
 from dpagent.protocol.signing import Signer, new_signing_secret
 from dpagent.protocol.task import RoundTask
@@ -98,10 +98,10 @@ POOLING = {"random": {"layers": [{"average_pool2d": {"kernel": 4, "stride": 4}}]
 
 def features_task(stage: dict[str, Any] = POOLING) -> RoundTask:
     """A round whose model has a front end; without another, it makes 4 features of a record."""
-    spec = from_description(describe(DIGITS) | {"front_end": [stage], "layers": [{"dense": 10}]})
+    spec = from_description(DIGITS.describe() | {"front_end": [stage], "layers": [{"dense": 10}]})
     return make_task(
         model={
-            "description": cbor2.dumps(describe(spec), canonical=True),
+            "description": cbor2.dumps(spec.describe(), canonical=True),
             "parameters": spec.parameter_count,
             "architecture": spec.digest(),
         },

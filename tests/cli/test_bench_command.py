@@ -7,30 +7,25 @@ import math
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import Result, command_line, dpagent, dpagent_process
 
 from dpagent.learning.models.built_ins import built_in
 from dpagent.learning.training.onnx_graph.signature import known_digests
+
+pytestmark = pytest.mark.heavy
 
 TINY = "{name: tiny, input_shape: [4], classes: 2, layers: [{dense: 2}]}"
 ENVIRONMENT = os.environ | {"NO_COLOR": "1", "COLUMNS": "100"}
 
 
-def command(*arguments: str | Path, program: str = "") -> list[str]:
-    start = ["-c", f"{program}; from cli.main import main; main()"] if program else ["-m", "cli.main"]
-    return [sys.executable, *start, "bench", *map(str, arguments)]
-
-
-def bench(*arguments: str | Path, program: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(*arguments, program=program),
-        capture_output=True, text=True, timeout=120, check=False, env=ENVIRONMENT,
-    )  # fmt: skip
+def bench(*arguments: str | Path) -> Result:
+    """In this process; the measurements are in children of it anyway."""
+    return dpagent("bench", *arguments, NO_COLOR="1", COLUMNS="100")
 
 
 @pytest.fixture
@@ -104,14 +99,14 @@ def test_only_the_layers_behind_a_front_end_are_timed() -> None:
 
 def test_without_onnx_it_is_said_where_graphs_come_from(tiny: Path) -> None:
     hide = "import sys; sys.modules['onnx'] = None"
-    result = bench(tiny, "--lot", "8", "--json", "-", program=hide)
+    result = dpagent_process("bench", tiny, "--lot", "8", "--json", "-", before=hide)
     assert result.returncode == 0, result.stderr
     (model,) = json.loads(result.stdout)["models"]
     numpy, onnx = model["engines"]
     assert (model["auto"], onnx["examples_per_s"]) == ("numpy", None)
     assert numpy["examples_per_s"] > 0
     assert "come from the coordinator" in onnx["why_not"]
-    result = bench(tiny, "--engine", "onnx", program=hide)
+    result = dpagent_process("bench", tiny, "--engine", "onnx", before=hide)
     assert result.returncode == 3
     assert "come from the coordinator" in result.stderr
 
@@ -122,7 +117,7 @@ def test_an_engine_that_dies_is_a_result(tiny: Path, tmp_path: Path) -> None:
     library.mkdir(parents=True)
     (library / "__init__.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGILL)")
     result = subprocess.run(
-        command(tiny, "--lot", "8"), capture_output=True, text=True, timeout=120, check=False,
+        command_line("bench", tiny, "--lot", "8"), capture_output=True, text=True, timeout=120, check=False,
         env=ENVIRONMENT | {"PYTHONPATH": f"{library.parent}:{Path(__file__).parents[2]}"},
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
@@ -154,7 +149,7 @@ def is_alive(pid: int) -> bool:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_whatever_ends_it_no_child_is_left(number: signal.Signals) -> None:
     process = subprocess.Popen(
-        command("cifar-cnn", "--lot", "4096", "--engine", "numpy"),
+        command_line("bench", "cifar-cnn", "--lot", "4096", "--engine", "numpy"),
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from commands import Result, dpagent
 from fleets import make_plan, records
 from ledgers import BUDGET, DATASET, charge_for, open_state
 
@@ -17,14 +16,8 @@ from dpagent.privacy.statement import Adjacency, Trust, Unit
 SCOPE = {"unit": "record", "adjacency": "add-or-remove-one", "trust": "none"}
 
 
-def budget(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "cli.main", "budget", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+def budget(*arguments: str) -> Result:
+    return dpagent("budget", *arguments)
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -13,19 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from commands import command_line, dpagent
 
 from dpagent.learning.data.dataset import ArrayDataset
 from dpagent.learning.data.formats.npz import save_npz
 
 KEY = base64.b64encode(bytes([9]) + bytes(31)).decode()
-
-
-def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "cli.main", *arguments]
-
-
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=60, check=False)
 
 
 def write_agent(directory: Path, **changes: Any) -> Path:
@@ -68,7 +60,7 @@ def write_fleet(directory: Path, **changes: Any) -> Path:
     ],
 )
 def test_agent_refuses_bad_settings(tmp_path: Path, changes: dict[str, Any], code: int, words: str) -> None:
-    result = run("run", "--config", str(write_agent(tmp_path, **changes)))
+    result = dpagent("run", "--config", str(write_agent(tmp_path, **changes)))
     assert result.returncode == code, result.stderr
     assert words in result.stderr
     assert "Traceback" not in result.stderr
@@ -92,7 +84,7 @@ def test_agent_refuses_bad_settings(tmp_path: Path, changes: dict[str, Any], cod
 def test_coordinator_refuses_bad_settings(
     tmp_path: Path, changes: dict[str, Any], code: int, words: str
 ) -> None:
-    result = run("coordinator", "run", "--config", str(write_fleet(tmp_path, **changes)))
+    result = dpagent("coordinator", "run", "--config", str(write_fleet(tmp_path, **changes)))
     assert result.returncode == code, result.stderr
     assert words in result.stderr
     assert "Traceback" not in result.stderr
@@ -101,11 +93,12 @@ def test_coordinator_refuses_bad_settings(
 def test_data_that_no_model_fits_and_damaged_data(tmp_path: Path) -> None:
     file = write_agent(tmp_path)
     (tmp_path / "data.npz").write_bytes(b"PK\x03\x04 not really")
-    result = run("run", "--config", str(file))
+    result = dpagent("run", "--config", str(file))
     assert result.returncode == 4
     assert "data.npz" in result.stderr
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
 @pytest.mark.parametrize("daemon", ["agent", "coordinator"])
 def test_daemons_keep_trying_and_stop_when_told(
@@ -117,7 +110,7 @@ def test_daemons_keep_trying_and_stop_when_told(
         if daemon == "agent"
         else ["coordinator", "run", "--config", str(write_fleet(tmp_path))]
     )
-    child = subprocess.Popen(command(*arguments), stderr=subprocess.PIPE, text=True)
+    child = subprocess.Popen(command_line(*arguments), stderr=subprocess.PIPE, text=True)
     assert child.stderr is not None
     said = ""
     until = time.monotonic() + 60
@@ -134,39 +127,40 @@ def test_damaged_ledger_is_a_sentence(tmp_path: Path) -> None:
     file = write_agent(tmp_path)
     (tmp_path / "state").mkdir()
     (tmp_path / "state" / "ledger.db").write_bytes(b"this is no database, whatever its name says" * 100)
-    result = run("run", "--config", str(file))
+    result = dpagent("run", "--config", str(file))
     assert result.returncode == 5
     assert "not a readable database" in result.stderr
-    verify = run("budget", "verify", "--state-dir", str(tmp_path / "state"))
+    verify = dpagent("budget", "verify", "--state-dir", str(tmp_path / "state"))
     assert verify.returncode == 5
     assert "Traceback" not in result.stderr + verify.stderr
 
 
+@pytest.mark.heavy
 def test_budget_of_a_fresh_agent(tmp_path: Path) -> None:
     child = subprocess.Popen(
-        command("run", "--config", str(write_agent(tmp_path))), stderr=subprocess.PIPE, text=True
+        command_line("run", "--config", str(write_agent(tmp_path))), stderr=subprocess.PIPE, text=True
     )
     assert child.stderr is not None
     while "no broker answers" not in child.stderr.readline():
         assert child.poll() is None
     # Beside the running agent: reading needs no lock.
-    shown = run("budget", "show", "--state-dir", str(tmp_path / "state"))
+    shown = dpagent("budget", "show", "--state-dir", str(tmp_path / "state"))
     child.terminate()
     child.communicate(timeout=30)
     assert shown.returncode == 0, shown.stderr
     assert "numbers" in shown.stdout
-    exported = run("budget", "export", "--state-dir", str(tmp_path / "state"))
+    exported = dpagent("budget", "export", "--state-dir", str(tmp_path / "state"))
     assert "no charges yet" in exported.stdout
-    missing = run("budget", "show", "--state-dir", str(tmp_path / "elsewhere"))
+    missing = dpagent("budget", "show", "--state-dir", str(tmp_path / "elsewhere"))
     assert missing.returncode == 5
     assert "elsewhere" in missing.stderr
 
 
 def test_coordinator_key_is_stable_and_status_needs_a_job(tmp_path: Path) -> None:
     file = write_fleet(tmp_path)
-    first, second = (run("coordinator", "key", "--config", str(file)).stdout.strip() for _ in range(2))
+    first, second = (dpagent("coordinator", "key", "--config", str(file)).stdout.strip() for _ in range(2))
     assert first == second
     assert len(base64.b64decode(first)) == 32
-    status = run("coordinator", "status", "--config", str(file))
+    status = dpagent("coordinator", "status", "--config", str(file))
     assert status.returncode == 8
     assert "coordinator.db" in status.stderr

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import stat
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -13,6 +11,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 import yaml
+from commands import Result, dpagent, dpagent_process
 from pictures import encoded, folder_of, noise, write
 
 from agent.settings import DataSettings
@@ -22,12 +21,8 @@ from dpagent.learning.data.formats.npz import save_npz
 from dpagent.learning.data.opening import open_dataset
 
 
-def check(*arguments: str | Path, program: str = "") -> subprocess.CompletedProcess[str]:
-    start = ["-c", f"{program}; from cli.main import main; main()"] if program else ["-m", "cli.main"]
-    return subprocess.run(
-        [sys.executable, *start, "data", "check", *map(str, arguments)],
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+def check(*arguments: str | Path) -> Result:
+    return dpagent("data", "check", *arguments)
 
 
 @pytest.fixture
@@ -115,18 +110,18 @@ def test_data_that_fit_a_model_are_told_so(tmp_path: Path) -> None:
         (["{walks}", "--label", "act", "--group", "who", "--scale", "0"], 3, "`--scale` is 0.0"),
         (["{walks}", "--label", "act", "--group", "who", "--scale", "az=2"], 3, "'az', which is no input"),
         (["{walks}", "--stride", "5"], 3, "`--stride` is given without `--window`"),
-        (["{walks}", "--window", "0"], 3, "--window: got 0; expected greater than or equal to 1"),
+        (["{walks}", "--window", "0"], 3, "`--window`: got 0; expected greater than or equal to 1"),
         (["{walks}", "--size", "8x8"], 3, "`--size` is set"),
         (["{photos}", "--kind", "csv"], 4, "holds no CSV files"),
         (["{photos}", "--kind", "npz"], 4, "photos"),
         (["{photos}", "--classes", "cat"], 3, "--classes"),
         (["{photos}", "--classes", "cat,owl"], 4, "in the folder 'fox', which is no class"),
         (["{photos}", "--size", "wide"], 2, "expected WIDTHxHEIGHT, such as 32x32"),
-        (["{walks}", "--window", "abc"], 2, "'abc': expected a whole number of rows, such as 64"),
+        (["{walks}", "--window", "abc"], 2, "'abc': expected a whole number, such as 64"),
         (["{photos}/fox"], 4, "make a folder for each class"),
         (["{photos}/fox/4.png"], 4, "is a single picture"),
         (["{photos}", "--offset", "much"], 2, "expected a number, or COLUMN=NUMBER"),
-        (["{photos}", "--kind", "tar"], 2, "'tar' is not one of"),
+        (["{photos}", "--kind", "tar"], 2, "'tar': expected one of auto, npz, idx"),
         (["{photos}", "--picture", "x.pdf"], 2, "has to end in .svg or .png"),
         (["{photos}", "--picture", "no/x.svg"], 8, "no/x.svg"),
         (["{photos}", "--json", "no/x.json"], 8, "no/x.json"),
@@ -217,9 +212,11 @@ def test_a_picture_survives_odd_names_and_values(tmp_path: Path) -> None:
 
 def test_without_matplotlib_or_pillow_the_extra_is_named(photos: Path, tmp_path: Path) -> None:
     hide = "import sys; sys.modules[{!r}] = None"
-    result = check(photos, "--picture", tmp_path / "x.svg", program=hide.format("matplotlib"))
+    result = dpagent_process(
+        "data", "check", photos, "--picture", tmp_path / "x.svg", before=hide.format("matplotlib")
+    )
     assert (result.returncode, "dpagent[demo]" in result.stderr) == (3, True)
-    result = check(photos, program=hide.format("PIL"))
+    result = dpagent_process("data", "check", photos, before=hide.format("PIL"))
     assert (result.returncode, "dpagent[images]" in result.stderr) == (3, True)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import subprocess
 import sys
@@ -12,16 +13,18 @@ from pathlib import Path
 import onnx
 import pytest
 import yaml
+from commands import Result, dpagent, dpagent_process
 from frozen_networks import of_chance, tanh
 
 from agent.settings import AgentSettings
 from dpagent.learning.front_end.network_check import operators
-from dpagent.learning.front_end.stages import STAGES
+from dpagent.learning.model_files import load_model
 from dpagent.learning.models.built_ins import BUILT_IN, built_in
 from dpagent.learning.models.costs import forward_flops, record_bytes, working_bytes
-from dpagent.learning.models.description import from_description, load_model
+from dpagent.learning.models.description import from_description
 from dpagent.learning.models.layers import LAYERS, Conv2d, Dense, MaxPool2d, Residual, Tanh
 from dpagent.learning.models.spec import ModelSpec
+from dpagent.learning.models.stages import STAGES
 from dpagent.learning.training.onnx_graph.signature import known_digests
 
 OWN = """\
@@ -36,12 +39,8 @@ layers:
 """
 
 
-def model(*arguments: str | Path, program: str = "") -> subprocess.CompletedProcess[str]:
-    start = ["-c", f"{program}; from cli.main import main; main()"] if program else ["-m", "cli.main"]
-    return subprocess.run(
-        [sys.executable, *start, "model", *map(str, arguments)],
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+def model(*arguments: str | Path) -> Result:
+    return dpagent("model", *arguments)
 
 
 def rows_of(text: str) -> list[list[str]]:
@@ -53,6 +52,23 @@ def own(tmp_path: Path) -> Path:
     path = tmp_path / "own.yaml"
     path.write_text(OWN)
     return path
+
+
+def test_a_script_is_told_of_all_built_in_models(tmp_path: Path) -> None:
+    target = tmp_path / "models.json"
+    result = model("list", "--json", target)
+    assert (result.returncode, result.stdout) == (0, ""), result.stderr
+    found = json.loads(target.read_text())["models"]
+    assert [entry["name"] for entry in found] == sorted(BUILT_IN)
+    for entry in found:
+        spec = built_in(entry["name"])
+        assert entry == {
+            "name": spec.name, "input_shape": list(spec.input_shape), "classes": spec.classes,
+            "parameters": spec.parameter_count, "digest": spec.digest().hex(),
+            "front_end": ["scattering"] if spec.name == "scattering" else [],
+        }  # fmt: skip
+    assert json.loads(model("list", "--json", "-").stdout) == {"models": found}
+    assert model("list", "--json", tmp_path / "no" / "x.json").returncode == 8
 
 
 def test_all_built_in_models_are_listed_with_their_parameters() -> None:
@@ -99,7 +115,7 @@ def test_a_network_is_checked_and_shown_by_the_digest_that_the_agent_takes(tmp_p
     assert result.returncode == 3
     assert "net.onnx, node 0 'the RandomUniformLike' (RandomUniformLike) is not among" in result.stderr
     (tmp_path / "net.onnx").write_bytes(tanh())
-    without = model("show", own, program="import sys; sys.modules['onnx'] = None")
+    without = dpagent_process("model", "show", own, before="import sys; sys.modules['onnx'] = None")
     assert without.returncode == 3
     assert "has to be checked with the package onnx, which is not installed" in without.stderr
 
@@ -195,8 +211,8 @@ def test_what_is_wrong_is_one_sentence_and_a_code(
 
 def test_without_onnx_models_are_shown_and_the_extra_is_named_for_graphs() -> None:
     hide = "import sys; sys.modules['onnx'] = None"
-    assert model("show", "digits", program=hide).returncode == 0
-    result = model("graph", "digits", program=hide)
+    assert dpagent_process("model", "show", "digits", before=hide).returncode == 0
+    result = dpagent_process("model", "graph", "digits", before=hide)
     assert (result.returncode, "dpagent[coordinator]" in result.stderr) == (3, True)
 
 

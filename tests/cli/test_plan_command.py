@@ -7,13 +7,13 @@ import math
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import dp_accounting
 import pytest
 import yaml
+from commands import command_line, dpagent
 from dp_accounting.pld import PLDAccountant
 from typer.testing import CliRunner
 
@@ -26,19 +26,9 @@ from dpagent.privacy.calibration import calibrate, gaussian_family
 from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian, finest_resolution
 from dpagent.privacy.mechanisms.truncated_laplace import TruncatedLaplace
 from dpagent.privacy.schedules import Schedule
+from dpagent.privacy.statement import Trust
 
 KINDS = ["uniform", "incrementing", "linear"]
-
-
-def dpagent(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "cli.main", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env=os.environ | environment,
-    )
 
 
 def plan_json(*arguments: str) -> dict[str, Any]:
@@ -70,6 +60,7 @@ def rows_under(output: str, *heads: str) -> list[list[str]]:
     return rows
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("schedule", KINDS)
 def test_json_meets_the_target_by_an_independent_accountant(schedule: str) -> None:
     plan = plan_json(
@@ -232,6 +223,7 @@ def test_lines_fit_80_columns() -> None:
     assert "noise multiplier σ by round" in page
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     "environment",
     [
@@ -245,7 +237,7 @@ def test_lines_fit_80_columns() -> None:
 @pytest.mark.parametrize("arguments", [[], ["--explain"]])
 def test_poor_terminals_get_text(environment: dict[str, str], arguments: list[str]) -> None:
     result = subprocess.run(
-        [sys.executable, "-m", "cli.main", "plan", "--rounds", "5", *arguments],
+        command_line("plan", "--rounds", "5", *arguments),
         capture_output=True, timeout=60, check=False, env=os.environ | environment,
     )  # fmt: skip
     assert (result.returncode, result.stderr) == (0, b"")
@@ -257,7 +249,7 @@ def test_poor_terminals_get_text(environment: dict[str, str], arguments: list[st
 @pytest.mark.parametrize("arguments", [[], ["--explain"], ["--json", "-"]])
 def test_a_reader_that_leaves_is_no_error(arguments: list[str]) -> None:
     child = subprocess.Popen(
-        [sys.executable, "-m", "cli.main", "plan", "--rounds", "3", *arguments],
+        command_line("plan", "--rounds", "3", *arguments),
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert child.stdout is not None
@@ -277,7 +269,7 @@ def test_explanation_states_the_guarantee_with_the_plans_numbers() -> None:
         "δ = 1e-5",
         "one record on one device",
         "add-or-remove-one",
-        "nobody: the device adds all the noise before anything leaves it",
+        Trust.NONE.meaning,
         "20.1-fold",
         "at most 95.3 % of the time",
         "0.01 records",
@@ -303,7 +295,7 @@ def test_explanation_holds_for_any_epsilon(epsilon: str) -> None:
     assert result.returncode == 0, result.stderr
     for share in re.findall(r"([\d.]+) %", result.stdout):
         assert 0 <= float(share) <= 100
-    assert ("say little" in result.stdout) is (float(epsilon) > 8)
+    assert ("Lower ε" in result.stdout) is (float(epsilon) > 8)
 
 
 def test_custom_weights_join_the_comparison_and_are_chosen() -> None:
@@ -444,10 +436,11 @@ def test_help_states_the_defaults_in_force() -> None:
         assert re.match(rf"[^\[]*\[default: \({re.escape(shown)}\b", option), name
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--devices", "1", "--records-per-device", "10"], "a single step says little"),
+        (["--devices", "1", "--records-per-device", "10"], "a single step is mostly noise"),
         (["--delta", "1e-3"], "not well below one over a device's records"),
         (["--epsilon", "100", "--rounds", "2"], "No device would accept this plan"),
     ],

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import struct
-import subprocess
-import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from commands import dpagent, dpagent_process
 
 from cli.plan.chart import noise_chart
 from cli.plan.comparison import compare
@@ -16,16 +15,6 @@ from cli.plan.picture import draw
 from cli.plan.target import PlanTarget
 
 SVG = "{http://www.w3.org/2000/svg}"
-
-
-def dpagent(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "cli.main", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
 
 
 def words_of(svg: bytes) -> list[str]:
@@ -46,7 +35,7 @@ def test_svg_explains_itself(tmp_path: Path) -> None:
         "ε = 3 (δ = 1e-5)",
         "one record on one device",
         "add-or-remove-one",
-        "Trusted: nobody",
+        "Trusted: no one",
         "200 devices",
         "noise multiplier σ in each round",
         "ε spent after each round",
@@ -141,11 +130,8 @@ def test_picture_in_a_missing_directory_is_a_sentence(tmp_path: Path) -> None:
 
 
 def test_without_matplotlib_the_extra_is_named(tmp_path: Path) -> None:
-    hidden = "import sys; sys.modules['matplotlib'] = None; from cli.main import main; main()"
-    arguments = ["plan", "--rounds", "3", "--picture", str(tmp_path / "plan.svg")]
-    result = subprocess.run(
-        [sys.executable, "-c", hidden, *arguments], capture_output=True, text=True, timeout=60, check=False
-    )
+    hide = "import sys; sys.modules['matplotlib'] = None"
+    result = dpagent_process("plan", "--rounds", "3", "--picture", tmp_path / "plan.svg", before=hide)
     assert result.returncode == 3
     assert "dpagent[demo]" in result.stderr
     assert "Traceback" not in result.stderr

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from commands import Result, dpagent, dpagent_process
 from exported_models import SENTENCE, answers, write_model
 from pictures import encoded, folder_of, noise, write, zip_of
 from PIL import Image
@@ -22,12 +23,8 @@ SHAPE = (8, 12, 3)
 NAMES = ["cat", "fox", "owl"]
 
 
-def run(*arguments: str | Path, program: str = "", **options: Any) -> subprocess.CompletedProcess[str]:
-    start = ["-c", f"{program}; from cli.main import main; main()"] if program else ["-m", "cli.main"]
-    return subprocess.run(
-        [sys.executable, *start, "predict", *map(str, arguments)],
-        capture_output=True, text=True, timeout=60, check=False, **options,
-    )  # fmt: skip
+def run(*arguments: str | Path) -> Result:
+    return dpagent("predict", *arguments)
 
 
 def predicted(*arguments: str | Path, code: int = 0) -> dict[str, Any]:
@@ -315,6 +312,7 @@ def test_what_is_wrong_is_one_sentence_and_a_code(
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.heavy
 def test_memory_does_not_grow_with_the_inputs(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model.onnx", (256, 256, 1), 2)
     program = (
@@ -325,7 +323,9 @@ def test_memory_does_not_grow_with_the_inputs(tmp_path: Path) -> None:
     for count in (600, 3000):
         inputs, labels = np.zeros((count, 256, 256, 1), np.uint8), np.zeros(count, np.int64)
         np.savez(tmp_path / "x.npz", inputs=inputs, labels=labels)  # 38 and 190 MiB: both are read by number
-        result = run(model, tmp_path / "x.npz", "--summary", "--batch", "16", program=program)
+        result = dpagent_process(
+            "predict", model, tmp_path / "x.npz", "--summary", "--batch", "16", before=program
+        )
         assert result.returncode == 0, result.stderr
         assert f"of {count:,} with a label" in result.stdout
         peaks.append(int(result.stdout.rpartition("VmHWM:")[2].split()[0]))

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from agent.noisy_sums import noisy_gradients
 from coordinator.aggregation import fleet_mean, take_step
 from coordinator.store import OpenedFragment, Store
-from dpagent.learning.models.description import describe, from_description
+from dpagent.learning.models.description import from_description
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.training.numpy_engine.engine import NumpyEngine
 from dpagent.learning.training.optimiser import Adam, Sgd
@@ -91,13 +91,15 @@ def test_nothing_at_all_is_a_step_of_the_velocity_alone() -> None:
 
 def model_section(spec: ModelSpec) -> dict[str, Any]:
     return {
-        "description": cbor2.dumps(describe(spec), canonical=True),
+        "description": cbor2.dumps(spec.describe(), canonical=True),
         "parameters": spec.parameter_count,
         "architecture": spec.digest(),
     }
 
 
-PROJECTED = from_description(describe(DIGITS) | {"front_end": [{"projection": 6}], "layers": [{"dense": 10}]})
+PROJECTED = from_description(
+    DIGITS.describe() | {"front_end": [{"projection": 6}], "layers": [{"dense": 10}]}
+)
 MODELS = {False: model_section(DIGITS), True: model_section(PROJECTED)}
 
 

@@ -54,7 +54,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
     store.close()
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_any_order_any_batches_any_restarts_give_the_same_bits(data: st.DataObject) -> None:
     fragments = [fragment(number, position=number % 3) for number in range(data.draw(st.integers(1, 12)))]

@@ -228,7 +228,7 @@ def test_second_agent_on_the_same_state_is_refused(
     tmp_path: Path, started: Callable[..., subprocess.Popen[str]]
 ) -> None:
     state_dir = tmp_path / "demo"
-    started()
+    started("--rounds", "400")  # As long as it may take: the first agent must not be done before.
     wait_for(lambda: rounds_closed(state_dir) >= 1, "closed round")
     second = dpagent("run", "--config", str(state_dir / "device-001" / "agent.yaml"))
     assert second.returncode == 7

@@ -223,7 +223,11 @@ def test_a_hopeless_run_is_called_so_from_beginning_to_end(tmp_path: Path) -> No
         (["--data-dir", "DATA", "--split", "class", "--classes-per-device", "40"], 4, "shards"),
         (["--data-dir", "DATA", "--devices", "150"], 4, "fewer devices"),
         (["--data-dir", "DATA", "--test-share", "1"], 9, "--test-share"),
-        (["--data-dir", "DATA", "--test-share", "0.1", "--test-data", "DATA"], 2, "one of them"),
+        (
+            ["--data-dir", "DATA", "--test-share", "0.1", "--test-data", "DATA"],
+            2,
+            "--test-data: not together",
+        ),
         (["--data-dir", "DATA", "--test-data", "nowhere"], 4, "nowhere"),
         (["--data-dir", "DATA", "--window", "8"], 3, "csv"),
         (["--data-dir", "DATA", "--dataset", "digits"], 2, "--dataset"),

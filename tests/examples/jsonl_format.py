@@ -20,7 +20,7 @@ from pydantic import Field
 
 from dpagent.configuration import Settings
 from dpagent.errors import ConfigurationError, DataError
-from dpagent.learning.data.classes import UNLISTED, ClassTable
+from dpagent.learning.data.classes import ClassTable, unlisted
 from dpagent.learning.data.dataset import ArrayDataset, Dataset, Origin
 from dpagent.learning.data.format import Format, Source
 from dpagent.learning.data.inputs import Input, Say, Target
@@ -85,7 +85,7 @@ class JsonlDataset(ArrayDataset):
         if not inputs:
             raise DataError(f"{path} holds no record. {' '.join(left_out[:1])}")
         self._classes = classes or ClassTable(labels, None)
-        warnings = [] if self._classes.is_listed or not self._classes.names else [UNLISTED]
+        warnings = [] if self._classes.is_listed or not self._classes.names else [unlisted()]
         super().__init__(
             np.stack(inputs), np.array([self._classes.number(label) for label in labels], np.int64),
             self._classes.count, self._classes.names,

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
-from learning import graph_engines
-from learning.plain_network import small
+from learning.small_models import small
 
 from dpagent.errors import ConfigurationError
 from dpagent.learning.models.layers import (
@@ -29,6 +28,9 @@ from dpagent.learning.models.layers import (
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.training.engine import Engine
 from dpagent.learning.training.numpy_engine.engine import NumpyEngine
+from dpagent.learning.training.onnx_engine import OnnxEngine
+from dpagent.learning.training.onnx_graph.build import build_training_graph
+from dpagent.learning.training.onnx_graph.signature import graph_digest
 
 HUGE = 1e9
 """A clip norm that clips nothing."""
@@ -44,10 +46,16 @@ def _stacked(spec: ModelSpec, *, per_layer: bool = False, **options: Any) -> Num
     return NumpyEngine(spec, products="stacked", **options)
 
 
+def onnx_engine(spec: ModelSpec, *, views: int = 1, per_layer: bool = False, **options: Any) -> OnnxEngine:
+    """With a graph built and trusted on the spot."""
+    graph = build_training_graph(spec, views=views, per_layer=per_layer)
+    return OnnxEngine(spec, graph, trusted={graph_digest(graph)}, **options)
+
+
 ENGINES: dict[str, Callable[..., Engine]] = {
     "numpy": _numpy,
     "numpy, stacked": _stacked,
-    "onnx": graph_engines.engine,
+    "onnx": onnx_engine,
 }
 """Makers: of a specification, and by keyword of microbatch, threads, views and per_layer."""
 

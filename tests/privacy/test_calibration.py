@@ -28,6 +28,8 @@ from dpagent.privacy.events import ApproximateEvent
 from dpagent.privacy.schedules import Schedule
 
 Kind = Literal["uniform", "incrementing", "linear"]
+pytestmark = pytest.mark.heavy
+
 KINDS: tuple[Kind, ...] = ("uniform", "incrementing", "linear")
 
 
@@ -88,7 +90,7 @@ def test_meets_its_target_by_renyi_divergences_too(
     rounds=st.integers(1, 20),
     rate=st.floats(1e-3, 1),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_meets_any_reachable_target(
     kind: Kind, epsilon: float, log_delta: float, rounds: int, rate: float
 ) -> None:

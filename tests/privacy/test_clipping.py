@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from attacks import proven_epsilon
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -38,7 +38,6 @@ def contribution(clipping: Clipping, gradient: np.ndarray[Any, Any]) -> np.ndarr
     scale=st.floats(1e-3, 1e3),
     seed=st.integers(0, 2**32 - 1),
 )
-@settings(deadline=None)
 def test_no_record_exceeds_the_radius(sizes: list[int], weight: float, scale: float, seed: int) -> None:
     generator = np.random.default_rng(seed)
     norms = (10.0 ** generator.uniform(-3, 3, len(sizes))).tolist()

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from attacks import proven_epsilon
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -23,7 +23,6 @@ ANY_FLOAT32 = st.floats(width=32, allow_nan=True, allow_infinity=True)
     rows=hnp.arrays(np.float32, st.tuples(st.integers(1, 5), st.just(6)), elements=ANY_FLOAT32),
     norm=st.floats(1e-4, 1e4),
 )
-@settings(deadline=None)
 def test_no_record_adds_more_than_the_radius(rows: Any, norm: float) -> None:
     moments = SecondMoments(6, norm)
     parts = [moments.total(row[np.newaxis]) for row in rows]

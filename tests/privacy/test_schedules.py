@@ -8,7 +8,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dpagent.errors import ParameterError, PlanError
@@ -21,7 +21,6 @@ from dpagent.privacy.schedules import Schedule
     ratio=st.floats(1, 100),
     rounds=st.integers(1, 3000),
 )
-@settings(deadline=None)
 def test_shares_are_positive_rising_and_sum_to_one(kind: str, step: float, ratio: float, rounds: int) -> None:
     shares = Schedule(kind, step=step, ratio=ratio).shares(rounds)  # type: ignore[arg-type]
     assert shares.shape == (rounds,)
@@ -100,7 +99,6 @@ jobs = st.integers(2, 60).flatmap(
 
 
 @given(job=jobs, total=st.floats(1e-6, 1e6), fractions=st.lists(st.floats(0, 1), min_size=60, max_size=60))
-@settings(deadline=None)
 def test_what_is_reallocated_is_positive_and_sums_to_what_is_left(
     job: tuple[Schedule, int, int], total: float, fractions: list[float]
 ) -> None:
@@ -119,7 +117,6 @@ def test_what_is_reallocated_is_positive_and_sums_to_what_is_left(
 
 
 @given(job=jobs, total=st.floats(1e-6, 1e6))
-@settings(deadline=None)
 def test_a_job_that_went_as_planned_goes_on_as_planned(job: tuple[Schedule, int, int], total: float) -> None:
     schedule, rounds, over = job
     planned = schedule.budgets(total, rounds)
@@ -135,7 +132,6 @@ def test_a_job_that_went_as_planned_goes_on_as_planned(job: tuple[Schedule, int,
     used=st.floats(0, 0.999),
     total=st.floats(1e-3, 1e3),
 )
-@settings(deadline=None)
 def test_incrementing_restarts_as_algorithm_1_does_and_lowers_a_step_too_steep(
     step: float, rounds: int, over: int, used: float, total: float
 ) -> None:

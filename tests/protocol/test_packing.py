@@ -60,7 +60,7 @@ def _plan(dimension: int, block: int, width: int) -> Plan:
     return make_plan(model={"parameters": dimension}, wire={"block": block, "width": width})
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     dimension=st.integers(1, 400), block=st.integers(1, 90), width=st.sampled_from(range(4, 33)),
     seed=st.integers(0, 2**32 - 1),
@@ -112,9 +112,8 @@ def test_all_sealed_fragments_of_a_round_have_one_length() -> None:
     assert len(lengths) == 1
 
 
-@pytest.mark.parametrize("position", [0, 1, 23, 24, 255, 256, 65_535, 65_536, 2**31, 2**32 - 1])
 @pytest.mark.parametrize("round_number", [1, 23, 24, 255, 256, 99_999])
-def test_the_length_does_not_tell_the_position(position: int, round_number: int) -> None:
+def test_the_length_does_not_tell_the_position(round_number: int) -> None:
     def length(where: int) -> int:
         return len(
             encode(
@@ -125,7 +124,8 @@ def test_the_length_does_not_tell_the_position(position: int, round_number: int)
             )
         )  # fmt: skip
 
-    assert length(position) == length(7)
+    positions = [0, 1, 7, 23, 24, 255, 256, 65_535, 65_536, 2**31, 2**32 - 1]
+    assert len(set(map(length, positions))) == 1
 
 
 def test_the_largest_fragment_a_plan_allows_can_be_sealed_and_sent() -> None:

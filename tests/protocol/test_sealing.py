@@ -56,7 +56,7 @@ def test_another_key_and_another_fleet_cannot_open() -> None:
     assert Opener(secret, "testers").open(message) == FRAGMENT
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(place=st.integers(0, 10_000), flip=st.integers(1, 255))
 def test_an_altered_ciphertext_is_refused(place: int, flip: int) -> None:
     ciphertext = bytearray(cbor2.loads(seal(FRAGMENT, "testers", OPENER.public_key))["ciphertext"])
@@ -66,7 +66,7 @@ def test_an_altered_ciphertext_is_refused(place: int, flip: int) -> None:
     assert refused(OPENER, altered) == "cannot open"
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.binary(max_size=120))
 def test_ciphertexts_of_random_bytes_are_refused(ciphertext: bytes) -> None:
     assert refused(OPENER, encode(Sealed(version=1, kind="sealed", ciphertext=ciphertext))) == "cannot open"

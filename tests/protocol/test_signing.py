@@ -67,7 +67,7 @@ def test_an_altered_body_or_a_swapped_signature_is_refused() -> None:
     assert refused(VERIFIER, encode(zeros)) == "bad signature"
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(place=st.integers(0, 10_000), flip=st.integers(1, 255))
 def test_no_byte_can_be_changed(place: int, flip: int) -> None:
     data = bytearray(SIGNER.sign(PLAN, "plan"))

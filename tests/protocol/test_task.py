@@ -11,7 +11,7 @@ import pytest
 from fleets import DIGITS, make_plan, make_task, plan_values, terms
 
 from dpagent.errors import PlanError
-from dpagent.learning.models.description import describe, from_description
+from dpagent.learning.models.description import from_description
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.privacy.caps import ClampCap
 from dpagent.privacy.covariance import FLOAT64_SLACK, SecondMoments
@@ -28,13 +28,15 @@ from dpagent.protocol.task import RoundTask
 def model(spec: ModelSpec) -> dict[str, Any]:
     """The section of a plan that names a model."""
     return {
-        "description": cbor2.dumps(describe(spec), canonical=True),
+        "description": cbor2.dumps(spec.describe(), canonical=True),
         "parameters": spec.parameter_count,
         "architecture": spec.digest(),
     }
 
 
-PROJECTED = from_description(describe(DIGITS) | {"front_end": [{"projection": 6}], "layers": [{"dense": 10}]})
+PROJECTED = from_description(
+    DIGITS.describe() | {"front_end": [{"projection": 6}], "layers": [{"dense": 10}]}
+)
 PROJECTION = {"model": model(PROJECTED), "projection": {"values": 64, "record_norm": 3.0}}
 COUNTING = {"clipping": {"count_weight": 0.2}}
 CLAMP = {"kind": "clamp", "where": "device"}
@@ -108,7 +110,7 @@ def test_what_is_charged_for_is_this_round_and_all_that_follow(changes: dict[str
 
 # --- refusals -----------------------------------------------------------------------------------
 
-FEATURED = from_description(describe(DIGITS) | {"front_end": [{"random": {"layers": ["tanh"]}}]})
+FEATURED = from_description(DIGITS.describe() | {"front_end": [{"random": {"layers": ["tanh"]}}]})
 VIEWS = {"views": 2, "shift": 1, "flip": False}
 
 
@@ -257,3 +259,34 @@ def test_each_number_of_a_projection_is_pinned() -> None:
 def test_a_digest_survives_the_wire() -> None:
     plan = make_plan(**PROJECTION)
     assert RoundTask.of(decode(encode(plan), Plan)).schedule_digest == RoundTask.of(plan).schedule_digest
+
+
+# --- how the model's description is read ----------------------------------------------------------
+
+DESCRIPTION = cbor2.dumps(DIGITS.describe(), canonical=True)
+
+
+def shared(depth: int) -> bytes:
+    """A list that holds twice a list that holds twice …: tags 28 and 29 share each of them."""
+    data = b"\xd8\x1c\x80"
+    for number in range(depth, 0, -1):
+        data = b"\xd8\x1c\x82" + data + b"\xd8\x1d" + cbor2.dumps(number)
+    return data
+
+
+@pytest.mark.parametrize(
+    "description",
+    [
+        b"\xd9\xd9\xf7" + DESCRIPTION,
+        DESCRIPTION + b"\0",
+        b"\xbf" + DESCRIPTION[1:] + b"\xff",
+        bytes([DESCRIPTION[0] + 1]) + DESCRIPTION[1:] + cbor2.dumps("name") + cbor2.dumps("digits"),
+        # To print it would take 2¹² lists here; 200 bytes are enough for 2⁴⁰.
+        DESCRIPTION.replace(cbor2.dumps("digits"), shared(12)),
+    ],
+    ids=["tag", "trailing byte", "indefinite length", "key twice", "shared values"],
+)
+def test_a_description_is_read_as_strictly_as_a_message(description: bytes) -> None:
+    assert RoundTask.of(make_plan(model={"description": DESCRIPTION})).spec == DIGITS
+    with pytest.raises(PlanError, match="malformed"):
+        RoundTask.of(make_plan(model={"description": description}))

@@ -10,33 +10,36 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from demos import asked_for, chosen, own
+from demos import own, settled
 from pictures import encoded, folder_of, noise, write, zip_of
 
-from coordinator.planning import Planner, job_noise
-from coordinator.store import Job
 from dpagent.errors import ConfigurationError, DataError, DpagentError, PlanError
 from dpagent.learning.data.dataset import ArrayDataset
 from dpagent.learning.data.formats.npz import save_npz
+from dpagent.learning.data.settings import DatasetSettings
 from dpagent.learning.front_end.features import FrontEnd
+from dpagent.learning.model_files import load_model
 from dpagent.learning.models.built_ins import built_in
-from dpagent.learning.models.description import load_model
 from dpagent.learning.models.layers import Dense
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.training.numpy_engine.engine import NumpyEngine
 from dpagent.privacy.clipping import Clipping
-from simulation.choices import choose, choose_model, facts_of
+from simulation.choices import choose_model, settle
+from simulation.data.remarks import remarks_on
 from simulation.data.shards import deal
-from simulation.data.source import data_name, open_source
+from simulation.data.source import open_source
 from simulation.fitting_model import derived_model, fitting_model, model_file
-from simulation.fleet import prepare_run
+from simulation.fleet import Fleet
 from simulation.layout import Layout
-from simulation.outlook import outlook_of
-from simulation.presets import OWN_DATA, preset_of, sampling_rate_for
+from simulation.outlook import signal_to_noise
+from simulation.planning import trial_job, trial_planner
+from simulation.presets import preset_of, sampling_rate_for
 from simulation.programs.configurations import fleet_settings
 from simulation.programs.timing import round_times
-from simulation.settings import DataChoice, DataForm, form_of_run, load_options
+from simulation.request import DataSelection, Request, data_name
+from simulation.settings import DataForm, load_settings_of_run
 
+MNIST = DataSelection(dataset="mnist", train=DatasetSettings(path=Path("mnist")))
 HALVES = ("train", "test")
 SHAPES = [
     (1,), (8,), (3000,), (1, 1), (10, 2), (16, 1), (17, 3), (64, 3), (128, 9), (1000, 1), (5, 5, 1),
@@ -79,14 +82,14 @@ def test_a_front_end_and_few_parameters_are_preferred_to_a_built_in_model() -> N
 def test_the_scattering_preset_follows_epsilon(
     epsilon: float, rounds: int, rate: float, sampling_rate: float
 ) -> None:
-    preset = preset_of("mnist", "scattering", epsilon)
+    preset = preset_of(Request(data=MNIST, model="scattering", epsilon=epsilon))
     assert (preset.rounds, preset.cap, preset.clip_norm) == (rounds, "none", 0.2)
     assert (preset.learning_rate, preset.sampling_rate) == pytest.approx((rate, sampling_rate))
 
 
 def test_a_model_without_a_preset_follows_the_rules() -> None:
-    assert preset_of("mnist", "my.yaml", None).learning_rate == 0
-    assert preset_of("mnist", None, None).model == "mnist-cnn"
+    assert preset_of(Request(data=MNIST, model="my.yaml")).learning_rate == 0
+    assert preset_of(Request(data=MNIST)).model == "mnist-cnn"
     assert [sampling_rate_for(n) for n in (1, 100, 400, 6000)] == [1.0, 1.0, 0.5, 0.13]
 
 
@@ -104,68 +107,66 @@ def test_signal_to_noise_is_the_ratio_of_lengths_that_noise_and_aligned_gradient
             scale = sigma * clipping.radius / (math.sqrt(devices) * lot)
             walk += clipping.gradient(generator.normal(size=clipping.dimension) * scale)
         signal = len(multipliers) * math.hypot(*clipping.norms)
-        outlook = outlook_of(
+        ratio = signal_to_noise(
             clipping, list(multipliers), sampling_rate=0.2, records_per_device=50, devices=devices
         )
-        assert outlook.signal_to_noise == pytest.approx(signal / np.linalg.norm(walk), rel=0.12)
+        assert ratio == pytest.approx(signal / np.linalg.norm(walk), rel=0.12)
 
 
 def test_little_data_or_budget_is_called_what_it_is() -> None:
     spec = derived_model((40, 40, 3), 4)
     said = []
     for records, epsilon in ((20_000, 8.0), (480, 4.0), (480, 2.0), (480, 0.25)):
-        form = DataForm(records, 100, [40, 40, 3], 4)
-        choice = choose(asked_for(DataChoice("mine"), epsilon=epsilon), OWN_DATA, form, "", spec)
-        facts = facts_of(choice.options, spec, choice.outlook)
-        said.append((facts["outlook"], str(facts["warning"]).partition(". ")[0]))
+        form = DataForm(records, 100, (40, 40, 3), 4)
+        _, outlook = settle(Request(data=own(Path("mine")), epsilon=epsilon), form, "", spec)
+        said.append((outlook.verdict, str(outlook.warning).partition(". ")[0]))
     assert said == [
         ("good", "None"),
         ("doubtful", "Expect noise to cost some accuracy"),
         ("poor", "Expect noise to cost much accuracy"),
         ("hopeless", "Expect hardly anything to be learnt"),
     ]
-    assert "With 96 records on each of 5 devices, 18,304 parameters and ε = 0.25, all" in facts["warning"]
+    assert "With 96 records on each of 5 devices, 18,304 parameters and ε = 0.25, all" in str(outlook.warning)
 
 
 def test_settings_follow_the_data_and_what_is_given_wins() -> None:
-    form, spec = DataForm(2000, 100, [8], 3), derived_model((8,), 3)
-    options = chosen(form, spec)
+    form, spec = DataForm(2000, 100, (8,), 3), derived_model((8,), 3)
+    options = settled(form, spec)
     assert (options.devices, options.rounds, options.sampling_rate, options.cap) == (5, 60, 0.5, "none")
-    wider = chosen(form, spec, clip_norm=1.0)
+    wider = settled(form, spec, clip_norm=1.0)
     assert wider.learning_rate == pytest.approx(options.learning_rate / 2, rel=0.02)
-    given = chosen(form, spec, sampling_rate=0.3, learning_rate=0.7, cap="clamp", rounds=7, devices=2)
+    given = settled(form, spec, sampling_rate=0.3, learning_rate=0.7, cap="clamp", rounds=7, devices=2)
     assert (given.sampling_rate, given.learning_rate, given.cap, given.rounds) == (0.3, 0.7, "clamp", 7)
     assert given.records_per_device == 1000
 
 
 def test_a_large_model_gets_more_fragments() -> None:
     spec = ModelSpec("large", (4000,), 800, (Dense(800),))
-    assert chosen(DataForm(5000, 10, [4000], 800), spec, rounds=2).fragments_per_update > 16
-    assert chosen(DataForm(5000, 10, [8], 3), derived_model((8,), 3), rounds=2).fragments_per_update == 16
+    assert settled(DataForm(5000, 10, (4000,), 800), spec, rounds=2).fragments_per_update > 16
+    assert settled(DataForm(5000, 10, (8,), 3), derived_model((8,), 3), rounds=2).fragments_per_update == 16
 
 
 def test_an_update_is_cut_into_as_few_fragments_as_hold_it() -> None:
     spec = ModelSpec("large", (4000,), 800, (Dense(800),))
-    settings = fleet_settings(chosen(DataForm(5000, 10, [4000], 800), spec, rounds=2))
-    job = Job(bytes(16), {}, *job_noise(settings))
-    Planner(settings, spec, job, bytes(32)).require_acceptable()
-    fewer = settings.model_copy(update={"fragments_per_update": settings.fragments_per_update - 1})
-    with pytest.raises(PlanError, match=f"fragments_per_update is {fewer.fragments_per_update}; "):
-        Planner(fewer, spec, job, bytes(32)).require_acceptable()
+    fleet = fleet_settings(settled(DataForm(5000, 10, (4000,), 800), spec, rounds=2))
+    fewer = fleet.model_copy(update={"fragments_per_update": fleet.fragments_per_update - 1})
+    trial_planner(fleet, spec, trial_job(fleet)).require_acceptable()
+    with pytest.raises(PlanError, match="fragments_per_update"):
+        trial_planner(fewer, spec, trial_job(fewer)).require_acceptable()
 
 
 def test_noise_that_no_device_accepts_is_not_blamed_on_fragments() -> None:
-    with pytest.raises(PlanError, match="round 1: noise") as caught:
-        chosen(DataForm(5000, 10, [8], 3), derived_model((8,), 3), epsilon=200.0, rounds=2)
+    with pytest.raises(PlanError, match="round 1: ") as caught:
+        settled(DataForm(5000, 10, (8,), 3), derived_model((8,), 3), epsilon=200.0, rounds=2)
     assert "fragments" not in str(caught.value)
 
 
 def test_impossible_runs_are_refused() -> None:
-    form, spec = DataForm(4, 1, [8], 3), derived_model((8,), 3)
+    form, spec = DataForm(4, 1, (8,), 3), derived_model((8,), 3)
     with pytest.raises(DataError, match="4 training records cannot be split over 5 devices"):
-        chosen(form, spec)
+        settled(form, spec)
     with pytest.raises(PlanError, match="epsilon"):
-        chosen(replace(form, train_records=500), spec, epsilon=1e-4)
+        settled(replace(form, train_records=500), spec, epsilon=1e-4)
 
 
 def test_records_are_held_out_of_each_class_and_no_record_is_on_both_sides(tmp_path: Path) -> None:
@@ -183,17 +184,15 @@ def test_records_are_held_out_of_each_class_and_no_record_is_on_both_sides(tmp_p
 def test_whole_groups_are_held_out_where_groups_are_dealt(tmp_path: Path) -> None:
     rows = [f"{n},{n % 3},p{n // 10}" for n in range(200)]
     write(tmp_path / "x.csv", "\n".join(["a,label,who", *rows, ""]).encode())
-    data = DataChoice(
-        "x", {"kind": "csv", "path": str(tmp_path / "x.csv"), "csv": {"group": "who"}}, split="file"
-    )
+    data = own(tmp_path / "x.csv", reading={"kind": "csv", "csv": {"group": "who"}}, split="file")
     source = open_source(data, seed=0)
     test = source.test.batch(np.arange(len(source.test)))[0][:, 0]
     groups, counts = np.unique(test // 10, return_counts=True)
     assert (len(groups), set(counts.tolist())) == (4, {10})
     form, spec = source.form, derived_model((1,), 3)
-    options = choose(asked_for(data, devices=4), OWN_DATA, form, "", spec).options
+    settings, _ = settle(Request(data=data, devices=4), form, "", spec)
     shards = [
-        set((shard.batch(np.arange(len(shard)))[0][:, 0] // 10).tolist()) for shard in deal(options, source)
+        set((shard.batch(np.arange(len(shard)))[0][:, 0] // 10).tolist()) for shard in deal(settings, source)
     ]
     assert sum(map(len, shards)) == 16
     assert set.union(*shards).isdisjoint(groups.tolist())
@@ -248,62 +247,60 @@ def test_data_that_bring_a_test_half_are_tested_on_it(tmp_path: Path) -> None:
 def test_test_data_of_their_own_number_classes_as_the_training_data_do(tmp_path: Path) -> None:
     folder_of(tmp_path / "a", "ant/1.png", "bee/2.png", "cat/3.png")
     folder_of(tmp_path / "b", "bee/1.png", "cat/2.png")
-    data = own(tmp_path / "a", test={"kind": "auto", "path": str(tmp_path / "b"), "half": "test"})
+    data = own(tmp_path / "a", test=DatasetSettings(path=tmp_path / "b", half="test"))
     assert open_source(data, seed=0).test.labels.tolist() == [1, 2]
     folder_of(tmp_path / "b", "dog/3.png")
     with pytest.raises(DataError, match="dog"):
         open_source(data, seed=0)
     folder_of(tmp_path / "c", "bee/1.png", "cat/2.png", width=9)
     with pytest.raises(DataError, match="expected the same form"):
-        open_source(replace(data, test={"kind": "auto", "path": str(tmp_path / "c")}), seed=0)
+        open_source(own(tmp_path / "a", test=DatasetSettings(path=tmp_path / "c")), seed=0)
 
 
 def test_what_the_owner_should_know_is_said(tmp_path: Path) -> None:
     folder_of(tmp_path / "p", *(f"{c}/{n}.png" for c in "ab" for n in range(6)), width=8)
     whole = encoded(noise(1, width=8))
     write(tmp_path / "p" / "a" / "cut.png", whole[: len(whole) // 2])
-    data = DataChoice("p", {"kind": "images", "path": str(tmp_path / "p"), "classes": ["a", "b", "yak"]})
+    data = own(tmp_path / "p", reading={"kind": "images", "classes": ["a", "b", "yak"]})
     source = open_source(data, seed=0)
-    said = " ".join(source.remarks(derived_model(source.form.shape, 3)))
+    said = " ".join(remarks_on(source, derived_model(source.form.shape, 3)))
     assert "Left out: a/cut.png" in said
     assert "No training record is of yak" in said
     assert "There are 2 test records: the accuracy is uncertain by about 35 points" in said
     assert "Inputs reach" not in said
     write(tmp_path / "x.csv", b"hpa,label\n" + b"".join(b"%d,%d\n" % (1000 + n, n % 2) for n in range(20)))
     source = open_source(own(tmp_path / "x.csv"), seed=0)
-    said = " ".join(source.remarks(derived_model((1,), 2)))
+    said = " ".join(remarks_on(source, derived_model((1,), 2)))
     assert "Inputs reach 1,0" in said
-    assert "--offset and --scale" in said
+    assert "`offset` and `scale`" in said
 
 
-def test_options_come_back_from_disk_and_other_ones_are_named(tmp_path: Path) -> None:
-    write(tmp_path / "x.csv", b"a,label\n" + b"".join(b"%d,%d\n" % (n % 9, n % 2) for n in range(60)))
-    asked = asked_for(own(tmp_path / "x.csv"), rounds=3)
+def test_settings_come_back_from_disk_and_other_ones_are_named(tmp_path: Path) -> None:
+    file = write(tmp_path / "x.csv", b"a,label\n" + b"".join(b"%d,%d\n" % (n % 9, n % 2) for n in range(60)))
     root = tmp_path / "run"
-    prepared = prepare_run(asked, OWN_DATA, root)
+    settings = Fleet(Request(data=own(file), rounds=3), root).settings
     assert not root.exists()  # nothing is written before all is settled
-    options = prepared.choice.options
-    options.save(root)
-    assert load_options(root) == options
-    assert form_of_run(root) == options.form
-    options.require_match(root)
-    other = replace(options, data=replace(options.data, split="class"))
+    settings.save(root)
+    assert load_settings_of_run(root) == settings
+    settings.require_match(root)
+    other = settings.model_copy(update={"data": own(file, split="class")})
     with pytest.raises(ConfigurationError, match=r"data.split = 'iid', not 'class'"):
         other.require_match(root)
-    given = own(tmp_path / "x.csv")
-    scaled = replace(given, train={**(given.train or {}), "csv": {"scale": 2.0}})
+    scaled = settings.model_copy(update={"data": own(file, reading={"csv": {"scale": 2.0}})})
     with pytest.raises(ConfigurationError, match=r"data.train.csv = None, not \{'scale': 2.0\}"):
-        replace(options, data=scaled).require_match(root)
-    replace(options, data=scaled).save(root)
+        scaled.require_match(root)
+    scaled.save(root)
+    assert load_settings_of_run(root) == scaled
     with pytest.raises(ConfigurationError, match=r"data.train.csv = \{'scale': 2.0\}, not None"):
-        options.require_match(root)
-    (root / "demo.json").write_text('{"form": {"cats": 2}}')
-    with pytest.raises(ConfigurationError, match="damaged, or of another version"):
-        load_options(root)
+        settings.require_match(root)
+    for damaged in ('{"form": {"cats": 2}}', "[]", "", '{"data": {'):
+        (root / "demo.json").write_text(damaged)
+        with pytest.raises(ConfigurationError, match="damaged, or of another version"):
+            load_settings_of_run(root)
 
 
 def test_a_model_that_changed_since_the_run_began_is_refused(tmp_path: Path) -> None:
-    layout, form = Layout(tmp_path, 2), DataForm(20, 5, [8], 3)
+    layout, form = Layout(tmp_path), DataForm(20, 5, (8,), 3)
     layout.model_file.parent.mkdir()
     layout.model_file.write_bytes(model_file(derived_model((8,), 3)))
     assert choose_model(None, form, layout) == ("", derived_model((8,), 3))
@@ -317,7 +314,7 @@ def test_a_model_that_changed_since_the_run_began_is_refused(tmp_path: Path) -> 
 
 def test_the_deadline_leaves_room_for_the_features_of_the_first_round() -> None:
     spec = built_in("scattering")
-    options = chosen(DataForm(60_000, 10_000, [28, 28, 1], 10), spec, devices=10)
+    options = settled(DataForm(60_000, 10_000, (28, 28, 1), 10), spec, devices=10)
     times = round_times(options, spec, {})
     assert times.features_s > 0
     assert times.deadline_s > times.compute_slot_s + options.jitter_window_s + 2 * times.features_s

@@ -1,41 +1,40 @@
-"""What a demo tells beside its figures: remarks on the data, notes between starts, commands to go on with."""
+"""What a fleet tells beside its figures: remarks on the data, and notes between starts."""
 
 from __future__ import annotations
 
 import os
-import shlex
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from demos import asked_for, own
+from demos import own
 from pictures import folder_of, write
 
-from cli.data.values import constants
-from cli.demo.next_steps import predict_commands
 from dpagent.errors import ConfigurationError, DataError
 from dpagent.learning.data.dataset import ArrayDataset
 from dpagent.learning.data.formats.npz import save_npz
+from dpagent.learning.data.settings import DatasetSettings
 from dpagent.learning.models.built_ins import built_in
+from simulation.data.remarks import remarks_on
 from simulation.data.shards import deal, prepare_data
 from simulation.data.source import open_source
 from simulation.fitting_model import derived_model
-from simulation.fleet import prepare_run
+from simulation.fleet import Fleet
 from simulation.layout import Layout
 from simulation.notes import RunNotes, look_of_data, read_notes
-from simulation.presets import OWN_DATA
-from simulation.settings import COMMAND_FILE, DataChoice
+from simulation.request import DataSelection, Request
+from simulation.settings import COMMAND_FILE
 
 
-def said_of(data: DataChoice) -> list[str]:
+def said_of(data: DataSelection) -> list[str]:
     source = open_source(data, seed=0)
-    return list(source.remarks(derived_model(source.form.shape, source.form.classes)))
+    return list(remarks_on(source, derived_model(source.form.shape, source.form.classes)))
 
 
-def csv(path: Path, rows: list[str], header: str = "x,label") -> DataChoice:
+def csv(path: Path, rows: list[str], header: str = "x,label", **more: Any) -> DataSelection:
     write(path, "\n".join([header, *rows, ""]).encode())
-    return own(path)
+    return own(path, **more)
 
 
 def test_a_class_without_a_test_record_is_named(tmp_path: Path) -> None:
@@ -55,7 +54,7 @@ def test_a_record_that_cannot_count_is_said_and_not_counted(tmp_path: Path) -> N
     source = open_source(data, seed=0)
     assert source.form.train_records + source.form.test_records == 18
     assert "2 records hold NaN or infinity (or a missing value) and will not count." in said_of(data)
-    held_out = replace(data, test={"kind": "auto", "path": str(tmp_path / "x.csv")})
+    held_out = own(tmp_path / "x.csv", test=DatasetSettings(path=tmp_path / "x.csv"))
     source = open_source(held_out, seed=0)
     assert (len(source.train), len(source.test), source.not_counted) == (18, 18, 4)
     with pytest.raises(DataError, match="every record holds NaN"):
@@ -67,7 +66,7 @@ def test_columns_that_only_grow_or_are_large_are_named(tmp_path: Path) -> None:
     said = " ".join(said_of(csv(tmp_path / "x.csv", rows, "t,hpa,x,label")))
     assert "A column that only grows is taken as input: t. " in said
     assert "Inputs reach 1,002 (t, hpa)" in said
-    assert "`--features`" in said
+    assert "`features`" in said
 
 
 @pytest.mark.parametrize(
@@ -80,55 +79,55 @@ def test_columns_that_only_grow_or_are_large_are_named(tmp_path: Path) -> None:
 def test_a_column_that_is_no_label_is_refused_unless_its_classes_are_listed(
     tmp_path: Path, labels: list[str], words: str
 ) -> None:
-    data = csv(tmp_path / "x.csv", [f"{n % 7},{label}" for n, label in enumerate(labels)], "x,price")
-    train = (data.train or {}) | {"csv": {"label": "price"}}
-    with pytest.raises(DataError, match=rf"x\.csv: The labels, from the column 'price'.*{words}.*`--label`"):
-        open_source(replace(data, train=train), seed=0)
-    listed = train | {"classes": list(dict.fromkeys(labels))}
-    assert len(open_source(replace(data, train=listed), seed=0).train) > 0
+    rows, reading = [f"{n % 7},{label}" for n, label in enumerate(labels)], {"csv": {"label": "price"}}
+    data = csv(tmp_path / "x.csv", rows, "x,price", reading=reading)
+    with pytest.raises(DataError, match=rf"x\.csv: The labels, from the column 'price'.*{words}.*`label`"):
+        open_source(data, seed=0)
+    listed = own(tmp_path / "x.csv", reading=reading | {"classes": list(dict.fromkeys(labels))})
+    assert len(open_source(listed, seed=0).train) > 0
 
 
 def test_too_few_groups_for_the_devices_say_how_many_there_may_be(tmp_path: Path) -> None:
     for number in range(4):
         csv(tmp_path / "d" / f"{number}.csv", [f"{n},{n % 2}" for n in range(10)])
     data = own(tmp_path / "d", split="file")
-    with pytest.raises(DataError, match=r"^4 files or groups, 1 of them to test on: give --devices 3"):
-        prepare_run(asked_for(data), OWN_DATA, tmp_path / "run")
-    assert len(deal(prepare_run(asked_for(data, devices=3), OWN_DATA, tmp_path / "run").choice.options,
-                    open_source(data, 0))) == 3  # fmt: skip
+    with pytest.raises(DataError, match=r"^4 files or groups, 1 of them to test on: give `devices: 3`"):
+        Fleet(Request(data=data), tmp_path / "run")
+    settings = Fleet(Request(data=data, devices=3), tmp_path / "run").settings
+    assert len(deal(settings, open_source(data, 0))) == 3
 
 
 def test_pictures_are_made_as_large_as_a_model_that_was_asked_for_takes_them(tmp_path: Path) -> None:
     folder_of(tmp_path / "p", *(f"{c}/{n}.png" for c in "ab" for n in range(6)), width=11, height=9)
-    assert open_source(own(tmp_path / "p"), 0).form.shape == [9, 11, 3]
+    assert open_source(own(tmp_path / "p"), 0).form.shape == (9, 11, 3)
     source = open_source(own(tmp_path / "p"), 0, built_in("digits"))
-    assert source.form.shape == [8, 8, 1]
+    assert source.form.shape == (8, 8, 1)
     assert source.test.batch(np.arange(2))[0].shape == (2, 8, 8, 1)
 
 
 def test_a_run_that_goes_on_knows_what_was_said_and_whether_the_data_changed(tmp_path: Path) -> None:
     data = csv(tmp_path / "d" / "x.csv", [f"{n % 9},{n % 2}" for n in range(60)])
-    asked, root = asked_for(data, rounds=3), tmp_path / "d" / "run"
-    first = prepare_run(asked, OWN_DATA, root)
-    assert first.source is not None
-    first.choice.options.save(root)
+    request, root = Request(data=data, rounds=3), tmp_path / "d" / "run"
+    first = Fleet(request, root)
+    assert not first.goes_on
+    first.settings.save(root)
     first.notes.save(root)
-    prepare_data(first.choice.options, Layout(root, 5), first.source)
-    again = prepare_run(asked, OWN_DATA, root)
-    assert (again.source, again.notes, again.changed) == (None, first.notes, False)
+    prepare_data(first.settings, Layout(root))
+    again = Fleet(request, root)
+    assert (again.goes_on, again.notes, again.data_changed) == (True, first.notes, False)
     assert again.notes.columns == ("x",)
     assert any("test records" in remark for remark in again.notes.remarks)
     with (tmp_path / "d" / "x.csv").open("a") as stream:
         stream.write("1,1\n")
-    assert prepare_run(asked, OWN_DATA, root).changed
+    assert Fleet(request, root).data_changed
     (tmp_path / "d" / "x.csv").unlink()
-    assert prepare_run(asked, OWN_DATA, root).changed
+    assert Fleet(request, root).data_changed
     # Another run there is told the command of before.
     write(root / COMMAND_FILE, b"dpagent demo --data-dir d --rounds 3 --state-dir run\n")
     with pytest.raises(ConfigurationError, match="command of before: dpagent demo --data-dir d --rounds 3"):
-        prepare_run(asked_for(data, rounds=4), OWN_DATA, root)
-    with pytest.raises(ConfigurationError, match=r"--state-dir .* is a file"):
-        prepare_run(asked, OWN_DATA, root / COMMAND_FILE)
+        Fleet(Request(data=data, rounds=4), root)
+    with pytest.raises(ConfigurationError, match=r"`state_dir`: .* is a file"):
+        Fleet(request, root / COMMAND_FILE)
 
 
 def test_a_folder_looks_otherwise_when_a_file_does_but_not_for_the_run_in_it(tmp_path: Path) -> None:
@@ -143,7 +142,7 @@ def test_a_folder_looks_otherwise_when_a_file_does_but_not_for_the_run_in_it(tmp
     write(tmp_path / "d" / "a" / "1.csv", b"2")
     os.utime(tmp_path / "d" / "a" / "1.csv", ns=(known.st_atime_ns, known.st_mtime_ns + 1_000_000_000))
     assert look_of_data(data) != before
-    assert look_of_data(DataChoice("digits")) == ""
+    assert look_of_data(DataSelection()) == ""
 
 
 def test_figures_of_all_starts_are_kept_together(tmp_path: Path) -> None:
@@ -162,28 +161,13 @@ def test_figures_of_all_starts_are_kept_together(tmp_path: Path) -> None:
         assert read_notes(tmp_path) == RunNotes()
 
 
-def test_the_commands_at_the_end_hold_all_options_that_new_data_need() -> None:
-    def commands(kind: str, **train: object) -> list[list[str]]:
-        data = DataChoice("mine", {"path": "/d", **train})
-        made = predict_commands(data, kind, ("a b", "c"), model=Path("my run/m.onnx"), test=Path("t.npz"))
-        return [shlex.split(command)[2:] for command in made]
-
-    form = {
-        "label": "y", "offset": {"c": -0.123456789}, "scale": -2.5, "window": 8, "delimiter": "\t",
-        "header": False,
-    }  # fmt: skip
-    held_out, new = commands("csv", csv=form)
-    assert held_out == ["my run/m.onnx", "t.npz", "--summary"]
-    assert new[:4] == ["my run/m.onnx", "NEW.csv", "--features", "a b,c"]
-    assert constants("--offset", new[new.index("--offset") + 1]) == form["offset"]
-    assert "--scale=-2.5" in new
-    assert new[-5:] == ["--window", "8", "--delimiter", "tab", "--no-header"]
-    assert commands("images", images={"size": [8, 8]})[1] == ["my run/m.onnx", "NEW.png"]
-    assert commands("images", images={"size": [8, 4], "mode": "grey"}, shape=[32])[1][2:] == [
-        "--shape", "32", "--size", "8x4", "--mode", "grey",
-    ]  # fmt: skip
-    assert len(commands("idx")) == 1
-    assert len(predict_commands(DataChoice("digits"), "arrays", (), model=Path("m"), test=Path("t"))) == 1
+def test_rare_classes_are_named_before_training(tmp_path: Path) -> None:
+    rows = [f"{n % 7},a" for n in range(300)] + [f"{n % 5},b" for n in range(6)]
+    (said,) = (sentence for sentence in said_of(csv(tmp_path / "x.csv", rows)) if "differ" in sentence)
+    assert "Rare beside a (240): b (5)." in said
+    assert "98.0% of the records" in said
+    even = [f"{n % 7},{'ab'[n % 9 == 0]}" for n in range(90)]
+    assert "differ much" not in " ".join(said_of(csv(tmp_path / "y.csv", even)))
 
 
 def test_arrays_with_infinities_lose_only_those_records(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import random
@@ -10,16 +11,26 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from statistics import fmean, pvariance
+from typing import Any
 
 import pytest
+from demos import own
 
 from cli.demo.summary import print_summary
 from dpagent.errors import StorageError
-from simulation.collection import ChargedFragment, as_json, tally_fragments
-from simulation.record import Arrival, DemoRecord, DeviceBudget, FragmentTally
+from dpagent.learning.models.built_ins import built_in
+from simulation.choices import settle
+from simulation.collection import ChargedFragment, tally_fragments
+from simulation.layout import Layout
+from simulation.notes import RunNotes
+from simulation.outlook import Outlook
+from simulation.record import Arrival, DeviceBudget, FragmentTally, RunRecord
 from simulation.report.device_pictures import MAX_ROWS
 from simulation.report.interleaving import measure_interleaving
 from simulation.report.page import render_report, write_report
+from simulation.report.results import as_json
+from simulation.request import Request
+from simulation.settings import DataForm, RunSettings
 
 NBSP = "\N{NO-BREAK SPACE}"
 VOID = {"meta", "br", "link", "img", "hr", "input"}
@@ -38,35 +49,33 @@ def arrivals_of(devices: int, rounds: int, fragments: int, *, window_s: float = 
     return tuple(arrivals)
 
 
-def record_of(devices: int = 5, rounds: int = 30, fragments: int = 16) -> DemoRecord:
+@functools.cache
+def settled_for(devices: int) -> tuple[RunSettings, Outlook]:
+    form = DataForm(1_437, 360, (8, 8, 1), 10)
+    return settle(Request(devices=devices, epsilon=2), form, "digits", built_in("digits"))
+
+
+def record_of(devices: int = 5, rounds: int = 30, fragments: int = 16) -> RunRecord:
     """A record as a run of the demo leaves it."""
     draw = random.Random(7)
     progress = [(t + 1) / rounds for t in range(rounds)]
     sent = devices * rounds * fragments
-    return DemoRecord(
-        dataset="digits",
-        split="at random (iid)",
-        shape=(8, 8, 1),
-        classes=tuple("0123456789"),
-        test_records=360,
+    settings, outlook = settled_for(devices)
+    return RunRecord(
+        settings=settings.model_copy(update={"rounds": rounds}),
+        notes=RunNotes(
+            broker="amqtt", seconds=187.3, agent_peak_mib=71.4, coordinator_peak_mib=143.2, restarts=1,
+            finished=True,
+        ),
+        outlook=replace(outlook, signal_to_noise=5.3),
+        layout=Layout(Path("demo")),
         model="digits",
         parameters=2_410,
-        devices=devices,
-        rounds=rounds,
-        records_per_device=287.4,
-        schedule="incrementing",
-        sampling_rate=0.1,
-        clip_norm=1.0,
-        clipping="whole",
-        learning_rate=2.0,
-        cap="clamp at the coordinator",
-        broker="amqtt",
-        epsilon_target=2.0,
-        delta=1e-5,
         noise_multipliers=tuple(2.61 / math.sqrt(1 + 0.3 * (2 * p - 1)) for p in progress),
         epsilon_spent=tuple(1.99231 * p**0.6 for p in progress),
         accuracy_history=tuple(0.913 - 0.62 * math.exp(-7 * p) + draw.gauss(0, 0.006) for p in progress),
         baseline_history=tuple(0.958 - 0.60 * math.exp(-9 * p) + draw.gauss(0, 0.003) for p in progress),
+        majority_class_accuracy=0.103,
         clamped=tuple(draw.randrange(180, 260) for _ in progress),
         kept=tuple(0.5 + 0.25 * p for p in progress),
         budgets=tuple(DeviceBudget(d, 1.99231, 4.0, rounds, True) for d in range(1, devices + 1)),
@@ -76,21 +85,16 @@ def record_of(devices: int = 5, rounds: int = 30, fragments: int = 16) -> DemoRe
         arrivals=arrivals_of(devices, rounds, fragments),
         bytes_up=104_862.0,
         bytes_down=48_211.0,
-        seconds_total=187.3,
         seconds_by_round=tuple(6.0 + draw.random() for _ in progress),
-        agent_peak_mib=71.4,
-        coordinator_peak_mib=143.2,
-        restarts=1,
-        signal_to_noise=5.3,
-        outlook="good",
-        warning=None,
-        remarks=(),
-        guessing=0.103,
-        test_file="demo/coordinator/test.npz",
-        predict=("dpagent predict demo/model.onnx demo/coordinator/test.npz --summary",),
-        model_file="demo/model.onnx",
-        state_dir="demo/state",
     )  # fmt: skip
+
+
+def with_settings(record: RunRecord, **changes: Any) -> RunRecord:
+    return replace(record, settings=record.settings.model_copy(update=changes))
+
+
+def with_notes(record: RunRecord, **changes: Any) -> RunRecord:
+    return replace(record, notes=replace(record.notes, **changes))
 
 
 def test_every_charged_fragment_is_counted_expired_or_lost() -> None:
@@ -251,17 +255,23 @@ def test_guarantee_names_unit_adjacency_trust_and_limits(tmp_path: Path) -> None
 
 
 def test_uniform_schedule_is_not_called_incrementing(tmp_path: Path) -> None:
-    record = replace(record_of(rounds=4), schedule="uniform", noise_multipliers=(2.0,) * 4)
+    record = with_settings(record_of(rounds=4), schedule="uniform")
+    record = replace(record, noise_multipliers=(2.0,) * 4)
     words = words_of(render_report(record, tmp_path))
     assert "incrementing" not in words
     assert "Every round has the same noise" in words
 
 
 @pytest.mark.parametrize(
-    ("cap", "expected"), [("none", "Noise cap none."), ("clamp at the device", "devices do not tell")]
+    ("cap", "expected"),
+    [
+        ({"cap": "none"}, "Noise cap none."),
+        ({"cap_at": "device"}, "devices do not tell"),
+    ],
 )
-def test_cap_that_the_coordinator_did_not_apply(cap: str, expected: str, tmp_path: Path) -> None:
-    record = replace(record_of(rounds=3), cap=cap, clamped=(0, 0, 0), kept=(1.0, 1.0, 1.0))
+def test_cap_that_the_coordinator_did_not_apply(cap: dict[str, str], expected: str, tmp_path: Path) -> None:
+    record = with_settings(record_of(rounds=3), **cap)
+    record = replace(record, clamped=(0, 0, 0), kept=(1.0, 1.0, 1.0))
     words = words_of(render_report(record, tmp_path))
     assert expected in words
     assert "it clamped" not in words
@@ -291,25 +301,28 @@ def test_a_ledger_that_shows_more_than_the_schedule_is_what_the_run_has_spent(tm
 
 
 def test_names_are_escaped(tmp_path: Path) -> None:
-    hostile = "<script>alert('x')</script>&\"$\\alpha$"
-    record = replace(
-        record_of(rounds=2), dataset=hostile, model=hostile, schedule=hostile, cap=hostile, broker=hostile,
-        split=hostile, classes=(hostile, "b"), warning=hostile, model_file=hostile, state_dir=hostile,
+    hostile = "<script>alert('x')<script>&\"$\\alpha$"
+    record = with_settings(
+        replace(record_of(rounds=2), model=hostile, layout=Layout(tmp_path / "x" / hostile)),
+        data=own(Path("/d") / hostile), schedule=hostile, cap=hostile,
+        form=DataForm(100, 10, (8,), 2, (hostile, "b")),
     )  # fmt: skip
+    record = with_notes(record, broker=hostile, remarks=(hostile, f"`{hostile}`", f"`{hostile}"))
     page = render_report(record, tmp_path)
     assert "<script" not in page
-    assert page.count("&lt;script&gt;alert(&#39;x&#39;)&lt;/script&gt;&amp;&#34;") >= 7
+    assert page.count("&lt;script&gt;alert(&#39;x&#39;)&lt;script&gt;&amp;&#34;") >= 10
     assert Structure(page).open == []
 
 
 def test_many_classes_and_a_poor_outlook_are_said(tmp_path: Path) -> None:
-    record = replace(
-        record_of(rounds=2), classes=tuple(map(str, range(100, 140))), outlook="hopeless",
-        warning="Expect hardly anything to be learnt.", signal_to_noise=0.041, clipping="quantile",
-    )  # fmt: skip
+    record = record_of(rounds=2)
+    form = replace(record.settings.form, classes=40, class_names=tuple(map(str, range(100, 140))))
+    record = with_settings(record, form=form, clipping="quantile")
+    record = replace(record, outlook=replace(record.outlook, signal_to_noise=0.041))
     page = render_report(record, tmp_path)
     words = words_of(page)
-    assert re.findall(r'role="alert">(.*?)</p>', page) == ["Expect hardly anything to be learnt."]
+    (alarm,) = re.findall(r'role="alert">(.*?)</p>', page)
+    assert alarm.startswith("Expect hardly anything to be learnt.")
     assert "40: 100, 101, 102" in words
     assert "111 and 28 more" in words
     assert "Signal to noise 0.041" in words
@@ -319,33 +332,46 @@ def test_many_classes_and_a_poor_outlook_are_said(tmp_path: Path) -> None:
 def test_all_that_was_said_of_the_data_is_said_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    record = replace(record_of(), remarks=("Give --offset and <b>.",), warning="Expect noise.", guessing=0.4)
-    assert record.minds == ("Give --offset and <b>.", "Expect noise.")
+    record = with_notes(replace(record_of(), majority_class_accuracy=0.4), remarks=("Give `--x y` and <b>.",))
+    record = replace(record, outlook=replace(record.outlook, signal_to_noise=0.2))
+    assert record.cautions == ("Give `--x y` and <b>.", record.outlook.warning)
     page = render_report(record, tmp_path)
-    # An option stays on one line, however narrow the page is.
-    assert 'Give <span class="option">--offset</span> and &lt;b&gt;.' in page
-    assert "Expect noise." in page
-    assert f"always guessing the commonest class: 40.0{NBSP}%" in page
+    assert "Give <code>--x y</code> and &lt;b&gt;." in page
+    assert f"always answering the commonest class: 40.0{NBSP}%" in page
     results = as_json(record)
-    assert (results["guessing_accuracy"], results["minds"]) == (0.4, list(record.minds))
-    print_summary(results)
+    assert (results["guessing_accuracy"], results["minds"]) == (0.4, list(record.cautions))
+    print_summary(results | {"predict": ["dpagent predict MODEL FILE"]})
     said = capsys.readouterr().out
-    assert "Mind: Give --offset and <b>.\n" in said
-    assert re.search(r"always guessing the commonest class +40\.00%", said)
+    assert "Note: Give `--x y` and <b>.\n" in said
+    assert re.search(r"always answering the commonest class +40\.00%", said)
     assert "Records held out: demo/coordinator/test.npz\n" in said
-    assert f"Try: {record.predict[0]}\n" in said
+    assert "Try: dpagent predict MODEL FILE\n" in said
+
+
+@pytest.mark.parametrize(("accuracy", "learned"), [(0.5, False), (0.54, False), (0.545, True), (0.3, False)])
+def test_what_does_not_beat_the_commonest_class_beyond_chance_is_not_called_learning(
+    tmp_path: Path, accuracy: float, learned: bool
+) -> None:
+    # Of 400 records, half of them of one class: 217 right answers or more are luck in 4.9 % of all tests.
+    record = replace(record_of(rounds=2), accuracy_history=(0.1, accuracy), majority_class_accuracy=0.5)
+    record = with_settings(record, form=replace(record.settings.form, test_records=400))
+    assert record.has_learned == learned
+    page = words_of(render_report(record, tmp_path))
+    assert ("has not learned" in page) != learned
+    assert ("learned no more than the commonest class" in page) != learned
+    assert any("has not learned" in sentence for sentence in as_json(record)["minds"]) != learned
 
 
 @pytest.mark.parametrize(
     ("baseline", "blamed"),
-    [((0.1, 0.5), True), ((0.9, 0.52), True), ((0.1, 0.53), False), ((0.1, 0.9), False), ((), False)],
+    [((0.1, 0.5), True), ((0.9, 0.54), True), ((0.1, 0.55), False), ((0.1, 0.9), False), ((), False)],
 )
 def test_a_model_that_does_not_beat_guessing_without_noise_is_not_blamed_on_noise(
     baseline: tuple[float, ...], blamed: bool
 ) -> None:
-    # Of 400 records, guessing half of them right, one standard error is 2.5 points.
-    record = replace(record_of(), baseline_history=baseline, guessing=0.5, test_records=400)
-    assert any("it is not the noise" in sentence for sentence in record.minds) == blamed
+    record = replace(record_of(), baseline_history=baseline, majority_class_accuracy=0.5)
+    record = with_settings(record, form=replace(record.settings.form, test_records=400))
+    assert any("noise is not the cause" in sentence for sentence in record.cautions) == blamed
 
 
 def test_a_round_that_took_no_step_has_no_accuracy(tmp_path: Path) -> None:
@@ -362,14 +388,13 @@ def test_equal_records_give_equal_pages(tmp_path: Path) -> None:
 
 
 def test_files_beside_the_report_are_named_relative_to_it(tmp_path: Path) -> None:
-    record = replace(
-        record_of(rounds=2), model_file=str(tmp_path / "out" / "model.onnx"), state_dir=str(tmp_path)
-    )
+    record = replace(record_of(rounds=2), layout=Layout(tmp_path))
     page = render_report(record, tmp_path / "report")
-    assert "../out/model.onnx" in page
+    assert "../coordinator/state/model.onnx" in page
     assert str(tmp_path) not in page
-    elsewhere = replace(record, model_file="/elsewhere/model.onnx")
-    assert "<code>/elsewhere/model.onnx</code>" in render_report(elsewhere, tmp_path / "report")
+    elsewhere = replace(record, layout=Layout(Path("/elsewhere")))
+    page = render_report(elsewhere, tmp_path / "report")
+    assert "<code>/elsewhere/coordinator/state/model.onnx</code>" in page
 
 
 def test_drawing_leaves_matplotlib_as_it_was(tmp_path: Path) -> None:
@@ -388,11 +413,11 @@ def test_drawing_leaves_matplotlib_as_it_was(tmp_path: Path) -> None:
         pytest.param(record_of(devices=1, rounds=1, fragments=1), id="one of everything"),
         pytest.param(record_of(devices=60, rounds=3, fragments=4), id="many devices"),
         pytest.param(record_of(rounds=200, fragments=2), id="many rounds"),
-        pytest.param(replace(record_of(), agent_peak_mib=None, coordinator_peak_mib=None), id="no memory"),
+        pytest.param(with_notes(record_of(), agent_peak_mib=None, coordinator_peak_mib=None), id="no memory"),
         pytest.param(replace(record_of(), accuracy_history=(0.1, 0.4, 0.6)), id="short accuracy"),
         pytest.param(replace(record_of(), baseline_history=()), id="no baseline"),
         pytest.param(replace(record_of(), epsilon_spent=(5.0, 400.0, 900.0)), id="huge epsilon"),
-        pytest.param(replace(record_of(), clamped=(), cap="none"), id="no cap"),
+        pytest.param(with_settings(replace(record_of(), clamped=()), cap="none"), id="no cap"),
         pytest.param(
             replace(
                 record_of(rounds=3),
@@ -403,18 +428,19 @@ def test_drawing_leaves_matplotlib_as_it_was(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_edges_are_drawn(record: DemoRecord, tmp_path: Path) -> None:
+def test_edges_are_drawn(record: RunRecord, tmp_path: Path) -> None:
     structure = Structure(render_report(record, tmp_path))
     assert structure.open == []
     assert structure.seen.count("svg") == 4
-    assert structure.seen.count("tr") == 1 + record.rounds
+    assert structure.seen.count("tr") == 1 + record.settings.rounds
 
 
 def test_nothing_measured_is_said(tmp_path: Path) -> None:
     record = replace(
         record_of(), accuracy_history=(), baseline_history=(), arrivals=(), budgets=(), epsilon_spent=(),
-        noise_multipliers=(), clamped=(), seconds_by_round=(), agent_peak_mib=None, coordinator_peak_mib=None,
+        noise_multipliers=(), clamped=(), seconds_by_round=(),
     )  # fmt: skip
+    record = with_notes(record, agent_peak_mib=None, coordinator_peak_mib=None)
     page = render_report(record, tmp_path)
     structure = Structure(page)
     assert structure.seen.count("figure") == 4

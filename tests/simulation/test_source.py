@@ -10,6 +10,7 @@ from demos import own
 from pictures import damaged_inside, encoded, folder_of, noise, write, zip_of
 
 from dpagent.errors import DataError
+from simulation.data.remarks import remarks_on
 from simulation.data.source import open_source
 from simulation.fitting_model import derived_model
 
@@ -27,7 +28,7 @@ def test_the_others_are_used_and_the_damaged_ones_named(tmp_path: Path, packed: 
     assert len(source.train) + len(source.test) == len(NAMES) - 1
     for part in (source.train, source.test):
         part.batch(np.arange(len(part)))
-    remarks = " ".join(source.remarks(derived_model(source.train.shape, 2)))
+    remarks = " ".join(remarks_on(source, derived_model(source.train.shape, 2)))
     assert "Left out: " in remarks
     assert "a/3.png" in remarks
 

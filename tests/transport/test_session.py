@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from brokers import Broker, Software, free_port, wait_for, wait_until
+from brokers import HURRIED, Broker, Software, wait_for, wait_until
 
 from dpagent.errors import BrokerError, ConfigurationError
-from dpagent.transport.session import Acknowledged, Connected, Disconnected, MqttSession, Received
+from dpagent.transport.session import Acknowledged, Connected, Disconnected, MqttSession, Pace, Received
 from dpagent.transport.settings import MqttSettings
 
 KINDS: list[tuple[Software, str]] = [("mosquitto", "5"), ("mosquitto", "3.1.1"), ("amqtt", "auto")]
@@ -37,6 +37,12 @@ def topic() -> str:
 
 def client() -> str:
     return f"client-{next(_numbers)}"
+
+
+def session_with(server: socket.socket, pace: Pace = HURRIED, **changes: Any) -> MqttSession:
+    """A session whose broker is played by ``server``."""
+    settings = MqttSettings(url=f"mqtt://127.0.0.1:{server.getsockname()[1]}", **changes)
+    return MqttSession(settings, client_id=client(), subscriptions=[], persistent=False, pace=pace)
 
 
 Case = tuple[Broker, dict[str, Any]]
@@ -242,8 +248,7 @@ def test_a_client_id_that_is_taken_is_a_sentence() -> None:
     """As a broker of MQTT 5 says it. (Mosquitto 2.0.11 closes without a word.)"""
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(15)
-        settings = MqttSettings(url=f"mqtt://127.0.0.1:{server.getsockname()[1]}", protocol="5")
-        with MqttSession(settings, client_id="c", subscriptions=[], persistent=False) as session:
+        with session_with(server, protocol="5") as session:
             connection, _ = server.accept()
             with connection:
                 connection.settimeout(15)
@@ -282,13 +287,13 @@ def test_auto_falls_back_for_a_broker_that_speaks_the_older_version_only(amqtt: 
 def test_insisting_on_version_5_is_a_sentence_if_the_broker_does_not_speak_it(amqtt: Broker) -> None:
     """amqtt says nothing to a version 5 CONNECT with properties: no proof, so a hint and no end."""
     with amqtt.session(client(), protocol="5") as session:
-        assert "set mqtt.protocol: auto" in wait_for(session, Disconnected, patience_s=8).reason
+        assert "set mqtt.protocol: auto" in wait_for(session, Disconnected).reason
 
 
 @contextlib.contextmanager
-def closing_server() -> Iterator[int]:
+def closing_server() -> Iterator[socket.socket]:
     """Accepts connections and closes each after the first bytes, like a proxy without a backend."""
-    with socket.create_server(("127.0.0.1", free_port())) as server:
+    with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(0.1)
         done = threading.Event()
 
@@ -303,7 +308,7 @@ def closing_server() -> Iterator[int]:
         thread = threading.Thread(target=serve)
         thread.start()
         try:
-            yield server.getsockname()[1]
+            yield server
         finally:
             done.set()
             thread.join()
@@ -311,25 +316,30 @@ def closing_server() -> Iterator[int]:
 
 @pytest.mark.parametrize("protocol", ["auto", "5", "3.1.1"])
 def test_a_server_that_hangs_up_is_reported(protocol: Any) -> None:
-    with closing_server() as port:
-        settings = MqttSettings(url=f"mqtt://127.0.0.1:{port}", protocol=protocol)
-        with MqttSession(settings, client_id="c", subscriptions=[], persistent=False) as session:
-            if protocol == "5":
-                # What hangs up on version 5 either does not speak it or has gone: both may be said.
-                with contextlib.suppress(BrokerError):
-                    assert wait_for(session, Disconnected, patience_s=8).reason
-            else:
-                assert wait_for(session, Disconnected, patience_s=8).reason
+    with closing_server() as server, session_with(server, protocol=protocol) as session:
+        if protocol == "5":
+            # What hangs up on version 5 either does not speak it or has gone: both may be said.
+            with contextlib.suppress(BrokerError):
+                assert wait_for(session, Disconnected).reason
+        else:
+            assert wait_for(session, Disconnected).reason
 
 
 @pytest.mark.parametrize("protocol", ["auto", "3.1.1"])
 def test_a_server_that_never_answers_is_reported(protocol: Any) -> None:
-    with socket.create_server(("127.0.0.1", free_port())) as server:
-        settings = MqttSettings(
-            url=f"mqtt://127.0.0.1:{server.getsockname()[1]}", protocol=protocol, keepalive_s=5
-        )
-        with MqttSession(settings, client_id="c", subscriptions=[], persistent=False) as session:
-            assert wait_for(session, Disconnected, patience_s=10).reason
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        session_with(server, protocol=protocol, keepalive_s=5) as session,
+    ):
+        assert wait_for(session, Disconnected).reason
+
+
+def test_a_session_does_not_tire_of_a_broker_that_stays_away() -> None:
+    """Its pauses double at each attempt, and 2.0 ** 1024 is no number any more."""
+    tireless = Pace(pause_s=1e-9, longest_s=1e-4)
+    with closing_server() as server, session_with(server, tireless, protocol="3.1.1") as session:
+        for _ in range(1_050):
+            assert wait_for(session, Disconnected).reason
 
 
 def hang_up_on_version_5(session: MqttSession, port: int) -> None:
@@ -376,7 +386,7 @@ def test_a_slow_broker_is_reached_in_the_end() -> None:
                     with connection:
                         connection.settimeout(0.1)
                         connection.recv(1_000)
-                        if not done.wait(4.0):
+                        if not done.wait(1.5 * HURRIED.answer_s):
                             connection.sendall(b"\x20\x02\x00\x00")
                             done.wait(1.0)
 
@@ -384,23 +394,19 @@ def test_a_slow_broker_is_reached_in_the_end() -> None:
         for thread in threads:
             thread.start()
         try:
-            settings = MqttSettings(url=f"mqtt://127.0.0.1:{server.getsockname()[1]}", protocol="3.1.1")
-            with MqttSession(settings, client_id="c", subscriptions=[], persistent=False) as session:
-                wait_for(session, Connected, patience_s=30)
+            with session_with(server, protocol="3.1.1") as session:
+                wait_for(session, Connected)
         finally:
             done.set()
             for thread in threads:
                 thread.join()
 
 
-def test_what_was_published_before_a_loss_does_not_leave_in_a_burst_after_it(mosquitto: Broker) -> None:
+def test_what_was_published_before_a_loss_does_not_leave_in_a_burst_after_it() -> None:
     """Every connection starts with nothing queued: what is resent is for the caller to say."""
-    name = client()
-    port = free_port()
-    with socket.create_server(("127.0.0.1", port)) as server:
+    with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(15)
-        settings = MqttSettings(url=f"mqtt://127.0.0.1:{port}", protocol="3.1.1")
-        with MqttSession(settings, client_id=name, subscriptions=[], persistent=False) as session:
+        with session_with(server, protocol="3.1.1") as session:
             connection, _ = server.accept()
             connection.settimeout(15)
             connection.recv(1_000)
@@ -427,7 +433,7 @@ def test_what_was_published_before_a_loss_does_not_leave_in_a_burst_after_it(mos
                 again.sendall(b"\x20\x02\x00\x00")
                 wait_for(session, Connected)
                 assert session.has_room
-                again.settimeout(1.5)
+                again.settimeout(0.5)
                 with pytest.raises(TimeoutError):
                     again.recv(1_000)
 

@@ -14,10 +14,11 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from dpagent.learning.data.balance import hint_of_imbalance
 from dpagent.learning.data.classes import doubt_about_labels
 from dpagent.learning.data.columns import ColumnRange, ColumnTally, hint_of_growth
 from dpagent.learning.data.dataset import Dataset
-from dpagent.wording import counted
+from dpagent.wording import counted, named
 
 _LARGE: Final = 20.0
 """Models are made for inputs of about −1 to 1; beyond this most units are saturated."""
@@ -109,7 +110,10 @@ def examine(dataset: Dataset) -> Findings:
         warnings=(
             *dataset.origin.warnings,
             *_warnings(dataset, (low, high) if has_values else None, non_finite, read - different),
-            *filter(None, [hint_of_growth(columns.ranges()), doubt_about_labels(dataset)]),
+            *filter(
+                None,
+                [hint_of_growth(columns.ranges()), doubt_about_labels(dataset), hint_of_imbalance(dataset)],
+            ),
         ),
         records=len(dataset),
         shape=dataset.shape,
@@ -160,14 +164,15 @@ def _warnings(
     if not dataset.class_names:
         yield (
             f"The classes are the whole numbers 0 to {dataset.classes - 1}, as far as the labels here go."
-            " Name them in `classes` to fix how many there are."
+            f" Name them in {named('classes')} to fix how many there are."
         )
     if non_finite:
         yield sentence_of_non_finite(non_finite)
     if values is not None and dataset.dtype != np.uint8 and max(map(abs, values)) > _LARGE:
         yield (
             f"Values go from {values[0]:g} to {values[1]:g}; models are made for about −1 to 1. Give public"
-            " constants: `offset` and `scale` of CSV columns, or a model's `input_offset` and `input_scale`."
+            f" constants: {named('offset')} and {named('scale')} of CSV columns, or a model's"
+            " `input_offset` and `input_scale`."
         )
     if duplicates:
         equal = "equals" if duplicates == 1 else "equal"

@@ -16,16 +16,20 @@ from numpy.typing import NDArray
 
 from dpagent.errors import DataError
 from dpagent.learning.data.dataset import MAX_CLASSES, Dataset
+from dpagent.wording import named
 
 _FEW_CLASSES: Final = 10
 _FEW_RECORDS: Final = 2
 _FRACTION: Final = re.compile(r"[+-]?\d*[.,]\d*[1-9]\d*(e[+-]?\d+)?", re.IGNORECASE)
 _LONGEST: Final = 9  # digits of a whole number that could be a class
 
-UNLISTED: Final = (
-    "The classes were numbered in sorted order of what is here. A board that lacks one would number them"
-    " otherwise: list them in `classes`, alike on all boards."
-)
+
+def unlisted() -> str:
+    """A warning about classes that nothing lists."""
+    return (
+        "The classes were numbered in sorted order of what is here. A board that lacks one would number them"
+        f" otherwise: list them in {named('classes')}, alike on all boards."
+    )
 
 
 class ClassTable:
@@ -99,13 +103,15 @@ def named_classes(labels: NDArray[np.int64], listed: Sequence[str] | None) -> tu
 
 def doubt_about_labels(dataset: Dataset) -> str:
     """A sentence on why the labels may be no classes, or nothing. Listed classes are not doubted."""
-    if dataset.class_names and UNLISTED not in dataset.origin.warnings:
+    if dataset.class_names and unlisted() not in dataset.origin.warnings:
         return ""
     column = dataset.origin.label_column
     what = "The labels" if column is None else f"The labels, from the column {column!r},"
     advice = (
-        " Are they classes?" if column is None else " Is it the label column? Name the right one in `label`,"
-        " or list the classes in `classes`."
+        " Are they classes?"
+        if column is None
+        else f" Is it the label column? Name the right one in {named('label')}, or list the classes in"
+        f" {named('classes')}."
     )  # fmt: skip
     fractions = [name for name in dataset.class_names if _FRACTION.fullmatch(name)]
     if 2 * len(fractions) > len(dataset.class_names):

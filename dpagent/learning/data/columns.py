@@ -14,6 +14,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from dpagent.wording import named
+
 _FEWEST_STEPS: Final = 8
 
 
@@ -97,5 +99,6 @@ def hint_of_growth(columns: Sequence[ColumnRange]) -> str:
     shown = ", ".join(growing[:5]) + (", …" if len(growing) > 5 else "")
     return (
         f"{'A column that only grows is' if len(growing) == 1 else 'Columns that only grow are'} taken as"
-        f" input: {shown}. Is it a time or a number of the row? Name the columns to learn from in `features`."
+        f" input: {shown}. Is it a time or a number of the row? Name the columns to learn from in"
+        f" {named('features')}."
     )

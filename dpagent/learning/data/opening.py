@@ -16,6 +16,7 @@ from dpagent.learning.data.location import Location
 from dpagent.learning.data.registry import FORMATS
 from dpagent.learning.data.settings import AUTO, DatasetSettings
 from dpagent.learning.data.stored import require_readable
+from dpagent.wording import named
 
 _PACKED: Final = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".7z", ".rar")
 
@@ -137,17 +138,17 @@ def _refuse_other_sections(settings: DatasetSettings, known: Format[Any]) -> Non
     for kind in FORMATS:
         if kind in settings.model_fields_set and kind != known.kind:
             keys = sorted(getattr(settings, kind).model_fields_set)
-            given = ", ".join(f"`{kind}.{key}`" for key in keys) or f"`{kind}`"
+            given = ", ".join(named(f"{kind}.{key}") for key in keys) or named(kind)
             raise ConfigurationError(
                 f"{given} {'are' if len(keys) > 1 else 'is'} set, and {settings.path} is taken for"
-                f" {known.kind}. Leave {'them' if len(keys) > 1 else 'it'} out, or set `kind: {kind}`."
+                f" {known.kind}. Leave {'them' if len(keys) > 1 else 'it'} out, or set {named('kind', kind)}."
             )
 
 
 def _one_of(location: Location, takes: Callable[[Format[Any]], bool]) -> str | None:
     found = [known.kind for known in FORMATS.values() if takes(known)]
     if len(found) > 1:
-        raise DataError(f"{location.path} could be {' or '.join(found)}. Set `kind` to one of them.")
+        raise DataError(f"{location.path} could be {' or '.join(found)}. Set {named('kind')} to one of them.")
     return found[0] if found else None
 
 

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from dpagent.errors import DataError, ParameterError, require_between, require_count
 from dpagent.learning.data.dataset import Dataset
 from dpagent.learning.data.derived import Subset
+from dpagent.wording import named
 
 How = Literal["iid", "dirichlet", "class", "file"]
 
@@ -120,8 +121,8 @@ def _by_class(
 def _by_file(dataset: Dataset, parts: int, generator: np.random.Generator) -> list[NDArray[np.int64]]:
     if dataset.groups is None:
         raise DataError(
-            "These records do not tell which file they are from; split them `iid`, or use CSV files or a"
-            " `group`."
+            "These records do not tell which file they are from; use"
+            f" {named('split', 'iid')}, or CSV files or {named('group')}."
         )
     groups, codes, sizes = np.unique(dataset.groups, return_inverse=True, return_counts=True)
     if len(groups) < parts:

@@ -1,4 +1,4 @@
-"""What a front end makes of records: computed once, kept on disk, read like any other data set.
+"""The features of a front end: computed once, kept on disk, read like any other data set.
 
 **Batch invariance.** The features of a record take its place in training, so they too must be a
 function of that record alone, bit for bit (:mod:`dpagent.learning.training.engine`). Hence every record goes
@@ -30,7 +30,6 @@ from numpy.typing import NDArray
 from dpagent.errors import ConfigurationError, DataError, StorageError
 from dpagent.learning.data.dataset import Dataset, to_float32
 from dpagent.learning.front_end.random_layers import RandomFeatures
-from dpagent.learning.front_end.stages import FrozenNetwork, Projection, RandomLayers, Scattering, stage_shape
 from dpagent.learning.front_end.transforms import (
     Transform,
     frozen_network,
@@ -38,6 +37,7 @@ from dpagent.learning.front_end.transforms import (
     scattering,
 )
 from dpagent.learning.models.spec import ModelSpec
+from dpagent.learning.models.stages import FrozenNetwork, Projection, RandomLayers, Scattering
 from dpagent.storage import disk_errors, write_atomically
 
 Floats = NDArray[np.float32]
@@ -77,7 +77,7 @@ class FrontEnd:
                 case Scattering():
                     transform = scattering(stage, shape)
                 case RandomLayers():
-                    transform = Transform(stage_shape(stage, shape), RandomFeatures(stage, shape))
+                    transform = Transform(stage.shape_after(shape), RandomFeatures(stage, shape))
                 case FrozenNetwork():
                     transform = frozen_network(where, stage, shape, _asset(where, assets, "frozen-network"))
                 case Projection():
@@ -148,7 +148,7 @@ class FeatureSet(Dataset):
         self._closing()
 
     def _fill(self, dataset: Dataset, front_end: FrontEnd) -> None:
-        """Compute what the file does not hold yet."""
+        """Compute the features that the file does not hold yet."""
         self._require_space()
         known = on_disk = self._known_digests()
         digests: list[str] = []
@@ -192,7 +192,7 @@ class FeatureSet(Dataset):
         write_atomically(self._digests, json.dumps(digests).encode(), mode=0o600)
 
     def _known_digests(self) -> list[str]:
-        """What the features in the file were computed from, as far as it is whole."""
+        """Digests of the records behind the features in the file, as far as it is whole."""
         try:
             digests = json.loads(self._digests.read_bytes())
         except (OSError, ValueError, RecursionError):

@@ -2,8 +2,8 @@
 
 A frozen network sees private records one at a time, and its features take their place. So it may read no
 other file, keep no state from record to record, draw nothing at random, neither fail nor crash for records
-with some property, and do the same work for each. Whoever ships or trusts a network has it checked here;
-a device runs it by its digest alone (:mod:`agent.training`).
+with some property, and do the same work for each. It is checked here before it is shipped or trusted; a
+device runs it by its digest alone (:mod:`agent.training`).
 
 What passes is a list of operators of ONNX itself, under two rules. What decides shapes or places, such as
 the shape of a Reshape or the indices of a Gather, hangs on constants and shapes, never on a record. And
@@ -65,11 +65,11 @@ def check_network(where: str, model: bytes) -> None:
     """Raise unless the network is the same function of one record whatever else is on the machine.
 
     Args:
-        where: what the text of an error begins with: the file.
+        where: the file, the beginning of every error text.
         model: the file's bytes.
 
     Raises:
-        ConfigurationError: it is no ONNX file, or holds what is not on the list; the text names the node.
+        ConfigurationError: it is no ONNX file, or an operator is not on the list; the text names the node.
     """
     if model[4:8] == _RUNTIME_FORMAT:
         raise ConfigurationError(f"{where} is in ONNX Runtime's own format; expected plain ONNX.")

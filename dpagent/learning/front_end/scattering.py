@@ -29,17 +29,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dpagent.learning.front_end.stages import Scattering
+from dpagent.learning.models.stages import Scattering
 
 Floats = NDArray[np.float32]
-Complex = NDArray[np.complex64]
 
 _SIGMA = 0.8
 _FREQUENCY = 3 * math.pi / 4
 
 
 class Constants(NamedTuple):
-    """What the transform multiplies with, for who computes it elsewhere.
+    """The factors of the transform, for its export.
 
     Attributes:
         rows, columns: for each padded place, the pixel it shows.
@@ -88,7 +87,7 @@ class ScatteringTransform:
 
     @property
     def constants(self) -> Constants:
-        """What the transform multiplies with."""
+        """The factors of the transform."""
         return Constants(self._rows, self._columns, self._padded, self._wavelets, self._blurs)
 
     @property

@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 
 from dpagent.errors import ConfigurationError
 from dpagent.learning.front_end.scattering import ScatteringTransform
-from dpagent.learning.front_end.stages import FrozenNetwork, Projection, Scattering, stage_shape
-from dpagent.learning.models.layers import Shape
+from dpagent.learning.models.part import Shape
+from dpagent.learning.models.stages import FrozenNetwork, Projection, Scattering
 
 Floats = NDArray[np.float32]
 
 
 class Transform(NamedTuple):
-    """What a stage makes of one record.
+    """A stage as a function of one record.
 
     Attributes:
         output_shape: of one record after it.
@@ -38,7 +38,7 @@ def scattering(stage: Scattering, shape: Shape) -> Transform:
     """Wavelet scattering."""
     height, width, channels = shape
     transform = ScatteringTransform(stage, (height, width, channels))
-    return Transform(stage_shape(stage, shape), lambda image: transform(image[np.newaxis])[0])
+    return Transform(stage.shape_after(shape), lambda image: transform(image[np.newaxis])[0])
 
 
 def projection(where: str, stage: Projection, shape: Shape, matrix: bytes) -> Transform:

@@ -17,7 +17,6 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from dpagent.errors import ConfigurationError
-from dpagent.learning.front_end.stages import Scattering
 from dpagent.learning.models.layers import (
     AveragePool2d,
     Conv1d,
@@ -32,6 +31,7 @@ from dpagent.learning.models.layers import (
     Tanh,
 )
 from dpagent.learning.models.spec import ModelSpec
+from dpagent.learning.models.stages import Scattering
 
 _DIGITS = ModelSpec(
     name="digits",
@@ -151,7 +151,14 @@ BUILT_IN: Mapping[str, ModelSpec] = MappingProxyType(
 
 
 def built_in(name: str) -> ModelSpec:
-    """The built-in architecture called ``name``, or a :class:`ConfigurationError` with the choices."""
+    """The built-in architecture called ``name``.
+
+    >>> built_in("mnist-cnn").parameter_count
+    26010
+
+    Raises:
+        ConfigurationError: there is none of that name; the text lists the choices.
+    """
     try:
         return BUILT_IN[name]
     except KeyError:

@@ -1,4 +1,4 @@
-"""What an architecture takes to train, from its shapes alone: operations, and an estimate of memory.
+"""The cost of training an architecture, from its shapes alone: operations, and an estimate of memory.
 
 Operations are those of matrix products: a multiplication and an addition for each weight at each position,
 biases counted as weights. Activations, pooling and normalisation are left out; on the processors this is
@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 
 from dpagent.errors import require_count
-from dpagent.learning.models.layers import Conv1d, Conv2d, windows
+from dpagent.learning.models.layers import Convolution
 from dpagent.learning.models.spec import ModelSpec, Node
 
 _FLOAT32 = 4
@@ -41,24 +41,28 @@ def training_flops(spec: ModelSpec) -> int:
 
     Three products of one size for each convolution and dense layer: the output, the gradient by the
     weights and, but for the first layer, the gradient by the input.
+
+    >>> from dpagent.learning.models.built_ins import built_in
+    >>> training_flops(built_in("digits"))
+    517180
     """
     trained = [node for top in spec.nodes for node in top.walk() if node.blocks]
     return sum(forward_flops(node) * (3 if node is not trained[0] else 2) for node in trained)
 
 
 def record_bytes(spec: ModelSpec) -> int:
-    """Bytes of what the layers keep for one record; of a model with a front end, the layers behind it."""
+    """Bytes that the layers keep for one record; of a model with a front end, the layers behind it."""
     floats = 2 * math.prod(spec.feature_shape)
     for node in (node for top in spec.nodes for node in top.walk()):
         floats += 2 * math.prod(node.output_shape)
-        if isinstance(node.layer, Conv1d | Conv2d):
-            over = windows(node.layer, node.input_shape)
+        if isinstance(node.layer, Convolution):
+            over = node.layer.windows(node.input_shape)
             floats += over.positions * (over.taps + 1) + sum(block.size for block in node.blocks)
     return _FLOAT32 * floats
 
 
 def working_bytes(spec: ModelSpec, microbatch: int) -> int:
-    """Estimated bytes of what the layers keep for the records of a microbatch that are computed at once.
+    """Estimated bytes that the layers keep for the records of a microbatch that are computed at once.
 
     Raises:
         ParameterError: microbatch is below 1.

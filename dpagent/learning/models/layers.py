@@ -1,131 +1,232 @@
-"""What a network can be made of: layers as public records, and the shapes they lead to.
+"""Layers as public records: their parameters, their ranges, and the shapes they lead to.
 
-A record's shape is ``(features,)``, ``(length, channels)`` for a series or
-``(height, width, channels)`` for an image; activations keep the channels last. A series is
-computed as an image of height one, so an engine knows windows over two axes only
-(:class:`Windows`).
+The union :data:`Layer` is closed. Everything that computes a layer (:mod:`dpagent.learning.models.forward`,
+the two engines, the export) matches on it, and the type checker names each place that a new member is missing
+from; ``docs/models.md`` says how to add one.
 
-Group normalisation has no parameters and no running statistics: each record is normalised by its
-own mean and variance, so one record's gradient stays a function of that record (Wu and He,
-"Group Normalization", ECCV 2018, without the affine map).
+Activations keep the channels last. Group normalisation has no parameters and no running statistics: each
+record is normalised by its own mean and variance, so one record's gradient stays a function of that record
+(Wu and He, "Group Normalization", ECCV 2018, without the affine map).
 """
 
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, TypeAlias
+from typing import ClassVar, Final, TypeAlias, final, get_args
 
-from dpagent.errors import ConfigurationError, require_count
+from dpagent.errors import ConfigurationError, DpagentError, require_count
+from dpagent.learning.models.part import Part, Shape
+from dpagent.learning.models.windows import MAX_AXIS, Windows, windows_over
 
-Shape: TypeAlias = tuple[int, ...]
-
-GROUP_NORM_EPSILON = 1e-5
+GROUP_NORM_EPSILON: Final = 1e-5
 """Added to the variance of a group before its root is taken."""
 
-# Whoever signed a plan: no layer of it makes a board compute or keep more than this.
-_MAX_AXIS = 65_536
-_MAX_ACTIVATION = 1 << 24
+# No layer of any plan makes a board compute or keep more than this.
+_MAX_ACTIVATION: Final = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
-class Conv1d:
-    """Cross-correlation along a series, with zero padding at both ends."""
+class _Layer(Part):
+    """The common base of layers."""
+
+    def shape_after(self, shape: Shape) -> Shape:
+        """See :meth:`Part.shape_after`; at most 2²⁴ values a record."""
+        after = self._shape_after(shape)
+        if math.prod(after) > _MAX_ACTIVATION:
+            raise ConfigurationError(
+                f"its output has {math.prod(after):,} values a record; expected at most {_MAX_ACTIVATION:,}."
+            )
+        return after
+
+    def tensors(self, shape: Shape) -> dict[str, Shape]:
+        """The shapes of its own parameters by name, weight before bias, for records of ``shape``."""
+        del shape
+        return {}
+
+    @abstractmethod
+    def _shape_after(self, shape: Shape) -> Shape: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Windowed(_Layer):
+    """A layer that looks at its input through windows."""
+
+    @abstractmethod
+    def windows(self, shape: Shape) -> Windows:
+        """Its windows over a record of ``shape``; errors as of :meth:`Part.shape_after`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Convolution(Windowed):
+    """Cross-correlation with zero padding at both ends of each of its ``axes``."""
+
+    axes: ClassVar[int]
+
+    channels: int
+    kernel: int
+    stride: int = 1
+    padding: int = 0
+
+    def windows(self, shape: Shape) -> Windows:
+        """See :meth:`Windowed.windows`."""
+        return windows_over(shape, self.axes, self.kernel, self.stride, self.padding)
+
+    def tensors(self, shape: Shape) -> dict[str, Shape]:
+        """Weight, the window's axes first and then channels in and out, and bias."""
+        weight = (*(self.kernel,) * self.axes, shape[-1], self.channels)
+        return {"weight": weight, "bias": (self.channels,)}
+
+    def _shape_after(self, shape: Shape) -> Shape:
+        require_count("channels", self.channels, maximum=MAX_AXIS)
+        return (*self.windows(shape).count[-self.axes :], self.channels)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Conv1d(Convolution):
+    """Convolution along a series."""
 
     kind: ClassVar[str] = "conv1d"
-
-    channels: int
-    kernel: int
-    stride: int = 1
-    padding: int = 0
+    axes: ClassVar[int] = 1
 
 
+@final
 @dataclass(frozen=True, slots=True)
-class Conv2d:
-    """Square cross-correlation over images, with zero padding on all four sides."""
+class Conv2d(Convolution):
+    """Convolution over an image, with square windows."""
 
     kind: ClassVar[str] = "conv2d"
-
-    channels: int
-    kernel: int
-    stride: int = 1
-    padding: int = 0
+    axes: ClassVar[int] = 2
 
 
 @dataclass(frozen=True, slots=True)
-class MaxPool1d:
-    """Maximum over windows of a series, without padding; what fills no window is dropped."""
+class Pooling(Windowed):
+    """One number for each window and channel, without padding; values that fill no window are dropped."""
+
+    axes: ClassVar[int]
+
+    kernel: int
+    stride: int
+
+    def windows(self, shape: Shape) -> Windows:
+        """See :meth:`Windowed.windows`."""
+        return windows_over(shape, self.axes, self.kernel, self.stride, padding=0)
+
+    def _shape_after(self, shape: Shape) -> Shape:
+        return (*self.windows(shape).count[-self.axes :], shape[-1])
+
+
+@dataclass(frozen=True, slots=True)
+class MaxPool(Pooling):
+    """The maximum of each window."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class MaxPool1d(MaxPool):
+    """Maximum over windows of a series."""
 
     kind: ClassVar[str] = "max_pool1d"
-
-    kernel: int
-    stride: int
+    axes: ClassVar[int] = 1
 
 
+@final
 @dataclass(frozen=True, slots=True)
-class MaxPool2d:
-    """Maximum over square windows, without padding; rows and columns that fill no window are dropped."""
+class MaxPool2d(MaxPool):
+    """Maximum over square windows of an image."""
 
     kind: ClassVar[str] = "max_pool2d"
-
-    kernel: int
-    stride: int
+    axes: ClassVar[int] = 2
 
 
 @dataclass(frozen=True, slots=True)
-class AveragePool1d:
-    """Mean over windows of a series, without padding."""
+class AveragePool(Pooling):
+    """The mean of each window."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class AveragePool1d(AveragePool):
+    """Mean over windows of a series."""
 
     kind: ClassVar[str] = "average_pool1d"
-
-    kernel: int
-    stride: int
+    axes: ClassVar[int] = 1
 
 
+@final
 @dataclass(frozen=True, slots=True)
-class AveragePool2d:
-    """Mean over square windows, without padding."""
+class AveragePool2d(AveragePool):
+    """Mean over square windows of an image."""
 
     kind: ClassVar[str] = "average_pool2d"
-
-    kernel: int
-    stride: int
+    axes: ClassVar[int] = 2
 
 
+@final
 @dataclass(frozen=True, slots=True)
-class Dense:
-    """Affine map to ``units`` outputs; what comes before is flattened, channels last."""
+class Dense(_Layer):
+    """Affine map to ``units`` outputs; its input is flattened, channels last."""
 
     kind: ClassVar[str] = "dense"
 
     units: int
 
+    def tensors(self, shape: Shape) -> dict[str, Shape]:
+        """Weight ``(units in, units out)`` and bias."""
+        return {"weight": (math.prod(shape), self.units), "bias": (self.units,)}
+
+    def _shape_after(self, shape: Shape) -> Shape:
+        return (require_count("units", self.units, maximum=MAX_AXIS),)
+
 
 @dataclass(frozen=True, slots=True)
-class Tanh:
-    """Hyperbolic tangent, element by element."""
+class Activation(_Layer):
+    """A function of single numbers that never falls: maxima may be taken before it as well as after it."""
+
+    def _shape_after(self, shape: Shape) -> Shape:
+        return shape
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Tanh(Activation):
+    """Hyperbolic tangent."""
 
     kind: ClassVar[str] = "tanh"
 
 
+@final
 @dataclass(frozen=True, slots=True)
-class Relu:
-    """max(x, 0), element by element; the derivative at 0 is 0."""
+class Relu(Activation):
+    """max(x, 0); the derivative at 0 is 0."""
 
     kind: ClassVar[str] = "relu"
 
 
+@final
 @dataclass(frozen=True, slots=True)
-class GroupNorm:
+class GroupNorm(_Layer):
     """Each group of neighbouring channels, over all positions, brought to mean 0 and variance 1."""
 
     kind: ClassVar[str] = "group_norm"
 
     groups: int
 
+    def _shape_after(self, shape: Shape) -> Shape:
+        require_count("groups", self.groups, maximum=MAX_AXIS)
+        if shape[-1] % self.groups:
+            raise ConfigurationError(
+                f"its {self.groups} groups do not divide the {shape[-1]} channels of its input {shape};"
+                " expected groups of one size."
+            )
+        return shape
 
+
+@final
 @dataclass(frozen=True, slots=True)
-class Residual:
+class Residual(_Layer):
     """``body(x) + shortcut(x)``; without a shortcut, ``body(x) + x``. Not nested."""
 
     kind: ClassVar[str] = "residual"
@@ -133,162 +234,42 @@ class Residual:
     body: tuple[Layer, ...]
     shortcut: tuple[Layer, ...] = ()
 
+    def _shape_after(self, shape: Shape) -> Shape:
+        body, shortcut = (_shape_after_all(part, shape) for part in (self.body, self.shortcut))
+        if not self.body:
+            raise ConfigurationError("its body is empty; expected at least one layer.")
+        if body != shortcut:
+            raise ConfigurationError(
+                f"its body leads from {shape} to {body} and its shortcut to {shortcut}; expected the same"
+                " shape, for instance with a conv2d of kernel 1 in the shortcut."
+            )
+        return body
 
-Convolution: TypeAlias = Conv1d | Conv2d
-MaxPool: TypeAlias = MaxPool1d | MaxPool2d
-AveragePool: TypeAlias = AveragePool1d | AveragePool2d
-Windowed: TypeAlias = Convolution | MaxPool | AveragePool
-Layer: TypeAlias = Windowed | Dense | Tanh | Relu | GroupNorm | Residual
 
-LAYERS: dict[str, type[Layer]] = {
-    kind.kind: kind
-    for kind in (
-        Conv1d, Conv2d, MaxPool1d, MaxPool2d, AveragePool1d, AveragePool2d, Dense, Tanh, Relu, GroupNorm,
-        Residual,
-    )
-}  # fmt: skip
+Layer: TypeAlias = (
+    Conv1d
+    | Conv2d
+    | MaxPool1d
+    | MaxPool2d
+    | AveragePool1d
+    | AveragePool2d
+    | Dense
+    | Tanh
+    | Relu
+    | GroupNorm
+    | Residual
+)
+
+LAYERS: dict[str, type[Layer]] = {layer.kind: layer for layer in get_args(Layer)}
 """Every kind of layer by the name that a model file gives it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Windows:
-    """Windows over the two axes of an image; over a series, the first axis has length one.
-
-    Attributes:
-        image: height, width, channels of the input.
-        kernel, stride, padding: down and across.
-        count: windows down and across.
-    """
-
-    image: tuple[int, int, int]
-    kernel: tuple[int, int]
-    stride: tuple[int, int]
-    padding: tuple[int, int]
-    count: tuple[int, int]
-
-    @property
-    def positions(self) -> int:
-        """Number of windows."""
-        return self.count[0] * self.count[1]
-
-    @property
-    def taps(self) -> int:
-        """Numbers in one window: kernel area times channels."""
-        return self.kernel[0] * self.kernel[1] * self.image[2]
-
-
-def windows(layer: Windowed, shape: Shape) -> Windows:
-    """Where the windows of ``layer`` lie over an input of ``shape``.
-
-    Raises:
-        ConfigurationError, ParameterError: they do not fit it.
-    """
-    require_count("kernel", layer.kernel, maximum=_MAX_AXIS)
-    require_count("stride", layer.stride, maximum=_MAX_AXIS)
-    padding = layer.padding if isinstance(layer, Conv1d | Conv2d) else 0
-    require_count("padding", padding, minimum=0, maximum=_MAX_AXIS)
-    if isinstance(layer, Conv1d | MaxPool1d | AveragePool1d):
-        if len(shape) != 2:
-            raise ConfigurationError(f"its input has shape {shape}; expected a series (length, channels).")
-        length, channels = shape
-        count = _windows_along(length, layer.kernel, layer.stride, padding)
-        if count < 1:
-            raise ConfigurationError(
-                f"its window of {layer.kernel} is longer than the input of {length} with padding {padding};"
-                " expected a smaller kernel or more padding."
-            )
-        return Windows((1, length, channels), (1, layer.kernel), (1, layer.stride), (0, padding), (1, count))
-    if len(shape) != 3:
-        raise ConfigurationError(f"its input has shape {shape}; expected an image (height, width, channels).")
-    height, width, channels = shape
-    down = _windows_along(height, layer.kernel, layer.stride, padding)
-    across = _windows_along(width, layer.kernel, layer.stride, padding)
-    if down < 1 or across < 1:
-        raise ConfigurationError(
-            f"its window of {layer.kernel}x{layer.kernel} is larger than the {height}x{width} input with"
-            f" padding {padding}; expected a smaller kernel or more padding."
-        )
-    square = (layer.kernel, layer.kernel)
-    return Windows((height, width, channels), square, (layer.stride,) * 2, (padding,) * 2, (down, across))
-
-
-def output_shape(layer: Layer, shape: Shape) -> Shape:
-    """The shape of one record after ``layer``.
-
-    Raises:
-        ConfigurationError, ParameterError: ``layer`` does not fit an input of ``shape``; the
-            text says why, the caller knows which layer it is.
-    """
-    after = _output_shape(layer, shape)
-    if math.prod(after) > _MAX_ACTIVATION:
-        raise ConfigurationError(
-            f"its output has {math.prod(after):,} values a record; expected at most {_MAX_ACTIVATION:,}."
-        )
-    return after
-
-
-def _output_shape(layer: Layer, shape: Shape) -> Shape:
-    match layer:
-        case Conv1d() | Conv2d():
-            require_count("channels", layer.channels, maximum=_MAX_AXIS)
-            return _image_shape(windows(layer, shape), layer.channels, len(shape))
-        case MaxPool1d() | MaxPool2d() | AveragePool1d() | AveragePool2d():
-            return _image_shape(windows(layer, shape), shape[-1], len(shape))
-        case Dense():
-            return (require_count("units", layer.units, maximum=_MAX_AXIS),)
-        case GroupNorm():
-            require_count("groups", layer.groups, maximum=_MAX_AXIS)
-            if shape[-1] % layer.groups:
-                raise ConfigurationError(
-                    f"its {layer.groups} groups do not divide the {shape[-1]} channels of its input {shape};"
-                    " expected groups of one size."
-                )
-            return shape
-        case Tanh() | Relu():
-            return shape
-        case Residual():
-            body, shortcut = (_shape_after(part, shape) for part in (layer.body, layer.shortcut))
-            if not layer.body:
-                raise ConfigurationError("its body is empty; expected at least one layer.")
-            if body != shortcut:
-                raise ConfigurationError(
-                    f"its body leads from {shape} to {body} and its shortcut to {shortcut}; expected the same"
-                    " shape, for instance with a conv2d of kernel 1 in the shortcut."
-                )
-            return body
-
-
-def _shape_after(layers: tuple[Layer, ...], shape: Shape) -> Shape:
+def _shape_after_all(layers: tuple[Layer, ...], shape: Shape) -> Shape:
     for layer in layers:
         if isinstance(layer, Residual):
             raise ConfigurationError("it holds another residual; expected none inside of one.")
         try:
-            shape = output_shape(layer, shape)
-        except ValueError as error:  # a number out of its range
-            raise ConfigurationError(f"its {layer.kind}: {error}") from error
-        except ConfigurationError as error:
+            shape = layer.shape_after(shape)
+        except DpagentError as error:
             raise ConfigurationError(f"its {layer.kind}: {error}") from error
     return shape
-
-
-def parameter_tensors(layer: Layer, shape: Shape) -> tuple[tuple[str, Shape], ...]:
-    """Names and shapes of the tensors that ``layer`` itself owns when its input has ``shape``."""
-    match layer:
-        case Conv1d():
-            weight: Shape = (layer.kernel, shape[-1], layer.channels)
-            return ("weight", weight), ("bias", (layer.channels,))
-        case Conv2d():
-            weight = (layer.kernel, layer.kernel, shape[-1], layer.channels)
-            return ("weight", weight), ("bias", (layer.channels,))
-        case Dense():
-            return ("weight", (math.prod(shape), layer.units)), ("bias", (layer.units,))
-        case _:
-            return ()
-
-
-def _windows_along(size: int, kernel: int, stride: int, padding: int) -> int:
-    return (size + 2 * padding - kernel) // stride + 1
-
-
-def _image_shape(over: Windows, channels: int, axes: int) -> Shape:
-    return (*over.count[3 - axes :], channels)

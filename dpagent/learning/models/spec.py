@@ -1,4 +1,4 @@
-"""Architectures as public records: what a model computes, without a weight in it.
+"""Architectures as public records: the computation of a model, without its weights.
 
 A :class:`ModelSpec` is agreed between coordinator and devices before any training. It names the
 frozen front end, the trainable layers, the fixed preprocessing of the inputs, and the order in
@@ -32,9 +32,17 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dpagent.errors import ConfigurationError, DpagentError, require_count, require_finite, require_positive
-from dpagent.learning.front_end.stages import FrozenNetwork, Projection, Stage, stage_shape
-from dpagent.learning.models.layers import Dense, Layer, Residual, Shape, output_shape, parameter_tensors
+from dpagent.errors import (
+    ConfigurationError,
+    DpagentError,
+    ParameterError,
+    require_count,
+    require_finite,
+    require_positive,
+)
+from dpagent.learning.models.layers import Dense, Layer, Residual
+from dpagent.learning.models.part import Shape
+from dpagent.learning.models.stages import FrozenNetwork, Projection, Stage
 
 # Part of every digest: raise it when the meaning of a layer, the order of the parameters or
 # the preprocessing changes, so that two versions of this code never train one model together.
@@ -61,7 +69,7 @@ class ParameterBlock(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One layer in its place: what an engine or an exporter needs to know of it.
+    """One layer in its place, as engines and exporters read it.
 
     Attributes:
         path: its name, for instance ``3.residual.body.0.conv2d``.
@@ -81,7 +89,7 @@ class Node:
 
     @property
     def parameters(self) -> slice:
-        """Where its own parameters lie in the flat vector: weight, then bias."""
+        """The place of its own parameters in the flat vector: weight, then bias."""
         return slice(self.blocks[0].offset, self.blocks[-1].offset + self.blocks[-1].size)
 
     def walk(self) -> Iterator[Node]:
@@ -101,13 +109,22 @@ class ModelSpec:
             ``(height, width, channels)``.
         classes: number of classes; the last layer is ``Dense(classes)``.
         layers: the trainable part, in order of computation.
-        front_end: frozen stages before the layers; what they make of a record is computed once.
+        front_end: frozen stages before the layers; the features of a record are computed once.
         input_offset, input_scale: the network sees ``(x - input_offset) / input_scale`` of an
             input (images: in [0, 1]). One number, or one a channel. They are constants fixed with
             the architecture, never computed from anyone's data.
 
     Raises:
-        ConfigurationError: a layer does not fit what comes before it; the text names the layer.
+        ConfigurationError: a layer does not fit the one before it; the text names the layer.
+
+    >>> from dpagent.learning.models.layers import Conv2d, Tanh
+    >>> spec = ModelSpec("small", (8, 8, 1), 3, (Conv2d(channels=4, kernel=3), Tanh(), Dense(3)))
+    >>> [(node.path, node.output_shape) for node in spec.nodes]
+    [('0.conv2d', (6, 6, 4)), ('1.tanh', (6, 6, 4)), ('2.dense', (3,))]
+    >>> spec.parameter_count
+    475
+    >>> spec.describe()["layers"]
+    [{'conv2d': {'channels': 4, 'kernel': 3, 'stride': 1, 'padding': 0}}, 'tanh', {'dense': {'units': 3}}]
     """
 
     name: str
@@ -141,7 +158,7 @@ class ModelSpec:
 
     @cached_property
     def feature_shape(self) -> Shape:
-        """What the layers see of one record: its shape after the front end."""
+        """The shape of one record after the front end, as the layers see it."""
         shape = self.input_shape
         if sum(isinstance(stage, FrozenNetwork) for stage in self.front_end) > 1:
             raise ConfigurationError(f"Model {self.name!r}: its front end has two networks; expected one.")
@@ -151,7 +168,7 @@ class ModelSpec:
             )
         for index, stage in enumerate(self.front_end):
             try:
-                shape = stage_shape(stage, shape)
+                shape = stage.shape_after(shape)
             except DpagentError as error:
                 raise ConfigurationError(
                     f"Model {self.name!r}, front end, stage {index} {stage!r}: {error}"
@@ -166,10 +183,10 @@ class ModelSpec:
 
     @property
     def shape_before_projection(self) -> Shape:
-        """The shape of what is projected."""
+        """The shape of one record before its projection."""
         shape = self.input_shape
         for stage in self.front_end[:-1]:
-            shape = stage_shape(stage, shape)
+            shape = stage.shape_after(shape)
         return shape
 
     @property
@@ -193,11 +210,6 @@ class ModelSpec:
             shape, offset = node.output_shape, _end(node, offset)
         return tuple(nodes)
 
-    @property
-    def output_shapes(self) -> tuple[Shape, ...]:
-        """The shape of one record after each layer."""
-        return tuple(node.output_shape for node in self.nodes)
-
     @cached_property
     def parameter_shapes(self) -> list[ParameterBlock]:
         """Name, shape and offset of every tensor, in the order of the flat vector."""
@@ -214,6 +226,14 @@ class ModelSpec:
         """Parameters of each layer that has any, weight and bias together, in their order."""
         nodes = (node for top in self.nodes for node in top.walk() if node.blocks)
         return tuple(node.parameters.stop - node.parameters.start for node in nodes)
+
+    def require_weights(self, weights: NDArray[np.float32]) -> None:
+        """Raise :class:`ParameterError` unless ``weights`` is a flat float32 vector for this model."""
+        if weights.dtype != np.float32 or weights.shape != (self.parameter_count,):
+            raise ParameterError(
+                f"The weights are {weights.dtype} of shape {weights.shape}; model {self.name!r} takes"
+                f" float32 of shape ({self.parameter_count},)."
+            )
 
     def initial_weights(self, seed: int) -> NDArray[np.float32]:
         """Starting weights, a flat float32 vector of length ``parameter_count``.
@@ -232,19 +252,36 @@ class ModelSpec:
             weights[block.offset : block.offset + block.size] = (2.0 * draws - 1.0) * bound
         return weights
 
-    def digest(self) -> bytes:
-        """SHA-256 over a canonical description; equal digests mean equal computations."""
-        from dpagent.learning.models.description import describe  # which reads back what is described
+    def describe(self) -> dict[str, Any]:
+        """The model in plain lists, maps, numbers and strings.
 
+        :func:`~dpagent.learning.models.description.from_description` reads it back.
+        """
+        return {
+            "name": self.name,
+            "input_shape": list(self.input_shape),
+            "classes": self.classes,
+            "input_offset": _plain(self.input_offset),
+            "input_scale": _plain(self.input_scale),
+            "front_end": [stage.describe() for stage in self.front_end],
+            "layers": [layer.describe() for layer in self.layers],
+        }
+
+    def canonical_text(self) -> str:
+        """Everything that decides what the model computes, as JSON with sorted keys and no spaces."""
         canonical = {
             "semantics": _SEMANTICS,
-            "model": describe(self),
+            "model": self.describe(),
             "constants": [
                 [float(x).hex() for x in _numbers(y)] for y in (self.input_offset, self.input_scale)
             ],
             "parameters": [[block.name, list(block.shape), block.offset] for block in self.parameter_shapes],
         }
-        return hashlib.sha256(json.dumps(canonical, sort_keys=True, separators=(",", ":")).encode()).digest()
+        return json.dumps(canonical, sort_keys=True, separators=(",", ":"))
+
+    def digest(self) -> bytes:
+        """SHA-256 of the canonical text: equal digests mean equal computations."""
+        return hashlib.sha256(self.canonical_text().encode()).digest()
 
     def _check_input(self) -> None:
         axes = _AXES.get(len(self.input_shape))
@@ -273,20 +310,24 @@ class ModelSpec:
                 )
 
 
+def _plain(value: float | tuple[float, ...]) -> float | list[float]:
+    return [float(number) for number in value] if isinstance(value, tuple) else float(value)
+
+
 def _numbers(value: Any) -> tuple[float, ...]:
     return tuple(value) if isinstance(value, tuple) else (value,)
 
 
 def _node(path: str, layer: Layer, shape: Shape, offset: int) -> Node:
-    after = output_shape(layer, shape)
+    after = layer.shape_after(shape)
     if isinstance(layer, Residual):
         body = _branch(f"{path}.body", layer.body, shape, offset)
         start = max((_end(node, offset) for node in body), default=offset)
         shortcut = _branch(f"{path}.shortcut", layer.shortcut, shape, start)
         return Node(path, layer, shape, after, (), body, shortcut)
     blocks: list[ParameterBlock] = []
-    for kind, tensor in parameter_tensors(layer, shape):
-        blocks.append(ParameterBlock(f"{path}.{kind}", tensor, offset))
+    for name, tensor in layer.tensors(shape).items():
+        blocks.append(ParameterBlock(f"{path}.{name}", tensor, offset))
         offset += blocks[-1].size
     return Node(path, layer, shape, after, tuple(blocks))
 

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpagent.errors import ConfigurationError, require_count
-from dpagent.learning.models.layers import Shape
+from dpagent.learning.models.part import Shape
 
 _MAX_VIEWS = 64
 
@@ -30,7 +30,7 @@ class Augmentation:
 
     Args:
         views: of each record, in 1..64.
-        shift: most places that a view is moved along each axis but the channels; what comes in is zero.
+        shift: most places that a view is moved along each axis but the channels; gaps are filled with zeros.
         flip: whether a view is mirrored left to right, every other time.
 
     Raises:
@@ -59,7 +59,11 @@ class Augmentation:
             raise ConfigurationError(f"flip mirrors images; the records have shape {shape}.")
 
     def views_of(self, inputs: NDArray[Any]) -> NDArray[Any]:
-        """Views of ``inputs`` (n, *shape): (n, views, *shape), of the same type."""
+        """Views of ``inputs`` (n, *shape): (n, views, *shape), of the same type.
+
+        >>> Augmentation(views=4, shift=2, flip=True).views_of(np.ones((3, 8, 8, 1), np.uint8)).shape
+        (3, 4, 8, 8, 1)
+        """
         count, shape = len(inputs), inputs.shape[1:]
         views = np.zeros((count, self.views, *shape), inputs.dtype)
         draws = np.frombuffer(os.urandom(12 * count * self.views), "<u4").reshape(count, self.views, 3)
@@ -77,5 +81,5 @@ class Augmentation:
 
 
 def _overlap(by: int, size: int) -> tuple[slice, slice]:
-    """Where what is moved ``by`` places lands, and where it comes from, along an axis of ``size``."""
+    """Target and source of a shift ``by`` places along an axis of ``size``."""
     return slice(max(0, by), size + min(0, by)), slice(max(0, -by), size - max(0, by))

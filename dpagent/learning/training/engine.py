@@ -1,4 +1,4 @@
-"""What a training engine promises: clipped sums of per-example gradients, and what the proof needs of them.
+"""The promises of a training engine: clipped sums of per-example gradients, and their error bounds.
 
 An engine takes a lot in microbatches of at most m records. For record i it computes the gradient
 g_i of the softmax cross-entropy in float32, its norm n_i and its clip factor c_i = min(1, C/n_i),
@@ -53,7 +53,7 @@ NORM_RUN: Final = 1024
 in float64."""
 
 UNDERFLOW: Final = 2.0**-125
-"""What a float32 square, and its addition to others, may lose to underflow: twice the least normal number."""
+"""The most that a float32 square and its addition lose to underflow: twice the least normal number."""
 
 MAX_MICROBATCH: Final = 64
 """Records whose gradients may be summed in float32; the slack grows with the square of it."""
@@ -66,7 +66,7 @@ _FLOAT64_PART: Final = 2.0**-17
 
 
 class ClippedSum(NamedTuple):
-    """What a lot, or a part of it, comes to before noise. Private: never publish any of it.
+    """The clipped sum of a lot, or of a part of it, without noise. Private: never publish any of it.
 
     Attributes:
         total: Σ c_i·g_i, ``(d,)`` float64, in gradient units.
@@ -123,7 +123,10 @@ class Engine(Protocol):
 def accumulation_slack(microbatch: int) -> float:
     """How much more than its clip norm one record can change a sum, relative to the norm.
 
-    Derived in the module's text; 3.1e-4 for microbatches of 32, 1.05e-3 for the greatest, 64.
+    Derived in the module's text; 1.05e-3 for the greatest, 64.
+
+    >>> f"{accumulation_slack(32):.1e}"
+    '3.1e-04'
     """
     norm = _gamma(NORM_RUN + 16)
     return norm + 4 * microbatch * _gamma(microbatch) * (1 + norm) + _FLOAT64_PART
@@ -134,4 +137,4 @@ def _gamma(terms: int) -> float:
 
 
 ACCUMULATION_SLACK: Final = accumulation_slack(MAX_MICROBATCH)
-"""What a fleet's noise is made for, so that every board may choose its microbatch."""
+"""The slack that a fleet's noise covers, so that every board may choose its microbatch."""

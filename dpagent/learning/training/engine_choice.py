@@ -1,4 +1,4 @@
-"""Which engine is faster on this board: found out by trying, in a second or two.
+"""The faster engine on this board, found by a trial of a second or two.
 
 Both engines give the same sums, so the choice touches nothing but time and memory. What is tried
 is public: made-up records and the seed's initial weights.
@@ -47,7 +47,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """What an engine is made for.
+    """The settings that an engine is made for.
 
     Args:
         spec: the architecture, without a front end.

@@ -38,9 +38,9 @@ def sum_over_lot(
     Args:
         engine: computes microbatches; with ``augmentation``, of as many views.
         weights: ``(d,)`` float32.
-        dataset: what the lot is of.
+        dataset: the records that the lot is drawn from.
         lot: indices in uniformly random order, as the bound on the engine's error asks for
-            (:func:`dpagent.privacy.shuffled`); may be empty.
+            (:func:`dpagent.privacy.sampling.shuffled`); may be empty.
         clip_norms: as :meth:`Engine.clipped_sum`.
         augmentation: how the views of a record differ.
 

@@ -3,7 +3,7 @@
 The graph comes from the coordinator (``dpagent.learning.training.onnx_graph``) and holds forward, backward,
 norms, clip and sum. The arrays it reads and writes are buffers of this engine, bound once.
 
-**Trust.** A graph decides what is clipped, so no coordinator may choose it freely: the engine
+**Trust.** A graph decides how gradients are clipped, so no coordinator may choose it freely: the engine
 takes only graphs whose SHA-256 the device knows.
 
 **Batch invariance.** A run always has the same number of rows; those without a record are computed
@@ -28,9 +28,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpagent.errors import DataError, ParameterError, require_count, require_positive
-from dpagent.learning.inference.evaluation import RUNTIME_ERRORS, first_line
-from dpagent.learning.models.layers import Conv1d, Conv2d, windows
+from dpagent.learning.models.layers import Convolution
 from dpagent.learning.models.spec import ModelSpec
+from dpagent.learning.onnx_session import RUNTIME_ERRORS, first_line
+from dpagent.learning.training.arguments import require_inputs, require_labels
 from dpagent.learning.training.engine import MAX_LOT_MICROBATCHES, MAX_MICROBATCH, ClippedSum
 from dpagent.learning.training.onnx_graph.session import LoadedGraph, load_graph
 from dpagent.learning.training.onnx_graph.signature import LARGEST_SQUARE, Tensor, matrix_shape, sum_of
@@ -95,8 +96,10 @@ class OnnxEngine:
         clip_norms: Sequence[float],
     ) -> ClippedSum:
         """Clip each record's gradient and add up; see :meth:`Engine.clipped_sum`."""
-        self._check_parameters(weights, clip_norms)
-        self._check_records(inputs, labels)
+        self.spec.require_weights(weights)
+        self._check_norms(clip_norms)
+        require_inputs(self.spec, inputs, self.views)
+        require_labels(self.spec, labels, len(inputs))
         self._check_length(len(labels))
         self._weights[:] = weights
         self._clip_norms[:] = clip_norms
@@ -134,12 +137,7 @@ class OnnxEngine:
         record, label = others[0].copy(), int(worker.labels[0])
         return worker.is_alike(record, label, others)
 
-    def _check_parameters(self, weights: NDArray[np.float32], clip_norms: Sequence[float]) -> None:
-        if weights.dtype != np.float32 or weights.shape != self._weights.shape:
-            raise ParameterError(
-                f"The weights are {weights.dtype} of shape {weights.shape}; model {self.spec.name!r}"
-                f" takes float32 of shape {self._weights.shape}."
-            )
+    def _check_norms(self, clip_norms: Sequence[float]) -> None:
         if len(clip_norms) != self.groups:
             raise ParameterError(
                 f"There are {len(clip_norms)} clip norms; the training graph takes {self.groups}"
@@ -147,24 +145,6 @@ class OnnxEngine:
             )
         for norm in clip_norms:
             require_positive("clip norm", float(norm))
-
-    def _check_records(self, inputs: NDArray[Any], labels: NDArray[np.int64]) -> None:
-        record = (self.views, *self.spec.input_shape) if self.views > 1 else self.spec.input_shape
-        if inputs.dtype not in (np.float32, np.uint8) or inputs.shape[1:] != record or inputs.ndim == 0:
-            raise DataError(
-                f"The inputs are {inputs.dtype} of shape {inputs.shape}; model {self.spec.name!r} takes"
-                f" float32 or uint8 of shape (n, {', '.join(map(str, record))})."
-            )
-        if labels.shape != inputs.shape[:1] or labels.dtype.kind not in "iu":
-            raise DataError(
-                f"The labels are {labels.dtype} of shape {labels.shape}; expected whole numbers of shape"
-                f" ({len(inputs)},), one for each input."
-            )
-        if len(labels) and (labels.min() < 0 or labels.max() >= self.spec.classes):
-            raise DataError(
-                f"The labels run from {labels.min()} to {labels.max()}; expected 0 to"
-                f" {self.spec.classes - 1}."
-            )
 
     def _check_length(self, records: int) -> None:
         microbatches = -(-records // self.microbatch)
@@ -279,8 +259,8 @@ def _rows(spec: ModelSpec, microbatch: int, views: int) -> int:
     numbers = 0
     for node in (node for top in spec.nodes for node in top.walk() if node.blocks):
         numbers += views * math.prod(node.output_shape)
-        if isinstance(node.layer, Conv1d | Conv2d):
-            over = windows(node.layer, node.input_shape)
+        if isinstance(node.layer, Convolution):
+            over = node.layer.windows(node.input_shape)
             numbers += views * over.positions * over.taps + sum(block.size for block in node.blocks)
     most = max(1, _FEWEST_ROWS // views, _WORKING_SET // (4 * numbers))
     return max(rows for rows in range(1, microbatch + 1) if microbatch % rows == 0 and rows <= most)

@@ -1,6 +1,6 @@
 """The coordinator's step on noisy means, and how its length changes over the rounds.
 
-Post-processing of what the devices released, so it costs no privacy.
+Post-processing of noisy sums, so it costs no privacy.
 
 * ``Sgd``: w ← w − η·g; with momentum μ Polyak's heavy ball in the form common in deep learning, v ← μ·v + g,
   w ← w − η·v (Sutskever et al., "On the importance of initialization and momentum in deep
@@ -76,7 +76,12 @@ class Sgd:
     def step(
         self, weights: Weights, state: State, gradient: Mean, *, number: int, learning_rate: float
     ) -> tuple[Weights, State]:
-        """As :meth:`Optimiser.step`."""
+        """As :meth:`Optimiser.step`.
+
+        >>> weights, state = np.zeros(2, np.float32), np.zeros((1, 2))
+        >>> Sgd().step(weights, state, np.array([1.0, -2.0]), number=1, learning_rate=0.5)[0].tolist()
+        [-0.5, 1.0]
+        """
         _check(weights, state, gradient, self.rows, number, learning_rate)
         velocity = self.momentum * state[0] + gradient
         return (weights - learning_rate * velocity).astype(np.float32), velocity[np.newaxis]
@@ -138,7 +143,11 @@ class LearningRate:
         require_count("decay_rounds", self.decay_rounds)
 
     def at(self, round_number: int) -> float:
-        """η of a round, counted from 1."""
+        """η of a round, counted from 1.
+
+        >>> [LearningRate(0.5, end=0.25, decay_rounds=2).at(number) for number in (1, 2, 3, 9)]
+        [0.5, 0.375, 0.25, 0.25]
+        """
         if self.end is None:
             return self.start
         done = min(1.0, (round_number - 1) / self.decay_rounds)

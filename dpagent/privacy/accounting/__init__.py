@@ -1,1 +1,1 @@
-"""What releases cost: privacy-loss distributions, Rényi divergences, composition, filters, amplification."""
+"""The price of privacy events: accountants, the bounds they rest on, filters, amplification."""

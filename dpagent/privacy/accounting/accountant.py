@@ -1,7 +1,7 @@
-"""What an accountant is: it adds up events and says what they cost together.
+"""The interface of accountants: they add up events and state the cost of all together.
 
-An accountant is for events whose parameters are fixed in advance, or at least do not depend on what earlier
-events gave; for others see :mod:`dpagent.privacy.accounting.filters`. Its state is the number of runs of each
+An accountant is for events whose parameters are fixed in advance, or at least do not depend on earlier
+outputs; for others see :mod:`dpagent.privacy.accounting.filters`. Its state is the number of runs of each
 mechanism, and every figure is computed from that in one order. So neither the order nor the grouping of
 charges changes a figure, not even in the last bit, and events alone restore an accountant.
 
@@ -20,13 +20,13 @@ from numpy.typing import NDArray
 
 from dpagent.errors import require_between
 from dpagent.privacy.accounting.normal_form import (
-    Charge,
-    Mechanism,
+    Component,
+    Runs,
     UnsupportedEventError,
     canonical,
-    charge_of,
     counted,
     event_of,
+    runs_of,
 )
 from dpagent.privacy.events import Event
 
@@ -46,12 +46,12 @@ class Accountant(ABC):
     least_delta: ClassVar[float]
 
     def __init__(self) -> None:
-        self._counts: Counter[Mechanism] = Counter()
+        self._counts: Counter[Component] = Counter()
 
     def supports(self, event: Event) -> bool:
         """Whether the accountant has a price for ``event``."""
         try:
-            self._require_supported(charge_of(event)[0])
+            self._require_supported(runs_of(event)[0])
         except UnsupportedEventError:
             return False
         return True
@@ -67,7 +67,7 @@ class Accountant(ABC):
 
     @property
     def events(self) -> tuple[Event, ...]:
-        """What was charged, equal mechanisms together, in an order that depends on nothing else."""
+        """All charges, equal mechanisms together, in an order that depends on nothing else."""
         return tuple(event_of(mechanism, count) for mechanism, count in canonical(self._counts))
 
     def epsilon(self, delta: float) -> float:
@@ -79,7 +79,7 @@ class Accountant(ABC):
         return self.epsilon_after((), delta)
 
     def epsilon_after(self, events: Iterable[Event], delta: float) -> float:
-        """What :meth:`epsilon` would become with ``events`` charged as well. Charges nothing.
+        """The value of :meth:`epsilon` with ``events`` charged as well. Charges nothing.
 
         Raises:
             UnsupportedEventError: an event has no price here.
@@ -100,7 +100,7 @@ class Accountant(ABC):
             ParameterError: ``delta`` is out of range, or a count is.
         """
         self._require_delta(delta)
-        sequence = [charge_of(event) for event in events]
+        sequence = [runs_of(event) for event in events]
         for mechanism, _ in sequence:
             self._require_supported(mechanism)
         before = canonical(self._counts)
@@ -108,7 +108,7 @@ class Accountant(ABC):
             return np.zeros(0)
         return self._running_epsilon([*before, *sequence], delta)[len(before) :]
 
-    def _with(self, events: Iterable[Event]) -> Counter[Mechanism]:
+    def _with(self, events: Iterable[Event]) -> Counter[Component]:
         counts = counted(events, self._counts)
         for mechanism in counts:
             self._require_supported(mechanism)
@@ -118,13 +118,13 @@ class Accountant(ABC):
         require_between("delta", delta, self.least_delta, 1.0, high_open=True)
 
     @abstractmethod
-    def _require_supported(self, mechanism: Mechanism) -> None:
-        """Raise :class:`UnsupportedEventError`, naming what has no price, unless ``mechanism`` has one."""
+    def _require_supported(self, mechanism: Component) -> None:
+        """Raise :class:`UnsupportedEventError`, naming the offending part, unless there is a price."""
 
     @abstractmethod
-    def _epsilon(self, charges: Sequence[Charge], delta: float) -> float:
+    def _epsilon(self, charges: Sequence[Runs], delta: float) -> float:
         """The ε of charges in canonical order, at least one."""
 
     @abstractmethod
-    def _running_epsilon(self, charges: Sequence[Charge], delta: float) -> FloatArray:
+    def _running_epsilon(self, charges: Sequence[Runs], delta: float) -> FloatArray:
         """The ε after each of the charges in the order given, at least one: shape (len(charges),)."""

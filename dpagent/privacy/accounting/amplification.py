@@ -58,7 +58,7 @@ def unamplified_epsilon(epsilon: float, sampling_rate: float) -> float:
     :func:`amplified_epsilon` of the result is at most ``epsilon``.
 
     >>> round(unamplified_epsilon(0.1586, 0.1), 4)
-    1.0001
+    1.0002
 
     Args:
         epsilon: after sampling, in (0, 1000].

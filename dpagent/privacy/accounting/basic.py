@@ -20,7 +20,7 @@ import numpy as np
 
 from dpagent.privacy.accounting.accountant import Accountant, AccountantName, FloatArray
 from dpagent.privacy.accounting.composition import running_sums
-from dpagent.privacy.accounting.normal_form import Charge, Mechanism, UnsupportedEventError
+from dpagent.privacy.accounting.normal_form import Component, Runs, UnsupportedEventError
 from dpagent.privacy.events import ApproximateEvent
 
 
@@ -30,21 +30,21 @@ class BasicAccountant(Accountant):
     name: ClassVar[AccountantName] = "basic"
     least_delta: ClassVar[float] = 0.0
 
-    def _require_supported(self, mechanism: Mechanism) -> None:
+    def _require_supported(self, mechanism: Component) -> None:
         if not isinstance(mechanism, ApproximateEvent):
             raise UnsupportedEventError(
                 "an event is a GaussianEvent; expected ApproximateEvents, sampled or not, for basic "
                 "composition. Use the PLD accountant for it."
             )
 
-    def _epsilon(self, charges: Sequence[Charge], delta: float) -> float:
+    def _epsilon(self, charges: Sequence[Runs], delta: float) -> float:
         return float(basic_composition(charges, delta)[-1])
 
-    def _running_epsilon(self, charges: Sequence[Charge], delta: float) -> FloatArray:
+    def _running_epsilon(self, charges: Sequence[Runs], delta: float) -> FloatArray:
         return basic_composition(charges, delta)
 
 
-def basic_composition(charges: Sequence[Charge], delta: float) -> FloatArray:
+def basic_composition(charges: Sequence[Runs], delta: float) -> FloatArray:
     """The sum of ε after each of the charges, which are (ε, δ)-DP; infinite where δ add up to more."""
     parts = [(part, count) for part, count in charges if isinstance(part, ApproximateEvent)]
     epsilons = np.array([*running_sums((part.epsilon, count) for part, count in parts)])

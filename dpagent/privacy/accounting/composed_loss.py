@@ -1,18 +1,18 @@
-"""The privacy loss of many releases together: composition of loss distributions on one grid.
+"""The privacy loss of many mechanisms together: composition of loss distributions on one grid.
 
 A pair (P, Q) of distributions *dominates* a mechanism if H(P‖Q) = sup_S P(S) − e^ε·Q(S) is at least
 that of the mechanism's outputs on any two neighbours, for every ε of either sign. Products of
 dominating pairs dominate the composition, also if later mechanisms are chosen among those
 dominated in the light of earlier outputs (Zhu, Dong, Wang, *Optimal accounting of differential
 privacy via characteristic function*, AISTATS 2022). So it is enough to know the distribution of
-the loss L = log(P/Q) under P, release by release; losses add up, and δ(ε) = E_P[(1 − e^(ε−L))₊].
+the loss L = log(P/Q) under P, mechanism by mechanism; losses add up, and δ(ε) = E_P[(1 − e^(ε−L))₊].
 
 **Grid.** A stretch of losses between two grid points t, t+h with masses a under P and b under Q
 becomes two atoms, one at either end, of the same masses in all: under P
 
     v = (a − b·e^t) / (1 − e^(−h)) at t+h, and a − v at t.
 
-Merging the two again is post-processing, so the new pair dominates the old. This is what Doroshenko,
+Merging the two again is post-processing, so the new pair dominates the old. Doroshenko,
 Ghazi, Kamath, Kumar and Manurangsi call connecting the dots (PoPETs 2022); it raises the variance of
 the loss by h²/6 or so, at most h²/4, where rounding up would move its mean by h/2. Raising a loss, or
 calling it infinite, dominates as well; that is done with tails. Losses of infinity have their mass
@@ -69,7 +69,7 @@ _CLEAR_CELLS: Final = 2**17  # that are spent on a clear centre
 _CLEAR_WORK: Final = 2**20  # over all transforms
 _LOW_CELLS: Final = 2**21
 _TAIL_SHARE: Final = 1e-6  # of δ, that a window may leave above it
-_LEAST_DELTA: Final = 1e-12  # what a δ is computed to, give or take that share of it
+_LEAST_DELTA: Final = 1e-12  # to which a δ is computed, give or take that share of it
 _GREATEST_TILT_STEPS: Final = 4.0
 _LEAST_TILT: Final = 1e-9
 _NEAR_NOTHING: Final = 16.0  # grid steps
@@ -85,12 +85,12 @@ class GridTooFineError(ParameterError):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LossBlock:
-    """Losses of a few releases of like width: release r has mass ``masses[r, i]`` at (first + i)·step.
+    """Losses of a few mechanisms of like width: mechanism r has mass ``masses[r, i]`` at (first + i)·step.
 
     Attributes:
         first: the first column's loss, in grid steps.
-        masses: under P, not negative, shape (releases, cells).
-        infinite: masses of an infinite loss, shape (releases,).
+        masses: under P, not negative, shape (mechanisms, cells).
+        infinite: masses of an infinite loss, shape (mechanisms,).
     """
 
     first: int
@@ -112,7 +112,7 @@ def split_masses(p: FloatArray, q: FloatArray, left: FloatArray, step: float) ->
         left: loss at each cell's left end, in a shape that broadcasts.
         step: h.
     """
-    # The difference cancels all but a share h of p: what rounding may hide is added to the right.
+    # The difference cancels all but a share h of p: the part that rounding may hide is added to the right.
     # Where e^left would overflow, q has vanished; a smaller e^left errs to the right.
     likelihood = np.exp(np.minimum(left, MAX_EXPONENT))
     right = (p - q * likelihood) / -math.expm1(-step) + (8 * EPS / step) * p
@@ -120,12 +120,12 @@ def split_masses(p: FloatArray, q: FloatArray, left: FloatArray, step: float) ->
 
 
 class ComposedLoss:
-    """The composition of releases, each a number of times. Public; holds no data.
+    """The composition of mechanisms, each a number of times. Public; holds no data.
 
     Args:
         step: the grid's h, above 0.
-        blocks: losses of the releases, which are numbered through in this order.
-        stages: which releases, and how often, stage by stage: (number, count) with counts of at least 1.
+        blocks: losses of the mechanisms, which are numbered through in this order.
+        stages: which mechanisms, and how often, stage by stage: (number, count) with counts of at least 1.
 
     Raises:
         ParameterError: there is no stage, or nothing in one.
@@ -139,10 +139,10 @@ class ComposedLoss:
         self._step, self._blocks = step, blocks
         self._place = [(block, row) for block in blocks for row in range(len(block.masses))]
         sequence = [entry for stage in stages for entry in stage]
-        self._releases = np.array([release for release, _ in sequence], dtype=np.intp)
+        self._mechanisms = np.array([mechanism for mechanism, _ in sequence], dtype=np.intp)
         self._counts = np.array([count for _, count in sequence], dtype=np.float64)
         self._ends = frozenset(np.cumsum([len(stage) for stage in stages]).tolist())
-        self._totals = np.bincount(self._releases, weights=self._counts, minlength=len(self._place))
+        self._totals = np.bincount(self._mechanisms, weights=self._counts, minlength=len(self._place))
         self._infinite = np.concatenate([block.infinite for block in blocks])
 
     def delta(self, epsilon: float) -> float:
@@ -167,8 +167,8 @@ class ComposedLoss:
     def tilt_for(self, delta: float) -> float:
         """The tilt at which Chernoff's bound on δ at the tilted mean is ``delta``.
 
-        For t > 0, 1 − e^−t is at most e^(θt)/(1+θ), as its maximum over t of e^−θt − e^−(1+θ)t shows; so δ at
-        an ε is at most e^(K(θ)−θε)/(1+θ).
+        For t > 0, 1 − e^−t ≤ e^(θt)/(1+θ), as the maximum over t of e^−θt − e^−(1+θ)t shows. So δ at an ε
+        is at most e^(K(θ)−θε)/(1+θ).
         """
         log_delta = math.log(delta)
         return self._tilt(lambda tilt, cumulant, mean: cumulant - tilt * mean - math.log1p(tilt) > log_delta)
@@ -204,7 +204,7 @@ class ComposedLoss:
         return _BACK_OFF * high
 
     def _moments(self, tilt: float) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """log E[e^(θL)] of each release, and mean and variance of its tilted loss."""
+        """log E[e^(θL)] of each mechanism, and mean and variance of its tilted loss."""
         logs, means, variances = [], [], []
         for block in self._blocks:
             losses: FloatArray = block.cells.astype(np.float64) * self._step
@@ -230,11 +230,11 @@ class ComposedLoss:
 
         Its window may begin above 0, but not above ``reaching``.
         """
-        releases = self._releases if prefixes else np.flatnonzero(self._totals)
-        counts = self._counts if prefixes else self._totals[releases]
+        mechanisms = self._mechanisms if prefixes else np.flatnonzero(self._totals)
+        counts = self._counts if prefixes else self._totals[mechanisms]
 
         def running(values: FloatArray) -> FloatArray:
-            return np.cumsum(counts * values[releases])
+            return np.cumsum(counts * values[mechanisms])
 
         log_moments, means, _ = self._moments(tilt)
         cumulants, centres = running(log_moments), running(means)
@@ -251,8 +251,8 @@ class ComposedLoss:
         product = np.ones(window.cells // 2 + 1, dtype=np.complex128)
         error = np.zeros(window.cells // 2 + 1)
         rounding = transform_rounding(window.cells)
-        for number, (release, count) in enumerate(zip(releases.tolist(), counts, strict=True)):
-            transform = self._transform(release, tilt, float(log_moments[release]), window.cells)
+        for number, (mechanism, count) in enumerate(zip(mechanisms.tolist(), counts, strict=True)):
+            transform = self._transform(mechanism, tilt, float(log_moments[mechanism]), window.cells)
             size = np.abs(transform)
             off: float | FloatArray = rounding
             if count > 1:
@@ -262,7 +262,7 @@ class ComposedLoss:
                 size = np.abs(transform)
             error = (error * (size + off) + off * np.abs(product)) * (1 + 4 * EPS)
             product = product * transform
-            if number == len(releases) - 1 or (prefixes and number + 1 in self._ends):
+            if number == len(mechanisms) - 1 or (prefixes and number + 1 in self._ends):
                 yield TiltedLaw(
                     window, product, error,
                     float(cumulants[number]), float(centres[number]), float(greatest[number]),
@@ -281,7 +281,7 @@ class ComposedLoss:
 
         Args:
             tilt: θ.
-            running: adds up a figure of single releases, in order.
+            running: adds up a figure of single mechanisms, in order.
             seen: which of those sums are looked at.
             log_tail: of the mass of P that may lie above.
             reaching: a loss above which the window is not to begin.
@@ -302,8 +302,8 @@ class ComposedLoss:
             highs = np.minimum(highs, (above - cumulants - _LOG_OUTSIDE) / distance)
         top = max(top, 0.0)
         bottom = min(float(lows[seen].min()), top)
-        # What comes in from above, untilted, has grown: it had better not get as far as the centre. Neither
-        # this nor what comes in from below is worth any number of cells.
+        # Mass that comes in from above, untilted, has grown: it had better not get as far as the centre.
+        # Neither this mass nor that from below is worth any number of cells.
         clear = float((highs - centres)[seen].max()) + bottom
         spare = min(_CLEAR_CELLS, _CLEAR_WORK // len(centres)) * self._step
         top = max(top, min(clear, bottom + spare))
@@ -312,7 +312,7 @@ class ComposedLoss:
         cells = transform_size(math.ceil(top / self._step) + 2 - first)
         if cells > (_MAX_CELLS if len(lows[seen]) == 1 else 4 * _MAX_CELLS):
             raise GridTooFineError(
-                f"composing these releases takes {cells:,} grid cells; expected at most {_MAX_CELLS:,}. "
+                f"composing these mechanisms takes {cells:,} grid cells; expected at most {_MAX_CELLS:,}. "
                 "Choose a coarser grid."
             )
         end = (first + cells - 1) * self._step
@@ -320,9 +320,11 @@ class ComposedLoss:
             above_window = np.exp(np.minimum(log_bounds - further * end, 0.0))
         return LossWindow(first, self._step, cells, tilt), above_window
 
-    def _transform(self, release: int, tilt: float, log_moment: float, cells: int) -> NDArray[np.complex128]:
-        """Fourier transform of a release's tilted law."""
-        block, row = self._place[release]
+    def _transform(
+        self, mechanism: int, tilt: float, log_moment: float, cells: int
+    ) -> NDArray[np.complex128]:
+        """Fourier transform of a mechanism's tilted law."""
+        block, row = self._place[mechanism]
         exponents = tilt * self._step * block.cells - log_moment
         with np.errstate(under="ignore"):
             weights = block.masses[row] * np.exp(np.minimum(exponents, MAX_EXPONENT))
@@ -339,7 +341,7 @@ class ComposedLoss:
 
 
 def _row_moments(masses: FloatArray, losses: FloatArray, tilt: float) -> tuple[float, float, float]:
-    """log E[e^(θL)], and mean and variance of the tilted loss, of one release, whatever their size."""
+    """log E[e^(θL)], and mean and variance of the tilted loss, of one mechanism, whatever their size."""
     there = masses > 0
     if not there.any():
         return -math.inf, 0.0, 0.0

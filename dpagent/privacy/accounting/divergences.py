@@ -1,6 +1,6 @@
-"""What one noisy release costs in Rényi divergence, for the Gaussian mechanism as shipped.
+"""Rényi divergences of one run: of the sampled Gaussian mechanism as shipped, and of pure mechanisms.
 
-The mechanism: Poisson-sample each record with probability q, add up integer vectors of L2 norm
+The Gaussian mechanism: Poisson-sample each record with probability q, add up integer vectors of L2 norm
 at most Δ, add the discrete Gaussian N_ℤ(0, σ²Δ²) to every coordinate (σ is the noise
 multiplier). Adjacency: add or remove one record. Notation: P0 is the output without the record,
 P1 the output shifted by its vector, D_α the Rényi divergence, K(α) = (α−1)·D_α the cumulant.
@@ -46,12 +46,21 @@ accountants for continuous noise use at fractional orders, it holds for the disc
 *No sampling.* At q = 1, D_α ≤ α/(2σ²) for all real α > 1 (same Prop. 5); as D_α does not fall
 with q, this caps the bounds for all q.
 
+*Pure mechanisms.* If e^−ε ≤ P/Q ≤ e^ε, then X = P/Q has mean 1 under Q, and
+by convexity of x^α, E_Q[X^α] is greatest when X is e^ε with probability 1/(1+e^ε) and e^−ε
+otherwise, which is randomised response. So, exactly for that mechanism and as a bound for any,
+
+    K(α) = (α−1)·D_α = log[(e^(αε) + e^((1−α)ε))/(1+e^ε)] = log[cosh((α−½)ε)/cosh(ε/2)]
+
+(the bound of Bun and Steinke's Prop. 3.3, in another form). It is evaluated as
+log(1 + (e^(αε) − 1)·(1 − e^(−(α−1)ε))/(1+e^ε)), free of cancellation.
+
 *Evaluation.* In the sums over k, the order enters through C(n,k) and a factor (1−q)^n only, and σ
 and q through the rest; so all orders for all rounds are one product of two matrices, and no
 exponential is taken for a pair of both. Entries are scaled by the middle of a block of rounds,
 kept so small that within it no entry is beyond e^±300, and weights below e^−700 of the greatest
 are raised to that, which adds less than e^−90 of the sum; so is K itself, that nothing is free. Values
-are double precision: relative rounding is below 1e-10, and whoever converts them allows for that.
+are double precision: relative rounding is below 1e-10, and conversion allows for that.
 """
 
 from __future__ import annotations
@@ -64,8 +73,8 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dpagent.errors import ParameterError, require_between
-from dpagent.privacy.events import SIGMA_RANGE
+from dpagent.errors import require_between, require_positive
+from dpagent.privacy.events import MAX_EVENT_EPSILON
 
 FloatArray = NDArray[np.float64]
 
@@ -83,38 +92,6 @@ _REACH: Final = 300.0  # greatest exponent of a scaled entry
 _FLOOR: Final = -700.0  # least exponent of a weight or K: below it, e^x takes long, and then vanishes
 _UNTHREADED: Final = 2**18  # multiplications in one product of matrices
 _TERMS_PER_BLOCK: Final = 30_000  # how many terms are added up in the time that one more block costs
-
-
-def subsampled_gaussian_rdp(noise_multipliers: ArrayLike, sampling_rates: ArrayLike) -> FloatArray:
-    """Rényi divergence bounds of one composition, for each pair of σ and q.
-
-    Args:
-        noise_multipliers: scalar or shape (T,), in [1e-6, 1e12].
-        sampling_rates: scalar or shape (T,), in (0, 1]; broadcast against the former.
-
-    Returns:
-        Shape (T, len(ORDERS)); T is 1 for two scalars.
-
-    Raises:
-        ParameterError: a value is out of its range, or the shapes do not broadcast to (T,).
-    """
-    sigmas = np.asarray(noise_multipliers, dtype=np.float64)
-    rates = np.asarray(sampling_rates, dtype=np.float64)
-    for sigma in np.unique(sigmas):
-        require_between("noise multiplier", float(sigma), *SIGMA_RANGE)
-    for rate in np.unique(rates):
-        require_between("sampling rate", float(rate), 0.0, 1.0, low_open=True)
-    vectors = {array.shape for array in (sigmas, rates) if array.ndim}
-    if len(vectors) > 1 or any(len(shape) > 1 or shape == (0,) for shape in vectors):
-        raise ParameterError(
-            f"noise multipliers have shape {sigmas.shape} and sampling rates {rates.shape}; "
-            "expected scalars or vectors of one length, at least 1."
-        )
-    pairs = np.stack(np.broadcast_arrays(np.atleast_1d(sigmas), np.atleast_1d(rates)), axis=1)
-    distinct, inverse = np.unique(pairs, axis=0, return_inverse=True)
-    rdp = cumulants(distinct[:, 0], distinct[:, 1], ORDERS)
-    rdp /= np.array(ORDERS) - 1
-    return rdp[inverse.reshape(-1)]
 
 
 def cumulants(sigmas: FloatArray, rate: float | FloatArray, orders: Sequence[float]) -> FloatArray:
@@ -145,6 +122,33 @@ def cumulants(sigmas: FloatArray, rate: float | FloatArray, orders: Sequence[flo
         sums += np.log1p(np.exp(logs, out=logs), out=logs)
         bounds[sampled] = np.minimum(bounds[sampled], sums)
     return np.asarray(bounds)
+
+
+def pure_cumulants(epsilons: ArrayLike, orders: Sequence[float]) -> NDArray[np.float64]:
+    """Bounds on K(α) = (α−1)·D_α of (ε, 0)-DP mechanisms: shape (n, len(orders)).
+
+    Args:
+        epsilons: shape (n,), each in [0, 1000].
+        orders: real, above 1.
+
+    Raises:
+        ParameterError: a value is out of its range.
+    """
+    values = np.atleast_1d(np.asarray(epsilons, dtype=np.float64))
+    alphas = np.asarray(orders, dtype=np.float64)
+    for value in values:
+        require_between("epsilon", float(value), 0.0, MAX_EVENT_EPSILON)
+    for order in alphas:
+        require_positive("order less 1", float(order) - 1)
+    rows = np.maximum(values, 1e-300)[:, np.newaxis]  # for logarithms of 0
+    log_excess = (
+        alphas * rows
+        + np.log(-np.expm1(-alphas * rows))
+        + np.log(-np.expm1(-(alphas - 1) * rows))
+        - np.logaddexp(0.0, rows)
+    )
+    cumulants = np.maximum(np.logaddexp(0.0, log_excess), 1e-300)  # a small cost is never none
+    return np.asarray(np.where(values[:, np.newaxis] > 0, cumulants, 0.0))
 
 
 class _Group(NamedTuple):
@@ -192,7 +196,7 @@ class _Pairs:
     def blocks(
         self, groups: tuple[_Group, ...]
     ) -> Iterator[tuple[NDArray[np.intp], Callable[[_Group], FloatArray]]]:
-        """Places of some pairs, and what gives the logarithms of their sums for a group of orders.
+        """Places of some pairs, and a function from a group of orders to the logarithms of their sums.
 
         Pairs are cut into blocks in which no scaled entry is beyond e^±_REACH: as (e^b − 1)/(e^a − 1)
         ≤ (b/a)·e^(b−a) for b ≥ a, the spreads below bound its exponent for all k up to ``largest``

@@ -1,9 +1,11 @@
-"""How much may still be released, when each release is chosen in the light of earlier ones.
+"""Privacy filters: limits for charges that are chosen in the light of earlier outputs.
+
+Not wired: no program imports this yet.
 
 An accountant adds up charges that were fixed in advance. Over the lifetime of a data set they are
-not: a coordinator picks the next job, its noise and its length after seeing what earlier ones
-gave, and reallocation does so within a job. A *privacy filter* admits a charge only while the
-guarantee set beforehand is certain to hold, whoever chooses and however.
+not: a coordinator picks the next job, its noise and its length after seeing the outputs of earlier
+ones, and reallocation does so within a job. A *privacy filter* admits a charge only while the
+guarantee set beforehand is certain to hold, however charges are chosen.
 
 *The Rényi filter* (Feldman, Zrnic, *Individual privacy accounting via a Rényi filter*, NeurIPS
 2021; Whitehouse, Ramdas, Rogers, Wu, *Fully-adaptive composition in differential privacy*, ICML
@@ -36,7 +38,7 @@ order may then be chosen for the conversion, as ρ is fixed. (Whitehouse et al.,
 
 *Order and concurrency.* The theorem is about releases one after another, each alone. Those of
 several jobs may alternate if every release is charged, or was reserved by its job, before it is
-made. A job that ends early may be given back what it reserved for releases it never made, by
+made. A job that ends early may be given back its reservation for releases it never made, by
 restoring a filter to which only its releases were charged. (That interaction within a release does
 no harm either: Haney et al., *Concurrent composition for interactive differential privacy with
 adaptive privacy-loss parameters*, CCS 2023.)
@@ -57,10 +59,10 @@ from typing import Any, Final, Self
 import numpy as np
 
 from dpagent.errors import ParameterError, PlanError, require_between, require_positive
-from dpagent.privacy.accounting.composition import gaussian_rho, pure_rho, zcdp_rho
 from dpagent.privacy.accounting.divergences import ORDERS
-from dpagent.privacy.accounting.normal_form import Charge, SampledGaussian, UnsupportedEventError, charge_of
+from dpagent.privacy.accounting.normal_form import Runs, SampledGaussian, UnsupportedEventError, runs_of
 from dpagent.privacy.accounting.rdp import conversion_offsets, renyi_divergences, require_divergence
+from dpagent.privacy.accounting.zcdp import gaussian_rho, pure_rho, zcdp_rho
 from dpagent.privacy.events import Event
 
 _STATE_VERSION: Final = 1
@@ -72,7 +74,7 @@ _SUBTRACTION: Final = 1e-14  # relative to what is subtracted to get a budget
 
 
 class BudgetExceededError(PlanError):
-    """A charge does not fit into what is left of a filter's budget; nothing was charged."""
+    """A charge does not fit into the rest of a filter's budget; nothing was charged."""
 
 
 class _Filter(ABC):
@@ -90,12 +92,12 @@ class _Filter(ABC):
 
     @property
     def left(self) -> float:
-        """What may still be charged, in units of cost (nats), at least 0."""
+        """The rest of the budget, in units of cost (nats), at least 0."""
         return max(0.0, math.nextafter((self._budget - self._spent) / _UNITS, 0.0))
 
     @property
     def spent(self) -> float:
-        """What was charged, in units of cost (nats)."""
+        """The sum of charges, in units of cost (nats)."""
         return self._spent / _UNITS
 
     def admits(self, events: Sequence[Event]) -> bool:
@@ -107,7 +109,7 @@ class _Filter(ABC):
         return self._spent + self._units(events) <= self._budget
 
     def charge(self, events: Sequence[Event]) -> None:
-        """Charge all of ``events``, before anything of them is released; or, with an error, none.
+        """Charge all of ``events``, before their outputs leave; or, with an error, none.
 
         Raises:
             BudgetExceededError: they do not fit.
@@ -122,11 +124,11 @@ class _Filter(ABC):
         self._spent += units
 
     def _units(self, events: Sequence[Event]) -> int:
-        costs = self._costs([charge_of(event) for event in events])
+        costs = self._costs([runs_of(event) for event in events])
         return sum(max(1, math.ceil(cost * (1 + _ROUNDING) * _UNITS)) for cost in costs)
 
     @abstractmethod
-    def _costs(self, charges: Sequence[Charge]) -> list[float]:
+    def _costs(self, charges: Sequence[Runs]) -> list[float]:
         """The cost of each charge, all its runs together."""
 
     @abstractmethod
@@ -161,6 +163,16 @@ class RenyiFilter(_Filter):
 
     For one neighbouring relation, that of the charges (add or remove one record for Gaussian ones).
 
+    >>> from dpagent.privacy.events import GaussianEvent, poisson_sampled
+    >>> job = [poisson_sampled(GaussianEvent(10.0), 0.1, count=100)]
+    >>> privacy_filter = RenyiFilter(2.0, 1e-5, order=best_order(2.0, 1e-5, job))
+    >>> jobs = 0
+    >>> while privacy_filter.admits(job):
+    ...     privacy_filter.charge(job)
+    ...     jobs += 1
+    >>> jobs
+    21
+
     Args:
         epsilon: of everything that is ever admitted, in (0, 1000].
         delta: likewise, in (0, 1).
@@ -191,7 +203,7 @@ class RenyiFilter(_Filter):
     def _terms(self) -> dict[str, float]:
         return {"epsilon": self.epsilon, "delta": self.delta, "order": self.order}
 
-    def _costs(self, charges: Sequence[Charge]) -> list[float]:
+    def _costs(self, charges: Sequence[Runs]) -> list[float]:
         return renyi_divergences(charges, [self.order])[:, 0].tolist() if charges else []
 
 
@@ -225,7 +237,7 @@ class ZcdpFilter(_Filter):
     def _terms(self) -> dict[str, float]:
         return {"epsilon": self.epsilon, "delta": self.delta}
 
-    def _costs(self, charges: Sequence[Charge]) -> list[float]:
+    def _costs(self, charges: Sequence[Runs]) -> list[float]:
         costs = []
         for mechanism, count in charges:
             require_divergence(mechanism)
@@ -244,8 +256,8 @@ class ZcdpFilter(_Filter):
 def best_order(epsilon: float, delta: float, events: Sequence[Event]) -> float:
     """The order in :data:`ORDERS` at which ``events`` fit most often into a :class:`RenyiFilter`.
 
-    To be asked before the first charge, of events such as are expected; it may prove a poor choice
-    for others, never an unsafe one.
+    To be called before the first charge, with typical events; for others the order may be a poor choice,
+    never an unsafe one.
 
     Args:
         epsilon: in (0, 1000].
@@ -259,9 +271,9 @@ def best_order(epsilon: float, delta: float, events: Sequence[Event]) -> float:
     require_positive("epsilon", epsilon, maximum=_MAX_EPSILON)
     require_between("delta", delta, 0.0, 1.0, low_open=True, high_open=True)
     if not events:
-        raise ParameterError("events are none; expected at least one that is typical.")
+        raise ParameterError("events are none; expected at least one, typical of those to come.")
     budgets = epsilon - conversion_offsets(np.array(ORDERS), delta)
-    costs = renyi_divergences([charge_of(event) for event in events]).sum(axis=0)
+    costs = renyi_divergences([runs_of(event) for event in events]).sum(axis=0)
     if not (budgets > 0).any():
         raise PlanError(
             f"epsilon {epsilon:g} at delta {delta:g} leaves no budget at any order up to {ORDERS[-1]:g}: "

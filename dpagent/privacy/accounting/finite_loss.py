@@ -1,4 +1,6 @@
-"""Privacy losses that take finitely many values, as a bridge to their composition on a grid.
+"""Privacy losses with finitely many values, brought onto a grid for composition.
+
+Not wired: no program imports this yet.
 
 The pairs (P, Q) of :mod:`dpagent.privacy.accounting.shuffling` have finitely many atoms. Here they are
 brought onto the grid on which :mod:`dpagent.privacy.accounting.composed_loss` composes; what a dominating
@@ -9,7 +11,7 @@ of l so that both masses are kept: with h the step and u the distance from the l
 (1 − e^(−u))/(1 − e^(−h)) of p goes right. Merging the two again is post-processing, so the new pair
 dominates. A loss l that is known but for some 2⁻⁵⁰(1+|l|) is taken to be larger by as much: that much
 more of p, in steps, goes right. The variance of the loss rises by at most h²/4, with 64 steps to the
-root mean square of a release's loss by less than 1 in 10⁴; where that makes too many cells, steps are
+root mean square of a mechanism's loss by less than 1 in 10⁴; where that makes too many cells, steps are
 wider. Cells at either end that hold less than 10⁻²⁶ together are cut off: upper ones count as an
 infinite loss, lower ones as the lowest loss kept.
 """
@@ -29,13 +31,13 @@ from dpagent.privacy.accounting.composed_loss import ComposedLoss, LossBlock
 
 FloatArray = NDArray[np.float64]
 
-#: Grid steps to the root mean square of a release's loss.
+#: Grid steps to the root mean square of a mechanism's loss.
 STEPS_TO_SIZE: Final = 64
 
 _EPS: Final = 2.0**-52
 _NEGLIGIBLE: Final = 1e-26
 _MOST_STEPS: Final = 2**22  # of a sum of losses
-_MAX_CELLS: Final = 2**25  # of losses of single releases: 256 MiB
+_MAX_CELLS: Final = 2**25  # of losses of single mechanisms: 256 MiB
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,8 +92,8 @@ def compose(parts: Sequence[tuple[FiniteLoss, int]]) -> ComposedLoss:
     total = sum(block.masses.size for block in blocks)
     if total > _MAX_CELLS:
         raise ParameterError(
-            f"{len(parts)} different releases take {total:,} grid cells; expected at most {_MAX_CELLS:,}. "
-            "Compose fewer different releases, or releases more alike."
+            f"{len(parts)} different mechanisms take {total:,} grid cells; expected at most {_MAX_CELLS:,}. "
+            "Compose fewer different mechanisms, or mechanisms more alike."
         )
     return ComposedLoss(step, blocks, [list(enumerate(counts))])
 

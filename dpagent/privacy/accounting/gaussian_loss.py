@@ -20,7 +20,7 @@ and by Poisson summation Z(y) is within a factor 1 ± η of τ√(2π), η = 2·
 P(k) is e^(−(k−x)²/(2s²)) up to a constant and a factor in [1/(1+η), 1/(1−η)]: N_ℤ(x, s²), within a total
 variation of 2η. Drawing k from y does not look at x. Hence a noisy sum of d coordinates is within
 2ηd of a post-processing of *continuous* noise with √(s²−τ²) in place of s. For s of at least
-:data:`MIN_SIGMA_STEPS` this is at least (1 − 10⁻⁶)·s, and that is what is priced. (2ηd joins the
+:data:`MIN_SIGMA_UNITS` this is at least (1 − 10⁻⁶)·s; that is priced. (2ηd joins the
 sampler's distance, which is forty orders of magnitude larger.)
 
 **Any (ε, δ)-DP mechanism** is dominated, in both directions, by the pair with losses ε, −ε and ∞ of P-masses
@@ -61,19 +61,19 @@ from numpy.typing import NDArray
 
 from dpagent.privacy.accounting.composed_loss import GridTooFineError, LossBlock, split_masses
 from dpagent.privacy.accounting.divergences import ORDERS
-from dpagent.privacy.accounting.normal_form import Charge, Mechanism, SampledGaussian
+from dpagent.privacy.accounting.normal_form import Component, Runs, SampledGaussian
 from dpagent.privacy.accounting.rdp import conversion_offsets, renyi_divergences
 from dpagent.privacy.events import ApproximateEvent
 
 FloatArray = NDArray[np.float64]
 
 #: Least parameter of the discrete noise, in grid steps, for which prices hold: 3/√(2·10⁻⁶), rounded up.
-MIN_SIGMA_STEPS: Final = 2_122
-#: What of the noise multiplier is given up for the noise to be discrete.
+MIN_SIGMA_UNITS: Final = 2_122
+#: Share of the noise multiplier by which discrete noise counts for less than continuous noise.
 DISCRETE_SHARE: Final = 1e-6
-#: Steps of the loss that may be asked for.
+#: Grid steps that may be given.
 GRID_RANGE: Final = (1e-7, 1.0)
-#: Of the least pure ε; and where all are the same, a whole number.
+#: Grid cells to the ε of pure mechanisms where all are alike, at least.
 CELLS_TO_EPSILON: Final = 64
 
 _SHARE: Final = 2e-4
@@ -86,14 +86,14 @@ _MAX_LOSS: Final = 700.0
 _SQRT_HALF: Final = math.sqrt(0.5)
 
 
-def coarse_step(charges: Sequence[Charge], delta: float) -> float:
+def coarse_step(charges: Sequence[Runs], delta: float) -> float:
     """The step that the text gives for rare and great losses; 0 if not all charges are Gaussian."""
     if not all(isinstance(mechanism, SampledGaussian) for mechanism, _ in charges):
         return 0.0
     return _tilted_step(charges, 0, delta, _RENYI_SHARE)
 
 
-def fine_step(charges: Sequence[Charge], delta: float, tail: float) -> tuple[float, int]:
+def fine_step(charges: Sequence[Runs], delta: float, tail: float) -> tuple[float, int]:
     """The grid step of the module's text, coarser if losses would not fit the memory; and their cells."""
     gaussian = [(part, count) for part, count in charges if isinstance(part, SampledGaussian)]
     atoms: Counter[float] = Counter()
@@ -119,7 +119,7 @@ def fine_step(charges: Sequence[Charge], delta: float, tail: float) -> tuple[flo
     return step, math.ceil(width / step)
 
 
-def _tilted_step(charges: Sequence[Charge], atoms: int, delta: float, share: float) -> float:
+def _tilted_step(charges: Sequence[Runs], atoms: int, delta: float, share: float) -> float:
     """The step at which the grid raises ε by a share of it, by Rényi's ε and order.
 
     Args:
@@ -156,7 +156,7 @@ def _variances(sigma: FloatArray, rate: FloatArray) -> FloatArray:
 
 
 def on_grid(
-    mechanisms: Sequence[Mechanism], step: float, tail: float
+    mechanisms: Sequence[Component], step: float, tail: float
 ) -> tuple[list[LossBlock], list[LossBlock]]:
     """Losses of single runs of mechanisms in canonical order, with the record removed and with it added."""
     gaussian = [part for part in mechanisms if isinstance(part, SampledGaussian)]

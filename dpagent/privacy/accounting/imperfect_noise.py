@@ -1,4 +1,4 @@
-"""What it costs that noise is drawn almost, and not exactly, from the distribution that was proven private.
+"""The cost of noise that is not drawn exactly from the distribution that was proven private.
 
 If both outputs are within total variation distance η of those of an (ε, δ)-DP mechanism, then
 P(S) ≤ P*(S) + η ≤ e^ε·(P'(S) + η) + δ + η: the mechanism is (ε, δ + (1 + e^ε)·η)-DP. Rounded up.

@@ -1,9 +1,9 @@
-"""What nested events come to: basic mechanisms, and how often each of them runs.
+"""Normal form of nested events: basic mechanisms, and how often each of them runs.
 
 Accountants price two kinds of mechanism: the Gaussian on a Poisson sample, and any that is (ε, δ)-DP. Here
 each event is brought into that form.
 
-- A :class:`~dpagent.privacy.events.SelfComposedEvent` multiplies the count of what it holds.
+- A :class:`~dpagent.privacy.events.SelfComposedEvent` multiplies the count of the event in it.
 - A sampled (ε, δ)-DP mechanism is (ε', qδ)-DP with e^ε' = 1 + q(e^ε − 1)
   (:mod:`dpagent.privacy.accounting.amplification`); both are rounded up.
 - Sampling a composition is refused: all runs would share one sample, which is another mechanism than the
@@ -45,20 +45,20 @@ class SampledGaussian:
 
 
 #: A mechanism that accountants price as a whole.
-Mechanism: TypeAlias = SampledGaussian | ApproximateEvent
+Component: TypeAlias = SampledGaussian | ApproximateEvent
 #: A mechanism and the number of its runs.
-Charge: TypeAlias = tuple[Mechanism, int]
+Runs: TypeAlias = tuple[Component, int]
 
 
-def charge_of(event: Event) -> Charge:
+def runs_of(event: Event) -> Runs:
     """The mechanism that ``event`` runs, and how often.
 
     >>> from dpagent.privacy.events import poisson_sampled
-    >>> charge_of(SelfComposedEvent(poisson_sampled(GaussianEvent(2.0), 0.1, count=3), count=4))
+    >>> runs_of(SelfComposedEvent(poisson_sampled(GaussianEvent(2.0), 0.1, count=3), count=4))
     (SampledGaussian(noise_multiplier=2.0, sampling_rate=0.1), 12)
 
     Raises:
-        UnsupportedEventError: it is no event, or samples what cannot be sampled.
+        UnsupportedEventError: it is no event, or a sampled event holds neither kind of mechanism.
         ParameterError: the counts multiply to more than 2⁵³.
     """
     match event:
@@ -67,7 +67,7 @@ def charge_of(event: Event) -> Charge:
         case ApproximateEvent(epsilon, delta):
             return ApproximateEvent(float(epsilon) + 0.0, float(delta) + 0.0), 1  # not −0
         case SelfComposedEvent(part, count):
-            mechanism, inner = charge_of(part)
+            mechanism, inner = runs_of(part)
             return mechanism, require_count("count", inner * count, maximum=MAX_COUNT)
         case PoissonSampledEvent(rate, part):
             return _sampled(float(rate), part), 1
@@ -75,24 +75,24 @@ def charge_of(event: Event) -> Charge:
             raise UnsupportedEventError(f"an event is a {type(event).__name__}; expected a privacy event.")
 
 
-def counted(events: Iterable[Event], before: Mapping[Mechanism, int] | None = None) -> Counter[Mechanism]:
+def counted(events: Iterable[Event], before: Mapping[Component, int] | None = None) -> Counter[Component]:
     """How often each mechanism runs in ``events``, and in those ``before``, together.
 
     Raises:
-        UnsupportedEventError: as for :func:`charge_of`.
+        UnsupportedEventError: as for :func:`runs_of`.
         ParameterError: a count exceeds 2⁵³.
     """
     counts = Counter(before)
     for event in events:
-        mechanism, count = charge_of(event)
+        mechanism, count = runs_of(event)
         counts[mechanism] = require_count("count", counts[mechanism] + count, maximum=MAX_COUNT)
     return counts
 
 
-def canonical(counts: Mapping[Mechanism, int]) -> list[Charge]:
+def canonical(counts: Mapping[Component, int]) -> list[Runs]:
     """The charges in an order that depends on nothing but them: Gaussian ones first, by their parameters."""
 
-    def key(charge: Charge) -> tuple[int, float, float]:
+    def key(charge: Runs) -> tuple[int, float, float]:
         match charge[0]:
             case SampledGaussian(noise_multiplier, rate):
                 return 0, noise_multiplier, rate
@@ -104,8 +104,8 @@ def canonical(counts: Mapping[Mechanism, int]) -> list[Charge]:
     return sorted(counts.items(), key=key)
 
 
-def event_of(mechanism: Mechanism, count: int) -> Event:
-    """The event that :func:`charge_of` brings to this charge."""
+def event_of(mechanism: Component, count: int) -> Event:
+    """The event that :func:`runs_of` brings to this charge."""
     event: Event
     match mechanism:
         case SampledGaussian(noise_multiplier, rate):
@@ -116,7 +116,7 @@ def event_of(mechanism: Mechanism, count: int) -> Event:
     return event if count == 1 else SelfComposedEvent(event, count)
 
 
-def _sampled(rate: float, event: Event) -> Mechanism:
+def _sampled(rate: float, event: Event) -> Component:
     match event:
         case GaussianEvent(noise_multiplier):
             return SampledGaussian(float(noise_multiplier), rate)

@@ -42,7 +42,7 @@ from dpagent.privacy.accounting.gaussian_loss import (
     fine_step,
     on_grid,
 )
-from dpagent.privacy.accounting.normal_form import Charge, Mechanism, SampledGaussian, canonical, counted
+from dpagent.privacy.accounting.normal_form import Component, Runs, SampledGaussian, canonical, counted
 from dpagent.privacy.accounting.rdp import rdp_composition
 from dpagent.privacy.events import MAX_EVENT_EPSILON, ApproximateEvent, Event
 
@@ -53,8 +53,8 @@ _MANY_CELLS: Final = 2**16  # of all mechanisms: beyond, a coarser grid is consi
 _FAR_OUT: Final = 10.0
 _RARE: Final = 1e-3
 _ROUNDING: Final = 1e-9
-_TAIL_SHARE: Final = 1e-6  # of δ, for what is cut off from all runs together
-_DELTA_AT_EPSILON: Final = 1e-12  # what the grid is chosen for where ε is given
+_TAIL_SHARE: Final = 1e-6  # of δ, to be cut off from all runs together
+_DELTA_AT_EPSILON: Final = 1e-12  # for which the grid is chosen where ε is given
 
 
 class PldAccountant(Accountant):
@@ -106,10 +106,10 @@ class PldAccountant(Accountant):
         step = self.grid or fine_step(charges, _DELTA_AT_EPSILON, tail)[0]
         return max(loss.delta(below) for loss in _composed(charges, step, _DELTA_AT_EPSILON))
 
-    def _require_supported(self, mechanism: Mechanism) -> None:
+    def _require_supported(self, mechanism: Component) -> None:
         """All are."""
 
-    def _epsilon(self, charges: Sequence[Charge], delta: float) -> float:
+    def _epsilon(self, charges: Sequence[Runs], delta: float) -> float:
         other = float(_simple_bounds(charges, delta)[-1])
         if other == 0:
             return 0.0
@@ -119,13 +119,13 @@ class PldAccountant(Accountant):
             other = min(other, float(_renyi_bounds(charges, delta)[-1]))
         return min(tight, other)
 
-    def _running_epsilon(self, charges: Sequence[Charge], delta: float) -> FloatArray:
+    def _running_epsilon(self, charges: Sequence[Runs], delta: float) -> FloatArray:
         """As the base class says.
 
         Of more than 2,048 charges only some 1,024, evenly spaced, are looked at after; for the others, the
         figure is the ε after the next that is.
         """
-        counts: Counter[Mechanism] = Counter()
+        counts: Counter[Component] = Counter()
         for mechanism, count in charges:
             counts[mechanism] += count
         merged = canonical(counts)
@@ -159,7 +159,7 @@ def _ends(count: int) -> NDArray[np.intp]:
 
 
 def _evaluated(
-    charges: Sequence[Charge],
+    charges: Sequence[Runs],
     grid: float | None,
     delta: float,
     figure: Callable[[ComposedLoss], Any],
@@ -184,7 +184,7 @@ def _evaluated(
 
 
 def _composed(
-    charges: Sequence[Charge],
+    charges: Sequence[Runs],
     step: float,
     delta: float,
     stages: Sequence[Sequence[tuple[int, int]]] | None = None,
@@ -196,25 +196,25 @@ def _composed(
     return ComposedLoss(step, removed, order), ComposedLoss(step, added, order)
 
 
-def _tail(charges: Sequence[Charge], delta: float) -> float:
-    """What may be cut off from each run."""
+def _tail(charges: Sequence[Runs], delta: float) -> float:
+    """The probability that may be cut off from each run."""
     return delta * _TAIL_SHARE / sum(count for _, count in charges)
 
 
-def _is_rare(charges: Sequence[Charge]) -> bool:
+def _is_rare(charges: Sequence[Runs]) -> bool:
     """Whether a record is hardly ever in a lot: great losses, rare ones, decide then."""
     return all(isinstance(part, SampledGaussian) and part.sampling_rate < _RARE for part, _ in charges)
 
 
-def _renyi_bounds(charges: Sequence[Charge], delta: float) -> FloatArray:
+def _renyi_bounds(charges: Sequence[Runs], delta: float) -> FloatArray:
     """The ε after each charge by Rényi divergence; infinite if not all are Gaussian."""
     if not all(isinstance(part, SampledGaussian) for part, _ in charges):
         return np.full(len(charges), math.inf)
     return rdp_composition(charges, delta)
 
 
-def _simple_bounds(charges: Sequence[Charge], delta: float) -> FloatArray:
-    """The ε after each charge by what can be added up by hand; infinite if nothing holds.
+def _simple_bounds(charges: Sequence[Runs], delta: float) -> FloatArray:
+    """The ε after each charge by simple sums; infinite where none holds.
 
     While all charges are (ε, δ)-DP, basic composition. If all are Gaussian, nothing where even a record's
     chance of ever being in a lot is within δ.

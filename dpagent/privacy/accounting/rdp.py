@@ -7,7 +7,7 @@ with and without it, in either direction.
 included.
 
 *Pure mechanisms.* Those known to be (ε, 0)-DP are covered by
-:func:`~dpagent.privacy.accounting.composition.pure_cumulants`. With δ > 0 no D_α of order above 1 need be
+:func:`~dpagent.privacy.accounting.divergences.pure_cumulants`. With δ > 0 no D_α of order above 1 need be
 finite, so such mechanisms are refused here.
 
 *Composition and conversion.* D_α adds up over runs, each of its own mechanism, when these are
@@ -42,9 +42,9 @@ import numpy as np
 
 from dpagent.errors import ParameterError, require_between
 from dpagent.privacy.accounting.accountant import Accountant, AccountantName, FloatArray
-from dpagent.privacy.accounting.composition import pure_cumulants, running_sums
-from dpagent.privacy.accounting.divergences import ORDERS, cumulants
-from dpagent.privacy.accounting.normal_form import Charge, Mechanism, SampledGaussian, UnsupportedEventError
+from dpagent.privacy.accounting.composition import running_sums
+from dpagent.privacy.accounting.divergences import ORDERS, cumulants, pure_cumulants
+from dpagent.privacy.accounting.normal_form import Component, Runs, SampledGaussian, UnsupportedEventError
 from dpagent.privacy.events import ApproximateEvent
 
 _CHUNK: Final = 4096  # charges priced at a time
@@ -59,17 +59,17 @@ class RdpAccountant(Accountant):
     name: ClassVar[AccountantName] = "rdp"
     least_delta: ClassVar[float] = sys.float_info.min
 
-    def _require_supported(self, mechanism: Mechanism) -> None:
+    def _require_supported(self, mechanism: Component) -> None:
         require_divergence(mechanism)
 
-    def _epsilon(self, charges: Sequence[Charge], delta: float) -> float:
+    def _epsilon(self, charges: Sequence[Runs], delta: float) -> float:
         return float(rdp_composition(charges, delta)[-1])
 
-    def _running_epsilon(self, charges: Sequence[Charge], delta: float) -> FloatArray:
+    def _running_epsilon(self, charges: Sequence[Runs], delta: float) -> FloatArray:
         return rdp_composition(charges, delta)
 
 
-def rdp_composition(charges: Sequence[Charge], delta: float) -> FloatArray:
+def rdp_composition(charges: Sequence[Runs], delta: float) -> FloatArray:
     """The ε after each of the charges, in order: shape (len(charges),).
 
     Raises:
@@ -115,7 +115,7 @@ def epsilon_from_rdp(rdp: FloatArray, delta: float) -> FloatArray | np.float64:
 
 
 def conversion_offsets(orders: FloatArray, delta: float) -> FloatArray:
-    """What turns D_α into ε at ``delta``: log((α−1)/α) − (log δ + log α)/(α−1), rounded up. For α > 1."""
+    """Offsets from D_α to ε at ``delta``: log((α−1)/α) − (log δ + log α)/(α−1), rounded up. For α > 1."""
     log_delta, log_orders = math.log(delta), np.log(orders)
     terms = 1 + (log_orders - log_delta) / (orders - 1)  # log(α/(α−1)) < 1 + log(α)/(α−1)
     return np.asarray(
@@ -123,7 +123,7 @@ def conversion_offsets(orders: FloatArray, delta: float) -> FloatArray:
     )
 
 
-def renyi_divergences(charges: Sequence[Charge], orders: Sequence[float] = ORDERS) -> FloatArray:
+def renyi_divergences(charges: Sequence[Runs], orders: Sequence[float] = ORDERS) -> FloatArray:
     """Bounds on D_α of each charge, all its runs together: shape (len(charges), len(orders)).
 
     Args:
@@ -156,7 +156,7 @@ def renyi_divergences(charges: Sequence[Charge], orders: Sequence[float] = ORDER
     return bounds
 
 
-def require_divergence(mechanism: Mechanism) -> None:
+def require_divergence(mechanism: Component) -> None:
     """Raise :class:`UnsupportedEventError` if a mechanism need not have any Rényi divergence."""
     if isinstance(mechanism, ApproximateEvent) and mechanism.delta > 0:
         raise UnsupportedEventError(

@@ -1,4 +1,6 @@
-"""How much better a local guarantee becomes when nobody can tell whose report is whose.
+"""Privacy amplification by shuffling: a better guarantee while reports cannot be traced to their senders.
+
+Not wired: no program imports this yet.
 
 Each of n honest devices perturbs a value with an ε₀-LDP randomiser and sends the report; an
 observer sees the reports of the batch in random order, and nothing about their senders. Adjacency:
@@ -196,6 +198,12 @@ def central_epsilon(batches: Sequence[tuple[ShuffledBatch, int]], delta: float) 
 
     Never above the local guarantee, :func:`local_epsilon`.
 
+    >>> batch = ShuffledBatch.at_position(reports=500, epsilon=1.0)
+    >>> round(central_epsilon([(batch, 10)], delta=1e-5), 3)
+    0.531
+    >>> local_epsilon([(1.0, 10)])
+    10.0
+
     Raises:
         ParameterError: a value is out of its range.
     """
@@ -243,6 +251,9 @@ def clones_closed_form(reports: int, epsilon: float, delta: float) -> float:
 
 def least_reports(devices: int, probability: float, batches: int, failure: float) -> int:
     """Least number of reports in each batch a device is in, but for a failure probability.
+
+    >>> least_reports(devices=500, probability=0.1, batches=1, failure=1e-6)
+    22
 
     If every other honest device independently reports to a position with at least the given
     probability, the device's batch holds 1 + Bin(devices−1, probability) reports or more. The
@@ -376,7 +387,7 @@ def _binomial_masses(trials: int, probability: float, first: int, last: int) -> 
 
 
 def _rounding(values: int) -> float:
-    """What a law of so many values is off by, relatively, and sums of it are."""
+    """Relative error of a law of so many values, and of sums of it."""
     return 8 * _EPS * (values + 2)
 
 

@@ -20,7 +20,7 @@ MAX_EXPONENT: Final = 700.0
 
 
 class LossWindow:
-    """A stretch of losses that sums are looked at in, and what all their laws share."""
+    """The stretch of losses in which a sum's law is computed, and what laws on it share."""
 
     def __init__(self, first: int, step: float, cells: int, tilt: float) -> None:
         self.first, self.cells, self.step, self.tilt = first, cells, step, tilt
@@ -51,7 +51,7 @@ class LossWindow:
 
 
 class TiltedLaw:
-    """P's masses of a sum of losses, from loss 0 on, each raised by what rounding may have taken."""
+    """P's masses of a sum of losses, from loss 0 on, each raised by as much as rounding may have taken."""
 
     def __init__(
         self, window: LossWindow, product: NDArray[np.complex128], error: FloatArray,

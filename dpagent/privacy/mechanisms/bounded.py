@@ -1,5 +1,7 @@
 """The ``bounded`` noise cap: never noise above a public bound, and what that costs is paid.
 
+Not wired: no program imports this yet.
+
 It keeps the aims of Algorithm 1 of Luo, Xu and Guan (2022), no absurdly large noise, and a
 schedule that restarts with what is left, and is differentially private, unlike it (see
 :mod:`dpagent.privacy.mechanisms.published`). Departures:

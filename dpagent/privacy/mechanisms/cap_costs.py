@@ -1,11 +1,11 @@
 """The price of each noise cap under a target.
 
-``none`` and ``clamp`` leave the guarantee as it is; ``published`` has none. ``bounded`` is paid
-for: in place of Gaussian noise it releases truncated Laplace noise
-(:mod:`dpagent.privacy.mechanisms.truncated_laplace`), whose ε follows from how tight the cap is. Its charges
+``none`` and ``clamp`` do not change the guarantee; ``published`` has none. ``bounded`` has a cost:
+it uses truncated Laplace noise (:mod:`dpagent.privacy.mechanisms.truncated_laplace`) instead of Gaussian
+noise, and its ε follows from the tightness of the cap. Its charges
 are the (ε, δ) of single releases and add up (pure composition). So with T rounds of k local steps
-each step has δ/(T·k), and its share of ε is the schedule's; and because a step on a lot sampled at
-rate q costs ln(1 + q(e^ε − 1)) and qδ where the lot itself costs ε and δ, a step may take a δ of
+each step has δ/(T·k), and the schedule's share of ε. A step on a lot sampled at
+rate q costs ln(1 + q(e^ε − 1)) and qδ, where the lot itself costs ε and δ. So a step may use a δ of
 δ/(T·k·q) before sampling.
 """
 
@@ -23,7 +23,7 @@ from dpagent.privacy.mechanisms.truncated_laplace import TruncatedLaplace
 from dpagent.privacy.schedules import Schedule
 from dpagent.privacy.statement import BudgetStatement
 
-#: Caps, in L1 clip norms, whose price is shown.
+#: Caps with a price in the table, in L1 clip norms.
 _EXAMPLES: Final = (2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
 _MOST_DELTA: Final = 0.5
 _L1_CLIPPING: Final = "Each record's gradient is clipped in L1."
@@ -31,7 +31,7 @@ _L1_CLIPPING: Final = "Each record's gradient is clipped in L1."
 
 @dataclass(frozen=True, slots=True)
 class CapCost:
-    """One kind of cap, and what is guaranteed with it.
+    """One kind of cap, and its guarantee.
 
     Attributes:
         kind: as ``fleet.yaml`` spells it.
@@ -46,13 +46,13 @@ class CapCost:
 
 @dataclass(frozen=True, slots=True)
 class BoundedCost:
-    """What the ``bounded`` cap costs when no noise exceeds ``cap``.
+    """The cost of the ``bounded`` cap if no noise exceeds ``cap``.
 
     Attributes:
-        cap: A, the most noise of a step on a coordinate, in L1 clip norms.
+        cap: A, the largest noise of a step on a coordinate, in L1 clip norms.
         release_epsilon: of one step on a known lot, before sampling.
         step_epsilon: the same, amplified by sampling.
-        job_epsilon: of all rounds and steps with this cap, added up.
+        job_epsilon: sum over all rounds and steps with this cap.
     """
 
     cap: float
@@ -67,9 +67,9 @@ class BoundedPrices:
 
     Attributes:
         step_delta: δ of one step, sampling included.
-        examples: prices of caps, tight ones first; a cap that no ε can meet is left out.
-        first_allowed, last_allowed: the least A that the first and the last round's share of ε pays
-            for, in L1 clip norms; None where that noise would be too large or small to be drawn.
+        examples: prices of caps, tightest first, without caps that no ε can meet.
+        first_allowed, last_allowed: the smallest A within the first and the last round's share of ε,
+            in L1 clip norms; None where that noise is too large or too small for the sampler.
     """
 
     step_delta: float
@@ -90,10 +90,10 @@ def cap_costs(statement: BudgetStatement) -> tuple[CapCost, ...]:
     )
     nothing = BudgetStatement(*scope, PublishedCap.name, math.inf, 1.0, (NOT_PRIVATE,))
     return (
-        CapCost("none", "0: nothing is capped", statement),
-        CapCost("clamp", "0: it acts on what is private already", statement),
+        CapCost("none", "0: no cap", statement),
+        CapCost("clamp", "0: post-processing of a noisy mean", statement),
         CapCost("bounded", "its own ε each round, from the same total", bounded),
-        CapCost("published", "no price buys it a guarantee", nothing),
+        CapCost("published", "no ε exists", nothing),
     )
 
 
@@ -110,9 +110,9 @@ def bounded_prices(
     """Prices of the ``bounded`` cap.
 
     Args:
-        schedule: whose shares are of ε here.
+        schedule: its shares apply to ε here.
         epsilon: of the whole job.
-        delta: likewise.
+        delta: of the whole job.
         rounds: of the job.
         sampling_rate: q, in (0, 1].
         dimension: d, of an update.

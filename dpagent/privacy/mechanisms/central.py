@@ -1,5 +1,7 @@
 """Noise at the coordinator, on the sum of whole device updates (M4 of our reference).
 
+Not wired: no program imports this yet.
+
 After Huang, *Differential-privacy-based data privacy and security for federated learning*
 (Communications Technology, 2022), and McMahan, Ramage, Talwar, Zhang (ICLR 2018): each device's
 whole update of a round is clipped, the clipped updates are added up, noise is added once, and the

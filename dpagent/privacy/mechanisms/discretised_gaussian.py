@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpagent.errors import ParameterError, require_between, require_count, require_positive
-from dpagent.privacy.accounting.gaussian_loss import MIN_SIGMA_STEPS
+from dpagent.privacy.accounting.gaussian_loss import MIN_SIGMA_UNITS
 from dpagent.privacy.accounting.pld import PldAccountant
 from dpagent.privacy.accounting.rdp import RdpAccountant
 from dpagent.privacy.calibration import EventFamily, gaussian_family
@@ -146,7 +146,7 @@ class DiscretisedGaussian(PlannedMechanism):
 
     def round_cost(self, delta: float) -> tuple[float, float]:
         """(ε, δ) of one round with ideal noise: tight where it is fine enough, else by Rényi divergence."""
-        accountant = PldAccountant() if self.sigma_units >= MIN_SIGMA_STEPS else RdpAccountant()
+        accountant = PldAccountant() if self.sigma_units >= MIN_SIGMA_UNITS else RdpAccountant()
         return accountant.epsilon_after([self.event], delta), delta
 
     def require_noise_as_priced(self, rounds: int, job_epsilon: float, delta: float) -> None:
@@ -155,9 +155,9 @@ class DiscretisedGaussian(PlannedMechanism):
         Raises:
             ParameterError: the grid is too coarse for the noise, or the sampler too far from exact.
         """
-        if self.sigma_units < MIN_SIGMA_STEPS:
+        if self.sigma_units < MIN_SIGMA_UNITS:
             raise ParameterError(
-                f"noise is {self.sigma_units:.4g} grid units; its price holds from {MIN_SIGMA_STEPS:,} on. "
+                f"noise is {self.sigma_units:.4g} grid units; its price holds from {MIN_SIGMA_UNITS:,} on. "
                 "Plan a finer resolution or more noise."
             )
         Mechanism.require_noise_as_priced(self, rounds, job_epsilon, delta)

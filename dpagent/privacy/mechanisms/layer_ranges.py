@@ -1,5 +1,7 @@
 """In which interval a layer's weights are taken to lie: public, and adapted from round to round.
 
+Not wired: no program imports this yet.
+
 Sun, Qian, Chen (LDP-FL, IJCAI 2021) give each layer a range [c−r, c+r], because the noise of
 :mod:`dpagent.privacy.mechanisms.two_point` goes with r and layers differ much in width. The ranges come from
 the previous global model, which everybody has; made from a device's own weights they would leak them.

@@ -1,5 +1,7 @@
 """The LDP-FL two-point mechanism: one random bit stands for one weight.
 
+Not wired: no program imports this yet.
+
 After Sun, Qian, Chen, *LDP-FL: Practical private aggregation in federated learning with local
 differential privacy* (IJCAI 2021). A weight w, cut to its layer's public range [c−r, c+r], becomes
 c ± r·B with B = (e^ε+1)/(e^ε−1) = coth(ε/2), the upper one with probability ½ + (w−c)/(2rB).

@@ -1,5 +1,7 @@
 """What the two-point mechanism costs: three figures that mean three different things.
 
+Not wired: no program imports this yet.
+
 Sun, Qian, Chen (LDP-FL, IJCAI 2021) report ε of one weight and hold that anonymity keeps it from adding
 up over weights and rounds. It does so only against somebody who cannot link pieces. So there is
 

@@ -1,8 +1,8 @@
 """Integers drawn from a table of exact probabilities, with 4 random bytes a value.
 
-What the discrete Gaussian and Laplace samplers share: a distribution on 0..n−1 as n whole numbers
-that add up to 2¹⁵⁹ exactly, drawn by Walker's alias method in Vose's form (1991), all of it in
-integers. What is drawn has these probabilities, with no further error.
+The common part of the discrete Gaussian and Laplace samplers: a distribution on 0..n−1, given as n whole
+numbers that add up to 2¹⁵⁹ exactly, drawn by Walker's alias method in Vose's form (1991), all of it in
+integers. The values drawn have exactly these probabilities.
 
 **Table.** 2ᵐ ≥ n columns of 2¹⁵⁹⁻ᵐ units. A column i is divided between the value i, which has its
 first s_i units, and one other value, its alias a_i. A draw takes a uniform column and a uniform
@@ -177,7 +177,7 @@ class AliasTable:
 
 
 def table_distance(size: int) -> float:
-    """What a table of ``size`` values adds to the total variation distance of one value."""
+    """The share of a table of ``size`` values in the total variation distance of one value."""
     return size * 2.0 ** -(TOTAL_BITS - 2)
 
 

@@ -75,6 +75,13 @@ _MAX_SECOND_SIGMA: Final = 630
 class DiscreteGaussianSampler:
     """Draws from N_ℤ(0, σ²), up to a certified distance.
 
+    >>> sampler = DiscreteGaussianSampler(3.0)
+    >>> values = sampler.sample(1000)
+    >>> values.shape, str(values.dtype), int(abs(values).max()) <= 40
+    ((1000,), 'int64', True)
+    >>> sampler.statistical_distance < 1e-37
+    True
+
     Attributes:
         sigma: σ, the parameter of the distribution (its standard deviation is at most σ, and
             equal to it to 2e-7 for σ ≥ 1).

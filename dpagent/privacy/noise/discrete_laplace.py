@@ -100,6 +100,12 @@ class Layout(NamedTuple):
 class DiscreteLaplaceSampler:
     """Draws from the discrete Laplace distribution on ℤ or −A..A, up to a certified distance.
 
+    >>> sampler = DiscreteLaplaceSampler(2.0, bound=10)
+    >>> int(abs(sampler.sample(1000)).max()) <= 10
+    True
+    >>> sampler.statistical_distance < 1e-45
+    True
+
     Attributes:
         scale: λ, in grid steps.
         bound: A as it is used, at most what was asked for; None for the whole of ℤ. Public.

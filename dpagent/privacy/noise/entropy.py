@@ -5,7 +5,7 @@ tests; nothing is buffered between it and a draw, so there is no state that a fo
 
 :class:`NoisePool` is the one place that keeps values. Jin et al. (IEEE S&P 2022) read the noise
 off the time a release takes; if the values were drawn in idle time, a release only copies them.
-What a pool promises:
+A pool promises:
 
 - *no value twice*: a value leaves the store under a lock, is copied out once and overwritten;
 - *fork*: a store belongs to the process that made it, known by a counter that every fork raises
@@ -40,7 +40,7 @@ MAX_POOL: Final = 2**26
 
 
 class Sampler(Protocol):
-    """What draws independent integers; its draws may run in several threads at a time."""
+    """Draws independent integers; draws may run in several threads at a time."""
 
     def sample(self, count: int) -> NDArray[np.int64]:
         """``count`` independent values, shape (count,); ``count`` may be 0."""
@@ -64,7 +64,14 @@ def uniform_words(count: int, entropy: Entropy) -> NDArray[np.uint64]:
 
 
 class NoisePool:
-    """Values of a sampler, drawn ahead of need and handed out once. Thread-safe and fork-safe."""
+    """Values of a sampler, drawn ahead of need and handed out once. Thread-safe and fork-safe.
+
+    >>> from dpagent.privacy.noise.discrete_gaussian import DiscreteGaussianSampler
+    >>> pool = NoisePool(DiscreteGaussianSampler(3.0))
+    >>> pool.prepare(100)
+    >>> pool.sample(30).shape, pool.available
+    ((30,), 70)
+    """
 
     def __init__(self, sampler: Sampler) -> None:
         """Make an empty pool.
@@ -98,7 +105,7 @@ class NoisePool:
                 store.put(self._sampler.sample(missing))
 
     def sample(self, count: int) -> NDArray[np.int64]:
-        """``count`` independent values, shape (count,); what the pool lacks is drawn at once.
+        """``count`` independent values, shape (count,); those that the pool lacks are drawn at once.
 
         Raises:
             ParameterError: ``count`` is not a whole number of at least 0.
@@ -111,7 +118,7 @@ class NoisePool:
         return values
 
     def clear(self) -> None:
-        """Forget and overwrite what is held, for instance before the noise's scale changes."""
+        """Overwrite and drop all values, for instance before the noise's scale changes."""
         store = self._own_store()
         with store.lock:
             store.clear()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dpagent.learning.data.checking import examine
-from dpagent.learning.data.classes import UNLISTED, doubt_about_labels
+from dpagent.learning.data.classes import doubt_about_labels, unlisted
 from dpagent.learning.data.columns import ColumnTally, hint_of_growth
 from dpagent.learning.data.dataset import ArrayDataset, Origin
 
@@ -58,7 +58,7 @@ def test_a_column_without_a_finite_value_has_no_range() -> None:
 
 def labelled(names: list[str], each: int, *, listed: bool = False) -> ArrayDataset:
     labels = np.repeat(np.arange(len(names)), each)
-    origin = Origin("csv", "x.csv", warnings=() if listed else (UNLISTED,), label_column="price")
+    origin = Origin("csv", "x.csv", warnings=() if listed else (unlisted(),), label_column="price")
     inputs = np.zeros((len(labels), 1), np.float32)
     return ArrayDataset(inputs, labels, len(names), names, origin=origin)
 

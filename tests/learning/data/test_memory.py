@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 
 # Opens, reads a lot from all over, then every record in pieces; says how much memory that took at its peak.
+pytestmark = pytest.mark.heavy
+
 READ = """
 import json, sys
 from pathlib import Path

@@ -29,7 +29,7 @@ def members(part: Any) -> list[int]:
     return [int(number) for number in inputs[:, 0]]
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(
     st.lists(st.tuples(st.integers(0, 9), st.integers(0, 6)), min_size=1, max_size=80),
     st.integers(1, 8),

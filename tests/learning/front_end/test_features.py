@@ -8,19 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
-from learning.plain_network import plain_forward
 from onnx import TensorProto, helper, numpy_helper
 
 from dpagent.errors import ConfigurationError, DataError, StorageError
 from dpagent.learning.data.dataset import ArrayDataset
 from dpagent.learning.front_end import features as features_module
-from dpagent.learning.front_end.export import FrontEndNodes
 from dpagent.learning.front_end.features import FeatureSet, FrontEnd
-from dpagent.learning.front_end.stages import FrozenNetwork, Projection, RandomLayers, Scattering
-from dpagent.learning.inference.evaluation import quiet_session
+from dpagent.learning.inference.export.front_end import append_front_end
+from dpagent.learning.inference.export.graph import Graph
 from dpagent.learning.models.built_ins import built_in
+from dpagent.learning.models.forward import forward
 from dpagent.learning.models.layers import (
     AveragePool1d,
     AveragePool2d,
@@ -34,6 +32,8 @@ from dpagent.learning.models.layers import (
     Tanh,
 )
 from dpagent.learning.models.spec import ModelSpec
+from dpagent.learning.models.stages import FrozenNetwork, Projection, RandomLayers, Scattering
+from dpagent.learning.onnx_session import quiet_session
 from dpagent.protocol.fragments import content_digest
 
 SHAPE = (16, 16, 1)
@@ -227,16 +227,10 @@ def test_records_of_another_shape_are_refused(tmp_path: Path) -> None:
 
 
 def exported(spec: ModelSpec, assets: dict[str, bytes]) -> Any:
-    nodes = FrontEndNodes(spec, assets, "input", 21)
-    graph = helper.make_graph(
-        nodes.nodes, "front_end",
-        [helper.make_tensor_value_info("input", TensorProto.FLOAT, ["N", *spec.input_shape])],
-        [helper.make_tensor_value_info(nodes.output, TensorProto.FLOAT, ["N", *spec.feature_shape])],
-        nodes.constants,
-    )  # fmt: skip
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
-    onnx.checker.check_model(model, full_check=True)
-    session = quiet_session(model.SerializeToString())
+    graph = Graph()
+    graph.add("Identity", append_front_end(graph, spec, assets, "input"), name="features")
+    model = graph.model("front_end", {"input": spec.input_shape}, {"features": spec.feature_shape}, {})
+    session = quiet_session(model)
     return lambda inputs: session.run(None, {"input": inputs})[0]
 
 
@@ -277,7 +271,7 @@ def test_the_exported_nodes_compute_the_same(spec: ModelSpec, assets: dict[str, 
 
 @pytest.mark.parametrize("spec", [RANDOM, SERIES], ids=["images", "series"])
 def test_random_layers_are_those_of_a_model_with_the_seeds_weights(spec: ModelSpec) -> None:
-    """Against the plain float64 network, a stage at a time."""
+    """Against the definition in float64, a stage at a time."""
     inputs = np.random.default_rng(2).random((3, *spec.input_shape), np.float32)
     found = FrontEnd(spec)(inputs)
     for record, features in zip(inputs, found, strict=True):
@@ -287,7 +281,7 @@ def test_random_layers_are_those_of_a_model_with_the_seeds_weights(spec: ModelSp
             assert isinstance(stage, RandomLayers)
             model = ModelSpec("stage", shape, 2, (*stage.layers, Dense(2)))
             weights = model.initial_weights(stage.seed).astype(np.float64)
-            values = plain_forward(model.nodes[:-1], weights, values)
+            values = forward(model.nodes[:-1], weights, values)
             shape = model.nodes[-1].input_shape
         np.testing.assert_allclose(features, values, rtol=1e-4, atol=1e-5)
 

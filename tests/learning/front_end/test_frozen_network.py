@@ -16,9 +16,9 @@ from dpagent.errors import ConfigurationError, DataError
 from dpagent.learning.data.dataset import ArrayDataset
 from dpagent.learning.data.derived import Unfailing
 from dpagent.learning.front_end.features import FeatureSet, FrontEnd
-from dpagent.learning.front_end.stages import FrozenNetwork, Projection, RandomLayers, Scattering
 from dpagent.learning.models.layers import Dense, GroupNorm, MaxPool2d, Relu, Tanh
 from dpagent.learning.models.spec import ModelSpec
+from dpagent.learning.models.stages import FrozenNetwork, Projection, RandomLayers, Scattering
 
 PLAIN = np.array([[0, 1, 2, 3], [3, 3, 3, 3], [1, 0, 1, 0], [2, 2, 0, 1]], np.float32)
 
@@ -147,9 +147,10 @@ def test_without_onnx_runtime_a_network_is_refused_with_the_packages_name() -> N
 import hashlib, sys
 sys.modules["onnxruntime"] = None
 from dpagent.errors import ConfigurationError, DataError
-from dpagent.learning import Dense, ModelSpec
+from dpagent.learning.models.layers import Dense
+from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.front_end.features import FrontEnd
-from dpagent.learning.front_end.stages import FrozenNetwork
+from dpagent.learning.models.stages import FrozenNetwork
 data = bytes.fromhex({data.hex()!r})
 stage = FrozenNetwork(hashlib.sha256(data).hexdigest(), (4,))
 spec = ModelSpec("frozen", (4,), 2, (Dense(2),), front_end=(stage,))

@@ -1,4 +1,4 @@
-"""Which frozen networks may see private records: by their operators, before anything is run."""
+"""Frozen networks that may see private records, by their operators, before anything is run."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from dpagent.errors import ConfigurationError
 from dpagent.learning.front_end.network_check import check_network, operators
-from dpagent.learning.inference.evaluation import LOAD_ERRORS, quiet_session
-from dpagent.learning.models.description import load_assets, load_model
+from dpagent.learning.model_files import load_assets, load_model
+from dpagent.learning.onnx_session import LOAD_ERRORS, quiet_session
 
 TRUE, FALSE = (np.array(value) for value in (True, False))
 

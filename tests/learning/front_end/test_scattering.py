@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from dpagent.learning.front_end.scattering import ScatteringTransform
-from dpagent.learning.front_end.stages import Scattering, stage_shape
+from dpagent.learning.models.stages import Scattering
 
 Plane = NDArray[np.float64]
 
@@ -97,7 +97,7 @@ def test_every_path_is_what_the_definition_says(shape: tuple[int, int], scales: 
     transform = ScatteringTransform(Scattering(scales, angles), (*shape, 1))
     features = transform(image[np.newaxis, ..., np.newaxis].astype(np.float32))[0]
     expected = np.stack(by_definition(image, scales, angles), axis=-1)
-    assert features.shape == expected.shape == stage_shape(Scattering(scales, angles), (*shape, 1))
+    assert features.shape == expected.shape == Scattering(scales, angles).shape_after((*shape, 1))
     assert np.abs(features - expected).max() < 1e-6
 
 

@@ -1,4 +1,4 @@
-"""The exported model computes what was trained, and what is trained learns."""
+"""The exported model computes the trained one, and training learns."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from functools import cache
 import numpy as np
 import onnx
 import pytest
-from learning.plain_network import SPECS, plain_logits, records
+from learning.small_models import SPECS, logits_of, records
 
 from dpagent.errors import DataError, ParameterError
 from dpagent.learning.data.dataset import ArrayDataset
 from dpagent.learning.front_end.features import FrontEnd
 from dpagent.learning.inference.evaluation import OnnxEvaluator
-from dpagent.learning.inference.export import export_onnx
+from dpagent.learning.inference.export.model import export_onnx
 from dpagent.learning.models.built_ins import BUILT_IN, built_in
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.training.onnx_engine import OnnxEngine
@@ -24,10 +24,11 @@ from dpagent.learning.training.optimiser import Sgd
 @pytest.mark.parametrize(
     "spec", [*SPECS, *(spec.head for spec in BUILT_IN.values())], ids=lambda spec: spec.name
 )
-def test_onnx_logits_agree_with_the_plain_network(spec: ModelSpec) -> None:
+def test_the_operators_of_onnx_agree_with_the_definition(spec: ModelSpec) -> None:
+    """An implementation of every layer that is not ours: what all gradients are held against is held here."""
     weights, inputs, _ = records(spec, 3)
     evaluator = OnnxEvaluator(export_onnx(spec, weights, metadata={}))
-    expected = [plain_logits(spec, weights, record) for record in inputs]
+    expected = [logits_of(spec, weights, record) for record in inputs]
     np.testing.assert_allclose(evaluator.logits(inputs), expected, atol=1e-4)
     assert evaluator.logits(inputs[:0]).shape == (0, spec.classes)
 
@@ -37,7 +38,7 @@ def test_a_front_end_is_part_of_the_file() -> None:
     weights, _, _ = records(spec, 0)
     inputs = np.random.default_rng(0).random((3, *spec.input_shape), dtype=np.float32)
     logits = OnnxEvaluator(export_onnx(spec, weights, metadata={})).logits(inputs)
-    expected = [plain_logits(spec.head, weights, features) for features in FrontEnd(spec)(inputs)]
+    expected = [logits_of(spec.head, weights, features) for features in FrontEnd(spec)(inputs)]
     np.testing.assert_allclose(logits, expected, atol=1e-3)
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from learning.graph_engines import engine, engine_of
-from learning.plain_network import SPECS, close, records, small
+from learning.engines import engine_of, onnx_engine
+from learning.small_models import SPECS, close, records, small
 from onnx import helper
 
 from dpagent.errors import ConfigurationError, DataError, ParameterError
@@ -28,7 +28,7 @@ def test_bytes_are_taken_as_parts_of_255() -> None:
     spec = built_in("digits")
     weights, inputs, labels = records(spec, 5)
     pixels = (inputs * 255).astype(np.uint8)
-    subject = engine_of(spec)
+    subject = engine_of("onnx", spec)
     from_bytes = subject.clipped_sum(weights, pixels, labels, [0.5]).total
     from_floats = subject.clipped_sum(weights, pixels / np.float32(255), labels, [0.5]).total
     assert from_bytes.tobytes() == from_floats.tobytes()
@@ -37,28 +37,28 @@ def test_bytes_are_taken_as_parts_of_255() -> None:
 def test_threads_and_rows_change_no_more_than_the_order_of_sums() -> None:
     spec = built_in("cifar-cnn")
     weights, inputs, labels = records(spec, 21)
-    subject = engine(spec, microbatch=8)
+    subject = onnx_engine(spec, microbatch=8)
     assert subject.rows == 4
     one = subject.clipped_sum(weights, inputs, labels, [1.0])
-    two = engine(spec, microbatch=8, threads=2)
+    two = onnx_engine(spec, microbatch=8, threads=2)
     both = [two.clipped_sum(weights, inputs, labels, [1.0]).total.tobytes() for _ in range(3)]
     assert len(set(both)) == 1
     close(np.frombuffer(both[0]), one.total, 1e-12)
-    close(one.total, engine_of(spec).clipped_sum(weights, inputs, labels, [1.0]).total)
-    assert engine(spec, views=4).rows == 1
+    close(one.total, engine_of("onnx", spec).clipped_sum(weights, inputs, labels, [1.0]).total)
+    assert onnx_engine(spec, views=4).rows == 1
 
 
 def test_sums_are_as_exact_as_the_slack_says() -> None:
     spec, clip_norm, microbatch = built_in("digits"), 0.01, 64
     weights, inputs, labels = records(spec, 256)
     singles = [
-        engine_of(spec).clipped_sum(weights, inputs[i : i + 1], labels[i : i + 1], [clip_norm])
+        engine_of("onnx", spec).clipped_sum(weights, inputs[i : i + 1], labels[i : i + 1], [clip_norm])
         for i in range(256)
     ]
     norms = np.array([np.linalg.norm(single.total) for single in singles])
     assert np.all(norms <= clip_norm * (1 + accumulation_slack(1)))
     assert norms.min() > clip_norm * 0.999
-    total = engine(spec, microbatch=microbatch).clipped_sum(weights, inputs, labels, [clip_norm]).total
+    total = onnx_engine(spec, microbatch=microbatch).clipped_sum(weights, inputs, labels, [clip_norm]).total
     exact = np.sum([single.total for single in singles], axis=0)
     # A lot of four microbatches is off by four of the errors of which the slack holds four.
     assert np.linalg.norm(total - exact) <= accumulation_slack(microbatch) * clip_norm
@@ -80,7 +80,7 @@ def test_records_that_are_not_finite_add_exact_zeros(
     spec: ModelSpec, values: tuple[float, ...], per_layer: bool
 ) -> None:
     weights, inputs, labels = records(spec, 7)
-    subject = engine(spec, per_layer=per_layer, microbatch=4)
+    subject = onnx_engine(spec, per_layer=per_layer, microbatch=4)
     clip_norms = [0.1] * subject.groups
     totals = set()
     for value in values:
@@ -102,16 +102,16 @@ def test_a_gradient_too_long_for_float32_is_left_out() -> None:
     spec = small("linear", (4,))
     weights, inputs, labels = records(spec, 3)
     inputs[1] = 1e25  # Finite, and so is the gradient; its square is not.
-    result = engine(spec).clipped_sum(weights, inputs, labels, [1.0])
+    result = onnx_engine(spec).clipped_sum(weights, inputs, labels, [1.0])
     assert result.excluded == 1
-    close(result.total, engine(spec).clipped_sum(weights, inputs[::2], labels[::2], [1.0]).total, 1e-6)
+    close(result.total, onnx_engine(spec).clipped_sum(weights, inputs[::2], labels[::2], [1.0]).total, 1e-6)
 
 
 def test_weights_that_are_not_finite_release_nothing() -> None:
     spec = built_in("digits")
     weights, inputs, labels = records(spec, 5)
     weights[17] = np.nan
-    result = engine_of(spec).clipped_sum(weights, inputs, labels, [1.0])
+    result = engine_of("onnx", spec).clipped_sum(weights, inputs, labels, [1.0])
     assert (result.excluded, result.within.tolist()) == (5, [0])
     assert not result.total.any()
 
@@ -145,9 +145,9 @@ def test_only_known_graphs_are_run() -> None:
         if node.op_type == "Min":
             node.op_type = "Max"
     tampered = model.SerializeToString()
-    with pytest.raises(ConfigurationError, match=f"SHA-256 {graph_digest(tampered)}.*does not know"):
+    with pytest.raises(ConfigurationError, match=f"SHA-256 {graph_digest(tampered)}.*trusted_graphs"):
         OnnxEngine(spec, tampered)
-    with pytest.raises(ConfigurationError, match="does not know"):  # known, but for another model
+    with pytest.raises(ConfigurationError, match="trusted_graphs"):  # known, but for another model
         OnnxEngine(spec, build_training_graph(built_in("sensor-cnn")))
     OnnxEngine(SPECS[0], other := build_training_graph(SPECS[0]), trusted=[graph_digest(other)])
 
@@ -168,7 +168,7 @@ def test_trusted_bytes_that_are_no_graph_for_the_model_are_refused(graph: bytes,
 
 
 def test_what_does_not_fit_the_model_is_refused() -> None:
-    spec, subject = built_in("digits"), engine_of(built_in("digits"))
+    spec, subject = built_in("digits"), engine_of("onnx", built_in("digits"))
     weights, inputs, labels = records(spec, 3)
     for wrong, message in (
         ((weights[:-1], inputs, labels, [1.0]), r"weights are float32 of shape \(9929,\)"),
@@ -190,7 +190,7 @@ def test_what_does_not_fit_the_model_is_refused() -> None:
             subject.clipped_sum(weights, *data, [1.0])
     for options in ({"microbatch": 0}, {"microbatch": 65}, {"threads": 0}):
         with pytest.raises(ParameterError):
-            engine(spec, **options)
+            onnx_engine(spec, **options)
     with pytest.raises(ParameterError, match="views is 0"):
         build_training_graph(spec, views=0)
 

@@ -16,7 +16,7 @@ from dpagent.errors import ParameterError
 from dpagent.privacy.accounting.accountant import Accountant
 from dpagent.privacy.accounting.basic import BasicAccountant
 from dpagent.privacy.accounting.choice import accountant_for, accountant_name, accountant_named
-from dpagent.privacy.accounting.normal_form import UnsupportedEventError, charge_of
+from dpagent.privacy.accounting.normal_form import UnsupportedEventError, runs_of
 from dpagent.privacy.accounting.pld import PldAccountant
 from dpagent.privacy.accounting.rdp import RdpAccountant
 from dpagent.privacy.events import (
@@ -271,7 +271,7 @@ def test_the_grid_of_its_own_choice_costs_little(events: list[Event]) -> None:
 def test_a_sampled_mechanism_is_charged_its_amplified_epsilon_and_delta(
     rate: float, epsilon: float, delta: float
 ) -> None:
-    charged, count = charge_of(PoissonSampledEvent(rate, ApproximateEvent(epsilon, delta)))
+    charged, count = runs_of(PoissonSampledEvent(rate, ApproximateEvent(epsilon, delta)))
     assert isinstance(charged, ApproximateEvent)
     assert count == 1
     assert rate * delta <= charged.delta <= rate * delta * (1 + 1e-15) + 5e-324
@@ -284,10 +284,10 @@ def test_a_sampled_mechanism_is_charged_its_amplified_epsilon_and_delta(
 
 def test_counts_of_nested_events_multiply() -> None:
     event = SelfComposedEvent(SelfComposedEvent(poisson_sampled(GaussianEvent(2.0), 0.25, 3), 4), 5)
-    sampled, count = charge_of(event)
+    sampled, count = runs_of(event)
     assert count == 60
-    assert sampled == charge_of(PoissonSampledEvent(0.25, GaussianEvent(2.0)))[0]
-    assert charge_of(PoissonSampledEvent(1.0, GaussianEvent(2.0))) == charge_of(GaussianEvent(2.0))
+    assert sampled == runs_of(PoissonSampledEvent(0.25, GaussianEvent(2.0)))[0]
+    assert runs_of(PoissonSampledEvent(1.0, GaussianEvent(2.0))) == runs_of(GaussianEvent(2.0))
 
 
 # --- the choice ----------------------------------------------------------------------------------

@@ -17,18 +17,25 @@ import pytest
 from dp_accounting import rdp
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import ArrayLike, NDArray
 
 from dpagent.errors import ParameterError
-from dpagent.privacy.accounting.divergences import INTEGER_ORDERS, ORDERS, cumulants, subsampled_gaussian_rdp
+from dpagent.privacy.accounting.divergences import INTEGER_ORDERS, ORDERS, cumulants, pure_cumulants
 
 # The oracle announces fractional orders whose series does not converge, and leaves them out.
 logging.getLogger("absl").setLevel(logging.ERROR)
 
 
+def divergences(sigmas: ArrayLike, rates: ArrayLike) -> NDArray[np.float64]:
+    """Bounds on D_α at all orders: a row for each pair."""
+    sigmas, rates = np.broadcast_arrays(np.atleast_1d(sigmas), np.atleast_1d(rates))
+    return cumulants(sigmas.astype(np.float64), rates.astype(np.float64), ORDERS) / (np.array(ORDERS) - 1)
+
+
 @pytest.mark.parametrize("rate", [1e-3, 0.01, 0.1, 0.5, 1.0])
 @pytest.mark.parametrize("sigma", [0.7, 1.0, 2.25, 8.0, 40.0])
 def test_divergences_equal_the_continuous_ones_at_integer_orders(rate: float, sigma: float) -> None:
-    ours = subsampled_gaussian_rdp(sigma, rate)[0]
+    ours = divergences(sigma, rate)[0]
     at_integers = [i for i, order in enumerate(ORDERS) if order in INTEGER_ORDERS]
     oracle = rdp.RdpAccountant(INTEGER_ORDERS)
     oracle.compose(dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(sigma)))
@@ -53,7 +60,7 @@ def test_bounds_the_discrete_mechanism_in_both_directions(rate: float, sigma: fl
         absent = [weight(x) / total for x in support]
         shifted = [weight(x - shift) / total for x in support]
         present = [(1 - rate) * a + rate * b for a, b in zip(absent, shifted, strict=True)]
-        bounds = subsampled_gaussian_rdp(sigma, rate)[0]
+        bounds = divergences(sigma, rate)[0]
         for order in (1.1, 1.5, 2.0, 2.7, 3.0, 6.4, 8.0, 11.9, 20.0):
             bound = bounds[ORDERS.index(order)]
             for p, q in ((present, absent), (absent, present)):
@@ -205,9 +212,9 @@ def test_divergences_equal_the_formula_whatever_is_priced_along(sigma: float, ra
     mixed = np.append(10 ** generator.uniform(-1.5, 4, 60), sigma)
     rates = np.append(10 ** generator.uniform(-8, 0, 60), rate)
     for rows in (
-        subsampled_gaussian_rdp(sigma, rate),
-        subsampled_gaussian_rdp(similar, rate),
-        subsampled_gaussian_rdp(mixed, rates),
+        divergences(sigma, rate),
+        divergences(similar, rate),
+        divergences(mixed, rates),
         cumulants(np.array([sigma]), rate, orders) / (np.array(orders) - 1),
     ):
         row = rows[-1] if rows.shape[1] == len(orders) else rows[-1, columns]
@@ -217,36 +224,54 @@ def test_divergences_equal_the_formula_whatever_is_priced_along(sigma: float, ra
 def test_rounds_priced_together_are_priced_as_each_alone() -> None:
     sigmas = np.linspace(0.4, 5, 1000)
     rates = np.where(np.arange(1000) % 2, 0.1, 0.05)
-    together = subsampled_gaussian_rdp(sigmas, rates)
+    together = divergences(sigmas, rates)
     assert together.shape == (1000, len(ORDERS))
     for i in (0, 17, 500, 999):
-        np.testing.assert_allclose(
-            together[i], subsampled_gaussian_rdp(sigmas[i], rates[i])[0], rtol=1e-11, atol=1e-300
-        )
+        np.testing.assert_allclose(together[i], divergences(sigmas[i], rates[i])[0], rtol=1e-11, atol=1e-300)
 
 
 def test_extreme_values_neither_overflow_nor_vanish() -> None:
-    tiny_noise, huge_noise = subsampled_gaussian_rdp([0.01, 1e6], 0.01)
+    tiny_noise, huge_noise = divergences([0.01, 1e6], 0.01)
     assert np.isfinite(tiny_noise).all()
     # at order 2 the divergence is log(1 + q²(e^(1/σ²) − 1)), here q²/σ² to first order
     assert huge_noise[ORDERS.index(2.0)] == pytest.approx(1e-4 / 1e12, rel=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "name"),
-    [
-        ((0.0, 0.1), "noise multiplier"),
-        ((float("inf"), 0.1), "noise multiplier"),
-        (([1.0, float("nan")], 0.1), "noise multiplier"),
-        ((1.0, 0.0), "sampling rate"),
-        ((1.0, 1.1), "sampling rate"),
-        ((1.0, [0.5, -0.1]), "sampling rate"),
-        (([1.0, 2.0], [0.1, 0.1, 0.1]), "shape"),
-        (([[1.0, 2.0]], 0.1), "shape"),
-        (([], 0.1), "shape"),
-        ((1.0, []), "shape"),
-    ],
+@pytest.mark.parametrize("epsilon", [1e-9, 1e-3, 0.5, 1.0, 4.0, 40.0, 900.0])
+def test_pure_divergence_is_that_of_randomised_response(epsilon: float) -> None:
+    orders = (1.01, 1.5, 2.0, 7.0, 64.0, 1024.0)
+    ours = pure_cumulants([epsilon], orders)[0]
+    with mpmath.workdps(900):
+        p = mpmath.exp(epsilon) / (1 + mpmath.exp(epsilon))
+        for order, bound in zip(orders, ours, strict=True):
+            a = mpmath.mpf(order)
+            moment = p**a * (1 - p) ** (1 - a) + (1 - p) ** a * p ** (1 - a)
+            assert bound == pytest.approx(float(mpmath.log(moment)), rel=1e-11)
+
+
+@given(
+    epsilon=st.floats(1e-3, 5),
+    weights=st.lists(st.floats(0.01, 1), min_size=2, max_size=5),
+    tilts=st.lists(st.floats(-1, 1), min_size=5, max_size=5),
+    order=st.floats(1.05, 60),
 )
-def test_bad_values_are_named(arguments: tuple[float, float], name: str) -> None:
-    with pytest.raises(ParameterError, match=name):
-        subsampled_gaussian_rdp(*arguments)
+def test_pure_divergence_bounds_any_pure_pair(
+    epsilon: float, weights: list[float], tilts: list[float], order: float
+) -> None:
+    q = np.array(weights) / sum(weights)
+    p = q * np.exp(epsilon / 2 * np.array(tilts[: len(q)]))
+    p /= p.sum()  # within e^±ε of q
+    cumulant = math.log(float((q * (p / q) ** order).sum()))
+    assert cumulant <= pure_cumulants([epsilon], [order])[0, 0] * (1 + 1e-9) + 1e-13
+
+
+def test_what_costs_nothing_has_no_divergence() -> None:
+    assert (pure_cumulants([0.0], [2.0, 1024.0]) == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("epsilons", "orders", "message"), [([-1.0], [2.0], "epsilon"), ([1.0], [1.0], "order")]
+)
+def test_bad_values_are_named(epsilons: list[float], orders: list[float], message: str) -> None:
+    with pytest.raises(ParameterError, match=message):
+        pure_cumulants(epsilons, orders)

@@ -21,11 +21,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from dpagent.errors import ParameterError, PlanError
-from dpagent.privacy.accounting.composition import zcdp_epsilon
 from dpagent.privacy.accounting.divergences import ORDERS
 from dpagent.privacy.accounting.filters import BudgetExceededError, RenyiFilter, ZcdpFilter, best_order
-from dpagent.privacy.accounting.normal_form import UnsupportedEventError, charge_of
+from dpagent.privacy.accounting.normal_form import UnsupportedEventError, runs_of
 from dpagent.privacy.accounting.rdp import RdpAccountant, renyi_divergences
+from dpagent.privacy.accounting.zcdp import zcdp_epsilon
 from dpagent.privacy.events import ApproximateEvent, Event, GaussianEvent, SelfComposedEvent, poisson_sampled
 
 Pair = tuple[float, float]  # probabilities of the two outputs
@@ -35,7 +35,7 @@ Rule = Callable[[Counts, int], bool]  # whether one more of a mechanism is admit
 
 
 def divergences_of(events: Sequence[Event], orders: Sequence[float] = ORDERS) -> NDArray[np.float64]:
-    return renyi_divergences([charge_of(event) for event in events], orders)
+    return renyi_divergences([runs_of(event) for event in events], orders)
 
 
 def randomised_response(epsilon: float) -> Coin:

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpagent.errors import ParameterError
-from dpagent.privacy.accounting.gaussian_loss import DISCRETE_SHARE, MIN_SIGMA_STEPS
+from dpagent.privacy.accounting.gaussian_loss import DISCRETE_SHARE, MIN_SIGMA_UNITS
 from dpagent.privacy.accounting.pld import PldAccountant
 from dpagent.privacy.accounting.rdp import RdpAccountant
 from dpagent.privacy.events import ApproximateEvent, Event, GaussianEvent, SelfComposedEvent, poisson_sampled
@@ -212,9 +212,9 @@ def test_a_discrete_gaussian_is_post_processing_of_a_continuous_one(shift: int) 
 @pytest.mark.parametrize(("sigma", "rate"), [(0.6, 1.0), (1.0, 0.1), (2.0, 0.5)])
 def test_discrete_noise_costs_no_more_than_is_charged(sigma: float, rate: float) -> None:
     """Exhaustively, for one coordinate at the least parameter that is priced."""
-    sensitivity = math.floor(MIN_SIGMA_STEPS / sigma)
+    sensitivity = math.floor(MIN_SIGMA_UNITS / sigma)
     parameter = sigma * sensitivity
-    k = np.arange(-14 * MIN_SIGMA_STEPS, 14 * MIN_SIGMA_STEPS + sensitivity)
+    k = np.arange(-14 * MIN_SIGMA_UNITS, 14 * MIN_SIGMA_UNITS + sensitivity)
     out = np.exp(-(k.astype(np.longdouble) ** 2) / (2 * np.longdouble(parameter) ** 2))
     out /= out.sum()
     inside = np.exp(-((k - sensitivity).astype(np.longdouble) ** 2) / (2 * np.longdouble(parameter) ** 2))

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from dpagent.errors import ParameterError
 from dpagent.privacy.accounting.divergences import INTEGER_ORDERS, ORDERS
-from dpagent.privacy.accounting.normal_form import charge_of
+from dpagent.privacy.accounting.normal_form import runs_of
 from dpagent.privacy.accounting.rdp import (
     RdpAccountant,
     conversion_offsets,
@@ -54,7 +54,7 @@ def test_at_whole_orders_epsilon_equals_dp_accountings(
     sigmas = [sigma * factor for factor in factors]
     theirs = continuous(sigmas, rate, orders, steps).get_epsilon(DELTA)
     events = [poisson_sampled(GaussianEvent(s), rate, steps) for s in sigmas]
-    divergences = renyi_divergences([*map(charge_of, events)], orders).sum(axis=0)
+    divergences = renyi_divergences([*map(runs_of, events)], orders).sum(axis=0)
     at_orders = float((divergences + conversion_offsets(np.array(orders), DELTA)).min())
     assert at_orders == pytest.approx(theirs, rel=1e-6, abs=1e-9)
     assert (
@@ -105,7 +105,7 @@ def test_moments_accountant_values_of_abadi_et_al(steps: int, published: float, 
     """
     event = poisson_sampled(GaussianEvent(4.0), 0.01, steps)
     moments = np.arange(1, 33)
-    divergences = renyi_divergences([charge_of(event)], [float(moment + 1) for moment in moments])[0]
+    divergences = renyi_divergences([runs_of(event)], [float(moment + 1) for moment in moments])[0]
     assert (divergences - math.log(DELTA) / moments).min() == pytest.approx(their_way, abs=5e-5)
     assert their_way == pytest.approx(published, rel=0.011)
     ours = RdpAccountant().running_epsilon([event], DELTA)[0]

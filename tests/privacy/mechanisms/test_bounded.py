@@ -78,7 +78,7 @@ def test_a_tight_cap_costs_more_and_the_rest_is_reallocated() -> None:
     q=st.floats(0.001, 1),
     steps=st.integers(1, 3),
 )
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_the_budget_is_never_exceeded_and_the_cap_always_kept(
     caps: list[float], epsilon: float, q: float, steps: int
 ) -> None:

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 from attacks import proven_epsilon
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
@@ -62,7 +62,6 @@ def test_updates_are_clipped_as_published(make, order: int) -> None:  # type: ig
         elements=st.floats(width=32, allow_nan=True, allow_infinity=True),
     )
 )
-@settings(deadline=None)
 def test_a_device_adds_its_own_bounded_vector(make, order: int, updates: NDArray[np.float32]) -> None:  # type: ignore[no-untyped-def]
     m = make(5)
     whole = m.constrain(updates).total

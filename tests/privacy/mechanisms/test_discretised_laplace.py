@@ -9,7 +9,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 from attacks import proven_epsilon
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -41,7 +41,6 @@ def test_the_record_states_the_maths() -> None:
 
 
 @given(epsilon=st.floats(1e-6, 1000), sensitivity=st.integers(1, 2**31))
-@settings(deadline=None)
 def test_the_scale_is_rounded_up(epsilon: float, sensitivity: int) -> None:
     scale = noise_scale(epsilon, sensitivity)
     assert Fraction(sensitivity) / Fraction(scale) <= Fraction(epsilon)

@@ -33,7 +33,7 @@ def test_ranges_follow_the_model_from_round_to_round() -> None:
     assert second[0].radius == pytest.approx(0.1)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.lists(st.floats(-1e30, 1e30, width=64), min_size=5, max_size=5),
     st.floats(1e-30, 10.0),

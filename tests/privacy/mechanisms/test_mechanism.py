@@ -8,14 +8,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from attacks import proven_epsilon
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 from scipy import stats
 
 from dpagent.errors import ParameterError
-from dpagent.privacy.accounting.gaussian_loss import MIN_SIGMA_STEPS
+from dpagent.privacy.accounting.gaussian_loss import MIN_SIGMA_UNITS
 from dpagent.privacy.accounting.pld import PldAccountant
 from dpagent.privacy.accounting.rdp import RdpAccountant
 from dpagent.privacy.events import GaussianEvent, poisson_sampled
@@ -46,7 +46,6 @@ def limit(bound: int, norm: Norm) -> int:
 
 
 @given(batch=BATCHES, clip=st.floats(1e-9, 1e9), fine=st.sampled_from([1, 7, 65_536, 2**20]), norm=NORMS)
-@settings(deadline=None)
 def test_no_record_exceeds_the_sensitivity(
     batch: NDArray[np.float32], clip: float, fine: int, norm: Norm
 ) -> None:
@@ -60,7 +59,6 @@ def test_no_record_exceeds_the_sensitivity(
 
 
 @given(batch=BATCHES, data=st.data(), norm=NORMS)
-@settings(deadline=None)
 def test_removing_a_record_removes_its_own_vector(
     batch: NDArray[np.float32], data: st.DataObject, norm: Norm
 ) -> None:
@@ -142,7 +140,6 @@ def test_rounding_never_more_than_doubles_an_l1_norm() -> None:
     bound=st.integers(1, 2**20),
     norm=NORMS,
 )
-@settings(deadline=None)
 def test_an_offender_is_shortened_to_whole_numbers_within_the_bound(
     vector: NDArray[np.float64], bound: int, norm: Norm
 ) -> None:
@@ -181,7 +178,7 @@ def test_the_record_states_the_maths() -> None:
 
 def test_noise_too_coarse_for_the_tight_price_is_priced_by_renyi_divergence() -> None:
     m = replace(mechanism(10), resolution=64)
-    assert m.sigma_units < MIN_SIGMA_STEPS
+    assert m.sigma_units < MIN_SIGMA_UNITS
     assert m.statement(1e-5).epsilon == RdpAccountant().epsilon_after([m.event], 1e-5)
 
 

@@ -8,7 +8,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
@@ -27,7 +27,6 @@ from dpagent.privacy.sampling import shuffled
     slack=st.floats(0, 0.01),
     seed=st.integers(0, 2**32 - 1),
 )
-@settings(deadline=None)
 def test_sums_apart_by_one_record_stay_within_the_sensitivity(
     dimension: int, fine: int, slack: float, seed: int
 ) -> None:

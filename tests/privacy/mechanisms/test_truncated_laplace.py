@@ -9,7 +9,7 @@ import mpmath
 import numpy as np
 import pytest
 from attacks import proven_epsilon
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -103,7 +103,6 @@ def test_three_coordinates_and_a_sampled_lot() -> None:
     sensitivity=st.integers(1, 2**26),
     excess=st.floats(1, 1e4),
 )
-@settings(deadline=None)
 def test_delta_is_rounded_up_by_very_little(epsilon: float, sensitivity: int, excess: float) -> None:
     scale, bound = noise_scale(epsilon, sensitivity), math.ceil(sensitivity * excess)
     with mpmath.workdps(60):
@@ -120,7 +119,6 @@ def test_delta_is_the_mass_of_the_outermost_points() -> None:
 
 
 @given(sensitivity=st.integers(1, 10**6), excess=st.floats(1, 100), data=st.data())
-@settings(deadline=None)
 def test_delta_falls_with_epsilon_from_that_of_uniform_noise(
     sensitivity: int, excess: float, data: st.DataObject
 ) -> None:
@@ -132,7 +130,6 @@ def test_delta_falls_with_epsilon_from_that_of_uniform_noise(
 
 
 @given(epsilon=st.floats(1e-3, 20), delta=st.floats(1e-12, 0.4), sensitivity=st.integers(1, 2**24))
-@settings(deadline=None)
 def test_the_bound_is_enough_and_not_too_much(epsilon: float, delta: float, sensitivity: int) -> None:
     scale, bound = noise_scale(epsilon, sensitivity), least_bound(epsilon, delta, sensitivity)
     assert bound == usable_bound(scale, bound)
@@ -150,7 +147,6 @@ def test_a_fine_grid_gives_the_published_formula() -> None:
 
 
 @given(bound=st.integers(2, 10**6), delta=st.floats(1e-10, 0.5), sensitivity=st.integers(1, 10**6))
-@settings(deadline=None)
 def test_epsilon_is_enough_and_the_least(bound: int, delta: float, sensitivity: int) -> None:
     def is_met(at: float) -> bool:
         scale = noise_scale(at, sensitivity)

@@ -93,7 +93,7 @@ def test_the_ratio_of_probabilities_never_exceeds_e_to_the_epsilon(epsilon: floa
     assert ones[4] == ones[1] == ones[8]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.floats(1e-6, 32.0),
     st.floats(-1e30, 1e30),
@@ -240,7 +240,7 @@ def test_a_position_is_the_floor_of_the_word_times_the_size(size: int) -> None:
         assert mechanism._draw_positions(scripted(word)).tolist() == [word * size >> 64]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(1, 40), st.data())
 def test_the_bytes_read_depend_on_nothing_but_the_number_of_coordinates(
     size: int, data: st.DataObject
@@ -302,7 +302,7 @@ def test_where_nobody_reported_the_estimate_is_the_centre_and_says_so() -> None:
 # ---- the default number of coordinates -----------------------------------------------------------
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.floats(1e-5, 200.0), st.integers(1, 60))
 def test_the_default_number_of_coordinates_is_the_best(epsilon: float, dimension: int) -> None:
     chosen = TwoPoint.for_device(one_layer(dimension), epsilon) if epsilon / dimension <= 32 else None
@@ -312,7 +312,7 @@ def test_the_default_number_of_coordinates_is_the_best(epsilon: float, dimension
     assert variances[chosen.coordinates] <= min(variances.values()) * (1 + 1e-12)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.floats(1e-2, 100.0), st.integers(4, 3000))
 def test_a_devices_shares_never_add_up_to_more_than_its_budget(epsilon: float, coordinates: int) -> None:
     mechanism = TwoPoint.for_device(one_layer(3000), epsilon, coordinates)

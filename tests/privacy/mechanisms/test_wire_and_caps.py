@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -19,7 +19,6 @@ from dpagent.privacy.mechanisms.wire import WireForm, round_to_wire, wire_shift,
 
 
 @given(sigma=st.floats(1e-3, 2.0**24))
-@settings(deadline=None)
 def test_the_coarse_grid_resolves_the_noise(sigma: float) -> None:
     shift = wire_shift(sigma)
     assert shift >= 0
@@ -42,7 +41,6 @@ def test_width_at_the_reference_setting() -> None:
     noise=st.floats(0.3, 200),
     steps=st.integers(1, 50),
 )
-@settings(deadline=None)
 def test_width_leaves_room_for_lot_and_noise(lot: float, noise: float, steps: int) -> None:
     m = DiscretisedGaussian(1.0, noise, 0.1, 1000, steps=steps)
     form = m.wire_form(lot)
@@ -69,7 +67,6 @@ def test_laplace_noise_gets_the_room_it_needs() -> None:
     shift=st.integers(0, 32),
     width=st.integers(4, 32),
 )
-@settings(deadline=None)
 def test_coarse_values_are_neighbours_and_in_range(values: list[int], shift: int, width: int) -> None:
     low, high = -(2 ** (width - 1)), 2 ** (width - 1) - 1
     coarse = round_to_wire(np.array(values, dtype=np.int64), shift, width).tolist()

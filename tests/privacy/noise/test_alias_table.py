@@ -31,7 +31,7 @@ def complete(counts: list[int]) -> list[int]:
 
 
 @given(st.lists(st.integers(0, 2**70), min_size=1, max_size=70).filter(any))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_any_counts_are_kept_to_the_unit(counts: list[int]) -> None:
     counts = complete(counts)
     assert AliasTable.from_counts(counts).counts() == counts
@@ -168,7 +168,7 @@ def test_signs_are_independent_of_values() -> None:
 
 
 @given(st.lists(st.integers(0, 1 << 208), min_size=1, max_size=40).filter(lambda w: sum(w) >= 1 << 208))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_counts_are_within_the_bound_of_the_weights(weights: list[int]) -> None:
     counts = exact_counts(weights)
     assert sum(counts) == TOTAL

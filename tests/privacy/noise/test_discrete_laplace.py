@@ -257,7 +257,7 @@ def test_bytes_read_do_not_depend_on_the_values(scale: float, bound: int | None,
 
 
 @given(st.floats(2.0**-6, 2.0**40), st.integers(1, MAX_BOUND))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_the_bound_is_rounded_down_by_little(scale: float, bound: int) -> None:
     used = usable_bound(scale, bound)
     assert used is not None

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from dpagent.errors import DataError
 from dpagent.learning.data.dataset import MAX_CLASSES
 from dpagent.learning.data.stored import reading, require_readable
-from dpagent.learning.inference.evaluation import LOAD_ERRORS, RUNTIME_ERRORS, first_line, quiet_session
+from dpagent.learning.onnx_session import LOAD_ERRORS, RUNTIME_ERRORS, first_line, quiet_session
 
 _MOST_BYTES: Final = 1 << 30
 _MOST_VALUES: Final = 1 << 24
@@ -27,7 +27,7 @@ _AXES: Final = (1, 2, 3)
 
 
 class ExportedModel:
-    """A model that :func:`~dpagent.learning.inference.export.export_onnx` wrote, on the CPU.
+    """A model that :func:`~dpagent.learning.inference.export.model.export_onnx` wrote, on the CPU.
 
     Args:
         path: the file.

@@ -22,6 +22,7 @@ from dpagent.learning.data.registry import FORMATS
 from dpagent.learning.data.settings import AUTO, DatasetSettings
 from dpagent.learning.data.stored import require_readable
 from dpagent.learning.inference.prediction.exported_model import ExportedModel
+from dpagent.wording import named
 
 
 class InputReader:
@@ -109,7 +110,7 @@ class InputReader:
             return
         advice = "Give data, columns or a window of that shape."
         if size == np.prod(wanted):
-            advice = f"They have as many values: set `shape` to {','.join(map(str, wanted))}."
+            advice = f"They have as many values: set {named('shape', list(wanted))}."
         raise DataError(
             f"{path}: the records have shape {shape}; model {self._model.name!r} takes {wanted}. {advice}"
         )

@@ -54,11 +54,12 @@ class TanhStage(Stage):
     """Hyperbolic tangent."""
 
     def __init__(self, source: Signal, target: Signal, memory: Memory) -> None:
-        self.tangent = Tangent(source.values.whole, target.values.whole)
+        self._tangent = Tangent(source.values.whole, target.values.whole)
+        self.choices = {"tangent": self._tangent}
         self._parts = _slopes(target, memory)
 
     def forward(self) -> None:
-        self.tangent()
+        self._tangent()
 
     def backward(self) -> None:
         for output, gradient, slope in self._parts:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dpagent.learning.models.layers import Windows
+from dpagent.learning.models.windows import Windows
 from dpagent.learning.training.numpy_engine.pooling import between_of, taps_along
 from dpagent.learning.training.numpy_engine.stages import Stage
 from dpagent.learning.training.numpy_engine.workspaces import Floats, Memory, Signal, Workspace

@@ -21,8 +21,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from dpagent.learning.models.layers import Windows
 from dpagent.learning.models.spec import Node
+from dpagent.learning.models.windows import Windows
 from dpagent.learning.training.numpy_engine.gathering import (
     GatheredProduct,
     SlidingProduct,
@@ -30,11 +30,11 @@ from dpagent.learning.training.numpy_engine.gathering import (
     windows_of,
 )
 from dpagent.learning.training.numpy_engine.products import SMALL_PRODUCT, Choice, Product
-from dpagent.learning.training.numpy_engine.stages import RecordGradients, TrainedStage
+from dpagent.learning.training.numpy_engine.stages import RecordGradients, WrittenOutStage
 from dpagent.learning.training.numpy_engine.workspaces import Floats, Memory, Signal, aligned
 
 
-class ConvolutionStage(TrainedStage):
+class ConvolutionStage(WrittenOutStage):
     """One- and two-dimensional convolution.
 
     Args:
@@ -73,12 +73,14 @@ class ConvolutionStage(TrainedStage):
         self._weights = aligned((over.taps + 1) * filters).reshape(over.taps + 1, filters)
         output = target.values.values.reshape(rows, copy=False)
         self._output = GatheredProduct(windows, self._weights, output, memory, again=True)
-        self.products["forward"] = self._output.product
         self._tap_axes = (*windows.shape[-2:-1], fold[0], over.kernel[1] // fold[1], fold[1], over.image[2])
         self._gradients = RecordGradients(records, self._weights.shape)
         incoming = target.gradient.values.reshape(rows, copy=False)
         self._weight_gradient = _WeightGradient(self._output, incoming, self._gradients.matrices)
-        self.products["weight gradient"] = self._weight_gradient.product
+        choices: dict[str, Choice] = {
+            "forward": self._output.product,
+            "weight gradient": self._weight_gradient.product,
+        }
         self._back, self._zeros = None, None
         spans = _reached(over)
         if source.gradient is not None and not all(spans):
@@ -97,7 +99,8 @@ class ConvolutionStage(TrainedStage):
             )
             back = source.gradient.values.reshape(image.shape, copy=False)
             self._back = _InputGradient(over, spans, outgoing, back, memory)
-            self.products["input gradient"] = self._back.product
+            choices["input gradient"] = self._back.product
+        self.choices = choices
 
     def load(self, weights: Floats) -> None:
         self._gradients.begin()
@@ -119,23 +122,11 @@ class ConvolutionStage(TrainedStage):
         elif self._zeros is not None:
             self._zeros.fill(0)
 
-    def squared_norms(self) -> NDArray[np.float64]:
-        return self._gradients.squared_norms()
-
-    def add_clipped(self, factors: Floats, unusable: NDArray[np.intp]) -> None:
-        self._gradients.add_clipped(factors, unusable)
-
-    def finish(self) -> None:
-        self._gradients.finish()
-
     def total(self) -> NDArray[np.float64]:
         ours = self._gradients.total
         matrix = ours.copy()
         self._as_agreed(matrix)[...] = self._in_order(ours)
         return matrix.reshape(-1)
-
-    def evidence(self) -> list[Floats]:
-        return [self._gradients.rows]
 
     def _as_agreed(self, matrix: NDArray[np.floating]) -> NDArray[np.floating]:
         """A view of the taps of a matrix in the order of the flat vector, its axes in the order of ours."""

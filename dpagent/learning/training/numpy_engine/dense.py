@@ -21,13 +21,18 @@ from numpy.typing import NDArray
 
 from dpagent.learning.models.spec import Node
 from dpagent.learning.training.engine import NORM_RUN
-from dpagent.learning.training.numpy_engine.products import Product
-from dpagent.learning.training.numpy_engine.stages import RecordGradients, TrainedStage, squared_lengths
+from dpagent.learning.training.numpy_engine.products import Choice, Product
+from dpagent.learning.training.numpy_engine.stages import (
+    RecordGradients,
+    TrainedStage,
+    WrittenOutStage,
+    squared_lengths,
+)
 from dpagent.learning.training.numpy_engine.workspaces import Floats, Signal, aligned
 
 
 class _DenseStage(TrainedStage):
-    """What both ways of finding the gradient share."""
+    """The common base of both ways of finding the gradient."""
 
     def __init__(self, node: Node, source: Signal, target: Signal) -> None:
         super().__init__(node)
@@ -41,13 +46,14 @@ class _DenseStage(TrainedStage):
         self._weights = aligned(inputs * units).reshape(inputs, units)
         self._bias = aligned(units)
         self._forward = Product(self._input, self._weights, self._output)
-        self.products["forward"] = self._forward
+        choices: dict[str, Choice] = {"forward": self._forward}
         self._back, self._transposed = None, None
         if source.gradient is not None:
             back = source.gradient.values.reshape(self._input.shape, copy=False)
             self._transposed = aligned(inputs * units).reshape(units, inputs)
             self._back = Product(self._incoming, self._transposed, back)
-            self.products["input gradient"] = self._back
+            choices["input gradient"] = self._back
+        self.choices = choices
 
     def load(self, weights: Floats) -> None:
         self._begin()
@@ -119,7 +125,7 @@ class DenseStage(_DenseStage):
         return [self._inputs, self._gradients]
 
 
-class AveragedDenseStage(_DenseStage):
+class AveragedDenseStage(_DenseStage, WrittenOutStage):
     """A dense layer that sees several views of each record."""
 
     def __init__(self, node: Node, source: Signal, target: Signal) -> None:
@@ -136,17 +142,5 @@ class AveragedDenseStage(_DenseStage):
         np.matmul(self._input.swapaxes(1, 2), self._incoming, out=matrices[:, :-1])
         np.add.reduce(self._incoming, axis=1, out=matrices[:, -1])
 
-    def squared_norms(self) -> NDArray[np.float64]:
-        return self._gradients.squared_norms()
-
-    def add_clipped(self, factors: Floats, unusable: NDArray[np.intp]) -> None:
-        self._gradients.add_clipped(factors, unusable)
-
-    def finish(self) -> None:
-        self._gradients.finish()
-
     def total(self) -> NDArray[np.float64]:
         return self._gradients.total.reshape(-1)
-
-    def evidence(self) -> list[Floats]:
-        return [self._gradients.rows]

@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpagent.errors import DataError, ParameterError, require_count, require_positive
-from dpagent.learning.models.layers import Dense, Shape
+from dpagent.learning.models.layers import Dense
 from dpagent.learning.models.spec import ModelSpec
+from dpagent.learning.training.arguments import require_inputs, require_labels
 from dpagent.learning.training.engine import MAX_MICROBATCH, ClippedSum
 from dpagent.learning.training.numpy_engine.network import Network
 from dpagent.learning.training.numpy_engine.workspaces import Floats
@@ -45,6 +46,14 @@ class NumpyEngine:
         ParameterError: a number is out of its range.
 
     The engine is not thread-safe: one call at a time.
+
+    >>> from dpagent.learning.models.built_ins import built_in
+    >>> spec = built_in("digits")
+    >>> engine = NumpyEngine(spec, microbatch=4)
+    >>> inputs, labels = np.zeros((6, 8, 8, 1), np.float32), np.arange(6)
+    >>> clipped = engine.clipped_sum(spec.initial_weights(seed=0), inputs, labels, [1e-3])
+    >>> clipped.total.shape, clipped.within.tolist(), clipped.excluded
+    ((9930,), [0], 0)
     """
 
     def __init__(
@@ -80,7 +89,7 @@ class NumpyEngine:
 
     @property
     def forms(self) -> dict[str, str]:
-        """In which of its forms each matrix product and each tanh is computed, by layer and purpose."""
+        """In which of its forms each matrix product and each tanh is computed, by stage and purpose."""
         return {name: choice.form for name, choice in self._networks[0].choices.items()}
 
     def clipped_sum(
@@ -91,9 +100,9 @@ class NumpyEngine:
         clip_norms: Sequence[float],
     ) -> ClippedSum:
         """Clip each record's gradient and add up; see :meth:`Engine.clipped_sum`."""
-        views = () if self.views == 1 else (self.views,)
-        self._check(weights, inputs, (*views, *self._head.input_shape))
-        self._check_labels(labels, len(inputs))
+        self._head.require_weights(weights)
+        require_inputs(self._head, inputs, self.views)
+        require_labels(self._head, labels, len(inputs))
         norms = self._checked_norms(clip_norms)
         batches = -(-len(inputs) // self.microbatch)
         images = inputs.reshape((len(inputs), self.views, *self._head.input_shape))
@@ -126,27 +135,16 @@ class NumpyEngine:
 
     def logits(self, weights: Floats, inputs: NDArray[Any]) -> Floats:
         """The ``(n, classes)`` scores before the softmax, of inputs ``(n, *input_shape)``."""
-        self._check(weights, inputs, self._head.input_shape)
+        self._head.require_weights(weights)
+        require_inputs(self._head, inputs)
         logits = np.empty((len(inputs), self.spec.classes), np.float32)
         for part, network in self._forward(weights, inputs):
             logits[part] = network.logits.reshape(-1, self.spec.classes)[: len(logits[part])]
         return logits
 
-    def losses(self, weights: Floats, inputs: NDArray[Any], labels: NDArray[Any]) -> Floats:
-        """The ``(n,)`` softmax cross-entropies, in nats."""
-        self._check(weights, inputs, self._head.input_shape)
-        self._check_labels(labels, len(inputs))
-        losses = np.empty(len(inputs), np.float32)
-        for part, network in self._forward(weights, inputs):
-            padded = np.zeros((network.records, self.views), np.int64)
-            padded.reshape(-1)[: len(labels[part])] = labels[part]
-            with np.errstate(all="ignore"):
-                losses[part] = network.loss.values(padded).reshape(-1)[: len(losses[part])]
-        return losses
-
     def accuracy(self, weights: Floats, inputs: NDArray[Any], labels: NDArray[Any]) -> float:
         """The fraction of records whose largest logit is that of their label."""
-        self._check_labels(labels, len(inputs))
+        require_labels(self._head, labels, len(inputs))
         if len(inputs) == 0:
             raise DataError("There are no records; expected at least one to measure an accuracy.")
         return float(np.mean(self.logits(weights, inputs).argmax(axis=1) == labels))
@@ -202,30 +200,6 @@ class NumpyEngine:
             with np.errstate(all="ignore"):
                 network.forward(images.reshape((records, self.views, *self._head.input_shape)))
             yield part, network
-
-    def _check(self, weights: Floats, inputs: NDArray[Any], shape: Shape) -> None:
-        if weights.dtype != np.float32 or weights.shape != (self.spec.parameter_count,):
-            raise ParameterError(
-                f"The weights are {weights.dtype} of shape {weights.shape}; model {self.spec.name!r}"
-                f" takes float32 of shape ({self.spec.parameter_count},)."
-            )
-        if inputs.dtype not in (np.float32, np.uint8) or inputs.shape[1:] != shape:
-            raise DataError(
-                f"The inputs are {inputs.dtype} of shape {inputs.shape}; model {self.spec.name!r} takes"
-                f" float32 or uint8 of shape (n, {', '.join(map(str, shape))})."
-            )
-
-    def _check_labels(self, labels: NDArray[Any], count: int) -> None:
-        if labels.shape != (count,) or labels.dtype.kind not in "iu":
-            raise DataError(
-                f"The labels are {labels.dtype} of shape {labels.shape}; expected whole numbers"
-                f" of shape ({count},), one for each input."
-            )
-        if count and (labels.min() < 0 or labels.max() >= self.spec.classes):
-            raise DataError(
-                f"The labels run from {labels.min()} to {labels.max()}; expected 0 to"
-                f" {self.spec.classes - 1}."
-            )
 
     def _checked_norms(self, clip_norms: Sequence[float]) -> NDArray[np.float64]:
         layers = len(self._networks[0].trained)

@@ -1,11 +1,11 @@
-"""Softmax cross-entropy, where the gradients begin and the losses end."""
+"""Softmax cross-entropy, where the gradients begin."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dpagent.learning.training.numpy_engine.workspaces import Floats, Memory, Signal
+from dpagent.learning.training.numpy_engine.workspaces import Memory, Signal
 
 
 class SoftmaxCrossEntropy:
@@ -24,23 +24,12 @@ class SoftmaxCrossEntropy:
 
     def backward(self, labels: NDArray[np.int64]) -> None:
         """Softmax minus the one-hot label, over the number of views; ``labels`` is ``(records,)``."""
-        self._exponentiate()
         gradient = self._gradient.values
+        np.maximum.reduce(self._logits, axis=-1, keepdims=True, out=self._largest)
+        np.subtract(self._logits, self._largest, out=self._shifted.values)
+        np.exp(self._shifted.whole, out=self._gradient.whole)
+        np.add.reduce(gradient, axis=-1, keepdims=True, out=self._sum)
         np.divide(gradient, self._sum, out=gradient)
         gradient[*self._places, labels[:, np.newaxis]] -= np.float32(1)
         if len(self._places[1]) > 1:
             np.multiply(gradient, self._share, out=gradient)
-
-    def values(self, labels: NDArray[np.int64]) -> Floats:
-        """The loss of each view, ``(records, views)``, in nats; ``labels`` has that shape."""
-        self._exponentiate()
-        logarithm = np.log(self._sum[..., 0], dtype=np.float64) + self._largest[..., 0]
-        losses: Floats = (logarithm - self._logits[*self._places, labels]).astype(np.float32)
-        return losses
-
-    def _exponentiate(self) -> None:
-        """exp(logit - largest) where the gradient will be, and its sum."""
-        np.maximum.reduce(self._logits, axis=-1, keepdims=True, out=self._largest)
-        np.subtract(self._logits, self._largest, out=self._shifted.values)
-        np.exp(self._shifted.whole, out=self._gradient.whole)
-        np.add.reduce(self._gradient.values, axis=-1, keepdims=True, out=self._sum)

@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpagent.learning.models.layers import (
-    AveragePool1d,
-    AveragePool2d,
-    Conv1d,
-    Conv2d,
+    Activation,
+    AveragePool,
+    Convolution,
     Dense,
     GroupNorm,
-    MaxPool1d,
-    MaxPool2d,
+    MaxPool,
     Relu,
     Residual,
-    Shape,
     Tanh,
     Windowed,
-    Windows,
-    windows,
 )
+from dpagent.learning.models.part import Shape
 from dpagent.learning.models.spec import ModelSpec, Node
+from dpagent.learning.models.windows import Windows
 from dpagent.learning.training.numpy_engine.activations import ReluStage, TanhStage
 from dpagent.learning.training.numpy_engine.average_pooling import AveragePoolStage
 from dpagent.learning.training.numpy_engine.convolution import ConvolutionStage
@@ -82,15 +79,12 @@ class Network:
 
     @property
     def choices(self) -> dict[str, Choice]:
-        """What can be computed in several forms, by layer and purpose."""
-        choices: dict[str, Choice] = {
-            f"{stage.path} {purpose}": product
-            for stage in self.trained
-            for purpose, product in stage.products.items()
+        """All that can be computed in several forms, by stage and purpose."""
+        return {
+            f"stage {number}, {purpose}": choice
+            for number, stage in enumerate(self._stages)
+            for purpose, choice in stage.choices.items()
         }
-        tangents = [stage.tangent for stage in self._stages if isinstance(stage, TanhStage)]
-        choices.update((f"tanh {number}", tangent) for number, tangent in enumerate(tangents))
-        return choices
 
     def load(self, weights: Floats) -> None:
         """Take over the parameters ``(d,)``."""
@@ -144,58 +138,80 @@ class _Builder:
     def _append(
         self, node: Node, following: Sequence[Node], source: Signal, *, reserved: bool
     ) -> tuple[Signal, bool]:
-        match node.layer:
-            case Conv1d() | Conv2d() as layer:
-                over, grouping = _windows(node), _grouping(following)
-                shape = node.output_shape
-                if grouping != (1, 1):
-                    groups = (count // of for count, of in zip(over.count, grouping, strict=True))
-                    shape = (*grouping, *groups, layer.channels)
-                target = self._signal(shape, trained=True)
-                self.stages.append(ConvolutionStage(node, over, source, target, grouping, self._memory))
+        layer = node.layer
+        match layer:
+            case Convolution():
+                return self._convolution(layer, node, following, source), False
+            case MaxPool():
+                return self._max_pool(layer, node, following, source), False
+            case AveragePool():
+                target = self._signal_after(source, node.output_shape)
+                self.stages.append(AveragePoolStage(_windows(layer, node), source, target, self._memory))
+                return target, False
             case Dense():
-                # Its gradient is needed until the end of the microbatch.
-                workspaces = (self._memory.workspace(node.output_shape) for _ in range(2))
-                target = Signal(*workspaces)
-                if self._memory.views == 1:
-                    self.stages.append(DenseStage(node, source, target, self._microbatch))
-                else:
-                    self.stages.append(AveragedDenseStage(node, source, target))
-            case Tanh() | Relu() as layer:
-                target = source
-                if reserved:
-                    target = Signal(self._memory.workspace(source.values.values.shape[2:]), source.gradient)
-                self.stages.append(
-                    (TanhStage if isinstance(layer, Tanh) else ReluStage)(source, target, self._memory)
-                )
-                return target, True
-            case MaxPool1d(kernel=kernel, stride=stride) | MaxPool2d(kernel=kernel, stride=stride):
-                over = _windows(node)
-                if source.values.values.ndim == 7:
-                    target = self._signal_after(source, node.output_shape)
-                    self.stages.append(GroupedMaxPoolStage(source, target, self._memory))
-                elif stride == 1 < kernel and source.values.is_gapless and _is_mostly_windows(node):
-                    whole = self._signal_after(source, node.input_shape)
-                    self.stages.append(SlidingMaxPoolStage(over, source, whole, self._memory))
-                    part = cropped(whole, node.output_shape)
-                    if _is_gathered(following):
-                        target = part
-                    else:
-                        target = self._signal_after(source, node.output_shape)
-                        self.stages.append(CopyStage(part, target))
-                else:
-                    target = self._signal_after(source, node.output_shape)
-                    self.stages.append(MaxPoolStage(over, source, target, self._memory))
-            case AveragePool1d() | AveragePool2d():
+                return self._dense(node, source), False
+            case Tanh():
+                return self._activation(TanhStage, source, reserved=reserved), True
+            case Relu():
+                return self._activation(ReluStage, source, reserved=reserved), True
+            case GroupNorm():
                 target = self._signal_after(source, node.output_shape)
-                self.stages.append(AveragePoolStage(_windows(node), source, target, self._memory))
-            case GroupNorm(groups=groups):
-                target = self._signal_after(source, node.output_shape)
-                self.stages.append(GroupNormStage(groups, source, target, self._memory))
+                self.stages.append(GroupNormStage(layer.groups, source, target, self._memory))
                 return target, True
             case Residual():
                 return self._residual(node, source), False
-        return target, False
+            case _:
+                assert_never(layer)
+
+    def _convolution(
+        self, layer: Convolution, node: Node, following: Sequence[Node], source: Signal
+    ) -> Signal:
+        over, grouping = _windows(layer, node), _grouping(following)
+        shape = node.output_shape
+        if grouping != (1, 1):
+            groups = (count // of for count, of in zip(over.count, grouping, strict=True))
+            shape = (*grouping, *groups, layer.channels)
+        target = self._signal(shape, trained=True)
+        self.stages.append(ConvolutionStage(node, over, source, target, grouping, self._memory))
+        return target
+
+    def _dense(self, node: Node, source: Signal) -> Signal:
+        # Its gradient is needed until the end of the microbatch.
+        target = Signal(*(self._memory.workspace(node.output_shape) for _ in range(2)))
+        if self._memory.views == 1:
+            self.stages.append(DenseStage(node, source, target, self._microbatch))
+        else:
+            self.stages.append(AveragedDenseStage(node, source, target))
+        return target
+
+    def _activation(
+        self, stage: Callable[[Signal, Signal, Memory], Stage], source: Signal, *, reserved: bool
+    ) -> Signal:
+        target = source
+        if reserved:
+            target = Signal(self._memory.workspace(source.values.values.shape[2:]), source.gradient)
+        self.stages.append(stage(source, target, self._memory))
+        return target
+
+    def _max_pool(self, layer: MaxPool, node: Node, following: Sequence[Node], source: Signal) -> Signal:
+        over = _windows(layer, node)
+        if source.values.values.ndim == 7:
+            target = self._signal_after(source, node.output_shape)
+            self.stages.append(GroupedMaxPoolStage(source, target, self._memory))
+            return target
+        slides = layer.stride == 1 < layer.kernel and _is_mostly_windows(node)
+        if not slides or not source.values.is_gapless:
+            target = self._signal_after(source, node.output_shape)
+            self.stages.append(MaxPoolStage(over, source, target, self._memory))
+            return target
+        whole = self._signal_after(source, node.input_shape)
+        self.stages.append(SlidingMaxPoolStage(over, source, whole, self._memory))
+        part = cropped(whole, node.output_shape)
+        if _is_gathered(following):
+            return part
+        target = self._signal_after(source, node.output_shape)
+        self.stages.append(CopyStage(part, target))
+        return target
 
     def _residual(self, node: Node, source: Signal) -> Signal:
         # Both branches read the source's values; each has a gradient of its own, which the fork adds up.
@@ -241,7 +257,7 @@ def _cropped(nodes: Sequence[Node]) -> list[Node]:
     cropped: list[Node] = []
     for node, output in zip(nodes, read, strict=True):
         shape = cropped[-1].output_shape if cropped else node.input_shape
-        if isinstance(node.layer, Tanh | Relu):  # They run over whole workspaces: over all there is.
+        if isinstance(node.layer, Activation):  # They run over whole workspaces: over all there is.
             output = shape
         elif not isinstance(node.layer, Windowed):
             output = node.output_shape
@@ -250,12 +266,12 @@ def _cropped(nodes: Sequence[Node]) -> list[Node]:
 
 
 def _read(node: Node, output: Shape) -> Shape:
-    """What a layer reads of its input to give the first rows and columns of its output."""
-    if isinstance(node.layer, Tanh | Relu):
+    """The part of its input that a layer reads to give the first rows and columns of its output."""
+    if isinstance(node.layer, Activation):
         return output
     if not isinstance(node.layer, Windowed):
         return node.input_shape
-    over = windows(node.layer, node.input_shape)
+    over = node.layer.windows(node.input_shape)
     ends = (
         (count - 1) * stride + kernel - padding
         for count, stride, kernel, padding in zip(
@@ -267,10 +283,9 @@ def _read(node: Node, output: Shape) -> Shape:
     return (*sizes[3 - len(output) :], over.image[2])
 
 
-def _windows(node: Node) -> Windows:
-    """The windows of a layer that give its output."""
-    assert isinstance(node.layer, Windowed)
-    return replace(windows(node.layer, node.input_shape), count=_down_and_across(node.output_shape))
+def _windows(layer: Windowed, node: Node) -> Windows:
+    """The windows of a layer that give its output, which may be cropped."""
+    return replace(layer.windows(node.input_shape), count=_down_and_across(node.output_shape))
 
 
 def _down_and_across(shape: Shape) -> tuple[int, int]:
@@ -281,9 +296,9 @@ def _down_and_across(shape: Shape) -> tuple[int, int]:
 def _is_gathered(following: Sequence[Node]) -> bool:
     """Whether a convolution reads what comes out of a layer, perhaps through an activation."""
     layers = [node.layer for node in following[:2]]
-    if layers and isinstance(layers[0], Tanh | Relu):
+    if layers and isinstance(layers[0], Activation):
         del layers[0]
-    return bool(layers) and isinstance(layers[0], Conv1d | Conv2d)
+    return bool(layers) and isinstance(layers[0], Convolution)
 
 
 def _is_mostly_windows(node: Node) -> bool:
@@ -295,16 +310,14 @@ def _is_mostly_windows(node: Node) -> bool:
 def _grouping(following: Sequence[Node]) -> tuple[int, int]:
     """How a convolution lays out its positions for the layer that follows it."""
     match following[0].layer if following else None:
-        case MaxPool1d(kernel=kernel, stride=stride) if kernel == stride > 1:
-            return (1, kernel)
-        case MaxPool2d(kernel=kernel, stride=stride) if kernel == stride > 1:
-            return (kernel, kernel)
+        case MaxPool(axes=axes, kernel=kernel, stride=stride) if kernel == stride > 1:
+            return (kernel if axes == 2 else 1, kernel)
         case _:
             return (1, 1)
 
 
 def _pooling_first(nodes: Sequence[Node]) -> list[Node]:
-    """The nodes with maxima taken before a monotone activation instead of after it.
+    """The nodes with maxima taken before an activation, which never falls, instead of after it.
 
     The result is the same, and there is less of it to compute.
     """
@@ -313,8 +326,8 @@ def _pooling_first(nodes: Sequence[Node]) -> list[Node]:
         place = index
         while (
             place < len(ordered)
-            and isinstance(ordered[place].layer, MaxPool1d | MaxPool2d)
-            and isinstance(ordered[place - 1].layer, Tanh | Relu)
+            and isinstance(ordered[place].layer, MaxPool)
+            and isinstance(ordered[place - 1].layer, Activation)
         ):
             activation, pooling = ordered[place - 1 : place + 1]
             shape = pooling.output_shape

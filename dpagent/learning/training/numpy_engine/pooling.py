@@ -14,7 +14,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from dpagent.learning.models.layers import Shape, Windows
+from dpagent.learning.models.part import Shape
+from dpagent.learning.models.windows import Windows
 from dpagent.learning.training.numpy_engine.activations import SIGN
 from dpagent.learning.training.numpy_engine.stages import Stage
 from dpagent.learning.training.numpy_engine.workspaces import AT_ONCE, Floats, Memory, Signal
@@ -139,7 +140,7 @@ class SlidingMaxPoolStage(MaximumStage):
 
 
 class CopyStage(Stage):
-    """What lies in rows and columns of larger images, without gaps."""
+    """Copies rows and columns out of larger images, without gaps."""
 
     def __init__(self, source: Signal, target: Signal) -> None:
         self._values = (target.values.values, source.values.values)
@@ -218,7 +219,7 @@ class _Maximum:
 
 
 def between_of(memory: Memory, shape: Shape, source: Signal) -> Signal:
-    """Room for what is between the maximum or mean across and the one down."""
+    """Room for the results of the maximum or mean across, before the one down."""
     gradient = memory.workspace(shape, shared="between") if source.gradient else None
     return Signal(memory.workspace(shape), gradient)
 

@@ -44,7 +44,7 @@ GAIN = 0.97
 
 
 class Choice(Protocol):
-    """What can be computed in several forms.
+    """A computation that has several forms.
 
     Attributes:
         form: in which it is.
@@ -53,7 +53,7 @@ class Choice(Protocol):
     form: str
 
     def calibrate(self, generator: np.random.Generator) -> None:
-        """Try all forms and take the fastest. Overwrites what it works on."""
+        """Try all forms and take the fastest. Overwrites its operands and its result."""
         ...
 
 

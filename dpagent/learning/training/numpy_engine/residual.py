@@ -11,7 +11,7 @@ from dpagent.learning.training.numpy_engine.workspaces import Floats, Signal
 
 
 class ForkStage(Stage):
-    """Where the branches begin: they read the same values, and their gradients are added."""
+    """The start of the branches: they read the same values, and their gradients are added."""
 
     def __init__(self, source: Signal, entries: Sequence[Signal]) -> None:
         self._gradients: tuple[Floats, ...] = ()
@@ -29,7 +29,7 @@ class ForkStage(Stage):
 
 
 class SumStage(Stage):
-    """Where the branches end."""
+    """The sum of the branches."""
 
     def __init__(self, exits: Sequence[Signal], target: Signal) -> None:
         first, second = (branch.values.whole for branch in exits)

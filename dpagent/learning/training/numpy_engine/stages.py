@@ -1,14 +1,16 @@
-"""What every step of the network can do, bound once to the memory it works on."""
+"""A step of the network, bound once to the memory it works on."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dpagent.learning.models.layers import Shape
+from dpagent.learning.models.part import Shape
 from dpagent.learning.models.spec import Node
 from dpagent.learning.training.engine import NORM_RUN, UNDERFLOW
 from dpagent.learning.training.numpy_engine.products import Choice
@@ -16,7 +18,13 @@ from dpagent.learning.training.numpy_engine.workspaces import Floats, aligned, r
 
 
 class Stage(ABC):
-    """One step over a whole microbatch, from one signal to another."""
+    """One step over a whole microbatch, from one signal to another.
+
+    Attributes:
+        choices: parts of it that can be computed in several forms, by purpose.
+    """
+
+    choices: Mapping[str, Choice] = MappingProxyType({})
 
     @abstractmethod
     def forward(self) -> None:
@@ -39,13 +47,11 @@ class TrainedStage(Stage):
     Attributes:
         path: the layer's name.
         parameters: where its parameters lie in the flat vector.
-        products: its products over several records, by name.
     """
 
     def __init__(self, node: Node) -> None:
         self.path = node.path
         self.parameters = node.parameters
-        self.products: dict[str, Choice] = {}
 
     @abstractmethod
     def load(self, weights: Floats) -> None:
@@ -133,6 +139,24 @@ class RecordGradients:
     def total(self) -> NDArray[np.float64]:
         """The sum of the lot, of the matrix's shape."""
         return self._total[: math.prod(self._shape)].reshape(self._shape)
+
+
+class WrittenOutStage(TrainedStage):
+    """A step whose gradients are written out, record by record, in ``self._gradients``."""
+
+    _gradients: RecordGradients
+
+    def squared_norms(self) -> NDArray[np.float64]:
+        return self._gradients.squared_norms()
+
+    def add_clipped(self, factors: Floats, unusable: NDArray[np.intp]) -> None:
+        self._gradients.add_clipped(factors, unusable)
+
+    def finish(self) -> None:
+        self._gradients.finish()
+
+    def evidence(self) -> list[Floats]:
+        return [self._gradients.rows]
 
 
 def squared_lengths(rows: Floats, run: int = NORM_RUN) -> NDArray[np.float64]:

@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from dpagent.learning.models.layers import Shape
+from dpagent.learning.models.part import Shape
 
 Floats: TypeAlias = NDArray[np.float32]
 
@@ -55,7 +55,7 @@ class Workspace(NamedTuple):
 
 
 class Signal(NamedTuple):
-    """What flows between two stages.
+    """The numbers that pass between two stages.
 
     Attributes:
         values: the activations.

@@ -2,5 +2,5 @@
 
 The coordinator builds it (``build``, which needs the ``onnx`` package), a device runs it
 (:class:`~dpagent.learning.training.onnx_engine.OnnxEngine`, which needs ONNX Runtime). What is imported
-here needs neither: what goes in and what comes out, and which graphs a device may run.
+here needs neither: inputs and outputs, and the graphs that a device may run.
 """

@@ -1,7 +1,7 @@
 """``python -m dpagent.learning.training.onnx_graph``: write ``digests.yaml`` anew, after a change of the
 graphs.
 
-Whoever runs a fleet updates the devices first: a device refuses graphs that it does not know.
+Update the devices of a fleet first: a device refuses graphs that it does not know.
 """
 
 from __future__ import annotations

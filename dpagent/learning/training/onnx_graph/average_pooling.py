@@ -5,24 +5,23 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from dpagent.learning.models.layers import AveragePool1d, AveragePool2d, windows
-from dpagent.learning.models.spec import Node
+from dpagent.learning.models.windows import Windows
 from dpagent.learning.training.onnx_graph.feature_map import FeatureMap, Passed, Places, gathered, rows_of
 from dpagent.learning.training.onnx_graph.geometry import places_in_windows
 from dpagent.learning.training.onnx_graph.graph import Graph
 
 
-def places_read(node: Node, write: Places) -> Places:
+def places_read(over: Windows, write: Places) -> Places:
     """Tap by tap where the windows do not overlap, so that nothing is copied; else every place once."""
-    taps = _taps(node, write)
+    taps = places_in_windows(over, write)
     if np.unique(taps).size == taps.size:
         return tuple(taps.T.ravel().tolist())
     return tuple(np.unique(taps).tolist())
 
 
-def average_pool(graph: Graph, node: Node, x: FeatureMap, write: Places) -> Passed:
+def average_pool(graph: Graph, over: Windows, x: FeatureMap, write: Places) -> Passed:
     """The mean of each window; ``x`` holds what :func:`places_read` says."""
-    taps = rows_of(x.places, _taps(node, write))
+    taps = rows_of(x.places, places_in_windows(over, write))
     share = 1 / taps.shape[1]
     y = _sums(graph, x.name, len(x.places), taps.T, x.channels, share)
 
@@ -50,8 +49,3 @@ def _holders(taps: NDArray[np.int64], places: int) -> NDArray[np.int64]:
     nth = np.arange(taps.size) - np.repeat(np.cumsum(counts) - counts, counts)
     holders[nth, taps.ravel()[order]] = order // taps.shape[1]
     return holders
-
-
-def _taps(node: Node, write: Places) -> NDArray[np.int64]:
-    assert isinstance(node.layer, AveragePool1d | AveragePool2d)
-    return places_in_windows(windows(node.layer, node.input_shape), write)

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from dpagent.learning.models.layers import Conv1d, Conv2d, Windows, windows
 from dpagent.learning.models.spec import Node
+from dpagent.learning.models.windows import Windows
 from dpagent.learning.training.onnx_graph.feature_map import (
     FeatureMap,
     Passed,
@@ -28,18 +28,19 @@ from dpagent.learning.training.onnx_graph.graph import Graph
 _FEW_CHANNELS = 3
 
 
-def places_read(node: Node, write: Places) -> Places:
+def places_read(node: Node, over: Windows, write: Places) -> Places:
     """Every place under a window of ``write`` once; the first one where they all lie in the padding."""
-    over = _windows(node)
     if _unfolds(over, node.output_shape[-1]):
         return all_places(node.input_shape)
     taps = places_in_windows(over, write)
     return tuple(np.unique(taps[taps >= 0]).tolist()) or (0,)
 
 
-def convolution(graph: Graph, gradients: Gradients, node: Node, x: FeatureMap, write: Places) -> Passed:
+def convolution(
+    graph: Graph, gradients: Gradients, node: Node, over: Windows, x: FeatureMap, write: Places
+) -> Passed:
     """The cross-correlation with zero padding at the places ``write``; takes ``x`` in any order."""
-    over, filters = _windows(node), node.output_shape[-1]
+    filters = node.output_shape[-1]
     weight, bias = gradients.parameters(node)
     if x.places == all_places(node.input_shape) and _unfolds(over, filters):
         windows_ = _unfolded(graph, x, over, write)
@@ -136,8 +137,3 @@ def _unfolded(graph: Graph, x: FeatureMap, over: Windows, write: Places) -> str:
     first = rows * over.stride[0] // strip
     wanted = (first[:, None] + np.arange(over.kernel[0] // strip)) * used + columns[:, None]
     return gathered(graph, values, strips * used, wanted)
-
-
-def _windows(node: Node) -> Windows:
-    assert isinstance(node.layer, Conv1d | Conv2d)
-    return windows(node.layer, node.input_shape)

@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from dpagent.learning.models.layers import Shape
+from dpagent.learning.models.part import Shape
 from dpagent.learning.training.onnx_graph.graph import Graph
 
 Places: TypeAlias = tuple[int, ...]
@@ -33,7 +33,7 @@ class FeatureMap:
 
     Attributes:
         name: of a float32 value of shape ``(rows, len(places), channels)``, a row for each record and view.
-        places: what it holds, in this order.
+        places: those it holds, in this order.
         channels: numbers in one place.
         needs_gradient: whether a layer with parameters led here.
     """
@@ -45,7 +45,7 @@ class FeatureMap:
 
 
 class Passed(NamedTuple):
-    """What a layer gives, and the way back through it."""
+    """The output of a layer, and the way back through it."""
 
     output: FeatureMap
     backward: Backward
@@ -81,7 +81,7 @@ def gathered(graph: Graph, values: str, count: int, rows: NDArray[np.int64]) -> 
 
 
 def rows_of(places: Places, wanted: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Where the places ``wanted`` stand in ``places``; -1 for those that do not, and for -1."""
+    """The indices of the places ``wanted`` in ``places``; -1 for those that are missing, and for -1."""
     lookup = np.full(max(max(places), int(wanted.max())) + 2, -1)
     lookup[list(places)] = np.arange(len(places))
     found: NDArray[np.int64] = lookup[wanted]  # -1 hits the last entry, which is -1.

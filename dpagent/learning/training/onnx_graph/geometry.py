@@ -1,11 +1,11 @@
-"""Which places of the image stand in which window."""
+"""The places of an image under each window."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dpagent.learning.models.layers import Windows
+from dpagent.learning.models.windows import Windows
 from dpagent.learning.training.onnx_graph.feature_map import Places
 
 

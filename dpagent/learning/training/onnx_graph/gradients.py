@@ -39,7 +39,7 @@ class _WrittenOut:
 
 @dataclass(frozen=True, slots=True)
 class _OuterProduct:
-    """What a dense layer's gradients are products of: ``(M, inputs)`` and ``(M, units)``."""
+    """The factors of a dense layer's gradients: ``(M, inputs)`` and ``(M, units)``."""
 
     inputs: str
     input_size: int
@@ -72,8 +72,8 @@ class Gradients:
 
         Args:
             node: the layer.
-            inputs: ``(rows, places, inputs)``: what the weight is multiplied by.
-            incoming: ``(rows, places, units)``: the gradient by what comes of it.
+            inputs: ``(rows, places, inputs)``: the factor of the weight.
+            incoming: ``(rows, places, units)``: the gradient by their product.
             places: how many of them each row of activations has.
         """
         graph, (weight, bias) = self._graph, node.blocks
@@ -101,7 +101,7 @@ class Gradients:
             self._collected[node.path] = _OuterProduct(inputs, size, incoming, bias.size)
 
     def clipped_sum(self, clip_norms: str, present: str, squared_norms: str) -> None:
-        """Append what is left to do once all layers are collected.
+        """Append the norms, the factors and the sum, once all layers are collected.
 
         Args:
             clip_norms: name of the ``(groups,)`` float64 clip norms.

@@ -31,7 +31,7 @@ class Graph:
     """Appends operators and hands back the names of their results.
 
     Attributes:
-        scope: what the names of the next operators begin with.
+        scope: prefix of the names of the next operators.
     """
 
     def __init__(self) -> None:
@@ -99,7 +99,7 @@ class Graph:
         self.add_several("If", [condition], results, then_branch=bodies[0], else_branch=bodies[1])
 
     def local(self, name: str) -> str:
-        """What ``name`` of :meth:`choose` is called in this graph."""
+        """The name that ``name`` of :meth:`choose` has in this graph."""
         return self._prefix + name
 
     def branch(self, scope: str) -> Graph:

@@ -10,22 +10,20 @@ from dataclasses import replace
 
 import numpy as np
 
-from dpagent.learning.models.layers import GROUP_NORM_EPSILON, GroupNorm
-from dpagent.learning.models.spec import Node
+from dpagent.learning.models.layers import GROUP_NORM_EPSILON
 from dpagent.learning.training.onnx_graph.feature_map import FeatureMap, Passed, Places, arranged
 from dpagent.learning.training.onnx_graph.graph import Graph
 
 
-def group_norm(graph: Graph, node: Node, x: FeatureMap, write: Places) -> Passed:
+def group_norm(graph: Graph, groups: int, x: FeatureMap, write: Places) -> Passed:
     """Each group to mean 0 and variance 1. With r = 1/√(variance + ε), y = r·(x − mean(x)), and back
 
     dx = r·(dy − mean(dy) − y·mean(dy·y)).
     """
-    assert isinstance(node.layer, GroupNorm)
-    size = x.channels // node.layer.groups
+    size = x.channels // groups
     # One product sums over the places, the next takes the mean of each group to all of its channels.
     ones = graph.constant(np.ones((1, len(x.places))))
-    spread = np.kron(np.eye(node.layer.groups), np.full((size, size), 1 / (size * len(x.places))))
+    spread = np.kron(np.eye(groups), np.full((size, size), 1 / (size * len(x.places))))
     averages = graph.constant(spread)
 
     def mean(values: str) -> str:

@@ -10,8 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from dpagent.learning.models.layers import MaxPool1d, MaxPool2d, Windows, windows
-from dpagent.learning.models.spec import Node
+from dpagent.learning.models.windows import Windows
 from dpagent.learning.training.onnx_graph.feature_map import (
     Backward,
     FeatureMap,
@@ -24,9 +23,8 @@ from dpagent.learning.training.onnx_graph.geometry import places_in_windows
 from dpagent.learning.training.onnx_graph.graph import FLOAT, Graph
 
 
-def places_read(node: Node, write: Places) -> Places:
+def places_read(over: Windows, write: Places) -> Places:
     """Tap by tap where the windows do not overlap, else the corner of the image that holds all windows."""
-    over = _windows(node)
     if _overlap(over):
         height, width = _corner(over, write)
         rows = [
@@ -37,9 +35,8 @@ def places_read(node: Node, write: Places) -> Places:
     return tuple(places_in_windows(over, write).T.ravel().tolist())
 
 
-def max_pool(graph: Graph, node: Node, x: FeatureMap, write: Places) -> Passed:
+def max_pool(graph: Graph, over: Windows, x: FeatureMap, write: Places) -> Passed:
     """The maximum of each window; ``x`` holds what :func:`places_read` says."""
-    over = _windows(node)
     if not _overlap(over):
         return _tiles(graph, x, write, over.kernel[0] * over.kernel[1])
     height, width = _corner(over, write)
@@ -143,8 +140,3 @@ def _corner(over: Windows, write: Places) -> tuple[int, int]:
     """Rows and columns of windows that hold all of ``write``."""
     rows, columns = np.divmod(np.array(write), over.count[1])
     return int(rows.max()) + 1, int(columns.max()) + 1
-
-
-def _windows(node: Node) -> Windows:
-    assert isinstance(node.layer, MaxPool1d | MaxPool2d)
-    return windows(node.layer, node.input_shape)

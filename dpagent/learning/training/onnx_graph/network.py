@@ -7,19 +7,18 @@ input are found from the last layer to the first (``feature_map``).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from typing import NamedTuple, assert_never
 
 from dpagent.learning.models.layers import (
-    AveragePool1d,
-    AveragePool2d,
-    Conv1d,
-    Conv2d,
+    Activation,
+    AveragePool,
+    Convolution,
     Dense,
     GroupNorm,
-    MaxPool1d,
-    MaxPool2d,
+    MaxPool,
     Relu,
     Residual,
     Tanh,
@@ -44,89 +43,109 @@ from dpagent.learning.training.onnx_graph.gradients import Gradients
 from dpagent.learning.training.onnx_graph.graph import Graph
 
 
+class _Step(NamedTuple):
+    """One layer, before anything is appended.
+
+    Attributes:
+        append: from the activations it reads and the places it is to give.
+        reads: the places of its input that it reads to give some of its output, in the order it likes best.
+        takes_any_order: whether it takes them in any order.
+    """
+
+    append: Callable[[FeatureMap, Places], Passed]
+    reads: Callable[[Places], Places]
+    takes_any_order: bool = False
+
+
 def sequence(
     graph: Graph, gradients: Gradients, nodes: Sequence[Node], x: FeatureMap, write: Places
 ) -> Passed:
     """The layers ``nodes`` one after the other; the last gives the places ``write``."""
     order = pooled_first(nodes)
+    steps = [_step(graph, gradients, node) for node in order]
     reads = [write]
-    for node in reversed(order):
-        reads.insert(0, _places_read(node, reads[0]))
+    for step in reversed(steps):
+        reads.insert(0, step.reads(reads[0]))
     passed = Passed(x, lambda gradient: gradient)
-    for node, read, places in zip(order, reads, reads[1:], strict=False):
-        passed = _then(graph, gradients, passed, node, read, places)
+    for node, step, read, places in zip(order, steps, reads, reads[1:], strict=False):
+        passed = _then(graph, passed, node, step, read, places)
     return passed
 
 
 def pooled_first(nodes: Sequence[Node]) -> list[Node]:
     """The layers, each maximum before the activation that it follows.
 
-    Both activations are monotone: the result is the same, and there is less of it to compute.
+    No activation ever falls: the result is the same, and there is less of it to compute.
     """
     order = list(nodes)
     for index, (node, following) in enumerate(pairwise(nodes)):
-        if isinstance(node.layer, Tanh | Relu) and isinstance(following.layer, MaxPool1d | MaxPool2d):
+        if isinstance(node.layer, Activation) and isinstance(following.layer, MaxPool):
             order[index], order[index + 1] = following, node
     return order
 
 
-def _then(
-    graph: Graph, gradients: Gradients, before: Passed, node: Node, read: Places, write: Places
-) -> Passed:
+def _then(graph: Graph, before: Passed, node: Node, step: _Step, read: Places, write: Places) -> Passed:
     """One layer more: its input brought into the order it reads, and its way back before the others'."""
     graph.scope = node.path
     x, arrange_back = before.output, None
-    if not isinstance(node.layer, Conv1d | Conv2d):  # A convolution collects its rows from any order.
+    if not step.takes_any_order:
         x, arrange_back = arranged(graph, x, read)
-    after = _layer(graph, gradients, node, x, write)
+    after = step.append(x, write)
 
     def backward(gradient: str) -> str | None:
         graph.scope = f"{node.path}/back"
-        steps = (after.backward, arrange_back, before.backward)
         current: str | None = gradient
-        for step in steps:
+        for way_back in (after.backward, arrange_back, before.backward):
             if current is None:
                 return None
-            if step is not None:
-                current = step(current)
+            if way_back is not None:
+                current = way_back(current)
         return current
 
     return Passed(after.output, backward)
 
 
-def _places_read(node: Node, write: Places) -> Places:
-    """The places of its input that ``node`` reads in order to give ``write``, as it likes them best."""
-    match node.layer:
-        case Conv1d() | Conv2d():
-            return convolution.places_read(node, write)
-        case MaxPool1d() | MaxPool2d():
-            return max_pooling.places_read(node, write)
-        case AveragePool1d() | AveragePool2d():
-            return average_pooling.places_read(node, write)
-        case Tanh() | Relu():
-            return write
-        case GroupNorm() | Dense() | Residual():
-            return all_places(node.input_shape)
+def _step(graph: Graph, gradients: Gradients, node: Node) -> _Step:
+    shape = node.input_shape
 
+    def everything(write: Places) -> Places:
+        del write
+        return all_places(shape)
 
-def _layer(graph: Graph, gradients: Gradients, node: Node, x: FeatureMap, write: Places) -> Passed:
-    match node.layer:
-        case Conv1d() | Conv2d():
-            return convolution.convolution(graph, gradients, node, x, write)
-        case MaxPool1d() | MaxPool2d():
-            return max_pooling.max_pool(graph, node, x, write)
-        case AveragePool1d() | AveragePool2d():
-            return average_pooling.average_pool(graph, node, x, write)
+    layer = node.layer
+    match layer:
+        case Convolution():
+            over = layer.windows(shape)
+            return _Step(
+                lambda x, write: convolution.convolution(graph, gradients, node, over, x, write),
+                lambda write: convolution.places_read(node, over, write),
+                takes_any_order=True,
+            )
+        case MaxPool():
+            over = layer.windows(shape)
+            return _Step(
+                lambda x, write: max_pooling.max_pool(graph, over, x, write),
+                lambda write: max_pooling.places_read(over, write),
+            )
+        case AveragePool():
+            over = layer.windows(shape)
+            return _Step(
+                lambda x, write: average_pooling.average_pool(graph, over, x, write),
+                lambda write: average_pooling.places_read(over, write),
+            )
         case Tanh():
-            return elementwise.tanh(graph, x)
+            return _Step(lambda x, _: elementwise.tanh(graph, x), lambda write: write)
         case Relu():
-            return elementwise.relu(graph, x)
+            return _Step(lambda x, _: elementwise.relu(graph, x), lambda write: write)
         case GroupNorm():
-            return group_norm.group_norm(graph, node, x, write)
+            groups = layer.groups
+            return _Step(lambda x, write: group_norm.group_norm(graph, groups, x, write), everything)
         case Dense():
-            return dense.dense(graph, gradients, node, x)
+            return _Step(lambda x, _: dense.dense(graph, gradients, node, x), everything)
         case Residual():
-            return _residual(graph, gradients, node, x, write)
+            return _Step(lambda x, write: _residual(graph, gradients, node, x, write), everything)
+        case _:
+            assert_never(layer)
 
 
 def _residual(graph: Graph, gradients: Gradients, node: Node, x: FeatureMap, write: Places) -> Passed:

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dpagent.errors import ConfigurationError
-from dpagent.learning.inference.evaluation import LOAD_ERRORS, first_line, quiet_session
 from dpagent.learning.models.spec import ModelSpec
+from dpagent.learning.onnx_session import LOAD_ERRORS, first_line, quiet_session
 from dpagent.learning.training.onnx_graph.signature import (
     RECORDS,
     Signature,
@@ -49,12 +49,17 @@ def load_graph(spec: ModelSpec, graph: bytes, *, rows: int, trusted: Collection[
     Raises:
         ConfigurationError: it is not known to the device, or not a graph for ``spec``.
     """
-    digest = graph_digest(graph)
-    if (spec.digest().hex(), digest) not in known_digests() and digest not in trusted:
+    digest, model = graph_digest(graph), spec.digest().hex()
+    if (model, digest) not in known_digests() and digest not in trusted:
+        if model not in {known for known, _ in known_digests()}:
+            raise ConfigurationError(
+                f"not tried, since {spec.name!r} is no built-in model and trusted_graphs of agent.yaml does"
+                f" not list its training graph (SHA-256 {digest}); the numpy engine needs no graph"
+            )
         raise ConfigurationError(
-            f"The training graph for model {spec.name!r} has the SHA-256 {digest}, which this device does"
-            " not know; expected a graph that its version of dpagent builds for that model. Update dpagent"
-            " on the device, or build the graph there yourself and trust its digest."
+            f"the training graph for the built-in model {spec.name!r} has the SHA-256 {digest}; expected the"
+            " one that this version of dpagent builds. Install the coordinator's version on the device, or"
+            " build the graph there and list its digest in trusted_graphs"
         )
     try:
         session = quiet_session(graph, sizes={RECORDS: rows})

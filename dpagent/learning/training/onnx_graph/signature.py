@@ -1,4 +1,4 @@
-"""What goes into a training graph and comes out of it, and which graphs a device may run.
+"""The inputs and outputs of a training graph, and the graphs that a device may run.
 
 The coordinator that builds a graph and the device that runs it both read this. The device does
 not trust the coordinator with privacy, and a graph that does not clip looks like one that does. So it
@@ -17,7 +17,7 @@ import numpy as np
 import yaml
 from numpy.typing import DTypeLike
 
-from dpagent.learning.models.layers import Shape
+from dpagent.learning.models.part import Shape
 from dpagent.learning.models.spec import ModelSpec, ParameterBlock
 
 MAX_VIEWS: Final = 64
@@ -86,7 +86,7 @@ def signature(spec: ModelSpec, *, views: int, groups: int) -> Signature:
 
 
 def sum_of(block: ParameterBlock) -> str:
-    """What the clipped sum by a block of parameters is called."""
+    """The name of the clipped sum by a block of parameters."""
     return f"{block.name}.sum"
 
 

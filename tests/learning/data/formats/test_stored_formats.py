@@ -17,8 +17,8 @@ from dpagent.learning.data.dataset import ArrayDataset, Dataset
 from dpagent.learning.data.formats import idx, npz
 from dpagent.learning.data.formats.idx import open_idx
 from dpagent.learning.data.formats.npz import open_npz, save_npz
+from dpagent.learning.fitting import check_fits
 from dpagent.learning.models.built_ins import built_in
-from dpagent.learning.models.fitting import check_fits
 
 MNIST = Path(__file__).parents[4] / "shared" / "data" / "mnist"
 # MD5 of the values in the uncompressed IDX files, from the README beside the data.

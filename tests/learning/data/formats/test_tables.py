@@ -45,7 +45,7 @@ def test_a_row_is_a_record(tmp_path: Path) -> None:
 CELLS = st.floats(allow_nan=False, width=32) | st.integers(-1000, 1000)
 
 
-@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(
         st.tuples(st.text(st.characters(codec="utf-8", exclude_characters="\0\r"), max_size=8), CELLS, CELLS),
@@ -117,7 +117,7 @@ def windows_of(
     return made
 
 
-@settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from("pq")), min_size=1, max_size=40),
     st.integers(1, 6),
@@ -188,7 +188,7 @@ def test_blank_lines_and_a_missing_last_line_break_do_no_harm(tmp_path: Path) ->
         ("", {}, "has no rows"),
         ("x,label\n", {}, "holds no record. There are no rows below the header"),
         ("x,y\n1,2\n", {}, r"no column 'label'; found: x, y\. Set `label`"),
-        ("x;label\n1;2\n", {}, r"no column 'label'.*Set `delimiter` to ';'\?"),
+        ("x;label\n1;2\n", {}, r"no column 'label'.*Set `delimiter: ';'`\?"),
         ("x,label\n1,a\n", {"features": ["z"]}, "no column 'z'; found: x, label. Set `features`"),
         ("x,label\n1,a\n", {"group": "who"}, "no column 'who'.*Set `group`"),
         ("label\na\n", {}, "no column but that of the label"),
@@ -259,7 +259,7 @@ def test_marks_that_are_never_closed_are_looked_for_in_a_few_lines_only(tmp_path
     assert all_of(open_table(path, classes=["a", "b"]))[:, 0].tolist() == [1, 2, 3]
 
 
-@settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from("pq")), min_size=1, max_size=40),
     st.data(),

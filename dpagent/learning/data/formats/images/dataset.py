@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from dpagent.errors import DataError
 from dpagent.learning.data.archive import ZipMembers
-from dpagent.learning.data.classes import UNLISTED, ClassTable
+from dpagent.learning.data.classes import ClassTable, unlisted
 from dpagent.learning.data.dataset import Dataset, Indices, Origin
 from dpagent.learning.data.format import Half
 from dpagent.learning.data.formats.images.decoding import (
@@ -40,11 +40,17 @@ from dpagent.learning.data.formats.images.files import (
     printable,
 )
 from dpagent.learning.data.stored import require_readable
+from dpagent.wording import named
 
 _PENDING_S: Final = 600.0
 """A picture that is not whole and was written to within this is looked at again at every refresh."""
 
-_NO_SIZE: Final = "Give all boards the same `size` and `mode`, so that every picture is made to fit."
+
+def _no_size() -> str:
+    """Advice for pictures that differ in size."""
+    return (
+        f"Give all boards the same {named('size')} and {named('mode')}, so that every picture is made to fit."
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +100,7 @@ def open_images(
     if unknown := sorted(label for label in set(found.labels) if table.number(label) is None):
         raise DataError(
             f"{path} has pictures in the folder {printable(unknown[0])!r}, which is no class; expected"
-            f" {table.expected()}. Move them, or correct `classes`."
+            f" {table.expected()}. Move them, or correct {named('classes')}."
         )
     if not found.names:
         left = f" Left out: {'; '.join(found.sentences()[:3])}" if found.sentences() else ""
@@ -123,9 +129,9 @@ class ImageDataset(Dataset):
     ) -> None:
         self._files, self._found, self._terms = files, found, terms
         width, height = terms.form.size or terms.one_size
-        warnings = [] if terms.classes.is_listed or not terms.classes.names else [UNLISTED]
+        warnings = [] if terms.classes.is_listed or not terms.classes.names else [unlisted()]
         if terms.form.size is None:
-            warnings.append(f"The pictures are taken at the size they have. {_NO_SIZE}")
+            warnings.append(f"The pictures are taken at the size they have. {_no_size()}")
         super().__init__(
             labels, terms.classes.count, shape=(height, width, 1 if terms.form.mode == "grey" else 3),
             dtype=np.dtype(np.uint8), class_names=terms.classes.names,
@@ -283,4 +289,4 @@ def _made(
 
 def _other_size(size: tuple[int, ...], expected: tuple[int, int]) -> str:
     came, first = f"{size[0]} × {size[1]}", f"{expected[0]} × {expected[1]}"
-    return f"it is {came} pixels large; the first picture is {first}. {_NO_SIZE}"
+    return f"it is {came} pixels large; the first picture is {first}. {_no_size()}"

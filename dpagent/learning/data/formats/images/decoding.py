@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpagent.errors import ConfigurationError, DataError
+from dpagent.wording import named
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -78,7 +79,7 @@ class PictureForm:
                 if opened.width * opened.height > _MOST_DECODED:
                     raise DataError(
                         f"it is {opened.width} × {opened.height} pixels large; expected at most "
-                        f"{_MOST_DECODED:,} in all, but of a JPEG that `size` scales. Scale it down."
+                        f"{_MOST_DECODED:,} in all, but of a JPEG that {named('size')} scales. Scale it down."
                     )
                 opened.load()
                 upright = _in_mode(ops.exif_transpose(opened), self.mode)

@@ -18,7 +18,7 @@ from dpagent.learning.data.formats.images.files import has_halves, holds_picture
 from dpagent.learning.data.formats.images.unlabelled import PictureReader, picture_form
 from dpagent.learning.data.inputs import Input, Say, Target
 from dpagent.learning.data.location import Location
-from dpagent.wording import counted
+from dpagent.wording import counted, named
 
 _MODES: Final[dict[int, Mode]] = {1: "grey", 3: "rgb"}
 
@@ -90,9 +90,9 @@ class ImageFormat(Format[ImageSettings]):
     def advice_on_shape(self, shape: tuple[int, ...]) -> str:
         """As of :class:`Format`."""
         wanted = self.fitted(ImageSettings(), shape)
-        return (
-            "" if wanted.size is None else f"Read them with `size: {wanted.size}` and `mode: {wanted.mode}`"
-        )
+        if wanted.size is None:
+            return ""
+        return f"Read them with {named('size', wanted.size)} and {named('mode', wanted.mode)}"
 
     def recognises_unlabelled(self, location: Location) -> bool:
         """As of :class:`Format`: a picture, or pictures in no class folder."""

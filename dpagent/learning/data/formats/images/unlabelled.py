@@ -30,7 +30,7 @@ from dpagent.learning.data.formats.images.files import (
 from dpagent.learning.data.inputs import Input, Say, Target
 from dpagent.learning.data.location import entries_of
 from dpagent.learning.data.stored import reading
-from dpagent.wording import counted
+from dpagent.wording import counted, named
 
 _MOST_NAMES: Final = 8
 
@@ -49,14 +49,15 @@ def picture_form(target: Target, size: tuple[int, int] | None, mode: Mode | None
     if size is None or mode is None:
         raise ConfigurationError(
             f"Model {target.model!r} takes inputs of shape {target.shape}, which is no picture (height,"
-            " width, 1 or 3); set the `size` and `mode` of the pictures, or give other data."
+            f" width, 1 or 3); say what pictures are made into, with {named('size')} and {named('mode')}, or"
+            " give other data."
         )
     values = size[0] * size[1] * (1 if mode == "grey" else 3)
     if values != math.prod(target.shape):
         raise ConfigurationError(
             f"Pictures of {size[0]} × {size[1]}, {mode}, have {values:,} values; model {target.model!r} takes"
-            f" {math.prod(target.shape):,}, of shape {target.shape}. Leave `size` and `mode` out, or correct"
-            " them."
+            f" {math.prod(target.shape):,}, of shape {target.shape}. Leave {named('size')} and"
+            f" {named('mode')} out, or correct them."
         )
     return PictureForm(size, mode)
 

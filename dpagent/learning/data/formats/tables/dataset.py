@@ -17,12 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpagent.errors import DataError
-from dpagent.learning.data.classes import UNLISTED, ClassTable
+from dpagent.learning.data.classes import ClassTable, unlisted
 from dpagent.learning.data.dataset import Dataset, Indices, Origin
 from dpagent.learning.data.formats.tables.header import UnfitError
 from dpagent.learning.data.formats.tables.index import Stamp, TableIndex, index_table, stamp_of
 from dpagent.learning.data.formats.tables.settings import CsvSettings
 from dpagent.learning.data.stored import RawFile, open_raw, reading, require_readable
+from dpagent.wording import named
 
 SUFFIXES: Final = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
 
@@ -105,7 +106,7 @@ class TableDataset(Dataset):
                 odd = sorted(set(other) ^ set(names))
                 raise DataError(
                     f"{index.path} and {indexes[0].path} have other columns: {', '.join(odd[:8])}. Name the"
-                    " columns to use in `features`."
+                    f" columns to use in {named('features')}."
                 )
         self.columns = names
         self._path, self._form, self._classes, self._indexes = path, form, classes, tuple(indexes)
@@ -211,19 +212,19 @@ class TableDataset(Dataset):
         form, count = self._form, len(self._indexes)
         what = "a row a record" if form.window is None else f"windows of {form.window} rows"
         files = "a CSV file" if count == 1 else f"{count:,} CSV files"
-        warnings = [] if self._classes.is_listed or not self._classes.names else [UNLISTED]
+        warnings = [] if self._classes.is_listed or not self._classes.names else [unlisted()]
         if unnamed := self._indexes[0].columns.unnamed:
             numbers = ", ".join(str(place + 1) for place in unnamed[:8])
             warnings.append(
                 f"The header leaves the name of {'column' if len(unnamed) == 1 else 'columns'} {numbers}"
-                " empty: no input. Name all columns, or the first by `first_column`, to use them."
+                f" empty: no input. Name all columns, or the first by {named('first_column')}, to use them."
             )
         if form.window is not None and form.step < form.window:
             times = -(-form.window // form.step)
             warnings.append(
                 f"THE WINDOWS OVERLAP: one reading is in up to {times} records. The privacy unit is the"
                 f" record, so that a reading is protected {times} times less than the statement says:"
-                f" roughly {times}·ε. Use `stride: {form.window}`, or divide your ε by {times}."
+                f" roughly {times}·ε. Use {named('stride', form.window)}, or divide your ε by {times}."
             )
         unused = sum(index.rows_unused for index in self._indexes)
         sentences = [*left_out, *([f"{unused:,} rows: {self._too_short()}"] if unused else [])]

@@ -12,6 +12,7 @@ from typing import Final, Literal
 
 from dpagent.errors import DataError
 from dpagent.learning.data.formats.tables.settings import CsvSettings
+from dpagent.wording import named
 
 MISSING: Final = ("", "nan", "na", "n/a", "null", "none", "?")
 """Cells, in small letters, that stand for no value: the record has a NaN and does not count."""
@@ -71,11 +72,11 @@ class Columns:
         return cells[self.group].strip() if len(cells) == self.width else None
 
     def _no_number(self, name: str, cell: str) -> str:
-        advice = "Name the columns of numbers in `features`"
+        advice = f"Name the columns of numbers in {named('features')}"
         if self.label is None:
-            advice += ", or that of the labels in `label`"
+            advice += f", or that of the labels in {named('label')}"
         if self.decimal == "." and _DECIMAL_COMMA.fullmatch(cell):
-            advice = "Is that a decimal comma? Set `decimal: ','`"
+            advice = f"Is that a decimal comma? Set {named('decimal', ',')}"
         number = "number" if self.decimal == "." else "number with a decimal comma"
         return (
             f"the column {name!r} holds {cell[:60]!r}; expected a {number}, or nothing where it is missing."
@@ -108,8 +109,8 @@ def columns_of(
     for role, name in roles:
         if name not in places:
             raise DataError(
-                f"{path} has no column {name!r}; found: {', '.join(places)[:400]}. Set `{role}` to one of"
-                f" them.{_other_delimiter(names)}"
+                f"{path} has no column {name!r}; found: {', '.join(places)[:400]}. Set {named(role)} to one"
+                f" of them.{_other_delimiter(names)}"
             )
     no_inputs = {form.first_column, *(name for role, name in roles if role != "features")}
     features = form.features or [name for name in places if name not in no_inputs]
@@ -142,6 +143,8 @@ def _of_comma(cell: str) -> float:
 
 
 def _other_delimiter(names: Sequence[str]) -> str:
-    if len(names) == 1 and (other := next((c for c in ";\t|," if c in names[0]), None)):
-        return f" Set `delimiter` to {other!r}?"
-    return ""
+    if len(names) > 1:
+        return ""
+    others = {";": ";", "\t": "tab", "|": "|", ",": ","}
+    other = next((spelt for character, spelt in others.items() if character in names[0]), None)
+    return "" if other is None else f" Set {named('delimiter', other)}?"

@@ -20,6 +20,7 @@ from dpagent.learning.data.classes import ClassTable
 from dpagent.learning.data.formats.tables.header import Columns, UnfitError, columns_of
 from dpagent.learning.data.formats.tables.settings import CsvSettings
 from dpagent.learning.data.stored import RawFile, reading
+from dpagent.wording import named
 
 _LONGEST_LINE: Final = 1 << 20
 _MOST_LINES: Final = 32
@@ -198,7 +199,7 @@ def _require_fit(cells: list[str], columns: Columns, form: CsvSettings, classes:
         expected = "a label" if classes is None else classes.expected()
         raise UnfitError(
             f"the label is {label[:60]!r}; expected {expected}. Correct the row, or list the label in"
-            " `classes`."
+            f" {named('classes')}."
         )
 
 
@@ -206,8 +207,8 @@ def _advice_on_width(excess: int, form: CsvSettings) -> str:
     if excess == 1 and form.header and form.first_column is None:
         return (
             " Does the header leave out the name of the first column, as R writes it? Name that column:"
-            " `first_column: id`."
+            f" {named('first_column', 'id')}."
         )
     if excess == -1 and form.first_column is not None:
-        return " Does the header name all columns? Then leave `first_column` out."
+        return f" Does the header name all columns? Then leave {named('first_column')} out."
     return ""

@@ -17,6 +17,7 @@ from pydantic import AfterValidator, Field, model_validator
 from dpagent.configuration import Settings
 from dpagent.errors import ConfigurationError
 from dpagent.learning.data.names import PlainName
+from dpagent.wording import named
 
 
 def _delimiter(value: str) -> str:
@@ -65,21 +66,23 @@ class CsvSettings(Settings):
     @model_validator(mode="after")
     def _is_possible(self) -> CsvSettings:
         if self.window is None and self.stride is not None:
-            raise ValueError("`stride` is given without `window`; give the number of rows in a window")
+            raise ValueError(
+                f"{named('stride')} is given without {named('window')}; give the number of rows in a window"
+            )
         if self.first_column is not None and not self.header:
             raise ValueError(
-                "`first_column` is given with `header: false`, where columns are called 1, 2, …; leave one"
-                " out"
+                f"{named('first_column')} is given with {named('header', False)}, where columns are called 1,"
+                " 2, …; leave one out"
             )
         scales = self.scale.values() if isinstance(self.scale, dict) else [self.scale]
         if any(scale <= 0 for scale in scales):
-            raise ValueError(f"`scale` is {self.scale!r}; expected numbers above 0")
+            raise ValueError(f"{named('scale')} is {self.scale!r}; expected numbers above 0")
         taken: dict[str, str] = {}
         for role, name in self.roles():
             if name in taken:
                 raise ValueError(
-                    f"the column {name!r} stands in `{taken[name]}` and in `{role}`; expected one place for"
-                    " it"
+                    f"the column {name!r} stands in {named(taken[name])} and in {named(role)}; expected one"
+                    " place for it"
                 )
             taken[name] = role
         return self
@@ -91,9 +94,9 @@ class CsvSettings(Settings):
 
     def roles(self, *, labelled: bool = True) -> list[tuple[str, str]]:
         """The columns that are named, each with the key that names it; without ``labelled`` no label."""
-        named = [("label", self.label if labelled else None), ("group", self.group)]
-        named += [("features", name) for name in self.features or ()]
-        return [(role, name) for role, name in named if name is not None]
+        columns = [("label", self.label if labelled else None), ("group", self.group)]
+        columns += [("features", name) for name in self.features or ()]
+        return [(role, name) for role, name in columns if name is not None]
 
     def constants(self, names: Sequence[str]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Offset and scale of each input, ``(features,)``.
@@ -106,7 +109,7 @@ class CsvSettings(Settings):
             if isinstance(given, Mapping):
                 if unknown := [name for name in given if name not in names]:
                     raise ConfigurationError(
-                        f"`{key}` names the column {unknown[0]!r}, which is no input; expected some of"
+                        f"{named(key)} names the column {unknown[0]!r}, which is no input; expected some of"
                         f" {', '.join(names[:20])}."
                     )
                 made.append(np.array([given.get(name, default) for name in names], np.float64))

@@ -1,0 +1,127 @@
+"""The table: a row for each setting that has an option.
+
+To give a setting an option, add a row; the commands that take the table have it then, and so have their help
+texts, their errors, and the commands that the demo proposes.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from cli.options.forms import (
+    CONSTANTS,
+    COUNT,
+    DELIMITER,
+    FILE,
+    NAMES,
+    NUMBER,
+    ROWS,
+    SHAPE,
+    SIZE,
+    SWITCH,
+    SWITCH_OFF,
+    TEXT,
+    choice,
+    registered,
+)
+from cli.options.table import Option, OptionTable
+from dpagent.errors import ParameterError
+
+_TRAINING: Final = "Training (defaults: docs/first-model.md)"
+_FLEET: Final = "Fleet and output"
+
+
+def _kinds() -> tuple[str, ...]:
+    # Importing the formats takes a third of a second, too long for every `dpagent --help`.
+    from dpagent.learning.data.registry import FORMATS
+    from dpagent.learning.data.settings import AUTO
+
+    return (AUTO, *FORMATS)
+
+
+DATA: Final = OptionTable(
+    Option("kind", registered(_kinds, "KIND"), "Format of the data (docs/data.md).", default="auto"),
+    Option("half", choice("train", "test"), "Which half, if the data come in two.", default="train"),
+    Option("classes", NAMES, "All classes of the fleet, in order."),
+    Option("shape", SHAPE, "Reshape each record; the number of values must stay the same."),
+    Option("images.size", SIZE, "Images: scale and crop every image to this size; one number: a square."),
+    Option("images.mode", choice("grey", "rgb"), "Images: one channel or three."),
+    Option("csv.label", TEXT, "CSV: the label column.", default="label"),
+    Option("csv.features", NAMES, "CSV: the input columns.", default="all others"),
+    Option("csv.offset", CONSTANTS, "CSV: inputs are (cell - offset) / scale. Public constants!"),
+    Option("csv.scale", CONSTANTS, "CSV: see --offset; above 0."),
+    Option("csv.window", ROWS, "CSV: rows per record, for a time series.", default="one row"),
+    Option("csv.stride", ROWS, "CSV: rows from one window to the next.", default="the window"),
+    Option("csv.group", TEXT, "CSV: a column whose value is constant within a window."),
+    Option("csv.mixed", choice("majority", "drop"), "CSV: windows with several labels.", default="majority"),
+    Option("csv.delimiter", DELIMITER, "CSV: one character, or `tab`.", default=","),
+    Option("csv.decimal", choice(".", ","), "CSV: the mark before the fraction of a number.", default="."),
+    Option("csv.header", SWITCH_OFF, "CSV: the first row is data; columns are 1, 2, ….", name="--no-header"),
+    Option("csv.first_column", TEXT, "CSV: name of a first column that the header leaves out (R) or empty."),
+)
+"""How records are read: the section `data` of agent.yaml."""
+
+RUN: Final = OptionTable(
+    Option("devices", COUNT, "Agents to run.", default="5; mnist: 10"),
+    Option("rounds", COUNT, "Rounds of training.", default="40; mnist: 100; your own data: 60"),
+    Option("epsilon", NUMBER, "ε of the job, for each record.", default="4; mnist: 2"),
+    Option("delta", NUMBER, "δ of the job.", default="1e-5"),
+    Option("data.dataset", choice("digits", "mnist"), "digits (bundled with scikit-learn) or mnist.",
+           default="digits, unless --data-dir is given"),
+    Option("data.train.path", FILE, "Your own data: a folder of images by class or a zip of one, CSV, NPZ, "
+           "IDX, CIFAR. With --dataset mnist, its IDX files.", name="--data-dir"),
+    Option("data.test", FILE, "Data to test on.", name="--test-data",
+           default="the test half, if the data have one"),
+    Option("data.test_share", NUMBER, "Share of the records held out for testing.",
+           default="0.2, if there is no test half"),
+    Option("model", TEXT, "A built-in model or a model file (.yaml).", default="one that fits the data"),
+    Option("data.split", choice("iid", "dirichlet", "class", "file"),
+           "How the records are dealt to the devices.", default="iid"),
+    Option("data.alpha", NUMBER, "dirichlet: the smaller, the more devices differ.", default="0.5"),
+    Option("data.classes_per_device", COUNT, "class: shards of the sorted records for each device.",
+           default="2"),
+    Option("schedule", choice("incrementing", "uniform", "linear"),
+           "How the budget is spread over the rounds.", default="incrementing", panel=_TRAINING),
+    Option("step", NUMBER, "incrementing: the step as a fraction of its maximum.", default="0.3",
+           panel=_TRAINING),
+    Option("clip_norm", NUMBER, "L2 norm to which each record's gradient is clipped.", panel=_TRAINING),
+    Option("learning_rate", NUMBER, "Learning rate of the coordinator's step.", panel=_TRAINING),
+    Option("sampling_rate", NUMBER, "Probability that a record is in a round's lot.", panel=_TRAINING),
+    Option("clipping", choice("whole", "layers", "quantile"),
+           "Clip the whole gradient, each layer, or to a private quantile of the norms.", default="whole",
+           panel=_TRAINING),
+    Option("cap", choice("clamp", "none"), "Noise cap.", panel=_TRAINING),
+    Option("cap_at", choice("coordinator", "device"), "Where the cap acts.", default="coordinator",
+           panel=_TRAINING),
+    Option("engine", choice("auto", "numpy", "onnx"),
+           "What computes the agents' gradients; `auto` takes the faster one.", default="auto",
+           panel=_TRAINING),
+    Option("baseline", SWITCH, "Also run the same training without noise.", name="--baseline/--no-baseline",
+           default="baseline", panel=_TRAINING),
+    Option("seed", COUNT, "Seed of splits and initial weights, never of noise.", default="0",
+           panel=_TRAINING),
+    Option("jitter_window_s", NUMBER, "Seconds over which each agent spreads its fragments.",
+           name="--jitter-window", default="by data set", panel=_FLEET),
+    error=ParameterError,
+)  # fmt: skip
+"""What a run of the demo is asked for: the fields of a simulation's Request."""
+
+BROKER: Final = OptionTable(
+    Option("broker", TEXT, "auto, embedded, mosquitto, or mqtt://host:port of a running one.", default="auto",
+           panel=_FLEET),
+    Option("broker_port", COUNT, "Port of the broker that is started; 0 takes a free one.", default="0",
+           panel=_FLEET),
+    Option("mqtt_username", TEXT, "User name for --broker mqtt://….", panel=_FLEET),
+    Option("mqtt_password_file", FILE, "Password file for --broker mqtt://….", panel=_FLEET),
+    error=ParameterError,
+)  # fmt: skip
+"""Which broker a run uses."""
+
+OUTPUT: Final = OptionTable(
+    Option("state_dir", FILE, "Where everything is kept; a stopped run goes on.",
+           default="dpagent-demo/DATE-TIME-PID", panel=_FLEET),
+    Option("json", FILE, "Write the results as JSON (`-`: standard output).", panel=_FLEET),
+    Option("report", FILE, "Directory of the HTML report.", default="report in the state directory",
+           panel=_FLEET),
+)  # fmt: skip
+"""Where a run leaves what it makes."""

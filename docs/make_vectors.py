@@ -1,0 +1,210 @@
+"""Writes the test vectors in docs/protocol/vectors, and from them the examples in docs/protocol.md.
+
+Run it after a change to the protocol: ``python docs/make_vectors.py``. A test compares.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import cbor2
+import numpy as np
+from numpy.typing import NDArray
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from vector_cases import receiving
+from vector_fleet import (
+    ASSET,
+    FLEET,
+    FRAGMENTS,
+    OPENER,
+    PLAN,
+    PLANS,
+    RECEIPTS,
+    SEALING_SECRET,
+    SIGNER,
+    SIGNING_SECRET,
+    TOPICS,
+    UPDATES,
+    WEIGHTS,
+    fixed,
+    sealed,
+)
+
+from coordinator.aggregation import fleet_mean
+from dpagent.protocol.codec import encode
+from dpagent.protocol.fragments import chunked, content_digest, pack, read_block, weights_to_bytes
+from dpagent.protocol.messages import Message
+from dpagent.protocol.signing import SignedKind
+from dpagent.protocol.task import RoundTask
+
+PAGE = Path(__file__).with_name("protocol.md")
+FOLDER = Path(__file__).parent / "protocol" / "vectors"
+
+
+def _plain(value: Any) -> Any:
+    """``value`` for JSON: byte strings as text in diagnostic notation."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return f"h'{value.hex()}'" if isinstance(value, bytes) else value
+
+
+def _vector(about: str, topic: str, message: Message, **more: Any) -> dict[str, Any]:
+    shown = {"message": _plain(message.model_dump()), "cbor": encode(message).hex()}
+    return {"description": about, "topic": topic, **shown, **more}
+
+
+def _signed_vector(about: str, topic: str, message: Message, kind: SignedKind, **more: Any) -> dict[str, Any]:
+    envelope = SIGNER.sign(message, kind)
+    return _vector(
+        about, topic, message, **more, envelope=envelope.hex(),
+        signed_bytes=f"dpagent v1 {kind} {FLEET}\0".encode().hex() + encode(message).hex(),
+        signature=cbor2.loads(envelope)["signature"].hex(),
+    )  # fmt: skip
+
+
+def _fleet() -> dict[str, Any]:
+    return {
+        "description": "The fleet of all files: keys, topics, and names that fleets may and may not have.",
+        "fleet": FLEET,
+        "signing_secret": SIGNING_SECRET.hex(), "signing_key": base64.b64decode(SIGNER.public_key).hex(),
+        "coordinator_key": SIGNER.public_key,
+        "sealing_secret": SEALING_SECRET.hex(), "sealing_key": OPENER.public_key.hex(),
+        "topics": {
+            "plan": TOPICS.plan, "model chunk 3": TOPICS.model_chunk(3), "receipts": TOPICS.receipts,
+            "projection chunk 0": TOPICS.asset_chunk("projection", 0), "fragments": TOPICS.fragments,
+        },
+        "accepted_names": ["a", "0", "A-9_z", "x" * 63],
+        "refused_names": ["", "x" * 64, "-a", "_a", "a/b", "a+", "#", "a b", "a.b", "\u00e4", "a\n", "$SYS"],
+    }  # fmt: skip
+
+
+def _plan() -> dict[str, Any]:
+    vectors = []
+    for about, plan in PLANS.items():
+        task = RoundTask.of(plan)
+        unit = task.mechanism.decode(np.array([1]), task.wire_form)
+        vectors.append(
+            _signed_vector(
+                about, TOPICS.plan, plan, "plan", dimension=task.dimension, wire_unit=float(unit[0]),
+                architecture_text=task.spec.canonical_text(),
+            )
+        )  # fmt: skip
+    return {"description": "Plans, and what follows from each.", "vectors": vectors}
+
+
+def _model() -> dict[str, Any]:
+    (chunk,), asset = chunked(weights_to_bytes(WEIGHTS)), chunked(ASSET)
+    return {
+        "description": "Weights in one chunk, and an asset in three: byte i of its 100,000 is i mod 251.",
+        "vectors": [_signed_vector("the weights of the first plan", TOPICS.model_chunk(0), chunk, "model")],
+        "weights": [float(weight) for weight in WEIGHTS],
+        "asset": {
+            "digest": content_digest(ASSET).hex(),
+            "chunks": [
+                {"index": each.index, "size": len(each.data), "sha256": content_digest(encode(each)).hex()}
+                for each in asset
+            ],
+        },
+    }  # fmt: skip
+
+
+def _fragment() -> dict[str, Any]:
+    sums: dict[int, tuple[int, NDArray[np.int64]]] = {}
+    for fragment in FRAGMENTS:
+        position, values = read_block(fragment, PLAN.wire, len(UPDATES[0]))
+        count, total = sums.get(position, (0, np.zeros_like(values)))
+        sums[position] = (count + 1, total + values)
+    return {
+        "description": "Integers as bits; the fragments of two devices under the first plan; their mean.",
+        "vectors": [
+            _vector(
+                f"device {number // 2}, block {number % 2}", TOPICS.fragments, fragment,
+                info=f"dpagent v1 fragment {FLEET}", ephemeral_secret=fixed(f"ephemeral {number}", 32).hex(),
+                envelope=sealed(encode(fragment), str(number)).hex(),
+            )
+            for number, fragment in enumerate(FRAGMENTS)
+        ],
+        "packing": [
+            {"width": width, "values": values, "packed": pack(np.array(values), width).hex()}
+            for width in (4, 7, 8, 13, 24, 32)
+            for values in ([-(1 << width - 1), (1 << width - 1) - 1, 0, -1, 1],)
+        ],
+        "updates": UPDATES,
+        "mean": list(fleet_mean(RoundTask.of(PLAN), sums)),
+    }  # fmt: skip
+
+
+def _receipts() -> dict[str, Any]:
+    ids = [fragment.id.hex() for fragment in FRAGMENTS]
+    vector = _signed_vector("all four fragments", TOPICS.receipts, RECEIPTS, "receipts", ids=ids)
+    return {"description": "What the coordinator says once they are counted.", "vectors": [vector]}
+
+
+def render() -> dict[str, str]:
+    """The files by name."""
+    files = {
+        "fleet": _fleet(), "plan": _plan(), "model": _model(), "fragment": _fragment(),
+        "receipts": _receipts(), "receiving": receiving(),
+    }  # fmt: skip
+    return {f"{name}.json": json.dumps(file, indent=1, sort_keys=True) + "\n" for name, file in files.items()}
+
+
+# --- examples for the page ------------------------------------------------------------------------
+
+_EXAMPLE = re.compile(
+    r"(^### (\w+)\n(?:(?!#{1,3} ).*\n)*?```cbor-diag\n)(?:(?!```).*\n)*", flags=re.MULTILINE
+)
+
+
+def render_page(page: str) -> str:
+    """The page with the first vector of each message as its example."""
+    examples = {
+        "plan": encode(PLAN), "model": encode(chunked(weights_to_bytes(WEIGHTS))[0]),
+        "fragment": encode(FRAGMENTS[0]), "receipts": encode(RECEIPTS),
+        "signed": SIGNER.sign(RECEIPTS, "receipts"), "sealed": sealed(encode(FRAGMENTS[0])),
+    }  # fmt: skip
+    page, found = _EXAMPLE.subn(
+        lambda found: f"{found[1]}{diagnostic(cbor2.loads(examples[found[2]]))}\n", page
+    )
+    assert found == len(examples), f"{found} sections of the page have an example"
+    return page
+
+
+def diagnostic(value: Any, indent: str = "") -> str:
+    """CBOR diagnostic notation (RFC 8949, section 8), long byte strings cut at ``…``."""
+    inner = indent + "  "
+    if isinstance(value, bytes):
+        return f"h'{value.hex()}'" if len(value) <= 16 else f"h'{value[:12].hex()}…' / {len(value)} bytes /"
+    if isinstance(value, list):
+        return _enclosed("[", [diagnostic(item, inner) for item in value], "]", indent)
+    if isinstance(value, dict):
+        items = []
+        for key, item in value.items():
+            # A description is CBOR itself.
+            shown = f"<< {diagnostic(cbor2.loads(item), inner)} >>" if key == "description" else ""
+            items.append(f"{json.dumps(key)}: {shown or diagnostic(item, inner)}")
+        return _enclosed("{", items, "}", indent)
+    return json.dumps(value)
+
+
+def _enclosed(opening: str, items: list[str], closing: str, indent: str) -> str:
+    line = opening + ", ".join(items) + closing
+    if len(indent) + len(line) <= 90 and "\n" not in line:
+        return line
+    return f"{opening}\n" + ",\n".join(f"{indent}  {item}" for item in items) + f"\n{indent}{closing}"
+
+
+if __name__ == "__main__":
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    for name, text in render().items():
+        (FOLDER / name).write_text(text, encoding="utf-8")
+    PAGE.write_text(render_page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

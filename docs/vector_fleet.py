@@ -1,0 +1,120 @@
+"""The fleet of the test vectors, ``porch``: its keys, its plans, the fragments of two devices, and receipts.
+
+Keys and ids are fixed, so the vectors come out the same each time. dpagent draws an ephemeral key for each
+seal, so the second client of the tests seals here, with fixed ones; it also signs what dpagent would not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import cbor2
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "protocol"))
+
+import second_client
+
+from dpagent.learning.models.layers import Conv2d, Dense, Relu
+from dpagent.learning.models.spec import ModelSpec
+from dpagent.learning.models.stages import Projection
+from dpagent.privacy.mechanisms.job_noise import JobNoise
+from dpagent.protocol.fragments import content_digest, cut, receipt_digest, weights_to_bytes
+from dpagent.protocol.messages import Plan, Receipts
+from dpagent.protocol.sealing import Opener
+from dpagent.protocol.signing import Signer
+from dpagent.protocol.task import RoundTask
+from dpagent.protocol.topics import Topics
+
+FLEET, TOPICS = "porch", Topics("porch")
+SIGNING_SECRET, SEALING_SECRET = bytes(range(32)), bytes(range(32, 64))
+SIGNER, OPENER = Signer(SIGNING_SECRET, FLEET), Opener(SEALING_SECRET, FLEET)
+
+
+def fixed(name: str, size: int) -> bytes:
+    """Bytes that stand in for random ones."""
+    return hashlib.sha256(f"dpagent test vectors: {name}".encode()).digest()[:size]
+
+
+_TINY = ModelSpec("tiny", (2,), 2, (Dense(2),), input_offset=0.3, input_scale=0.37)
+_PROJECTED = ModelSpec("projected", (3,), 2, (Dense(2),), front_end=(Projection(2),))
+_LAYERED = ModelSpec("layered", (4, 4, 1), 2, (Conv2d(2, 3), Relu(), Dense(2)))
+WEIGHTS = np.array([0.5, -0.25, 1 / 3, 1e-8, -2.0, 0.0], np.float32)
+ASSET = bytes(place % 251 for place in range(100_000))
+UPDATES = [[3, -7, 0, 12, -1, 5], [-2, 4, 9, -12, 1, 0]]
+
+
+def make_plan(spec: ModelSpec = _TINY, **changes: Any) -> Plan:
+    """The plan of the second of three rounds, its wire form as the mechanism has it."""
+    levels = [2.0, 1.5, 1.0]
+    values: dict[str, Any] = {
+        "version": 1, "kind": "plan", "fleet": FLEET, "job": bytes(range(16)), "round": 2, "state": "open",
+        "model": {
+            "description": cbor2.dumps(spec.describe(), canonical=True), "parameters": spec.parameter_count,
+            "architecture": spec.digest(), "digest": content_digest(weights_to_bytes(WEIGHTS)),
+        },
+        "assets": [],
+        "mechanism": {
+            "name": "discrete-gaussian", "noise_multipliers": levels,
+            "parameters": dict(JobNoise.chosen("discrete-gaussian", levels).parameters),
+        },
+        "clipping": {"norms": [1.0], "shares": [1.0], "count_weight": 0.0, "accumulation_slack": 0.001},
+        "sampling": {"rate": 0.25, "expected_lot": 10.0, "local_steps": 1, "local_learning_rate": 0.1},
+        "delta": 1e-5, "projection": None, "augmentation": None,
+        "cap": {"kind": "none", "where": "coordinator", "regularisation": 0.5, "floor": 0.01},
+        "wire": {"block": 4, "width": 32, "shift": 0},
+        "sealing_key": OPENER.public_key, "deadline": 1.8e9, "compute_slot_s": 60.0, "jitter_window_s": 600.0,
+    } | changes  # fmt: skip
+    mechanism = RoundTask.of(Plan.model_validate(values)).mechanism
+    form = mechanism.wire_form(values["sampling"]["expected_lot"])
+    return Plan.model_validate(values | {"wire": {"block": 4, "width": form.width, "shift": form.shift}})
+
+
+PLAN = make_plan()
+PLANS = {
+    "round 2 of 3: one clip norm, no assets": PLAN,
+    "the job is over": PLAN.model_copy(update={"round": 3, "state": "finished"}),
+    "a first round that asks for second moments": make_plan(
+        _PROJECTED, round=1, projection={"values": 3, "record_norm": 1.5}
+    ),
+    "the round after it: the directions are an asset, the clip norm follows a quantile": make_plan(
+        _PROJECTED,
+        assets=[{"role": "projection", "digest": content_digest(fixed("directions", 24)), "size": 24}],
+        projection={"values": 3, "record_norm": 1.5},
+        clipping={"norms": [0.7], "shares": [1.0], "count_weight": 0.2, "accumulation_slack": 0.001},
+    ),
+    "a clip norm for each layer, views of records, local steps, a training graph, a cap": make_plan(
+        _LAYERED,
+        assets=[{"role": "training-graph", "digest": content_digest(ASSET), "size": len(ASSET)}],
+        clipping={
+            "norms": [0.5, 2.0], "shares": [0.25, 0.75], "count_weight": 0.0, "accumulation_slack": 0.001,
+        },
+        sampling={"rate": 1.0, "expected_lot": 10.5, "local_steps": 4, "local_learning_rate": 0.1},
+        augmentation={"views": 2, "shift": 1, "flip": True},
+        cap={"kind": "clamp", "where": "coordinator", "regularisation": 0.5, "floor": 0.01},
+    ),
+}  # fmt: skip
+FRAGMENTS = [
+    fragment.model_copy(update={"id": fixed(f"id {device} {place}", 16)})
+    for device, update in enumerate(UPDATES)
+    for place, fragment in enumerate(cut(np.array(update), PLAN))
+]
+RECEIPTS = Receipts(
+    version=1, kind="receipts", job=PLAN.job, round=PLAN.round,
+    digests=b"".join(receipt_digest(fragment.id) for fragment in FRAGMENTS),
+)  # fmt: skip
+
+
+def signed(body: Any, kind: str = "plan", fleet: str = FLEET, secret: bytes = SIGNING_SECRET) -> bytes:
+    """An envelope around a body that need not be one."""
+    data = body if isinstance(body, bytes) else cbor2.dumps(body, canonical=True)
+    return second_client.sign(data, kind, fleet, secret)
+
+
+def sealed(body: Any, name: str = "0", fleet: str = FLEET, key: bytes = OPENER.public_key) -> bytes:
+    """An envelope around a plaintext that need not be a fragment; ``name`` gives the ephemeral key."""
+    data = body if isinstance(body, bytes) else cbor2.dumps(body, canonical=True)
+    return second_client.seal(data, fleet, key, fixed(f"ephemeral {name}", 32))

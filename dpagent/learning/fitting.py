@@ -1,0 +1,69 @@
+"""Whether a model and a dataset go together, by what is public of both."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from dpagent.errors import DataError
+from dpagent.learning.data.dataset import Dataset
+from dpagent.learning.data.registry import FORMATS
+from dpagent.learning.models.built_ins import BUILT_IN
+from dpagent.learning.models.spec import ModelSpec
+from dpagent.wording import named
+
+
+def check_fits(dataset: Dataset, spec: ModelSpec) -> None:
+    """Raise :class:`DataError` unless ``spec`` can be trained or tested on ``dataset``.
+
+    Looks at the public form only, never at a record.
+
+    >>> import numpy as np
+    >>> from dpagent.learning.data.dataset import ArrayDataset
+    >>> digits = BUILT_IN["digits"]
+    >>> check_fits(ArrayDataset(np.zeros((2, 8, 8, 1), np.uint8), np.array([0, 9]), 10), digits)
+    >>> others = ArrayDataset(np.zeros((2, 8, 8, 1), np.uint8), np.array([0, 10]), 11)
+    >>> check_fits(others, digits)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+        ...
+    dpagent.errors.DataError: The largest label is 10; ...
+    """
+    if dataset.shape != spec.input_shape:
+        raise DataError(
+            f"The records have shape {dataset.shape}; model {spec.name!r} expects {spec.input_shape}."
+            f" {_reshaping(dataset, spec)}"
+        )
+    if dataset.class_names and dataset.classes != spec.classes:
+        raise DataError(
+            f"The data have {dataset.classes} classes ({_some(dataset.class_names)}); model {spec.name!r} has"
+            f" {spec.classes}. List all classes of the fleet in {named('classes')}, or choose another model:"
+            f" {_adapt(spec, dataset.classes)}"
+        )
+    if dataset.classes > spec.classes:
+        raise DataError(
+            f"The largest label is {dataset.classes - 1}; model {spec.name!r} has {spec.classes} classes, 0"
+            f" to {spec.classes - 1}. Correct the labels or choose another model:"
+            f" {_adapt(spec, dataset.classes)}"
+        )
+
+
+def _reshaping(dataset: Dataset, spec: ModelSpec) -> str:
+    """How to read the same data as records of the shape that the model takes."""
+    if math.prod(dataset.shape) == math.prod(spec.input_shape):
+        return f"They have as many values: set {named('shape', list(spec.input_shape))}."
+    known = FORMATS.get(dataset.origin.kind)
+    if known is not None and (advice := known.advice_on_shape(spec.input_shape)):
+        return f"{advice}, or choose another model."
+    return "Resize the records or choose another model."
+
+
+def _adapt(spec: ModelSpec, classes: int) -> str:
+    """How to make a model like this one for so many classes."""
+    start = "in its file"
+    if BUILT_IN.get(spec.name) == spec:
+        start = f"`dpagent model show {spec.name} --yaml > mine.yaml`, and in that file"
+    return f"{start} set classes and the units of the last dense layer to {classes}."
+
+
+def _some(names: Sequence[str], most: int = 8) -> str:
+    return ", ".join(names[:most]) + (", …" if len(names) > most else "")

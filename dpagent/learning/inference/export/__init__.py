@@ -1,0 +1,1 @@
+"""A trained model as an ONNX file. Needs the ``onnx`` package, which no device has."""

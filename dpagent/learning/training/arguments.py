@@ -1,0 +1,34 @@
+"""Checks of the records that engines are given: their form and their labels, before anything is computed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpagent.errors import DataError
+from dpagent.learning.models.spec import ModelSpec
+
+
+def require_inputs(spec: ModelSpec, inputs: NDArray[Any], views: int = 1) -> None:
+    """Raise :class:`DataError` unless ``inputs`` are records of ``spec``, each with ``views`` views."""
+    record = (views, *spec.input_shape) if views > 1 else spec.input_shape
+    if inputs.dtype not in (np.float32, np.uint8) or inputs.ndim == 0 or inputs.shape[1:] != record:
+        raise DataError(
+            f"The inputs are {inputs.dtype} of shape {inputs.shape}; model {spec.name!r} takes float32 or"
+            f" uint8 of shape (n, {', '.join(map(str, record))})."
+        )
+
+
+def require_labels(spec: ModelSpec, labels: NDArray[Any], count: int) -> None:
+    """Raise :class:`DataError` unless ``labels`` are ``count`` classes of ``spec``, one for each input."""
+    if labels.shape != (count,) or labels.dtype.kind not in "iu":
+        raise DataError(
+            f"The labels are {labels.dtype} of shape {labels.shape}; expected whole numbers of shape"
+            f" ({count},), one for each input."
+        )
+    if count and (labels.min() < 0 or labels.max() >= spec.classes):
+        raise DataError(
+            f"The labels run from {labels.min()} to {labels.max()}; expected 0 to {spec.classes - 1}."
+        )

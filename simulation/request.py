@@ -1,0 +1,153 @@
+"""What somebody asks of a simulated fleet. Whatever is left open follows the data (``presets.py``)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import AfterValidator, Field, field_serializer, model_validator
+
+from dpagent.configuration import Settings
+from dpagent.learning.data.settings import DatasetSettings
+
+KnownData: TypeAlias = Literal["digits", "mnist"]
+"""Data that have settings of their own."""
+Devices: TypeAlias = Annotated[int, Field(ge=1, le=200)]
+Rounds: TypeAlias = Annotated[int, Field(ge=1, le=5000)]
+Epsilon: TypeAlias = Annotated[float, Field(gt=0, le=1000)]
+Delta: TypeAlias = Annotated[float, Field(gt=0, lt=1)]
+ScheduleKind: TypeAlias = Literal["incrementing", "uniform", "linear"]
+ScheduleStep: TypeAlias = Annotated[float, Field(ge=0, le=0.99)]
+SamplingRate: TypeAlias = Annotated[float, Field(gt=0, le=1)]
+ClipNorm: TypeAlias = Annotated[float, Field(ge=1e-6, le=1e6)]
+ClippingKind: TypeAlias = Literal["whole", "layers", "quantile"]
+LearningRate: TypeAlias = Annotated[float, Field(gt=0, le=1000)]
+CapKind: TypeAlias = Literal["clamp", "none"]
+CapPlace: TypeAlias = Literal["coordinator", "device"]
+EngineKind: TypeAlias = Literal["auto", "numpy", "onnx"]
+Jitter: TypeAlias = Annotated[float, Field(ge=0, le=3600)]
+Seed: TypeAlias = Annotated[int, Field(ge=0)]
+
+
+def _absolute(settings: DatasetSettings) -> DatasetSettings:
+    """With a path that is the same from wherever a run goes on."""
+    return settings.model_copy(update={"path": settings.path.absolute()})
+
+
+Records: TypeAlias = Annotated[DatasetSettings, AfterValidator(_absolute)]
+
+
+class DataSelection(Settings):
+    """Which data, what they are tested on, and how they are dealt to the devices."""
+
+    dataset: KnownData | None = None
+    """``digits`` come with scikit-learn; ``mnist`` are ``train`` with settings of their own."""
+    train: Records | None = None
+    """Data of one's own, as in ``agent.yaml``; None for the digits."""
+    test: Records | None = None
+    """Test data of their own."""
+    test_share: Annotated[float, Field(gt=0, le=0.9)] | None = None
+    """Share of the records held out; None takes the test half that data bring, else a fifth."""
+    split: Literal["iid", "dirichlet", "class", "file"] = "iid"
+    """How records come to devices."""
+    alpha: Annotated[float, Field(ge=1e-3, le=1e6)] = 0.5
+    """``dirichlet``: small for devices that differ much."""
+    classes_per_device: Annotated[int, Field(ge=1)] = 2
+    """``class``: shards of the sorted records that a device gets."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _digits_unless_told(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("train") is None:
+            return {"dataset": "digits"} | {key: value for key, value in values.items() if value is not None}
+        return values
+
+    @model_validator(mode="after")
+    def _is_possible(self) -> DataSelection:
+        if (self.train is None) != (self.dataset == "digits"):
+            raise ValueError(f"dataset {self.dataset} and train do not go together: only digits are bundled")
+        if self.train is None and (self.test is not None or self.test_share is not None):
+            raise ValueError("the digits have a test half of their own; test and test_share go with train")
+        if self.test is not None and self.test_share is not None:
+            raise ValueError("test and test_share exclude each other; expected one of them")
+        return self
+
+    @field_serializer("train", "test")
+    def _as_given(self, settings: DatasetSettings | None) -> dict[str, Any] | None:
+        """What was set, and no default: a command that reads such data has no other options."""
+        return None if settings is None else settings.model_dump(mode="json", exclude_unset=True)
+
+    @property
+    def name(self) -> str:
+        """What the data are called in reports and ledgers; one's own by the last part of their path."""
+        return self.dataset or data_name(self.train.path if self.train is not None else Path())
+
+    @property
+    def split_in_words(self) -> str:
+        """How the records came to the devices, for people."""
+        match self.split:
+            case "dirichlet":
+                return f"of each class shares drawn from Dirichlet({self.alpha:g})"
+            case "class":
+                return f"{self.classes_per_device} shards a device of the records sorted by class"
+            case "file":
+                return "whole files or groups"
+        return "at random (iid)"
+
+
+class Request(Settings):
+    """A run that is asked for. None is settled by preset and rules.
+
+    >>> Request(rounds=10).data.name
+    'digits'
+    """
+
+    data: DataSelection = DataSelection()
+    model: Annotated[str, Field(min_length=1)] | None = None
+    """A built-in model or the path of a model file; None takes one that fits the data."""
+    devices: Devices | None = None
+    rounds: Rounds | None = None
+    epsilon: Epsilon | None = None
+    """Of the job, for each record."""
+    delta: Delta = 1e-5
+    schedule: ScheduleKind = "incrementing"
+    """How the budget is spread over the rounds."""
+    step: ScheduleStep = 0.3
+    """``incrementing``: the step as a fraction of its maximum."""
+    clip_norm: ClipNorm | None = None
+    """L2 norm that a record's gradient is clipped to."""
+    learning_rate: LearningRate | None = None
+    """Of the coordinator's step."""
+    sampling_rate: SamplingRate | None = None
+    """Probability with which each record is in a round's lot."""
+    clipping: ClippingKind = "whole"
+    """Whether the gradient is clipped as a whole, layer by layer, or to a private quantile of the norms."""
+    cap: CapKind | None = None
+    cap_at: CapPlace = "coordinator"
+    engine: EngineKind = "auto"
+    """What computes the agents' gradients."""
+    baseline: bool = True
+    """Whether the same training is also run without noise."""
+    seed: Seed = 0
+    """Of splits and initial weights; never of noise."""
+    jitter_window_s: Jitter | None = None
+    """Over which an agent spreads its fragments."""
+
+
+class BrokerRequest(Settings):
+    """Which broker a fleet uses."""
+
+    broker: str = "auto"
+    """``auto``, ``embedded``, ``mosquitto``, or the URL of one that runs: ``mqtt://host:port``."""
+    broker_port: Annotated[int, Field(ge=0, le=65_535)] = 0
+    """TCP port of a broker that is started; 0 takes a free one."""
+    mqtt_username: str | None = None
+    """For a URL."""
+    mqtt_password_file: Annotated[Path, Field(strict=False)] | None = None
+    """For a URL."""
+
+
+def data_name(path: Path) -> str:
+    """What data are called: the last part of their path, as far as it can be shown."""
+    name = "".join(letter for letter in path.absolute().name if letter.isprintable())
+    return name[:64] or "data"

@@ -1,0 +1,121 @@
+"""A fleet's training in one process: the product's own steps, without messages, ledgers and waiting.
+
+A round is planned, summed, aggregated and stepped by the functions that coordinator and agents run; no
+fragment is lost. With noise, each device's part is what its agent would send, to the bit, and the same
+gradient comes of it. Without noise, the lots' clipped sums are added up as they are: what the demo compares
+itself with. Such a run protects nobody. The seed sets the initial weights; lots and noise come from the
+operating system's entropy, as they always do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agent.noisy_sums import clipped_sum, noisy_gradients
+from coordinator.aggregation import fleet_mean, take_step
+from coordinator.planning import gradient_steps
+from coordinator.settings import FleetSettings
+from coordinator.store import OpenRound
+from dpagent.learning.data.dataset import Dataset
+from dpagent.learning.models.spec import ModelSpec
+from dpagent.learning.training.numpy_engine.engine import NumpyEngine
+from dpagent.privacy.clipping import adapted_norm
+from dpagent.protocol.fragments import weights_to_bytes
+from dpagent.protocol.task import RoundTask
+from simulation.planning import trial_job, trial_planner
+
+
+@dataclass(frozen=True, slots=True)
+class RoundResult:
+    """What the coordinator's cap did in a round.
+
+    Attributes:
+        clamped: Coordinates beyond their bound.
+        shortened: Whether the capped gradient had to be shortened to the ball of a mean of clipped gradients.
+    """
+
+    clamped: int
+    shortened: bool
+
+
+class TrainingLoop:
+    """A fleet in one process.
+
+    Args:
+        fleet: The coordinator's settings.
+        spec: The model.
+        shards: The devices' records; behind a front end, their features.
+        test: The test data, or their features.
+        noise: Whether devices add noise.
+
+    Attributes:
+        weights: (parameters,) after the last round.
+    """
+
+    def __init__(
+        self, fleet: FleetSettings, spec: ModelSpec, shards: Sequence[Dataset], test: Dataset, *, noise: bool
+    ) -> None:
+        self._fleet, self._spec, self._shards, self._test = fleet, spec, shards, test
+        self._noise = noise
+        self._planner = trial_planner(fleet, spec, trial_job(fleet))
+        self._engine = NumpyEngine(spec.head)
+        self._optimiser = fleet.optimiser.optimiser()
+        self._learning_rate = fleet.optimiser.learning_rates(gradient_steps(fleet, spec))
+        self._clip_norm = fleet.privacy.clip_norm
+        self.weights = spec.initial_weights(fleet.model.seed)
+        self._state = np.zeros((self._optimiser.rows, len(self.weights)))
+
+    @property
+    def first_round(self) -> int:
+        """The first round that steps the model: 2 where the first one only finds a projection."""
+        return 1 + self._fleet.rounds - gradient_steps(self._fleet, self._spec)
+
+    def round(self, number: int) -> RoundResult:
+        """Run a round that steps the model, :attr:`first_round` or a later one, in order."""
+        task = self._planner.task(
+            OpenRound(number, 0, 0), weights_to_bytes(self.weights), clip_norm=self._clip_norm
+        )
+        clipping = task.clipping
+        mean = self._noisy_mean(task) if self._noise else self._exact_mean(task)
+        if clipping.count_weight:
+            wanted, share = self._fleet.privacy.clipping, clipping.share_within(float(mean[-1]))
+            self._clip_norm = adapted_norm(self._clip_norm, share, quantile=wanted.quantile, rate=wanted.rate)
+        gradient = clipping.gradient(mean)
+        learning_rate = self._learning_rate.at(task.gradient_step)
+        step = take_step(task, gradient, self.weights, self._state, self._optimiser, learning_rate)
+        self.weights, self._state = step.weights, step.state
+        norm = step.kept * float(np.linalg.norm(gradient))
+        # What was shortened ends on the ball; nothing else has exactly that norm.
+        return RoundResult(step.clamped, math.isclose(norm, clipping.reference, rel_tol=1e-9))
+
+    def accuracy(self) -> float:
+        """Share of the test records that the model gets right, from 0 to 1."""
+        right = sum(
+            int(np.count_nonzero(self._engine.logits(self.weights, inputs).argmax(axis=1) == labels))
+            for inputs, labels in self._test.batches()
+        )
+        return right / len(self._test)
+
+    def _noisy_mean(self, task: RoundTask) -> NDArray[np.float64]:
+        """As the coordinator decodes it from the integer sums of the fragments."""
+        total = np.zeros(task.dimension, np.int64)
+        for shard in self._shards:
+            total += noisy_gradients(task, self.weights, shard, self._engine)
+        block = task.plan.wire.block
+        blocks = np.split(total, range(block, len(total), block))
+        return fleet_mean(task, {place: (len(self._shards), part) for place, part in enumerate(blocks)})
+
+    def _exact_mean(self, task: RoundTask) -> NDArray[np.float64]:
+        """The same without noise and rounding."""
+        mean = np.zeros(task.dimension)
+        for shard in self._shards:
+            part = clipped_sum(task, self.weights, shard, self._engine) / task.plan.sampling.expected_lot
+            if task.device_cap is not None:
+                part, _ = task.device_cap.apply(part, self.weights, radius=task.clipping.radius)
+            mean += part
+        return mean / len(self._shards)

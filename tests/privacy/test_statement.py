@@ -1,0 +1,59 @@
+"""When a δ is too large to mean much."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpagent.errors import ParameterError
+from dpagent.privacy.statement import delta_warning
+
+
+@pytest.mark.parametrize(
+    ("delta", "records"), [(1e-5, 600), (1e-5, 9_999), (1e-3, 50), (1e-3, 100), (0.0, 1e9), (1e-9, 1e7)]
+)
+def test_a_delta_well_below_one_over_the_records_is_taken_without_a_word(
+    delta: float, records: float
+) -> None:
+    assert delta_warning(delta, records) is None
+
+
+@pytest.mark.parametrize(
+    ("delta", "records", "limit"),
+    [
+        (0.5, 600, 1e-4),
+        (2e-5, 1e4, 1e-5),
+        (1e-3, 101, 9e-4),
+        (0.0011, 5, 1e-3),
+        (1.0, 1, 1e-3),
+        (1e-5, 6e4, 1e-6),
+    ],
+)
+def test_any_other_is_warned_about_with_one_that_will_do(delta: float, records: float, limit: float) -> None:
+    sentence = delta_warning(delta, records)
+    assert sentence is not None
+    assert f"δ = {delta:g}" in sentence
+    assert f"at most {limit:g}." in sentence
+
+
+@given(delta=st.floats(0, 1), records=st.floats(1, 1e9))
+def test_what_is_proposed_is_taken(delta: float, records: float) -> None:
+    sentence = delta_warning(delta, records)
+    if delta > 1e-3 or delta * records > 0.1000001:
+        assert sentence is not None
+    if sentence is not None:
+        found = re.search(r"at most (\S+)\.$", sentence)
+        assert found is not None
+        assert delta_warning(float(found[1]) * (1 - 1e-5), records) is None
+
+
+@pytest.mark.parametrize(
+    ("delta", "records", "name"), [(math.nan, 10, "delta"), (1.5, 10, "delta"), (1e-5, 0, "records")]
+)
+def test_bad_values_are_named(delta: float, records: float, name: str) -> None:
+    with pytest.raises(ParameterError, match=name):
+        delta_warning(delta, records)

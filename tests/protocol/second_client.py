@@ -1,0 +1,346 @@
+"""A second client, written from ``docs/protocol.md`` and the RFCs it names. It imports nothing of dpagent.
+
+It is how a client in another language would begin: CBOR by hand, HPKE over its primitives, bits by integer
+arithmetic, a device and a coordinator without network, disk or training. As long as it and dpagent understand
+each other, the page is sufficient.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import math
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from cryptography.exceptions import InvalidSignature, InvalidTag
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+
+CHUNK_BYTES = 48_000
+
+
+class Rejected(Exception):
+    """A message is rejected; its text is the page's name for the reason."""
+
+
+# --- CBOR (RFC 8949) ------------------------------------------------------------------------------
+
+
+def encode(value: Any) -> bytes:
+    """In the core deterministic encoding (section 4.2.1)."""
+    match value:
+        case None:
+            return b"\xf6"
+        case bool():
+            return b"\xf5" if value else b"\xf4"
+        case int():
+            return _head(0, value) if value >= 0 else _head(1, -1 - value)
+        case float():
+            return next(filter(None, (_as_float(value, *form) for form in _FLOATS)))
+        case bytes():
+            return _head(2, len(value)) + value
+        case str():
+            return _head(3, len(value.encode())) + value.encode()
+        case list():
+            return _head(4, len(value)) + b"".join(map(encode, value))
+        case dict():
+            items = sorted(encode(key) + encode(item) for key, item in value.items())
+            return _head(5, len(value)) + b"".join(items)
+    raise TypeError(f"{value!r} is not part of the protocol")
+
+
+_FLOATS = ((b"\xf9", ">e"), (b"\xfa", ">f"), (b"\xfb", ">d"))
+_WIDTHS = {24: 1, 25: 2, 26: 4, 27: 8}
+
+
+def _head(major: int, argument: int) -> bytes:
+    if argument < 24:
+        return bytes([major << 5 | argument])
+    code, width = next((code, width) for code, width in _WIDTHS.items() if argument < 1 << 8 * width)
+    return bytes([major << 5 | code]) + argument.to_bytes(width, "big")
+
+
+def _as_float(value: float, mark: bytes, form: str) -> bytes | None:
+    try:
+        packed = struct.pack(form, value)
+    except OverflowError:
+        return None
+    return mark + packed if struct.unpack(form, packed)[0] == value else None
+
+
+def decode(data: bytes) -> Any:
+    """Any encoding but tags, indefinite lengths, duplicate keys and more than 8 levels."""
+    value, end = _item(data, 0, 1)
+    if end != len(data):
+        raise Rejected("malformed")
+    return value
+
+
+def _item(data: bytes, at: int, level: int) -> tuple[Any, int]:
+    """The item that begins at ``at``, and where it ends."""
+    major, low = divmod(_take(data, at, 1)[0], 32)
+    width = _WIDTHS.get(low, 0)
+    raw = _take(data, at + 1, width)
+    at += 1 + width
+    argument = int.from_bytes(raw, "big") if width else low
+    match major:
+        case _ if low > 27:
+            raise Rejected("malformed")  # indefinite or reserved
+        case 0:
+            return argument, at
+        case 1:
+            return -1 - argument, at
+        case 2:
+            return _take(data, at, argument), at + argument
+        case 3:
+            try:
+                return _take(data, at, argument).decode(), at + argument
+            except UnicodeDecodeError:
+                raise Rejected("malformed") from None
+        case 4 | 5 if level <= 8:
+            items = []
+            for _ in range(argument * (major - 3)):
+                item, at = _item(data, at, level + 1)
+                items.append(item)
+            return (items if major == 4 else _map(items)), at
+        case 7 if width >= 2:
+            return struct.unpack({2: ">e", 4: ">f", 8: ">d"}[width], raw)[0], at
+        case 7 if low in (20, 21, 22):
+            return {20: False, 21: True, 22: None}[low], at
+    raise Rejected("malformed")
+
+
+def _take(data: bytes, at: int, count: int) -> bytes:
+    if at + count > len(data):
+        raise Rejected("malformed")
+    return data[at : at + count]
+
+
+def _map(items: list[Any]) -> dict[str, Any]:
+    keys = items[::2]
+    if not all(isinstance(key, str) for key in keys) or len(set(keys)) != len(keys):
+        raise Rejected("malformed")
+    return dict(zip(keys, items[1::2], strict=True))
+
+
+def read(data: bytes, kind: str) -> dict[str, Any]:
+    """A message of ``kind``. The ranges in the page's tables are not checked here."""
+    if len(data) > 60_000:
+        raise Rejected("oversized")
+    message = decode(data)
+    if type(message) is not dict:
+        raise Rejected("malformed")
+    if type(message.get("version")) is not int or message["version"] != 1:
+        raise Rejected("unsupported version")
+    if message.get("kind") != kind:
+        raise Rejected("malformed")
+    return message
+
+
+# --- envelopes ------------------------------------------------------------------------------------
+
+
+def sign(body: bytes, kind: str, fleet: str, secret: bytes) -> bytes:
+    """A signed envelope."""
+    signature = Ed25519PrivateKey.from_private_bytes(secret).sign(signed_bytes(body, kind, fleet))
+    return encode({"version": 1, "kind": "signed", "body": body, "signature": signature})
+
+
+def signed_bytes(body: bytes, kind: str, fleet: str) -> bytes:
+    return b"dpagent v1 " + kind.encode() + b" " + fleet.encode() + b"\0" + body
+
+
+def open_signed(data: bytes, kind: str, fleet: str, public_key: bytes) -> dict[str, Any]:
+    envelope = read(data, "signed")
+    signed = signed_bytes(envelope["body"], kind, fleet)
+    try:
+        Ed25519PublicKey.from_public_bytes(public_key).verify(envelope["signature"], signed)
+    except InvalidSignature:
+        raise Rejected("bad signature") from None
+    return read(envelope["body"], kind)
+
+
+def seal(plaintext: bytes, fleet: str, sealing_key: bytes, ephemeral: bytes) -> bytes:
+    """A sealed envelope. ``ephemeral``: 32 bytes, fresh for every seal except in test vectors."""
+    sender = X25519PrivateKey.from_private_bytes(ephemeral)
+    shared = sender.exchange(X25519PublicKey.from_public_bytes(sealing_key))
+    encapsulated = sender.public_key().public_bytes_raw()
+    key, nonce = _schedule(shared, encapsulated + sealing_key, fleet)
+    ciphertext = encapsulated + ChaCha20Poly1305(key).encrypt(nonce, plaintext, b"")
+    return encode({"version": 1, "kind": "sealed", "ciphertext": ciphertext})
+
+
+def open_sealed(data: bytes, fleet: str, secret: bytes) -> bytes:
+    ciphertext = read(data, "sealed")["ciphertext"]
+    recipient = X25519PrivateKey.from_private_bytes(secret)
+    encapsulated = ciphertext[:32]
+    try:
+        shared = recipient.exchange(X25519PublicKey.from_public_bytes(encapsulated))
+        key, nonce = _schedule(shared, encapsulated + recipient.public_key().public_bytes_raw(), fleet)
+        return ChaCha20Poly1305(key).decrypt(nonce, ciphertext[32:], b"")
+    except (ValueError, InvalidTag):  # no such point, too short, altered
+        raise Rejected("cannot open") from None
+
+
+_KEM = b"KEM" + bytes.fromhex("0020")
+_HPKE = b"HPKE" + bytes.fromhex("0020 0001 0003")
+
+
+def _schedule(shared: bytes, kem_context: bytes, fleet: str) -> tuple[bytes, bytes]:
+    """Key and nonce of the one message (RFC 9180, sections 4.1 and 5.1, base mode)."""
+    info = b"dpagent v1 fragment " + fleet.encode()
+    shared = _expand(_KEM, _extract(_KEM, b"", b"eae_prk", shared), b"shared_secret", kem_context, 32)
+    context = b"\0" + _extract(_HPKE, b"", b"psk_id_hash", b"") + _extract(_HPKE, b"", b"info_hash", info)
+    secret = _extract(_HPKE, shared, b"secret", b"")
+    return _expand(_HPKE, secret, b"key", context, 32), _expand(_HPKE, secret, b"base_nonce", context, 12)
+
+
+def _extract(suite: bytes, salt: bytes, label: bytes, material: bytes) -> bytes:
+    return hmac.digest(salt or bytes(32), b"HPKE-v1" + suite + label + material, "sha256")
+
+
+def _expand(suite: bytes, key: bytes, label: bytes, info: bytes, length: int) -> bytes:
+    labelled = length.to_bytes(2, "big") + b"HPKE-v1" + suite + label + info
+    return hmac.digest(key, labelled + b"\1", "sha256")[:length]  # one block of HKDF is enough
+
+
+# --- values ---------------------------------------------------------------------------------------
+
+
+def pack(values: Sequence[int], width: int) -> bytes:
+    bits = 0
+    for value in values:
+        bits = bits << width | value + (1 << width - 1)
+    padding = -len(values) * width % 8
+    return (bits << padding).to_bytes((len(values) * width + padding) // 8, "big")
+
+
+def unpack(data: bytes, count: int, width: int) -> list[int]:
+    if len(data) != -(-count * width // 8):
+        raise Rejected("wrong size")
+    bits = int.from_bytes(data, "big") >> (-count * width % 8)
+    half, mask = 1 << width - 1, (1 << width) - 1
+    return [(bits >> width * (count - 1 - place) & mask) - half for place in range(count)]
+
+
+def dimension(plan: dict[str, Any]) -> int:
+    """Coordinates of an update."""
+    if plan["projection"] is not None and plan["round"] == 1:
+        return plan["projection"]["values"] * (plan["projection"]["values"] + 1) // 2
+    return plan["model"]["parameters"] + (plan["clipping"]["count_weight"] > 0)
+
+
+def wire_unit(plan: dict[str, Any]) -> float:
+    """What one unit of a coordinate stands for, of the mechanism ``discrete-gaussian``."""
+    clipping = plan["clipping"]
+    bound = math.hypot(*clipping["norms"]) * math.hypot(1, clipping["count_weight"] / 2)
+    bound *= math.sqrt(sum(clipping["shares"]))
+    if plan["projection"] is not None and plan["round"] == 1:
+        bound = plan["projection"]["record_norm"] ** 2
+    return bound / plan["mechanism"]["parameters"]["resolution"] * 2 ** plan["wire"]["shift"]
+
+
+def receipt(identity: bytes) -> bytes:
+    return hashlib.sha256(identity).digest()[:16]
+
+
+# --- the two sides of a round ---------------------------------------------------------------------
+
+
+class Device:
+    """Takes plans, models and receipts, and sends fragments."""
+
+    def __init__(self, fleet: str, public_key: bytes) -> None:
+        self.fleet, self.public_key = fleet, public_key
+        self.plan: dict[str, Any] | None = None
+        self.chunks: dict[tuple[bytes, int], bytes] = {}
+        self.pending: dict[bytes, bytes] = {}
+
+    def receive(self, topic: str, data: bytes) -> None:
+        match topic.removeprefix(f"dpagent/v1/{self.fleet}/").split("/"):
+            case ["plan"]:
+                self._take_plan(open_signed(data, "plan", self.fleet, self.public_key))
+            case ["receipts"]:
+                receipts = open_signed(data, "receipts", self.fleet, self.public_key)
+                if len(receipts["digests"]) % 16:
+                    raise Rejected("malformed")
+                for start in range(0, len(receipts["digests"]), 16):
+                    self.pending.pop(receipts["digests"][start : start + 16], None)
+            case ["model", _] | ["asset", _, _]:
+                chunk = open_signed(data, "model", self.fleet, self.public_key)
+                self.chunks[chunk["digest"], chunk["index"]] = chunk["data"]
+
+    def _take_plan(self, plan: dict[str, Any]) -> None:
+        if plan["fleet"] != self.fleet:
+            raise Rejected("wrong fleet")
+        if self.plan and self.plan["job"] == plan["job"] and plan["round"] < self.plan["round"]:
+            raise Rejected("replayed")
+        self.plan = plan
+
+    def assembled(self, digest: bytes, size: int) -> bytes | None:
+        """The weights or the asset of that digest, once all chunks are there."""
+        parts = [self.chunks.get((digest, index)) for index in range(-(-size // CHUNK_BYTES))]
+        if None in parts:
+            return None
+        data = b"".join(part for part in parts if part is not None)
+        return data if len(data) == size and hashlib.sha256(data).digest() == digest else None
+
+    def weights(self) -> tuple[float, ...] | None:
+        assert self.plan is not None
+        count = self.plan["model"]["parameters"]
+        data = self.assembled(self.plan["model"]["digest"], 4 * count)
+        return None if data is None else struct.unpack(f"<{count}f", data)
+
+    def send(self, update: Sequence[int], random_bytes: Callable[[int], bytes]) -> list[bytes]:
+        """The sealed fragments of an update that is private already, in wire units."""
+        plan = self.plan
+        assert plan is not None
+        block, width = plan["wire"]["block"], plan["wire"]["width"]
+        for position in range(-(-len(update) // block)):
+            part = [*update[position * block : (position + 1) * block]]
+            part += [0] * (block - len(part))
+            identity = random_bytes(16)
+            fragment = {
+                "version": 1, "kind": "fragment", "job": plan["job"], "round": plan["round"], "id": identity,
+                "position": position.to_bytes(4, "big"), "payload": pack(part, width),
+            }  # fmt: skip
+            self.pending[receipt(identity)] = seal(
+                encode(fragment), self.fleet, plan["sealing_key"], random_bytes(32)
+            )
+        return list(self.pending.values())
+
+
+class Coordinator:
+    """Opens and counts the fragments of one round."""
+
+    def __init__(self, plan: dict[str, Any], sealing_secret: bytes) -> None:
+        self.plan, self.secret = plan, sealing_secret
+        self.counted: dict[bytes, tuple[int, list[int]]] = {}
+
+    def receive(self, data: bytes) -> None:
+        fragment = read(open_sealed(data, self.plan["fleet"], self.secret), "fragment")
+        block, width = self.plan["wire"]["block"], self.plan["wire"]["width"]
+        if fragment["job"] != self.plan["job"]:
+            raise Rejected("wrong job")
+        if fragment["round"] > self.plan["round"]:
+            raise Rejected("wrong round")
+        if fragment["round"] < self.plan["round"]:
+            return  # late: neither counted nor receipted
+        position = int.from_bytes(fragment["position"], "big")
+        if position >= -(-dimension(self.plan) // block):
+            raise Rejected("bad position")
+        self.counted.setdefault(fragment["id"], (position, unpack(fragment["payload"], block, width)))
+
+    def mean(self) -> list[float]:
+        """The noisy mean of the fleet, a record of the expected lots."""
+        block, sampling = self.plan["wire"]["block"], self.plan["sampling"]
+        unit, mean = wire_unit(self.plan), []
+        for place in range(dimension(self.plan)):
+            position, row = divmod(place, block)
+            values = [block_values[row] for at, block_values in self.counted.values() if at == position]
+            share = len(values) * sampling["expected_lot"] * sampling["local_steps"]
+            mean.append(sum(values) * unit / share if values else 0.0)
+        return mean

@@ -1,0 +1,283 @@
+"""The test vectors of docs/protocol.md: made by its generator, and read by dpagent and by a second client."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import runpy
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import second_client
+import yaml
+from fleets import agent_values, records, write_fleet
+
+from agent.daemon import Agent
+from agent.settings import load_agent_settings
+from coordinator.daemon import Coordinator
+from coordinator.settings import load_fleet_settings
+from dpagent.learning.data.formats.npz import save_npz
+from dpagent.protocol.codec import MessageError, decode
+from dpagent.protocol.fragments import cut, read_block
+from dpagent.protocol.messages import Fragment, Message, ModelChunk, Plan, Receipts
+from dpagent.protocol.sealing import Opener, seal
+from dpagent.protocol.signing import SignedKind, Verifier
+from dpagent.protocol.task import RoundTask
+from dpagent.protocol.topics import Topics
+
+DOCS = Path(__file__).parents[2] / "docs"
+FILES: dict[str, Any] = {
+    file.stem: json.loads(file.read_text(encoding="utf-8")) for file in (DOCS / "protocol/vectors").iterdir()
+}
+FLEET = FILES["fleet"]
+NAME = FLEET["fleet"]
+SIGNING_SECRET, SIGNING_KEY, SEALING_SECRET, SEALING_KEY = (
+    bytes.fromhex(FLEET[key]) for key in ("signing_secret", "signing_key", "sealing_secret", "sealing_key")
+)
+VERIFIER, OPENER = Verifier(FLEET["coordinator_key"], NAME), Opener(SEALING_SECRET, NAME)
+SIGNED: dict[SignedKind, type[Message]] = {"plan": Plan, "model": ModelChunk, "receipts": Receipts}
+VECTORS = [(kind, vector) for kind in (*SIGNED, "fragment") for vector in FILES[kind]["vectors"]]
+PLAN = FILES["plan"]["vectors"][0]
+every_vector = pytest.mark.parametrize(
+    ("kind", "vector"), [pytest.param(*each, id=f"{each[0]}: {each[1]['description']}") for each in VECTORS]
+)
+
+
+def parsed(value: Any) -> Any:
+    """A message out of a file: ``h'…'`` are bytes."""
+    if isinstance(value, dict):
+        return {key: parsed(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [parsed(item) for item in value]
+    is_bytes = isinstance(value, str) and value.startswith("h'")
+    return bytes.fromhex(value[2:-1]) if is_bytes else value
+
+
+def sent(case: dict[str, Any]) -> bytes:
+    return bytes.fromhex(case["message"]) + bytes(case.get("then_zeros", 0))
+
+
+def cases(*names: str) -> pytest.MarkDecorator:
+    found = [case for name in names for case in FILES["receiving"][name]]
+    ids = [f"{case['topic'].split('/')[3]}: {case['description']}" for case in found]
+    return pytest.mark.parametrize("case", found, ids=ids)
+
+
+# --- the files and the page -----------------------------------------------------------------------
+
+
+def test_files_and_examples_are_what_the_generator_makes() -> None:
+    made = runpy.run_path(str(DOCS / "make_vectors.py"))
+    files = {file.name: file.read_text(encoding="utf-8") for file in (DOCS / "protocol/vectors").iterdir()}
+    assert made["render"]() == files, "run: python docs/make_vectors.py"
+    page = (DOCS / "protocol.md").read_text(encoding="utf-8")
+    assert made["render_page"](page) == page, "run: python docs/make_vectors.py"
+
+
+def test_every_reason_on_the_page_has_a_message_that_is_rejected_for_it() -> None:
+    text = (DOCS / "protocol.md").read_text(encoding="utf-8").split("## Rejection reasons\n")[1]
+    named = set(re.findall(r"^\| `([a-z ]+)` \|", text.split("\n## ")[0], flags=re.MULTILINE))
+    assert named == {case["reason"] for case in FILES["receiving"]["rejected"]}
+
+
+# --- dpagent --------------------------------------------------------------------------------------
+
+
+@every_vector
+def test_dpagent_reads_a_vector(kind: str, vector: dict[str, Any]) -> None:
+    envelope = bytes.fromhex(vector["envelope"])
+    message: Message
+    if kind == "fragment":
+        assert decode(bytes.fromhex(vector["cbor"]), Fragment) == (message := OPENER.open(envelope))
+    else:
+        message = VERIFIER.open(envelope, SIGNED[kind], kind)
+        assert decode(bytes.fromhex(vector["cbor"]), SIGNED[kind]) == message
+    assert message.model_dump() == parsed(vector["message"])
+
+
+@pytest.fixture(scope="module")
+def receivers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Agent, Coordinator]]:
+    """An agent and a coordinator in the round of the first plan."""
+    device, fleet = tmp_path_factory.mktemp("device"), tmp_path_factory.mktemp("fleet")
+    save_npz(device / "data.npz", records(50))
+    values = agent_values(None, FLEET["coordinator_key"], fleet=NAME)
+    (device / "agent.yaml").write_text(yaml.safe_dump(values))
+    agent = Agent(load_agent_settings(device / "agent.yaml"))
+    agent._receive(PLAN["topic"], bytes.fromhex(PLAN["envelope"]))
+    coordinator = Coordinator(load_fleet_settings(write_fleet(fleet, None, fleet=NAME)))
+    coordinator._cycle._opener = OPENER
+    coordinator._cycle._task = RoundTask.of(Plan.model_validate(parsed(PLAN["message"])))
+    yield agent, coordinator
+    agent.close()
+    coordinator.close()
+
+
+Outcome = Callable[[dict[str, Any]], str | None]
+
+
+@pytest.fixture
+def outcome(receivers: tuple[Agent, Coordinator], caplog: pytest.LogCaptureFixture) -> Outcome:
+    """Hands a message to its receiver: the reason for its rejection, or None."""
+    agent, coordinator = receivers
+
+    def receive(case: dict[str, Any]) -> str | None:
+        if case["topic"] == FLEET["topics"]["fragments"]:
+            try:
+                coordinator._cycle._open_fragment(sent(case))
+            except MessageError as error:
+                return error.reason
+            return None
+        agent._warned.clear()
+        caplog.clear()
+        agent._receive(case["topic"], sent(case))
+        said = [argument for record in caplog.records for argument in record.args or ()]
+        return next((each.reason for each in said if isinstance(each, MessageError)), None)
+
+    return receive
+
+
+@cases("accepted")
+def test_dpagent_accepts(case: dict[str, Any], outcome: Outcome) -> None:
+    assert outcome(case) is None
+
+
+@cases("rejected", "outside_the_tables")
+def test_dpagent_rejects(case: dict[str, Any], outcome: Outcome) -> None:
+    assert outcome(case) == case["reason"]
+
+
+# --- the second client ----------------------------------------------------------------------------
+
+
+def receive(case: dict[str, Any]) -> None:
+    """Hand a message to the second client, which has taken the first plan."""
+    if case["topic"] == FLEET["topics"]["fragments"]:
+        second_client.Coordinator(parsed(PLAN["message"]), SEALING_SECRET).receive(sent(case))
+    else:
+        second_device().receive(case["topic"], sent(case))
+
+
+def second_device() -> second_client.Device:
+    device = second_client.Device(NAME, SIGNING_KEY)
+    device.receive(PLAN["topic"], bytes.fromhex(PLAN["envelope"]))
+    return device
+
+
+@every_vector
+def test_the_second_client_reads_and_writes_a_vector(kind: str, vector: dict[str, Any]) -> None:
+    body, envelope = bytes.fromhex(vector["cbor"]), bytes.fromhex(vector["envelope"])
+    assert second_client.decode(body) == parsed(vector["message"])
+    assert second_client.encode(parsed(vector["message"])) == body
+    if kind == "fragment":
+        assert second_client.open_sealed(envelope, NAME, SEALING_SECRET) == body
+        ephemeral = bytes.fromhex(vector["ephemeral_secret"])
+        assert second_client.seal(body, NAME, SEALING_KEY, ephemeral) == envelope
+    else:
+        assert second_client.open_signed(envelope, kind, NAME, SIGNING_KEY) == parsed(vector["message"])
+        assert second_client.sign(body, kind, NAME, SIGNING_SECRET) == envelope
+        assert second_client.signed_bytes(body, kind, NAME).hex() == vector["signed_bytes"]
+
+
+@cases("accepted")
+def test_the_second_client_accepts(case: dict[str, Any]) -> None:
+    receive(case)
+
+
+@cases("rejected")
+def test_the_second_client_rejects(case: dict[str, Any]) -> None:
+    with pytest.raises(second_client.Rejected, match=f"^{case['reason']}$"):
+        receive(case)
+
+
+def test_the_second_client_finds_the_same_in_a_plan() -> None:
+    for vector in FILES["plan"]["vectors"]:
+        plan = parsed(vector["message"])
+        assert second_client.dimension(plan) == vector["dimension"]
+        assert second_client.wire_unit(plan) == pytest.approx(vector["wire_unit"], rel=1e-12)
+        text = vector["architecture_text"]
+        assert hashlib.sha256(text.encode()).digest() == plan["model"]["architecture"]
+        assert json.loads(text)["model"] == second_client.decode(plan["model"]["description"])
+
+
+def test_the_second_client_packs_and_unpacks() -> None:
+    for case in FILES["fragment"]["packing"]:
+        packed, values = bytes.fromhex(case["packed"]), case["values"]
+        assert second_client.pack(values, case["width"]) == packed
+        assert second_client.unpack(packed, len(values), case["width"]) == values
+
+
+def test_the_second_client_puts_chunks_together() -> None:
+    (vector,), device = FILES["model"]["vectors"], second_device()
+    assert device.weights() is None
+    device.receive(vector["topic"], bytes.fromhex(vector["envelope"]))
+    assert list(device.weights() or ()) == FILES["model"]["weights"]
+    asset, data = FILES["model"]["asset"], bytes(place % 251 for place in range(100_000))
+    digest = bytes.fromhex(asset["digest"])
+    for chunk in reversed(asset["chunks"]):
+        assert device.assembled(digest, len(data)) is None
+        start = chunk["index"] * second_client.CHUNK_BYTES
+        body = second_client.encode(
+            {"version": 1, "kind": "model", "digest": digest, "index": chunk["index"],
+             "data": data[start : start + chunk["size"]]}
+        )  # fmt: skip
+        assert hashlib.sha256(body).hexdigest() == chunk["sha256"]
+        topic = f"dpagent/v1/{NAME}/asset/training-graph/{chunk['index']}"
+        device.receive(topic, second_client.sign(body, "model", NAME, SIGNING_SECRET))
+    assert device.assembled(digest, len(data)) == data
+
+
+def test_the_second_client_runs_the_round_of_the_vectors() -> None:
+    vectors, (receipts,) = FILES["fragment"]["vectors"], FILES["receipts"]["vectors"]
+    coordinator = second_client.Coordinator(parsed(PLAN["message"]), SEALING_SECRET)
+    for number, update in enumerate(FILES["fragment"]["updates"]):
+        own, device = vectors[2 * number : 2 * number + 2], second_device()
+        drawn = [part for each in own for part in (each["message"]["id"][2:-1], each["ephemeral_secret"])]
+        random_bytes = iter(map(bytes.fromhex, drawn))
+        messages = device.send(update, lambda _size, random_bytes=random_bytes: next(random_bytes))
+        assert [message.hex() for message in messages] == [each["envelope"] for each in own]
+        for message in messages * 2:
+            coordinator.receive(message)
+        device.receive(receipts["topic"], bytes.fromhex(receipts["envelope"]))
+        assert not device.pending
+    assert coordinator.mean() == pytest.approx(FILES["fragment"]["mean"], rel=1e-12)
+
+
+# --- each with the other --------------------------------------------------------------------------
+
+
+def test_dpagent_counts_what_the_second_client_sends() -> None:
+    task = RoundTask.of(Plan.model_validate(parsed(PLAN["message"])))
+    total = np.zeros(task.blocks * task.plan.wire.block, np.int64)
+    for update in FILES["fragment"]["updates"]:
+        for message in second_device().send(update, os.urandom):
+            position, values = read_block(OPENER.open(message), task.plan.wire, task.dimension)
+            total[position * len(values) :][: len(values)] += values
+    expected = np.sum(FILES["fragment"]["updates"], axis=0)
+    assert total[: task.dimension].tolist() == expected.tolist()
+
+
+def test_the_second_client_counts_what_dpagent_sends() -> None:
+    plan = Plan.model_validate(parsed(PLAN["message"]))
+    coordinator = second_client.Coordinator(parsed(PLAN["message"]), SEALING_SECRET)
+    for update in FILES["fragment"]["updates"]:
+        for fragment in cut(np.array(update), plan):
+            coordinator.receive(seal(fragment, NAME, plan.sealing_key))
+    assert coordinator.mean() == pytest.approx(FILES["fragment"]["mean"], rel=1e-12)
+
+
+def test_topics_and_names() -> None:
+    topics = Topics(NAME)
+    assert FLEET["topics"] == {
+        "plan": topics.plan, "model chunk 3": topics.model_chunk(3), "receipts": topics.receipts,
+        "projection chunk 0": topics.asset_chunk("projection", 0), "fragments": topics.fragments,
+    }  # fmt: skip
+    for name in FLEET["accepted_names"]:
+        Topics(name)
+    for name in FLEET["refused_names"]:
+        with pytest.raises(ValueError, match="1 to 63"):
+            Topics(name)
