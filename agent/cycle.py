@@ -24,6 +24,7 @@ from agent.state import AgentState
 from agent.training import Trainer
 from dpagent.clock import Clock
 from dpagent.errors import ConfigurationError, DataError, PlanError
+from dpagent.notation import upwards
 from dpagent.protocol.codec import MessageError
 from dpagent.protocol.fragments import Assembler, cut, receipt_digest, weights_from_bytes
 from dpagent.protocol.messages import RECEIPT_DIGEST_BYTES, ModelChunk, Plan, Receipts
@@ -239,5 +240,5 @@ class Cycle:
         """For the log: the data's spent ε, and its budget."""
         budget = self._state.ledger.budget(self._dataset)
         epsilon = self._state.ledger.epsilon_spent(self._dataset)
-        spent = f"spent ε = {epsilon:.3f} of {budget.epsilon:g} at δ = {budget.delta:g}"
+        spent = f"spent ε = {upwards(epsilon)} of {budget.epsilon:g} at δ = {budget.delta:g}"
         return f"{spent} on {self._dataset!r} (record level)"

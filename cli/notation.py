@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import re
 
+from dpagent.notation import upwards
+
 
 def plain(value: float) -> str:
     """Up to four digits: 0.1, 2, 1e-5."""
@@ -17,12 +19,6 @@ def figure(value: float, digits: int = 4) -> str:
         return f"{value:,.0f}"
     text = f"{value:#.{digits}g}".removesuffix(".")
     return re.sub(r"e([+-])0*(\d)", lambda m: "e" + m[1].replace("+", "") + m[2], text)
-
-
-def upwards(value: float, decimals: int = 3) -> str:
-    """A bound, rounded up."""
-    scale = 10**decimals
-    return f"{math.ceil(value * scale - 1e-6) / scale:.{decimals}f}" if math.isfinite(value) else "∞"
 
 
 def factor(exponent: float) -> str:

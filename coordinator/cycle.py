@@ -25,6 +25,7 @@ from coordinator.settings import FleetSettings
 from coordinator.store import Job, OpenedFragment, OpenRound, RoundResult, Store
 from dpagent.clock import Clock
 from dpagent.learning.models.spec import ModelSpec
+from dpagent.notation import upwards
 from dpagent.privacy.clipping import adapted_norm
 from dpagent.privacy.covariance import SecondMoments
 from dpagent.protocol.codec import MessageError
@@ -263,7 +264,7 @@ class Cycle:
         )
         self._weights, self._state, self._clip_norm = step.weights, step.state, clip_norm
         shown = "not evaluated" if accuracy is None else f"accuracy {accuracy:.2%}"
-        log.info("round %d of %d: %s, ε = %.3f", number, task.plan.rounds, shown, epsilon)
+        log.info("round %d of %d: %s, ε = %s", number, task.plan.rounds, shown, upwards(epsilon))
 
     def _take_directions(self, task: RoundTask, moments: SecondMoments) -> None:
         """Add the fleet's leading directions to the model; the weights do not change."""
@@ -276,7 +277,9 @@ class Cycle:
         self._store.close_round(
             number, self._weights, self._state, self._clip_norm, result, closed_at=self._clock.unix()
         )
-        log.info("round %d of %d: directions of the projection, ε = %.3f", number, task.plan.rounds, epsilon)
+        log.info(
+            "round %d of %d: directions of the projection, ε = %s", number, task.plan.rounds, upwards(epsilon)
+        )
 
     # The job is over.
 

@@ -35,12 +35,12 @@ def extra_needed(extra: Extra, purpose: str) -> Iterator[None]:
     """
     try:
         yield
-    except ModuleNotFoundError as error:
+    except ImportError as error:
         package = (error.name or "").partition(".")[0]
         if package in _OWN:
             raise
         raise ConfigurationError(
-            f"{purpose} needs the Python package {package!r}, which is not installed. Install the extra "
+            f"{purpose} needs the Python package {package!r}, which cannot be imported. Install the extra "
             f"{extra!r}: {install_command(extra)}"
         ) from error
 

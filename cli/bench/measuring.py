@@ -17,13 +17,11 @@ from importlib.util import find_spec
 from typing import Any, Final
 
 from dpagent.errors import ConfigurationError
+from dpagent.extras import install_command
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.training.engine_choice import EngineKind
 
 _SECONDS: Final = 1.0
-_NO_ONNX: Final = (
-    "the coordinator supplies training graphs; to build one here: pip install 'dpagent[coordinator]'"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +98,7 @@ def measure(spec: ModelSpec, terms: Terms, say: Callable[[str], None]) -> ModelF
     figures = []
     for kind in terms.engines:
         if kind == "onnx" and graph is None and find_spec("onnxruntime") is not None:
-            figures.append(EngineFigures(kind, why_not=_NO_ONNX))
+            figures.append(EngineFigures(kind, why_not=_no_onnx()))
             continue
         say(f"{spec.name}: {kind} …")
         found = _run(job | {"task": "measure", "engine": kind})
@@ -167,3 +165,10 @@ def _how_it_died(code: int, complaint: bytes) -> str:
         return f"its process was ended by {name}{hint}"
     lines = complaint.decode("utf-8", "replace").strip().splitlines()
     return f"its process failed: {lines[-1][:300] if lines else f'exit code {code}'}"
+
+
+def _no_onnx() -> str:
+    return (
+        "training graphs come from the coordinator; to build one here, install the extra 'coordinator': "
+        f"{install_command('coordinator')}"
+    )

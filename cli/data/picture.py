@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from dpagent.errors import ConfigurationError, DataError
+from dpagent.errors import DataError
+from dpagent.extras import extra_needed
 from dpagent.learning.data.dataset import Dataset, to_float32
 
 if TYPE_CHECKING:
@@ -49,13 +50,9 @@ def draw(dataset: Dataset, suffix: str) -> bytes:
         DataError: No record can be read.
     """
     os.environ["MPLBACKEND"] = "agg"  # which is not used; a wrong one would be refused
-    try:
+    with extra_needed("demo", "`--picture`"):
         import matplotlib
         from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ConfigurationError(
-            "--picture draws with matplotlib, which is not installed: pip install 'dpagent[demo]'."
-        ) from error
     rows = [(number, _some_of(dataset, number)) for number in range(min(dataset.classes, _MOST_CLASSES))]
     if not any(len(records) for _, records in rows):
         raise DataError("None of the records that the picture was to show can be read.")

@@ -11,6 +11,7 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
+from dpagent.notation import upwards
 from simulation.choices import model_in_words
 from simulation.fleet import Fleet, Listener
 from simulation.observer import Glimpse
@@ -114,7 +115,7 @@ class FleetConsole(Listener):
             self._say(
                 f"round {record.number:>{len(str(rounds))}}/{rounds}  "
                 f"accuracy {'  none' if record.accuracy is None else f'{record.accuracy:6.2%}'}  "
-                f"ε {record.epsilon or 0:.3f} of {self._settings.epsilon:g}  "
+                f"ε {upwards(record.epsilon or 0.0)} of {self._settings.epsilon:g}  "
                 f"fragments counted {record.fragments}, in flight {glimpse.in_flight}"
             )
 
@@ -143,7 +144,7 @@ def _panel(settings: RunSettings, glimpse: Glimpse, seconds: float) -> Table:
     table.add_row(
         "budget",
         _bar(glimpse.epsilon_spent, settings.epsilon),
-        f"ε {glimpse.epsilon_spent:.3f} of {settings.epsilon:g} at δ {settings.delta:g}",
+        f"ε {upwards(glimpse.epsilon_spent)} of {settings.epsilon:g} at δ {settings.delta:g}",
     )
     expected = settings.devices * settings.fragments_per_update
     counted = current.fragments if current is not None and current.closed_at is None else 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
@@ -10,7 +9,6 @@ import typer
 
 from cli.output import write_json
 from cli.tables import reader_may_leave, render_table
-from dpagent.errors import ConfigurationError
 
 app = typer.Typer(help="Look at models before they are trained.", no_args_is_help=True)
 
@@ -81,17 +79,14 @@ def graph(
     models with one view it knows already; of any other, its owner builds the graph with this command
     and trusts what it prints.
     """
+    from dpagent.extras import extra_needed
     from dpagent.learning.model_files import find_model
     from dpagent.learning.training.onnx_graph.signature import graph_digest, known_digests
     from dpagent.storage import write_atomically
 
     spec = find_model(name)
-    if find_spec("onnx") is None:
-        raise ConfigurationError(
-            "Training graphs are built with the package onnx, which is not installed:"
-            " pip install 'dpagent[coordinator]'."
-        )
-    from dpagent.learning.training.onnx_graph.build import build_training_graph
+    with extra_needed("coordinator", "Building a training graph"):
+        from dpagent.learning.training.onnx_graph.build import build_training_graph
 
     built = build_training_graph(spec, views=views, per_layer=per_layer)
     digest = graph_digest(built)

@@ -13,9 +13,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from cli.notation import factor, figure, percent, plain, upwards
+from cli.notation import factor, figure, percent, plain
 from cli.plan.comparison import Comparison
 from cli.plan.page import fill, headline, setting, verdict
+from dpagent.notation import upwards
 from dpagent.privacy.schedules import Schedule
 
 _FALSE_ALARMS: Final = 0.01

@@ -12,12 +12,13 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from cli.notation import factor, plain, upwards
+from cli.notation import factor, plain
 from cli.notation import figure as digits
 from cli.plan.comparison import Candidate, Comparison
 from cli.plan.page import setting, verdict
 from dpagent import __version__
-from dpagent.errors import ConfigurationError
+from dpagent.extras import extra_needed
+from dpagent.notation import upwards
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -50,13 +51,9 @@ def draw(comparison: Comparison, suffix: str) -> bytes:
         ConfigurationError: matplotlib is not installed.
     """
     os.environ["MPLBACKEND"] = "agg"  # unused, but matplotlib refuses an invalid one
-    try:
+    with extra_needed("demo", "`--picture`"):
         import matplotlib
         from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ConfigurationError(
-            "--picture draws with matplotlib, which is not installed: pip install 'dpagent[demo]'."
-        ) from error
     with matplotlib.rc_context():
         # Ignore the user's own style: the same plan gives the same picture.
         matplotlib.rcdefaults()

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from cli.notation import bound, figure, plain, upwards
+from cli.notation import bound, figure, plain
 from cli.plan.comparison import Candidate, Comparison
 from cli.tables import render_table
+from dpagent.notation import upwards
 
 _ROWS: Final = 12
 

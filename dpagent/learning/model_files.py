@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from dpagent.configuration import load_yaml
 from dpagent.errors import ConfigurationError
+from dpagent.extras import extra_needed
 from dpagent.learning.models.built_ins import built_in
 from dpagent.learning.models.description import from_description
 from dpagent.learning.models.spec import ModelSpec
@@ -96,14 +97,8 @@ def _networks(description: dict[Any, Any], path: Path) -> list[_Network]:
 
 
 def _check(where: str, network: bytes) -> None:
-    try:
-        # Comes with an extra.
+    with extra_needed("coordinator", f"{where}: the check of its network"):
         from dpagent.learning.front_end.network_check import check_network
-    except ModuleNotFoundError as error:
-        raise ConfigurationError(
-            f"{where} has to be checked with the package {error.name}, which is not installed: pip install"
-            " 'dpagent[coordinator]'."
-        ) from error
     check_network(where, network)
 
 

@@ -12,7 +12,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from dpagent.errors import ConfigurationError, DataError
+from dpagent.errors import DataError
+from dpagent.extras import extra_needed
 from dpagent.learning.data.classes import doubt_about_labels
 from dpagent.learning.data.dataset import ArrayDataset, Dataset
 from dpagent.learning.data.derived import Subset
@@ -110,10 +111,8 @@ def _finite(dataset: Dataset) -> tuple[Dataset, int]:
 
 
 def _digits(seed: int) -> Source:
-    try:
+    with extra_needed("demo", "The data set of digits"):
         from sklearn.datasets import load_digits
-    except ImportError as error:
-        raise ConfigurationError("The digits come with scikit-learn: pip install 'dpagent[demo]'.") from error
     digits = load_digits()
     inputs = (digits.images / 16.0).astype(np.float32)[..., np.newaxis]
     labels = digits.target.astype(np.int64)

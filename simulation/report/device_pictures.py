@@ -9,11 +9,12 @@ from typing import Final
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from dpagent.notation import upwards
 from dpagent.wording import counted
 from simulation.record import DeviceBudget, RunRecord
 from simulation.report.drawing import COLOURS, Picture, draw_picture
 from simulation.report.interleaving import Interleaving, by_round, measure_interleaving
-from simulation.report.notation import epsilon, percent, plain, span
+from simulation.report.notation import percent, plain, span
 
 #: With more devices than this, pictures with a row for each show as many.
 MAX_ROWS: Final = 20
@@ -108,7 +109,7 @@ def ledgers_picture(record: RunRecord) -> Picture:
     verified = sum(budget.verified for budget in budgets)
     caption = (
         f"{counted(len(budgets), 'ledger')} {show} "
-        f"ε = {span((budget.epsilon_spent for budget in budgets), epsilon)} spent "
+        f"ε = {span((budget.epsilon_spent for budget in budgets), upwards)} spent "
         f"of {span((budget.epsilon_total for budget in budgets), plain)} "
         f"in {charges} {'charge' if charges == '1' else 'charges'}, "
         f"and {verified:,} of {len(budgets):,} verified."
@@ -133,7 +134,7 @@ def ledgers_picture(record: RunRecord) -> Picture:
         for row, budget in enumerate(shown):
             broken = "" if budget.verified else ", ledger not verified"
             axes.annotate(
-                f"{epsilon(budget.epsilon_spent)} of {plain(budget.epsilon_total)}{broken}",
+                f"{upwards(budget.epsilon_spent)} of {plain(budget.epsilon_total)}{broken}",
                 (max(budget.epsilon_total, budget.epsilon_spent), row),
                 xytext=(6, 0),
                 textcoords="offset points",

@@ -12,11 +12,6 @@ def plain(value: float) -> str:
     return re.sub(r"e([+-])0*(\d)", lambda m: "e" + m[1].replace("+", "") + m[2], f"{value:.4g}")
 
 
-def epsilon(value: float) -> str:
-    """ε to three decimals, rounded up: it is a bound."""
-    return f"{math.ceil(value * 1000 - 1e-6) / 1000:.3f}" if math.isfinite(value) else "∞"
-
-
 def factor(exponent: float) -> str:
     """e^ε, rounded up."""
     if exponent > 700:

@@ -14,12 +14,13 @@ from typing import Final
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup, escape
 
+from dpagent.notation import upwards
 from dpagent.storage import disk_errors, write_atomically
 from dpagent.wording import counted
 from simulation.record import RunRecord
 from simulation.report.device_pictures import MAX_ROWS, arrivals_picture, ledgers_picture
 from simulation.report.drawing import COLOURS, DARK_COLOURS
-from simulation.report.notation import duration, epsilon, factor, mebibytes, percent, plain, size
+from simulation.report.notation import duration, factor, mebibytes, percent, plain, size
 from simulation.report.round_pictures import accuracy_picture, budget_picture
 
 _MOST_NAMES: Final = 12
@@ -73,7 +74,7 @@ def render_report(record: RunRecord, directory: Path) -> str:
             ledgers_picture(record),
         ],
         round_rows=_round_rows(record),
-        epsilon=epsilon(spent),
+        epsilon=upwards(spent),
         target=plain(record.settings.epsilon),
         delta=plain(record.settings.delta),
         factor=factor(spent),
@@ -133,7 +134,7 @@ def _key_figures(record: RunRecord) -> list[_KeyFigure]:
         ),
         _KeyFigure(
             "Privacy spent, for each record",
-            f"ε = {epsilon(record.epsilon)}",
+            f"ε = {upwards(record.epsilon)}",
             f"of {plain(record.settings.epsilon)}, at δ = {plain(record.settings.delta)}",
         ),
         _KeyFigure("Devices", f"{record.settings.devices:,}", f"{records}; {restarts}"),
@@ -206,7 +207,7 @@ def _round_rows(record: RunRecord) -> list[tuple[str, ...]]:
     rows = itertools.zip_longest(
         map(str, range(1, record.settings.rounds + 1)),
         map("{:.3f}".format, record.noise_multipliers),
-        map(epsilon, record.epsilon_spent),
+        map(upwards, record.epsilon_spent),
         (percent(share, 2) for share in record.accuracy_history),
         (percent(share, 2) for share in record.baseline_history),
         map("{:,.0f}".format, record.clamped),

@@ -8,9 +8,10 @@ import math
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
+from dpagent.notation import upwards
 from simulation.record import RunRecord
 from simulation.report.drawing import COLOURS, Picture, draw_picture, line, round_axis
-from simulation.report.notation import epsilon, percent, plain, points
+from simulation.report.notation import percent, plain, points
 
 
 def accuracy_picture(record: RunRecord) -> Picture:
@@ -81,7 +82,7 @@ def budget_picture(record: RunRecord) -> Picture:
     if len(noise) == 1:
         title = f"One round spends {used} of the budget"
     caption = (
-        f"{noise_words}, and ε ends at {epsilon(record.epsilon)} of the target "
+        f"{noise_words}, and ε ends at {upwards(record.epsilon)} of the target "
         f"{plain(record.settings.epsilon)} (δ = {plain(record.settings.delta)})."
     )
     note = (

@@ -94,7 +94,7 @@ def test_a_person_gets_a_table(tiny: Path) -> None:
 def test_only_the_layers_behind_a_front_end_are_timed() -> None:
     result = bench("scattering", "--engine", "numpy", "--lot", "8")
     assert result.returncode == 0, result.stderr
-    assert "Of scattering: the layers behind the front end" in " ".join(result.stdout.split())
+    assert "only the layers after the front end" in " ".join(result.stdout.split())
 
 
 def test_without_onnx_it_is_said_where_graphs_come_from(tiny: Path) -> None:

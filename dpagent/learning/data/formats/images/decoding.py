@@ -20,7 +20,8 @@ from typing import IO, TYPE_CHECKING, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from dpagent.errors import ConfigurationError, DataError
+from dpagent.errors import DataError
+from dpagent.extras import extra_needed
 from dpagent.wording import named
 
 if TYPE_CHECKING:
@@ -117,12 +118,8 @@ def require_pillow() -> None:
 
 
 def _pillow(name: str) -> ModuleType:
-    try:
+    with extra_needed("images", "Reading pictures"):
         from PIL import Image, ImageOps
-    except ImportError as error:
-        raise ConfigurationError(
-            "Pictures are read with Pillow, which is not installed: pip install 'dpagent[images]'."
-        ) from error
     return {"Image": Image, "ImageOps": ImageOps}[name]
 
 
