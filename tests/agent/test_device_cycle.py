@@ -19,6 +19,7 @@ from agent.publisher import Publisher
 from agent.settings import load_agent_settings
 from agent.state import AgentState
 from agent.training import Trainer
+from dpagent.notation import upwards
 from dpagent.protocol.codec import MessageError
 from dpagent.protocol.fragments import (
     chunked,
@@ -173,7 +174,7 @@ def test_what_is_spooled_is_an_update_that_the_coordinator_can_open(device: Devi
     assert sorted(positions) == list(range(task.blocks))
     spent = device.state.ledger.epsilon_spent(DATASET)
     assert spent > 0
-    assert f"{spent:.3f}" in device.cycle.spent()
+    assert f"ε = {upwards(spent)} of" in device.cycle.spent()
 
 
 def test_what_is_pending_is_drawn_anew_when_the_round_is_announced_again(device: Device) -> None:

@@ -19,6 +19,7 @@ from dpagent.learning.data.formats.npz import save_npz
 from simulation import chance, request
 from simulation.fleet import Fleet, Listener
 from simulation.observer import Glimpse
+from simulation.programs import broker as broker_module
 from simulation.programs.broker import BrokerAddress
 from simulation.programs.timing import RoundTimes
 from simulation.request import BrokerRequest, DataSelection, Request
@@ -105,7 +106,10 @@ def test_a_listener_that_raises_stops_the_fleet_and_it_goes_on(tmp_path: Path) -
     assert record.notes.seconds > seconds > 0
 
 
-def test_a_broker_that_does_not_answer_is_an_error_and_costs_nothing(tmp_path: Path) -> None:
+def test_a_broker_that_does_not_answer_is_an_error_and_costs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(broker_module, "_READY_S", 1.0)
     wanted = Request(data=blobs(tmp_path / "x.npz"), devices=2, rounds=2)
     broker = BrokerRequest(broker="mqtt://127.0.0.1:1")
     with pytest.raises(BrokerError, match=r"127\.0\.0\.1:1"):

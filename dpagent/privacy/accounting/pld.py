@@ -50,9 +50,9 @@ from dpagent.privacy.events import MAX_EVENT_EPSILON, ApproximateEvent, Event
 _MAX_STAGES: Final = 2048
 _COARSER: Final = 4.0
 _FINER: Final = 8.0
-# Jobs of at most so many kinds of mechanisms, one of them sampled more rarely than this: tried on two grids.
-_FEW_KINDS: Final = 16
+# Where records are sampled more rarely than this, jobs of at most so many runs are tried on two grids.
 _RARELY: Final = 0.01
+_FEW_RUNS: Final = 64
 _MANY_CELLS: Final = 2**16  # of all mechanisms: beyond, a coarser grid is considered
 # An ε above which, and a sampling rate below which, Rényi divergence may do better in extreme cases.
 _FAR_OUT: Final = 10.0
@@ -202,7 +202,7 @@ def _evaluated(
 
 def _is_tried_finer(charges: Sequence[Runs]) -> bool:
     """Whether a second grid may be better, and costs little."""
-    return len(charges) <= _FEW_KINDS and any(
+    return sum(count for _, count in charges) <= _FEW_RUNS and any(
         isinstance(part, SampledGaussian) and part.sampling_rate < _RARELY for part, _ in charges
     )
 

@@ -10,7 +10,7 @@ import mpmath
 import numpy as np
 import pytest
 from dp_accounting.pld import privacy_loss_distribution as reference
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dpagent.errors import ParameterError
@@ -269,7 +269,8 @@ STEPS = st.integers(1, 200)
 
 
 @given(sigma=SIGMAS, rate=RATES, steps=STEPS, log_delta=st.floats(-12, -2), factor=st.floats(1.01, 3))
-@settings(max_examples=60, deadline=None)
+@example(sigma=1.0, rate=0.001, steps=1, log_delta=-11.0, factor=2.0)
+@settings(max_examples=25)
 def test_more_noise_fewer_records_and_fewer_steps_cost_less(
     sigma: float, rate: float, steps: int, log_delta: float, factor: float
 ) -> None:
