@@ -12,12 +12,15 @@ os.environ["OPENBLAS_NUM_THREADS"] = "1"
 import hypothesis
 import pytest
 from brokers import Broker, Software
-from hypothesis import Phase
+from hypothesis import HealthCheck, Phase
 
 BrokerFactory = Callable[..., Broker]
 
 # No deadline: the machines of tests are busy. `explore` looks at other examples in every run.
-hypothesis.settings.register_profile("suite", derandomize=True, deadline=None)
+# A machine that is busy is no finding.
+hypothesis.settings.register_profile(
+    "suite", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 hypothesis.settings.register_profile("explore", deadline=None, print_blob=True)
 # A mutant is found by the first failure: looking for a smaller example takes longer than the test.
 hypothesis.settings.register_profile(
