@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import commands
 import pytest
 
 DEVICES, ROUNDS, FRAGMENTS = 3, 5, 16
@@ -299,10 +300,7 @@ def test_bad_options_get_a_sentence_and_a_code(
     tmp_path: Path, arguments: list[str], code: int, words: str
 ) -> None:
     state_dir = tmp_path / "demo"
-    run = subprocess.run(
-        [sys.executable, "-m", "cli.main", "demo", "--state-dir", str(state_dir), *arguments],
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+    run = commands.dpagent("demo", "--state-dir", state_dir, *arguments)
     assert run.returncode == code, run.stderr
     assert words in run.stderr
     assert "Traceback" not in run.stderr

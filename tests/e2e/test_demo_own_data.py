@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from commands import dpagent
 from onnx import TensorProto, helper
 from pictures import encoded, write
 
@@ -33,9 +34,8 @@ def predicted(command: str) -> str:
     """What ``dpagent predict …`` prints."""
     words = shlex.split(command)
     assert words[:2] == ["dpagent", "predict"]
-    run = subprocess.run(
-        [sys.executable, "-m", "cli.main", *words[1:]], capture_output=True, text=True, timeout=60, check=True
-    )
+    run = dpagent(*words[1:])
+    assert run.returncode == 0, run.stderr
     return run.stdout
 
 
@@ -252,11 +252,8 @@ def test_what_cannot_be_run_is_refused_before_anything_is_started(
     save_npz(tmp_path / "data.npz", data)
     places = {"EMPTY": "empty", "ONE": "one", "DATA": "data.npz", "PICTURES": "pictures"}
     state = tmp_path / "state"
-    run = demo(
-        *(str(tmp_path / places[word]) if word in places else word for word in arguments),
-        "--state-dir",
-        state,
-    )
+    words_given = [str(tmp_path / places[word]) if word in places else word for word in arguments]
+    run = dpagent("demo", *words_given, "--state-dir", state)
     assert run.returncode == code, run.stderr
     assert words in run.stderr
     assert "Traceback" not in run.stderr
