@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Bytecode is written, whatever the environment says: the tests start hundreds of programs.
+export PYTHONDONTWRITEBYTECODE :=
 
 # One worker per core, each with its own broker; heavy tests start first.
 PYTEST := $(BIN)/python -m pytest -n logical --dist worksteal

@@ -33,7 +33,7 @@ with session:
 def run(code: str, *arguments: str) -> str:
     result = subprocess.run(
         [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60, check=False,
-        env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},
+        env=os.environ | {"OPENBLAS_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": ""},
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     return result.stdout
