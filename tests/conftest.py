@@ -29,8 +29,8 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("suite")
 
 
-HEAVY_FOLDERS = {"accounting", "e2e", "examples", "noise", "training", "transport"}
-"""Oracles, statistics, every engine against the definition, whole fleets, brokers."""
+HEAVY_FOLDERS = {"accounting", "e2e", "examples", "noise", "simulation", "training", "transport"}
+"""Oracles, statistics, every engine against the definition, whole fleets and their reports, brokers."""
 HEAVY_FIXTURES = {"amqtt", "mosquitto", "new_broker"}
 """A broker, and mostly daemons at it."""
 
