@@ -35,8 +35,8 @@ def render() -> str:
     page = PAGE.read_text(encoding="utf-8")
     for name, text in (("diagram", diagram()), ("map", "\n".join(map_of_files()))):
         begin, end = f"<!-- {name}: made by docs/make_architecture.py -->", f"<!-- end of {name} -->"
-        pattern = re.compile(rf"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
-        page = pattern.sub(lambda _, b=begin, t=text, e=end: f"{b}\n{t}\n{e}", page)  # type: ignore[misc]
+        before, _, rest = page.partition(begin)
+        page = f"{before}{begin}\n{text}\n{end}{rest.partition(end)[2]}"
     return page
 
 

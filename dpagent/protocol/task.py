@@ -27,6 +27,7 @@ from dpagent.privacy.mechanisms.job_noise import JobNoise
 from dpagent.privacy.mechanisms.mechanism import PlannedMechanism, Query
 from dpagent.privacy.mechanisms.wire import WireForm
 from dpagent.protocol.codec import MessageError, read_cbor
+from dpagent.protocol.fragments import block_count
 from dpagent.protocol.messages import Plan
 
 
@@ -96,7 +97,7 @@ class RoundTask:
     @property
     def blocks(self) -> int:
         """Fragments of an update: ⌈dimension / block⌉."""
-        return -(-self.dimension // self.plan.wire.block)
+        return block_count(self.dimension, self.plan.wire.block)
 
     @property
     def device_cap(self) -> ClampCap | None:
