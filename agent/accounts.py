@@ -86,8 +86,15 @@ class _JobPrices:
         """Whether ``stated``, less the reserved ``others``, is the ε after charge ``number``; and that ε."""
         epsilon = self._running[number]
         if not self._near(stated, others + epsilon) and self._is_on_a_grid:
-            account = self._first.empty_account()
-            epsilon = price_after(account, self._events[: number + 1], self._delta)
+            alone = price_after(self._first.empty_account(), self._events[: number + 1], self._delta)
+            # The device states no more than it reserved; both figures bound the rounds' cost.
+            agrees = self._near(stated, others + min(alone, self._first.job_epsilon))
+            epsilon = min(alone, epsilon)
+            if epsilon > self._first.job_epsilon:
+                # The grid was chosen for the whole job: on one of their own, few rounds may cost less.
+                own = fresh_account(self._events[: number + 1], self._delta)
+                epsilon = min(epsilon, price_after(own, self._events[: number + 1], self._delta))
+            return agrees, epsilon
         return self._near(stated, others + epsilon), epsilon
 
     def _near(self, stated: float, computed: float) -> bool:

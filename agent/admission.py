@@ -90,7 +90,8 @@ def admit(task: RoundTask, dataset: Dataset, ledger: Ledger, name: str, *, now: 
             f"of which other jobs have {others.epsilon:.4g}"
         )
     _require_noise_as_priced(task, job_epsilon)
-    so_far = price_after(spent, [mechanism.event], plan.delta)
+    # On the grid of the whole job a few rounds may be priced above it; the whole bounds them too.
+    so_far = min(price_after(spent, [mechanism.event], plan.delta), job_epsilon)
     return Price(job_epsilon, others.epsilon + so_far, total_delta, spent.name, grid_of(spent))
 
 

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 from brokers import PATIENCE_S, wait_until
-from fleets import make_plan, records
+from fleets import make_plan, records, terms
 from ledgers import BUDGET, DATASET, charge_for, open_state, tamper
 
 from agent.accounts import InconsistentChargeError, JobAccounts, fresh_account, grid_of, price_after
@@ -833,3 +833,16 @@ def test_verifying_beside_a_busy_agent_raises_no_false_alarm(path: Path) -> None
         end(process)
     assert seen == sorted(seen)
     assert seen[-1] > seen[0]
+
+
+def test_a_round_that_its_jobs_grid_overprices_does_not_unsettle_the_ledger(tmp_path: Path) -> None:
+    """Sixteen rare rounds at a tiny δ: on the grid of the whole, the first alone is priced nine times it."""
+    changes = terms(noise_multipliers=[1.0] * 16, rate=1e-4, delta=1e-11, resolution=65_536)
+    path = tmp_path / "state"
+    for number in (1, 2):
+        state = open_state(path)
+        charge = charge_for(make_plan(round=number, **changes), DATA, state.ledger)
+        assert charge.cumulative_epsilon <= charge.job_epsilon
+        state.charge_and_spool(charge, [])
+        state.close()
+    assert verify(path).charges == 2
