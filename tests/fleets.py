@@ -130,7 +130,11 @@ def write_fleet(directory: Path, broker: Broker | None, **changes: Any) -> Path:
 def agent_values(broker: Broker | None, key: str, **changes: Any) -> dict[str, Any]:
     base: dict[str, Any] = {
         "fleet": "testers", "coordinator_key": key, "state_dir": "state",
-        "data": {"name": "digits", "path": "data.npz"}, "budget": {"epsilon": 4.0, "delta": 1e-4},
+        "data": {
+            "name": "digits", "kind": "npz", "path": "data.npz", "classes": 10, "shape": [8, 8, 1],
+            "dtype": "float32", "max_records": 1000,
+        },
+        "budget": {"epsilon": 4.0, "delta": 1e-4},
         "limits": {"messages_per_second": 200},
     }  # fmt: skip
     if broker is not None:

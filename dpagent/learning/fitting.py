@@ -26,7 +26,7 @@ def check_fits(dataset: Dataset, spec: ModelSpec) -> None:
     >>> check_fits(others, digits)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
         ...
-    dpagent.errors.DataError: The largest label is 10; ...
+    dpagent.errors.DataError: The data have 11 classes, 0 to 10; ...
     """
     if dataset.shape != spec.input_shape:
         raise DataError(
@@ -41,8 +41,8 @@ def check_fits(dataset: Dataset, spec: ModelSpec) -> None:
         )
     if dataset.classes > spec.classes:
         raise DataError(
-            f"The largest label is {dataset.classes - 1}; model {spec.name!r} has {spec.classes} classes, 0"
-            f" to {spec.classes - 1}. Correct the labels or choose another model:"
+            f"The data have {dataset.classes} classes, 0 to {dataset.classes - 1}; model {spec.name!r} has"
+            f" {spec.classes}, 0 to {spec.classes - 1}. Correct {named('classes')} or choose another model:"
             f" {_adapt(spec, dataset.classes)}"
         )
 

@@ -66,7 +66,7 @@ def write_configurations(settings: RunSettings, layout: Layout, broker: BrokerAd
             "fleet": name,
             "coordinator_key": key,
             "state_dir": "state",
-            "data": {"name": settings.data.name, "kind": "npz", "path": "data.npz"},
+            "data": _records(settings),
             "budget": {"epsilon": settings.epsilon, "delta": settings.delta},
             "limits": {"messages_per_second": _MESSAGES_PER_SECOND},
             "engine": settings.engine,
@@ -109,6 +109,21 @@ def _fleet(name: str, settings: RunSettings, times: RoundTimes, mqtt: dict[str, 
         "fragments_per_update": settings.fragments_per_update,
         "test_data": {"kind": "npz", "path": "test.npz"},
         "mqtt": mqtt,
+    }
+
+
+def _records(settings: RunSettings) -> dict[str, Any]:
+    """What the records of every device are: nothing of it is inferred from a shard."""
+    form = settings.form
+    return {
+        "name": settings.data.name,
+        "kind": "npz",
+        "path": "data.npz",
+        "classes": list(form.class_names) or form.classes,
+        "shape": list(form.shape),
+        "dtype": form.dtype,
+        # However skewed the split is, no device gets more than all.
+        "max_records": form.train_records,
     }
 
 

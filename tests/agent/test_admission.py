@@ -119,7 +119,7 @@ def test_data_of_another_shape_and_labels_beyond_the_model_are_declined(states: 
     shape = ArrayDataset(np.zeros((2, 28, 28, 1), np.uint8), np.zeros(2, np.int64), 10)
     assert "shape" in declined(state, make_plan(), shape)
     labels = ArrayDataset(np.zeros((1, 8, 8, 1), np.uint8), np.array([10]), 11)
-    assert "label" in declined(state, make_plan(), labels)
+    assert "11 classes, 0 to 10" in declined(state, make_plan(), labels)
     spec = built_in("mnist-cnn")
     plan = make_plan(
         model={

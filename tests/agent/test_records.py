@@ -21,6 +21,7 @@ from agent.settings import DataSettings, load_agent_settings
 from agent.training import Trainer
 from dpagent.learning.data.dataset import ArrayDataset, Dataset
 from dpagent.learning.data.formats.npz import save_npz
+from dpagent.learning.data.opening import declare
 from dpagent.learning.models.description import from_description
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.training.lots import sum_over_lot
@@ -36,8 +37,10 @@ TASK = make_task(sampling={"rate": 1.0}, wire={"width": 24, "shift": 10})
 WEIGHTS = DIGITS.initial_weights(0)
 
 
-def settings(path: Path) -> DataSettings:
-    return DataSettings(name="mine", path=path)
+def settings(path: Path, **declared: Any) -> DataSettings:
+    """What a board declares; the rest as `dpagent data check` prints it."""
+    given = DataSettings.model_validate({"name": "mine", "path": path, "max_records": 1000, **declared})
+    return DataSettings.model_validate(declare(given)[0].model_dump(exclude_unset=True))
 
 
 def sizes(dataset: Dataset) -> int:
@@ -55,7 +58,10 @@ def photos(root: Path, *damaged: int) -> Path:
 
 
 def trainer(directory: Path, path: Path) -> Trainer:
-    file = write_agent(directory, None, KEY, engine="numpy", data={"path": str(path)})
+    pictures = {
+        "kind": "images", "dtype": "uint8", "images": {"size": [8, 8], "mode": "grey", "folder": "."},
+    }  # fmt: skip
+    file = write_agent(directory, None, KEY, engine="numpy", data={"path": str(path), **pictures})
     made = load_agent_settings(file)
     made.state_dir.mkdir(exist_ok=True)
     return Trainer(made, load_profile("generic-linux"))
@@ -114,6 +120,20 @@ def test_when_nothing_can_be_read_any_more_the_board_sends_noise_and_says_why(
     assert np.std(update) == pytest.approx(sigma, rel=0.1)
     assert "left out: There is no file" in caplog.text
     assert "00.png: it has vanished" in caplog.text
+
+
+def test_a_board_without_records_takes_part_with_noise(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Were it not to start, its first record would show."""
+    (tmp_path / "photos").mkdir()
+    board = trainer(tmp_path, tmp_path / "photos")
+    assert "there are no records" in caplog.text
+    assert board.noisy_update(TASK, {}, WEIGHTS).shape == (DIGITS.parameter_count,)
+    for _ in range(2):
+        assert board.noisy_update(front_end_task(), {}, np.zeros(50, np.float32)).shape == (50,)
+        photos(tmp_path / "photos")
+        board.records.refresh()
 
 
 def test_second_moments_are_those_of_the_records_that_can_be_read(tmp_path: Path) -> None:

@@ -178,17 +178,28 @@ class Treacherous(ArrayDataset):
         raise type(self.error)(*self.error.args)  # a new one: an error keeps what it came through
 
 
+@pytest.mark.parametrize("error", [RuntimeError("odd"), OSError(5, "Input/output error"), MemoryError()])
+def test_whatever_a_record_raises_costs_that_record_alone(tmp_path: Path, error: Exception) -> None:
+    board = trainer(tmp_path, engine="numpy")
+    data = Treacherous(digits(0, 50).inputs, np.zeros(50, np.int64), 10)
+    data.error = error
+    board.records.dataset = data
+    update = board.noisy_update(TASK, {}, np.zeros(TASK.dimension, np.float32))
+    assert update.shape == (TASK.dimension,)
+
+
 @pytest.mark.parametrize(
-    ("error", "text"),
+    ("task", "error", "text"),
     [
-        (ConfigurationError("a sentence"), "^a sentence$"),
-        (StorageError("no disk"), "^no disk$"),
-        (RuntimeError("odd"), r"internal error \(RuntimeError: odd\)"),
-        (OSError(5, "Input/output error"), r"internal error \(OSError"),
-        (MemoryError(), r"internal error \(MemoryError"),
+        (TASK, ConfigurationError("a sentence"), "^a sentence$"),
+        (TASK, StorageError("no disk"), "^no disk$"),
+        (features_task(), ConfigurationError("a sentence"), "^a sentence$"),
+        (features_task(), StorageError("no disk"), "^no disk$"),
+        (features_task(), RuntimeError("odd"), r"internal error \(RuntimeError: odd\)"),
+        (features_task(), OSError(5, "Input/output error"), r"internal error \(OSError"),
+        (features_task(), MemoryError(), r"internal error \(MemoryError"),
     ],
 )
-@pytest.mark.parametrize("task", [TASK, features_task()], ids=["records", "features"])
 def test_whatever_fails_in_a_round_only_declines_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, task: RoundTask, error: Exception, text: str
 ) -> None:

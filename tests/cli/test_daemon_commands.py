@@ -17,6 +17,10 @@ from commands import command_line, dpagent
 from dpagent.learning.data.dataset import ArrayDataset
 from dpagent.learning.data.formats.npz import save_npz
 
+DATA = {
+    "name": "numbers", "kind": "npz", "path": "data.npz", "classes": 10, "shape": [8, 8, 1],
+    "dtype": "float32", "max_records": 20,
+}  # fmt: skip
 KEY = base64.b64encode(bytes([9]) + bytes(31)).decode()
 
 
@@ -28,7 +32,7 @@ def write_agent(directory: Path, **changes: Any) -> Path:
     settings = {
         "fleet": "test",
         "coordinator_key": KEY,
-        "data": {"name": "numbers", "path": "data.npz"},
+        "data": DATA,
         "budget": {"epsilon": 1.0, "delta": 1e-5},
         "mqtt": {"url": "mqtt://127.0.0.1:1"},
     } | changes
@@ -50,11 +54,13 @@ def write_fleet(directory: Path, **changes: Any) -> Path:
 @pytest.mark.parametrize(
     ("changes", "code", "words"),
     [
-        ({"colour": "green"}, 3, "agent.yaml:11: colour: unknown key"),
+        ({"colour": "green"}, 3, "agent.yaml:19: colour: unknown key"),
         ({"budget": {"epsilon": "lots", "delta": 1e-5}}, 3, "budget.epsilon"),
         ({"coordinator_key": "abc"}, 3, "coordinator_key"),
         ({"profile": "cray-1"}, 3, "raspberry-pi-4"),
-        ({"data": {"name": "numbers", "path": "nowhere.npz"}}, 4, "nowhere.npz"),
+        ({"data": {**DATA, "path": "nowhere.npz"}}, 4, "nowhere.npz"),
+        ({"data": {**DATA, "max_records": 19}}, 4, "holds 20 records; expected at most 19"),
+        ({"data": {"name": "numbers", "path": "data.npz"}}, 3, "kind, classes, max_records are missing"),
         ({"mqtt": {"url": "http://example"}}, 3, "mqtt://"),
         ({"mqtt": {"username": "me", "password_file": "missing"}}, 3, "password_file"),
     ],
