@@ -41,6 +41,7 @@ def create_spool(connection: sqlite3.Connection) -> None:
         ) STRICT, WITHOUT ROWID"""
     )
     connection.execute("CREATE INDEX pending ON fragments (due_at) WHERE message IS NOT NULL")
+    connection.execute("CREATE INDEX by_round ON fragments (job, round, state)")
 
 
 class Spool:

@@ -91,18 +91,26 @@ def show(
     A job reserves its whole ε and δ with its first round; the rest remains for other jobs.
     """
     from agent.ledger import audit, open_ledger
+    from agent.rounds import declined_rounds, noise_alone_rounds
     from dpagent.storage import disk_errors
 
     datasets = _summary(audit(state_dir))
     connection, _ = open_ledger(state_dir)
     try:
         with disk_errors(state_dir / "ledger.db"):
-            declined = [dict(row) for row in connection.execute("SELECT job, round, reason FROM declined")]
+            declined, noise_alone = [
+                [asdict(entry) for entry in read(connection)]
+                for read in (declined_rounds, noise_alone_rounds)
+            ]
     finally:
         connection.close()
     if as_json:
         typer.echo(
-            json.dumps(_scope() | {"datasets": datasets, "declined": declined}, indent=2, ensure_ascii=False)
+            json.dumps(
+                _scope() | {"datasets": datasets, "declined": declined, "noise_alone": noise_alone},
+                indent=2,
+                ensure_ascii=False,
+            )
         )
         return
     if not datasets:
@@ -132,6 +140,8 @@ def show(
             )
     for row in declined:
         typer.echo(f"Declined round {row['round']} of job {row['job'][:8]}: {row['reason']}")
+    for row in noise_alone:
+        typer.echo(f"Sent noise alone in round {row['round']} of job {row['job'][:8]}: {row['reason']}")
 
 
 @app.command()

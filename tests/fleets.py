@@ -130,8 +130,12 @@ def write_fleet(directory: Path, broker: Broker | None, **changes: Any) -> Path:
 def agent_values(broker: Broker | None, key: str, **changes: Any) -> dict[str, Any]:
     base: dict[str, Any] = {
         "fleet": "testers", "coordinator_key": key, "state_dir": "state",
-        "data": {"name": "digits", "path": "data.npz"}, "budget": {"epsilon": 4.0, "delta": 1e-4},
-        "limits": {"messages_per_second": 200},
+        "data": {"name": "digits", "path": "data.npz", "max_records": 60},
+        "budget": {"epsilon": 4.0, "delta": 1e-4},
+        "limits": {
+            "messages_per_second": 200, "minimum_compute_slot_s": 0.05, "minimum_jitter_window_s": 0.0,
+            "minimum_fragments": 1,
+        },
     }  # fmt: skip
     if broker is not None:
         base["mqtt"] = broker.values

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import yaml
 
@@ -20,6 +20,8 @@ from simulation.programs.broker import BrokerAddress
 from simulation.programs.timing import RoundTimes, round_times
 from simulation.settings import RunSettings
 
+_PERIODS: Final = 4
+"""Points of a device's grid to a compute slot, so that no round waits long for one."""
 _MESSAGES_PER_SECOND = 100.0
 """A loopback broker takes more than the 10 messages a second of a hosted one."""
 _MODEL_FILE = "model.yaml"
@@ -66,9 +68,20 @@ def write_configurations(settings: RunSettings, layout: Layout, broker: BrokerAd
             "fleet": name,
             "coordinator_key": key,
             "state_dir": "state",
-            "data": {"name": settings.data.name, "kind": "npz", "path": "data.npz"},
+            "data": {
+                "name": settings.data.name,
+                "kind": "npz",
+                "path": "data.npz",
+                "max_records": settings.records_per_device,
+            },
             "budget": {"epsilon": settings.epsilon, "delta": settings.delta},
-            "limits": {"messages_per_second": _MESSAGES_PER_SECOND},
+            # The fleet's own times, which are shorter than those that a device of a stranger's fleet accepts.
+            "limits": {
+                "messages_per_second": _MESSAGES_PER_SECOND,
+                "minimum_compute_slot_s": times.compute_slot_s / _PERIODS,
+                "minimum_jitter_window_s": settings.jitter_window_s,
+                "minimum_fragments": 1,
+            },
             "engine": settings.engine,
             "mqtt": mqtt,
         }

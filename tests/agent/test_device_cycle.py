@@ -13,6 +13,7 @@ from clocks import MovableClock
 from fleets import DIGITS, make_plan, write_agent
 from ledgers import DATASET, open_state
 
+from agent.background import at_once
 from agent.cycle import Cycle
 from agent.profile import load_profile
 from agent.publisher import Publisher
@@ -35,6 +36,7 @@ from dpagent.protocol.task import RoundTask
 
 KEY = Signer(new_signing_secret(), "testers").public_key
 WEIGHTS = weights_to_bytes(DIGITS.initial_weights(0))
+PERIOD_S = 0.05
 JOB, OTHER_JOB = b"j" * 16, b"k" * 16
 
 
@@ -62,12 +64,25 @@ class Device:
         for chunk in chunked(weights):
             self.cycle.take_chunk(chunk)
 
+    def advance(self) -> None:
+        """Let the device do all that it can at the next point of its grid."""
+        while self.is_ready:
+            self.clock.advance(PERIOD_S)
+            self.cycle.advance()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a round waits for nothing but the next point of the grid."""
+        return self.cycle.due_in_s() <= PERIOD_S
+
     def charged(self) -> list[int]:
         rows = self.state.connection.execute("SELECT body ->> 'round' FROM entries WHERE kind = 'charge'")
         return sorted(row[0] for row in rows)
 
     def declined(self) -> list[tuple[Any, ...]]:
-        rows = self.state.connection.execute("SELECT round, reason, declined_at FROM declined")
+        rows = self.state.connection.execute(
+            "SELECT round, reason, changed_at FROM rounds WHERE state = 'declined'"
+        )
         return [tuple(row) for row in rows]
 
     def pending(self) -> dict[int, list[bytes]]:
@@ -89,12 +104,15 @@ def device(tmp_path: Path) -> Iterator[Device]:
     line: Any = Line()
     asked_at: list[float] = []
     cycle = Cycle(
-        DATASET, "testers",
+        DATASET, "testers", settings.limits,
         state=state,
         trainer=Trainer(settings, load_profile("generic-linux")),
-        publisher=Publisher(state, line, "fragments", 100.0, clock),
+        publisher=Publisher(
+            state, line, "fragments", messages_per_second=100.0, period_s=PERIOD_S, clock=clock
+        ),
         ask_again=lambda: asked_at.append(clock.monotonic()),
         clock=clock,
+        start=at_once,
     )  # fmt: skip
     yield Device(cycle, state, clock, asked_at)
     state.close()
@@ -116,7 +134,7 @@ def receipts(*digests: bytes, job: bytes = JOB) -> Receipts:
 def test_a_plan_of_another_fleet_changes_nothing(device: Device) -> None:
     device.give()
     assert refused(device, make_plan(fleet="others")) == "wrong fleet"
-    assert not device.cycle.is_ready
+    assert not device.is_ready
 
 
 def test_a_round_is_new_once_and_an_older_one_of_its_job_is_a_replay(device: Device) -> None:
@@ -133,23 +151,23 @@ def test_a_round_is_run_once_however_often_it_is_announced(device: Device) -> No
     plan = make_plan()
     arrived_at = device.clock.monotonic()
     device.cycle.take_plan(plan)
-    assert not device.cycle.is_ready
+    assert not device.is_ready
     device.give()
-    assert device.cycle.is_ready
-    device.cycle.advance()
-    assert not device.cycle.is_ready
+    assert device.is_ready
+    device.advance()
+    assert not device.is_ready
     assert device.charged() == [1]
     (digests,) = device.pending().values()
     assert len(digests) == RoundTask.of(plan).blocks
     rows = device.state.connection.execute("SELECT min(due_at), max(due_at) FROM fragments").fetchone()
     opens_at = arrived_at + plan.compute_slot_s
-    assert opens_at <= rows[0] < rows[1] <= opens_at + plan.jitter_window_s
+    assert opens_at <= rows[0] < rows[1] <= opens_at + PERIOD_S + plan.jitter_window_s
     charged_at = device.state.connection.execute("SELECT body ->> 'charged_at' FROM entries WHERE number = 2")
     assert charged_at.fetchone()[0] == "1970-01-01T01:23:20+00:00"
     for _ in range(2):
         device.cycle.take_plan(plan)
-        assert not device.cycle.is_ready
-        device.cycle.advance()
+        assert not device.is_ready
+        device.advance()
     assert device.charged() == [1]
     assert device.pending() == {1: digests}
 
@@ -160,7 +178,7 @@ def test_what_is_spooled_is_an_update_that_the_coordinator_can_open(device: Devi
     task = RoundTask.of(plan)
     device.cycle.take_plan(plan)
     device.give()
-    device.cycle.advance()
+    device.advance()
     rows = device.state.connection.execute("SELECT digest, message, job, round FROM fragments").fetchall()
     positions = []
     for digest, message, job, number in rows:
@@ -181,7 +199,7 @@ def test_what_is_pending_is_drawn_anew_when_the_round_is_announced_again(device:
     plan = make_plan()
     device.cycle.take_plan(plan)
     device.give()
-    device.cycle.advance()
+    device.advance()
     device.clock.advance(100.0)
     device.cycle.take_plan(plan)
     next_due_at = device.state.spool.next_due_at()
@@ -194,7 +212,8 @@ def test_the_next_round_expires_this_ones_fragments(device: Device) -> None:
     for number in (1, 2):
         device.cycle.take_plan(make_plan(round=number))
         device.give()
-        device.cycle.advance()
+        device.clock.advance(make_plan().compute_slot_s)  # one round a slot
+        device.advance()
         assert set(device.pending()) == {number}
     assert device.charged() == [1, 2]
 
@@ -202,20 +221,20 @@ def test_the_next_round_expires_this_ones_fragments(device: Device) -> None:
 def test_the_end_of_a_job_leaves_nothing_to_send_or_decide(device: Device) -> None:
     device.cycle.take_plan(make_plan())
     device.give()
-    device.cycle.advance()
+    device.advance()
     assert device.pending()
     device.cycle.take_plan(make_plan(state="finished"))
     assert device.pending() == {}
     device.give()
-    assert not device.cycle.is_ready
-    device.cycle.advance()
+    assert not device.is_ready
+    device.advance()
     assert device.charged() == [1]
 
 
 def test_lines_of_an_earlier_job_go_when_another_begins(device: Device) -> None:
     device.cycle.take_plan(make_plan())
     device.give()
-    device.cycle.advance()
+    device.advance()
     lines = "SELECT count(*) FROM fragments"
     device.cycle.take_plan(make_plan(round=2))
     assert device.state.connection.execute(lines).fetchone()[0] > 0, "a line stays while the job lasts"
@@ -251,27 +270,29 @@ def test_weights_that_are_not_finite_are_declined_before_anything_is_computed(
     plan = make_plan(model={"digest": content_digest(weights)})
     device.cycle.take_plan(plan)
     device.give(weights)
-    device.cycle.advance()
-    assert device.declined() == [(1, "the model has weights that are not finite", 5_000.0)]
-    assert not device.cycle.is_ready
+    device.advance()
+    assert device.declined() == [(1, "the model has weights that are not finite", 5_000.0 + PERIOD_S)]
+    assert not device.is_ready
     assert (device.charged(), device.pending()) == ([], {})
     device.cycle.take_plan(plan)
-    assert device.cycle.is_ready, "announced again, decided again"
+    assert not device.is_ready, "announced again, not decided again"
+    device.cycle.take_plan(plan.model_copy(update={"deadline": plan.deadline + 1}))
+    device.clock.advance(60.0)
+    assert device.is_ready, "put off, decided again"
 
 
 def test_a_deadline_is_measured_by_the_boards_clock(device: Device) -> None:
     device.cycle.take_plan(make_plan(deadline=5_000.4))
     device.give()
-    device.cycle.advance()
+    device.advance()
     assert len(device.declined()) == 1
     assert device.charged() == []
 
 
 def test_a_key_that_nothing_can_be_sealed_to_costs_nothing(device: Device) -> None:
-    """Sealing comes before the charge: it is the last thing that can fail."""
     device.cycle.take_plan(make_plan(sealing_key=bytes(32)))
     device.give()
-    device.cycle.advance()
+    device.advance()
     assert len(device.declined()) == 1
     assert (device.charged(), device.pending()) == ([], {})
 
@@ -282,7 +303,7 @@ def test_a_key_that_nothing_can_be_sealed_to_costs_nothing(device: Device) -> No
 def test_receipts_empty_the_spool(device: Device) -> None:
     device.cycle.take_plan(make_plan())
     device.give()
-    device.cycle.advance()
+    device.advance()
     (digests,) = device.pending().values()
     device.cycle.take_receipts(receipts(*digests, job=OTHER_JOB))
     assert device.pending() == {1: digests}, "another job's"

@@ -67,7 +67,14 @@ def clock() -> MovableClock:
 
 @pytest.fixture
 def publisher(state: AgentState, session: MqttSession, fleet: str, clock: MovableClock) -> Publisher:
-    return Publisher(state, session, Topics(fleet).fragments, RATE, clock)
+    return Publisher(
+        state,
+        session,
+        Topics(fleet).fragments,
+        messages_per_second=RATE,
+        period_s=PLAN.compute_slot_s,
+        clock=clock,
+    )
 
 
 def spool(state: AgentState, count: int) -> None:
@@ -244,7 +251,14 @@ def test_nothing_is_marked_as_sent_without_a_connection(
     state: AgentState, mosquitto: Broker, fleet: str, clock: MovableClock
 ) -> None:
     session = mosquitto.session("device")  # never started
-    publisher = Publisher(state, session, Topics(fleet).fragments, RATE, clock)
+    publisher = Publisher(
+        state,
+        session,
+        Topics(fleet).fragments,
+        messages_per_second=RATE,
+        period_s=PLAN.compute_slot_s,
+        clock=clock,
+    )
     at_its_time(state, publisher, clock, 3)
     publisher.publish_due()
     assert sent(state) == 0

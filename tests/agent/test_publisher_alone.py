@@ -60,7 +60,7 @@ def line() -> Line:
 @pytest.fixture
 def publisher(state: AgentState, line: Line, clock: MovableClock) -> Publisher:
     session: Any = line
-    return Publisher(state, session, "fragments", 2.0, clock)
+    return Publisher(state, session, "fragments", messages_per_second=2.0, period_s=SLOT_S, clock=clock)
 
 
 def spool(state: AgentState, count: int, due_at: float) -> None:

@@ -6,6 +6,8 @@ import gc
 import hashlib
 import json
 import logging
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +16,12 @@ import numpy as np
 import pytest
 from fleets import DIGITS, digits, make_plan, make_task, terms, write_agent
 from frozen_networks import choosy
+from numpy.typing import NDArray
 
 from agent.admission import Declined
 from agent.profile import load_profile
 from agent.settings import load_agent_settings
-from agent.training import Trainer
+from agent.training import Trainer, Update
 from dpagent.errors import ConfigurationError, StorageError
 from dpagent.learning.data.dataset import ArrayDataset
 from dpagent.learning.front_end import features as features_module
@@ -30,6 +33,7 @@ from dpagent.protocol.task import RoundTask
 KEY = Signer(new_signing_secret(), "testers").public_key
 WEIGHTS = DIGITS.initial_weights(0)
 GRAPH = {"training-graph": build_training_graph(DIGITS)}
+TASK_AT_HALF = make_task(**terms(rate=0.5))
 TASK = make_task(**terms(rate=1.0), wire={"width": 24, "shift": 10})
 
 
@@ -37,6 +41,11 @@ def trainer(directory: Path, **changes: Any) -> Trainer:
     settings = load_agent_settings(write_agent(directory, None, KEY, **changes))
     settings.state_dir.mkdir(exist_ok=True)
     return Trainer(settings, load_profile("generic-linux"))
+
+
+def run(board: Trainer, task: RoundTask, assets: Mapping[str, bytes], weights: NDArray[np.float32]) -> Update:
+    """Both parts of a round, without a charge between them."""
+    return board.noisy_update(board.prepare(task, assets, weights))
 
 
 def choice(directory: Path) -> Any:
@@ -49,17 +58,17 @@ def _logged(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_a_choice_is_kept_for_the_next_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    update = trainer(tmp_path).noisy_update(TASK, GRAPH, WEIGHTS)
-    assert update.shape == (DIGITS.parameter_count,)
+    update = run(trainer(tmp_path), TASK, GRAPH, WEIGHTS)
+    assert update.values.shape == (DIGITS.parameter_count,)
     assert "engine for digits" in caplog.text
     assert choice(tmp_path)["engine"] in ("numpy", "onnx")
     caplog.clear()
     again = trainer(tmp_path)
-    again.noisy_update(TASK, GRAPH, WEIGHTS)
-    again.noisy_update(TASK, GRAPH, WEIGHTS)
+    run(again, TASK, GRAPH, WEIGHTS)
+    run(again, TASK, GRAPH, WEIGHTS)
     assert "engine for" not in caplog.text
     # Without the graph it is another question.
-    trainer(tmp_path).noisy_update(TASK, {}, WEIGHTS)
+    run(trainer(tmp_path), TASK, {}, WEIGHTS)
     assert "the coordinator sent no training graph" in caplog.text
     assert choice(tmp_path)["engine"] == "numpy"
 
@@ -68,16 +77,16 @@ def test_a_choice_is_kept_for_the_next_start(tmp_path: Path, caplog: pytest.LogC
 def test_a_damaged_choice_is_made_again(tmp_path: Path, kept: str) -> None:
     one = trainer(tmp_path)
     (tmp_path / "state" / "engine.json").write_text(kept)
-    one.noisy_update(TASK, GRAPH, WEIGHTS)
+    run(one, TASK, GRAPH, WEIGHTS)
     assert choice(tmp_path)["engine"] in ("numpy", "onnx")
 
 
 def test_an_engine_that_was_told_is_taken_or_the_round_declined(tmp_path: Path) -> None:
     told = trainer(tmp_path, engine="onnx")
-    told.noisy_update(TASK, GRAPH, WEIGHTS)
+    run(told, TASK, GRAPH, WEIGHTS)
     assert not (tmp_path / "state" / "engine.json").exists()
     with pytest.raises(Declined, match="the coordinator sent no training graph"):
-        trainer(tmp_path, engine="onnx").noisy_update(TASK, {}, WEIGHTS)
+        run(trainer(tmp_path, engine="onnx"), TASK, {}, WEIGHTS)
 
 
 def test_a_graph_is_asked_for_only_where_it_is_used(tmp_path: Path) -> None:
@@ -90,7 +99,7 @@ def test_a_graph_is_asked_for_only_where_it_is_used(tmp_path: Path) -> None:
 def test_a_plan_that_allows_too_little_for_float_sums_is_declined(tmp_path: Path) -> None:
     task = make_task(**terms(clipping={"accumulation_slack": 1e-6}))
     with pytest.raises(Declined, match=r"can add 0\.0003\d+ to a record's influence; the plan's"):
-        trainer(tmp_path, engine="numpy").noisy_update(task, {}, WEIGHTS)
+        run(trainer(tmp_path, engine="numpy"), task, {}, WEIGHTS)
 
 
 POOLING = {"random": {"layers": [{"average_pool2d": {"kernel": 4, "stride": 4}}]}}
@@ -114,11 +123,11 @@ def test_features_are_computed_once(tmp_path: Path, caplog: pytest.LogCaptureFix
     task = features_task()
     board = trainer(tmp_path, engine="numpy")
     for _ in range(2):
-        update = board.noisy_update(task, {}, np.zeros(50, np.float32))
-        assert update.shape == (50,)
+        update = run(board, task, {}, np.zeros(50, np.float32))
+        assert update.values.shape == (50,)
     assert caplog.text.count("computing features of 50 records") == 1
     (file,) = (tmp_path / "state").glob("features-*.f32")
-    features = np.fromfile(file, np.float32).reshape(50, 2, 2)
+    features = np.fromfile(file, np.float32).reshape(60, 2, 2)[:50]  # with room for more
     inputs, _ = digits(0, 50).batch(np.arange(50))
     pooled = inputs.reshape(50, 2, 4, 2, 4).mean(axis=(2, 4))
     np.testing.assert_allclose(features, (pooled - 0.3) / 0.37, rtol=1e-4, atol=1e-5)
@@ -133,17 +142,23 @@ WITH_NETWORK = {"frozen-network": NETWORK}
 def test_a_frozen_network_is_run_only_if_its_owner_trusts_its_digest(tmp_path: Path) -> None:
     for trusted in ([], ["0" * 64]):
         with pytest.raises(Declined, match=rf"SHA-256 {DIGEST}, which is not in trusted_graphs .*model show"):
-            trainer(tmp_path, engine="numpy", trusted_graphs=trusted).noisy_update(
-                NETWORK_TASK, WITH_NETWORK, np.zeros(650, np.float32)
+            run(
+                trainer(tmp_path, engine="numpy", trusted_graphs=trusted),
+                NETWORK_TASK,
+                WITH_NETWORK,
+                np.zeros(650, np.float32),
             )
     assert not list((tmp_path / "state").glob("features-*"))
     board = trainer(tmp_path, engine="numpy", trusted_graphs=[DIGEST])
-    update = board.noisy_update(NETWORK_TASK, WITH_NETWORK, np.zeros(650, np.float32))
-    assert update.shape == (650,)
+    update = run(board, NETWORK_TASK, WITH_NETWORK, np.zeros(650, np.float32))
+    assert update.values.shape == (650,)
     # The digest that the plan names is not enough: the bytes are looked at.
     with pytest.raises(Declined, match="its network is not the one that the model names"):
-        trainer(tmp_path, engine="numpy", trusted_graphs=[DIGEST]).noisy_update(
-            NETWORK_TASK, {"frozen-network": choosy((8, 8, 2))}, np.zeros(650, np.float32)
+        run(
+            trainer(tmp_path, engine="numpy", trusted_graphs=[DIGEST]),
+            NETWORK_TASK,
+            {"frozen-network": choosy((8, 8, 2))},
+            np.zeros(650, np.float32),
         )
 
 
@@ -155,18 +170,29 @@ def test_a_record_that_a_network_fails_on_does_not_show(
     data = digits(0, 50)
     data.inputs[7, 2, 3] = 1e6
     board.records.dataset = data
-    update = board.noisy_update(NETWORK_TASK, WITH_NETWORK, np.zeros(650, np.float32))
-    assert update.shape == (650,)
+    update = run(board, NETWORK_TASK, WITH_NETWORK, np.zeros(650, np.float32))
+    assert update.values.shape == (650,)
     assert "1 of 50 records have no finite features" in caplog.text
     (file,) = (tmp_path / "state").glob("features-*.f32")
-    finite = np.isfinite(np.fromfile(file, np.float32).reshape(50, -1)).all(axis=1)
+    finite = np.isfinite(np.fromfile(file, np.float32).reshape(60, -1)).all(axis=1)
     assert np.flatnonzero(~finite).tolist() == [7]
 
 
-def test_no_room_for_features_declines_the_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_room_for_features_declines_the_round_before_any_is_computed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Room is for the most records that there may be: how many there are does not show."""
     monkeypatch.setattr(features_module, "_SPACE_LEFT", 1 << 60)
-    with pytest.raises(Declined, match=r"features of 50 records take .* MiB more"):
-        trainer(tmp_path, engine="numpy").noisy_update(features_task(), {}, np.zeros(50, np.float32))
+    with pytest.raises(Declined, match=r"features of 60 records take .* MiB more"):
+        trainer(tmp_path, engine="numpy").prepare(features_task(), {}, np.zeros(50, np.float32))
+
+
+def test_a_lot_that_could_be_too_large_is_declined_however_few_records_there_are(tmp_path: Path) -> None:
+    data = {"name": "digits", "path": "data.npz", "max_records": 600_000}
+    board = trainer(tmp_path, engine="numpy", data=data)
+    board.prepare(TASK_AT_HALF, {}, WEIGHTS)
+    with pytest.raises(Declined, match=r"a lot of 600,000 records \(data.max_records\) can have 600,000"):
+        board.prepare(TASK, {}, WEIGHTS)
 
 
 class Treacherous(ArrayDataset):
@@ -189,15 +215,17 @@ class Treacherous(ArrayDataset):
     ],
 )
 @pytest.mark.parametrize("task", [TASK, features_task()], ids=["records", "features"])
-def test_whatever_fails_in_a_round_only_declines_it(
+def test_what_no_record_can_cause_leaves_noise_alone(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, task: RoundTask, error: Exception, text: str
 ) -> None:
     board = trainer(tmp_path, engine="numpy")
     data = Treacherous(digits(0, 50).inputs, np.zeros(50, np.int64), 10)
     data.error = error
     board.records.dataset = data
-    with pytest.raises(Declined, match=text):
-        board.noisy_update(task, {}, np.zeros(task.dimension, np.float32))
+    update = run(board, task, {}, np.zeros(task.spec.parameter_count, np.float32))
+    assert re.search(text, update.failure or "")
+    spread = task.mechanism.deviation_units / 2**task.wire_form.shift
+    assert 0.5 * spread < update.values.std() < 2 * spread
     assert "Traceback" not in caplog.text
 
 
@@ -205,26 +233,24 @@ def test_features_are_made_again_after_they_could_not_be(tmp_path: Path) -> None
     """What was closed is not read from: its descriptor may be another file's by now."""
     task, weights = features_task(), np.zeros(50, np.float32)
     board = trainer(tmp_path, engine="numpy")
-    board.noisy_update(task, {}, weights)
+    run(board, task, {}, weights)
     good = board.records.dataset
-    data = Treacherous(digits(0, 50).inputs, np.zeros(50, np.int64), 10)
-    board.records.dataset = data
-    with pytest.raises(Declined):
-        board.noisy_update(task, {}, weights)
+    board.records.dataset = Treacherous(digits(0, 50).inputs, np.zeros(50, np.int64), 10)
+    assert run(board, task, {}, weights).failure
     gc.collect()  # the descriptor of the failure, which would serve by chance
     board.records.dataset = good
-    board.noisy_update(task, {}, weights)
+    assert run(board, task, {}, weights).failure is None
 
 
 def test_features_that_were_cut_short_are_made_again_for_the_next_round(tmp_path: Path) -> None:
-    """The round is declined rather than run without those records."""
+    """No record does that: the round gets noise alone rather than the rest of the records."""
     task, weights = features_task(), np.zeros(50, np.float32)
     board = trainer(tmp_path, engine="numpy")
-    board.noisy_update(task, {}, weights)
+    work = board.prepare(task, {}, weights)
+    board.noisy_update(work)
     (file,) = (tmp_path / "state").glob("features-*.f32")
     whole = file.read_bytes()
     file.write_bytes(whole[:100])
-    with pytest.raises(Declined, match="was cut short while in use"):
-        board.noisy_update(task, {}, weights)
-    board.noisy_update(task, {}, weights)
+    assert "was cut short while in use" in (board.noisy_update(work).failure or "")
+    assert run(board, task, {}, weights).failure is None
     assert file.read_bytes() == whole
