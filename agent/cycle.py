@@ -166,7 +166,7 @@ class Cycle:
         if not is_new and before is not None and before.phase is _Phase.TRAIN:
             return  # Its update will leave in the window of the plan that was charged.
         phase = self._phase_of(plan, digest)
-        if is_new or before is None or before.digest != digest:
+        if is_new or before is None or before.plan != plan:
             begins_at = self._publisher.grid_time(max(now, self._busy_until))
             self._announced = before = _Announced(plan, digest, phase, begins_at, now + _ASK_AGAIN_S)
         before.phase = phase

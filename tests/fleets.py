@@ -133,7 +133,7 @@ def agent_values(broker: Broker | None, key: str, **changes: Any) -> dict[str, A
         "data": {"name": "digits", "path": "data.npz", "max_records": 60},
         "budget": {"epsilon": 4.0, "delta": 1e-4},
         "limits": {
-            "messages_per_second": 200, "minimum_compute_slot_s": 0.05, "minimum_jitter_window_s": 0.0,
+            "messages_per_second": 200, "minimum_compute_slot_s": 0.001, "minimum_jitter_window_s": 0.0,
             "minimum_fragments": 1,
         },
     }  # fmt: skip

@@ -11,7 +11,7 @@ import cbor2
 import numpy as np
 import pytest
 from fleets import make_plan, make_task, records, terms
-from ledgers import DATASET, charge_for, open_state
+from ledgers import DATASET, LIMITS, charge_and_spool, charge_for, open_state
 
 from agent.admission import Declined, admit
 from agent.charges import Budget, Price
@@ -62,19 +62,19 @@ def states(path: Path) -> Iterator[Any]:
 
 
 def accepted(state: AgentState, plan: Plan, dataset: str = DATASET, now: float = 0.0) -> Price:
-    return admit(RoundTask.of(plan), DATA, state.ledger, dataset, now=now)
+    return admit(RoundTask.of(plan), DATA, state.ledger, dataset, LIMITS, now=now)
 
 
 def declined(
     state: AgentState, plan: Plan, data: Dataset = DATA, dataset: str = DATASET, now: float = 0.0
 ) -> str:
     with pytest.raises((Declined, PlanError)) as caught:
-        admit(RoundTask.of(plan), data, state.ledger, dataset, now=now)
+        admit(RoundTask.of(plan), data, state.ledger, dataset, LIMITS, now=now)
     return str(caught.value)
 
 
 def take_part(state: AgentState, plan: Plan, dataset: str = DATASET) -> None:
-    state.charge_and_spool(charge_for(plan, DATA, state.ledger, dataset), [])
+    charge_and_spool(state, charge_for(plan, DATA, state.ledger, dataset), [])
 
 
 # --- fitting ------------------------------------------------------------------------------------
@@ -133,7 +133,9 @@ def test_data_of_another_shape_and_labels_beyond_the_model_are_declined(states: 
 
 def test_the_number_of_records_is_not_looked_at(states: Any) -> None:
     state = states(50.0)
-    assert admit(make_task(), records(1), state.ledger, DATASET, now=0.0) == accepted(state, make_plan())
+    assert admit(make_task(), records(1), state.ledger, DATASET, LIMITS, now=0.0) == accepted(
+        state, make_plan()
+    )
 
 
 def test_views_of_records_and_a_front_end_exclude_each_other(states: Any) -> None:

@@ -16,7 +16,7 @@ from brokers import Broker, wait_until
 from clocks import MovableClock
 from daemons import agent_thread, attentive_daemons, calm_settings
 from fleets import DIGITS, agent_values, make_plan, run_agent, write_agent
-from ledgers import charge_for, open_state
+from ledgers import charge_and_spool, charge_for, open_state
 from observers import Announcer, in_an_hour
 
 from agent.charges import Budget
@@ -42,6 +42,7 @@ from dpagent.protocol.signing import Signer, new_signing_secret
 WEIGHTS = weights_to_bytes(DIGITS.initial_weights(0))
 OPENER_SECRET = new_sealing_secret()
 _numbers = itertools.count()
+DECLINED = "SELECT job, round, reason, changed_at FROM rounds WHERE state = 'declined'"
 
 
 @pytest.fixture(autouse=True)
@@ -197,7 +198,10 @@ def test_a_flood_of_rubbish_is_counted_and_does_not_fill_the_log(
 ) -> None:
     with agent_thread(file) as agent:
         announcer.announce(plan_for(fleet, deadline=1_000.0))
-        wait_until(lambda: rows(file, "SELECT * FROM declined"), "the agent to listen")
+        wait_until(
+            lambda: rows(file, DECLINED),
+            "the agent to listen",
+        )
         for _ in range(50):
             announcer.publish(announcer.topics.plan, b"rubbish")
         announcer.publish(announcer.topics.receipts, b"rubbish")
@@ -213,8 +217,11 @@ def test_a_budget_that_is_too_small_is_kept_and_the_reason_noted(
     )
     with agent_thread(file) as agent:
         announcer.announce(plan_for(fleet))
-        wait_until(lambda: rows(file, "SELECT * FROM declined"), "the note")
-        ((job, number, reason, declined_at),) = rows(file, "SELECT * FROM declined")
+        wait_until(
+            lambda: rows(file, DECLINED),
+            "the note",
+        )
+        ((job, number, reason, declined_at),) = rows(file, DECLINED)
         assert (job, number, declined_at) == ((b"j" * 16).hex(), 1, agent.clock.unix())
         assert "lifetime budget for 'digits' is 0.1" in reason
         assert agent.is_running
@@ -230,7 +237,10 @@ def test_a_round_that_was_declined_is_decided_again_when_it_is_announced_again(
     with agent_thread(file) as agent:
         plan = plan_for(fleet, deadline=agent.clock.unix() + 1.0)
         announcer.announce(plan)
-        wait_until(lambda: rows(file, "SELECT * FROM declined"), "the note")
+        wait_until(
+            lambda: rows(file, DECLINED),
+            "the note",
+        )
         announcer.announce(plan.model_copy(update={"deadline": plan.deadline + 600}))
         wait_until(lambda: charges(file), "the charge")
 
@@ -247,7 +257,10 @@ def test_no_plan_that_is_signed_can_end_the_agent(
 ) -> None:
     with agent_thread(file) as agent:
         announcer.announce(plan_for(fleet, **changes))
-        wait_until(lambda: not agent.is_running or rows(file, "SELECT * FROM declined"), "a decision")
+        wait_until(
+            lambda: not agent.is_running or rows(file, DECLINED),
+            "a decision",
+        )
         assert agent.is_running
         assert charges(file) == []
 
@@ -260,7 +273,10 @@ def test_undefined_weights_do_not_end_the_agent(announcer: Announcer, file: Path
     with agent_thread(file) as agent:
         announcer.announce_model(weights)
         announcer.announce(plan)
-        wait_until(lambda: not agent.is_running or rows(file, "SELECT * FROM declined"), "a decision")
+        wait_until(
+            lambda: not agent.is_running or rows(file, DECLINED),
+            "a decision",
+        )
         assert agent.is_running
         assert charges(file) == []
 
@@ -272,7 +288,10 @@ def test_a_lying_chunk_does_not_keep_the_agent_out_of_the_round(
     with agent_thread(file):
         (chunk,) = chunked(WEIGHTS)
         announcer.announce(plan_for(fleet, round=2, deadline=1_000.0))
-        wait_until(lambda: rows(file, "SELECT * FROM declined"), "the agent to have the model")
+        wait_until(
+            lambda: rows(file, DECLINED),
+            "the agent to have the model",
+        )
         lie = chunk.model_copy(update={"data": bytes(len(chunk.data))})
         announcer.publish(announcer.topics.model_chunk(0), encode(lie))
         announcer.announce(plan_for(fleet, round=2))
@@ -311,7 +330,7 @@ def test_a_round_is_charged_once_though_it_is_announced_again_and_again(
         for seconds in (1.0, 2.0):
             announcer.announce(plan.model_copy(update={"deadline": plan.deadline + seconds}))
         announcer.announce(plan_for(fleet, round=2))
-        wait_until(lambda: len(charges(file)) == 2, "the second round")
+        agent.clock.advance_until(lambda: len(charges(file)) == 2, "the second round")
     with agent_thread(file):
         announcer.announce(plan_for(fleet, round=3))
         wait_until(lambda: len(charges(file)) == 3, "the third round, after a restart")
@@ -334,7 +353,7 @@ def test_a_killed_agent_resends_what_it_had_charged(announcer: Announcer, file: 
     # A window so long that nearly nothing has left when the power fails.
     announcer.announce(plan_for(fleet, compute_slot_s=0.3))
     with run_agent(file) as agent:
-        wait_until(lambda: charges(file), "the charge")
+        wait_until(lambda: rows(file, "SELECT * FROM fragments"), "the charge, and its fragments")
         agent.kill()
     left_before = len(set(announcer.fragments))
     spooled = {row[0] for row in rows(file, "SELECT message FROM fragments")}
@@ -356,7 +375,7 @@ def test_what_waited_for_a_restart_is_spread_over_the_window_again(
     overdue = [
         SpooledFragment(bytes([index]) * 16, b"overdue", clock.monotonic() - 60) for index in range(40)
     ]
-    state.charge_and_spool(charge, overdue)
+    charge_and_spool(state, charge, overdue)
     state.close()
     opens_at = clock.monotonic() + plan.compute_slot_s
     announcer.announce(plan)

@@ -16,6 +16,7 @@ from ledgers import (
     DATA,
     DATASET,
     body_of,
+    charge_and_spool,
     charge_for,
     charge_rounds,
     entries,
@@ -58,10 +59,10 @@ def test_the_chain_is_the_documented_one(state: AgentState) -> None:
 
 def test_a_round_is_charged_once_whatever_asks_for_it(path: Path, state: AgentState) -> None:
     charge = charge_for(make_plan(round=1), DATA, state.ledger)
-    state.charge_and_spool(charge, fragments(250))
+    charge_and_spool(state, charge, fragments(250))
     before = entries(state.connection)
     with pytest.raises(StorageError):
-        state.charge_and_spool(charge, fragments(251))
+        charge_and_spool(state, charge, fragments(251))
     assert entries(state.connection) == before
     assert bytes([251, 0]) * 8 not in state.spool.pending()
     charge_rounds(state, 2)
@@ -74,7 +75,7 @@ def test_the_same_round_of_another_job_or_dataset_is_another_charge(path: Path) 
     charge_rounds(state, 1, job=b"k" * 16)
     state.close()
     state = open_state(path, dataset="other")
-    state.charge_and_spool(charge_for(make_plan(), DATA, state.ledger, "other"), fragments(77))
+    charge_and_spool(state, charge_for(make_plan(), DATA, state.ledger, "other"), fragments(77))
     state.close()
     assert verify(path).charges == 3
 

@@ -11,7 +11,7 @@ import pytest
 from brokers import Broker, wait_for, wait_until
 from clocks import MovableClock
 from fleets import make_plan, records
-from ledgers import charge_for, open_state
+from ledgers import charge_and_spool, charge_for, open_state
 from observers import Observer
 from scipy import stats
 
@@ -78,7 +78,7 @@ def publisher(state: AgentState, session: MqttSession, fleet: str, clock: Movabl
 
 
 def spool(state: AgentState, count: int) -> None:
-    state.charge_and_spool(charge_for(PLAN, records(20), state.ledger), fragments(count))
+    charge_and_spool(state, charge_for(PLAN, records(20), state.ledger), fragments(count))
 
 
 def due_times(state: AgentState) -> list[float]:
@@ -234,7 +234,7 @@ def test_what_no_receipt_names_goes_again_and_what_one_names_does_not(
     assert all(now + 5.0 <= time <= now + 10.0 for time in due_times(state))
     assert len(set(due_times(state))) == 6, "each at a random time of its own"
     counted = [fragment.digest for fragment in fragments(2)]
-    state.mark_counted(counted)
+    state.mark_counted(counted, 0.0)
     clock.advance(4.999)
     publisher.publish_due()
     wait_until(lambda: len(observer.fragments) == 6, "the first time")
@@ -243,7 +243,7 @@ def test_what_no_receipt_names_goes_again_and_what_one_names_does_not(
     wait_until(lambda: len(observer.fragments) == 10, "the second time")
     again = sorted(observer.fragments[6:])
     assert again == sorted(fragment.message for fragment in fragments(6)[2:])
-    state.mark_counted([fragment.digest for fragment in fragments(6)])
+    state.mark_counted([fragment.digest for fragment in fragments(6)], 0.0)
     assert publisher.due_in_s() == math.inf
 
 
@@ -269,7 +269,14 @@ def test_no_more_is_handed_to_the_session_than_leaves_at_once(
     state: AgentState, session: MqttSession, fleet: str, clock: MovableClock, observer: Observer
 ) -> None:
     """What the session held back it would send later, in one burst."""
-    publisher = Publisher(state, session, Topics(fleet).fragments, 1e6, clock)
+    publisher = Publisher(
+        state,
+        session,
+        Topics(fleet).fragments,
+        messages_per_second=1e6,
+        period_s=PLAN.compute_slot_s,
+        clock=clock,
+    )
     at_its_time(state, publisher, clock, 200)
     acknowledged = 0
     while sent(state) < 200:
