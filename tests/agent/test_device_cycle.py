@@ -13,6 +13,7 @@ import pytest
 from clocks import MovableClock
 from fleets import DIGITS, digits, make_plan, terms, write_agent
 from ledgers import DATASET, open_state
+from lines import Line
 
 from agent.cycle import Cycle
 from agent.profile import load_profile
@@ -42,19 +43,6 @@ from dpagent.protocol.task import RoundTask
 KEY = Signer(new_signing_secret(), "testers").public_key
 WEIGHTS = weights_to_bytes(DIGITS.initial_weights(0))
 JOB, OTHER_JOB = b"j" * 16, b"k" * 16
-
-
-class Line:
-    """A session that takes all messages."""
-
-    has_room = True
-
-    def __init__(self) -> None:
-        self.sent: list[bytes] = []
-
-    def publish(self, topic: str, payload: bytes) -> int:
-        self.sent.append(payload)
-        return len(self.sent)
 
 
 @dataclass
