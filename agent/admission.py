@@ -6,12 +6,13 @@ records.
 
 from __future__ import annotations
 
-from agent.accounts import fresh_account, grid_of, price_after
-from agent.charges import LEDGER_SCOPE, Price
+from agent.accounts import grid_of, price_after
+from agent.charges import Price, require_ledger_scope
 from agent.ledger import Ledger
 from dpagent.errors import DataError, DpagentError, ParameterError
 from dpagent.learning.data.dataset import Dataset
 from dpagent.learning.fitting import check_fits
+from dpagent.privacy.accounting.choice import accountant_for
 from dpagent.protocol.task import RoundTask
 
 # A target and an equal budget can differ in the last bits.
@@ -45,14 +46,10 @@ def admit(task: RoundTask, dataset: Dataset, ledger: Ledger, name: str, *, now: 
     plan, mechanism = task.plan, task.mechanism
     if plan.deadline < now + plan.compute_slot_s:
         raise Declined("by this board's clock, the round's deadline passes before the device may send")
-    if (mechanism.unit, mechanism.adjacency, mechanism.trust) != LEDGER_SCOPE:
-        raise Declined(
-            f"mechanism {mechanism.name} protects {mechanism.unit.meaning} and trusts {mechanism.trust}; "
-            "this device's ledger accepts only record-level guarantees without a trusted party"
-        )
     try:
+        require_ledger_scope(mechanism)
         check_fits(dataset, task.spec)
-    except DataError as error:
+    except (ParameterError, DataError) as error:
         raise Declined(str(error)) from error
     job = plan.job.hex()
     account = ledger.accounts.job(name, job)
@@ -79,7 +76,7 @@ def admit(task: RoundTask, dataset: Dataset, ledger: Ledger, name: str, *, now: 
     _require_noise_as_priced(task, 0.0)
     if account is None:
         rest = task.events
-        spent = fresh_account(rest, plan.delta)
+        spent = accountant_for(rest, plan.delta)
         job_epsilon = price_after(spent, rest, plan.delta)
     else:
         spent, job_epsilon = account.spent, account.epsilon

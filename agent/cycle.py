@@ -23,7 +23,7 @@ from agent.spool import UNSCHEDULED, SpooledFragment
 from agent.state import AgentState
 from agent.training import Trainer
 from dpagent.clock import Clock
-from dpagent.errors import ConfigurationError, DataError, PlanError
+from dpagent.errors import DpagentError
 from dpagent.notation import upwards
 from dpagent.protocol.codec import MessageError
 from dpagent.protocol.fragments import Assembler, cut, receipt_digest, weights_from_bytes
@@ -166,11 +166,14 @@ class Cycle:
             task, price = self._admit(plan, weights)
             update = self._trainer.noisy_update(task, model.assets, weights)
             fragments = self._seal(task, update)
-        except (Declined, PlanError, ConfigurationError, DataError) as error:
-            log.warning("declined round %d of job %s: %s", plan.round, plan.job.hex()[:8], error)
-            self._state.note_declined(plan.job.hex(), plan.round, str(error), self._clock.unix())
-            return
-        self._charge_and_spool(task, price, fragments)
+        except DpagentError as error:
+            self._decline(plan, str(error))
+        except Exception as error:
+            # No plan ends the agent. No private record does: silence in every later round would reveal it.
+            log.debug("the details", exc_info=True)
+            self._decline(plan, f"an internal error ({type(error).__name__}: {error})")
+        else:
+            self._charge_and_spool(task, price, fragments)
 
     def _model_for(self, plan: Plan) -> _Model | None:
         """Weights and assets of a plan, or None while a part of them is missing."""
@@ -188,6 +191,10 @@ class Cycle:
         return _Model(weights, assets)
 
     # The device decides.
+
+    def _decline(self, plan: Plan, reason: str) -> None:
+        log.warning("declined round %d of job %s: %s", plan.round, plan.job.hex()[:8], reason)
+        self._state.note_declined(plan.job.hex(), plan.round, reason, self._clock.unix())
 
     def _admit(self, plan: Plan, weights: NDArray[np.float32]) -> tuple[RoundTask, Price]:
         if not np.isfinite(weights).all():

@@ -18,7 +18,7 @@ from agent.noisy_sums import noisy_gradients, noisy_moments
 from agent.profile import Profile
 from agent.records import Records
 from agent.settings import AgentSettings
-from dpagent.errors import DataError, DpagentError, ParameterError
+from dpagent.errors import StorageError
 from dpagent.learning.data.dataset import Dataset
 from dpagent.learning.front_end.features import FeatureSet, FrontEnd
 from dpagent.learning.models.stages import FrozenNetwork
@@ -66,27 +66,18 @@ class Trainer:
     ) -> NDArray[np.int64]:
         """The round's noisy sum over the readable records, in wire units, shape (dimension,).
 
-        Any failure only declines the round: this code works on private records, and an agent that
-        stopped would reveal something about them in every later round.
-
         Raises:
-            Declined: This board cannot train the model as the guarantee requires, has no space for the
-                features, or something failed unexpectedly.
+            Declined: This board cannot train the model as the guarantee requires.
+            ConfigurationError: It has not the engine that it was told to use, or an asset is wrong.
             DataError: The records do not fit the model.
             ParameterError: A lot is too large for the engine's bound.
+            StorageError: Features or the choice of an engine cannot be stored or read.
         """
         try:
             return self._noisy_update(task, assets, weights)
-        except (Declined, DataError, ParameterError):
-            raise
-        except DpagentError as error:
+        except StorageError:
             self._features_are_of = None  # recomputed the next time
-            # StorageError too: features and the engine choice can be recomputed. If the whole disk
-            # fails, the ledger reports it next.
-            raise Declined(str(error)) from error
-        except Exception as error:
-            log.debug("the details", exc_info=True)
-            raise Declined(f"an internal error ({type(error).__name__}: {error})") from error
+            raise
 
     def _noisy_update(
         self, task: RoundTask, assets: Mapping[str, bytes], weights: NDArray[np.float32]
