@@ -34,9 +34,9 @@ from agent.rounds import RoundState
 from agent.settings import LimitSettings
 from agent.spool import UNSCHEDULED, SpooledFragment
 from agent.state import AgentState
-from agent.training import Trainer, Update, Work
+from agent.training import Trainer, Update, Work, said
 from dpagent.clock import Clock
-from dpagent.errors import DpagentError, StorageError
+from dpagent.errors import DpagentError
 from dpagent.notation import upwards
 from dpagent.protocol.codec import MessageError, encode
 from dpagent.protocol.fragments import Assembler, cut, receipt_digest, weights_from_bytes
@@ -283,13 +283,12 @@ class Cycle:
         plan, began_at = announced.plan, self._clock.monotonic()
         try:
             price, work = self._admit(plan, model)
-        except StorageError:
-            raise
         except DpagentError as error:
             self._decline(announced, str(error))
         except Exception as error:
+            # No plan ends the agent.
             log.debug("the details", exc_info=True)
-            self._decline(announced, f"an internal error ({type(error).__name__}: {error})")
+            self._decline(announced, said(error))
         else:
             now = self._clock.unix()
             charged_at = datetime.fromtimestamp(now, UTC).isoformat(timespec="seconds")
@@ -335,9 +334,9 @@ class Cycle:
         task = RoundTask.of(announced.plan)
         try:
             work = self._trainer.prepare(task, model.assets, _weights_in(model))
-        except Declined as error:
-            # The board has changed since it admitted the round. No record did that.
-            work = Work(task, weights_from_bytes(model.weights), None, None, failure=str(error))
+        except Exception as error:  # noqa: BLE001 - the board has changed since it admitted the round; no
+        record did that
+            work = Work(task, weights_from_bytes(model.weights), None, None, failure=said(error))
         log.info("round %d of %d: again, under the charge it has", task.plan.round, task.plan.rounds)
         self._train(announced, work)
 

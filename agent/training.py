@@ -116,16 +116,25 @@ class Trainer:
 
         Raises:
             Declined: It cannot, as the guarantee requires.
+            ConfigurationError: It has not the engine that it was told to use, or an asset is wrong.
+            ParameterError: The weights do not fit the model.
+            StorageError: The disk has no room for features, or fails.
         """
-        try:
-            return self._prepare(task, assets, weights)
-        except Declined:
-            raise
-        except DpagentError as error:
-            raise Declined(str(error)) from error
-        except Exception as error:
-            log.debug("the details", exc_info=True)
-            raise Declined(f"an internal error ({type(error).__name__}: {error})") from error
+        task.spec.require_weights(weights)
+        front_end = self._front_end_for(task, assets)
+        if task.second_moments is not None:
+            self._require_lots(task, MAX_LOT)
+            return Work(task, weights, front_end, None)
+        engine = self._engine_for(task, assets.get("training-graph"))
+        slack, allowed = accumulation_slack(engine.microbatch), task.plan.clipping.accumulation_slack
+        if slack > allowed:
+            raise Declined(
+                f"microbatches of {engine.microbatch} can add {slack:.3g} to a record's influence; the "
+                f"plan's noise allows for {allowed:.3g}"
+            )
+        # The greatest L with L·⌈L/m⌉ within the bound is no less than this.
+        self._require_lots(task, math.isqrt(MAX_LOT_MICROBATCHES * engine.microbatch) - engine.microbatch)
+        return Work(task, weights, front_end, engine)
 
     def noisy_update(self, work: Work) -> Update:
         """The round's noisy sum over the usable records, or noise alone.
@@ -143,8 +152,7 @@ class Trainer:
                     return self.records.attempt(lambda records: self._lot_sum(work, records, local))
                 except Exception as error:
                     log.debug("the details", exc_info=True)
-                    said = str(error) if isinstance(error, DpagentError) else ""
-                    failures.append(said or f"an internal error ({type(error).__name__}: {error})")
+                    failures.append(said(error))
                     self._features_are_of = None  # computed again the next time
             return np.zeros(work.task.dimension)
 
@@ -162,23 +170,6 @@ class Trainer:
         if work.engine is None:
             return sum_of_moments(work.task, inputs)
         return clipped_sum(work.task, local, inputs, work.engine)
-
-    def _prepare(self, task: RoundTask, assets: Mapping[str, bytes], weights: NDArray[np.float32]) -> Work:
-        task.spec.require_weights(weights)
-        front_end = self._front_end_for(task, assets)
-        if task.second_moments is not None:
-            self._require_lots(task, MAX_LOT)
-            return Work(task, weights, front_end, None)
-        engine = self._engine_for(task, assets.get("training-graph"))
-        slack, allowed = accumulation_slack(engine.microbatch), task.plan.clipping.accumulation_slack
-        if slack > allowed:
-            raise Declined(
-                f"microbatches of {engine.microbatch} can add {slack:.3g} to a record's influence; the "
-                f"plan's noise allows for {allowed:.3g}"
-            )
-        # The greatest L with L·⌈L/m⌉ within the bound is no less than this.
-        self._require_lots(task, math.isqrt(MAX_LOT_MICROBATCHES * engine.microbatch) - engine.microbatch)
-        return Work(task, weights, front_end, engine)
 
     def _require_lots(self, task: RoundTask, most: int) -> None:
         """Decline where a lot of the most records that there may be could be too large.
@@ -265,6 +256,13 @@ class Trainer:
         log.info("engine for %s: %s (%s)", bench.spec.name, best.kind, said)
         write_atomically(file, json.dumps({"purpose": purpose, "engine": best.kind}).encode())
         return engine
+
+
+def said(error: Exception) -> str:
+    """An error in words for the owner of the device."""
+    if isinstance(error, DpagentError) and str(error):
+        return str(error)
+    return f"an internal error ({type(error).__name__}: {error})"
 
 
 def _purpose(bench: Bench) -> str:

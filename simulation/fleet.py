@@ -159,22 +159,24 @@ class Fleet:
             write_model(self.settings, self.layout, self.spec)
             listener.begins(self)
             prepare_data(self.settings, self.layout, self._source)
-            self._run_programs(listener, started_at)
+            with choose_broker(self._broker, self._root / "broker") as broker:
+                self._run_programs(broker, listener, started_at)
         # Everybody has stopped and written its last counters.
         return self._record()
 
     def _record(self) -> RunRecord:
         return collect(self.settings, self.notes, self.outlook, self.layout, self.spec)
 
-    def _run_programs(self, listener: Listener, started_at: float) -> None:
-        chosen = choose_broker(self._broker, self._root / "broker")
-        address = chosen if isinstance(chosen, BrokerAddress) else chosen.address
+    def _run_programs(
+        self, broker: BrokerChild | BrokerAddress, listener: Listener, started_at: float
+    ) -> None:
+        address = broker if isinstance(broker, BrokerAddress) else broker.address
         times = write_configurations(self.settings, self.layout, address)
         agents = [f"agent-{number:03d}" for number in range(1, self.settings.devices + 1)]
         with Supervisor(self.layout.logs) as supervisor:
             finished = False
             try:
-                _start_broker(chosen, supervisor)
+                _start_broker(broker, supervisor)
                 listener.starts(self, times, address)
                 self._start_programs(agents, supervisor)
                 self._watch(supervisor, listener)
@@ -241,13 +243,13 @@ class Fleet:
         return not self.settings.baseline or done >= self.settings.rounds
 
 
-def _start_broker(chosen: BrokerChild | BrokerAddress, supervisor: Supervisor) -> None:
-    if isinstance(chosen, BrokerAddress):
-        wait_until_ready(chosen)
+def _start_broker(broker: BrokerChild | BrokerAddress, supervisor: Supervisor) -> None:
+    if isinstance(broker, BrokerAddress):
+        wait_until_ready(broker)
         return
-    supervisor.start("broker", chosen.command)
+    supervisor.start("broker", broker.command)
     try:
-        wait_until_ready(chosen.address)
+        wait_until_ready(broker.address)
     except BrokerError:
         supervisor.watch()  # A broker that died says more by its log.
         raise

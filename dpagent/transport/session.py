@@ -397,6 +397,7 @@ class MqttSession:
         # The library calls this while handling the error.
         why = f" ({error})" if (error := sys.exc_info()[1]) is not None else ""
         reason = f"no broker answers at {self._settings.url}{why}"
+        client.disconnect()  # Or the library's thread sleeps for a second, and stop() waits for it.
         self._inbox.put((client, _Ended(reason, was_reached=False)))
 
     def _on_disconnect(

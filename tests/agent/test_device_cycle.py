@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 from clocks import MovableClock
-from fleets import DIGITS, make_plan, write_agent
+from fleets import DIGITS, digits, make_plan, terms, write_agent
 from ledgers import DATASET, open_state
+from lines import Line
 
 from agent.background import at_once
 from agent.cycle import Cycle
@@ -20,7 +22,12 @@ from agent.publisher import Publisher
 from agent.settings import load_agent_settings
 from agent.state import AgentState
 from agent.training import Trainer
+from dpagent.errors import ConfigurationError, DpagentError, StorageError
+from dpagent.learning.data.dataset import ArrayDataset
 from dpagent.notation import upwards
+from dpagent.privacy.events import Event
+from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian
+from dpagent.privacy.mechanisms.registry import MECHANISMS
 from dpagent.protocol.codec import MessageError
 from dpagent.protocol.fragments import (
     chunked,
@@ -40,24 +47,12 @@ PERIOD_S = 0.05
 JOB, OTHER_JOB = b"j" * 16, b"k" * 16
 
 
-class Line:
-    """A session that takes all messages."""
-
-    has_room = True
-
-    def __init__(self) -> None:
-        self.sent: list[bytes] = []
-
-    def publish(self, topic: str, payload: bytes) -> int:
-        self.sent.append(payload)
-        return len(self.sent)
-
-
 @dataclass
 class Device:
     cycle: Cycle
     state: AgentState
     clock: MovableClock
+    trainer: Trainer
     asked_at: list[float] = field(default_factory=list)
 
     def give(self, weights: bytes = WEIGHTS) -> None:
@@ -103,10 +98,11 @@ def device(tmp_path: Path) -> Iterator[Device]:
     state = open_state(tmp_path / "state")
     line: Any = Line()
     asked_at: list[float] = []
+    trainer = Trainer(settings, load_profile("generic-linux"))
     cycle = Cycle(
         DATASET, "testers", settings.limits,
         state=state,
-        trainer=Trainer(settings, load_profile("generic-linux")),
+        trainer=trainer,
         publisher=Publisher(
             state, line, "fragments", messages_per_second=100.0, period_s=PERIOD_S, clock=clock
         ),
@@ -114,7 +110,7 @@ def device(tmp_path: Path) -> Iterator[Device]:
         clock=clock,
         start=at_once,
     )  # fmt: skip
-    yield Device(cycle, state, clock, asked_at)
+    yield Device(cycle, state, clock, trainer, asked_at)
     state.close()
 
 
@@ -295,6 +291,75 @@ def test_a_key_that_nothing_can_be_sealed_to_costs_nothing(device: Device) -> No
     device.advance()
     assert len(device.declined()) == 1
     assert (device.charged(), device.pending()) == ([], {})
+
+
+class Faulty(DiscretisedGaussian):
+    """A mechanism whose price fails in an unforeseen way. No plan for the others was found to do so."""
+
+    name: ClassVar[str] = "faulty"
+
+    @property
+    def event(self) -> Event:
+        raise ZeroDivisionError("float division by zero")
+
+
+def test_a_price_that_fails_declines_the_round(
+    device: Device, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    monkeypatch.setitem(MECHANISMS, Faulty.name, Faulty)
+    device.cycle._limits = device.cycle._limits.model_copy(update={"mechanisms": (Faulty.name,)})
+    device.cycle.take_plan(make_plan(mechanism={"name": Faulty.name}))
+    device.give()
+    device.advance()
+    ((_, reason, _),) = device.declined()
+    assert "ZeroDivisionError" in reason
+    assert [record.levelno for record in caplog.records if record.exc_info] == [logging.DEBUG]
+    assert (device.charged(), device.pending()) == ([], {})
+
+
+# --- the device trains, charged -----------------------------------------------------------------
+
+
+class Treacherous(ArrayDataset):
+    """Records whose reading fails."""
+
+    error: Exception
+
+    def _read(self, indices: Any) -> Any:
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ConfigurationError("a sentence"),
+        StorageError("no disk"),
+        RuntimeError("odd"),
+        OSError(5, "Input/output error"),
+        MemoryError(),
+    ],
+    ids=repr,
+)
+def test_whatever_fails_once_a_round_is_charged_it_leaves_like_any_other(
+    device: Device, caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    records = device.trainer.records
+    bad = Treacherous(digits(0, 50).inputs, np.zeros(50, np.int64), 10)
+    bad.error = error
+    records.dataset = bad
+    plan = make_plan(**terms(rate=1.0))
+    device.cycle.take_plan(plan)
+    device.give()
+    device.advance()
+    assert (device.charged(), device.declined()) == ([1], [])
+    assert len(device.pending()[1]) == RoundTask.of(plan).blocks
+    ((state, reason),) = device.state.connection.execute("SELECT state, reason FROM rounds")
+    assert state == "spooled"
+    assert str(error) in reason
+    assert (type(error).__name__ in reason) != isinstance(error, DpagentError), "a sentence, or the type"
+    assert {record.levelno for record in caplog.records if record.exc_info} <= {logging.DEBUG}
 
 
 # --- receipts -----------------------------------------------------------------------------------

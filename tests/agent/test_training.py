@@ -26,6 +26,7 @@ from dpagent.errors import ConfigurationError, StorageError
 from dpagent.learning.data.dataset import ArrayDataset
 from dpagent.learning.front_end import features as features_module
 from dpagent.learning.models.description import from_description
+from dpagent.learning.training.engine_choice import UnsuitableEngineError
 from dpagent.learning.training.onnx_graph.build import build_training_graph
 from dpagent.protocol.signing import Signer, new_signing_secret
 from dpagent.protocol.task import RoundTask
@@ -85,7 +86,7 @@ def test_an_engine_that_was_told_is_taken_or_the_round_declined(tmp_path: Path) 
     told = trainer(tmp_path, engine="onnx")
     run(told, TASK, GRAPH, WEIGHTS)
     assert not (tmp_path / "state" / "engine.json").exists()
-    with pytest.raises(Declined, match="the coordinator sent no training graph"):
+    with pytest.raises(UnsuitableEngineError, match="the coordinator sent no training graph"):
         run(trainer(tmp_path, engine="onnx"), TASK, {}, WEIGHTS)
 
 
@@ -153,7 +154,7 @@ def test_a_frozen_network_is_run_only_if_its_owner_trusts_its_digest(tmp_path: P
     update = run(board, NETWORK_TASK, WITH_NETWORK, np.zeros(650, np.float32))
     assert update.values.shape == (650,)
     # The digest that the plan names is not enough: the bytes are looked at.
-    with pytest.raises(Declined, match="its network is not the one that the model names"):
+    with pytest.raises(ConfigurationError, match="its network is not the one that the model names"):
         run(
             trainer(tmp_path, engine="numpy", trusted_graphs=[DIGEST]),
             NETWORK_TASK,
@@ -183,7 +184,7 @@ def test_no_room_for_features_declines_the_round_before_any_is_computed(
 ) -> None:
     """Room is for the most records that there may be: how many there are does not show."""
     monkeypatch.setattr(features_module, "_SPACE_LEFT", 1 << 60)
-    with pytest.raises(Declined, match=r"features of 60 records take .* MiB more"):
+    with pytest.raises(StorageError, match=r"features of 60 records take .* MiB more"):
         trainer(tmp_path, engine="numpy").prepare(features_task(), {}, np.zeros(50, np.float32))
 
 

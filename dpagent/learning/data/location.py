@@ -59,6 +59,7 @@ class Location:
             with reading(self.path), zipfile.ZipFile(self.path) as archive:
                 return archive.namelist()
         except (zipfile.BadZipFile, NotImplementedError, ValueError):
+            # A zip version beyond zipfile's own is not implemented; a name that is not UTF-8 is a ValueError.
             return []
 
 
