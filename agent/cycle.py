@@ -334,8 +334,7 @@ class Cycle:
         task = RoundTask.of(announced.plan)
         try:
             work = self._trainer.prepare(task, model.assets, _weights_in(model))
-        except Exception as error:  # noqa: BLE001 - the board has changed since it admitted the round; no
-        record did that
+        except Exception as error:  # noqa: BLE001 - the board has changed since it was admitted; no record did that
             work = Work(task, weights_from_bytes(model.weights), None, None, failure=said(error))
         log.info("round %d of %d: again, under the charge it has", task.plan.round, task.plan.rounds)
         self._train(announced, work)

@@ -190,14 +190,14 @@ def test_what_no_receipt_names_goes_again_and_what_one_names_does_not(
     assert len(set(times)) == 6, "each at a random time of its own"
     first_sent = state.connection.execute("SELECT DISTINCT first_sent_at FROM fragments").fetchall()
     assert [tuple(row) for row in first_sent] == [(5_000.0,)]
-    state.mark_counted([digest(0), digest(1)])
+    state.mark_counted([digest(0), digest(1)], 0.0)
     clock.advance(4.999)
     publisher.publish_due()
     assert len(line.sent) == 6
     clock.advance(5.001)
     publisher.publish_due()
     assert sorted(line.sent[6:]) == [message(number) for number in range(2, 6)]
-    state.mark_counted([digest(number) for number in range(6)])
+    state.mark_counted([digest(number) for number in range(6)], 0.0)
     assert publisher.due_in_s() == math.inf
 
 
