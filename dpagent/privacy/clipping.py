@@ -26,7 +26,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Final
 
 import numpy as np
@@ -151,12 +150,6 @@ class Clipping:
             for norm, share in zip(self.norms, self.shares, strict=True)
         ]
         return np.repeat(scales, self.sizes)
-
-    @property
-    def slices(self) -> tuple[slice, ...]:
-        """Where each layer's coordinates are."""
-        ends = accumulate(self.sizes)
-        return tuple(slice(end - size, end) for end, size in zip(ends, self.sizes, strict=True))
 
 
 def adapted_norm(norm: float, share_within: float, *, quantile: float, rate: float) -> float:

@@ -1,5 +1,7 @@
 """The discretised Laplace mechanism: pure ε for a whole vector, by clipping in L1.
 
+Not wired: no plan can name it yet; ``dpagent plan`` uses its formulas to price the ``bounded`` cap.
+
 Each record's gradient is clipped to an L1 norm of C, brought onto an integer grid and added up
 (:mod:`dpagent.privacy.mechanisms.grid`); every coordinate then gets an independent integer X with
 P(X = x) ∝ r^|x|, r = e^(−1/λ) (Ghosh, Roughgarden, Sundararajan, STOC 2009, for one coordinate).

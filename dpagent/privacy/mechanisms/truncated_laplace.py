@@ -1,5 +1,7 @@
 """The discretised truncated Laplace mechanism: noise that never exceeds A, at a price in δ.
 
+Not wired: no plan can name it yet; ``dpagent plan`` uses it to price the ``bounded`` cap.
+
 Like :mod:`dpagent.privacy.mechanisms.discretised_laplace`, but the integer noise of every coordinate has the
 support [−A, A]: p(x) = r^|x|/Z with r = e^(−1/λ) and Z = (1 + r − 2r^(A+1))/(1 − r). After Geng, Ding, Guo
 and Kumar, *Tight analysis of privacy and utility tradeoff in approximate DP* (AISTATS 2020), who treat

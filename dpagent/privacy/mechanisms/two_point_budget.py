@@ -12,7 +12,7 @@ up over weights and rounds. It does so only against somebody who cannot link pie
   :mod:`dpagent.privacy.accounting.shuffling`.
 
 The adjacency of all three is replace-one: in the other world the device has any other weights. The
-statements' scopes differ, so :meth:`~dpagent.privacy.statement.BudgetStatement.plus` refuses to mix them.
+statements differ in scope, so these figures must not be added up.
 """
 
 from __future__ import annotations

@@ -52,14 +52,10 @@ TOTAL_BITS: Final = 159
 #: Weights are whole multiples of 2⁻²⁰⁸.
 WEIGHT_BITS: Final = 208
 
-#: A table has at most 2¹⁸ columns.
-MAX_COLUMN_BITS: Final = 18
-
 #: Values drawn at a time: bounds the memory, and fits the processor's second-level cache.
 BLOCK: Final = 32_768
 
 _LOW_BITS: Final = 128
-_WORD_BITS: Final = 31  # beside the sign
 _SPARE: Final = 64
 _SPARE_BYTES: Final = _SPARE * _LOW_BITS // 8
 _AT_ONCE: Final = 4096  # columns packed at a time: a large table as Python's objects takes tens of MiB
