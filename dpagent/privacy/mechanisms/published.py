@@ -1,5 +1,7 @@
 """The ``published`` noise cap: Algorithm 1 of Luo, Xu and Guan to the letter. **Not private.**
 
+Not wired: no program runs it; ``dpagent plan`` lists its name, and that it guarantees nothing.
+
 Luo, Xu, Guan, *Differential privacy budget optimization based on deep learning in IoT* (Chinese
 Journal on Internet of Things, 2022). For each parameter w and each round t of T: draw
 n = Lap(Δ/ε_t). If |n| is below |γ·w|, step with g + n, and ε_t is used up. Otherwise step with
