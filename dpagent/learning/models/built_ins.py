@@ -35,7 +35,7 @@ from dpagent.learning.models.stages import Scattering
 
 
 def _activated(layer: Layer, *pools: Layer) -> tuple[Layer, ...]:
-    """The repeated block of the networks with tanh."""
+    """The block that the networks with tanh repeat: a layer, tanh, and pooling if any."""
     return (layer, Tanh(), *pools)
 
 
