@@ -1,4 +1,4 @@
-"""What the pictures have in common: their colours, their style, and the way into an HTML page.
+"""The common base of the pictures: colours, style, and conversion for an HTML page.
 
 matplotlib is used through its ``Figure`` object, never through pyplot's global state. Its colours
 come out as CSS variables, so that the pictures follow the reader's light or dark mode.
@@ -75,7 +75,7 @@ _STYLE: Final[dict[Any, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A picture and what it says. ``svg`` is None where there is nothing to draw."""
+    """A picture and its text. ``svg`` is None where there is nothing to draw."""
 
     key: str
     title: str

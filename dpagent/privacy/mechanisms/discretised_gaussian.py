@@ -3,7 +3,7 @@
 After Kairouz, Liu and Steinke (ICML 2021) and Canonne, Kamath and Steinke (NeurIPS 2020):
 clip each record's gradient, bring it onto an integer grid, add up (:mod:`dpagent.privacy.mechanisms.grid`),
 add discrete Gaussian noise (:mod:`dpagent.privacy.noise.discrete_gaussian`). The sensitivity is that of
-the integer vectors, rounding included. What a release costs is derived in
+the integer vectors, rounding included. The cost of a round is derived in
 :mod:`dpagent.privacy.accounting.rdp`.
 """
 
@@ -66,8 +66,8 @@ class DiscretisedGaussian(PlannedMechanism):
         steps: noisy local steps in one release, each with a fresh lot and fresh noise.
         resolution: grid units to one clip norm, in [1, 2²⁰].
         accumulation_slack: None where each record is rounded to the grid (:meth:`constrain`). Where their sum
-            is (:meth:`quantize`), what summing in floating point can add to a record's influence, relative to
-            the clip norm, in [0, 0.01].
+            is (:meth:`quantize`), the most that summing in floating point adds to a record's influence,
+            relative to the clip norm, in [0, 0.01].
 
     Raises:
         ParameterError: an attribute is out of range, or the noise is too small or too large to
@@ -111,7 +111,7 @@ class DiscretisedGaussian(PlannedMechanism):
 
     @property
     def sensitivity_units(self) -> int:
-        """Bound on what one record changes in the integer sum, in L2, in grid units."""
+        """Bound on one record's change of the integer sum, in L2, in grid units."""
         if self.accumulation_slack is None:
             return self.grid.sensitivity_units
         return self.grid.sum_sensitivity_units(self.accumulation_slack)
@@ -175,7 +175,7 @@ class DiscretisedGaussian(PlannedMechanism):
         return self.grid.quantize(total)
 
     def sampler(self, *, entropy: Entropy = os.urandom) -> DiscreteGaussianSampler:
-        """What draws this mechanism's noise, for instance ahead of need."""
+        """A sampler of this mechanism's noise, for instance to draw ahead of need."""
         return DiscreteGaussianSampler(self.sigma_units, entropy=entropy)
 
     @classmethod

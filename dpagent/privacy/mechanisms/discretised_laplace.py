@@ -9,7 +9,7 @@ P(X = x) ∝ r^|x|, r = e^(−1/λ) (Ghosh, Roughgarden, Sundararajan, STOC 2009
 *Cost.* Let s be the integer vector of the record by which two data sets differ, ‖s‖₁ ≤ Δ. For
 every output x, P(total + X = x) and P(total + s + X = x) differ by at most a factor of
 Π_j e^(|s_j|/λ) = e^(‖s‖₁/λ) ≤ e^(Δ/λ), by the triangle inequality in each coordinate. So λ = Δ/ε,
-rounded up, gives ε-DP for the vector, whatever its dimension; a Poisson lot amplifies it
+rounded up, gives ε-DP for the vector, in any dimension; a Poisson lot amplifies it
 (:mod:`dpagent.privacy.accounting.amplification`). Both are sharp: at x beyond the shift they hold with
 equality.
 
@@ -118,12 +118,12 @@ class DiscretisedLaplace(Mechanism):
         return self.dimension * self.steps * statistical_distance(self.scale_units)
 
     def round_cost(self, delta: float) -> tuple[float, float]:
-        """(ε, δ) of one round with ideal noise: its steps added up, whatever ``delta`` allows."""
+        """(ε, δ) of one round with ideal noise: its steps added up; ``delta`` has no effect."""
         total = composed(self.event)
         return total.epsilon, total.delta
 
     def sampler(self, *, entropy: Entropy = os.urandom) -> DiscreteLaplaceSampler:
-        """What draws this mechanism's noise, for instance ahead of need."""
+        """A sampler of this mechanism's noise, for instance to draw ahead of need."""
         return DiscreteLaplaceSampler(self.scale_units, entropy=entropy)
 
 
@@ -143,7 +143,7 @@ def require_drawable(epsilon: float, sensitivity: int) -> None:
 
 
 def laplace_reach(scale: float, steps: int) -> float:
-    """What the sum of ``steps`` draws of scale λ exceeds, to either side, with probability < 1e-14.
+    """A bound that the sum of ``steps`` draws of scale λ exceeds, to either side, with probability < 1e-14.
 
     The moment generating function of one draw is at most 1/(1 − u²λ²), that of continuous Laplace
     noise, so the sum of n draws is sub-gamma, and beyond λ(2√(nL) + L) to either side with

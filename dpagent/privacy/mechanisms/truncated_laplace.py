@@ -192,7 +192,7 @@ class TruncatedLaplace(DiscretisedLaplace):
         return self.dimension * self.steps * statistical_distance(self.scale_units, self.bound_units)
 
     def sampler(self, *, entropy: Entropy = os.urandom) -> DiscreteLaplaceSampler:
-        """What draws this mechanism's noise, for instance ahead of need."""
+        """A sampler of this mechanism's noise, for instance to draw ahead of need."""
         return DiscreteLaplaceSampler(self.scale_units, bound=self.bound_units, entropy=entropy)
 
 
@@ -216,7 +216,7 @@ def truncated_delta(scale: float, bound: int, sensitivity: int) -> float:
 
 
 def least_bound(epsilon: float, delta: float, sensitivity: int) -> int:
-    """The least A, to within what the sampler can take, at which (``epsilon``, ``delta``) is met.
+    """The least A, to within the sampler's resolution, at which (``epsilon``, ``delta``) is met.
 
     From (1 + r)·r^−(A+1) ≥ 2 + (e^ε − 1)/δ; at least Δ. Verified after.
 
@@ -284,7 +284,7 @@ def _highest_epsilon(max_epsilon: float, sensitivity: int) -> float:
 
 
 def _rounded_up(value: float) -> float:
-    """To six digits, for a sentence whose number has to do when somebody takes it at its word."""
+    """To six digits, rounded so that a reader can use the number as it stands."""
     return float(f"{value * (1 + 1e-5):.6g}")
 
 

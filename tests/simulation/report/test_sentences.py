@@ -23,7 +23,7 @@ def test_numbers_of_the_record_are_on_the_page(tmp_path: Path) -> None:
     words = words_of(render_report(record, tmp_path)).replace(NBSP, " ")
     accuracy, baseline = record.accuracy_history[-1], record.baseline_history[-1]
     for expected in (
-        f"{100 * accuracy:.1f} % of the test records right",
+        f"{100 * accuracy:.1f} % of the test records correctly",
         f"without noise {100 * baseline:.1f} %",
         f"{100 * (baseline - accuracy):.1f} points below",
         "ε = 1.993",
@@ -45,7 +45,7 @@ def test_numbers_of_the_record_are_on_the_page(tmp_path: Path) -> None:
         f"{100 * fmean(record.kept):.1f} % of its length in a round, on average",
         "5 ledgers show ε = 1.993 spent of 4 in 30 charges, and 5 of 5 verified",
         "50.2 % of the lifetime budget left",
-        "digits: records of 8 × 8 × 1, 360 of them to test on",
+        "digits: records of 8 × 8 × 1, 360 of them for testing",
         "the others were dealt to the devices at random (iid)",
         "10: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9",
         "Signal to noise 5.3",
@@ -173,7 +173,7 @@ def test_a_round_that_took_no_step_has_no_accuracy(tmp_path: Path) -> None:
     record = replace(record_of(rounds=2), accuracy_history=(math.nan, 0.5), baseline_history=(math.nan, 0.6))
     words = words_of(render_report(record, tmp_path)).replace(NBSP, " ")
     assert "nan" not in words
-    assert "gets 50.0 % of the test records right, 10.0 points below the run without noise" in words
+    assert "classifies 50.0 % of the test records correctly, 10.0 points below the run without noise" in words
     results = as_json(record)
     assert (results["accuracy_history"], results["accuracy"]) == ([None, 0.5], 0.5)
 
@@ -184,7 +184,7 @@ def test_missing_baseline_and_short_accuracy_are_compared_with_nothing_else(tmp_
     assert "points below" not in without
     short = replace(record_of(), accuracy_history=(0.1, 0.5), baseline_history=(0.2, 0.51, 0.9))
     words = words_of(render_report(short, tmp_path)).replace(NBSP, " ")
-    assert "gets 50.0 % of the test records right, 1.0 point below the run without noise" in words
+    assert "classifies 50.0 % of the test records correctly, 1.0 point below the run without noise" in words
     stopped = replace(record_of(), accuracy_history=(0.1, 0.5, 0.8), baseline_history=(0.2, 0.45))
     words = words_of(render_report(stopped, tmp_path))
     assert "at round 2 it is 5.0 points above the run without noise" in words

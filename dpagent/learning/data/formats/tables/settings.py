@@ -2,7 +2,7 @@
 
 ``offset`` and ``scale`` are public constants from the meaning of the columns (a heart rate: 70 and 30),
 never computed from the data: a mean or a maximum of private values, used without noise, is itself a release
-that nobody accounts for, and boards that scale unlike train unlike models.
+that no ledger counts, and boards that scale differently train different models.
 """
 
 from __future__ import annotations
