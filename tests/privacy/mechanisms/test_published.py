@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,8 +12,8 @@ from dpagent.errors import ParameterError, PlanError
 from dpagent.privacy.mechanisms.published import PublishedCap, PublishedState
 
 
-def cap(**changes: object) -> PublishedCap:
-    arguments = {
+def cap(**changes: Any) -> PublishedCap:
+    arguments: dict[str, Any] = {
         "epsilon": 1.0,
         "rounds": 100,
         "step": 1e-4,
@@ -20,7 +21,7 @@ def cap(**changes: object) -> PublishedCap:
         "regularisation": 0.5,
         "allow_unproven": True,
     }
-    return PublishedCap(**{**arguments, **changes})  # type: ignore[arg-type]
+    return PublishedCap(**arguments | changes)
 
 
 def test_two_neighbouring_data_sets_are_told_apart_with_certainty_from_one_release() -> None:
