@@ -80,7 +80,7 @@ def _interleaving_words(measured: Interleaving | None, devices: int, rounds: int
     """Title and caption."""
     where = f"Over {counted(rounds, 'round')}" if rounds > 1 else "In the one round"
     if measured is None:
-        return "Too few fragments arrived to see an order", f"{where} no two fragments arrived together."
+        return "Too few fragments arrived to see an order", "No round has two fragments to compare."
     if devices == 1:
         return "One device has no others to mix with", f"{where} all fragments came from the same device."
     excess = measured.mixed - measured.expected_mixed

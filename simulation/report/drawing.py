@@ -122,9 +122,9 @@ def _for_page(svg: str, key: str, label: str) -> Markup:
 
 
 def round_axis(axes: Axes, rounds: int) -> None:
-    """Let x be the round, from 1."""
+    """Let x be the round, from 1, with ticks at multiples of 1, 2 or 5 times a power of ten."""
     axes.set_xlim(0.4, rounds + 0.6)
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=True, min_n_ticks=1))
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=7, steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
     axes.set_xlabel("round")
 
 

@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 from demos import own
+from matplotlib.figure import Figure
 from run_records import record_of, with_notes, with_settings, words_of
 
 from dpagent.errors import StorageError
 from simulation.layout import Layout
 from simulation.record import RunRecord
 from simulation.report.device_pictures import MAX_ROWS
+from simulation.report.drawing import round_axis
 from simulation.report.page import render_report, write_report
 from simulation.settings import DataForm
 
@@ -170,6 +172,22 @@ def test_edges_are_drawn(record: RunRecord, tmp_path: Path) -> None:
     assert structure.open == []
     assert structure.seen.count("svg") == 4
     assert structure.seen.count("tr") == 1 + record.settings.rounds
+
+
+@pytest.mark.parametrize(
+    ("rounds", "ticks"),
+    [(1, [1]), (5, [1, 2, 3, 4, 5]), (8, [2, 4, 6, 8]), (40, [10, 20, 30, 40]), (200, [50, 100, 150, 200])],
+)
+def test_rounds_are_counted_in_round_numbers(rounds: int, ticks: list[int]) -> None:
+    axes = Figure().add_subplot()
+    round_axis(axes, rounds)
+    low, high = axes.get_xlim()
+    assert [tick for tick in axes.get_xticks() if low <= tick <= high] == ticks
+
+
+def test_one_fragment_has_no_order(tmp_path: Path) -> None:
+    words = words_of(render_report(record_of(devices=1, rounds=1, fragments=1), tmp_path))
+    assert "No round has two fragments to compare" in words
 
 
 def test_nothing_measured_is_said(tmp_path: Path) -> None:
