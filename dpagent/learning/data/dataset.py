@@ -148,8 +148,8 @@ class Dataset(ABC):
     def readable_batches(self, indices: Indices | None = None, *, size: int | None = None) -> Iterator[Batch]:
         """As :meth:`batches`, without the records that cannot be read.
 
-        It fails for no record, whatever is in it: what is released of a lot, and whether anything is, may
-        depend on a record only as the mechanism allows. Every batch but the last is full, so that batches are
+        It fails for no record: the output of a lot, and its existence, may depend on a record only as the
+        mechanism allows. Every batch but the last is full, so that batches are
         those of a lot that never held the others, as the bound on an engine's error asks for.
         """
         size = self._batch_size(size)

@@ -18,7 +18,7 @@ A round is scheduled an ε_t. If noise for ε_t, at the round's δ, stays within
 schedule restarts over the rounds left with the remainder (:meth:`Schedule.reallocated`); a job in
 which no cap acts keeps its schedule.
 
-*Validity.* Costs are chosen as the job goes on, but from public values and earlier releases alone.
+*Validity.* Costs are chosen as the job goes on, but from public values and earlier noisy sums alone.
 (ε, δ) of such mechanisms add up as long as the sum is kept within a bound fixed in advance (Rogers,
 Roth, Ullman, Vadhan, NeurIPS 2016: basic composition is a privacy filter), which
 :meth:`BoundedBudget.next_round` does: it refuses a round that does not fit, before anything is drawn.

@@ -150,7 +150,7 @@ class CentralGaussian(_Central):
 
     @property
     def event(self) -> Event:
-        """The charge for one release."""
+        """The charge for one round."""
         return self._noise.event
 
     @property
@@ -169,7 +169,7 @@ class CentralLaplace(_Central):
     """L1-clipped updates, and discrete Laplace noise on their sum: pure ε. Public.
 
     Attributes:
-        epsilon: ε of one release with known participants, before sampling, in (0, 1000].
+        epsilon: ε of one round with known participants, before sampling, in (0, 1000].
         resolution: grid units to one clip norm, in [1, 2³⁰]; by default it follows from d.
 
     Raises:
@@ -184,7 +184,7 @@ class CentralLaplace(_Central):
 
     @property
     def event(self) -> Event:
-        """The charge for one release, sampling included."""
+        """The charge for one round, sampling included."""
         return self._noise.event
 
     @property

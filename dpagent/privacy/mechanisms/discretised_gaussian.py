@@ -56,14 +56,14 @@ def finest_resolution(noise_multiplier: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class DiscretisedGaussian(PlannedMechanism):
-    """One release's mechanism; the record states all an accountant or auditor needs. Public.
+    """The mechanism of one round; the record states all that an accountant or auditor needs. Public.
 
     Attributes:
         clip_norm: C, the L2 norm a record's gradient is scaled down to, in [1e-9, 1e9].
         noise_multiplier: σ, the noise's parameter over the L2 sensitivity, in [1e-6, 1e12].
         sampling_rate: q, the probability with which each record enters a lot, in (0, 1].
-        dimension: d, number of coordinates released.
-        steps: noisy local steps in one release, each with a fresh lot and fresh noise.
+        dimension: d, number of coordinates of the sum.
+        steps: noisy local steps in one round, each with a fresh lot and fresh noise.
         resolution: grid units to one clip norm, in [1, 2²⁰].
         accumulation_slack: None where each record is rounded to the grid (:meth:`constrain`). Where their sum
             is (:meth:`quantize`), the most that summing in floating point adds to a record's influence,
@@ -133,12 +133,12 @@ class DiscretisedGaussian(PlannedMechanism):
 
     @property
     def event(self) -> Event:
-        """The charge for one release."""
+        """The charge for one round."""
         return poisson_sampled(GaussianEvent(self.noise_multiplier), self.sampling_rate, self.steps)
 
     @property
     def statistical_distance(self) -> float:
-        """Total variation distance of one release from ideal noise; η of ``docs/privacy.md``.
+        """Total variation distance of one round's noise from ideal noise; η of ``docs/privacy.md``.
 
         A mechanism within η of an (ε, δ)-DP one is (ε, δ + (1 + e^ε)·η)-DP.
         """

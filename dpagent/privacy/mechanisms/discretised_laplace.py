@@ -38,21 +38,21 @@ from dpagent.privacy.noise.discrete_laplace import (
 from dpagent.privacy.noise.entropy import Entropy
 from dpagent.privacy.statement import Adjacency, Trust, Unit
 
-#: Mechanisms of the Laplace family are built for an ε of one release, before sampling, up to this.
+#: Mechanisms of the Laplace family are built for an ε of one noisy sum, before sampling, up to this.
 MAX_EPSILON: Final = 1000.0
 _LOG_REACH: Final = 34.0  # −log of the probability beyond the reach of noise
 
 
 @dataclass(frozen=True, slots=True)
 class DiscretisedLaplace(Mechanism):
-    """One release's mechanism; the record states all an accountant or auditor needs. Public.
+    """The mechanism of one round; the record states all that an accountant or auditor needs. Public.
 
     Attributes:
         clip_norm: C, the L1 norm a record's gradient is scaled down to, in [1e-9, 1e9].
         epsilon: ε of one step on a lot that is known, before sampling, in (0, 1000].
         sampling_rate: q, the probability with which each record enters a lot, in (0, 1].
-        dimension: d, number of coordinates released.
-        steps: noisy local steps in one release, each with a fresh lot and fresh noise.
+        dimension: d, number of coordinates of the sum.
+        steps: noisy local steps in one round, each with a fresh lot and fresh noise.
         resolution: grid units to one clip norm, in [1, 2³⁰]; by default
             :func:`~dpagent.privacy.mechanisms.grid.l1_resolution` of d.
 
@@ -109,12 +109,12 @@ class DiscretisedLaplace(Mechanism):
 
     @property
     def event(self) -> Event:
-        """The charge for one release, sampling included."""
+        """The charge for one round, sampling included."""
         return poisson_sampled(ApproximateEvent(self.epsilon), self.sampling_rate, self.steps)
 
     @property
     def statistical_distance(self) -> float:
-        """Total variation distance of one release from ideal noise; see ``docs/privacy.md``."""
+        """Total variation distance of one round's noise from ideal noise; see ``docs/privacy.md``."""
         return self.dimension * self.steps * statistical_distance(self.scale_units)
 
     def round_cost(self, delta: float) -> tuple[float, float]:

@@ -63,7 +63,7 @@ class PublishedState:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PublishedRelease:
+class PublishedStep:
     """The step of a round. **Not private**: where ``capped``, the gradient can be read off.
 
     Attributes:
@@ -151,14 +151,14 @@ class PublishedCap:
             raise ParameterError(f"rounds are {self.rounds}; expected a state with a round left.")
         return np.asarray(state.remainder / left - (left - 1) * self.step / 2)
 
-    def release(
+    def noisy_step(
         self,
         gradient: NDArray[np.floating[Any]],
         weights: NDArray[np.floating[Any]],
         state: PublishedState,
         *,
         entropy: Entropy = os.urandom,
-    ) -> PublishedRelease:
+    ) -> PublishedStep:
         """One round of Algorithm 1 on a clipped mean gradient. **Not private.**
 
         Args:
@@ -187,7 +187,7 @@ class PublishedCap:
         capped = np.abs(noise) >= np.abs(pull)
         noise[capped] = pull[capped]
         used[~capped] = epsilon[~capped]
-        return PublishedRelease(
+        return PublishedStep(
             gradient=gradient.astype(np.float64) + noise,
             capped=capped,
             overspent=int(np.count_nonzero(~funded)),

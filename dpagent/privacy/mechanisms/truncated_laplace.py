@@ -65,14 +65,14 @@ _HALVINGS: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class TruncatedLaplace(DiscretisedLaplace):
-    """One release's mechanism; the record states all an accountant or auditor needs. Public.
+    """The mechanism of one round; the record states all that an accountant or auditor needs. Public.
 
     Attributes:
         clip_norm: C, the L1 norm a record's gradient is scaled down to, in [1e-9, 1e9].
         epsilon: ε of one step on a lot that is known, before sampling, in (0, 1000].
         sampling_rate: q, the probability with which each record enters a lot, in (0, 1].
-        dimension: d, number of coordinates released.
-        steps: noisy local steps in one release, each with a fresh lot and fresh noise.
+        dimension: d, number of coordinates of the sum.
+        steps: noisy local steps in one round, each with a fresh lot and fresh noise.
         resolution: grid units to one clip norm, in [1, 2³⁰]; by default it follows from d.
         bound_units: A, in grid units: at least the sensitivity, at most 2⁵⁰.
 
@@ -129,7 +129,7 @@ class TruncatedLaplace(DiscretisedLaplace):
             delta: of one step on a known lot, in (0, 1).
             sampling_rate: q.
             dimension: d.
-            steps: noisy local steps in one release.
+            steps: noisy local steps in one round.
             resolution: grid units to one clip norm.
             max_epsilon: the largest ε acceptable, in (0, 1000].
 
@@ -183,12 +183,12 @@ class TruncatedLaplace(DiscretisedLaplace):
 
     @property
     def event(self) -> Event:
-        """The charge for one release, sampling included."""
+        """The charge for one round, sampling included."""
         return poisson_sampled(ApproximateEvent(self.epsilon, self.delta), self.sampling_rate, self.steps)
 
     @property
     def statistical_distance(self) -> float:
-        """Total variation distance of one release from ideal noise; see ``docs/privacy.md``."""
+        """Total variation distance of one round's noise from ideal noise; see ``docs/privacy.md``."""
         return self.dimension * self.steps * statistical_distance(self.scale_units, self.bound_units)
 
     def sampler(self, *, entropy: Entropy = os.urandom) -> DiscreteLaplaceSampler:

@@ -163,7 +163,7 @@ class TwoPoint:
         require_between("offset", offset, -radius, radius)
         return (radius * self.amplitude) ** 2 - offset**2
 
-    def release(self, weights: Floats, *, entropy: Entropy = os.urandom) -> TwoPointReport:
+    def report(self, weights: Floats, *, entropy: Entropy = os.urandom) -> TwoPointReport:
         """Draw positions and bits. The work does not depend on weights, positions or bits.
 
         Args:

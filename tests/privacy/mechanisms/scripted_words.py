@@ -28,10 +28,10 @@ def scripted(*words: int) -> Callable[[int], bytes]:
 
 
 def ones_of_all_words(mechanism: TwoPoint, weight: float) -> int:
-    """How many of the 2⁶⁴ words give a 1, found by bisection on the shipped ``release``."""
+    """How many of the 2⁶⁴ words give a 1, found by bisection on the shipped ``report``."""
 
     def is_one(word: int) -> bool:
-        return bool(mechanism.release(np.array([weight]), entropy=scripted(0, word)).bits[0])
+        return bool(mechanism.report(np.array([weight]), entropy=scripted(0, word)).bits[0])
 
     low, high = 0, 2**64  # words below give a 1, from the threshold on a 0
     while low < high:

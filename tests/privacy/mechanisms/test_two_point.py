@@ -136,7 +136,7 @@ def test_bits_of_the_shipped_code_have_their_probabilities() -> None:
     epsilon, repeats = 1.0, 200_000
     grid = np.linspace(-1.2, 1.2, 11)
     mechanism = TwoPoint(one_layer(11 * repeats), epsilon, 11 * repeats)
-    report = mechanism.release(np.repeat(grid, repeats))
+    report = mechanism.report(np.repeat(grid, repeats))
     np.testing.assert_array_equal(report.positions, np.arange(11 * repeats))
     ones = report.bits.reshape(11, repeats).sum(axis=1)
     counts = np.full(11, repeats)
@@ -166,7 +166,7 @@ def test_a_planted_bug_of_one_per_cent_is_seen(monkeypatch: pytest.MonkeyPatch) 
 
     half_range = two_point._half_range
     monkeypatch.setattr(TwoPoint, "_thresholds", wrong)
-    ones = mechanism.release(np.repeat(grid, repeats)).bits.reshape(11, repeats).sum(axis=1)
+    ones = mechanism.report(np.repeat(grid, repeats)).bits.reshape(11, repeats).sum(axis=1)
     assert chi_square(ones, np.full(11, repeats), coins(grid, 1.0)) < LEVEL
     monkeypatch.setattr(TwoPoint, "_thresholds", right)
     monkeypatch.setattr(
@@ -186,7 +186,7 @@ def test_every_set_with_one_position_of_each_block_is_equally_likely(size: int, 
     sets = list(itertools.product(*blocks))
     draws = 2_000 * len(sets)
     weights = np.zeros(size)
-    seen = Counter(tuple(mechanism.release(weights).positions.tolist()) for _ in range(draws))
+    seen = Counter(tuple(mechanism.report(weights).positions.tolist()) for _ in range(draws))
     assert set(seen) == set(sets)
     if len(sets) > 1:
         assert stats.chisquare([seen[chosen] for chosen in sets]).pvalue > LEVEL
@@ -218,7 +218,7 @@ def test_the_bytes_read_depend_on_nothing_but_the_number_of_coordinates(
         asked.append(count)
         return data.draw(st.binary(min_size=count, max_size=count))
 
-    report = mechanism.release(weights, entropy=entropy)
+    report = mechanism.report(weights, entropy=entropy)
     assert asked == [8 * coordinates, 8 * coordinates]
     assert report.positions.shape == report.bits.shape == (coordinates,)
     assert (np.diff(report.positions) > 0).all()
@@ -228,7 +228,7 @@ def test_positions_do_not_depend_on_weights() -> None:
     mechanism = TwoPoint(one_layer(50), 1.0, 7)
     data = np.random.default_rng(1).bytes(112)
     for weights in (np.zeros(50), np.full(50, 9.0), np.full(50, math.nan)):
-        first = mechanism.release(weights, entropy=scripted(*np.frombuffer(data, "<u8").tolist())).positions
+        first = mechanism.report(weights, entropy=scripted(*np.frombuffer(data, "<u8").tolist())).positions
         words = [int.from_bytes(data[8 * i : 8 * i + 8], "little") for i in range(7)]
         edges = mechanism.block_edges()
         np.testing.assert_array_equal(
@@ -245,7 +245,7 @@ def test_a_fleets_estimate_is_unbiased_and_its_error_as_stated() -> None:
     weights = np.concatenate(
         (rng.uniform(-1.5, 2.5, (devices, 12)), rng.uniform(-0.15, -0.05, (devices, 8))), axis=1
     )
-    ones, counts = mechanism.tally([mechanism.release(row) for row in weights])
+    ones, counts = mechanism.tally([mechanism.report(row) for row in weights])
     assert counts.sum() == 6 * devices
     estimate = mechanism.estimate(ones, counts)
     scores = (estimate.mean - weights.mean(axis=0)) / estimate.standard_error
@@ -316,12 +316,12 @@ GOOD = TwoPoint(one_layer(3), 1.0, 2)
         (lambda: TwoPoint.for_device(one_layer(3), 1.0, 4), "coordinates is 4"),
         (lambda: TwoPoint.for_device(one_layer(3), 1e4), "epsilon of a coordinate is 3333"),
         (lambda: TwoPoint.for_device(one_layer(3), 1e-9), "epsilon of a coordinate is 1e-09"),
-        (lambda: GOOD.release(np.zeros(4), entropy=never), r"weights have shape \(4,\)"),
-        (lambda: GOOD.release(np.zeros(0), entropy=never), r"weights have shape \(0,\)"),
-        (lambda: GOOD.release(np.zeros((3, 1)), entropy=never), r"weights have shape \(3, 1\)"),
-        (lambda: GOOD.release(np.zeros(3, dtype=int), entropy=never), "type int64"),
-        (lambda: GOOD.release(np.zeros(3, dtype=np.longdouble), entropy=never), "up to 64 bits"),
-        (lambda: GOOD.release(np.zeros(3), entropy=lambda n: b"x"), "entropy gave 1 bytes"),
+        (lambda: GOOD.report(np.zeros(4), entropy=never), r"weights have shape \(4,\)"),
+        (lambda: GOOD.report(np.zeros(0), entropy=never), r"weights have shape \(0,\)"),
+        (lambda: GOOD.report(np.zeros((3, 1)), entropy=never), r"weights have shape \(3, 1\)"),
+        (lambda: GOOD.report(np.zeros(3, dtype=int), entropy=never), "type int64"),
+        (lambda: GOOD.report(np.zeros(3, dtype=np.longdouble), entropy=never), "up to 64 bits"),
+        (lambda: GOOD.report(np.zeros(3), entropy=lambda n: b"x"), "entropy gave 1 bytes"),
         (lambda: GOOD.variance(1.1, 1.0), "offset is 1.1"),
         (lambda: GOOD.variance(0.0, 0.0), "radius is 0.0"),
         (lambda: GOOD.estimate(np.array([1, 1, 3]), np.array([1, 1, 2])), "below 0 or above reports"),
