@@ -32,10 +32,6 @@ class MovableClock:
         self._monotonic += seconds
         self._unix += seconds
 
-    def set_unix(self, unix: float) -> None:
-        """Set the board's clock, as a person or a time server does; no time passes."""
-        self._unix = unix
-
     def advance_until(self, condition: Callable[[], Any], what: str, step_s: float = 0.5) -> Any:
         """Let time pass in steps until ``condition`` holds, for daemons in threads; the first true value."""
         until = time.monotonic() + PATIENCE_S
