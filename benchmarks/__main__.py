@@ -27,7 +27,7 @@ _PAGE = ROOT / "docs" / "benchmarks.md"
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run what the command line asks for; returns the exit code."""
+    """Run the benchmarks that the command line names; returns the exit code."""
     names = _chosen(arguments)
     signal.signal(signal.SIGTERM, _interrupt)
     failed = ExitCode.OK
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str]) -> int:
                 continue
             except ModuleNotFoundError as error:
                 failed = failed or ExitCode.CONFIGURATION
-                _say(f"{name}: {error.name} is not installed; `make bench` installs what is needed.")
+                _say(f"{name}: {error.name} is not installed; `make bench` installs it.")
                 continue
             except DpagentError as error:
                 failed = failed or error.exit_code

@@ -1,4 +1,4 @@
-"""``docs/benchmarks.md``, wholly made from the figures and the benchmarks' own texts."""
+"""``docs/benchmarks.md``, generated from the figures and the benchmarks' own texts."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def title(module: ModuleType) -> str:
 
 
 def _machines(by_benchmark: Mapping[str, Sequence[Figure]]) -> str:
-    """Each machine and day, and what was measured there and then."""
+    """Each machine and day, and the benchmarks measured there."""
     names: dict[str, list[str]] = {}
     for name, figures in by_benchmark.items():
         for machine in dict.fromkeys(figure.machine for figure in figures):
             names.setdefault(machine, []).append(f"`{name}`")
-    lines = ["| measured on | what |", "|---|---|"]
+    lines = ["| measured on | benchmarks |", "|---|---|"]
     for machine, measured in names.items():
         lines.append(f"| {machine} | {'everything' if len(names) == 1 else ', '.join(measured)} |")
     return "\n".join(lines) + "\n"

@@ -19,7 +19,7 @@ from benchmarks import (
     step_shares,
 )
 
-#: Every benchmark: a module whose docstring says what, how and within which limits, and whose
+#: Every benchmark: a module whose docstring gives the subject, the method and the limits, and whose
 #: ``run()`` gives its figures.
 BENCHMARKS: MappingProxyType[str, ModuleType] = MappingProxyType(
     {

@@ -28,7 +28,7 @@ def named(key: str, value: object = None) -> str:
 
     Args:
         key: As in a configuration file; below a section, with or without its name: ``csv.label``, ``label``.
-        value: What to set it to, if the sentence proposes a value.
+        value: The proposed value, if the sentence has one.
 
     >>> f"Set {named('label')} to one of them, or {named('shape', [8, 8])}."
     'Set `label` to one of them, or `shape: [8, 8]`.'

@@ -1,4 +1,4 @@
-"""From a request, and what the data are, to a run whose every value is settled."""
+"""From a request and the form of the data to a run with every value settled."""
 
 from __future__ import annotations
 
@@ -64,10 +64,10 @@ def choose_model(wanted: str | None, form: DataForm, layout: Layout) -> tuple[st
 
 
 def settle(request: Request, form: DataForm, model: str, spec: ModelSpec) -> tuple[RunSettings, Outlook]:
-    """Settle everything, and say what to expect.
+    """Settle everything, and estimate the outcome.
 
     Args:
-        request: What was asked for.
+        request: As it was given.
         form: Of the data.
         model: How the settings name the model.
         spec: The model.
@@ -125,7 +125,7 @@ def settle(request: Request, form: DataForm, model: str, spec: ModelSpec) -> tup
     if request.learning_rate is not None:
         learning_rate = request.learning_rate
     elif preset.learning_rate:
-        # As long a step as the preset's, whatever gradients are clipped to.
+        # As long a step as the preset's, for any clip norm.
         learning_rate = preset.learning_rate * preset.clip_norm / clip_norm
     else:
         learning_rate = learning_rate_for(outlook.signal_to_noise, rounds, clip_norm, preset.momentum)

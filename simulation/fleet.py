@@ -61,7 +61,7 @@ class Fleet:
     A directory that holds a run goes on with it: the request has to be the same.
 
     Args:
-        request: What to run.
+        request: The run to make.
         state_dir: New, empty, or of the same run.
         broker: Which broker to use.
         command: A command line that goes on with the run, kept for people.
@@ -69,11 +69,11 @@ class Fleet:
     Attributes:
         settings: All values settled.
         spec: The model.
-        outlook: What to expect of the run.
-        notes: What is known of the data, and of earlier starts.
+        outlook: The expected outcome of the run.
+        notes: On the data, and on earlier starts.
         layout: Where the files are.
         goes_on: Whether the directory holds this run already.
-        data_changed: Whether the data look otherwise than when the run began. It goes on with what was dealt.
+        data_changed: Whether the data have changed since the run began. It goes on with the records as dealt.
 
     Raises:
         DpagentError: It cannot be run.
@@ -121,7 +121,7 @@ class Fleet:
         if self._source is None:
             self.notes = read_notes(state_dir)
         else:
-            deal(self.settings, self._source)  # Refuses what cannot be dealt.
+            deal(self.settings, self._source)  # Refuses data that cannot be dealt.
             warning = delta_warning(self.settings.delta, self.settings.records_per_device)
             self.notes = RunNotes(
                 kind=self._source.train.origin.kind,
@@ -133,7 +133,7 @@ class Fleet:
         self._preparation_s = time.monotonic() - began
 
     def run(self, listener: Listener | None = None) -> RunRecord:
-        """Run to the end. Whatever happens, all programs that were started are stopped.
+        """Run to the end. All programs that were started are stopped in every case.
 
         Args:
             listener: Is told how the run goes.

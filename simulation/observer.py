@@ -41,7 +41,7 @@ class Observer:
         self._devices: dict[int, sqlite3.Connection] = {}
 
     def close(self) -> None:
-        """Close what is open."""
+        """Close all connections."""
         if self._coordinator is not None:
             self._coordinator.close()
         for connection in self._devices.values():

@@ -1,4 +1,4 @@
-"""What somebody asks of a simulated fleet. Whatever is left open follows the data (``presets.py``)."""
+"""A user's request to a simulated fleet. Open values follow the data (``presets.py``)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Records: TypeAlias = Annotated[DatasetSettings, AfterValidator(_absolute)]
 
 
 class DataSelection(Settings):
-    """Which data, what they are tested on, and how they are dealt to the devices."""
+    """The data, the test data, and the split over the devices."""
 
     dataset: KnownData | None = None
     """``digits`` come with scikit-learn; ``mnist`` are ``train`` with settings of their own."""
@@ -74,12 +74,12 @@ class DataSelection(Settings):
 
     @field_serializer("train", "test")
     def _as_given(self, settings: DatasetSettings | None) -> dict[str, Any] | None:
-        """What was set, and no default: a command that reads such data has no other options."""
+        """The values that were set, without defaults: a command that reads such data has no other options."""
         return None if settings is None else settings.model_dump(mode="json", exclude_unset=True)
 
     @property
     def name(self) -> str:
-        """What the data are called in reports and ledgers; one's own by the last part of their path."""
+        """The name of the data in reports and ledgers; of one's own data, the last part of their path."""
         return self.dataset or data_name(self.train.path if self.train is not None else Path())
 
     @property
@@ -125,7 +125,7 @@ class Request(Settings):
     cap: CapKind | None = None
     cap_at: CapPlace = "coordinator"
     engine: EngineKind = "auto"
-    """What computes the agents' gradients."""
+    """The engine that computes the agents' gradients."""
     baseline: bool = True
     """Whether the same training is also run without noise."""
     seed: Seed = 0
@@ -148,6 +148,6 @@ class BrokerRequest(Settings):
 
 
 def data_name(path: Path) -> str:
-    """What data are called: the last part of their path, as far as it can be shown."""
+    """The name of data: the last part of their path, as far as it can be shown."""
     name = "".join(letter for letter in path.absolute().name if letter.isprintable())
     return name[:64] or "data"

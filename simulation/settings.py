@@ -38,7 +38,7 @@ COMMAND_FILE: Final = "command.txt"
 
 @dataclass(frozen=True, slots=True)
 class DataForm:
-    """What is public of a run's data: how much there is, and of what form."""
+    """The public facts of a run's data: their number and form."""
 
     train_records: int
     test_records: int
@@ -50,7 +50,7 @@ class DataForm:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """What the classes are called: by name, else by number."""
+        """The classes' names, or their numbers."""
         return self.class_names or tuple(map(str, range(self.classes)))
 
 

@@ -1,9 +1,9 @@
 """A fleet's training in one process: the product's own steps, without messages, ledgers and waiting.
 
 A round is planned, summed, aggregated and stepped by the functions that coordinator and agents run; no
-fragment is lost. With noise, each device's part is what its agent would send, to the bit, and the same
-gradient comes of it. Without noise, the lots' clipped sums are added up as they are: what the demo compares
-itself with. Such a run protects nobody. The seed sets the initial weights; lots and noise come from the
+fragment is lost. With noise, each device's part equals its agent's message, to the bit, and gives the same
+gradient. Without noise, the lots' clipped sums are added up as they are, for the demo's
+comparison. Such a run gives no privacy. The seed sets the initial weights; lots and noise come from the
 operating system's entropy, as they always do.
 """
 
@@ -32,7 +32,7 @@ from simulation.planning import trial_job, trial_planner
 
 @dataclass(frozen=True, slots=True)
 class RoundResult:
-    """What the coordinator's cap did in a round.
+    """The effect of the coordinator's cap in a round.
 
     Attributes:
         clamped: Coordinates beyond their bound.
@@ -90,7 +90,7 @@ class TrainingLoop:
         step = take_step(task, gradient, self.weights, self._state, self._optimiser, learning_rate)
         self.weights, self._state = step.weights, step.state
         norm = step.kept * float(np.linalg.norm(gradient))
-        # What was shortened ends on the ball; nothing else has exactly that norm.
+        # A shortened vector ends on the ball; no other has exactly that norm.
         return RoundResult(step.clamped, math.isclose(norm, clipping.reference, rel_tol=1e-9))
 
     def accuracy(self) -> float:

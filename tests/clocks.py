@@ -32,10 +32,6 @@ class MovableClock:
         self._monotonic += seconds
         self._unix += seconds
 
-    def set_unix(self, unix: float) -> None:
-        """Set the board's clock, as a person or a time server does; no time passes."""
-        self._unix = unix
-
     def creep(self) -> float:
         """The monotonic time, which a hundred looks at it move by a millisecond."""
         self._monotonic += 1e-5

@@ -16,6 +16,7 @@ from children import Child
 from dpagent.learning.data.dataset import ArrayDataset
 from dpagent.learning.data.formats.npz import save_npz
 from dpagent.learning.models.built_ins import built_in
+from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.training.engine import ACCUMULATION_SLACK
 from dpagent.privacy.mechanisms.grid import DEFAULT_RESOLUTION
 from dpagent.protocol.fragments import content_digest, weights_to_bytes
@@ -35,15 +36,20 @@ def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
     return result
 
 
+def model_section(spec: ModelSpec) -> dict[str, Any]:
+    """What a plan says of a model, but for its weights."""
+    return {
+        "parameters": spec.parameter_count, "architecture": spec.digest(),
+        "description": cbor2.dumps(spec.describe(), canonical=True),
+    }  # fmt: skip
+
+
 def plan_values(**changes: Any) -> dict[str, Any]:
     """The map of a valid plan for the ``digits`` model, as it stands on the wire."""
     weights = weights_to_bytes(DIGITS.initial_weights(0))
     base = {
         "version": 1, "kind": "plan", "fleet": "testers", "job": b"j" * 16, "round": 1, "state": "open",
-        "model": {
-            "parameters": DIGITS.parameter_count, "architecture": DIGITS.digest(),
-            "digest": content_digest(weights), "description": cbor2.dumps(DIGITS.describe(), canonical=True),
-        },
+        "model": model_section(DIGITS) | {"digest": content_digest(weights)},
         "assets": [], "augmentation": None, "projection": None,
         "mechanism": {
             "name": "discrete-gaussian", "noise_multipliers": [4.0, 3.0, 2.0],

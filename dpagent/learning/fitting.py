@@ -1,4 +1,4 @@
-"""Whether a model and a dataset go together, by what is public of both."""
+"""Whether a model and a dataset go together, by public facts of both."""
 
 from __future__ import annotations
 

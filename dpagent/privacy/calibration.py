@@ -82,7 +82,10 @@ def gaussian_family(sampling_rate: float, steps: int = 1) -> EventFamily:
 
 
 def laplace_family(sampling_rate: float, steps: int = 1) -> EventFamily:
-    """Likewise for pure mechanisms whose ε is one over the noise multiplier, such as Laplace noise."""
+    """Likewise for pure mechanisms whose ε is one over the noise multiplier, such as Laplace noise.
+
+    Not wired: no mechanism that a plan can name uses it yet; the worked example of CONTRIBUTING.md does.
+    """
     return EventFamily(
         lambda noise: poisson_sampled(ApproximateEvent(1 / noise), sampling_rate, steps), "epsilon"
     )
@@ -95,8 +98,8 @@ class BudgetPlan:
     Attributes:
         schedule: how the budget is spread.
         noise_multipliers: of each round, in order.
-        epsilon_by_round: the ε spent after each round, at ``delta``; the last is the total.
-        epsilon_target: the ε asked for; ``epsilon_by_round[-1]`` is at most this.
+        epsilon_by_round: the ε spent after each round, at ``delta``; the last is the total, at most the
+            target.
         delta: the δ at which all ε are stated, for add-or-remove-one-record adjacency.
         accountant: name of the accountant that prices it.
     """
@@ -104,7 +107,6 @@ class BudgetPlan:
     schedule: Schedule
     noise_multipliers: tuple[float, ...]
     epsilon_by_round: tuple[float, ...]
-    epsilon_target: float
     delta: float
     accountant: AccountantName
 
@@ -153,7 +155,7 @@ def calibrate(
     def plan_at(log_factor: float) -> BudgetPlan:
         noise = _noise(family, relative, log_factor)
         spent = price(noise, family, delta=delta, accountant=accountant)
-        return BudgetPlan(schedule, tuple(noise), spent, float(epsilon), float(delta), accountant)
+        return BudgetPlan(schedule, tuple(noise), spent, float(delta), accountant)
 
     few = _FewRounds(relative, family, delta)
     if (least := few.epsilon(interval[1], accountant)) > epsilon * (1 - _MARGIN):

@@ -98,7 +98,7 @@ def _exponent(size: int, records: int, rate: float) -> float:
 def shuffled(lot: NDArray[np.intp], *, entropy: Entropy = os.urandom) -> NDArray[np.intp]:
     """The records of a lot in uniformly random order.
 
-    The bound on what summing in floating point adds to a record's influence couples the orders of two
+    The bound on the contribution of floating-point summing to a record's influence couples the orders of two
     neighbouring lots (:mod:`dpagent.learning.training.engine`), and needs each order to be equally likely. So
     the records are sorted by random 64-bit keys, drawn anew should two be equal: given that they
     differ, each order of them has the same probability.

@@ -25,7 +25,7 @@ rounds. For ``incrementing`` this is the restart of their Algorithm 1, ``ε_{t+1
 (T−t−1)d/2``, again rising by d. Two departures: the cost of a round is that of its mechanism and
 not of a noise value, which has none; and where the remainder is too small to rise by d, d is lowered
 to 0.99 of its greatest value 2·ε_rem/((T−t)(T−t−1)). The other kinds keep the proportions of the
-remaining rounds. A job that went as planned goes on as planned, whatever its kind.
+remaining rounds. A job that went as planned goes on as planned, for every kind of schedule.
 
 Budgets that depend on the cost of earlier rounds are chosen adaptively. That is sound where those
 costs are functions of public values, and a filter limits the total: basic composition for ε,
@@ -78,7 +78,7 @@ class Schedule:
             least.
 
     Raises:
-        ParameterError: an attribute is out of its range (all are checked, whatever the kind; step
+        ParameterError: an attribute is out of its range (all are checked, for every kind; step
             and ratio are ignored where they do not apply, weights are refused).
     """
 

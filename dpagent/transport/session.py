@@ -166,8 +166,6 @@ class MqttSession:
         """Bytes of published payloads and topics, including resends."""
         self.bytes_down = 0
         """Bytes of received payloads and topics."""
-        self.dropped = 0
-        """Messages dropped because the inbox was full."""
 
     @property
     def connected(self) -> bool:
@@ -440,7 +438,6 @@ class MqttSession:
     def _on_message(self, client: paho.Client, _userdata: Any, message: paho.MQTTMessage) -> None:
         self.bytes_down += len(message.payload) + len(message.topic)
         if self._inbox.qsize() >= _INBOX_MESSAGES:
-            self.dropped += 1
             return
         self._inbox.put((client, Received(message.topic, bytes(message.payload))))
 

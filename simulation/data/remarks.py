@@ -1,4 +1,4 @@
-"""What the owner of the data should know before they are trained on, a sentence each."""
+"""Remarks on the data for their owner before training, a sentence each."""
 
 from __future__ import annotations
 

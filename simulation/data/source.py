@@ -1,6 +1,6 @@
 """The records of a simulated fleet: opened as ``dpagent data check`` opens them, and split.
 
-The simulation owns all data and may do what nobody in a real fleet can: look at all records, hold some of
+The simulation owns all data and may do more than anyone in a real fleet: look at all records, hold some of
 them out, and deal the others to devices.
 """
 
@@ -42,7 +42,7 @@ class Source:
 
     @property
     def form(self) -> DataForm:
-        """What is public of them."""
+        """Their public form."""
         return DataForm(
             train_records=len(self.train),
             test_records=len(self.test),
@@ -57,7 +57,7 @@ def open_source(data: DataSelection, seed: int, spec: ModelSpec | None = None) -
 
     Args:
         data: Which.
-        seed: Of what is held out.
+        seed: Of the choice of the held-out records.
         spec: A model that was asked for; pictures are made as large as it takes them, unless that is given.
 
     Raises:

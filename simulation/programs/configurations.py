@@ -37,12 +37,12 @@ def spec_of(settings: RunSettings, layout: Layout) -> ModelSpec:
 
 
 def assets_of(settings: RunSettings, layout: Layout) -> dict[str, bytes]:
-    """What the model needs besides its weights, by role."""
+    """The model's assets besides its weights, by role."""
     return {} if settings.model in BUILT_IN else load_assets(layout.model_file)
 
 
 def fleet_settings(settings: RunSettings) -> FleetSettings:
-    """What the coordinator plans the job with; slots, names and addresses have no part in it."""
+    """The coordinator's settings that determine the job; without slots, names and addresses."""
     return FleetSettings.model_validate(_fleet("demo", settings, RoundTimes(1.0, 3600.0, 0.0), {}))
 
 
@@ -126,7 +126,7 @@ def _fleet(name: str, settings: RunSettings, times: RoundTimes, mqtt: dict[str, 
 
 
 def _trusted(settings: RunSettings, spec: ModelSpec, assets: Mapping[str, bytes]) -> list[str]:
-    """What the owner of these devices trusts by digest: the user of a simulation chose the network."""
+    """The digests that the owner of these devices trusts: the user of a simulation chose the network."""
     networks = [data for role, data in assets.items() if role == "frozen-network"]
     return [*(hashlib.sha256(data).hexdigest() for data in networks), *_trusted_graphs(settings, spec)]
 

@@ -6,17 +6,15 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import cbor2
 import numpy as np
 import pytest
-from fleets import DIGITS, make_task, records, terms
+from fleets import DIGITS, make_task, model_section, records, terms
 from numpy.typing import NDArray
 
 from agent.noisy_sums import noisy_gradients
 from coordinator.aggregation import fleet_mean, take_step
 from coordinator.store import OpenedFragment, Store
 from dpagent.learning.models.description import from_description
-from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.training.numpy_engine.engine import NumpyEngine
 from dpagent.learning.training.optimiser import Adam, Sgd
 from dpagent.protocol.fragments import cut, read_block
@@ -87,14 +85,6 @@ def test_nothing_at_all_is_a_step_of_the_velocity_alone() -> None:
     step = take_step(task, gradient, weights, state, Sgd(0.9), 0.5)
     np.testing.assert_allclose(step.weights, weights - 0.45, rtol=1e-5, atol=1e-6)
     assert (step.clamped, step.kept) == (0, 1.0)
-
-
-def model_section(spec: ModelSpec) -> dict[str, Any]:
-    return {
-        "description": cbor2.dumps(spec.describe(), canonical=True),
-        "parameters": spec.parameter_count,
-        "architecture": spec.digest(),
-    }
 
 
 PROJECTED = from_description(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -215,9 +215,9 @@ def test_a_price_is_that_of_the_accountants() -> None:
     ],
 )
 def test_bad_parameters_are_named(name: str, value: object, message: str) -> None:
-    arguments: dict[str, object] = {"epsilon": 1.0, "delta": 1e-5, "rounds": 10, name: value}
+    arguments: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-5, "rounds": 10, name: value}
     with pytest.raises(ParameterError, match=message):
-        calibrate(Schedule(), gaussian_family(0.1), **arguments)  # type: ignore[arg-type]
+        calibrate(Schedule(), gaussian_family(0.1), **arguments)
 
 
 @pytest.mark.parametrize(("rate", "steps", "message"), [(1.5, 1, "sampling rate"), (0.1, 0, "count")])

@@ -48,10 +48,6 @@ def session_with(server: socket.socket, pace: Pace = HURRIED, **changes: Any) ->
 Case = tuple[Broker, dict[str, Any]]
 
 
-class Suspected(Exception):
-    pass
-
-
 def deliver(sender: MqttSession, receiver: MqttSession, topic: str, payload: bytes) -> None:
     """Publish until it arrives: a subscription takes effect a moment after the connection."""
 

@@ -1,7 +1,7 @@
 """The files in a zip archive, read one at a time without keeping the archive's list of them.
 
 ``zipfile`` keeps half a kilobyte a member; a photo archive has tens of thousands. Here the list is read
-once, and what stays is where each wanted member lies. Nothing is ever written to disk, so that names such
+once, and only the places of the wanted members are kept. Nothing is ever written to disk, so that names such
 as ``../../etc`` do no harm; no member is unpacked to more than it says, or to more than
 :data:`MAX_MEMBER_BYTES`.
 """
@@ -33,7 +33,7 @@ class ZipMembers:
 
     Args:
         file: the archive.
-        chosen: what ``zipfile`` says of the members.
+        chosen: ``zipfile``'s entries of the members.
     """
 
     def __init__(self, file: RawFile, chosen: Sequence[zipfile.ZipInfo]) -> None:
@@ -80,7 +80,7 @@ class ZipMembers:
 
 
 def open_zip(path: Path) -> tuple[RawFile, list[zipfile.ZipInfo]]:
-    """The archive and what it lists: files and directories.
+    """The archive and its entries: files and directories.
 
     Raises:
         DataError: it is not a zip archive, or a damaged one.

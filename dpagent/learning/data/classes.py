@@ -33,7 +33,7 @@ def unlisted() -> str:
 
 
 class ClassTable:
-    """What number each label has.
+    """The number of each label.
 
     Args:
         found: every label that occurs, as text; they may repeat.

@@ -1,12 +1,12 @@
-"""What a set of labelled records is to those who train and test on it.
+"""A set of labelled records, for training and testing.
 
 A record is an array of one public shape: ``(features,)``, ``(length, channels)`` or ``(height,
 width, channels)``. It is kept as it was stored, uint8 or float32, and read when it is asked for, so
-that a set may be larger than memory: what stays in memory is the labels, and where each record is.
+that a set may be larger than memory: only the labels and the place of each record stay in memory.
 uint8 becomes float32 in [0, 1] where it is computed with (:func:`to_float32`); what the network does
 beyond that belongs to the model.
 
-Files are read by ``pread`` and not mapped: a mapped file that somebody truncates kills the process
+Files are read by ``pread`` and not mapped: a mapped file that another program truncates kills the process
 with SIGBUS, and its pages count as the process's memory.
 """
 
@@ -37,8 +37,8 @@ class Origin:
     Attributes:
         kind: of the format, or ``arrays``.
         source: the path, and the format that it was taken for.
-        left_out: what was there and is not among the records, a sentence each.
-        warnings: what may be meant otherwise, a sentence each.
+        left_out: data that were found but are not among the records, a sentence each.
+        warnings: likely misunderstandings, a sentence each.
         label_column: the column that the labels are from; None where they are from none.
     """
 
@@ -148,8 +148,8 @@ class Dataset(ABC):
     def readable_batches(self, indices: Indices | None = None, *, size: int | None = None) -> Iterator[Batch]:
         """As :meth:`batches`, without the records that cannot be read.
 
-        It fails for no record, whatever is in it: what is released of a lot, and whether anything is, may
-        depend on a record only as the mechanism allows. Every batch but the last is full, so that batches are
+        It fails for no record: the output of a lot, and its existence, may depend on a record only as the
+        mechanism allows. Every batch but the last is full, so that batches are
         those of a lot that never held the others, as the bound on an engine's error asks for.
         """
         size = self._batch_size(size)
@@ -185,7 +185,7 @@ class Dataset(ABC):
         return np.bincount(self.labels, minlength=self.classes)
 
     def class_label(self, number: int) -> str:
-        """What class ``number`` is called: its name, or the number."""
+        """The name of class ``number``, or the number."""
         return self.class_names[number] if self.class_names else str(number)
 
     def _readable(self, indices: Indices) -> Batch:

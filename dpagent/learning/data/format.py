@@ -43,7 +43,7 @@ class Format(ABC, Generic[SectionT]):
 
     Attributes:
         kind: its name in settings, the key of its section there, and the kind of its datasets' origin.
-        title: what it is called in a list of all formats.
+        title: its name in a list of all formats.
         example: the name of a file with new inputs, where users have such.
         section: the settings of its own, with a default for each.
     """
@@ -59,7 +59,7 @@ class Format(ABC, Generic[SectionT]):
 
     @abstractmethod
     def open(self, source: Source, section: SectionT) -> Dataset:
-        """The labelled records; where files grow, their ``refresh`` takes in what is new.
+        """The labelled records; where files grow, their ``refresh`` takes in new records.
 
         Raises:
             DataError: they are missing or damaged; names file, line or record.
@@ -75,7 +75,7 @@ class Format(ABC, Generic[SectionT]):
         return False
 
     def fitted(self, section: SectionT, shape: tuple[int, ...]) -> SectionT:
-        """``section`` with what it leaves open set so that a record has ``shape``, where that is possible."""
+        """``section`` with its open settings chosen for records of ``shape``, where that is possible."""
         return section
 
     def advice_on_shape(self, shape: tuple[int, ...]) -> str:
@@ -95,7 +95,7 @@ class Format(ABC, Generic[SectionT]):
             source: where they are. Its classes are those of the model.
             section: the settings of this format.
             target: the model.
-            say: is told what is passed over, or assumed.
+            say: is told what is skipped or assumed.
 
         Returns:
             The inputs; None if the records have labels, and are to be opened as for training.

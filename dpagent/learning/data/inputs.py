@@ -1,4 +1,4 @@
-"""Inputs without known labels: what a model is asked about, one at a time."""
+"""Inputs without known labels, for predictions, one at a time."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from dpagent.learning.data.stored import reading, require_readable
 
 
 class Location:
-    """What lies at a path. Each question is answered from disk once.
+    """The file or folder at a path. Each question is answered from disk once.
 
     Args:
         path: a file or a folder.

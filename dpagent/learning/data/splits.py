@@ -10,7 +10,7 @@ Every record goes to exactly one part, and no part is empty. The same seed gives
   distribution over classes for each device, which cannot in general deal out all records.
 * ``class``: sorted by label, cut into shards, each part gets as many (McMahan et al.,
   "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017).
-* ``file``: what is from one file, person or session stays together; sizes are as even as that allows.
+* ``file``: records from one file, person or session stay together; sizes are as even as that allows.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def split(
         classes_per_part: ``class``: shards for each part.
 
     Raises:
-        DataError: there would be an empty part; says what to change.
+        DataError: there would be an empty part; the text proposes a change.
         ParameterError: a number is out of its range.
 
     >>> from dpagent.learning.data.dataset import ArrayDataset

@@ -6,7 +6,7 @@ through the front end by itself.
 
 The features lie in one file of float32 rows in the device's state directory, readable by its owner only.
 Beside it stands a digest of each run of records they were computed from, so that a set that grows, or
-changes, is computed anew only where it did. A digest is taken away before its rows are overwritten: what
+changes, is computed anew only where it did. A digest is removed before its rows are overwritten: what
 is left after a crash is computed again.
 
 Features may not fill the disk that the ledger needs: :func:`reserve` takes the room for them before any is
@@ -94,11 +94,16 @@ class FrontEnd:
     def __call__(self, inputs: NDArray[Any]) -> Floats:
         """The features ``(n, *output_shape)`` float32 of inputs ``(n, *input_shape)``, uint8 or float32.
 
+<<<<<<< HEAD
         Of a record that is not finite all features are NaN, whatever a stage would make of it, so that it is
         excluded.
+=======
+        No record makes it fail. If a record is not finite, all its features are NaN, even
+        where a stage would make finite ones, so that it is excluded.
+>>>>>>> main
         """
         features = np.empty((len(inputs), *self.output_shape), np.float32)
-        # A record may hold anything; what comes of it is excluded where gradients are.
+        # A record may hold anything; its gradient is excluded if it is not finite.
         with np.errstate(all="ignore"):
             for record, after in zip(inputs, features, strict=True):
                 values = (to_float32(record) - self._offset) / self._scale
@@ -181,8 +186,13 @@ class FeatureSet(Dataset):
 
     Args:
         dataset: the records; its labels, classes and names are those of the features.
+<<<<<<< HEAD
         front_end: what makes the features.
         directory: where the file is kept; see :func:`reserve`.
+=======
+        front_end: of the features.
+        directory: where the file is kept; features of other front ends there are removed.
+>>>>>>> main
 
     Attributes:
         unusable: how many of the records computed just now have features that are not finite. Private.

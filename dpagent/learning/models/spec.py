@@ -104,7 +104,7 @@ class ModelSpec:
     """One classifier: its input, its layers and its fixed preprocessing. All of it is public.
 
     Args:
-        name: what plans and messages call it.
+        name: as plans and messages spell it.
         input_shape: of one record: ``(features,)``, ``(length, channels)`` or
             ``(height, width, channels)``.
         classes: number of classes; the last layer is ``Dense(classes)``.
@@ -268,7 +268,7 @@ class ModelSpec:
         }
 
     def canonical_text(self) -> str:
-        """Everything that decides what the model computes, as JSON with sorted keys and no spaces."""
+        """Everything that determines the model's function, as JSON with sorted keys and no spaces."""
         canonical = {
             "semantics": _SEMANTICS,
             "model": self.describe(),

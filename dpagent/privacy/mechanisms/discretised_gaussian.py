@@ -3,7 +3,7 @@
 After Kairouz, Liu and Steinke (ICML 2021) and Canonne, Kamath and Steinke (NeurIPS 2020):
 clip each record's gradient, bring it onto an integer grid, add up (:mod:`dpagent.privacy.mechanisms.grid`),
 add discrete Gaussian noise (:mod:`dpagent.privacy.noise.discrete_gaussian`). The sensitivity is that of
-the integer vectors, rounding included. What a release costs is derived in
+the integer vectors, rounding included. The cost of a round is derived in
 :mod:`dpagent.privacy.accounting.rdp`.
 """
 
@@ -56,18 +56,18 @@ def finest_resolution(noise_multiplier: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class DiscretisedGaussian(PlannedMechanism):
-    """One release's mechanism; the record states all an accountant or auditor needs. Public.
+    """The mechanism of one round; the record states all that an accountant or auditor needs. Public.
 
     Attributes:
         clip_norm: C, the L2 norm a record's gradient is scaled down to, in [1e-9, 1e9].
         noise_multiplier: σ, the noise's parameter over the L2 sensitivity, in [1e-6, 1e12].
         sampling_rate: q, the probability with which each record enters a lot, in (0, 1].
-        dimension: d, number of coordinates released.
-        steps: noisy local steps in one release, each with a fresh lot and fresh noise.
+        dimension: d, number of coordinates of the sum.
+        steps: noisy local steps in one round, each with a fresh lot and fresh noise.
         resolution: grid units to one clip norm, in [1, 2²⁰].
         accumulation_slack: None where each record is rounded to the grid (:meth:`constrain`). Where their sum
-            is (:meth:`quantize`), what summing in floating point can add to a record's influence, relative to
-            the clip norm, in [0, 0.01].
+            is (:meth:`quantize`), the most that summing in floating point adds to a record's influence,
+            relative to the clip norm, in [0, 0.01].
 
     Raises:
         ParameterError: an attribute is out of range, or the noise is too small or too large to
@@ -111,7 +111,7 @@ class DiscretisedGaussian(PlannedMechanism):
 
     @property
     def sensitivity_units(self) -> int:
-        """Bound on what one record changes in the integer sum, in L2, in grid units."""
+        """Bound on one record's change of the integer sum, in L2, in grid units."""
         if self.accumulation_slack is None:
             return self.grid.sensitivity_units
         return self.grid.sum_sensitivity_units(self.accumulation_slack)
@@ -133,12 +133,12 @@ class DiscretisedGaussian(PlannedMechanism):
 
     @property
     def event(self) -> Event:
-        """The charge for one release."""
+        """The charge for one round."""
         return poisson_sampled(GaussianEvent(self.noise_multiplier), self.sampling_rate, self.steps)
 
     @property
     def statistical_distance(self) -> float:
-        """Total variation distance of one release from ideal noise; η of ``docs/privacy.md``.
+        """Total variation distance of one round's noise from ideal noise; η of ``docs/privacy.md``.
 
         A mechanism within η of an (ε, δ)-DP one is (ε, δ + (1 + e^ε)·η)-DP.
         """
@@ -175,7 +175,7 @@ class DiscretisedGaussian(PlannedMechanism):
         return self.grid.quantize(total)
 
     def sampler(self, *, entropy: Entropy = os.urandom) -> DiscreteGaussianSampler:
-        """What draws this mechanism's noise, for instance ahead of need."""
+        """A sampler of this mechanism's noise, for instance to draw ahead of need."""
         return DiscreteGaussianSampler(self.sigma_units, entropy=entropy)
 
     @classmethod

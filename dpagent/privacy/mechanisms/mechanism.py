@@ -57,8 +57,9 @@ class Query:
     """The sum that a round requests from a device, with everything that determines its privacy. Public.
 
     Attributes:
-        clip_norm: C, bound on the norm of what one record adds, in the mechanism's norm.
-        accumulation_slack: what summing in floating point can add to a record's influence, relative to C.
+        clip_norm: C, bound on one record's contribution, in the mechanism's norm.
+        accumulation_slack: the most that summing in floating point adds to a record's influence, relative
+            to C.
         dimension: d, coordinates of the sum.
         sampling_rate: q, the probability with which each record enters a lot, in (0, 1].
         steps: noisy sums in a round, each over a fresh lot with fresh noise.
@@ -116,7 +117,7 @@ class Mechanism(ABC):
     adjacency: ClassVar[Adjacency]
     """Which data sets are neighbours."""
     trust: ClassVar[Trust]
-    """Who has to keep to the protocol for the guarantee to hold."""
+    """The parties that must follow the protocol for the guarantee to hold."""
     norm: ClassVar[Norm]
     """In which norm it needs each record's part to be bounded."""
 
@@ -125,7 +126,7 @@ class Mechanism(ABC):
     dimension: int
     steps: int
 
-    # What it costs, and what that is worth.
+    # The cost, and the guarantee.
 
     @property
     @abstractmethod
@@ -172,7 +173,7 @@ class Mechanism(ABC):
             )
 
     def statement(self, delta: float = 0.0) -> BudgetStatement:
-        """What one round guarantees, at ``delta`` in [0, 1) and what imperfect noise adds to it."""
+        """The guarantee of one round, at ``delta`` in [0, 1) plus the share for imperfect noise."""
         epsilon, spent = self.round_cost(delta)
         return BudgetStatement(
             self.unit,
@@ -185,11 +186,11 @@ class Mechanism(ABC):
 
     @classmethod
     def job_statement(cls, epsilon: float, delta: float, *assumptions: str) -> BudgetStatement:
-        """What a job of such rounds guarantees, or several, whose charges come to (ε, δ).
+        """The guarantee of one or more jobs of such rounds, whose charges come to (ε, δ).
 
         Args:
             epsilon: as accounted for, at least 0.
-            delta: likewise, with what is set aside for imperfect noise, in [0, 1].
+            delta: likewise, with the share for imperfect noise, in [0, 1].
             assumptions: besides those that all jobs rest on.
         """
         return BudgetStatement(
@@ -206,7 +207,7 @@ class Mechanism(ABC):
     @property
     @abstractmethod
     def sensitivity_units(self) -> int:
-        """Bound on what one record changes in the integer sum, in its norm, in grid units."""
+        """Bound on one record's change of the integer sum, in the mechanism's norm, in grid units."""
 
     @property
     @abstractmethod
@@ -287,7 +288,7 @@ class Mechanism(ABC):
 
 
 class PlannedMechanism(Mechanism):
-    """A mechanism that a plan can name: it can be calibrated, announced and built from what was announced.
+    """A mechanism that a plan can name: it can be calibrated, announced, and built from the announcement.
 
     A subclass has the fields of :class:`Query`, a ``noise_multiplier``, and a field for each of its
     ``parameters``.
@@ -298,16 +299,16 @@ class PlannedMechanism(Mechanism):
     noise_range: ClassVar[tuple[float, float]] = NOISE_RANGE
     """Least and greatest noise multiplier that a device runs."""
     parameters: ClassVar[tuple[Parameter, ...]] = ()
-    """What a plan announces besides noise multipliers."""
+    """The parameters that a plan announces besides noise multipliers."""
 
     accumulation_slack: float | None
     noise_multiplier: float
-    """The noise's parameter over the sensitivity; what the budget of a round decides."""
+    """The noise's parameter over the sensitivity; it follows from the round's budget."""
 
     @classmethod
     @abstractmethod
     def family(cls, sampling_rate: float, steps: int = 1) -> EventFamily:
-        """What a round costs as a function of the noise multiplier, for
+        """The cost of a round as a function of the noise multiplier, for
         :func:`~dpagent.privacy.calibration.calibrate`."""
 
     @classmethod

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,9 +32,9 @@ NORMS = st.sampled_from(Norm)
 both_norms = pytest.mark.parametrize("norm", list(Norm))
 
 
-def mechanism(dimension: int, **changes: float) -> DiscretisedGaussian:
-    arguments: dict[str, float] = {"clip_norm": 1.0, "noise_multiplier": 2.25, "sampling_rate": 0.1}
-    return DiscretisedGaussian(**{**arguments, **changes}, dimension=dimension)  # type: ignore[arg-type]
+def mechanism(dimension: int, **changes: Any) -> DiscretisedGaussian:
+    arguments: dict[str, Any] = {"clip_norm": 1.0, "noise_multiplier": 2.25, "sampling_rate": 0.1}
+    return DiscretisedGaussian(**arguments | changes, dimension=dimension)
 
 
 def measure(vector: NDArray[np.int64], norm: Norm) -> int:

@@ -69,7 +69,7 @@ def open_cifar(path: str | Path, half: Half, classes: Sequence[str] | None = Non
 
     Args:
         path: the folder with ``data_batch_1.bin`` … or ``train.bin``, or one file of CIFAR-10's form.
-        half: ``train`` or ``test``; a single file is taken whatever it is.
+        half: ``train`` or ``test``; a single file counts as either.
         classes: names of the classes; without them those of the file that lies beside, if it does.
 
     Raises:

@@ -1,7 +1,7 @@
-"""A model file as the coordinator exports it: the graph, and what it says of itself.
+"""A model file as the coordinator exports it: the graph and its metadata.
 
-The file is from outside. What it declares is checked before any of it is used, and what ONNX Runtime makes
-of it is looked at again.
+The file is untrusted. Its declarations are checked before any use, and the outputs
+of ONNX Runtime are checked again.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ExportedModel:
         round: after which round of training it was exported, or None.
         privacy: the guarantee in a sentence, or empty.
         privacy_statement: the same by its parts, or empty.
-        epsilon_spent: what the rounds up to this one cost a record, or None.
+        epsilon_spent: the cost of the rounds up to this one for a record, or None.
 
     Raises:
         DataError: the file is missing, too large, no ONNX file, of another program, or damaged.
@@ -63,7 +63,7 @@ class ExportedModel:
             ) from error
 
     def class_label(self, number: int) -> str:
-        """What class ``number`` is called: its name, or the number."""
+        """The name of class ``number``, or the number."""
         return self.class_names[number] if self.class_names else str(number)
 
     def probabilities(self, inputs: NDArray[np.float32]) -> NDArray[np.float64]:
@@ -99,7 +99,7 @@ class ExportedModel:
         return shares
 
     def _read_about(self) -> None:
-        """What the file says of itself; raises UnicodeDecodeError where that is no text."""
+        """The file's metadata; raises UnicodeDecodeError where they are no text."""
         about = self._session.get_modelmeta()
         if about.producer_name != "dpagent":
             maker = about.producer_name[:60] or "an unnamed program"

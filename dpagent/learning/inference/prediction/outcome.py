@@ -1,4 +1,4 @@
-"""What the model says of each input, and how often that is right."""
+"""The model's predictions for inputs, and the share that is right."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NOT_FINITE = "it holds NaN or infinity (or a missing value), so the model has n
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One input, and what the model says of it.
+    """One input, and the model's prediction.
 
     Attributes:
         input: without its values.
@@ -41,7 +41,7 @@ class Outcome:
 
 
 def predict(model: ExportedModel, inputs: Iterable[Input], *, batch: int = 64) -> Iterator[Outcome]:
-    """What ``model`` says of ``inputs``, in their order; ``batch`` of them are in memory at a time.
+    """The predictions of ``model`` for ``inputs``, in their order; ``batch`` of them are in memory at a time.
 
     Raises:
         DataError: the model cannot be run.

@@ -1,7 +1,7 @@
 """Reads the inputs of a model one by one: from data as they are trained on, and from such without labels.
 
 The format decides: it reads inputs without labels as they come, or leaves records with labels to be opened as
-a dataset for training is. In every case only what is asked for is in memory.
+a dataset for training is. In every case only the requested inputs are in memory.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from dpagent.wording import named
 
 
 class InputReader:
-    """Reads what a path holds for one model.
+    """Reads the data at a path for one model.
 
     Args:
         model: the model.
         settings: how records are read; its path is that of each input in turn, and its classes name
             those of a model that does not.
-        say: told what is passed over, or assumed.
+        say: is told what is skipped or assumed.
 
     Attributes:
         class_names: of the model, or of the settings.
@@ -78,7 +78,7 @@ class InputReader:
         for sentence in dataset.origin.left_out:
             self._say(f"{path}: left out: {sentence}")
         for warning in dataset.origin.warnings:
-            # How records are best kept for training is of no concern to somebody who asks for predictions.
+            # How records are best kept for training does not concern a user who asks for predictions.
             if dataset.class_names and not self.class_names and "sorted order" in warning:
                 self._say(f"{path}: {warning}")
         self._require_fit(path, dataset)

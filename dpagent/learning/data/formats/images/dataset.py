@@ -2,7 +2,7 @@
 
 The folder or archive is looked through once. A picture whose end is missing is left out and said; in a folder
 it is looked at again at the next refresh, because a camera may be writing it. One that is damaged in its
-middle shows only when it is decoded. The classes and the form of the records stay what they were when the
+middle shows only when it is decoded. The classes and the form of the records stay as they were when the
 folder was opened.
 """
 
@@ -55,7 +55,7 @@ def _no_size() -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Terms:
-    """What stays as it was when the pictures were first opened."""
+    """The properties that stay as they were when the pictures were first opened."""
 
     path: Path
     form: PictureForm
@@ -178,7 +178,7 @@ class ImageDataset(Dataset):
             keep = _check(files, found, self._terms, new, strict=False)
             now = _made(files, found, _numbers(found, self._terms.classes), keep, self._terms, self)
         except DataError as error:
-            # The folder is gone, or has nothing any more: there is nothing better than what was.
+            # The folder is gone or empty: the earlier records are the best there is.
             self.origin = replace(self.origin, left_out=(str(error),))
             return self
         if now.names == self.names and now.origin == self.origin:
@@ -189,7 +189,7 @@ class ImageDataset(Dataset):
     def _may_have_changed(self) -> bool:
         """Whether a directory's time changed, or might have unseen: times are coarse."""
         if any(age_s < _PENDING_S for age_s in self._found.ages_s):
-            return True  # What was not whole may be by now.
+            return True  # A file that was incomplete may be whole by now.
         for name, changed_ns in self._found.watched.items():
             try:
                 if (self._terms.path / name).stat().st_mtime_ns != changed_ns:
@@ -275,10 +275,10 @@ def _made(
     terms: _Terms,
     before: ImageDataset | str,
 ) -> ImageDataset:
-    """The dataset of what is kept; what only listing needs is let go of.
+    """The dataset of the kept files; drops the data that only listing needs.
 
     Args:
-        before: the dataset as it was, or what its source is called.
+        before: the earlier dataset, or the name of its source.
     """
     kept, out = set(keep), range(len(found.ages_s))
     found.ages_s = [found.ages_s[number] for number in out if number not in kept]

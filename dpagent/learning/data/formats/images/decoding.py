@@ -1,7 +1,7 @@
 """From the bytes of one picture to an array of the public shape.
 
 Pillow does the decoding; it is imported when the first picture is opened and comes with the extra
-``images``. Whatever a file holds, the answer is an array or a sentence: a picture that would decompress to
+``images``. The answer for any file is an array or a sentence: a picture that would decompress to
 more than :data:`MAX_PIXELS` is refused before it does.
 """
 
@@ -49,11 +49,11 @@ _DAMAGE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class PictureForm:
-    """What every picture is made into. Public.
+    """The common form of all pictures. Public.
 
     Attributes:
         size: width and height in pixels; pictures of another size are scaled until they cover it, and
-            what stands out is cut off evenly. None: they must have one size as they are.
+            the excess is cut off evenly. None: they must have one size as they are.
         mode: ``grey`` is one channel, ``rgb`` three.
     """
 
@@ -150,10 +150,10 @@ def _in_mode(image: Image, mode: Mode) -> Image:
 
 @contextlib.contextmanager
 def _damage() -> Iterator[None]:
-    """Turn whatever a decoder raises about a file's bytes into :class:`DataError`."""
+    """Turn all errors of a decoder about a file's bytes into :class:`DataError`."""
     errors = (*_DAMAGE, _pillow("Image").DecompressionBombError)
     with warnings.catch_warnings():
-        # Pillow warns of what is merely odd; its own limit of pixels is above ours.
+        # Pillow warns of mere oddities; its own limit of pixels is above ours.
         warnings.simplefilter("ignore")
         try:
             yield

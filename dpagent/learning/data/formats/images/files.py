@@ -1,6 +1,6 @@
 """Which pictures there are: in a folder with a folder for each class, or in a zip archive of that form.
 
-The class of a picture is the name of the first folder it lies in; what lies deeper belongs to the same class.
+The class of a picture is the name of the first folder it lies in; deeper folders belong to the same class.
 Where the folders are called ``train`` and ``test`` and hold folders themselves, one of the two is taken.
 Hidden files, and files that are no pictures by their names, are passed over.
 """
@@ -35,7 +35,7 @@ _HALVES: Final[dict[Half, tuple[str, ...]]] = {
     "test": ("test", "val", "valid", "validation"),
 }
 _Member = tuple[tuple[str, ...], zipfile.ZipInfo]
-"""The parts of a member's name, and what the archive says of it."""
+"""The parts of a member's name, and the archive's entry for it."""
 
 _DEPTH: Final = 3
 _MOST_LOOKED_AT: Final = 20_000
@@ -43,7 +43,7 @@ _MOST_LOOKED_AT: Final = 20_000
 
 @dataclass(slots=True)
 class Listing:
-    """What a look at a folder or archive found.
+    """The findings of a look at a folder or archive.
 
     Attributes:
         names: relative paths of the pictures, in order.
@@ -66,7 +66,7 @@ class Listing:
     listed_at_ns: int = field(default_factory=time.time_ns)
 
     def sentences(self) -> tuple[str, ...]:
-        """What was left out."""
+        """The files that were left out."""
         over = [f"{counted(count, 'file')}: {reason}" for reason, count in sorted(self.passed_over.items())]
         return (*over, *(f"{printable(name)}: {text}" for name, text in self.problems.items()))
 

@@ -1,6 +1,6 @@
 """Pictures for a model: a file, a folder or a zip archive of them, with or without classes.
 
-Every picture is made to fit what the model takes, as it was for training
+Every picture is made to fit the model's inputs, as in training
 (:class:`~dpagent.learning.data.formats.images.decoding.PictureForm`). The class of a picture is the first
 folder it lies in, if that is a class of the model; a folder of any other name says nothing.
 """
@@ -68,7 +68,7 @@ class PictureReader:
     Args:
         form: of every picture, with as many values as the model's inputs.
         target: the model.
-        say: is told what is passed over, or assumed.
+        say: is told what is skipped or assumed.
 
     Raises:
         ConfigurationError: Pillow is not installed.

@@ -163,7 +163,7 @@ class TableDataset(Dataset):
             for row in np.flatnonzero(owners == number):
                 place = int(indices[row] - first)
                 values = self._record(file, index, place, rows)[:, self._orders[number]]
-                # What is too large for float32 becomes infinite: the record does not count.
+                # A value too large for float32 becomes infinite: the record does not count.
                 with np.errstate(over="ignore", invalid="ignore"):
                     inputs[row] = ((values - self._offset) / self._scale).reshape(self.shape)
         return inputs

@@ -1,4 +1,4 @@
-"""The columns of a CSV file: where its first row says that each is, and what their cells mean."""
+"""The columns of a CSV file: their places by its first row, and the meaning of their cells."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class UnfitError(DataError):
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Where a file has what.
+    """The places of a file's columns.
 
     Attributes:
         width: cells in a row.
@@ -49,7 +49,7 @@ class Columns:
         return tuple(name for name, _ in self.features)
 
     def values(self, cells: Sequence[str]) -> list[float]:
-        """The inputs of a row, NaN for what is missing.
+        """The inputs of a row, NaN for missing cells.
 
         Raises:
             UnfitError: a cell is no number.

@@ -1,6 +1,6 @@
 """CSV files as records: one look through a file finds where each record begins and ends.
 
-A record is one row, or ``window`` rows on end. What is kept of it is two offsets and its label, so that a
+A record is one row, or ``window`` rows on end. Only two offsets and its label are kept, so that a
 file may be larger than memory; its numbers are parsed again when it is asked for.
 
 A row that does not fit is left out alone. It keeps its place in the series: windows after it begin where they
@@ -46,7 +46,7 @@ class TableIndex:
         path: the file.
         stamp: its inode, size and time of change when it was read.
         unpacked: the file without a name, if it was packed.
-        columns: where a row has what.
+        columns: their places in a row.
         starts, ends: ``(n,)`` int64, bytes.
         labels: ``(n,)`` int64, positions in ``label_texts``.
         groups: ``(n,)`` int64, positions in ``group_texts``.
@@ -69,7 +69,7 @@ class TableIndex:
 
 
 def stamp_of(path: Path) -> Stamp:
-    """What tells whether a file has changed."""
+    """The properties that tell whether a file has changed."""
     with reading(path):
         known = path.stat()
     return known.st_ino, known.st_size, known.st_mtime_ns
@@ -78,7 +78,7 @@ def stamp_of(path: Path) -> Stamp:
 def index_table(
     path: Path, form: CsvSettings, classes: ClassTable | None = None, *, growing: bool = False
 ) -> TableIndex:
-    """Look through a file. What a row holds makes it fail for no other row.
+    """Look through a file. No row makes it fail for another.
 
     Args:
         path: CSV in UTF-8, with ``.gz`` if packed.

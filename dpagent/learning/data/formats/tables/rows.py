@@ -1,4 +1,4 @@
-"""The rows of a CSV file, where each begins and ends, and what does not fit in one.
+"""The rows of a CSV file: where each begins and ends, and text that fits in none.
 
 Quoted line breaks are understood, because the rows are found by the ``csv`` module itself. A quotation mark
 that is never closed, or too late, takes no other row with it: a row over several lines fits only if none of
@@ -165,7 +165,7 @@ class Lines:
         self.place, self.number = place, number
 
     def skip(self) -> None:
-        """Go on after the next line, whatever is in it."""
+        """Go on after the next line."""
         self._next()
 
     def _next(self) -> bytes:
