@@ -11,6 +11,7 @@ import typer
 
 from cli.output import write_json
 from cli.tables import print_table
+from dpagent.wording import counted
 
 if TYPE_CHECKING:
     from agent.charges import Charge
@@ -154,7 +155,8 @@ def verify(
         )
     else:
         typer.echo(
-            f"The ledger is correct: {result.entries} entries, {result.charges} charges, head {result.head}."
+            f"The ledger is correct: {counted(result.entries, 'entry')}, "
+            f"{counted(result.charges, 'charge')}, head {result.head}."
         )
 
 

@@ -20,6 +20,7 @@ from dpagent.privacy.schedules import Schedule
 from dpagent.protocol.messages import MIN_SLOT_S
 from dpagent.protocol.topics import FleetName
 from dpagent.transport.settings import MqttSettings
+from dpagent.wording import counted
 
 
 class AugmentationSettings(Settings):
@@ -276,7 +277,8 @@ class FleetSettings(Settings):
         weights = self.privacy.schedule.weights or []
         if weights and len(weights) != self.rounds:
             raise ValueError(
-                f"privacy.schedule.weights has {len(weights)} numbers; expected rounds = {self.rounds}"
+                f"privacy.schedule.weights has {counted(len(weights), 'number')}; expected rounds = "
+                f"{self.rounds}"
             )
         return self
 

@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field, field_serializer, model_validator
 
 from dpagent.configuration import Settings
 from dpagent.learning.data.settings import DatasetSettings
+from dpagent.wording import counted
 
 KnownData: TypeAlias = Literal["digits", "mnist"]
 """Data that have settings of their own."""
@@ -89,7 +90,7 @@ class DataSelection(Settings):
             case "dirichlet":
                 return f"of each class shares drawn from Dirichlet({self.alpha:g})"
             case "class":
-                return f"{self.classes_per_device} shards a device of the records sorted by class"
+                return f"{counted(self.classes_per_device, 'shard')} a device of the records sorted by class"
             case "file":
                 return "whole files or groups"
         return "at random (iid)"

@@ -83,7 +83,7 @@ def about(model: ExportedModel) -> str:
     spent = "" if model.epsilon_spent is None else f" Up to this round: ε = {plain(model.epsilon_spent)}."
     privacy = model.privacy.rstrip(".") or "the file says nothing of it; take it that there is no guarantee"
     return _wrapped(
-        f"Model {model.name}{when}: inputs of {shape}, {model.classes:,} classes.",
+        f"Model {model.name}{when}: inputs of {shape}, {counted(model.classes, 'class')}.",
         f"Privacy: {privacy}.{spent}",
     )
 
@@ -146,7 +146,7 @@ def _confusions(records: Counter[int], taken: dict[int, Counter[int]], class_nam
             ]
         )  # fmt: skip
     more = len(records) - len(rows)
-    rest = f"({more:,} more classes; --json has all of them.)\n" if more > 0 else ""
+    rest = f"({counted(more, 'more class')}; --json has all of them.)\n" if more > 0 else ""
     return render_table(["class", "most often taken for", "inputs", "right"], rows, words=2) + rest
 
 

@@ -272,7 +272,7 @@ def test_explanation_states_the_guarantee_with_the_plans_numbers() -> None:
         Trust.NONE.meaning,
         "20.1-fold",
         "at most 95.3 % of the time",
-        "0.01 records",
+        "0.01 of them",
         "10 records that is 30",
         "200 devices",
         "probability 0.1",

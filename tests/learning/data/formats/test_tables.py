@@ -20,6 +20,7 @@ from dpagent.errors import ConfigurationError, DataError
 from dpagent.learning.data.dataset import Dataset
 from dpagent.learning.data.formats.tables.dataset import open_table
 from dpagent.learning.data.formats.tables.settings import CsvSettings
+from dpagent.wording import counted
 
 
 def written(path: Path, text: str, *, encoding: str = "utf-8") -> Path:
@@ -143,7 +144,7 @@ def test_windows_are_those_of_the_plainest_loop(
     used = {value for values, _ in expected for value in values}
     unused = [text for text in data.origin.left_out if "fill no window" in text]
     assert bool(unused) == (len(used) < len(rows))
-    assert not unused or unused[0].startswith(f"{len(rows) - len(used):,} rows")
+    assert not unused or unused[0].startswith(counted(len(rows) - len(used), "row"))
     assert data.groups is not None
     assert len(set(data.groups.tolist())) == len({numbered[int(values[0])][2] for values, _ in expected})
 
@@ -213,7 +214,7 @@ def test_what_is_wrong_is_named_with_file_and_line(
 
 UNFIT = {
     "1,b,c": "the row has 3 cells; expected 2, as in the first row",
-    "1": "the row has 1 cells; expected 2",
+    "1": "the row has 1 cell; expected 2",
     "ten,a": "the column 'x' holds 'ten'; expected a number",
     "2,": "the label is ''; expected one of a, b",
     "2,c": "the label is 'c'; expected one of a, b",
