@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cli.commands import Commands
 from cli.output import write_json
 from cli.tables import print_table
 from dpagent.wording import counted
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from agent.charges import Charge
     from agent.ledger import VerifiedLedger
 
-app = typer.Typer(help="Read, verify and export the ledger of a device.", no_args_is_help=True)
+app = Commands(help="Read, verify and export the ledger of a device.", no_args_is_help=True)
 
 StateDirOption = Annotated[Path, typer.Option(help="The device's state directory, with ledger.db.")]
 

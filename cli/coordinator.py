@@ -9,11 +9,12 @@ from typing import Annotated
 
 import typer
 
+from cli.commands import Commands
 from cli.daemons import LogLevel, LogLevelOption, StopSignals, start_logging
 from cli.tables import print_table
 from dpagent.wording import counted
 
-app = typer.Typer(help="Run and inspect the rounds of a fleet.", no_args_is_help=True)
+app = Commands(help="Run and inspect the rounds of a fleet.", no_args_is_help=True)
 
 ConfigOption = Annotated[Path, typer.Option(help="The fleet's fleet.yaml.")]
 

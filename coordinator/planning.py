@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from coordinator.settings import FleetSettings
 from coordinator.store import Job, OpenRound
+from dpagent.configuration import complaint
 from dpagent.errors import ConfigurationError, ParameterError, PlanError
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.training.engine import ACCUMULATION_SLACK
@@ -166,7 +167,7 @@ class Planner:
         except ValidationError as error:
             problem = error.errors(include_url=False)[0]
             where = ".".join(str(part) for part in problem["loc"]) or "plan"
-            raise PlanError(f"No device would accept this plan: {where}: {problem['msg']}.") from error
+            raise PlanError(f"No device would accept this plan: {where}: {complaint(problem)}.") from error
         except PlanError as error:
             raise PlanError(f"No device would accept this plan. {error}") from error
 

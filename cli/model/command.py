@@ -7,11 +7,12 @@ from typing import Annotated, TypeAlias
 
 import typer
 
+from cli.commands import Commands
 from cli.output import write_json
 from cli.tables import reader_may_leave, render_table
 from dpagent.wording import counted
 
-app = typer.Typer(help="Look at models before they are trained.", no_args_is_help=True)
+app = Commands(help="Look at models before they are trained.", no_args_is_help=True)
 
 NameArgument: TypeAlias = Annotated[
     str,

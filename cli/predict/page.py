@@ -90,7 +90,11 @@ def about(model: ExportedModel) -> str:
 
 def closing(tally: Tally, model: ExportedModel) -> str:
     """What became of all inputs."""
-    sentences = [f"{counted(tally.inputs, 'input')}."]
+    sentences = []
+    if tally.unread:
+        sentences.append(f"{counted(tally.unread, 'path')} could not be read as inputs, as said above.")
+    if inputs := tally.inputs - tally.unread:
+        sentences.append(f"{counted(inputs, 'input')}.")
     if tally.scaled:
         height, width = model.input_shape[:2] if len(model.input_shape) == 3 else (0, 0)
         size = f" of {width} × {height}" if width else ""
@@ -98,8 +102,8 @@ def closing(tally: Tally, model: ExportedModel) -> str:
         sentences.append(
             f"{counted(tally.scaled, 'picture')} {were} scaled and cut to the model's input{size}."
         )
-    if tally.unanswered:
-        sentences.append(f"{tally.unanswered:,} without an answer, as said above.")
+    if unanswered := tally.unanswered - tally.unread:
+        sentences.append(f"{unanswered:,} without an answer, as said above.")
     return _wrapped(" ".join(sentences))
 
 

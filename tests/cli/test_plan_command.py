@@ -442,6 +442,7 @@ def test_help_states_the_defaults_in_force() -> None:
     [
         (["--devices", "1", "--records-per-device", "10"], "a single step is mostly noise"),
         (["--delta", "1e-3"], "not well below one over a device's records"),
+        (["--delta", "0.5"], "δ = 0.5 is not well below one over a device's records"),
         (["--epsilon", "100", "--rounds", "2"], "No device would accept this plan"),
     ],
 )
@@ -476,36 +477,39 @@ def is_accepted(settings: FleetSettings) -> bool:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--epsilon", "0"], "epsilon is 0.0"),
-        (["--epsilon", "nan"], "epsilon is nan"),
-        (["--epsilon", "inf"], "epsilon is inf"),
-        (["--delta", "1.5"], "delta is 1.5"),
-        (["--delta", "0"], "delta is 0.0"),
-        (["--rounds", "0"], "rounds is 0"),
-        (["--rounds", "5001"], "rounds is 5001"),
-        (["--sampling-rate", "1.01"], "sampling rate is 1.01"),
-        (["--sampling-rate", "0"], "sampling rate is 0.0"),
-        (["--step", "1"], "step is 1.0"),
-        (["--schedule", "linear", "--ratio", "0.5"], "ratio is 0.5"),
-        (["--local-steps", "0"], "steps is 0"),
-        (["--devices", "0"], "devices is 0"),
-        (["--devices", "1000001"], "devices is 1000001"),
-        (["--records-per-device", "-1"], "records per device is -1.0"),
-        (["--records-per-device", "nan"], "records per device is nan"),
-        (["--parameters", "0"], "parameters is 0"),
-        (["--parameters", "1000000000"], "parameters is 1000000000"),
+        (["--epsilon", "0"], "got 0.0"),
+        (["--epsilon", "nan"], "got nan"),
+        (["--epsilon", "inf"], "got inf"),
+        (["--delta", "2"], "got 2.0"),
+        (["--delta", "0"], "got 0.0"),
+        (["--rounds", "0"], "got 0"),
+        (["--rounds", "5001"], "got 5001"),
+        (["--sampling-rate", "1.01"], "got 1.01"),
+        (["--sampling-rate", "0"], "got 0.0"),
+        (["--step", "1"], "got 1.0"),
+        (["--ratio", "0.5", "--schedule", "linear"], "got 0.5"),
+        (["--local-steps", "0"], "got 0"),
+        (["--devices", "0"], "got 0"),
+        (["--devices", "1000001"], "got 1000001"),
+        (["--records-per-device", "-1"], "got -1.0"),
+        (["--records-per-device", "nan"], "got nan"),
+        (["--parameters", "0"], "got 0"),
+        (["--parameters", "1000000000"], "got 1000000000"),
+        (["--custom", "1," * 5001], "5001"),
     ],
 )
-def test_parameters_out_of_range_are_named(arguments: list[str], words: str) -> None:
+def test_an_option_out_of_range_is_named_as_it_is_written(arguments: list[str], words: str) -> None:
     error = refusal(*arguments)
     assert isinstance(error, ParameterError)
-    assert words in str(error).replace("_", " ")
+    assert error.exit_code == 9
+    assert f"`{arguments[0]}`" in str(error)
+    assert words in str(error)
 
 
 def test_a_refusal_is_a_sentence_and_an_exit_code() -> None:
     result = dpagent("plan", "--epsilon", "-1")
     assert (result.returncode, result.stdout) == (9, "")
-    assert result.stderr == "dpagent: epsilon is -1.0; expected a number in [1e-06, 1000].\n"
+    assert result.stderr == "dpagent: `--epsilon`: got -1.0; expected a number of at least 1e-06.\n"
 
 
 def test_version_and_help() -> None:

@@ -12,7 +12,7 @@ from coordinator.settings import load_fleet_settings
 from dpagent.errors import DataError
 
 
-@pytest.mark.parametrize(("delta", "is_told"), [(1e-4, False), (0.01, True)])
+@pytest.mark.parametrize(("delta", "is_told"), [(1e-4, False), (0.01, True), (0.5, True)])
 def test_a_delta_that_guarantees_little_is_told(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, delta: float, is_told: bool
 ) -> None:
@@ -23,4 +23,4 @@ def test_a_delta_that_guarantees_little_is_told(
     with pytest.raises(DataError, match=r"missing\.npz"):
         Coordinator(load_fleet_settings(file))
     told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert [sentence.startswith("δ = 0.01 ") for sentence in told] == [True] * is_told
+    assert [sentence.startswith(f"δ = {delta:g} ") for sentence in told] == [True] * is_told

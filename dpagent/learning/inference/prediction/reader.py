@@ -112,8 +112,13 @@ class InputReader:
         if size == np.prod(wanted):
             advice = f"They have as many values: set {named('shape', list(wanted))}."
         raise DataError(
-            f"{path}: the records have shape {shape}; model {self._model.name!r} takes {wanted}. {advice}"
+            f"{path}: a record has {_dimensions(shape)}; model {self._model.name!r} takes "
+            f"{_dimensions(wanted)}. {advice}"
         )
+
+
+def _dimensions(shape: tuple[int, ...]) -> str:
+    return counted(shape[0], "value") if len(shape) == 1 else " × ".join(map(str, shape)) + " values"
 
 
 def _records(path: Path, dataset: Dataset) -> Iterator[Input]:

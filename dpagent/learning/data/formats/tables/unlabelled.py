@@ -55,7 +55,7 @@ def unlabelled_rows(path: Path, form: CsvSettings) -> Iterator[Input]:
                 yield record
         except DataError as error:
             found = True
-            yield Input(str(file), problem=str(error))
+            yield Input(str(file), problem=str(error), is_whole_path=True)
     if not found:
         rows = "row below the header" if form.window is None else f"window of {counted(form.window, 'row')}"
         raise DataError(f"{path} holds no {rows} within one file and group.")
