@@ -30,6 +30,7 @@ from dpagent.protocol.fragments import Assembler, cut, receipt_digest, weights_f
 from dpagent.protocol.messages import RECEIPT_DIGEST_BYTES, ModelChunk, Plan, Receipts
 from dpagent.protocol.sealing import seal
 from dpagent.protocol.task import RoundTask
+from dpagent.wording import counted
 
 log = logging.getLogger(__name__)
 
@@ -115,7 +116,8 @@ class Cycle:
             if known is None or known.job != plan.job:
                 self._state.forget_other_jobs(job)
             if expired := self._state.expire_other_rounds(job, plan.round):
-                log.warning("%d fragments expired: their round closed before it counted them", expired)
+                said = counted(expired, "fragment")
+                log.warning("%s expired: the round closed before it counted them", said)
         else:
             assert self._announced is not None
             self._announced.plan = plan

@@ -18,6 +18,7 @@ from dpagent.learning.training.lots import sum_over_lot
 from dpagent.privacy.covariance import MAX_LOT
 from dpagent.privacy.sampling import poisson_lot, shuffled
 from dpagent.protocol.task import RoundTask
+from dpagent.wording import counted
 
 
 def noisy_gradients(
@@ -69,7 +70,7 @@ def noisy_moments(task: RoundTask, dataset: Dataset) -> NDArray[np.int64]:
     for _ in range(task.plan.sampling.local_steps):
         lot = poisson_lot(len(dataset), task.plan.sampling.rate)
         if len(lot) > MAX_LOT:
-            raise ParameterError(f"a lot has {len(lot):,} records; expected at most {MAX_LOT:,}.")
+            raise ParameterError(f"a lot has {counted(len(lot), 'record')}; expected at most {MAX_LOT:,}.")
         total = np.zeros(moments.dimension)
         for inputs, _ in dataset.readable_batches(lot):
             total += moments.total(to_float32(inputs).reshape(len(inputs), -1))
