@@ -43,6 +43,7 @@ from dpagent.protocol.fragments import Assembler, cut, receipt_digest, weights_f
 from dpagent.protocol.messages import RECEIPT_DIGEST_BYTES, ModelChunk, Plan, Receipts
 from dpagent.protocol.sealing import seal
 from dpagent.protocol.task import RoundTask
+from dpagent.wording import counted
 
 log = logging.getLogger(__name__)
 
@@ -201,7 +202,8 @@ class Cycle:
         if is_new_job:
             self._state.forget_other_jobs(job)
         if expired := self._state.expire_other_rounds(job, plan.round, self._clock.unix()):
-            log.warning("%d fragments expired: their round closed before it counted them", expired)
+            said = counted(expired, "fragment")
+            log.warning("%s expired: the round closed before it counted them", said)
 
     def _end_job(self, plan: Plan, *, is_new: bool) -> None:
         now = self._clock.monotonic()

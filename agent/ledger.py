@@ -27,6 +27,7 @@ from pydantic import TypeAdapter, ValidationError
 from agent.accounts import JobAccounts
 from agent.charges import Budget, BudgetChange, Charge
 from agent.replay import replay
+from dpagent.configuration import complaint
 from dpagent.errors import LedgerError, StorageError
 from dpagent.storage import disk_errors, open_readonly, write_atomically
 
@@ -120,7 +121,7 @@ def read_entries(connection: sqlite3.Connection) -> Iterator[Entry]:
             problem = error.errors(include_url=False, include_input=False)[0]
             where = ".".join(str(part) for part in problem["loc"])
             raise LedgerError(
-                f"Entry {number} is not a {kind} that this program can read: {where}: {problem['msg']}."
+                f"Entry {number} is not a {kind} that this program can read: {where}: {complaint(problem)}."
             ) from error
         yield Entry(number, record, digest)
 

@@ -28,6 +28,7 @@ from dpagent.learning.training.lots import sum_over_lot
 from dpagent.privacy.covariance import MAX_LOT
 from dpagent.privacy.sampling import poisson_lot, shuffled
 from dpagent.protocol.task import RoundTask
+from dpagent.wording import counted
 
 LotSum: TypeAlias = Callable[[NDArray[np.float32]], NDArray[np.float64]]
 """The sum over a fresh lot at local weights, shape (dimension,). Private. It never fails."""
@@ -86,7 +87,7 @@ def sum_of_moments(task: RoundTask, dataset: Dataset) -> NDArray[np.float64]:
         raise ParameterError(f"round {task.plan.round} asks for gradients; expected second moments.")
     lot = poisson_lot(len(dataset), task.plan.sampling.rate)
     if len(lot) > MAX_LOT:
-        raise ParameterError(f"a lot has {len(lot):,} records; expected at most {MAX_LOT:,}.")
+        raise ParameterError(f"a lot has {counted(len(lot), 'record')}; expected at most {MAX_LOT:,}.")
     total = np.zeros(moments.dimension)
     for inputs, _ in dataset.readable_batches(lot):
         total += moments.total(to_float32(inputs).reshape(len(inputs), -1))

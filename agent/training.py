@@ -45,6 +45,7 @@ from dpagent.privacy.sampling import largest_lot
 from dpagent.protocol.messages import Plan
 from dpagent.protocol.task import RoundTask
 from dpagent.storage import write_atomically
+from dpagent.wording import counted
 
 log = logging.getLogger(__name__)
 
@@ -193,13 +194,13 @@ class Trainer:
             if self._features is not None:
                 self._features.close()
                 self._features = None
-            log.info("computing features of %d records", len(records))
+            log.info("computing features of %s", counted(len(records), "record"))
             self._features = FeatureSet(records, front_end, self._settings.state_dir)
             self._features_are_of = records
             if unusable := self._features.unusable:
                 # Only for the owner of the device: the number is private.
-                log.warning("%d of %d records have no finite features and do not count",
-                            unusable, len(records))  # fmt: skip
+                total = counted(len(records), "record")
+                log.warning("%d of %s have no finite features and do not count", unusable, total)
         return self._features
 
     def _front_end_for(self, task: RoundTask, assets: Mapping[str, bytes]) -> FrontEnd | None:

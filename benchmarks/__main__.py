@@ -22,7 +22,7 @@ from benchmarks.registry import BENCHMARKS
 from dpagent.errors import DpagentError, ExitCode
 from dpagent.storage import write_atomically
 
-_FIGURES = ROOT / "build" / "benchmarks.json"
+_FIGURES = ROOT / "benchmarks" / "figures.json"
 _PAGE = ROOT / "docs" / "benchmarks.md"
 
 
@@ -71,7 +71,7 @@ def _chosen(arguments: Sequence[str]) -> list[str]:
     """The benchmarks to run, in the order of the registry."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
-        description="Run benchmarks; write build/benchmarks.json and docs/benchmarks.md. Figures of "
+        description="Run benchmarks; write benchmarks/figures.json and docs/benchmarks.md. Figures of "
         "benchmarks that are not run are kept.",
     )
     parser.add_argument(

@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cli.commands import Commands
 from cli.output import write_json
 from cli.tables import print_table
+from dpagent.wording import counted
 
 if TYPE_CHECKING:
     from agent.charges import Charge
     from agent.ledger import VerifiedLedger
 
-app = typer.Typer(help="Read, verify and export the ledger of a device.", no_args_is_help=True)
+app = Commands(help="Read, verify and export the ledger of a device.", no_args_is_help=True)
 
 StateDirOption = Annotated[Path, typer.Option(help="The device's state directory, with ledger.db.")]
 
@@ -164,7 +166,8 @@ def verify(
         )
     else:
         typer.echo(
-            f"The ledger is correct: {result.entries} entries, {result.charges} charges, head {result.head}."
+            f"The ledger is correct: {counted(result.entries, 'entry')}, "
+            f"{counted(result.charges, 'charge')}, head {result.head}."
         )
 
 

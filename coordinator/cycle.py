@@ -32,6 +32,7 @@ from dpagent.protocol.codec import MessageError
 from dpagent.protocol.fragments import read_block, weights_to_bytes
 from dpagent.protocol.sealing import Opener
 from dpagent.protocol.task import RoundTask
+from dpagent.wording import counted
 
 log = logging.getLogger(__name__)
 
@@ -162,14 +163,14 @@ class Cycle:
                 rejected[error.reason] += 1
         # One line per batch and reason: a flood of invalid messages must not flood the log.
         for reason, count in rejected.items():
-            log.warning("rejected %d messages: %s", count, reason)
+            log.warning("rejected %s: %s", counted(count, "message"), reason)
             self._store.reject(reason, count)
         if not opened or self._task is None:
             return
-        counted = self._store.count(opened, self._task.plan.round)
-        if counted.late:
-            log.info("%d fragments arrived after their round closed", counted.late)
-        self._announcer.acknowledge(self._task.plan, (*counted.fresh, *counted.repeated))
+        result = self._store.count(opened, self._task.plan.round)
+        if result.late:
+            log.info("%s arrived after the round closed", counted(result.late, "fragment"))
+        self._announcer.acknowledge(self._task.plan, (*result.fresh, *result.repeated))
 
     def _open_fragment(self, payload: bytes) -> OpenedFragment:
         """Open and check a fragment.
@@ -211,11 +212,11 @@ class Cycle:
         """Keep the round open for another deadline, and announce it again."""
         assert self._task is not None
         log.warning(
-            "round %d has %d of %d fragments at its deadline, but only %d of one block, "
-            "fewer than the %d needed; it stays open for another %g s. Devices may be offline or may have "
-            "declined: `dpagent budget show` on a board gives the reason",
-            self._task.plan.round, progress.counted, progress.expected, progress.scarcest,
-            self._settings.round.minimum_devices, self._settings.round.deadline_s,
+            "round %d has %d of %s at its deadline, but only %d of one block, fewer than the %d needed; "
+            "it stays open for another %g s. Devices may be offline or may have declined: `dpagent budget "
+            "show` on a board gives the reason",
+            self._task.plan.round, progress.counted, counted(progress.expected, "fragment"),
+            progress.scarcest, self._settings.round.minimum_devices, self._settings.round.deadline_s,
         )  # fmt: skip
         self.open()
 
@@ -226,8 +227,8 @@ class Cycle:
         task = self._task
         if progress.scarcest < self._settings.devices:
             log.warning(
-                "round %d closes at its deadline with %d of %d fragments, at least %d of every block",
-                task.plan.round, progress.counted, progress.expected, progress.scarcest,
+                "round %d closes at its deadline with %d of %s, at least %d of every block",
+                task.plan.round, progress.counted, counted(progress.expected, "fragment"), progress.scarcest,
             )  # fmt: skip
         if task.second_moments is not None:
             self._take_directions(task, task.second_moments)

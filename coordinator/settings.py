@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from dpagent.configuration import FilePath, Settings, load_settings, resolve
+from dpagent.configuration import FilePath, Settings, changed_settings, load_settings, resolve
 from dpagent.errors import ConfigurationError, DpagentError
 from dpagent.learning.data.settings import DatasetSettings
 from dpagent.learning.model_files import find_model, is_model_file, load_assets
@@ -20,6 +20,7 @@ from dpagent.privacy.schedules import Schedule
 from dpagent.protocol.messages import MIN_SLOT_S
 from dpagent.protocol.topics import FleetName
 from dpagent.transport.settings import MqttSettings
+from dpagent.wording import counted
 
 
 class AugmentationSettings(Settings):
@@ -276,7 +277,8 @@ class FleetSettings(Settings):
         weights = self.privacy.schedule.weights or []
         if weights and len(weights) != self.rounds:
             raise ValueError(
-                f"privacy.schedule.weights has {len(weights)} numbers; expected rounds = {self.rounds}"
+                f"privacy.schedule.weights has {counted(len(weights), 'number')}; expected rounds = "
+                f"{self.rounds}"
             )
         return self
 
@@ -323,27 +325,15 @@ def load_fleet_settings(file: Path) -> FleetSettings:
     return settings.model_copy(update=changes)
 
 
-def changed_terms(before: dict[str, object], now: dict[str, object]) -> str:
-    """Name the first difference between the terms of a job and the current settings."""
-    for key in now:
-        old, new = before.get(key), now[key]
-        if isinstance(old, dict) and isinstance(new, dict):
-            if inner := changed_terms(old, new):
-                return f"{key}.{inner}"
-        elif old != new:
-            return f"{key} was {old!r} and is {new!r}"
-    return ""
-
-
 def require_same_job(before: dict[str, object], now: dict[str, object], state_dir: Path) -> None:
     """Refuse to continue a job under other terms.
 
     Raises:
-        ConfigurationError: Naming the change.
+        ConfigurationError: Naming every change.
     """
-    if difference := changed_terms(before, now):
+    if changes := changed_settings(before, now):
         raise ConfigurationError(
-            f"The job in {state_dir} began with other settings: {difference}. "
+            f"The job in {state_dir} began with other settings: {'; '.join(map(str, changes))}. "
             "Restore them, or start a new job in another state_dir. Keep keys_dir, so that boards "
             "recognise this coordinator."
         )

@@ -13,7 +13,7 @@ from dpagent.learning.model_files import find_model, is_model_file, load_assets,
 from dpagent.learning.models.built_ins import BUILT_IN
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.models.stages import FrozenNetwork
-from dpagent.wording import named
+from dpagent.wording import counted, named
 from simulation.fitting_model import fitting_model
 from simulation.layout import Layout
 from simulation.outlook import Outlook, signal_to_noise
@@ -81,8 +81,8 @@ def settle(request: Request, form: DataForm, model: str, spec: ModelSpec) -> tup
     devices = request.devices or preset.devices
     if form.train_records < devices:
         raise DataError(
-            f"{form.train_records} training records cannot be split over {devices} devices; "
-            "use fewer devices."
+            f"{counted(form.train_records, 'training record')} cannot be split over "
+            f"{counted(devices, 'device')}; use fewer devices."
         )
     rounds = request.rounds or preset.rounds
     if spec.projection is not None and rounds < 2:

@@ -12,7 +12,7 @@ from dpagent.learning.fitting import check_fits
 from dpagent.learning.model_files import find_model
 from dpagent.privacy.statement import delta_warning
 from dpagent.storage import StateDirectory, write_atomically
-from dpagent.wording import named
+from dpagent.wording import counted, named
 from simulation.choices import choose_model, settle, wanted_model
 from simulation.collection import collect
 from simulation.data.remarks import remarks_on
@@ -223,9 +223,9 @@ class Fleet:
                 listener.looked(glimpse)
                 if glimpse.declined > self.settings.devices - self.settings.minimum_devices:
                     raise PlanError(
-                        f"{glimpse.declined} of {self.settings.devices} devices declined to take part, so no "
-                        f"round can close: {glimpse.reason}. See `dpagent budget show`; "
-                        f"a new {named('state_dir')} has new budgets."
+                        f"{glimpse.declined} of {counted(self.settings.devices, 'device')} declined to take "
+                        f"part, so no round can close: {glimpse.reason}. See `dpagent budget show`; a new "
+                        f"{named('state_dir')} has new budgets."
                     )
                 if supervisor.has_ended("coordinator"):
                     now = time.monotonic()

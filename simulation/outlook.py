@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from dpagent.privacy.clipping import Clipping
+from dpagent.wording import counted
 
 _HOPELESS: Final = 0.25
 _POOR: Final = 1.0
@@ -64,10 +65,10 @@ class Outlook:
         if self.verdict == "good":
             return None
         return (
-            f"{_EXPECTATIONS[self.verdict]} With {self.records_per_device:,} records on each of "
-            f"{self.devices} devices, {self.parameters:,} parameters and ε = {self.epsilon:g}, all gradients "
-            f"together are at most {self.signal_to_noise:.2g} times as long as the noise. More records or "
-            "devices, a larger ε or a model with fewer parameters would help."
+            f"{_EXPECTATIONS[self.verdict]} With {counted(self.records_per_device, 'record')} on each of "
+            f"{counted(self.devices, 'device')}, {counted(self.parameters, 'parameter')} and ε = "
+            f"{self.epsilon:g}, all gradients together are at most {self.signal_to_noise:.2g} times as long "
+            "as the noise. More records or devices, a larger ε or a model with fewer parameters would help."
         )
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import AfterValidator, Field, field_serializer, model_validator
 
 from dpagent.configuration import Settings
 from dpagent.learning.data.settings import DatasetSettings
+from dpagent.transport.settings import broker_url
+from dpagent.wording import counted
 
 KnownData: TypeAlias = Literal["digits", "mnist"]
 """Data that have settings of their own."""
@@ -89,7 +91,7 @@ class DataSelection(Settings):
             case "dirichlet":
                 return f"of each class shares drawn from Dirichlet({self.alpha:g})"
             case "class":
-                return f"{self.classes_per_device} shards a device of the records sorted by class"
+                return f"{counted(self.classes_per_device, 'shard')} a device of the records sorted by class"
             case "file":
                 return "whole files or groups"
         return "at random (iid)"
@@ -134,10 +136,21 @@ class Request(Settings):
     """Over which an agent spreads its fragments."""
 
 
+STARTED_BROKERS: Final = ("auto", "embedded", "mosquitto")
+
+
+def _broker(choice: str) -> str:
+    if choice in STARTED_BROKERS:
+        return choice
+    if "://" not in choice:
+        raise ValueError(f"expected {', '.join(STARTED_BROKERS)} or mqtt://host[:port]")
+    return broker_url(choice)
+
+
 class BrokerRequest(Settings):
     """Which broker a fleet uses."""
 
-    broker: str = "auto"
+    broker: Annotated[str, AfterValidator(_broker)] = "auto"
     """``auto``, ``embedded``, ``mosquitto``, or the URL of one that runs: ``mqtt://host:port``."""
     broker_port: Annotated[int, Field(ge=0, le=65_535)] = 0
     """TCP port of a broker that is started; 0 takes a free one."""

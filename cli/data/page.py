@@ -13,6 +13,7 @@ from cli.notation import plain
 from cli.tables import render_table
 from dpagent.learning.data.checking import Findings
 from dpagent.learning.data.settings import DatasetSettings
+from dpagent.wording import counted
 
 _MOST_CLASSES: Final = 20
 _MOST_COLUMNS: Final = 20
@@ -103,7 +104,7 @@ def _columns(findings: Findings) -> str:
         for column in findings.columns[:_MOST_COLUMNS]
     ]
     more = len(findings.columns) - len(rows)
-    rest = f"({more:,} more columns; --json has all of them.)\n" if more > 0 else ""
+    rest = f"({counted(more, 'more column')}; --json has all of them.)\n" if more > 0 else ""
     return "\n" + render_table(["input column", "least", "greatest", ""], rows) + rest
 
 

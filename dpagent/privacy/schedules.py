@@ -50,6 +50,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpagent.errors import ParameterError, PlanError, require_between, require_count, require_positive
+from dpagent.wording import counted
 
 ScheduleKind = Literal["uniform", "incrementing", "linear", "custom"]
 
@@ -186,13 +187,13 @@ class Schedule:
         left, rounds_left = math.fsum([total, *(-cost for cost in costs)]), rounds - len(costs)
         if rounds_left < 1:
             raise PlanError(
-                f"{len(costs)} of {rounds} rounds are over, so none is left to spread a budget over. "
-                "Start a new job."
+                f"{len(costs)} of {counted(rounds, 'round')} are over, so none is left to spread a budget "
+                "over. Start a new job."
             )
         if left <= _NOTHING * total:
             raise PlanError(
-                f"{len(costs)} of {rounds} rounds have spent {math.fsum(costs):g} of {total:g}, so nothing "
-                "is left for the others. End the job, or start one with a greater budget."
+                f"{len(costs)} of {counted(rounds, 'round')} have spent {math.fsum(costs):g} of {total:g}, "
+                "so nothing is left for the others. End the job, or start one with a greater budget."
             )
         if self.kind == "incrementing":
             # d relative to the greatest that the rounds left allow, 2·left/(n(n−1))

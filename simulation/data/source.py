@@ -19,7 +19,7 @@ from dpagent.learning.data.dataset import ArrayDataset, Dataset
 from dpagent.learning.data.derived import Subset
 from dpagent.learning.data.opening import fitted, has_test_half, open_dataset
 from dpagent.learning.models.spec import ModelSpec
-from dpagent.wording import named
+from dpagent.wording import counted, named
 from simulation.request import DataSelection
 from simulation.settings import DataForm
 
@@ -86,8 +86,8 @@ def open_source(data: DataSelection, seed: int, spec: ModelSpec | None = None) -
     test, without_answer = _finite(_readable(open_dataset(test_settings)))
     if test.shape != train.shape or test.classes > train.classes:
         raise DataError(
-            f"The test records have shape {test.shape} and {test.classes} classes, the training records "
-            f"{train.shape} and {train.classes}; expected the same form."
+            f"The test records have shape {test.shape} and {counted(test.classes, 'class')}, the training "
+            f"records {train.shape} and {train.classes}; expected the same form."
         )
     return Source(train, test, columns, not_counted + without_answer)
 
@@ -154,8 +154,8 @@ def _held_out(train: Dataset, data: DataSelection, seed: int) -> Source:
     rest = np.setdiff1d(np.arange(len(train)), test)
     if not len(rest) or not len(test):
         raise DataError(
-            f"{len(train)} records cannot be parted into training and test records; expected some of both. "
-            f"Give {named('test')}, or more records."
+            f"{counted(len(train), 'record')} cannot be parted into training and test records; expected "
+            f"some of both. Give {named('test')}, or more records."
         )
     return Source(Subset(train, rest), Subset(train, test))
 

@@ -20,12 +20,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from dpagent.errors import BrokerError, ConfigurationError
+from dpagent.errors import BrokerError
 from dpagent.storage import disk_errors, write_atomically
 from dpagent.transport.session import Connected, Disconnected, MqttSession
 from dpagent.transport.settings import MqttSettings
 from dpagent.wording import named
-from simulation.request import BrokerRequest
+from simulation.request import STARTED_BROKERS, BrokerRequest
 
 _USER = "dpagent"
 _READY_S = 15.0
@@ -75,16 +75,11 @@ def choose_broker(request: BrokerRequest, directory: Path) -> Iterator[BrokerChi
 
     Raises:
         BrokerError: Mosquitto is not installed, or the port is taken.
-        ConfigurationError: It asks for none of these.
     """
     choice = request.broker
-    if choice.startswith(("mqtt://", "mqtts://")):
+    if choice not in STARTED_BROKERS:
         yield BrokerAddress(choice, request.mqtt_username, request.mqtt_password_file, "auto", choice)
         return
-    if choice not in ("auto", "embedded", "mosquitto"):
-        raise ConfigurationError(
-            f"{named('broker')} is {choice!r}; expected auto, embedded, mosquitto or mqtt://host:port."
-        )
     executable = find_mosquitto()
     if choice == "mosquitto" and executable is None:
         raise BrokerError(

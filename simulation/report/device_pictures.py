@@ -36,7 +36,9 @@ def arrivals_picture(record: RunRecord) -> Picture:
     numbers = " and ".join(map(str, chosen))
     note = f"A mark is a fragment; shown {'are rounds' if len(chosen) > 1 else 'is round'} {numbers}"
     if len(shown) < len(devices):
-        note += f" and {len(shown)} of {len(devices):,} devices; the last row has the arrivals of all of them"
+        note += (
+            f" and {len(shown)} of {counted(len(devices), 'device')}; the last row has the arrivals of all"
+        )
     note += (
         ". Only the simulation, which owns the devices’ disks, can tell the rows apart. The broker sees the "
         "sender; no privacy figure on this page relies on the mixing."
@@ -90,10 +92,10 @@ def _interleaving_words(measured: Interleaving | None, devices: int, rounds: int
         often = "more" if excess < 0 else "less"
         title = f"Fragments of a device arrive together {often} often than in a random order"
     caption = (
-        f"{where} {percent(measured.share)} of {measured.pairs:,} pairs of consecutive arrivals "
-        "came from different devices; "
-        f"a uniformly random order would give {percent(measured.expected_share)}, "
-        f"give or take {200 * measured.deviation / measured.pairs:.1f} points (two standard deviations)."
+        f"{where} {percent(measured.share)} of {counted(measured.pairs, 'pair')} of consecutive arrivals "
+        "came from different devices; a uniformly random order would give "
+        f"{percent(measured.expected_share)}, give or take {200 * measured.deviation / measured.pairs:.1f} "
+        "points (two standard deviations)."
     )
     return title, caption
 
@@ -122,7 +124,7 @@ def ledgers_picture(record: RunRecord) -> Picture:
     shown = _with_least_left(budgets)
     if len(shown) < len(budgets):
         which = "unverified ledgers first, then the least left"
-        note = f"Shown are {len(shown)} of {len(budgets):,} devices: {which}. {note}"
+        note = f"Shown are {len(shown)} of {counted(len(budgets), 'device')}: {which}. {note}"
 
     def draw(figure: Figure) -> None:
         axes = figure.add_subplot()

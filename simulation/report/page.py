@@ -123,7 +123,7 @@ def _key_figures(record: RunRecord) -> list[_KeyFigure]:
     accuracy, baseline = record.accuracy_history, record.baseline_history
     without_noise = f"without noise {percent(baseline[-1])}" if baseline else "not run without noise"
     pace = f"{duration(median(record.seconds_by_round))} a round (median)" if record.seconds_by_round else ""
-    records = f"about {record.settings.records_per_device:,.0f} records each"
+    records = f"about {counted(record.settings.records_per_device, 'record')} each"
     restarts = "no restarts" if record.notes.restarts == 0 else counted(record.notes.restarts, "restart")
     return [
         _KeyFigure(
@@ -151,7 +151,7 @@ def _key_figures(record: RunRecord) -> list[_KeyFigure]:
         _KeyFigure(
             "Coordinator’s peak memory",
             mebibytes(record.notes.coordinator_peak_mib),
-            f"for {record.parameters:,} parameters",
+            f"for {counted(record.parameters, 'parameter')}",
         ),
     ]
 
@@ -197,8 +197,8 @@ def _cap_effect(record: RunRecord) -> str | None:
     if "device" in record.settings.cap_in_words:
         return "its effect is unknown, because devices do not tell"
     return (
-        f"it clamped {fmean(record.clamped):,.0f} of {record.parameters:,} coordinates and shortened the "
-        f"step to {percent(fmean(record.kept))} of its length in a round, on average"
+        f"it clamped {fmean(record.clamped):,.0f} of {counted(record.parameters, 'coordinate')} and "
+        f"shortened the step to {percent(fmean(record.kept))} of its length in a round, on average"
     )
 
 

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from dpagent.errors import DataError
 from dpagent.learning.data.stored import RawFile, open_raw, reading
+from dpagent.wording import counted
 
 MAX_MEMBER_BYTES: Final = 64 << 20
 MAX_MEMBERS: Final = 4_000_000
@@ -91,7 +92,7 @@ def open_zip(path: Path) -> tuple[RawFile, list[zipfile.ZipInfo]]:
     except (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error, MemoryError) as error:
         raise DataError(f"{path} is not a zip archive, or a damaged one: {error}. Copy it again.") from error
     if len(listed) > MAX_MEMBERS:
-        raise DataError(f"{path} lists {len(listed):,} files; expected at most {MAX_MEMBERS:,}.")
+        raise DataError(f"{path} lists {counted(len(listed), 'file')}; expected at most {MAX_MEMBERS:,}.")
     return open_raw(path), listed
 
 
@@ -102,5 +103,5 @@ def obstacle(info: zipfile.ZipInfo) -> str | None:
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         return f"it is compressed by method {info.compress_type}; expected stored or deflated"
     if not 0 < info.file_size <= MAX_MEMBER_BYTES:
-        return f"it has {info.file_size:,} bytes; expected 1 to {MAX_MEMBER_BYTES:,}"
+        return f"it has {counted(info.file_size, 'byte')}; expected 1 to {MAX_MEMBER_BYTES:,}"
     return None

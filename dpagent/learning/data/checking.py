@@ -160,7 +160,7 @@ def _warnings(
     missing = [dataset.class_label(int(number)) for number in np.flatnonzero(counts == 0)]
     if missing:
         shown = ", ".join(missing[:12]) + (", …" if len(missing) > 12 else "")
-        yield f"No records of {len(missing)} of {dataset.classes} classes: {shown}."
+        yield f"No records of {len(missing)} of {counted(dataset.classes, 'class')}: {shown}."
     if not dataset.class_names:
         yield (
             f"The classes are the whole numbers 0 to {dataset.classes - 1}, as far as the labels here go."

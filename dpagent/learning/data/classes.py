@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from dpagent.errors import DataError
 from dpagent.learning.data.dataset import MAX_CLASSES, Dataset
-from dpagent.wording import named
+from dpagent.wording import counted, named
 
 _FEW_CLASSES: Final = 10
 _FEW_RECORDS: Final = 2
@@ -67,8 +67,8 @@ class ClassTable:
         else:
             if len(labels) > MAX_CLASSES:
                 raise DataError(
-                    f"There are {len(labels):,} different labels; expected at most {MAX_CLASSES:,}. Is it"
-                    " the label column?"
+                    f"There are {counted(len(labels), 'different label')}; expected at most "
+                    f"{MAX_CLASSES:,}. Is it the label column?"
                 )
             self.names, self.count = tuple(labels), len(labels)
             self._numbers = {name: number for number, name in enumerate(labels)}
@@ -119,7 +119,7 @@ def doubt_about_labels(dataset: Dataset) -> str:
     few = int(np.count_nonzero(dataset.class_counts() <= _FEW_RECORDS))
     if dataset.classes > _FEW_CLASSES and 2 * few > dataset.classes:
         return (
-            f"{what} give {dataset.classes:,} classes, {few:,} of them with no more than {_FEW_RECORDS}"
-            f" records.{advice}"
+            f"{what} give {counted(dataset.classes, 'class')}, {few:,} of them with no more than "
+            f"{_FEW_RECORDS} records.{advice}"
         )
     return ""

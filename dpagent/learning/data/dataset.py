@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpagent.errors import DataError, require_count
+from dpagent.wording import counted
 
 Indices = NDArray[np.integer[Any]]
 Batch = tuple[NDArray[Any], NDArray[np.int64]]
@@ -199,7 +200,9 @@ class Dataset(ABC):
     def _require_in_range(self, indices: Indices) -> Indices:
         indices = np.asarray(indices)
         if indices.size and not (int(indices.min()) >= 0 and int(indices.max()) < len(self)):
-            raise IndexError(f"indices from {indices.min()} to {indices.max()} for {len(self)} records")
+            raise IndexError(
+                f"indices from {indices.min()} to {indices.max()} for {counted(len(self), 'record')}"
+            )
         return indices
 
     def _check(self) -> None:
@@ -220,7 +223,8 @@ class Dataset(ABC):
             raise DataError("The dataset holds no records; expected at least one.")
         if self.class_names and len(self.class_names) != self.classes:
             raise DataError(
-                f"There are {len(self.class_names)} names for {self.classes} classes; expected one each."
+                f"There are {len(self.class_names)} names for {counted(self.classes, 'class')}; expected "
+                "one each."
             )
         if self.classes == 1:
             named = f", {self.class_names[0]!r}" if self.class_names else ""
@@ -229,7 +233,7 @@ class Dataset(ABC):
                 " learns to tell classes apart."
             )
         if not 2 <= self.classes <= MAX_CLASSES:
-            raise DataError(f"There are {self.classes} classes; expected 2 to {MAX_CLASSES:,}.")
+            raise DataError(f"There are {counted(self.classes, 'class')}; expected 2 to {MAX_CLASSES:,}.")
         low, high = int(labels.min()), int(labels.max())
         if low < 0 or high >= self.classes:
             place, wrong = (labels.argmin(), low) if low < 0 else (labels.argmax(), high)
@@ -269,7 +273,8 @@ class ArrayDataset(Dataset):
         self.inputs = inputs
         if inputs.ndim and len(inputs) != len(labels):
             raise DataError(
-                f"There are {len(inputs)} inputs and {len(labels)} labels; expected one label an input."
+                f"There are {counted(len(inputs), 'input')} and {counted(len(labels), 'label')}; expected "
+                "one label an input."
             )
         super().__init__(
             labels, classes, shape=inputs.shape[1:], dtype=inputs.dtype, class_names=class_names,

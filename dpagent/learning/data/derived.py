@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from dpagent.errors import DataError
 from dpagent.learning.data.dataset import Dataset, Indices, to_float32
-from dpagent.wording import named
+from dpagent.wording import counted, named
 
 
 class Subset(Dataset):
@@ -52,8 +52,8 @@ class Reshaped(Dataset):
         self._dataset = dataset
         if math.prod(shape) != math.prod(dataset.shape):
             raise DataError(
-                f"The records have shape {dataset.shape}, {math.prod(dataset.shape)} values; shape"
-                f" {tuple(shape)} needs {math.prod(shape)}. Correct {named('shape')}, or leave it out."
+                f"The records have shape {dataset.shape}, {counted(math.prod(dataset.shape), 'value')}; "
+                f"shape {tuple(shape)} needs {math.prod(shape)}. Correct {named('shape')}, or leave it out."
             )
         super().__init__(
             dataset.labels, dataset.classes, shape=shape, dtype=dataset.dtype,

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from dpagent.errors import DataError
 from dpagent.learning.data.dataset import Dataset, Indices
+from dpagent.wording import counted
 
 IN_MEMORY_BYTES: Final = 32 << 20
 """Records that take at most this are kept in memory, unless they can be read from their file by number."""
@@ -221,8 +222,8 @@ def unpack(packed: Readable, path: Path, *, most: int | None = None) -> RawFile:
             space = os.fstatvfs(stream.fileno())
             if space.f_bavail * space.f_frsize < _SPACE_LEFT:
                 raise DataError(
-                    f"{path} unpacks to more than {written:,} bytes, and the disk of {folder} is nearly full."
-                    " Unpack it elsewhere, or set TMPDIR to a directory of a larger disk."
+                    f"{path} unpacks to more than {counted(written, 'byte')}, and the disk of {folder} is "
+                    "nearly full. Unpack it elsewhere, or set TMPDIR to a directory of a larger disk."
                 )
             stream.write(piece)
             written += len(piece)

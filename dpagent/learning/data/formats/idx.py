@@ -31,6 +31,7 @@ from dpagent.learning.data.stored import (
     reading,
     to_inputs,
 )
+from dpagent.wording import counted
 
 _TYPES: Final[dict[int, np.dtype[Any]]] = {
     0x08: np.dtype(np.uint8),
@@ -94,8 +95,8 @@ def open_idx(directory: str | Path, half: Half, classes: Sequence[str] | None = 
     numbers = _open(_find(directory, half, "labels"), _LABEL_TYPES, (1,))
     if inputs.shape[0] != numbers.shape[0]:
         raise DataError(
-            f"{inputs.file.path} holds {inputs.shape[0]} records and {numbers.file.path} {numbers.shape[0]}"
-            " labels; expected one label a record."
+            f"{inputs.file.path} holds {counted(inputs.shape[0], 'record')} and {numbers.file.path} "
+            f"{counted(numbers.shape[0], 'label')}; expected one label a record."
         )
     labels = numbers.read_all().astype(np.int64)
     shape = (*inputs.shape[1:], 1) if len(inputs.shape) == 3 else inputs.shape[1:]
@@ -164,6 +165,7 @@ def _open(path: Path, types: dict[int, np.dtype[Any]], dimensions: tuple[int, ..
     if came != expected:
         amount = "only" if came < expected else "as many as"
         raise DataError(
-            f"{path} holds {amount} {came} bytes of values; its header says {expected}. Copy it again."
+            f"{path} holds {amount} {counted(came, 'byte')} of values; its header says {expected}. Copy it "
+            "again."
         )
     return StoredArray(raw.part(start), dtype, shape)

@@ -37,6 +37,7 @@ from dpagent.learning.data.stored import (
     to_inputs,
     unpack,
 )
+from dpagent.wording import counted
 
 _LOCAL_HEADER: Final = struct.Struct("<4s22xHH")  # of a zip: signature, lengths of name and extra field
 _MOST_LABELS: Final = 1 << 28
@@ -155,9 +156,9 @@ def _open(path: Path, archive: zipfile.ZipFile, listed: Sequence[str] | None) ->
     count, names = _classes(path, archive, members, labels, listed)
     inputs = _header(path, archive, members["inputs"])
     if not inputs.shape or inputs.shape[0] != len(labels):
-        held = inputs.shape[0] if inputs.shape else "no"
+        held = counted(inputs.shape[0], "input") if inputs.shape else "no inputs"
         raise DataError(
-            f"{path}: There are {held} inputs and {len(labels)} labels; expected one label an input."
+            f"{path}: There are {held} and {counted(len(labels), 'label')}; expected one label an input."
         )
     others: dict[str, Any] = {"class_names": names, "origin": Origin("npz", f"{path}, NPZ")}
     try:
@@ -204,8 +205,8 @@ def _header(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> _Mem
         )
     if info.file_size - begins != member.value_bytes:
         raise DataError(
-            f"{path}: {name!r} holds {info.file_size - begins} bytes of values; its header says"
-            f" {member.value_bytes}. The file is damaged; copy it again."
+            f"{path}: {name!r} holds {counted(info.file_size - begins, 'byte')} of values; its header says "
+            f"{member.value_bytes}. The file is damaged; copy it again."
         )
     return member
 
@@ -213,7 +214,7 @@ def _header(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> _Mem
 def _values(archive: zipfile.ZipFile, member: _Member, most: int) -> NDArray[Any]:
     if member.value_bytes > most:
         raise DataError(
-            f"{member.info.filename} takes {member.value_bytes:,} bytes; expected at most {most:,}."
+            f"{member.info.filename} takes {counted(member.value_bytes, 'byte')}; expected at most {most:,}."
         )
     with archive.open(member.info) as stream:
         stream.read(member.header_bytes)

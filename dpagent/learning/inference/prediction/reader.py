@@ -22,7 +22,7 @@ from dpagent.learning.data.registry import FORMATS
 from dpagent.learning.data.settings import AUTO, DatasetSettings
 from dpagent.learning.data.stored import require_readable
 from dpagent.learning.inference.prediction.exported_model import ExportedModel
-from dpagent.wording import named
+from dpagent.wording import counted, named
 
 
 class InputReader:
@@ -46,8 +46,8 @@ class InputReader:
         listed = tuple(settings.classes or ())
         if listed and len(listed) != model.classes:
             raise ConfigurationError(
-                f"There are {len(listed)} classes ({', '.join(listed[:8])}); model {model.name!r} has"
-                f" {model.classes}. List all of them, in the fleet's order, or leave them out."
+                f"There are {counted(len(listed), 'class')} ({', '.join(listed[:8])}); model {model.name!r} "
+                f"has {model.classes}. List all of them, in the fleet's order, or leave them out."
             )
         if listed and model.class_names and listed != model.class_names:
             raise ConfigurationError(
@@ -100,8 +100,8 @@ class InputReader:
         self._require_shape(path, dataset.shape, int(np.prod(dataset.shape)))
         if dataset.classes > self._model.classes:
             raise DataError(
-                f"{path} has {dataset.classes} classes; model {self._model.name!r} has {self._model.classes}."
-                " Correct the labels or take another model."
+                f"{path} has {counted(dataset.classes, 'class')}; model {self._model.name!r} has "
+                f"{self._model.classes}. Correct the labels or take another model."
             )
 
     def _require_shape(self, path: Path, shape: tuple[int, ...], size: int) -> None:
@@ -112,8 +112,13 @@ class InputReader:
         if size == np.prod(wanted):
             advice = f"They have as many values: set {named('shape', list(wanted))}."
         raise DataError(
-            f"{path}: the records have shape {shape}; model {self._model.name!r} takes {wanted}. {advice}"
+            f"{path}: a record has {_dimensions(shape)}; model {self._model.name!r} takes "
+            f"{_dimensions(wanted)}. {advice}"
         )
+
+
+def _dimensions(shape: tuple[int, ...]) -> str:
+    return counted(shape[0], "value") if len(shape) == 1 else " × ".join(map(str, shape)) + " values"
 
 
 def _records(path: Path, dataset: Dataset) -> Iterator[Input]:

@@ -40,7 +40,7 @@ from dpagent.learning.data.formats.images.files import (
     printable,
 )
 from dpagent.learning.data.stored import require_readable
-from dpagent.wording import named
+from dpagent.wording import counted, named
 
 _PENDING_S: Final = 600.0
 """A picture that is not whole and was written to within this is looked at again at every refresh."""
@@ -209,7 +209,9 @@ def _first_form(path: Path, files: PictureFiles, found: Listing) -> tuple[tuple[
             return read_form(io.BytesIO(files.read(number)))
         except DataError as error:
             problem = problem or f"{printable(name)}: {error}"
-    raise DataError(f"{path}: none of {len(found.names)} pictures can be read. The first: {problem}")
+    raise DataError(
+        f"{path}: of {counted(len(found.names), 'picture')} none can be read. The first: {problem}"
+    )
 
 
 def _check(

@@ -105,7 +105,7 @@ class FolderFiles:
         except OSError as error:
             raise DataError(f"it cannot be read: {error.strerror or error}.") from error
         if not 0 < len(data) <= MAX_MEMBER_BYTES:
-            raise DataError(f"it has {len(data):,} bytes; expected 1 to {MAX_MEMBER_BYTES:,}.")
+            raise DataError(f"it has {counted(len(data), 'byte')}; expected 1 to {MAX_MEMBER_BYTES:,}.")
         return data
 
     def keep(self, numbers: Sequence[int]) -> FolderFiles:

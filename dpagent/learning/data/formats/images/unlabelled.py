@@ -55,9 +55,9 @@ def picture_form(target: Target, size: tuple[int, int] | None, mode: Mode | None
     values = size[0] * size[1] * (1 if mode == "grey" else 3)
     if values != math.prod(target.shape):
         raise ConfigurationError(
-            f"Pictures of {size[0]} × {size[1]}, {mode}, have {values:,} values; model {target.model!r} takes"
-            f" {math.prod(target.shape):,}, of shape {target.shape}. Leave {named('size')} and"
-            f" {named('mode')} out, or correct them."
+            f"Pictures of {size[0]} × {size[1]}, {mode}, have {counted(values, 'value')}; model "
+            f"{target.model!r} takes {math.prod(target.shape):,}, of shape {target.shape}. Leave "
+            f"{named('size')} and {named('mode')} out, or correct them."
         )
     return PictureForm(size, mode)
 

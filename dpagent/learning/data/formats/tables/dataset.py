@@ -23,7 +23,7 @@ from dpagent.learning.data.formats.tables.header import UnfitError
 from dpagent.learning.data.formats.tables.index import Stamp, TableIndex, index_table, stamp_of
 from dpagent.learning.data.formats.tables.settings import CsvSettings
 from dpagent.learning.data.stored import RawFile, open_raw, reading, require_readable
-from dpagent.wording import named
+from dpagent.wording import counted, named
 
 SUFFIXES: Final = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
 
@@ -210,7 +210,7 @@ class TableDataset(Dataset):
 
     def _origin(self, left_out: Sequence[str]) -> Origin:
         form, count = self._form, len(self._indexes)
-        what = "a row a record" if form.window is None else f"windows of {form.window} rows"
+        what = "a row a record" if form.window is None else f"windows of {counted(form.window, 'row')}"
         files = "a CSV file" if count == 1 else f"{count:,} CSV files"
         warnings = [] if self._classes.is_listed or not self._classes.names else [unlisted()]
         if unnamed := self._indexes[0].columns.unnamed:
@@ -222,12 +222,12 @@ class TableDataset(Dataset):
         if form.window is not None and form.step < form.window:
             times = -(-form.window // form.step)
             warnings.append(
-                f"THE WINDOWS OVERLAP: one reading is in up to {times} records. The privacy unit is the"
-                f" record, so that a reading is protected {times} times less than the statement says:"
-                f" roughly {times}·ε. Use {named('stride', form.window)}, or divide your ε by {times}."
+                f"THE WINDOWS OVERLAP: one reading is in up to {counted(times, 'record')}. The privacy unit "
+                f"is the record, so that a reading is protected {times} times less than the statement says: "
+                f"roughly {times}·ε. Use {named('stride', form.window)}, or divide your ε by {times}."
             )
         unused = sum(index.rows_unused for index in self._indexes)
-        sentences = [*left_out, *([f"{unused:,} rows: {self._too_short()}"] if unused else [])]
+        sentences = [*left_out, *([f"{counted(unused, 'row')}: {self._too_short()}"] if unused else [])]
         return Origin("csv", f"{self._path}, {files}, {what}", tuple(sentences), tuple(warnings), form.label)
 
     def _why_none(self, problems: Sequence[str]) -> str:
@@ -240,8 +240,8 @@ class TableDataset(Dataset):
 
     def _too_short(self) -> str:
         return (
-            f"they fill no window of {self._form.window} rows within one file and group, lie between two"
-            " windows, or beside a row that does not fit."
+            f"they fill no window of {counted(self._form.window or 1, 'row')} within one file and group, lie "
+            "between two windows, or beside a row that does not fit."
         )
 
 

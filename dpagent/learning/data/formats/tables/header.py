@@ -17,6 +17,7 @@ from dpagent.wording import named
 MISSING: Final = ("", "nan", "na", "n/a", "null", "none", "?")
 """Cells, in small letters, that stand for no value: the record has a NaN and does not count."""
 
+_DELIMITERS: Final = (";", "\t", "|", ",")
 _DECIMAL_COMMA: Final = re.compile(r"\s*[+-]?\d*,\d+(?:[eE][+-]?\d+)?\s*")
 
 
@@ -100,6 +101,11 @@ def columns_of(
     """
     if first is None:
         raise DataError(f"{path} has no rows; expected a header and records. Copy it again.")
+    if other := _other_delimiter(first, form):
+        raise DataError(
+            f"{path}: the cells of the first row, {form.delimiter.join(first)[:60]!r}, seem to be separated "
+            f"by {other!r} and not by {form.delimiter!r}. Set {named('delimiter', other)}."
+        )
     names = column_names(first, form)
     repeated = [name for name, count in Counter(names).items() if count > 1 and name]
     if repeated:
@@ -110,7 +116,7 @@ def columns_of(
         if name not in places:
             raise DataError(
                 f"{path} has no column {name!r}; found: {', '.join(places)[:400]}. Set {named(role)} to one"
-                f" of them.{_other_delimiter(names)}"
+                " of them."
             )
     no_inputs = {form.first_column, *(name for role, name in roles if role != "features")}
     features = form.features or [name for name in places if name not in no_inputs]
@@ -142,9 +148,14 @@ def _of_comma(cell: str) -> float:
     return float(cell.replace(",", "."))
 
 
-def _other_delimiter(names: Sequence[str]) -> str:
-    if len(names) > 1:
-        return ""
-    others = {";": ";", "\t": "tab", "|": "|", ",": ","}
-    other = next((spelt for character, spelt in others.items() if character in names[0]), None)
-    return "" if other is None else f" Set {named('delimiter', other)}?"
+def _other_delimiter(first: Sequence[str], form: CsvSettings) -> str:
+    """The mark that seems to separate the cells of the first row instead, or nothing.
+
+    One cell that holds such a mark is no table, and commas that leave decimal commas between such marks
+    separate nothing.
+    """
+    row = form.delimiter.join(first)
+    other = max((mark for mark in _DELIMITERS if mark != form.delimiter), key=row.count)
+    cells = row.split(other)
+    is_wrong = len(first) == 1 or (form.delimiter == "," and any(map(_DECIMAL_COMMA.fullmatch, cells)))
+    return other if len(cells) > 1 and is_wrong else ""

@@ -27,6 +27,7 @@ from dpagent.learning.data.formats.tables.rows import Row, checked_rows, opened_
 from dpagent.learning.data.formats.tables.settings import CsvSettings
 from dpagent.learning.data.formats.tables.windows import Windows
 from dpagent.learning.data.stored import RawFile, open_raw, reading
+from dpagent.wording import counted
 
 GRACE_S: Final = 2.0
 """The last line of a file that was written to within this is left for later if it has no end yet."""
@@ -146,7 +147,7 @@ class _Builder:
             np.array(values, np.int64) for values in (self._starts, self._ends, self._labels, self._groups)
         )
         if (more := self._unfit - len(self._problems)) > 0:
-            self._problems.append(f"{path}: {more:,} more rows do not fit.")
+            self._problems.append(f"{path}: {counted(more, 'more row')} do not fit.")
         return TableIndex(
             path, stamp, raw, self._columns, starts, ends, labels, tuple(self.label_codes), groups,
             tuple(self.group_codes), self._rows - self._unfit - self._used, tuple(self._problems),

@@ -20,7 +20,7 @@ from dpagent.learning.data.classes import ClassTable
 from dpagent.learning.data.formats.tables.header import Columns, UnfitError, columns_of
 from dpagent.learning.data.formats.tables.settings import CsvSettings
 from dpagent.learning.data.stored import RawFile, reading
-from dpagent.wording import named
+from dpagent.wording import counted, named
 
 _LONGEST_LINE: Final = 1 << 20
 _MOST_LINES: Final = 32
@@ -188,7 +188,7 @@ class Lines:
 def _require_fit(cells: list[str], columns: Columns, form: CsvSettings, classes: ClassTable | None) -> None:
     if len(cells) != columns.width:
         raise UnfitError(
-            f"the row has {len(cells)} cells; expected {columns.width}, as in the first row."
+            f"the row has {counted(len(cells), 'cell')}; expected {columns.width}, as in the first row."
             + _advice_on_width(len(cells) - columns.width, form)
         )
     columns.values(cells)

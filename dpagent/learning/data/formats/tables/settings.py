@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pydantic import AfterValidator, Field, model_validator
 
 from dpagent.configuration import Settings
-from dpagent.errors import ConfigurationError
+from dpagent.errors import ConfigurationError, ParameterError
 from dpagent.learning.data.names import PlainName
 from dpagent.wording import named
 
@@ -76,7 +76,7 @@ class CsvSettings(Settings):
             )
         scales = self.scale.values() if isinstance(self.scale, dict) else [self.scale]
         if any(scale <= 0 for scale in scales):
-            raise ValueError(f"{named('scale')} is {self.scale!r}; expected numbers above 0")
+            raise ParameterError(f"{named('scale')} is {self.scale!r}; expected numbers above 0")
         taken: dict[str, str] = {}
         for role, name in self.roles():
             if name in taken:
