@@ -182,7 +182,7 @@ class Trainer:
         largest = largest_lot(records, rate)
         if largest > most:
             raise Declined(
-                f"at a sampling rate of {rate:g}, a lot of {records:,} records (data.max_records) can have"
+                f"at a sampling rate of {rate:g}, a lot of {counted(records, 'record')} (data.max_records) can have"
                 f" {largest:,}; this board adds up at most {most:,}"
             )
 

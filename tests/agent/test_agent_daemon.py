@@ -333,7 +333,8 @@ def test_a_round_is_charged_once_though_it_is_announced_again_and_again(
         for seconds in (1.0, 2.0):
             announcer.announce(plan.model_copy(update={"deadline": plan.deadline + seconds}))
         announcer.announce(plan_for(fleet, round=2))
-        agent.clock.advance_until(lambda: len(charges(file)) == 2, "the second round")
+        spooled = "SELECT * FROM fragments WHERE round = 2"
+        agent.clock.advance_until(lambda: rows(file, spooled), "the second round")
     with agent_thread(file):
         announcer.announce(plan_for(fleet, round=3))
         wait_until(lambda: len(charges(file)) == 3, "the third round, after a restart")
