@@ -4,24 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from clocks import MovableClock
-from fleets import DIGITS, digits, make_plan, terms, write_agent
-from ledgers import DATASET, open_state
-from lines import Line
+from devices import PERIOD_S, Device, open_device
+from fleets import DIGITS, digits, make_plan, terms
+from ledgers import DATASET
 
-from agent.background import at_once
-from agent.cycle import Cycle
-from agent.profile import load_profile
-from agent.publisher import Publisher
-from agent.settings import load_agent_settings
-from agent.state import AgentState
-from agent.training import Trainer
 from dpagent.errors import ConfigurationError, DpagentError, StorageError
 from dpagent.learning.data.dataset import ArrayDataset
 from dpagent.notation import upwards
@@ -30,7 +21,6 @@ from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian
 from dpagent.privacy.mechanisms.registry import MECHANISMS
 from dpagent.protocol.codec import MessageError
 from dpagent.protocol.fragments import (
-    chunked,
     content_digest,
     read_block,
     receipt_digest,
@@ -38,80 +28,15 @@ from dpagent.protocol.fragments import (
 )
 from dpagent.protocol.messages import Plan, Receipts
 from dpagent.protocol.sealing import Opener, new_sealing_secret
-from dpagent.protocol.signing import Signer, new_signing_secret
 from dpagent.protocol.task import RoundTask
 
-KEY = Signer(new_signing_secret(), "testers").public_key
-WEIGHTS = weights_to_bytes(DIGITS.initial_weights(0))
-PERIOD_S = 0.05
 JOB, OTHER_JOB = b"j" * 16, b"k" * 16
-
-
-@dataclass
-class Device:
-    cycle: Cycle
-    state: AgentState
-    clock: MovableClock
-    trainer: Trainer
-    asked_at: list[float] = field(default_factory=list)
-
-    def give(self, weights: bytes = WEIGHTS) -> None:
-        for chunk in chunked(weights):
-            self.cycle.take_chunk(chunk)
-
-    def advance(self) -> None:
-        """Let the device do all that it can at the next point of its grid."""
-        while self.is_ready:
-            self.clock.advance(PERIOD_S)
-            self.cycle.advance()
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether a round waits for nothing but the next point of the grid."""
-        return self.cycle.due_in_s() <= PERIOD_S
-
-    def charged(self) -> list[int]:
-        rows = self.state.connection.execute("SELECT body ->> 'round' FROM entries WHERE kind = 'charge'")
-        return sorted(row[0] for row in rows)
-
-    def declined(self) -> list[tuple[Any, ...]]:
-        rows = self.state.connection.execute(
-            "SELECT round, reason, changed_at FROM rounds WHERE state = 'declined'"
-        )
-        return [tuple(row) for row in rows]
-
-    def pending(self) -> dict[int, list[bytes]]:
-        """Digests by round."""
-        rows = self.state.connection.execute(
-            "SELECT round, digest FROM fragments WHERE message IS NOT NULL ORDER BY digest"
-        )
-        rounds: dict[int, list[bytes]] = {}
-        for number, digest in rows:
-            rounds.setdefault(number, []).append(digest)
-        return rounds
 
 
 @pytest.fixture
 def device(tmp_path: Path) -> Iterator[Device]:
-    settings = load_agent_settings(write_agent(tmp_path, None, KEY, engine="numpy"))
-    clock = MovableClock(unix=5_000.0)
-    state = open_state(tmp_path / "state")
-    line: Any = Line()
-    asked_at: list[float] = []
-    trainer = Trainer(settings, load_profile("generic-linux"))
-    cycle = Cycle(
-        DATASET, "testers", settings.limits,
-        state=state,
-        trainer=trainer,
-        publisher=Publisher(
-            state, line, "fragments", messages_per_second=100.0, period_s=PERIOD_S, clock=clock
-        ),
-        ask_again=lambda: asked_at.append(clock.monotonic()),
-        clock=clock,
-        start=at_once,
-    )  # fmt: skip
-    yield Device(cycle, state, clock, trainer, asked_at)
-    state.close()
+    with open_device(tmp_path) as device:
+        yield device
 
 
 def refused(device: Device, plan: Plan) -> str:
