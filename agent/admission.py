@@ -47,8 +47,9 @@ def admit(task: RoundTask, dataset: Dataset, ledger: Ledger, name: str, *, now: 
         raise Declined("by this board's clock, the round's deadline passes before the device may send")
     if (mechanism.unit, mechanism.adjacency, mechanism.trust) != LEDGER_SCOPE:
         raise Declined(
-            f"mechanism {mechanism.name} protects {mechanism.unit.meaning} and trusts {mechanism.trust}; "
-            "this device's ledger accepts only record-level guarantees without a trusted party"
+            f"mechanism {mechanism.name} hides the {mechanism.adjacency.meaning} of {mechanism.unit.meaning} "
+            f"and trusts {mechanism.trust}; this device's ledger accepts only mechanisms that hide the "
+            "presence or absence of one record and trust no one"
         )
     try:
         check_fits(dataset, task.spec)
