@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from fleets import make_task, terms
+from fleets import make_plan, make_task, records, terms
+from ledgers import BUDGET, DATASET, charge_for, open_state
 from pydantic import TypeAdapter, ValidationError
 
-from agent.charges import LEDGER_SCOPE, Budget, Charge, Price, ledger_statement
+from agent.accounts import InconsistentChargeError, JobAccounts
+from agent.charges import LEDGER_SCOPE, Budget, BudgetChange, Charge, Price, ledger_statement
 from dpagent.errors import ParameterError
 from dpagent.privacy.accounting.accountant import AccountantName
 from dpagent.privacy.mechanisms.mechanism import JOB_ASSUMPTIONS
+from dpagent.protocol.messages import Plan
 
 PRICE = Price(2.0, 3.0, 2e-5, "pld", 1e-3)
 CHARGES = TypeAdapter(Charge)
@@ -66,3 +70,36 @@ def test_a_ledger_without_charges_says_that_nothing_was_released() -> None:
     statement = ledger_statement(Budget(0.0, 0.0), [])
     assert statement.mechanism == "nothing released"
     assert (statement.epsilon, statement.delta, statement.assumptions) == (0.0, 0.0, JOB_ASSUMPTIONS)
+
+
+# --- charges in a row ---------------------------------------------------------------------------
+
+OTHER_JOB = b"k" * 16
+BUDGET_CHANGE = BudgetChange(DATASET, BUDGET.epsilon, BUDGET.delta)
+
+
+def charged(path: Path, *plans: Plan) -> list[Charge]:
+    """The charges of a device that takes part in these rounds."""
+    state, charges = open_state(path), []
+    for plan in plans:
+        charges.append(charge_for(plan, records(20), state.ledger))
+        state.charge_and_spool(charges[-1], [])
+    state.close()
+    return charges
+
+
+def test_charges_of_the_wrong_order_are_found_at_their_place(tmp_path: Path) -> None:
+    """A ledger whose hashes fit may still tell of rounds that no agent would have charged."""
+    first, second = charged(tmp_path / "one", make_plan(), make_plan(round=2))
+    *_, newer = charged(tmp_path / "two", make_plan(), make_plan(job=OTHER_JOB))
+    for found, rows in (
+        ("round 1 after round 1", [BUDGET_CHANGE, first, first]),
+        ("after a newer one", [BUDGET_CHANGE, first, newer, second]),
+        ("without a budget", [first]),
+    ):
+        with pytest.raises(InconsistentChargeError, match=found) as caught:
+            JobAccounts().check_and_add(rows)
+        assert caught.value.index == len(rows) - 1
+    accounts = JobAccounts()
+    accounts.check_and_add([BUDGET_CHANGE, first, second])
+    assert accounts.epsilon_spent(DATASET) == second.cumulative_epsilon

@@ -846,3 +846,15 @@ def test_a_round_that_its_jobs_grid_overprices_does_not_unsettle_the_ledger(tmp_
         state.charge_and_spool(charge, [])
         state.close()
     assert verify(path).charges == 2
+
+
+def test_an_entry_of_the_wrong_type_is_named(path: Path, database: Path) -> None:
+    """Our table takes no such entry; one in its place may."""
+    tamper(
+        database,
+        "CREATE TABLE lax AS SELECT * FROM entries",
+        "DROP TABLE entries",
+        "ALTER TABLE lax RENAME TO entries",
+        ("UPDATE entries SET body = ? WHERE number = 2", (b"{}",)),
+    )
+    assert "Entry 2 is damaged" in refused(path)
