@@ -239,3 +239,8 @@ def test_a_cost_in_stairs_is_met_with_the_margin_too(edge: float) -> None:
     plan = calibrate(Schedule("uniform"), EventFamily(stairs, "epsilon"), epsilon=0.9, delta=0.0, rounds=1)
     assert 0.9 * (1 - 1e-4) <= plan.epsilon_by_round[-1] <= 0.9 * (1 - 1e-6)
     assert plan.epsilon_by_round[-1] == stairs(plan.noise_multipliers[0]).epsilon
+
+
+def test_a_schedule_is_one() -> None:
+    with pytest.raises(ParameterError, match="schedule is a str"):
+        calibrate("uniform", gaussian_family(0.1), epsilon=1.0, delta=1e-5, rounds=2)  # type: ignore[arg-type]
