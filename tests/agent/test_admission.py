@@ -20,9 +20,13 @@ from dpagent.errors import ParameterError, PlanError
 from dpagent.learning.data.dataset import ArrayDataset, Dataset
 from dpagent.learning.models.built_ins import built_in
 from dpagent.learning.models.description import from_description
+from dpagent.privacy.accounting.imperfect_noise import imperfect_delta
 from dpagent.privacy.accounting.pld import PldAccountant
 from dpagent.privacy.events import GaussianEvent, poisson_sampled
+from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian
 from dpagent.privacy.mechanisms.mechanism import NOISE_SHARE
+from dpagent.privacy.mechanisms.registry import MECHANISMS
+from dpagent.privacy.statement import Adjacency, Trust, Unit
 from dpagent.protocol.messages import Plan
 from dpagent.protocol.task import RoundTask
 
@@ -345,3 +349,39 @@ def test_a_mechanism_that_this_device_cannot_run_is_declined(
 ) -> None:
     """Unknown, or out of its ranges in this round or a later one: a reason, and no error of the protocol."""
     assert said in declined(states(50.0), make_plan(**changes))
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [("unit", Unit.DEVICE), ("adjacency", Adjacency.REPLACE_ONE), ("trust", Trust.COORDINATOR)],
+)
+def test_a_guarantee_of_another_kind_is_declined(
+    states: Any, monkeypatch: pytest.MonkeyPatch, part: str, value: Unit | Adjacency | Trust
+) -> None:
+    """A ledger adds up ε only where unit, neighbours and trust are alike."""
+    other = type("Other", (DiscretisedGaussian,), {"name": "other-guarantee", part: value})
+    monkeypatch.setitem(MECHANISMS, "other-guarantee", other)
+    text = declined(states(50.0), make_plan(mechanism={"name": "other-guarantee"}))
+    assert "other-guarantee" in text
+    assert (value if part == "trust" else value.meaning) in text
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_round_up_to_the_last_charged_one_is_declined(states: Any, number: int) -> None:
+    """Its reservation covers each round once: the same round, announced anew, would be free."""
+    state = states(500.0)
+    take_part(state, make_plan(round=2))
+    text = declined(state, make_plan(round=number))
+    assert f"round {number}" in text
+    assert "round 2" in text
+    accepted(state, make_plan(round=3))
+
+
+def test_the_check_before_the_pricing_declines_nothing_that_the_price_allows(states: Any) -> None:
+    """At the least δ for ε = 0.1, a job that costs less is accepted; at half of it, it is declined."""
+    cheap = terms(noise_multipliers=[200.0])
+    distance = make_task(**cheap).mechanism.statistical_distance
+    least = imperfect_delta(0.1, 0.0, distance) / NOISE_SHARE
+    state = states(50.0)
+    assert 0 < accepted(state, make_plan(**cheap, delta=least)).job_epsilon < 0.1
+    assert "to δ" in declined(state, make_plan(**cheap, delta=least / 2))

@@ -278,3 +278,15 @@ def test_a_crash_between_commit_and_head_is_fine(path: Path) -> None:
     assert state.ledger.is_charged(DATASET, (b"j" * 16).hex(), 2)
     state.close()
     assert json.loads((path / "ledger.head").read_text())["entries"] == 3
+
+
+def test_an_entry_of_the_wrong_type_is_named(path: Path, database: Path) -> None:
+    """Our table takes no such entry; one in its place may."""
+    tamper(
+        database,
+        "CREATE TABLE lax AS SELECT * FROM entries",
+        "DROP TABLE entries",
+        "ALTER TABLE lax RENAME TO entries",
+        ("UPDATE entries SET body = ? WHERE number = 2", (b"{}",)),
+    )
+    assert "Entry 2 is damaged" in refused(path)

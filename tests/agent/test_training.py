@@ -255,3 +255,20 @@ def test_features_that_were_cut_short_are_made_again_for_the_next_round(tmp_path
     assert "was cut short while in use" in (board.noisy_update(work).failure or "")
     assert run(board, task, {}, weights).failure is None
     assert file.read_bytes() == whole
+
+
+def test_a_first_round_for_a_projection_is_answered_with_second_moments(tmp_path: Path) -> None:
+    spec = from_description(DIGITS.describe() | {"front_end": [{"projection": 6}], "layers": [{"dense": 10}]})
+    task = make_task(
+        model={
+            "description": cbor2.dumps(spec.describe(), canonical=True),
+            "parameters": spec.parameter_count,
+            "architecture": spec.digest(),
+        },
+        projection={"values": 64, "record_norm": 3.0},
+        **terms(rate=1.0),
+        wire={"width": 24, "shift": 10},
+    )
+    update = trainer(tmp_path).noisy_update(task, {}, np.zeros(spec.parameter_count, np.float32))
+    assert update.shape == (64 * 65 // 2,)
+    assert not (tmp_path / "state" / "engine.json").exists()

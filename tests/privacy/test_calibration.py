@@ -225,3 +225,22 @@ def test_bad_families_are_named(rate: float, steps: int, message: str) -> None:
     for family in (gaussian_family(rate, steps), laplace_family(rate, steps)):
         with pytest.raises(ParameterError, match=message):
             calibrate(Schedule(), family, epsilon=1.0, delta=1e-5, rounds=3)
+
+
+@pytest.mark.parametrize("edge", [0.5, 0.9092])
+def test_a_cost_in_stairs_is_met_with_the_margin_too(edge: float) -> None:
+    """The target less 1e-8 is too near to it, however long the search stays on that stair."""
+
+    def stairs(noise: float) -> ApproximateEvent:
+        if not 0.9 * edge <= noise < 1:
+            return ApproximateEvent(0.9 * edge / noise)
+        return ApproximateEvent((1 - 1e-8 if noise < edge else 1 - 5e-5) * 0.9)
+
+    plan = calibrate(Schedule("uniform"), EventFamily(stairs, "epsilon"), epsilon=0.9, delta=0.0, rounds=1)
+    assert 0.9 * (1 - 1e-4) <= plan.epsilon_by_round[-1] <= 0.9 * (1 - 1e-6)
+    assert plan.epsilon_by_round[-1] == stairs(plan.noise_multipliers[0]).epsilon
+
+
+def test_a_schedule_is_one() -> None:
+    with pytest.raises(ParameterError, match="schedule is a str"):
+        calibrate("uniform", gaussian_family(0.1), epsilon=1.0, delta=1e-5, rounds=2)  # type: ignore[arg-type]

@@ -92,7 +92,6 @@ class DiscretisedGaussian(PlannedMechanism):
     accumulation_slack: float | None = None
 
     def __post_init__(self) -> None:
-        _ = self.sensitivity_units
         require_between("noise multiplier", self.noise_multiplier, *SIGMA_RANGE)
         require_between("sampling rate", self.sampling_rate, 0.0, 1.0, low_open=True)
         require_count("steps", self.steps)
