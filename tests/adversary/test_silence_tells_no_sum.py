@@ -85,7 +85,7 @@ def hostile_plans(draw: st.DrawFn) -> dict[str, Any]:
         },
         "clipping": {"norms": [draw(st.sampled_from([1e-9, 1.0, 1e6]))]},
         "mechanism": {
-            "noise_multipliers": [draw(st.sampled_from([0.5, 4.0, 1e3]))] * 3,
+            "noise_multipliers": [draw(st.sampled_from([0.5, 2.0, 12.0]))] * 3,
             "parameters": {"resolution": draw(st.sampled_from([256, 65_536, 1 << 20]))},
         },
         "cap": {
@@ -97,7 +97,7 @@ def hostile_plans(draw: st.DrawFn) -> dict[str, Any]:
             "block": draw(st.sampled_from([100, 5_000])), "width": draw(st.sampled_from([4, 12, 32])),
             "shift": draw(st.sampled_from([0, 16, 32])),
         },
-        "sealing_key": draw(st.sampled_from([bytes(range(32)), bytes(32), b"\xff" * 32])),
+        "sealing_key": draw(st.sampled_from([bytes(range(32)), b"\xff" * 32, bytes(32)])),
     }  # fmt: skip
 
 
@@ -106,8 +106,9 @@ def hostile_plans(draw: st.DrawFn) -> dict[str, Any]:
 def test_no_record_changes_the_answer_to_any_plan(
     changes: dict[str, Any], scale: float, spread: float
 ) -> None:
-    weights = weights_to_bytes((DIGITS.initial_weights(0) * np.float32(spread)).clip(-1, 1) *
-    np.float32(scale)) try:
+    numbers = (DIGITS.initial_weights(0) * np.float32(spread)).clip(-1, 1) * np.float32(scale)
+    weights = weights_to_bytes(numbers)
+    try:
         plan = make_plan(model={"digest": content_digest(weights)}, **changes)
     except ValidationError:
         return  # No plan: refused as a message.

@@ -94,13 +94,8 @@ class FrontEnd:
     def __call__(self, inputs: NDArray[Any]) -> Floats:
         """The features ``(n, *output_shape)`` float32 of inputs ``(n, *input_shape)``, uint8 or float32.
 
-        <<<<<<< HEAD
-                Of a record that is not finite all features are NaN, whatever a stage would make of it, so that it is
-                excluded.
-        =======
-                No record makes it fail. If a record is not finite, all its features are NaN, even
-                where a stage would make finite ones, so that it is excluded.
-        >>>>>>> main
+        If a record is not finite, all its features are NaN, even where a stage would make finite ones, so that
+        it is excluded.
         """
         features = np.empty((len(inputs), *self.output_shape), np.float32)
         # A record may hold anything; its gradient is excluded if it is not finite.
@@ -184,22 +179,17 @@ def _row_bytes(front_end: FrontEnd) -> int:
 class FeatureSet(Dataset):
     """The features of another set, from a file.
 
-        Args:
-            dataset: the records; its labels, classes and names are those of the features.
-    <<<<<<< HEAD
-            front_end: what makes the features.
-            directory: where the file is kept; see :func:`reserve`.
-    =======
-            front_end: of the features.
-            directory: where the file is kept; features of other front ends there are removed.
-    >>>>>>> main
+    Args:
+        dataset: the records; its labels, classes and names are those of the features.
+        front_end: of the features.
+        directory: the directory of the file; see :func:`reserve`.
 
-        Attributes:
-            unusable: how many of the records computed just now have features that are not finite. Private.
+    Attributes:
+        unusable: how many of the records computed just now have features that are not finite. Private.
 
-        Raises:
-            DataError: the records do not have the front end's shape, or one cannot be read.
-            StorageError: the disk has no room for the features, or the file cannot be written.
+    Raises:
+        DataError: the records do not have the front end's shape, or one cannot be read.
+        StorageError: the disk has no room for the features, or the file cannot be written.
     """
 
     def __init__(self, dataset: Dataset, front_end: FrontEnd, directory: Path) -> None:
