@@ -28,8 +28,8 @@ from numpy.typing import NDArray
 from agent.admission import Declined, admit
 from agent.background import in_thread
 from agent.charges import Charge, Price
-from agent.limits import BeyondLimitError, require_times
-from agent.publisher import Publisher
+from agent.limits import require_times
+from agent.publisher import Publisher, sealed_for
 from agent.rounds import RoundState
 from agent.settings import LimitSettings
 from agent.spool import UNSCHEDULED, SpooledFragment
@@ -41,7 +41,6 @@ from dpagent.notation import upwards
 from dpagent.protocol.codec import MessageError, encode
 from dpagent.protocol.fragments import Assembler, cut, receipt_digest, weights_from_bytes
 from dpagent.protocol.messages import RECEIPT_DIGEST_BYTES, ModelChunk, Plan, Receipts
-from dpagent.protocol.sealing import seal
 from dpagent.protocol.task import RoundTask
 from dpagent.wording import counted
 
@@ -191,7 +190,8 @@ class Cycle:
         """
         try:
             require_times(announced.plan, self._limits)
-        except BeyondLimitError:
+            _require_key(announced.plan)
+        except DpagentError:
             self._publisher.close_window()  # Not the plan that was charged.
             return
         self._publisher.open_window(announced.plan, announced.begins_at)
@@ -312,7 +312,7 @@ class Cycle:
             task, self._trainer.records.dataset, self._state.ledger, self._dataset, self._limits,
             now=self._clock.unix(),
         )  # fmt: skip
-        self._seal(task, np.zeros(1, np.int64))  # whether the key is one
+        _require_key(plan)
         return price, self._trainer.prepare(task, model.assets, weights)
 
     def _decline(self, announced: _Announced, reason: str) -> None:
@@ -352,7 +352,7 @@ class Cycle:
             return
         try:
             update = training.result()
-            fragments = self._seal(task, update.values)
+            fragments = _fragments_of(task, update.values)
         except Exception as error:  # no record can cause it: no noise can be drawn on this board
             log.error("round %d of job %s cannot be run on this board (%s: %s); trying again",
                       task.plan.round, task.plan.job.hex()[:8], type(error).__name__, error)  # fmt: skip
@@ -372,22 +372,6 @@ class Cycle:
                 "round %d of %d: spooled noise alone, no record counts: %s",
                 task.plan.round, task.plan.rounds, update.failure,
             )  # fmt: skip
-
-    def _seal(self, task: RoundTask, values: NDArray[np.int64]) -> list[SpooledFragment]:
-        """The sealed fragments of an update; their times are drawn once they are on disk.
-
-        Raises:
-            Declined: the plan's sealing key is no key, which shows with any values.
-        """
-        plan = task.plan
-        try:
-            sealed = [
-                (receipt_digest(fragment.id), seal(fragment, plan.fleet, plan.sealing_key))
-                for fragment in cut(values, plan)
-            ]
-        except ValueError as error:  # 32 bytes that are not a point of the curve, or one of small order
-            raise Declined(f"the plan's sealing key is invalid: {error}") from error
-        return [SpooledFragment(digest, message, UNSCHEDULED) for digest, message in sealed]
 
     # Receipts empty the spool.
 
@@ -411,6 +395,26 @@ class Cycle:
         epsilon = self._state.ledger.epsilon_spent(self._dataset)
         spent = f"spent ε = {upwards(epsilon)} of {budget.epsilon:g} at δ = {budget.delta:g}"
         return f"{spent} on {self._dataset!r} (record level)"
+
+
+def _require_key(plan: Plan) -> None:
+    """See that something can be sealed to a plan's key, which shows with any fragment.
+
+    Raises:
+        Declined: 32 bytes that are not a point of the curve, or one of small order.
+    """
+    try:
+        sealed_for(b"", plan)
+    except ValueError as error:
+        raise Declined(f"the plan's sealing key is invalid: {error}") from error
+
+
+def _fragments_of(task: RoundTask, values: NDArray[np.int64]) -> list[SpooledFragment]:
+    """An update as it is spooled; the times of its fragments are drawn once they are on disk."""
+    return [
+        SpooledFragment(receipt_digest(fragment.id), encode(fragment), UNSCHEDULED)
+        for fragment in cut(values, task.plan)
+    ]
 
 
 def _digest_of(plan: Plan) -> bytes:

@@ -65,8 +65,7 @@ class Agent:
         trainer = Trainer(settings, profile)
         self._session = MqttSession(
             settings.mqtt,
-            # A fresh name each time: the broker can distinguish connections, but not devices.
-            client_id=os.urandom(10).hex(),
+            client_id=None,
             subscriptions=[
                 Subscription(topic)
                 for topic in (

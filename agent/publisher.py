@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import math
 import random
-from typing import Final
+from collections.abc import Callable
+from typing import Final, TypeAlias
 
 from agent.state import AgentState
 from dpagent.clock import Clock
 from dpagent.protocol.messages import Plan
+from dpagent.protocol.sealing import seal_encoded
 from dpagent.transport.session import MqttSession
 
 _RESEND_S: Final = 5.0
@@ -25,6 +27,18 @@ _SLOT_MARGIN: Final = 0.25
 """Publication skips a slot that opens within this fraction of a slot."""
 _BURST: Final = 10
 _LEAST_WAIT_S: Final = 0.001
+
+
+Seal: TypeAlias = Callable[[bytes, Plan], bytes]
+
+
+def sealed_for(fragment: bytes, plan: Plan) -> bytes:
+    """An encoded fragment, sealed to the coordinator that made the plan; anew each time.
+
+    Raises:
+        ValueError: the plan's sealing key is none.
+    """
+    return seal_encoded(fragment, plan.fleet, plan.sealing_key)
 
 
 class Publisher:
@@ -37,6 +51,7 @@ class Publisher:
         messages_per_second: most publications, resends included.
         period_s: of the device's grid.
         clock: the program's.
+        seal: seals an encoded fragment for the coordinator of a plan.
     """
 
     def __init__(
@@ -48,8 +63,10 @@ class Publisher:
         messages_per_second: float,
         period_s: float,
         clock: Clock,
+        seal: Seal = sealed_for,
     ) -> None:
         self._state, self._session, self._topic, self._clock = state, session, topic, clock
+        self._seal = seal
         self._random = random.SystemRandom()
         self._rate = messages_per_second
         self._allowance = float(_BURST)
@@ -97,7 +114,8 @@ class Publisher:
             # The session would send the excess later, in a burst.
             if not self._session.has_room:
                 break
-            if self._session.publish(self._topic, fragment.message) is None:
+            sealed = self._seal(fragment.message, self._window[0])
+            if self._session.publish(self._topic, sealed) is None:
                 break
             self._allowance -= 1
             resend_at[fragment.digest] = now + _RESEND_S * self._random.uniform(1.0, 2.0)

@@ -7,7 +7,7 @@
 *Offered*: its signed plan has arrived. Admission, which reads no record, ends it in *declined* or *charged*;
 the charge and that state are one transaction, so that no state lies between them. A *charged* round has left
 nothing: after a crash it is done again under the same charge, with a fresh lot and fresh noise, but only for
-the very plan that was charged. *Spooled*: its sealed fragments are on disk, and no record is read for it
+the very plan that was charged. *Spooled*: its fragments are on disk, and no record is read for it
 again. *Published*: each fragment has left at least once. *Receipted*: the coordinator has counted all of
 them. *Expired*: another round began before that.
 """

@@ -182,8 +182,8 @@ class Trainer:
         largest = largest_lot(records, rate)
         if largest > most:
             raise Declined(
-                f"at a sampling rate of {rate:g}, a lot of {counted(records, 'record')} (data.max_records) can"
-                f" have {largest:,}; this board adds up at most {most:,}"
+                f"at a sampling rate of {rate:g}, a lot of {counted(records, 'record')} (data.max_records)"
+                f" can have {largest:,}; this board adds up at most {most:,}"
             )
 
     def _inputs_of(self, records: Dataset, front_end: FrontEnd | None) -> Dataset:

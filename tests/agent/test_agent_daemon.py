@@ -26,7 +26,7 @@ from agent.settings import load_agent_settings
 from agent.spool import SpooledFragment
 from dpagent.errors import BrokerError, ConfigurationError, DataError, ExitCode, LedgerError
 from dpagent.learning.data.formats.npz import open_npz
-from dpagent.protocol.codec import encode
+from dpagent.protocol.codec import decode, encode
 from dpagent.protocol.fragments import (
     block_count,
     chunked,
@@ -35,7 +35,7 @@ from dpagent.protocol.fragments import (
     receipt_digest,
     weights_to_bytes,
 )
-from dpagent.protocol.messages import Plan, Receipts
+from dpagent.protocol.messages import Fragment, Plan, Receipts
 from dpagent.protocol.sealing import Opener, new_sealing_secret
 from dpagent.protocol.signing import Signer, new_signing_secret
 
@@ -106,6 +106,12 @@ def charges(file: Path) -> list[tuple[str, int]]:
     return [(body["job"], body["round"]) for (text,) in found for body in [json.loads(text)]]
 
 
+def ids(announcer: Announcer, fleet: str) -> set[bytes]:
+    """Of the fragments that have come, which only the coordinator can read."""
+    opener = Opener(OPENER_SECRET, fleet)
+    return {opener.open(message).id for message in announcer.fragments}
+
+
 def counter(file: Path, name: str) -> int:
     found = rows(file, f"SELECT value FROM counters WHERE name = '{name}'")
     return found[0][0] if found else 0
@@ -121,16 +127,19 @@ def test_a_plan_is_answered_by_fragments_until_receipts_come(
         wait_until(lambda: rows(file, scheduled) == [(BLOCKS,)], "the charge, and the times of its fragments")
         assert announcer.fragments == [], "nothing leaves before the window opens"
         agent.clock.advance(30.0 + 60.0)
-        wait_until(lambda: len(set(announcer.fragments)) == BLOCKS, "all fragments")
+        wait_until(lambda: len(ids(announcer, fleet)) == BLOCKS, "all fragments")
         opener = Opener(OPENER_SECRET, fleet)
-        opened = [opener.open(message) for message in set(announcer.fragments)]
+        opened = [opener.open(message) for message in announcer.fragments]
         places = sorted(read_block(piece, plan.wire, plan.model.parameters)[0] for piece in opened)
         assert places == list(range(BLOCKS))
         assert len(announcer.fragments) == BLOCKS
-        # Without a receipt everything goes again, the very same bytes.
+        # Without a receipt everything goes again, and nobody else can tell that it is the same.
         agent.clock.advance(10.0)
         wait_until(lambda: len(announcer.fragments) == 2 * BLOCKS, "a resend")
-        assert len(set(announcer.fragments)) == BLOCKS
+        assert len(set(announcer.fragments)) == 2 * BLOCKS
+        assert len({len(message) for message in announcer.fragments}) == 1
+        again = {opener.open(message).id for message in announcer.fragments[BLOCKS:]}
+        assert again == {piece.id for piece in opened}
         digests = b"".join(receipt_digest(piece.id) for piece in opened)
         receipts = Receipts(version=1, kind="receipts", job=plan.job, round=1, digests=digests)
         # Receipts of somebody else are no receipts.
@@ -157,7 +166,7 @@ def test_what_leaves_the_board_has_one_length_and_no_name(
 ) -> None:
     with agent_thread(file) as agent:
         announcer.announce(plan_for(fleet))
-        agent.clock.advance_until(lambda: len(set(announcer.fragments)) == BLOCKS, "all fragments", 30.0)
+        agent.clock.advance_until(lambda: len(ids(announcer, fleet)) == BLOCKS, "all fragments", 30.0)
     sent = [message for message in announcer.seen if message.topic == announcer.topics.fragments]
     assert len({len(message.payload) for message in sent}) == 1
     assert not any(message.retain for message in sent)
@@ -329,7 +338,7 @@ def test_a_round_is_charged_once_though_it_is_announced_again_and_again(
     plan = plan_for(fleet)
     with agent_thread(file) as agent:
         announcer.announce(plan)
-        agent.clock.advance_until(lambda: len(set(announcer.fragments)) == BLOCKS, "all fragments", 30.0)
+        agent.clock.advance_until(lambda: len(ids(announcer, fleet)) == BLOCKS, "all fragments", 30.0)
         for seconds in (1.0, 2.0):
             announcer.announce(plan.model_copy(update={"deadline": plan.deadline + seconds}))
         announcer.announce(plan_for(fleet, round=2))
@@ -359,12 +368,12 @@ def test_a_killed_agent_resends_what_it_had_charged(announcer: Announcer, file: 
     with run_agent(file) as agent:
         wait_until(lambda: rows(file, "SELECT * FROM fragments"), "the charge, and its fragments")
         agent.kill()
-    left_before = len(set(announcer.fragments))
-    spooled = {row[0] for row in rows(file, "SELECT message FROM fragments")}
+    left_before = len(ids(announcer, fleet))
+    spooled = {decode(row[0], Fragment).id for row in rows(file, "SELECT message FROM fragments")}
     assert len(spooled) == BLOCKS > left_before
     with agent_thread(file) as again:
-        again.clock.advance_until(lambda: len(set(announcer.fragments)) == BLOCKS, "all fragments", 10.0)
-    assert set(announcer.fragments) == spooled
+        again.clock.advance_until(lambda: len(ids(announcer, fleet)) == BLOCKS, "all fragments", 10.0)
+    assert ids(announcer, fleet) == spooled
     assert len(charges(file)) == 1
 
 
@@ -394,7 +403,7 @@ def test_what_waited_for_a_restart_is_spread_over_the_window_again(
 def test_the_end_of_a_job_ends_the_resending(announcer: Announcer, file: Path, fleet: str) -> None:
     with agent_thread(file) as agent:
         announcer.announce(plan_for(fleet))
-        agent.clock.advance_until(lambda: len(set(announcer.fragments)) == BLOCKS, "all fragments", 30.0)
+        agent.clock.advance_until(lambda: len(ids(announcer, fleet)) == BLOCKS, "all fragments", 30.0)
         announcer.announce(plan_for(fleet, round=3, state="finished"))
         wait_until(
             lambda: rows(file, "SELECT DISTINCT state FROM fragments") == [("expired",)], "the spool's end"

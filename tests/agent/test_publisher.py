@@ -18,6 +18,7 @@ from scipy import stats
 from agent.publisher import Publisher
 from agent.spool import UNSCHEDULED, SpooledFragment
 from agent.state import AgentState
+from dpagent.protocol.messages import Plan
 from dpagent.protocol.topics import Topics
 from dpagent.storage import transaction
 from dpagent.transport.session import Acknowledged, Connected
@@ -39,11 +40,22 @@ def line() -> Line:
     return Line()
 
 
+def unsealed(fragment: bytes, plan: Plan) -> bytes:
+    """So that a test can tell which fragment left."""
+    return fragment
+
+
 @pytest.fixture
 def publisher(state: AgentState, line: Line, clock: MovableClock) -> Publisher:
     session: Any = line
     return Publisher(
-        state, session, "fragments", messages_per_second=RATE, period_s=PLAN.compute_slot_s, clock=clock
+        state,
+        session,
+        "fragments",
+        messages_per_second=RATE,
+        period_s=PLAN.compute_slot_s,
+        clock=clock,
+        seal=unsealed,
     )
 
 
@@ -268,6 +280,7 @@ def test_nothing_is_marked_as_sent_without_a_connection(
         messages_per_second=RATE,
         period_s=PLAN.compute_slot_s,
         clock=clock,
+        seal=unsealed,
     )
     spool(state, 3, clock.monotonic())
     publisher.open_window(PLAN, clock.monotonic())
@@ -294,6 +307,7 @@ def test_no_more_is_handed_to_the_session_than_leaves_at_once(
             messages_per_second=1e6,
             period_s=PLAN.compute_slot_s,
             clock=clock,
+            seal=unsealed,
         )
         spool(state, 200, clock.monotonic())
         publisher.open_window(PLAN, clock.monotonic())

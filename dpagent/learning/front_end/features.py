@@ -94,8 +94,8 @@ class FrontEnd:
     def __call__(self, inputs: NDArray[Any]) -> Floats:
         """The features ``(n, *output_shape)`` float32 of inputs ``(n, *input_shape)``, uint8 or float32.
 
-        If a record is not finite, all its features are NaN, even where a stage would make finite ones, so that
-        it is excluded.
+        If a record is not finite, all its features are NaN, even where a stage would make finite ones, so
+        that it is excluded.
         """
         features = np.empty((len(inputs), *self.output_shape), np.float32)
         # A record may hold anything; its gradient is excluded if it is not finite.
