@@ -270,10 +270,8 @@ class Cycle:
             return
         if now < announced.begins_at:
             return
-        if now >= announced.begins_at + self._publisher.slot_s(announced.plan) / 2:
-            # The model came late, or the board was asleep: this slot is too short by now.
-            announced.begins_at = self._publisher.grid_time(now)
-            return
+        # The model may have come late, or the board slept: what is left of the slot must do for training.
+        announced.begins_at = max(announced.begins_at, self._publisher.last_grid_time(now))
         if announced.phase is _Phase.DECIDE:
             self._decide(announced, model)
         elif announced.phase is _Phase.REPEAT:
@@ -348,7 +346,9 @@ class Cycle:
         assert task is not None
         if announced.plan is not task.plan:
             training.exception()  # Another round has begun: this one has expired.
-            announced.begins_at = self._publisher.grid_time(max(announced.begins_at, self._clock.monotonic()))
+            now = self._clock.monotonic()
+            if now > announced.begins_at:  # It took longer than its slot.
+                announced.begins_at = self._publisher.grid_time(now)
             return
         try:
             update = training.result()

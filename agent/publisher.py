@@ -25,6 +25,8 @@ _RESEND_S: Final = 5.0
 """A fragment without a receipt is resent after this time, multiplied by a random factor of 1 to 2."""
 _SLOT_MARGIN: Final = 0.25
 """Publication skips a slot that opens within this fraction of a slot."""
+_ON_THE_GRID: Final = 1e-6
+"""A time this close to a point of the grid, in periods, is that point, but for rounding."""
 _BURST: Final = 10
 _LEAST_WAIT_S: Final = 0.001
 
@@ -77,7 +79,12 @@ class Publisher:
 
     def grid_time(self, earliest: float) -> float:
         """The first point of the grid at ``earliest`` (monotonic seconds) or later."""
-        return self._epoch + math.ceil((earliest - self._epoch) / self._period_s) * self._period_s
+        points = (earliest - self._epoch) / self._period_s
+        return self._epoch + math.ceil(points - _ON_THE_GRID) * self._period_s
+
+    def last_grid_time(self, now: float) -> float:
+        """The last point of the grid at ``now`` (monotonic seconds) or before."""
+        return self._epoch + math.floor((now - self._epoch) / self._period_s) * self._period_s
 
     def slot_s(self, plan: Plan) -> float:
         """A round's compute slot, as a whole number of the grid's periods."""
