@@ -196,6 +196,7 @@ def test_a_file_cut_off_while_the_agent_runs_takes_only_what_is_gone(tmp_path: P
 def test_one_bad_row_of_a_table_neither_keeps_the_agent_from_starting_nor_takes_other_rows(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.WARNING)
     file = write(tmp_path / "1.csv", b"x,label\n" + b"1,0\n2,1\n" * 50)
     running = Records(settings(tmp_path))
     write(file, file.read_bytes() + b"oops,0\n")

@@ -77,6 +77,15 @@ def disturb(observer: Observer, fleet: WatchedFleet, plan: Plan) -> dict[str, in
     return expected
 
 
+def _is_receipted(file: Path) -> bool:
+    """Whether a device has no fragment to send."""
+    connection, _ = open_ledger(file.parent / "state")
+    try:
+        return not connection.execute("SELECT 1 FROM fragments WHERE message IS NOT NULL").fetchall()
+    finally:
+        connection.close()
+
+
 def test_a_job_runs_to_its_end_whatever_strangers_send(tmp_path: Path, mosquitto: Broker) -> None:
     save_npz(tmp_path / "test.npz", digits(1_500, 1_700))
     fleet = WatchedFleet(tmp_path, mosquitto, test_data={"path": str(tmp_path / "test.npz")})
@@ -99,6 +108,7 @@ def test_a_job_runs_to_its_end_whatever_strangers_send(tmp_path: Path, mosquitto
         clock.advance_until(lambda: not coordinator.is_running, "the end of the job", 2.0)
         assert coordinator.result is True
         wait_until(lambda: len(observer.plans) and fleet.is_farewell(observer.plans[-1]), "the farewell")
+        wait_until(lambda: all(_is_receipted(file) for file in files), "the last receipts")
         first.stop()
         second.stop()
 

@@ -260,7 +260,7 @@ def test_a_mistyped_first_start_does_not_spoil_the_directory_nor_does_where_one_
         check=False,
         cwd=tmp_path,
     )
-    assert wrong.returncode == 3, wrong.stderr
+    assert wrong.returncode == 2, wrong.stderr
     right = subprocess.run(
         [*command, "--devices", "2", "--rounds", "2"],
         capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path,

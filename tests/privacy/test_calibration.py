@@ -140,7 +140,7 @@ def test_a_target_beyond_the_noise_that_devices_accept_says_so(
     epsilon: float, delta: float, rounds: int, accountant: Literal["rdp", "pld"] | None
 ) -> None:
     with pytest.raises(
-        PlanError, match=f"epsilon {epsilon:g} at delta {delta:g} .* {rounds} rounds"
+        PlanError, match=f"epsilon {epsilon:g} at delta {delta:g} .* {rounds:,} round"
     ) as error:
         calibrate(
             Schedule("uniform"), gaussian_family(1.0), epsilon=epsilon, delta=delta, rounds=rounds,
