@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from coordinator import planning
 from coordinator.daemon import _BATCH, Coordinator
+from coordinator.seats import OpenedFragment
 from coordinator.settings import FleetSettings, load_fleet_settings
-from coordinator.store import OpenedFragment, StoreReader
+from coordinator.store import StoreReader
 from dpagent.errors import PlanError
 from dpagent.protocol.messages import MAX_WHOLE_BYTES
 from dpagent.protocol.task import RoundTask
@@ -68,6 +69,7 @@ def run_round(coordinator: Coordinator, update: Callable[[RoundTask], NDArray[np
             for position, row in enumerate(values)
         ],
         number,
+        seats=1,
     )
     cycle._close(cycle.progress())
     return task

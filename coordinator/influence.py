@@ -1,0 +1,91 @@
+"""How much one fragment can weigh: fragments with a norm that no honest device's has are rejected.
+
+The maths is in :mod:`dpagent.privacy.mechanisms.honest_norms`; this module applies it to a round. The range
+covers a device with at most ``largest_device`` times ``records_per_device`` records, whatever they are, with
+a probability of ``false_rejection`` for all fragments of all such devices in the job together. A device with
+k times as many records is covered as long as the mean of its clipped gradients has a norm of at most 1/k clip
+norms in each
+block: only records that all say the same come near 1.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coordinator.settings import FleetSettings
+from dpagent.privacy.mechanisms.honest_norms import NormRange, capped_norms, largest_lot, noisy_norms
+from dpagent.protocol.codec import MessageError
+from dpagent.protocol.task import RoundTask
+
+IMPROBABLE: Final = "improbable norm"
+"""Why such fragments are rejected."""
+
+
+class HonestNorms:
+    """The norms of honest fragments in a round.
+
+    Args:
+        task: the round's.
+        settings: the fleet's.
+    """
+
+    def __init__(self, task: RoundTask, settings: FleetSettings) -> None:
+        self._task, self._settings = task, settings
+        self._last = task.blocks - 1
+        self._whole = self._range(self._size(0))
+        self._of_last = self._range(self._size(self._last))
+
+    def require(self, position: int, values: NDArray[np.int64]) -> None:
+        """Refuse a fragment that no honest device sends, except with a negligible probability.
+
+        Args:
+            position: of its block.
+            values: ``(block,)`` in wire units; padding does not matter.
+
+        Raises:
+            MessageError: its norm is outside the range.
+        """
+        allowed = self._of_last if position == self._last else self._whole
+        if allowed is not None and not allowed.holds(values[: self._size(position)]):
+            raise MessageError(IMPROBABLE, f"block {position}")
+
+    @property
+    def pull(self) -> float:
+        """Bound on what one fragment moves the mean of all devices, in clip norms; infinite if nothing bounds
+        it."""
+        if self._whole is None:
+            return math.inf
+        task, sampling = self._task, self._task.plan.sampling
+        records = self._settings.devices * sampling.expected_lot * sampling.local_steps
+        unit = task.mechanism.granularity * float(1 << task.wire_form.shift)
+        return math.sqrt(self._whole.most) * unit / task.mechanism.clip_norm / records
+
+    def _size(self, position: int) -> int:
+        """Coordinates of a block, without padding."""
+        block = self._task.plan.wire.block
+        return min(block, self._task.dimension - position * block)
+
+    def _range(self, coordinates: int) -> NormRange | None:
+        task, wanted = self._task, self._settings.aggregation
+        mechanism, sampling = task.mechanism, task.plan.sampling
+        fragments = self._settings.rounds * self._settings.devices * task.blocks
+        tail = wanted.false_rejection / fragments
+        if task.device_cap is not None and task.second_moments is None:
+            ball = sampling.expected_lot * sampling.local_steps * mechanism.clip_norm / mechanism.granularity
+            return capped_norms(task.wire_form, coordinates=coordinates, ball_units=ball, tail=tail)
+        if (law := mechanism.noise_law) is None:
+            return None
+        records = wanted.largest_device * sampling.expected_lot * sampling.local_steps
+        lot = largest_lot(records, sampling.rate, tail / 2)
+        return noisy_norms(
+            law,
+            task.wire_form,
+            coordinates=coordinates,
+            steps=sampling.local_steps,
+            signal_units=lot * mechanism.sensitivity_units,
+            tail=tail / 2,
+        )
