@@ -10,6 +10,7 @@ fragments.
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -156,10 +157,13 @@ class Cycle:
     def _collect(self, task: RoundTask) -> None:
         """Take fragments of this round from now on."""
         self._task, self._norms = task, HonestNorms(task, self._settings)
-        log.debug(
-            "round %d: one fragment moves the mean by at most %.3g clip norms",
-            task.plan.round, self._norms.pull,
-        )  # fmt: skip
+        if math.isinf(self._norms.pull):
+            log.warning(
+                "mechanism %s does not say how its noise is distributed: fragments of any norm count",
+                task.mechanism.name,
+            )
+        else:
+            log.debug("one fragment moves the mean by at most %.3g clip norms", self._norms.pull)
 
     def announce(self) -> None:
         """Publish the open round, if there is one; without a connection, on the next one."""

@@ -1,11 +1,10 @@
 """How much one fragment can weigh: fragments with a norm that no honest device's has are rejected.
 
-The maths is in :mod:`dpagent.privacy.mechanisms.honest_norms`; this module applies it to a round. The range
-covers a device with at most ``largest_device`` times ``records_per_device`` records, whatever they are, with
-a probability of ``false_rejection`` for all fragments of all such devices in the job together. A device with
-k times as many records is covered as long as the mean of its clipped gradients has a norm of at most 1/k clip
-norms in each
-block: only records that all say the same come near 1.
+The maths is in :mod:`dpagent.privacy.mechanisms.honest_norms`; this module applies it to a round. With
+``largest_signal`` s, the range holds a device with at most s times ``records_per_device`` records,
+whatever they are. The probability that it loses any fragment of all such devices in the job is at most
+``false_rejection``. A device with k times as many records is inside as long as, in each block, the mean of
+its clipped gradients has a norm of at most 1/k clip norms; only records that all say the same come near 1.
 """
 
 from __future__ import annotations
@@ -79,7 +78,7 @@ class HonestNorms:
             return capped_norms(task.wire_form, coordinates=coordinates, ball_units=ball, tail=tail)
         if (law := mechanism.noise_law) is None:
             return None
-        records = wanted.largest_device * sampling.expected_lot * sampling.local_steps
+        records = wanted.largest_signal * sampling.expected_lot * sampling.local_steps
         lot = largest_lot(records, sampling.rate, tail / 2)
         return noisy_norms(
             law,

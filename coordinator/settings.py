@@ -228,12 +228,13 @@ class AggregationSettings(Settings):
     groups: Annotated[int, Field(ge=2, le=1_000)] = 5
     """``median-of-means``: number of groups. Hostile fragments in less than half of them cannot drag a
     coordinate beyond the honest groups."""
-    largest_device: Annotated[float, Field(gt=0, le=1e6)] = 1.0
-    """Largest number of records of an honest device, as a multiple of ``records_per_device``. Fragments with
-    a norm that no such device's has are rejected, so one fragment weighs at most about as many clip norms of
-    the mean, divided by ``devices``."""
+    largest_signal: Annotated[float, Field(gt=0, le=1e6)] = 1.0
+    """Largest signal of an honest device in a block, in clip norms a record of its expected lot. At 1, the
+    range of honest norms holds every device with at most ``records_per_device`` records, whatever they are;
+    at 2, with twice as many. Below 1, it relies on gradients that do not all point one way within one block.
+    A hostile fragment can weigh as much."""
     false_rejection: Annotated[float, Field(ge=1e-30, lt=1)] = 1e-9
-    """Probability that any fragment of such a device is rejected for its norm, in the whole job."""
+    """Probability that any fragment of the honest devices is rejected for its norm, in the whole job."""
 
 
 class TestDataSettings(DatasetSettings):
