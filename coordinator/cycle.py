@@ -18,7 +18,6 @@ from enum import Enum, auto
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from coordinator.aggregation import median_of_means, take_step
 from coordinator.announcer import Announcer
@@ -282,7 +281,7 @@ class Cycle:
 
     def _take_step(self, task: RoundTask) -> None:
         number, clipping = task.plan.round, task.clipping
-        mean = self._mean(task)
+        mean = median_of_means(task, self._store.sums(number, groups=self._settings.aggregation.dealt))
         clip_norm = self._clip_norm
         if clipping.count_weight:
             wanted = self._settings.privacy.clipping
@@ -311,16 +310,10 @@ class Cycle:
         shown = "not evaluated" if accuracy is None else f"accuracy {accuracy:.2%}"
         log.info("round %d of %d: %s, ε = %s", number, task.plan.rounds, shown, upwards(epsilon))
 
-    def _mean(self, task: RoundTask) -> NDArray[np.float64]:
-        """The fleet's noisy mean, or the median of the means of random groups."""
-        wanted = self._settings.aggregation
-        groups = wanted.groups if wanted.kind == "median-of-means" else 1
-        return median_of_means(task, self._store.sums(task.plan.round, groups=groups))
-
     def _take_directions(self, task: RoundTask, moments: SecondMoments) -> None:
         """Add the fleet's leading directions to the model; the weights do not change."""
         number = task.plan.round
-        mean = self._mean(task)
+        mean = median_of_means(task, self._store.sums(number, groups=self._settings.aggregation.dealt))
         self._models.set_projection(moments.matrix(mean))
         self._announcer.assets_changed()
         epsilon = self._job.epsilon_by_round[number - 1]

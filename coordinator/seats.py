@@ -59,7 +59,7 @@ def create_seats(connection: sqlite3.Connection) -> None:
     connection.execute(
         """CREATE TABLE seats (
             round INTEGER NOT NULL, position INTEGER NOT NULL, ticket BLOB NOT NULL, id BLOB NOT NULL,
-            units BLOB NOT NULL, PRIMARY KEY (round, position, ticket)
+            units BLOB NOT NULL, type TEXT NOT NULL, PRIMARY KEY (round, position, ticket)
         ) STRICT"""
     )
     connection.execute(
@@ -133,9 +133,9 @@ class Seats:
         found: list[Sums] = [{} for _ in range(groups)]
         dealt: dict[int, int] = {}
         for row in self._connection.execute(
-            "SELECT position, units FROM seats WHERE round = ? ORDER BY position, ticket", (number,)
+            "SELECT position, units, type FROM seats WHERE round = ? ORDER BY position, ticket", (number,)
         ):
-            position, units = row["position"], np.frombuffer(row["units"], "<i4")
+            position, units = row["position"], np.frombuffer(row["units"], row["type"])
             place = dealt[position] = dealt.get(position, -1) + 1
             group = found[place % groups]
             count, total = group.get(position, (0, np.zeros(len(units), np.int64)))
@@ -156,11 +156,12 @@ class Seats:
             "INSERT INTO fragments VALUES (?, ?, ?, ?)",
             (fragment.id, fragment.round, fragment.position, fragment.arrived_at),
         )
-        # Values on the wire have at most 32 bits.
-        units = fragment.values.astype("<i4").tobytes()
+        # Values on the wire have at most 32 bits, mostly less than 16.
+        kind = "<i2" if bool((np.abs(fragment.values) < 1 << 15).all()) else "<i4"
+        units, ticket = fragment.values.astype(kind).tobytes(), self._ticket(fragment.id)
         self._connection.execute(
-            "INSERT INTO seats VALUES (?, ?, ?, ?, ?)",
-            (fragment.round, fragment.position, self._ticket(fragment.id), fragment.id, units),
+            "INSERT INTO seats VALUES (?, ?, ?, ?, ?, ?)",
+            (fragment.round, fragment.position, ticket, fragment.id, units, kind),
         )
 
     def _gives_way(self, fragment: OpenedFragment) -> bool:

@@ -236,6 +236,11 @@ class AggregationSettings(Settings):
     false_rejection: Annotated[float, Field(ge=1e-30, lt=1)] = 1e-9
     """Probability that any fragment of the honest devices is rejected for its norm, in the whole job."""
 
+    @property
+    def dealt(self) -> int:
+        """Groups that a block's fragments are dealt to: one for the mean."""
+        return self.groups if self.kind == "median-of-means" else 1
+
 
 class TestDataSettings(DatasetSettings):
     """Public data for the evaluation of each round's model; the keys are those of ``agent.yaml``."""
