@@ -65,15 +65,19 @@ def over_seeds(
     schedule: ScheduleSettings | None = None,
     aggregation: AggregationSettings | None = None,
     seeds: Sequence[int] = SEEDS,
+    loop: type[TrainingLoop] = TrainingLoop,
 ) -> list[Run]:
     """One simulated job for each seed, in place of the one in ``settings``."""
-    return [simulate(settings.model_copy(update={"seed": seed}), schedule, aggregation) for seed in seeds]
+    return [
+        simulate(settings.model_copy(update={"seed": seed}), schedule, aggregation, loop) for seed in seeds
+    ]
 
 
 def simulate(
     settings: RunSettings,
     schedule: ScheduleSettings | None = None,
     aggregation: AggregationSettings | None = None,
+    loop: type[TrainingLoop] = TrainingLoop,
 ) -> Run:
     """Train once.
 
@@ -81,6 +85,7 @@ def simulate(
         settings: Of the run.
         schedule: In place of the one in ``settings``.
         aggregation: In place of the mean.
+        loop: Of a fleet with hostile devices, in place of an honest one.
     """
     fleet = fleet_settings(settings)
     if aggregation is not None:
@@ -89,11 +94,18 @@ def simulate(
         privacy = fleet.privacy.model_copy(update={"schedule": schedule})
         fleet = fleet.model_copy(update={"privacy": privacy})
     source = open_source(settings.data, settings.seed)
-    shards = split(source.train, settings.devices, seed=settings.seed)
-    loop = TrainingLoop(fleet, built_in(settings.model), shards, source.test, noise=True)
-    rounds = [loop.round(number) for number in range(loop.first_round, settings.rounds + 1)]
+    dealt = settings.data
+    shards = split(
+        source.train,
+        settings.devices,
+        dealt.split,
+        seed=settings.seed,
+        classes_per_part=dealt.classes_per_device,
+    )
+    fleet_of_run = loop(fleet, built_in(settings.model), shards, source.test, noise=True)
+    rounds = [fleet_of_run.round(number) for number in range(fleet_of_run.first_round, settings.rounds + 1)]
     return Run(
-        loop.accuracy(),
+        fleet_of_run.accuracy(),
         statistics.fmean(result.clamped for result in rounds),
         statistics.fmean(result.shortened for result in rounds),
     )

@@ -27,6 +27,9 @@ IMPROBABLE: Final = "improbable norm"
 class HonestNorms:
     """The norms of honest fragments in a round.
 
+    A coordinate that counts the records within a clip norm is judged on its own too: its signal is much
+    smaller than that of a block, and one fragment would move the next clip norm at will.
+
     Args:
         task: the round's.
         settings: the fleet's.
@@ -37,6 +40,7 @@ class HonestNorms:
         self._last = task.blocks - 1
         self._whole = self._range(self._size(0))
         self._of_last = self._range(self._size(self._last))
+        self._of_count = self._range(1, of_a_record=self._count_share) if self._count_share else None
 
     def require(self, position: int, values: NDArray[np.int64]) -> None:
         """Refuse a fragment that no honest device sends, except with a negligible probability.
@@ -48,14 +52,20 @@ class HonestNorms:
         Raises:
             MessageError: its norm is outside the range.
         """
-        allowed = self._of_last if position == self._last else self._whole
-        if allowed is not None and not allowed.holds(values[: self._size(position)]):
-            raise MessageError(IMPROBABLE, f"block {position}")
+        own = values[: self._size(position)]
+        parts = [(self._whole, own)]
+        if position == self._last:
+            parts = [(self._of_last, own), (self._of_count, own[-1:])]
+        for allowed, part in parts:
+            if allowed is not None and not allowed.holds(part):
+                raise MessageError(IMPROBABLE, f"block {position}")
 
     @property
     def pull(self) -> float:
-        """Bound on what one fragment moves the mean of all devices, in clip norms; infinite if nothing bounds
-        it."""
+        """Bound on what one fragment moves the mean of all devices, in clip norms.
+
+        Infinite if the mechanism states no law of its noise.
+        """
         if self._whole is None:
             return math.inf
         task, sampling = self._task, self._task.plan.sampling
@@ -68,11 +78,21 @@ class HonestNorms:
         block = self._task.plan.wire.block
         return min(block, self._task.dimension - position * block)
 
-    def _range(self, coordinates: int) -> NormRange | None:
+    @property
+    def _count_share(self) -> float:
+        """Largest part of a record's clip norm in the coordinate that counts; 0 without one."""
+        clipping = self._task.clipping
+        if self._task.second_moments is not None:
+            return 0.0
+        return clipping.count_weight / 2 * clipping.reference / clipping.radius
+
+    def _range(self, coordinates: int, of_a_record: float = 1.0) -> NormRange | None:
+        """The range for so many coordinates, with a part of each record's clip norm in them."""
         task, wanted = self._task, self._settings.aggregation
         mechanism, sampling = task.mechanism, task.plan.sampling
-        fragments = self._settings.rounds * self._settings.devices * task.blocks
-        tail = wanted.false_rejection / fragments
+        # As if each fragment were judged twice, as the one with the count is.
+        judged = 2 * self._settings.rounds * self._settings.devices * task.blocks
+        tail = wanted.false_rejection / judged
         if task.device_cap is not None and task.second_moments is None:
             ball = sampling.expected_lot * sampling.local_steps * mechanism.clip_norm / mechanism.granularity
             return capped_norms(task.wire_form, coordinates=coordinates, ball_units=ball, tail=tail)
@@ -85,6 +105,6 @@ class HonestNorms:
             task.wire_form,
             coordinates=coordinates,
             steps=sampling.local_steps,
-            signal_units=lot * mechanism.sensitivity_units,
+            signal_units=lot * of_a_record * mechanism.sensitivity_units,
             tail=tail / 2,
         )

@@ -105,7 +105,7 @@ class TrainingLoop:
 
     def _noisy_mean(self, task: RoundTask) -> NDArray[np.float64]:
         """As the coordinator decodes it from the integer sums of the fragments, dealt to its groups."""
-        updates = [noisy_gradients(task, self.weights, shard, self._engine) for shard in self._shards]
+        updates = self._updates(task)
         dealt: list[Sums] = [{} for _ in range(self._fleet.aggregation.dealt)]
         block = task.plan.wire.block
         for place in range(task.blocks):
@@ -115,6 +115,10 @@ class TrainingLoop:
                 if own := parts[number :: len(dealt)]:
                     group[place] = (len(own), np.sum(own, axis=0))
         return median_of_means(task, dealt)
+
+    def _updates(self, task: RoundTask) -> list[NDArray[np.int64]]:
+        """What each device sends, (dimension,) in wire units."""
+        return [noisy_gradients(task, self.weights, shard, self._engine) for shard in self._shards]
 
     def _exact_mean(self, task: RoundTask) -> NDArray[np.float64]:
         """The same without noise and rounding."""

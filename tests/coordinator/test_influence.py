@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from pathlib import Path
 from typing import Any
@@ -179,6 +180,25 @@ def _is_refused(norms: HonestNorms, values: NDArray[np.int64]) -> bool:
         # Zeros are refused too, from below.
         return bool(values[0] > 5)
     return False
+
+
+def test_the_count_of_records_within_the_norm_is_judged_on_its_own(settings: FleetSettings) -> None:
+    """Else one device would move the next clip norm at will: its estimate is a share of records, 0 to 1."""
+    task = task_of(10_000, **ROUNDS["a norm that follows a quantile"])
+    norms, update = HonestNorms(task, settings), honest_update(task)
+    fitting = np.zeros(10_000, np.int64)
+    fitting[: task.dimension] = update
+    outside = next(
+        value
+        for value in itertools.count(1)
+        if refused(norms, task, np.concatenate([update[:-1], [value]])) == [0]
+    )
+    mean = fleet_mean(
+        task, {0: (settings.devices, np.where(np.arange(10_000) == task.dimension - 1, outside, 0))}
+    )
+    moved = abs(task.clipping.share_within(float(mean[-1])) - 0.5)
+    # One of ten devices has at most 0.05 of the share without noise; a block's whole norm would be 0.7.
+    assert 0.05 < moved < norms.pull / task.clipping.count_weight / 2
 
 
 def test_a_mechanism_that_states_no_law_bounds_nothing(

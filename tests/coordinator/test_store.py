@@ -233,6 +233,20 @@ def test_a_new_deadline_keeps_the_round(store: Store) -> None:
     assert set(sums_of(store)) == {0}
 
 
+def test_the_first_announcement_is_remembered_for_its_round(store: Store, tmp_path: Path) -> None:
+    begun(store)
+    current = store.open_round()
+    assert current is not None
+    assert current.announced_at is None
+    store.mark_announced(1, 11.0)
+    store.mark_announced(1, 99.0)
+    again = Store(tmp_path)
+    assert again.start_round(1, 50.0, 70.0).announced_at == 11.0
+    again.close()
+    close(store)
+    assert store.start_round(2, 80.0, 90.0).announced_at is None
+
+
 def test_the_end_is_remembered(store: Store, tmp_path: Path) -> None:
     begun(store)
     reader = StoreReader(tmp_path)

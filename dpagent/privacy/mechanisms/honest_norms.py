@@ -1,9 +1,10 @@
 """The norm of an honest fragment, from public parameters alone: what bounds the pull of a hostile one.
 
 A fragment is one block of w = round_to_wire(s + N): m coordinates, s the quantized clipped sums, N the noise
-of all steps, in wire units of 2^shift grid units. The noise that hides records fixes ‖w‖² almost completely,
-so a coordinator can reject what no honest device sends. Every tail below is at most e^−x, x = −log of the
-tail probability. In grid units, for one coordinate and one step, a mechanism states (:class:`NoiseLaw`)
+of all steps, in wire units of 2^shift grid units. The noise alone fixes ‖w‖² almost completely, and a record
+adds no more than its clip norm, so a coordinator can reject what no honest device sends. Every tail below
+is at most e^−x, x = −log of the tail probability. In grid units, for one coordinate and one step, a mechanism
+states (:class:`NoiseLaw`)
 
 - a *variance proxy* P: E e^(tN) ≤ e^(t²P/2) for every t;
 - bounds V ≤ E N² and M ≥ E N⁴;
@@ -13,16 +14,16 @@ tail probability. In grid units, for one coordinate and one step, a mechanism st
 records has a norm of at most L·(1 + slack) clip norms, and quantizing adds √d/2 grid units, which Δ holds for
 each record. So ‖s‖ ≤ Δ·L, in the update and in each block. L, over all steps, is binomial with mean μ and
 rate q, so L ≤ μ + √(2μ(1−q)x) + (1−q)x/3 (Bernstein; Boucheron, Lugosi, Massart, *Concentration
-inequalities*, 2013, Cor 2.11). No smaller bound holds for all data: gradients of records that all say the
-same lie in one direction.
+inequalities*, 2013, Thm 2.10). No smaller bound holds for all data: gradients of records that all say the
+same lie in one direction, and that may lie in one block.
 
 *From above.* Stochastic rounding adds r with mean 0, given s + N, in an interval of length 1: a variance
 proxy of 1/4 (Hoeffding), so one coordinate of w − s/2^shift has the proxy τ² = P·steps/4^shift + 1/4, without
 the 1/4 if shift is 0. Saturation only brings values nearer to 0. For one step s does not depend on N. With g
-standard normal, e^(u·a²) = E e^(√(2u)·g·a), so a coordinate with signal μ has E e^(u·w²) ≤
-(1−2uτ²)^−½·e^(uμ²/(1−2uτ²)): that of Gaussian noise. The bound on a non-central χ² (Birgé 2001, Lemma 8.1,
-which rests on that function alone; with no signal Laurent and Massart 2000, Lemma 1) follows for S =
-‖s‖/2^shift:
+standard normal, e^(u·a²) = E e^(√(2u)·g·a), so a coordinate with signal μ has
+E e^(u·w²) ≤ (1−2uτ²)^−½·e^(uμ²/(1−2uτ²)): that of Gaussian noise. The bound on a non-central χ² (Birgé 2001,
+Lemma 8.1, which rests on that function alone; with no signal Laurent and Massart 2000, Lemma 1) follows for
+S = ‖s‖/2^shift:
 
     ‖w‖² ≤ mτ² + S² + 2τ·√((mτ² + 2S²)·x) + 2τ²x.
 
@@ -31,19 +32,19 @@ S plus the bound on the noise alone.
 
 *From below.* For any even function that rises with |v|, its piecewise linear interpolation at the wire's
 units is another, and has its least mean over v = s + N at s = 0, as N is symmetric and unimodal. So every
-|w_j|, rounded and saturated, is stochastically least without a signal. With several steps, all before the
-last noise is such a shift: the noise of one step is what remains in any case. Then E w² ≥ V/4^shift, and E w⁴
-≤ M/16^shift + 6·P/4^(shift+1) + 4√(P/4^shift)/10 + 1/12 by the moments of r given f, its distance from the
-unit
-below: f(1−f) ≤ 1/4, f(1−f)|1−2f| < 1/10, f(1−f)(1−3f(1−f)) ≤ 1/12. Saturation at B takes at most
-    4τ²e^(−B²/2τ²) off the mean. A sum of m independent non-negative variables falls below its mean by more
-    than √(2x·m·E w⁴) with probability at most e^−x (Maurer, J. Ineq. Pure Appl. Math. 4(1), 2003, Thm 2.1).
+|w_j|, rounded and saturated, is stochastically least without a signal. With several steps, all that comes
+before the last noise is such a signal: the noise of one step remains in any case. Then E w² ≥ V/4^shift, and
+E w⁴ ≤ M/16^shift + 6·P/4^(shift+1) + 4√(P/4^shift)/10 + 1/12 by the moments of r, given the distance f from
+the unit below: f(1−f) ≤ 1/4, f(1−f)|1−2f| < 1/10, f(1−f)(1−3f(1−f)) ≤ 1/12. Saturation at B takes at most
+4τ²e^(−B²/2τ²) off the mean. A sum of m independent non-negative variables falls below its mean by more than
+√(2x·m·E w⁴) with probability at most e^−x (Maurer, *A bound on the deviation probability for sums of
+non-negative random variables*, JIPAM 4(1), 2003).
 
 *A cap on the device* replaces the noisy sum by one within a ball, and rounds it: S is then the ball's radius
 and √m/2 for rounding to the grid, τ² = 1/4, and nothing is known from below.
 
-The sampler's distance from its ideal (below 10⁻²⁰ a fragment) is nothing beside the probabilities that this
-is for.
+The sampler's distance from its ideal (2·10⁻³² for a whole update of 26,010 values) adds to the probabilities;
+it is nothing beside them.
 """
 
 from __future__ import annotations
