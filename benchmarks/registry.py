@@ -7,6 +7,7 @@ from types import MappingProxyType, ModuleType
 from benchmarks import (
     accounting,
     agent_footprint,
+    aggregation,
     demo_digits,
     demo_mnist,
     demo_scattering,
@@ -29,6 +30,7 @@ BENCHMARKS: MappingProxyType[str, ModuleType] = MappingProxyType(
             demo_mnist,
             demo_scattering,
             noise_cap,
+            aggregation,
             schedules,
             sampler,
             accounting,

@@ -12,6 +12,7 @@ import numpy as np
 import yaml
 from brokers import Broker
 from children import Child
+from numpy.typing import NDArray
 
 from dpagent.learning.data.dataset import ArrayDataset
 from dpagent.learning.data.formats.npz import save_npz
@@ -94,6 +95,15 @@ def make_plan(**changes: Any) -> Plan:
 def make_task(**changes: Any) -> RoundTask:
     """The task of such a plan."""
     return RoundTask.of(make_plan(**changes))
+
+
+def honest_update(task: RoundTask, lot: int = 0) -> NDArray[np.int64]:
+    """The update, (dimension,), of a device whose records all have one gradient, in one coordinate."""
+    mechanism = task.mechanism
+    total = np.zeros(task.dimension)
+    total[0] = lot * mechanism.clip_norm
+    noisy = sum(mechanism.add_noise(mechanism.quantize(total)) for _ in range(task.plan.sampling.local_steps))
+    return mechanism.round_to_wire(np.asarray(noisy), task.wire_form)
 
 
 def records(count: int) -> ArrayDataset:

@@ -33,6 +33,7 @@ from dpagent.privacy.accounting.imperfect_noise import imperfect_delta
 from dpagent.privacy.calibration import NOISE_RANGE, EventFamily
 from dpagent.privacy.events import Event
 from dpagent.privacy.mechanisms.grid import Constrained, Grid, Norm
+from dpagent.privacy.mechanisms.honest_norms import NoiseLaw
 from dpagent.privacy.mechanisms.wire import WireForm, round_to_wire, wire_shift, wire_width
 from dpagent.privacy.noise.entropy import Entropy, Sampler
 from dpagent.privacy.sampling import LOT_TAIL
@@ -331,6 +332,15 @@ class PlannedMechanism(Mechanism):
         checked = {each.name: each.check(parameters[each.name]) for each in cls.parameters}
         make: Callable[..., Self] = cls
         return make(**asdict(query), noise_multiplier=noise_multiplier, **checked)
+
+    @property
+    def noise_law(self) -> NoiseLaw | None:
+        """What is known of the noise, from which a coordinator derives the norms of honest fragments.
+
+        None, as here by default: nothing is. Fragments of any norm that the wire holds then count, and no
+        more than the wire's width bounds the pull of a hostile one.
+        """
+        return None
 
     @property
     def announced(self) -> dict[str, float]:
