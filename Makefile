@@ -43,7 +43,7 @@ mutation: $(VENV)/mutation ## Which changes of the code no test notices: make mu
 	$(BIN)/mutmut run $(ARGS)
 	$(BIN)/mutmut results
 
-bench: $(VENV)/dev ## Run the benchmarks; writes build/benchmarks.json and docs/benchmarks.md
+bench: $(VENV)/dev ## Run the benchmarks; writes benchmarks/figures.json and docs/benchmarks.md
 	$(BIN)/python -m benchmarks $(ARGS)
 
 format: $(VENV)/dev ## Format the code

@@ -8,10 +8,11 @@ from typing import Final
 
 from pydantic import ConfigDict
 
+from dpagent.errors import ParameterError
 from dpagent.privacy.accounting.accountant import Accountant, AccountantName
 from dpagent.privacy.accounting.choice import accountant_named
 from dpagent.privacy.events import Event
-from dpagent.privacy.mechanisms.mechanism import JOB_ASSUMPTIONS, PlannedMechanism, Query
+from dpagent.privacy.mechanisms.mechanism import JOB_ASSUMPTIONS, Mechanism, PlannedMechanism, Query
 from dpagent.privacy.mechanisms.registry import mechanism_named
 from dpagent.privacy.statement import Adjacency, BudgetStatement, Trust, Unit
 from dpagent.protocol.task import RoundTask
@@ -144,6 +145,23 @@ class Charge:
             ParameterError: the accountant does not accept the grid.
         """
         return accountant_named(self.accountant, grid=self.loss_grid)
+
+
+def require_ledger_scope(mechanism: Mechanism) -> None:
+    """Check that a mechanism's guarantee is of the kind that a ledger adds up.
+
+    Raises:
+        ParameterError: it is not.
+    """
+    scope = (mechanism.unit, mechanism.adjacency, mechanism.trust)
+    if scope != LEDGER_SCOPE:
+        guarantee, accepted = (
+            f"the {adjacency.meaning} of {unit.meaning} (trusted: {trust})"
+            for unit, adjacency, trust in (scope, LEDGER_SCOPE)
+        )
+        raise ParameterError(
+            f"mechanism {mechanism.name} hides {guarantee}; a ledger adds up only figures for {accepted}."
+        )
 
 
 def ledger_statement(reserved: Budget, mechanisms: Iterable[str], *assumptions: str) -> BudgetStatement:

@@ -6,7 +6,7 @@ the chain reveals a change made outside SQLite; the file ``ledger.head`` next to
 database records the length of the chain, and so reveals a shortened or older copy,
 as long as that file remains. There are two kinds of entry: ``budget`` (the integrator set a
 lifetime budget) and ``charge`` (the price of a round, before any of its data left the device).
-:mod:`agent.accounts` adds them up.
+:mod:`agent.accounts` adds them up, :mod:`agent.replay` checks them.
 
 The hashes protect against accidents and honest mistakes, not against the owner of the
 device, who can rewrite the file and every hash in it.
@@ -24,8 +24,10 @@ from typing import Literal
 
 from pydantic import TypeAdapter, ValidationError
 
-from agent.accounts import InconsistentChargeError, JobAccounts
+from agent.accounts import JobAccounts
 from agent.charges import Budget, BudgetChange, Charge
+from agent.replay import replay
+from dpagent.configuration import complaint
 from dpagent.errors import LedgerError, StorageError
 from dpagent.storage import disk_errors, open_readonly, write_atomically
 
@@ -119,7 +121,7 @@ def read_entries(connection: sqlite3.Connection) -> Iterator[Entry]:
             problem = error.errors(include_url=False, include_input=False)[0]
             where = ".".join(str(part) for part in problem["loc"])
             raise LedgerError(
-                f"Entry {number} is not a {kind} that this program can read: {where}: {problem['msg']}."
+                f"Entry {number} is not a {kind} that this program can read: {where}: {complaint(problem)}."
             ) from error
         yield Entry(number, record, digest)
 
@@ -219,11 +221,7 @@ def read_verified(connection: sqlite3.Connection, head_file: Path) -> VerifiedLe
     # Read the head before the entries: an agent may be appending, and its head never leads the chain.
     head = _read_head(head_file)
     entries = tuple(read_entries(connection))
-    accounts = JobAccounts()
-    try:
-        accounts.check_and_add([entry.record for entry in entries])
-    except InconsistentChargeError as error:
-        raise LedgerError(f"Entry {error.index + 1} {error}.") from error
+    accounts = replay([entry.record for entry in entries])
     _check_head(entries, head, head_file)
     return VerifiedLedger(entries, accounts)
 

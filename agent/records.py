@@ -21,6 +21,7 @@ from dpagent.learning.data.checking import count_non_finite
 from dpagent.learning.data.dataset import Dataset
 from dpagent.learning.data.derived import Unfailing
 from dpagent.learning.data.opening import open_declared
+from dpagent.wording import counted
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +60,7 @@ class Records:
         before, self.dataset = self.dataset, self.dataset.refresh()
         if self.dataset is not before:
             # Only for the owner of the device: the numbers are private.
-            log.info("the data changed: %d records, %d before", len(self.dataset), len(before))
+            log.info("the data changed: %s, %d before", counted(len(self.dataset), "record"), len(before))
         self._say_left_out()
 
     def attempt(self, work: Callable[[Dataset], ResultT]) -> ResultT:
@@ -72,7 +73,8 @@ class Records:
 
     def _count_unusable(self, dataset: Dataset) -> None:
         if unusable := count_non_finite(dataset):
-            log.warning("%d of %d records contain NaN or infinity and do not count", unusable, len(dataset))
+            total = counted(len(dataset), "record")
+            log.warning("%d of %s contain NaN or infinity and do not count", unusable, total)
 
     def _say_left_out(self) -> None:
         self._say("left out", self.dataset.origin.left_out)

@@ -10,6 +10,8 @@ from pydantic import AfterValidator, Field
 from agent.profile import is_profile_path
 from dpagent.configuration import FilePath, Settings, load_settings, resolve
 from dpagent.learning.data.settings import DatasetSettings
+from dpagent.privacy.mechanisms.registry import DEFAULT_MECHANISM
+from dpagent.protocol.messages import MIN_SLOT_S
 from dpagent.protocol.signing import decode_public_key
 from dpagent.protocol.topics import FleetName
 from dpagent.transport.settings import MqttSettings
@@ -40,10 +42,25 @@ class BudgetSettings(Settings):
 
 
 class LimitSettings(Settings):
-    """The device's share of the network."""
+    """The device's own limits. It declines a plan beyond them, whoever signed it."""
 
     messages_per_second: Annotated[float, Field(gt=0, le=1000)] = 10.0
     """Maximum publications per second, including resends."""
+    minimum_compute_slot_s: Annotated[float, Field(ge=MIN_SLOT_S, le=86_400)] = 5.0
+    """Shortest compute slot that a plan may have, and the period of the grid on which this device acts.
+    Training must fit: one that takes longer shows how many slots it took."""
+    minimum_jitter_window_s: Annotated[float, Field(ge=0, le=86_400)] = 5.0
+    """Shortest time over which a plan may have this device spread its fragments."""
+    minimum_fragments: Annotated[int, Field(ge=1, le=100_000)] = 4
+    """Fewest fragments that a plan may cut an update into."""
+    maximum_sampling_rate: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Largest sampling rate. The price of a plan includes the rate, whatever it is."""
+    maximum_job_epsilon: Annotated[float, Field(gt=0, le=1000)] | None = None
+    """Largest ε that one job may reserve; without it, all that the lifetime budget has left."""
+    maximum_job_delta: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Largest δ of one job; without it, all that the lifetime budget has left."""
+    mechanisms: Annotated[tuple[str, ...], Field(strict=False, min_length=1)] = (DEFAULT_MECHANISM,)
+    """Mechanisms that this device takes part in, by name."""
 
 
 class AgentSettings(Settings):

@@ -1,4 +1,6 @@
-"""The spool: sealed fragments on disk until a receipt confirms that they are counted.
+"""The spool: fragments on disk until a receipt confirms that they are counted.
+
+A fragment is sealed each time that it leaves, so that the broker cannot tell a resend from another fragment.
 
 A fragment is ``waiting`` until it is first published, then ``sent`` until a receipt
 (``counted``) or the end of its round (``expired``). Its bytes are dropped then; its row
@@ -20,7 +22,13 @@ UNSCHEDULED = sys.float_info.max
 
 @dataclass(frozen=True, slots=True)
 class SpooledFragment:
-    """A fragment to publish at ``due_at`` or soon after."""
+    """A fragment to publish at ``due_at`` or soon after.
+
+    Attributes:
+        digest: of its id, as receipts name it.
+        message: the encoded fragment, not sealed.
+        due_at: monotonic seconds.
+    """
 
     digest: bytes
     message: bytes
@@ -41,6 +49,7 @@ def create_spool(connection: sqlite3.Connection) -> None:
         ) STRICT, WITHOUT ROWID"""
     )
     connection.execute("CREATE INDEX pending ON fragments (due_at) WHERE message IS NOT NULL")
+    connection.execute("CREATE INDEX by_round ON fragments (job, round, state)")
 
 
 class Spool:

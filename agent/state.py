@@ -1,7 +1,7 @@
 """The agent's durable state in one database, so that one commit covers all of it.
 
-``ledger.db`` holds the ledger and the spool together: a charge and its fragments
-become durable in the same transaction, or neither does.
+``ledger.db`` holds the ledger, the states of the rounds and the spool together: a charge and the state that
+follows from it become durable in the same transaction, or neither does.
 """
 
 from __future__ import annotations
@@ -12,18 +12,13 @@ from pathlib import Path
 
 from agent.charges import Budget, Charge
 from agent.ledger import Ledger, create_ledger
+from agent.rounds import KnownRound, Rounds, RoundState, create_rounds
 from agent.spool import Spool, SpooledFragment, create_spool
 from dpagent.errors import DamagedDatabaseError, LedgerError
 from dpagent.storage import StateDirectory, disk_errors, open_database, transaction
 
 
-def _create_notes(connection: sqlite3.Connection) -> None:
-    connection.execute(
-        """CREATE TABLE declined (
-            job TEXT NOT NULL, round INTEGER NOT NULL, reason TEXT NOT NULL, declined_at REAL NOT NULL,
-            PRIMARY KEY (job, reason)
-        ) STRICT"""
-    )
+def _create_counters(connection: sqlite3.Connection) -> None:
     connection.execute("CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT")
 
 
@@ -55,10 +50,13 @@ class AgentState:
             raise
 
     def _open(self, dataset: str, budget: Budget) -> None:
-        self.connection = open_database(self.file, [create_ledger, create_spool, _create_notes])
+        self.connection = open_database(
+            self.file, [create_ledger, create_spool, create_rounds, _create_counters]
+        )
         with disk_errors(self.file):
             self.ledger = Ledger(self.connection, self._head_file)
             self.spool = Spool(self.connection)
+            self._rounds = Rounds(self.connection)
             with transaction(self.connection):
                 self.ledger.set_budget(dataset, budget)
         self.ledger.save_head()
@@ -68,22 +66,52 @@ class AgentState:
         self.connection.close()
         self._directory.close()
 
-    def charge_and_spool(self, charge: Charge, fragments: Iterable[SpooledFragment]) -> None:
-        """Charge for an update and spool its fragments, in one transaction. Only then may a byte leave.
+    def round(self, job: str, number: int) -> KnownRound | None:
+        """A round on record, or None."""
+        with disk_errors(self.file):
+            return self._rounds.find(job, number)
+
+    def offer(self, job: str, number: int, plan: bytes, now: float) -> None:
+        """A plan with the SHA-256 ``plan`` has arrived, at the Unix time ``now``."""
+        with disk_errors(self.file), transaction(self.connection):
+            self._rounds.offer(job, number, plan, now)
+
+    def decline(self, job: str, number: int, reason: str, now: float) -> None:
+        """The device does not take part in a round."""
+        with disk_errors(self.file), transaction(self.connection):
+            self._rounds.move(job, number, RoundState.DECLINED, now, reason)
+
+    def charge(self, charge: Charge, now: float) -> None:
+        """Charge for a round. Only then may a record be read for it.
 
         Raises:
-            StorageError: Neither the charge nor the fragments are durable; or, if only
-                ``ledger.head`` could not be written, both are.
+            StorageError: The charge is not durable; or, if only ``ledger.head`` could not be written, it is.
         """
         try:
             with disk_errors(self.file), transaction(self.connection):
                 self.ledger.charge(charge)
-                self.spool.put(charge.job, charge.round, fragments)
+                self._rounds.move(charge.job, charge.round, RoundState.CHARGED, now)
         except BaseException:
             # The transaction was rolled back: read the ledger from disk again.
             self.ledger = Ledger(self.connection, self._head_file)
             raise
         self.ledger.save_head()
+
+    def spool_round(
+        self, job: str, number: int, fragments: Iterable[SpooledFragment], now: float, failure: str | None
+    ) -> None:
+        """Spool the fragments of a charged round. Only then may a byte leave.
+
+        Args:
+            job: its job, in hexadecimal.
+            number: its number.
+            fragments: all of its update.
+            now: Unix time.
+            failure: why no record counts in it, if none does.
+        """
+        with disk_errors(self.file), transaction(self.connection):
+            self.spool.put(job, number, fragments)
+            self._rounds.move(job, number, RoundState.SPOOLED, now, failure)
 
     def mark_sent(self, resend_at: Mapping[bytes, float], now: float) -> None:
         """Note published fragments, with the resend time of each by digest.
@@ -95,36 +123,33 @@ class AgentState:
         with disk_errors(self.file), transaction(self.connection, durable=False):
             for digest, again_at in resend_at.items():
                 self.spool.mark_sent(digest, now, again_at)
+            self._rounds.follow_fragments(now)
 
-    def mark_counted(self, digests: Sequence[bytes]) -> int:
+    def mark_counted(self, digests: Sequence[bytes], now: float) -> int:
         """Drop the fragments in a receipt; return the number of ours.
 
         Not durable, for the same reason: a forgotten fragment is sent and receipted again.
         """
         with disk_errors(self.file), transaction(self.connection, durable=False):
-            return self.spool.mark_counted(digests)
+            counted = self.spool.mark_counted(digests)
+            self._rounds.follow_fragments(now)
+            return counted
 
     def reschedule(self, times: Iterable[tuple[float, bytes]]) -> None:
         """Give pending fragments new times."""
         with disk_errors(self.file), transaction(self.connection):
             self.spool.reschedule(times)
 
-    def expire_other_rounds(self, job: str | None, round_number: int | None) -> int:
-        """Give up the fragments of all other rounds; return their number."""
+    def expire_other_rounds(self, job: str | None, round_number: int | None, now: float) -> int:
+        """Give up all other rounds and their fragments; return the number of fragments."""
         with disk_errors(self.file), transaction(self.connection):
+            self._rounds.expire_others(job, round_number, now)
             return self.spool.expire(except_job=job, except_round=round_number)
 
     def forget_other_jobs(self, job: str) -> None:
         """Drop the spool's rows of other jobs; the ledger keeps all of its entries."""
         with disk_errors(self.file), transaction(self.connection):
             self.spool.forget_other_jobs(job)
-
-    def note_declined(self, job: str, round_number: int, reason: str, now: float) -> None:
-        """Keep why a plan was declined, once a job and reason."""
-        with disk_errors(self.file), transaction(self.connection):
-            self.connection.execute(
-                "INSERT OR IGNORE INTO declined VALUES (?, ?, ?, ?)", (job, round_number, reason, now)
-            )
 
     def add_to_counters(self, **amounts: int) -> None:
         """Add to the operator's running totals (bytes up and down, rejections)."""

@@ -22,12 +22,12 @@ from benchmarks.registry import BENCHMARKS
 from dpagent.errors import DpagentError, ExitCode
 from dpagent.storage import write_atomically
 
-_FIGURES = ROOT / "build" / "benchmarks.json"
+_FIGURES = ROOT / "benchmarks" / "figures.json"
 _PAGE = ROOT / "docs" / "benchmarks.md"
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run what the command line asks for; returns the exit code."""
+    """Run the benchmarks that the command line names; returns the exit code."""
     names = _chosen(arguments)
     signal.signal(signal.SIGTERM, _interrupt)
     failed = ExitCode.OK
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str]) -> int:
                 continue
             except ModuleNotFoundError as error:
                 failed = failed or ExitCode.CONFIGURATION
-                _say(f"{name}: {error.name} is not installed; `make bench` installs what is needed.")
+                _say(f"{name}: {error.name} is not installed; `make bench` installs it.")
                 continue
             except DpagentError as error:
                 failed = failed or error.exit_code
@@ -71,7 +71,7 @@ def _chosen(arguments: Sequence[str]) -> list[str]:
     """The benchmarks to run, in the order of the registry."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
-        description="Run benchmarks; write build/benchmarks.json and docs/benchmarks.md. Figures of "
+        description="Run benchmarks; write benchmarks/figures.json and docs/benchmarks.md. Figures of "
         "benchmarks that are not run are kept.",
     )
     parser.add_argument(

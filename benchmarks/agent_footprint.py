@@ -76,10 +76,12 @@ def _run_agents(directory: Path) -> tuple[float, float]:
     settings = digits_settings(1.0)
     layout = Layout(directory)
     prepare_data(settings, layout)
-    broker = choose_broker(BrokerRequest(), directory / "broker")
-    assert isinstance(broker, BrokerChild)  # `auto` starts one
-    write_configurations(settings, layout, broker.address)
-    with Supervisor(layout.logs) as supervisor:
+    with (
+        choose_broker(BrokerRequest(), directory / "broker") as broker,
+        Supervisor(layout.logs) as supervisor,
+    ):
+        assert isinstance(broker, BrokerChild)  # `auto` starts one
+        write_configurations(settings, layout, broker.address)
         supervisor.start("broker", broker.command)
         wait_until_ready(broker.address)
         measured = [_run_agent(layout.agent_file(number), directory) for number in range(1, _STARTS + 1)]

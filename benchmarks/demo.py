@@ -1,4 +1,4 @@
-"""What the benchmarks of the demo share: one run of ``dpagent demo``, and the figures it gives."""
+"""The common base of the benchmarks of the demo: one run of ``dpagent demo``, and its figures."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def run_demo(arguments: Sequence[str], directory: Path, *, timeout_s: float) -> 
     """Run ``dpagent demo`` with its state in ``directory``.
 
     Returns:
-        What it writes with ``--json``.
+        Its ``--json`` output.
     """
     results = directory / "results.json"
     options = [*arguments, "--state-dir", str(directory / "state"), "--json", str(results)]
@@ -86,7 +86,7 @@ def mnist_directory() -> Path:
 
 
 def claimed_and_recomputed(directory: Path) -> tuple[float, float]:
-    """The ε that a ledger of :func:`run_demo` claims, and what dp-accounting makes of its charges.
+    """The ε that a ledger of :func:`run_demo` claims, and dp-accounting's price of its charges.
 
     Of all devices the one with the largest ratio. Priced on a grid of 1e-3.
     """

@@ -1,8 +1,8 @@
-"""Figures, and the JSON file that keeps those of all benchmarks, whichever were run last.
+"""Figures, and the JSON file that keeps those of all benchmarks, from the last run of each.
 
-The file is a list with one record a figure: ``name`` (``benchmark: what``), ``value``, ``unit``,
+The file is a list with one record a figure: ``name`` (``benchmark: figure``), ``value``, ``unit``,
 ``compared_with`` and ``ratio`` (this value over the other side's; both null when there is no
-other side), ``command`` (what shows the figure again) and ``machine`` (with the day).
+other side), ``command`` (to measure the figure again) and ``machine`` (with the day).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class BenchmarkError(DpagentError):
 
 
 class Skipped(Exception):
-    """A benchmark cannot run here; the text says what is missing and where to get it."""
+    """A benchmark cannot run here; the text names the missing part and where to get it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +32,13 @@ class Figure:
     """One number that was measured.
 
     Attributes:
-        name: What it is, in words; unique within its benchmark.
+        name: In words; unique within its benchmark.
         value: The number.
         unit: Its unit.
         compared_with: The other side and its value, if there is one.
         ratio: ``value`` over the other side's.
-        command: What shows it again; left empty, ``make bench ARGS=…`` of its benchmark.
-        machine: What it was measured on, and when; filled in by the runner.
+        command: To measure it again; left empty, ``make bench ARGS=…`` of its benchmark.
+        machine: The machine and the day; filled in by the runner.
     """
 
     name: str
@@ -78,7 +78,7 @@ def stamp(figures: Iterable[Figure], benchmark: str, machine: str) -> list[Figur
 
 
 def merge(kept: Sequence[Figure], fresh: Sequence[Figure], order: Sequence[str]) -> list[Figure]:
-    """``fresh`` in place of what its benchmarks had before, in the ``order`` of the benchmarks."""
+    """``fresh`` in place of the earlier figures of its benchmarks, in the ``order`` of the benchmarks."""
     replaced = {figure.benchmark for figure in fresh}
     merged = [*(figure for figure in kept if figure.benchmark not in replaced), *fresh]
     place = {name: number for number, name in enumerate(order)}

@@ -1,4 +1,4 @@
-"""What the figures were measured on, in one line, without the machine's name or addresses."""
+"""The machine of the figures in one line, without its name or addresses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The clamp cap: whether it helps, and where it should act.
+"""The clamp cap: its effect, and the better place for it.
 
 The digits job of the demo (five devices, 40 rounds, δ = 1e-5) is trained without its network by the
 fleet's own functions, five times a setting with the seeds 0 to 4, with no cap, with the ``clamp``
@@ -13,7 +13,7 @@ Interpretation: at the coordinator the clamp itself has little effect. With larg
 noise the ball helps: it shortens every step, as a lower learning rate does; the preset's rate is
 tuned for ε = 4. So the cap guards against a learning rate too large for the noise, and does not
 replace a good one. On the device the cap meets the noise of one device, larger than that of the mean
-by the root of their number, and removes signal that averaging would keep: it is the worse choice.
+by the square root of their number, and removes signal that averaging would keep: it is the worse choice.
 
 Limits: one small data set, two learning rates, records spread evenly over the devices. Lots and noise
 come from the operating system's entropy, so the figures vary within their errors.
@@ -48,7 +48,7 @@ def run() -> list[Figure]:
         for where, place in _PLACES.items():
             runs = over_seeds(digits_settings(epsilon, cap_at=place))
             figures += _accuracy(f"ε = {epsilon:g}, cap {where}", runs, plain)
-            if place == "coordinator":  # Devices do not tell what their cap did.
+            if place == "coordinator":  # Devices do not report the effect of their cap.
                 figures += _work(f"ε = {epsilon:g}, cap {where}", runs)
     return figures
 

@@ -1,4 +1,4 @@
-"""Runs the project's programs as a user would, and ends them whatever happens."""
+"""Runs the project's programs as a user would, and ends them in every case."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def run_program(command: Sequence[str], *, timeout_s: float) -> str:
     """Run a program in the project's directory; its progress goes to standard error.
 
     Returns:
-        What it wrote to standard output.
+        Its standard output.
 
     Raises:
         BenchmarkError: It fails, or does not end in time.

@@ -7,6 +7,7 @@ from types import MappingProxyType, ModuleType
 from benchmarks import (
     accounting,
     agent_footprint,
+    aggregation,
     demo_digits,
     demo_mnist,
     demo_scattering,
@@ -19,7 +20,7 @@ from benchmarks import (
     step_shares,
 )
 
-#: Every benchmark: a module whose docstring says what, how and within which limits, and whose
+#: Every benchmark: a module whose docstring gives the subject, the method and the limits, and whose
 #: ``run()`` gives its figures.
 BENCHMARKS: MappingProxyType[str, ModuleType] = MappingProxyType(
     {
@@ -29,6 +30,7 @@ BENCHMARKS: MappingProxyType[str, ModuleType] = MappingProxyType(
             demo_mnist,
             demo_scattering,
             noise_cap,
+            aggregation,
             schedules,
             sampler,
             accounting,

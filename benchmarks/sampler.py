@@ -1,17 +1,17 @@
 """Exact integer noise against numpy's continuous one, and against OpenDP's exact one.
 
 Values a second of ``DiscreteGaussianSampler.sample`` and ``DiscreteLaplaceSampler.sample``, which draw
-exact integers from the operating system's entropy. Ten calls of 26,010 values (a release of the
+exact integers from the operating system's entropy. Ten calls of 26,010 values (one noisy sum of the
 MNIST model) at a time, in turn with numpy's ``Generator.normal`` or ``laplace`` (PCG64, float64), which is
 neither exact nor unpredictable and serves as the speed reference; medians of 15. OpenDP's ``make_gaussian``
 and ``make_laplace`` on a vector of as many whole numbers are exact, too; in turn with one call of ours,
 medians of 3. They are left out where OpenDP is not installed (it is not a dependency; 265 MB):
 ``pip install opendp==0.16.*``.
 
-σ up to 1,024 is drawn from one table, above from two (147,000 is the noise of such a release at 2.24
+σ up to 1,024 is drawn from one table, above from two (147,000 is the noise of such a sum at 2.24
 clip norms); λ up to 97 from one, 1.5 million from two, 2⁴⁰ from four. A table takes 4 random
 bytes a value, so ``os.urandom``, whose speed is the kernel's, sets a bound, given here. The times for a new
-σ or λ are those of the first release with it, so they include building a table. With a
+σ or λ are those of the first draw with it, so they include building a table. With a
 pool, the same number of values is drawn before the clock starts.
 
 Limits: one thread; numpy's generators draw no entropy; OpenDP's time includes conversion from and to a list.

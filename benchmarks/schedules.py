@@ -1,4 +1,4 @@
-"""How the budget is spread over the rounds, and what that does to the accuracy.
+"""The spread of the budget over the rounds, and its effect on accuracy.
 
 The digits job of the demo (five devices, 40 rounds, δ = 1e-5, the default cap at the coordinator) is
 trained without its network by the fleet's own functions, five times a setting with the seeds 0 to

@@ -1,4 +1,4 @@
-"""How long something takes, fairly: the sides of a comparison in turn, in one process, medians."""
+"""Fair timing: the sides of a comparison in turn, in one process, medians."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def alternate(*sides: Callable[[], object], repeats: int) -> list[float]:
     """Median seconds of each side; they take turns, so that a busy moment strikes all alike.
 
     Args:
-        sides: What to time; each is called once beforehand, untimed.
+        sides: To be timed; each is called once beforehand, untimed.
         repeats: How often each is timed.
     """
     for side in sides:

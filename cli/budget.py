@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cli.commands import Commands
 from cli.output import write_json
 from cli.tables import print_table
+from dpagent.wording import counted
 
 if TYPE_CHECKING:
     from agent.charges import Charge
     from agent.ledger import VerifiedLedger
 
-app = typer.Typer(help="Read, verify and export the ledger of a device.", no_args_is_help=True)
+app = Commands(help="Read, verify and export the ledger of a device.", no_args_is_help=True)
 
 StateDirOption = Annotated[Path, typer.Option(help="The device's state directory, with ledger.db.")]
 
@@ -91,18 +93,26 @@ def show(
     A job reserves its whole ε and δ with its first round; the rest remains for other jobs.
     """
     from agent.ledger import audit, open_ledger
+    from agent.rounds import declined_rounds, noise_alone_rounds
     from dpagent.storage import disk_errors
 
     datasets = _summary(audit(state_dir))
     connection, _ = open_ledger(state_dir)
     try:
         with disk_errors(state_dir / "ledger.db"):
-            declined = [dict(row) for row in connection.execute("SELECT job, round, reason FROM declined")]
+            declined, noise_alone = [
+                [asdict(entry) for entry in read(connection)]
+                for read in (declined_rounds, noise_alone_rounds)
+            ]
     finally:
         connection.close()
     if as_json:
         typer.echo(
-            json.dumps(_scope() | {"datasets": datasets, "declined": declined}, indent=2, ensure_ascii=False)
+            json.dumps(
+                _scope() | {"datasets": datasets, "declined": declined, "noise_alone": noise_alone},
+                indent=2,
+                ensure_ascii=False,
+            )
         )
         return
     if not datasets:
@@ -132,6 +142,8 @@ def show(
             )
     for row in declined:
         typer.echo(f"Declined round {row['round']} of job {row['job'][:8]}: {row['reason']}")
+    for row in noise_alone:
+        typer.echo(f"Sent noise alone in round {row['round']} of job {row['job'][:8]}: {row['reason']}")
 
 
 @app.command()
@@ -154,7 +166,8 @@ def verify(
         )
     else:
         typer.echo(
-            f"The ledger is correct: {result.entries} entries, {result.charges} charges, head {result.head}."
+            f"The ledger is correct: {counted(result.entries, 'entry')}, "
+            f"{counted(result.charges, 'charge')}, head {result.head}."
         )
 
 

@@ -9,10 +9,12 @@ from typing import Annotated
 
 import typer
 
+from cli.commands import Commands
 from cli.daemons import LogLevel, LogLevelOption, StopSignals, start_logging
 from cli.tables import print_table
+from dpagent.wording import counted
 
-app = typer.Typer(help="Run and inspect the rounds of a fleet.", no_args_is_help=True)
+app = Commands(help="Run and inspect the rounds of a fleet.", no_args_is_help=True)
 
 ConfigOption = Annotated[Path, typer.Option(help="The fleet's fleet.yaml.")]
 
@@ -76,7 +78,7 @@ def status(
         )
         return
     state = "finished" if finished else "running"
-    typer.echo(f"Job {job}: {state}, {len(rounds)} of {settings.rounds} rounds started.")
+    typer.echo(f"Job {job}: {state}, {len(rounds)} of {counted(settings.rounds, 'round')} started.")
     if rounds:
         print_table(
             ["round", "noise multiplier", "ε so far", "accuracy", "fragments", "clamped", "norm kept"],

@@ -22,6 +22,7 @@ import typer
 
 from cli import budget, coordinator, run
 from cli.bench import command as bench_command
+from cli.commands import Commands
 from cli.data import command as data_command
 from cli.demo import command as demo_command
 from cli.model import command as model_command
@@ -30,7 +31,7 @@ from cli.predict import command as predict_command
 from dpagent import __version__
 from dpagent.errors import DpagentError, ExitCode
 
-app = typer.Typer(
+app = Commands(
     name="dpagent",
     help=(
         "Privacy-preserving federated learning for fleets of small boards, over MQTT.\n\n"

@@ -28,10 +28,14 @@ class Announcer:
         self._session, self._signer, self._topics = session, signer, topics
         self._assets_are_out = False
 
-    def announce(self, plan: Plan, weights: bytes, assets: Mapping[str, bytes]) -> None:
-        """Publish the assets (once per connection), the model, and then the plan, all retained."""
+    def announce(self, plan: Plan, weights: bytes, assets: Mapping[str, bytes]) -> bool:
+        """Publish the assets (once per connection), the model, and then the plan, all retained.
+
+        Returns:
+            Whether the plan is on its way to the broker.
+        """
         if not self._session.connected:
-            return
+            return False
         if not self._assets_are_out:
             for role, data in assets.items():
                 for chunk in chunked(data):
@@ -41,7 +45,8 @@ class Announcer:
         for chunk in chunked(weights):
             topic = self._topics.model_chunk(chunk.index)
             self._session.publish(topic, self._signer.sign(chunk, "model"), retain=True)
-        self._session.publish(self._topics.plan, self._signer.sign(plan, "plan"), retain=True)
+        message = self._signer.sign(plan, "plan")
+        return self._session.publish(self._topics.plan, message, retain=True) is not None
 
     def assets_changed(self) -> None:
         """Publish the assets with the next plan: they changed, or the broker may lack them."""

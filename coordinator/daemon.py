@@ -34,6 +34,7 @@ from dpagent.transport.session import (
     Received,
     Subscription,
 )
+from dpagent.wording import counted
 
 log = logging.getLogger(__name__)
 
@@ -156,7 +157,10 @@ def _begin(settings: FleetSettings, spec: ModelSpec, job: Job, store: Store, pla
     state = np.zeros((settings.optimiser.optimiser().rows, len(weights)))
     store.begin(job, weights, state, settings.privacy.clip_norm)
     log.info(
-        "job %s begins: %d rounds, ε = %.4g", job.id.hex()[:8], settings.rounds, job.epsilon_by_round[-1]
+        "job %s begins: %s, ε = %.4g",
+        job.id.hex()[:8],
+        counted(settings.rounds, "round"),
+        job.epsilon_by_round[-1],
     )
 
 

@@ -13,6 +13,7 @@ from dpagent.errors import StorageError
 from dpagent.protocol.sealing import Opener, new_sealing_secret
 from dpagent.protocol.signing import Signer, new_signing_secret
 from dpagent.storage import disk_errors, read_secret
+from dpagent.wording import counted
 
 
 def load_signer(keys_dir: Path, fleet: str) -> Signer:
@@ -39,7 +40,7 @@ def _read_key(file: Path, create: Callable[[], bytes]) -> bytes:
     key = read_secret(file, create)
     if len(key) != 32:
         raise StorageError(
-            f"{file} is damaged: {len(key)} bytes, expected 32. Restore it from a backup. Without a backup, "
-            "remove it, and give the agents the new key from `dpagent coordinator key`."
+            f"{file} is damaged: {counted(len(key), 'byte')}, expected 32. Restore it from a backup. "
+            "Without a backup, remove it, and give the agents the new key from `dpagent coordinator key`."
         )
     return key

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from coordinator.settings import FleetSettings
 from coordinator.store import Job, OpenRound
+from dpagent.configuration import complaint
 from dpagent.errors import ConfigurationError, ParameterError, PlanError
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.training.engine import ACCUMULATION_SLACK
@@ -37,6 +38,7 @@ from dpagent.protocol.messages import (
     WireTerms,
 )
 from dpagent.protocol.task import RoundTask
+from dpagent.wording import counted
 
 
 def job_noise(settings: FleetSettings) -> tuple[JobNoise, tuple[float, ...]]:
@@ -82,8 +84,8 @@ def clipping_of(settings: FleetSettings, spec: ModelSpec, norm: float | None = N
         norms = privacy.clipping.norms or [privacy.clip_norm / len(sizes) ** 0.5] * len(sizes)
         if len(norms) != len(sizes):
             raise ConfigurationError(
-                f"privacy.clipping.norms has {len(norms)} numbers; model {spec.name} has {len(sizes)} layers "
-                "with parameters. Give one for each."
+                f"privacy.clipping.norms has {counted(len(norms), 'number')}; model {spec.name} has "
+                f"{counted(len(sizes), 'layer')} with parameters. Give one for each."
             )
         return Clipping.layers(sizes, norms)
     weight = COUNT_WEIGHT if privacy.clipping.kind == "quantile" else 0.0
@@ -119,8 +121,8 @@ def require_sendable(spec: ModelSpec, assets: Mapping[str, bytes]) -> None:
     for what, size in sizes.items():
         if size > MAX_WHOLE_BYTES:
             raise PlanError(
-                f"{what} of model {spec.name!r}: {size:,} bytes; expected at most {MAX_WHOLE_BYTES:,}, the "
-                "limit of devices. Choose a smaller model."
+                f"{what} of model {spec.name!r}: {counted(size, 'byte')}; expected at most "
+                f"{MAX_WHOLE_BYTES:,}, the limit of devices. Choose a smaller model."
             )
 
 
@@ -165,7 +167,7 @@ class Planner:
         except ValidationError as error:
             problem = error.errors(include_url=False)[0]
             where = ".".join(str(part) for part in problem["loc"]) or "plan"
-            raise PlanError(f"No device would accept this plan: {where}: {problem['msg']}.") from error
+            raise PlanError(f"No device would accept this plan: {where}: {complaint(problem)}.") from error
         except PlanError as error:
             raise PlanError(f"No device would accept this plan. {error}") from error
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from dpagent.configuration import FilePath, Settings, load_settings, resolve
+from dpagent.configuration import FilePath, Settings, changed_settings, load_settings, resolve
 from dpagent.errors import ConfigurationError, DpagentError
 from dpagent.learning.data.settings import DatasetSettings
 from dpagent.learning.model_files import find_model, is_model_file, load_assets
@@ -20,6 +20,7 @@ from dpagent.privacy.schedules import Schedule
 from dpagent.protocol.messages import MIN_SLOT_S
 from dpagent.protocol.topics import FleetName
 from dpagent.transport.settings import MqttSettings
+from dpagent.wording import counted
 
 
 class AugmentationSettings(Settings):
@@ -218,6 +219,30 @@ class RoundSettings(Settings):
         return self
 
 
+class AggregationSettings(Settings):
+    """How devices' fragments become one mean, and how much one of them can weigh. Without privacy cost."""
+
+    kind: Literal["mean", "median-of-means"] = "mean"
+    """``median-of-means``: the median of the means of random groups of fragments, coordinate by coordinate. A
+    few hostile devices then move it little; for five groups of honest ones its noise has 1.43 times the
+    variance."""
+    groups: Annotated[int, Field(ge=2, le=1_000)] = 5
+    """``median-of-means``: number of groups. Hostile fragments in less than half of them cannot drag a
+    coordinate beyond the honest groups."""
+    largest_signal: Annotated[float, Field(gt=0, le=1e6)] = 1.0
+    """Largest signal of an honest device in a block, in clip norms a record of its expected lot. At 1, the
+    range of honest norms holds every device with at most ``records_per_device`` records, whatever they are;
+    at 2, with twice as many. Below 1, it relies on gradients that do not all point one way within one block.
+    A hostile fragment can weigh as much."""
+    false_rejection: Annotated[float, Field(ge=1e-30, lt=1)] = 1e-9
+    """Probability that any fragment of the honest devices is rejected for its norm, in the whole job."""
+
+    @property
+    def dealt(self) -> int:
+        """Groups that a block's fragments are dealt to: one for the mean."""
+        return self.groups if self.kind == "median-of-means" else 1
+
+
 class TestDataSettings(DatasetSettings):
     """Public data for the evaluation of each round's model; the keys are those of ``agent.yaml``."""
 
@@ -231,7 +256,8 @@ class FleetSettings(Settings):
     fleet: FleetName
     """The fleet's name, part of its MQTT topics."""
     devices: Annotated[int, Field(ge=1, le=1_000_000)]
-    """Expected devices in a round; it closes as soon as all of their fragments are in."""
+    """Expected devices in a round. No block counts more fragments than this; the round closes once all are in
+    and honest devices have had their slot and their jitter."""
     records_per_device: Annotated[float, Field(gt=0)]
     """Public estimate. Sums are divided by sampling rate × this number, never by a true count."""
     rounds: Annotated[int, Field(ge=1, le=5000)]
@@ -241,6 +267,7 @@ class FleetSettings(Settings):
     cap: CapSettings = CapSettings()
     optimiser: OptimiserSettings = OptimiserSettings()
     round: RoundSettings = RoundSettings()
+    aggregation: AggregationSettings = AggregationSettings()
     fragments_per_update: Annotated[int, Field(ge=1, le=4096)] = 16
     """Fragments of a device's update."""
     test_data: TestDataSettings | None = None
@@ -263,6 +290,15 @@ class FleetSettings(Settings):
         return self
 
     @model_validator(mode="after")
+    def _groups_are_not_empty(self) -> FleetSettings:
+        wanted = self.aggregation
+        if wanted.kind == "median-of-means" and wanted.groups > self.devices:
+            raise ValueError(
+                f"aggregation.groups is {wanted.groups}; expected at most devices = {self.devices}"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _cap_on_the_device_knows_one_norm(self) -> FleetSettings:
         if self.cap.kind == "clamp" and self.cap.where == "device" and self.privacy.clipping.kind != "whole":
             raise ValueError(
@@ -276,7 +312,8 @@ class FleetSettings(Settings):
         weights = self.privacy.schedule.weights or []
         if weights and len(weights) != self.rounds:
             raise ValueError(
-                f"privacy.schedule.weights has {len(weights)} numbers; expected rounds = {self.rounds}"
+                f"privacy.schedule.weights has {counted(len(weights), 'number')}; expected rounds = "
+                f"{self.rounds}"
             )
         return self
 
@@ -323,27 +360,15 @@ def load_fleet_settings(file: Path) -> FleetSettings:
     return settings.model_copy(update=changes)
 
 
-def changed_terms(before: dict[str, object], now: dict[str, object]) -> str:
-    """Name the first difference between the terms of a job and the current settings."""
-    for key in now:
-        old, new = before.get(key), now[key]
-        if isinstance(old, dict) and isinstance(new, dict):
-            if inner := changed_terms(old, new):
-                return f"{key}.{inner}"
-        elif old != new:
-            return f"{key} was {old!r} and is {new!r}"
-    return ""
-
-
 def require_same_job(before: dict[str, object], now: dict[str, object], state_dir: Path) -> None:
     """Refuse to continue a job under other terms.
 
     Raises:
-        ConfigurationError: Naming the change.
+        ConfigurationError: Naming every change.
     """
-    if difference := changed_terms(before, now):
+    if changes := changed_settings(before, now):
         raise ConfigurationError(
-            f"The job in {state_dir} began with other settings: {difference}. "
+            f"The job in {state_dir} began with other settings: {'; '.join(map(str, changes))}. "
             "Restore them, or start a new job in another state_dir. Keep keys_dir, so that boards "
             "recognise this coordinator."
         )

@@ -15,7 +15,7 @@ import grimp
 ROOT = Path(__file__).parents[1]
 PAGE = Path(__file__).with_name("architecture.md")
 
-#: From the programs down to what everything stands on.
+#: From the programs down to the common base.
 GROUPS = (
     "cli",
     "simulation",
@@ -49,7 +49,7 @@ def diagram() -> str:
         for imported in graph.find_modules_directly_imported_by(importer)
         if group_of(importer) != group_of(imported)
     }
-    # What everything stands on would be an arrow from everywhere.
+    # The common base would have an arrow from everywhere.
     drawn = sorted((a, b) for a, b in arrows if b != "dpagent" and not _goes_without(a, b, arrows))
     names = [f'    {_id(group)}["{_BASE if group == "dpagent" else group}"]' for group in GROUPS]
     lines = [f"    {_id(a)} --> {_id(b)}" for a, b in drawn]
@@ -70,7 +70,7 @@ def map_of_files() -> Iterator[str]:
             if file.name not in ("__init__.py", "__main__.py") and (sentence := _first_sentence(file))
         ]
         if rows:
-            yield "| file | what it is for |\n|---|---|"
+            yield "| file | purpose |\n|---|---|"
             yield from rows
 
 

@@ -7,14 +7,16 @@ parsed to nodes, so that every error can name the line of its value.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from dpagent.errors import ConfigurationError
+from dpagent.errors import ConfigurationError, ParameterError
+from dpagent.wording import counted, named
 
 _Location = tuple[int | str, ...]
 
@@ -80,9 +82,108 @@ def load_settings(path: Path, schema: type[SettingsT]) -> SettingsT:
         ) from error
 
 
+_EXPECTED: Final = {
+    "greater_than": "a number above {gt}",
+    "greater_than_equal": "a number of at least {ge}",
+    "less_than": "a number below {lt}",
+    "less_than_equal": "a number of at most {le}",
+    "finite_number": "a finite number",
+    "literal_error": "{expected}",
+    "missing": "a value",
+    "path_type": "a path",
+    "string_pattern_mismatch": "text of the pattern {pattern}",
+    "string_too_long": "text of at most {most_characters}",
+    "string_too_short": "text of at least {least_characters}",
+    "too_long": "a list of at most {max_length}",
+    "too_short": "a list of at least {min_length}",
+}
+_KINDS: Final = {
+    "bool": "true or false",
+    "dict": "keys and values",
+    "float": "a number",
+    "int": "a whole number",
+    "list": "a list",
+    "model": "keys and values",
+    "string": "text",
+    "tuple": "a list",
+}
+_RANGES: Final = frozenset(
+    {"greater_than", "greater_than_equal", "less_than", "less_than_equal", "finite_number"}
+)
+_MOST_SHOWN: Final = 80
+
+
+def is_out_of_range(problem: Mapping[str, Any]) -> bool:
+    """Whether a problem that pydantic found is a number that is too small, too large or not finite."""
+    return problem["type"] in _RANGES or isinstance(problem.get("ctx", {}).get("error"), ParameterError)
+
+
+def complaint(problem: Mapping[str, Any]) -> str:
+    """A problem that pydantic found with a value, in words that need no knowledge of pydantic.
+
+    The one place that turns the library's error types into sentences, for files, options and databases.
+
+    Args:
+        problem: One of ``ValidationError.errors()``, with or without its input.
+
+    Returns:
+        For example ``got 0; expected a number of at least 1``, without a full stop. A check of our own has
+        its own words.
+    """
+    value = problem.get("input")
+    shown = repr(value)
+    if len(shown) > _MOST_SHOWN:
+        shown = f"{shown[:_MOST_SHOWN]}…"
+    # The input of a check across keys is the whole section: do not repeat it.
+    came = "" if "input" not in problem or isinstance(value, dict) else f"got {shown}; "
+    if problem["type"] in ("value_error", "assertion_error"):
+        text = str(problem["ctx"]["error"]).rstrip(".")
+        return text if repr(value) in text else came + text
+    return f"{came}expected {_expected(problem['type'], problem.get('ctx', {}), str(problem['msg']))}"
+
+
+def _expected(kind: str, limits: Mapping[str, Any], message: str) -> str:
+    if kind in _EXPECTED:
+        words = {name: f"{value:g}" for name, value in limits.items() if isinstance(value, float)}
+        words["least_characters"] = counted(limits.get("min_length", 0), "character")
+        words["most_characters"] = counted(limits.get("max_length", 0), "character")
+        return _EXPECTED[kind].format(**{**limits, **words})
+    # int_type, int_parsing, int_from_float, … all come from the same expectation.
+    return _KINDS.get(kind.partition("_")[0]) or message.removeprefix("Input should be ").rstrip(".")
+
+
 def resolve(path: Path, file: Path) -> Path:
     """``path`` relative to the directory of the configuration ``file``."""
     return path if path.is_absolute() else file.parent / path
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A setting that is not as it was. Its text names both values."""
+
+    key: str
+    """Dotted, as ``privacy.epsilon``."""
+    before: object
+    now: object
+
+    def __str__(self) -> str:
+        return f"{named(self.key)} was {self.before!r} and is {self.now!r}"
+
+
+def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any], section: str = "") -> list[Change]:
+    """All settings that differ, in their order; one that is missing counts as None.
+
+    >>> [str(each) for each in changed_settings({"a": {"b": 1, "c": 2}}, {"a": {"b": 3, "c": 2}, "d": 4})]
+    ['`a.b` was 1 and is 3', '`d` was None and is 4']
+    """
+    changes = []
+    for key in {**now, **before}:
+        old, new = before.get(key), now.get(key)
+        if isinstance(old or new, Mapping) and isinstance(new or {}, Mapping):
+            changes += changed_settings(old or {}, new or {}, f"{section}{key}.")
+        elif old != new:
+            changes.append(Change(f"{section}{key}", old, new))
+    return changes
 
 
 def load_yaml(path: Path, *, example: str) -> dict[Any, Any]:
@@ -225,11 +326,5 @@ def _sentence(path: Path, lines: dict[_Location, int], problem: Any, schema: typ
         case "missing":
             return f"{where}{_dotted((*known, location[-1]))}: this key is missing."
         case _:
-            message = (
-                str(problem["msg"]).removeprefix("Value error, ").removeprefix("Input should be ").rstrip(".")
-            )
-            expected = message if problem["type"] == "value_error" else f"expected {message}"
             key = f"{_dotted(known)}: " if known else ""
-            # The input of a check across keys is the whole section: do not repeat it.
-            came = "" if isinstance(problem["input"], dict) else f"got {problem['input']!r}; "
-            return f"{where}{key}{came}{expected}."
+            return f"{where}{key}{complaint(problem)}."

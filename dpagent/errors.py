@@ -37,14 +37,20 @@ class ExitCode(enum.IntEnum):
 _MEANINGS: dict[ExitCode, str] = {
     ExitCode.OK: "Success, or a stop on request (SIGTERM) without loss.",
     ExitCode.INTERNAL: "An internal error; the log file named in the message has the details.",
-    ExitCode.USAGE: "The command line is invalid: an unknown option, or a value of the wrong type.",
-    ExitCode.CONFIGURATION: "A configuration file or a chosen name is missing, malformed or unknown.",
+    ExitCode.USAGE: (
+        "The command line is invalid: an unknown option, a value that it does not take, or options that do "
+        "not go together."
+    ),
+    ExitCode.CONFIGURATION: (
+        "A configuration file or a chosen name is missing, malformed or unknown; also a number out of range "
+        "in a file."
+    ),
     ExitCode.DATA: "Training or test data are missing, unreadable or do not fit the model.",
     ExitCode.LEDGER: "A ledger is missing or unreadable, or its hash chain is broken.",
     ExitCode.BROKER: "The MQTT broker cannot be started or reached, or it refuses the credentials.",
     ExitCode.STATE_IN_USE: "Another process uses the same state directory.",
     ExitCode.STORAGE: "The disk is full, or a file cannot be read or written.",
-    ExitCode.PLAN: "A number is out of range, or no noise can meet the privacy parameters.",
+    ExitCode.PLAN: "The number of an option is out of range, or no noise can meet the privacy parameters.",
     ExitCode.CHILD: "A program that the demo started failed repeatedly; the message names its log.",
     ExitCode.INTERRUPTED: "Stopped with Ctrl-C; for the demo also with SIGTERM.",
 }
@@ -54,6 +60,12 @@ class DpagentError(Exception):
     """Base of all expected errors."""
 
     exit_code: ExitCode = ExitCode.INTERNAL
+
+
+class UsageError(DpagentError):
+    """The value of an option cannot be read, or options do not go together."""
+
+    exit_code = ExitCode.USAGE
 
 
 class ConfigurationError(DpagentError):

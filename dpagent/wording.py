@@ -17,10 +17,20 @@ Namer: TypeAlias = Callable[[str, object], str]
 """From a setting's key and the value proposed for it, or None, to how both are written."""
 
 
-def counted(number: int, noun: str) -> str:
-    """'1 device', '2,000 devices'; 'class' and 'box' get their 'es'."""
-    ending = "" if number == 1 else "es" if noun.endswith(("s", "x", "ch")) else "s"
-    return f"{number:,} {noun}{ending}"
+def counted(number: float, noun: str) -> str:
+    """A number with its noun, in the plural unless the number reads as 1.
+
+    >>> counted(1, "device"), counted(2000, "device"), counted(3, "class"), counted(0, "entry")
+    ('1 device', '2,000 devices', '3 classes', '0 entries')
+    >>> counted(1.0, "record"), counted(287.4, "record")
+    ('1 record', '287.4 records')
+    """
+    shown = f"{int(number):,}" if float(number).is_integer() else f"{number:,.6g}"
+    if shown == "1":
+        return f"1 {noun}"
+    if noun.endswith("y") and noun[-2:-1] not in "aeiou":
+        return f"{shown} {noun[:-1]}ies"
+    return f"{shown} {noun}{'es' if noun.endswith(('s', 'x', 'ch')) else 's'}"
 
 
 def named(key: str, value: object = None) -> str:
@@ -28,7 +38,7 @@ def named(key: str, value: object = None) -> str:
 
     Args:
         key: As in a configuration file; below a section, with or without its name: ``csv.label``, ``label``.
-        value: What to set it to, if the sentence proposes a value.
+        value: The proposed value, if the sentence has one.
 
     >>> f"Set {named('label')} to one of them, or {named('shape', [8, 8])}."
     'Set `label` to one of them, or `shape: [8, 8]`.'

@@ -1,9 +1,9 @@
 """Whether an accuracy is better than always giving the same answer, or only luck.
 
-Somebody who knows nothing of the inputs does best with the commonest class, and is right for a share p of
+Without any knowledge of the inputs, the best answer is the commonest class, which is right for a share p of
 the test records. A model that has learned nothing more is right for about as many. It beats that share by
-more than chance where so many right answers, or more, would come by luck in fewer than one of twenty such
-tests: where the upper tail of the binomial distribution with n records and probability p is below 5 %.
+more than chance if as many right answers, or more, would come by luck in fewer than one of twenty such
+tests: if the upper tail of the binomial distribution with n records and probability p is below 5 %.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _CHANCE: Final = 0.05
 
 
 def beats_by_more_than_chance(accuracy: float, share: float, records: int) -> bool:
-    """Whether ``accuracy`` on so many records is beyond what a known ``share`` gives by luck.
+    """Whether ``accuracy`` on so many records is beyond the luck of a known ``share``.
 
     Args:
         accuracy: In [0, 1]; NaN beats nothing.

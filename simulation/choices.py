@@ -1,4 +1,4 @@
-"""From a request, and what the data are, to a run whose every value is settled."""
+"""From a request and the form of the data to a run with every value settled."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dpagent.learning.model_files import find_model, is_model_file, load_assets,
 from dpagent.learning.models.built_ins import BUILT_IN
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.models.stages import FrozenNetwork
-from dpagent.wording import named
+from dpagent.wording import counted, named
 from simulation.fitting_model import fitting_model
 from simulation.layout import Layout
 from simulation.outlook import Outlook, signal_to_noise
@@ -64,10 +64,10 @@ def choose_model(wanted: str | None, form: DataForm, layout: Layout) -> tuple[st
 
 
 def settle(request: Request, form: DataForm, model: str, spec: ModelSpec) -> tuple[RunSettings, Outlook]:
-    """Settle everything, and say what to expect.
+    """Settle everything, and estimate the outcome.
 
     Args:
-        request: What was asked for.
+        request: As it was given.
         form: Of the data.
         model: How the settings name the model.
         spec: The model.
@@ -81,8 +81,8 @@ def settle(request: Request, form: DataForm, model: str, spec: ModelSpec) -> tup
     devices = request.devices or preset.devices
     if form.train_records < devices:
         raise DataError(
-            f"{form.train_records} training records cannot be split over {devices} devices; "
-            "use fewer devices."
+            f"{counted(form.train_records, 'training record')} cannot be split over "
+            f"{counted(devices, 'device')}; use fewer devices."
         )
     rounds = request.rounds or preset.rounds
     if spec.projection is not None and rounds < 2:
@@ -125,7 +125,7 @@ def settle(request: Request, form: DataForm, model: str, spec: ModelSpec) -> tup
     if request.learning_rate is not None:
         learning_rate = request.learning_rate
     elif preset.learning_rate:
-        # As long a step as the preset's, whatever gradients are clipped to.
+        # As long a step as the preset's, for any clip norm.
         learning_rate = preset.learning_rate * preset.clip_norm / clip_norm
     else:
         learning_rate = learning_rate_for(outlook.signal_to_noise, rounds, clip_norm, preset.momentum)

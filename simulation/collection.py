@@ -1,4 +1,4 @@
-"""Reads what a run left on disk, as an auditor with access to every machine could."""
+"""Reads the files of a finished run, as an auditor with access to every machine could."""
 
 from __future__ import annotations
 
@@ -81,11 +81,11 @@ def tally_fragments(
     duplicates: int,
     rejected: int,
 ) -> FragmentTally:
-    """What became of the fragments of all devices, as :class:`FragmentTally` defines it.
+    """The fate of the fragments of all devices, as :class:`FragmentTally` defines it.
 
     Args:
         fragments: The rows of all spools.
-        counted: Digests of what the coordinator has counted.
+        counted: Digests of the fragments that the coordinator has counted.
         closed_at: Unix times at which rounds closed, by number, of those that did.
         duplicates: Messages that the coordinator had counted before.
         rejected: Messages that failed a check.

@@ -88,7 +88,7 @@ def model_file(spec: ModelSpec) -> bytes:
 
 
 def _scattering(shape: Sequence[int]) -> tuple[tuple[Stage, ...], Layer]:
-    """The front end for an image, and the normalisation of what it makes."""
+    """The front end for an image, and the normalisation of its features."""
     side = min(shape[:2])
     scales = max(j for j in range(1, _MOST_SCALES + 1) if side >= _PLACES << j)
     stage = Scattering(scales, 8 if scales <= 2 else 4)

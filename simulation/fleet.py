@@ -12,7 +12,7 @@ from dpagent.learning.fitting import check_fits
 from dpagent.learning.model_files import find_model
 from dpagent.privacy.statement import delta_warning
 from dpagent.storage import StateDirectory, write_atomically
-from dpagent.wording import named
+from dpagent.wording import counted, named
 from simulation.choices import choose_model, settle, wanted_model
 from simulation.collection import collect
 from simulation.data.remarks import remarks_on
@@ -61,7 +61,7 @@ class Fleet:
     A directory that holds a run goes on with it: the request has to be the same.
 
     Args:
-        request: What to run.
+        request: The run to make.
         state_dir: New, empty, or of the same run.
         broker: Which broker to use.
         command: A command line that goes on with the run, kept for people.
@@ -69,11 +69,11 @@ class Fleet:
     Attributes:
         settings: All values settled.
         spec: The model.
-        outlook: What to expect of the run.
-        notes: What is known of the data, and of earlier starts.
+        outlook: The expected outcome of the run.
+        notes: On the data, and on earlier starts.
         layout: Where the files are.
         goes_on: Whether the directory holds this run already.
-        data_changed: Whether the data look otherwise than when the run began. It goes on with what was dealt.
+        data_changed: Whether the data have changed since the run began. It goes on with the records as dealt.
 
     Raises:
         DpagentError: It cannot be run.
@@ -121,7 +121,7 @@ class Fleet:
         if self._source is None:
             self.notes = read_notes(state_dir)
         else:
-            deal(self.settings, self._source)  # Refuses what cannot be dealt.
+            deal(self.settings, self._source)  # Refuses data that cannot be dealt.
             warning = delta_warning(self.settings.delta, self.settings.records_per_device)
             self.notes = RunNotes(
                 kind=self._source.train.origin.kind,
@@ -133,7 +133,7 @@ class Fleet:
         self._preparation_s = time.monotonic() - began
 
     def run(self, listener: Listener | None = None) -> RunRecord:
-        """Run to the end. Whatever happens, all programs that were started are stopped.
+        """Run to the end. All programs that were started are stopped in every case.
 
         Args:
             listener: Is told how the run goes.
@@ -159,22 +159,24 @@ class Fleet:
             write_model(self.settings, self.layout, self.spec)
             listener.begins(self)
             prepare_data(self.settings, self.layout, self._source)
-            self._run_programs(listener, started_at)
+            with choose_broker(self._broker, self._root / "broker") as broker:
+                self._run_programs(broker, listener, started_at)
         # Everybody has stopped and written its last counters.
         return self._record()
 
     def _record(self) -> RunRecord:
         return collect(self.settings, self.notes, self.outlook, self.layout, self.spec)
 
-    def _run_programs(self, listener: Listener, started_at: float) -> None:
-        chosen = choose_broker(self._broker, self._root / "broker")
-        address = chosen if isinstance(chosen, BrokerAddress) else chosen.address
+    def _run_programs(
+        self, broker: BrokerChild | BrokerAddress, listener: Listener, started_at: float
+    ) -> None:
+        address = broker if isinstance(broker, BrokerAddress) else broker.address
         times = write_configurations(self.settings, self.layout, address)
         agents = [f"agent-{number:03d}" for number in range(1, self.settings.devices + 1)]
         with Supervisor(self.layout.logs) as supervisor:
             finished = False
             try:
-                _start_broker(chosen, supervisor)
+                _start_broker(broker, supervisor)
                 listener.starts(self, times, address)
                 self._start_programs(agents, supervisor)
                 self._watch(supervisor, listener)
@@ -221,9 +223,9 @@ class Fleet:
                 listener.looked(glimpse)
                 if glimpse.declined > self.settings.devices - self.settings.minimum_devices:
                     raise PlanError(
-                        f"{glimpse.declined} of {self.settings.devices} devices declined to take part, so no "
-                        f"round can close: {glimpse.reason}. See `dpagent budget show`; "
-                        f"a new {named('state_dir')} has new budgets."
+                        f"{glimpse.declined} of {counted(self.settings.devices, 'device')} declined to take "
+                        f"part, so no round can close: {glimpse.reason}. See `dpagent budget show`; a new "
+                        f"{named('state_dir')} has new budgets."
                     )
                 if supervisor.has_ended("coordinator"):
                     now = time.monotonic()
@@ -241,13 +243,13 @@ class Fleet:
         return not self.settings.baseline or done >= self.settings.rounds
 
 
-def _start_broker(chosen: BrokerChild | BrokerAddress, supervisor: Supervisor) -> None:
-    if isinstance(chosen, BrokerAddress):
-        wait_until_ready(chosen)
+def _start_broker(broker: BrokerChild | BrokerAddress, supervisor: Supervisor) -> None:
+    if isinstance(broker, BrokerAddress):
+        wait_until_ready(broker)
         return
-    supervisor.start("broker", chosen.command)
+    supervisor.start("broker", broker.command)
     try:
-        wait_until_ready(chosen.address)
+        wait_until_ready(broker.address)
     except BrokerError:
         supervisor.watch()  # A broker that died says more by its log.
         raise

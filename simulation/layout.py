@@ -43,7 +43,7 @@ class Layout:
 
     @property
     def trained_model(self) -> Path:
-        """What the coordinator leaves in the end."""
+        """The coordinator's final model."""
         return self.coordinator_state / "model.onnx"
 
     @property

@@ -1,4 +1,4 @@
-"""What a run's directory remembers from one start of the run to the next, beside its settings."""
+"""The notes that a run's directory keeps from one start to the next, beside its settings."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class RunNotes:
     Attributes:
         kind: of the data, as they were taken for.
         columns: the inputs of a table.
-        remarks: what was said of the data, and of δ beside them.
-        data: what the files looked like; see :func:`look_of_data`.
+        remarks: on the data, and on δ beside them.
+        data: the state of the files; see :func:`look_of_data`.
         broker: which one there was at last.
         seconds: of all starts together.
         agent_peak_mib, coordinator_peak_mib: the largest of all starts.
         restarts: of all starts together.
-        finished: whether the job is done, and what follows it.
+        finished: whether the job is done, and everything after it.
     """
 
     kind: str = ""
@@ -54,7 +54,7 @@ class RunNotes:
         restarts: int,
         finished: bool,
     ) -> RunNotes:
-        """With what one more start took."""
+        """With the figures of one more start."""
         return replace(
             self, broker=broker, seconds=self.seconds + seconds, restarts=self.restarts + restarts,
             agent_peak_mib=_larger(self.agent_peak_mib, agent_peak_mib),

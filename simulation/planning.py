@@ -1,4 +1,4 @@
-"""Plans of a job that never begins: what the coordinator would announce for a run, tried beforehand."""
+"""Plans of a job that never begins: the coordinator's announcements for a run, tried beforehand."""
 
 from __future__ import annotations
 

@@ -1,15 +1,15 @@
-"""What a fleet trains with, where the request does not say.
+"""A fleet's settings of training, where the request leaves them open.
 
-Known data sets have settings of their own, by model; what they lead to is measured in
+Known data sets have settings of their own, by model; their results are measured in
 docs/benchmarks.md. Those of ``scattering`` on MNIST were found by a search with its test set in view, so they
-are neither private nor a fair estimate of what a search without it would find.
+are neither private nor a fair estimate of the result of a search without it.
 
 For all other data and models the settings follow from the number of records and parameters, by rule:
 
 * **Sampling rate**: a lot of about 10·√n of a device's n records, at most all of them.
 * **Learning rate**: so that the step of a gradient of norm C, with momentum μ summed up, is L = η·C/(1 − μ)
   with L = 16·r/T in [0.5, 4], where r is the run's ratio of signal to noise (``outlook.py``) and T its number
-  of rounds. The noise of all rounds then walks about 16 in weight space, whatever ε is: that is what the
+  of rounds. The noise of all rounds then walks about 16 in weight space, for every ε: this is what the
   settings above, found one by one, have in common within a factor of 2. With so short a step the noise cap
   has nothing to guard against, and is off.
 """
@@ -27,7 +27,7 @@ from simulation.request import CapKind, KnownData, Request
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """Settings of one data set and model. What is empty or 0 follows a rule."""
+    """Settings of one data set and model. An empty or zero value follows a rule."""
 
     model: str
     devices: int

@@ -36,10 +36,10 @@ class DeviceBudget:
 
 @dataclass(frozen=True, slots=True)
 class FragmentTally:
-    """What became of the fragments of a run.
+    """The fate of a run's fragments.
 
     ``charged`` = ``counted`` + ``expired`` + ``lost``: a device pays for all fragments of an update
-    before the first one leaves, and whatever becomes of them the charge stands. Lost: not counted,
+    before the first one leaves, and the charge stands in every case. Lost: not counted,
     although the device holds a receipt for it, or sent it in good time before its round closed.
     Expired: all others that are not counted; the round was over before they arrived, or they
     never left. ``sent`` are those that left at all, and is no part of that sum.
@@ -58,7 +58,7 @@ class FragmentTally:
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """What was settled, and what came of it."""
+    """The settings of a run, and its results."""
 
     settings: RunSettings
     notes: RunNotes

@@ -1,14 +1,16 @@
-"""What somebody asks of a simulated fleet. Whatever is left open follows the data (``presets.py``)."""
+"""A user's request to a simulated fleet. Open values follow the data (``presets.py``)."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import AfterValidator, Field, field_serializer, model_validator
 
 from dpagent.configuration import Settings
 from dpagent.learning.data.settings import DatasetSettings
+from dpagent.transport.settings import broker_url
+from dpagent.wording import counted
 
 KnownData: TypeAlias = Literal["digits", "mnist"]
 """Data that have settings of their own."""
@@ -38,7 +40,7 @@ Records: TypeAlias = Annotated[DatasetSettings, AfterValidator(_absolute)]
 
 
 class DataSelection(Settings):
-    """Which data, what they are tested on, and how they are dealt to the devices."""
+    """The data, the test data, and the split over the devices."""
 
     dataset: KnownData | None = None
     """``digits`` come with scikit-learn; ``mnist`` are ``train`` with settings of their own."""
@@ -74,12 +76,12 @@ class DataSelection(Settings):
 
     @field_serializer("train", "test")
     def _as_given(self, settings: DatasetSettings | None) -> dict[str, Any] | None:
-        """What was set, and no default: a command that reads such data has no other options."""
+        """The values that were set, without defaults: a command that reads such data has no other options."""
         return None if settings is None else settings.model_dump(mode="json", exclude_unset=True)
 
     @property
     def name(self) -> str:
-        """What the data are called in reports and ledgers; one's own by the last part of their path."""
+        """The name of the data in reports and ledgers; of one's own data, the last part of their path."""
         return self.dataset or data_name(self.train.path if self.train is not None else Path())
 
     @property
@@ -89,7 +91,7 @@ class DataSelection(Settings):
             case "dirichlet":
                 return f"of each class shares drawn from Dirichlet({self.alpha:g})"
             case "class":
-                return f"{self.classes_per_device} shards a device of the records sorted by class"
+                return f"{counted(self.classes_per_device, 'shard')} a device of the records sorted by class"
             case "file":
                 return "whole files or groups"
         return "at random (iid)"
@@ -125,7 +127,7 @@ class Request(Settings):
     cap: CapKind | None = None
     cap_at: CapPlace = "coordinator"
     engine: EngineKind = "auto"
-    """What computes the agents' gradients."""
+    """The engine that computes the agents' gradients."""
     baseline: bool = True
     """Whether the same training is also run without noise."""
     seed: Seed = 0
@@ -134,10 +136,21 @@ class Request(Settings):
     """Over which an agent spreads its fragments."""
 
 
+STARTED_BROKERS: Final = ("auto", "embedded", "mosquitto")
+
+
+def _broker(choice: str) -> str:
+    if choice in STARTED_BROKERS:
+        return choice
+    if "://" not in choice:
+        raise ValueError(f"expected {', '.join(STARTED_BROKERS)} or mqtt://host[:port]")
+    return broker_url(choice)
+
+
 class BrokerRequest(Settings):
     """Which broker a fleet uses."""
 
-    broker: str = "auto"
+    broker: Annotated[str, AfterValidator(_broker)] = "auto"
     """``auto``, ``embedded``, ``mosquitto``, or the URL of one that runs: ``mqtt://host:port``."""
     broker_port: Annotated[int, Field(ge=0, le=65_535)] = 0
     """TCP port of a broker that is started; 0 takes a free one."""
@@ -148,6 +161,6 @@ class BrokerRequest(Settings):
 
 
 def data_name(path: Path) -> str:
-    """What data are called: the last part of their path, as far as it can be shown."""
+    """The name of data: the last part of their path, as far as it can be shown."""
     name = "".join(letter for letter in path.absolute().name if letter.isprintable())
     return name[:64] or "data"

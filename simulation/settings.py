@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from pydantic import ValidationError
 
-from dpagent.configuration import Settings
+from dpagent.configuration import Settings, changed_settings, complaint
 from dpagent.errors import ConfigurationError
 from dpagent.learning.data.format import DType
 from dpagent.storage import disk_errors, write_atomically
@@ -26,6 +26,7 @@ from simulation.request import (
     Epsilon,
     Jitter,
     LearningRate,
+    Request,
     Rounds,
     SamplingRate,
     ScheduleKind,
@@ -39,7 +40,7 @@ COMMAND_FILE: Final = "command.txt"
 
 @dataclass(frozen=True, slots=True)
 class DataForm:
-    """What is public of a run's data: how much there is, and of what form."""
+    """The public facts of a run's data: their number and form."""
 
     train_records: int
     test_records: int
@@ -53,7 +54,7 @@ class DataForm:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """What the classes are called: by name, else by number."""
+        """The classes' names, or their numbers."""
         return self.class_names or tuple(map(str, range(self.classes)))
 
 
@@ -121,12 +122,14 @@ class RunSettings(Settings):
         before = load_settings_of_run(state_dir)
         if before is None:
             return
-        difference = _difference(before.model_dump(mode="json"), self.model_dump(mode="json"))
-        if difference is not None:
-            name, old, new = difference
+        changes = changed_settings(before.model_dump(mode="json"), self.model_dump(mode="json"))
+        # What a request cannot name follows from what it can.
+        asked = [each for each in changes if each.key.partition(".")[0] in Request.model_fields]
+        if changes:
             began = read_command(state_dir)
             raise ConfigurationError(
-                f"The run in {state_dir} was started with {name} = {old!r}, not {new!r}. "
+                f"The run in {state_dir} was started with other settings: "
+                f"{'; '.join(map(str, asked or changes))}. "
                 f"To begin another run, give another {named('state_dir')}; to go on with this one, "
                 + (f"the command of before: {began}" if began else "the same options.")
             )
@@ -166,18 +169,6 @@ def load_settings_of_run(state_dir: Path) -> RunSettings | None:
         problem = error.errors(include_url=False)[0]
         where = ".".join(map(str, problem["loc"]))
         raise ConfigurationError(
-            f"{file} is damaged, or of another version ({where}{': ' * bool(where)}{problem['msg']}). "
+            f"{file} is damaged, or of another version ({where}{': ' * bool(where)}{complaint(problem)}). "
             f"Give {named('state_dir')} another directory."
         ) from error
-
-
-def _difference(before: dict[str, Any], now: dict[str, Any]) -> tuple[str, Any, Any] | None:
-    """The first setting that differs: its name and both values."""
-    for name in {**now, **before}:
-        old, value = before.get(name), now.get(name)
-        if isinstance(value, dict) and isinstance(old, dict):
-            if (inner := _difference(old, value)) is not None:
-                return f"{name}.{inner[0]}", *inner[1:]
-        elif old != value:
-            return name, old, value
-    return None

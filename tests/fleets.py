@@ -12,10 +12,12 @@ import numpy as np
 import yaml
 from brokers import Broker
 from children import Child
+from numpy.typing import NDArray
 
 from dpagent.learning.data.dataset import ArrayDataset
 from dpagent.learning.data.formats.npz import save_npz
 from dpagent.learning.models.built_ins import built_in
+from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.training.engine import ACCUMULATION_SLACK
 from dpagent.privacy.mechanisms.grid import DEFAULT_RESOLUTION
 from dpagent.protocol.fragments import content_digest, weights_to_bytes
@@ -35,15 +37,20 @@ def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
     return result
 
 
+def model_section(spec: ModelSpec) -> dict[str, Any]:
+    """What a plan says of a model, but for its weights."""
+    return {
+        "parameters": spec.parameter_count, "architecture": spec.digest(),
+        "description": cbor2.dumps(spec.describe(), canonical=True),
+    }  # fmt: skip
+
+
 def plan_values(**changes: Any) -> dict[str, Any]:
     """The map of a valid plan for the ``digits`` model, as it stands on the wire."""
     weights = weights_to_bytes(DIGITS.initial_weights(0))
     base = {
         "version": 1, "kind": "plan", "fleet": "testers", "job": b"j" * 16, "round": 1, "state": "open",
-        "model": {
-            "parameters": DIGITS.parameter_count, "architecture": DIGITS.digest(),
-            "digest": content_digest(weights), "description": cbor2.dumps(DIGITS.describe(), canonical=True),
-        },
+        "model": model_section(DIGITS) | {"digest": content_digest(weights)},
         "assets": [], "augmentation": None, "projection": None,
         "mechanism": {
             "name": "discrete-gaussian", "noise_multipliers": [4.0, 3.0, 2.0],
@@ -90,6 +97,15 @@ def make_task(**changes: Any) -> RoundTask:
     return RoundTask.of(make_plan(**changes))
 
 
+def honest_update(task: RoundTask, lot: int = 0) -> NDArray[np.int64]:
+    """The update, (dimension,), of a device whose records all have one gradient, in one coordinate."""
+    mechanism = task.mechanism
+    total = np.zeros(task.dimension)
+    total[0] = lot * mechanism.clip_norm
+    noisy = sum(mechanism.add_noise(mechanism.quantize(total)) for _ in range(task.plan.sampling.local_steps))
+    return mechanism.round_to_wire(np.asarray(noisy), task.wire_form)
+
+
 def records(count: int) -> ArrayDataset:
     """Made-up records that fit the ``digits`` model."""
     generator = np.random.default_rng(3)
@@ -132,10 +148,13 @@ def agent_values(broker: Broker | None, key: str, **changes: Any) -> dict[str, A
         "fleet": "testers", "coordinator_key": key, "state_dir": "state",
         "data": {
             "name": "digits", "kind": "npz", "path": "data.npz", "classes": 10, "shape": [8, 8, 1],
-            "dtype": "float32", "max_records": 1000,
+            "dtype": "float32", "max_records": 60,
         },
         "budget": {"epsilon": 4.0, "delta": 1e-4},
-        "limits": {"messages_per_second": 200},
+        "limits": {
+            "messages_per_second": 200, "minimum_compute_slot_s": 0.001, "minimum_jitter_window_s": 0.0,
+            "minimum_fragments": 1,
+        },
     }  # fmt: skip
     if broker is not None:
         base["mqtt"] = broker.values

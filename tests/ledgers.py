@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+from fleets import make_plan, records
+
 from agent.admission import admit
 from agent.charges import Budget, Charge
-from agent.ledger import Ledger
+from agent.ledger import GENESIS, Ledger, link, verify
+from agent.settings import LimitSettings
+from agent.spool import SpooledFragment
 from agent.state import AgentState
+from dpagent.errors import LedgerError
 from dpagent.learning.data.dataset import Dataset
 from dpagent.protocol.messages import Plan
 from dpagent.protocol.task import RoundTask
 
 DATASET = "digits"
+DATA = records(20)
 BUDGET = Budget(epsilon=50.0, delta=1e-3)
+LIMITS = LimitSettings(minimum_compute_slot_s=0.05, minimum_jitter_window_s=0.0, minimum_fragments=1)
 
 
 def open_state(path: Path, budget: Budget = BUDGET, dataset: str = DATASET) -> AgentState:
@@ -27,7 +37,7 @@ def open_state(path: Path, budget: Budget = BUDGET, dataset: str = DATASET) -> A
 def charge_for(plan: Plan, data: Dataset, ledger: Ledger, dataset: str = DATASET, **changes: Any) -> Charge:
     """What the daemon charges for a round that the device accepts."""
     task = RoundTask.of(plan)
-    price = admit(task, data, ledger, dataset, now=0.0)
+    price = admit(task, data, ledger, dataset, LIMITS, now=0.0)
     return replace(Charge.of(task, price, dataset, charged_at="2026-11-20T00:00:00+00:00"), **changes)
 
 
@@ -46,3 +56,58 @@ def tamper(database: Path, *statements: str | tuple[str, Sequence[Any]]) -> None
                     connection.execute(*statement)
     finally:
         connection.close()
+
+
+def fragments(tag: int, count: int = 3) -> list[SpooledFragment]:
+    return [SpooledFragment(bytes([tag, index]) * 8, b"m" * 100, 0.0) for index in range(count)]
+
+
+def charge_and_spool(
+    state: AgentState, charge: Charge, spooled: Iterable[SpooledFragment], *, plan: bytes = bytes(32)
+) -> None:
+    """What a device does with a round, from its offer to its spool."""
+    state.offer(charge.job, charge.round, plan, 0.0)
+    state.charge(charge, 0.0)
+    state.spool_round(charge.job, charge.round, spooled, 0.0, None)
+
+
+def charge_rounds(state: AgentState, *rounds: int, job: bytes = b"j" * 16) -> None:
+    for number in rounds:
+        plan = make_plan(round=number, job=job)
+        charge = charge_for(plan, DATA, state.ledger)
+        charge_and_spool(state, charge, fragments(number + 16 * job[0] % 200))
+
+
+def entries(connection: sqlite3.Connection) -> list[tuple[Any, ...]]:
+    return [tuple(row) for row in connection.execute("SELECT * FROM entries ORDER BY number")]
+
+
+def body_of(database: Path, number: int) -> dict[str, Any]:
+    """The body of an entry."""
+    with closing(sqlite3.connect(database)) as connection:
+        return dict(json.loads(entries(connection)[number - 1][2]))
+
+
+def rechain(database: Path, number: int, body: str) -> None:
+    """Replace the body of an entry and every hash from there on, as the owner of the device can."""
+    with closing(sqlite3.connect(database)) as connection:
+        rows = entries(connection)
+    previous, statements = GENESIS, []
+    for row in rows:
+        text = body if row[0] == number else row[2]
+        previous = link(previous, row[0], row[1], text)
+        statements.append(
+            ("UPDATE entries SET body = ?, digest = ? WHERE number = ?", (text, previous, row[0]))
+        )
+    tamper(database, *statements)
+    (database.parent / "ledger.head").unlink(missing_ok=True)
+
+
+def refused(path: Path) -> str:
+    """What both the auditor's command and the agent say of a ledger."""
+    with pytest.raises(LedgerError) as caught:
+        verify(path)
+    with pytest.raises(LedgerError) as at_start:
+        open_state(path)
+    assert str(at_start.value) == str(caught.value)
+    return str(caught.value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import itertools
 import re
 from pathlib import Path
@@ -16,8 +17,50 @@ ROOT = Path(__file__).parents[1]
 
 
 def test_words_are_counted() -> None:
-    made = [counted(1, "file"), counted(0, "file"), counted(1200, "class")]
-    assert made == ["1 file", "0 files", "1,200 classes"]
+    made = [counted(1, "file"), counted(0, "file"), counted(1200, "class"), counted(2, "entry")]
+    assert made == ["1 file", "0 files", "1,200 classes", "2 entries"]
+    assert [counted(1.0, "day"), counted(1.5, "day"), counted(1e7, "day")] == [
+        "1 day", "1.5 days", "10,000,000 days",
+    ]  # fmt: skip
+
+
+_COUNTABLE = (
+    "agents bytes cells charges classes columns coordinates devices entries features files fragments "
+    "groups inputs labels layers lots messages numbers pairs parameters parts pictures records rounds rows "
+    "shards steps threads values"
+).replace(" ", "|")
+_NOUNS = re.compile(rf"(?:training |test |local |more |different )?(?:{_COUNTABLE})\b")
+_SPOKEN = ("agent", "cli", "coordinator", "simulation", "dpagent/learning/data", "dpagent/learning/inference")
+
+
+def uncounted(source: str) -> list[str]:
+    """The numbers in sentences and log lines that stand before a plural whatever they are."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.JoinedStr):
+            for value, after in itertools.pairwise(node.values):
+                if not isinstance(value, ast.FormattedValue) or not isinstance(after, ast.Constant):
+                    continue
+                noun = _NOUNS.match(str(after.value).removeprefix(" "))
+                # A constant in capitals is known to be several.
+                if noun and str(after.value)[0] == " " and not re.search(r"[A-Z]{2}", ast.unparse(value)):
+                    found.append(f"{ast.unparse(value.value)} {noun[0]}")
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found += re.findall(rf"%d {_NOUNS.pattern}", node.value)
+    return found
+
+
+def test_what_is_not_counted_is_found() -> None:
+    assert uncounted('f"{n:,} more rows"; f"{_MOST} rows"; f"{n} times"; f"{counted(n, \'row\')} here"') == [
+        "n more rows"
+    ]
+    assert uncounted('log.info("%d of %d records", 1, 2)') == ["%d records"]
+
+
+@pytest.mark.parametrize("place", _SPOKEN)
+def test_programs_count_what_they_name(place: str) -> None:
+    for file in sorted((ROOT / place).rglob("*.py")):
+        assert uncounted(file.read_text(encoding="utf-8")) == [], file
 
 
 def test_settings_are_named_as_yaml_has_them_unless_a_program_says_otherwise() -> None:

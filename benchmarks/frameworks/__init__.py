@@ -8,29 +8,29 @@ which suits its convolutions better (a series is then an image of height one). E
 batch that it was fastest with, of 4 to 256 (ours: of 4 to 64). Before anything is timed, each side's sum is
 held against ``torch.func.vmap(grad)`` in float64: beyond 1e-5 the benchmark fails. All sides then take turns
 of 0.2 s in one process for each model; medians of 7. Preprocessing is in our time and not in the others'. The
-allocator is told to keep what it has (``MALLOC_…``), which made Opacus faster more often than slower, and
+allocator is told to keep its memory (``MALLOC_…``), which made Opacus faster more often than slower, and
 hardly touches us.
 
 The share of the peak is the floating-point operations of the model's matrix products (the same number
-with and without privacy), times examples a second, over what a 1536×1536 float32 product reaches in the same
+with and without privacy), times examples a second, over the rate of a 1536×1536 float32 product in the same
 process, in numpy or PyTorch, whichever is faster. Ours does a little less than that number: of `mnist-cnn`,
 5 % are positions that no later layer reads.
 
 "128 bits": both sides without AVX and FMA, the nearest thing here to a Pi. PyTorch by
 ``MKL_CBWR=COMPATIBLE``, ``ONEDNN_MAX_CPU_ISA=SSE41`` and ``ATEN_CPU_CAPABILITY=default``; numpy by
-``OPENBLAS_CORETYPE=Prescott`` and ``NPY_DISABLE_CPU_FEATURES`` (all above x86-64-v2). That it bites is
-measured: the product's rate in either library stands in the table. It also takes numpy's vectorised tanh
-away (17 ns a value instead of 0.3), which NEON has. ONNX Runtime has no such switch and is left out there.
+``OPENBLAS_CORETYPE=Prescott`` and ``NPY_DISABLE_CPU_FEATURES`` (all above x86-64-v2). The effect is
+measured: the table has the product's rate in either library. The setting also removes numpy's vectorised
+tanh (17 ns a value instead of 0.3), which NEON has. ONNX Runtime has no such switch and is left out there.
 
-Peak memory is VmHWM of a process of its own for each side, which takes three steps of ``mnist-cnn`` on 6,000
+Peak memory is VmHWM of a separate process for each side, which takes three steps of ``mnist-cnn`` on 6,000
 records with one thread: ours at a microbatch of 32, the largest of the board profiles, the others at the
 batch that was fastest.
 
 Limits: not on ARM; eager PyTorch, not compiled; two threads mean something only where nothing else
 runs. Inputs are random, without those whose two largest values in a max-pooling window are within 3e-6:
-float32 may take either, so two right sides may differ there. Neither PyTorch nor Opacus is a dependency;
-without them this benchmark is skipped. In an environment of its own: ``pip install torch==2.13.0``, then
-``pip install opacus==1.6.0``, then ``pip install -c constraints.txt -e '.[dev]'``.
+float32 may take either, so two correct sides may differ there. Neither PyTorch nor Opacus is a dependency;
+without them this benchmark is skipped. To install them in a separate environment: ``pip install
+torch==2.13.0``, then ``pip install opacus==1.6.0``, then ``pip install -c constraints.txt -e '.[dev]'``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A child process of ``benchmarks.frameworks``: one side trains, and says what it weighed, as JSON.
+"""A child process of ``benchmarks.frameworks``: one side trains, and prints its memory as JSON.
 
 ``python -m benchmarks.frameworks.memory SIDE MODEL BATCH``. Each step takes the next lot of 6,000 records,
-which are kept as bytes; only what the side needs is imported.
+which are kept as bytes; only the modules that the side needs are imported.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _our_step(name: str, spec: ModelSpec, batch: int) -> Callable[[NDArray[Any],
 def _torch_step(
     name: str, spec: ModelSpec, batch: int
 ) -> Callable[[NDArray[Any], NDArray[np.int64]], object]:
-    # Not for our own sides, which must weigh what they weigh on a board.
+    # Not for our own sides, whose memory must be that on a board.
     from benchmarks.frameworks.torch_sides import OPACUS, PYTORCH, torch
 
     torch.set_num_threads(1)

@@ -20,7 +20,7 @@ ClippedSumOf = Callable[[NDArray[np.float32], NDArray[Any], NDArray[np.int64]], 
 CLIP_NORM = 1.0
 NAMES = ("numpy", "onnx")
 
-# In a process of its own: a device gets the graph as bytes, and never loads what builds it.
+# In a process of its own: a device gets the graph as bytes, and never loads its builder.
 _BUILD = (
     "import sys; from dpagent.learning.models.built_ins import built_in;"
     " from dpagent.learning.training.onnx_graph.build import build_training_graph;"

@@ -26,11 +26,11 @@ from dpagent.learning.models.costs import training_flops
 from dpagent.learning.models.spec import ModelSpec
 
 _BATCHES = (4, 8, 16, 32, 64, 128, 256)
-# What an engine may sum in float32; see dpagent.learning.training.engine.
+# The microbatches that an engine may sum in float32; see dpagent.learning.training.engine.
 _MICROBATCHES = (4, 8, 16, 32, 64)
 _REPEATS = 7
 _TUNING_S = 0.3
-# A turn: a step of some milliseconds would be timed with what the sides before it left in the caches.
+# A turn: a single step of some milliseconds would start with the caches of the side before it.
 _TURN_S = 0.2
 # All compute in float32, and Opacus divides by the norm plus 1e-6.
 _TOLERANCE = 1e-5
@@ -93,7 +93,7 @@ def main(model: str, threads: int, engines: Sequence[str]) -> dict[str, Any]:
 
 
 def _lot(spec: ModelSpec) -> _Lot:
-    """Random records, none of which has two gradients within float32's rounding, and what comes of them."""
+    """Random records, none of which has two gradients within float32's rounding, and their gradients."""
     generator = np.random.default_rng(0)
     inputs = generator.random((2 * LOT, *spec.input_shape), dtype=np.float32)
     inputs = inputs[Network(spec, images=True).pooling_margins(inputs) > _LEAST_MARGIN][:LOT]

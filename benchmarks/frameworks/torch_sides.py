@@ -1,4 +1,4 @@
-"""What our engines are compared with: Opacus in each of its modes, and PyTorch without privacy.
+"""The other sides of the comparison: Opacus in each of its modes, and PyTorch without privacy.
 
 Opacus runs as ``opacus.PrivacyEngine`` and its ``BatchMemoryManager`` set it up: its module around the
 network, its optimiser told to skip the step after each physical batch, so that the clipped
@@ -69,7 +69,7 @@ class TorchSide(ABC):
 
 
 class PlainPyTorch(TorchSide):
-    """Forward, backward and an SGD step, as anyone trains who needs no privacy."""
+    """Forward, backward and an SGD step, as in training without privacy."""
 
     private = False
 
@@ -99,7 +99,7 @@ class ChannelsLastPyTorch(PlainPyTorch):
 
 
 class _Opacus(TorchSide):
-    """What Opacus's modes share: clipping and summing after each physical batch."""
+    """The common base of Opacus's modes: clipping and summing after each physical batch."""
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__(spec)

@@ -11,6 +11,7 @@ from typing import Any, Final
 from cli.bench.measuring import ModelFigures, Terms
 from cli.notation import figure
 from cli.tables import render_table
+from dpagent.wording import counted
 
 _WIDTH: Final = 100
 
@@ -51,8 +52,8 @@ def as_json(
 
 def _legend(results: Sequence[ModelFigures], terms: Terms) -> list[str]:
     sentences = [
-        f"Examples/s: summed clipped gradients per second, in lots of {terms.lot:,},"
-        f" median; microbatch {terms.microbatch}, {terms.threads} thread(s).",
+        f"Examples/s: summed clipped gradients per second, in lots of {terms.lot:,}, median; microbatch "
+        f"{terms.microbatch}, {counted(terms.threads, 'thread')}.",
         "Peak: resident memory of a process that only trains; an agent needs its own memory in addition.",
     ]
     if any(result.auto for result in results):
@@ -69,7 +70,10 @@ def _about(machine: Mapping[str, str | int | None]) -> list[str]:
         f"{name} {machine[name] or 'not installed'}"
         for name in ("dpagent", "python", "numpy", "onnxruntime", "onnx")
     )
-    return [f"{board}{machine['processor']}, {machine['cores']} core(s), {machine['system']}; {packages}."]
+    return [
+        f"{board}{machine['processor']}, {counted(int(machine['cores'] or 1), 'core')}, "
+        f"{machine['system']}; {packages}."
+    ]
 
 
 def _wrapped(sentences: Sequence[str]) -> list[str]:

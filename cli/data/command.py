@@ -7,13 +7,14 @@ from typing import Annotated
 
 import typer
 
+from cli.commands import Commands
 from cli.options.rows import DATA
 from cli.options.table import Given, with_options
 from cli.output import write_json
 from cli.tables import reader_may_leave
-from dpagent.errors import DpagentError, ExitCode
+from dpagent.errors import DpagentError, ExitCode, UsageError
 
-app = typer.Typer(help="Look at the data of a device.", no_args_is_help=True)
+app = Commands(help="Look at the data of a device.", no_args_is_help=True)
 
 
 @app.callback()
@@ -44,7 +45,7 @@ def check(
     are for the owner of the data. Exits with 4 if the data cannot be read, or do not fit the model.
     """
     if picture is not None and picture.suffix not in (".svg", ".png"):
-        raise typer.BadParameter(f"{picture}: the name has to end in .svg or .png.", param_hint="--picture")
+        raise UsageError(f"`--picture`: got {str(picture)!r}; expected a name that ends in .svg or .png.")
 
     from cli.data.page import as_json, page
     from dpagent.learning.data.checking import examine

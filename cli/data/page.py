@@ -14,6 +14,7 @@ from cli.tables import render_table
 from dpagent.learning.data.checking import Findings
 from dpagent.learning.data.dataset import MAX_RECORDS
 from dpagent.learning.data.settings import DatasetSettings
+from dpagent.wording import counted
 
 _MOST_CLASSES: Final = 20
 _MOST_COLUMNS: Final = 20
@@ -107,7 +108,7 @@ def _columns(findings: Findings) -> str:
         for column in findings.columns[:_MOST_COLUMNS]
     ]
     more = len(findings.columns) - len(rows)
-    rest = f"({more:,} more columns; --json has all of them.)\n" if more > 0 else ""
+    rest = f"({counted(more, 'more column')}; --json has all of them.)\n" if more > 0 else ""
     return "\n" + render_table(["input column", "least", "greatest", ""], rows) + rest
 
 

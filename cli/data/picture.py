@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from dpagent.errors import DataError
 from dpagent.extras import extra_needed
 from dpagent.learning.data.dataset import Dataset, to_float32
+from dpagent.wording import counted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -106,7 +107,7 @@ def _columns(dataset: Dataset) -> int:
 
 def _title(figure: Figure, dataset: Dataset, height_in: float) -> None:
     shown = min(dataset.classes, _MOST_CLASSES)
-    more = f", the first {shown} of {dataset.classes} classes" if shown < dataset.classes else ""
+    more = f", the first {shown} of {counted(dataset.classes, 'class')}" if shown < dataset.classes else ""
     figure.text(
         0.02, 1 - 0.2 / height_in, f"Private: records of this device{more}", va="center", fontsize=11,
         fontweight="bold",
@@ -118,7 +119,7 @@ def _label(figure: Figure, axes: Axes, dataset: Dataset, number: int) -> None:
     name = _short(dataset.class_label(number))
     box = axes.get_position()
     figure.text(
-        0.02, (box.y0 + box.y1) / 2, f"{name}\n{count:,} records", va="center", linespacing=1.4,
+        0.02, (box.y0 + box.y1) / 2, f"{name}\n{counted(count, 'record')}", va="center", linespacing=1.4,
     )  # fmt: skip
 
 

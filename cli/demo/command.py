@@ -6,6 +6,7 @@ import os
 import shlex
 import signal
 import sys
+import tempfile
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -15,7 +16,7 @@ import typer
 from cli.options.rows import BROKER, DATA, OUTPUT, RUN
 from cli.options.table import Given, with_options
 from cli.output import write_json
-from dpagent.errors import ConfigurationError, DpagentError, ExitCode, LedgerError
+from dpagent.errors import ConfigurationError, DpagentError, ExitCode, LedgerError, UsageError
 from dpagent.wording import named
 
 if TYPE_CHECKING:
@@ -76,8 +77,8 @@ def _request(run: Given, data: Given) -> Request:
     """What the options ask for.
 
     Raises:
-        typer.BadParameter: Options exclude each other.
-        DpagentError: A value is out of its range.
+        UsageError: Options exclude each other, or a value cannot be read.
+        ParameterError: A number is out of range.
     """
     from dpagent.learning.data.settings import DatasetSettings
     from simulation.request import Request
@@ -87,12 +88,15 @@ def _request(run: Given, data: Given) -> Request:
     if dataset == "digits" and path is not None:
         raise _excluded("data.dataset", f"the digits are bundled. Leave it out to train on {named('path')}.")
     if dataset == "mnist" and path is None:
-        raise ConfigurationError(
-            f"{named('dataset', 'mnist')} needs {named('path')}, the directory of the MNIST IDX files."
-        )
+        raise _excluded("data.dataset", f"mnist needs {named('path')}, the directory of the MNIST IDX files.")
     if path is None and (test_path is not None or test_share is not None):
         raise _excluded(
             "data.test" if test_share is None else "data.test_share", f"goes with {named('path')}."
+        )
+    if path is None and (unused := [row for row in data.table.rows if data.values[row.setting] is not None]):
+        raise UsageError(
+            f"{', '.join(named(row.setting) for row in unused)}: the digits are read in one way. Give "
+            f"{named('path')}, the data to be read so."
         )
     if test_path is not None and test_share is not None:
         raise _excluded("data.test", f"not together with {named('test_share')}: give one of them.")
@@ -111,9 +115,8 @@ def _request(run: Given, data: Given) -> Request:
     return run.settings(Request, data=selection)
 
 
-def _excluded(setting: str, why: str) -> typer.BadParameter:
-    row = RUN.row(setting)
-    return typer.BadParameter(why, param_hint=setting if row is None else row.option)
+def _excluded(setting: str, why: str) -> UsageError:
+    return UsageError(f"{named(setting)}: {why}")
 
 
 def _outputs(output: Given) -> tuple[Path, Path | None, Path]:
@@ -121,19 +124,34 @@ def _outputs(output: Given) -> tuple[Path, Path | None, Path]:
     values = output.values
     root = values["state_dir"] or Path("dpagent-demo") / f"{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
     if any(character < " " for character in str(root)):
-        raise typer.BadParameter("control characters in a path.", param_hint="--state-dir")
+        raise UsageError(
+            f"{named('state_dir')}: got {str(root)!r}; expected a path without control characters."
+        )
     json_file, report = values["json"], values["report"] or root / "report"
-    if (json_file is not None and str(json_file) != "-") and (
-        json_file.is_dir() or not os.access(json_file.absolute().parent, os.W_OK)
-    ):
-        raise ConfigurationError(f"--json {json_file}: give a file in a directory that can be written.")
-    for option, directory in (("--state-dir", root), ("--report", report)):
-        place = directory.absolute()
-        while not place.exists():
-            place = place.parent
-        if not place.is_dir() or not os.access(place, os.W_OK):
-            raise ConfigurationError(f"{option} {directory}: give a directory that can be written.")
+    if json_file is not None and str(json_file) != "-":
+        parent = json_file.absolute().parent
+        if json_file.is_dir() or not parent.is_dir() or _why_unwritable(parent):
+            raise ConfigurationError(f"--json {json_file}: give a file in a directory that can be written.")
+    for setting, directory in (("state_dir", root), ("report", report)):
+        if problem := _why_unwritable(directory):
+            raise ConfigurationError(
+                f"{named(setting)}: got {str(directory)!r}, which cannot be made or written ({problem}); "
+                "expected a directory that can."
+            )
     return root, json_file, report
+
+
+def _why_unwritable(directory: Path) -> str:
+    """Why nothing can be written there, or could be once it is made; empty if it can."""
+    place = directory.absolute()
+    while not place.exists():
+        place = place.parent
+    try:
+        # Permissions alone do not tell: root may write anywhere but below /proc, or on a read-only disk.
+        with tempfile.TemporaryDirectory(dir=place):
+            return ""
+    except OSError as error:
+        return error.strerror or str(error)
 
 
 def _command_line(root: Path) -> str:

@@ -12,6 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 from dpagent.notation import upwards
+from dpagent.wording import counted
 from simulation.choices import model_in_words
 from simulation.fleet import Fleet, Listener
 from simulation.observer import Glimpse
@@ -62,16 +63,18 @@ class FleetConsole(Listener):
         settings, form, spec = fleet.settings, fleet.settings.form, fleet.spec
         shape = " × ".join(map(str, form.shape)) + " features" * (len(form.shape) == 1)
         self._say(
-            f"Data: {settings.data.name}, {form.train_records:,} records to train on and "
-            f"{form.test_records:,} to test on, {shape}, {form.classes} classes; dealt to {settings.devices} "
-            f"devices {settings.data.split_in_words}"
+            f"Data: {settings.data.name}, {counted(form.train_records, 'record')} to train on and "
+            f"{form.test_records:,} to test on, {shape}, {counted(form.classes, 'class')}; dealt to "
+            f"{counted(settings.devices, 'device')} {settings.data.split_in_words}"
         )
         file = f"; written to {fleet.layout.model_file}" if fleet.layout.model_file.exists() else ""
-        self._say(f"Model: {model_in_words(settings, spec)}, {spec.parameter_count:,} parameters{file}")
         self._say(
-            f"Settings: {settings.rounds} rounds, ε = {settings.epsilon:g}, δ = {settings.delta:g}, sampling "
-            f"rate {settings.sampling_rate:g}, clip norm {settings.clip_norm:g} ({settings.clipping}), "
-            f"learning rate {settings.learning_rate:g}"
+            f"Model: {model_in_words(settings, spec)}, {counted(spec.parameter_count, 'parameter')}{file}"
+        )
+        self._say(
+            f"Settings: {counted(settings.rounds, 'round')}, ε = {settings.epsilon:g}, δ = "
+            f"{settings.delta:g}, sampling rate {settings.sampling_rate:g}, clip norm "
+            f"{settings.clip_norm:g} ({settings.clipping}), learning rate {settings.learning_rate:g}"
         )
         if columns := fleet.notes.columns:
             more = f" and {len(columns) - _MOST_COLUMNS:,} more" if len(columns) > _MOST_COLUMNS else ""
@@ -84,8 +87,8 @@ class FleetConsole(Listener):
     def starts(self, fleet: Fleet, times: RoundTimes, broker: BrokerAddress) -> None:
         """Say which broker the agents use, and what the first round takes."""
         text = (
-            f"{fleet.settings.devices} agents train over {broker.name} ({broker.url}); state in "
-            f"{fleet.layout.root}"
+            f"Training with {counted(fleet.settings.devices, 'agent')} over {broker.name} ({broker.url}); "
+            f"state in {fleet.layout.root}"
         )
         if times.features_s > _WORTH_SAYING_S:
             text += (

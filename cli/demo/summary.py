@@ -7,6 +7,7 @@ from typing import Any
 import typer
 
 from cli.tables import print_table
+from dpagent.wording import counted
 
 
 def print_summary(results: dict[str, Any]) -> None:
@@ -20,23 +21,26 @@ def print_summary(results: dict[str, Any]) -> None:
     data, history = results["data"], results["baseline_accuracy_history"]
     baseline = _percent(results["baseline_accuracy"])
     if 0 < len(history) < results["rounds"]:
-        baseline += f" (after {len(history)} rounds, when its time was over)"
+        baseline += f" (after {counted(len(history), 'round')}, when its time was over)"
     # A device charged for a round that was not closed has spent more than the closed rounds say.
     spent = max([0.0, *privacy["epsilon_spent"][-1:], *(d["epsilon_spent"] for d in privacy["ledgers"])])
     print_table(
         ["result", "value"],
         [
-            ["accuracy", f"{_percent(results['accuracy'])} of {data['test_records']:,} test records"],
+            [
+                "accuracy",
+                f"{_percent(results['accuracy'])} of {counted(data['test_records'], 'test record')}",
+            ],
             ["accuracy without noise", baseline],
             ["always answering the commonest class", _percent(results["guessing_accuracy"])],
             [
                 "data",
-                f"{results['dataset']}, {data['records_per_device']:,.0f} records a device, "
+                f"{results['dataset']}, {counted(data['records_per_device'], 'record')} a device, "
                 f"{' × '.join(map(str, data['shape']))}",
             ],
             ["split", data["split"]],
             ["classes", _some(data["classes"])],
-            ["model", f"{results['model']['name']}, {results['model']['parameters']:,} parameters"],
+            ["model", f"{results['model']['name']}, {counted(results['model']['parameters'], 'parameter')}"],
             ["devices × rounds", f"{results['devices']} × {results['rounds']}"],
             ["ε spent of target", f"{spent:.4f} of {privacy['epsilon_target']:g}"],
             ["δ", f"{privacy['delta']:g}"],

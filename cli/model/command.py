@@ -7,10 +7,12 @@ from typing import Annotated, TypeAlias
 
 import typer
 
+from cli.commands import Commands
 from cli.output import write_json
 from cli.tables import reader_may_leave, render_table
+from dpagent.wording import counted
 
-app = typer.Typer(help="Look at models before they are trained.", no_args_is_help=True)
+app = Commands(help="Look at models before they are trained.", no_args_is_help=True)
 
 NameArgument: TypeAlias = Annotated[
     str,
@@ -97,4 +99,4 @@ def graph(
         note = "Devices with this version know it: nothing needs to be set."
     else:
         note = f"In agent.yaml of every device that shall run it:\n  trusted_graphs: [{digest}]"
-    typer.echo(f"{spec.name}: a graph of {len(built):,} bytes. {note}", err=True)
+    typer.echo(f"{spec.name}: a graph of {counted(len(built), 'byte')}. {note}", err=True)

@@ -18,6 +18,7 @@ from dpagent.learning.models.spec import ModelSpec, Node
 from dpagent.learning.models.stages import FrozenNetwork, RandomLayers
 from dpagent.learning.training.onnx_graph.signature import known_digests
 from dpagent.protocol.messages import MAX_MESSAGE_BYTES
+from dpagent.wording import counted
 
 _WIDTH: Final = 100
 _FRAGMENTS: Final = 16
@@ -162,8 +163,8 @@ def _facts(spec: ModelSpec, microbatch: int) -> Iterator[str]:
         ("memory", f"about {_mib(working_bytes(head, microbatch))} for a microbatch of {microbatch},"
                    f" {_mib(parameter_bytes(head))} for the parameters"),
         ("weights", f"{_kb(4 * spec.parameter_count)} to each device, each round"),
-        ("update", f"{_kb(fragments * payload)} from each device, each round: {fragments} fragments of"
-                   f" {_kb(payload)} at {_VALUE_BITS} bits a value"),
+        ("update", f"{_kb(fragments * payload)} from each device, each round:"
+                   f" {counted(fragments, 'fragment')} of {_kb(payload)} at {_VALUE_BITS} bits a value"),
         *networks,
         ("graph", "known to devices with this version" if known else "to be trusted: dpagent model graph"),
     ]  # fmt: skip

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-import typer
+from dpagent.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +32,15 @@ class Form:
     words: Callable[[], Sequence[str]] | None = None
 
     def read(self, value: Any, option: str) -> Any:
-        """``parse``, with an error for the command line."""
+        """``parse``, with the option named in the error.
+
+        Raises:
+            UsageError: The value cannot be read.
+        """
         try:
             return self.parse(value)
         except ValueError as error:
-            raise typer.BadParameter(f"{value!r}: {error}.", param_hint=option) from error
+            raise UsageError(f"`{option}`: got {value!r}; {error}.") from error
 
 
 def _names(text: str) -> list[str]:
@@ -107,6 +111,7 @@ SHAPE: Final = Form(str, _whole_numbers, _joined, "N,N,N")
 SIZE: Final = Form(str, _size, lambda value: "x".join(map(str, value)), "WxH")
 CONSTANTS: Final = Form(str, _constants, _constants_as_text, "X or A=X,B=Y")
 DELIMITER: Final = Form(str, write=lambda value: "tab" if value == "\t" else str(value))
+WEIGHTS: Final = Form(str, metavar="WEIGHTS")
 SWITCH: Final = Form(bool)
 SWITCH_OFF: Final = Form(bool, _is_off)
 """A flag that turns a setting off which is on by default."""

@@ -22,11 +22,11 @@ from cli.options.forms import (
     SWITCH,
     SWITCH_OFF,
     TEXT,
+    WEIGHTS,
     choice,
     registered,
 )
 from cli.options.table import Option, OptionTable
-from dpagent.errors import ParameterError
 
 _TRAINING: Final = "Training (defaults: docs/first-model.md)"
 _FLEET: Final = "Fleet and output"
@@ -69,6 +69,25 @@ DATA: Final = OptionTable(
 )  # fmt: skip
 """How records are read: the section `data` of agent.yaml."""
 
+PLAN: Final = OptionTable(
+    Option("epsilon", NUMBER, "Target ε of the whole job, for each record.", default="2"),
+    Option("delta", NUMBER, "Target δ of the whole job.", default="1e-5"),
+    Option("rounds", COUNT, "Rounds of the job, up to 5000.", default="100"),
+    Option("sampling_rate", NUMBER, "Probability that a record is in a round's lot.", default="0.1"),
+    Option("schedule", choice("incrementing", "uniform", "linear"), "How the rounds share the budget.",
+           default="incrementing"),
+    Option("step", NUMBER, "incrementing: the step, as a fraction (0 to 0.99) of its allowed maximum.",
+           default="0.3"),
+    Option("ratio", NUMBER, "linear: the last round's budget over the first round's.", default="3"),
+    Option("custom", WEIGHTS, "Your own schedule: the rounds' shares of the budget as 1,2,3 or a file of "
+           "numbers. It is the requested schedule, unless --schedule names another."),
+    Option("local_steps", COUNT, "Noisy steps a device takes in a round.", default="1"),
+    Option("devices", COUNT, "Devices that take part in a round.", default="100"),
+    Option("records_per_device", NUMBER, "Records on a device, a public estimate.", default="1000"),
+    Option("parameters", COUNT, "Parameters of the model.", default="26010, of mnist-cnn"),
+)  # fmt: skip
+"""What a plan is asked for."""
+
 RUN: Final = OptionTable(
     Option("devices", COUNT, "Agents to run.", default="5; mnist: 10"),
     Option("rounds", COUNT, "Rounds of training.", default="40; mnist: 100; your own data: 60"),
@@ -110,7 +129,6 @@ RUN: Final = OptionTable(
            panel=_TRAINING),
     Option("jitter_window_s", NUMBER, "Seconds over which each agent spreads its fragments.",
            name="--jitter-window", default="by data set", panel=_FLEET),
-    error=ParameterError,
 )  # fmt: skip
 """What a run of the demo is asked for: the fields of a simulation's Request."""
 
@@ -121,7 +139,6 @@ BROKER: Final = OptionTable(
            panel=_FLEET),
     Option("mqtt_username", TEXT, "User name for --broker mqtt://….", panel=_FLEET),
     Option("mqtt_password_file", FILE, "Password file for --broker mqtt://….", panel=_FLEET),
-    error=ParameterError,
 )  # fmt: skip
 """Which broker a run uses."""
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from cli.options.forms import SWITCH, SWITCH_OFF, Form
-from dpagent.errors import ConfigurationError, DpagentError
+from dpagent.errors import ParameterError, UsageError
 from dpagent.wording import as_yaml, named, settings_named_by
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class Option:
 
     def names(self, key: str) -> bool:
         """Whether a sentence means this setting by ``key``."""
-        return key in (self.setting, self.setting.rpartition(".")[2])
+        return key in (self.setting, self.setting.rpartition(".")[2]) or key.endswith(f".{self.setting}")
 
     def words(self, value: Any) -> list[str]:
         """The option with a value, as words of a command line."""
@@ -101,21 +101,19 @@ class OptionTable:
 
     Args:
         rows: One for each option.
-        error: What a value out of range raises.
     """
 
-    def __init__(self, *rows: Option, error: type[DpagentError] = ConfigurationError) -> None:
+    def __init__(self, *rows: Option) -> None:
         self.rows = rows
-        self.error = error
 
     def without(self, *settings: str) -> OptionTable:
         """The table without the rows of ``settings``."""
-        return OptionTable(*(row for row in self.rows if row.setting not in settings), error=self.error)
+        return OptionTable(*(row for row in self.rows if row.setting not in settings))
 
     def with_default(self, setting: str, default: str) -> OptionTable:
         """The table with another default in the help text of a row."""
         rows = (replace(row, default=default) if row.setting == setting else row for row in self.rows)
-        return OptionTable(*rows, error=self.error)
+        return OptionTable(*rows)
 
     def row(self, key: str) -> Option | None:
         """The row of a setting, or None."""
@@ -151,7 +149,7 @@ class Given:
         """The values that were given, nested as in YAML.
 
         Raises:
-            typer.BadParameter: One is malformed.
+            UsageError: One cannot be read.
         """
         made: dict[str, Any] = {}
         for row in self.table.rows:
@@ -173,9 +171,12 @@ class Given:
             more: Other fields, laid over what was given; sections are merged.
 
         Raises:
-            DpagentError: A value is out of its range, of the type that the table says.
+            UsageError: A value is of the wrong type, or options do not go together.
+            ParameterError: A number is out of range.
         """
         from pydantic import ValidationError
+
+        from dpagent.configuration import is_out_of_range
 
         values = self.nested()
         for name, value in more.items():
@@ -184,17 +185,19 @@ class Given:
         try:
             return schema.model_validate(values)
         except ValidationError as error:
-            raise self.table.error(self._sentence(error.errors(include_url=False)[0])) from error
+            problems = error.errors(include_url=False)
+            kind = ParameterError if all(map(is_out_of_range, problems)) else UsageError
+            raise kind("\n".join(map(self._sentence, problems))) from error
 
     def _sentence(self, problem: Any) -> str:
         """What pydantic found, with the option in place of the key."""
+        from dpagent.configuration import complaint
+
         parts = [str(part) for part in problem["loc"]]
         paths = [".".join(parts[:end]) for end in range(len(parts), 0, -1)]
         row = next((row for path in paths for row in self.table.rows if row.setting == path), None)
-        message = str(problem["msg"]).removeprefix("Value error, ").removeprefix("Input should be ")
         option = f"{named(row.setting)}: " if row is not None else ""
-        came = "" if isinstance(problem["input"], dict) else f"got {problem['input']!r}; expected "
-        return f"{option}{came}{message.rstrip('.')}."
+        return f"{option}{complaint(problem)}."
 
 
 def with_options(**tables: OptionTable) -> Callable[[Callable[..., None]], Callable[..., None]]:

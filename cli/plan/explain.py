@@ -18,6 +18,7 @@ from cli.plan.comparison import Comparison
 from cli.plan.page import fill, headline, setting, verdict
 from dpagent.notation import upwards
 from dpagent.privacy.schedules import Schedule
+from dpagent.wording import counted
 
 _FALSE_ALARMS: Final = 0.01
 _WEAK_EPSILON: Final = 8.0
@@ -74,11 +75,10 @@ def sections(comparison: Comparison) -> Iterator[Section]:
     yield Section(
         f"What δ = {plain(delta)} means",
         (
-            "An allowance beyond ε: in the worst case, a record is revealed entirely with a probability of "
-            f"{plain(delta)}. Over the {target.records_per_device:,g} records of a device that is "
-            f"{plain(expected)} records on average, so δ should be well below one over that "
-            "number. Gaussian noise does not fail in that way: its guarantee weakens gradually, in "
-            "rare cases.",
+            "An allowance beyond ε: in the worst case, a record is revealed entirely with a probability "
+            f"of {plain(delta)}. Over the {counted(target.records_per_device, 'record')} of a device that "
+            f"is {plain(expected)} of them on average, so δ should be well below one over that number. "
+            "Gaussian noise does not fail in that way: its guarantee weakens gradually, in rare cases.",
         ),
     )
     yield Section("Why it holds", tuple(_means(comparison)))
@@ -123,13 +123,14 @@ def _means(comparison: Comparison) -> Iterator[str]:
     yield (
         "Noise: a device clips every record's gradient to one clip norm, adds up the lot, and adds noise. "
         f"On each coordinate the noise has a deviation of σ times the sensitivity; here σ is {span}. "
-        f"Averaging over {target.devices:,} devices reduces it: the fleet's mean gradient has noise of "
-        f"about {figure(chosen.mean_noise[-1], 3)} clip norms in the last round."
+        f"Averaging over {counted(target.devices, 'device')} reduces it: the fleet's mean gradient has "
+        f"noise of about {figure(chosen.mean_noise[-1], 3)} clip norms in the last round."
     )
     yield (
         f"Sampling: a record is in a lot with probability {plain(target.sampling_rate)}, and the lot stays "
-        f"secret. That reduces the privacy cost of a round. In {target.rounds * target.local_steps:,} "
-        f"lots a record is used about {target.rounds * target.local_steps * target.sampling_rate:,.4g} times."
+        "secret. That reduces the privacy cost of a round. In "
+        f"{counted(target.rounds * target.local_steps, 'lot')} a record is used about "
+        f"{target.rounds * target.local_steps * target.sampling_rate:,.4g} times."
         if target.sampling_rate < 1
         else "Sampling: every record is in every lot. A rate below 1 would make rounds cheaper."
     )

@@ -10,6 +10,7 @@ from cli.notation import bound, figure, plain
 from cli.plan.chart import noise_chart
 from cli.plan.comparison import Comparison
 from cli.plan.tables import LEGEND, bounded_table, caps_table, rounds_table, schedules_table
+from dpagent.wording import counted
 
 WIDEST: Final = 100
 _NARROWEST: Final = 40
@@ -67,12 +68,12 @@ def headline(comparison: Comparison) -> str:
 def setting(comparison: Comparison) -> str:
     """The job and the fleet."""
     target = comparison.target
-    steps = f" of {target.local_steps} local steps" if target.local_steps > 1 else ""
-    rounds = f"{target.rounds:,} rounds" if target.rounds > 1 else "1 round"
+    steps = f" of {counted(target.local_steps, 'local step')}" if target.local_steps > 1 else ""
     return (
-        f"{rounds}{steps}, sampling rate {plain(target.sampling_rate)}; {target.devices:,} "
-        f"devices with about {target.records_per_device:,g} records each, so lots of about "
-        f"{target.expected_lot:,.4g}; a model of {target.parameters:,} parameters."
+        f"{counted(target.rounds, 'round')}{steps}, sampling rate {plain(target.sampling_rate)}; "
+        f"{counted(target.devices, 'device')} with about {counted(target.records_per_device, 'record')} "
+        f"each, so lots of about {target.expected_lot:,.4g}; a model of "
+        f"{counted(target.parameters, 'parameter')}."
     )
 
 
@@ -97,9 +98,9 @@ def bounded_words(comparison: Comparison) -> str:
     caps = first if first == last else f"{first} in round 1 and {last} in round {target.rounds:,}"
     return (
         "bounded draws truncated Laplace noise that never exceeds A on a coordinate. It needs records "
-        f"clipped in L1 (a gradient of {target.parameters:,} parameters is up to "
-        f"{plain(math.sqrt(target.parameters))} times as long in L1 as in L2). It costs by pure composition: "
-        f"the ε of its rounds add up. This target permits {caps} L1 clip norms. published is "
+        f"clipped in L1 (a gradient of {counted(target.parameters, 'parameter')} is up to "
+        f"{plain(math.sqrt(target.parameters))} times as long in L1 as in L2). It costs by pure "
+        f"composition: the ε of its rounds add up. This target permits {caps} L1 clip norms. published is "
         "Algorithm 1 of the paper, unchanged: it is not private, and never runs without allow_unproven."
     )
 

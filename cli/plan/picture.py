@@ -19,6 +19,7 @@ from cli.plan.page import setting, verdict
 from dpagent import __version__
 from dpagent.extras import extra_needed
 from dpagent.notation import upwards
+from dpagent.wording import counted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -73,7 +74,7 @@ def draw(comparison: Comparison, suffix: str) -> bytes:
 
 def _title(comparison: Comparison) -> str:
     target = comparison.target
-    rounds = f"{target.rounds:,} rounds need" if target.rounds > 1 else "one round needs"
+    rounds = counted(target.rounds, "round") + (" need" if target.rounds > 1 else " needs")
     return (
         f"How much noise {rounds} to cost each record at most "
         f"ε = {plain(target.epsilon)} (δ = {plain(target.delta)})"

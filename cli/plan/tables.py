@@ -9,6 +9,7 @@ from cli.notation import bound, figure, plain
 from cli.plan.comparison import Candidate, Comparison
 from cli.tables import render_table
 from dpagent.notation import upwards
+from dpagent.wording import counted
 
 _ROWS: Final = 12
 
@@ -89,7 +90,7 @@ def bounded_table(comparison: Comparison) -> str:
     prices, target = comparison.bounded.examples, comparison.target
     rows = [
         ("ε of a round", [target.local_steps * price.step_epsilon for price in prices]),
-        (f"ε of {target.rounds:,} rounds", [price.job_epsilon for price in prices]),
+        (f"ε of {counted(target.rounds, 'round')}", [price.job_epsilon for price in prices]),
     ]
     return render_table(
         ["A, in L1 clip norms", *(plain(price.cap) for price in prices)],

@@ -5,22 +5,41 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
 
-from dpagent.errors import ConfigurationError, require_count, require_positive
+from pydantic import Field
+
+from dpagent.configuration import Settings
+from dpagent.errors import ConfigurationError, require_count
 from dpagent.learning.training.engine import ACCUMULATION_SLACK
+from dpagent.privacy.calibration import EPSILON_RANGE
 from dpagent.privacy.mechanisms.mechanism import Query
 from dpagent.privacy.mechanisms.registry import DEFAULT_MECHANISM
 from dpagent.privacy.schedules import Schedule, ScheduleKind
+from dpagent.wording import named
 
 MAX_ROUNDS: Final = 5000
-_MAX_LOCAL_STEPS: Final = 64
-_MAX_DEVICES: Final = 1_000_000
-_MAX_RECORDS: Final = 1e12
-_MAX_PARAMETERS: Final = 2**28
 _MAX_WEIGHTS_BYTES: Final = 1_000_000
 
 _ARITHMETIC: Final[tuple[ScheduleKind, ...]] = ("uniform", "incrementing", "linear")
+
+
+class PlanOptions(Settings):
+    """The options of a plan; None leaves a value to the fleet's file, or to the default."""
+
+    epsilon: Annotated[float, Field(ge=EPSILON_RANGE[0], le=EPSILON_RANGE[1])] | None = None
+    delta: Annotated[float, Field(gt=0, lt=1)] | None = None
+    rounds: Annotated[int, Field(ge=1, le=MAX_ROUNDS)] | None = None
+    sampling_rate: Annotated[float, Field(gt=0, le=1)] | None = None
+    schedule: Literal["incrementing", "uniform", "linear"] | None = None
+    step: Annotated[float, Field(ge=0, le=0.99)] | None = None
+    ratio: Annotated[float, Field(ge=1, le=100)] | None = None
+    custom: str | None = None
+    """Weights of a custom schedule, or a file of them."""
+    local_steps: Annotated[int, Field(ge=1, le=64)] | None = None
+    devices: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    records_per_device: Annotated[float, Field(gt=0, le=1e12)] | None = None
+    parameters: Annotated[int, Field(ge=1, le=2**28)] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +61,6 @@ class PlanTarget:
         parameters: d, of the model, in [1, 2²⁸]; by default those of the built-in model for MNIST.
         cap: the noise cap in the fleet's file, or None.
         mechanism: name of the noise mechanism.
-
-    Raises:
-        ParameterError: rounds or fleet are out of range.
     """
 
     epsilon: float = 2.0
@@ -61,13 +77,6 @@ class PlanTarget:
     parameters: int = 26_010
     cap: str | None = None
     mechanism: str = DEFAULT_MECHANISM
-
-    def __post_init__(self) -> None:
-        require_count("rounds", self.rounds, maximum=MAX_ROUNDS)
-        require_count("local steps", self.local_steps, maximum=_MAX_LOCAL_STEPS)
-        require_count("devices", self.devices, maximum=_MAX_DEVICES)
-        require_positive("records per device", self.records_per_device, maximum=_MAX_RECORDS)
-        require_count("parameters", self.parameters, maximum=_MAX_PARAMETERS)
 
     @property
     def expected_lot(self) -> float:
@@ -95,28 +104,26 @@ class PlanTarget:
         return (*rules, Schedule(kind="custom", weights=self.weights)) if self.weights else tuple(rules)
 
 
-def target_from(options: dict[str, Any], *, config: Path | None, custom: str | None) -> PlanTarget:
+def target_from(options: PlanOptions, *, config: Path | None) -> PlanTarget:
     """The target of a command line: its options, then the fleet's file, then the defaults.
 
+    A custom schedule is the requested one unless the options name another, and sets the number of rounds
+    unless they do.
+
     Args:
-        options: by attribute of :class:`PlanTarget`; None for an option that was not given.
+        options: those that were given.
         config: a coordinator's ``fleet.yaml``.
-        custom: weights of a custom schedule, or a file of them. It is the requested schedule unless
-            the options name another, and sets the number of rounds unless they do.
 
     Raises:
         ConfigurationError: a file is missing or malformed.
         ParameterError: a number is out of range.
     """
     values = {} if config is None else _from_fleet(config)
-    values |= {name: value for name, value in options.items() if value is not None}
-    if custom is not None:
-        weights = _weights(custom)
-        values["weights"] = weights
-        if options.get("schedule") is None:
-            values["schedule"] = "custom"
-        if options.get("rounds") is None:
-            values["rounds"] = len(weights)
+    if options.custom is not None:
+        weights = _weights(options.custom)
+        require_count(f"the number of weights of {named('custom')}", len(weights), maximum=MAX_ROUNDS)
+        values |= {"weights": weights, "schedule": "custom", "rounds": len(weights)}
+    values |= options.model_dump(exclude_none=True, exclude={"custom"})
     return PlanTarget(**values)
 
 

@@ -99,4 +99,4 @@ def _all_inputs(reader: InputReader, paths: list[Path]) -> Iterator[Input]:
         try:
             yield from reader.read(path)
         except DataError as error:
-            yield Input(str(path), problem=str(error))
+            yield Input(str(path), problem=str(error), is_whole_path=True)

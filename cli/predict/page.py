@@ -83,14 +83,18 @@ def about(model: ExportedModel) -> str:
     spent = "" if model.epsilon_spent is None else f" Up to this round: ε = {plain(model.epsilon_spent)}."
     privacy = model.privacy.rstrip(".") or "the file says nothing of it; take it that there is no guarantee"
     return _wrapped(
-        f"Model {model.name}{when}: inputs of {shape}, {model.classes:,} classes.",
+        f"Model {model.name}{when}: inputs of {shape}, {counted(model.classes, 'class')}.",
         f"Privacy: {privacy}.{spent}",
     )
 
 
 def closing(tally: Tally, model: ExportedModel) -> str:
     """What became of all inputs."""
-    sentences = [f"{counted(tally.inputs, 'input')}."]
+    sentences = []
+    if tally.unread:
+        sentences.append(f"{counted(tally.unread, 'path')} could not be read as inputs, as said above.")
+    if inputs := tally.inputs - tally.unread:
+        sentences.append(f"{counted(inputs, 'input')}.")
     if tally.scaled:
         height, width = model.input_shape[:2] if len(model.input_shape) == 3 else (0, 0)
         size = f" of {width} × {height}" if width else ""
@@ -98,8 +102,8 @@ def closing(tally: Tally, model: ExportedModel) -> str:
         sentences.append(
             f"{counted(tally.scaled, 'picture')} {were} scaled and cut to the model's input{size}."
         )
-    if tally.unanswered:
-        sentences.append(f"{tally.unanswered:,} without an answer, as said above.")
+    if unanswered := tally.unanswered - tally.unread:
+        sentences.append(f"{unanswered:,} without an answer, as said above.")
     return _wrapped(" ".join(sentences))
 
 
@@ -146,7 +150,7 @@ def _confusions(records: Counter[int], taken: dict[int, Counter[int]], class_nam
             ]
         )  # fmt: skip
     more = len(records) - len(rows)
-    rest = f"({more:,} more classes; --json has all of them.)\n" if more > 0 else ""
+    rest = f"({counted(more, 'more class')}; --json has all of them.)\n" if more > 0 else ""
     return render_table(["class", "most often taken for", "inputs", "right"], rows, words=2) + rest
 
 

@@ -1,4 +1,4 @@
-"""Whether a model and a dataset go together, by what is public of both."""
+"""Whether a model and a dataset go together, by public facts of both."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dpagent.learning.data.dataset import Dataset
 from dpagent.learning.data.registry import FORMATS
 from dpagent.learning.models.built_ins import BUILT_IN
 from dpagent.learning.models.spec import ModelSpec
-from dpagent.wording import named
+from dpagent.wording import counted, named
 
 
 def check_fits(dataset: Dataset, spec: ModelSpec) -> None:
@@ -35,15 +35,15 @@ def check_fits(dataset: Dataset, spec: ModelSpec) -> None:
         )
     if dataset.class_names and dataset.classes != spec.classes:
         raise DataError(
-            f"The data have {dataset.classes} classes ({_some(dataset.class_names)}); model {spec.name!r} has"
-            f" {spec.classes}. List all classes of the fleet in {named('classes')}, or choose another model:"
-            f" {_adapt(spec, dataset.classes)}"
+            f"The data have {counted(dataset.classes, 'class')} ({_some(dataset.class_names)}); model "
+            f"{spec.name!r} has {spec.classes}. List all classes of the fleet in {named('classes')}, or "
+            f"choose another model: {_adapt(spec, dataset.classes)}"
         )
     if dataset.classes > spec.classes:
         raise DataError(
-            f"The data have {dataset.classes} classes, 0 to {dataset.classes - 1}; model {spec.name!r} has"
-            f" {spec.classes}, 0 to {spec.classes - 1}. Correct {named('classes')} or choose another model:"
-            f" {_adapt(spec, dataset.classes)}"
+            f"The data have {counted(dataset.classes, 'class')}, 0 to {dataset.classes - 1}; model"
+            f" {spec.name!r} has {spec.classes}, 0 to {spec.classes - 1}. Correct {named('classes')}, or"
+            f" choose another model: {_adapt(spec, dataset.classes)}"
         )
 
 

@@ -67,7 +67,7 @@ def load_assets(path: Path) -> dict[str, bytes]:
 
 
 class _Network(NamedTuple):
-    """A network of a front end: the number of its stage, what its errors begin with, and its file."""
+    """A network of a front end: the number of its stage, the beginning of its errors, and its file."""
 
     stage: int
     where: str

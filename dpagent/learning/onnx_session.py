@@ -43,7 +43,7 @@ def quiet_session(model: bytes, *, threads: int = 1, sizes: Mapping[str, int] | 
     Args:
         model: the file's bytes.
         threads: how many threads one call may use.
-        sizes: what free dimensions are fixed to, by their names.
+        sizes: of free dimensions, by their names.
     """
     options = onnxruntime.SessionOptions()
     for name, size in (sizes or {}).items():
@@ -54,7 +54,7 @@ def quiet_session(model: bytes, *, threads: int = 1, sizes: Mapping[str, int] | 
     options.add_session_config_entry("session.load_model_format", "ONNX")
     options.intra_op_num_threads = require_count("threads", threads)
     options.inter_op_num_threads = 1
-    options.log_severity_level = 4  # What goes wrong is raised; nothing is printed besides.
+    options.log_severity_level = 4  # Errors are raised; nothing is printed.
     # The fallback would print that it tries the same again.
     return onnxruntime.InferenceSession(
         model, options, providers=["CPUExecutionProvider"], enable_fallback=False

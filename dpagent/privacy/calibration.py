@@ -34,6 +34,7 @@ from dpagent.privacy.accounting.choice import accountant_name, accountant_named
 from dpagent.privacy.accounting.rdp import RdpAccountant
 from dpagent.privacy.events import ApproximateEvent, Event, GaussianEvent, SelfComposedEvent, poisson_sampled
 from dpagent.privacy.schedules import MAX_ROUNDS, Schedule
+from dpagent.wording import counted
 
 #: Targets that are calibrated to.
 EPSILON_RANGE: Final = (1e-6, 1000.0)
@@ -82,7 +83,10 @@ def gaussian_family(sampling_rate: float, steps: int = 1) -> EventFamily:
 
 
 def laplace_family(sampling_rate: float, steps: int = 1) -> EventFamily:
-    """Likewise for pure mechanisms whose ε is one over the noise multiplier, such as Laplace noise."""
+    """Likewise for pure mechanisms whose ε is one over the noise multiplier, such as Laplace noise.
+
+    Not wired: no mechanism that a plan can name uses it yet; the worked example of CONTRIBUTING.md does.
+    """
     return EventFamily(
         lambda noise: poisson_sampled(ApproximateEvent(1 / noise), sampling_rate, steps), "epsilon"
     )
@@ -95,8 +99,8 @@ class BudgetPlan:
     Attributes:
         schedule: how the budget is spread.
         noise_multipliers: of each round, in order.
-        epsilon_by_round: the ε spent after each round, at ``delta``; the last is the total.
-        epsilon_target: the ε asked for; ``epsilon_by_round[-1]`` is at most this.
+        epsilon_by_round: the ε spent after each round, at ``delta``; the last is the total, at most the
+            target.
         delta: the δ at which all ε are stated, for add-or-remove-one-record adjacency.
         accountant: name of the accountant that prices it.
     """
@@ -104,7 +108,6 @@ class BudgetPlan:
     schedule: Schedule
     noise_multipliers: tuple[float, ...]
     epsilon_by_round: tuple[float, ...]
-    epsilon_target: float
     delta: float
     accountant: AccountantName
 
@@ -153,20 +156,21 @@ def calibrate(
     def plan_at(log_factor: float) -> BudgetPlan:
         noise = _noise(family, relative, log_factor)
         spent = price(noise, family, delta=delta, accountant=accountant)
-        return BudgetPlan(schedule, tuple(noise), spent, float(epsilon), float(delta), accountant)
+        return BudgetPlan(schedule, tuple(noise), spent, float(delta), accountant)
 
     few = _FewRounds(relative, family, delta)
     if (least := few.epsilon(interval[1], accountant)) > epsilon * (1 - _MARGIN):
         raise PlanError(
-            f"epsilon {epsilon:g} at delta {delta:g} cannot be met: {rounds} rounds cost {least:.3g} even "
-            f"with the largest noise multiplier that devices accept, {family.noise_range[1]:g}. Raise "
-            "epsilon or delta, or lower the rounds, their local steps or the sampling rate."
+            f"epsilon {epsilon:g} at delta {delta:g} cannot be met: {counted(rounds, 'round')} cost "
+            f"{least:.3g} even with the largest noise multiplier that devices accept, "
+            f"{family.noise_range[1]:g}. Raise epsilon or delta, or lower the rounds, their local steps or "
+            "the sampling rate."
         )
     plan = _search(few, plan_at, accountant, epsilon, interval)
     if plan is None:
         raise PlanError(
-            f"the search for epsilon {epsilon:g} at delta {delta:g} over {rounds} rounds did not end within "
-            "0.01 % of it. Change epsilon slightly."
+            f"the search for epsilon {epsilon:g} at delta {delta:g} over {counted(rounds, 'round')} did not "
+            "end within 0.01 % of it. Change epsilon slightly."
         )
     return plan
 
@@ -203,7 +207,7 @@ def _factors(family: EventFamily, relative: NDArray[np.float64], rounds: int) ->
     high = math.log(require_positive("greatest noise multiplier", family.noise_range[1]) / relative.max())
     if not low <= high:
         raise PlanError(
-            f"the noise of {rounds} rounds on this schedule differs by a factor of "
+            f"the noise of {counted(rounds, 'round')} on this schedule differs by a factor of "
             f"{relative.max() / relative.min():.4g}; expected at most "
             f"{family.noise_range[1] / family.noise_range[0]:g}. Choose a less steep schedule."
         )

@@ -26,7 +26,7 @@ class CapReport:
     Attributes:
         coordinates_clamped: number of coordinates beyond their bound.
         norm_before: L2 norm of the noisy mean, in gradient units.
-        norm_after: L2 norm of what is returned.
+        norm_after: L2 norm of the capped gradient.
     """
 
     coordinates_clamped: int
@@ -56,10 +56,10 @@ class ClampCap:
     def apply(
         self, noisy_mean: NDArray[np.float64], weights: NDArray[np.float32], radius: float
     ) -> tuple[NDArray[np.float64], CapReport]:
-        """The capped gradient, shape (d,), float64, and what was done.
+        """The capped gradient, shape (d,), float64, and a report of the changes.
 
         Args:
-            noisy_mean: what the fleet released, noise included, as a mean gradient, shape (d,).
+            noisy_mean: the fleet's mean gradient, with noise, shape (d,).
             weights: public global weights, shape (d,).
             radius: bound on the L2 norm of a mean of clipped gradients, above 0.
 

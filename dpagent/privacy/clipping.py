@@ -3,12 +3,12 @@
 A record's gradient is clipped as a whole to a norm C, or layer by layer to norms C_ℓ (McMahan, Ramage,
 Talwar, Zhang, "Learning Differentially Private Recurrent Language Models", ICLR 2018, section 2.2;
 Abadi et al., CCS 2016, section 3.2). Both are one mechanism here. With shares p_ℓ that add up to 1,
-layer ℓ is released as r_ℓ = √p_ℓ·(R/C_ℓ)·g_ℓ, R = √ΣC_ℓ². For a record,
+layer ℓ is summed as r_ℓ = √p_ℓ·(R/C_ℓ)·g_ℓ, R = √ΣC_ℓ². For a record,
 
     ‖r‖² = Σ p_ℓ·(R/C_ℓ)²·‖g_ℓ‖² ≤ R²·Σ p_ℓ = R²,
 
 so one Gaussian with sensitivity R covers all layers at the price of one, and layer ℓ gets noise of
-σ·C_ℓ/√p_ℓ a coordinate: what separate mechanisms with multipliers σ/√p_ℓ would give, on one grid.
+σ·C_ℓ/√p_ℓ a coordinate, as separate mechanisms with multipliers σ/√p_ℓ would give, but on one grid.
 The noise on the gradient, Σ d_ℓ·C_ℓ²/p_ℓ, is minimal for p_ℓ ∝ C_ℓ·√d_ℓ (Lagrange), which
 :meth:`Clipping.layers` uses. One norm for all is the case R = C, where r = g.
 
@@ -18,7 +18,7 @@ whose norm is at most C and 0 otherwise; so one record adds at most wR/2. The ve
 most R·√(1 + w²/4), and the noise grows accordingly: by 0.5 % at w = 0.2. The sum of the coordinate
 divided by wR and by the expected lot, plus 1/2, estimates the share β of records within C, with noise of
 standard deviation σ·√(1 + w²/4)/w over the lot; :func:`adapted_norm` follows it. The next C
-depends only on releases, so it costs nothing.
+depends only on noisy sums, so it costs nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Final
 
 import numpy as np
@@ -39,15 +38,15 @@ COUNT_WEIGHT: Final = 0.2
 
 MIN_NORM: Final = 1e-9
 MAX_NORM: Final = 1e6
-"""Least and greatest clip norm: what a plan may announce, so that a norm that follows a quantile stays within
-what devices accept."""
+"""Least and greatest clip norm that a plan may announce; a norm that follows a quantile stays in this range,
+which devices accept."""
 
 _SHARE_TOLERANCE: Final = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
 class Clipping:
-    """How gradients are clipped and laid out for one release. Public.
+    """How gradients are clipped and laid out for one sum. Public.
 
     Attributes:
         sizes: d_ℓ, coordinates of each layer, in the order of the gradient.
@@ -103,7 +102,7 @@ class Clipping:
 
     @property
     def dimension(self) -> int:
-        """Coordinates released: the gradient's, and one where a quantile is wanted."""
+        """Coordinates of the sum: the gradient's, and one more if the clip norm follows a quantile."""
         return self.parameters + (self.count_weight > 0)
 
     @property
@@ -113,8 +112,8 @@ class Clipping:
 
     @property
     def radius(self) -> float:
-        """Bound on the L2 norm of what a record adds to the release: the mechanism's clip norm."""
-        # What the shares' sum is off 1 is made good.
+        """Bound on the L2 norm of one record's contribution to the sum: the mechanism's clip norm."""
+        # Corrects for the rounding error of the shares' sum.
         return self.reference * math.hypot(1.0, self.count_weight / 2) * math.sqrt(math.fsum(self.shares))
 
     def scaled_sum(self, total: NDArray[np.float64], within: int, counted: int) -> NDArray[np.float64]:
@@ -139,7 +138,7 @@ class Clipping:
         return scaled[: self.parameters] * self._repeated(-1.0)
 
     def share_within(self, mean: float) -> float:
-        """β, the estimated share of records within C, from the mean release's last coordinate a record."""
+        """β, the estimated share of records within C, from the last coordinate of the noisy mean."""
         return 0.5 + mean / (self.count_weight * self.reference)
 
     def _repeated(self, power: float) -> NDArray[np.float64] | float:
@@ -151,12 +150,6 @@ class Clipping:
             for norm, share in zip(self.norms, self.shares, strict=True)
         ]
         return np.repeat(scales, self.sizes)
-
-    @property
-    def slices(self) -> tuple[slice, ...]:
-        """Where each layer's coordinates are."""
-        ends = accumulate(self.sizes)
-        return tuple(slice(end - size, end) for end, size in zip(ends, self.sizes, strict=True))
 
 
 def adapted_norm(norm: float, share_within: float, *, quantile: float, rate: float) -> float:

@@ -1,13 +1,13 @@
 """Second moments of a fleet's records, for its principal directions (DP-PCA).
 
 After Dwork, Talwar, Thakurta and Zhang, "Analyze Gauss: Optimal Bounds for Privacy-Preserving Principal
-Component Analysis" (STOC 2014): release AᵀA with Gaussian noise; its leading eigenvectors are
+Component Analysis" (STOC 2014): publish AᵀA with Gaussian noise; its leading eigenvectors are
 post-processing. A record x, scaled down to an L2 norm of at most B, adds xxᵀ, whose Frobenius norm is
-‖x‖² ≤ B². The matrix is symmetric, so its upper triangle is released, the entries beside the diagonal times
+‖x‖² ≤ B². The matrix is symmetric, so only its upper triangle is summed, with the off-diagonal entries times
 √2: the vector then has the Frobenius norm of the matrix, so its L2 sensitivity is B², and the noise of an
 entry is that of the paper.
 
-The second moments are about 0, not about the mean, which would need another release. The sum is
+The second moments are about 0, not about the mean, which would need another noisy sum. The sum is
 computed in float64; for L records its error is at most L·γ·B² with γ = L·2⁻⁵³/(1 − L·2⁻⁵³) for each of
 two neighbouring lots, below :data:`FLOAT64_SLACK` for lots up to :data:`MAX_LOT`.
 """
@@ -52,12 +52,12 @@ class SecondMoments:
 
     @property
     def dimension(self) -> int:
-        """Coordinates released: D(D+1)/2."""
+        """Coordinates of the sum: D(D+1)/2."""
         return self.values * (self.values + 1) // 2
 
     @property
     def radius(self) -> float:
-        """B²: bound on the L2 norm of what one record adds, the mechanism's clip norm."""
+        """B²: bound on the L2 norm of one record's contribution; the mechanism's clip norm."""
         return self.record_norm**2
 
     def total(self, records: NDArray[np.floating]) -> NDArray[np.float64]:
@@ -82,12 +82,12 @@ class SecondMoments:
         moments[np.diag_indices(self.values)] /= _ROOT2
         return np.asarray(moments[np.triu_indices(self.values)])
 
-    def matrix(self, released: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The symmetric ``(values, values)`` matrix that a release ``(dimension,)`` stands for."""
-        if released.shape != (self.dimension,):
-            raise ParameterError(f"released has shape {released.shape}; expected ({self.dimension},).")
+    def matrix(self, noisy_sum: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The symmetric matrix ``(values, values)`` of a noisy sum ``(dimension,)``."""
+        if noisy_sum.shape != (self.dimension,):
+            raise ParameterError(f"noisy_sum has shape {noisy_sum.shape}; expected ({self.dimension},).")
         moments = np.zeros((self.values, self.values))
-        moments[np.triu_indices(self.values)] = released / _ROOT2
+        moments[np.triu_indices(self.values)] = noisy_sum / _ROOT2
         moments += moments.T
         moments[np.diag_indices(self.values)] /= _ROOT2
         return moments

@@ -1,4 +1,4 @@
-"""Privacy events: records of what mechanisms do, for accountants to price.
+"""Privacy events: records of mechanisms' operations, for accountants to price.
 
 After the events of Google's ``dp_accounting``: an event says the distribution of the noise and how often,
 and on which sample, the mechanism runs; events nest as mechanisms do. An event documents its

@@ -25,7 +25,7 @@ rounds. For ``incrementing`` this is the restart of their Algorithm 1, ``ε_{t+1
 (T−t−1)d/2``, again rising by d. Two departures: the cost of a round is that of its mechanism and
 not of a noise value, which has none; and where the remainder is too small to rise by d, d is lowered
 to 0.99 of its greatest value 2·ε_rem/((T−t)(T−t−1)). The other kinds keep the proportions of the
-remaining rounds. A job that went as planned goes on as planned, whatever its kind.
+remaining rounds. A job that went as planned goes on as planned, for every kind of schedule.
 
 Budgets that depend on the cost of earlier rounds are chosen adaptively. That is sound where those
 costs are functions of public values, and a filter limits the total: basic composition for ε,
@@ -50,6 +50,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpagent.errors import ParameterError, PlanError, require_between, require_count, require_positive
+from dpagent.wording import counted
 
 ScheduleKind = Literal["uniform", "incrementing", "linear", "custom"]
 
@@ -78,7 +79,7 @@ class Schedule:
             least.
 
     Raises:
-        ParameterError: an attribute is out of its range (all are checked, whatever the kind; step
+        ParameterError: an attribute is out of its range (all are checked, for every kind; step
             and ratio are ignored where they do not apply, weights are refused).
     """
 
@@ -186,13 +187,13 @@ class Schedule:
         left, rounds_left = math.fsum([total, *(-cost for cost in costs)]), rounds - len(costs)
         if rounds_left < 1:
             raise PlanError(
-                f"{len(costs)} of {rounds} rounds are over, so none is left to spread a budget over. "
-                "Start a new job."
+                f"{len(costs)} of {counted(rounds, 'round')} are over, so none is left to spread a budget "
+                "over. Start a new job."
             )
         if left <= _NOTHING * total:
             raise PlanError(
-                f"{len(costs)} of {rounds} rounds have spent {math.fsum(costs):g} of {total:g}, so nothing "
-                "is left for the others. End the job, or start one with a greater budget."
+                f"{len(costs)} of {counted(rounds, 'round')} have spent {math.fsum(costs):g} of {total:g}, "
+                "so nothing is left for the others. End the job, or start one with a greater budget."
             )
         if self.kind == "incrementing":
             # d relative to the greatest that the rounds left allow, 2·left/(n(n−1))

@@ -10,7 +10,6 @@ different columns: the sum of a figure with a trusted shuffler and one without a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
@@ -127,29 +126,6 @@ class BudgetStatement:
         """Unit, adjacency and trust, which are equal in figures that share a column or a sum."""
         return self.unit, self.adjacency, self.trust
 
-    def plus(self, *others: BudgetStatement) -> BudgetStatement:
-        """Basic composition: ε and δ add up, also for mechanisms chosen after seeing earlier results.
-
-        (Dwork, Rothblum, Vadhan, FOCS 2010; as a filter: Rogers, Roth, Ullman, Vadhan, NeurIPS 2016.)
-
-        Raises:
-            ParameterError: a statement has another unit, adjacency or trust.
-        """
-        for other in others:
-            if other.scope != self.scope:
-                raise ParameterError(
-                    f"privacy of {'/'.join(other.scope)} cannot be added to {'/'.join(self.scope)}; "
-                    "expected the same unit, adjacency and trust. Keep the figures apart."
-                )
-        statements = (self, *others)
-        return BudgetStatement(
-            *self.scope,
-            mechanism=" + ".join(_distinct(statement.mechanism for statement in statements)),
-            epsilon=math.fsum(statement.epsilon for statement in statements),
-            delta=min(1.0, math.fsum(statement.delta for statement in statements)),
-            assumptions=_distinct(text for statement in statements for text in statement.assumptions),
-        )
-
     def sentence(self) -> str:
         """The figure and its scope in one line, for a table header or a log."""
         scope = f"{self.unit}-level, {self.adjacency} adjacency, trusted party: {self.trust}"
@@ -213,7 +189,3 @@ sometimes publishes a record. Choose a δ of at most 0.0001.
     return (
         f"δ = {delta:g} {reason}. Choose a δ of at most {math.floor(limit / power * (1 + 1e-9)) * power:g}."
     )
-
-
-def _distinct(texts: Iterable[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(texts))

@@ -24,7 +24,7 @@ class MessageError(ValueError):
     """
 
     def __init__(self, reason: str, detail: str) -> None:
-        # What came may be as long as a message; a log line should not be.
+        # The value may be as long as a message; a log line should not be.
         shown = detail if len(detail) <= _MOST_SHOWN else f"{detail[:_MOST_SHOWN]}…"
         super().__init__(f"{reason}: {shown}")
         self.reason = reason

@@ -139,7 +139,7 @@ class Assembler:
     FOREIGN_BYTES: Final = 1 << 28
     """The largest thing that a plan can name, and some room for the others."""
     _CHUNK_OVERHEAD: Final = 512
-    """About what a chunk takes beside its data, so that empty ones are not free."""
+    """Approximate memory of a chunk beside its data, so that empty chunks are not free."""
 
     def __init__(self) -> None:
         self._named: dict[bytes, int] = {}
@@ -150,10 +150,10 @@ class Assembler:
         """Bytes held of each digest that no plan names, in the same order."""
         self._foreign_total = 0
         self._complete: dict[bytes, bytes] = {}
-        """What was put together, by digest, so that it is not hashed again and again."""
+        """The assembled data, by digest, so that they are hashed only once."""
 
     def keep_for(self, plan: Plan) -> None:
-        """Keep what ``plan`` names, and forget what only the plan before it named."""
+        """Keep the data that ``plan`` names, and forget those that only the previous plan named."""
         named = {asset.digest: asset.size for asset in plan.assets}
         named[plan.model.digest] = 4 * plan.model.parameters
         for digest in self._named.keys() - named.keys():

@@ -81,7 +81,7 @@ class ClippingTerms(Message):
     count_weight: Annotated[float, Field(ge=0, le=1)]
     """Weight of the coordinate that counts the records within the norm; 0 without one."""
     accumulation_slack: Annotated[float, Field(ge=0, le=0.01)]
-    """What summing in floating point may add to a record's influence, relative to the norm."""
+    """The most that summing in floating point adds to a record's influence, relative to the norm."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> ClippingTerms:
@@ -122,7 +122,7 @@ class SamplingTerms(Message):
 
 
 class ProjectionTerms(Message):
-    """A first round that releases second moments, for the directions that the others project on."""
+    """A first round that sums second moments, for the directions on which the other rounds project."""
 
     values: Annotated[int, Field(ge=1, le=4_096)]
     """Numbers in a record before the projection."""
@@ -139,7 +139,7 @@ class AugmentationTerms(Message):
 
 
 class CapTerms(Message):
-    """The ``clamp`` noise cap (post-processing), and who applies it."""
+    """The ``clamp`` noise cap (post-processing), and where it is applied."""
 
     kind: Literal["none", "clamp"]
     where: Literal["device", "coordinator"]

@@ -33,10 +33,10 @@ from dpagent.protocol.messages import Plan
 
 @dataclass(frozen=True, slots=True)
 class RoundTask:
-    """One round as a device runs it. Public; private data are arguments of what works on it.
+    """One round as a device runs it. Public; private data are arguments of the functions that use it.
 
     Attributes:
-        plan: what it was derived from; signed, as far as this record knows.
+        plan: its source; this record does not check the signature.
         spec: the model.
         clipping: how each record's gradient is clipped.
         noise: of the whole job.

@@ -43,7 +43,7 @@ class Topics:
         return f"dpagent/v1/{self.fleet}/model/+"
 
     def asset_chunk(self, role: str, index: int) -> str:
-        """Retained: chunk ``index`` of what the job needs besides the weights."""
+        """Retained: chunk ``index`` of an asset that the job needs besides the weights."""
         return f"dpagent/v1/{self.fleet}/asset/{role}/{index}"
 
     @property

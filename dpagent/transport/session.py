@@ -12,6 +12,7 @@ guarantees delivery.
 from __future__ import annotations
 
 import logging
+import os
 import queue
 import ssl
 import sys
@@ -122,7 +123,8 @@ class MqttSession:
 
     Args:
         settings: Address and credentials.
-        client_id: MQTT client identifier.
+        client_id: MQTT client identifier; None for a random one at each connection, by which a broker cannot
+            link two of them.
         subscriptions: Topics to receive.
         persistent: Whether the broker keeps messages for this client while it is offline.
         pace: Waiting times for answers and between attempts.
@@ -135,7 +137,7 @@ class MqttSession:
         self,
         settings: MqttSettings,
         *,
-        client_id: str,
+        client_id: str | None,
         subscriptions: Sequence[Subscription],
         persistent: bool,
         pace: Pace = Pace(),
@@ -166,8 +168,6 @@ class MqttSession:
         """Bytes of published payloads and topics, including resends."""
         self.bytes_down = 0
         """Bytes of received payloads and topics."""
-        self.dropped = 0
-        """Messages dropped because the inbox was full."""
 
     @property
     def connected(self) -> bool:
@@ -183,7 +183,7 @@ class MqttSession:
         """Connect in the background. The first event reports the result."""
         client = paho.Client(
             CallbackAPIVersion.VERSION2,
-            client_id=self._client_id,
+            client_id=os.urandom(10).hex() if self._client_id is None else self._client_id,
             protocol=self._protocol,
             # Version 5 sets this in CONNECT instead (clean_start and a session expiry).
             clean_session=None if self._protocol == _MQTT5 else not self._persistent,
@@ -397,6 +397,7 @@ class MqttSession:
         # The library calls this while handling the error.
         why = f" ({error})" if (error := sys.exc_info()[1]) is not None else ""
         reason = f"no broker answers at {self._settings.url}{why}"
+        client.disconnect()  # Or the library's thread sleeps for a second, and stop() waits for it.
         self._inbox.put((client, _Ended(reason, was_reached=False)))
 
     def _on_disconnect(
@@ -414,7 +415,7 @@ class MqttSession:
         event: _Refused | _Ended
         if str(reason) == "Session taken over":
             event = _Refused("another program connected with the same client id; only one may")
-        elif was_accepted and self._is_fought_over():
+        elif was_accepted and self._client_id is not None and self._is_fought_over():
             event = _Refused(
                 f"it closed the connection {self._short_lives} times in a row right after it opened; perhaps "
                 f"another program uses the client id {self._client_id!r}; "
@@ -439,7 +440,6 @@ class MqttSession:
     def _on_message(self, client: paho.Client, _userdata: Any, message: paho.MQTTMessage) -> None:
         self.bytes_down += len(message.payload) + len(message.topic)
         if self._inbox.qsize() >= _INBOX_MESSAGES:
-            self.dropped += 1
             return
         self._inbox.put((client, Received(message.topic, bytes(message.payload))))
 

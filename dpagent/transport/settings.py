@@ -14,7 +14,12 @@ from dpagent.errors import ConfigurationError
 _DEFAULT_PORTS = {"mqtt": 1883, "mqtts": 8883}
 
 
-def _broker_url(url: str) -> str:
+def broker_url(url: str) -> str:
+    """The URL, or a ValueError with what was expected.
+
+    >>> broker_url("mqtts://broker.example")
+    'mqtts://broker.example'
+    """
     parts = urlsplit(url)
     if parts.scheme not in _DEFAULT_PORTS or not parts.hostname:
         raise ValueError("expected mqtt://host[:port], or mqtts://host[:port] for TLS")
@@ -27,7 +32,7 @@ def _broker_url(url: str) -> str:
     return url
 
 
-BrokerUrl = Annotated[str, AfterValidator(_broker_url)]
+BrokerUrl = Annotated[str, AfterValidator(broker_url)]
 
 
 class MqttSettings(Settings):

@@ -1,1 +1,1 @@
-"""The records of a simulated fleet: where they are from, what is held out, and who gets which."""
+"""The records of a simulated fleet: their source, the held-out part, and the device of each."""

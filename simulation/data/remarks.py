@@ -1,4 +1,4 @@
-"""What the owner of the data should know before they are trained on, a sentence each."""
+"""Remarks on the data for their owner before training, a sentence each."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dpagent.learning.data.classes import doubt_about_labels, unlisted
 from dpagent.learning.data.columns import ColumnTally, hint_of_growth
 from dpagent.learning.data.dataset import Dataset, to_float32
 from dpagent.learning.models.spec import ModelSpec
-from dpagent.wording import named
+from dpagent.wording import counted, named
 from simulation.data.source import Source
 
 _LOOKED_AT: Final = 2000
@@ -38,7 +38,7 @@ def remarks_on(source: Source, spec: ModelSpec) -> Iterator[str]:
     yield from _on_classes(train, test)
     yield from _on_inputs(source, spec)
     if len(test) < _FEW_TEST_RECORDS:
-        there = "is 1 test record" if len(test) == 1 else f"are {len(test)} test records"
+        there = f"{'is' if len(test) == 1 else 'are'} {counted(len(test), 'test record')}"
         yield f"There {there}: the accuracy is uncertain by about {100 * 0.5 / len(test) ** 0.5:.0f} points."
 
 

@@ -1,6 +1,6 @@
 """A fleet's data on disk: each device's shard, the test data and the model, each where its program looks.
 
-A shard is an NPZ file, whatever format the data came in: the devices hold parts of one set, and a folder of
+A shard is an NPZ file, for data of any format: the devices hold parts of one set, and a folder of
 pictures or a CSV file would have to be copied in parts to be that. Devices of a real fleet read
 their data in the form they have (docs/data.md).
 """

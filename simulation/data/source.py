@@ -1,6 +1,6 @@
 """The records of a simulated fleet: opened as ``dpagent data check`` opens them, and split.
 
-The simulation owns all data and may do what nobody in a real fleet can: look at all records, hold some of
+The simulation owns all data and may do more than anyone in a real fleet: look at all records, hold some of
 them out, and deal the others to devices.
 """
 
@@ -19,7 +19,7 @@ from dpagent.learning.data.dataset import ArrayDataset, Dataset
 from dpagent.learning.data.derived import Subset
 from dpagent.learning.data.opening import fitted, has_test_half, open_dataset
 from dpagent.learning.models.spec import ModelSpec
-from dpagent.wording import named
+from dpagent.wording import counted, named
 from simulation.request import DataSelection
 from simulation.settings import DataForm
 
@@ -42,7 +42,7 @@ class Source:
 
     @property
     def form(self) -> DataForm:
-        """What is public of them."""
+        """Their public form."""
         return DataForm(
             train_records=len(self.train),
             test_records=len(self.test),
@@ -58,7 +58,7 @@ def open_source(data: DataSelection, seed: int, spec: ModelSpec | None = None) -
 
     Args:
         data: Which.
-        seed: Of what is held out.
+        seed: Of the choice of the held-out records.
         spec: A model that was asked for; pictures are made as large as it takes them, unless that is given.
 
     Raises:
@@ -87,8 +87,8 @@ def open_source(data: DataSelection, seed: int, spec: ModelSpec | None = None) -
     test, without_answer = _finite(_readable(open_dataset(test_settings)))
     if test.shape != train.shape or test.classes > train.classes:
         raise DataError(
-            f"The test records have shape {test.shape} and {test.classes} classes, the training records "
-            f"{train.shape} and {train.classes}; expected the same form."
+            f"The test records have shape {test.shape} and {counted(test.classes, 'class')}, the training "
+            f"records {train.shape} and {train.classes}; expected the same form."
         )
     return Source(train, test, columns, not_counted + without_answer)
 
@@ -155,8 +155,8 @@ def _held_out(train: Dataset, data: DataSelection, seed: int) -> Source:
     rest = np.setdiff1d(np.arange(len(train)), test)
     if not len(rest) or not len(test):
         raise DataError(
-            f"{len(train)} records cannot be parted into training and test records; expected some of both. "
-            f"Give {named('test')}, or more records."
+            f"{counted(len(train), 'record')} cannot be parted into training and test records; expected "
+            f"some of both. Give {named('test')}, or more records."
         )
     return Source(Subset(train, rest), Subset(train, test))
 

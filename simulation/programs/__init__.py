@@ -1,1 +1,1 @@
-"""The programs of a simulated fleet: what starts them, what they are told, and those that are only here."""
+"""The programs of a simulated fleet: supervisor, configurations, broker and baseline."""

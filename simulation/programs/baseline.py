@@ -64,7 +64,7 @@ def run_baseline(root: Path) -> None:
     elif spec.front_end:
         shards, test = _features_of_others(FrontEnd(spec, fleet.model.assets()), shards, test, layout)
     loop = TrainingLoop(fleet, spec, shards, test, noise=False)
-    # The first round of a job with a projection releases second moments, and takes no step.
+    # The first round of a job with a projection sums second moments, and takes no step.
     history: list[float | None] = [None] * (loop.first_round - 1)
     for number in range(loop.first_round, fleet.rounds + 1):
         loop.round(number)

@@ -14,16 +14,18 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from dpagent.errors import BrokerError, ConfigurationError
+from dpagent.errors import BrokerError
 from dpagent.storage import disk_errors, write_atomically
 from dpagent.transport.session import Connected, Disconnected, MqttSession
 from dpagent.transport.settings import MqttSettings
 from dpagent.wording import named
-from simulation.request import BrokerRequest
+from simulation.request import STARTED_BROKERS, BrokerRequest
 
 _USER = "dpagent"
 _READY_S = 15.0
@@ -63,8 +65,9 @@ def find_mosquitto() -> str | None:
     )
 
 
-def choose_broker(request: BrokerRequest, directory: Path) -> BrokerChild | BrokerAddress:
-    """The broker that was asked for.
+@contextmanager
+def choose_broker(request: BrokerRequest, directory: Path) -> Iterator[BrokerChild | BrokerAddress]:
+    """The broker that was asked for. Inside of the block the port of a child is reserved for it.
 
     Args:
         request: Which.
@@ -72,15 +75,11 @@ def choose_broker(request: BrokerRequest, directory: Path) -> BrokerChild | Brok
 
     Raises:
         BrokerError: Mosquitto is not installed, or the port is taken.
-        ConfigurationError: It asks for none of these.
     """
     choice = request.broker
-    if choice.startswith(("mqtt://", "mqtts://")):
-        return BrokerAddress(choice, request.mqtt_username, request.mqtt_password_file, "auto", choice)
-    if choice not in ("auto", "embedded", "mosquitto"):
-        raise ConfigurationError(
-            f"{named('broker')} is {choice!r}; expected auto, embedded, mosquitto or mqtt://host:port."
-        )
+    if choice not in STARTED_BROKERS:
+        yield BrokerAddress(choice, request.mqtt_username, request.mqtt_password_file, "auto", choice)
+        return
     executable = find_mosquitto()
     if choice == "mosquitto" and executable is None:
         raise BrokerError(
@@ -89,40 +88,44 @@ def choose_broker(request: BrokerRequest, directory: Path) -> BrokerChild | Brok
         )
     with disk_errors(directory):
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-    port = _usable_port(request.broker_port)
+    with _reserved_port(request.broker_port) as port:
+        yield _child(directory, port, None if choice == "embedded" else executable)
+
+
+def _child(directory: Path, port: int, mosquitto: str | None) -> BrokerChild:
+    """Mosquitto, or the embedded broker without it."""
     secret = directory / "password"
     if not secret.exists():
         write_atomically(secret, secrets.token_urlsafe(24).encode() + b"\n", mode=0o600)
     url = f"mqtt://127.0.0.1:{port}"
-    if choice == "embedded" or executable is None:
+    if mosquitto is None:
         address = BrokerAddress(url, _USER, secret, "3.1.1", "embedded (amqtt)")
-        return BrokerChild(
-            [
-                sys.executable,
-                "-P",
-                "-m",
-                "simulation.programs.embedded_broker",
-                str(port),
-                _USER,
-                str(secret),
-            ],
-            address,
-        )
+        module = "simulation.programs.embedded_broker"
+        return BrokerChild([sys.executable, "-P", "-m", module, str(port), _USER, str(secret)], address)
     file = _configure_mosquitto(directory, port, secret)
-    return BrokerChild([executable, "-c", str(file)], BrokerAddress(url, _USER, secret, "auto", "mosquitto"))
+    return BrokerChild([mosquitto, "-c", str(file)], BrokerAddress(url, _USER, secret, "auto", "mosquitto"))
 
 
-def _usable_port(port: int) -> int:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+@contextmanager
+def _reserved_port(port: int) -> Iterator[int]:
+    """``port``, or a free one for 0, which no other program is given inside of the block.
+
+    A socket stays bound to it and does not listen. Linux lets a broker listen there all the same, since both
+    allow reuse of the address; other systems do not, so that there the port is only known to be free.
+    """
+    with socket.socket() as reservation:
+        reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind(("127.0.0.1", port))
+            reservation.bind(("127.0.0.1", port))
         except OSError as error:
             raise BrokerError(
                 f"Port {port} cannot be used ({error.strerror}). "
                 f"Choose another {named('broker_port')}, or leave it out."
             ) from error
-        return int(probe.getsockname()[1])
+        free = int(reservation.getsockname()[1])
+        if sys.platform != "linux":
+            reservation.close()
+        yield free
 
 
 def _configure_mosquitto(directory: Path, port: int, secret: Path) -> Path:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import yaml
 
 from coordinator.keys import load_signer
 from coordinator.settings import FleetSettings
+from dpagent.learning.data.formats.npz import records_in
 from dpagent.learning.model_files import load_assets, load_model
 from dpagent.learning.models.built_ins import BUILT_IN, built_in
 from dpagent.learning.models.spec import ModelSpec
@@ -20,6 +21,8 @@ from simulation.programs.broker import BrokerAddress
 from simulation.programs.timing import RoundTimes, round_times
 from simulation.settings import RunSettings
 
+_PERIODS: Final = 4
+"""Points of a device's grid to a compute slot, so that no round waits long for one."""
 _MESSAGES_PER_SECOND = 100.0
 """A loopback broker takes more than the 10 messages a second of a hosted one."""
 _MODEL_FILE = "model.yaml"
@@ -35,12 +38,12 @@ def spec_of(settings: RunSettings, layout: Layout) -> ModelSpec:
 
 
 def assets_of(settings: RunSettings, layout: Layout) -> dict[str, bytes]:
-    """What the model needs besides its weights, by role."""
+    """The model's assets besides its weights, by role."""
     return {} if settings.model in BUILT_IN else load_assets(layout.model_file)
 
 
 def fleet_settings(settings: RunSettings) -> FleetSettings:
-    """What the coordinator plans the job with; slots, names and addresses have no part in it."""
+    """The coordinator's settings that determine the job; without slots, names and addresses."""
     return FleetSettings.model_validate(_fleet("demo", settings, RoundTimes(1.0, 3600.0, 0.0), {}))
 
 
@@ -60,15 +63,21 @@ def write_configurations(settings: RunSettings, layout: Layout, broker: BrokerAd
     # A broker that runs already may hold retained messages of earlier demos: a name for each.
     name = f"demo-{hashlib.sha256(key.encode()).hexdigest()[:8]}"
     _write_yaml(layout.fleet_file, _fleet(name, settings, times, mqtt))
-    trusted = _trusted(settings, spec, assets)
+    trusted, records = _trusted(settings, spec, assets), _records(settings, layout)
     for number in range(1, settings.devices + 1):
         agent = {
             "fleet": name,
             "coordinator_key": key,
             "state_dir": "state",
-            "data": _records(settings),
+            "data": records,
             "budget": {"epsilon": settings.epsilon, "delta": settings.delta},
-            "limits": {"messages_per_second": _MESSAGES_PER_SECOND},
+            # The fleet's own times, which are shorter than those that a device of a stranger's fleet accepts.
+            "limits": {
+                "messages_per_second": _MESSAGES_PER_SECOND,
+                "minimum_compute_slot_s": times.compute_slot_s / _PERIODS,
+                "minimum_jitter_window_s": settings.jitter_window_s,
+                "minimum_fragments": 1,
+            },
             "engine": settings.engine,
             "mqtt": mqtt,
         }
@@ -112,8 +121,8 @@ def _fleet(name: str, settings: RunSettings, times: RoundTimes, mqtt: dict[str, 
     }
 
 
-def _records(settings: RunSettings) -> dict[str, Any]:
-    """What the records of every device are: nothing of it is inferred from a shard."""
+def _records(settings: RunSettings, layout: Layout) -> dict[str, Any]:
+    """The records of every device, declared alike for all of them."""
     form = settings.form
     return {
         "name": settings.data.name,
@@ -122,13 +131,13 @@ def _records(settings: RunSettings) -> dict[str, Any]:
         "classes": list(form.class_names) or form.classes,
         "shape": list(form.shape),
         "dtype": form.dtype,
-        # However skewed the split is, no device gets more than all.
-        "max_records": form.train_records,
+        # Each device reserves room for as many: the largest shard, since shards do not grow.
+        "max_records": max(records_in(layout.shard_file(number + 1)) for number in range(settings.devices)),
     }
 
 
 def _trusted(settings: RunSettings, spec: ModelSpec, assets: Mapping[str, bytes]) -> list[str]:
-    """What the owner of these devices trusts by digest: the user of a simulation chose the network."""
+    """The digests that the owner of these devices trusts: the user of a simulation chose the network."""
     networks = [data for role, data in assets.items() if role == "frozen-network"]
     return [*(hashlib.sha256(data).hexdigest() for data in networks), *_trusted_graphs(settings, spec)]
 

@@ -3,7 +3,7 @@
 ``python -m simulation.programs.embedded_broker PORT USER PASSWORD_FILE``
 
 For machines without Mosquitto. It speaks MQTT 3.1.1 and forgets everything when it ends,
-which the protocol survives: agents and the coordinator announce and resend what is open.
+which the protocol survives: agents and the coordinator announce and resend open rounds and fragments.
 """
 
 from __future__ import annotations

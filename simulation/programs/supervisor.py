@@ -1,4 +1,4 @@
-"""Starts programs, restarts those that die, and stops them all, whatever happens.
+"""Starts programs, restarts those that die, and stops them all in every case.
 
 It does on one machine what systemd does on a board: ``Restart=on-failure`` with a limit. On
 Linux the kernel ends the children if their parent is killed.
@@ -79,7 +79,7 @@ class Supervisor:
         return child.peak_kib / 1024 if child is not None and child.peak_kib else None
 
     def watch(self) -> None:
-        """Look after everybody: note memory, start again what died.
+        """Watch all programs: note their memory, restart those that died.
 
         Raises:
             ChildProcessError: A program keeps dying, or ended with a code that says why it

@@ -1,6 +1,6 @@
 """How long a round takes on this machine, tried before it begins: slots and deadlines are made of it.
 
-What is timed is public: made-up records and initial weights.
+The timed inputs are public: made-up records and initial weights.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def round_times(settings: RunSettings, spec: ModelSpec, assets: Mapping[str, byt
     Args:
         settings: The run.
         spec: Its model.
-        assets: What the model's front end needs, by role.
+        assets: Of the model's front end, by role.
     """
     share = settings.devices / min(settings.devices, _cores())
     slot_s = settings.compute_slot_s

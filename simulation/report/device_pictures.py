@@ -1,4 +1,4 @@
-"""The pictures with a row for each device: when its fragments arrive, and what budget it has left."""
+"""The pictures with a row for each device: the arrivals of its fragments, and its remaining budget."""
 
 from __future__ import annotations
 
@@ -36,10 +36,12 @@ def arrivals_picture(record: RunRecord) -> Picture:
     numbers = " and ".join(map(str, chosen))
     note = f"A mark is a fragment; shown {'are rounds' if len(chosen) > 1 else 'is round'} {numbers}"
     if len(shown) < len(devices):
-        note += f" and {len(shown)} of {len(devices):,} devices; the last row has the arrivals of all of them"
+        note += (
+            f" and {len(shown)} of {counted(len(devices), 'device')}; the last row has the arrivals of all"
+        )
     note += (
-        ". Only the simulation, which owns the devices’ disks, can tell the rows apart. The broker sees who "
-        "sends; no privacy figure on this page relies on the mixing."
+        ". Only the simulation, which owns the devices’ disks, can tell the rows apart. The broker sees the "
+        "sender; no privacy figure on this page relies on the mixing."
     )
 
     def draw(figure: Figure) -> None:
@@ -80,9 +82,9 @@ def _interleaving_words(measured: Interleaving | None, devices: int, rounds: int
     """Title and caption."""
     where = f"Over {counted(rounds, 'round')}" if rounds > 1 else "In the one round"
     if measured is None:
-        return "Too few fragments arrived to see an order", f"{where} no two fragments arrived together."
+        return "Too few fragments arrived to see an order", "No round has two fragments to compare."
     if devices == 1:
-        return "One device has nobody to mix with", f"{where} all fragments came from the same device."
+        return "One device has no others to mix with", f"{where} all fragments came from the same device."
     excess = measured.mixed - measured.expected_mixed
     if abs(excess) <= 3 * measured.deviation + 1e-9:
         title = "Fragments of all devices arrive mixed, as in a random order"
@@ -90,16 +92,16 @@ def _interleaving_words(measured: Interleaving | None, devices: int, rounds: int
         often = "more" if excess < 0 else "less"
         title = f"Fragments of a device arrive together {often} often than in a random order"
     caption = (
-        f"{where} {percent(measured.share)} of {measured.pairs:,} pairs of consecutive arrivals "
-        "came from different devices; "
-        f"a uniformly random order would give {percent(measured.expected_share)}, "
-        f"give or take {200 * measured.deviation / measured.pairs:.1f} points (two standard deviations)."
+        f"{where} {percent(measured.share)} of {counted(measured.pairs, 'pair')} of consecutive arrivals "
+        "came from different devices; a uniformly random order would give "
+        f"{percent(measured.expected_share)}, give or take {200 * measured.deviation / measured.pairs:.1f} "
+        "points (two standard deviations)."
     )
     return title, caption
 
 
 def ledgers_picture(record: RunRecord) -> Picture:
-    """What each device's ledger shows as spent and left of its lifetime budget."""
+    """The spent and the remaining lifetime budget of each device, by its ledger."""
     budgets = sorted(record.budgets, key=lambda budget: budget.device)
     if not budgets:
         return Picture("left", "No ledger was read", "The record holds no budgets.")
@@ -122,7 +124,7 @@ def ledgers_picture(record: RunRecord) -> Picture:
     shown = _with_least_left(budgets)
     if len(shown) < len(budgets):
         which = "unverified ledgers first, then the least left"
-        note = f"Shown are {len(shown)} of {len(budgets):,} devices: {which}. {note}"
+        note = f"Shown are {len(shown)} of {counted(len(budgets), 'device')}: {which}. {note}"
 
     def draw(figure: Figure) -> None:
         axes = figure.add_subplot()

@@ -1,4 +1,4 @@
-"""What the pictures have in common: their colours, their style, and the way into an HTML page.
+"""The common base of the pictures: colours, style, and conversion for an HTML page.
 
 matplotlib is used through its ``Figure`` object, never through pyplot's global state. Its colours
 come out as CSS variables, so that the pictures follow the reader's light or dark mode.
@@ -75,7 +75,7 @@ _STYLE: Final[dict[Any, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A picture and what it says. ``svg`` is None where there is nothing to draw."""
+    """A picture and its text. ``svg`` is None where there is nothing to draw."""
 
     key: str
     title: str
@@ -122,9 +122,9 @@ def _for_page(svg: str, key: str, label: str) -> Markup:
 
 
 def round_axis(axes: Axes, rounds: int) -> None:
-    """Let x be the round, from 1."""
+    """Let x be the round, from 1, with ticks at multiples of 1, 2 or 5 times a power of ten."""
     axes.set_xlim(0.4, rounds + 0.6)
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=True, min_n_ticks=1))
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=7, steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
     axes.set_xlabel("round")
 
 

@@ -8,7 +8,7 @@ pairs of the *same* device has
 - E[S²] = (N−1)·p₂ + 2(N−2)·p₃ + (N−2)(N−3)·p₂₂, where p₃ is the probability that three places
   have one device and p₂₂ that two disjoint pairs of places have one device each.
 
-It shows what the mixing does to the *order* of arrivals, and nothing else. No privacy figure
+It shows the effect of the mixing on the *order* of arrivals, and nothing else. No privacy figure
 rests on it.
 """
 

@@ -1,4 +1,4 @@
-"""The page itself: what the template is given, and the file that comes of it."""
+"""The page itself: the values for the template, and the file."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def render_report(record: RunRecord, directory: Path) -> str:
 
 
 def _with_code(sentence: str) -> Markup:
-    """``sentence`` for the page: what stands in backquotes is code, in which no line ends."""
+    """``sentence`` for the page: text in backquotes is code, without line breaks."""
     parts = sentence.split("`")
     if len(parts) % 2 == 0:
         return escape(sentence)
@@ -123,7 +123,7 @@ def _key_figures(record: RunRecord) -> list[_KeyFigure]:
     accuracy, baseline = record.accuracy_history, record.baseline_history
     without_noise = f"without noise {percent(baseline[-1])}" if baseline else "not run without noise"
     pace = f"{duration(median(record.seconds_by_round))} a round (median)" if record.seconds_by_round else ""
-    records = f"about {record.settings.records_per_device:,.0f} records each"
+    records = f"about {counted(record.settings.records_per_device, 'record')} each"
     restarts = "no restarts" if record.notes.restarts == 0 else counted(record.notes.restarts, "restart")
     return [
         _KeyFigure(
@@ -151,7 +151,7 @@ def _key_figures(record: RunRecord) -> list[_KeyFigure]:
         _KeyFigure(
             "Coordinator’s peak memory",
             mebibytes(record.notes.coordinator_peak_mib),
-            f"for {record.parameters:,} parameters",
+            f"for {counted(record.parameters, 'parameter')}",
         ),
     ]
 
@@ -170,7 +170,7 @@ def _fragment_figures(record: RunRecord) -> list[_KeyFigure]:
 
 
 def _alarms(record: RunRecord) -> list[str]:
-    """What a reader has to know before the rest."""
+    """Warnings that a reader must see first."""
     alarms = []
     broken = [str(budget.device) for budget in record.budgets if not budget.verified]
     if broken:
@@ -195,10 +195,10 @@ def _cap_effect(record: RunRecord) -> str | None:
     if not record.clamped or not record.kept or record.settings.cap_in_words.startswith("none"):
         return None
     if "device" in record.settings.cap_in_words:
-        return "how often it acted is not known, for devices do not tell"
+        return "its effect is unknown, because devices do not tell"
     return (
-        f"it clamped {fmean(record.clamped):,.0f} of {record.parameters:,} coordinates and shortened the "
-        f"step to {percent(fmean(record.kept))} of its length in a round, on average"
+        f"it clamped {fmean(record.clamped):,.0f} of {counted(record.parameters, 'coordinate')} and "
+        f"shortened the step to {percent(fmean(record.kept))} of its length in a round, on average"
     )
 
 

@@ -19,7 +19,8 @@ def accuracy_picture(record: RunRecord) -> Picture:
     accuracy, baseline = record.accuracy_history, record.baseline_history
     if not accuracy:
         return Picture("accuracy", "Accuracy was not measured", "There were no test data.")
-    caption = f"After round {len(accuracy)} the model gets {percent(accuracy[-1])} of the test records right"
+    right = percent(accuracy[-1])
+    caption = f"After round {len(accuracy)} the model classifies {right} of the test records correctly"
     if baseline:
         # Compare like with like, also where one of the two is shorter.
         together = min(len(accuracy), len(baseline))
@@ -30,9 +31,9 @@ def accuracy_picture(record: RunRecord) -> Picture:
         place = ", " if together == len(accuracy) else f"; at round {together} it is "
         caption += f"{place}{difference} the run without noise."
         note = (
-            "The run without noise has the same lots’ rate, clipping and optimiser. It protects nobody: "
-            "the simulation can make it because it owns all the data. One run each; both would come out "
-            "a little different next time."
+            "The run without noise has the same sampling rate, clipping and optimiser. It gives no privacy: "
+            "the simulation can do it because it owns all the data. One run each; a second pair would "
+            "differ a little."
         )
     else:
         title = f"Accuracy reaches {percent(accuracy[-1])}"
@@ -86,13 +87,13 @@ def budget_picture(record: RunRecord) -> Picture:
         f"{plain(record.settings.epsilon)} (δ = {plain(record.settings.delta)})."
     )
     note = (
-        "ε so far is what the run would have cost had it been fixed in advance to end with that round. A job "
-        "that is unfinished, or ended early for what was seen, is covered by the ε of the whole job."
+        "ε so far is the cost of a run planned in advance to end with that round. A job that is unfinished, "
+        "or that ended early because of its results, is covered by the ε of the whole job."
     )
     if len(spent) > 1:
         note += (
-            " ε does not add up over rounds: a round’s bar is how much the bound on the whole run grew by "
-            "it, and early rounds look dear because of what δ costs once."
+            " ε does not add up over rounds: a round’s bar is the growth of the bound on the whole run, and "
+            "early rounds look expensive because δ has a cost that is paid once."
         )
 
     def draw(figure: Figure) -> None:

@@ -11,7 +11,7 @@ import cbor2
 import numpy as np
 import pytest
 from fleets import make_plan, make_task, records, terms
-from ledgers import DATASET, charge_for, open_state
+from ledgers import DATASET, LIMITS, charge_and_spool, charge_for, open_state
 
 from agent.admission import Declined, admit
 from agent.charges import Budget, Price
@@ -20,9 +20,13 @@ from dpagent.errors import ParameterError, PlanError
 from dpagent.learning.data.dataset import ArrayDataset, Dataset
 from dpagent.learning.models.built_ins import built_in
 from dpagent.learning.models.description import from_description
+from dpagent.privacy.accounting.imperfect_noise import imperfect_delta
 from dpagent.privacy.accounting.pld import PldAccountant
 from dpagent.privacy.events import GaussianEvent, poisson_sampled
+from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian
 from dpagent.privacy.mechanisms.mechanism import NOISE_SHARE
+from dpagent.privacy.mechanisms.registry import MECHANISMS
+from dpagent.privacy.statement import Adjacency, Trust, Unit
 from dpagent.protocol.messages import Plan
 from dpagent.protocol.task import RoundTask
 
@@ -62,19 +66,19 @@ def states(path: Path) -> Iterator[Any]:
 
 
 def accepted(state: AgentState, plan: Plan, dataset: str = DATASET, now: float = 0.0) -> Price:
-    return admit(RoundTask.of(plan), DATA, state.ledger, dataset, now=now)
+    return admit(RoundTask.of(plan), DATA, state.ledger, dataset, LIMITS, now=now)
 
 
 def declined(
     state: AgentState, plan: Plan, data: Dataset = DATA, dataset: str = DATASET, now: float = 0.0
 ) -> str:
     with pytest.raises((Declined, PlanError)) as caught:
-        admit(RoundTask.of(plan), data, state.ledger, dataset, now=now)
+        admit(RoundTask.of(plan), data, state.ledger, dataset, LIMITS, now=now)
     return str(caught.value)
 
 
 def take_part(state: AgentState, plan: Plan, dataset: str = DATASET) -> None:
-    state.charge_and_spool(charge_for(plan, DATA, state.ledger, dataset), [])
+    charge_and_spool(state, charge_for(plan, DATA, state.ledger, dataset), [])
 
 
 # --- fitting ------------------------------------------------------------------------------------
@@ -133,7 +137,9 @@ def test_data_of_another_shape_and_labels_beyond_the_model_are_declined(states: 
 
 def test_the_number_of_records_is_not_looked_at(states: Any) -> None:
     state = states(50.0)
-    assert admit(make_task(), records(1), state.ledger, DATASET, now=0.0) == accepted(state, make_plan())
+    assert admit(make_task(), records(1), state.ledger, DATASET, LIMITS, now=0.0) == accepted(
+        state, make_plan()
+    )
 
 
 def test_views_of_records_and_a_front_end_exclude_each_other(states: Any) -> None:
@@ -343,3 +349,43 @@ def test_a_mechanism_that_this_device_cannot_run_is_declined(
 ) -> None:
     """Unknown, or out of its ranges in this round or a later one: a reason, and no error of the protocol."""
     assert said in declined(states(50.0), make_plan(**changes))
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [("unit", Unit.DEVICE), ("adjacency", Adjacency.REPLACE_ONE), ("trust", Trust.COORDINATOR)],
+)
+def test_a_guarantee_of_another_kind_is_declined(
+    states: Any, monkeypatch: pytest.MonkeyPatch, part: str, value: Unit | Adjacency | Trust
+) -> None:
+    """A ledger adds up ε only where unit, neighbours and trust are alike."""
+    other: Any = type("Other", (DiscretisedGaussian,), {"name": "other-guarantee", part: value})
+    monkeypatch.setitem(MECHANISMS, "other-guarantee", other)
+    limits = LIMITS.model_copy(update={"mechanisms": (other.name,)})
+    task = RoundTask.of(make_plan(mechanism={"name": other.name}))
+    with pytest.raises(Declined) as caught:
+        admit(task, DATA, states(50.0).ledger, DATASET, limits, now=0.0)
+    text = str(caught.value)
+    assert other.name in text
+    assert (value if part == "trust" else value.meaning) in text
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_round_up_to_the_last_charged_one_is_declined(states: Any, number: int) -> None:
+    """Its reservation covers each round once: the same round, announced anew, would be free."""
+    state = states(500.0)
+    take_part(state, make_plan(round=2))
+    text = declined(state, make_plan(round=number))
+    assert f"round {number}" in text
+    assert "round 2" in text
+    accepted(state, make_plan(round=3))
+
+
+def test_the_check_before_the_pricing_declines_nothing_that_the_price_allows(states: Any) -> None:
+    """At the least δ for ε = 0.1, a job that costs less is accepted; at half of it, it is declined."""
+    cheap = terms(noise_multipliers=[200.0])
+    distance = make_task(**cheap).mechanism.statistical_distance
+    least = imperfect_delta(0.1, 0.0, distance) / NOISE_SHARE
+    state = states(50.0)
+    assert 0 < accepted(state, make_plan(**cheap, delta=least)).job_epsilon < 0.1
+    assert "to δ" in declined(state, make_plan(**cheap, delta=least / 2))

@@ -5,21 +5,23 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from pathlib import Path
+from typing import Any
 
 import pytest
 from brokers import Broker, wait_for, wait_until
 from clocks import MovableClock
-from fleets import make_plan, records
-from ledgers import charge_for, open_state
+from fleets import make_plan
+from lines import Line
 from observers import Observer
 from scipy import stats
 
 from agent.publisher import Publisher
 from agent.spool import UNSCHEDULED, SpooledFragment
 from agent.state import AgentState
+from dpagent.protocol.messages import Plan
 from dpagent.protocol.topics import Topics
-from dpagent.transport.session import Acknowledged, Connected, MqttSession
+from dpagent.storage import transaction
+from dpagent.transport.session import Acknowledged, Connected
 
 SLOT_S, JITTER_S = 40.0, 100.0
 PLAN = make_plan(compute_slot_s=SLOT_S, jitter_window_s=JITTER_S)
@@ -28,50 +30,47 @@ BURST = 10
 _numbers = itertools.count()
 
 
-def fragments(count: int) -> list[SpooledFragment]:
-    return [
-        SpooledFragment(number.to_bytes(16, "big"), b"message %d" % number, UNSCHEDULED)
-        for number in range(count)
-    ]
-
-
-@pytest.fixture
-def fleet() -> str:
-    return f"publishers-{next(_numbers)}"
-
-
-@pytest.fixture
-def state(tmp_path: Path) -> Iterator[AgentState]:
-    state = open_state(tmp_path / "state")
-    yield state
-    state.close()
-
-
-@pytest.fixture
-def session(mosquitto: Broker, fleet: str) -> Iterator[MqttSession]:
-    with mosquitto.session(f"device-of-{fleet}") as session:
-        wait_for(session, Connected)
-        yield session
-
-
-@pytest.fixture
-def observer(mosquitto: Broker, fleet: str) -> Iterator[Observer]:
-    with Observer(mosquitto, fleet) as observer:
-        yield observer
-
-
 @pytest.fixture
 def clock() -> MovableClock:
-    return MovableClock()
+    return MovableClock(unix=5_000.0)
 
 
 @pytest.fixture
-def publisher(state: AgentState, session: MqttSession, fleet: str, clock: MovableClock) -> Publisher:
-    return Publisher(state, session, Topics(fleet).fragments, RATE, clock)
+def line() -> Line:
+    return Line()
 
 
-def spool(state: AgentState, count: int) -> None:
-    state.charge_and_spool(charge_for(PLAN, records(20), state.ledger), fragments(count))
+def unsealed(fragment: bytes, plan: Plan) -> bytes:
+    """So that a test can tell which fragment left."""
+    return fragment
+
+
+@pytest.fixture
+def publisher(state: AgentState, line: Line, clock: MovableClock) -> Publisher:
+    session: Any = line
+    return Publisher(
+        state,
+        session,
+        "fragments",
+        messages_per_second=RATE,
+        period_s=PLAN.compute_slot_s,
+        clock=clock,
+        seal=unsealed,
+    )
+
+
+def digest(number: int) -> bytes:
+    return number.to_bytes(16, "big")
+
+
+def message(number: int) -> bytes:
+    return b"message %d" % number
+
+
+def spool(state: AgentState, count: int, due_at: float = UNSCHEDULED) -> None:
+    fragments = [SpooledFragment(digest(number), message(number), due_at) for number in range(count)]
+    with transaction(state.connection):
+        state.spool.put("job", 1, fragments)
 
 
 def due_times(state: AgentState) -> list[float]:
@@ -79,16 +78,12 @@ def due_times(state: AgentState) -> list[float]:
     return [row[0] for row in rows]
 
 
-def sent(state: AgentState) -> int:
-    return int(state.connection.execute("SELECT count(*) FROM fragments WHERE state = 'sent'").fetchone()[0])
-
-
 # --- times --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("elapsed", "slots"),
-    [(0.0, 1), (0.3, 1), (0.74, 1), (0.76, 2), (0.99, 2), (1.0, 2), (1.74, 2), (1.76, 3), (7.5, 8), (7.8, 9)],
+    [(0.0, 1), (0.5, 1), (0.74, 1), (0.75, 2), (1.0, 2), (1.74, 2), (1.75, 3), (7.8, 9), (20.9, 22)],
 )
 def test_the_window_opens_on_a_grid_of_slots_whatever_training_took(
     state: AgentState, publisher: Publisher, clock: MovableClock, elapsed: float, slots: int
@@ -96,14 +91,15 @@ def test_the_window_opens_on_a_grid_of_slots_whatever_training_took(
     """So times tell nothing of a private lot; a window about to open is let pass."""
     arrived_at = clock.monotonic()
     publisher.open_window(PLAN, arrived_at)
-    spool(state, 30)
+    spool(state, 200)
     clock.advance(elapsed * SLOT_S)
     publisher.draw_times()
     opens_at = arrived_at + slots * SLOT_S
     times = due_times(state)
-    assert len(times) == 30
-    assert opens_at <= times[0] <= times[-1] <= opens_at + JITTER_S
-    assert times[-1] - times[0] > JITTER_S / 2
+    assert opens_at <= times[0] < opens_at + JITTER_S / 2 < times[-1] <= opens_at + JITTER_S
+    assert len(set(times)) == 200
+    publisher.draw_times()
+    assert set(times).isdisjoint(due_times(state)), "drawn anew"
 
 
 def test_times_are_uniform_in_the_window_and_say_nothing_of_the_order(
@@ -128,7 +124,7 @@ def test_without_jitter_all_leave_when_the_window_opens(
 
 
 def test_times_are_drawn_anew_after_an_interruption(
-    state: AgentState, publisher: Publisher, clock: MovableClock
+    state: AgentState, publisher: Publisher, line: Line, clock: MovableClock
 ) -> None:
     """At their old times, all that are overdue would leave at once."""
     arrived_at = clock.monotonic()
@@ -141,128 +137,187 @@ def test_times_are_drawn_anew_after_an_interruption(
     times = due_times(state)
     assert opens_at <= times[0] <= times[-1] <= opens_at + JITTER_S
     publisher.publish_due()
-    assert sent(state) == 0
+    assert line.sent == []
 
 
-def test_nothing_has_a_time_before_a_plan_has_come(
-    state: AgentState, publisher: Publisher, clock: MovableClock
+def test_nothing_leaves_before_a_plan_has_come(
+    state: AgentState, publisher: Publisher, line: Line, clock: MovableClock
 ) -> None:
     """What was pending at the last start has times of another boot's clock."""
-    spool(state, 3)
-    state.reschedule([(clock.monotonic() - 5.0, digest) for digest in state.spool.pending()])
+    spool(state, 3, clock.monotonic() - 5.0)
     publisher.draw_times()
     publisher.publish_due()
-    assert sent(state) == 0
+    assert line.sent == []
     assert publisher.due_in_s() == math.inf, "or the loop would turn for nothing"
 
 
 # --- publishing ---------------------------------------------------------------------------------
 
 
-def at_its_time(state: AgentState, publisher: Publisher, clock: MovableClock, count: int) -> None:
-    """``count`` fragments, all of them due."""
-    spool(state, count)
-    publisher.open_window(PLAN, clock.monotonic())
-    publisher.draw_times()
-    clock.advance(SLOT_S + JITTER_S)
-
-
 def test_each_fragment_leaves_at_its_time_and_not_before(
-    state: AgentState, publisher: Publisher, clock: MovableClock, observer: Observer
+    state: AgentState, publisher: Publisher, line: Line, clock: MovableClock
 ) -> None:
     # A window so short that nothing is sent again in it.
     publisher.open_window(PLAN.model_copy(update={"jitter_window_s": 4.0}), clock.monotonic())
     spool(state, 5)
     publisher.draw_times()
-    times = due_times(state)
-    for number, time in enumerate(times):
+    for number, time in enumerate(due_times(state)):
         before = time - 1e-6 - clock.monotonic()
         if before > 0:
             clock.advance(before)
             publisher.publish_due()
-            assert sent(state) == number
+            assert len(line.sent) == number
             assert 0 < publisher.due_in_s() <= 1e-3
         clock.advance(time - clock.monotonic())
         publisher.publish_due()
-        assert sent(state) == number + 1
-    wait_until(lambda: len(observer.fragments) == 5, "the fragments")
-    assert set(observer.fragments) == {fragment.message for fragment in fragments(5)}
+        assert len(line.sent) == number + 1
+    assert set(line.sent) == {message(number) for number in range(5)}
     row = state.connection.execute("SELECT max(first_sent_at) FROM fragments").fetchone()
     assert row[0] == clock.unix()
 
 
-def test_no_more_than_a_burst_leaves_at_once_and_then_at_the_rate(
-    state: AgentState, publisher: Publisher, clock: MovableClock, observer: Observer
+def test_a_burst_leaves_at_once_and_then_the_rate_holds(
+    state: AgentState, publisher: Publisher, line: Line, clock: MovableClock
 ) -> None:
-    at_its_time(state, publisher, clock, 30)
-    publisher.publish_due()
-    assert sent(state) == BURST
-    publisher.publish_due()
-    assert sent(state) == BURST
-    assert publisher.due_in_s() == pytest.approx(1 / RATE)
-    clock.advance(publisher.due_in_s())
-    publisher.publish_due()
-    assert sent(state) == BURST + 1
-    clock.advance(3.0)
-    publisher.publish_due()
-    assert sent(state) == BURST + 1 + int(3.0 * RATE)
-    wait_until(lambda: len(observer.fragments) == sent(state), "what was sent")
-
-
-def test_an_allowance_that_is_not_used_grows_to_a_burst_and_no_further(
-    state: AgentState, publisher: Publisher, clock: MovableClock
-) -> None:
-    clock.advance(86_400.0)
-    at_its_time(state, publisher, clock, 3 * BURST)
-    publisher.publish_due()
-    assert sent(state) == BURST
+    clock.advance(86_400.0)  # an allowance that is not used grows no further than a burst
+    spool(state, 60, clock.monotonic())
+    publisher.open_window(PLAN, clock.monotonic())
+    sent = []
+    for seconds in (0.0, 0.0, 0.25, 0.25, 1.0, 1_000.0, 0.0):
+        clock.advance(seconds)
+        publisher.publish_due()
+        sent.append(len(line.sent))
+    assert sent == [BURST, 10, 10, 11, 13, 13 + BURST, 23]
+    assert publisher.due_in_s() == 1 / RATE, "until there is an allowance for one"
 
 
 def test_what_no_receipt_names_goes_again_and_what_one_names_does_not(
-    state: AgentState, publisher: Publisher, clock: MovableClock, observer: Observer
+    state: AgentState, publisher: Publisher, line: Line, clock: MovableClock
 ) -> None:
-    at_its_time(state, publisher, clock, 6)
+    spool(state, 6, clock.monotonic())
+    publisher.open_window(PLAN, clock.monotonic())
     publisher.publish_due()
-    now = clock.monotonic()
-    assert all(now + 5.0 <= time <= now + 10.0 for time in due_times(state))
-    assert len(set(due_times(state))) == 6, "each at a random time of its own"
-    counted = [fragment.digest for fragment in fragments(2)]
-    state.mark_counted(counted)
+    now, times = clock.monotonic(), due_times(state)
+    assert now + 5.0 <= times[0] < times[-1] <= now + 10.0
+    assert len(set(times)) == 6, "each at a random time of its own"
+    first_sent = state.connection.execute("SELECT DISTINCT first_sent_at FROM fragments").fetchall()
+    assert [tuple(row) for row in first_sent] == [(5_000.0,)]
+    state.mark_counted([digest(0), digest(1)], 0.0)
     clock.advance(4.999)
     publisher.publish_due()
-    wait_until(lambda: len(observer.fragments) == 6, "the first time")
+    assert len(line.sent) == 6
     clock.advance(5.001)
     publisher.publish_due()
-    wait_until(lambda: len(observer.fragments) == 10, "the second time")
-    again = sorted(observer.fragments[6:])
-    assert again == sorted(fragment.message for fragment in fragments(6)[2:])
-    state.mark_counted([fragment.digest for fragment in fragments(6)])
+    assert sorted(line.sent[6:]) == [message(number) for number in range(2, 6)]
+    state.mark_counted([digest(number) for number in range(6)], 0.0)
     assert publisher.due_in_s() == math.inf
+
+
+def test_what_the_session_does_not_take_stays_due(
+    publisher: Publisher, state: AgentState, line: Line, clock: MovableClock
+) -> None:
+    spool(state, 12, clock.monotonic())
+    publisher.open_window(PLAN, clock.monotonic())
+    line.accepts = 0
+    publisher.publish_due()
+    assert due_times(state) == [clock.monotonic()] * 12
+    line.accepts, line.room = 1_000, 4
+    publisher.publish_due()
+    assert len(line.sent) == 4
+    assert publisher.due_in_s() == math.inf, "room is an event of its own"
+    publisher.publish_due()
+    assert len(line.sent) == 4
+    line.room = 1_000
+    publisher.publish_due()
+    assert len(line.sent) == 10, "the allowance was used by what was sent alone"
+    assert len(set(line.sent)) == 10, "what had left before the room ended was noted"
+
+
+def test_what_had_left_before_the_session_took_no_more_is_noted(
+    publisher: Publisher, state: AgentState, line: Line, clock: MovableClock
+) -> None:
+    spool(state, 8, clock.monotonic())
+    publisher.open_window(PLAN, clock.monotonic())
+    line.accepts = 3
+    publisher.publish_due()
+    assert len(line.sent) == 3
+    assert len(state.spool.due(clock.monotonic(), 10)) == 5
+
+
+def test_how_long_there_is_nothing_to_do(
+    publisher: Publisher, state: AgentState, line: Line, clock: MovableClock
+) -> None:
+    publisher.open_window(PLAN, clock.monotonic())
+    assert publisher.due_in_s() == math.inf
+    spool(state, 1, clock.monotonic() + 2.0)
+    assert publisher.due_in_s() == 2.0
+    clock.advance(5.0)
+    assert 0.0 < publisher.due_in_s() <= 0.01, "at once, but not in a loop that is busy"
+
+
+# --- at a broker --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def fleet() -> str:
+    return f"publishers-{next(_numbers)}"
+
+
+@pytest.fixture
+def observer(mosquitto: Broker, fleet: str) -> Iterator[Observer]:
+    with Observer(mosquitto, fleet) as observer:
+        yield observer
 
 
 def test_nothing_is_marked_as_sent_without_a_connection(
     state: AgentState, mosquitto: Broker, fleet: str, clock: MovableClock
 ) -> None:
     session = mosquitto.session("device")  # never started
-    publisher = Publisher(state, session, Topics(fleet).fragments, RATE, clock)
-    at_its_time(state, publisher, clock, 3)
+    publisher = Publisher(
+        state,
+        session,
+        Topics(fleet).fragments,
+        messages_per_second=RATE,
+        period_s=PLAN.compute_slot_s,
+        clock=clock,
+        seal=unsealed,
+    )
+    spool(state, 3, clock.monotonic())
+    publisher.open_window(PLAN, clock.monotonic())
     publisher.publish_due()
-    assert sent(state) == 0
+    assert due_times(state) == [clock.monotonic()] * 3
     assert publisher.due_in_s() == math.inf, "a connection is an event of its own"
 
 
 def test_no_more_is_handed_to_the_session_than_leaves_at_once(
-    state: AgentState, session: MqttSession, fleet: str, clock: MovableClock, observer: Observer
+    state: AgentState, mosquitto: Broker, fleet: str, clock: MovableClock, observer: Observer
 ) -> None:
     """What the session held back it would send later, in one burst."""
-    publisher = Publisher(state, session, Topics(fleet).fragments, 1e6, clock)
-    at_its_time(state, publisher, clock, 200)
-    acknowledged = 0
-    while sent(state) < 200:
-        while session.has_room and sent(state) < 200:
-            clock.advance(1e-3)
-            publisher.publish_due()
-        assert sent(state) - acknowledged <= 20
-        wait_for(session, Acknowledged)
-        acknowledged += 1
-    wait_until(lambda: len(observer.fragments) == 200, "their arrival")
+
+    def sent() -> int:
+        query = "SELECT count(*) FROM fragments WHERE state = 'sent'"
+        return int(state.connection.execute(query).fetchone()[0])
+
+    with mosquitto.session(f"device-of-{fleet}") as session:
+        wait_for(session, Connected)
+        publisher = Publisher(
+            state,
+            session,
+            Topics(fleet).fragments,
+            messages_per_second=1e6,
+            period_s=PLAN.compute_slot_s,
+            clock=clock,
+            seal=unsealed,
+        )
+        spool(state, 200, clock.monotonic())
+        publisher.open_window(PLAN, clock.monotonic())
+        acknowledged = 0
+        while sent() < 200:
+            while session.has_room and sent() < 200:
+                clock.advance(1e-3)
+                publisher.publish_due()
+            assert sent() - acknowledged <= 20
+            wait_for(session, Acknowledged)
+            acknowledged += 1
+        wait_until(lambda: len(observer.fragments) == 200, "their arrival")
+    assert set(observer.fragments) == {message(number) for number in range(200)}

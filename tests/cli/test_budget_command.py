@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from commands import Result, dpagent
 from fleets import make_plan, records
-from ledgers import BUDGET, DATASET, charge_for, open_state
+from ledgers import BUDGET, DATASET, charge_and_spool, charge_for, open_state
 
 from cli.tables import render_table
 from dpagent.privacy.statement import Adjacency, Trust, Unit
@@ -25,7 +25,7 @@ def state_dir(tmp_path: Path) -> Path:
     """A ledger with two charges of a job of three rounds."""
     state = open_state(tmp_path / "state")
     for number in (1, 2):
-        state.charge_and_spool(charge_for(make_plan(round=number), records(20), state.ledger), [])
+        charge_and_spool(state, charge_for(make_plan(round=number), records(20), state.ledger), [])
     state.close()
     return tmp_path / "state"
 

@@ -193,8 +193,8 @@ def test_the_graph_of_a_built_in_model_is_one_that_devices_know() -> None:
     [
         (["show", "no-such"], 3, "expected one of cifar-cnn, digits"),
         (["show", "missing.yaml"], 3, "missing.yaml"),
-        (["show", "{own}", "--microbatch", "65"], 2, "less than or equal to 64"),
-        (["graph", "digits", "--views", "0"], 2, "greater than or equal to 1"),
+        (["show", "{own}", "--microbatch", "65"], 9, "a number of at most 64"),
+        (["graph", "digits", "--views", "0"], 9, "a number of at least 1"),
         (["graph", "digits", "--output", "no/x.onnx"], 8, "no/x.onnx"),
         (["show", "{bad}"], 3, "layer 0 conv2d: unknown key 'wide'"),
     ],

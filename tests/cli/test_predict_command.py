@@ -123,7 +123,7 @@ def test_what_is_unreadable_is_named_and_the_others_are_answered(model: Path, tm
     assert "2.png: it is not a picture" in text
     assert "cut.png: " in text
     assert f"There is no file or directory {tmp_path / 'missing'}" in text
-    assert "5 inputs. 3 without an answer" in text
+    assert "1 path could not be read as inputs, as said above. 4 inputs. 2 without an answer" in text
     assert "\x1b" not in result.stderr
     document = predicted(model, tmp_path / "x", code=4)
     (first, _), (third, _) = expected(pixels)
@@ -285,7 +285,7 @@ def test_a_file_that_is_no_model_of_ours_is_refused(tmp_path: Path) -> None:
         (["missing.onnx", "{png}"], 4, "There is no model file missing.onnx"),
         (["{tmp}", "{png}"], 4, "is a directory; expected a model file"),
         (["{model}"], 2, "Missing argument 'INPUT'"),
-        (["{model}", "{npz}"], 4, "the records have shape (4,); model 'linear' takes (8, 12, 3)"),
+        (["{model}", "{npz}"], 4, "a record has 4 values; model 'linear' takes 8 × 12 × 3"),
         (["{model}", "{png}", "--size", "3x3"], 3, "have 27 values; model 'linear' takes 288"),
         (["{model}", "{png}", "--classes", "a,b"], 3, "There are 2 classes (a, b); model 'linear' has 3"),
         (["{model}", "{png}", "--classes", "owl,fox,cat"], 3, "itself names cat, fox, owl"),
@@ -293,7 +293,7 @@ def test_a_file_that_is_no_model_of_ours_is_refused(tmp_path: Path) -> None:
         (["{model}", "{empty}"], 4, "is an empty folder"),
         (["{model}", "{png}", "--json", "no/x.json"], 8, "no/x.json"),
         (["{model}", "{png}", "--json", "/dev/null"], 8, "regular file"),
-        (["{model}", "{png}", "--top", "0"], 2, "greater than or equal to 1"),
+        (["{model}", "{png}", "--top", "0"], 9, "`--top`: got '0'; expected a number of at least 1"),
     ],
 )
 def test_what_is_wrong_is_one_sentence_and_a_code(
@@ -339,3 +339,23 @@ def test_a_reader_that_leaves_ends_it_quietly(model: Path, tmp_path: Path) -> No
     assert len(result.stdout.splitlines()) == 2
     assert "Traceback" not in result.stderr
     assert "cannot be written" not in result.stderr
+
+
+def test_records_of_another_shape_are_a_path_and_no_input(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model.onnx", (4,), 2)
+    save_npz(tmp_path / "wide.npz", ArrayDataset(np.zeros((3, 5), np.float32), np.array([0, 1, 0]), 2))
+    (tmp_path / "rows.csv").write_text("a,b,c\n1,2,3\n")
+    (tmp_path / "marks.csv").write_text("a;b;c;d\n1;2;3;4\n")
+    paths = [tmp_path / name for name in ("wide.npz", "rows.csv", "marks.csv")]
+    result = run(model, *paths)
+    assert (result.returncode, result.stdout) == (4, "")
+    for expected in (
+        f"{paths[0]}: a record has 5 values; model 'linear' takes 4 values.",
+        f"{paths[1]}: a record has 3 values; model 'linear' takes 4 values.",
+        f"{paths[2]}: the cells of the first row, 'a;b;c;d', seem to be separated by ';'",
+        "3 paths could not be read as inputs",
+    ):
+        assert expected in result.stderr
+    assert "1 input" not in result.stderr
+    images = write_model(tmp_path / "images.onnx", SHAPE, 3)
+    assert "takes 8 × 12 × 3 values" in run(images, paths[0]).stderr

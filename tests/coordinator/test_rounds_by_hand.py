@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from coordinator import planning
 from coordinator.daemon import _BATCH, Coordinator
+from coordinator.seats import OpenedFragment
 from coordinator.settings import FleetSettings, load_fleet_settings
-from coordinator.store import OpenedFragment, StoreReader
+from coordinator.store import StoreReader
 from dpagent.errors import PlanError
 from dpagent.protocol.messages import MAX_WHOLE_BYTES
 from dpagent.protocol.task import RoundTask
@@ -53,22 +54,24 @@ def begin() -> Iterator[Begin]:
 _identities = itertools.count()
 
 
-def run_round(coordinator: Coordinator, update: Callable[[RoundTask], NDArray[np.int64]]) -> RoundTask:
-    """Open a round, count one device's update and close it."""
+def run_round(coordinator: Coordinator, *updates: Callable[[RoundTask], NDArray[np.int64]]) -> RoundTask:
+    """Open a round, count each device's update and close it."""
     cycle = coordinator._cycle
     cycle.open()
     task = cycle._task
     assert task is not None
     number, block = task.plan.round, task.plan.wire.block
-    values = update(task)
-    values = np.concatenate([values, np.zeros(-len(values) % block, np.int64)]).reshape(-1, block)
-    coordinator._store.count(
-        [
-            OpenedFragment(next(_identities).to_bytes(16, "big"), number, position, row, 0.0)
-            for position, row in enumerate(values)
-        ],
-        number,
-    )
+    for update in updates:
+        values = update(task)
+        values = np.concatenate([values, np.zeros(-len(values) % block, np.int64)]).reshape(-1, block)
+        coordinator._store.count(
+            [
+                OpenedFragment(next(_identities).to_bytes(16, "big"), number, position, row, 0.0)
+                for position, row in enumerate(values)
+            ],
+            number,
+            seats=len(updates),
+        )
     cycle._close(cycle.progress())
     return task
 
@@ -114,6 +117,48 @@ def test_steps_are_counted_and_not_rounds(
     # From 0.3 to 0.03 over three steps, as of their beginnings: 0.3, 0.21, 0.12.
     for step, expected in zip(moved, (0.3, 0.21, 0.12), strict=True):
         np.testing.assert_allclose(step, expected, rtol=1e-4)
+
+
+def huge(task: RoundTask) -> NDArray[np.int64]:
+    return np.full(task.dimension, 30_000, np.int64)
+
+
+@pytest.mark.parametrize("kind", ["gradients", "a projection", "a quantile"])
+def test_a_median_of_three_devices_is_what_two_of_them_agree_on(
+    tmp_path: Path, begin: Begin, kind: str
+) -> None:
+    """Weights, directions and the next clip norm do not change with what the third sends."""
+    projected_model(tmp_path)
+    changes: dict[str, Any] = {"rounds": 3, "devices": 3}
+    if kind == "a projection":
+        changes["model"] = {"name": "projected.yaml"}
+    if kind == "a quantile":
+        changes["privacy"] = {"clipping": {"kind": "quantile"}}
+    found = []
+    for number, (kinds, third) in enumerate(itertools.product(("median-of-means", "mean"), (noise, huge))):
+        coordinator = begin(
+            settings_of(
+                tmp_path, state_dir=f"state-{number}", aggregation={"kind": kinds, "groups": 3}, **changes
+            )
+        )
+        for _ in range(2):
+            task = run_round(coordinator, noise, noise, third)
+        norms = coordinator._cycle._clip_norm
+        assets = sorted(coordinator._models.assets.items())
+        found.append((coordinator._cycle._weights.tobytes(), norms, assets, task.clipping.norms))
+    assert found[0] == found[1] == found[2]
+    assert found[3] != found[2]
+
+
+def test_a_median_of_groups_goes_on_with_fewer_devices_than_groups(tmp_path: Path, begin: Begin) -> None:
+    """Two of five come: the median of two groups of one is their mean."""
+    found = []
+    for kinds in ("median-of-means", "mean"):
+        settings = settings_of(tmp_path, state_dir=kinds, devices=5, aggregation={"kind": kinds, "groups": 5})
+        coordinator = begin(settings)
+        run_round(coordinator, noise, huge)
+        found.append(coordinator._cycle._weights)
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-5)
 
 
 def test_a_job_with_a_projection_and_no_round_to_step_in_is_refused(tmp_path: Path, begin: Begin) -> None:

@@ -218,7 +218,7 @@ def test_a_hopeless_run_is_called_so_from_beginning_to_end(tmp_path: Path) -> No
         (["--data-dir", "DATA", "--epsilon", "100"], 9, "smaller ε"),
         (["--data-dir", "DATA", "--model", "digits"], 4, "(4,)"),
         (["--data-dir", "DATA", "--model", "none.yaml"], 3, "none.yaml"),
-        (["--data-dir", "DATA", "--classes", "a"], 3, "--classes"),
+        (["--data-dir", "DATA", "--classes", "a"], 2, "--classes"),
         (["--data-dir", "DATA", "--split", "file"], 4, "--split iid"),
         (["--data-dir", "DATA", "--split", "class", "--classes-per-device", "40"], 4, "shards"),
         (["--data-dir", "DATA", "--devices", "150"], 4, "fewer devices"),
@@ -226,7 +226,7 @@ def test_a_hopeless_run_is_called_so_from_beginning_to_end(tmp_path: Path) -> No
         (
             ["--data-dir", "DATA", "--test-share", "0.1", "--test-data", "DATA"],
             2,
-            "--test-data: not together",
+            "`--test-data`: not together",
         ),
         (["--data-dir", "DATA", "--test-data", "nowhere"], 4, "nowhere"),
         (["--data-dir", "DATA", "--window", "8"], 3, "csv"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -140,7 +140,7 @@ def test_a_target_beyond_the_noise_that_devices_accept_says_so(
     epsilon: float, delta: float, rounds: int, accountant: Literal["rdp", "pld"] | None
 ) -> None:
     with pytest.raises(
-        PlanError, match=f"epsilon {epsilon:g} at delta {delta:g} .* {rounds} rounds"
+        PlanError, match=f"epsilon {epsilon:g} at delta {delta:g} .* {rounds:,} round"
     ) as error:
         calibrate(
             Schedule("uniform"), gaussian_family(1.0), epsilon=epsilon, delta=delta, rounds=rounds,
@@ -215,9 +215,9 @@ def test_a_price_is_that_of_the_accountants() -> None:
     ],
 )
 def test_bad_parameters_are_named(name: str, value: object, message: str) -> None:
-    arguments: dict[str, object] = {"epsilon": 1.0, "delta": 1e-5, "rounds": 10, name: value}
+    arguments: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-5, "rounds": 10, name: value}
     with pytest.raises(ParameterError, match=message):
-        calibrate(Schedule(), gaussian_family(0.1), **arguments)  # type: ignore[arg-type]
+        calibrate(Schedule(), gaussian_family(0.1), **arguments)
 
 
 @pytest.mark.parametrize(("rate", "steps", "message"), [(1.5, 1, "sampling rate"), (0.1, 0, "count")])
@@ -225,3 +225,22 @@ def test_bad_families_are_named(rate: float, steps: int, message: str) -> None:
     for family in (gaussian_family(rate, steps), laplace_family(rate, steps)):
         with pytest.raises(ParameterError, match=message):
             calibrate(Schedule(), family, epsilon=1.0, delta=1e-5, rounds=3)
+
+
+@pytest.mark.parametrize("edge", [0.5, 0.9092])
+def test_a_cost_in_stairs_is_met_with_the_margin_too(edge: float) -> None:
+    """The target less 1e-8 is too near to it, however long the search stays on that stair."""
+
+    def stairs(noise: float) -> ApproximateEvent:
+        if not 0.9 * edge <= noise < 1:
+            return ApproximateEvent(0.9 * edge / noise)
+        return ApproximateEvent((1 - 1e-8 if noise < edge else 1 - 5e-5) * 0.9)
+
+    plan = calibrate(Schedule("uniform"), EventFamily(stairs, "epsilon"), epsilon=0.9, delta=0.0, rounds=1)
+    assert 0.9 * (1 - 1e-4) <= plan.epsilon_by_round[-1] <= 0.9 * (1 - 1e-6)
+    assert plan.epsilon_by_round[-1] == stairs(plan.noise_multipliers[0]).epsilon
+
+
+def test_a_schedule_is_one() -> None:
+    with pytest.raises(ParameterError, match="schedule is a str"):
+        calibrate("uniform", gaussian_family(0.1), epsilon=1.0, delta=1e-5, rounds=2)  # type: ignore[arg-type]

@@ -89,7 +89,7 @@ def test_bad_arrays_are_named() -> None:
     moments = SecondMoments(3, 1.0)
     with pytest.raises(ParameterError, match="records have shape"):
         moments.total(np.zeros((2, 4)))
-    with pytest.raises(ParameterError, match="released has shape"):
+    with pytest.raises(ParameterError, match="noisy_sum has shape"):
         moments.matrix(np.zeros(5))
     with pytest.raises(ParameterError, match="components is 4"):
         leading_directions(np.eye(3), 4)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import FrozenInstanceError
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpagent.errors import ParameterError, PlanError
-from dpagent.privacy.schedules import Schedule
+from dpagent.privacy.schedules import Schedule, ScheduleKind
 
 
 @given(
@@ -21,8 +22,10 @@ from dpagent.privacy.schedules import Schedule
     ratio=st.floats(1, 100),
     rounds=st.integers(1, 3000),
 )
-def test_shares_are_positive_rising_and_sum_to_one(kind: str, step: float, ratio: float, rounds: int) -> None:
-    shares = Schedule(kind, step=step, ratio=ratio).shares(rounds)  # type: ignore[arg-type]
+def test_shares_are_positive_rising_and_sum_to_one(
+    kind: ScheduleKind, step: float, ratio: float, rounds: int
+) -> None:
+    shares = Schedule(kind, step=step, ratio=ratio).shares(rounds)
     assert shares.shape == (rounds,)
     assert (shares > 0).all()
     assert (np.diff(shares) >= 0).all()
@@ -45,8 +48,9 @@ def test_incrementing_follows_the_corrected_closed_form(rounds: int, step: float
 
 
 def test_one_round_gets_all_and_has_no_step() -> None:
-    for kind in ("uniform", "incrementing", "linear"):
-        assert Schedule(kind).budgets(2.5, 1).tolist() == [2.5]  # type: ignore[arg-type]
+    kinds: tuple[ScheduleKind, ...] = ("uniform", "incrementing", "linear")
+    for kind in kinds:
+        assert Schedule(kind).budgets(2.5, 1).tolist() == [2.5]
     assert Schedule("incrementing").increment(2.5, 1) == 0
 
 
@@ -172,9 +176,9 @@ def test_a_saved_round_is_shared_out_in_the_proportions_of_the_rest() -> None:
         ({"kind": "uniform", "weights": (1.0,)}, "schedule weights are given"),
     ],
 )
-def test_bad_parameters_are_named(arguments: dict[str, object], name: str) -> None:
+def test_bad_parameters_are_named(arguments: dict[str, Any], name: str) -> None:
     with pytest.raises(ParameterError, match=name):
-        Schedule(**arguments)  # type: ignore[arg-type]
+        Schedule(**arguments)
 
 
 @pytest.mark.parametrize("rounds", [0, -1, 2_000_000, 1.5, True])

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import re
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dpagent.errors import ParameterError
-from dpagent.privacy.statement import delta_warning
+from dpagent.privacy.statement import Adjacency, BudgetStatement, Trust, Unit, delta_warning
 
 
 @pytest.mark.parametrize(
@@ -57,3 +58,43 @@ def test_what_is_proposed_is_taken(delta: float, records: float) -> None:
 def test_bad_values_are_named(delta: float, records: float, name: str) -> None:
     with pytest.raises(ParameterError, match=name):
         delta_warning(delta, records)
+
+
+# --- statements -----------------------------------------------------------------------------------
+
+
+def stated(**changes: Any) -> BudgetStatement:
+    values: dict[str, Any] = {
+        "unit": Unit.RECORD, "adjacency": Adjacency.ADD_OR_REMOVE_ONE, "trust": Trust.NONE,
+        "mechanism": "noise", "epsilon": 2.0, "delta": 1e-5,
+    }  # fmt: skip
+    return BudgetStatement(**(values | changes))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("unit", "record"), ("adjacency", None), ("trust", "none"), ("epsilon", -1e-9), ("epsilon", math.nan),
+     ("epsilon", True), ("epsilon", "2"), ("delta", -1e-9), ("delta", 1.1), ("delta", math.nan)],
+)  # fmt: skip
+def test_a_statement_of_no_sense_is_refused(name: str, value: object) -> None:
+    with pytest.raises(ParameterError, match=rf"^{name} is "):
+        stated(**{name: value})
+
+
+@given(epsilon=st.floats(0, 1e6), delta=st.floats(0, 1, exclude_max=True))
+def test_a_sentence_never_states_less_than_the_figure(epsilon: float, delta: float) -> None:
+    sentence = stated(epsilon=epsilon, delta=delta).sentence()
+    (shown,) = re.findall(r"ε = ([^,]+),", sentence)
+    assert epsilon <= float(shown) <= epsilon * (1 + 2e-5) + 1e-300
+
+
+def test_no_guarantee_is_stated_as_none() -> None:
+    for nothing in (stated(epsilon=math.inf), stated(delta=1.0)):
+        assert not nothing.is_guarantee
+        assert "no guarantee" in nothing.sentence()
+        assert "ε" not in nothing.sentence()
+
+
+@pytest.mark.parametrize("kind", [Unit, Adjacency, Trust])
+def test_each_part_of_a_scope_has_words_of_its_own(kind: type[Unit | Adjacency | Trust]) -> None:
+    assert len({part.meaning for part in kind}) == len(kind)

@@ -3,44 +3,36 @@
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import replace
 from typing import Any, ClassVar
 
 import cbor2
 import pytest
-from fleets import DIGITS, make_plan, make_task, plan_values, terms
+from fleets import DIGITS, make_plan, make_task, model_section, plan_values, terms
 
 from dpagent.errors import PlanError
 from dpagent.learning.models.description import from_description
-from dpagent.learning.models.spec import ModelSpec
 from dpagent.privacy.caps import ClampCap
 from dpagent.privacy.covariance import FLOAT64_SLACK, SecondMoments
 from dpagent.privacy.events import GaussianEvent, poisson_sampled
 from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian
 from dpagent.privacy.mechanisms.grid import Norm
+from dpagent.privacy.mechanisms.mechanism import Query
 from dpagent.privacy.mechanisms.registry import MECHANISMS
 from dpagent.privacy.mechanisms.wire import WireForm
 from dpagent.protocol.codec import decode, encode
 from dpagent.protocol.messages import Plan
 from dpagent.protocol.task import RoundTask
 
-
-def model(spec: ModelSpec) -> dict[str, Any]:
-    """The section of a plan that names a model."""
-    return {
-        "description": cbor2.dumps(spec.describe(), canonical=True),
-        "parameters": spec.parameter_count,
-        "architecture": spec.digest(),
-    }
-
-
 PROJECTED = from_description(
     DIGITS.describe() | {"front_end": [{"projection": 6}], "layers": [{"dense": 10}]}
 )
-PROJECTION = {"model": model(PROJECTED), "projection": {"values": 64, "record_norm": 3.0}}
+PROJECTION = {"model": model_section(PROJECTED), "projection": {"values": 64, "record_norm": 3.0}}
 COUNTING = {"clipping": {"count_weight": 0.2}}
 CLAMP = {"kind": "clamp", "where": "device"}
 LAYERS = {"norms": [1.0, 2.0, 0.5], "shares": [0.2, 0.5, 0.3]}
+VIEWS = {"views": 2, "shift": 1, "flip": False}
 
 
 # --- what a device works on ---------------------------------------------------------------------
@@ -57,6 +49,21 @@ def test_a_task_is_what_its_plan_says() -> None:
     assert task.mechanism == expected
     assert (task.dimension, task.second_moments, task.augmentation) == (DIGITS.parameter_count, None, None)
     assert task.wire_form == WireForm(task.plan.wire.shift, task.plan.wire.width)
+
+
+def test_the_mechanism_answers_the_plans_query() -> None:
+    task = make_task(
+        clipping={"norms": [0.75], "accumulation_slack": 0.003}, sampling={"rate": 0.125, "local_steps": 3}
+    )
+    query = Query(0.75, 0.003, DIGITS.parameter_count, 0.125, steps=3)
+    assert task.mechanism == task.noise.at(1, query)
+    assert task.mechanism != task.noise.at(2, query)
+
+
+def test_a_plan_may_augment_records() -> None:
+    augmentation = make_task(augmentation=VIEWS).augmentation
+    assert augmentation is not None
+    assert (augmentation.views, augmentation.shift, augmentation.flip) == (2, 1, False)
 
 
 def test_norms_may_be_one_for_each_layer_and_a_count_is_one_coordinate_more() -> None:
@@ -99,6 +106,11 @@ def test_a_cap_acts_where_the_plan_says() -> None:
         assert (none.device_cap, none.coordinator_cap) == (None, None)
 
 
+@pytest.mark.parametrize("clipping", [{"count_weight": 0.2}, LAYERS], ids=["quantile", "layers"])
+def test_a_cap_at_the_coordinator_goes_with_every_clipping(clipping: dict[str, Any]) -> None:
+    assert make_task(cap=CLAMP | {"where": "coordinator"}, clipping=clipping).coordinator_cap is not None
+
+
 @pytest.mark.parametrize("changes", [{}, COUNTING, PROJECTION], ids=["gradients", "count", "projection"])
 @pytest.mark.parametrize("number", [1, 2, 3])
 def test_what_is_charged_for_is_this_round_and_all_that_follow(changes: dict[str, Any], number: int) -> None:
@@ -111,7 +123,8 @@ def test_what_is_charged_for_is_this_round_and_all_that_follow(changes: dict[str
 # --- refusals -----------------------------------------------------------------------------------
 
 FEATURED = from_description(DIGITS.describe() | {"front_end": [{"random": {"layers": ["tanh"]}}]})
-VIEWS = {"views": 2, "shift": 1, "flip": False}
+TWO_LAYERS = from_description(DIGITS.describe() | {"layers": [{"dense": 8}, "tanh", {"dense": 10}]})
+LITTLE_SLACK = {"accumulation_slack": math.nextafter(FLOAT64_SLACK, 0.0)}
 
 
 @pytest.mark.parametrize(
@@ -133,13 +146,20 @@ VIEWS = {"views": 2, "shift": 1, "flip": False}
         ({"mechanism": {"noise_multipliers": [10_001.0, 1.0, 1.0]}}, "noise multiplier is 10001.0"),
         (terms(noise_multipliers=[10_000.0], resolution=1_048_576), "noise multiplier is 10000.0"),
         ({"augmentation": {"views": 2, "shift": 9, "flip": False}}, "shift"),
-        ({"augmentation": VIEWS, "model": model(FEATURED)}, "views of records"),
+        ({"augmentation": VIEWS, "model": model_section(FEATURED)}, "views of records"),
         ({"cap": CLAMP} | COUNTING, "follows a quantile"),
         ({"cap": CLAMP, "clipping": LAYERS}, "for each layer"),
+        (
+            {
+                "cap": CLAMP, "model": model_section(TWO_LAYERS),
+                "clipping": {"norms": [1.0, 1.0], "shares": [0.5, 0.5]},
+            },
+            "for each layer",
+        ),
         ({"projection": PROJECTION["projection"]}, "projects no values"),
         ({"model": PROJECTION["model"]}, "projects 64 values"),
         (PROJECTION | {"projection": {"values": 63, "record_norm": 3.0}}, "projects 64 values"),
-        (PROJECTION | {"clipping": {"accumulation_slack": FLOAT64_SLACK / 2}}, "second moments need"),
+        (PROJECTION | {"clipping": LITTLE_SLACK}, "second moments need"),
     ],
 )  # fmt: skip
 def test_a_plan_that_no_device_could_run_is_refused_with_the_reason(
@@ -152,7 +172,8 @@ def test_a_plan_that_no_device_could_run_is_refused_with_the_reason(
 
 def test_second_moments_need_their_slack_in_their_own_round_only() -> None:
     make_task(**PROJECTION, clipping={"accumulation_slack": FLOAT64_SLACK})
-    make_task(**PROJECTION, clipping={"accumulation_slack": FLOAT64_SLACK / 2}, round=2)
+    make_task(**PROJECTION, clipping=LITTLE_SLACK, round=2)
+    make_task(clipping=LITTLE_SLACK)
 
 
 def test_a_mechanism_for_another_norm_than_the_clippings_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

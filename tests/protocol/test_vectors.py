@@ -111,7 +111,7 @@ def receivers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Agent,
     agent._receive(PLAN["topic"], bytes.fromhex(PLAN["envelope"]))
     coordinator = Coordinator(load_fleet_settings(write_fleet(fleet, None, fleet=NAME)))
     coordinator._cycle._opener = OPENER
-    coordinator._cycle._task = RoundTask.of(Plan.model_validate(parsed(PLAN["message"])))
+    coordinator._cycle._collect(RoundTask.of(Plan.model_validate(parsed(PLAN["message"]))))
     yield agent, coordinator
     agent.close()
     coordinator.close()

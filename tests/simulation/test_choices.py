@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from commands import dpagent
 from demos import own, settled
 from pictures import encoded, folder_of, noise, write, zip_of
 
@@ -286,14 +287,14 @@ def test_settings_come_back_from_disk_and_other_ones_are_named(tmp_path: Path) -
     assert load_settings_of_run(root) == settings
     settings.require_match(root)
     other = settings.model_copy(update={"data": own(file, split="class")})
-    with pytest.raises(ConfigurationError, match=r"data.split = 'iid', not 'class'"):
+    with pytest.raises(ConfigurationError, match=r"`data\.split` was 'iid' and is 'class'\."):
         other.require_match(root)
     scaled = settings.model_copy(update={"data": own(file, reading={"csv": {"scale": 2.0}})})
-    with pytest.raises(ConfigurationError, match=r"data.train.csv = None, not \{'scale': 2.0\}"):
+    with pytest.raises(ConfigurationError, match=r"`data\.train\.csv\.scale` was None and is 2\.0\."):
         scaled.require_match(root)
     scaled.save(root)
     assert load_settings_of_run(root) == scaled
-    with pytest.raises(ConfigurationError, match=r"data.train.csv = \{'scale': 2.0\}, not None"):
+    with pytest.raises(ConfigurationError, match=r"`data\.train\.csv\.scale` was 2\.0 and is None\."):
         settings.require_match(root)
     for damaged in ('{"form": {"cats": 2}}', "[]", "", '{"data": {'):
         (root / "demo.json").write_text(damaged)
@@ -335,3 +336,17 @@ def test_what_is_no_data_set_is_refused_with_its_name(tmp_path: Path, content: b
     file = write(tmp_path / "data.npz", content)
     with pytest.raises(DpagentError, match=r"data\.npz"):
         open_source(own(file), seed=0)
+
+
+def test_every_setting_that_changed_is_named_by_its_option(tmp_path: Path) -> None:
+    settings = Fleet(Request(), tmp_path / "run").settings
+    settings.save(tmp_path / "run")
+    result = dpagent(
+        "demo", "--state-dir", tmp_path / "run", "--rounds", "9", "--split", "class", "--devices", "3"
+    )  # fmt: skip
+    assert (result.returncode, result.stdout) == (3, "")
+    for change in (
+        "`--devices` was 5 and is 3", "`--rounds` was 40 and is 9", "`--split` was 'iid' and is 'class'",
+    ):  # fmt: skip
+        assert change in result.stderr
+    assert "form" not in result.stderr

@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +46,6 @@ def session_with(server: socket.socket, pace: Pace = HURRIED, **changes: Any) ->
 
 
 Case = tuple[Broker, dict[str, Any]]
-
-
-class Suspected(Exception):
-    pass
 
 
 def deliver(sender: MqttSession, receiver: MqttSession, topic: str, payload: bytes) -> None:
@@ -451,3 +447,15 @@ def test_a_refused_publication_is_a_sentence(tmp_path: Path, new_broker: Any) ->
         session.publish("t", b"x")
         with pytest.raises(BrokerError, match="no permission to publish"):
             wait_for(session, Disconnected)
+
+
+def test_stopping_waits_for_no_pause_of_the_library(
+    new_broker: Callable[..., Broker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pauses between attempts are the session's own."""
+    slept: list[float] = []
+    monkeypatch.setattr("paho.mqtt.client.time.sleep", slept.append)
+    session = new_broker().session(client())
+    with session:
+        assert "no broker answers" in wait_for(session, Disconnected).reason
+    assert slept == []

@@ -1,10 +1,10 @@
 """The files in a zip archive, read one at a time without keeping the archive's list of them.
 
 ``zipfile`` keeps half a kilobyte a member; a photo archive has tens of thousands. Here the list is read
-once, if it is no longer than allowed, and what stays is where each wanted member lies. Nothing is ever
+once, if it is no longer than allowed, and only the places of the wanted members are kept. Nothing is ever
 written to disk, so that names such as ``../../etc`` do no harm; no member is unpacked to more than it says,
 or to more than its reader allows. Only stored and deflated members are read: the decompressors of the other
-methods have no bound on what a piece of input becomes.
+methods have no bound on the output of a piece of input.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from dpagent.errors import DataError
 from dpagent.learning.data.stored import RawFile, open_raw, reading
+from dpagent.wording import counted
 
 MAX_LIST_BYTES: Final = 16 << 20
 """The list of an archive of pictures, at most: some 200,000 names."""
@@ -38,7 +39,7 @@ class ZipMembers:
 
     Args:
         file: the archive.
-        chosen: what ``zipfile`` says of the members.
+        chosen: ``zipfile``'s entries of the members.
     """
 
     def __init__(self, file: RawFile, chosen: Sequence[zipfile.ZipInfo]) -> None:
@@ -113,14 +114,14 @@ class _ShortReads(io.FileIO):
             wanted = os.fstat(self.fileno()).st_size - self.tell() if size is None or size < 0 else size
             if wanted > self.most:
                 raise DataError(
-                    f"{self.name} is an archive whose list of files takes {wanted:,} bytes; expected at most"
-                    f" {self.most:,}. Put fewer files into it, or unpack it into a folder."
+                    f"{self.name} is an archive whose list of files takes {counted(wanted, 'byte')}; expected"
+                    f" at most {self.most:,}. Put fewer files into it, or unpack it into a folder."
                 )
         return super().read(-1 if size is None else size) or b""
 
 
 def open_zip(path: Path) -> tuple[RawFile, list[zipfile.ZipInfo]]:
-    """The archive and what it lists: files and directories.
+    """The archive and its entries: files and directories.
 
     Raises:
         DataError: it is not a zip archive, or a damaged one, or lists too much.
@@ -145,7 +146,8 @@ def obstacle(info: zipfile.ZipInfo, most: int) -> str | None:
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         return f"it is compressed by method {info.compress_type}; expected stored or deflated"
     if not 0 < info.file_size <= most:
-        return f"it has {info.file_size:,} bytes; expected 1 to {most:,}"
+        return f"it has {counted(info.file_size, 'byte')}; expected 1 to {most:,}"
     if info.compress_size > info.file_size + info.file_size // 64 + _DEFLATE_EXCESS:
-        return f"it takes {info.compress_size:,} bytes for {info.file_size:,}; expected fewer when packed"
+        packed = counted(info.compress_size, "byte")
+        return f"it takes {packed} for {info.file_size:,}; expected fewer when packed"
     return None

@@ -1,6 +1,6 @@
-"""Reads every record once and says what there is: for the owner of the data, on the machine they are on.
+"""Reads every record once and describes the data: for their owner, on the machine that holds them.
 
-All of it is private, the counts too: show it to nobody whom the records are not for.
+All of it is private, the counts too: show it only to people who may see the records.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _MOST_SENTENCES: Final = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What a dataset holds.
+    """The content of a dataset.
 
     Attributes:
         kind, source, left_out: as of :class:`~dpagent.learning.data.dataset.Origin`.
-        warnings: what may be wrong, a sentence each.
+        warnings: possible mistakes, a sentence each.
         records, shape, dtype: of the whole.
         classes: name and count of each class.
         columns: the input columns of a table; of all other data there are none.
@@ -41,7 +41,7 @@ class Findings:
         duplicates: records whose inputs equal those of one before.
         contradictions: duplicates whose label differs.
         unreadable: a sentence for each record that cannot be read.
-        memory_bytes: what all records would take in memory.
+        memory_bytes: of all records, if they were in memory.
     """
 
     kind: str
@@ -148,7 +148,7 @@ def groups_of(dataset: Dataset) -> NDArray[np.int64]:
 
 
 def sentence_of_non_finite(count: int) -> str:
-    """What becomes of records that hold NaN or an infinity."""
+    """The sentence on records that hold NaN or an infinity."""
     holds = "holds" if count == 1 else "hold"
     return f"{counted(count, 'record')} {holds} NaN or infinity (or a missing value) and will not count."
 
@@ -160,7 +160,7 @@ def _warnings(
     missing = [dataset.class_label(int(number)) for number in np.flatnonzero(counts == 0)]
     if missing:
         shown = ", ".join(missing[:12]) + (", …" if len(missing) > 12 else "")
-        yield f"No records of {len(missing)} of {dataset.classes} classes: {shown}."
+        yield f"No records of {len(missing)} of {counted(dataset.classes, 'class')}: {shown}."
     if non_finite:
         yield sentence_of_non_finite(non_finite)
     if values is not None and dataset.dtype != np.uint8 and max(map(abs, values)) > _LARGE:

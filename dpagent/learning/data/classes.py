@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from dpagent.errors import DataError
 from dpagent.learning.data.dataset import MAX_CLASSES, Dataset
-from dpagent.wording import named
+from dpagent.wording import counted, named
 
 Classes: TypeAlias = int | tuple[str, ...]
 """All classes: how many numbers, or the names in the order that numbers them."""
@@ -53,7 +53,7 @@ def warnings_about(inferred: Classes) -> tuple[str, ...]:
 
 
 class ClassTable:
-    """What number each label has.
+    """The number of each label.
 
     Args:
         classes: as declared, or inferred.
@@ -101,7 +101,7 @@ def classes_of_texts(found: Iterable[str]) -> Classes:
         return max(2, 1 + int(max(labels, key=int)))
     if len(labels) > MAX_CLASSES:
         raise DataError(
-            f"There are {len(labels):,} different labels; expected at most {MAX_CLASSES:,}. Is it"
+            f"There are {counted(len(labels), 'different label')}; expected at most {MAX_CLASSES:,}. Is it"
             " the label column?"
         )
     if len(labels) == 1:
@@ -142,7 +142,7 @@ def within(labels: NDArray[Any], count: int) -> tuple[NDArray[np.int64] | None, 
         for place in others[:_MOST_SAID]
     ]
     if len(others) > _MOST_SAID:
-        sentences.append(f"{len(others) - _MOST_SAID:,} more records have a label that is no class.")
+        sentences.append(f"{counted(len(others) - _MOST_SAID, 'more record')} with a label that is no class.")
     return np.flatnonzero(is_class), tuple(sentences)
 
 
@@ -164,7 +164,7 @@ def doubt_about_labels(dataset: Dataset) -> str:
     few = int(np.count_nonzero(dataset.class_counts() <= _FEW_RECORDS))
     if dataset.classes > _FEW_CLASSES and 2 * few > dataset.classes:
         return (
-            f"{what} give {dataset.classes:,} classes, {few:,} of them with no more than {_FEW_RECORDS}"
-            f" records.{advice}"
+            f"{what} give {counted(dataset.classes, 'class')}, {few:,} of them with no more than "
+            f"{_FEW_RECORDS} records.{advice}"
         )
     return ""

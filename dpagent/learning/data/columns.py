@@ -1,7 +1,7 @@
-"""What the input columns of a table hold: their ranges, and whether one only grows.
+"""The input columns of a table: their ranges, and whether one only grows.
 
 A column that never falls from row to row is mostly a time or a number of the row. A model that is given it
-learns when a record was taken, not what it shows, and meets only values beyond those later.
+learns the time of a record, not its content, and meets only values beyond those later.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class ColumnTally:
                 self._count(np.diff(inputs, axis=1).reshape(-1, len(self._names)))
 
     def ranges(self) -> tuple[ColumnRange, ...]:
-        """What was seen, a column each."""
+        """The values seen, for each column."""
         return tuple(
             ColumnRange(
                 name,

@@ -1,15 +1,15 @@
-"""What a set of labelled records is to those who train and test on it.
+"""A set of labelled records, for training and testing.
 
 A record is an array of one public shape: ``(features,)``, ``(length, channels)`` or ``(height,
 width, channels)``. It is kept as it was stored, uint8 or float32, and read when it is asked for, so
-that a set may be larger than memory: what stays in memory is the labels, and where each record is.
+that a set may be larger than memory: only the labels and the place of each record stay in memory.
 uint8 becomes float32 in [0, 1] where it is computed with (:func:`to_float32`); what the network does
 beyond that belongs to the model.
 
-What the records are (classes, shape, type) is settled before the first is read, and no record changes it.
-A dataset may be empty: whether it can be opened depends on no record.
+The properties of the records (classes, shape, type) are settled before the first is read, and no record
+changes them. A dataset may be empty: whether it can be opened depends on no record.
 
-Files are read by ``pread`` and not mapped: a mapped file that somebody truncates kills the process
+Files are read by ``pread`` and not mapped: a mapped file that another program truncates kills the process
 with SIGBUS, and its pages count as the process's memory.
 """
 
@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpagent.errors import DataError, DpagentError, require_count
+from dpagent.wording import counted
 
 log = logging.getLogger(__name__)
 
@@ -45,8 +46,8 @@ class Origin:
     Attributes:
         kind: of the format, or ``arrays``.
         source: the path, and the format that it was taken for.
-        left_out: what was there and is not among the records, a sentence each.
-        warnings: what may be meant otherwise, a sentence each.
+        left_out: data that were found but are not among the records, a sentence each.
+        warnings: likely misunderstandings, a sentence each.
         label_column: the column that the labels are from; None where they are from none.
     """
 
@@ -162,8 +163,8 @@ class Dataset(ABC):
     def readable_batches(self, indices: Indices | None = None, *, size: int | None = None) -> Iterator[Batch]:
         """As :meth:`batches`, without the records that cannot be read.
 
-        It fails for no record, whatever is in it: what is released of a lot, and whether anything is, may
-        depend on a record only as the mechanism allows. Every batch but the last is full, so that batches are
+        It fails for no record: the output of a lot, and its existence, may depend on a record only as the
+        mechanism allows. Every batch but the last is full, so that batches are
         those of a lot that never held the others, as the bound on an engine's error asks for.
         """
         size = self._batch_size(size)
@@ -207,7 +208,7 @@ class Dataset(ABC):
         return np.bincount(self.labels, minlength=self.classes)
 
     def class_label(self, number: int) -> str:
-        """What class ``number`` is called: its name, or the number."""
+        """The name of class ``number``, or the number."""
         return self.class_names[number] if self.class_names else str(number)
 
     def _readable(self, indices: Indices) -> Batch:
@@ -221,7 +222,9 @@ class Dataset(ABC):
     def _require_in_range(self, indices: Indices) -> Indices:
         indices = np.asarray(indices)
         if indices.size and not (int(indices.min()) >= 0 and int(indices.max()) < len(self)):
-            raise IndexError(f"indices from {indices.min()} to {indices.max()} for {len(self)} records")
+            raise IndexError(
+                f"indices from {indices.min()} to {indices.max()} for {counted(len(self), 'record')}"
+            )
         return indices
 
     def _require_form(self) -> None:
@@ -240,7 +243,8 @@ class Dataset(ABC):
             )
         if self.class_names and len(self.class_names) != self.classes:
             raise DataError(
-                f"There are {len(self.class_names)} names for {self.classes} classes; expected one each."
+                f"There are {len(self.class_names)} names for {counted(self.classes, 'class')}; expected "
+                "one each."
             )
         if self.classes == 1:
             named = f", {self.class_names[0]!r}" if self.class_names else ""
@@ -249,7 +253,7 @@ class Dataset(ABC):
                 " learns to tell classes apart."
             )
         if not 2 <= self.classes <= MAX_CLASSES:
-            raise DataError(f"There are {self.classes} classes; expected 2 to {MAX_CLASSES:,}.")
+            raise DataError(f"There are {counted(self.classes, 'class')}; expected 2 to {MAX_CLASSES:,}.")
 
 
 class ArrayDataset(Dataset):
@@ -283,7 +287,8 @@ class ArrayDataset(Dataset):
         self.inputs = inputs
         if inputs.ndim and len(inputs) != len(labels):
             raise DataError(
-                f"There are {len(inputs)} inputs and {len(labels)} labels; expected one label an input."
+                f"There are {counted(len(inputs), 'input')} and {counted(len(labels), 'label')}; expected "
+                "one label an input."
             )
         super().__init__(
             labels, classes, shape=inputs.shape[1:], dtype=inputs.dtype, class_names=class_names,

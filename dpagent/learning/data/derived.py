@@ -151,17 +151,17 @@ def require_as_many_values(stored: Sequence[int], shape: Sequence[int]) -> None:
     """
     if math.prod(shape) != math.prod(stored):
         raise DataError(
-            f"The records have shape {tuple(stored)}, {math.prod(stored)} values; shape"
+            f"The records have shape {tuple(stored)}, {counted(math.prod(stored), 'value')}; shape"
             f" {tuple(shape)} needs {math.prod(shape)}. Correct {named('shape')}, or leave it out."
         )
 
 
 class Unfailing(Dataset):
-    """The records of another set for training: no record makes it fail, whatever is in it.
+    """The records of another set for training: no record makes it fail.
 
-    A record that cannot be read stands as NaN in :meth:`batch`, for those who need each record in its place,
-    so that it counts as little as one whose numbers are not finite; a uint8 batch that has one comes as
-    float32. :meth:`readable_batches` leaves it out.
+    A record that cannot be read stands as NaN in :meth:`batch`, for callers that need each record in its
+    place, so that it counts as little as one whose numbers are not finite; a uint8 batch that has one comes
+    as float32. :meth:`readable_batches` leaves it out.
 
     Args:
         dataset: the other set.

@@ -19,7 +19,7 @@ from dpagent.learning.data.classes import Classes, ClassTable
 from dpagent.learning.data.dataset import MAX_RECORDS, Dataset
 from dpagent.learning.data.inputs import Input, Say, Target
 from dpagent.learning.data.location import Location
-from dpagent.wording import named
+from dpagent.wording import counted, named
 
 Half = Literal["train", "test"]
 DType = Literal["uint8", "float32"]
@@ -71,8 +71,8 @@ class Source:
         """
         if records > self.max_records:
             raise DataError(
-                f"{self.path} holds {records:,} records; expected at most {self.max_records:,}. Raise"
-                f" {named('max_records')}, or remove records."
+                f"{self.path} holds {counted(records, 'record')}; expected at most {self.max_records:,}."
+                f" Raise {named('max_records')}, or remove records."
             )
 
 
@@ -95,7 +95,7 @@ class Format(ABC, Generic[SectionT]):
 
     Attributes:
         kind: its name in settings, the key of its section there, and the kind of its datasets' origin.
-        title: what it is called in a list of all formats.
+        title: its name in a list of all formats.
         example: the name of a file with new inputs, where users have such.
         section: the settings of its own, with a default for each.
     """
@@ -124,7 +124,7 @@ class Format(ABC, Generic[SectionT]):
 
     @abstractmethod
     def open(self, source: Source, section: SectionT) -> Dataset:
-        """The labelled records; where files grow, their ``refresh`` takes in what is new.
+        """The labelled records; where files grow, their ``refresh`` takes in new records.
 
         A record that is not as declared is left out, alone. Whether the data can be opened depends on the
         frame of the files (headers, folders), and on no record.
@@ -147,7 +147,7 @@ class Format(ABC, Generic[SectionT]):
         return False
 
     def fitted(self, section: SectionT, shape: tuple[int, ...]) -> SectionT:
-        """``section`` with what it leaves open set so that a record has ``shape``, where that is possible."""
+        """``section`` with its open settings chosen for records of ``shape``, where that is possible."""
         return section
 
     def advice_on_shape(self, shape: tuple[int, ...]) -> str:
@@ -167,7 +167,7 @@ class Format(ABC, Generic[SectionT]):
             source: where they are. Its classes are those of the model.
             section: the settings of this format.
             target: the model.
-            say: is told what is passed over, or assumed.
+            say: is told what is skipped or assumed.
 
         Returns:
             The inputs; None if the records have labels, and are to be opened as for training.

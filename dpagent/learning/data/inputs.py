@@ -1,4 +1,4 @@
-"""Inputs without known labels: what a model is asked about, one at a time."""
+"""Inputs without known labels, for predictions, one at a time."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ class Input:
         label: the class it is known to have, or None.
         problem: why it cannot be read, or empty.
         scaled_from: width and height of a picture that was made to fit, or None.
+        is_whole_path: whether it stands for all that is at ``source``, which cannot be read as inputs.
     """
 
     source: str
@@ -31,6 +32,7 @@ class Input:
     label: int | None = None
     problem: str = ""
     scaled_from: tuple[int, int] | None = None
+    is_whole_path: bool = False
 
     @property
     def name(self) -> str:

@@ -13,7 +13,7 @@ from dpagent.learning.data.stored import reading, require_readable
 
 
 class Location:
-    """What lies at a path. Each question is answered from disk once.
+    """The file or folder at a path. Each question is answered from disk once.
 
     Args:
         path: a file or a folder.
@@ -61,6 +61,7 @@ class Location:
             with reading(self.path), listed_zip(self.path, MAX_LIST_BYTES) as archive:
                 return archive.namelist()
         except (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error):
+            # A zip version beyond zipfile's own is not implemented; a name that is not UTF-8 is a ValueError.
             return []
 
 

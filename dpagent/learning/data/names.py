@@ -1,4 +1,4 @@
-"""Names that somebody writes in YAML, of classes and columns, as text whatever YAML reads them as."""
+"""Names of classes and columns in YAML, as text even where YAML reads a number or a date."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Opens data of any format, declared or inferred, and recognises the format by what lies at the path."""
+"""Opens data of any format, declared or inferred, and recognises the format by the files at the path."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ def has_test_half(settings: DatasetSettings) -> bool:
 
 
 def fitted(settings: DatasetSettings, shape: tuple[int, ...]) -> DatasetSettings:
-    """``settings`` with what they leave open, such as the size of pictures, set for records of ``shape``.
+    """``settings`` with open ones, such as the size of pictures, chosen for records of ``shape``.
 
     Raises:
         DataError: the data are of no known format.

@@ -10,7 +10,7 @@ Every record goes to exactly one part, and no part is empty. The same seed gives
   distribution over classes for each device, which cannot in general deal out all records.
 * ``class``: sorted by label, cut into shards, each part gets as many (McMahan et al.,
   "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017).
-* ``file``: what is from one file, person or session stays together; sizes are as even as that allows.
+* ``file``: records from one file, person or session stay together; sizes are as even as that allows.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from dpagent.errors import DataError, ParameterError, require_between, require_count
 from dpagent.learning.data.dataset import Dataset
 from dpagent.learning.data.derived import Subset
-from dpagent.wording import named
+from dpagent.wording import counted, named
 
 How = Literal["iid", "dirichlet", "class", "file"]
 
@@ -50,7 +50,7 @@ def split(
         classes_per_part: ``class``: shards for each part.
 
     Raises:
-        DataError: there would be an empty part; says what to change.
+        DataError: there would be an empty part; the text proposes a change.
         ParameterError: a number is out of its range.
 
     >>> from dpagent.learning.data.dataset import ArrayDataset
@@ -64,7 +64,8 @@ def split(
     generator = np.random.Generator(np.random.PCG64(require_count("seed", seed, minimum=0)))
     if parts > len(dataset):
         raise DataError(
-            f"{len(dataset)} records cannot be split into {parts} parts; expected at most one part a record."
+            f"{counted(len(dataset), 'record')} cannot be split into {counted(parts, 'part')}; expected at "
+            "most one part a record."
         )
     match how:
         case "iid":
@@ -97,8 +98,8 @@ def _dirichlet(
         if min(map(len, made)):
             return made
     raise DataError(
-        f"A Dirichlet split of {len(dataset)} records with alpha {alpha:g} left one of {parts} parts empty in"
-        f" each of {_DRAWS} draws. Use a larger alpha or fewer parts."
+        f"A Dirichlet split of {counted(len(dataset), 'record')} with alpha {alpha:g} left one of "
+        f"{counted(parts, 'part')} empty in each of {_DRAWS} draws. Use a larger alpha or fewer parts."
     )
 
 
@@ -108,8 +109,8 @@ def _by_class(
     count = parts * shards_each
     if count > len(dataset):
         raise DataError(
-            f"{len(dataset)} records cannot be cut into {parts} × {shards_each} shards; use fewer parts or"
-            " classes for each part."
+            f"{counted(len(dataset), 'record')} cannot be cut into {parts} × "
+            f"{counted(shards_each, 'shard')}; use fewer parts or classes for each part."
         )
     # Shuffled first, so that which of a class go together is random too.
     order = generator.permutation(len(dataset))
@@ -127,7 +128,8 @@ def _by_file(dataset: Dataset, parts: int, generator: np.random.Generator) -> li
     groups, codes, sizes = np.unique(dataset.groups, return_inverse=True, return_counts=True)
     if len(groups) < parts:
         raise DataError(
-            f"There are {len(groups)} files or groups for {parts} parts; use at most {len(groups)} parts."
+            f"There are {counted(len(groups), 'file')} or groups for {counted(parts, 'part')}; use at most "
+            f"{counted(len(groups), 'part')}."
         )
     # The largest first, each to the part that has least; in random order among equals.
     order = generator.permutation(len(groups))

@@ -1,6 +1,6 @@
 """Records that lie one after the other in a file, read by number; and files that must be unpacked first.
 
-What is compressed cannot be read by number. It is unpacked once: into memory when that takes at most
+Compressed data cannot be read by number. They are unpacked once: into memory when that takes at most
 :data:`IN_MEMORY_BYTES`, else into a temporary file that has no name any more, so that it is gone with the
 process, however that ends. The file is made in ``$TMPDIR``, else in ``/var/tmp``, because ``/tmp`` is
 memory on many boards.
@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from dpagent.errors import DataError
 from dpagent.learning.data.dataset import Dataset, Indices
+from dpagent.wording import counted
 
 IN_MEMORY_BYTES: Final = 32 << 20
 """Records that take at most this are kept in memory, unless they can be read from their file by number."""
@@ -35,7 +36,7 @@ _SPACE_LEFT: Final = 256 << 20
 
 
 class Readable(Protocol):
-    """What can be read in pieces."""
+    """A stream that can be read in pieces."""
 
     def read(self, size: int = -1, /) -> bytes:
         """At most so many bytes; none at the end."""
@@ -46,10 +47,10 @@ Convert = Callable[[NDArray[Any]], NDArray[Any]]
 
 
 class RawFile:
-    """A file, or what comes from some byte on, read at given places. It is closed when it is collected.
+    """A file, or its part from some byte on, read at given places. It is closed when it is collected.
 
     Args:
-        path: what errors call it.
+        path: for the text of errors.
         descriptor: of the open file; this object owns it.
         start: where the part begins.
     """
@@ -60,7 +61,7 @@ class RawFile:
         self.size = os.fstat(descriptor).st_size - start
 
     def part(self, start: int) -> RawFile:
-        """What comes from byte ``start`` on."""
+        """The part from byte ``start`` on."""
         return RawFile(self.path, os.dup(self.descriptor), self._start + start)
 
     def read_into(self, target: NDArray[np.uint8], place: int) -> None:
@@ -165,7 +166,7 @@ def to_inputs(stored: NDArray[Any]) -> NDArray[Any]:
 
 
 def input_dtype(stored: np.dtype[Any]) -> np.dtype[Any]:
-    """What :func:`to_inputs` makes of ``stored``; other types are left for the check to refuse."""
+    """The type that :func:`to_inputs` makes of ``stored``; the check refuses other types later."""
     return np.dtype(np.float32) if stored.kind == "f" else stored
 
 
@@ -186,7 +187,7 @@ def require_readable(path: Path) -> None:
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turn what files and decompressors raise about ``path`` into :class:`DataError`."""
+    """Turn errors of files and decompressors about ``path`` into :class:`DataError`."""
     try:
         yield
     except FileNotFoundError as error:
@@ -197,7 +198,7 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def open_raw(path: Path, *, most: int | None = None) -> RawFile:
-    """Open a file whose values are read by number; what is called ``.gz`` is unpacked first.
+    """Open a file whose values are read by number; a ``.gz`` file is unpacked first.
 
     Args:
         path: of the file.
@@ -219,7 +220,7 @@ def unpack(packed: Readable, path: Path, *, most: int | None = None) -> RawFile:
 
     Args:
         packed: read to its end.
-        path: what errors call it.
+        path: for the text of errors.
         most: bytes after which to stop; one more than expected shows that there are too many.
 
     Raises:
@@ -232,8 +233,8 @@ def unpack(packed: Readable, path: Path, *, most: int | None = None) -> RawFile:
             space = os.fstatvfs(stream.fileno())
             if space.f_bavail * space.f_frsize < _SPACE_LEFT:
                 raise DataError(
-                    f"{path} unpacks to more than {written:,} bytes, and the disk of {folder} is nearly full."
-                    " Unpack it elsewhere, or set TMPDIR to a directory of a larger disk."
+                    f"{path} unpacks to more than {counted(written, 'byte')}, and the disk of {folder} is "
+                    "nearly full. Unpack it elsewhere, or set TMPDIR to a directory of a larger disk."
                 )
             stream.write(piece)
             written += len(piece)

@@ -17,7 +17,7 @@ from dpagent.learning.onnx_session import LOAD_ERRORS, RUNTIME_ERRORS, first_lin
 
 Floats = NDArray[np.float32]
 
-# Whatever comes of a record is the record's own affair: memory for a shape it asks for, too.
+# A failure costs its own record only, also a failure to allocate memory for the shape it asks for.
 _RUN_ERRORS: tuple[type[Exception], ...] = (
     *RUNTIME_ERRORS, RuntimeError, ValueError, TypeError, MemoryError, ArithmeticError
 )  # fmt: skip

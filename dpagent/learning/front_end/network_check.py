@@ -5,9 +5,9 @@ other file, keep no state from record to record, draw nothing at random, neither
 with some property, and do the same work for each. It is checked here before it is shipped or trusted; a
 device runs it by its digest alone (:mod:`agent.training`).
 
-What passes is a list of operators of ONNX itself, under two rules. What decides shapes or places, such as
-the shape of a Reshape or the indices of a Gather, hangs on constants and shapes, never on a record. And
-what hangs on a record is a floating-point number or a truth value, never an integer: integers can be
+A list of ONNX's own operators passes, under two rules. Values that decide shapes or places, such as
+the shape of a Reshape or the indices of a Gather, depend on constants and shapes, never on a record. And
+values that depend on a record are floating-point numbers or truth values, never integers: integers can be
 divided by zero, which fails. Functions whose libraries take another way for other numbers, such as sines, are
 not on the list.
 """
@@ -62,7 +62,7 @@ _TYPES: Final = (
 
 
 def check_network(where: str, model: bytes) -> None:
-    """Raise unless the network is the same function of one record whatever else is on the machine.
+    """Raise unless the network is the same function of one record on every machine and in every batch.
 
     Args:
         where: the file, the beginning of every error text.
@@ -132,7 +132,7 @@ def _check_constant(where: str, tensor: Any) -> None:
 
 
 def _check_flow(where: str, network: Any) -> None:
-    """Follow what hangs on the record through the graph."""
+    """Follow the values that depend on the record through the graph."""
     graph, types = network.graph, _types(where, network)
     constants = {tensor.name: tensor for tensor in graph.initializer}
     fixed = {*constants, ""}
@@ -171,7 +171,7 @@ def _check_flow(where: str, network: Any) -> None:
 
 
 def _types(where: str, network: Any) -> dict[str, int]:
-    """The type of every tensor, inferred from the operators and not from what the file claims."""
+    """The type of every tensor, inferred from the operators and not from the file's claims."""
     bare = onnx.ModelProto()
     bare.CopyFrom(network)
     del bare.graph.value_info[:]

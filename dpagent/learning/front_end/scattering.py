@@ -71,7 +71,7 @@ class ScatteringTransform:
         height, width, self._channels = shape
         self._step = 1 << stage.scales
         self._size = tuple(-(-size // self._step) for size in (height, width))
-        # One step of margin before the image, and after it what makes a whole number of steps.
+        # One step of margin before the image, and after it enough to fill a whole number of steps.
         self._padded = tuple((size + 2) * self._step for size in self._size)
         self._rows, self._columns = (
             _mirror(size, self._step, padded)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from dpagent.errors import DataError, require_count
 from dpagent.learning.data.dataset import Dataset, to_float32
 from dpagent.learning.onnx_session import LOAD_ERRORS, RUNTIME_ERRORS, first_line, quiet_session
+from dpagent.wording import counted
 
 
 class OnnxEvaluator:
@@ -32,7 +33,7 @@ class OnnxEvaluator:
             self._session = quiet_session(model, threads=threads)
         except LOAD_ERRORS as error:
             raise DataError(
-                f"The model of {len(model)} bytes cannot be loaded: {first_line(error)}"
+                f"The model of {counted(len(model), 'byte')} cannot be loaded: {first_line(error)}"
             ) from error
         inputs = {value.name: value for value in self._session.get_inputs()}
         outputs = {value.name: value for value in self._session.get_outputs()}

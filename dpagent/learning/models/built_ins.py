@@ -33,16 +33,19 @@ from dpagent.learning.models.layers import (
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.models.stages import Scattering
 
+
+def _activated(layer: Layer, *pools: Layer) -> tuple[Layer, ...]:
+    """The block that the networks with tanh repeat: a layer, tanh, and pooling if any."""
+    return (layer, Tanh(), *pools)
+
+
 _DIGITS = ModelSpec(
     name="digits",
     input_shape=(8, 8, 1),
     classes=10,
     layers=(
-        Conv2d(channels=16, kernel=3, padding=1),
-        Tanh(),
-        MaxPool2d(kernel=2, stride=2),
-        Conv2d(channels=32, kernel=3, padding=1),
-        Tanh(),
+        *_activated(Conv2d(channels=16, kernel=3, padding=1), MaxPool2d(kernel=2, stride=2)),
+        *_activated(Conv2d(channels=32, kernel=3, padding=1)),
         Dense(10),
     ),
     # Roughly the mean and standard deviation of the public handwritten digits in scikit-learn.
@@ -55,14 +58,9 @@ _MNIST_CNN = ModelSpec(
     input_shape=(28, 28, 1),
     classes=10,
     layers=(
-        Conv2d(channels=16, kernel=8, stride=2, padding=3),
-        Tanh(),
-        MaxPool2d(kernel=2, stride=1),
-        Conv2d(channels=32, kernel=4, stride=2),
-        Tanh(),
-        MaxPool2d(kernel=2, stride=1),
-        Dense(32),
-        Tanh(),
+        *_activated(Conv2d(channels=16, kernel=8, stride=2, padding=3), MaxPool2d(kernel=2, stride=1)),
+        *_activated(Conv2d(channels=32, kernel=4, stride=2), MaxPool2d(kernel=2, stride=1)),
+        *_activated(Dense(32)),
         Dense(10),
     ),
     # Mean and standard deviation of MNIST's pixels as the literature uses them: public constants.
@@ -75,14 +73,9 @@ _SENSOR_CNN = ModelSpec(
     input_shape=(128, 9),
     classes=6,
     layers=(
-        Conv1d(channels=32, kernel=5, padding=2),
-        Tanh(),
-        MaxPool1d(kernel=2, stride=2),
-        Conv1d(channels=64, kernel=5, padding=2),
-        Tanh(),
-        MaxPool1d(kernel=2, stride=2),
-        Dense(64),
-        Tanh(),
+        *_activated(Conv1d(channels=32, kernel=5, padding=2), MaxPool1d(kernel=2, stride=2)),
+        *_activated(Conv1d(channels=64, kernel=5, padding=2), MaxPool1d(kernel=2, stride=2)),
+        *_activated(Dense(64)),
         Dense(6),
     ),
 )
@@ -90,7 +83,7 @@ _SENSOR_CNN = ModelSpec(
 
 def _cifar_block(channels: int) -> tuple[Layer, ...]:
     convolution = Conv2d(channels, kernel=3, padding=1)
-    return (convolution, Tanh(), convolution, Tanh(), MaxPool2d(kernel=2, stride=2))
+    return (*_activated(convolution), *_activated(convolution, MaxPool2d(kernel=2, stride=2)))
 
 
 # Middle and a quarter of the range of pixels: no data set's own statistics.
@@ -100,7 +93,7 @@ _CIFAR_CNN = ModelSpec(
     name="cifar-cnn",
     input_shape=(32, 32, 3),
     classes=10,
-    layers=(*_cifar_block(32), *_cifar_block(64), *_cifar_block(128), Dense(128), Tanh(), Dense(10)),
+    layers=(*_cifar_block(32), *_cifar_block(64), *_cifar_block(128), *_activated(Dense(128)), Dense(10)),
     input_offset=_IMAGE_OFFSET,
     input_scale=_IMAGE_SCALE,
 )

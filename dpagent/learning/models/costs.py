@@ -21,7 +21,7 @@ from dpagent.learning.models.spec import ModelSpec, Node
 _FLOAT32 = 4
 _FLOAT64 = 8
 
-# What engines think caches hold, and the records they take however large they are.
+# The engines' assumed cache in bytes, and the least number of records at a time.
 _CACHED = 8 << 20
 _FEWEST_RECORDS = 4
 

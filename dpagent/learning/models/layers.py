@@ -19,6 +19,7 @@ from typing import ClassVar, Final, TypeAlias, final, get_args
 from dpagent.errors import ConfigurationError, DpagentError, require_count
 from dpagent.learning.models.part import Part, Shape
 from dpagent.learning.models.windows import MAX_AXIS, Windows, windows_over
+from dpagent.wording import counted
 
 GROUP_NORM_EPSILON: Final = 1e-5
 """Added to the variance of a group before its root is taken."""
@@ -36,7 +37,8 @@ class _Layer(Part):
         after = self._shape_after(shape)
         if math.prod(after) > _MAX_ACTIVATION:
             raise ConfigurationError(
-                f"its output has {math.prod(after):,} values a record; expected at most {_MAX_ACTIVATION:,}."
+                f"its output has {counted(math.prod(after), 'value')} a record; expected at most "
+                f"{_MAX_ACTIVATION:,}."
             )
         return after
 

@@ -43,6 +43,7 @@ from dpagent.errors import (
 from dpagent.learning.models.layers import Dense, Layer, Residual
 from dpagent.learning.models.part import Shape
 from dpagent.learning.models.stages import FrozenNetwork, Projection, Stage
+from dpagent.wording import counted
 
 # Part of every digest: raise it when the meaning of a layer, the order of the parameters or
 # the preprocessing changes, so that two versions of this code never train one model together.
@@ -104,7 +105,7 @@ class ModelSpec:
     """One classifier: its input, its layers and its fixed preprocessing. All of it is public.
 
     Args:
-        name: what plans and messages call it.
+        name: as plans and messages spell it.
         input_shape: of one record: ``(features,)``, ``(length, channels)`` or
             ``(height, width, channels)``.
         classes: number of classes; the last layer is ``Dense(classes)``.
@@ -148,12 +149,13 @@ class ModelSpec:
             )
         if len(self.layers) > MAX_LAYERS:
             raise ConfigurationError(
-                f"Model {self.name!r} has {len(self.layers)} layers; expected at most {MAX_LAYERS}."
+                f"Model {self.name!r} has {counted(len(self.layers), 'layer')}; expected at most "
+                f"{MAX_LAYERS}."
             )
         if self.parameter_count > MAX_PARAMETERS:
             raise ConfigurationError(
-                f"Model {self.name!r} has {self.parameter_count:,} parameters; expected at most"
-                f" {MAX_PARAMETERS:,}."
+                f"Model {self.name!r} has {counted(self.parameter_count, 'parameter')}; expected at most "
+                f"{MAX_PARAMETERS:,}."
             )
 
     @cached_property
@@ -268,7 +270,7 @@ class ModelSpec:
         }
 
     def canonical_text(self) -> str:
-        """Everything that decides what the model computes, as JSON with sorted keys and no spaces."""
+        """Everything that determines the model's function, as JSON with sorted keys and no spaces."""
         canonical = {
             "semantics": _SEMANTICS,
             "model": self.describe(),
@@ -305,8 +307,8 @@ class ModelSpec:
                 require(name, number)
             if len(_numbers(value)) not in (1, self.input_shape[-1]):
                 raise ConfigurationError(
-                    f"{name} has {len(_numbers(value))} numbers; expected one, or one for each of the"
-                    f" {self.input_shape[-1]} {axes[-1]} of the input."
+                    f"{name} has {counted(len(_numbers(value)), 'number')}; expected one, or one for each "
+                    f"of the {self.input_shape[-1]} {axes[-1]} of the input."
                 )
 
 

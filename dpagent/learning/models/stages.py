@@ -17,6 +17,7 @@ from typing import ClassVar, Final, TypeAlias, final, get_args
 from dpagent.errors import ConfigurationError, DpagentError, require_count
 from dpagent.learning.models.layers import Layer, Residual
 from dpagent.learning.models.part import Part, Shape
+from dpagent.wording import counted
 
 _MAX_FEATURES: Final = 1 << 22
 _MAX_PROJECTED: Final = 4096
@@ -32,7 +33,8 @@ class _Stage(Part):
         after = self._shape_after(shape)
         if math.prod(after) > _MAX_FEATURES:
             raise ConfigurationError(
-                f"it makes {math.prod(after):,} features of a record; expected at most {_MAX_FEATURES:,}."
+                f"it makes {counted(math.prod(after), 'feature')} of a record; expected at most "
+                f"{_MAX_FEATURES:,}."
             )
         return after
 
@@ -151,8 +153,8 @@ class Projection(_Stage):
         size = math.prod(shape)
         if size > _MAX_PROJECTED:
             raise ConfigurationError(
-                f"its input has {size:,} values a record; expected at most {_MAX_PROJECTED:,}, for"
-                " instance after a stage that pools."
+                f"its input has {counted(size, 'value')} a record; expected at most {_MAX_PROJECTED:,}, for "
+                "instance after a stage that pools."
             )
         require_count("components", self.components, maximum=size)
         return (self.components,)

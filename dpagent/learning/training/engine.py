@@ -2,12 +2,12 @@
 
 An engine takes a lot in microbatches of at most m records. For record i it computes the gradient
 g_i of the softmax cross-entropy in float32, its norm n_i and its clip factor c_i = min(1, C/n_i),
-and returns Σ c_i·g_i. The mechanism rounds that sum to its integer grid and adds noise made for
-what one record can change in it (``docs/privacy.md``). Floating-point sums are not exact, so an
+and returns Σ c_i·g_i. The mechanism rounds that sum to its integer grid and adds noise for
+one record's largest change of it (``docs/privacy.md``). Floating-point sums are not exact, so an
 engine promises:
 
 1. **Batch invariance.** Everything of record i (activations, the factors of its gradient, n_i, c_i)
-   is a function of that record and the weights alone, bit for bit, whatever else is in the
+   is a function of that record and the weights alone, bit for bit, independently of the other records in the
    microbatch and wherever the record stands in it. :meth:`Engine.is_batch_invariant` tries it on
    the spot, at every position of a microbatch.
 2. **Short sums.** No float32 sum runs over more than the records of one microbatch; microbatches
@@ -24,7 +24,7 @@ Numerical Algorithms", 2nd ed., section 3.1).
   layer, a product of two such sums; so its relative error is at most γ_{2·NORM_RUN+16}, and that of the
   root half of it. Squares and their sums that underflow, gradually or all at once, are too small by less
   than 2⁻¹²⁶ each, and UNDERFLOW makes up for both. That is not a trifle: in a dense layer, what
-  underflows in one factor is multiplied by the other, which weights of somebody who means harm make as large
+  underflows in one factor is multiplied by the other, which hostile weights make as large
   as 10³⁸. The true norm of the record's contribution, c_i·g_i, is then at most (1+η)·C with
   η = γ_{NORM_RUN+16}: the root, the quotient and the product with c_i take up the eight more.
 * *The sum.* A microbatch's sum is off its true value by at most γ_m·Σ‖c_i·g_i‖ ≤ mγ_m(1+η)·C in L2.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from dpagent.errors import ParameterError
+from dpagent.errors import ParameterError, StorageError
 from dpagent.learning.training.engine import MAX_LOT_MICROBATCHES, ClippedSum, Engine
 
 if TYPE_CHECKING:
@@ -33,7 +33,9 @@ def sum_over_lot(
 ) -> ClippedSum:
     """Σ of the clipped gradients of the records in ``lot``, in its order. Private.
 
-    A record that cannot be read is excluded, like one whose gradient is not finite.
+    A record that cannot be read is excluded, like one whose gradient is not finite. So is one with which the
+    engine fails: if it does, each record is tried alone, and the sum is that of a lot that never held those
+    which fail, so that a record can cost its own part and nothing else.
 
     Args:
         engine: computes microbatches; with ``augmentation``, of as many views.
@@ -45,15 +47,55 @@ def sum_over_lot(
         augmentation: how the views of a record differ.
 
     Raises:
-        ParameterError: weights or norms do not fit, or the lot is larger than the bound on the
-            engine's error allows.
-        DataError: the records do not fit the model.
+        ParameterError: the lot is larger than the bound on the engine's error allows.
+        StorageError: the disk fails, which is no record's doing.
+        Exception: the engine fails with every record alone.
     """
     if len(lot) * -(-len(lot) // engine.microbatch) > MAX_LOT_MICROBATCHES:
         raise ParameterError(
             f"a lot has {len(lot):,} records in microbatches of {engine.microbatch}; expected fewer, with a"
             " lower sampling rate."
         )
+    try:
+        return _sum(engine, weights, dataset, lot, clip_norms, augmentation)
+    except StorageError:
+        raise
+    except Exception:
+        fails = [
+            not _is_computed(engine, weights, dataset, lot[place : place + 1], clip_norms, augmentation)
+            for place in range(len(lot))
+        ]
+        if all(fails):
+            raise
+        part = _sum(engine, weights, dataset, lot[~np.array(fails)], clip_norms, augmentation)
+        return part._replace(excluded=part.excluded + sum(fails))
+
+
+def _is_computed(
+    engine: Engine,
+    weights: NDArray[np.float32],
+    dataset: Dataset,
+    record: NDArray[np.intp],
+    clip_norms: Sequence[float],
+    augmentation: Augmentation | None,
+) -> bool:
+    try:
+        _sum(engine, weights, dataset, record, clip_norms, augmentation)
+    except StorageError:
+        raise
+    except Exception:  # noqa: BLE001 - whatever a record does to an engine, it costs that record alone
+        return False
+    return True
+
+
+def _sum(
+    engine: Engine,
+    weights: NDArray[np.float32],
+    dataset: Dataset,
+    lot: NDArray[np.intp],
+    clip_norms: Sequence[float],
+    augmentation: Augmentation | None,
+) -> ClippedSum:
     total = np.zeros(engine.spec.parameter_count)
     within = np.zeros(len(clip_norms), np.int64)
     excluded = len(lot)

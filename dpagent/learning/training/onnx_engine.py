@@ -192,8 +192,8 @@ class _Worker:
     ) -> NDArray[np.float64]:
         """The clipped sum over the microbatches that begin at ``starts``.
 
-        The squared norms are written to ``squares``, ``(n, groups)``, but for records that hold what is not
-        finite.
+        The squared norms are written to ``squares``, ``(n, groups)``, except for records that are
+        not finite.
         """
         total = np.zeros(self._sum.shape, np.float64)
         for start in starts:

@@ -28,12 +28,17 @@ is returned is a bound, since all that is neglected is bounded and added:
 
 - the transform is circular. Mass above its window would count as a lower loss: under P it is at most
   e^(K(s)−s·top) for any s > 0 (Markov), which is added to δ. Mass below counts as a higher loss, or is
-  left out where it is known to be lower than the ε asked for;
+  left out where it is known to be lower than the ε asked for. A tilted mass from above the window comes back
+  at a lower loss, and grows there by e^(θ·width): a bound still, but one that leaps if the window is narrower
+  than the greatest loss of a rare run. So a window is made wider, by up to 2²⁰ cells, and 2²² over all
+  transforms;
 - a computed transform of masses w is off by at most e = 8·log2(N)·2⁻⁵²·Σw in each entry (each output is
   a sum over a tree of depth log2 N, at a few roundings a level; four times what radix 2 needs, which
   covers the rounding of w itself and of products, too). With a product G off by E, another
   factor F makes it off by (E·|F| + e·|G| + e·E)(1 + 2⁻⁵⁰), kept entry by entry. A cell of the inverse
-  transform is then off by at most the mean of E and of 8·log2(N)·2⁻⁵²·|G|: this is added to each cell.
+  transform is then off by at most the mean of E and of 8·log2(N)·2⁻⁵²·|G|: this is added to each cell. At
+  a loss t it counts for e^(K(θ)−θt) times as much. Where sampling is rare, single great losses hold θ down,
+  so below a δ of 1e-12 or so rounding may decide ε, the more so the finer the grid.
 
 Numpy only.
 """
@@ -65,8 +70,8 @@ _MAX_CELLS: Final = 2**22
 _MARKOV_SHARES: Final = (0.25, 1.0)
 _LOG_OUTSIDE: Final = -35.0  # of a tilted law's mass that may come in from outside its window
 _MARKOV_DEVIATIONS: Final = (1.0, 2.0, 3.0, 4.0, 6.0, 8.5)
-_CLEAR_CELLS: Final = 2**17  # that are spent on a clear centre
-_CLEAR_WORK: Final = 2**20  # over all transforms
+_CLEAR_CELLS: Final = 2**20  # that are spent on a clear centre, fewer than _LOW_CELLS
+_CLEAR_WORK: Final = 2**22  # over all transforms
 _LOW_CELLS: Final = 2**21
 _TAIL_SHARE: Final = 1e-6  # of δ, that a window may leave above it
 _LEAST_DELTA: Final = 1e-12  # to which a δ is computed, give or take that share of it
@@ -144,6 +149,9 @@ class ComposedLoss:
         self._ends = frozenset(np.cumsum([len(stage) for stage in stages]).tolist())
         self._totals = np.bincount(self._mechanisms, weights=self._counts, minlength=len(self._place))
         self._infinite = np.concatenate([block.infinite for block in blocks])
+        self._greatest = np.concatenate(
+            [np.full(len(b.masses), b.cells[-1], dtype=np.float64) for b in blocks]
+        )
 
     def delta(self, epsilon: float) -> float:
         """The least δ proven for an ε of at least 0, but for rounding of ε by a relative 2⁻⁵²."""
@@ -188,8 +196,13 @@ class ComposedLoss:
         greatest, least = _GREATEST_TILT_STEPS / self._step, _LEAST_TILT
 
         def spread(tilt: float) -> bool:
-            """Whether the tilted mass is not yet all in one place, at the greatest loss there is."""
-            return float(self._totals @ self._moments(tilt)[2]) > self._step**2
+            """Whether the tilted mass is not yet all in one place, at the greatest loss there is.
+
+            Where sampling is rare and the grid coarse, it is in one place to begin with: near loss 0.
+            """
+            _, means, variances = self._moments(tilt)
+            total = self._step * float(self._totals @ self._greatest)
+            return float(self._totals @ variances) > self._step**2 or float(self._totals @ means) < total / 2
 
         if still(high):
             while high < greatest and still(high) and spread(high):
@@ -246,8 +259,7 @@ class ComposedLoss:
             reaching,
         )
         lost = above_window + running(self._infinite)
-        lasts = [block.first + block.masses.shape[1] - 1 for block, _ in self._place]
-        greatest = running(np.array(lasts, dtype=np.float64))
+        greatest = running(self._greatest)
         product = np.ones(window.cells // 2 + 1, dtype=np.complex128)
         error = np.zeros(window.cells // 2 + 1)
         rounding = transform_rounding(window.cells)
@@ -290,7 +302,7 @@ class ComposedLoss:
         cumulants, centres = running(log_moments), running(means)
         deviation = math.sqrt(float(running(variances)[-1])) + self._step
         top, further, log_bounds = math.inf, tilt, cumulants
-        lows, highs = np.full_like(centres, -math.inf), np.full_like(centres, math.inf)
+        lows, highs = np.full_like(centres, -math.inf), self._step * running(self._greatest)
         distances = [deviations / deviation for deviations in _MARKOV_DEVIATIONS]
         for distance in (*distances, *(share * tilt for share in _MARKOV_SHARES if tilt > 0)):
             above = running(self._moments(tilt + distance)[0])

@@ -34,6 +34,7 @@ then adds a share of 2·10⁻⁴ to that variance, and 10⁻⁴ or so to ε; mor
 have to share 2²¹ cells. Where sampling is rare, the losses that decide are rare and great, and V says little.
 At the tilt θ the grid raises K by T·θ(θ+1)h²/12 at most, or so, and ε by 1/θ of that; so h² =
 12·share·ε/(T(θ+1)) does, which for normal losses is the same, as then ε/θ is V (θ+1 is the Rényi order).
+Rényi's ε and order are taken for them at first, and once more with the ε found on that grid.
 
 *With (ε, δ)-DP mechanisms* the losses are atoms. If all of these mechanisms have the same ε, h divides it
 and nothing is lost. If not, an atom is split between its two neighbours on the grid. That raises a loss by
@@ -86,11 +87,17 @@ _MAX_LOSS: Final = 700.0
 _SQRT_HALF: Final = math.sqrt(0.5)
 
 
-def coarse_step(charges: Sequence[Runs], delta: float) -> float:
-    """The step that the text gives for rare and great losses; 0 if not all charges are Gaussian."""
+def coarse_step(charges: Sequence[Runs], delta: float, epsilon: float = math.inf) -> float:
+    """The step that the text gives for rare and great losses; 0 if not all charges are Gaussian.
+
+    Args:
+        charges: all that is composed.
+        delta: at which ε is asked for.
+        epsilon: a bound on that ε, if one is known.
+    """
     if not all(isinstance(mechanism, SampledGaussian) for mechanism, _ in charges):
         return 0.0
-    return _tilted_step(charges, 0, delta, _RENYI_SHARE)
+    return _tilted_step(charges, 0, delta, _RENYI_SHARE, epsilon)
 
 
 def fine_step(charges: Sequence[Runs], delta: float, tail: float) -> tuple[float, int]:
@@ -119,7 +126,9 @@ def fine_step(charges: Sequence[Runs], delta: float, tail: float) -> tuple[float
     return step, math.ceil(width / step)
 
 
-def _tilted_step(charges: Sequence[Runs], atoms: int, delta: float, share: float) -> float:
+def _tilted_step(
+    charges: Sequence[Runs], atoms: int, delta: float, share: float, epsilon: float = math.inf
+) -> float:
     """The step at which the grid raises ε by a share of it, by Rényi's ε and order.
 
     Args:
@@ -127,6 +136,7 @@ def _tilted_step(charges: Sequence[Runs], atoms: int, delta: float, share: float
         atoms: how many runs have losses between grid points of which all mass is in two atoms.
         delta: at which ε is asked for.
         share: of Rényi's ε that is taken for ε, which may be far less.
+        epsilon: taken for ε where it is less than that.
     """
     pure = [
         (ApproximateEvent(part.epsilon) if isinstance(part, ApproximateEvent) else part, count)
@@ -134,7 +144,7 @@ def _tilted_step(charges: Sequence[Runs], atoms: int, delta: float, share: float
     ]
     epsilons = renyi_divergences(pure).sum(axis=0) + conversion_offsets(np.array(ORDERS), delta)
     best = int(epsilons.argmin())
-    order, allowed = ORDERS[best], _SHARE * share * max(float(epsilons[best]), 0.0)
+    order, allowed = ORDERS[best], _SHARE * min(share * max(float(epsilons[best]), 0.0), epsilon)
     smooth = sum(count for part, count in charges if isinstance(part, SampledGaussian))
     steps = [GRID_RANGE[1]]
     if smooth:

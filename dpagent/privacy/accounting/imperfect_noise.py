@@ -21,9 +21,12 @@ def imperfect_delta(epsilon: float, delta: float, distance: float) -> float:
     '1.0e-05'
 
     Args:
-        epsilon: in [0, 1000].
+        epsilon: at least 0.
         delta: in [0, 1].
         distance: η, at least 0.
+
+    Raises:
+        ParameterError: a value is out of its range.
     """
     require_between("epsilon", epsilon, 0.0, math.inf)
     require_between("delta", delta, 0.0, 1.0)

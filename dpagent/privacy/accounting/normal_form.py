@@ -66,7 +66,7 @@ def runs_of(event: Event) -> Runs:
         case GaussianEvent(noise_multiplier):
             return SampledGaussian(float(noise_multiplier), 1.0), 1
         case ApproximateEvent(epsilon, delta):
-            return ApproximateEvent(float(epsilon) + 0.0, float(delta) + 0.0), 1  # not −0
+            return _approximate(epsilon, delta), 1
         case SelfComposedEvent(part, count):
             mechanism, inner = runs_of(part)
             return mechanism, require_count("count", inner * count, maximum=MAX_COUNT)
@@ -122,12 +122,16 @@ def _sampled(rate: float, event: Event) -> Component:
         case GaussianEvent(noise_multiplier):
             return SampledGaussian(float(noise_multiplier), max(rate, _LEAST_RATE))
         case ApproximateEvent(epsilon, delta) if rate == 1:
-            return ApproximateEvent(float(epsilon) + 0.0, float(delta) + 0.0)
+            return _approximate(epsilon, delta)
         case ApproximateEvent(epsilon, delta):
             amplified = math.nextafter(rate * delta, 1.0) if delta > 0 else 0.0
-            return ApproximateEvent(amplified_epsilon(epsilon, max(rate, _LEAST_RATE)), amplified)
+            return _approximate(amplified_epsilon(epsilon, max(rate, _LEAST_RATE)), amplified)
         case _:
             raise UnsupportedEventError(
                 f"a PoissonSampledEvent holds a {type(event).__name__}; expected a GaussianEvent or an "
                 "ApproximateEvent. Compose sampled events rather than sample composed ones."
             )
+
+
+def _approximate(epsilon: float, delta: float) -> ApproximateEvent:
+    return ApproximateEvent(float(epsilon) + 0.0, float(delta) + 0.0)  # 0 for −0

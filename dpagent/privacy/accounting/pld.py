@@ -24,7 +24,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from itertools import takewhile
 from typing import Any, ClassVar, Final, Self
 
@@ -50,15 +49,13 @@ from dpagent.privacy.events import MAX_EVENT_EPSILON, ApproximateEvent, Event
 _MAX_STAGES: Final = 2048
 _COARSER: Final = 4.0
 _FINER: Final = 8.0
-# Where records are sampled more rarely than this, jobs of at most so many runs are tried on two grids.
-_RARELY: Final = 0.01
-_FEW_RUNS: Final = 64
+_NEARLY: Final = 0.8  # of a step: a finer one, but coarser than this share, is not worth the time
 _MANY_CELLS: Final = 2**16  # of all mechanisms: beyond, a coarser grid is considered
 # An ε above which, and a sampling rate below which, Rényi divergence may do better in extreme cases.
 _FAR_OUT: Final = 10.0
 _RARE: Final = 1e-3
 _ROUNDING: Final = 1e-9
-_TAIL_SHARE: Final = 1e-6  # of δ, to be cut off from all runs together
+_TAIL_SHARE: Final = 1e-4  # of δ, to be cut off from all runs together
 _DELTA_AT_EPSILON: Final = 1e-12  # for which the grid is chosen where ε is given
 
 
@@ -186,25 +183,21 @@ def _evaluated(
                 raise
             finest = step = _COARSER * step
             continue
-        if step > finest and 0 < float(np.max(worse)) < CELLS_TO_EPSILON * step:
-            step = max(finest, step / _FINER)
-            continue
-        break
-    if grid is None and _is_tried_finer(charges):
-        # With rare samples at a tiny δ the bound jumps from grid to grid. Each is valid: take the least.
-        finer = max(step / _FINER, GRID_RANGE[0])
-        with suppress(GridTooFineError):
-            again = worse_on(finer)
-            if float(np.max(again)) < float(np.max(worse)):
-                return again, finer
-    return worse, step
+        if step <= finest:
+            return worse, step
+        needed = max(finest, _needed_step(charges, delta, step, float(np.max(worse))))
+        if needed >= _NEARLY * step:
+            return worse, step
+        step = needed
 
 
-def _is_tried_finer(charges: Sequence[Runs]) -> bool:
-    """Whether a second grid may be better, and costs little."""
-    return sum(count for _, count in charges) <= _FEW_RUNS and any(
-        isinstance(part, SampledGaussian) and part.sampling_rate < _RARELY for part, _ in charges
-    )
+def _needed_step(charges: Sequence[Runs], delta: float, step: float, epsilon: float) -> float:
+    """The step that the ε found on ``step`` calls for, at most that; Rényi's may have been far too large."""
+    if epsilon == 0:
+        return step
+    if epsilon < CELLS_TO_EPSILON * step:
+        return step / _FINER
+    return min(step, coarse_step(charges, delta, epsilon))
 
 
 def _composed(

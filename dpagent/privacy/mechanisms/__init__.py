@@ -1,1 +1,1 @@
-"""Mechanisms, one file each: how records become bounded integers, which noise is added, what it costs."""
+"""Mechanisms, one file each: the clipping and quantizing of records, the noise, and its cost."""

@@ -1,9 +1,9 @@
-"""The ``bounded`` noise cap: never noise above a public bound, and what that costs is paid.
+"""The ``bounded`` noise cap: noise never exceeds a public bound, and the ledger is charged for this.
 
 Not wired: no program imports this yet.
 
 It keeps the aims of Algorithm 1 of Luo, Xu and Guan (2022), no absurdly large noise, and a
-schedule that restarts with what is left, and is differentially private, unlike it (see
+schedule that restarts with the remaining budget. Unlike that algorithm, it is differentially private (see
 :mod:`dpagent.privacy.mechanisms.published`). Departures:
 
 - the cap of a round is one number A_t for all coordinates, from the *public* weights of the global
@@ -13,12 +13,12 @@ schedule that restarts with what is left, and is differentially private, unlike 
   of the distribution, by inverting its cost;
 - sensitivity is that of the whole vector, in L1.
 
-A round is scheduled an ε_t. If noise for ε_t, at the round's δ, stays within A_t by itself, ε_t is
-what it costs. If not, it costs the larger ε at which the noise stays within A_t. Either way the
+A round is scheduled an ε_t. If noise for ε_t, at the round's δ, stays within A_t anyway, the round costs
+ε_t. If not, it costs the larger ε at which the noise stays within A_t. Either way the
 schedule restarts over the rounds left with the remainder (:meth:`Schedule.reallocated`); a job in
 which no cap acts keeps its schedule.
 
-*Validity.* Costs are chosen as the job goes on, but from public values and earlier releases alone.
+*Validity.* Costs are chosen as the job goes on, but from public values and earlier noisy sums alone.
 (ε, δ) of such mechanisms add up as long as the sum is kept within a bound fixed in advance (Rogers,
 Roth, Ullman, Vadhan, NeurIPS 2016: basic composition is a privacy filter), which
 :meth:`BoundedBudget.next_round` does: it refuses a round that does not fit, before anything is drawn.
@@ -88,7 +88,8 @@ class BoundedCap:
 
 @dataclass(frozen=True, slots=True)
 class BoundedBudget:
-    """What a job under the ``bounded`` cap may spend, and has. Public; a new one after each round.
+    """The budget and the charges of a job under the ``bounded`` cap. Public; a new one after each
+    round.
 
     Attributes:
         epsilon: total ε of the job, in (0, 1000].
@@ -150,7 +151,7 @@ class BoundedBudget:
     def next_round(
         self, cap: float, *, clip_norm: float, dimension: int, resolution: int | None = None
     ) -> BoundedRound:
-        """What the next round releases with and costs. Charges nothing: that is ``after``.
+        """The mechanism of the next round, and its cost. Charges nothing: see ``after``.
 
         Args:
             cap: A_t, bound on one step's noise in the sum over a lot, in gradient units, as of
@@ -161,7 +162,7 @@ class BoundedBudget:
 
         Raises:
             ParameterError: a value is out of its range.
-            PlanError: the budget is spent, or no ε that is left meets the cap; says which would do.
+            PlanError: the budget is spent, or no remaining ε meets the cap; the text names a sufficient one.
         """
         planned, remaining = float(self.planned()[0]), self.remaining_epsilon
         delta = min(self.delta / self.rounds / self.steps / self.sampling_rate, 0.5) * _SAFE
@@ -197,7 +198,7 @@ class BoundedBudget:
         return BoundedRound(mechanism, planned, capped, after)
 
     def statement(self) -> BudgetStatement:
-        """What the whole job guarantees, whatever its caps turn out to be."""
+        """The guarantee of the whole job, for any caps."""
         return BudgetStatement(
             Unit.RECORD,
             Adjacency.ADD_OR_REMOVE_ONE,
@@ -221,8 +222,8 @@ class BoundedRound:
     """A round under the ``bounded`` cap. Public.
 
     Attributes:
-        mechanism: to release with; ``mechanism.event`` is the charge.
-        planned_epsilon: what the schedule had for the round.
+        mechanism: of the round; ``mechanism.event`` is the charge.
+        planned_epsilon: ε_t by the schedule.
         capped: whether the cap made it cost more than that.
         after: the budget once the round is charged.
     """

@@ -3,7 +3,7 @@
 ``none`` and ``clamp`` do not change the guarantee; ``published`` has none. ``bounded`` has a cost:
 it uses truncated Laplace noise (:mod:`dpagent.privacy.mechanisms.truncated_laplace`) instead of Gaussian
 noise, and its ε follows from the tightness of the cap. Its charges
-are the (ε, δ) of single releases and add up (pure composition). So with T rounds of k local steps
+are the (ε, δ) of single noisy sums and add up (pure composition). So with T rounds of k local steps
 each step has δ/(T·k), and the schedule's share of ε. A step on a lot sampled at
 rate q costs ln(1 + q(e^ε − 1)) and qδ, where the lot itself costs ε and δ. So a step may use a δ of
 δ/(T·k·q) before sampling.

@@ -6,7 +6,7 @@ After Huang, *Differential-privacy-based data privacy and security for federated
 (Communications Technology, 2022), and McMahan, Ramage, Talwar, Zhang (ICLR 2018): each device's
 whole update of a round is clipped, the clipped updates are added up, noise is added once, and the
 result is divided by the number of devices and sent back. It protects devices from each other and
-from everyone who sees the models, at device level; **it trusts the coordinator**, who sees every
+from everyone who sees the models, at device level; **it trusts the coordinator**, which sees every
 update. Laplace noise goes with clipping in L1, Δ/max(1, ‖Δ‖₁/C), Gaussian noise with L2.
 
 Departures:
@@ -16,8 +16,8 @@ Departures:
   proof are those of :mod:`dpagent.privacy.mechanisms.discretised_laplace` and
   :mod:`dpagent.privacy.mechanisms.discretised_gaussian`, with devices for records;
 - the sum is divided by a **public** count, ``expected_devices``, fixed before the round. The number
-  that came is private under add-or-remove-one-device adjacency, in which a device's update is
-  there or not; a device that does not answer counts as zeros;
+  that came is private under add-or-remove-one-device adjacency, under which a device's update is
+  present or absent; a device that does not answer counts as zeros;
 - the paper adds noise of a fixed standard deviation (0.001 at C = 1, to the mean of 3 or 10
   updates) and states no ε; here the noise follows from ε, or ε from it.
 
@@ -45,12 +45,12 @@ from dpagent.privacy.noise.entropy import Entropy, Sampler
 from dpagent.privacy.statement import Adjacency, BudgetStatement, Trust, Unit
 
 SECRET_LOT: Final = "The coordinator draws each device by itself with probability {rate:g}, in secret."
-PUBLIC_COUNT: Final = "The sum is divided by {count:g}, a number fixed before the round, whoever answers."
+PUBLIC_COUNT: Final = "The sum is divided by {count:g}, a number fixed before the round."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Central(Mechanism):
-    """What both mechanisms share; ``_noise`` is the mechanism that does the work.
+    """Base of both mechanisms; ``_noise`` is the mechanism that does the work.
 
     Attributes:
         clip_norm: C, the norm that a device's whole update is scaled down to, in [1e-9, 1e9].
@@ -100,7 +100,7 @@ class _Central(Mechanism):
 
     @property
     def statistical_distance(self) -> float:
-        """Total variation distance of one release from ideal noise; see ``docs/privacy.md``."""
+        """Total variation distance of one round's noise from ideal noise; see ``docs/privacy.md``."""
         return self._noise.statistical_distance
 
     def constrain(self, updates: NDArray[np.float32]) -> Constrained:
@@ -118,12 +118,12 @@ class _Central(Mechanism):
         """The source of the noise."""
         return self._noise.sampler(entropy=entropy)
 
-    def mean(self, released: NDArray[np.int64]) -> NDArray[np.float64]:
-        """The release as a mean update, shape (d,): over the public count, not over who came."""
-        return np.asarray(released * (self.granularity / self.expected_devices))
+    def mean(self, noisy_sum: NDArray[np.int64]) -> NDArray[np.float64]:
+        """A noisy sum as a mean update, shape (d,), over the public count of devices."""
+        return np.asarray(noisy_sum * (self.granularity / self.expected_devices))
 
     def statement(self, delta: float = 0.0) -> BudgetStatement:
-        """What one round guarantees to a device; see :meth:`Mechanism.statement`."""
+        """The guarantee of one round for a device; see :meth:`Mechanism.statement`."""
         assumptions = [PUBLIC_COUNT.format(count=self.expected_devices)]
         if self.sampling_rate < 1:
             assumptions.append(SECRET_LOT.format(rate=self.sampling_rate))
@@ -150,7 +150,7 @@ class CentralGaussian(_Central):
 
     @property
     def event(self) -> Event:
-        """The charge for one release."""
+        """The charge for one round."""
         return self._noise.event
 
     @property
@@ -169,7 +169,7 @@ class CentralLaplace(_Central):
     """L1-clipped updates, and discrete Laplace noise on their sum: pure ε. Public.
 
     Attributes:
-        epsilon: ε of one release with known participants, before sampling, in (0, 1000].
+        epsilon: ε of one round with known participants, before sampling, in (0, 1000].
         resolution: grid units to one clip norm, in [1, 2³⁰]; by default it follows from d.
 
     Raises:
@@ -184,7 +184,7 @@ class CentralLaplace(_Central):
 
     @property
     def event(self) -> Event:
-        """The charge for one release, sampling included."""
+        """The charge for one round, sampling included."""
         return self._noise.event
 
     @property

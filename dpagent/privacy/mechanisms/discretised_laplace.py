@@ -1,5 +1,7 @@
 """The discretised Laplace mechanism: pure ε for a whole vector, by clipping in L1.
 
+Not wired: no plan can name it yet; ``dpagent plan`` uses its formulas to price the ``bounded`` cap.
+
 Each record's gradient is clipped to an L1 norm of C, brought onto an integer grid and added up
 (:mod:`dpagent.privacy.mechanisms.grid`); every coordinate then gets an independent integer X with
 P(X = x) ∝ r^|x|, r = e^(−1/λ) (Ghosh, Roughgarden, Sundararajan, STOC 2009, for one coordinate).
@@ -7,7 +9,7 @@ P(X = x) ∝ r^|x|, r = e^(−1/λ) (Ghosh, Roughgarden, Sundararajan, STOC 2009
 *Cost.* Let s be the integer vector of the record by which two data sets differ, ‖s‖₁ ≤ Δ. For
 every output x, P(total + X = x) and P(total + s + X = x) differ by at most a factor of
 Π_j e^(|s_j|/λ) = e^(‖s‖₁/λ) ≤ e^(Δ/λ), by the triangle inequality in each coordinate. So λ = Δ/ε,
-rounded up, gives ε-DP for the vector, whatever its dimension; a Poisson lot amplifies it
+rounded up, gives ε-DP for the vector, in any dimension; a Poisson lot amplifies it
 (:mod:`dpagent.privacy.accounting.amplification`). Both are sharp: at x beyond the shift they hold with
 equality.
 
@@ -36,21 +38,21 @@ from dpagent.privacy.noise.discrete_laplace import (
 from dpagent.privacy.noise.entropy import Entropy
 from dpagent.privacy.statement import Adjacency, Trust, Unit
 
-#: Mechanisms of the Laplace family are built for an ε of one release, before sampling, up to this.
+#: Mechanisms of the Laplace family are built for an ε of one noisy sum, before sampling, up to this.
 MAX_EPSILON: Final = 1000.0
 _LOG_REACH: Final = 34.0  # −log of the probability beyond the reach of noise
 
 
 @dataclass(frozen=True, slots=True)
 class DiscretisedLaplace(Mechanism):
-    """One release's mechanism; the record states all an accountant or auditor needs. Public.
+    """The mechanism of one round; the record states all that an accountant or auditor needs. Public.
 
     Attributes:
         clip_norm: C, the L1 norm a record's gradient is scaled down to, in [1e-9, 1e9].
         epsilon: ε of one step on a lot that is known, before sampling, in (0, 1000].
         sampling_rate: q, the probability with which each record enters a lot, in (0, 1].
-        dimension: d, number of coordinates released.
-        steps: noisy local steps in one release, each with a fresh lot and fresh noise.
+        dimension: d, number of coordinates of the sum.
+        steps: noisy local steps in one round, each with a fresh lot and fresh noise.
         resolution: grid units to one clip norm, in [1, 2³⁰]; by default
             :func:`~dpagent.privacy.mechanisms.grid.l1_resolution` of d.
 
@@ -107,21 +109,21 @@ class DiscretisedLaplace(Mechanism):
 
     @property
     def event(self) -> Event:
-        """The charge for one release, sampling included."""
+        """The charge for one round, sampling included."""
         return poisson_sampled(ApproximateEvent(self.epsilon), self.sampling_rate, self.steps)
 
     @property
     def statistical_distance(self) -> float:
-        """Total variation distance of one release from ideal noise; see ``docs/privacy.md``."""
+        """Total variation distance of one round's noise from ideal noise; see ``docs/privacy.md``."""
         return self.dimension * self.steps * statistical_distance(self.scale_units)
 
     def round_cost(self, delta: float) -> tuple[float, float]:
-        """(ε, δ) of one round with ideal noise: its steps added up, whatever ``delta`` allows."""
+        """(ε, δ) of one round with ideal noise: its steps added up; ``delta`` has no effect."""
         total = composed(self.event)
         return total.epsilon, total.delta
 
     def sampler(self, *, entropy: Entropy = os.urandom) -> DiscreteLaplaceSampler:
-        """What draws this mechanism's noise, for instance ahead of need."""
+        """A sampler of this mechanism's noise, for instance to draw ahead of need."""
         return DiscreteLaplaceSampler(self.scale_units, entropy=entropy)
 
 
@@ -141,7 +143,7 @@ def require_drawable(epsilon: float, sensitivity: int) -> None:
 
 
 def laplace_reach(scale: float, steps: int) -> float:
-    """What the sum of ``steps`` draws of scale λ exceeds, to either side, with probability < 1e-14.
+    """A bound that the sum of ``steps`` draws of scale λ exceeds, to either side, with probability < 1e-14.
 
     The moment generating function of one draw is at most 1/(1 − u²λ²), that of continuous Laplace
     noise, so the sum of n draws is sub-gamma, and beyond λ(2√(nL) + L) to either side with

@@ -76,7 +76,7 @@ class Norm(StrEnum):
 
 
 class Constrained(NamedTuple):
-    """What a microbatch contributes.
+    """The contribution of a microbatch.
 
     Attributes:
         total: sum of the records' integer vectors, shape (d,), int64, in grid units.
@@ -130,11 +130,11 @@ class Grid:
 
         Each row is scaled by min(1, C/‖row‖)·F/C and rounded to nearest; a row with an infinite
         or undefined entry counts as zeros. Every row's contribution has a norm of at most
-        ``sensitivity_units``, whatever the row holds.
+        ``sensitivity_units``, for every row.
 
         Args:
             vectors: a record's vector in each row, shape (m, d), float32; m may be 0.
-            what: what the rows are, for the text of an error.
+            what: a name for the rows, for the text of an error.
 
         Raises:
             ParameterError: ``vectors`` has another shape or type, or so many rows (4 million at the
@@ -161,10 +161,10 @@ class Grid:
         return Constrained(total.astype(np.int64), excluded)
 
     def sum_sensitivity_units(self, accumulation_slack: float) -> int:
-        """Δ where sums are rounded and not records: bound on what one record changes, in grid units.
+        """Δ where sums are rounded and not records: bound on one record's change of the sum, in grid units.
 
         Args:
-            accumulation_slack: s, what floating-point summation can add to a record's influence,
+            accumulation_slack: s, the most that floating-point summation adds to a record's influence,
                 relative to the clip norm, in [0, 0.01].
         """
         require_between("accumulation slack", accumulation_slack, 0.0, _MAX_SLACK)

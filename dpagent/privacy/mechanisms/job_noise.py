@@ -72,7 +72,7 @@ class JobNoise:
 
         Args:
             number: of the round, from 1.
-            query: what the round asks for.
+            query: of the round.
 
         Raises:
             ParameterError: there is no such round, or a parameter is out of the mechanism's range.

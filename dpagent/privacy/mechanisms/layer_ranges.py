@@ -1,10 +1,10 @@
-"""In which interval a layer's weights are taken to lie: public, and adapted from round to round.
+"""The public interval of each layer's weights, adapted from round to round.
 
 Not wired: no program imports this yet.
 
 Sun, Qian, Chen (LDP-FL, IJCAI 2021) give each layer a range [c−r, c+r], because the noise of
-:mod:`dpagent.privacy.mechanisms.two_point` goes with r and layers differ much in width. The ranges come from
-the previous global model, which everybody has; made from a device's own weights they would leak them.
+:mod:`dpagent.privacy.mechanisms.two_point` is proportional to r, and layers differ much in width. The ranges
+come from the previous global model, which is public; ranges from a device's own weights would leak them.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def adapted_ranges(
         layers: names and sizes, in the order of the weight vector.
         weights: public global weights, shape (d,), finite. Never a device's own.
         floor: least radius, in weight units, above 0: lets a layer of equal weights move.
-        margin: factor on the half width, in [1, 100]: room for what a round's training adds.
+        margin: factor on the half width, in [1, 100]: room for the change by a round's training.
 
     Raises:
         ParameterError: a value is out of its range, there is no layer, or the sizes do not add up to d.

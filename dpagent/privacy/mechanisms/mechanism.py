@@ -33,8 +33,10 @@ from dpagent.privacy.accounting.imperfect_noise import imperfect_delta
 from dpagent.privacy.calibration import NOISE_RANGE, EventFamily
 from dpagent.privacy.events import Event
 from dpagent.privacy.mechanisms.grid import Constrained, Grid, Norm
+from dpagent.privacy.mechanisms.honest_norms import NoiseLaw
 from dpagent.privacy.mechanisms.wire import WireForm, round_to_wire, wire_shift, wire_width
 from dpagent.privacy.noise.entropy import Entropy, Sampler
+from dpagent.privacy.sampling import LOT_TAIL
 from dpagent.privacy.statement import Adjacency, BudgetStatement, Trust, Unit
 
 #: Assumptions of a job's guarantee, besides the code.
@@ -43,8 +45,9 @@ JOB_ASSUMPTIONS: Final = (
     "The operating system's random numbers are uniform and stay secret.",
 )
 
-#: Share of a job's δ for the noise's inexactness: the sampler's statistical distance, and the lemma on
-#: discrete noise in :mod:`dpagent.privacy.accounting.gaussian_loss`. The ε is priced at the rest.
+#: Share of a job's δ for what is not exact: the sampler's statistical distance, lots beyond the size that a
+#: device can add up (:func:`dpagent.privacy.sampling.largest_lot`), and the lemma on discrete noise in
+#: :mod:`dpagent.privacy.accounting.gaussian_loss`. The ε is priced at the rest.
 NOISE_SHARE: Final = 1e-6
 
 _LOT_DEVIATIONS: Final = 6
@@ -55,8 +58,9 @@ class Query:
     """The sum that a round requests from a device, with everything that determines its privacy. Public.
 
     Attributes:
-        clip_norm: C, bound on the norm of what one record adds, in the mechanism's norm.
-        accumulation_slack: what summing in floating point can add to a record's influence, relative to C.
+        clip_norm: C, bound on one record's contribution, in the mechanism's norm.
+        accumulation_slack: the most that summing in floating point adds to a record's influence, relative
+            to C.
         dimension: d, coordinates of the sum.
         sampling_rate: q, the probability with which each record enters a lot, in (0, 1].
         steps: noisy sums in a round, each over a fresh lot with fresh noise.
@@ -114,7 +118,7 @@ class Mechanism(ABC):
     adjacency: ClassVar[Adjacency]
     """Which data sets are neighbours."""
     trust: ClassVar[Trust]
-    """Who has to keep to the protocol for the guarantee to hold."""
+    """The parties that must follow the protocol for the guarantee to hold."""
     norm: ClassVar[Norm]
     """In which norm it needs each record's part to be bounded."""
 
@@ -123,7 +127,7 @@ class Mechanism(ABC):
     dimension: int
     steps: int
 
-    # What it costs, and what that is worth.
+    # The cost, and the guarantee.
 
     @property
     @abstractmethod
@@ -142,6 +146,15 @@ class Mechanism(ABC):
         A mechanism within η of an (ε, δ)-DP one is (ε, δ + (1 + e^ε)·η)-DP.
         """
 
+    @property
+    def inexactness(self) -> float:
+        """Total variation distance of a round on a device from the ideal one: of its noise, and of its lots.
+
+        A device adds up lots of up to a largest size; a larger one, with probability LOT_TAIL or less, counts
+        as empty.
+        """
+        return self.statistical_distance + self.steps * LOT_TAIL
+
     def require_noise_as_priced(self, rounds: int, job_epsilon: float, delta: float) -> None:
         """Check that the drawn noise meets the assumptions of the job's price.
 
@@ -153,7 +166,7 @@ class Mechanism(ABC):
         Raises:
             ParameterError: the sampler is too far from exact.
         """
-        excess = imperfect_delta(job_epsilon, 0.0, rounds * self.statistical_distance)
+        excess = imperfect_delta(job_epsilon, 0.0, rounds * self.inexactness)
         if not excess <= NOISE_SHARE * delta:
             raise ParameterError(
                 f"noise as it is drawn would add {excess:.3g} to δ; set aside for that is "
@@ -161,7 +174,7 @@ class Mechanism(ABC):
             )
 
     def statement(self, delta: float = 0.0) -> BudgetStatement:
-        """What one round guarantees, at ``delta`` in [0, 1) and what imperfect noise adds to it."""
+        """The guarantee of one round, at ``delta`` in [0, 1) plus the share for imperfect noise."""
         epsilon, spent = self.round_cost(delta)
         return BudgetStatement(
             self.unit,
@@ -174,11 +187,11 @@ class Mechanism(ABC):
 
     @classmethod
     def job_statement(cls, epsilon: float, delta: float, *assumptions: str) -> BudgetStatement:
-        """What a job of such rounds guarantees, or several, whose charges come to (ε, δ).
+        """The guarantee of one or more jobs of such rounds, whose charges come to (ε, δ).
 
         Args:
             epsilon: as accounted for, at least 0.
-            delta: likewise, with what is set aside for imperfect noise, in [0, 1].
+            delta: likewise, with the share for imperfect noise, in [0, 1].
             assumptions: besides those that all jobs rest on.
         """
         return BudgetStatement(
@@ -195,7 +208,7 @@ class Mechanism(ABC):
     @property
     @abstractmethod
     def sensitivity_units(self) -> int:
-        """Bound on what one record changes in the integer sum, in its norm, in grid units."""
+        """Bound on one record's change of the integer sum, in the mechanism's norm, in grid units."""
 
     @property
     @abstractmethod
@@ -276,7 +289,7 @@ class Mechanism(ABC):
 
 
 class PlannedMechanism(Mechanism):
-    """A mechanism that a plan can name: it can be calibrated, announced and built from what was announced.
+    """A mechanism that a plan can name: it can be calibrated, announced, and built from the announcement.
 
     A subclass has the fields of :class:`Query`, a ``noise_multiplier``, and a field for each of its
     ``parameters``.
@@ -287,16 +300,16 @@ class PlannedMechanism(Mechanism):
     noise_range: ClassVar[tuple[float, float]] = NOISE_RANGE
     """Least and greatest noise multiplier that a device runs."""
     parameters: ClassVar[tuple[Parameter, ...]] = ()
-    """What a plan announces besides noise multipliers."""
+    """The parameters that a plan announces besides noise multipliers."""
 
     accumulation_slack: float | None
     noise_multiplier: float
-    """The noise's parameter over the sensitivity; what the budget of a round decides."""
+    """The noise's parameter over the sensitivity; it follows from the round's budget."""
 
     @classmethod
     @abstractmethod
     def family(cls, sampling_rate: float, steps: int = 1) -> EventFamily:
-        """What a round costs as a function of the noise multiplier, for
+        """The cost of a round as a function of the noise multiplier, for
         :func:`~dpagent.privacy.calibration.calibrate`."""
 
     @classmethod
@@ -319,6 +332,15 @@ class PlannedMechanism(Mechanism):
         checked = {each.name: each.check(parameters[each.name]) for each in cls.parameters}
         make: Callable[..., Self] = cls
         return make(**asdict(query), noise_multiplier=noise_multiplier, **checked)
+
+    @property
+    def noise_law(self) -> NoiseLaw | None:
+        """What is known of the noise, from which a coordinator derives the norms of honest fragments.
+
+        None, as here by default: nothing is. Fragments of any norm that the wire holds then count, and no
+        more than the wire's width bounds the pull of a hostile one.
+        """
+        return None
 
     @property
     def announced(self) -> dict[str, float]:

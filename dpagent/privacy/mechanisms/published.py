@@ -1,5 +1,7 @@
 """The ``published`` noise cap: Algorithm 1 of Luo, Xu and Guan to the letter. **Not private.**
 
+Not wired: no program runs it; ``dpagent plan`` lists its name, and that it guarantees nothing.
+
 Luo, Xu, Guan, *Differential privacy budget optimization based on deep learning in IoT* (Chinese
 Journal on Internet of Things, 2022). For each parameter w and each round t of T: draw
 n = Lap(Δ/ε_t). If |n| is below |γ·w|, step with g + n, and ε_t is used up. Otherwise step with
@@ -13,7 +15,7 @@ has to be asked for by ``allow_unproven=True``, is no
 :class:`~dpagent.privacy.mechanisms.mechanism.Mechanism`, has no event an accountant would take, and
 everything it returns says ``guarantee = "none"``.
 
-What the paper leaves open, as decided here:
+The paper leaves these points open; we decided:
 
 - *ε′*: n at another scale. With n = (Δ/ε_t)·z, z a standard Laplace draw, it is Δ|z|/|γ·w|: the
   ε at which the same draw would have been γ·w. It is never below ε_t.
@@ -52,7 +54,7 @@ class PublishedState:
 
     Attributes:
         rounds_done: number of rounds so far.
-        remainder: what the algorithm believes to be left of each parameter's ε, shape (d,).
+        remainder: the algorithm's own count of each parameter's remaining ε, shape (d,).
     """
 
     rounds_done: int
@@ -61,8 +63,8 @@ class PublishedState:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PublishedRelease:
-    """What a round steps with. **Not private**: where ``capped``, the gradient can be read off.
+class PublishedStep:
+    """The step of a round. **Not private**: where ``capped``, the gradient can be read off.
 
     Attributes:
         gradient: g + n or g + γ·w, shape (d,), float64.
@@ -83,7 +85,7 @@ class PublishedCap:
     """Algorithm 1 with its parameters. **Not private**, and refused unless that is accepted.
 
     Attributes:
-        epsilon: what the paper calls the total budget, in (0, 1000].
+        epsilon: the paper's total budget, in (0, 1000].
         rounds: T, in [1, 1,000,000].
         step: d, the rise of ε a round, in [0, 2ε/(T(T−1))].
         sensitivity: Δ of one coordinate, as the paper takes it, above 0.
@@ -149,14 +151,14 @@ class PublishedCap:
             raise ParameterError(f"rounds are {self.rounds}; expected a state with a round left.")
         return np.asarray(state.remainder / left - (left - 1) * self.step / 2)
 
-    def release(
+    def noisy_step(
         self,
         gradient: NDArray[np.floating[Any]],
         weights: NDArray[np.floating[Any]],
         state: PublishedState,
         *,
         entropy: Entropy = os.urandom,
-    ) -> PublishedRelease:
+    ) -> PublishedStep:
         """One round of Algorithm 1 on a clipped mean gradient. **Not private.**
 
         Args:
@@ -179,13 +181,13 @@ class PublishedCap:
         pull = self.regularisation * weights.astype(np.float64)
         noise = np.full(epsilon.shape, np.inf)
         used = np.full(epsilon.shape, np.inf)  # no ε makes noise 0, where a weight is 0
-        with np.errstate(over="ignore"):  # infinite noise and infinite ε′ are what they are
+        with np.errstate(over="ignore"):  # infinite noise and infinite ε′ are intended
             np.divide(self.sensitivity * draws, epsilon, out=noise, where=funded)
             np.divide(self.sensitivity * np.abs(draws), np.abs(pull), out=used, where=pull != 0)
         capped = np.abs(noise) >= np.abs(pull)
         noise[capped] = pull[capped]
         used[~capped] = epsilon[~capped]
-        return PublishedRelease(
+        return PublishedStep(
             gradient=gradient.astype(np.float64) + noise,
             capped=capped,
             overspent=int(np.count_nonzero(~funded)),

@@ -1,5 +1,7 @@
 """The discretised truncated Laplace mechanism: noise that never exceeds A, at a price in δ.
 
+Not wired: no plan can name it yet; ``dpagent plan`` uses it to price the ``bounded`` cap.
+
 Like :mod:`dpagent.privacy.mechanisms.discretised_laplace`, but the integer noise of every coordinate has the
 support [−A, A]: p(x) = r^|x|/Z with r = e^(−1/λ) and Z = (1 + r − 2r^(A+1))/(1 − r). After Geng, Ding, Guo
 and Kumar, *Tight analysis of privacy and utility tradeoff in approximate DP* (AISTATS 2020), who treat
@@ -63,14 +65,14 @@ _HALVINGS: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class TruncatedLaplace(DiscretisedLaplace):
-    """One release's mechanism; the record states all an accountant or auditor needs. Public.
+    """The mechanism of one round; the record states all that an accountant or auditor needs. Public.
 
     Attributes:
         clip_norm: C, the L1 norm a record's gradient is scaled down to, in [1e-9, 1e9].
         epsilon: ε of one step on a lot that is known, before sampling, in (0, 1000].
         sampling_rate: q, the probability with which each record enters a lot, in (0, 1].
-        dimension: d, number of coordinates released.
-        steps: noisy local steps in one release, each with a fresh lot and fresh noise.
+        dimension: d, number of coordinates of the sum.
+        steps: noisy local steps in one round, each with a fresh lot and fresh noise.
         resolution: grid units to one clip norm, in [1, 2³⁰]; by default it follows from d.
         bound_units: A, in grid units: at least the sensitivity, at most 2⁵⁰.
 
@@ -127,7 +129,7 @@ class TruncatedLaplace(DiscretisedLaplace):
             delta: of one step on a known lot, in (0, 1).
             sampling_rate: q.
             dimension: d.
-            steps: noisy local steps in one release.
+            steps: noisy local steps in one round.
             resolution: grid units to one clip norm.
             max_epsilon: the largest ε acceptable, in (0, 1000].
 
@@ -181,16 +183,16 @@ class TruncatedLaplace(DiscretisedLaplace):
 
     @property
     def event(self) -> Event:
-        """The charge for one release, sampling included."""
+        """The charge for one round, sampling included."""
         return poisson_sampled(ApproximateEvent(self.epsilon, self.delta), self.sampling_rate, self.steps)
 
     @property
     def statistical_distance(self) -> float:
-        """Total variation distance of one release from ideal noise; see ``docs/privacy.md``."""
+        """Total variation distance of one round's noise from ideal noise; see ``docs/privacy.md``."""
         return self.dimension * self.steps * statistical_distance(self.scale_units, self.bound_units)
 
     def sampler(self, *, entropy: Entropy = os.urandom) -> DiscreteLaplaceSampler:
-        """What draws this mechanism's noise, for instance ahead of need."""
+        """A sampler of this mechanism's noise, for instance to draw ahead of need."""
         return DiscreteLaplaceSampler(self.scale_units, bound=self.bound_units, entropy=entropy)
 
 
@@ -214,7 +216,7 @@ def truncated_delta(scale: float, bound: int, sensitivity: int) -> float:
 
 
 def least_bound(epsilon: float, delta: float, sensitivity: int) -> int:
-    """The least A, to within what the sampler can take, at which (``epsilon``, ``delta``) is met.
+    """The least A, to within the sampler's resolution, at which (``epsilon``, ``delta``) is met.
 
     From (1 + r)·r^−(A+1) ≥ 2 + (e^ε − 1)/δ; at least Δ. Verified after.
 
@@ -282,7 +284,7 @@ def _highest_epsilon(max_epsilon: float, sensitivity: int) -> float:
 
 
 def _rounded_up(value: float) -> float:
-    """To six digits, for a sentence whose number has to do when somebody takes it at its word."""
+    """To six digits, rounded so that a reader can use the number as it stands."""
     return float(f"{value * (1 + 1e-5):.6g}")
 
 

@@ -5,14 +5,14 @@ Not wired: no program imports this yet.
 After Sun, Qian, Chen, *LDP-FL: Practical private aggregation in federated learning with local
 differential privacy* (IJCAI 2021). A weight w, cut to its layer's public range [c−r, c+r], becomes
 c ± r·B with B = (e^ε+1)/(e^ε−1) = coth(ε/2), the upper one with probability ½ + (w−c)/(2rB).
-Its mean is w, its variance r²B² − (w−c)². What travels is which of the two: a bit, and the weight's
-position. What that costs is stated in :mod:`dpagent.privacy.mechanisms.two_point_budget`.
+Its mean is w, its variance r²B² − (w−c)². The device sends a bit for the choice, and the weight's
+position. :mod:`dpagent.privacy.mechanisms.two_point_budget` states the cost.
 
 **As implemented.** With low = ⌈2⁶⁴/(e^ε+1)⌉ and half = 2⁶³ − low, the bit is 1 if a uniform 64-bit
 word is below t = 2⁶³ + round(x·half), x = (w−c)/r cut to [−1, 1]. t is an integer in
-[low, 2⁶⁴−low] whatever the weight, and P(1) is t/2⁶⁴ exactly. So for any two weights and either
+[low, 2⁶⁴−low] for every weight, and P(1) is t/2⁶⁴ exactly. So for any two weights and either
 bit, the ratio of probabilities is at most (2⁶⁴−low)/low ≤ e^ε, as low·(e^ε+1) ≥ 2⁶⁴: ε-LDP, with δ = 0
-and no slack for rounding; floating-point numbers decide which t it is, never whether it is in
+and no slack for rounding; floating-point rounding affects the value of t, and never takes it out of
 bounds. A weight that is not finite counts as the centre. The mean of the bit is linear in x
 but for rounding, with B = 2⁶³/half in place of coth(ε/2), larger by less than 1 in 10¹²: the estimate's
 bias is at most r·(½/half + 4·2⁻⁵³), a 10⁻¹² of r at the least ε and a 10⁻¹⁵ at ε = 1.
@@ -29,7 +29,7 @@ all n honest devices and not among the n·k/d that drew the same position; (2) e
 For a device's budget ε_d in one round, each coordinate gets ε_d/k. The variance of a position's mean
 goes with coth²(ε_d/(2k))/k, least where sinh(2y) = 4y, y = ε_d/(2k): at 2.18 per coordinate.
 So the better of the whole numbers next to ε_d/2.18 is the default k (Wang et al., ICDE 2019, choose
-likewise for a kin mechanism). Estimates divide by the number of reports that arrived for a position,
+likewise for a related mechanism). Estimates divide by the number of reports that arrived for a position,
 which the paper's rescaling by d/k estimates with more variance.
 """
 
@@ -63,7 +63,7 @@ Floats = NDArray[np.floating[Any]]
 
 
 class TwoPointReport(NamedTuple):
-    """What a device sends: private already.
+    """A device's report: private already.
 
     Attributes:
         positions: one position of each block, rising, shape (k,), int64.
@@ -75,12 +75,12 @@ class TwoPointReport(NamedTuple):
 
 
 class Estimate(NamedTuple):
-    """What the coordinator knows of each weight's mean.
+    """The coordinator's estimate of each weight's mean.
 
     Attributes:
-        mean: in weight units, shape (d,), float64; the centre where nobody reported.
+        mean: in weight units, shape (d,), float64; the centre where no device reported.
         standard_error: upper bound rB/√n on the mean's standard deviation, shape (d,), counting also
-            that the devices which reported are a random choice; infinite where nobody reported.
+            that the devices which reported are a random choice; infinite where none did.
     """
 
     mean: NDArray[np.float64]
@@ -113,7 +113,7 @@ class TwoPoint:
 
     @classmethod
     def for_device(cls, layers: Sequence[LayerRange], epsilon: float, coordinates: int | None = None) -> Self:
-        """The mechanism that costs a device ``epsilon`` in one round, trusting nobody.
+        """The mechanism that costs a device ``epsilon`` in one round, with no trusted party.
 
         Args:
             layers: as the attribute.
@@ -140,12 +140,12 @@ class TwoPoint:
 
     @property
     def device_epsilon(self) -> float:
-        """ε of a device's round with no trust in anybody: k·ε, rounded up."""
+        """ε of a device's round with no trusted party: k·ε, rounded up."""
         return local_epsilon([(self.epsilon, self.coordinates)])
 
     @property
     def rescale(self) -> float:
-        """d/k: what a sum over devices, rather than a mean over reports, would be multiplied by."""
+        """d/k: the factor for a sum over devices in place of a mean over reports."""
         return self.dimension / self.coordinates
 
     @property
@@ -163,12 +163,12 @@ class TwoPoint:
         require_between("offset", offset, -radius, radius)
         return (radius * self.amplitude) ** 2 - offset**2
 
-    def release(self, weights: Floats, *, entropy: Entropy = os.urandom) -> TwoPointReport:
+    def report(self, weights: Floats, *, entropy: Entropy = os.urandom) -> TwoPointReport:
         """Draw positions and bits. The work does not depend on weights, positions or bits.
 
         Args:
-            weights: the device's weights, private, shape (d,), floating point of up to 64 bits; what is
-                not finite counts as the centre, what is beyond the range as its end.
+            weights: the device's weights, private, shape (d,), floating point of up to 64 bits; a
+                weight that is not finite counts as the centre, one beyond the range as its end.
             entropy: gives n uniform bytes for an argument n; to be replaced in tests only.
 
         Raises:

@@ -1,18 +1,18 @@
-"""What the two-point mechanism costs: three figures that mean three different things.
+"""The cost of the two-point mechanism: three figures with three different meanings.
 
 Not wired: no program imports this yet.
 
-Sun, Qian, Chen (LDP-FL, IJCAI 2021) report ε of one weight and hold that anonymity keeps it from adding
-up over weights and rounds. It does so only against somebody who cannot link pieces. So there is
+Sun, Qian, Chen (LDP-FL, IJCAI 2021) report ε of one weight and claim that anonymity keeps it from adding
+up over weights and rounds. That holds only against an observer who cannot link fragments. So there is
 
-- ε of one coordinate, which says nothing of a device;
-- k·ε a round for a device that trusts nobody, rounds added up: the k bits are independent given the
+- ε of one coordinate, which says nothing about a device;
+- k·ε a round for a device that trusts no party, rounds added up: the k bits are independent given the
   device's weights and positions, positions do not depend on weights, δ is 0;
 - a central (ε, δ) for a device under the shuffler's anonymity, by
   :mod:`dpagent.privacy.accounting.shuffling`.
 
 The adjacency of all three is replace-one: in the other world the device has any other weights. The
-statements' scopes differ, so :meth:`~dpagent.privacy.statement.BudgetStatement.plus` refuses to mix them.
+statements differ in scope, so these figures must not be added up.
 """
 
 from __future__ import annotations
@@ -45,12 +45,13 @@ def coordinate_statement(mechanism: TwoPoint) -> BudgetStatement:
         _NAME,
         mechanism.epsilon,
         0.0,
-        ("It says nothing of a device, which sends many coordinates.",),
+        ("It says nothing about a device, which sends many coordinates.",),
     )
 
 
 def device_statement(mechanism: TwoPoint, rounds: int = 1) -> BudgetStatement:
-    """The figure for all that a device sends in ``rounds`` rounds, trusting nobody; kinds of rounds add up.
+    """The figure for all that a device sends in ``rounds`` rounds, with no trusted party; kinds of rounds add
+    up.
 
     Raises:
         ParameterError: ``rounds`` is below 1.

@@ -1,4 +1,4 @@
-"""From the fine grid of the noise to the few bits on the wire.
+"""From the noise's fine grid units to the few bits on the wire.
 
 The noisy sum is rounded randomly and without bias to a multiple of
 2^shift grid units, and saturated to a signed width. Both are

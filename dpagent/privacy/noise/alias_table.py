@@ -20,9 +20,9 @@ more, and a value that was tied is not distributed like the others; therefore lo
 ties are drawn with *every* block, and the decision is computed for that many places, tied or not.
 The number of ties in a block of 2¹⁵ is binomial with mean 2^(m−16), at most 4, for m ≤ 18; it
 exceeds _SPARE = 64 with probability below 4⁶⁵/65! < 2⁻¹⁷² a block, and only then are more
-bytes read than 4 a value and 1,024 a block. What remains is that the addresses read within the
+bytes read than 4 a value and 1,024 a block. One dependence remains: the addresses read within the
 table are random and secret: against an observer of the processor's cache this is not constant
-time. What leaves the device does so at times drawn independently of it.
+time. The device sends at times drawn independently of it.
 
 **Rounding.** :func:`exact_counts` turns weights W_j ≥ 0, whole multiples of 2⁻²⁰⁸ and at most 4, into
 counts: with S = ΣW_j and r = ⌊2¹⁵⁹·2²¹⁰/(2²⁰⁸·S)⌋, c_j = ⌊2²⁰⁸·W_j·r/2²¹⁰⌋, and what is missing from 2¹⁵⁹
@@ -52,14 +52,10 @@ TOTAL_BITS: Final = 159
 #: Weights are whole multiples of 2⁻²⁰⁸.
 WEIGHT_BITS: Final = 208
 
-#: A table has at most 2¹⁸ columns.
-MAX_COLUMN_BITS: Final = 18
-
 #: Values drawn at a time: bounds the memory, and fits the processor's second-level cache.
 BLOCK: Final = 32_768
 
 _LOW_BITS: Final = 128
-_WORD_BITS: Final = 31  # beside the sign
 _SPARE: Final = 64
 _SPARE_BYTES: Final = _SPARE * _LOW_BITS // 8
 _AT_ONCE: Final = 4096  # columns packed at a time: a large table as Python's objects takes tens of MiB
@@ -111,7 +107,7 @@ class AliasTable:
         return cls(len(counts), column_bits, packed, low)
 
     def counts(self) -> list[int]:
-        """Of 2¹⁵⁹ units, how many each value gets, read back from what :meth:`draw` uses."""
+        """Of 2¹⁵⁹ units, how many each value gets, read back from the tables of :meth:`draw`."""
         unit_bits = TOTAL_BITS - self.column_bits
         mask = (1 << self.column_bits) - 1
         counts = [0] * (mask + 1)
@@ -128,7 +124,7 @@ class AliasTable:
         Args:
             count: how many.
             entropy: gives n uniform bytes for an argument n.
-            space: of at least ``count`` places; what is returned lies in it, until the next draw.
+            space: of at least ``count`` places; the result is a view of it, valid until the next draw.
             signed: give each value an independent uniform sign.
 
         Returns:

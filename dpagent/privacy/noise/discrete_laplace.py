@@ -107,8 +107,8 @@ class DiscreteLaplaceSampler:
     True
 
     Attributes:
-        scale: λ, in grid steps.
-        bound: A as it is used, at most what was asked for; None for the whole of ℤ. Public.
+        scale: λ, in grid units.
+        bound: A as used, at most the requested one; None for the whole of ℤ. Public.
         statistical_distance: certified bound on the total variation distance between one value
             drawn and the distribution; distances of independent draws add up.
     """

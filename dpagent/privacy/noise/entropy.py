@@ -4,7 +4,7 @@ An :data:`Entropy` gives n uniform bytes for an argument n. It is ``os.urandom``
 tests; nothing is buffered between it and a draw, so there is no state that a fork could copy.
 
 :class:`NoisePool` is the one place that keeps values. Jin et al. (IEEE S&P 2022) read the noise
-off the time a release takes; if the values were drawn in idle time, a release only copies them.
+off the time that adding noise takes; if the values were drawn in idle time, adding noise only copies them.
 A pool promises:
 
 - *no value twice*: a value leaves the store under a lock, is copied out once and overwritten;

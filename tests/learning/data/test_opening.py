@@ -157,16 +157,16 @@ def test_data_in_two_halves_are_known_as_such(tmp_path: Path) -> None:
     [
         ("{path: x, kind: tar}", "kind: got 'tar'"),
         ("{path: x, classes: [yes, no]}", "put it in quotes"),
-        ("{path: x, classes: [a]}", "at least 2 items"),
+        ("{path: x, classes: [a]}", "a list of at least 2"),
         ("{path: x, classes: [a, b, a]}", "a name stands twice"),
         ("{path: x, classes: [a, '']}", "at least 1 character"),
-        ("{path: x, shape: [0]}", "greater than or equal to 1"),
-        ("{path: x, shape: [1, 2, 3, 4]}", "at most 3 items"),
-        ("{path: x, images: {size: [32]}}", "at least 2 items"),
-        ("{path: x, images: {size: [32, 99999]}}", "less than or equal to 4096"),
+        ("{path: x, shape: [0]}", "a number of at least 1"),
+        ("{path: x, shape: [1, 2, 3, 4]}", "a list of at most 3"),
+        ("{path: x, images: {size: [32]}}", "a list of at least 2"),
+        ("{path: x, images: {size: [32, 99999]}}", "a number of at most 4096"),
         ("{path: x, csv: {window: 0}}", "csv.window: got 0"),
         ("{path: x, csv: {stride: 5}}", "`stride` is given without `window`"),
-        ("{path: x, csv: {scale: {a: many}}}", "valid number"),
+        ("{path: x, csv: {scale: {a: many}}}", "a number"),
         ("{path: x, csv: {delimiter: '::'}}", "csv.delimiter: got '::'"),
         ("{path: x, csv: {features: [label]}}", "stands in `label` and in `features`"),
         ("{path: x, cvs: {}}", "unknown key"),
@@ -239,12 +239,15 @@ def test_whatever_is_done_to_a_file_the_answer_is_records_or_a_sentence(
         write(root / name, part)
     path = root / victim if kind in ("npz", "stored", "zip") else root
     told = {"stored": "npz", "zip": "images"}.get(kind, kind)
+    refusal: str | None = None
     try:
         opened = open_dataset(DatasetSettings(path=path, kind=told))
         inputs, labels = opened.batch(np.arange(len(opened)))
     except DpagentError as error:
-        assert len(str(error)) > 20  # noqa: PT017 - either answer is right
-        assert "Traceback" not in str(error)  # noqa: PT017
+        refusal = str(error)
+    if refusal is not None:
+        assert len(refusal) > 20
+        assert "Traceback" not in refusal
         return
     assert inputs.shape == (len(opened), *opened.shape)
     assert inputs.dtype == opened.dtype

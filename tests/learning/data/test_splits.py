@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dpagent.errors import DataError, ParameterError
 from dpagent.learning.data.dataset import ArrayDataset
-from dpagent.learning.data.splits import split
+from dpagent.learning.data.splits import How, split
 
 
 def numbered(labels: list[int], groups: list[int] | None = None) -> ArrayDataset:
@@ -72,8 +72,9 @@ def require_exact(
 
 def test_the_seed_matters() -> None:
     data = numbered([number % 10 for number in range(100)])
-    for how in ("iid", "dirichlet", "class"):
-        one, other = (split(data, 5, how, seed=seed) for seed in (1, 2))  # type: ignore[arg-type]
+    ways: tuple[How, ...] = ("iid", "dirichlet", "class")
+    for how in ways:
+        one, other = (split(data, 5, how, seed=seed) for seed in (1, 2))
         assert [members(part) for part in one] != [members(part) for part in other]
 
 

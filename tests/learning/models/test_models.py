@@ -8,6 +8,7 @@ import json
 import math
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -129,9 +130,9 @@ def test_a_layer_that_does_not_fit_is_named(layers: tuple[Layer, ...], text: str
         ({"input_offset": math.nan}, "input_offset is nan"),
     ],
 )
-def test_a_bad_field_is_named(changes: dict[str, object], text: str) -> None:
+def test_a_bad_field_is_named(changes: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigurationError, match=text):
-        dataclasses.replace(built_in("digits"), **changes)  # type: ignore[arg-type]
+        dataclasses.replace(built_in("digits"), **changes)
 
 
 def test_any_change_of_the_architecture_changes_the_digest() -> None:

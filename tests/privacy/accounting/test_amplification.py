@@ -88,3 +88,9 @@ def test_nothing_costs_nothing_before_sampling(q: float) -> None:
     assert amplified_epsilon(0.0, q) == 0.0
     with pytest.raises(ParameterError, match="epsilon"):
         unamplified_epsilon(0.0, q)
+
+
+def test_the_inverse_keeps_a_sample_of_everything_and_refuses_what_rounding_swallows() -> None:
+    assert unamplified_epsilon(0.7, 1.0) == 0.7
+    with pytest.raises(ParameterError, match=r"^epsilon is 5e-324"):
+        unamplified_epsilon(5e-324, 0.5)

@@ -318,6 +318,30 @@ def test_a_given_grid_is_kept_and_a_finer_one_is_tighter() -> None:
     assert costs[0] > costs[-1] * 1.01
 
 
+# ε of 16 rounds at q = 1e-4, σ = 1 and δ = 1e-11, by convolution without transforms on a grid of 2e-4.
+RARE_EPSILON = 0.034393
+
+
+@pytest.mark.parametrize("grid", [None, 3.2e-6, 4.5e-6, 2.4e-5, 1.9e-4, 1.5e-3])
+def test_rare_samples_at_a_tiny_delta_cost_the_same_on_any_grid(grid: float | None) -> None:
+    """A window too narrow, or a tilt too small, would triple the figure, or make it eighty times as large."""
+    event = poisson_sampled(GaussianEvent(1.0), 1e-4, 16)
+    cost = spent([event], 1e-11) if grid is None else spent([event], 1e-11, grid=grid)
+    assert RARE_EPSILON * (1 - 1e-3) <= cost <= RARE_EPSILON * 1.01
+
+
+@pytest.mark.parametrize(
+    ("sigma", "rate", "count", "delta"),
+    [(1.0, 1e-4, 16, 1e-11), (0.77, 3.1e-4, 52, 8.2e-8)],
+)
+def test_a_rare_round_costs_no_more_than_its_job_on_the_jobs_grid(
+    sigma: float, rate: float, count: int, delta: float
+) -> None:
+    job = PldAccountant.on_grid_for([poisson_sampled(GaussianEvent(sigma), rate, count)], delta)
+    first = job.epsilon_after([poisson_sampled(GaussianEvent(sigma), rate, 1)], delta)
+    assert first < job.epsilon_after([poisson_sampled(GaussianEvent(sigma), rate, count)], delta)
+
+
 @pytest.mark.parametrize(
     ("sigma", "rate", "steps", "delta"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,15 +19,15 @@ from dpagent.privacy.schedules import Schedule
 UNIFORM = Schedule("uniform")
 
 
-def budget(**changes: object) -> BoundedBudget:
-    arguments = {
+def budget(**changes: Any) -> BoundedBudget:
+    arguments: dict[str, Any] = {
         "epsilon": 3.0,
         "delta": 1e-5,
         "rounds": 10,
         "sampling_rate": 0.1,
         "schedule": UNIFORM,
     }
-    return BoundedBudget(**{**arguments, **changes})  # type: ignore[arg-type]
+    return BoundedBudget(**arguments | changes)
 
 
 def test_the_cap_follows_the_largest_public_weight() -> None:

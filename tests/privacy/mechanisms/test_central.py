@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -44,7 +45,7 @@ both = pytest.mark.parametrize(("make", "order"), [(gaussian, 2), (laplace, 1)])
 
 
 @both
-def test_updates_are_clipped_as_published(make, order: int) -> None:  # type: ignore[no-untyped-def]
+def test_updates_are_clipped_as_published(make: Callable[..., Central], order: int) -> None:
     """Δ/max(1, ‖Δ‖/C) in plain float64, a device at a time."""
     rng = np.random.default_rng(3)
     updates = (rng.normal(size=(7, 650)) * 10.0 ** rng.uniform(-5, 2, (7, 1))).astype(np.float32)
@@ -62,7 +63,9 @@ def test_updates_are_clipped_as_published(make, order: int) -> None:  # type: ig
         elements=st.floats(width=32, allow_nan=True, allow_infinity=True),
     )
 )
-def test_a_device_adds_its_own_bounded_vector(make, order: int, updates: NDArray[np.float32]) -> None:  # type: ignore[no-untyped-def]
+def test_a_device_adds_its_own_bounded_vector(
+    make: Callable[..., Central], order: int, updates: NDArray[np.float32]
+) -> None:
     m = make(5)
     whole = m.constrain(updates).total
     parts = [m.constrain(update[np.newaxis]).total for update in updates]
@@ -72,7 +75,7 @@ def test_a_device_adds_its_own_bounded_vector(make, order: int, updates: NDArray
 
 
 @both
-def test_the_divisor_is_the_public_count_whoever_came(make, order: int) -> None:  # type: ignore[no-untyped-def]
+def test_the_divisor_is_the_public_count_whoever_came(make: Callable[..., Central], order: int) -> None:
     m = make(3, devices=8.0)
     update = np.array([[0.25, 0.0, -0.5]], dtype=np.float32)
     one, five = m.constrain(update).total, m.constrain(np.repeat(update, 5, axis=0)).total
@@ -82,7 +85,9 @@ def test_the_divisor_is_the_public_count_whoever_came(make, order: int) -> None:
 
 
 @both
-def test_the_statement_is_on_devices_and_trusts_the_coordinator(make, order: int) -> None:  # type: ignore[no-untyped-def]
+def test_the_statement_is_on_devices_and_trusts_the_coordinator(
+    make: Callable[..., Central], order: int
+) -> None:
     m = make(rate=0.2)
     statement = m.statement(1e-5) if order == 2 else m.statement()
     assert statement.scope == ("device", "add-or-remove-one", "coordinator")
@@ -103,7 +108,7 @@ def test_the_statement_is_on_devices_and_trusts_the_coordinator(make, order: int
 
 
 @both
-def test_noise_is_that_of_the_sum_and_drawn_once(make, order: int) -> None:  # type: ignore[no-untyped-def]
+def test_noise_is_that_of_the_sum_and_drawn_once(make: Callable[..., Central], order: int) -> None:
     m = make(50_000)
     total = np.arange(50_000, dtype=np.int64)
     noise = m.add_noise(total) - total
@@ -113,7 +118,9 @@ def test_noise_is_that_of_the_sum_and_drawn_once(make, order: int) -> None:  # t
 
 
 @both
-def test_an_attack_on_one_device_proves_no_more_than_claimed(make, order: int) -> None:  # type: ignore[no-untyped-def]
+def test_an_attack_on_one_device_proves_no_more_than_claimed(
+    make: Callable[..., Central], order: int
+) -> None:
     draws, delta = 200_000, 1e-5 if order == 2 else 0.0
     m = gaussian(1, noise=1.0) if order == 2 else laplace(1)
     device = m.constrain(np.array([[4.0]], dtype=np.float32)).total[0]
@@ -126,7 +133,7 @@ def test_an_attack_on_one_device_proves_no_more_than_claimed(make, order: int) -
 
 
 @both
-def test_bad_values_are_named(make, order: int) -> None:  # type: ignore[no-untyped-def]
+def test_bad_values_are_named(make: Callable[..., Central], order: int) -> None:
     for devices in (0.0, -1.0, math.nan, math.inf):
         with pytest.raises(ParameterError, match="expected devices"):
             make(devices=devices)

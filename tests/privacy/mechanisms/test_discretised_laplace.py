@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -143,9 +144,9 @@ def test_bad_values_are_named() -> None:
         ({"resolution": 2**31}, "resolution"),
         ({"resolution": 0}, "resolution"),
     ):
-        arguments = {"clip_norm": 1.0, "epsilon": 1.0, "sampling_rate": 1.0, "dimension": 650} | changes
+        arguments: dict[str, Any] = {"clip_norm": 1.0, "epsilon": 1.0, "sampling_rate": 1.0, "dimension": 650}
         with pytest.raises(ParameterError, match=name):
-            DiscretisedLaplace(**arguments)  # type: ignore[arg-type]
+            DiscretisedLaplace(**arguments | changes)
     m = DiscretisedLaplace(1.0, 1.0, 1.0, 3)
     with pytest.raises(ParameterError, match="total"):
         m.add_noise(np.zeros(2, dtype=np.int64))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from dpagent.privacy.accounting.rdp import RdpAccountant
 from dpagent.privacy.events import GaussianEvent, poisson_sampled
 from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian
 from dpagent.privacy.mechanisms.grid import Grid, Norm, l1_resolution, shrink_to_norm
+from dpagent.privacy.mechanisms.mechanism import NOISE_SHARE, Parameter, Query
 from dpagent.privacy.noise.entropy import NoisePool
 
 ANY_FLOAT32 = st.floats(width=32, allow_nan=True, allow_infinity=True, allow_subnormal=True)
@@ -31,9 +33,9 @@ NORMS = st.sampled_from(Norm)
 both_norms = pytest.mark.parametrize("norm", list(Norm))
 
 
-def mechanism(dimension: int, **changes: float) -> DiscretisedGaussian:
-    arguments: dict[str, float] = {"clip_norm": 1.0, "noise_multiplier": 2.25, "sampling_rate": 0.1}
-    return DiscretisedGaussian(**{**arguments, **changes}, dimension=dimension)  # type: ignore[arg-type]
+def mechanism(dimension: int, **changes: Any) -> DiscretisedGaussian:
+    arguments: dict[str, Any] = {"clip_norm": 1.0, "noise_multiplier": 2.25, "sampling_rate": 0.1}
+    return DiscretisedGaussian(**arguments | changes, dimension=dimension)
 
 
 def measure(vector: NDArray[np.int64], norm: Norm) -> int:
@@ -271,3 +273,66 @@ def test_totals_are_taken_up_to_the_last_exact_number() -> None:
     for beyond in (2**53 + 1, -(2**53) - 1):
         with pytest.raises(ParameterError, match="total"):
             grid.require_total(np.array([0, beyond]))
+
+
+# --- parameters, noise and wire form of any mechanism ---------------------------------------------
+
+
+def test_a_parameter_takes_its_range_and_nothing_else() -> None:
+    share = Parameter("noise_share", 0.25, 0.5, "a share")
+    assert [share.check(value) for value in (0.25, 0.3, 0.5)] == [0.25, 0.3, 0.5]
+    for wrong in (math.nextafter(0.25, 0), math.nextafter(0.5, 1), math.nan, True):
+        with pytest.raises(ParameterError, match=r"^noise share is "):
+            share.check(wrong)
+    bins = Parameter("number_of_bins", 2, 4, "bins", whole=True)
+    assert [bins.check(value) for value in (2, 3, 4)] == [2, 3, 4]
+    for wrong in (1, 5, 3.0, True):
+        with pytest.raises(ParameterError, match=r"^number of bins is "):
+            bins.check(wrong)
+
+
+@pytest.mark.parametrize("parameters", [{}, {"resolution": 1024, "colour": 1}])
+def test_parameters_that_are_given_and_wanted_are_named(parameters: dict[str, float]) -> None:
+    query = Query(clip_norm=1.0, accumulation_slack=0.0, dimension=3, sampling_rate=0.1)
+    with pytest.raises(ParameterError) as caught:
+        DiscretisedGaussian.build(query, 2.0, parameters)
+    given = ", ".join(sorted(parameters)) or "none"
+    assert f"are {given}; expected resolution." in str(caught.value)
+
+
+class Alike:
+    """Endless bytes from a seed; two with one seed give the same."""
+
+    def __init__(self, seed: int) -> None:
+        self._generator = np.random.default_rng(seed)
+
+    def __call__(self, count: int) -> bytes:
+        return self._generator.bytes(count)
+
+
+def test_noise_and_rounding_come_from_the_entropy_that_is_given() -> None:
+    m = mechanism(500)
+    total = np.arange(500, dtype=np.int64) * 1_000
+    noisy = m.add_noise(total, entropy=Alike(1))
+    np.testing.assert_array_equal(noisy, total + m.sampler(entropy=Alike(1)).sample(500))
+    form = m.wire_form(20.0)
+    assert form.shift > 4
+    once, again = (m.round_to_wire(noisy, form, entropy=Alike(2)) for _ in range(2))
+    np.testing.assert_array_equal(once, again)
+    assert (once != m.round_to_wire(noisy, form, entropy=Alike(3))).any()
+
+
+@pytest.mark.parametrize("delta", [1e-5, 1e-12])
+def test_inexact_noise_may_use_its_share_of_delta_and_no_more(delta: float) -> None:
+    """(1 + e^ε)·η for all rounds, against the share: by the formula of the module's proof."""
+    m, rounds = mechanism(1000), 30
+    most = math.log(NOISE_SHARE * delta / (rounds * m.statistical_distance) - 1)
+    m.require_noise_as_priced(rounds, most - 1e-6, delta)
+    with pytest.raises(ParameterError, match=f"{NOISE_SHARE * delta:.3g}"):
+        m.require_noise_as_priced(rounds, most + 1e-6, delta)
+
+
+def test_an_expected_lot_of_nothing_is_refused() -> None:
+    for lot in (0.0, -1.0, math.inf):
+        with pytest.raises(ParameterError, match="expected lot"):
+            mechanism(10).wire_form(lot)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,8 +12,8 @@ from dpagent.errors import ParameterError, PlanError
 from dpagent.privacy.mechanisms.published import PublishedCap, PublishedState
 
 
-def cap(**changes: object) -> PublishedCap:
-    arguments = {
+def cap(**changes: Any) -> PublishedCap:
+    arguments: dict[str, Any] = {
         "epsilon": 1.0,
         "rounds": 100,
         "step": 1e-4,
@@ -20,7 +21,7 @@ def cap(**changes: object) -> PublishedCap:
         "regularisation": 0.5,
         "allow_unproven": True,
     }
-    return PublishedCap(**{**arguments, **changes})  # type: ignore[arg-type]
+    return PublishedCap(**arguments | changes)
 
 
 def test_two_neighbouring_data_sets_are_told_apart_with_certainty_from_one_release() -> None:
@@ -36,8 +37,8 @@ def test_two_neighbouring_data_sets_are_told_apart_with_certainty_from_one_relea
     settings = cap()
     for attempt in range(200):
         truth = (without, with_record)[attempt % 2]
-        released = settings.release(truth, weights, settings.start(650)).gradient
-        matches = [int(np.count_nonzero(released == g + pull)) for g in (without, with_record)]
+        noisy = settings.noisy_step(truth, weights, settings.start(650)).gradient
+        matches = [int(np.count_nonzero(noisy == g + pull)) for g in (without, with_record)]
         assert sorted(matches)[0] == 0  # the other data set cannot have produced a single coordinate
         assert sorted(matches)[1] > 500
         assert matches.index(max(matches)) == attempt % 2
@@ -50,7 +51,7 @@ def test_nothing_is_guaranteed_and_everything_says_so() -> None:
     assert (statement.epsilon, statement.delta) == (math.inf, 1.0)
     assert statement.as_dict()["guarantee"] == "none"
     assert "no guarantee" in statement.sentence()
-    result = settings.release(np.zeros(3), np.ones(3), settings.start(3))
+    result = settings.noisy_step(np.zeros(3), np.ones(3), settings.start(3))
     assert settings.guarantee == result.guarantee == result.state.guarantee == "none"
     assert not hasattr(settings, "event")
 
@@ -69,12 +70,12 @@ def test_small_noise_is_added_and_the_schedule_goes_on() -> None:
     state, weights, costs = settings.start(1000), np.full(1000, 1e6), []
     for _ in range(4):
         scheduled = settings.scheduled(state)
-        release = settings.release(np.zeros(1000), weights, state)
-        assert not release.capped.any()
+        step = settings.noisy_step(np.zeros(1000), weights, state)
+        assert not step.capped.any()
         # Laplace of scale Δ/ε_t: the mean magnitude is the scale
-        assert np.abs(release.gradient).mean() == pytest.approx(0.002 / scheduled[0], rel=0.2)
+        assert np.abs(step.gradient).mean() == pytest.approx(0.002 / scheduled[0], rel=0.2)
         costs.append(scheduled[0])
-        state = release.state
+        state = step.state
     np.testing.assert_allclose(costs, [0.25, 1.75, 3.25, 4.75])  # ε/T + (t − (T+1)/2)·d
     np.testing.assert_allclose(state.remainder, 0.0, atol=1e-12)
 
@@ -83,31 +84,31 @@ def test_large_noise_is_replaced_and_its_epsilon_charged_and_the_rest_reallocate
     settings = cap(epsilon=1.0, rounds=10, step=0.01)
     weights = np.full(2000, -0.02)  # a pull of −0.01; noise has a scale of 0.002/0.055
     state = settings.start(2000)
-    release = settings.release(np.full(2000, 0.001), weights, state)
+    step = settings.noisy_step(np.full(2000, 0.001), weights, state)
     pull, first = -0.01, 0.1 - 4.5 * 0.01
-    np.testing.assert_array_equal(release.gradient[release.capped], 0.001 + pull)
-    noise = release.gradient[~release.capped] - 0.001
+    np.testing.assert_array_equal(step.gradient[step.capped], 0.001 + pull)
+    noise = step.gradient[~step.capped] - 0.001
     assert (np.abs(noise) < 0.01).all()
     # capped where |n| ≥ 0.01: with probability exp(−0.01·ε/Δ)
-    assert release.capped.mean() == pytest.approx(math.exp(-0.01 * first / 0.002), abs=0.06)
-    used = 1.0 - release.state.remainder
-    np.testing.assert_allclose(used[~release.capped], first)
-    assert (used[release.capped] >= first).all()
+    assert step.capped.mean() == pytest.approx(math.exp(-0.01 * first / 0.002), abs=0.06)
+    used = 1.0 - step.state.remainder
+    np.testing.assert_allclose(used[~step.capped], first)
+    assert (used[step.capped] >= first).all()
     # ε′ = Δ|z|/|pull| with |z| exponential, beyond the threshold: mean of ε_t + Δ/|pull|
-    assert used[release.capped].mean() == pytest.approx(first + 0.002 / 0.01, rel=0.15)
-    expected = release.state.remainder / 9 - 8 * 0.01 / 2
-    np.testing.assert_allclose(settings.scheduled(release.state), expected)
+    assert used[step.capped].mean() == pytest.approx(first + 0.002 / 0.01, rel=0.15)
+    expected = step.state.remainder / 9 - 8 * 0.01 / 2
+    np.testing.assert_allclose(settings.scheduled(step.state), expected)
 
 
 def test_a_spent_parameter_and_a_weight_of_zero_take_the_second_branch() -> None:
     settings = cap(rounds=5, step=0.0)
     state = PublishedState(1, np.array([-0.5, 0.8, -np.inf]))
     with np.errstate(all="raise"):
-        release = settings.release(np.array([1.0, 2.0, 3.0]), np.array([1e9, 0.0, 1e9]), state)
-    np.testing.assert_array_equal(release.gradient, [1.0 + 5e8, 2.0, 3.0 + 5e8])
-    assert release.capped.all()
-    assert release.overspent == 2
-    assert release.state.remainder[1] == release.state.remainder[2] == -np.inf
+        step = settings.noisy_step(np.array([1.0, 2.0, 3.0]), np.array([1e9, 0.0, 1e9]), state)
+    np.testing.assert_array_equal(step.gradient, [1.0 + 5e8, 2.0, 3.0 + 5e8])
+    assert step.capped.all()
+    assert step.overspent == 2
+    assert step.state.remainder[1] == step.state.remainder[2] == -np.inf
 
 
 def test_bad_values_are_named() -> None:
@@ -127,8 +128,8 @@ def test_bad_values_are_named() -> None:
         settings.start(0)
     state = settings.start(2)
     with pytest.raises(ParameterError, match="gradient"):
-        settings.release(np.zeros(3), np.zeros(2), state)
+        settings.noisy_step(np.zeros(3), np.zeros(2), state)
     with pytest.raises(ParameterError, match="weights"):
-        settings.release(np.zeros(2), np.array([0.0, np.nan]), state)
+        settings.noisy_step(np.zeros(2), np.array([0.0, np.nan]), state)
     with pytest.raises(ParameterError, match="rounds are 1"):
-        settings.release(np.zeros(2), np.ones(2), PublishedState(1, np.ones(2)))
+        settings.noisy_step(np.zeros(2), np.ones(2), PublishedState(1, np.ones(2)))

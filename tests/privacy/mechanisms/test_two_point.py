@@ -1,4 +1,4 @@
-"""The two-point mechanism: its exact probabilities, its draws, and its three prices."""
+"""The two-point mechanism: its exact probabilities and its draws."""
 
 from __future__ import annotations
 
@@ -15,54 +15,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from privacy.mechanisms.scripted_words import one_layer, ones_of_all_words, scripted
 from scipy import stats
 
 from dpagent.errors import ParameterError
-from dpagent.privacy.accounting.shuffling import Bound, ShuffledBatch, central_epsilon, least_reports
 from dpagent.privacy.mechanisms import two_point
 from dpagent.privacy.mechanisms.layer_ranges import LayerRange
 from dpagent.privacy.mechanisms.two_point import BEST_EPSILON, TwoPoint, TwoPointReport
-from dpagent.privacy.mechanisms.two_point_budget import (
-    coordinate_statement,
-    device_statement,
-    shuffled_statement,
-)
-from dpagent.privacy.statement import Adjacency, Trust, Unit
 
 LEVEL = 1e-6
+
+
 EPSILONS = (1e-6, 0.01, 0.3, 1.0, math.log(3), BEST_EPSILON, 8.0, 20.0, 32.0)
-
-
-def one_layer(size: int, centre: float = 0.0, radius: float = 1.0) -> tuple[LayerRange, ...]:
-    return (LayerRange("dense", size, centre, radius),)
-
-
-def scripted(*words: int) -> Callable[[int], bytes]:
-    """Entropy that hands out these 64-bit words, in order, and no more."""
-    rest = b"".join(word.to_bytes(8, "little") for word in words)
-
-    def entropy(count: int) -> bytes:
-        nonlocal rest
-        assert count <= len(rest), "more random bytes read than expected"
-        data, rest = rest[:count], rest[count:]
-        return data
-
-    return entropy
-
-
-def ones_of_all_words(mechanism: TwoPoint, weight: float) -> int:
-    """How many of the 2⁶⁴ words give a 1, found by bisection on the shipped ``release``."""
-
-    def is_one(word: int) -> bool:
-        return bool(mechanism.release(np.array([weight]), entropy=scripted(0, word)).bits[0])
-
-    low, high = 0, 2**64  # words below give a 1, from the threshold on a 0
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (middle + 1, high) if is_one(middle) else (low, middle)
-    for word in {max(low - 1, 0), min(low, 2**64 - 1), 0, 2**64 - 1, low // 2, (low + 2**64) // 2}:
-        assert is_one(word) == (word < low)  # one threshold, not several
-    return low
 
 
 def coins(weights: NDArray[np.float64], epsilon: float) -> NDArray[np.float64]:
@@ -172,7 +136,7 @@ def test_bits_of_the_shipped_code_have_their_probabilities() -> None:
     epsilon, repeats = 1.0, 200_000
     grid = np.linspace(-1.2, 1.2, 11)
     mechanism = TwoPoint(one_layer(11 * repeats), epsilon, 11 * repeats)
-    report = mechanism.release(np.repeat(grid, repeats))
+    report = mechanism.report(np.repeat(grid, repeats))
     np.testing.assert_array_equal(report.positions, np.arange(11 * repeats))
     ones = report.bits.reshape(11, repeats).sum(axis=1)
     counts = np.full(11, repeats)
@@ -202,7 +166,7 @@ def test_a_planted_bug_of_one_per_cent_is_seen(monkeypatch: pytest.MonkeyPatch) 
 
     half_range = two_point._half_range
     monkeypatch.setattr(TwoPoint, "_thresholds", wrong)
-    ones = mechanism.release(np.repeat(grid, repeats)).bits.reshape(11, repeats).sum(axis=1)
+    ones = mechanism.report(np.repeat(grid, repeats)).bits.reshape(11, repeats).sum(axis=1)
     assert chi_square(ones, np.full(11, repeats), coins(grid, 1.0)) < LEVEL
     monkeypatch.setattr(TwoPoint, "_thresholds", right)
     monkeypatch.setattr(
@@ -222,7 +186,7 @@ def test_every_set_with_one_position_of_each_block_is_equally_likely(size: int, 
     sets = list(itertools.product(*blocks))
     draws = 2_000 * len(sets)
     weights = np.zeros(size)
-    seen = Counter(tuple(mechanism.release(weights).positions.tolist()) for _ in range(draws))
+    seen = Counter(tuple(mechanism.report(weights).positions.tolist()) for _ in range(draws))
     assert set(seen) == set(sets)
     if len(sets) > 1:
         assert stats.chisquare([seen[chosen] for chosen in sets]).pvalue > LEVEL
@@ -254,7 +218,7 @@ def test_the_bytes_read_depend_on_nothing_but_the_number_of_coordinates(
         asked.append(count)
         return data.draw(st.binary(min_size=count, max_size=count))
 
-    report = mechanism.release(weights, entropy=entropy)
+    report = mechanism.report(weights, entropy=entropy)
     assert asked == [8 * coordinates, 8 * coordinates]
     assert report.positions.shape == report.bits.shape == (coordinates,)
     assert (np.diff(report.positions) > 0).all()
@@ -264,7 +228,7 @@ def test_positions_do_not_depend_on_weights() -> None:
     mechanism = TwoPoint(one_layer(50), 1.0, 7)
     data = np.random.default_rng(1).bytes(112)
     for weights in (np.zeros(50), np.full(50, 9.0), np.full(50, math.nan)):
-        first = mechanism.release(weights, entropy=scripted(*np.frombuffer(data, "<u8").tolist())).positions
+        first = mechanism.report(weights, entropy=scripted(*np.frombuffer(data, "<u8").tolist())).positions
         words = [int.from_bytes(data[8 * i : 8 * i + 8], "little") for i in range(7)]
         edges = mechanism.block_edges()
         np.testing.assert_array_equal(
@@ -281,7 +245,7 @@ def test_a_fleets_estimate_is_unbiased_and_its_error_as_stated() -> None:
     weights = np.concatenate(
         (rng.uniform(-1.5, 2.5, (devices, 12)), rng.uniform(-0.15, -0.05, (devices, 8))), axis=1
     )
-    ones, counts = mechanism.tally([mechanism.release(row) for row in weights])
+    ones, counts = mechanism.tally([mechanism.report(row) for row in weights])
     assert counts.sum() == 6 * devices
     estimate = mechanism.estimate(ones, counts)
     scores = (estimate.mean - weights.mean(axis=0)) / estimate.standard_error
@@ -323,140 +287,6 @@ def test_a_devices_shares_never_add_up_to_more_than_its_budget(epsilon: float, c
     assert mechanism.rescale == 3000 / coordinates
 
 
-# ---- prices --------------------------------------------------------------------------------------
-
-
-Law = dict[tuple[tuple[int, ...], tuple[int, ...]], Fraction]
-
-
-def report_law(mechanism: TwoPoint, weights: tuple[float, ...]) -> Law:
-    """Exact law of a device's report, by all positions and bits, from counts of words."""
-    single = TwoPoint(one_layer(1), mechanism.epsilon, 1)
-    ones = {weight: Fraction(ones_of_all_words(single, weight), 2**64) for weight in set(weights)}
-    edges = mechanism.block_edges().tolist()
-    law: Law = {}
-    for positions in itertools.product(*(range(*pair) for pair in itertools.pairwise(edges))):
-        for bits in itertools.product((0, 1), repeat=len(positions)):
-            mass = Fraction(1)
-            for position, bit, (first, last) in zip(positions, bits, itertools.pairwise(edges), strict=True):
-                words = -(-((position - first + 1) << 64) // (last - first))
-                words -= -(-((position - first) << 64) // (last - first))
-                mass *= Fraction(words, 2**64)
-                mass *= ones[weights[position]] if bit else 1 - ones[weights[position]]
-            law[positions, bits] = mass
-    assert sum(law.values()) == 1
-    return law
-
-
-def test_a_devices_price_is_k_epsilon_and_no_less() -> None:
-    """d = 3, k = 2: the greatest ratio over all inputs at the ends and centre, and all reports."""
-    mechanism = TwoPoint(one_layer(3), math.log(3), 2)
-    laws = [report_law(mechanism, w) for w in itertools.product((-1.0, 0.0, 1.0), repeat=3)]
-    worst = max(p[key] / q[key] for p, q in itertools.permutations(laws, 2) for key in p)
-    stated = device_statement(mechanism)
-    with mpmath.workdps(40):
-        log_worst = mpmath.log(mpmath.mpf(worst.numerator) / worst.denominator)
-        assert log_worst <= mpmath.mpf(stated.epsilon)
-        assert log_worst > mpmath.mpf(stated.epsilon) * (1 - mpmath.mpf(10) ** -15)
-    # one coordinate's figure is not enough for a device
-    assert worst > Fraction(8.9) > Fraction(math.exp(coordinate_statement(mechanism).epsilon))
-
-
-def shuffled_view(laws: list[Law]) -> dict[object, Fraction]:
-    """What an observer sees of all blocks when nobody's pieces can be linked."""
-    view: dict[object, Fraction] = {}
-    for outcome in itertools.product(*(law.items() for law in laws)):
-        reports = [key for key, _ in outcome]
-        blocks = len(reports[0][0])
-        key = tuple(
-            tuple(sorted((positions[b], bits[b]) for positions, bits in reports)) for b in range(blocks)
-        )
-        view[key] = view.get(key, Fraction()) + math.prod((mass for _, mass in outcome), start=Fraction(1))
-    return view
-
-
-def test_the_shuffled_price_holds_for_every_input_of_a_tiny_fleet() -> None:
-    """3 devices, d = 3, k = 2, shipped mechanism: H of the whole view, block by block shuffled."""
-    mechanism = TwoPoint(one_layer(3), 1.0, 2)
-    law = {w: report_law(mechanism, w) for w in itertools.product((-1.0, 1.0), repeat=3)}
-    stated = {delta: shuffled_statement([(mechanism, 3, 1)], delta) for delta in (0.3, 0.1, 0.02)}
-    greatest = dict.fromkeys(stated, 0.0)
-    ends = [law[-1.0, -1.0, -1.0], law[1.0, 1.0, 1.0]]
-    for others in itertools.combinations_with_replacement([*ends, law[-1.0, 1.0, 1.0]], 2):
-        p, q = (shuffled_view([*others, own]) for own in ends)
-        for delta, statement in stated.items():
-            factor = Fraction(math.exp(statement.epsilon))
-            found = sum((max(p[key] - factor * q[key], Fraction()) for key in p), Fraction())
-            greatest[delta] = max(greatest[delta], float(found))
-    for delta, found in greatest.items():
-        assert 0.05 * delta < found <= delta
-    assert [s.epsilon for s in stated.values()] == sorted(s.epsilon for s in stated.values())
-    assert all(0 < s.epsilon <= 2.0 for s in stated.values())
-
-
-def test_statements_say_what_they_are_for_and_are_never_mixed() -> None:
-    mechanism = TwoPoint(one_layer(100), 0.5, 10)
-    coordinate = coordinate_statement(mechanism)
-    device = device_statement(mechanism, 20)
-    shuffled = shuffled_statement([(mechanism, 500, 20)], 1e-5)
-    assert coordinate.scope == (Unit.COORDINATE, Adjacency.REPLACE_ONE, Trust.NONE)
-    assert device.scope == (Unit.DEVICE, Adjacency.REPLACE_ONE, Trust.NONE)
-    assert shuffled.scope == (Unit.DEVICE, Adjacency.REPLACE_ONE, Trust.SHUFFLER)
-    assert (coordinate.epsilon, coordinate.delta) == (0.5, 0.0)
-    assert (device.epsilon, device.delta) == (100.0, 0.0)
-    assert shuffled.delta == 1e-5
-    assert coordinate.epsilon < shuffled.epsilon < device.epsilon
-    assert "500 devices" in shuffled.assumptions[0]
-    assert {s.mechanism for s in (coordinate, device, shuffled)} == {"LDP-FL two-point"}
-    for one, other in itertools.permutations((coordinate, device, shuffled), 2):
-        with pytest.raises(ParameterError, match="cannot be added"):
-            one.plus(other)
-    assert device.plus(device).epsilon == 200.0
-
-
-def test_the_shuffled_figure_uses_the_bound_that_fits() -> None:
-    full = TwoPoint(one_layer(60), 1.0, 60)
-    some = TwoPoint(one_layer(60), 1.0, 6)
-    assert shuffled_statement([(full, 500, 1)], 1e-5).epsilon == central_epsilon(
-        [(ShuffledBatch(500, 1.0, Bound.ENUMERATED), 60)], 1e-5
-    )
-    assert shuffled_statement([(some, 500, 2)], 1e-5).epsilon == central_epsilon(
-        [(ShuffledBatch(500, 1.0, Bound.CLONES), 12)], 1e-5
-    )
-    known = shuffled_statement([(some, 500, 2)], 1e-5, positions_known=True)
-    least = least_reports(500, 0.1, 12, 1e-6)
-    assert known.epsilon == central_epsilon([(ShuffledBatch.at_position(least, 1.0), 12)], 0.9e-5)
-    assert known.delta == 1e-5
-    assert known.assumptions != shuffled_statement([(some, 500, 2)], 1e-5).assumptions
-    # of blocks of unlike sizes, positions in the greatest have the fewest reports
-    uneven = TwoPoint(one_layer(15), 1.0, 2)
-    least = least_reports(500, 1 / 8, 2, 1e-6)
-    assert least < least_reports(500, 1 / 7, 2, 1e-6)
-    assert shuffled_statement([(uneven, 500, 1)], 1e-5, positions_known=True).epsilon == central_epsilon(
-        [(ShuffledBatch.at_position(least, 1.0), 2)], 0.9e-5
-    )
-    # without sampling positions are no secret, and no share of δ is set aside
-    assert (
-        shuffled_statement([(full, 500, 1)], 1e-5, positions_known=True).epsilon
-        == shuffled_statement([(full, 500, 1)], 1e-5).epsilon
-    )
-
-
-def test_the_shuffled_figure_is_monotone_and_never_above_the_local_one() -> None:
-    def epsilon(devices: int, local: float, rounds: int, delta: float) -> float:
-        return shuffled_statement([(TwoPoint(one_layer(40), local, 4), devices, rounds)], delta).epsilon
-
-    base = epsilon(200, 1.0, 3, 1e-5)
-    assert epsilon(300, 1.0, 3, 1e-5) < base < epsilon(100, 1.0, 3, 1e-5)
-    assert epsilon(200, 0.8, 3, 1e-5) < base < epsilon(200, 1.2, 3, 1e-5)
-    assert epsilon(200, 1.0, 2, 1e-5) < base < epsilon(200, 1.0, 4, 1e-5)
-    assert epsilon(200, 1.0, 3, 1e-4) < base < epsilon(200, 1.0, 3, 1e-6)
-    assert epsilon(1, 1.0, 3, 1e-9) <= 12.0
-    crossing = [shuffled_statement([(TwoPoint(one_layer(9), 1.0, 9), n, 1)], 1e-5).epsilon for n in
-                (1000, 1024, 1025, 1200, 1497, 1498, 1600)]  # fmt: skip
-    assert crossing == sorted(crossing, reverse=True)
-
-
 # ---- bad input -----------------------------------------------------------------------------------
 
 
@@ -486,12 +316,12 @@ GOOD = TwoPoint(one_layer(3), 1.0, 2)
         (lambda: TwoPoint.for_device(one_layer(3), 1.0, 4), "coordinates is 4"),
         (lambda: TwoPoint.for_device(one_layer(3), 1e4), "epsilon of a coordinate is 3333"),
         (lambda: TwoPoint.for_device(one_layer(3), 1e-9), "epsilon of a coordinate is 1e-09"),
-        (lambda: GOOD.release(np.zeros(4), entropy=never), r"weights have shape \(4,\)"),
-        (lambda: GOOD.release(np.zeros(0), entropy=never), r"weights have shape \(0,\)"),
-        (lambda: GOOD.release(np.zeros((3, 1)), entropy=never), r"weights have shape \(3, 1\)"),
-        (lambda: GOOD.release(np.zeros(3, dtype=int), entropy=never), "type int64"),
-        (lambda: GOOD.release(np.zeros(3, dtype=np.longdouble), entropy=never), "up to 64 bits"),
-        (lambda: GOOD.release(np.zeros(3), entropy=lambda n: b"x"), "entropy gave 1 bytes"),
+        (lambda: GOOD.report(np.zeros(4), entropy=never), r"weights have shape \(4,\)"),
+        (lambda: GOOD.report(np.zeros(0), entropy=never), r"weights have shape \(0,\)"),
+        (lambda: GOOD.report(np.zeros((3, 1)), entropy=never), r"weights have shape \(3, 1\)"),
+        (lambda: GOOD.report(np.zeros(3, dtype=int), entropy=never), "type int64"),
+        (lambda: GOOD.report(np.zeros(3, dtype=np.longdouble), entropy=never), "up to 64 bits"),
+        (lambda: GOOD.report(np.zeros(3), entropy=lambda n: b"x"), "entropy gave 1 bytes"),
         (lambda: GOOD.variance(1.1, 1.0), "offset is 1.1"),
         (lambda: GOOD.variance(0.0, 0.0), "radius is 0.0"),
         (lambda: GOOD.estimate(np.array([1, 1, 3]), np.array([1, 1, 2])), "below 0 or above reports"),
@@ -503,13 +333,6 @@ GOOD = TwoPoint(one_layer(3), 1.0, 2)
         (lambda: GOOD.tally([report([0, 1], [1])]), "one boolean a position"),
         (lambda: GOOD.tally([TwoPointReport(np.array([0]), np.array([1]))]), "one boolean"),
         (lambda: GOOD.tally([TwoPointReport(np.array([0.5]), np.array([True]))]), "expected integers"),
-        (lambda: device_statement(GOOD, 0), "rounds is 0"),
-        (lambda: shuffled_statement([], 1e-5), "rounds is empty"),
-        (lambda: shuffled_statement([(GOOD, 0, 1)], 1e-5), "honest devices is 0"),
-        (lambda: shuffled_statement([(GOOD, 10, 0)], 1e-5), "rounds is 0"),
-        (lambda: shuffled_statement([(GOOD, 10, 1)], 0.0), "delta is 0.0"),
-        (lambda: shuffled_statement([(GOOD, 10, 1)], math.nan), "delta is nan"),
-        (lambda: shuffled_statement([(GOOD, 10, 1)], 1e-5, failure_share=1.0), "failure share is 1.0"),
     ],
 )  # fmt: skip
 def test_bad_input_is_named_before_anything_is_drawn(make: Callable[[], object], text: str) -> None:

@@ -121,8 +121,8 @@ def _open(raw: RawFile, layout: _Layout) -> StoredArray:
     size = layout.label_bytes + _PIXELS
     if raw.size % size:
         raise DataError(
-            f"{raw.path} has {raw.size:,} bytes; expected a whole number of records of {size:,} bytes, as in"
-            f" CIFAR-{layout.classes}. Copy it again."
+            f"{raw.path} has {counted(raw.size, 'byte')}; expected a whole number of records of "
+            f"{counted(size, 'byte')}, as in CIFAR-{layout.classes}. Copy it again."
         )
     return StoredArray(raw, np.dtype(np.uint8), (raw.size // size, size))
 

@@ -31,6 +31,7 @@ from dpagent.learning.data.stored import (
     reading,
     to_inputs,
 )
+from dpagent.wording import counted
 
 _TYPES: Final[dict[int, np.dtype[Any]]] = {
     0x08: np.dtype(np.uint8),
@@ -104,8 +105,8 @@ def _files(source: Source) -> tuple[StoredArray, StoredArray]:
     inputs = _open(_find(path, half, "images"), _TYPES, (2, 3, 4), values)
     if inputs.shape[0] != labels.shape[0]:
         raise DataError(
-            f"{inputs.file.path} holds {inputs.shape[0]} records and {labels.file.path} {labels.shape[0]}"
-            " labels; expected one label a record."
+            f"{inputs.file.path} holds {counted(inputs.shape[0], 'record')} and {labels.file.path} "
+            f"{counted(labels.shape[0], 'label')}; expected one label a record."
         )
     source.require_room(labels.shape[0])
     return inputs, labels
@@ -188,6 +189,7 @@ def _open(
     if came != expected:
         amount = "only" if came < expected else "as many as"
         raise DataError(
-            f"{path} holds {amount} {came} bytes of values; its header says {expected}. Copy it again."
+            f"{path} holds {amount} {counted(came, 'byte')} of values; its header says {expected}. Copy it "
+            "again."
         )
     return StoredArray(raw.part(start), dtype, shape)

@@ -41,6 +41,7 @@ from dpagent.learning.data.stored import (
     to_inputs,
     unpack,
 )
+from dpagent.wording import counted
 
 _LOCAL_HEADER: Final = struct.Struct("<4s22xHH")  # of a zip: signature, lengths of name and extra field
 _LONGEST_HEADER: Final = 16_384
@@ -124,6 +125,16 @@ def open_npz(path: str | Path) -> Dataset:
     known = NpzFormat()
     found = known.infer(Source(Path(path)), NoSettings())
     return known.open(found.source, found.section)
+
+
+def records_in(path: Path) -> int:
+    """The number of inputs in an NPZ file, by its header alone.
+
+    Raises:
+        DataError: the file is missing, or has no inputs.
+    """
+    with _opened(path) as file:
+        return math.prod(file.header("inputs").shape[:1])
 
 
 def save_npz(path: str | Path, dataset: Dataset) -> None:
@@ -217,8 +228,8 @@ class _NpzFile:
             )
         if info.file_size - begins != member.value_bytes:
             raise DataError(
-                f"{path}: {name!r} holds {info.file_size - begins} bytes of values; its header says"
-                f" {member.value_bytes}. The file is damaged; copy it again."
+                f"{path}: {name!r} holds {counted(info.file_size - begins, 'byte')} of values; its header"
+                f" says {member.value_bytes}. The file is damaged; copy it again."
             )
         return member
 
@@ -226,7 +237,8 @@ class _NpzFile:
         """All values of a member, of at most so many bytes."""
         if member.value_bytes > most:
             raise DataError(
-                f"{member.info.filename} takes {member.value_bytes:,} bytes; expected at most {most:,}."
+                f"{member.info.filename} takes {counted(member.value_bytes, 'byte')}; expected at most"
+                f" {most:,}."
             )
         with self.archive.open(member.info) as stream:
             stream.read(member.header_bytes)
@@ -270,7 +282,8 @@ class _NpzFile:
             count = int(value.reshape(-1)[0])
             if names and len(names) != count:
                 raise DataError(
-                    f"{self.path}: there are {len(names)} names for {count} classes; expected one each."
+                    f"{self.path}: there are {len(names)} names for {counted(count, 'class')}; expected one"
+                    " each."
                 )
             return names or count
         return names or None
@@ -280,9 +293,9 @@ def _dataset(file: _NpzFile, source: Source) -> Dataset:
     path, table = file.path, source.class_table
     inputs, labels = file.header("inputs"), file.labels(source)
     if not inputs.shape or inputs.shape[0] != len(labels):
-        held = inputs.shape[0] if inputs.shape else "no"
+        held = counted(inputs.shape[0], "input") if inputs.shape else "no inputs"
         raise DataError(
-            f"{path}: There are {held} inputs and {len(labels)} labels; expected one label an input."
+            f"{path}: There are {held} and {counted(len(labels), 'label')}; expected one label an input."
         )
     if inputs.dtype != np.uint8 and inputs.dtype.kind != "f":
         raise DataError(f"{path}: {_odd_inputs(inputs)}")

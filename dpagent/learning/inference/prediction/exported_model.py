@@ -1,7 +1,7 @@
-"""A model file as the coordinator exports it: the graph, and what it says of itself.
+"""A model file as the coordinator exports it: the graph and its metadata.
 
-The file is from outside. What it declares is checked before any of it is used, and what ONNX Runtime makes
-of it is looked at again.
+The file is untrusted. Its declarations are checked before any use, and the outputs
+of ONNX Runtime are checked again.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from dpagent.errors import DataError
 from dpagent.learning.data.dataset import MAX_CLASSES
 from dpagent.learning.data.stored import reading, require_readable
 from dpagent.learning.onnx_session import LOAD_ERRORS, RUNTIME_ERRORS, first_line, quiet_session
+from dpagent.wording import counted
 
 _MOST_BYTES: Final = 1 << 30
 _MOST_VALUES: Final = 1 << 24
@@ -42,7 +43,7 @@ class ExportedModel:
         round: after which round of training it was exported, or None.
         privacy: the guarantee in a sentence, or empty.
         privacy_statement: the same by its parts, or empty.
-        epsilon_spent: what the rounds up to this one cost a record, or None.
+        epsilon_spent: the cost of the rounds up to this one for a record, or None.
 
     Raises:
         DataError: the file is missing, too large, no ONNX file, of another program, or damaged.
@@ -63,7 +64,7 @@ class ExportedModel:
             ) from error
 
     def class_label(self, number: int) -> str:
-        """What class ``number`` is called: its name, or the number."""
+        """The name of class ``number``, or the number."""
         return self.class_names[number] if self.class_names else str(number)
 
     def probabilities(self, inputs: NDArray[np.float32]) -> NDArray[np.float64]:
@@ -88,8 +89,8 @@ class ExportedModel:
             raise DataError(f"{self.path} cannot be run: {first_line(error)}") from error
         if logits.shape != (len(inputs), self.classes):
             raise DataError(
-                f"{self.path} gives scores of shape {logits.shape} for {len(inputs)} inputs; expected"
-                f" {(len(inputs), self.classes)}, as it says itself. Export it anew."
+                f"{self.path} gives scores of shape {logits.shape} for {counted(len(inputs), 'input')}; "
+                f"expected {(len(inputs), self.classes)}, as it says itself. Export it anew."
             )
         scores = logits.astype(np.float64)
         scores[~np.isfinite(scores).all(axis=1)] = np.nan
@@ -99,7 +100,7 @@ class ExportedModel:
         return shares
 
     def _read_about(self) -> None:
-        """What the file says of itself; raises UnicodeDecodeError where that is no text."""
+        """The file's metadata; raises UnicodeDecodeError where they are no text."""
         about = self._session.get_modelmeta()
         if about.producer_name != "dpagent":
             maker = about.producer_name[:60] or "an unnamed program"
@@ -138,8 +139,8 @@ class ExportedModel:
             )
         if math.prod(shape[1:]) > _MOST_VALUES or not 2 <= scores[1] <= MAX_CLASSES:
             raise DataError(
-                f"{self.path} has inputs of shape {tuple(shape[1:])} and {scores[1]} classes; expected at"
-                f" most {_MOST_VALUES:,} values and 2 to {MAX_CLASSES:,} classes."
+                f"{self.path} has inputs of shape {tuple(shape[1:])} and {counted(scores[1], 'class')}; "
+                f"expected at most {_MOST_VALUES:,} values and 2 to {MAX_CLASSES:,} classes."
             )
         return tuple(shape[1:]), scores[1]
 
@@ -177,7 +178,8 @@ def _contents(path: Path) -> bytes:
             known = os.fstat(stream.fileno())
             if not stat.S_ISREG(known.st_mode) or not 0 < known.st_size <= _MOST_BYTES:
                 raise DataError(
-                    f"{path} has {known.st_size:,} bytes; expected a model file of 1 to {_MOST_BYTES:,}."
+                    f"{path} has {counted(known.st_size, 'byte')}; expected a model file of 1 to "
+                    f"{_MOST_BYTES:,}."
                 )
             return stream.read(known.st_size)
 
@@ -190,8 +192,8 @@ def _cannot_load(path: Path, data: bytes, error: Exception) -> str:
     reason = first_line(error).rstrip(". ")
     if "InvalidProtobuf" in type(error).__name__ or "Protobuf parsing failed" in reason:
         return (
-            f"{path}, {len(data):,} bytes, is not an ONNX file, or a truncated one; expected a model that"
-            " dpagent exported. Copy it again."
+            f"{path}, {counted(len(data), 'byte')}, is not an ONNX file, or a truncated one; expected a "
+            "model that dpagent exported. Copy it again."
         )
     return (
         f"{path} cannot be loaded: {reason}. Expected a model that dpagent exported, with operators that the"

@@ -1,10 +1,10 @@
-"""What the model says of each input, and how often that is right."""
+"""The model's predictions for inputs, and the share that is right."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 
 import numpy as np
@@ -20,7 +20,7 @@ _NOT_FINITE = "it holds NaN or infinity (or a missing value), so the model has n
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One input, and what the model says of it.
+    """One input, and the model's prediction.
 
     Attributes:
         input: without its values.
@@ -41,7 +41,7 @@ class Outcome:
 
 
 def predict(model: ExportedModel, inputs: Iterable[Input], *, batch: int = 64) -> Iterator[Outcome]:
-    """What ``model`` says of ``inputs``, in their order; ``batch`` of them are in memory at a time.
+    """The predictions of ``model`` for ``inputs``, in their order; ``batch`` of them are in memory at a time.
 
     Raises:
         DataError: the model cannot be run.
@@ -56,7 +56,7 @@ def predict(model: ExportedModel, inputs: Iterable[Input], *, batch: int = 64) -
             row[...] = to_float32(record)
         rows = iter(model.probabilities(values))
         for one in some:
-            known = Input(one.source, one.record, None, one.label, one.problem, one.scaled_from)
+            known = replace(one, values=None)
             if one.values is None:
                 yield Outcome(known, None, one.problem)
                 continue
@@ -72,18 +72,21 @@ class Tally:
     Attributes:
         inputs: how many there were.
         unanswered: how many of them have no answer.
+        unread: paths among them that cannot be read as inputs.
         scaled: pictures that were made to fit.
         pairs: how often a class (first) was taken for another or for itself (second).
     """
 
     inputs: int = 0
     unanswered: int = 0
+    unread: int = 0
     scaled: int = 0
     pairs: Counter[tuple[int, int]] = field(default_factory=Counter)
 
     def add(self, outcome: Outcome) -> None:
         """Count one."""
         self.inputs += 1
+        self.unread += outcome.input.is_whole_path
         self.scaled += outcome.input.scaled_from is not None
         if outcome.probabilities is None:
             self.unanswered += 1

@@ -1,7 +1,7 @@
 """Reads the inputs of a model one by one: from data as they are trained on, and from such without labels.
 
 The format decides: it reads inputs without labels as they come, or leaves records with labels to be opened as
-a dataset for training is. In every case only what is asked for is in memory.
+a dataset for training is. In every case only the requested inputs are in memory.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from dpagent.learning.data.registry import FORMATS
 from dpagent.learning.data.settings import AUTO, DatasetSettings
 from dpagent.learning.data.stored import require_readable
 from dpagent.learning.inference.prediction.exported_model import ExportedModel
-from dpagent.wording import named
+from dpagent.wording import counted, named
 
 
 class InputReader:
-    """Reads what a path holds for one model.
+    """Reads the data at a path for one model.
 
     Args:
         model: the model.
         settings: how records are read; its path is that of each input in turn, and its classes name
             those of a model that does not.
-        say: told what is passed over, or assumed.
+        say: is told what is skipped or assumed.
 
     Attributes:
         class_names: of the model, or of the settings.
@@ -45,14 +45,14 @@ class InputReader:
         self._model, self._settings, self._say = model, settings, say
         if isinstance(settings.classes, int) and settings.classes != model.classes:
             raise ConfigurationError(
-                f"There are {settings.classes} classes; model {model.name!r} has {model.classes}. Leave them"
-                " out."
+                f"There are {counted(settings.classes, 'class')}; model {model.name!r} has {model.classes}."
+                " Leave them out."
             )
         listed = tuple(settings.classes) if isinstance(settings.classes, list) else ()
         if listed and len(listed) != model.classes:
             raise ConfigurationError(
-                f"There are {len(listed)} classes ({', '.join(listed[:8])}); model {model.name!r} has"
-                f" {model.classes}. List all of them, in the fleet's order, or leave them out."
+                f"There are {counted(len(listed), 'class')} ({', '.join(listed[:8])}); model {model.name!r} "
+                f"has {model.classes}. List all of them, in the fleet's order, or leave them out."
             )
         if listed and model.class_names and listed != model.class_names:
             raise ConfigurationError(
@@ -84,7 +84,7 @@ class InputReader:
         for sentence in dataset.origin.left_out:
             self._say(f"{path}: left out: {sentence}")
         for warning in dataset.origin.warnings:
-            # How records are best kept for training is of no concern to somebody who asks for predictions.
+            # How records are best kept for training does not concern a user who asks for predictions.
             if dataset.class_names and not self.class_names and "sorted order" in warning:
                 self._say(f"{path}: {warning}")
         self._require_fit(path, dataset)
@@ -106,8 +106,8 @@ class InputReader:
         self._require_shape(path, dataset.shape, int(np.prod(dataset.shape)))
         if dataset.classes > self._model.classes:
             raise DataError(
-                f"{path} has {dataset.classes} classes; model {self._model.name!r} has {self._model.classes}."
-                " Correct the labels or take another model."
+                f"{path} has {counted(dataset.classes, 'class')}; model {self._model.name!r} has "
+                f"{self._model.classes}. Correct the labels or take another model."
             )
 
     def _require_shape(self, path: Path, shape: tuple[int, ...], size: int) -> None:
@@ -118,8 +118,13 @@ class InputReader:
         if size == np.prod(wanted):
             advice = f"They have as many values: set {named('shape', list(wanted))}."
         raise DataError(
-            f"{path}: the records have shape {shape}; model {self._model.name!r} takes {wanted}. {advice}"
+            f"{path}: a record has {_dimensions(shape)}; model {self._model.name!r} takes "
+            f"{_dimensions(wanted)}. {advice}"
         )
+
+
+def _dimensions(shape: tuple[int, ...]) -> str:
+    return counted(shape[0], "value") if len(shape) == 1 else " × ".join(map(str, shape)) + " values"
 
 
 def _records(path: Path, dataset: Dataset) -> Iterator[Input]:

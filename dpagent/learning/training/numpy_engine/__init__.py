@@ -20,7 +20,7 @@ What the proof in :mod:`dpagent.learning.training.engine` asks for is kept so:
 * **Short sums.** Float32 holds sums over one microbatch at most, and squares in runs of at most
   ``NORM_RUN`` numbers (``stages.py``, ``dense.py``).
 * **Exclusion.** The gradients of a record that is not finite are overwritten with zeros before anything is
-  added. That costs a microsecond more; all other work is the same whatever the data hold, as far as
+  added. That costs a microsecond more; all other work is the same for all data, as far as
   the processor's own arithmetic is.
 
 One thread of the BLAS is best (``OPENBLAS_NUM_THREADS=1``): an engine's own threads take whole microbatches.

@@ -12,7 +12,7 @@ A convolution of stride s is one of stride one over a *folded* image, in which s
 one. That gives the gradient by the input for every stride, and where the kernel is a multiple of the
 stride it gives a first layer fewer and longer runs of memory to gather.
 
-What feeds a pooling layer whose windows do not overlap lays out its positions by their place in the
+A convolution that feeds a pooling layer without overlap lays out its positions by their place in the
 pooling window (``grouping``), so that pooling compares whole blocks.
 """
 
@@ -208,7 +208,7 @@ class _InputGradient:
 
     Args:
         over: the windows of the convolution.
-        spans: what :func:`_reached` says of them; neither is empty.
+        spans: by :func:`_reached`; neither is empty.
         outgoing: ``(records, views, *grouping, down, across, filters)``, the gradient by its output.
         incoming: ``(records, views, height, width, channels)``, where the gradient by its input goes.
 
@@ -256,7 +256,7 @@ class _InputGradient:
             self._compute, self.product = sliding.compute, sliding
 
     def _unfold(self, result: Floats, incoming: Floats, spans: list[range]) -> None:
-        """Plan the copies from the folded rows to the image; what lies under no window is zero."""
+        """Plan the copies from the folded rows to the image; places under no window are zero."""
         over = self._over
         fold, numbers = over.stride, over.stride[1] * over.image[2]
         columns = len(spans[1]) * fold[1]

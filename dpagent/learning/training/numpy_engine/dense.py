@@ -107,7 +107,7 @@ class DenseStage(_DenseStage):
         np.multiply(self._gradients[:count], factors[:count, np.newaxis], out=clipped)
         np.copyto(inputs, self._inputs[:count])
         if len(unusable):
-            # Zero times infinity is not zero: what must add nothing is overwritten.
+            # Zero times infinity is not zero: numbers that must add nothing are overwritten.
             places = unusable[unusable < count]
             clipped[places], inputs[places] = 0, 0
 

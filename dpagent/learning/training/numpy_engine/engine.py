@@ -219,7 +219,7 @@ def _add_microbatch(
 ) -> tuple[NDArray[np.int64], int]:
     """Add a microbatch's clipped gradients to the network's; how many were within the norms, and excluded."""
     within, excluded = np.zeros(len(clip_norms), np.int64), 0
-    # A record may hold anything: whatever comes of it is looked at where its norm is.
+    # A record may hold anything: its norm decides whether its gradient counts.
     with np.errstate(all="ignore"):
         for start in range(0, len(images), network.records):
             part = slice(start, start + network.records)
@@ -232,7 +232,7 @@ def _add_microbatch(
             usable = np.isfinite(np.add.reduce(squares, axis=0).astype(np.float32))
             count = len(images[part])
             if images.dtype != np.uint8:
-                # What no window reads does not show in a gradient, and a maximum may lose a NaN.
+                # A value that no window reads does not show in a gradient, and a maximum may lose a NaN.
                 axes = tuple(range(1, images.ndim))
                 usable[:count] &= np.isfinite(images[part]).all(axis=axes)
             norms = np.sqrt(squares)

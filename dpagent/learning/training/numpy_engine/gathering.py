@@ -48,7 +48,7 @@ class GatheredProduct:
         at_once = -(-records // parts)
         pitch = round_up(floats)
         columns = memory.floats(at_once * pitch, shared=None if again else "columns")
-        columns.fill(1)  # What is not overwritten is the constant input of the bias.
+        columns.fill(1)  # The column that is not overwritten is the constant input of the bias.
         self.columns = columns.reshape(at_once, pitch)[:, :floats].reshape(
             (at_once, rows, len(weights)), copy=False
         )

@@ -231,7 +231,7 @@ class _Builder:
     def _signal(self, shape: Shape, *, trained: bool) -> Signal:
         gradient = None
         if trained:
-            # The branches of a residual do not follow each other: what they share would be overwritten.
+            # The branches of a residual do not follow each other: shared memory would be overwritten.
             gradient = self._memory.workspace(shape) if self._in_residual else self._memory.gradient(shape)
         return Signal(self._memory.workspace(shape), gradient)
 
@@ -248,7 +248,7 @@ def _constant(value: float | tuple[float, ...], shape: Shape) -> NDArray[np.floa
 def _cropped(nodes: Sequence[Node]) -> list[Node]:
     """The nodes, without the last rows and columns of images that nothing reads.
 
-    The windows of a stride need not reach the end of their input. What lies beyond them has no
+    The windows of a stride need not reach the end of their input. Values beyond them have no
     influence and a gradient of zero: the convolutions and pooling layers before them need not compute it.
     """
     read: list[Shape] = [nodes[-1].output_shape] if nodes else []
@@ -294,7 +294,7 @@ def _down_and_across(shape: Shape) -> tuple[int, int]:
 
 
 def _is_gathered(following: Sequence[Node]) -> bool:
-    """Whether a convolution reads what comes out of a layer, perhaps through an activation."""
+    """Whether a convolution reads the output of a layer, perhaps through an activation."""
     layers = [node.layer for node in following[:2]]
     if layers and isinstance(layers[0], Activation):
         del layers[0]

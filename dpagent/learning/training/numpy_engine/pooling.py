@@ -22,10 +22,11 @@ from dpagent.learning.training.numpy_engine.workspaces import AT_ONCE, Floats, M
 
 
 class MaximumStage(Stage):
-    """Maxima across and then down, some records at a time: what one pass leaves in the cache the next finds.
+    """Maxima across and then down, some records at a time: the second pass finds the first one's results in
+    the cache.
 
     Args:
-        between: what lies between the two, or None if there is only one.
+        between: the memory between the two, or None if there is only one.
     """
 
     def __init__(self, source: Signal, between: Signal | None, target: Signal, memory: Memory) -> None:
@@ -107,8 +108,8 @@ class SlidingMaxPoolStage(MaximumStage):
     """Maximum over windows of stride one, whose result lies in the place of the windows' first pixels.
 
     The result keeps the rows and columns of the input, and its records are one run of memory: to move
-    a window is to move along it. The last columns and rows then hold maxima of what is no window, across
-    the edge of an image or even of a record; nobody reads them, and their gradient is zero.
+    a window is to move along it. The last columns and rows then hold maxima over no true window, across
+    the edge of an image or even of a record; nothing reads them, and their gradient is zero.
     """
 
     def __init__(self, over: Windows, source: Signal, target: Signal, memory: Memory) -> None:
@@ -164,7 +165,7 @@ class _Maximum:
         result: where the greatest go.
         gradients: by the taps, or nothing.
         incoming: the gradient by the result.
-        rest: what of the memory of the gradients lies under no first tap.
+        rest: the memory of the gradients under no first tap.
         tiled: whether no two taps share memory.
     """
 
@@ -230,7 +231,7 @@ def _is_tiled(over: Windows, axis: int) -> bool:
 
 
 def taps_along(axis: int, over: Windows) -> list[tuple[slice, ...]]:
-    """For each tap of the windows along axis 0 (down) or 1 (across), what of an image lies under it."""
+    """For each tap of the windows along axis 0 (down) or 1 (across), the part of an image under it."""
     before = (slice(None),) * (2 + axis)
     stride, count = over.stride[axis], over.count[axis]
     return [(*before, slice(tap, tap + stride * (count - 1) + 1, stride)) for tap in range(over.kernel[axis])]

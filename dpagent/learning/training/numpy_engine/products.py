@@ -40,7 +40,7 @@ _LEAST_TILE = 4
 _COMPARED = 2048
 
 GAIN = 0.97
-"""Of the time of the plain form, what another may take at most to be taken."""
+"""The share of the plain form's time below which another form is chosen."""
 
 
 class Choice(Protocol):

@@ -67,7 +67,7 @@ class TrainedStage(Stage):
 
         Args:
             factors: ``(records,)``.
-            unusable: records that are to add exact zeros, whatever their gradients hold.
+            unusable: records that must add exact zeros, for any gradients.
         """
 
     @abstractmethod
@@ -120,7 +120,7 @@ class RecordGradients:
     def add_clipped(self, factors: Floats, unusable: NDArray[np.intp]) -> None:
         """As :meth:`TrainedStage.add_clipped`."""
         if len(unusable):
-            # Zero times infinity is not zero: what must add nothing is overwritten.
+            # Zero times infinity is not zero: numbers that must add nothing are overwritten.
             self.rows[unusable] = 0
         if self._is_empty:
             np.matmul(factors, self._all, out=self._sum)
@@ -160,7 +160,7 @@ class WrittenOutStage(TrainedStage):
 
 
 def squared_lengths(rows: Floats, run: int = NORM_RUN) -> NDArray[np.float64]:
-    """‖row‖² of each row, and what may have underflowed: in float32 over at most ``run`` numbers.
+    """‖row‖² of each row, plus a bound on underflow: in float32 over at most ``run`` numbers.
 
     These sums are then added in float64.
     """

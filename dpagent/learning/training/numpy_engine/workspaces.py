@@ -1,6 +1,6 @@
 """Memory of a microbatch: allocated once, every record on a cache line of its own.
 
-Numeric code may treat a number by where it lies: vector loops peel off what is not aligned and what does
+Numeric code may treat a number by its address: vector loops peel off numbers that are not aligned or do
 not fill a vector at the end, and the peeled part may round differently. Here every record begins on a
 64-byte boundary and takes a whole number of the widest vectors, so each lies like every other.
 """
@@ -31,7 +31,7 @@ class Workspace(NamedTuple):
 
     Attributes:
         values: ``(records, views, *shape)``.
-        whole: the same memory, flat and without a break, with what fills up each record.
+        whole: the same memory, flat and without a break, with the padding of each record.
     """
 
     values: Floats
@@ -80,7 +80,7 @@ class Signal(NamedTuple):
 class Memory:
     """Hands out the memory of one network: of its own, or shared between steps that follow each other.
 
-    What has been used a moment ago is still in the cache, so the less memory there is the faster it is.
+    Recently used memory is still in the cache, so the less memory there is the faster it is.
 
     Args:
         records, views: of a microbatch.

@@ -20,7 +20,7 @@ def places_read(over: Windows, write: Places) -> Places:
 
 
 def average_pool(graph: Graph, over: Windows, x: FeatureMap, write: Places) -> Passed:
-    """The mean of each window; ``x`` holds what :func:`places_read` says."""
+    """The mean of each window; ``x`` holds the places of :func:`places_read`."""
     taps = rows_of(x.places, places_in_windows(over, write))
     share = 1 / taps.shape[1]
     y = _sums(graph, x.name, len(x.places), taps.T, x.channels, share)

@@ -24,7 +24,7 @@ Places: TypeAlias = tuple[int, ...]
 
 Backward: TypeAlias = Callable[[str], str | None]
 """Appends the way back through a layer: from the gradient by its output to the gradient by its
-input, or to None where nobody needs that."""
+input, or to None where nothing needs it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -159,7 +159,7 @@ class Gradients:
     def _squares(self, rows: str, size: int) -> tuple[str, int]:
         """Sums of squares of runs of each row of ``(M, size)``, and the number of runs.
 
-        The sums are ``(M, runs)`` float64, and allow for what may have underflowed.
+        The sums are ``(M, runs)`` float64, and allow for underflow.
         """
         graph = self._graph
         run = max(length for length in range(1, min(size, NORM_RUN) + 1) if size % length == 0)

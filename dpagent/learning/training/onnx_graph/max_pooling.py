@@ -36,7 +36,7 @@ def places_read(over: Windows, write: Places) -> Places:
 
 
 def max_pool(graph: Graph, over: Windows, x: FeatureMap, write: Places) -> Passed:
-    """The maximum of each window; ``x`` holds what :func:`places_read` says."""
+    """The maximum of each window; ``x`` holds the places of :func:`places_read`."""
     if not _overlap(over):
         return _tiles(graph, x, write, over.kernel[0] * over.kernel[1])
     height, width = _corner(over, write)

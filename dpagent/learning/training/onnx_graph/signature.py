@@ -24,7 +24,7 @@ MAX_VIEWS: Final = 64
 """Augmented copies of one record that are averaged at the most."""
 
 RECORDS: Final = "M"
-"""The first dimension of what there is one of for each record; a device fixes it."""
+"""The first dimension of tensors with one entry for each record; a device fixes it."""
 
 LARGEST_SQUARE: Final = float(np.finfo(np.float32).max)
 """No gradient that counts as finite has a larger squared norm: so every clip factor has all its bits

@@ -71,7 +71,7 @@ def test_bad_files_are_named_with_what_is_wrong(tmp_path: Path) -> None:
     whole = file.read_bytes()
     for content, text in (
         (whole[:-1], r"has 6,145 bytes; expected a whole number of records of 3,073 bytes"),
-        (b"?", "has 1 bytes"),
+        (b"?", "has 1 byte;"),
     ):
         file.write_bytes(content)
         with pytest.raises(DataError, match=text) as caught:

@@ -280,7 +280,7 @@ def test_a_folder_without_pictures_says_what_was_expected(tmp_path: Path) -> Non
     with pytest.raises(DataError, match=r"holds no pictures in class folders.*no picture by its name"):
         open_images(tmp_path)
     write(tmp_path / "a" / "1.png", b"no picture")
-    with pytest.raises(DataError, match=r"none of 1 pictures can be read.*a/1\.png: it is not a picture"):
+    with pytest.raises(DataError, match=r"of 1 picture none can be read.*a/1\.png: it is not a picture"):
         open_images(tmp_path)
 
 

@@ -20,6 +20,7 @@ from pydantic import ValidationError
 from dpagent.errors import ConfigurationError, DataError
 from dpagent.learning.data.dataset import Dataset
 from dpagent.learning.data.formats.tables.settings import CsvSettings
+from dpagent.wording import counted
 
 
 def written(path: Path, text: str, *, encoding: str = "utf-8") -> Path:
@@ -139,7 +140,7 @@ def test_windows_are_those_of_the_plainest_loop(
     used = {value for values, _ in expected for value in values}
     unused = [text for text in data.origin.left_out if "fill no window" in text]
     assert bool(unused) == (len(used) < len(rows))
-    assert not unused or unused[0].startswith(f"{len(rows) - len(used):,} rows")
+    assert not unused or unused[0].startswith(counted(len(rows) - len(used), "row"))
     assert data.groups is not None
     assert len(set(data.groups.tolist())) == len({numbered[int(values[0])][2] for values, _ in expected})
 
@@ -184,7 +185,15 @@ def test_blank_lines_and_a_missing_last_line_break_do_no_harm(tmp_path: Path) ->
         ("", {}, "has no rows"),
         ("x,label\n", {}, "holds no record. There are no rows below the header"),
         ("x,y\n1,2\n", {}, r"no column 'label'; found: x, y\. Set `label`"),
-        ("x;label\n1;2\n", {}, r"no column 'label'.*Set `delimiter: ';'`\?"),
+        (
+            "x;label\n1;2\n",
+            {},
+            r"'x;label', seem to be separated by ';' and not by ','\. Set `delimiter: ';'`\.",
+        ),
+        ("x\tlabel\n1\t2\n", {}, r"separated by '\\t'"),
+        ("x|y|label\n1|2|a\n", {"delimiter": ";"}, r"separated by '\|' and not by ';'"),
+        ("1,5;2,5;a\n", {"header": False, "label": "3"}, "separated by ';' and not by ','"),
+        ("x;y,z\n1,a\n", {}, "no column 'label'; found: x;y, z"),
         ("x,label\n1,a\n", {"features": ["z"]}, "no column 'z'; found: x, label. Set `features`"),
         ("x,label\n1,a\n", {"group": "who"}, "no column 'who'.*Set `group`"),
         ("label\na\n", {}, "no column but that of the label"),
@@ -209,7 +218,7 @@ def test_what_is_wrong_is_named_with_file_and_line(
 
 UNFIT = {
     "1,b,c": "the row has 3 cells; expected 2, as in the first row",
-    "1": "the row has 1 cells; expected 2",
+    "1": "the row has 1 cell; expected 2",
     "ten,a": "the column 'x' holds 'ten'; expected a number",
     "2,": "the label is ''; expected one of a, b",
     "2,c": "the label is 'c'; expected one of a, b",

@@ -37,7 +37,7 @@ def test_packed_tables_and_byte_order_marks_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("bad", "problem"),
     [
-        (b"3", "x.csv:3: the row has 1 cells; expected 2"),
+        (b"3", "x.csv:3: the row has 1 cell; expected 2"),
         (b"much,2", "x.csv:3: the column 'a' holds 'much'; expected a number"),
         (b"\xff\xfe,2", "x.csv:3: not UTF-8 text"),
         (b"1,\x002", "x.csv:3: holds a null character"),

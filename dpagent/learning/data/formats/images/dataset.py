@@ -130,7 +130,7 @@ class ImageDataset(Dataset):
         try:
             found, files = listed(self._terms.root, self._terms.folder, self._terms.form)
         except DataError as error:
-            # The folder is gone: what was there cannot be read, and adds nothing.
+            # The folder is gone: its records cannot be read, and add nothing.
             self.origin = replace(self.origin, left_out=(str(error),))
             return self
         known = set(self._found.names)
@@ -144,7 +144,7 @@ class ImageDataset(Dataset):
     def _may_have_changed(self) -> bool:
         """Whether a directory's time changed, or might have unseen: times are coarse."""
         if any(age_s < _PENDING_S for age_s in self._found.ages_s):
-            return True  # What was not whole may be by now.
+            return True  # A file that was incomplete may be whole by now.
         for name, changed_ns in self._found.watched.items():
             try:
                 if (self._terms.root / name).stat().st_mtime_ns != changed_ns:

@@ -1,13 +1,13 @@
 """From the bytes of one picture to an array of the declared shape.
 
 Pillow does the decoding; it is imported when the first picture is opened and comes with the extra
-``images``. Whatever a file holds, the answer is an array or a sentence, and the memory it takes is bounded:
+``images``. The answer for any file is an array or a sentence, and the memory it takes is bounded:
 
 - A file of more than ``4 · max_pixels`` bytes is not read.
 - A picture whose header tells of more than ``max_pixels`` is refused before it is decoded. The bound is on
   the picture as it is stored, not as it is scaled: a progressive JPEG has all its coefficients in memory even
   where an eighth of its size is asked for (8000 × 8000 pixels take 400 MiB). It does not follow from the
-  declared size, because a camera's pictures are as large as its sensor, whatever they are scaled to.
+  declared size, because a camera's pictures are as large as its sensor, at any scale.
 - Metadata are cut away unread (:mod:`dpagent.learning.data.formats.images.metadata`).
 - Only the kinds of :data:`SUFFIXES` are decoded. TIFF is none: its directory alone, which is read when a file
   is opened, can be made to take any amount of memory.
@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from dpagent.errors import DataError, DpagentError
 from dpagent.extras import extra_needed
 from dpagent.learning.data.formats.images.metadata import webp_size, without_metadata
-from dpagent.wording import named
+from dpagent.wording import counted, named
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -54,11 +54,11 @@ _UNSCALED: Final = ("I", "F")
 
 @dataclass(frozen=True, slots=True)
 class PictureForm:
-    """What every picture is made into. Public.
+    """The common form of all pictures. Public.
 
     Attributes:
         size: width and height in pixels; pictures of another size are scaled until they cover it, and
-            what stands out is cut off evenly.
+            the excess is cut off evenly.
         mode: ``grey`` is one channel, ``rgb`` three.
         max_pixels: of a picture as it is stored.
     """
@@ -134,7 +134,7 @@ def _pillow(name: str) -> ModuleType:
 def _opened(data: bytes, max_pixels: int) -> Iterator[tuple[Image, int]]:
     """The picture, of which no more than its header is read, and its orientation."""
     if len(data) > most_bytes(max_pixels):
-        raise DataError(f"it has {len(data):,} bytes; expected at most {most_bytes(max_pixels):,}.")
+        raise DataError(f"it has {counted(len(data), 'byte')}; expected at most {most_bytes(max_pixels):,}.")
     _require_modest(webp_size(data), max_pixels // 2)
     bare, orientation = without_metadata(data)
     with _pillow("Image").open(io.BytesIO(bare), formats=_FORMATS) as opened:
@@ -176,13 +176,13 @@ def _in_mode(image: Image, mode: Mode) -> Image:
 
 @contextlib.contextmanager
 def _damage() -> Iterator[None]:
-    """Turn whatever a decoder raises about a file's bytes into :class:`DataError`.
+    """Turn all errors of a decoder about a file's bytes into :class:`DataError`.
 
-    Whatever: decoders have raised nearly every kind of error about damaged files, and an error of a new kind
-    must cost no more than its picture.
+    All of them: decoders have raised nearly every kind of error about damaged files, and an error of a new
+    kind must cost no more than its picture.
     """
     with warnings.catch_warnings():
-        # Pillow warns of what is merely odd; its own limit of pixels is not ours.
+        # Pillow warns of mere oddities; its own limit of pixels is not ours.
         warnings.simplefilter("ignore")
         try:
             yield

@@ -1,9 +1,9 @@
 """Which pictures there are: in a folder with a folder for each class, or in a zip archive of that form.
 
-The class of a picture is the name of the first folder it lies in; what lies deeper belongs to the same class.
-Which folder holds the class folders is declared: a picture more in a folder called ``test`` must not make all
-others vanish. Where somebody looks, it is inferred (:func:`class_folder`): where folders are called ``train``
-and ``test`` and hold folders themselves, it is one of the two.
+The class of a picture is the name of the first folder it lies in; deeper folders belong to the same class.
+The folder that holds the class folders is declared: one more picture in a folder called ``test`` must not
+make all others vanish. Without a declaration it is inferred (:func:`class_folder`): where folders are called
+``train`` and ``test`` and hold folders themselves, it is one of the two.
 
 An entry that cannot be looked at costs itself alone.
 Hidden files, and files that are no pictures by their names, are passed over.
@@ -39,7 +39,7 @@ _HALVES: Final[dict[Half, tuple[str, ...]]] = {
     "test": ("test", "val", "valid", "validation"),
 }
 _Member = tuple[tuple[str, ...], zipfile.ZipInfo]
-"""The parts of a member's name, and what the archive says of it."""
+"""The parts of a member's name, and the archive's entry for it."""
 
 HERE: Final = "."
 """The folder itself, as the one that holds the class folders."""
@@ -51,7 +51,7 @@ _MOST_LOOKED_AT: Final = 20_000
 
 @dataclass(slots=True)
 class Listing:
-    """What a look at a folder or archive found.
+    """The findings of a look at a folder or archive.
 
     Attributes:
         names: relative paths of the pictures, in order.
@@ -74,7 +74,7 @@ class Listing:
     listed_at_ns: int = field(default_factory=time.time_ns)
 
     def sentences(self) -> tuple[str, ...]:
-        """What was left out."""
+        """The files that were left out."""
         over = [f"{counted(count, 'file')}: {reason}" for reason, count in sorted(self.passed_over.items())]
         return (*over, *(f"{printable(name)}: {text}" for name, text in self.problems.items()))
 
@@ -110,7 +110,7 @@ class FolderFiles:
                     raise DataError("it is no regular file any more.")
                 size = os.fstat(descriptor).st_size
                 if not 0 < size <= self.most:
-                    raise DataError(f"it has {size:,} bytes; expected 1 to {self.most:,}.")
+                    raise DataError(f"it has {counted(size, 'byte')}; expected 1 to {self.most:,}.")
                 data = stream.read(self.most)
         except FileNotFoundError as error:
             raise DataError("it has vanished since the folder was read.") from error

@@ -187,7 +187,9 @@ def _common_form(
                 f" {_no_size()}"
             )
     if first is None:
-        raise DataError(f"{root}: none of {len(found.names)} pictures can be read. The first: {problem}")
+        raise DataError(
+            f"{root}: of {counted(len(found.names), 'picture')} none can be read. The first: {problem}"
+        )
     return first
 
 

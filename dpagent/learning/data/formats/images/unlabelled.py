@@ -1,6 +1,6 @@
 """Pictures for a model: a file, a folder or a zip archive of them, with or without classes.
 
-Every picture is made to fit what the model takes, as it was for training
+Every picture is made to fit the model's inputs, as in training
 (:class:`~dpagent.learning.data.formats.images.decoding.PictureForm`). The class of a picture is the first
 folder it lies in, if that is a class of the model; a folder of any other name says nothing.
 """
@@ -57,9 +57,9 @@ def picture_form(target: Target, section: ImageSettings) -> PictureForm:
     values = size[0] * size[1] * (1 if mode == "grey" else 3)
     if values != math.prod(target.shape):
         raise ConfigurationError(
-            f"Pictures of {size[0]} × {size[1]}, {mode}, have {values:,} values; model {target.model!r} takes"
-            f" {math.prod(target.shape):,}, of shape {target.shape}. Leave {named('size')} and"
-            f" {named('mode')} out, or correct them."
+            f"Pictures of {size[0]} × {size[1]}, {mode}, have {counted(values, 'value')}; model "
+            f"{target.model!r} takes {math.prod(target.shape):,}, of shape {target.shape}. Leave "
+            f"{named('size')} and {named('mode')} out, or correct them."
         )
     return PictureForm(size, mode, section.max_pixels)
 
@@ -70,7 +70,7 @@ class PictureReader:
     Args:
         form: of every picture, with as many values as the model's inputs.
         target: the model.
-        say: is told what is passed over, or assumed.
+        say: is told what is skipped or assumed.
 
     Raises:
         ConfigurationError: Pillow is not installed.

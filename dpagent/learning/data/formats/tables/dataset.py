@@ -23,7 +23,7 @@ from dpagent.learning.data.formats.tables.header import UnfitError
 from dpagent.learning.data.formats.tables.index import Stamp, TableIndex, index_table, keys_of, stamp_of
 from dpagent.learning.data.formats.tables.settings import CsvSettings
 from dpagent.learning.data.stored import RawFile, open_raw, reading, require_readable
-from dpagent.wording import named
+from dpagent.wording import counted, named
 
 SUFFIXES: Final = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
 
@@ -140,7 +140,7 @@ class TableDataset(Dataset):
             for row in np.flatnonzero(owners == number):
                 place = int(indices[row] - first)
                 values = self._record(file, index, place, rows)
-                # What is too large for float32 becomes infinite: the record does not count.
+                # A value too large for float32 becomes infinite: the record does not count.
                 with np.errstate(over="ignore", invalid="ignore"):
                     inputs[row] = ((values - self._offset) / self._scale).reshape(self.shape)
         return inputs
@@ -183,7 +183,7 @@ class TableDataset(Dataset):
         form, count = self._form, len(self._indexes)
         problems = (problem for index in self._indexes for problem in index.problems)
         left_out = [*(sentence for _, sentence in self._rejected.values()), *problems]
-        what = "a row a record" if form.window is None else f"windows of {form.window} rows"
+        what = "a row a record" if form.window is None else f"windows of {counted(form.window, 'row')}"
         files = "a CSV file" if count == 1 else f"{count:,} CSV files"
         warnings = []
         if self._indexes and (unnamed := self._indexes[0].columns.unnamed):
@@ -195,20 +195,20 @@ class TableDataset(Dataset):
         if form.window is not None and form.step < form.window:
             times = -(-form.window // form.step)
             warnings.append(
-                f"THE WINDOWS OVERLAP: one reading is in up to {times} records. The privacy unit is the"
-                f" record, so that a reading is protected {times} times less than the statement says:"
-                f" roughly {times}·ε. Use {named('stride', form.window)}, or divide your ε by {times}."
+                f"THE WINDOWS OVERLAP: one reading is in up to {counted(times, 'record')}. The privacy unit "
+                f"is the record, so that a reading is protected {times} times less than the statement says: "
+                f"roughly {times}·ε. Use {named('stride', form.window)}, or divide your ε by {times}."
             )
         unused = sum(index.rows_unused for index in self._indexes)
-        sentences = [*left_out, *([f"{unused:,} rows: {too_short(form)}"] if unused else [])]
+        sentences = [*left_out, *([f"{counted(unused, 'row')}: {too_short(form)}"] if unused else [])]
         return Origin("csv", f"{self._path}, {files}, {what}", tuple(sentences), tuple(warnings), form.label)
 
 
 def too_short(form: CsvSettings) -> str:
     """Why rows that fit are in no window."""
     return (
-        f"they fill no window of {form.window} rows within one file and group, lie between two windows, or"
-        " beside a row that does not fit."
+        f"they fill no window of {counted(form.window or 1, 'row')} within one file and group, lie between"
+        " two windows, or beside a row that does not fit."
     )
 
 

@@ -1,4 +1,4 @@
-"""The columns of a CSV file: where its first row says that each is, and what their cells mean."""
+"""The columns of a CSV file: their places by its first row, and the meaning of their cells."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from dpagent.wording import named
 MISSING: Final = ("", "nan", "na", "n/a", "null", "none", "?")
 """Cells, in small letters, that stand for no value: the record has a NaN and does not count."""
 
+_DELIMITERS: Final = (";", "\t", "|", ",")
 _DECIMAL_COMMA: Final = re.compile(r"\s*[+-]?\d*,\d+(?:[eE][+-]?\d+)?\s*")
 
 
@@ -26,7 +27,7 @@ class UnfitError(DataError):
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Where a file has what.
+    """The places of a file's columns.
 
     Attributes:
         width: cells in a row.
@@ -49,7 +50,7 @@ class Columns:
         return tuple(name for name, _ in self.features)
 
     def values(self, cells: Sequence[str]) -> list[float]:
-        """The inputs of a row, NaN for what is missing.
+        """The inputs of a row, NaN for missing cells.
 
         Raises:
             UnfitError: a cell is no number.
@@ -102,6 +103,11 @@ def columns_of(
         first = [""] * form.width  # whatever the first row holds: it is a record like any other
     if first is None:
         raise DataError(f"{path} has no rows; expected a header and records. Copy it again.")
+    if other := _other_delimiter(first, form):
+        raise DataError(
+            f"{path}: the cells of the first row, {form.delimiter.join(first)[:60]!r}, seem to be separated "
+            f"by {other!r} and not by {form.delimiter!r}. Set {named('delimiter', other)}."
+        )
     names = column_names(first, form)
     repeated = [name for name, count in Counter(names).items() if count > 1 and name]
     if repeated:
@@ -112,7 +118,7 @@ def columns_of(
         if name not in places:
             raise DataError(
                 f"{path} has no column {name!r}; found: {', '.join(places)[:400]}. Set {named(role)} to one"
-                f" of them.{_other_delimiter(names)}"
+                " of them."
             )
     no_inputs = {form.first_column, *(name for role, name in roles if role != "features")}
     features = form.features or [name for name in places if name not in no_inputs]
@@ -144,9 +150,14 @@ def _of_comma(cell: str) -> float:
     return float(cell.replace(",", "."))
 
 
-def _other_delimiter(names: Sequence[str]) -> str:
-    if len(names) > 1:
-        return ""
-    others = {";": ";", "\t": "tab", "|": "|", ",": ","}
-    other = next((spelt for character, spelt in others.items() if character in names[0]), None)
-    return "" if other is None else f" Set {named('delimiter', other)}?"
+def _other_delimiter(first: Sequence[str], form: CsvSettings) -> str:
+    """The mark that seems to separate the cells of the first row instead, or nothing.
+
+    One cell that holds such a mark is no table, and commas that leave decimal commas between such marks
+    separate nothing.
+    """
+    row = form.delimiter.join(first)
+    other = max((mark for mark in _DELIMITERS if mark != form.delimiter), key=row.count)
+    cells = row.split(other)
+    is_wrong = len(first) == 1 or (form.delimiter == "," and any(map(_DECIMAL_COMMA.fullmatch, cells)))
+    return other if len(cells) > 1 and is_wrong else ""

@@ -1,6 +1,6 @@
 """CSV files as records: one look through a file finds where each record begins and ends.
 
-A record is one row, or ``window`` rows on end. What is kept of it is two offsets and its label, so that a
+A record is one row, or ``window`` rows on end. Only two offsets and its label are kept, so that a
 file may be larger than memory; its numbers are parsed again when it is asked for.
 
 A row that does not fit is left out alone. It keeps its place in the series: windows after it begin where they
@@ -27,6 +27,7 @@ from dpagent.learning.data.formats.tables.rows import LONGEST_ROW, Row, checked_
 from dpagent.learning.data.formats.tables.settings import CsvSettings
 from dpagent.learning.data.formats.tables.windows import Windows
 from dpagent.learning.data.stored import RawFile, open_raw, reading
+from dpagent.wording import counted
 
 GRACE_S: Final = 2.0
 """The last line of a file that was written to within this is left for later if it has no end yet."""
@@ -48,7 +49,7 @@ class TableIndex:
         path: the file.
         stamp: its inode, size and time of change when it was read.
         unpacked: the file without a name, if it was packed.
-        columns: where a row has what.
+        columns: their places in a row.
         starts, ends: ``(n,)`` int64, bytes.
         labels: ``(n,)`` int64, positions in ``label_texts``.
         groups: ``(n,)`` int64, positions in ``group_texts``.
@@ -77,7 +78,7 @@ def keys_of(index: TableIndex) -> NDArray[np.int64]:
 
 
 def stamp_of(path: Path) -> Stamp:
-    """What tells whether a file has changed."""
+    """The properties that tell whether a file has changed."""
     with reading(path):
         known = path.stat()
     return known.st_ino, known.st_size, known.st_mtime_ns
@@ -96,7 +97,7 @@ def columns_in(path: Path, form: CsvSettings) -> Columns:
 def index_table(
     path: Path, form: CsvSettings, classes: ClassTable | None, *, growing: bool = False
 ) -> TableIndex:
-    """Look through a file. What a row holds makes it fail for no other row.
+    """Look through a file. No row makes it fail for another.
 
     Args:
         path: CSV in UTF-8, with ``.gz`` if packed.
@@ -167,7 +168,7 @@ class _Builder:
             np.array(values, np.int64) for values in (self._starts, self._ends, self._labels, self._groups)
         )
         if (more := self._unfit - len(self._problems)) > 0:
-            self._problems.append(f"{path}: {more:,} more rows do not fit.")
+            self._problems.append(f"{path}: {counted(more, 'more row')} do not fit.")
         return TableIndex(
             path, stamp, raw, self._columns, starts, ends, labels, tuple(self.label_codes), groups,
             tuple(self.group_codes), self._rows - self._unfit - self._used, tuple(self._problems),

@@ -1,4 +1,4 @@
-"""The rows of a CSV file, where each begins and ends, and what does not fit in one.
+"""The rows of a CSV file: where each begins and ends, and text that fits in none.
 
 Quoted line breaks are understood, because the rows are found by the ``csv`` module itself. A quotation mark
 that is never closed, or too late, takes no other row with it: a row over several lines fits only if none of
@@ -20,7 +20,7 @@ from dpagent.learning.data.classes import ClassTable
 from dpagent.learning.data.formats.tables.header import Columns, UnfitError, columns_of
 from dpagent.learning.data.formats.tables.settings import CsvSettings
 from dpagent.learning.data.stored import RawFile, reading
-from dpagent.wording import named
+from dpagent.wording import counted, named
 
 LONGEST_ROW: Final = 1 << 20
 """Bytes of a row, all its lines together: a row in memory takes some forty times as much."""
@@ -177,7 +177,7 @@ class Lines:
         self.place, self.number = place, number
 
     def skip(self) -> None:
-        """Go on after the next line, whatever is in it."""
+        """Go on after the next line."""
         self._next()
 
     def _next(self) -> bytes:
@@ -200,7 +200,7 @@ class Lines:
 def _require_fit(cells: list[str], columns: Columns, form: CsvSettings, classes: ClassTable | None) -> None:
     if len(cells) != columns.width:
         raise UnfitError(
-            f"the row has {len(cells)} cells; expected {columns.width}, as in the first row."
+            f"the row has {counted(len(cells), 'cell')}; expected {columns.width}, as in the first row."
             + _advice_on_width(len(cells) - columns.width, form)
         )
     columns.values(cells)

@@ -1,8 +1,8 @@
 """How the rows of a CSV file become records.
 
 ``offset`` and ``scale`` are public constants from the meaning of the columns (a heart rate: 70 and 30),
-never computed from the data: a mean or a maximum of private values, used without noise, is itself a release
-that nobody accounts for, and boards that scale unlike train unlike models.
+never computed from the data: a mean or a maximum of private values, used without noise, reveals private data
+that no ledger counts, and boards that scale differently train different models.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pydantic import AfterValidator, Field, model_validator
 
 from dpagent.configuration import Settings
-from dpagent.errors import ConfigurationError
+from dpagent.errors import ConfigurationError, ParameterError
 from dpagent.learning.data.names import PlainName
 from dpagent.wording import named
 
@@ -39,7 +39,7 @@ class CsvSettings(Settings):
     """The columns of the inputs, in order."""
     offset: Number | dict[str, Number] = 0.0
     """An input is (cell − offset) / scale: one number, or one by the column's name. Public constants, never
-    computed from the data: that would be a release without noise."""
+    computed from the data: that would reveal private data without noise."""
     scale: Number | dict[str, Number] = 1.0
     """See ``offset``; above 0."""
     window: Annotated[int, Field(ge=1, le=1 << 20)] | None = None
@@ -80,7 +80,7 @@ class CsvSettings(Settings):
             raise ValueError(f"{named('width')} is given, and the header tells it; leave it out")
         scales = self.scale.values() if isinstance(self.scale, dict) else [self.scale]
         if any(scale <= 0 for scale in scales):
-            raise ValueError(f"{named('scale')} is {self.scale!r}; expected numbers above 0")
+            raise ParameterError(f"{named('scale')} is {self.scale!r}; expected numbers above 0")
         taken: dict[str, str] = {}
         for role, name in self.roles():
             if name in taken:

@@ -20,6 +20,7 @@ from dpagent.learning.data.formats.tables.settings import CsvSettings
 from dpagent.learning.data.formats.tables.windows import Windows
 from dpagent.learning.data.inputs import Input
 from dpagent.learning.data.stored import open_raw
+from dpagent.wording import counted
 
 
 def has_labels(path: Path, form: CsvSettings) -> bool:
@@ -54,9 +55,9 @@ def unlabelled_rows(path: Path, form: CsvSettings) -> Iterator[Input]:
                 yield record
         except DataError as error:
             found = True
-            yield Input(str(file), problem=str(error))
+            yield Input(str(file), problem=str(error), is_whole_path=True)
     if not found:
-        rows = "row below the header" if form.window is None else f"window of {form.window} rows"
+        rows = "row below the header" if form.window is None else f"window of {counted(form.window, 'row')}"
         raise DataError(f"{path} holds no {rows} within one file and group.")
 
 

@@ -12,7 +12,7 @@ ItemT = TypeVar("ItemT")
 
 
 class Windows(Generic[ItemT]):
-    """Gathers the rows of one file, whatever stands for a row.
+    """Gathers the rows of one file, in any representation of a row.
 
     Args:
         form: its window and stride.
@@ -31,7 +31,7 @@ class Windows(Generic[ItemT]):
         """Take a row; return the rows of the record that ends with it, if one does.
 
         Args:
-            row: whatever stands for it.
+            row: its representation.
             group: None: it cannot be told, and is taken to be that of the row before.
         """
         if group is not None and group != self.group:

@@ -1,0 +1,234 @@
+"""The replay of a ledger: every charge is priced again, and checked against the entries before it.
+
+The agent replays its ledger when it starts, and so does the auditor's command. The replay trusts no
+figure of a charge: it rebuilds the mechanism from its parameters, composes the job's events anew, and
+compares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+from agent.accounts import JobAccounts, grid_of, price_after
+from agent.charges import Budget, BudgetChange, Charge, require_ledger_scope
+from dpagent.errors import LedgerError, ParameterError, require_between
+from dpagent.privacy.accounting.choice import accountant_for
+from dpagent.privacy.accounting.pld import PldAccountant
+from dpagent.privacy.events import Event
+from dpagent.privacy.mechanisms.mechanism import NOISE_SHARE, PlannedMechanism
+
+_TOLERANCE: Final = 1e-6
+"""A recomputed figure may differ from the stated one by rounding, at most by this."""
+_GRID_TOLERANCE: Final = 1e-3
+"""Bounds by privacy-loss distributions depend slightly on how many charges are priced together."""
+
+
+def replay(records: Sequence[Charge | BudgetChange]) -> JobAccounts:
+    """The accounts that the records of a ledger add up to.
+
+    Raises:
+        LedgerError: naming the entry, from 1: a charge cannot be priced, contradicts the entries before it,
+            or brings the reservations above the lifetime budget in force.
+    """
+    prices = _job_prices({number: each for number, each in enumerate(records, 1) if isinstance(each, Charge)})
+    ledger = _Replay()
+    for number, record in enumerate(records, 1):
+        with _naming_entry(number):
+            if isinstance(record, BudgetChange):
+                ledger.set_budget(record)
+            else:
+                ledger.add(number, record, prices[record.dataset, record.job])
+    return ledger.accounts
+
+
+class _Contradiction(Exception):
+    """An entry is wrong; the text is the predicate of a sentence about it."""
+
+
+@contextmanager
+def _naming_entry(number: int) -> Iterator[None]:
+    try:
+        yield
+    except _Contradiction as error:
+        raise LedgerError(f"Entry {number} {str(error).removesuffix('.')}.") from error
+
+
+def _job_prices(charges: Mapping[int, Charge]) -> dict[tuple[str, str], _JobPrices]:
+    """The prices of each job, by dataset and job; ``charges`` by the number of their entry."""
+    jobs: dict[tuple[str, str], dict[int, Event]] = {}
+    for number, charge in charges.items():
+        with _naming_entry(number):
+            jobs.setdefault((charge.dataset, charge.job), {})[number] = _event_of(charge)
+    prices = {}
+    for job, events in jobs.items():
+        first = min(events)
+        with _naming_entry(first):
+            prices[job] = _JobPrices(charges[first], events)
+    return prices
+
+
+class _Replay:
+    """The state of a ledger between two of its entries. Each entry is checked whole before it is added."""
+
+    def __init__(self) -> None:
+        self.accounts = JobAccounts()
+        self._budgets: dict[str, Budget] = {}
+
+    def set_budget(self, change: BudgetChange) -> None:
+        if not (change.epsilon > 0 and 0 < change.delta <= 1):
+            raise _Contradiction(f"sets an invalid budget of ε = {change.epsilon!r}, δ = {change.delta!r}")
+        self._budgets[change.dataset] = Budget(change.epsilon, change.delta)
+
+    def add(self, number: int, charge: Charge, prices: _JobPrices) -> None:
+        others = self.accounts.others(charge.dataset, charge.job)
+        self._require_order(charge)
+        self._require_pinned_terms(charge)
+        prices.require_epsilon(number, charge.cumulative_epsilon, others.epsilon)
+        reserved = Budget(others.epsilon + charge.job_epsilon, others.delta + charge.delta)
+        self._require_delta(charge, reserved)
+        self._require_within_budget(charge, reserved)
+        self.accounts.restore(charge, prices.spent)
+
+    def _require_order(self, charge: Charge) -> None:
+        """Rounds of a job rise, and jobs on a dataset run in sequence."""
+        account = self.accounts.job(charge.dataset, charge.job)
+        if account is None:
+            return
+        if charge.round <= account.last_round:
+            raise _Contradiction(f"is for round {charge.round} after round {account.last_round}")
+        if self.accounts.latest_job(charge.dataset) != charge.job:
+            raise _Contradiction("continues a job after a newer one has begun")
+
+    def _require_pinned_terms(self, charge: Charge) -> None:
+        """Every charge of a job repeats the terms of the first one."""
+        account = self.accounts.job(charge.dataset, charge.job)
+        if account is None:
+            return
+        pinned = (
+            account.schedule,
+            account.delta,
+            account.epsilon,
+            account.spent.name,
+            grid_of(account.spent),
+        )
+        if pinned != (charge.schedule, charge.delta, charge.job_epsilon, charge.accountant, charge.loss_grid):
+            raise _Contradiction("changes the schedule, δ, accountant, grid or reservation of its job")
+
+    def _require_delta(self, charge: Charge, reserved: Budget) -> None:
+        if not abs(charge.cumulative_delta - reserved.delta) <= _TOLERANCE * reserved.delta:
+            raise _wrong_total("δ", charge.cumulative_delta, reserved.delta)
+
+    def _require_within_budget(self, charge: Charge, reserved: Budget) -> None:
+        budget = self._budgets.get(charge.dataset)
+        if budget is None:
+            raise _Contradiction("charges a dataset without a budget")
+        for name, total, limit in (
+            ("ε", reserved.epsilon, budget.epsilon),
+            ("δ", reserved.delta, budget.delta),
+        ):
+            if not total <= limit * (1 + _TOLERANCE):
+                raise _Contradiction(
+                    f"brings the reserved {name} to {total:.6g}; the lifetime budget is {limit:.6g}"
+                )
+
+
+class _JobPrices:
+    """The running ε of one job.
+
+    One pass computes it, in a second for a thousand rounds. On a grid it can exceed
+    :func:`~agent.accounts.price_after` slightly; only on a mismatch is a charge priced separately.
+
+    Args:
+        first: the job's first charge.
+        events: of all its charges, by the number of their entry.
+
+    Raises:
+        _Contradiction: The job has no price.
+    """
+
+    def __init__(self, first: Charge, events: Mapping[int, Event]) -> None:
+        self._first, self._events = first, events
+        self._is_on_a_grid = first.loss_grid is not None
+        self._tolerance = _GRID_TOLERANCE if self._is_on_a_grid else _TOLERANCE
+        self.spent = first.empty_account()
+        """All charges, composed."""
+        try:
+            self.spent.compose(*events.values())
+            running = first.empty_account().running_epsilon(events.values(), first.delta * (1 - NOISE_SHARE))
+        except ParameterError as error:
+            raise _Contradiction(f"begins a job that has no price: {error}") from error
+        self._running = {number: float(epsilon) for number, epsilon in zip(events, running, strict=True)}
+
+    def require_epsilon(self, number: int, stated: float, others: float) -> None:
+        """Check the cumulative ε that a charge states.
+
+        Args:
+            number: of the charge's entry.
+            stated: its cumulative ε.
+            others: ε reserved by other jobs.
+
+        Raises:
+            _Contradiction: The job exceeds its reservation, or ``stated`` is wrong.
+        """
+        expected = spent = self._running[number]
+        if self._is_on_a_grid and not self._near(stated, others + expected):
+            expected, spent = self._priced_separately(number)
+        reserved = self._first.job_epsilon
+        if not spent <= reserved + self._tolerance * max(1.0, reserved):
+            raise _Contradiction(f"brings its job to ε = {spent:.6g}; the reservation is {reserved:.6g}")
+        if not self._near(stated, others + expected):
+            raise _wrong_total("ε", stated, others + spent)
+
+    def _priced_separately(self, number: int) -> tuple[float, float]:
+        """The ε that the device states after a charge, and the least proven bound."""
+        events, delta = [event for entry, event in self._events.items() if entry <= number], self._first.delta
+        reserved = self._first.job_epsilon
+        alone = price_after(self._first.empty_account(), events, delta)
+        least = min(alone, self._running[number])
+        if least > reserved:
+            # The grid was chosen for the whole job: on one of their own, few rounds may cost less.
+            least = min(least, price_after(accountant_for(events, delta), events, delta))
+        # The device states no more than it reserved; both figures bound the rounds' cost.
+        return min(alone, reserved), least
+
+    def _near(self, stated: float, computed: float) -> bool:
+        return abs(stated - computed) <= self._tolerance * max(1.0, computed)
+
+
+def _event_of(charge: Charge) -> Event:
+    """The event of a charge, if its values can be priced and its noise meets the price's conditions."""
+    try:
+        mechanism = charge.rebuilt()
+        event = mechanism.event
+        require_ledger_scope(mechanism)
+        require_between("delta", charge.delta, 0.0, 1.0, low_open=True, high_open=True)
+        _require_derived_values(charge, mechanism)
+        _require_accountant(charge)
+        # The ledger does not record the planned number of rounds: check this round's share.
+        mechanism.require_noise_as_priced(1, charge.job_epsilon, charge.delta)
+        return event
+    except (ParameterError, ArithmeticError, ValueError) as error:  # numbers too large for a float, too
+        raise _Contradiction(f"is not a charge that can be priced: {error}") from error
+
+
+def _require_derived_values(charge: Charge, mechanism: PlannedMechanism) -> None:
+    for name in ("granularity", "statistical_distance"):
+        stated, computed = getattr(charge, name), getattr(mechanism, name)
+        if not abs(stated - computed) <= _TOLERANCE * computed:
+            raise ParameterError(
+                f"{name.replace('_', ' ')} is {stated!r}; the charge's parameters give {computed!r}."
+            )
+
+
+def _require_accountant(charge: Charge) -> None:
+    if (charge.loss_grid is None) != (charge.accountant != PldAccountant.name):
+        raise ParameterError(f"loss grid is {charge.loss_grid!r} with accountant {charge.accountant}.")
+    charge.empty_account()
+
+
+def _wrong_total(name: str, stated: float, computed: float) -> _Contradiction:
+    return _Contradiction(
+        f"states a cumulative {name} of {stated:.6g}; the charges so far add up to {computed:.6g}"
+    )

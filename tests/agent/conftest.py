@@ -1,0 +1,32 @@
+"""A state directory, open or closed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from ledgers import charge_rounds, open_state
+
+from agent.state import AgentState
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "state"
+
+
+@pytest.fixture
+def state(path: Path) -> Iterator[AgentState]:
+    state = open_state(path)
+    yield state
+    state.close()
+
+
+@pytest.fixture
+def database(path: Path) -> Path:
+    """A closed ledger: one budget and three charges."""
+    state = open_state(path)
+    charge_rounds(state, 1, 2, 3)
+    state.close()
+    return path / "ledger.db"

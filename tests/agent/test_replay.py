@@ -1,0 +1,310 @@
+"""The replay of a ledger: every charge is priced again, and what contradicts the others is refused."""
+
+from __future__ import annotations
+
+import json
+import math
+from contextlib import closing
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from fleets import make_plan, terms
+from ledgers import (
+    DATA,
+    DATASET,
+    body_of,
+    charge_and_spool,
+    charge_for,
+    charge_rounds,
+    entries,
+    open_state,
+    rechain,
+    refused,
+)
+
+from agent.accounts import grid_of, price_after
+from agent.charges import BudgetChange, Charge
+from agent.ledger import open_ledger, verify
+from agent.replay import replay
+from dpagent.errors import LedgerError
+from dpagent.privacy.accounting.choice import accountant_for
+from dpagent.privacy.accounting.pld import PldAccountant
+from dpagent.privacy.accounting.rdp import RdpAccountant
+from dpagent.privacy.events import GaussianEvent, poisson_sampled
+from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian
+from dpagent.privacy.mechanisms.registry import MECHANISMS
+from dpagent.privacy.statement import Trust
+
+# --- prices ------------------------------------------------------------------------------------
+
+
+def test_what_is_stated_is_what_an_independent_accountant_says(path: Path, database: Path) -> None:
+    connection, _ = open_ledger(path)
+    bodies = [json.loads(row[2]) for row in entries(connection) if row[1] == "charge"]
+    connection.close()
+    accountant = PldAccountant()
+    plan = make_plan()
+    for body, noise in zip(bodies, plan.mechanism.noise_multipliers, strict=True):
+        assert body["noise_multiplier"] == noise
+        accountant.compose(poisson_sampled(GaussianEvent(noise), 0.25, 1))
+        assert body["cumulative_epsilon"] == pytest.approx(accountant.epsilon(1e-5), rel=1e-3)
+        assert body["cumulative_delta"] == 1e-5
+    assert bodies[0]["job_epsilon"] == pytest.approx(bodies[-1]["cumulative_epsilon"], rel=1e-3)
+
+
+def test_a_ledger_priced_by_renyi_divergence_verifies_and_goes_on(path: Path) -> None:
+    """As a job of thousands of rounds that all differ is priced: without a grid."""
+    with closing(open_state(path)) as state:
+        charge_rounds(state, 1, 2)
+    database, accountant = path / "ledger.db", RdpAccountant()
+    reserved = accountant.epsilon_after(
+        [poisson_sampled(GaussianEvent(noise), 0.25, 1) for noise in make_plan().mechanism.noise_multipliers],
+        1e-5,
+    )
+    for number in (2, 3):
+        body = body_of(database, number)
+        accountant.compose(poisson_sampled(GaussianEvent(body["noise_multiplier"]), 0.25, 1))
+        assert (body["accountant"], body["loss_grid"] > 0) == ("pld", True)
+        body |= {
+            "job_epsilon": reserved, "cumulative_epsilon": accountant.epsilon(1e-5),
+            "accountant": "rdp", "loss_grid": None,
+        }  # fmt: skip
+        rechain(database, number, json.dumps(body))
+    assert verify(path).charges == 2
+    with closing(open_state(path)) as state:
+        charge_rounds(state, 3)
+    body = body_of(database, 4)
+    assert body["loss_grid"] is None
+    assert body["job_epsilon"] == reserved
+    assert body["cumulative_epsilon"] == pytest.approx(reserved, rel=1e-6)
+    assert verify(path).charges == 3
+
+
+def test_a_round_that_its_jobs_grid_overprices_does_not_unsettle_the_ledger(tmp_path: Path) -> None:
+    """Sixteen rare rounds at a tiny δ: on the grid of the whole, the first alone is priced nine times it."""
+    changes = terms(noise_multipliers=[1.0] * 16, rate=1e-4, delta=1e-11, resolution=65_536)
+    path = tmp_path / "state"
+    for number in (1, 2):
+        state = open_state(path)
+        charge = charge_for(make_plan(round=number, **changes), DATA, state.ledger)
+        assert charge.cumulative_epsilon <= charge.job_epsilon
+        charge_and_spool(state, charge, [])
+        state.close()
+    assert verify(path).charges == 2
+
+
+def charges_of(delta: float, rounds: int, sigma: float = 20.0) -> list[Charge | BudgetChange]:
+    """A job of so many rounds, charged as a device charges it.
+
+    After the first fifty that is so in every tenth round; what stands between is close enough.
+    """
+    events = [poisson_sampled(GaussianEvent(sigma), 0.1, 1)] * rounds
+    account = accountant_for(events, delta)
+    reserved = price_after(account, events, delta)
+    numbers = sorted({*range(1, min(rounds, 50) + 1), *range(60, rounds, 10), rounds})
+    priced = [price_after(account, events[:number], delta) for number in numbers]
+    epsilons = np.interp(range(1, rounds + 1), numbers, priced).tolist()
+    first = rebuilt(
+        Charge(
+            dataset=DATASET, job="j", round=1, mechanism="discrete-gaussian",
+            noise_multiplier=sigma, parameters={"resolution": 65_536}, clip_norm=1.0,
+            accumulation_slack=0.001, dimension=10, sampling_rate=0.1, steps=1, granularity=0.0,
+            statistical_distance=0.0, schedule="s", job_epsilon=reserved, delta=delta,
+            cumulative_epsilon=0.0, cumulative_delta=delta, charged_at="",
+            accountant=account.name, loss_grid=grid_of(account),
+        )
+    )  # fmt: skip
+    charges = [
+        replace(first, round=number, cumulative_epsilon=epsilon)
+        for number, epsilon in enumerate(epsilons, start=1)
+    ]
+    return [BudgetChange(DATASET, 1000.0, 0.9), *charges]
+
+
+def rebuilt(charge: Charge, **changes: Any) -> Charge:
+    """The charge with ``changes``, and with what follows from them as the mechanism has it."""
+    changed = replace(charge, **changes)
+    mechanism = changed.rebuilt()
+    return replace(
+        changed, granularity=mechanism.granularity, statistical_distance=mechanism.statistical_distance
+    )
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(("delta", "rounds"), [(1e-5, 2_100), (1e-18, 10), (1e-25, 10)])
+def test_long_jobs_and_tiny_deltas_verify(delta: float, rounds: int) -> None:
+    records = charges_of(delta, rounds)
+    replay(records)
+    for number, factor in ((1, 0.98), (1, 1.02), (rounds // 2, 0.98), (rounds // 2, 1.02), (rounds, 0.98)):
+        charge = records[number]
+        assert isinstance(charge, Charge)
+        wrong = replace(charge, cumulative_epsilon=charge.cumulative_epsilon * factor + (factor - 1) / 5)
+        with pytest.raises(LedgerError, match=rf"^Entry {number + 1} .* cumulative ε"):
+            replay([*records[:number], wrong])
+
+
+# --- charges that have no price ----------------------------------------------------------------
+
+
+def refused_charge(charge: Charge, records: list[Charge | BudgetChange]) -> str:
+    """What is said of a job whose second charge is another one."""
+    with pytest.raises(LedgerError, match=r"^Entry 3 ") as caught:
+        replay([*records[:2], charge, records[3]])
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "offender"),
+    [
+        ({"mechanism": "laplace"}, "mechanism is 'laplace'"),
+        ({"parameters": {}}, "are none"),
+        ({"parameters": {"bound": 3}}, "are bound"),
+        ({"parameters": {"bound": 3, "resolution": 65_536}}, "are bound, resolution"),
+        ({"parameters": {"resolution": 255}}, "resolution is 255"),
+        ({"parameters": {"resolution": 65_536.0}}, "resolution is 65536.0"),
+        ({"noise_multiplier": 0.049}, "noise multiplier is 0.049"),
+        ({"noise_multiplier": 10_001.0}, "noise multiplier is 10001.0"),
+        ({"noise_multiplier": math.nan}, "noise multiplier is nan"),
+        ({"granularity": 2.0**-15}, "granularity is 3.0517578125e-05"),
+        ({"granularity": 0.0}, "granularity is 0.0"),
+        ({"granularity": math.nan}, "granularity is nan"),
+        ({"statistical_distance": -1.0}, "statistical distance is -1.0"),
+        ({"statistical_distance": 0.0}, "statistical distance is 0.0"),
+        ({"accumulation_slack": 0.02}, "accumulation slack is 0.02"),
+        ({"clip_norm": 0.0}, "clip norm is 0.0"),
+        ({"dimension": 0}, "dimension is 0"),
+        ({"steps": 10**400}, "is an integer of 1,329 bits"),
+        ({"loss_grid": math.nan}, "grid is nan"),
+        ({"loss_grid": None}, "loss grid is None with accountant pld"),
+        ({"accountant": "rdp"}, "with accountant rdp"),
+    ],
+)
+def test_what_a_price_rests_on_is_checked(changes: dict[str, Any], offender: str) -> None:
+    records = charges_of(1e-5, 3)
+    charge = records[2]
+    assert isinstance(charge, Charge)
+    assert offender in refused_charge(replace(charge, **changes), records)
+
+
+@pytest.mark.parametrize(
+    ("changes", "offender"),
+    [
+        ({"noise_multiplier": 8.0, "parameters": {"resolution": 256}}, "its price holds from 2,122"),
+        ({"dimension": 2**28, "delta": 1e-40}, "would add"),
+    ],
+)
+def test_noise_that_is_not_as_priced_is_found_though_all_figures_fit(
+    changes: dict[str, Any], offender: str
+) -> None:
+    records = charges_of(1e-5, 3)
+    charge = records[2]
+    assert isinstance(charge, Charge)
+    assert offender in refused_charge(rebuilt(charge, **changes), records)
+
+
+def test_charges_of_more_runs_than_can_be_counted_are_refused() -> None:
+    """At a rate so low that they cost nothing, though no figure of theirs is off."""
+    budget, first, *_ = charges_of(1e-5, 1)
+    assert isinstance(first, Charge)
+    free = rebuilt(
+        first,
+        noise_multiplier=4.0,
+        sampling_rate=1e-300,
+        steps=2**53,
+        job_epsilon=0.0,
+        cumulative_epsilon=0.0,
+    )
+    replay([budget, free])
+    with pytest.raises(LedgerError, match="count is 18014398509481984"):
+        replay([budget, free, replace(free, round=2)])
+
+
+@pytest.mark.parametrize("grid", [-1.0, 0.0, 1e-12, 7.0])
+def test_a_charge_on_an_impossible_grid_is_named(path: Path, database: Path, grid: float) -> None:
+    rechain(database, 2, json.dumps(body_of(database, 2) | {"loss_grid": grid}))
+    assert f"grid is {grid}" in refused(path)
+
+
+def test_a_charge_of_another_scope_than_the_ledgers_is_refused(
+    path: Path, database: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its figure bounds something else: the sum with the others would bound nothing."""
+
+    class Shuffled(DiscretisedGaussian):
+        name: ClassVar[str] = "shuffled"
+        trust: ClassVar[Trust] = Trust.SHUFFLER
+
+    monkeypatch.setitem(MECHANISMS, Shuffled.name, Shuffled)
+    rechain(database, 3, json.dumps(body_of(database, 3) | {"mechanism": Shuffled.name}))
+    said = refused(path)
+    assert "Entry 3" in said
+    assert "shuffled" in said
+    assert Trust.SHUFFLER in said
+
+
+# --- contradictions ----------------------------------------------------------------------------
+
+
+def test_a_changed_grid_is_found(path: Path, database: Path) -> None:
+    body = body_of(database, 3)
+    for changes in ({"loss_grid": 2 * body["loss_grid"]}, {"accountant": "rdp", "loss_grid": None}):
+        rechain(database, 3, json.dumps(body | changes))
+        assert "Entry 3 changes the schedule, δ, accountant, grid" in refused(path)
+
+
+def test_a_changed_schedule_is_found(path: Path, database: Path) -> None:
+    rechain(database, 3, json.dumps(body_of(database, 3) | {"schedule": "0" * 64}))
+    assert "Entry 3 changes the schedule" in refused(path)
+
+
+@pytest.mark.parametrize("factor", [0.5, 0.995, 1.005, 2.0])
+def test_a_wrong_cumulative_epsilon_is_found_though_the_hashes_fit(
+    path: Path, database: Path, factor: float
+) -> None:
+    body = body_of(database, 3)
+    body["cumulative_epsilon"] *= factor
+    rechain(database, 3, json.dumps(body, sort_keys=True, separators=(",", ":")))
+    assert "Entry 3 states a cumulative ε" in refused(path)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_an_undefined_cumulative_epsilon_is_found(path: Path, database: Path, value: float) -> None:
+    rechain(database, 3, json.dumps(body_of(database, 3) | {"cumulative_epsilon": value}))
+    assert "ntry 3" in refused(path)
+
+
+def test_a_wrong_cumulative_delta_is_found(path: Path, database: Path) -> None:
+    rechain(database, 3, json.dumps(body_of(database, 3) | {"cumulative_delta": 1e-9}))
+    assert "ntry 3" in refused(path)
+
+
+def test_a_reservation_smaller_than_what_was_spent_is_found(path: Path, database: Path) -> None:
+    rechain(database, 2, json.dumps(body_of(database, 2) | {"job_epsilon": 1e-3}))
+    assert "ntry" in refused(path)
+
+
+def test_less_noise_than_stated_before_is_found(path: Path, database: Path) -> None:
+    charge = Charge(**body_of(database, 3))
+    changed = rebuilt(charge, noise_multiplier=200.0)
+    rechain(database, 3, json.dumps(asdict(changed)))
+    assert "Entry 3 states a cumulative ε" in refused(path)
+
+
+# --- budgets -----------------------------------------------------------------------------------
+
+
+def test_a_reservation_beyond_the_budget_is_found(path: Path, database: Path) -> None:
+    """An agent that ignored its budget must not pass as verified."""
+    rechain(database, 1, json.dumps(body_of(database, 1) | {"epsilon": 1e-3}))
+    said = refused(path)
+    assert "Entry 2 brings the reserved ε" in said
+    assert "0.001" in said
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(-4.0, 1e-5), (1.0, -1e-5), (1.0, 1.5), (0.0, 1e-5)])
+def test_a_budget_that_is_none_is_named(epsilon: float, delta: float) -> None:
+    with pytest.raises(LedgerError, match="invalid budget"):
+        replay([BudgetChange(DATASET, epsilon, delta)])

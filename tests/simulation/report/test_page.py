@@ -1,0 +1,234 @@
+"""The report's page: it stands alone, has four pictures, and is drawn for every edge."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from demos import own
+from matplotlib.figure import Figure
+from run_records import record_of, with_notes, with_settings, words_of
+
+from dpagent.errors import StorageError
+from simulation.layout import Layout
+from simulation.record import RunRecord
+from simulation.report.device_pictures import MAX_ROWS
+from simulation.report.drawing import round_axis
+from simulation.report.page import render_report, write_report
+from simulation.settings import DataForm
+
+VOID = {"meta", "br", "link", "img", "hr", "input"}
+
+
+class Structure(HTMLParser):
+    """Checks that what is opened is closed, and collects ids and references."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: list[str] = []
+        self.ids: list[str] = []
+        self.references: list[str] = []
+        self.labels: list[str | None] = []
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_startendtag(tag, attrs)
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append(tag)
+        values = dict(attrs)
+        self.ids += [values["id"] or ""] if "id" in values else []
+        self.references += [
+            value or "" for name, value in attrs if name in ("href", "src", "xlink:href", "data")
+        ]
+        self.references += [
+            match for value in values.values() for match in re.findall(r"url\(([^)]*)\)", value or "")
+        ]
+        if tag == "svg":
+            self.labels.append(values.get("aria-label"))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_page_is_written_and_replaced(tmp_path: Path) -> None:
+    target = tmp_path / "new" / "report"
+    path = write_report(record_of(rounds=3), target)
+    assert path == target / "index.html"
+    assert "3 rounds" in path.read_text(encoding="utf-8")
+    assert write_report(record_of(rounds=4), target) == path
+    assert "4 rounds" in path.read_text(encoding="utf-8")
+    assert [file.name for file in target.iterdir()] == ["index.html"]
+
+
+def test_disk_error_is_a_storage_error(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("a file, no directory")
+    with pytest.raises(StorageError, match="taken"):
+        write_report(record_of(rounds=2), tmp_path / "taken")
+
+
+def test_four_labelled_pictures_in_a_sound_page(tmp_path: Path) -> None:
+    structure = Structure(render_report(record_of(), tmp_path))
+    assert structure.open == []
+    assert structure.seen.count("figure") == structure.seen.count("figcaption") == 4
+    assert structure.seen.count("svg") == 4
+    assert all(structure.labels)
+    assert len(set(structure.ids)) == len(structure.ids)
+    assert structure.seen.count("tr") == 1 + 30
+
+
+def test_page_stands_alone(tmp_path: Path) -> None:
+    page = render_report(record_of(), tmp_path)
+    structure = Structure(page)
+    assert structure.references
+    for reference in structure.references:
+        assert reference.startswith("#")
+        assert reference[1:] in structure.ids
+    assert not {"script", "link", "iframe", "object", "embed", "img"} & set(structure.seen)
+    assert "://" not in page
+    assert "@import" not in page
+    assert "default-src 'none'" in page
+
+
+def test_pictures_follow_light_and_dark_mode(tmp_path: Path) -> None:
+    page = render_report(record_of(), tmp_path)
+    assert "@media (prefers-color-scheme: dark)" in page
+    for svg in re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL):
+        fixed = re.sub(r"var\(--\w+, #\w+\)", "", svg)
+        assert not re.findall(r"(?:fill|stroke|color): #\w+", fixed)
+        # Text without a colour of its own would be black, also on a dark page.
+        assert all("fill: var(" in text for text in re.findall(r"<text[^>]*>", svg))
+
+
+def test_names_are_escaped(tmp_path: Path) -> None:
+    hostile = "<script>alert('x')<script>&\"$\\alpha$"
+    record = with_settings(
+        replace(record_of(rounds=2), model=hostile, layout=Layout(tmp_path / "x" / hostile)),
+        data=own(Path("/d") / hostile), schedule=hostile, cap=hostile,
+        form=DataForm(100, 10, (8,), 2, (hostile, "b")),
+    )  # fmt: skip
+    record = with_notes(record, broker=hostile, remarks=(hostile, f"`{hostile}`", f"`{hostile}"))
+    page = render_report(record, tmp_path)
+    assert "<script" not in page
+    assert page.count("&lt;script&gt;alert(&#39;x&#39;)&lt;script&gt;&amp;&#34;") >= 10
+    assert Structure(page).open == []
+
+
+def test_equal_records_give_equal_pages(tmp_path: Path) -> None:
+    assert render_report(record_of(), tmp_path) == render_report(record_of(), tmp_path)
+
+
+def test_files_beside_the_report_are_named_relative_to_it(tmp_path: Path) -> None:
+    record = replace(record_of(rounds=2), layout=Layout(tmp_path))
+    page = render_report(record, tmp_path / "report")
+    assert "../coordinator/state/model.onnx" in page
+    assert str(tmp_path) not in page
+    elsewhere = replace(record, layout=Layout(Path("/elsewhere")))
+    page = render_report(elsewhere, tmp_path / "report")
+    assert "<code>/elsewhere/coordinator/state/model.onnx</code>" in page
+
+
+def test_drawing_leaves_matplotlib_as_it_was(tmp_path: Path) -> None:
+    import matplotlib
+
+    before = {name: value for name, value in matplotlib.rcParams.items() if name != "backend"}
+    render_report(record_of(rounds=2), tmp_path)
+    assert before == {name: value for name, value in matplotlib.rcParams.items() if name != "backend"}
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        pytest.param(record_of(rounds=1), id="one round"),
+        pytest.param(record_of(devices=1), id="one device"),
+        pytest.param(record_of(devices=1, rounds=1, fragments=1), id="one of everything"),
+        pytest.param(record_of(devices=60, rounds=3, fragments=4), id="many devices"),
+        pytest.param(record_of(rounds=200, fragments=2), id="many rounds"),
+        pytest.param(with_notes(record_of(), agent_peak_mib=None, coordinator_peak_mib=None), id="no memory"),
+        pytest.param(replace(record_of(), accuracy_history=(0.1, 0.4, 0.6)), id="short accuracy"),
+        pytest.param(replace(record_of(), baseline_history=()), id="no baseline"),
+        pytest.param(replace(record_of(), epsilon_spent=(5.0, 400.0, 900.0)), id="huge epsilon"),
+        pytest.param(with_settings(replace(record_of(), clamped=()), cap="none"), id="no cap"),
+        pytest.param(
+            replace(
+                record_of(rounds=3),
+                accuracy_history=(math.nan, 0.4, 0.6),
+                baseline_history=(math.nan, 0.5, 0.7),
+            ),
+            id="a first round without a step",
+        ),
+    ],
+)
+def test_edges_are_drawn(record: RunRecord, tmp_path: Path) -> None:
+    structure = Structure(render_report(record, tmp_path))
+    assert structure.open == []
+    assert structure.seen.count("svg") == 4
+    assert structure.seen.count("tr") == 1 + record.settings.rounds
+
+
+@pytest.mark.parametrize(
+    ("rounds", "ticks"),
+    [(1, [1]), (5, [1, 2, 3, 4, 5]), (8, [2, 4, 6, 8]), (40, [10, 20, 30, 40]), (200, [50, 100, 150, 200])],
+)
+def test_rounds_are_counted_in_round_numbers(rounds: int, ticks: list[int]) -> None:
+    axes = Figure().add_subplot()
+    round_axis(axes, rounds)
+    low, high = axes.get_xlim()
+    assert [tick for tick in axes.get_xticks() if low <= tick <= high] == ticks
+
+
+def test_one_fragment_has_no_order(tmp_path: Path) -> None:
+    words = words_of(render_report(record_of(devices=1, rounds=1, fragments=1), tmp_path))
+    assert "No round has two fragments to compare" in words
+
+
+def test_nothing_measured_is_said(tmp_path: Path) -> None:
+    record = replace(
+        record_of(), accuracy_history=(), baseline_history=(), arrivals=(), budgets=(), epsilon_spent=(),
+        noise_multipliers=(), clamped=(), seconds_by_round=(),
+    )  # fmt: skip
+    record = with_notes(record, agent_peak_mib=None, coordinator_peak_mib=None)
+    page = render_report(record, tmp_path)
+    structure = Structure(page)
+    assert structure.seen.count("figure") == 4
+    assert "svg" not in structure.seen
+    words = words_of(page)
+    assert "No fragment arrived" in words
+    assert "not measured" in words
+    assert "None" not in words
+
+
+def test_many_devices_show_some_and_say_so(tmp_path: Path) -> None:
+    record = record_of(devices=60, rounds=2, fragments=2)
+    poor = tuple(
+        replace(
+            budget,
+            epsilon_spent=3.5 if budget.device == 57 else budget.epsilon_spent,
+            verified=budget.device != 41,
+        )
+        for budget in record.budgets
+    )
+    page = render_report(replace(record, budgets=poor), tmp_path)
+    assert f"{MAX_ROWS} of 60 devices" in page
+    bars = re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL)[3]
+    assert len(re.findall(r">device \d+<", bars)) == MAX_ROWS
+    assert ">device 57<" in bars
+    assert "ledger not verified" in bars
+
+
+def test_title_tells_mixed_from_sorted_arrivals(tmp_path: Path) -> None:
+    mixed = record_of(rounds=6)
+    assert "arrive mixed, as in a random order" in words_of(render_report(mixed, tmp_path))
+    one_by_one = tuple(
+        replace(arrival, arrived_at=arrival.sent_at + 100.0 * arrival.device) for arrival in mixed.arrivals
+    )
+    words = words_of(render_report(replace(mixed, arrivals=one_by_one), tmp_path))
+    assert "together more often than in a random order" in words
