@@ -57,7 +57,7 @@ def noisy_sum(task: RoundTask, weights: NDArray[np.float32], lot_sum: LotSum) ->
             with np.errstate(over="ignore", invalid="ignore"):
                 change = sampling.local_learning_rate / sampling.expected_lot * gradient
                 local -= change.astype(np.float32)
-    if task.device_cap is not None:
+    if task.device_cap is not None and task.second_moments is None:
         update = _capped(task, update, weights)
     return mechanism.round_to_wire(update, task.wire_form)
 

@@ -6,6 +6,7 @@ from types import MappingProxyType, ModuleType
 
 from benchmarks import (
     accounting,
+    adversary,
     agent_footprint,
     aggregation,
     demo_digits,
@@ -39,6 +40,7 @@ BENCHMARKS: MappingProxyType[str, ModuleType] = MappingProxyType(
             step_shares,
             agent_footprint,
             seal,
+            adversary,
         )
     }
 )

@@ -21,17 +21,22 @@ from typing import Any
 import numpy as np
 import pytest
 from devices import Device, open_device
-from fleets import DIGITS, digits, make_plan
+from fleets import DIGITS, digits, make_plan, model_section
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from dpagent.learning.data.dataset import ArrayDataset
+from dpagent.learning.models.description import from_description
 from dpagent.protocol.fragments import content_digest, weights_to_bytes
 from dpagent.protocol.messages import Plan
 
 ROWS = digits(0, 30)
+PROJECTED = from_description(
+    DIGITS.describe() | {"front_end": [{"projection": 6}], "layers": [{"dense": 10}]}
+)
+"""Its first round asks for second moments."""
 
 
 def with_record(record: NDArray[np.float32]) -> ArrayDataset:
@@ -83,7 +88,11 @@ def hostile_plans(draw: st.DrawFn) -> dict[str, Any]:
             "local_steps": draw(st.sampled_from([1, 2, 5])),
             "local_learning_rate": draw(st.sampled_from([0.0, 1.0, 1e3])),
         },
-        "clipping": {"norms": [draw(st.sampled_from([1e-9, 1.0, 1e6]))]},
+        "clipping": {
+            "norms": [draw(st.sampled_from([1e-9, 1.0, 1e6]))],
+            "count_weight": draw(st.sampled_from([0.0, 0.0, 1e-9, 1.0])),
+        },
+        "augmentation": draw(st.sampled_from([None, None, {"views": 2, "shift": 2, "flip": True}])),
         "mechanism": {
             "noise_multipliers": [draw(st.sampled_from([0.5, 2.0, 12.0]))] * 3,
             "parameters": {"resolution": draw(st.sampled_from([256, 65_536, 1 << 20]))},
@@ -102,14 +111,16 @@ def hostile_plans(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
-@given(hostile_plans(), st.sampled_from([0.0, 1.0, 1e30, 3e38]), st.sampled_from([0.1, 0.9]))
+@given(hostile_plans(), st.sampled_from([0.0, 1.0, 1e30, 3e38]), st.booleans())
 def test_no_record_changes_the_answer_to_any_plan(
-    changes: dict[str, Any], scale: float, spread: float
+    changes: dict[str, Any], scale: float, is_projected: bool
 ) -> None:
-    numbers = (DIGITS.initial_weights(0) * np.float32(spread)).clip(-1, 1) * np.float32(scale)
-    weights = weights_to_bytes(numbers)
+    spec = PROJECTED if is_projected else DIGITS
+    weights = weights_to_bytes(spec.initial_weights(0).clip(-1, 1) * np.float32(scale))
+    model = model_section(spec) | {"digest": content_digest(weights)}
+    projection = {"values": 64, "record_norm": 1.0} if is_projected else None
     try:
-        plan = make_plan(model={"digest": content_digest(weights)}, **changes)
+        plan = make_plan(model=model, projection=projection, **changes)
     except ValidationError:
         return  # No plan: refused as a message.
     answers = {}
@@ -118,6 +129,8 @@ def test_no_record_changes_the_answer_to_any_plan(
             device.trainer.records.dataset = records
             answers[name] = answer(device, plan, weights)
     assert all(each == answers["none"] for each in answers.values()), answers
+    charged, _, fragments = answers["none"]
+    assert bool(charged) == bool(fragments), "what is charged leaves, and nothing else"
 
 
 def test_a_record_that_breaks_its_reader_is_left_out_alone(tmp_path: Path) -> None:

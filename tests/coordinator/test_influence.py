@@ -14,7 +14,7 @@ from examples.l2_laplace import L2Laplace
 from fleets import DIGITS, honest_update, make_task, records, terms, write_fleet
 from numpy.typing import NDArray
 
-from agent.noisy_sums import noisy_gradients, noisy_moments
+from agent.noisy_sums import noisy_gradients, noisy_sum, sum_of_moments
 from coordinator.aggregation import fleet_mean
 from coordinator.influence import HonestNorms
 from coordinator.settings import FleetSettings, load_fleet_settings
@@ -38,6 +38,7 @@ SECOND_MOMENTS: dict[str, Any] = {
         "architecture": PROJECTED.digest(),
     },
 }
+WEIGHTS = DIGITS.initial_weights(0)
 ROUNDS: dict[str, dict[str, Any]] = {
     "gradients": {},
     "three steps": terms(local_steps=3),
@@ -103,9 +104,9 @@ def test_fragments_of_agents_are_honest_whatever_their_records(kind: str, settin
     for data in (NOBODY, records(40), alike(40)):
         for _ in range(3):
             if task.second_moments is not None:
-                update = noisy_moments(task, data)
+                update = noisy_sum(task, WEIGHTS, lambda _, data=data: sum_of_moments(task, data))
             else:
-                update = noisy_gradients(task, DIGITS.initial_weights(0), data, engine)
+                update = noisy_gradients(task, WEIGHTS, data, engine)
             assert refused(norms, task, update) == []
 
 
