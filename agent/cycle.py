@@ -51,6 +51,8 @@ _ASK_AGAIN_S: Final = 10.0
 _REST: Final = 9.0
 """After declining a plan took t seconds, the next decision waits at least this many times t: a coordinator
 whose plans are slow to price takes a tenth of the board's time, not all of it."""
+_LATENESS: Final = 0.1
+"""Work begins at most this part of its slot after the point of the grid that it belongs to."""
 _POLL_S: Final = 0.02
 """How often a program looks whether training is done. Nothing that leaves depends on it."""
 
@@ -270,8 +272,11 @@ class Cycle:
             return
         if now < announced.begins_at:
             return
-        # The model may have come late, or the board slept: what is left of the slot must do for training.
-        announced.begins_at = max(announced.begins_at, self._publisher.last_grid_time(now))
+        if now > announced.begins_at + _LATENESS * self._publisher.slot_s(announced.plan):
+            # The model came late, or the board slept. With what is left of the slot, the answer would tell
+            # whether training takes longer than that; and the coordinator chooses when the last chunk comes.
+            announced.begins_at = self._publisher.grid_time(now)
+            return
         if announced.phase is _Phase.DECIDE:
             self._decide(announced, model)
         elif announced.phase is _Phase.REPEAT:
@@ -334,7 +339,7 @@ class Cycle:
         task = RoundTask.of(announced.plan)
         try:
             work = self._trainer.prepare(task, model.assets, _weights_in(model))
-        except Exception as error:  # noqa: BLE001 - the board has changed since it was admitted; no record did that
+        except Exception as error:  # noqa: BLE001 - the board has changed; no record did that
             work = Work(task, weights_from_bytes(model.weights), None, None, failure=said(error))
         log.info("round %d of %d: again, under the charge it has", task.plan.round, task.plan.rounds)
         self._train(announced, work)

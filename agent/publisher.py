@@ -82,10 +82,6 @@ class Publisher:
         points = (earliest - self._epoch) / self._period_s
         return self._epoch + math.ceil(points - _ON_THE_GRID) * self._period_s
 
-    def last_grid_time(self, now: float) -> float:
-        """The last point of the grid at ``now`` (monotonic seconds) or before."""
-        return self._epoch + math.floor((now - self._epoch) / self._period_s) * self._period_s
-
     def slot_s(self, plan: Plan) -> float:
         """A round's compute slot, as a whole number of the grid's periods."""
         return math.ceil(plan.compute_slot_s / self._period_s) * self._period_s

@@ -44,7 +44,7 @@ class Device:
     def advance(self) -> None:
         """Let the device do all that it can at the next point of its grid."""
         while self.is_ready:
-            self.clock.advance(PERIOD_S)
+            self.clock.advance(max(self.cycle.due_in_s(), 1e-6))
             self.cycle.advance()
 
     @property

@@ -99,6 +99,24 @@ def test_training_that_fits_its_slot_moves_no_window(
     assert slow == pytest.approx(quick, abs=1e-9)
 
 
+@pytest.mark.parametrize("late_s", [0.5 * PERIOD_S, 3.3 * PERIOD_S, 0.7 * SLOT_S, 1.9 * SLOT_S])
+def test_a_last_chunk_that_comes_late_leaves_a_whole_slot_all_the_same(tmp_path: Path, late_s: float) -> None:
+    """A coordinator that withholds it would else choose the time within which training has to end."""
+    windows = []
+    for number, training_s in enumerate((0.0, 0.3 * SLOT_S, 0.6 * SLOT_S)):
+        with open_device(tmp_path / str(number)) as device:
+            device.cycle._publisher._epoch = device.clock.monotonic() - PERIOD_S / 3
+            slow = Slow(device, training_s)
+            device.cycle._start = slow
+            began = device.clock.monotonic()
+            device.cycle.take_plan(plan())
+            slow.pass_time(late_s)
+            device.give()
+            slow.pass_time(4 * SLOT_S)
+            windows.append(window_of(device, 1, b"j" * 16) - began)
+    assert windows == pytest.approx([windows[0]] * 3, abs=1e-9)
+
+
 def test_a_slot_too_short_to_hide_anything_is_declined(device: Device) -> None:
     limits = device.cycle._limits.model_copy(update={"minimum_compute_slot_s": SLOT_S})
     device.cycle._limits = limits
