@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from agent.admission import Declined, admit
 from agent.background import in_thread
 from agent.charges import Charge, Price
-from agent.limits import require_times
+from agent.limits import require_times, require_within
 from agent.publisher import Publisher, sealed_for
 from agent.rounds import RoundState
 from agent.settings import LimitSettings
@@ -51,8 +51,6 @@ _ASK_AGAIN_S: Final = 10.0
 _REST: Final = 9.0
 """After declining a plan took t seconds, the next decision waits at least this many times t: a coordinator
 whose plans are slow to price takes a tenth of the board's time, not all of it."""
-_LATENESS: Final = 0.1
-"""Work begins at most this part of its slot after the point of the grid that it belongs to."""
 _POLL_S: Final = 0.02
 """How often a program looks whether training is done. Nothing that leaves depends on it."""
 
@@ -81,7 +79,7 @@ class _Announced:
     """See :func:`_digest_of`."""
     phase: _Phase
     begins_at: float
-    """Point of the grid at which work on it begins."""
+    """No work on it begins before; once it does, the point of the grid from which its slots are counted."""
     ask_again_at: float
 
 
@@ -272,11 +270,6 @@ class Cycle:
             return
         if now < announced.begins_at:
             return
-        if now > announced.begins_at + _LATENESS * self._publisher.slot_s(announced.plan):
-            # The model came late, or the board slept. With what is left of the slot, the answer would tell
-            # whether training takes longer than that; and the coordinator chooses when the last chunk comes.
-            announced.begins_at = self._publisher.grid_time(now)
-            return
         if announced.phase is _Phase.DECIDE:
             self._decide(announced, model)
         elif announced.phase is _Phase.REPEAT:
@@ -330,6 +323,9 @@ class Cycle:
     def _train(self, announced: _Announced, work: Work) -> None:
         announced.phase = _Phase.TRAIN
         self._task = work.task
+        # The slot begins at the next point of the grid, so that training has a whole one, whatever came before:
+        # the coordinator chooses when the last chunk comes, and how long its plan takes to decide on.
+        announced.begins_at = self._publisher.grid_time(self._clock.monotonic())
         self._busy_until = announced.begins_at + self._publisher.slot_s(announced.plan)
         self._publisher.open_window(announced.plan, announced.begins_at)
         self._training = self._start(lambda: self._trainer.noisy_update(work))
@@ -337,6 +333,12 @@ class Cycle:
     def _repeat(self, announced: _Announced, model: _Model) -> None:
         """Run a charged round again: nothing of it has left."""
         task = RoundTask.of(announced.plan)
+        try:
+            require_within(task, self._limits)
+        except DpagentError as error:  # The device's limits have changed since.
+            log.warning("round %d of job %s is given up: %s", task.plan.round, task.plan.job.hex()[:8], error)
+            announced.phase = _Phase.SETTLED
+            return
         try:
             work = self._trainer.prepare(task, model.assets, _weights_in(model))
         except Exception as error:  # noqa: BLE001 - the board has changed; no record did that

@@ -159,7 +159,7 @@ class Ledger:
             self._append("budget", BudgetChange(dataset, budget.epsilon, budget.delta))
 
     def charge(self, charge: Charge) -> None:
-        """Append a charge. Must run inside the transaction that spools its fragments."""
+        """Append a charge. Must run inside the transaction that notes the round as charged."""
         self._append("charge", charge)
         self.accounts.add(charge)
 

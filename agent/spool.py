@@ -63,7 +63,7 @@ class Spool:
         self._connection = connection
 
     def put(self, job: str, round_number: int, fragments: Iterable[SpooledFragment]) -> None:
-        """Add fragments. Must run inside the transaction that charges for them."""
+        """Add fragments. Must run inside the transaction that notes the round as spooled."""
         self._connection.executemany(
             "INSERT INTO fragments (digest, job, round, message, due_at) VALUES (?, ?, ?, ?, ?)",
             [(f.digest, job, round_number, f.message, f.due_at) for f in fragments],

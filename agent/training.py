@@ -133,6 +133,7 @@ class Trainer:
                 f"microbatches of {engine.microbatch} can add {slack:.3g} to a record's influence; the "
                 f"plan's noise allows for {allowed:.3g}"
             )
+        _try_out(engine, task, weights)
         # The greatest L with L·⌈L/m⌉ within the bound is no less than this.
         self._require_lots(task, math.isqrt(MAX_LOT_MICROBATCHES * engine.microbatch) - engine.microbatch)
         return Work(task, weights, front_end, engine)
@@ -148,7 +149,8 @@ class Trainer:
             self._refresh()
 
         def lot_sum(local: NDArray[np.float32]) -> NDArray[np.float64]:
-            if not failures:
+            # Each step tries anew: what fails in one costs no other.
+            if work.failure is None:
                 try:
                     return self.records.attempt(lambda records: self._lot_sum(work, records, local))
                 except Exception as error:
@@ -257,6 +259,18 @@ class Trainer:
         log.info("engine for %s: %s (%s)", bench.spec.name, best.kind, said)
         write_atomically(file, json.dumps({"purpose": purpose, "engine": best.kind}).encode())
         return engine
+
+
+def _try_out(engine: Engine, task: RoundTask, weights: NDArray[np.float32]) -> None:
+    """Compute the gradients of made-up records with a round's own weights, views and norms.
+
+    Raises:
+        Exception: they cannot be computed.
+    """
+    inputs = np.random.default_rng(0).random((engine.microbatch, *task.spec.head.input_shape), np.float32)
+    if task.augmentation is not None:
+        inputs = task.augmentation.views_of(inputs)
+    engine.clipped_sum(weights, inputs, np.zeros(len(inputs), np.int64), task.clipping.norms)
 
 
 def said(error: Exception) -> str:

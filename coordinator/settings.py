@@ -26,7 +26,7 @@ from dpagent.wording import counted
 class AugmentationSettings(Settings):
     """Views of each record; their gradients are averaged before clipping. They cost time but no privacy."""
 
-    views: Annotated[int, Field(ge=1, le=64)]
+    views: Annotated[int, Field(ge=2, le=64)]
     """Copies of a record in a step. Not for a model with a front end."""
     shift: Annotated[int, Field(ge=0, le=1024)] = 0
     """Maximum shift of a view along each axis, in pixels (or readings)."""

@@ -6,6 +6,7 @@ fit in memory.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -18,6 +19,8 @@ from dpagent.learning.training.engine import MAX_LOT_MICROBATCHES, ClippedSum, E
 if TYPE_CHECKING:
     from dpagent.learning.data.dataset import Dataset
     from dpagent.learning.training.augmentation import Augmentation
+
+log = logging.getLogger(__name__)
 
 _AT_ONCE: Final = 8
 """Microbatches read together: enough to share among threads, few enough to be small."""
@@ -49,7 +52,6 @@ def sum_over_lot(
     Raises:
         ParameterError: the lot is larger than the bound on the engine's error allows.
         StorageError: the disk fails, which is no record's doing.
-        Exception: the engine fails with every record alone.
     """
     if len(lot) * -(-len(lot) // engine.microbatch) > MAX_LOT_MICROBATCHES:
         raise ParameterError(
@@ -60,14 +62,14 @@ def sum_over_lot(
         return _sum(engine, weights, dataset, lot, clip_norms, augmentation)
     except StorageError:
         raise
-    except Exception:
+    except Exception as error:
         fails = [
             not _is_computed(engine, weights, dataset, lot[place : place + 1], clip_norms, augmentation)
             for place in range(len(lot))
         ]
-        if all(fails):
-            raise
-        part = _sum(engine, weights, dataset, lot[~np.array(fails)], clip_norms, augmentation)
+        # Only for the owner of the device: the number is private.
+        log.warning("an engine failed with %d of the %d records of a lot: %r", sum(fails), len(lot), error)
+        part = _sum(engine, weights, dataset, lot[~np.array(fails, np.bool_)], clip_norms, augmentation)
         return part._replace(excluded=part.excluded + sum(fails))
 
 

@@ -182,7 +182,7 @@ class Mechanism(ABC):
             self.trust,
             self.name,
             epsilon,
-            imperfect_delta(epsilon, spent, self.statistical_distance),
+            imperfect_delta(epsilon, spent, self.inexactness),
         )
 
     @classmethod
