@@ -215,7 +215,7 @@ def test_jobs_add_up_on_one_dataset(states: Any) -> None:
     state = states(1.5 * WHOLE)
     take_part(state, make_plan())
     text = declined(state, make_plan(job=b"k" * 16))
-    assert f"of which other jobs have {WHOLE:.4g}" in text
+    assert f"of which {WHOLE:.4g} is reserved" in text
     # The job that was accepted goes on nevertheless.
     take_part(state, make_plan(round=2))
     take_part(state, make_plan(round=3))
@@ -266,8 +266,12 @@ def test_local_steps_are_paid_one_by_one(states: Any) -> None:
 
 def test_a_budget_the_integrator_lowers_holds_at_once(states: Any) -> None:
     take_part(states(50.0), make_plan())
-    declined(states(WHOLE * 0.9), make_plan(round=2))
-    accepted(states(50.0), make_plan(round=2))
+    lowered = states(WHOLE * 0.9)
+    assert f"budget for {DATASET!r} is {WHOLE * 0.9:g}" in declined(lowered, make_plan(job=b"k" * 16))
+    # The job that has begun was reserved whole.
+    assert accepted(lowered, make_plan(round=2)).job_epsilon == pytest.approx(WHOLE)
+    take_part(lowered, make_plan(round=2))
+    accepted(states(50.0), make_plan(job=b"k" * 16))
 
 
 def test_a_restart_does_not_refill_a_budget(states: Any) -> None:
