@@ -87,8 +87,8 @@ class AgentSettings(Settings):
     coordinator_key: Annotated[str, AfterValidator(_public_key)]
     """The coordinator's public key, as ``dpagent coordinator key`` prints it."""
     state_dir: FilePath = Path("state")
-    """Directory of the ledger and the spool, relative to this file. ``dpagent budget init`` begins the "
-    "ledger."""
+    """Directory of the ledger and the spool, relative to this file. ``dpagent budget init`` begins the
+    ledger."""
     data: DataSettings
     budget: BudgetSettings
     ledger: LedgerSettings = LedgerSettings()

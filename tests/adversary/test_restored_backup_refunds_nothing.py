@@ -20,6 +20,7 @@ import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,38 +39,62 @@ from dpagent.protocol.fragments import block_count, weights_to_bytes
 from dpagent.protocol.messages import Plan
 from dpagent.protocol.sealing import Opener, new_sealing_secret
 
+pytestmark = pytest.mark.heavy
+
 OPENER = new_sealing_secret()
 BLOCKS = block_count(DIGITS.parameter_count, 1_000)
 FIRST, SECOND, THIRD = (letter * 16 for letter in (b"1", b"2", b"3"))
 NOISE = [8.0, 8.0, 8.0]
-DELTA = 1e-5
+EPSILON, DELTA = 40.0, 1e-5
 _numbers = itertools.count()
 
 
+@dataclass(frozen=True)
 class Board:
     """A device with its ledger: yesterday it took part in a job, today in the rest of it and in one more."""
 
-    def __init__(self, directory: Path, broker: Broker) -> None:
-        self.name = f"restored-{next(_numbers)}"
-        self.coordinator = Announcer(broker, self.name)
-        self.coordinator.announce_model(weights_to_bytes(DIGITS.initial_weights(0)))
-        self.file = write_agent(
-            directory / "board", broker, self.coordinator.signer.public_key, fleet=self.name,
-            budget={"epsilon": 40.0, "delta": 3.5 * DELTA}, engine="numpy",
-        )  # fmt: skip
-        self.state = self.file.parent / "state"
-        self.second_head = self.file.parent / "state.head"
-        self.yesterday = directory / "yesterday"
-        self.copy = directory / "copy.db"
+    directory: Path
+    coordinator: Announcer
+    name: str
+    """Of its fleet."""
+    left: tuple[float, float] = (0.0, 0.0)
+    """ε and δ of the lifetime budget that are left today."""
+    charged: tuple[tuple[Any, ...], ...] = ()
+    """Jobs and rounds."""
+
+    @property
+    def file(self) -> Path:
+        return self.directory / "agent.yaml"
+
+    @property
+    def state(self) -> Path:
+        return self.directory / "state"
+
+    @property
+    def second_head(self) -> Path:
+        return self.directory / "state.head"
+
+    @property
+    def yesterday(self) -> Path:
+        """A copy of the state directory."""
+        return self.directory / "yesterday"
+
+    @property
+    def backup(self) -> Path:
+        """What the command made yesterday."""
+        return self.directory / "backup.db"
+
+    def live(self) -> Board:
+        """Yesterday and today."""
         self.take_part(FIRST, 1)
         shutil.copytree(self.state, self.yesterday)
-        done = dpagent("budget", "backup", self.copy, "--state-dir", self.state)
-        assert done.returncode == 0, done.stderr
+        done = dpagent("budget", "backup", self.backup, "--state-dir", self.state)
+        assert done.returncode == ExitCode.OK, done.stderr
         self.take_part(FIRST, 2)
         self.take_part(SECOND, 1)
-        self.left = self.budget_left()
-        assert 0 < self.left[0] < 40.0
-        self.charged = self.charges()
+        left = self.budget_left()
+        assert 0 < left[0] < EPSILON
+        return replace(self, left=left, charged=tuple(self.charges()))
 
     def plan(self, job: bytes, number: int) -> Plan:
         return make_plan(
@@ -156,11 +181,23 @@ class Board:
         shutil.copytree(self.yesterday, self.state)
 
 
+@pytest.fixture(scope="module")
+def lived(tmp_path_factory: pytest.TempPathFactory, mosquitto: Broker) -> Iterator[Board]:
+    directory, name = tmp_path_factory.mktemp("lived"), f"restored-{next(_numbers)}"
+    with Announcer(mosquitto, name) as coordinator:
+        coordinator.announce_model(weights_to_bytes(DIGITS.initial_weights(0)))
+        write_agent(
+            directory, mosquitto, coordinator.signer.public_key, fleet=name,
+            budget={"epsilon": EPSILON, "delta": 3.5 * DELTA}, engine="numpy",
+        )  # fmt: skip
+        yield Board(directory, coordinator, name).live()
+
+
 @pytest.fixture
-def board(tmp_path: Path, mosquitto: Broker) -> Iterator[Board]:
-    board = Board(tmp_path, mosquitto)
-    with board.coordinator:
-        yield board
+def board(lived: Board, tmp_path: Path) -> Board:
+    """A board of the test's own, with that past."""
+    shutil.copytree(lived.directory, tmp_path / "board")
+    return replace(lived, directory=tmp_path / "board")
 
 
 def test_yesterdays_directory_is_refused_and_refunds_nothing(board: Board) -> None:
@@ -189,15 +226,15 @@ def test_a_deleted_directory_is_refused_and_refunds_nothing(board: Board) -> Non
 
 def test_a_copy_that_the_command_made_refunds_nothing_either(board: Board) -> None:
     shutil.rmtree(board.state)
-    board.restore("--from", board.copy)
-    assert board.charges() == board.charged[:1]
+    board.restore("--from", board.backup)
+    assert board.charges() == list(board.charged[:1])
     assert board.budget_left() == pytest.approx(board.left, rel=1e-9)
     board.require_no_refund()
 
 
 def test_another_ledger_and_its_head_in_the_place_of_both_are_refused(board: Board, tmp_path: Path) -> None:
     other = tmp_path / "other"
-    begin_ledger(files_of(other), "digits", Budget(40.0, 3.5 * DELTA))
+    begin_ledger(files_of(other), "digits", Budget(EPSILON, 3.5 * DELTA))
     for name in ("ledger.db", "ledger.head"):
         shutil.copy(other / name, board.state / name)
     for name in ("ledger.db-wal", "ledger.db-shm"):
@@ -239,7 +276,7 @@ def test_an_edited_configuration_is_refused_and_changes_nothing(
     edit(board)
     board.refused()
     assert board.budget_left() == board.left
-    assert board.charges() == board.charged
+    assert board.charges() == list(board.charged)
 
 
 def test_another_state_directory_begins_nothing_by_itself(board: Board) -> None:

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import sqlite3
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict
@@ -208,7 +209,10 @@ def cut(step: int, action: Callable[[], None]) -> bool:
         step: the number of the point at which it is killed, from 0. Beyond the last, it is not.
         action: is done in a process of its own.
     """
-    child = os.fork()
+    with warnings.catch_warnings():
+        # Of threads that only the parent has, which the child does not ask for anything.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
     if child == 0:
         code = 1
         try:
