@@ -124,11 +124,16 @@ def put_back(backup: Path, files: LedgerFiles) -> None:
     """Put a copy that :func:`back_up` made into a state directory; :func:`go_on_after_restore` has to follow.
 
     Raises:
-        LedgerError: It is no ledger, or does not verify.
+        LedgerError: It is no ledger, or does not verify; or the ledger in place is the newest.
         StateInUseError, StorageError: It cannot be put there.
     """
     _verified(backup, read_head(_head_of(backup)))
     with StateDirectory(files.state_dir), disk_errors(files.database):
+        if _is_newest(files):
+            raise LedgerError(
+                f"{files.database} has every entry that {files.second_head} knows, so it is not replaced by "
+                f"{backup}. If you mean to lose it, remove it first."
+            )
         new = files.state_dir / ".ledger.db.new"
         with closing(open_readonly(backup)) as connection:
             _copy(connection, new)
@@ -254,6 +259,18 @@ def _opened(files: LedgerFiles) -> Iterator[StateDatabase]:
         yield state
     finally:
         state.close()
+
+
+def _is_newest(files: LedgerFiles) -> bool:
+    """Whether the ledger in place is whole, and reaches its second head."""
+    second = read_second_head(files.second_head)
+    if second is None or not files.database.exists():
+        return False
+    try:
+        _verified(files.database, second)
+    except LedgerError:
+        return False
+    return True
 
 
 def _verified(database: Path, head: Head | None) -> VerifiedLedger:

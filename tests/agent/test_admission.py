@@ -365,9 +365,11 @@ def test_a_guarantee_of_another_kind_is_declined(
     """A ledger adds up ε only where unit, neighbours and trust are alike."""
     other = type("Other", (DiscretisedGaussian,), {"name": "other-guarantee", part: value})
     monkeypatch.setitem(MECHANISMS, "other-guarantee", other)
-    text = declined(states(50.0), make_plan(mechanism={"name": "other-guarantee"}))
-    assert "other-guarantee" in text
-    assert (value if part == "trust" else value.meaning) in text
+    limits = LIMITS.model_copy(update={"mechanisms": ("other-guarantee",)})
+    task, ledger = make_task(mechanism={"name": "other-guarantee"}), states(50.0).ledger
+    with pytest.raises(Declined, match="other-guarantee") as caught:
+        admit(task, DATA, ledger, DATASET, limits, now=0.0)
+    assert (value if part == "trust" else value.meaning) in str(caught.value)
 
 
 @pytest.mark.parametrize("number", [1, 2])

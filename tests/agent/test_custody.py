@@ -226,13 +226,9 @@ def test_backups_beside_a_busy_agent_are_whole(path: Path, tmp_path: Path) -> No
             process.kill()
     assert lengths == sorted(lengths)
     assert lengths[-1] >= 10
+    shutil.rmtree(path)
     put_back(tmp_path / "copy.db", files_of(path))
-    assert verify_without_head(path) == lengths[-1]
-
-
-def verify_without_head(path: Path) -> int:
-    files_of(path).head.unlink()
-    return verify(path).entries
+    assert verify(path).entries == lengths[-1]
 
 
 def test_a_backup_that_is_none_is_not_put_back(path: Path, older: Path, tmp_path: Path) -> None:
@@ -247,9 +243,21 @@ def test_a_backup_that_is_none_is_not_put_back(path: Path, older: Path, tmp_path
         with pytest.raises(LedgerError, match=problem):
             put_back(backup, files_of(path))
     assert verify(path).entries == 5
+    (path / "ledger.db").write_bytes(b"torn" * 1_000)
     put_back(copy, files_of(path))
     assert verify(path).entries == 5
     open_state(path).close()
+
+
+def test_the_newest_ledger_is_not_replaced(path: Path, older: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy.db"
+    back_up(older, copy)
+    with pytest.raises(LedgerError, match="is not replaced"):
+        put_back(copy, files_of(path))
+    assert verify(path).entries == 5
+    swap(older, path)
+    put_back(copy, files_of(path))
+    assert verify(path).entries == 2
 
 
 # --- after a restore ----------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -135,6 +136,9 @@ def test_a_restored_backup_is_shown_with_what_was_written_off(
     nothing = budget("restored", "--config", str(config))
     assert nothing.returncode == ExitCode.OK, nothing.stderr
     assert "nothing is written off" in nothing.stdout
+    newest = budget("restored", "--config", str(config), "--from", copy)
+    assert (newest.returncode, newest.stdout) == (ExitCode.LEDGER, "")
+    shutil.rmtree(state_dir)
     restored = budget("restored", "--config", str(config), "--from", copy)
     assert restored.returncode == ExitCode.OK, restored.stderr
     assert DATASET in restored.stdout
