@@ -103,8 +103,16 @@ class StateDatabase:
         """
         self._heads_are_current = False
         save_head(self.files.head, self.ledger.head)
-        save_head(self.files.second_head, self.ledger.second_head(self.repeatable()))
+        self.save_second_head()
         self._heads_are_current = True
+
+    def save_second_head(self) -> None:
+        """Write the second head alone, where the chain is as it was.
+
+        Raises:
+            StorageError: It cannot be written.
+        """
+        save_head(self.files.second_head, self.ledger.second_head(self.repeatable()))
 
     def repeatable(self) -> list[int]:
         """The charges whose rounds would be run again after a restart, by the number of their entry."""
@@ -212,7 +220,7 @@ class AgentState(StateDatabase):
             self.spool.put(job, number, fragments)
             self.rounds.move(job, number, RoundState.SPOOLED, now, failure)
         # From here on, an older copy of the state may not run the round again.
-        self.save_heads()
+        self.save_second_head()
 
     def mark_sent(self, resend_at: Mapping[bytes, float], now: float) -> None:
         """Note published fragments, with the resend time of each by digest.
