@@ -70,30 +70,25 @@ def admit(
         raise Declined(
             f"round {plan.round} arrived after the charge for round {account.last_round} of the same job"
         )
-    latest = ledger.accounts.latest_job(name)
-    if account is not None and latest != job:
+    running = ledger.accounts.running_job(name)
+    if account is not None and running != job:
         # Interleaved rounds of two jobs compose concurrently, which the proof of the sum does not cover.
-        raise Declined(f"a newer job, {latest}, has begun on {name!r}; jobs run in sequence")
-    budget, others = ledger.budget(name), ledger.accounts.others(name, job)
-    total_delta = others.delta + plan.delta
-    if not total_delta <= budget.delta * (1 + _ROUNDING):
-        raise Declined(
-            f"the job would bring δ to {total_delta:.4g}; "
-            f"the lifetime budget for {name!r} is {budget.delta:g}, "
-            f"of which other jobs have {others.delta:.4g}"
+        reason = (
+            "the ledger was restored from a backup" if running is None else f"a newer job, {running}, began"
         )
+        raise Declined(f"the job has ended on {name!r}: {reason}")
+    others = ledger.accounts.others(name, job)
+    total_delta = others.delta + plan.delta
+    if account is None:
+        _require_left("δ", total_delta, ledger.budget(name).delta, others.delta, name)
     # A cheap check before the expensive pricing.
     _require_noise_as_priced(task, 0.0)
     if account is None:
         spent, job_epsilon = _priced(task.events, plan.delta)
+        _require_left("ε", others.epsilon + job_epsilon, ledger.budget(name).epsilon, others.epsilon, name)
     else:
+        # It was reserved whole, and goes on though the budget was lowered since.
         spent, job_epsilon = account.spent, account.epsilon
-    total = others.epsilon + job_epsilon
-    if not total <= budget.epsilon * (1 + _ROUNDING):
-        raise Declined(
-            f"the job would bring ε to {total:.4g}; the lifetime budget for {name!r} is {budget.epsilon:g}, "
-            f"of which other jobs have {others.epsilon:.4g}"
-        )
     require_price(job_epsilon, limits)
     _require_noise_as_priced(task, job_epsilon)
     # On the grid of the whole job a few rounds may be priced above it; the whole bounds them too.
@@ -106,6 +101,14 @@ def _priced(rounds: tuple[Event, ...], delta: float) -> tuple[Accountant, float]
     """An empty account for a job of these rounds, and its ε. Kept: a schedule can take a minute to price."""
     account = accountant_for(rounds, delta)
     return account, price_after(account, rounds, delta)
+
+
+def _require_left(symbol: str, total: float, budget: float, others: float, name: str) -> None:
+    if not total <= budget * (1 + _ROUNDING):
+        raise Declined(
+            f"the job would bring {symbol} to {total:.4g}; the lifetime budget for {name!r} is {budget:g}, "
+            f"of which {others:.4g} is reserved"
+        )
 
 
 def _require_noise_as_priced(task: RoundTask, job_epsilon: float) -> None:

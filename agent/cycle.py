@@ -323,8 +323,8 @@ class Cycle:
     def _train(self, announced: _Announced, work: Work) -> None:
         announced.phase = _Phase.TRAIN
         self._task = work.task
-        # The slot begins at the next point of the grid, so that training has a whole one, whatever came before:
-        # the coordinator chooses when the last chunk comes, and how long its plan takes to decide on.
+        # The slot begins at the next point of the grid, so that training has a whole one, whatever came
+        # before: the coordinator chooses when the last chunk comes, and how long its plan takes to decide on.
         announced.begins_at = self._publisher.grid_time(self._clock.monotonic())
         self._busy_until = announced.begins_at + self._publisher.slot_s(announced.plan)
         self._publisher.open_window(announced.plan, announced.begins_at)

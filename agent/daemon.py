@@ -10,7 +10,6 @@ import os
 import threading
 from typing import Final
 
-from agent.charges import Budget
 from agent.cycle import Cycle
 from agent.limits import shown
 from agent.profile import check_board, load_profile
@@ -78,9 +77,7 @@ class Agent:
             persistent=False,
         )
         # Last, because this takes the directory's lock.
-        self._state = AgentState(
-            settings.state_dir, settings.data.name, Budget(settings.budget.epsilon, settings.budget.delta)
-        )
+        self._state = AgentState(settings.ledger_files, settings.data.name, settings.lifetime_budget)
         self._publisher = Publisher(
             self._state,
             self._session,

@@ -109,6 +109,11 @@ class Rounds:
             (state, reason, now, job, number),
         )
 
+    def charged(self) -> set[tuple[str, int]]:
+        """Job and number of all rounds that stand at *charged*: after a crash they are run again."""
+        rows = self._connection.execute("SELECT job, round FROM rounds WHERE state = 'charged'")
+        return {(row["job"], row["round"]) for row in rows}
+
     def follow_fragments(self, now: float) -> None:
         """Bring spooled rounds to the state that their fragments have reached."""
         for state, before, missing in (

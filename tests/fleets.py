@@ -14,6 +14,8 @@ from brokers import Broker
 from children import Child
 from numpy.typing import NDArray
 
+from agent.custody import begin_ledger
+from agent.settings import load_agent_settings
 from dpagent.learning.data.dataset import ArrayDataset
 from dpagent.learning.data.formats.npz import save_npz
 from dpagent.learning.models.built_ins import built_in
@@ -162,11 +164,14 @@ def agent_values(broker: Broker | None, key: str, **changes: Any) -> dict[str, A
 
 
 def write_agent(directory: Path, broker: Broker | None, key: str, shard: int = 0, **changes: Any) -> Path:
-    """An ``agent.yaml`` with 50 digits beside it."""
+    """An ``agent.yaml`` with 50 digits beside it, and a ledger unless it has one."""
     directory.mkdir(parents=True, exist_ok=True)
     save_npz(directory / "data.npz", digits(50 * shard, 50 * shard + 50))
     file = directory / "agent.yaml"
     file.write_text(yaml.safe_dump(agent_values(broker, key, **changes), sort_keys=False))
+    settings = load_agent_settings(file)
+    if not settings.ledger_files.second_head.exists():
+        begin_ledger(settings.ledger_files, settings.data.name, settings.lifetime_budget)
     return file
 
 

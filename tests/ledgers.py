@@ -15,10 +15,12 @@ from fleets import make_plan, records
 
 from agent.admission import admit
 from agent.charges import Budget, Charge
-from agent.ledger import GENESIS, Ledger, link, verify
+from agent.custody import begin_ledger, raise_budget
+from agent.heads import GENESIS, LedgerFiles, read_second_head, save_head
+from agent.ledger import Ledger, link, verify
 from agent.settings import LimitSettings
 from agent.spool import SpooledFragment
-from agent.state import AgentState
+from agent.state import AgentState, BudgetRaisedError
 from dpagent.errors import LedgerError
 from dpagent.learning.data.dataset import Dataset
 from dpagent.protocol.messages import Plan
@@ -30,8 +32,21 @@ BUDGET = Budget(epsilon=50.0, delta=1e-3)
 LIMITS = LimitSettings(minimum_compute_slot_s=0.05, minimum_jitter_window_s=0.0, minimum_fragments=1)
 
 
+def files_of(path: Path) -> LedgerFiles:
+    """Of a state directory, with the second head at its default place."""
+    return LedgerFiles(path, path.with_name(f"{path.name}.head"))
+
+
 def open_state(path: Path, budget: Budget = BUDGET, dataset: str = DATASET) -> AgentState:
-    return AgentState(path, dataset, budget)
+    """The state of an agent whose owner begins a ledger, and raises its budget, where that is needed."""
+    files = files_of(path)
+    if not files.database.exists() and not files.second_head.exists():
+        begin_ledger(files, dataset, budget)
+    try:
+        return AgentState(files, dataset, budget)
+    except BudgetRaisedError:
+        raise_budget(files, dataset, budget)
+        return AgentState(files, dataset, budget)
 
 
 def charge_for(plan: Plan, data: Dataset, ledger: Ledger, dataset: str = DATASET, **changes: Any) -> Charge:
@@ -100,7 +115,11 @@ def rechain(database: Path, number: int, body: str) -> None:
             ("UPDATE entries SET body = ?, digest = ? WHERE number = ?", (text, previous, row[0]))
         )
     tamper(database, *statements)
-    (database.parent / "ledger.head").unlink(missing_ok=True)
+    files = files_of(database.parent)
+    files.head.unlink(missing_ok=True)
+    second = read_second_head(files.second_head)
+    assert second is not None
+    save_head(files.second_head, replace(second, entries=len(rows), hash=previous.hex()))
 
 
 def refused(path: Path) -> str:

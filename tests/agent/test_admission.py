@@ -215,7 +215,7 @@ def test_jobs_add_up_on_one_dataset(states: Any) -> None:
     state = states(1.5 * WHOLE)
     take_part(state, make_plan())
     text = declined(state, make_plan(job=b"k" * 16))
-    assert f"of which other jobs have {WHOLE:.4g}" in text
+    assert f"of which {WHOLE:.4g} is reserved" in text
     # The job that was accepted goes on nevertheless.
     take_part(state, make_plan(round=2))
     take_part(state, make_plan(round=3))
@@ -266,8 +266,12 @@ def test_local_steps_are_paid_one_by_one(states: Any) -> None:
 
 def test_a_budget_the_integrator_lowers_holds_at_once(states: Any) -> None:
     take_part(states(50.0), make_plan())
-    declined(states(WHOLE * 0.9), make_plan(round=2))
-    accepted(states(50.0), make_plan(round=2))
+    lowered = states(WHOLE * 0.9)
+    assert f"budget for {DATASET!r} is {WHOLE * 0.9:g}" in declined(lowered, make_plan(job=b"k" * 16))
+    # The job that has begun was reserved whole.
+    assert accepted(lowered, make_plan(round=2)).job_epsilon == pytest.approx(WHOLE)
+    take_part(lowered, make_plan(round=2))
+    accepted(states(50.0), make_plan(job=b"k" * 16))
 
 
 def test_a_restart_does_not_refill_a_budget(states: Any) -> None:
@@ -361,13 +365,11 @@ def test_a_guarantee_of_another_kind_is_declined(
     """A ledger adds up ε only where unit, neighbours and trust are alike."""
     other: Any = type("Other", (DiscretisedGaussian,), {"name": "other-guarantee", part: value})
     monkeypatch.setitem(MECHANISMS, "other-guarantee", other)
-    limits = LIMITS.model_copy(update={"mechanisms": (other.name,)})
-    task = RoundTask.of(make_plan(mechanism={"name": other.name}))
-    with pytest.raises(Declined) as caught:
-        admit(task, DATA, states(50.0).ledger, DATASET, limits, now=0.0)
-    text = str(caught.value)
-    assert other.name in text
-    assert (value if part == "trust" else value.meaning) in text
+    limits = LIMITS.model_copy(update={"mechanisms": ("other-guarantee",)})
+    task, ledger = make_task(mechanism={"name": "other-guarantee"}), states(50.0).ledger
+    with pytest.raises(Declined, match="other-guarantee") as caught:
+        admit(task, DATA, ledger, DATASET, limits, now=0.0)
+    assert (value if part == "trust" else value.meaning) in str(caught.value)
 
 
 @pytest.mark.parametrize("number", [1, 2])

@@ -437,7 +437,6 @@ def test_a_wrong_password_ends_the_agent_with_a_sentence(
 
 
 def test_a_damaged_ledger_keeps_the_agent_from_starting(announcer: Announcer, file: Path) -> None:
-    state_of(file).mkdir()
     (state_of(file) / "ledger.db").write_bytes(b"not a database" * 1_000)
     with pytest.raises(LedgerError, match=r"ledger\.db"):
         Agent(calm_settings(file))

@@ -28,7 +28,8 @@ from ledgers import (
 )
 
 from agent.charges import Budget
-from agent.ledger import GENESIS, link, open_ledger, verify
+from agent.heads import GENESIS
+from agent.ledger import link, open_ledger, verify
 from agent.state import AgentState
 from dpagent.errors import DpagentError, LedgerError, StorageError
 
@@ -238,7 +239,7 @@ def test_an_older_copy_is_found_by_its_head(path: Path, tmp_path: Path) -> None:
     charge_rounds(state, 2)
     state.close()
     shutil.copy(tmp_path / "backup.db", path / "ledger.db")
-    assert "replaced by an older copy" in refused(path)
+    assert "the ledger had 3 and has 2" in refused(path)
 
 
 def test_a_ledger_of_the_same_length_that_is_another_one_is_found(

@@ -41,6 +41,13 @@ def write_agent(directory: Path, **changes: Any) -> Path:
     return file
 
 
+def begun(file: Path) -> Path:
+    """The same ``agent.yaml``, with a ledger."""
+    result = dpagent("budget", "init", "--config", str(file))
+    assert result.returncode == 0, result.stderr
+    return file
+
+
 def write_fleet(directory: Path, **changes: Any) -> Path:
     settings = {
         "fleet": "test", "devices": 2, "records_per_device": 20, "rounds": 2,
@@ -112,7 +119,7 @@ def test_daemons_keep_trying_and_stop_when_told(
 ) -> None:
     """Without a broker a daemon says so and tries again; a signal stops it cleanly."""
     arguments = (
-        ["run", "--config", str(write_agent(tmp_path))]
+        ["run", "--config", str(begun(write_agent(tmp_path)))]
         if daemon == "agent"
         else ["coordinator", "run", "--config", str(write_fleet(tmp_path))]
     )
@@ -130,8 +137,7 @@ def test_daemons_keep_trying_and_stop_when_told(
 
 
 def test_damaged_ledger_is_a_sentence(tmp_path: Path) -> None:
-    file = write_agent(tmp_path)
-    (tmp_path / "state").mkdir()
+    file = begun(write_agent(tmp_path))
     (tmp_path / "state" / "ledger.db").write_bytes(b"this is no database, whatever its name says" * 100)
     result = dpagent("run", "--config", str(file))
     assert result.returncode == 5
@@ -144,7 +150,7 @@ def test_damaged_ledger_is_a_sentence(tmp_path: Path) -> None:
 @pytest.mark.heavy
 def test_budget_of_a_fresh_agent(tmp_path: Path) -> None:
     child = subprocess.Popen(
-        command_line("run", "--config", str(write_agent(tmp_path))), stderr=subprocess.PIPE, text=True
+        command_line("run", "--config", str(begun(write_agent(tmp_path)))), stderr=subprocess.PIPE, text=True
     )
     assert child.stderr is not None
     while "no broker answers" not in child.stderr.readline():

@@ -62,7 +62,7 @@ def sum_over_lot(
         return _sum(engine, weights, dataset, lot, clip_norms, augmentation)
     except StorageError:
         raise
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - whatever it is, it costs the records at which it shows
         fails = [
             not _is_computed(engine, weights, dataset, lot[place : place + 1], clip_norms, augmentation)
             for place in range(len(lot))
