@@ -27,10 +27,13 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
+from agent.noisy_sums import clipped_sum
 from dpagent.learning.data.dataset import ArrayDataset
 from dpagent.learning.models.description import from_description
+from dpagent.learning.training.numpy_engine.engine import NumpyEngine
 from dpagent.protocol.fragments import content_digest, weights_to_bytes
 from dpagent.protocol.messages import Plan
+from dpagent.protocol.task import RoundTask
 
 ROWS = digits(0, 30)
 PROJECTED = from_description(
@@ -142,26 +145,17 @@ def test_a_record_that_breaks_its_reader_is_left_out_alone(tmp_path: Path) -> No
         delta=1e-4,
     )
     with open_device(tmp_path, budget={"epsilon": 900.0, "delta": 1e-3}) as device:
-        trainer, task = device.trainer, _task(plan)
+        trainer, task = device.trainer, RoundTask.of(plan)
         work = trainer.prepare(task, {}, DIGITS.initial_weights(0))
-        sums = {}
+        truth = clipped_sum(task, work.weights, ROWS, NumpyEngine(DIGITS)) / task.mechanism.granularity
+        length, deviation = np.linalg.norm(truth), task.mechanism.deviation_units
+        assert length > 12 * deviation, "noise alone would show"
         for name in ("none", "treacherous"):
             trainer.records.dataset = odd_records()[name]
             update = trainer.noisy_update(work)
             assert update.failure is None
-            sums[name] = update.values
-    clip_units = task.mechanism.clip_norm / task.mechanism.granularity
-    noise = task.mechanism.deviation_units * np.sqrt(2 * task.dimension)
-    assert np.linalg.norm(sums["none"] - sums["treacherous"]) < 1.2 * noise
-    # The lot's own sum is far above the noise of a direction, so noise alone would show.
-    direction = sums["none"] / np.linalg.norm(sums["none"])
-    assert sums["treacherous"] @ direction > 0.2 * clip_units
-
-
-def _task(plan: Plan) -> Any:
-    from dpagent.protocol.task import RoundTask
-
-    return RoundTask.of(plan)
+            # Along the others' sum it is that sum, up to six deviations of the noise.
+            assert abs(update.values @ truth / length - length) < 6 * deviation
 
 
 @pytest.mark.parametrize("key", [bytes(32), b"\x01" + bytes(31), b"\xff" * 32])

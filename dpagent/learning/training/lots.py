@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from dpagent.errors import ParameterError, StorageError
+from dpagent.errors import ConfigurationError, ParameterError, StorageError
 from dpagent.learning.training.engine import MAX_LOT_MICROBATCHES, ClippedSum, Engine
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def sum_over_lot(
 
     Raises:
         ParameterError: the lot is larger than the bound on the engine's error allows.
-        StorageError: the disk fails, which is no record's doing.
+        ConfigurationError, StorageError: the board fails, which is no record's doing.
     """
     if len(lot) * -(-len(lot) // engine.microbatch) > MAX_LOT_MICROBATCHES:
         raise ParameterError(
@@ -60,7 +60,7 @@ def sum_over_lot(
         )
     try:
         return _sum(engine, weights, dataset, lot, clip_norms, augmentation)
-    except StorageError:
+    except (ConfigurationError, StorageError):
         raise
     except Exception as error:  # noqa: BLE001 - whatever it is, it costs the records at which it shows
         fails = [
@@ -83,7 +83,7 @@ def _is_computed(
 ) -> bool:
     try:
         _sum(engine, weights, dataset, record, clip_norms, augmentation)
-    except StorageError:
+    except (ConfigurationError, StorageError):
         raise
     except Exception:  # noqa: BLE001 - whatever a record does to an engine, it costs that record alone
         return False
