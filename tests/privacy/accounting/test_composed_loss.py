@@ -223,3 +223,18 @@ def test_rare_great_losses_are_composed_on_few_cells_and_as_binomials(
         for tilt in (0.0, 0.5):
             law = next(loss._laws(tilt, prefixes=False, delta=1e-14, reaching=epsilon))
             assert law.delta(epsilon) >= exact(epsilon) * (1 - 1e-9)
+
+
+def test_unlike_mechanisms_take_no_more_cells_than_twice_their_own() -> None:
+    """In one block each takes the cells of the widest: here one of small noise among 15 of great noise."""
+    alone = [
+        on_grid([SampledGaussian(sigma, 1e-6)], STEP, 1e-15)[0][0].masses.size
+        for sigma in [0.1, *np.linspace(4.0, 5.0, 15).tolist()]
+    ]
+    together = on_grid(
+        [SampledGaussian(sigma, 1e-6) for sigma in [0.1, *np.linspace(4.0, 5.0, 15).tolist()]], STEP, 1e-15
+    )
+    for blocks in together:
+        assert [len(block.masses) for block in blocks] == [len(block.infinite) for block in blocks]
+        assert sum(len(block.masses) for block in blocks) == 16
+        assert sum(block.masses.size for block in blocks) <= 2 * sum(alone) + 4 * 16
