@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import random
-import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import paho.mqtt.client as paho
 import pytest
-from brokers import USER, Broker, wait_until
-from fleets import Program, honest_update, run_coordinator
+from brokers import Broker, wait_until
+from fleets import honest_update, run_coordinator
+from floods import PATIENCE_S, publish_all, resident_kib, stopped
 from observers import Observer
-from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 from watched_fleets import WatchedFleet
 
 from dpagent.protocol.fragments import cut
@@ -28,7 +23,6 @@ DEVICES, BLOCKS, MESSAGES = 200, 5, 20_000
 RUBBISH_BYTES = 6_000
 MOST_GROWTH_KIB = 40 * 1024
 """The flood has 114 MiB."""
-PATIENCE_S = 120.0
 
 
 class Flood:
@@ -57,18 +51,7 @@ class Flood:
         return mixed
 
     def send(self, messages: list[bytes]) -> None:
-        """Publish all, until the broker has acknowledged them."""
-        client = paho.Client(CallbackAPIVersion.VERSION2, protocol=MQTTProtocolVersion.MQTTv5)
-        client.username_pw_set(USER, self.broker.password_file.read_text().strip())
-        client.connect("127.0.0.1", self.broker.port)
-        client.loop_start()
-        try:
-            sent = [client.publish(self.topic, message, qos=1) for message in messages]
-            for info in sent:
-                info.wait_for_publish(PATIENCE_S)
-        finally:
-            client.disconnect()
-            client.loop_stop()
+        publish_all(self.broker, self.topic, messages)
 
     def handled(self) -> int:
         """Messages that the coordinator has counted or rejected."""
@@ -86,22 +69,6 @@ class Flood:
 @pytest.fixture(params=["5", "3.1.1"])
 def flood(request: pytest.FixtureRequest, tmp_path: Path, new_broker: Any) -> Flood:
     return Flood(tmp_path, new_broker("mosquitto", request.param).start())
-
-
-def resident_kib(process: Program) -> int:
-    """Resident memory, the highest so far."""
-    status = Path(f"/proc/{process.process.pid}/status").read_text()
-    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:"))
-
-
-@contextlib.contextmanager
-def stopped(process: Program) -> Iterator[None]:
-    """The process does nothing at all meanwhile."""
-    os.kill(process.process.pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(process.process.pid, signal.SIGCONT)
 
 
 def at_work(flood: Flood) -> None:
