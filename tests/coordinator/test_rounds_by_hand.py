@@ -206,9 +206,13 @@ class Queue:
 
     def __init__(self, messages: list[bytes]) -> None:
         self.events: list[Event] = [Received("fragments", message) for message in messages]
+        self.acknowledged: list[Received] = []
 
     def next_event(self, _timeout_s: float) -> Event | None:
         return self.events.pop(0) if self.events else None
+
+    def acknowledge(self, messages: list[Received]) -> None:
+        self.acknowledged.extend(messages)
 
 
 def test_no_message_is_dropped_between_two_batches(
@@ -222,6 +226,7 @@ def test_no_message_is_dropped_between_two_batches(
     for left in (_BATCH + 1, 1, 0):
         coordinator._take_events()
         assert len(queued.events) == left
+        assert len(queued.acknowledged) == number - left
     reader = StoreReader(tmp_path / "state")
     assert reader.counters() == {"rejected: malformed": number}
     reader.close()
