@@ -81,6 +81,11 @@ class Rounds:
         ).fetchone()
         return None if row is None else KnownRound(RoundState(row["state"]), row["plan"])
 
+    def latest(self, job: str) -> int:
+        """The greatest number of a job's rounds on record; 0 if there is none."""
+        (number,) = self._connection.execute("SELECT max(round) FROM rounds WHERE job = ?", (job,)).fetchone()
+        return 0 if number is None else int(number)
+
     def offer(self, job: str, number: int, plan: bytes, now: float) -> None:
         """A plan has arrived. A round that is charged or beyond stays as it is."""
         self._connection.execute(

@@ -14,7 +14,9 @@ from agent.charges import Budget, Charge
 from agent.ledger import Ledger, create_ledger
 from agent.rounds import KnownRound, Rounds, RoundState, create_rounds
 from agent.spool import Spool, SpooledFragment, create_spool
+from dpagent import faults
 from dpagent.errors import DamagedDatabaseError, LedgerError
+from dpagent.faults import FaultPoint
 from dpagent.storage import StateDirectory, disk_errors, open_database, transaction
 
 
@@ -71,10 +73,16 @@ class AgentState:
         with disk_errors(self.file):
             return self._rounds.find(job, number)
 
+    def latest_round(self, job: str) -> int:
+        """The greatest number of a job's rounds on record; 0 if there is none."""
+        with disk_errors(self.file):
+            return self._rounds.latest(job)
+
     def offer(self, job: str, number: int, plan: bytes, now: float) -> None:
         """A plan with the SHA-256 ``plan`` has arrived, at the Unix time ``now``."""
         with disk_errors(self.file), transaction(self.connection):
             self._rounds.offer(job, number, plan, now)
+        faults.reached(FaultPoint.AGENT_OFFERED)
 
     def decline(self, job: str, number: int, reason: str, now: float) -> None:
         """The device does not take part in a round."""
@@ -87,15 +95,19 @@ class AgentState:
         Raises:
             StorageError: The charge is not durable; or, if only ``ledger.head`` could not be written, it is.
         """
+        faults.reached(FaultPoint.AGENT_ADMITTED)
         try:
             with disk_errors(self.file), transaction(self.connection):
                 self.ledger.charge(charge)
                 self._rounds.move(charge.job, charge.round, RoundState.CHARGED, now)
+                faults.reached(FaultPoint.AGENT_CHARGE_WRITTEN)
         except BaseException:
             # The transaction was rolled back: read the ledger from disk again.
             self.ledger = Ledger(self.connection, self._head_file)
             raise
+        faults.reached(FaultPoint.AGENT_CHARGED)
         self.ledger.save_head()
+        faults.reached(FaultPoint.AGENT_HEAD_SAVED)
 
     def spool_round(
         self, job: str, number: int, fragments: Iterable[SpooledFragment], now: float, failure: str | None
@@ -109,9 +121,12 @@ class AgentState:
             now: Unix time.
             failure: why no record counts in it, if none does.
         """
+        faults.reached(FaultPoint.AGENT_TRAINED)
         with disk_errors(self.file), transaction(self.connection):
             self.spool.put(job, number, fragments)
             self._rounds.move(job, number, RoundState.SPOOLED, now, failure)
+            faults.reached(FaultPoint.AGENT_SPOOL_WRITTEN)
+        faults.reached(FaultPoint.AGENT_SPOOLED)
 
     def mark_sent(self, resend_at: Mapping[bytes, float], now: float) -> None:
         """Note published fragments, with the resend time of each by digest.
@@ -124,27 +139,35 @@ class AgentState:
             for digest, again_at in resend_at.items():
                 self.spool.mark_sent(digest, now, again_at)
             self._rounds.follow_fragments(now)
+            faults.reached(FaultPoint.AGENT_SENT_WRITTEN)
+        faults.reached(FaultPoint.AGENT_SENT_NOTED)
 
     def mark_counted(self, digests: Sequence[bytes], now: float) -> int:
         """Drop the fragments in a receipt; return the number of ours.
 
         Not durable, for the same reason: a forgotten fragment is sent and receipted again.
         """
+        faults.reached(FaultPoint.AGENT_RECEIPT_ARRIVED)
         with disk_errors(self.file), transaction(self.connection, durable=False):
             counted = self.spool.mark_counted(digests)
             self._rounds.follow_fragments(now)
-            return counted
+            faults.reached(FaultPoint.AGENT_RECEIPT_WRITTEN)
+        faults.reached(FaultPoint.AGENT_RECEIPTED)
+        return counted
 
     def reschedule(self, times: Iterable[tuple[float, bytes]]) -> None:
         """Give pending fragments new times."""
         with disk_errors(self.file), transaction(self.connection):
             self.spool.reschedule(times)
+        faults.reached(FaultPoint.AGENT_TIMES_DRAWN)
 
     def expire_other_rounds(self, job: str | None, round_number: int | None, now: float) -> int:
         """Give up all other rounds and their fragments; return the number of fragments."""
         with disk_errors(self.file), transaction(self.connection):
             self._rounds.expire_others(job, round_number, now)
-            return self.spool.expire(except_job=job, except_round=round_number)
+            expired = self.spool.expire(except_job=job, except_round=round_number)
+        faults.reached(FaultPoint.AGENT_OTHERS_EXPIRED)
+        return expired
 
     def forget_other_jobs(self, job: str) -> None:
         """Drop the spool's rows of other jobs; the ledger keeps all of its entries."""

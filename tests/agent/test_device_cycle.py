@@ -67,6 +67,23 @@ def test_a_round_is_new_once_and_an_older_one_of_its_job_is_a_replay(device: Dev
     assert not device.cycle.take_plan(make_plan(round=1, job=OTHER_JOB, state="finished"))
 
 
+def test_an_older_round_is_a_replay_after_a_restart_too(tmp_path: Path) -> None:
+    # Brokers come back with the plan that they retained when they last wrote their store.
+    with open_device(tmp_path) as device:
+        device.give()
+        for number in (1, 2):
+            device.cycle.take_plan(make_plan(round=number))
+            device.clock.advance(make_plan().compute_slot_s)
+            device.advance()
+        pending = device.pending()
+        assert set(pending) == {2}
+    with open_device(tmp_path) as device:
+        assert refused(device, make_plan(round=1)) == "replayed"
+        assert device.pending() == pending
+        assert device.cycle.take_plan(make_plan(round=2))
+        assert device.pending() == pending
+
+
 def test_a_round_is_run_once_however_often_it_is_announced(device: Device) -> None:
     plan = make_plan()
     arrived_at = device.clock.monotonic()

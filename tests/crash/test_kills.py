@@ -1,0 +1,58 @@
+"""A fleet keeps its promises whatever is killed; ``checker.py`` lists them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from crash.fleet_under_fire import (
+    COORDINATOR,
+    DEVICES,
+    Fault,
+    FleetUnderFire,
+    Launcher,
+    RandomKills,
+    launcher,
+)
+
+from dpagent.faults import FaultPoint
+
+pytestmark = pytest.mark.heavy
+
+
+@pytest.fixture(scope="module")
+def programs() -> Iterator[Launcher]:
+    with launcher() as made:
+        yield made
+
+
+def of(kind: str) -> list[FaultPoint]:
+    return [point for point in FaultPoint if point.startswith(kind)]
+
+
+def test_every_fault_point_is_survived(tmp_path: Path, programs: Launcher) -> None:
+    # A device comes to some points once a round, after its charge: two devices share them.
+    agent = [*of("agent"), FaultPoint.FILE_WRITTEN]
+    waiting = {
+        COORDINATOR: [*of(COORDINATOR), FaultPoint.FILE_WRITTEN],
+        DEVICES[0]: agent[::2],
+        DEVICES[1]: agent[1::2],
+    }
+
+    def next_fault(name: str) -> Fault | None:
+        # What was published leaves by another thread.
+        return Fault(waiting[name].pop(0), delay_s=0.01) if waiting[name] else None
+
+    with FleetUnderFire(tmp_path, programs) as fleet:
+        outcome = fleet.run(next_fault)
+    assert outcome.broken == []
+    assert set(outcome.kills) == {*FaultPoint}
+
+
+def test_a_job_is_done_whatever_is_killed_at_random(tmp_path: Path, programs: Launcher) -> None:
+    kills = RandomKills(seed=13, most=10)
+    with FleetUnderFire(tmp_path, programs) as fleet:
+        outcome = fleet.run(kills.fault, kills.strike)
+    assert outcome.broken == []
+    assert outcome.kills.total() >= 5
