@@ -148,8 +148,8 @@ class Cycle:
         if plan.fleet != self._fleet:
             raise MessageError("wrong fleet", plan.fleet)
         known = None if self._announced is None else self._announced.plan
-        # Also after a restart: a broker that restarts with an older store retains an older plan, and taking it
-        # would give up the fragments of the open round.
+        # Also after a restart: a broker with an older store retains an older plan, and taking that would give
+        # up the fragments of the open round.
         latest = self._state.latest_round(plan.job.hex())
         if known is not None and known.job == plan.job:
             latest = max(latest, known.round)
@@ -213,7 +213,8 @@ class Cycle:
     def _end_job(self, plan: Plan, *, is_new: bool) -> None:
         now = self._clock.monotonic()
         self._announced = _Announced(plan, b"", _Phase.SETTLED, now, now)
-        self._state.expire_other_rounds(None, None, self._clock.unix())
+        # Only its own rounds: a broker with an older store retains the end of the job before the open one.
+        self._state.expire_job(plan.job.hex(), self._clock.unix())
         if is_new:
             log.info("job %s is finished, %s", plan.job.hex()[:8], self.spent())
 

@@ -161,13 +161,19 @@ class AgentState:
             self.spool.reschedule(times)
         faults.reached(FaultPoint.AGENT_TIMES_DRAWN)
 
-    def expire_other_rounds(self, job: str | None, round_number: int | None, now: float) -> int:
+    def expire_other_rounds(self, job: str, round_number: int, now: float) -> int:
         """Give up all other rounds and their fragments; return the number of fragments."""
         with disk_errors(self.file), transaction(self.connection):
             self._rounds.expire_others(job, round_number, now)
-            expired = self.spool.expire(except_job=job, except_round=round_number)
+            expired = self.spool.expire_others(job, round_number)
         faults.reached(FaultPoint.AGENT_OTHERS_EXPIRED)
         return expired
+
+    def expire_job(self, job: str, now: float) -> None:
+        """Give up the rounds of a job and their fragments."""
+        with disk_errors(self.file), transaction(self.connection):
+            self._rounds.expire_job(job, now)
+            self.spool.expire_job(job)
 
     def forget_other_jobs(self, job: str) -> None:
         """Drop the spool's rows of other jobs; the ledger keeps all of its entries."""

@@ -167,6 +167,18 @@ def test_the_end_of_a_job_leaves_nothing_to_send_or_decide(device: Device) -> No
     assert device.charged() == [1]
 
 
+def test_the_end_of_another_job_costs_the_open_round_nothing(device: Device) -> None:
+    # A broker comes back with an older store, in which the job before has just ended.
+    device.cycle.take_plan(make_plan())
+    device.give()
+    device.advance()
+    pending = device.pending()
+    assert device.cycle.take_plan(make_plan(job=OTHER_JOB, state="finished"))
+    device.cycle.take_plan(make_plan())
+    assert device.pending() == pending
+    assert device.charged() == [1]
+
+
 def test_lines_of_an_earlier_job_go_when_another_begins(device: Device) -> None:
     device.cycle.take_plan(make_plan())
     device.give()

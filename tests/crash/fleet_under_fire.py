@@ -31,8 +31,10 @@ COORDINATOR: Final = "coordinator"
 DEVICES: Final = ("device-0", "device-1")
 PROGRAMS: Final = (COORDINATOR, *DEVICES)
 ROUNDS: Final = 3
+NAME: Final = "under-fire"
 BROKER: Final = "broker"
 _ROUND: Final = {"deadline_s": 600.0, "compute_slot_s": 0.1, "jitter_window_s": 0.2}
+_LEARNING_RATE: Final = 0.5
 _STUCK_S: Final = 45.0
 """Without a kill, a job takes some seconds."""
 
@@ -118,6 +120,19 @@ class Outcome:
     seconds: float = 0.0
 
 
+def places(directory: Path) -> Places:
+    """Where the checker finds a fleet under fire."""
+    return Places(
+        fleet=NAME,
+        devices={name: directory / name / "state" for name in DEVICES},
+        coordinator=directory / COORDINATOR / "state",
+        keys=directory / COORDINATOR / "keys",
+        capture=directory / "capture",
+        learning_rate=_LEARNING_RATE,
+        rounds=ROUNDS,
+    )
+
+
 class FleetUnderFire:
     """A coordinator, two devices, their broker and the wiretap between them.
 
@@ -128,7 +143,7 @@ class FleetUnderFire:
 
     def __init__(self, directory: Path, start: Launcher) -> None:
         directory.mkdir(parents=True, exist_ok=True)
-        self._launcher, self._name = start, "under-fire"
+        self._launcher = start
         self.broker = Broker("mosquitto", directory, protocol="5").start()
         capture, log = directory / "capture", directory / "wiretap.log"
         capture.touch()
@@ -141,28 +156,19 @@ class FleetUnderFire:
             return self.broker.values | {"url": f"mqtt://127.0.0.1:{ports[name]}"}
 
         file = write_fleet(
-            directory / COORDINATOR, None, fleet=self._name, rounds=ROUNDS, round=_ROUND,
-            mqtt=mqtt(COORDINATOR), optimiser={"learning_rate": 0.5, "momentum": 0.0}, cap={"kind": "none"},
+            directory / COORDINATOR, None, fleet=NAME, rounds=ROUNDS, round=_ROUND,
+            mqtt=mqtt(COORDINATOR), optimiser={"learning_rate": _LEARNING_RATE, "momentum": 0.0},
+            cap={"kind": "none"},
         )  # fmt: skip
         settings = load_fleet_settings(file)
-        key = load_signer(settings.keys_dir, self._name).public_key
-        load_opener(settings.keys_dir, self._name)
+        key = load_signer(settings.keys_dir, NAME).public_key
+        load_opener(settings.keys_dir, NAME)
         self._files = {COORDINATOR: file}
         for number, name in enumerate(DEVICES):
             self._files[name] = write_agent(
-                directory / name, None, key, number, fleet=self._name, mqtt=mqtt(name), engine="numpy"
+                directory / name, None, key, number, fleet=NAME, mqtt=mqtt(name), engine="numpy"
             )
-        self.checker = Checker(
-            Places(
-                fleet=self._name,
-                devices={name: self._files[name].parent / "state" for name in DEVICES},
-                coordinator=settings.state_dir,
-                keys=settings.keys_dir,
-                capture=capture,
-                learning_rate=0.5,
-                rounds=ROUNDS,
-            )
-        )
+        self.checker = Checker(places(directory))
 
     def run(
         self, next_fault: Callable[[str], Fault | None], next_strike: Callable[[], str | None] = lambda: None
@@ -237,7 +243,8 @@ class FleetUnderFire:
 
         def ended() -> bool:
             for name, code in self._launcher.ended():
-                if code not in (0, -signal.SIGKILL):
+                # One that has just been started does not handle the signal yet.
+                if code not in (0, -signal.SIGKILL, -signal.SIGTERM):
                     outcome.broken.append(f"{name} ended with exit code {code} when it was stopped")
             return not self._launcher.pids
 
