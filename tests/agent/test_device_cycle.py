@@ -13,7 +13,10 @@ from devices import PERIOD_S, Device, open_device
 from fleets import DIGITS, digits, make_plan, terms
 from ledgers import DATASET
 
+from agent.training import Trainer, Update, Work
+from dpagent import faults
 from dpagent.errors import ConfigurationError, DpagentError, StorageError
+from dpagent.faults import FaultPoint
 from dpagent.learning.data.dataset import ArrayDataset
 from dpagent.notation import upwards
 from dpagent.privacy.events import Event
@@ -189,6 +192,59 @@ def test_lines_of_an_earlier_job_go_when_another_begins(device: Device) -> None:
     device.cycle.take_plan(make_plan(job=OTHER_JOB, state="finished"))
     device.cycle.take_plan(make_plan(job=b"l" * 16))
     assert device.state.connection.execute(lines).fetchone()[0] == 0
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        FaultPoint.AGENT_CHARGED, FaultPoint.AGENT_HEAD_SAVED, FaultPoint.AGENT_TRAINED,
+        FaultPoint.AGENT_SPOOL_WRITTEN,
+    ],
+)  # fmt: skip
+def test_a_round_that_was_charged_and_not_spooled_is_run_again_under_its_charge_with_fresh_noise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: FaultPoint
+) -> None:
+    plan, updates = make_plan(), []
+
+    def crash(at: FaultPoint) -> None:
+        if at is point:
+            raise KeyboardInterrupt
+
+    noisy_update = Trainer.noisy_update
+
+    def kept(trainer: Trainer, work: Work) -> Update:
+        updates.append(noisy_update(trainer, work))
+        return updates[-1]
+
+    monkeypatch.setattr(Trainer, "noisy_update", kept)
+    with open_device(tmp_path) as device, monkeypatch.context() as patch:
+        patch.setattr(faults, "reached", crash)
+        device.cycle.take_plan(plan)
+        device.give()
+        with pytest.raises(KeyboardInterrupt):
+            device.advance()
+    with open_device(tmp_path) as device:
+        assert device.charged() == [1]
+        assert device.pending() == {}
+        # For another plan it is not run, and the charge is not used.
+        device.give()
+        device.cycle.take_plan(make_plan(jitter_window_s=0.7))
+        device.advance()
+        assert device.pending() == {}
+        device.cycle.take_plan(make_plan(deadline=plan.deadline + 60.0))
+        device.advance()
+        assert device.charged() == [1]
+        assert set(device.pending()) == {1}
+        rows = device.state.connection.execute("SELECT message FROM fragments").fetchall()
+    blocks = {}
+    for (message,) in rows:
+        position, values = read_block(decode(message, Fragment), plan.wire, RoundTask.of(plan).dimension)
+        blocks[position] = values
+    sent = np.concatenate([blocks[position] for position in sorted(blocks)])[: len(updates[-1].values)]
+    assert np.array_equal(sent, updates[-1].values)
+    if point in (FaultPoint.AGENT_TRAINED, FaultPoint.AGENT_SPOOL_WRITTEN):
+        first, last = updates
+        assert np.mean(first.values == last.values) < 0.5, "the noise of before"
 
 
 # --- the model arrives --------------------------------------------------------------------------

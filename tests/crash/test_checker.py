@@ -157,15 +157,8 @@ def a_value_changes_on_its_way_to_the_sum(fleet: Path) -> None:
         connection.execute("UPDATE rounds SET closed_at = NULL WHERE number = ?", (ROUNDS,))
         for number, (identity, each) in enumerate(checker.fragments.items()):
             if each.round == ROUNDS:
-                values = each.values(checker.plans[ROUNDS]["wire"])
-                row = (
-                    ROUNDS,
-                    each.position,
-                    number.to_bytes(16, "big"),
-                    identity,
-                    values.astype("<i4"),
-                    "<i4",
-                )
+                units = each.values(checker.plans[ROUNDS]["wire"]).astype("<i4").tobytes()
+                row = (ROUNDS, each.position, number.to_bytes(16, "big"), identity, units, "<i4")
                 connection.execute("INSERT INTO seats VALUES (?, ?, ?, ?, ?, ?)", row)
         (units,) = connection.execute("SELECT units FROM seats WHERE rowid = 1").fetchone()
         values = np.frombuffer(units, "<i4").copy()

@@ -16,6 +16,7 @@ from crash.fleet_under_fire import (
     launcher,
 )
 
+from dpagent import faults
 from dpagent.faults import FaultPoint
 
 pytestmark = pytest.mark.heavy
@@ -56,3 +57,27 @@ def test_a_job_is_done_whatever_is_killed_at_random(tmp_path: Path, programs: La
         outcome = fleet.run(kills.fault, kills.strike)
     assert outcome.broken == []
     assert outcome.kills.total() >= 5
+
+
+def test_no_program_replaces_the_hook() -> None:
+    root = Path(__file__).parents[2]
+    for package in ("dpagent", "agent", "coordinator", "simulation", "cli"):
+        for file in (root / package).rglob("*.py"):
+            for line in file.read_text(encoding="utf-8").splitlines():
+                if "faults" in line and not line.strip().startswith("faults.reached(FaultPoint."):
+                    assert line in (
+                        "from dpagent import faults",
+                        "from dpagent.faults import FaultPoint",
+                    ) or (file.name == "faults.py"), f"{file}: {line}"
+    assert faults.reached is faults._go_on
+
+
+def test_every_fault_point_stands_in_a_program() -> None:
+    root = Path(__file__).parents[2]
+    texts = [
+        file.read_text(encoding="utf-8")
+        for package in ("dpagent", "agent", "coordinator")
+        for file in (root / package).rglob("*.py")
+    ]
+    for point in FaultPoint:
+        assert sum(text.count(f"faults.reached(FaultPoint.{point.name})") for text in texts) == 1, point
