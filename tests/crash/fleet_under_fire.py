@@ -33,7 +33,8 @@ PROGRAMS: Final = (COORDINATOR, *DEVICES)
 ROUNDS: Final = 3
 NAME: Final = "under-fire"
 BROKER: Final = "broker"
-_ROUND: Final = {"deadline_s": 600.0, "compute_slot_s": 0.1, "jitter_window_s": 0.2}
+_ROUND: Final = {"compute_slot_s": 0.1, "jitter_window_s": 0.2}
+PATIENT_S: Final = 600.0
 _LEARNING_RATE: Final = 0.5
 _STUCK_S: Final = 45.0
 """Without a kill, a job takes some seconds."""
@@ -120,7 +121,7 @@ class Outcome:
     seconds: float = 0.0
 
 
-def places(directory: Path) -> Places:
+def places(directory: Path, *, is_patient: bool = True) -> Places:
     """Where the checker finds a fleet under fire."""
     return Places(
         fleet=NAME,
@@ -130,6 +131,7 @@ def places(directory: Path) -> Places:
         capture=directory / "capture",
         learning_rate=_LEARNING_RATE,
         rounds=ROUNDS,
+        is_patient=is_patient,
     )
 
 
@@ -139,9 +141,10 @@ class FleetUnderFire:
     Args:
         directory: for all of it.
         start: of programs.
+        deadline_s: of a round; a short one closes rounds before all fragments are in.
     """
 
-    def __init__(self, directory: Path, start: Launcher) -> None:
+    def __init__(self, directory: Path, start: Launcher, *, deadline_s: float = PATIENT_S) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self._launcher = start
         self.broker = Broker("mosquitto", directory, protocol="5").start()
@@ -156,7 +159,8 @@ class FleetUnderFire:
             return self.broker.values | {"url": f"mqtt://127.0.0.1:{ports[name]}"}
 
         file = write_fleet(
-            directory / COORDINATOR, None, fleet=NAME, rounds=ROUNDS, round=_ROUND,
+            directory / COORDINATOR, None, fleet=NAME, rounds=ROUNDS,
+            round=_ROUND | {"deadline_s": deadline_s},
             mqtt=mqtt(COORDINATOR), optimiser={"learning_rate": _LEARNING_RATE, "momentum": 0.0},
             cap={"kind": "none"},
         )  # fmt: skip
@@ -168,7 +172,7 @@ class FleetUnderFire:
             self._files[name] = write_agent(
                 directory / name, None, key, number, fleet=NAME, mqtt=mqtt(name), engine="numpy"
             )
-        self.checker = Checker(places(directory))
+        self.checker = Checker(places(directory, is_patient=deadline_s == PATIENT_S))
 
     def run(
         self, next_fault: Callable[[str], Fault | None], next_strike: Callable[[], str | None] = lambda: None

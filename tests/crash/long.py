@@ -16,7 +16,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from crash.fleet_under_fire import FleetUnderFire, RandomKills, launcher
+from crash.fleet_under_fire import PATIENT_S, FleetUnderFire, RandomKills, launcher
 
 
 def main() -> int:
@@ -34,7 +34,8 @@ def main() -> int:
         while kills.total() < options.kills:
             directory = Path(tempfile.mkdtemp(prefix="dpagent-kills-"))
             under_fire = RandomKills(choices.randrange(1 << 32), most=options.a_job)
-            with FleetUnderFire(directory, programs) as fleet:
+            deadline_s = choices.choice([PATIENT_S, PATIENT_S, 0.8])
+            with FleetUnderFire(directory, programs, deadline_s=deadline_s) as fleet:
                 outcome = fleet.run(under_fire.fault, under_fire.strike)
             jobs += 1
             kills += outcome.kills

@@ -60,6 +60,16 @@ def test_a_job_is_done_whatever_is_killed_at_random(tmp_path: Path, programs: La
     assert outcome.kills.total() >= 5
 
 
+def test_rounds_that_end_too_early_for_some_fragments_break_no_promise(
+    tmp_path: Path, programs: Launcher
+) -> None:
+    kills = RandomKills(seed=14, most=10)
+    with FleetUnderFire(tmp_path, programs, deadline_s=0.8) as fleet:
+        outcome = fleet.run(kills.fault, kills.strike)
+    assert outcome.broken == []
+    assert outcome.kills.total() > 0
+
+
 def sources() -> dict[Path, str]:
     """The programs' files, but for the one that defines the points."""
     root = Path(__file__).parents[2]
