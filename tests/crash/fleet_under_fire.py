@@ -75,6 +75,11 @@ class Launcher:
         self._process.stdin.flush()
         wait_until(lambda: self._take() or name in self.pids, f"the start of {name}")
 
+    def send(self, name: str, number: signal.Signals) -> None:
+        """Send a signal to a program, which may have ended in this moment."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pids[name], number)
+
     def ended(self) -> list[tuple[str, int]]:
         """Names and exit codes of programs that have ended; each once."""
         self._take()
@@ -210,7 +215,7 @@ class FleetUnderFire:
             strike = next_strike()
             if strike in self._launcher.pids:
                 armed[strike] = f"{strike} at random"
-                os.kill(self._launcher.pids[strike], signal.SIGKILL)
+                self._launcher.send(strike, signal.SIGKILL)
             elif strike is not None and strike.startswith(BROKER):
                 outcome.kills[strike] += 1
                 self.restart_broker(keep_store="without" not in strike)
@@ -242,8 +247,8 @@ class FleetUnderFire:
 
     def _stop_devices(self, outcome: Outcome) -> None:
         """Leave no program running; those that run end well."""
-        for pid in self._launcher.pids.values():
-            os.kill(pid, signal.SIGTERM)
+        for name in [*self._launcher.pids]:
+            self._launcher.send(name, signal.SIGTERM)
 
         def ended() -> bool:
             for name, code in self._launcher.ended():
@@ -260,8 +265,8 @@ class FleetUnderFire:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        for pid in self._launcher.pids.values():
-            os.kill(pid, signal.SIGKILL)
+        for name in [*self._launcher.pids]:
+            self._launcher.send(name, signal.SIGKILL)
         wait_until(
             lambda: self._launcher.ended() is None or not self._launcher.pids, "the end of all programs"
         )
