@@ -54,13 +54,15 @@ class Launcher:
     def __init__(self) -> None:
         # -I: not from the tests' folders, some of which are called like the packages.
         self._process = subprocess.Popen(
-            [sys.executable, "-I", HERE / "launcher.py"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
+            [sys.executable, "-I", HERE / "launcher.py"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},  # as the programs set it themselves
+        )  # fmt: skip
         assert self._process.stdout is not None
         self._output = self._process.stdout.fileno()
         self._waiting = b""
         self.pids: dict[str, int] = {}
         self._ended: list[tuple[str, int]] = []
+        self._asked = self._started = 0
         assert self._process.stdout.readline()
         os.set_blocking(self._output, False)
 
@@ -73,7 +75,9 @@ class Launcher:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(start).encode() + b"\n")
         self._process.stdin.flush()
-        wait_until(lambda: self._take() or name in self.pids, f"the start of {name}")
+        self._asked += 1
+        # It may have ended already.
+        wait_until(lambda: self._take() or self._started == self._asked, f"the start of {name}")
 
     def send(self, name: str, number: signal.Signals) -> None:
         """Send a signal to a program, which may have ended in this moment."""
@@ -96,6 +100,7 @@ class Launcher:
                         self._ended.append((message["name"], message["code"]))
                     else:
                         self.pids[message["name"]] = message["pid"]
+                        self._started += 1
         assert self._process.poll() is None, "the launcher has ended"
 
     def close(self) -> None:
@@ -222,7 +227,8 @@ class FleetUnderFire:
                 self._check(outcome, f"after the kill of the {strike}")
                 quiet_since = time.monotonic()
             if time.monotonic() > quiet_since + _STUCK_S:
-                outcome.broken.append("the job does not end")
+                outcome.broken.append("the job does not end; the stacks are in the logs")
+                self._dump_stacks()
                 break
             time.sleep(0.005)
         self._stop_devices(outcome)
@@ -250,14 +256,21 @@ class FleetUnderFire:
         for name in [*self._launcher.pids]:
             self._launcher.send(name, signal.SIGTERM)
 
-        def ended() -> bool:
+        until = time.monotonic() + PATIENCE_S
+        while self._launcher.pids and time.monotonic() < until:
             for name, code in self._launcher.ended():
                 # One that has just been started does not handle the signal yet.
                 if code not in (0, -signal.SIGKILL, -signal.SIGTERM):
                     outcome.broken.append(f"{name} ended with exit code {code} when it was stopped")
-            return not self._launcher.pids
+            time.sleep(0.005)
+        for name in self._launcher.pids:
+            outcome.broken.append(f"{name} does not end when it is stopped; its stacks are in its log")
+            self._dump_stacks()
 
-        wait_until(ended, "the end of all programs")
+    def _dump_stacks(self) -> None:
+        for name in [*self._launcher.pids]:
+            self._launcher.send(name, signal.SIGUSR1)
+        time.sleep(1.0)
 
     def __enter__(self) -> FleetUnderFire:
         return self

@@ -4,11 +4,13 @@ It has all programs imported and forks for each start, which takes milliseconds 
 runs the ``dpagent`` command as its entry point would. Lines of JSON come in on standard input
 (:class:`Start`) and go out on standard output: ``{"name", "pid"}`` at a start, ``{"name", "pid", "code"}`` at
 an end, where a negative code is a signal. At the end of the input it kills all that still run.
+SIGUSR1 makes a program write the stacks of its threads to its log.
 """
 
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import gc
 import json
 import os
@@ -67,6 +69,7 @@ def run(start: Start) -> None:
         log = os.open(start["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         for descriptor, target in ((null, 0), (log, 1), (log, 2)):
             os.dup2(descriptor, target)
+        faulthandler.register(signal.SIGUSR1, all_threads=True)
         sys.argv = ["dpagent", *start["arguments"]]
         if start["point"] is not None:
             arm(FaultPoint(start["point"]), start["times"], start["delay_s"])
