@@ -22,13 +22,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import sqlite3
 import struct
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final, NamedTuple
 
 import cbor2
@@ -57,6 +59,10 @@ class Places:
     rounds: int
     is_patient: bool = True
     """Whether no round ends before it has the fragments of all devices."""
+
+
+def _open_readonly(file: Path) -> sqlite3.Connection:
+    return sqlite3.connect(f"{file.as_uri()}?mode=ro", uri=True, timeout=10)
 
 
 class Fragment(NamedTuple):
@@ -210,8 +216,19 @@ class Checker:
         if not file.exists():
             yield None
             return
-        with closing(sqlite3.connect(f"{file.as_uri()}?mode=ro", uri=True, timeout=10)) as connection:
-            connection.execute("BEGIN")
+        with ExitStack() as opened:
+            connection = opened.enter_context(closing(_open_readonly(file)))
+            try:
+                connection.execute("BEGIN")
+                connection.execute("SELECT 1 FROM sqlite_master").fetchone()
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorname != "SQLITE_READONLY_ROLLBACK":
+                    raise
+                # Killed while the file was made, and its owner has not undone that yet.
+                copy = Path(opened.enter_context(TemporaryDirectory())) / file.name
+                for part in file.parent.glob(f"{file.name}*"):
+                    shutil.copy(part, copy.parent / part.name)
+                connection = opened.enter_context(closing(sqlite3.connect(copy)))
             # Tables come one migration at a time, the counters' last.
             there = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'counters'").fetchone()
             (intact,) = connection.execute("PRAGMA integrity_check").fetchone()
