@@ -148,8 +148,13 @@ class Cycle:
         if plan.fleet != self._fleet:
             raise MessageError("wrong fleet", plan.fleet)
         known = None if self._announced is None else self._announced.plan
-        if known is not None and known.job == plan.job and plan.round < known.round:
-            raise MessageError("replayed", f"round {plan.round} after round {known.round}")
+        # Also after a restart: a broker with an older store retains an older plan, and taking that would give
+        # up the fragments of the open round.
+        latest = self._state.latest_round(plan.job.hex())
+        if known is not None and known.job == plan.job:
+            latest = max(latest, known.round)
+        if plan.round < latest:
+            raise MessageError("replayed", f"round {plan.round} after round {latest}")
         is_new = known is None or (known.job, known.round, known.state) != (plan.job, plan.round, plan.state)
         self._assembler.keep_for(plan)
         if plan.state == "finished":
@@ -208,7 +213,8 @@ class Cycle:
     def _end_job(self, plan: Plan, *, is_new: bool) -> None:
         now = self._clock.monotonic()
         self._announced = _Announced(plan, b"", _Phase.SETTLED, now, now)
-        self._state.expire_other_rounds(None, None, self._clock.unix())
+        # Only its own rounds: a broker with an older store retains the end of the job before the open one.
+        self._state.expire_job(plan.job.hex(), self._clock.unix())
         if is_new:
             log.info("job %s is finished, %s", plan.job.hex()[:8], self.spent())
 

@@ -16,7 +16,9 @@ from collections.abc import Callable
 from typing import Final, TypeAlias
 
 from agent.state import AgentState
+from dpagent import faults
 from dpagent.clock import Clock
+from dpagent.faults import FaultPoint
 from dpagent.protocol.messages import Plan
 from dpagent.protocol.sealing import seal_encoded
 from dpagent.transport.session import MqttSession
@@ -118,8 +120,10 @@ class Publisher:
             if not self._session.has_room:
                 break
             sealed = self._seal(fragment.message, self._window[0])
+            faults.reached(FaultPoint.AGENT_SEALED)
             if self._session.publish(self._topic, sealed) is None:
                 break
+            faults.reached(FaultPoint.AGENT_PUBLISHED)
             self._allowance -= 1
             resend_at[fragment.digest] = now + _RESEND_S * self._random.uniform(1.0, 2.0)
         if resend_at:

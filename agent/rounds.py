@@ -81,6 +81,11 @@ class Rounds:
         ).fetchone()
         return None if row is None else KnownRound(RoundState(row["state"]), row["plan"])
 
+    def latest(self, job: str) -> int:
+        """The greatest number of a job's rounds on record; 0 if there is none."""
+        (number,) = self._connection.execute("SELECT max(round) FROM rounds WHERE job = ?", (job,)).fetchone()
+        return 0 if number is None else int(number)
+
     def offer(self, job: str, number: int, plan: bytes, now: float) -> None:
         """A plan has arrived. A round that is charged or beyond stays as it is."""
         self._connection.execute(
@@ -127,12 +132,19 @@ class Rounds:
                 (state, now),
             )
 
-    def expire_others(self, job: str | None, number: int | None, now: float) -> None:
+    def expire_others(self, job: str, number: int, now: float) -> None:
         """Give up all rounds that are charged or beyond and not receipted, but for one."""
+        self._expire("NOT (job = ? AND round = ?)", (job, number), now)
+
+    def expire_job(self, job: str, now: float) -> None:
+        """Give up a job's rounds that are charged or beyond and not receipted."""
+        self._expire("job = ?", (job,), now)
+
+    def _expire(self, which: str, values: tuple[str | int, ...], now: float) -> None:
         self._connection.execute(
             "UPDATE rounds SET state = 'expired', changed_at = ? WHERE state IN ('charged', 'spooled',"
-            " 'published') AND NOT (job IS ? AND round IS ?)",
-            (now, job, number),
+            f" 'published') AND {which}",
+            (now, *values),
         )
 
 

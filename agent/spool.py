@@ -118,11 +118,17 @@ class Spool:
         """Drop the rows of all other jobs, except of pending fragments."""
         self._connection.execute("DELETE FROM fragments WHERE job != ? AND message IS NULL", (job,))
 
-    def expire(self, *, except_job: str | None = None, except_round: int | None = None) -> int:
+    def expire_others(self, job: str, round_number: int) -> int:
         """Give up all pending fragments of other rounds; return their number."""
+        return self._expire("NOT (job = ? AND round = ?)", (job, round_number))
+
+    def expire_job(self, job: str) -> int:
+        """Give up all pending fragments of a job; return their number."""
+        return self._expire("job = ?", (job,))
+
+    def _expire(self, which: str, values: tuple[str | int, ...]) -> int:
         cursor = self._connection.execute(
-            "UPDATE fragments SET state = 'expired', message = NULL WHERE message IS NOT NULL "
-            "AND NOT (job IS ? AND round IS ?)",
-            (except_job, except_round),
+            f"UPDATE fragments SET state = 'expired', message = NULL WHERE message IS NOT NULL AND {which}",
+            values,
         )
         return cursor.rowcount

@@ -16,7 +16,9 @@ from agent.heads import LedgerFiles, SecondHead, read_head, read_second_head, sa
 from agent.ledger import Ledger, create_ledger, require_head
 from agent.rounds import KnownRound, Rounds, RoundState, create_rounds
 from agent.spool import Spool, SpooledFragment, create_spool
+from dpagent import faults
 from dpagent.errors import DamagedDatabaseError, LedgerError
+from dpagent.faults import FaultPoint
 from dpagent.storage import StateDirectory, disk_errors, open_database, transaction
 from dpagent.wording import counted
 
@@ -93,6 +95,7 @@ class StateDatabase:
             # The transaction was rolled back: read the ledger from disk again.
             self.ledger = Ledger(self.connection)
             raise
+        faults.reached(FaultPoint.AGENT_CHARGED)
         self.save_heads()
 
     def save_heads(self) -> None:
@@ -184,10 +187,16 @@ class AgentState(StateDatabase):
         with disk_errors(self.file):
             return self.rounds.find(job, number)
 
+    def latest_round(self, job: str) -> int:
+        """The greatest number of a job's rounds on record; 0 if there is none."""
+        with disk_errors(self.file):
+            return self.rounds.latest(job)
+
     def offer(self, job: str, number: int, plan: bytes, now: float) -> None:
         """A plan with the SHA-256 ``plan`` has arrived, at the Unix time ``now``."""
         with disk_errors(self.file), transaction(self.connection):
             self.rounds.offer(job, number, plan, now)
+        faults.reached(FaultPoint.AGENT_OFFERED)
 
     def decline(self, job: str, number: int, reason: str, now: float) -> None:
         """The device does not take part in a round."""
@@ -200,9 +209,12 @@ class AgentState(StateDatabase):
         Raises:
             StorageError: The charge is not durable; or, if only a head could not be written, it is.
         """
+        faults.reached(FaultPoint.AGENT_ADMITTED)
         with self.entry():
             self.ledger.charge(charge)
             self.rounds.move(charge.job, charge.round, RoundState.CHARGED, now)
+            faults.reached(FaultPoint.AGENT_CHARGE_WRITTEN)
+        faults.reached(FaultPoint.AGENT_HEAD_SAVED)
 
     def spool_round(
         self, job: str, number: int, fragments: Iterable[SpooledFragment], now: float, failure: str | None
@@ -216,9 +228,12 @@ class AgentState(StateDatabase):
             now: Unix time.
             failure: why no record counts in it, if none does.
         """
+        faults.reached(FaultPoint.AGENT_TRAINED)
         with disk_errors(self.file), transaction(self.connection):
             self.spool.put(job, number, fragments)
             self.rounds.move(job, number, RoundState.SPOOLED, now, failure)
+            faults.reached(FaultPoint.AGENT_SPOOL_WRITTEN)
+        faults.reached(FaultPoint.AGENT_SPOOLED)
         # From here on, an older copy of the state may not run the round again.
         self.save_second_head()
 
@@ -233,27 +248,41 @@ class AgentState(StateDatabase):
             for digest, again_at in resend_at.items():
                 self.spool.mark_sent(digest, now, again_at)
             self.rounds.follow_fragments(now)
+            faults.reached(FaultPoint.AGENT_SENT_WRITTEN)
+        faults.reached(FaultPoint.AGENT_SENT_NOTED)
 
     def mark_counted(self, digests: Sequence[bytes], now: float) -> int:
         """Drop the fragments in a receipt; return the number of ours.
 
         Not durable, for the same reason: a forgotten fragment is sent and receipted again.
         """
+        faults.reached(FaultPoint.AGENT_RECEIPT_ARRIVED)
         with disk_errors(self.file), transaction(self.connection, durable=False):
             counted = self.spool.mark_counted(digests)
             self.rounds.follow_fragments(now)
-            return counted
+            faults.reached(FaultPoint.AGENT_RECEIPT_WRITTEN)
+        faults.reached(FaultPoint.AGENT_RECEIPTED)
+        return counted
 
     def reschedule(self, times: Iterable[tuple[float, bytes]]) -> None:
         """Give pending fragments new times."""
         with disk_errors(self.file), transaction(self.connection):
             self.spool.reschedule(times)
+        faults.reached(FaultPoint.AGENT_TIMES_DRAWN)
 
-    def expire_other_rounds(self, job: str | None, round_number: int | None, now: float) -> int:
+    def expire_other_rounds(self, job: str, round_number: int, now: float) -> int:
         """Give up all other rounds and their fragments; return the number of fragments."""
         with disk_errors(self.file), transaction(self.connection):
             self.rounds.expire_others(job, round_number, now)
-            return self.spool.expire(except_job=job, except_round=round_number)
+            expired = self.spool.expire_others(job, round_number)
+        faults.reached(FaultPoint.AGENT_OTHERS_EXPIRED)
+        return expired
+
+    def expire_job(self, job: str, now: float) -> None:
+        """Give up the rounds of a job and their fragments."""
+        with disk_errors(self.file), transaction(self.connection):
+            self.rounds.expire_job(job, now)
+            self.spool.expire_job(job)
 
     def forget_other_jobs(self, job: str) -> None:
         """Drop the spool's rows of other jobs; the ledger keeps all of its entries."""

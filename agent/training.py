@@ -32,7 +32,9 @@ from agent.noisy_sums import clipped_sum, noisy_sum, sum_of_moments
 from agent.profile import Profile
 from agent.records import Records
 from agent.settings import AgentSettings
+from dpagent import faults
 from dpagent.errors import DpagentError
+from dpagent.faults import FaultPoint
 from dpagent.learning.data.dataset import Dataset
 from dpagent.learning.front_end.features import FeatureSet, FrontEnd, reserve
 from dpagent.learning.models.stages import FrozenNetwork
@@ -144,6 +146,7 @@ class Trainer:
         Raises:
             Exception: No noise can be drawn on this board; nothing may leave.
         """
+        faults.reached(FaultPoint.AGENT_TRAINS)
         failures = [] if work.failure is None else [work.failure]
         if not failures:
             self._refresh()

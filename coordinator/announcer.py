@@ -6,6 +6,8 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+from dpagent import faults
+from dpagent.faults import FaultPoint
 from dpagent.protocol.fragments import chunked, receipt_digest
 from dpagent.protocol.messages import RECEIPTS_PER_MESSAGE, Plan, Receipts
 from dpagent.protocol.signing import Signer
@@ -47,8 +49,11 @@ class Announcer:
         for chunk in chunked(weights):
             topic = self._topics.model_chunk(chunk.index)
             self._session.publish(topic, self._signer.sign(chunk, "model"), retain=True)
+        faults.reached(FaultPoint.COORDINATOR_MODEL_PUBLISHED)
         message = self._signer.sign(plan, "plan")
-        return self._session.publish(self._topics.plan, message, retain=True) is not None
+        is_out = self._session.publish(self._topics.plan, message, retain=True) is not None
+        faults.reached(FaultPoint.COORDINATOR_PLAN_PUBLISHED)
+        return is_out
 
     def assets_changed(self) -> None:
         """Publish the assets with the next plan: they changed, or the broker may lack them."""
@@ -66,6 +71,7 @@ class Announcer:
                 digests=b"".join(digests[start : start + RECEIPTS_PER_MESSAGE]),
             )  # fmt: skip
             self._session.publish(self._topics.receipts, self._signer.sign(receipts, "receipts"))
+            faults.reached(FaultPoint.COORDINATOR_RECEIPTS_PUBLISHED)
 
     def say_goodbye(self, plan: Plan) -> bool:
         """Publish the end of the job; return whether the broker took it within a few seconds.

@@ -27,7 +27,9 @@ from coordinator.planning import Planner, gradient_steps
 from coordinator.seats import OpenedFragment
 from coordinator.settings import FleetSettings
 from coordinator.store import BLOCK_FULL, Job, OpenRound, RoundResult, Store
+from dpagent import faults
 from dpagent.clock import Clock
+from dpagent.faults import FaultPoint
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.notation import upwards
 from dpagent.privacy.clipping import adapted_norm
@@ -269,6 +271,7 @@ class Cycle:
     def _close(self, progress: Progress) -> None:
         assert self._task is not None
         task = self._task
+        faults.reached(FaultPoint.COORDINATOR_CLOSES)
         if progress.scarcest < self._settings.devices:
             log.warning(
                 "round %d closes at its deadline with %d of %s, at least %d of every block",

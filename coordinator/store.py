@@ -17,6 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coordinator.seats import Counted, OpenedFragment, Seats, Sums, create_seats
+from dpagent import faults
+from dpagent.faults import FaultPoint
 from dpagent.privacy.mechanisms.job_noise import JobNoise
 from dpagent.storage import disk_errors, open_database, open_readonly, transaction
 
@@ -126,6 +128,8 @@ class Store:
             self.connection.execute(
                 "INSERT INTO model VALUES (1, ?, ?, ?)", (weights.tobytes(), state.tobytes(), clip_norm)
             )
+            faults.reached(FaultPoint.COORDINATOR_JOB_WRITTEN)
+        faults.reached(FaultPoint.COORDINATOR_JOB_BEGUN)
 
     def model(self) -> tuple[NDArray[np.float32], NDArray[np.float64], float]:
         """The current weights (d,), the optimiser's state (rows, d) and the clip norm of the next round."""
@@ -155,6 +159,7 @@ class Store:
                 "ON CONFLICT (number) DO UPDATE SET deadline = excluded.deadline",
                 (number, opened_at, deadline),
             )
+        faults.reached(FaultPoint.COORDINATOR_ROUND_OPENED)
         current = self.open_round()
         assert current is not None
         return current
@@ -166,9 +171,11 @@ class Store:
                 "UPDATE rounds SET announced_at = coalesce(announced_at, ?) WHERE number = ?",
                 (announced_at, number),
             )
+        faults.reached(FaultPoint.COORDINATOR_ANNOUNCED)
 
     def count(self, fragments: Sequence[OpenedFragment], open_round: int, *, seats: int) -> Counted:
         """Count each fragment of the open round once, as far as its block has seats; see :class:`Seats`."""
+        faults.reached(FaultPoint.COORDINATOR_FRAGMENTS_OPENED)
         with disk_errors(self.file), transaction(self.connection):
             counted = self._seats.take(fragments, open_round, seats)
             self._add_to_counters(
@@ -178,6 +185,8 @@ class Store:
                     f"rejected: {BLOCK_FULL}": counted.unseated,
                 }
             )
+            faults.reached(FaultPoint.COORDINATOR_COUNT_WRITTEN)
+        faults.reached(FaultPoint.COORDINATOR_COUNTED)
         return counted
 
     def counts(self, number: int) -> dict[int, int]:
@@ -199,6 +208,7 @@ class Store:
         closed_at: float,
     ) -> None:
         """Close a round and store its model, in one transaction."""
+        faults.reached(FaultPoint.COORDINATOR_STEPPED)
         with disk_errors(self.file), transaction(self.connection):
             self.connection.execute(
                 "UPDATE rounds SET closed_at = ?, accuracy = ?, clamped = ?, kept = ?, "
@@ -220,6 +230,8 @@ class Store:
             )
             # The values are no longer needed; the counts stay in `rounds`, the ids in `fragments`.
             self._seats.clear(number)
+            faults.reached(FaultPoint.COORDINATOR_CLOSE_WRITTEN)
+        faults.reached(FaultPoint.COORDINATOR_CLOSED)
 
     def is_finished(self) -> bool:
         """Whether the job is over and the broker took its announcement."""
@@ -227,8 +239,10 @@ class Store:
 
     def finish(self, finished_at: float) -> None:
         """Mark the job as finished."""
+        faults.reached(FaultPoint.COORDINATOR_SAID_GOODBYE)
         with disk_errors(self.file), transaction(self.connection):
             self.connection.execute("UPDATE job SET finished_at = coalesce(finished_at, ?)", (finished_at,))
+        faults.reached(FaultPoint.COORDINATOR_FINISHED)
 
     def reject(self, reason: str, count: int) -> None:
         """Count rejected messages by reason."""

@@ -166,7 +166,9 @@ class MqttSession:
         self._persistent = persistent
         self._pace = pace
         self._password = settings.password()
-        self._inbox: queue.SimpleQueue[tuple[paho.Client, Event | _Refused | _Ended]] = queue.SimpleQueue()
+        # No SimpleQueue: in CPython 3.11, its get() waits for ever if a signal interrupts it as its time runs
+        # out, so that SIGTERM would not end a program before the next message comes.
+        self._inbox: queue.Queue[tuple[paho.Client, Event | _Refused | _Ended]] = queue.Queue()
         self._room = threading.Semaphore(WINDOW)
         self._protocol = _MQTT311 if settings.protocol == "3.1.1" else _MQTT5
         self._client: paho.Client | None = None

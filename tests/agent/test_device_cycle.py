@@ -13,7 +13,10 @@ from devices import PERIOD_S, Device, open_device
 from fleets import DIGITS, digits, make_plan, terms
 from ledgers import DATASET
 
+from agent.training import Trainer, Update, Work
+from dpagent import faults
 from dpagent.errors import ConfigurationError, DpagentError, StorageError
+from dpagent.faults import FaultPoint
 from dpagent.learning.data.dataset import ArrayDataset
 from dpagent.notation import upwards
 from dpagent.privacy.events import Event
@@ -65,6 +68,23 @@ def test_a_round_is_new_once_and_an_older_one_of_its_job_is_a_replay(device: Dev
     assert device.cycle.take_plan(make_plan(round=1, job=OTHER_JOB)), "another job begins where it likes"
     assert device.cycle.take_plan(make_plan(round=1, job=OTHER_JOB, state="finished"))
     assert not device.cycle.take_plan(make_plan(round=1, job=OTHER_JOB, state="finished"))
+
+
+def test_an_older_round_is_a_replay_after_a_restart_too(tmp_path: Path) -> None:
+    # Brokers come back with the plan that they retained when they last wrote their store.
+    with open_device(tmp_path) as device:
+        device.give()
+        for number in (1, 2):
+            device.cycle.take_plan(make_plan(round=number))
+            device.clock.advance(make_plan().compute_slot_s)
+            device.advance()
+        pending = device.pending()
+        assert set(pending) == {2}
+    with open_device(tmp_path) as device:
+        assert refused(device, make_plan(round=1)) == "replayed"
+        assert device.pending() == pending
+        assert device.cycle.take_plan(make_plan(round=2))
+        assert device.pending() == pending
 
 
 def test_a_round_is_run_once_however_often_it_is_announced(device: Device) -> None:
@@ -151,6 +171,18 @@ def test_the_end_of_a_job_leaves_nothing_to_send_or_decide(device: Device) -> No
     assert device.charged() == [1]
 
 
+def test_the_end_of_another_job_costs_the_open_round_nothing(device: Device) -> None:
+    # A broker comes back with an older store, in which the job before has just ended.
+    device.cycle.take_plan(make_plan())
+    device.give()
+    device.advance()
+    pending = device.pending()
+    assert device.cycle.take_plan(make_plan(job=OTHER_JOB, state="finished"))
+    device.cycle.take_plan(make_plan())
+    assert device.pending() == pending
+    assert device.charged() == [1]
+
+
 def test_lines_of_an_earlier_job_go_when_another_begins(device: Device) -> None:
     device.cycle.take_plan(make_plan())
     device.give()
@@ -161,6 +193,59 @@ def test_lines_of_an_earlier_job_go_when_another_begins(device: Device) -> None:
     device.cycle.take_plan(make_plan(job=OTHER_JOB, state="finished"))
     device.cycle.take_plan(make_plan(job=b"l" * 16))
     assert device.state.connection.execute(lines).fetchone()[0] == 0
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        FaultPoint.AGENT_CHARGED, FaultPoint.AGENT_HEAD_SAVED, FaultPoint.AGENT_TRAINED,
+        FaultPoint.AGENT_SPOOL_WRITTEN,
+    ],
+)  # fmt: skip
+def test_a_round_that_was_charged_and_not_spooled_is_run_again_under_its_charge_with_fresh_noise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: FaultPoint
+) -> None:
+    plan, updates = make_plan(), []
+
+    def crash(at: FaultPoint) -> None:
+        if at is point:
+            raise KeyboardInterrupt
+
+    noisy_update = Trainer.noisy_update
+
+    def kept(trainer: Trainer, work: Work) -> Update:
+        updates.append(noisy_update(trainer, work))
+        return updates[-1]
+
+    monkeypatch.setattr(Trainer, "noisy_update", kept)
+    with open_device(tmp_path) as device, monkeypatch.context() as patch:
+        patch.setattr(faults, "reached", crash)
+        device.cycle.take_plan(plan)
+        device.give()
+        with pytest.raises(KeyboardInterrupt):
+            device.advance()
+    with open_device(tmp_path) as device:
+        assert device.charged() == [1]
+        assert device.pending() == {}
+        # For another plan it is not run, and the charge is not used.
+        device.give()
+        device.cycle.take_plan(make_plan(jitter_window_s=0.7))
+        device.advance()
+        assert device.pending() == {}
+        device.cycle.take_plan(make_plan(deadline=plan.deadline + 60.0))
+        device.advance()
+        assert device.charged() == [1]
+        assert set(device.pending()) == {1}
+        rows = device.state.connection.execute("SELECT message FROM fragments").fetchall()
+    blocks = {}
+    for (message,) in rows:
+        position, values = read_block(decode(message, Fragment), plan.wire, RoundTask.of(plan).dimension)
+        blocks[position] = values
+    sent = np.concatenate([blocks[position] for position in sorted(blocks)])[: len(updates[-1].values)]
+    assert np.array_equal(sent, updates[-1].values)
+    if point in (FaultPoint.AGENT_TRAINED, FaultPoint.AGENT_SPOOL_WRITTEN):
+        first, last = updates
+        assert np.mean(first.values == last.values) < 0.5, "the noise of before"
 
 
 # --- the model arrives --------------------------------------------------------------------------

@@ -83,7 +83,7 @@ def test_a_round_goes_through_its_states(state: AgentState) -> None:
     assert state_of(state, 1) == "published"
     state.mark_counted([second.digest], 8.0)
     assert state_of(state, 1) == "receipted"
-    state.expire_other_rounds(None, None, 9.0)
+    state.expire_job((b"j" * 16).hex(), 9.0)
     assert state_of(state, 1) == "receipted", "what is done does not expire"
 
 

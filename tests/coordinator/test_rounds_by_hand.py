@@ -18,7 +18,9 @@ from coordinator.daemon import _BATCH, Coordinator
 from coordinator.seats import OpenedFragment
 from coordinator.settings import FleetSettings, load_fleet_settings
 from coordinator.store import StoreReader
+from dpagent import faults
 from dpagent.errors import PlanError
+from dpagent.faults import FaultPoint
 from dpagent.protocol.messages import MAX_WHOLE_BYTES
 from dpagent.protocol.task import RoundTask
 from dpagent.transport.session import Event, Received
@@ -117,6 +119,31 @@ def test_steps_are_counted_and_not_rounds(
     # From 0.3 to 0.03 over three steps, as of their beginnings: 0.3, 0.21, 0.12.
     for step, expected in zip(moved, (0.3, 0.21, 0.12), strict=True):
         np.testing.assert_allclose(step, expected, rtol=1e-4)
+
+
+def test_a_crash_between_the_directions_and_the_close_changes_no_plan(
+    tmp_path: Path, begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device that is charged for the round runs it again only for the plan that it was charged for."""
+    projected_model(tmp_path)
+    settings = settings_of(tmp_path, model={"name": "projected.yaml"})
+
+    def crash(point: FaultPoint) -> None:
+        if point is FaultPoint.COORDINATOR_STEPPED:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(faults, "reached", crash)
+    plans = []
+    for _ in range(2):
+        coordinator = begin(settings)
+        with pytest.raises(KeyboardInterrupt):
+            run_round(coordinator, noise)
+        task = coordinator._cycle._task
+        assert task is not None
+        plans.append(task.plan.model_copy(update={"deadline": 0.0}))
+        assert "projection" in coordinator._models.assets
+    assert plans[0] == plans[1]
+    assert plans[0].round == 1
 
 
 def huge(task: RoundTask) -> NDArray[np.int64]:
