@@ -185,8 +185,8 @@ def go_on_after_restore(
                 for name, each in owed.items()
             )
             # What the copy would run or send again has had its turn.
-            state.rounds.expire_others(None, None, at.timestamp())
-            state.spool.expire(except_job=None, except_round=None)
+            state.rounds.expire_all(at.timestamp())
+            state.spool.expire_all()
         state.save_heads()
     return lost
 

@@ -140,6 +140,10 @@ class Rounds:
         """Give up a job's rounds that are charged or beyond and not receipted."""
         self._expire("job = ?", (job,), now)
 
+    def expire_all(self, now: float) -> None:
+        """Give up all rounds that are charged or beyond and not receipted."""
+        self._expire("true", (), now)
+
     def _expire(self, which: str, values: tuple[str | int, ...], now: float) -> None:
         self._connection.execute(
             "UPDATE rounds SET state = 'expired', changed_at = ? WHERE state IN ('charged', 'spooled',"

@@ -126,6 +126,10 @@ class Spool:
         """Give up all pending fragments of a job; return their number."""
         return self._expire("job = ?", (job,))
 
+    def expire_all(self) -> int:
+        """Give up all pending fragments; return their number."""
+        return self._expire("true", ())
+
     def _expire(self, which: str, values: tuple[str | int, ...]) -> int:
         cursor = self._connection.execute(
             f"UPDATE fragments SET state = 'expired', message = NULL WHERE message IS NOT NULL AND {which}",
