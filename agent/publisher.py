@@ -2,11 +2,11 @@
 
 It only decides when a fragment leaves: fragments are on disk before, and only a receipt removes them.
 
-**The grid.** Slots begin, and jitter windows open, only at points of a grid that is the device's own: its epoch is
-drawn at random when the program starts, its period comes from ``agent.yaml``. A round's slot begins at the next
-point after its charge, and its window opens a whole number of compute slots later. So when a message came, how
-long admission and training took and how large the lot was show in no time of publication, as long as training
-fits three quarters of its slot.
+**The grid.** Slots begin, and jitter windows open, only at points of a grid that is the device's own: its
+epoch is drawn at random when the program starts, its period comes from ``agent.yaml``. A round's slot begins
+at the next point after its charge, and its window opens a whole number of compute slots later. So when a
+message came, how long admission and training took and how large the lot was show in no time of publication,
+as long as training fits three quarters of its slot.
 """
 
 from __future__ import annotations

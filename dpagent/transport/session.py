@@ -367,6 +367,8 @@ class MqttSession:
         reason, pause_s = ended.reason, self._pace.pause_s
         if not ended.was_accepted:
             self._failures += 1
+            # A bad network ends attempts as well as connections; another program by our name only these.
+            self._short_lives = 0
             pause_s = self._grown(self._pace.pause_s, self._failures - 1)
             if not ended.was_reached:
                 pass  # The broker refused no version.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import json
 import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -98,7 +99,8 @@ def an_entry_is_altered(fleet: Path) -> None:
 
 def the_head_leads(fleet: Path) -> None:
     file = fleet / DEVICE / "state" / "ledger.head"
-    file.write_text(file.read_text().replace(f'"entries": {ROUNDS + 1}', f'"entries": {ROUNDS + 2}'))
+    head = json.loads(file.read_text())
+    file.write_text(json.dumps(head | {"entries": head["entries"] + 1}))
 
 
 def a_second_noisy_sum_leaves(fleet: Path) -> None:
