@@ -87,7 +87,7 @@ def fleet(tmp_path: Path, mosquitto: Broker, held: contextlib.ExitStack) -> Flee
 @pytest.mark.parametrize(
     "conditions",
     [
-        pytest.param({"late_share": 0.27, "reset_share": 0.03}, id="30 % lost"),
+        pytest.param({"late_share": 0.27, "reset_share": 0.03}, id="30 % lost", marks=pytest.mark.slow),
         pytest.param({"bytes_per_s": 8_000.0}, id="64 kbit/s", marks=pytest.mark.slow),
         pytest.param({"latency_s": 0.5}, id="0.5 s latency"),
         pytest.param({"latency_s": 5.0}, id="5 s latency", marks=pytest.mark.slow),
@@ -109,7 +109,7 @@ def test_a_job_over_a_bad_network(
         pytest.param("is_cut", "center", id="partition of the coordinator"),
         pytest.param("is_cut", "boards", id="partition of the boards", marks=pytest.mark.slow),
         pytest.param("is_silent", "center", id="half-open at the coordinator", marks=pytest.mark.slow),
-        pytest.param("is_silent", "boards", id="half-open at the boards"),
+        pytest.param("is_silent", "boards", id="half-open at the boards", marks=pytest.mark.slow),
     ],
 )
 def test_a_job_whose_network_goes_and_comes_back(fleet: Fleet, fault: str, whose: str) -> None:
@@ -151,6 +151,7 @@ def test_a_job_whose_broker_comes_back(
     assert charges(*fleet.files) == DEVICES * ROUNDS
 
 
+@pytest.mark.slow
 def test_a_board_that_is_away_until_the_job_is_over(
     tmp_path: Path, mosquitto: Broker, held: contextlib.ExitStack
 ) -> None:

@@ -52,6 +52,7 @@ REFUSED = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_an_archive_of_pictures_takes_no_more_than_a_folder(tmp_path: Path) -> None:
     good = {f"a/{number}.png": hostile.small_png() for number in range(3)}
     bomb = zip_of(tmp_path / "bomb.zip", good | {"b/x.png": bytes(40 * MEBIBYTE)}, zipfile.ZIP_DEFLATED)
@@ -74,6 +75,7 @@ def csv(path: Path, **section: Any) -> dict[str, Any]:
     return {"path": str(path), "kind": "csv", "classes": ["a", "b"], "csv": {"features": ["x"]} | section}
 
 
+@pytest.mark.slow
 def test_a_table_takes_what_its_longest_row_may(tmp_path: Path) -> None:
     begin, end = b"x,label\n1,a\n", b"\n2,b\n"
     rows = "3," + "a" * 1_000_000
