@@ -29,7 +29,7 @@ def rejected(file: Path) -> int:
     return 0 if row is None else int(row[0])
 
 
-@pytest.mark.parametrize("protocol", ["5", "3.1.1"])
+@pytest.mark.parametrize("protocol", ["5", pytest.param("3.1.1", marks=pytest.mark.slow)])
 def test_an_agent_under_a_flood_holds_a_window_and_reads_it_all(
     tmp_path: Path, new_broker: Any, protocol: str
 ) -> None:

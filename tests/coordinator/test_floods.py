@@ -66,7 +66,7 @@ class Flood:
         assert self.fleet.rounds()[0].fragments == len(self.fragments)
 
 
-@pytest.fixture(params=["5", "3.1.1"])
+@pytest.fixture(params=["5", pytest.param("3.1.1", marks=pytest.mark.slow)])
 def flood(request: pytest.FixtureRequest, tmp_path: Path, new_broker: Any) -> Flood:
     return Flood(tmp_path, new_broker("mosquitto", request.param).start())
 

@@ -89,7 +89,7 @@ def fleet(tmp_path: Path, mosquitto: Broker, held: contextlib.ExitStack) -> Flee
     [
         pytest.param({"late_share": 0.27, "reset_share": 0.03}, id="30 % lost", marks=pytest.mark.slow),
         pytest.param({"bytes_per_s": 8_000.0}, id="64 kbit/s", marks=pytest.mark.slow),
-        pytest.param({"latency_s": 0.5}, id="0.5 s latency"),
+        pytest.param({"latency_s": 0.5}, id="0.5 s latency", marks=pytest.mark.slow),
         pytest.param({"latency_s": 5.0}, id="5 s latency", marks=pytest.mark.slow),
     ],
 )
