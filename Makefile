@@ -9,7 +9,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # One worker per core, each with its own broker; heavy tests start first.
 PYTEST := $(BIN)/python -m pytest -n logical --dist worksteal
 
-.PHONY: demo check test test-slow lint coverage mutation bench format clean help
+.PHONY: demo check test test-slow test-kills lint coverage mutation bench format clean help
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | sort
@@ -25,6 +25,9 @@ test: lint ## Lint, and run every test that is not marked slow
 
 test-slow: $(VENV)/dev ## The slow tests too (about ten minutes more)
 	$(PYTEST) -m "slow or not slow" $(ARGS)
+
+test-kills: $(VENV)/dev ## A thousand kills of programs and brokers: make test-kills ARGS="--kills 1000 --seed 7"
+	PYTHONPATH=tests $(BIN)/python -m crash.long $(ARGS)
 
 lint: $(VENV)/dev ## ruff, mypy --strict and the import contract
 	$(BIN)/ruff format --check .

@@ -11,6 +11,9 @@ schedule follow, the device sends a subset of what all of them would have sent. 
 sequence: a charge for a newer job ends the older one, because the
 theorem covers mechanisms in sequence, not interactive mechanisms with interleaved rounds.
 
+A write-off, after the ledger was restored from a backup, counts like the reservation of one more job. It ends
+all jobs before it: the backup does not know which of their rounds have been taken since.
+
 The ε that a job has *spent* so far is the bound if it stops at a round fixed in advance; while it
 runs, the guarantee is its reservation.
 """
@@ -20,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from agent.charges import Budget, Charge
+from agent.charges import Budget, Charge, WriteOff
 from dpagent.privacy.accounting.accountant import Accountant
 from dpagent.privacy.accounting.pld import PldAccountant
 from dpagent.privacy.events import Event
@@ -51,10 +54,12 @@ def price_after(account: Accountant, events: Sequence[Event], delta: float) -> f
 
 
 class JobAccounts:
-    """Spending by dataset and job, built from charges in their order."""
+    """Spending by dataset and job, built from charges and write-offs in their order."""
 
     def __init__(self) -> None:
         self._jobs: dict[str, dict[str, JobAccount]] = {}
+        self._written_off: dict[str, Budget] = {}
+        self._running: dict[str, str] = {}
         self._spent: dict[str, float] = {}
 
     def job(self, dataset: str, job: str) -> JobAccount | None:
@@ -62,20 +67,28 @@ class JobAccounts:
         return self._jobs.get(dataset, {}).get(job)
 
     def others(self, dataset: str, job: str) -> Budget:
-        """Sum of the reserved ε and δ of all other jobs on the dataset."""
+        """Sum of the reserved ε and δ of all other jobs on the dataset, and of what is written off."""
         rest = [account for name, account in self._jobs.get(dataset, {}).items() if name != job]
-        return Budget(sum(account.epsilon for account in rest), sum(account.delta for account in rest))
+        gone = self.written_off(dataset)
+        return Budget(
+            gone.epsilon + sum(account.epsilon for account in rest),
+            gone.delta + sum(account.delta for account in rest),
+        )
 
-    def latest_job(self, dataset: str) -> str | None:
-        """The last charged job on the dataset."""
-        return next(reversed(self._jobs.get(dataset, {})), None)
+    def running_job(self, dataset: str) -> str | None:
+        """The job on the dataset that may go on: the last charged one, unless a write-off ended it."""
+        return self._running.get(dataset)
 
     def reserved(self, dataset: str) -> Budget:
-        """Sum of the reserved ε and δ of all jobs on the dataset."""
+        """Sum of the reserved ε and δ of all jobs on the dataset, and of what is written off."""
         return self.others(dataset, "")
 
+    def written_off(self, dataset: str) -> Budget:
+        """What was written off on the dataset."""
+        return self._written_off.get(dataset, Budget(0.0, 0.0))
+
     def epsilon_spent(self, dataset: str) -> float:
-        """Cumulative ε of the dataset as its last charge states it; 0 before the first."""
+        """Cumulative ε of the dataset as its last charge or write-off states it; 0 before the first."""
         return self._spent.get(dataset, 0.0)
 
     def add(self, charge: Charge) -> None:
@@ -95,4 +108,12 @@ class JobAccounts:
         self._jobs.setdefault(charge.dataset, {})[charge.job] = JobAccount(
             charge.schedule, charge.job_epsilon, charge.delta, charge.round, spent
         )
+        self._running[charge.dataset] = charge.job
         self._spent[charge.dataset] = charge.cumulative_epsilon
+
+    def write_off(self, lost: WriteOff) -> None:
+        """Add a write-off."""
+        known = self.written_off(lost.dataset)
+        self._written_off[lost.dataset] = Budget(known.epsilon + lost.epsilon, known.delta + lost.delta)
+        self._running.pop(lost.dataset, None)
+        self._spent[lost.dataset] = lost.cumulative_epsilon

@@ -1,18 +1,24 @@
 """Admission: decide whether a round may run on this data, and at what price.
 
-The decision reads only public values and the device's own configuration, not the number of
-records.
+The decision reads only public values and the device's own configuration: no record, and not the number of
+them. What is declared of the data (shape, classes) is configuration.
 """
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from agent.accounts import grid_of, price_after
 from agent.charges import Price, require_ledger_scope
 from agent.ledger import Ledger
+from agent.limits import require_price, require_within
+from agent.settings import LimitSettings
 from dpagent.errors import DataError, DpagentError, ParameterError
 from dpagent.learning.data.dataset import Dataset
 from dpagent.learning.fitting import check_fits
+from dpagent.privacy.accounting.accountant import Accountant
 from dpagent.privacy.accounting.choice import accountant_for
+from dpagent.privacy.events import Event
 from dpagent.protocol.task import RoundTask
 
 # A target and an equal budget can differ in the last bits.
@@ -23,7 +29,9 @@ class Declined(DpagentError):
     """The device does not participate; the text gives the reason."""
 
 
-def admit(task: RoundTask, dataset: Dataset, ledger: Ledger, name: str, *, now: float) -> Price:
+def admit(
+    task: RoundTask, dataset: Dataset, ledger: Ledger, name: str, limits: LimitSettings, *, now: float
+) -> Price:
     """Price a round, or decline it.
 
     The entire rest of the job must fit the lifetime budget, not only this round: the first charge
@@ -31,21 +39,23 @@ def admit(task: RoundTask, dataset: Dataset, ledger: Ledger, name: str, *, now: 
 
     Args:
         task: of a plan that is signed and well-formed.
-        dataset: the device's records.
+        dataset: the device's records, of which only what is declared is looked at.
         ledger: with all earlier charges.
         name: the ledger's name for the records.
+        limits: the device's own.
         now: Unix time.
 
     Returns:
         The price to charge.
 
     Raises:
-        Declined: with the reason.
+        Declined, BeyondLimitError: with the reason.
         PlanError: a later round of the job cannot run.
     """
     plan, mechanism = task.plan, task.mechanism
     if plan.deadline < now + plan.compute_slot_s:
         raise Declined("by this board's clock, the round's deadline passes before the device may send")
+    require_within(task, limits)
     try:
         require_ledger_scope(mechanism)
         check_fits(dataset, task.spec)
@@ -60,36 +70,45 @@ def admit(task: RoundTask, dataset: Dataset, ledger: Ledger, name: str, *, now: 
         raise Declined(
             f"round {plan.round} arrived after the charge for round {account.last_round} of the same job"
         )
-    latest = ledger.accounts.latest_job(name)
-    if account is not None and latest != job:
+    running = ledger.accounts.running_job(name)
+    if account is not None and running != job:
         # Interleaved rounds of two jobs compose concurrently, which the proof of the sum does not cover.
-        raise Declined(f"a newer job, {latest}, has begun on {name!r}; jobs run in sequence")
-    budget, others = ledger.budget(name), ledger.accounts.others(name, job)
-    total_delta = others.delta + plan.delta
-    if not total_delta <= budget.delta * (1 + _ROUNDING):
-        raise Declined(
-            f"the job would bring δ to {total_delta:.4g}; "
-            f"the lifetime budget for {name!r} is {budget.delta:g}, "
-            f"of which other jobs have {others.delta:.4g}"
+        reason = (
+            "the ledger was restored from a backup" if running is None else f"a newer job, {running}, began"
         )
+        raise Declined(f"the job has ended on {name!r}: {reason}")
+    others = ledger.accounts.others(name, job)
+    total_delta = others.delta + plan.delta
+    if account is None:
+        _require_left("δ", total_delta, ledger.budget(name).delta, others.delta, name)
     # A cheap check before the expensive pricing.
     _require_noise_as_priced(task, 0.0)
     if account is None:
-        rest = task.events
-        spent = accountant_for(rest, plan.delta)
-        job_epsilon = price_after(spent, rest, plan.delta)
+        spent, job_epsilon = _priced(task.events, plan.delta)
+        _require_left("ε", others.epsilon + job_epsilon, ledger.budget(name).epsilon, others.epsilon, name)
     else:
+        # It was reserved whole, and goes on though the budget was lowered since.
         spent, job_epsilon = account.spent, account.epsilon
-    total = others.epsilon + job_epsilon
-    if not total <= budget.epsilon * (1 + _ROUNDING):
-        raise Declined(
-            f"the job would bring ε to {total:.4g}; the lifetime budget for {name!r} is {budget.epsilon:g}, "
-            f"of which other jobs have {others.epsilon:.4g}"
-        )
+    require_price(job_epsilon, limits)
     _require_noise_as_priced(task, job_epsilon)
     # On the grid of the whole job a few rounds may be priced above it; the whole bounds them too.
     so_far = min(price_after(spent, [mechanism.event], plan.delta), job_epsilon)
     return Price(job_epsilon, others.epsilon + so_far, total_delta, spent.name, grid_of(spent))
+
+
+@lru_cache(maxsize=8)
+def _priced(rounds: tuple[Event, ...], delta: float) -> tuple[Accountant, float]:
+    """An empty account for a job of these rounds, and its ε. Kept: a schedule can take a minute to price."""
+    account = accountant_for(rounds, delta)
+    return account, price_after(account, rounds, delta)
+
+
+def _require_left(symbol: str, total: float, budget: float, others: float, name: str) -> None:
+    if not total <= budget * (1 + _ROUNDING):
+        raise Declined(
+            f"the job would bring {symbol} to {total:.4g}; the lifetime budget for {name!r} is {budget:g}, "
+            f"of which {others:.4g} is reserved"
+        )
 
 
 def _require_noise_as_priced(task: RoundTask, job_epsilon: float) -> None:

@@ -1,4 +1,4 @@
-"""The entries of a ledger as records: lifetime budgets and charges for rounds."""
+"""The entries of a ledger as records: lifetime budgets, charges for rounds, and write-offs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from dpagent.protocol.task import RoundTask
 #: The scope of every figure in a ledger: a ledger adds up only such guarantees.
 LEDGER_SCOPE: Final = (Unit.RECORD, Adjacency.ADD_OR_REMOVE_ONE, Trust.NONE)
 
-_STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+#: How the records of a ledger, and of its heads, are read from JSON.
+STRICT: Final = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +36,31 @@ class Budget:
 class BudgetChange:
     """The integrator set the lifetime budget of a dataset."""
 
-    __pydantic_config__ = _STRICT
+    __pydantic_config__ = STRICT
 
     dataset: str
     epsilon: float
     delta: float
+
+
+@dataclass(frozen=True, slots=True)
+class WriteOff:
+    """The ledger was restored from a backup: what its missing entries reserved, or may have reserved.
+
+    It ends all jobs on the dataset: a round that seems new to the backup may have been taken already.
+    """
+
+    __pydantic_config__ = STRICT
+
+    dataset: str
+    epsilon: float
+    delta: float
+    cumulative_epsilon: float
+    """Reserved by all jobs and write-offs, including this one."""
+    cumulative_delta: float
+    is_exact: bool
+    """Whether a second head proves the amounts; otherwise they are all that the budget had left."""
+    written_at: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +82,7 @@ class Price:
 class Charge:
     """One round, with everything an auditor needs to price it again."""
 
-    __pydantic_config__ = _STRICT
+    __pydantic_config__ = STRICT
 
     dataset: str
     job: str
@@ -147,6 +168,10 @@ class Charge:
         return accountant_named(self.accountant, grid=self.loss_grid)
 
 
+Record = Charge | BudgetChange | WriteOff
+"""What an entry of a ledger records."""
+
+
 def require_ledger_scope(mechanism: Mechanism) -> None:
     """Check that a mechanism's guarantee is of the kind that a ledger adds up.
 
@@ -168,7 +193,7 @@ def ledger_statement(reserved: Budget, mechanisms: Iterable[str], *assumptions: 
     """The guarantee for the records of a ledger, including everything its jobs may still send.
 
     Args:
-        reserved: sum over the jobs.
+        reserved: sum over the jobs and write-offs.
         mechanisms: names of the charged mechanisms.
         assumptions: in addition to those of every job.
     """

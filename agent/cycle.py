@@ -1,34 +1,46 @@
 """The agent's cycle: rounds in sequence, with the phases in chronological order.
 
-A plan arrives, then the model; the device admits the round or declines it; it trains; it seals the fragments
-of the noisy update; it charges its ledger and spools them in one transaction; the publisher sends them;
-receipts empty the spool. After a crash at any point, the next start continues from disk.
+A plan arrives and is *offered*; then the model arrives. At the next point of the device's own grid the
+device *admits* the round or declines it, without a look at a record, and charges its ledger. Only then it
+reads records: it trains in a thread of its own, seals the fragments of the noisy update, and spools them. The
+publisher sends them; receipts empty the spool. Each step is durable before the next (:mod:`agent.rounds`), so
+that after a crash at any point the next start continues from disk.
+
+From the charge on, nothing that a record can cause changes whether, when, and with how many bytes the device
+speaks (:mod:`agent.training`).
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import math
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from enum import Enum, auto
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from agent.admission import Declined, admit
+from agent.background import in_thread
 from agent.charges import Charge, Price
-from agent.publisher import Publisher
+from agent.limits import require_times, require_within
+from agent.publisher import Publisher, sealed_for
+from agent.rounds import RoundState
+from agent.settings import LimitSettings
 from agent.spool import UNSCHEDULED, SpooledFragment
 from agent.state import AgentState
-from agent.training import Trainer
+from agent.training import Trainer, Update, Work, said
 from dpagent.clock import Clock
 from dpagent.errors import DpagentError
 from dpagent.notation import upwards
-from dpagent.protocol.codec import MessageError
+from dpagent.protocol.codec import MessageError, encode
 from dpagent.protocol.fragments import Assembler, cut, receipt_digest, weights_from_bytes
 from dpagent.protocol.messages import RECEIPT_DIGEST_BYTES, ModelChunk, Plan, Receipts
-from dpagent.protocol.sealing import seal
 from dpagent.protocol.task import RoundTask
 from dpagent.wording import counted
 
@@ -36,18 +48,39 @@ log = logging.getLogger(__name__)
 
 _ASK_AGAIN_S: Final = 10.0
 """The agent requests a model again if a chunk is still missing after this time."""
+_REST: Final = 9.0
+"""After declining a plan took t seconds, the next decision waits at least this many times t: a coordinator
+whose plans are slow to price takes a tenth of the board's time, not all of it."""
+_POLL_S: Final = 0.02
+"""How often a program looks whether training is done. Nothing that leaves depends on it."""
+
+Start = Callable[[Callable[[], Update]], "Future[Update]"]
+
+
+class _Phase(Enum):
+    """What a device has to do for the announced round."""
+
+    DECIDE = auto()
+    """Admit and charge it, or decline it."""
+    REPEAT = auto()
+    """It is charged, and nothing has left: a crash came between. Run it under that charge."""
+    TRAIN = auto()
+    """Wait for its update."""
+    SETTLED = auto()
+    """Nothing more: spooled, declined, or given up."""
 
 
 @dataclass(slots=True)
 class _Announced:
-    """The last round that the coordinator announced."""
+    """The last round that the coordinator announced. Times are monotonic."""
 
     plan: Plan
-    arrived_at: float
-    """Monotonic."""
+    digest: bytes
+    """See :func:`_digest_of`."""
+    phase: _Phase
+    begins_at: float
+    """No work on it begins before; once it does, the point of the grid from which its slots are counted."""
     ask_again_at: float
-    is_settled: bool
-    """Whether the decision is made: charged, declined, or the job is over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,31 +98,43 @@ class Cycle:
     Args:
         dataset: the ledger's name for the device's records.
         fleet: the fleet's name.
-        state: ledger and spool.
+        limits: the device's own.
+        state: ledger, rounds and spool.
         trainer: the board's records and engine.
         publisher: sends the spooled fragments.
         ask_again: requests the broker's retained messages again.
         clock: the program's.
+        start: begins training, by default in a thread of its own.
     """
 
     def __init__(
         self,
         dataset: str,
         fleet: str,
+        limits: LimitSettings,
         *,
         state: AgentState,
         trainer: Trainer,
         publisher: Publisher,
         ask_again: Callable[[], None],
         clock: Clock,
+        start: Start = in_thread,
     ) -> None:
-        self._dataset, self._fleet = dataset, fleet
+        self._dataset, self._fleet, self._limits = dataset, fleet, limits
         self._state, self._trainer, self._publisher = state, trainer, publisher
-        self._ask_again, self._clock = ask_again, clock
+        self._ask_again, self._clock, self._start = ask_again, clock, start
         self._assembler = Assembler()
         self._announced: _Announced | None = None
+        self._declined: tuple[bytes, float] | None = None
+        """Digest and deadline of the last plan that was declined, so that it is not priced at each
+        announcement."""
+        self._training: Future[Update] | None = None
+        self._task: RoundTask | None = None
+        """Of the round in training."""
+        self._busy_until = -math.inf
+        """No work on another round begins before (monotonic)."""
 
-    # A plan arrives.
+    # A plan arrives: the round is offered.
 
     def take_plan(self, plan: Plan) -> bool:
         """Take an announcement of the coordinator.
@@ -103,35 +148,73 @@ class Cycle:
         if plan.fleet != self._fleet:
             raise MessageError("wrong fleet", plan.fleet)
         known = None if self._announced is None else self._announced.plan
-        if known is not None and known.job == plan.job and plan.round < known.round:
-            raise MessageError("replayed", f"round {plan.round} after round {known.round}")
+        # Also after a restart: a broker with an older store retains an older plan, and taking that would give
+        # up the fragments of the open round.
+        latest = self._state.latest_round(plan.job.hex())
+        if known is not None and known.job == plan.job:
+            latest = max(latest, known.round)
+        if plan.round < latest:
+            raise MessageError("replayed", f"round {plan.round} after round {latest}")
         is_new = known is None or (known.job, known.round, known.state) != (plan.job, plan.round, plan.state)
         self._assembler.keep_for(plan)
         if plan.state == "finished":
             self._end_job(plan, is_new=is_new)
             return is_new
-        job, now = plan.job.hex(), self._clock.monotonic()
         if is_new:
-            self._announced = _Announced(plan, now, now + _ASK_AGAIN_S, is_settled=False)
-            if known is None or known.job != plan.job:
-                self._state.forget_other_jobs(job)
-            if expired := self._state.expire_other_rounds(job, plan.round):
-                said = counted(expired, "fragment")
-                log.warning("%s expired: the round closed before it counted them", said)
-        else:
-            assert self._announced is not None
-            self._announced.plan = plan
-        self._announced.is_settled = self._state.ledger.is_charged(self._dataset, job, plan.round)
-        self._publisher.open_window(plan, self._announced.arrived_at)
-        # Pending fragments of this round get new random times: this program or the coordinator has
-        # restarted. At their old times they would all leave at once.
-        self._publisher.draw_times()
+            self._give_up_others(plan, is_new_job=known is None or known.job != plan.job)
+        self._offer(plan, is_new=is_new)
         return is_new
+
+    def _offer(self, plan: Plan, *, is_new: bool) -> None:
+        digest, now = _digest_of(plan), self._clock.monotonic()
+        before = self._announced
+        if not is_new and before is not None and before.phase is _Phase.TRAIN:
+            return  # Its update will leave in the window of the plan that was charged.
+        phase = self._phase_of(plan, digest)
+        if is_new or before is None or before.plan != plan:
+            begins_at = self._publisher.grid_time(max(now, self._busy_until))
+            self._announced = before = _Announced(plan, digest, phase, begins_at, now + _ASK_AGAIN_S)
+        before.phase = phase
+        if phase is _Phase.DECIDE:
+            self._state.offer(plan.job.hex(), plan.round, digest, self._clock.unix())
+        self._schedule(before)
+
+    def _phase_of(self, plan: Plan, digest: bytes) -> _Phase:
+        job = plan.job.hex()
+        if self._state.ledger.is_charged(self._dataset, job, plan.round):
+            known = self._state.round(job, plan.round)
+            if known is not None and known.state is RoundState.CHARGED and known.plan == digest:
+                return _Phase.REPEAT
+            return _Phase.SETTLED
+        return _Phase.SETTLED if self._declined == (digest, plan.deadline) else _Phase.DECIDE
+
+    def _schedule(self, announced: _Announced) -> None:
+        """Give pending fragments of the round new random times.
+
+        This program or the coordinator has restarted: at their old times, all would leave at once.
+        """
+        try:
+            require_times(announced.plan, self._limits)
+            _require_key(announced.plan)
+        except DpagentError:
+            self._publisher.close_window()  # Not the plan that was charged.
+            return
+        self._publisher.open_window(announced.plan, announced.begins_at)
+        self._publisher.draw_times()
+
+    def _give_up_others(self, plan: Plan, *, is_new_job: bool) -> None:
+        job = plan.job.hex()
+        if is_new_job:
+            self._state.forget_other_jobs(job)
+        if expired := self._state.expire_other_rounds(job, plan.round, self._clock.unix()):
+            said = counted(expired, "fragment")
+            log.warning("%s expired: the round closed before it counted them", said)
 
     def _end_job(self, plan: Plan, *, is_new: bool) -> None:
         now = self._clock.monotonic()
-        self._announced = _Announced(plan, now, now, is_settled=True)
-        self._state.expire_other_rounds(None, None)
+        self._announced = _Announced(plan, b"", _Phase.SETTLED, now, now)
+        # Only its own rounds: a broker with an older store retains the end of the job before the open one.
+        self._state.expire_job(plan.job.hex(), self._clock.unix())
         if is_new:
             log.info("job %s is finished, %s", plan.job.hex()[:8], self.spent())
 
@@ -140,42 +223,6 @@ class Cycle:
     def take_chunk(self, chunk: ModelChunk) -> None:
         """Take a part of the weights or of an asset."""
         self._assembler.add(chunk)
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether a round is ready to run on this device."""
-        announced = self._announced
-        return (
-            announced is not None and not announced.is_settled and self._model_for(announced.plan) is not None
-        )
-
-    def advance(self) -> None:
-        """Run the announced round, unless it is settled or its model is incomplete."""
-        announced = self._announced
-        if announced is None or announced.is_settled:
-            return
-        model = self._model_for(announced.plan)
-        if model is None:
-            # Chunks are still arriving, or one was lost: the broker has them all.
-            if self._clock.monotonic() >= announced.ask_again_at:
-                announced.ask_again_at = self._clock.monotonic() + _ASK_AGAIN_S
-                self._ask_again()
-            return
-        announced.is_settled = True
-        plan = announced.plan
-        try:
-            weights = weights_from_bytes(model.weights)
-            task, price = self._admit(plan, weights)
-            update = self._trainer.noisy_update(task, model.assets, weights)
-            fragments = self._seal(task, update)
-        except DpagentError as error:
-            self._decline(plan, str(error))
-        except Exception as error:
-            # No plan ends the agent. No private record does: silence in every later round would reveal it.
-            log.debug("the details", exc_info=True)
-            self._decline(plan, f"an internal error ({type(error).__name__}: {error})")
-        else:
-            self._charge_and_spool(task, price, fragments)
 
     def _model_for(self, plan: Plan) -> _Model | None:
         """Weights and assets of a plan, or None while a part of them is missing."""
@@ -192,43 +239,152 @@ class Cycle:
                 assets[asset.role] = data
         return _Model(weights, assets)
 
-    # The device decides.
+    # The announced round goes on as far as it can.
 
-    def _decline(self, plan: Plan, reason: str) -> None:
-        log.warning("declined round %d of job %s: %s", plan.round, plan.job.hex()[:8], reason)
-        self._state.note_declined(plan.job.hex(), plan.round, reason, self._clock.unix())
+    def due_in_s(self) -> float:
+        """Seconds until :meth:`advance` can do something of its own accord; infinite if a message must
+        come."""
+        announced = self._announced
+        if self._training is not None:
+            return 0.0 if self._training.done() else _POLL_S
+        if announced is None or announced.phase is _Phase.SETTLED:
+            return math.inf
+        if self._model_for(announced.plan) is None:
+            return max(0.0, announced.ask_again_at - self._clock.monotonic())
+        return max(0.0, announced.begins_at - self._clock.monotonic())
 
-    def _admit(self, plan: Plan, weights: NDArray[np.float32]) -> tuple[RoundTask, Price]:
-        if not np.isfinite(weights).all():
-            raise Declined("the model has weights that are not finite")
-        task = RoundTask.of(plan)
-        records = self._trainer.records
-        records.refresh()
-        price = admit(task, records.dataset, self._state.ledger, self._dataset, now=self._clock.unix())
-        return task, price
+    def advance(self) -> None:
+        """Take the announced round to its next phase, if it is time.
 
-    # After training, the update is sealed.
+        Raises:
+            StorageError: the disk fails; what is charged and not spooled is run again after a restart.
+        """
+        if self._training is not None:
+            if self._training.done():
+                self._finish_training(self._training)
+            return
+        announced = self._announced
+        if announced is None or announced.phase is _Phase.SETTLED:
+            return
+        now = self._clock.monotonic()
+        model = self._model_for(announced.plan)
+        if model is None:
+            # Chunks are still arriving, or one was lost: the broker has them all.
+            if now >= announced.ask_again_at:
+                announced.ask_again_at = now + _ASK_AGAIN_S
+                self._ask_again()
+            return
+        if now < announced.begins_at:
+            return
+        if announced.phase is _Phase.DECIDE:
+            self._decide(announced, model)
+        elif announced.phase is _Phase.REPEAT:
+            self._repeat(announced, model)
 
-    def _seal(self, task: RoundTask, update: NDArray[np.int64]) -> list[SpooledFragment]:
-        """The sealed fragments of an update; their times are drawn once they are on disk."""
-        plan = task.plan
+    # The device decides, and charges. It has read no record.
+
+    def _decide(self, announced: _Announced, model: _Model) -> None:
+        plan, began_at = announced.plan, self._clock.monotonic()
         try:
-            sealed = [
-                (receipt_digest(fragment.id), seal(fragment, plan.fleet, plan.sealing_key))
-                for fragment in cut(update, plan)
-            ]
-        except ValueError as error:  # 32 bytes that are not a point of the curve
-            raise Declined(f"the plan's sealing key is invalid: {error}") from error
-        return [SpooledFragment(digest, message, UNSCHEDULED) for digest, message in sealed]
+            price, work = self._admit(plan, model)
+        except DpagentError as error:
+            self._decline(announced, str(error))
+        except Exception as error:
+            # No plan ends the agent.
+            log.debug("the details", exc_info=True)
+            self._decline(announced, said(error))
+        else:
+            now = self._clock.unix()
+            charged_at = datetime.fromtimestamp(now, UTC).isoformat(timespec="seconds")
+            self._state.charge(Charge.of(work.task, price, self._dataset, charged_at=charged_at), now)
+            log.info("round %d of %d: charged, %s", plan.round, plan.rounds, self.spent())
+            self._train(announced, work)
+            return
+        now = self._clock.monotonic()
+        self._busy_until = max(self._busy_until, now + _REST * (now - began_at))
 
-    # The charge and its fragments become durable together; only then may a byte leave.
+    def _admit(self, plan: Plan, model: _Model) -> tuple[Price, Work]:
+        """The price of a round, and everything tried that can be tried without a record.
 
-    def _charge_and_spool(self, task: RoundTask, price: Price, fragments: list[SpooledFragment]) -> None:
-        charged_at = datetime.fromtimestamp(self._clock.unix(), UTC).isoformat(timespec="seconds")
-        charge = Charge.of(task, price, self._dataset, charged_at=charged_at)
-        self._state.charge_and_spool(charge, fragments)
+        Raises:
+            DpagentError: the device declines.
+        """
+        task, weights = RoundTask.of(plan), _weights_in(model)
+        price = admit(
+            task, self._trainer.records.dataset, self._state.ledger, self._dataset, self._limits,
+            now=self._clock.unix(),
+        )  # fmt: skip
+        _require_key(plan)
+        return price, self._trainer.prepare(task, model.assets, weights)
+
+    def _decline(self, announced: _Announced, reason: str) -> None:
+        plan = announced.plan
+        announced.phase = _Phase.SETTLED
+        self._declined = announced.digest, plan.deadline
+        log.warning("declined round %d of job %s: %s", plan.round, plan.job.hex()[:8], reason)
+        self._state.decline(plan.job.hex(), plan.round, reason, self._clock.unix())
+
+    # The round is charged: records are read, in a thread of their own.
+
+    def _train(self, announced: _Announced, work: Work) -> None:
+        announced.phase = _Phase.TRAIN
+        self._task = work.task
+        # The slot begins at the next point of the grid, so that training has a whole one, whatever came
+        # before: the coordinator chooses when the last chunk comes, and how long its plan takes to decide on.
+        announced.begins_at = self._publisher.grid_time(self._clock.monotonic())
+        self._busy_until = announced.begins_at + self._publisher.slot_s(announced.plan)
+        self._publisher.open_window(announced.plan, announced.begins_at)
+        self._training = self._start(lambda: self._trainer.noisy_update(work))
+
+    def _repeat(self, announced: _Announced, model: _Model) -> None:
+        """Run a charged round again: nothing of it has left."""
+        task = RoundTask.of(announced.plan)
+        try:
+            require_within(task, self._limits)
+        except DpagentError as error:  # The device's limits have changed since.
+            log.warning("round %d of job %s is given up: %s", task.plan.round, task.plan.job.hex()[:8], error)
+            announced.phase = _Phase.SETTLED
+            return
+        try:
+            work = self._trainer.prepare(task, model.assets, _weights_in(model))
+        except Exception as error:  # noqa: BLE001 - the board has changed; no record did that
+            work = Work(task, weights_from_bytes(model.weights), None, None, failure=said(error))
+        log.info("round %d of %d: again, under the charge it has", task.plan.round, task.plan.rounds)
+        self._train(announced, work)
+
+    def _finish_training(self, training: Future[Update]) -> None:
+        announced, task = self._announced, self._task
+        self._training = self._task = None
+        assert announced is not None
+        assert task is not None
+        if announced.plan is not task.plan:
+            training.exception()  # Another round has begun: this one has expired.
+            now = self._clock.monotonic()
+            if now > announced.begins_at:  # It took longer than its slot.
+                announced.begins_at = self._publisher.grid_time(now)
+            return
+        try:
+            update = training.result()
+            fragments = _fragments_of(task, update.values)
+        except Exception as error:  # no record can cause it: no noise can be drawn on this board
+            log.error("round %d of job %s cannot be run on this board (%s: %s); trying again",
+                      task.plan.round, task.plan.job.hex()[:8], type(error).__name__, error)  # fmt: skip
+            log.debug("the details", exc_info=True)
+            announced.phase = _Phase.REPEAT
+            announced.begins_at = self._publisher.grid_time(self._clock.monotonic() + _ASK_AGAIN_S)
+            return
+        self._state.spool_round(
+            task.plan.job.hex(), task.plan.round, fragments, self._clock.unix(), update.failure
+        )
+        announced.phase = _Phase.SETTLED
         self._publisher.draw_times()
-        log.info("round %d of %d: charged and spooled, %s", task.plan.round, task.plan.rounds, self.spent())
+        if update.failure is None:
+            log.info("round %d of %d: spooled", task.plan.round, task.plan.rounds)
+        else:
+            log.error(
+                "round %d of %d: spooled noise alone, no record counts: %s",
+                task.plan.round, task.plan.rounds, update.failure,
+            )  # fmt: skip
 
     # Receipts empty the spool.
 
@@ -243,7 +399,8 @@ class Cycle:
         raw, size = receipts.digests, RECEIPT_DIGEST_BYTES
         if len(raw) % size:
             raise MessageError("malformed", "receipts are not whole digests")
-        self._state.mark_counted([raw[start : start + size] for start in range(0, len(raw), size)])
+        digests = [raw[start : start + size] for start in range(0, len(raw), size)]
+        self._state.mark_counted(digests, self._clock.unix())
 
     def spent(self) -> str:
         """For the log: the data's spent ε, and its budget."""
@@ -251,3 +408,41 @@ class Cycle:
         epsilon = self._state.ledger.epsilon_spent(self._dataset)
         spent = f"spent ε = {upwards(epsilon)} of {budget.epsilon:g} at δ = {budget.delta:g}"
         return f"{spent} on {self._dataset!r} (record level)"
+
+
+def _require_key(plan: Plan) -> None:
+    """See that something can be sealed to a plan's key, which shows with any fragment.
+
+    Raises:
+        Declined: 32 bytes that are not a point of the curve, or one of small order.
+    """
+    try:
+        sealed_for(b"", plan)
+    except ValueError as error:
+        raise Declined(f"the plan's sealing key is invalid: {error}") from error
+
+
+def _fragments_of(task: RoundTask, values: NDArray[np.int64]) -> list[SpooledFragment]:
+    """An update as it is spooled; the times of its fragments are drawn once they are on disk."""
+    return [
+        SpooledFragment(receipt_digest(fragment.id), encode(fragment), UNSCHEDULED)
+        for fragment in cut(values, task.plan)
+    ]
+
+
+def _digest_of(plan: Plan) -> bytes:
+    """SHA-256 of a plan but for its deadline, which the coordinator puts off, and which nothing is charged
+    for."""
+    return hashlib.sha256(encode(plan.model_copy(update={"deadline": 0.0}))).digest()
+
+
+def _weights_in(model: _Model) -> NDArray[np.float32]:
+    """The global weights.
+
+    Raises:
+        Declined: one is not finite.
+    """
+    weights = weights_from_bytes(model.weights)
+    if not np.isfinite(weights).all():
+        raise Declined("the model has weights that are not finite")
+    return weights

@@ -10,8 +10,8 @@ import os
 import threading
 from typing import Final
 
-from agent.charges import Budget
 from agent.cycle import Cycle
+from agent.limits import shown
 from agent.profile import check_board, load_profile
 from agent.publisher import Publisher
 from agent.settings import AgentSettings
@@ -64,8 +64,7 @@ class Agent:
         trainer = Trainer(settings, profile)
         self._session = MqttSession(
             settings.mqtt,
-            # A fresh name each time: the broker can distinguish connections, but not devices.
-            client_id=os.urandom(10).hex(),
+            client_id=None,
             subscriptions=[
                 Subscription(topic)
                 for topic in (
@@ -78,19 +77,19 @@ class Agent:
             persistent=False,
         )
         # Last, because this takes the directory's lock.
-        self._state = AgentState(
-            settings.state_dir, settings.data.name, Budget(settings.budget.epsilon, settings.budget.delta)
-        )
+        self._state = AgentState(settings.ledger_files, settings.data.name, settings.lifetime_budget)
         self._publisher = Publisher(
             self._state,
             self._session,
             self._topics.fragments,
-            settings.limits.messages_per_second,
-            self._clock,
+            messages_per_second=settings.limits.messages_per_second,
+            period_s=settings.limits.minimum_compute_slot_s,
+            clock=self._clock,
         )
         self._cycle = Cycle(
             settings.data.name,
             settings.fleet,
+            settings.limits,
             state=self._state,
             trainer=trainer,
             publisher=self._publisher,
@@ -110,6 +109,7 @@ class Agent:
             StorageError: The disk fails; everything published is charged.
         """
         log.info("agent of fleet %s, %s", self._settings.fleet, self._cycle.spent())
+        log.info("limits of this device: %s", shown(self._settings.limits))
         try:
             # The session handles network errors; errors here are the disk's.
             with self._session, disk_errors(self._state.file):
@@ -129,7 +129,7 @@ class Agent:
 
     def _take_events(self) -> None:
         """Handle the events that have arrived; wait only when nothing else is due."""
-        wait_s = 0.0 if self._cycle.is_ready else min(_IDLE_S, self._publisher.due_in_s())
+        wait_s = min(_IDLE_S, self._publisher.due_in_s(), self._cycle.due_in_s())
         for number in range(_BATCH):
             event = self._session.next_event(wait_s if number == 0 else 0)
             if event is None:

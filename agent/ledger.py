@@ -2,14 +2,13 @@
 
 An entry is one line of canonical JSON and the hash
 ``SHA-256(previous hash ‖ number ‖ kind ‖ body)``. Triggers refuse every change to an entry;
-the chain reveals a change made outside SQLite; the file ``ledger.head`` next to the
-database records the length of the chain, and so reveals a shortened or older copy,
-as long as that file remains. There are two kinds of entry: ``budget`` (the integrator set a
-lifetime budget) and ``charge`` (the price of a round, before any of its data left the device).
-:mod:`agent.accounts` adds them up, :mod:`agent.replay` checks them.
+the chain reveals a change made outside SQLite; its heads (:mod:`agent.heads`) reveal a shortened or older
+copy. There are three kinds of entry: ``budget`` (the integrator set a lifetime budget), ``charge`` (the price
+of a round, before any of its data left the device) and ``write-off`` (the ledger was restored from a backup:
+what its missing entries may have cost). :mod:`agent.accounts` adds them up, :mod:`agent.replay` checks them.
 
 The hashes protect against accidents and honest mistakes, not against the owner of the
-device, who can rewrite the file and every hash in it.
+device, who can rewrite the files and every hash in them.
 """
 
 from __future__ import annotations
@@ -17,24 +16,23 @@ from __future__ import annotations
 import hashlib
 import json
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Final
 
 from pydantic import TypeAdapter, ValidationError
 
 from agent.accounts import JobAccounts
-from agent.charges import Budget, BudgetChange, Charge
+from agent.charges import Budget, BudgetChange, Charge, Record, WriteOff
+from agent.heads import GENESIS, Head, SecondHead, Totals, read_head
 from agent.replay import replay
 from dpagent.configuration import complaint
 from dpagent.errors import LedgerError, StorageError
-from dpagent.storage import disk_errors, open_readonly, write_atomically
+from dpagent.storage import disk_errors, open_readonly
 
-GENESIS = bytes(32)
-
-_CHARGES = TypeAdapter(Charge)
-_BUDGET_CHANGES = TypeAdapter(BudgetChange)
+_KINDS: Final[dict[type[Record], str]] = {BudgetChange: "budget", Charge: "charge", WriteOff: "write-off"}
+_READERS: Final[dict[str, TypeAdapter[Record]]] = {kind: TypeAdapter(of) for of, kind in _KINDS.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +40,7 @@ class Entry:
     """One link of the chain."""
 
     number: int
-    record: Charge | BudgetChange
+    record: Record
     digest: bytes
 
 
@@ -60,7 +58,7 @@ def create_ledger(connection: sqlite3.Connection) -> None:
     connection.execute(
         """CREATE TABLE entries (
             number INTEGER PRIMARY KEY CHECK (number > 0),
-            kind TEXT NOT NULL CHECK (kind IN ('budget', 'charge')),
+            kind TEXT NOT NULL CHECK (kind IN ('budget', 'charge', 'write-off')),
             body TEXT NOT NULL,
             digest BLOB NOT NULL CHECK (length(digest) = 32)
         ) STRICT"""
@@ -108,15 +106,15 @@ def read_entries(connection: sqlite3.Connection) -> Iterator[Entry]:
     previous = GENESIS
     for expected, row in enumerate(connection.execute("SELECT * FROM entries ORDER BY number"), start=1):
         number, kind, body, digest = row["number"], row["kind"], row["body"], row["digest"]
-        if not (isinstance(kind, str) and isinstance(body, str) and isinstance(digest, bytes)):
-            raise LedgerError(f"Entry {number} is damaged: its columns have the wrong types.")
+        if not (kind in _READERS and isinstance(body, str) and isinstance(digest, bytes)):
+            raise LedgerError(f"Entry {number} is damaged: its columns have values of no entry.")
         if number != expected:
             raise LedgerError(f"The chain is broken: entry {expected} is missing (the next one is {number}).")
         if link(previous, number, kind, body) != digest:
             raise LedgerError(f"The chain is broken at entry {number}: its content does not match its hash.")
         previous = digest
         try:
-            record = (_CHARGES if kind == "charge" else _BUDGET_CHANGES).validate_json(body)
+            record = _READERS[kind].validate_json(body)
         except ValidationError as error:
             problem = error.errors(include_url=False, include_input=False)[0]
             where = ".".join(str(part) for part in problem["loc"])
@@ -127,45 +125,54 @@ def read_entries(connection: sqlite3.Connection) -> Iterator[Entry]:
 
 
 class Ledger:
-    """The ledger of an open database, for the agent that owns it.
+    """The ledger of an open database, for the program that owns it.
 
     Args:
         connection: A database with :func:`create_ledger` applied.
-        head_file: The file that records the length and last hash of the chain.
 
     Raises:
-        LedgerError: The chain is broken, or shorter than recorded.
+        LedgerError: The chain is broken, or an entry contradicts those before it.
     """
 
-    def __init__(self, connection: sqlite3.Connection, head_file: Path) -> None:
+    def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
-        self._head_file = head_file
-        verified = read_verified(connection, head_file)
-        self._number = len(verified.entries)
-        self._head = verified.entries[-1].digest if verified.entries else GENESIS
-        self._budgets: dict[str, Budget] = {}
-        self._charged: set[tuple[str, str, int]] = set()
-        self.accounts = verified.accounts
+        entries = tuple(read_entries(connection))
+        self.accounts = replay([entry.record for entry in entries])
         """Reservations and spending of every job."""
-        for entry in verified.entries:
-            self._learn(entry.record)
+        self.digests = [entry.digest for entry in entries]
+        """The hashes of all entries, in order."""
+        self._budgets: dict[str, Budget] = {}
+        self._charges: dict[tuple[str, str, int], int] = {}
+        for entry in entries:
+            self._learn(entry.number, entry.record)
 
     def set_budget(self, dataset: str, budget: Budget) -> None:
-        """Record the integrator's lifetime budget, unless it is already recorded.
-
-        Must run inside a transaction; :meth:`save_head` follows its commit.
-        """
+        """Append a lifetime budget, unless it is the one in force. Must run inside a transaction."""
         if self._budgets.get(dataset) != budget:
-            self._append("budget", BudgetChange(dataset, budget.epsilon, budget.delta))
+            self._append(BudgetChange(dataset, budget.epsilon, budget.delta))
 
     def charge(self, charge: Charge) -> None:
-        """Append a charge. Must run inside the transaction that spools its fragments."""
-        self._append("charge", charge)
+        """Append a charge. Must run inside the transaction that notes the round's state."""
+        self._append(charge)
         self.accounts.add(charge)
+
+    def write_off(self, lost: WriteOff) -> None:
+        """Append a write-off. Must run inside the transaction that gives up all rounds."""
+        self._append(lost)
+        self.accounts.write_off(lost)
 
     def is_charged(self, dataset: str, job: str, round_number: int) -> bool:
         """Whether the ledger has a charge for that round of that job."""
-        return (dataset, job, round_number) in self._charged
+        return (dataset, job, round_number) in self._charges
+
+    def charges_for(self, rounds: Collection[tuple[str, int]]) -> list[int]:
+        """The numbers of the charges for rounds, given by job and number, on any dataset."""
+        return [entry for (_, job, number), entry in self._charges.items() if (job, number) in rounds]
+
+    @property
+    def datasets(self) -> tuple[str, ...]:
+        """The datasets that have a budget."""
+        return tuple(self._budgets)
 
     def budget(self, dataset: str) -> Budget:
         """The lifetime budget in force.
@@ -176,27 +183,38 @@ class Ledger:
         return self._budgets[dataset]
 
     def epsilon_spent(self, dataset: str) -> float:
-        """Cumulative ε of the dataset as its last charge states it; 0 before the first."""
+        """Cumulative ε of the dataset as its last charge or write-off states it; 0 before the first."""
         return self.accounts.epsilon_spent(dataset)
 
-    def save_head(self) -> None:
-        """Write ``ledger.head``, after a commit: it may lag behind the chain but never lead it."""
-        record = {"entries": self._number, "hash": self._head.hex()}
-        write_atomically(self._head_file, json.dumps(record).encode() + b"\n", mode=0o600)
+    @property
+    def head(self) -> Head:
+        """Length and last hash of the chain."""
+        return Head(len(self.digests), (self.digests[-1] if self.digests else GENESIS).hex())
 
-    def _append(self, kind: Literal["budget", "charge"], record: Charge | BudgetChange) -> None:
+    def second_head(self, unsent: Collection[int]) -> SecondHead:
+        """The head, with what the entries add up to; ``unsent`` as there."""
+        totals = {}
+        for dataset, budget in self._budgets.items():
+            reserved = self.accounts.reserved(dataset)
+            totals[dataset] = Totals(budget.epsilon, budget.delta, reserved.epsilon, reserved.delta)
+        return SecondHead(self.head.entries, self.head.hash, tuple(sorted(unsent)), totals)
+
+    def _append(self, record: Record) -> None:
         text = json.dumps(asdict(record), sort_keys=True, separators=(",", ":"), allow_nan=False)
-        number = self._number + 1
-        digest = link(self._head, number, kind, text)
+        number, kind = len(self.digests) + 1, _KINDS[type(record)]
+        digest = link(self.digests[-1] if self.digests else GENESIS, number, kind, text)
         self._connection.execute("INSERT INTO entries VALUES (?, ?, ?, ?)", (number, kind, text, digest))
-        self._number, self._head = number, digest
-        self._learn(record)
+        self.digests.append(digest)
+        self._learn(number, record)
 
-    def _learn(self, record: Charge | BudgetChange) -> None:
-        if isinstance(record, BudgetChange):
-            self._budgets[record.dataset] = Budget(record.epsilon, record.delta)
-        else:
-            self._charged.add((record.dataset, record.job, record.round))
+    def _learn(self, number: int, record: Record) -> None:
+        match record:
+            case BudgetChange():
+                self._budgets[record.dataset] = Budget(record.epsilon, record.delta)
+            case Charge():
+                self._charges[record.dataset, record.job, record.round] = number
+            case WriteOff():
+                pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +229,11 @@ class VerifiedLedger:
         """The charges alone."""
         return tuple(entry.record for entry in self.entries if isinstance(entry.record, Charge))
 
+    @property
+    def write_offs(self) -> tuple[WriteOff, ...]:
+        """The write-offs alone."""
+        return tuple(entry.record for entry in self.entries if isinstance(entry.record, WriteOff))
+
 
 def read_verified(connection: sqlite3.Connection, head_file: Path) -> VerifiedLedger:
     """Read a ledger and check its chain, prices and head.
@@ -219,41 +242,42 @@ def read_verified(connection: sqlite3.Connection, head_file: Path) -> VerifiedLe
         LedgerError: Naming the first incorrect entry.
     """
     # Read the head before the entries: an agent may be appending, and its head never leads the chain.
-    head = _read_head(head_file)
+    return verified_by(connection, read_head(head_file), head_file)
+
+
+def verified_by(connection: sqlite3.Connection, head: Head | None, head_file: Path) -> VerifiedLedger:
+    """The same, with a head that has been read before.
+
+    Raises:
+        LedgerError: Naming the first incorrect entry.
+    """
     entries = tuple(read_entries(connection))
     accounts = replay([entry.record for entry in entries])
-    _check_head(entries, head, head_file)
+    require_head([entry.digest for entry in entries], head, head_file)
     return VerifiedLedger(entries, accounts)
 
 
-def _read_head(head_file: Path) -> tuple[int, bytes] | None:
-    if not head_file.exists():
-        return None
-    try:
-        record = json.loads(head_file.read_text())
-        entries, digest = record["entries"], bytes.fromhex(record["hash"])
-        if isinstance(entries, bool) or not isinstance(entries, int) or entries < 0:
-            raise ValueError("entries is no whole number")
-        return entries, digest
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise LedgerError(
-            f"{head_file} is not readable ({error}); restore it together with the ledger."
-        ) from error
+def require_head(digests: Sequence[bytes], head: Head | None, file: Path) -> None:
+    """Check that a chain reaches a head.
 
+    Args:
+        digests: of the chain.
+        head: as recorded; None if it is not.
+        file: that records it.
 
-def _check_head(entries: Sequence[Entry], head: tuple[int, bytes] | None, head_file: Path) -> None:
-    if head is None:
+    Raises:
+        LedgerError: It does not.
+    """
+    if head is None or head.is_reached_by(digests):
         return
-    count, digest = head
-    if count > len(entries):
-        raise LedgerError(
-            f"Entries are missing: the ledger had {count} and has {len(entries)}. "
-            "It was shortened or replaced by an older copy; restore the newest one."
-        )
-    if digest != (entries[count - 1].digest if count else GENESIS):
-        raise LedgerError(
-            f"Entry {count} is not the one recorded in {head_file.name}: the ledger was replaced."
-        )
+    if head.entries > len(digests):
+        problem = f"Entries are missing: the ledger had {head.entries} and has {len(digests)}, by {file}"
+    else:
+        problem = f"Entry {head.entries} is not the one recorded in {file}: the ledger was replaced"
+    raise LedgerError(
+        f"{problem}. If an older copy was put back, run `dpagent budget restored`: "
+        "it writes off what the missing entries may have spent."
+    )
 
 
 def open_ledger(state_dir: Path) -> tuple[sqlite3.Connection, Path]:

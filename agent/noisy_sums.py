@@ -4,9 +4,19 @@ The only I/O here reads the data set. The order follows the proof (``docs/privac
 lot in random order, per-example gradients, clipped and summed within the engine's bound, quantized to
 the fine grid, noise, and only then post-processing (local steps on noisy gradients, the
 cap, rounding to the wire).
+
+**Noise is added whatever happens.** The round is charged by now, and what the device sends may depend on a
+record only as the mechanism allows; so :func:`noisy_sum` is total. Everything it computes from noisy sums is
+defined for all of them: quantized sums are below 2⁵³ grid units, since a device admits no lot that could
+exceed it, and so 64 steps of them with their noise stay below 2⁶²; a plan's ``expected_lot``, clip norm and
+resolution have ranges within which their quotients are normal numbers; weights that local steps make infinite
+exclude every record.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,17 +30,17 @@ from dpagent.privacy.sampling import poisson_lot, shuffled
 from dpagent.protocol.task import RoundTask
 from dpagent.wording import counted
 
+LotSum: TypeAlias = Callable[[NDArray[np.float32]], NDArray[np.float64]]
+"""The sum over a fresh lot at local weights, shape (dimension,). Private. It never fails."""
 
-def noisy_gradients(
-    task: RoundTask, weights: NDArray[np.float32], dataset: Dataset, engine: Engine
-) -> NDArray[np.int64]:
+
+def noisy_sum(task: RoundTask, weights: NDArray[np.float32], lot_sum: LotSum) -> NDArray[np.int64]:
     """Run the local steps of a round.
 
     Args:
-        task: of a round that asks for gradients.
+        task: of the round.
         weights: (parameters,) the global model.
-        dataset: the device's records, or their features.
-        engine: computes clipped sums, with an error within the plan's accumulation slack.
+        lot_sum: gives the clipped sum, or the second moments, of a step.
 
     Returns:
         (dimension,) the noisy sum over all local steps, integers in wire units.
@@ -39,43 +49,49 @@ def noisy_gradients(
     local = weights.copy()
     update = np.zeros(task.dimension, np.int64)
     for step in range(sampling.local_steps):
-        noisy = mechanism.add_noise(mechanism.quantize(clipped_sum(task, local, dataset, engine)))
+        noisy = mechanism.add_noise(mechanism.quantize(lot_sum(local)))
         update += noisy
-        if step + 1 < sampling.local_steps:
+        if task.second_moments is None and step + 1 < sampling.local_steps:
             # Local steps use only the noisy gradient, so the path is as private as the noisy sum.
             gradient = task.clipping.gradient(noisy.astype(np.float64) * mechanism.granularity)
-            local -= (sampling.local_learning_rate / sampling.expected_lot * gradient).astype(np.float32)
-    if task.device_cap is not None:
+            with np.errstate(over="ignore", invalid="ignore"):
+                change = sampling.local_learning_rate / sampling.expected_lot * gradient
+                local -= change.astype(np.float32)
+    if task.device_cap is not None and task.second_moments is None:
         update = _capped(task, update, weights)
     return mechanism.round_to_wire(update, task.wire_form)
 
 
-def noisy_moments(task: RoundTask, dataset: Dataset) -> NDArray[np.int64]:
-    """The noisy second moments of a round that asks for them, one lot per step.
+def noisy_gradients(
+    task: RoundTask, weights: NDArray[np.float32], dataset: Dataset, engine: Engine
+) -> NDArray[np.int64]:
+    """The noisy sum of the gradients of records with which nothing fails; see :func:`noisy_sum`."""
+    return noisy_sum(task, weights, lambda local: clipped_sum(task, local, dataset, engine))
+
+
+def sum_of_moments(task: RoundTask, dataset: Dataset) -> NDArray[np.float64]:
+    """The second moments of a fresh lot, without noise. Private.
 
     Args:
-        task: of the round.
+        task: of a round that asks for them.
         dataset: the device's records, before the projection.
 
     Returns:
-        (dimension,) the noisy sum over all lots, integers in wire units.
+        (dimension,) in the units of ``SecondMoments.matrix``'s argument.
 
     Raises:
-        ParameterError: the round asks for gradients, or a lot is too large.
+        ParameterError: the round asks for gradients, or the lot is too large.
     """
-    moments, mechanism = task.second_moments, task.mechanism
+    moments = task.second_moments
     if moments is None:
         raise ParameterError(f"round {task.plan.round} asks for gradients; expected second moments.")
-    update = np.zeros(task.dimension, np.int64)
-    for _ in range(task.plan.sampling.local_steps):
-        lot = poisson_lot(len(dataset), task.plan.sampling.rate)
-        if len(lot) > MAX_LOT:
-            raise ParameterError(f"a lot has {counted(len(lot), 'record')}; expected at most {MAX_LOT:,}.")
-        total = np.zeros(moments.dimension)
-        for inputs, _ in dataset.readable_batches(lot):
-            total += moments.total(to_float32(inputs).reshape(len(inputs), -1))
-        update += mechanism.add_noise(mechanism.quantize(total))
-    return mechanism.round_to_wire(update, task.wire_form)
+    lot = poisson_lot(len(dataset), task.plan.sampling.rate)
+    if len(lot) > MAX_LOT:
+        raise ParameterError(f"a lot has {counted(len(lot), 'record')}; expected at most {MAX_LOT:,}.")
+    total = np.zeros(moments.dimension)
+    for inputs, _ in dataset.readable_batches(lot):
+        total += moments.total(to_float32(inputs).reshape(len(inputs), -1))
+    return total
 
 
 def clipped_sum(

@@ -1,4 +1,8 @@
-"""The device's records in its daemon: opened once, refreshed between rounds.
+"""The device's records in its daemon: opened once as they are declared, refreshed between rounds.
+
+Nothing is inferred on a board: ``agent.yaml`` declares what the records are, so that one record changes the
+meaning of no other, and whether the board starts depends on no record. With more records than declared the
+agent does not start: that is settled here, before any plan.
 
 An unreadable record must stay invisible. Participation in a round must not depend on a private record, so
 no record makes a round fail: an unreadable record adds nothing, as if it did not exist, and the log
@@ -16,7 +20,7 @@ from agent.settings import DataSettings
 from dpagent.learning.data.checking import count_non_finite
 from dpagent.learning.data.dataset import Dataset
 from dpagent.learning.data.derived import Unfailing
-from dpagent.learning.data.opening import open_dataset
+from dpagent.learning.data.opening import open_declared
 from dpagent.wording import counted
 
 log = logging.getLogger(__name__)
@@ -35,13 +39,16 @@ class Records:
         dataset: the records at the last refresh. Reading it never fails.
 
     Raises:
-        ConfigurationError, DataError: The records cannot be opened.
+        ConfigurationError: Something is not declared.
+        DataError: The records cannot be opened, or there are too many.
     """
 
     def __init__(self, settings: DataSettings) -> None:
         self._unreadable: set[str] = set()
-        self.dataset: Dataset = Unfailing(open_dataset(settings), self._unreadable.add)
+        self.dataset: Dataset = Unfailing(open_declared(settings), self._unreadable.add)
         self._said: dict[str, set[str]] = {}
+        if not len(self.dataset):
+            log.warning("data %s: there are no records; this board sends noise alone", settings.name)
         for warning in self.dataset.origin.warnings:
             log.warning("data %s: %s", settings.name, warning)
         self._say_left_out()

@@ -1,4 +1,4 @@
-"""The replay of a ledger: every charge is priced again, and checked against the entries before it.
+"""The replay of a ledger: every charge is priced again, and every entry checked against those before it.
 
 The agent replays its ledger when it starts, and so does the auditor's command. The replay trusts no
 figure of a charge: it rebuilds the mechanism from its parameters, composes the job's events anew, and
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from agent.accounts import JobAccounts, grid_of, price_after
-from agent.charges import Budget, BudgetChange, Charge, require_ledger_scope
+from agent.charges import Budget, BudgetChange, Charge, Record, WriteOff, require_ledger_scope
 from dpagent.errors import LedgerError, ParameterError, require_between
 from dpagent.privacy.accounting.choice import accountant_for
 from dpagent.privacy.accounting.pld import PldAccountant
@@ -25,21 +25,24 @@ _GRID_TOLERANCE: Final = 1e-3
 """Bounds by privacy-loss distributions depend slightly on how many charges are priced together."""
 
 
-def replay(records: Sequence[Charge | BudgetChange]) -> JobAccounts:
+def replay(records: Sequence[Record]) -> JobAccounts:
     """The accounts that the records of a ledger add up to.
 
     Raises:
-        LedgerError: naming the entry, from 1: a charge cannot be priced, contradicts the entries before it,
-            or brings the reservations above the lifetime budget in force.
+        LedgerError: naming the entry, from 1: it cannot be priced, contradicts the entries before it, or
+            begins a job that brings the reservations above the lifetime budget in force.
     """
     prices = _job_prices({number: each for number, each in enumerate(records, 1) if isinstance(each, Charge)})
     ledger = _Replay()
     for number, record in enumerate(records, 1):
         with _naming_entry(number):
-            if isinstance(record, BudgetChange):
-                ledger.set_budget(record)
-            else:
-                ledger.add(number, record, prices[record.dataset, record.job])
+            match record:
+                case BudgetChange():
+                    ledger.set_budget(record)
+                case WriteOff():
+                    ledger.write_off(record)
+                case Charge():
+                    ledger.add(number, record, prices[record.dataset, record.job])
     return ledger.accounts
 
 
@@ -81,14 +84,29 @@ class _Replay:
             raise _Contradiction(f"sets an invalid budget of ε = {change.epsilon!r}, δ = {change.delta!r}")
         self._budgets[change.dataset] = Budget(change.epsilon, change.delta)
 
+    def write_off(self, lost: WriteOff) -> None:
+        if not (lost.epsilon >= 0 and lost.delta >= 0):
+            raise _Contradiction(f"writes off ε = {lost.epsilon!r}, δ = {lost.delta!r}")
+        if lost.dataset not in self._budgets:
+            raise _Contradiction("writes off a part of no budget")
+        before = self.accounts.reserved(lost.dataset)
+        for name, stated, computed in (
+            ("ε", lost.cumulative_epsilon, before.epsilon + lost.epsilon),
+            ("δ", lost.cumulative_delta, before.delta + lost.delta),
+        ):
+            _require_total(name, stated, computed)
+        self.accounts.write_off(lost)
+
     def add(self, number: int, charge: Charge, prices: _JobPrices) -> None:
         others = self.accounts.others(charge.dataset, charge.job)
         self._require_order(charge)
         self._require_pinned_terms(charge)
         prices.require_epsilon(number, charge.cumulative_epsilon, others.epsilon)
         reserved = Budget(others.epsilon + charge.job_epsilon, others.delta + charge.delta)
-        self._require_delta(charge, reserved)
-        self._require_within_budget(charge, reserved)
+        _require_total("δ", charge.cumulative_delta, reserved.delta)
+        if self.accounts.job(charge.dataset, charge.job) is None:
+            # A job that has begun goes on under a budget that was lowered since.
+            self._require_within_budget(charge, reserved)
         self.accounts.restore(charge, prices.spent)
 
     def _require_order(self, charge: Charge) -> None:
@@ -98,8 +116,8 @@ class _Replay:
             return
         if charge.round <= account.last_round:
             raise _Contradiction(f"is for round {charge.round} after round {account.last_round}")
-        if self.accounts.latest_job(charge.dataset) != charge.job:
-            raise _Contradiction("continues a job after a newer one has begun")
+        if self.accounts.running_job(charge.dataset) != charge.job:
+            raise _Contradiction("continues a job after a newer one or a write-off has ended it")
 
     def _require_pinned_terms(self, charge: Charge) -> None:
         """Every charge of a job repeats the terms of the first one."""
@@ -115,10 +133,6 @@ class _Replay:
         )
         if pinned != (charge.schedule, charge.delta, charge.job_epsilon, charge.accountant, charge.loss_grid):
             raise _Contradiction("changes the schedule, δ, accountant, grid or reservation of its job")
-
-    def _require_delta(self, charge: Charge, reserved: Budget) -> None:
-        if not abs(charge.cumulative_delta - reserved.delta) <= _TOLERANCE * reserved.delta:
-            raise _wrong_total("δ", charge.cumulative_delta, reserved.delta)
 
     def _require_within_budget(self, charge: Charge, reserved: Budget) -> None:
         budget = self._budgets.get(charge.dataset)
@@ -228,7 +242,12 @@ def _require_accountant(charge: Charge) -> None:
     charge.empty_account()
 
 
+def _require_total(name: str, stated: float, computed: float) -> None:
+    if not abs(stated - computed) <= _TOLERANCE * computed:
+        raise _wrong_total(name, stated, computed)
+
+
 def _wrong_total(name: str, stated: float, computed: float) -> _Contradiction:
     return _Contradiction(
-        f"states a cumulative {name} of {stated:.6g}; the charges so far add up to {computed:.6g}"
+        f"states a cumulative {name} of {stated:.6g}; the entries so far add up to {computed:.6g}"
     )

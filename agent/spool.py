@@ -1,4 +1,6 @@
-"""The spool: sealed fragments on disk until a receipt confirms that they are counted.
+"""The spool: fragments on disk until a receipt confirms that they are counted.
+
+A fragment is sealed each time that it leaves, so that the broker cannot tell a resend from another fragment.
 
 A fragment is ``waiting`` until it is first published, then ``sent`` until a receipt
 (``counted``) or the end of its round (``expired``). Its bytes are dropped then; its row
@@ -20,7 +22,13 @@ UNSCHEDULED = sys.float_info.max
 
 @dataclass(frozen=True, slots=True)
 class SpooledFragment:
-    """A fragment to publish at ``due_at`` or soon after."""
+    """A fragment to publish at ``due_at`` or soon after.
+
+    Attributes:
+        digest: of its id, as receipts name it.
+        message: the encoded fragment, not sealed.
+        due_at: monotonic seconds.
+    """
 
     digest: bytes
     message: bytes
@@ -41,6 +49,7 @@ def create_spool(connection: sqlite3.Connection) -> None:
         ) STRICT, WITHOUT ROWID"""
     )
     connection.execute("CREATE INDEX pending ON fragments (due_at) WHERE message IS NOT NULL")
+    connection.execute("CREATE INDEX by_round ON fragments (job, round, state)")
 
 
 class Spool:
@@ -54,7 +63,7 @@ class Spool:
         self._connection = connection
 
     def put(self, job: str, round_number: int, fragments: Iterable[SpooledFragment]) -> None:
-        """Add fragments. Must run inside the transaction that charges for them."""
+        """Add fragments. Must run inside the transaction that notes the round as spooled."""
         self._connection.executemany(
             "INSERT INTO fragments (digest, job, round, message, due_at) VALUES (?, ?, ?, ?, ?)",
             [(f.digest, job, round_number, f.message, f.due_at) for f in fragments],
@@ -109,11 +118,21 @@ class Spool:
         """Drop the rows of all other jobs, except of pending fragments."""
         self._connection.execute("DELETE FROM fragments WHERE job != ? AND message IS NULL", (job,))
 
-    def expire(self, *, except_job: str | None = None, except_round: int | None = None) -> int:
+    def expire_others(self, job: str, round_number: int) -> int:
         """Give up all pending fragments of other rounds; return their number."""
+        return self._expire("NOT (job = ? AND round = ?)", (job, round_number))
+
+    def expire_job(self, job: str) -> int:
+        """Give up all pending fragments of a job; return their number."""
+        return self._expire("job = ?", (job,))
+
+    def expire_all(self) -> int:
+        """Give up all pending fragments; return their number."""
+        return self._expire("true", ())
+
+    def _expire(self, which: str, values: tuple[str | int, ...]) -> int:
         cursor = self._connection.execute(
-            "UPDATE fragments SET state = 'expired', message = NULL WHERE message IS NOT NULL "
-            "AND NOT (job IS ? AND round IS ?)",
-            (except_job, except_round),
+            f"UPDATE fragments SET state = 'expired', message = NULL WHERE message IS NOT NULL AND {which}",
+            values,
         )
         return cursor.rowcount

@@ -1,29 +1,47 @@
-"""Training on this board: the records, their features and the engine, kept from round to round."""
+"""Training on this board: the records, their features and the engine, kept from round to round.
+
+A round has two parts, with its charge between them. :meth:`Trainer.prepare` tries everything that can be
+tried without a record: it builds the model, loads the graphs, runs them on made-up records, takes room on the
+disk for the features of the most records that there may be. It may decline. :meth:`Trainer.noisy_update`
+reads the records, and always gives an update:
+
+* what one record causes costs that record alone. One that cannot be read, is not what was declared, is not
+  finite, or makes a front end or an engine fail, counts as if it did not exist;
+* what no record can cause (the disk, memory for the board's own reasons, a lot larger than its bound, which
+  chance makes with a probability that δ pays for) leaves an update of noise alone, and the reason stays on
+  the device.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import logging
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from agent.admission import Declined
-from agent.noisy_sums import noisy_gradients, noisy_moments
+from agent.noisy_sums import clipped_sum, noisy_sum, sum_of_moments
 from agent.profile import Profile
 from agent.records import Records
 from agent.settings import AgentSettings
-from dpagent.errors import StorageError
+from dpagent import faults
+from dpagent.errors import DpagentError
+from dpagent.faults import FaultPoint
 from dpagent.learning.data.dataset import Dataset
-from dpagent.learning.front_end.features import FeatureSet, FrontEnd
+from dpagent.learning.front_end.features import FeatureSet, FrontEnd, reserve
 from dpagent.learning.models.stages import FrozenNetwork
-from dpagent.learning.training.engine import Engine, accumulation_slack
+from dpagent.learning.training.engine import MAX_LOT_MICROBATCHES, Engine, accumulation_slack
 from dpagent.learning.training.engine_choice import Bench, EngineKind, UnsuitableEngineError, choose_engine
+from dpagent.privacy.covariance import MAX_LOT
+from dpagent.privacy.sampling import largest_lot
 from dpagent.protocol.messages import Plan
 from dpagent.protocol.task import RoundTask
 from dpagent.storage import write_atomically
@@ -34,8 +52,39 @@ log = logging.getLogger(__name__)
 _KINDS: Final[dict[str, EngineKind]] = {"numpy": "numpy", "onnx": "onnx"}
 
 
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A round that this board can run, as far as can be tried without a record.
+
+    Attributes:
+        task: of the round.
+        weights: (parameters,) the global model.
+        front_end: that makes features of records, or None.
+        engine: that computes gradients; None for a round of second moments.
+        failure: why this board cannot run the round after all, once it is charged; or None.
+    """
+
+    task: RoundTask
+    weights: NDArray[np.float32]
+    front_end: FrontEnd | None
+    engine: Engine | None
+    failure: str | None = None
+
+
+class Update(NamedTuple):
+    """A device's part in a round, of which all but ``failure`` may leave.
+
+    Attributes:
+        values: the noisy sum in wire units, shape (dimension,).
+        failure: why it is noise alone, or None. Only for the owner of the device.
+    """
+
+    values: NDArray[np.int64]
+    failure: str | None
+
+
 class Trainer:
-    """The device's work in a round, between the plan and the ledger.
+    """The device's work in a round.
 
     Args:
         settings: ``agent.yaml``.
@@ -48,10 +97,13 @@ class Trainer:
     def __init__(self, settings: AgentSettings, profile: Profile) -> None:
         self._settings, self._profile = settings, profile
         self.records = Records(settings.data)
+        assert settings.data.max_records is not None  # without it the records had not been opened
+        self._max_records = settings.data.max_records
         self._engine: Engine | None = None
         self._engine_is_for = ""
         self._front_end: FrontEnd | None = None
         self._features: FeatureSet | None = None
+        """Of the records below, by the front end."""
         self._features_are_of: Dataset | None = None
 
     def needed_assets(self, plan: Plan) -> set[str]:
@@ -62,30 +114,20 @@ class Trainer:
             if asset.role != "training-graph" or self._settings.engine != "numpy"
         }
 
-    def noisy_update(
-        self, task: RoundTask, assets: Mapping[str, bytes], weights: NDArray[np.float32]
-    ) -> NDArray[np.int64]:
-        """The round's noisy sum over the readable records, in wire units, shape (dimension,).
+    def prepare(self, task: RoundTask, assets: Mapping[str, bytes], weights: NDArray[np.float32]) -> Work:
+        """See that this board can run a round. Reads no record, and does not ask how many there are.
 
         Raises:
-            Declined: This board cannot train the model as the guarantee requires.
+            Declined: It cannot, as the guarantee requires.
             ConfigurationError: It has not the engine that it was told to use, or an asset is wrong.
-            DataError: The records do not fit the model.
-            ParameterError: A lot is too large for the engine's bound.
-            StorageError: Features or the choice of an engine cannot be stored or read.
+            ParameterError: The weights do not fit the model.
+            StorageError: The disk has no room for features, or fails.
         """
-        try:
-            return self._noisy_update(task, assets, weights)
-        except StorageError:
-            self._features_are_of = None  # recomputed the next time
-            raise
-
-    def _noisy_update(
-        self, task: RoundTask, assets: Mapping[str, bytes], weights: NDArray[np.float32]
-    ) -> NDArray[np.int64]:
-        self._prepare_front_end(task, assets)
+        task.spec.require_weights(weights)
+        front_end = self._front_end_for(task, assets)
         if task.second_moments is not None:
-            return self.records.attempt(lambda records: noisy_moments(task, self._inputs_of(records)))
+            self._require_lots(task, MAX_LOT)
+            return Work(task, weights, front_end, None)
         engine = self._engine_for(task, assets.get("training-graph"))
         slack, allowed = accumulation_slack(engine.microbatch), task.plan.clipping.accumulation_slack
         if slack > allowed:
@@ -93,20 +135,72 @@ class Trainer:
                 f"microbatches of {engine.microbatch} can add {slack:.3g} to a record's influence; the "
                 f"plan's noise allows for {allowed:.3g}"
             )
-        return self.records.attempt(
-            lambda records: noisy_gradients(task, weights, self._inputs_of(records), engine)
-        )
+        _try_out(engine, task, weights)
+        # The greatest L with L·⌈L/m⌉ within the bound is no less than this.
+        self._require_lots(task, math.isqrt(MAX_LOT_MICROBATCHES * engine.microbatch) - engine.microbatch)
+        return Work(task, weights, front_end, engine)
 
-    def _inputs_of(self, records: Dataset) -> Dataset:
+    def noisy_update(self, work: Work) -> Update:
+        """The round's noisy sum over the usable records, or noise alone.
+
+        Raises:
+            Exception: No noise can be drawn on this board; nothing may leave.
+        """
+        faults.reached(FaultPoint.AGENT_TRAINS)
+        failures = [] if work.failure is None else [work.failure]
+        if not failures:
+            self._refresh()
+
+        def lot_sum(local: NDArray[np.float32]) -> NDArray[np.float64]:
+            # Each step tries anew: what fails in one costs no other.
+            if work.failure is None:
+                try:
+                    return self.records.attempt(lambda records: self._lot_sum(work, records, local))
+                except Exception as error:
+                    log.debug("the details", exc_info=True)
+                    failures.append(said(error))
+                    self._features_are_of = None  # computed again the next time
+            return np.zeros(work.task.dimension)
+
+        return Update(noisy_sum(work.task, work.weights, lot_sum), failures[0] if failures else None)
+
+    def _refresh(self) -> None:
+        try:
+            self.records.refresh()
+        except Exception as error:
+            log.debug("the details", exc_info=True)
+            log.error("the data could not be looked at again, the records are those of before: %s", error)
+
+    def _lot_sum(self, work: Work, records: Dataset, local: NDArray[np.float32]) -> NDArray[np.float64]:
+        inputs = self._inputs_of(records, work.front_end)
+        if work.engine is None:
+            return sum_of_moments(work.task, inputs)
+        return clipped_sum(work.task, local, inputs, work.engine)
+
+    def _require_lots(self, task: RoundTask, most: int) -> None:
+        """Decline where a lot of the most records that there may be could be too large.
+
+        Raises:
+            Declined: It could.
+        """
+        records, rate = self._max_records, task.plan.sampling.rate
+        largest = largest_lot(records, rate)
+        if largest > most:
+            raise Declined(
+                f"at a sampling rate of {rate:g}, a lot of {counted(records, 'record')} (data.max_records)"
+                f" can have {largest:,}; this board adds up at most {most:,}"
+            )
+
+    def _inputs_of(self, records: Dataset, front_end: FrontEnd | None) -> Dataset:
         """The engine's inputs: the records, or their features."""
-        if self._front_end is None:
+        if front_end is None:
             return records
         if self._features is None or self._features_are_of is not records:
             if self._features is not None:
                 self._features.close()
                 self._features = None
             log.info("computing features of %s", counted(len(records), "record"))
-            self._features = FeatureSet(records, self._front_end, self._settings.state_dir)
+            self._features = FeatureSet(records, front_end, self._settings.state_dir)
             self._features_are_of = records
             if unusable := self._features.unusable:
                 # Only for the owner of the device: the number is private.
@@ -114,11 +208,10 @@ class Trainer:
                 log.warning("%d of %s have no finite features and do not count", unusable, total)
         return self._features
 
-    def _prepare_front_end(self, task: RoundTask, assets: Mapping[str, bytes]) -> None:
+    def _front_end_for(self, task: RoundTask, assets: Mapping[str, bytes]) -> FrontEnd | None:
         spec = task.spec
         if not spec.front_end:
-            self._front_end = None
-            return
+            return None
         for stage in spec.front_end:
             if isinstance(stage, FrozenNetwork) and stage.digest not in self._settings.trusted_graphs:
                 raise Declined(
@@ -130,6 +223,9 @@ class Trainer:
         front_end = FrontEnd(spec, needed, before_projection=task.second_moments is not None)
         if self._front_end is None or self._front_end.key != front_end.key:
             self._front_end, self._features_are_of = front_end, None
+            front_end(np.zeros((1, *front_end.input_shape), np.float32))
+        reserve(self._settings.state_dir, self._front_end, self._max_records)
+        return self._front_end
 
     def _engine_for(self, task: RoundTask, graph: bytes | None) -> Engine:
         bench = Bench(
@@ -166,6 +262,25 @@ class Trainer:
         log.info("engine for %s: %s (%s)", bench.spec.name, best.kind, said)
         write_atomically(file, json.dumps({"purpose": purpose, "engine": best.kind}).encode())
         return engine
+
+
+def _try_out(engine: Engine, task: RoundTask, weights: NDArray[np.float32]) -> None:
+    """Compute the gradients of made-up records with a round's own weights, views and norms.
+
+    Raises:
+        Exception: they cannot be computed.
+    """
+    inputs = np.random.default_rng(0).random((engine.microbatch, *task.spec.head.input_shape), np.float32)
+    if task.augmentation is not None:
+        inputs = task.augmentation.views_of(inputs)
+    engine.clipped_sum(weights, inputs, np.zeros(len(inputs), np.int64), task.clipping.norms)
+
+
+def said(error: Exception) -> str:
+    """An error in words for the owner of the device."""
+    if isinstance(error, DpagentError) and str(error):
+        return str(error)
+    return f"an internal error ({type(error).__name__}: {error})"
 
 
 def _purpose(bench: Bench) -> str:

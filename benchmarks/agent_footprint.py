@@ -27,6 +27,7 @@ from simulation.data.shards import prepare_data
 from simulation.layout import Layout
 from simulation.programs.broker import BrokerChild, choose_broker, wait_until_ready
 from simulation.programs.configurations import write_configurations
+from simulation.programs.ledgers import begin_ledgers
 from simulation.programs.supervisor import Supervisor
 from simulation.request import BrokerRequest
 
@@ -82,6 +83,7 @@ def _run_agents(directory: Path) -> tuple[float, float]:
     ):
         assert isinstance(broker, BrokerChild)  # `auto` starts one
         write_configurations(settings, layout, broker.address)
+        begin_ledgers(layout, _STARTS)
         supervisor.start("broker", broker.command)
         wait_until_ready(broker.address)
         measured = [_run_agent(layout.agent_file(number), directory) for number in range(1, _STARTS + 1)]

@@ -6,7 +6,9 @@ from types import MappingProxyType, ModuleType
 
 from benchmarks import (
     accounting,
+    adversary,
     agent_footprint,
+    aggregation,
     demo_digits,
     demo_mnist,
     demo_scattering,
@@ -29,6 +31,7 @@ BENCHMARKS: MappingProxyType[str, ModuleType] = MappingProxyType(
             demo_mnist,
             demo_scattering,
             noise_cap,
+            aggregation,
             schedules,
             sampler,
             accounting,
@@ -37,6 +40,7 @@ BENCHMARKS: MappingProxyType[str, ModuleType] = MappingProxyType(
             step_shares,
             agent_footprint,
             seal,
+            adversary,
         )
     }
 )

@@ -13,7 +13,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from coordinator.settings import ScheduleSettings
+from coordinator.settings import AggregationSettings, ScheduleSettings
 from dpagent.learning.data.splits import split
 from dpagent.learning.models.built_ins import built_in
 from simulation.choices import settle
@@ -43,10 +43,14 @@ class Run:
 
 
 def digits_settings(
-    epsilon: float, *, cap: CapKind = "clamp", cap_at: CapPlace = "coordinator"
+    epsilon: float,
+    *,
+    cap: CapKind = "clamp",
+    cap_at: CapPlace = "coordinator",
+    devices: int | None = None,
 ) -> RunSettings:
-    """The settings of ``dpagent demo`` with its digits preset and another ε or cap."""
-    request = Request(epsilon=epsilon, cap=cap, cap_at=cap_at)
+    """The settings of ``dpagent demo`` with its digits preset and another ε, cap or number of devices."""
+    request = Request(epsilon=epsilon, cap=cap, cap_at=cap_at, devices=devices)
     settings, _ = settle(request, _DIGITS, "digits", built_in("digits"))
     return settings
 
@@ -56,28 +60,52 @@ def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
     return statistics.fmean(values), statistics.stdev(values) / math.sqrt(len(values))
 
 
-def over_seeds(settings: RunSettings, schedule: ScheduleSettings | None = None) -> list[Run]:
-    """One simulated job for each of :data:`SEEDS`, in place of the seed in ``settings``."""
-    return [simulate(settings.model_copy(update={"seed": seed}), schedule) for seed in SEEDS]
+def over_seeds(
+    settings: RunSettings,
+    schedule: ScheduleSettings | None = None,
+    aggregation: AggregationSettings | None = None,
+    seeds: Sequence[int] = SEEDS,
+    loop: type[TrainingLoop] = TrainingLoop,
+) -> list[Run]:
+    """One simulated job for each seed, in place of the one in ``settings``."""
+    return [
+        simulate(settings.model_copy(update={"seed": seed}), schedule, aggregation, loop) for seed in seeds
+    ]
 
 
-def simulate(settings: RunSettings, schedule: ScheduleSettings | None = None) -> Run:
+def simulate(
+    settings: RunSettings,
+    schedule: ScheduleSettings | None = None,
+    aggregation: AggregationSettings | None = None,
+    loop: type[TrainingLoop] = TrainingLoop,
+) -> Run:
     """Train once.
 
     Args:
         settings: Of the run.
         schedule: In place of the one in ``settings``.
+        aggregation: In place of the mean.
+        loop: Of a fleet with hostile devices, in place of an honest one.
     """
     fleet = fleet_settings(settings)
+    if aggregation is not None:
+        fleet = fleet.model_copy(update={"aggregation": aggregation})
     if schedule is not None:
         privacy = fleet.privacy.model_copy(update={"schedule": schedule})
         fleet = fleet.model_copy(update={"privacy": privacy})
     source = open_source(settings.data, settings.seed)
-    shards = split(source.train, settings.devices, seed=settings.seed)
-    loop = TrainingLoop(fleet, built_in(settings.model), shards, source.test, noise=True)
-    rounds = [loop.round(number) for number in range(loop.first_round, settings.rounds + 1)]
+    dealt = settings.data
+    shards = split(
+        source.train,
+        settings.devices,
+        dealt.split,
+        seed=settings.seed,
+        classes_per_part=dealt.classes_per_device,
+    )
+    fleet_of_run = loop(fleet, built_in(settings.model), shards, source.test, noise=True)
+    rounds = [fleet_of_run.round(number) for number in range(fleet_of_run.first_round, settings.rounds + 1)]
     return Run(
-        loop.accuracy(),
+        fleet_of_run.accuracy(),
         statistics.fmean(result.clamped for result in rounds),
         statistics.fmean(result.shortened for result in rounds),
     )

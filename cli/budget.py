@@ -1,4 +1,4 @@
-"""``dpagent budget …``: read, verify and export a device's ledger."""
+"""``dpagent budget …``: the ledger of a device. Here are the commands that read it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cli import custody
 from cli.commands import Commands
 from cli.output import write_json
 from cli.tables import print_table
@@ -18,7 +19,11 @@ if TYPE_CHECKING:
     from agent.charges import Charge
     from agent.ledger import VerifiedLedger
 
-app = Commands(help="Read, verify and export the ledger of a device.", no_args_is_help=True)
+app = Commands(help="The ledger of a device: begin, read, verify, back up.", no_args_is_help=True)
+app.command(name="init")(custody.init)
+app.command(name="raise")(custody.increase)
+app.command(name="backup")(custody.backup)
+app.command(name="restored")(custody.restored)
 
 StateDirOption = Annotated[Path, typer.Option(help="The device's state directory, with ledger.db.")]
 
@@ -47,7 +52,7 @@ def _scope_in_words() -> str:
 
 def _summary(ledger: VerifiedLedger) -> dict[str, dict[str, Any]]:
     """Lifetime budget, reservations and spending by dataset."""
-    from agent.charges import Charge, ledger_statement
+    from agent.charges import BudgetChange, Charge, WriteOff, ledger_statement
 
     datasets: dict[str, dict[str, Any]] = {}
     exact_noise: dict[str, bool] = {}
@@ -58,24 +63,31 @@ def _summary(ledger: VerifiedLedger) -> dict[str, dict[str, Any]]:
             record.dataset,
             {"epsilon_spent": 0.0, "statistical_distance": 0.0, "charges": 0, "jobs": []},
         )
-        if isinstance(record, Charge):
-            known["epsilon_spent"] = record.cumulative_epsilon
-            # Of the sampler from the exact distribution; a millionth of δ covers it.
-            known["statistical_distance"] += record.statistical_distance
-            known["charges"] += 1
-            exact_noise[record.dataset] = exact_noise.get(record.dataset, False) or record.loss_grid is None
-            mechanisms.setdefault(record.dataset, []).append(record.mechanism)
-            if record.job not in known["jobs"]:
-                known["jobs"].append(record.job)
-        else:
-            known |= {"epsilon_budget": record.epsilon, "delta_budget": record.delta}
+        match record:
+            case Charge():
+                # Of the sampler from the exact distribution; a millionth of δ covers it.
+                known["statistical_distance"] += record.statistical_distance
+                known["charges"] += 1
+                exact_noise[record.dataset] = (
+                    exact_noise.get(record.dataset, False) or record.loss_grid is None
+                )
+                mechanisms.setdefault(record.dataset, []).append(record.mechanism)
+                if record.job not in known["jobs"]:
+                    known["jobs"].append(record.job)
+            case BudgetChange():
+                known |= {"epsilon_budget": record.epsilon, "delta_budget": record.delta}
+            case WriteOff():
+                mechanisms.setdefault(record.dataset, []).append("unknown, written off")
     for name, known in datasets.items():
-        reserved = ledger.accounts.reserved(name)
+        reserved, written_off = ledger.accounts.reserved(name), ledger.accounts.written_off(name)
         known |= {
+            "epsilon_spent": ledger.accounts.epsilon_spent(name),
             "epsilon_reserved": reserved.epsilon,
             "delta_reserved": reserved.delta,
             "epsilon_left": max(0.0, known["epsilon_budget"] - reserved.epsilon),
             "delta_left": max(0.0, known["delta_budget"] - reserved.delta),
+            "epsilon_written_off": written_off.epsilon,
+            "delta_written_off": written_off.delta,
         }
         assumptions = (_ONE_LEDGER, _EXACT_NOISE) if exact_noise.get(name) else (_ONE_LEDGER,)
         statement = ledger_statement(reserved, mechanisms.get(name, ()), *assumptions)
@@ -93,18 +105,27 @@ def show(
     A job reserves its whole ε and δ with its first round; the rest remains for other jobs.
     """
     from agent.ledger import audit, open_ledger
+    from agent.rounds import declined_rounds, noise_alone_rounds
     from dpagent.storage import disk_errors
 
-    datasets = _summary(audit(state_dir))
+    ledger = audit(state_dir)
+    datasets = _summary(ledger)
     connection, _ = open_ledger(state_dir)
     try:
         with disk_errors(state_dir / "ledger.db"):
-            declined = [dict(row) for row in connection.execute("SELECT job, round, reason FROM declined")]
+            declined, noise_alone = [
+                [asdict(entry) for entry in read(connection)]
+                for read in (declined_rounds, noise_alone_rounds)
+            ]
     finally:
         connection.close()
     if as_json:
         typer.echo(
-            json.dumps(_scope() | {"datasets": datasets, "declined": declined}, indent=2, ensure_ascii=False)
+            json.dumps(
+                _scope() | {"datasets": datasets, "declined": declined, "noise_alone": noise_alone},
+                indent=2,
+                ensure_ascii=False,
+            )
         )
         return
     if not datasets:
@@ -132,8 +153,15 @@ def show(
             typer.echo(
                 f"Total distance of the sampler from the exact distribution: {distance:.1e} (δ covers it)."
             )
+    for lost in ledger.write_offs:
+        typer.echo(
+            f"Written off of {lost.dataset!r} when the ledger was restored, {lost.written_at}: "
+            f"ε = {lost.epsilon:.4f}, δ = {lost.delta:g}."
+        )
     for row in declined:
         typer.echo(f"Declined round {row['round']} of job {row['job'][:8]}: {row['reason']}")
+    for row in noise_alone:
+        typer.echo(f"Sent noise alone in round {row['round']} of job {row['job'][:8]}: {row['reason']}")
 
 
 @app.command()
@@ -179,8 +207,10 @@ def export(
         for entry in ledger.entries
         if isinstance(entry.record, Charge)
     ]
+    write_offs = [asdict(each) for each in ledger.write_offs]
     if json_file is not None:
-        write_json(json_file, _scope() | {"datasets": _summary(ledger), "charges": charges})
+        found = {"datasets": _summary(ledger), "charges": charges, "write_offs": write_offs}
+        write_json(json_file, _scope() | found)
         return
     if not charges:
         typer.echo("The ledger has no charges yet.")

@@ -18,7 +18,7 @@ def run(
 
     The agent waits for plans from its fleet's coordinator, trains on its own data, charges its
     ledger and publishes noisy fragments. All durable state is in its state directory;
-    after a crash, start it again and it continues.
+    after a crash, start it again and it continues. `dpagent budget init` begins its ledger, once.
     """
     start_logging(log_level)
     stop = StopSignals()

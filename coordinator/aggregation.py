@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,14 +36,43 @@ def fleet_mean(task: RoundTask, sums: Mapping[int, tuple[int, NDArray[np.int64]]
         (dimension,), the input of ``Clipping.gradient`` or ``SecondMoments.matrix``. A block without
         fragments is zero; otherwise it is the mean over the devices that sent it.
     """
-    sampling, block = task.plan.sampling, task.plan.wire.block
-    mean = np.zeros(task.dimension, np.float64)
-    for position, (count, total) in sums.items():
-        part = mean[position * block : (position + 1) * block]
-        decoded = task.mechanism.decode(total[: len(part)], task.wire_form)
-        # The divisor is the public expected lot: a device's true count is private.
-        part[:] = decoded / (count * sampling.expected_lot * sampling.local_steps)
-    return mean
+    return median_of_means(task, [sums])
+
+
+def median_of_means(
+    task: RoundTask, groups: Sequence[Mapping[int, tuple[int, NDArray[np.int64]]]]
+) -> NDArray[np.float64]:
+    """The median over groups of their noisy means, coordinate by coordinate.
+
+    Post-processing. As long as less than half of the groups of a block have a hostile fragment, no coordinate
+    leaves the range of the other groups' means. The median of g independent normal means has more variance
+    than the mean of all: 1.35 times with 3 groups, 1.43 with 5, and at most π/2 times. It has no bias where
+    the means are symmetric about one value, as noise is; where devices hold different data, it lies nearer to
+    the common ones.
+
+    Args:
+        task: the round's.
+        groups: for each, the sums as of :func:`fleet_mean`. A block is the median over the groups that have
+            it.
+
+    Returns:
+        As of :func:`fleet_mean`.
+    """
+    block = task.plan.wire.block
+    median = np.zeros(task.dimension, np.float64)
+    for position in range(task.blocks):
+        part = median[position * block : (position + 1) * block]
+        means = [_block_mean(task, *group[position])[: len(part)] for group in groups if position in group]
+        if means:
+            part[:] = np.median(means, axis=0)
+    return median
+
+
+def _block_mean(task: RoundTask, count: int, total: NDArray[np.int64]) -> NDArray[np.float64]:
+    # The divisor is the public expected lot: a device's true count is private.
+    sampling = task.plan.sampling
+    decoded = task.mechanism.decode(total, task.wire_form)
+    return decoded / (count * sampling.expected_lot * sampling.local_steps)
 
 
 def take_step(

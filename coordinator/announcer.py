@@ -6,11 +6,13 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+from dpagent import faults
+from dpagent.faults import FaultPoint
 from dpagent.protocol.fragments import chunked, receipt_digest
 from dpagent.protocol.messages import RECEIPTS_PER_MESSAGE, Plan, Receipts
 from dpagent.protocol.signing import Signer
 from dpagent.protocol.topics import Topics
-from dpagent.transport.session import Acknowledged, MqttSession
+from dpagent.transport.session import Acknowledged, Disconnected, MqttSession
 
 _FAREWELL_S: Final = 5.0
 
@@ -27,11 +29,17 @@ class Announcer:
     def __init__(self, session: MqttSession, signer: Signer, topics: Topics) -> None:
         self._session, self._signer, self._topics = session, signer, topics
         self._assets_are_out = False
+        self._farewell: int | None = None
+        """The last message under way, by its handle."""
 
-    def announce(self, plan: Plan, weights: bytes, assets: Mapping[str, bytes]) -> None:
-        """Publish the assets (once per connection), the model, and then the plan, all retained."""
+    def announce(self, plan: Plan, weights: bytes, assets: Mapping[str, bytes]) -> bool:
+        """Publish the assets (once per connection), the model, and then the plan, all retained.
+
+        Returns:
+            Whether the plan is on its way to the broker.
+        """
         if not self._session.connected:
-            return
+            return False
         if not self._assets_are_out:
             for role, data in assets.items():
                 for chunk in chunked(data):
@@ -41,7 +49,11 @@ class Announcer:
         for chunk in chunked(weights):
             topic = self._topics.model_chunk(chunk.index)
             self._session.publish(topic, self._signer.sign(chunk, "model"), retain=True)
-        self._session.publish(self._topics.plan, self._signer.sign(plan, "plan"), retain=True)
+        faults.reached(FaultPoint.COORDINATOR_MODEL_PUBLISHED)
+        message = self._signer.sign(plan, "plan")
+        is_out = self._session.publish(self._topics.plan, message, retain=True) is not None
+        faults.reached(FaultPoint.COORDINATOR_PLAN_PUBLISHED)
+        return is_out
 
     def assets_changed(self) -> None:
         """Publish the assets with the next plan: they changed, or the broker may lack them."""
@@ -59,17 +71,22 @@ class Announcer:
                 digests=b"".join(digests[start : start + RECEIPTS_PER_MESSAGE]),
             )  # fmt: skip
             self._session.publish(self._topics.receipts, self._signer.sign(receipts, "receipts"))
+            faults.reached(FaultPoint.COORDINATOR_RECEIPTS_PUBLISHED)
 
     def say_goodbye(self, plan: Plan) -> bool:
-        """Publish the end of the job; return whether the broker took it within a few seconds."""
+        """Publish the end of the job; return whether the broker took it within a few seconds.
+
+        An acknowledgement that takes longer counts at a later call.
+        """
         message = self._signer.sign(plan, "plan")
-        handle: int | None = None
         # The session waits in real time, so this does too.
         until = time.monotonic() + _FAREWELL_S
         while time.monotonic() < until:
-            if handle is None:
-                handle = self._session.publish(self._topics.plan, message, retain=True)
+            if self._farewell is None:
+                self._farewell = self._session.publish(self._topics.plan, message, retain=True)
             event = self._session.next_event(0.2)
-            if handle is not None and event == Acknowledged(handle):
+            if self._farewell is not None and event == Acknowledged(self._farewell):
                 return True
+            if isinstance(event, Disconnected):
+                self._farewell = None
         return False

@@ -1,14 +1,16 @@
 """The coordinator's cycle: rounds in sequence, with the phases in chronological order.
 
 The coordinator opens and announces a round; it opens, checks, counts and acknowledges fragments; when all
-devices' fragments are in, or at the deadline, it closes the round: mean, cap, step, evaluation, all stored in
-one transaction. All state is in the database: after a crash at any point, the next start continues the open
-round, and announces it again so that devices resend missing fragments.
+devices' fragments are in and honest ones have had their time, or at the deadline, it closes the round: mean,
+cap, step, evaluation, all stored in one transaction. All state is in the database: after a crash at any
+point, the next start continues the open round, and announces it again so that devices resend missing
+fragments.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,13 +19,17 @@ from typing import Final
 
 import numpy as np
 
-from coordinator.aggregation import fleet_mean, take_step
+from coordinator.aggregation import median_of_means, take_step
 from coordinator.announcer import Announcer
+from coordinator.influence import HonestNorms
 from coordinator.models import ModelFiles
 from coordinator.planning import Planner, gradient_steps
+from coordinator.seats import OpenedFragment
 from coordinator.settings import FleetSettings
-from coordinator.store import Job, OpenedFragment, OpenRound, RoundResult, Store
+from coordinator.store import BLOCK_FULL, Job, OpenRound, RoundResult, Store
+from dpagent import faults
 from dpagent.clock import Clock
+from dpagent.faults import FaultPoint
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.notation import upwards
 from dpagent.privacy.clipping import adapted_norm
@@ -43,9 +49,10 @@ class Verdict(Enum):
     """The next step of the open round."""
 
     COLLECT = auto()
-    """Fragments are missing before the deadline."""
+    """Before the deadline, fragments are missing, or honest devices may still be sending."""
     CLOSE = auto()
-    """All devices' fragments are in, or those of enough devices at the deadline."""
+    """All devices' fragments are in, after the slot and the jitter of honest ones, or those of enough devices
+    at the deadline."""
     EXTEND = auto()
     """At the deadline some block has fragments of too few devices."""
 
@@ -107,6 +114,8 @@ class Cycle:
         self._learning_rate = settings.optimiser.learning_rates(gradient_steps(settings, spec))
         self._weights, self._state, self._clip_norm = store.model()
         self._task: RoundTask | None = None
+        self._norms: HonestNorms | None = None
+        self._announced_at: float | None = None
 
     @property
     def is_over(self) -> bool:
@@ -136,18 +145,37 @@ class Cycle:
         number = self._store.closed_rounds() + 1 if current is None else current.number
         opened_at = now if current is None else current.opened_at
         current = self._store.start_round(number, opened_at, now + self._settings.round.deadline_s)
-        self._task = self._planner.task(
-            current,
-            weights_to_bytes(self._weights),
-            clip_norm=self._clip_norm,
-            assets=self._models.assets,
+        self._announced_at = current.announced_at
+        self._collect(
+            self._planner.task(
+                current,
+                weights_to_bytes(self._weights),
+                clip_norm=self._clip_norm,
+                assets=self._models.assets,
+            )
         )
         self.announce()
 
+    def _collect(self, task: RoundTask) -> None:
+        """Take fragments of this round from now on."""
+        self._task, self._norms = task, HonestNorms(task, self._settings)
+        if math.isinf(self._norms.pull):
+            log.warning(
+                "mechanism %s does not say how its noise is distributed: fragments of any norm count",
+                task.mechanism.name,
+            )
+        else:
+            log.debug("one fragment moves the mean by at most %.3g clip norms", self._norms.pull)
+
     def announce(self) -> None:
         """Publish the open round, if there is one; without a connection, on the next one."""
-        if self._task is not None:
-            self._announcer.announce(self._task.plan, weights_to_bytes(self._weights), self._models.assets)
+        if self._task is None:
+            return
+        plan = self._task.plan
+        is_out = self._announcer.announce(plan, weights_to_bytes(self._weights), self._models.assets)
+        if is_out and self._announced_at is None:
+            self._announced_at = self._clock.unix()
+            self._store.mark_announced(plan.round, self._announced_at)
 
     # Fragments are opened, checked, counted and acknowledged, a batch at a time.
 
@@ -167,7 +195,12 @@ class Cycle:
             self._store.reject(reason, count)
         if not opened or self._task is None:
             return
-        result = self._store.count(opened, self._task.plan.round)
+        result = self._store.count(opened, self._task.plan.round, seats=self._settings.devices)
+        if result.unseated:
+            log.warning(
+                "rejected %s: %s. More came than from the %s that are expected",
+                counted(result.unseated, "message"), BLOCK_FULL, counted(self._settings.devices, "device"),
+            )  # fmt: skip
         if result.late:
             log.info("%s arrived after the round closed", counted(result.late, "fragment"))
         self._announcer.acknowledge(self._task.plan, (*result.fresh, *result.repeated))
@@ -179,8 +212,8 @@ class Cycle:
             MessageError: It is not a valid fragment of this job.
         """
         fragment = self._opener.open(payload)
-        task, now = self._task, self._clock.unix()
-        if task is None or fragment.job != task.plan.job:
+        task, norms, now = self._task, self._norms, self._clock.unix()
+        if task is None or norms is None or fragment.job != task.plan.job:
             raise MessageError("wrong job", fragment.job.hex())
         if fragment.round > task.plan.round:
             raise MessageError("wrong round", f"{fragment.round} while round {task.plan.round} is open")
@@ -188,9 +221,10 @@ class Cycle:
             # Too late to count, so its size does not matter.
             return OpenedFragment(fragment.id, fragment.round, 0, _NO_VALUES, now)
         position, values = read_block(fragment, task.plan.wire, task.dimension)
+        norms.require(position, values)
         return OpenedFragment(fragment.id, fragment.round, position, values, now)
 
-    # The round is over when all fragments are in, or at its deadline.
+    # The round is over when all fragments are in and honest devices have had their time, or at its deadline.
 
     def progress(self) -> Progress:
         """The progress of the open round, and its next step."""
@@ -198,15 +232,27 @@ class Cycle:
         plan, devices = self._task.plan, self._settings.devices
         counts = self._store.counts(plan.round)
         scarcest = min(counts.get(position, 0) for position in range(self._task.blocks))
-        if scarcest >= devices:
+        now = self._clock.unix()
+        if scarcest >= devices and self._honest_have_sent(now):
             verdict = Verdict.CLOSE
-        elif self._clock.unix() < plan.deadline:
+        elif now < plan.deadline:
             verdict = Verdict.COLLECT
         elif scarcest >= self._settings.round.minimum_devices:
             verdict = Verdict.CLOSE
         else:
             verdict = Verdict.EXTEND
         return Progress(sum(counts.values()), self._task.blocks * devices, scarcest, verdict)
+
+    def _honest_have_sent(self, now: float) -> bool:
+        """Whether a device that got the plan at once and trained within its slot has had its jitter window.
+
+        Without this, whoever sends the fragments of all devices before the slot ends the round alone.
+        """
+        timing = self._settings.round
+        return (
+            self._announced_at is not None
+            and now >= self._announced_at + timing.compute_slot_s + timing.jitter_window_s
+        )
 
     def _extend(self, progress: Progress) -> None:
         """Keep the round open for another deadline, and announce it again."""
@@ -225,6 +271,7 @@ class Cycle:
     def _close(self, progress: Progress) -> None:
         assert self._task is not None
         task = self._task
+        faults.reached(FaultPoint.COORDINATOR_CLOSES)
         if progress.scarcest < self._settings.devices:
             log.warning(
                 "round %d closes at its deadline with %d of %s, at least %d of every block",
@@ -234,11 +281,11 @@ class Cycle:
             self._take_directions(task, task.second_moments)
         else:
             self._take_step(task)
-        self._task = None
+        self._task = self._norms = None
 
     def _take_step(self, task: RoundTask) -> None:
         number, clipping = task.plan.round, task.clipping
-        mean = fleet_mean(task, self._store.sums(number))
+        mean = median_of_means(task, self._store.sums(number, groups=self._settings.aggregation.dealt))
         clip_norm = self._clip_norm
         if clipping.count_weight:
             wanted = self._settings.privacy.clipping
@@ -270,7 +317,7 @@ class Cycle:
     def _take_directions(self, task: RoundTask, moments: SecondMoments) -> None:
         """Add the fleet's leading directions to the model; the weights do not change."""
         number = task.plan.round
-        mean = fleet_mean(task, self._store.sums(number))
+        mean = median_of_means(task, self._store.sums(number, groups=self._settings.aggregation.dealt))
         self._models.set_projection(moments.matrix(mean))
         self._announcer.assets_changed()
         epsilon = self._job.epsilon_by_round[number - 1]

@@ -130,8 +130,12 @@ class Coordinator:
             self.close()
 
     def _take_events(self) -> None:
-        """Wait for events, then pass the arrived fragments to the cycle as one batch."""
-        payloads: list[bytes] = []
+        """Wait for events, pass the arrived fragments to the cycle as one batch, then acknowledge them.
+
+        The broker keeps a fragment until it is counted or rejected for good: what a kill
+        interrupts comes again.
+        """
+        messages: list[Received] = []
         for number in range(_BATCH):
             event = self._session.next_event(_IDLE_S if number == 0 else 0)
             if event is None:
@@ -143,11 +147,12 @@ class Coordinator:
                     self._cycle.announce()
                 case Disconnected(reason):
                     log.warning("%s; reconnecting", reason)
-                case Received(_, payload):
-                    payloads.append(payload)
+                case Received():
+                    messages.append(event)
                 case Acknowledged():
                     pass
-        self._cycle.take_fragments(payloads)
+        self._cycle.take_fragments([message.payload for message in messages])
+        self._session.acknowledge(messages)
 
 
 def _begin(settings: FleetSettings, spec: ModelSpec, job: Job, store: Store, planner: Planner) -> None:

@@ -227,6 +227,9 @@ class Planner:
         summed = self._second_moments(current.number) or clipping
         mechanism = noise.at(current.number, self._query(summed))
         form = mechanism.wire_form(self._expected_lot)
+        if isinstance(summed, SecondMoments):
+            # The directions are on disk already after a crash just before the round closed.
+            assets = {role: data for role, data in assets.items() if role != "projection"}
         augmentation = settings.model.augmentation
         return Plan(
             version=1,

@@ -26,7 +26,7 @@ from dpagent.wording import counted
 class AugmentationSettings(Settings):
     """Views of each record; their gradients are averaged before clipping. They cost time but no privacy."""
 
-    views: Annotated[int, Field(ge=1, le=64)]
+    views: Annotated[int, Field(ge=2, le=64)]
     """Copies of a record in a step. Not for a model with a front end."""
     shift: Annotated[int, Field(ge=0, le=1024)] = 0
     """Maximum shift of a view along each axis, in pixels (or readings)."""
@@ -219,6 +219,30 @@ class RoundSettings(Settings):
         return self
 
 
+class AggregationSettings(Settings):
+    """How devices' fragments become one mean, and how much one of them can weigh. Without privacy cost."""
+
+    kind: Literal["mean", "median-of-means"] = "mean"
+    """``median-of-means``: the median of the means of random groups of fragments, coordinate by coordinate. A
+    few hostile devices then move it little; for five groups of honest ones its noise has 1.43 times the
+    variance."""
+    groups: Annotated[int, Field(ge=2, le=1_000)] = 5
+    """``median-of-means``: number of groups. Hostile fragments in less than half of them cannot drag a
+    coordinate beyond the honest groups."""
+    largest_signal: Annotated[float, Field(gt=0, le=1e6)] = 1.0
+    """Largest signal of an honest device in a block, in clip norms a record of its expected lot. At 1, the
+    range of honest norms holds every device with at most ``records_per_device`` records, whatever they are;
+    at 2, with twice as many. Below 1, it relies on gradients that do not all point one way within one block.
+    A hostile fragment can weigh as much."""
+    false_rejection: Annotated[float, Field(ge=1e-30, lt=1)] = 1e-9
+    """Probability that any fragment of the honest devices is rejected for its norm, in the whole job."""
+
+    @property
+    def dealt(self) -> int:
+        """Groups that a block's fragments are dealt to: one for the mean."""
+        return self.groups if self.kind == "median-of-means" else 1
+
+
 class TestDataSettings(DatasetSettings):
     """Public data for the evaluation of each round's model; the keys are those of ``agent.yaml``."""
 
@@ -232,7 +256,8 @@ class FleetSettings(Settings):
     fleet: FleetName
     """The fleet's name, part of its MQTT topics."""
     devices: Annotated[int, Field(ge=1, le=1_000_000)]
-    """Expected devices in a round; it closes as soon as all of their fragments are in."""
+    """Expected devices in a round. No block counts more fragments than this; the round closes once all are in
+    and honest devices have had their slot and their jitter."""
     records_per_device: Annotated[float, Field(gt=0)]
     """Public estimate. Sums are divided by sampling rate × this number, never by a true count."""
     rounds: Annotated[int, Field(ge=1, le=5000)]
@@ -242,6 +267,7 @@ class FleetSettings(Settings):
     cap: CapSettings = CapSettings()
     optimiser: OptimiserSettings = OptimiserSettings()
     round: RoundSettings = RoundSettings()
+    aggregation: AggregationSettings = AggregationSettings()
     fragments_per_update: Annotated[int, Field(ge=1, le=4096)] = 16
     """Fragments of a device's update."""
     test_data: TestDataSettings | None = None
@@ -260,6 +286,15 @@ class FleetSettings(Settings):
             raise ValueError(
                 f"round.minimum_devices is {self.round.minimum_devices}; "
                 f"expected at most devices = {self.devices}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _groups_are_not_empty(self) -> FleetSettings:
+        wanted = self.aggregation
+        if wanted.kind == "median-of-means" and wanted.groups > self.devices:
+            raise ValueError(
+                f"aggregation.groups is {wanted.groups}; expected at most devices = {self.devices}"
             )
         return self
 

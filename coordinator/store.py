@@ -1,8 +1,7 @@
-"""The coordinator's database: the job, its rounds, the exact sums, and every fragment once.
+"""The coordinator's database: the job, its rounds, and every fragment once.
 
-One transaction stores a fragment's id and adds it to the sum, so a fragment is counted
-at most once, despite resends, replays and interruptions. Sums are 64-bit integers:
-the same fragments give the same bits in any order.
+One transaction stores a fragment's id and its values, so a fragment is counted at most once, despite resends,
+replays and interruptions.
 """
 
 from __future__ import annotations
@@ -12,12 +11,19 @@ import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from coordinator.seats import Counted, OpenedFragment, Seats, Sums, create_seats
+from dpagent import faults
+from dpagent.faults import FaultPoint
 from dpagent.privacy.mechanisms.job_noise import JobNoise
 from dpagent.storage import disk_errors, open_database, open_readonly, transaction
+
+BLOCK_FULL: Final = "block full"
+"""Why a fragment that finds no seat is rejected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,30 +43,8 @@ class OpenRound:
     number: int
     opened_at: float
     deadline: float
-
-
-@dataclass(frozen=True, slots=True)
-class OpenedFragment:
-    """An opened fragment, checked against the plan."""
-
-    id: bytes
-    round: int
-    position: int
-    values: NDArray[np.int64]
-    arrived_at: float
-
-
-@dataclass(frozen=True, slots=True)
-class Counted:
-    """The result of counting a batch of fragments."""
-
-    fresh: tuple[bytes, ...]
-    """Ids counted now, for the first time."""
-    repeated: tuple[bytes, ...]
-    """Ids that were counted before: their receipt was lost."""
-    late: int
-    """Messages with fragments of closed rounds. Only their number is stored: anyone can seal any number
-    of them, and storing them would fill the disk."""
+    announced_at: float | None = None
+    """When the broker was first given its plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,22 +69,12 @@ def _create(connection: sqlite3.Connection) -> None:
     )
     connection.execute(
         """CREATE TABLE rounds (
-            number INTEGER PRIMARY KEY, opened_at REAL NOT NULL, deadline REAL NOT NULL, closed_at REAL,
-            noise_multiplier REAL, epsilon REAL, accuracy REAL, clamped INTEGER, kept REAL,
+            number INTEGER PRIMARY KEY, opened_at REAL NOT NULL, deadline REAL NOT NULL, announced_at REAL,
+            closed_at REAL, noise_multiplier REAL, epsilon REAL, accuracy REAL, clamped INTEGER, kept REAL,
             fragments INTEGER
         ) STRICT"""
     )
-    connection.execute(
-        """CREATE TABLE sums (
-            round INTEGER NOT NULL, position INTEGER NOT NULL, count INTEGER NOT NULL, total BLOB NOT NULL,
-            PRIMARY KEY (round, position)
-        ) STRICT, WITHOUT ROWID"""
-    )
-    connection.execute(
-        "CREATE TABLE fragments (id BLOB PRIMARY KEY, round INTEGER NOT NULL, position INTEGER NOT NULL, "
-        "arrived_at REAL NOT NULL) STRICT, WITHOUT ROWID"
-    )
-    connection.execute("CREATE INDEX fragments_by_round ON fragments (round)")
+    create_seats(connection)
     connection.execute("CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT")
 
 
@@ -117,6 +91,7 @@ class Store:
     def __init__(self, state_dir: Path) -> None:
         self.file = state_dir / "coordinator.db"
         self.connection = open_database(self.file, [_create])
+        self._seats = Seats(self.connection)
 
     def close(self) -> None:
         """Close the database."""
@@ -153,6 +128,8 @@ class Store:
             self.connection.execute(
                 "INSERT INTO model VALUES (1, ?, ?, ?)", (weights.tobytes(), state.tobytes(), clip_norm)
             )
+            faults.reached(FaultPoint.COORDINATOR_JOB_WRITTEN)
+        faults.reached(FaultPoint.COORDINATOR_JOB_BEGUN)
 
     def model(self) -> tuple[NDArray[np.float32], NDArray[np.float64], float]:
         """The current weights (d,), the optimiser's state (rows, d) and the clip norm of the next round."""
@@ -164,7 +141,7 @@ class Store:
     def open_round(self) -> OpenRound | None:
         """The round that is open, if one is."""
         row = self.connection.execute(
-            "SELECT number, opened_at, deadline FROM rounds WHERE closed_at IS NULL"
+            "SELECT number, opened_at, deadline, announced_at FROM rounds WHERE closed_at IS NULL"
         ).fetchone()
         return None if row is None else OpenRound(*row)
 
@@ -182,55 +159,43 @@ class Store:
                 "ON CONFLICT (number) DO UPDATE SET deadline = excluded.deadline",
                 (number, opened_at, deadline),
             )
+        faults.reached(FaultPoint.COORDINATOR_ROUND_OPENED)
         current = self.open_round()
         assert current is not None
         return current
 
-    def count(self, fragments: Sequence[OpenedFragment], open_round: int) -> Counted:
-        """Count each fragment of the open round that was not counted before, exactly once."""
-        fresh: list[bytes] = []
-        repeated: list[bytes] = []
-        late = 0
+    def mark_announced(self, number: int, announced_at: float) -> None:
+        """Note when the broker was first given the plan of a round."""
         with disk_errors(self.file), transaction(self.connection):
-            for fragment in fragments:
-                known = self.connection.execute(
-                    "SELECT 1 FROM fragments WHERE id = ?", (fragment.id,)
-                ).fetchone()
-                if known is not None:
-                    repeated.append(fragment.id)
-                elif fragment.round != open_round:
-                    late += 1
-                else:
-                    self._add(fragment)
-                    fresh.append(fragment.id)
-            self._add_to_counters({"duplicates": len(repeated), "late": late})
-        return Counted(tuple(fresh), tuple(repeated), late)
+            self.connection.execute(
+                "UPDATE rounds SET announced_at = coalesce(announced_at, ?) WHERE number = ?",
+                (announced_at, number),
+            )
+        faults.reached(FaultPoint.COORDINATOR_ANNOUNCED)
 
-    def _add(self, fragment: OpenedFragment) -> None:
-        self.connection.execute(
-            "INSERT INTO fragments VALUES (?, ?, ?, ?)",
-            (fragment.id, fragment.round, fragment.position, fragment.arrived_at),
-        )
-        key = (fragment.round, fragment.position)
-        row = self.connection.execute(
-            "SELECT total FROM sums WHERE round = ? AND position = ?", key
-        ).fetchone()
-        total = fragment.values if row is None else np.frombuffer(row["total"], np.int64) + fragment.values
-        self.connection.execute(
-            "INSERT INTO sums VALUES (?, ?, 1, ?) "
-            "ON CONFLICT (round, position) DO UPDATE SET count = count + 1, total = excluded.total",
-            (*key, total.tobytes()),
-        )
+    def count(self, fragments: Sequence[OpenedFragment], open_round: int, *, seats: int) -> Counted:
+        """Count each fragment of the open round once, as far as its block has seats; see :class:`Seats`."""
+        faults.reached(FaultPoint.COORDINATOR_FRAGMENTS_OPENED)
+        with disk_errors(self.file), transaction(self.connection):
+            counted = self._seats.take(fragments, open_round, seats)
+            self._add_to_counters(
+                {
+                    "duplicates": len(counted.repeated),
+                    "late": counted.late,
+                    f"rejected: {BLOCK_FULL}": counted.unseated,
+                }
+            )
+            faults.reached(FaultPoint.COORDINATOR_COUNT_WRITTEN)
+        faults.reached(FaultPoint.COORDINATOR_COUNTED)
+        return counted
 
     def counts(self, number: int) -> dict[int, int]:
         """Fragments counted by position in a round."""
-        rows = self.connection.execute("SELECT position, count FROM sums WHERE round = ?", (number,))
-        return {row["position"]: row["count"] for row in rows}
+        return self._seats.counts(number)
 
-    def sums(self, number: int) -> dict[int, tuple[int, NDArray[np.int64]]]:
-        """Count and exact integer sum by position in a round."""
-        rows = self.connection.execute("SELECT position, count, total FROM sums WHERE round = ?", (number,))
-        return {row["position"]: (row["count"], np.frombuffer(row["total"], np.int64)) for row in rows}
+    def sums(self, number: int, *, groups: int = 1) -> list[Sums]:
+        """Counts and exact integer sums by position in a round, for each of some random groups."""
+        return self._seats.sums(number, groups=groups)
 
     def close_round(
         self,
@@ -243,10 +208,11 @@ class Store:
         closed_at: float,
     ) -> None:
         """Close a round and store its model, in one transaction."""
+        faults.reached(FaultPoint.COORDINATOR_STEPPED)
         with disk_errors(self.file), transaction(self.connection):
             self.connection.execute(
                 "UPDATE rounds SET closed_at = ?, accuracy = ?, clamped = ?, kept = ?, "
-                "noise_multiplier = ?, epsilon = ?, fragments = (SELECT coalesce(sum(count), 0) FROM sums "
+                "noise_multiplier = ?, epsilon = ?, fragments = (SELECT count(*) FROM seats "
                 "WHERE round = rounds.number) WHERE number = ?",
                 (
                     closed_at,
@@ -262,8 +228,10 @@ class Store:
                 "UPDATE model SET weights = ?, state = ?, clip_norm = ?",
                 (weights.tobytes(), state.tobytes(), clip_norm),
             )
-            # The sums are no longer needed; the counts stay in `rounds`, the ids in `fragments`.
-            self.connection.execute("DELETE FROM sums WHERE round = ?", (number,))
+            # The values are no longer needed; the counts stay in `rounds`, the ids in `fragments`.
+            self._seats.clear(number)
+            faults.reached(FaultPoint.COORDINATOR_CLOSE_WRITTEN)
+        faults.reached(FaultPoint.COORDINATOR_CLOSED)
 
     def is_finished(self) -> bool:
         """Whether the job is over and the broker took its announcement."""
@@ -271,8 +239,10 @@ class Store:
 
     def finish(self, finished_at: float) -> None:
         """Mark the job as finished."""
+        faults.reached(FaultPoint.COORDINATOR_SAID_GOODBYE)
         with disk_errors(self.file), transaction(self.connection):
             self.connection.execute("UPDATE job SET finished_at = coalesce(finished_at, ?)", (finished_at,))
+        faults.reached(FaultPoint.COORDINATOR_FINISHED)
 
     def reject(self, reason: str, count: int) -> None:
         """Count rejected messages by reason."""
@@ -325,7 +295,7 @@ class StoreReader:
         with disk_errors(self.file):
             rows = self._connection.execute(
                 "SELECT number, opened_at, closed_at, noise_multiplier, epsilon, accuracy, clamped, kept, "
-                "coalesce(fragments, (SELECT sum(count) FROM sums WHERE round = number), 0) AS fragments "
+                "coalesce(fragments, (SELECT count(*) FROM seats WHERE round = number)) AS fragments "
                 "FROM rounds ORDER BY number"
             )
             return [RoundRecord(*row) for row in rows]

@@ -46,7 +46,10 @@ _MEANINGS: dict[ExitCode, str] = {
         "in a file."
     ),
     ExitCode.DATA: "Training or test data are missing, unreadable or do not fit the model.",
-    ExitCode.LEDGER: "A ledger is missing or unreadable, or its hash chain is broken.",
+    ExitCode.LEDGER: (
+        "A ledger is missing or unreadable, its hash chain is broken, it is older than its second head, or "
+        "`agent.yaml` has a larger budget than it."
+    ),
     ExitCode.BROKER: "The MQTT broker cannot be started or reached, or it refuses the credentials.",
     ExitCode.STATE_IN_USE: "Another process uses the same state directory.",
     ExitCode.STORAGE: "The disk is full, or a file cannot be read or written.",

@@ -18,7 +18,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
+from dpagent import faults
 from dpagent.errors import ConfigurationError, DamagedDatabaseError, StateInUseError, StorageError
+from dpagent.faults import FaultPoint
 
 Migration = Callable[[sqlite3.Connection], None]
 
@@ -200,6 +202,7 @@ def write_atomically(path: Path, data: bytes, *, mode: int = 0o644) -> None:
             stream.write(data)
             stream.flush()
             os.fsync(stream.fileno())
+        faults.reached(FaultPoint.FILE_WRITTEN)
         temporary.replace(path)
         directory = os.open(path.parent, os.O_RDONLY)
         try:

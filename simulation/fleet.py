@@ -24,6 +24,7 @@ from simulation.observer import Glimpse, Observer, closed_rounds
 from simulation.programs.baseline import read_baseline
 from simulation.programs.broker import BrokerAddress, BrokerChild, choose_broker, wait_until_ready
 from simulation.programs.configurations import write_configurations
+from simulation.programs.ledgers import begin_ledgers
 from simulation.programs.supervisor import Supervisor, python_module
 from simulation.programs.timing import RoundTimes
 from simulation.record import RunRecord
@@ -195,6 +196,7 @@ class Fleet:
 
     def _start_programs(self, agents: Sequence[str], supervisor: Supervisor) -> None:
         """As on a real board and at a real operator's: by the ``dpagent`` command."""
+        begin_ledgers(self.layout, len(agents))
         supervisor.start(
             "coordinator",
             python_module("cli.main", "coordinator", "run", "--config", str(self.layout.fleet_file)),

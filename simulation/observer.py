@@ -6,6 +6,7 @@ import sqlite3
 from dataclasses import dataclass
 
 from agent.ledger import open_ledger
+from agent.rounds import declined_rounds
 from coordinator.store import RoundRecord, StoreReader
 from dpagent.errors import LedgerError, StorageError
 from simulation.layout import Layout
@@ -70,12 +71,9 @@ class Observer:
                 in_flight += connection.execute(
                     "SELECT count(*) FROM fragments WHERE message IS NOT NULL"
                 ).fetchone()[0]
-                reason = connection.execute(
-                    "SELECT reason FROM declined ORDER BY declined_at LIMIT 1"
-                ).fetchone()
-                if reason is not None:
+                if reasons := declined_rounds(connection):
                     declined += 1
-                    why = why or f"device {number}: {reason[0]}"
+                    why = why or f"device {number}: {reasons[0].reason}"
             except (LedgerError, sqlite3.Error):
                 continue  # Not there yet.
         return Glimpse(rounds, epsilon, in_flight, declined, why)

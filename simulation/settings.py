@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from dpagent.configuration import Settings, changed_settings, complaint
 from dpagent.errors import ConfigurationError
+from dpagent.learning.data.format import DType
 from dpagent.storage import disk_errors, write_atomically
 from dpagent.wording import named
 from simulation.request import (
@@ -48,6 +49,8 @@ class DataForm:
     classes: int
     class_names: tuple[str, ...] = ()
     """Empty where classes are numbers only."""
+    dtype: DType = "float32"
+    """Of a record's values."""
 
     @property
     def labels(self) -> tuple[str, ...]:

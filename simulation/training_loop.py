@@ -10,6 +10,7 @@ operating system's entropy, as they always do.
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,8 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent.noisy_sums import clipped_sum, noisy_gradients
-from coordinator.aggregation import fleet_mean, take_step
+from coordinator.aggregation import median_of_means, take_step
 from coordinator.planning import gradient_steps
+from coordinator.seats import Sums
 from coordinator.settings import FleetSettings
 from coordinator.store import OpenRound
 from dpagent.learning.data.dataset import Dataset
@@ -102,13 +104,21 @@ class TrainingLoop:
         return right / len(self._test)
 
     def _noisy_mean(self, task: RoundTask) -> NDArray[np.float64]:
-        """As the coordinator decodes it from the integer sums of the fragments."""
-        total = np.zeros(task.dimension, np.int64)
-        for shard in self._shards:
-            total += noisy_gradients(task, self.weights, shard, self._engine)
+        """As the coordinator decodes it from the integer sums of the fragments, dealt to its groups."""
+        updates = self._updates(task)
+        dealt: list[Sums] = [{} for _ in range(self._fleet.aggregation.dealt)]
         block = task.plan.wire.block
-        blocks = np.split(total, range(block, len(total), block))
-        return fleet_mean(task, {place: (len(self._shards), part) for place, part in enumerate(blocks)})
+        for place in range(task.blocks):
+            parts = [update[place * block : (place + 1) * block] for update in updates]
+            random.SystemRandom().shuffle(parts)
+            for number, group in enumerate(dealt):
+                if own := parts[number :: len(dealt)]:
+                    group[place] = (len(own), np.sum(own, axis=0))
+        return median_of_means(task, dealt)
+
+    def _updates(self, task: RoundTask) -> list[NDArray[np.int64]]:
+        """What each device sends, (dimension,) in wire units."""
+        return [noisy_gradients(task, self.weights, shard, self._engine) for shard in self._shards]
 
     def _exact_mean(self, task: RoundTask) -> NDArray[np.float64]:
         """The same without noise and rounding."""

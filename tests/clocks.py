@@ -32,6 +32,11 @@ class MovableClock:
         self._monotonic += seconds
         self._unix += seconds
 
+    def creep(self) -> float:
+        """The monotonic time, which a hundred looks at it move by a millisecond."""
+        self._monotonic += 1e-5
+        return self._monotonic
+
     def advance_until(self, condition: Callable[[], Any], what: str, step_s: float = 0.5) -> Any:
         """Let time pass in steps until ``condition`` holds, for daemons in threads; the first true value."""
         until = time.monotonic() + PATIENCE_S
@@ -41,3 +46,20 @@ class MovableClock:
             self.advance(step_s)
             time.sleep(0.02)
         pytest.fail(f"moved the clock for {PATIENCE_S:g} s in vain: {what}")
+
+
+class CreepingClock:
+    """A clock that an agent may wait for: it comes to the next point of a grid of milliseconds by itself.
+
+    Args:
+        clock: that the test moves.
+    """
+
+    def __init__(self, clock: MovableClock) -> None:
+        self._clock = clock
+
+    def monotonic(self) -> float:
+        return self._clock.creep()
+
+    def unix(self) -> float:
+        return self._clock.unix()

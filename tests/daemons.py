@@ -15,7 +15,7 @@ from typing import Protocol
 
 import pytest
 from brokers import PATIENCE_S
-from clocks import MovableClock
+from clocks import CreepingClock, MovableClock
 
 import agent.daemon
 import coordinator.daemon
@@ -105,7 +105,7 @@ def calm_settings(file: Path) -> AgentSettings:
 def agent_thread(file: Path, clock: MovableClock | None = None) -> Running:
     """An agent, by its ``agent.yaml``."""
     settings = calm_settings(file)
-    return Running(lambda clock: Agent(settings, clock=clock), clock)
+    return Running(lambda clock: Agent(settings, clock=CreepingClock(clock)), clock)
 
 
 def coordinator_thread(file: Path, clock: MovableClock | None = None) -> Running:

@@ -12,7 +12,10 @@ import numpy as np
 import yaml
 from brokers import Broker
 from children import Child
+from numpy.typing import NDArray
 
+from agent.custody import begin_ledger
+from agent.settings import load_agent_settings
 from dpagent.learning.data.dataset import ArrayDataset
 from dpagent.learning.data.formats.npz import save_npz
 from dpagent.learning.models.built_ins import built_in
@@ -96,6 +99,15 @@ def make_task(**changes: Any) -> RoundTask:
     return RoundTask.of(make_plan(**changes))
 
 
+def honest_update(task: RoundTask, lot: int = 0) -> NDArray[np.int64]:
+    """The update, (dimension,), of a device whose records all have one gradient, in one coordinate."""
+    mechanism = task.mechanism
+    total = np.zeros(task.dimension)
+    total[0] = lot * mechanism.clip_norm
+    noisy = sum(mechanism.add_noise(mechanism.quantize(total)) for _ in range(task.plan.sampling.local_steps))
+    return mechanism.round_to_wire(np.asarray(noisy), task.wire_form)
+
+
 def records(count: int) -> ArrayDataset:
     """Made-up records that fit the ``digits`` model."""
     generator = np.random.default_rng(3)
@@ -136,8 +148,15 @@ def write_fleet(directory: Path, broker: Broker | None, **changes: Any) -> Path:
 def agent_values(broker: Broker | None, key: str, **changes: Any) -> dict[str, Any]:
     base: dict[str, Any] = {
         "fleet": "testers", "coordinator_key": key, "state_dir": "state",
-        "data": {"name": "digits", "path": "data.npz"}, "budget": {"epsilon": 4.0, "delta": 1e-4},
-        "limits": {"messages_per_second": 200},
+        "data": {
+            "name": "digits", "kind": "npz", "path": "data.npz", "classes": 10, "shape": [8, 8, 1],
+            "dtype": "float32", "max_records": 60,
+        },
+        "budget": {"epsilon": 4.0, "delta": 1e-4},
+        "limits": {
+            "messages_per_second": 200, "minimum_compute_slot_s": 0.001, "minimum_jitter_window_s": 0.0,
+            "minimum_fragments": 1,
+        },
     }  # fmt: skip
     if broker is not None:
         base["mqtt"] = broker.values
@@ -145,11 +164,14 @@ def agent_values(broker: Broker | None, key: str, **changes: Any) -> dict[str, A
 
 
 def write_agent(directory: Path, broker: Broker | None, key: str, shard: int = 0, **changes: Any) -> Path:
-    """An ``agent.yaml`` with 50 digits beside it."""
+    """An ``agent.yaml`` with 50 digits beside it, and a ledger unless it has one."""
     directory.mkdir(parents=True, exist_ok=True)
     save_npz(directory / "data.npz", digits(50 * shard, 50 * shard + 50))
     file = directory / "agent.yaml"
     file.write_text(yaml.safe_dump(agent_values(broker, key, **changes), sort_keys=False))
+    settings = load_agent_settings(file)
+    if not settings.ledger_files.second_head.exists():
+        begin_ledger(settings.ledger_files, settings.data.name, settings.lifetime_budget)
     return file
 
 

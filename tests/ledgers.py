@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -15,9 +15,12 @@ from fleets import make_plan, records
 
 from agent.admission import admit
 from agent.charges import Budget, Charge
-from agent.ledger import GENESIS, Ledger, link, verify
+from agent.custody import begin_ledger, raise_budget
+from agent.heads import GENESIS, LedgerFiles, read_second_head, save_head
+from agent.ledger import Ledger, link, verify
+from agent.settings import LimitSettings
 from agent.spool import SpooledFragment
-from agent.state import AgentState
+from agent.state import AgentState, BudgetRaisedError
 from dpagent.errors import LedgerError
 from dpagent.learning.data.dataset import Dataset
 from dpagent.protocol.messages import Plan
@@ -26,16 +29,30 @@ from dpagent.protocol.task import RoundTask
 DATASET = "digits"
 DATA = records(20)
 BUDGET = Budget(epsilon=50.0, delta=1e-3)
+LIMITS = LimitSettings(minimum_compute_slot_s=0.05, minimum_jitter_window_s=0.0, minimum_fragments=1)
+
+
+def files_of(path: Path) -> LedgerFiles:
+    """Of a state directory, with the second head at its default place."""
+    return LedgerFiles(path, path.with_name(f"{path.name}.head"))
 
 
 def open_state(path: Path, budget: Budget = BUDGET, dataset: str = DATASET) -> AgentState:
-    return AgentState(path, dataset, budget)
+    """The state of an agent whose owner begins a ledger, and raises its budget, where that is needed."""
+    files = files_of(path)
+    if not files.database.exists() and not files.second_head.exists():
+        begin_ledger(files, dataset, budget)
+    try:
+        return AgentState(files, dataset, budget)
+    except BudgetRaisedError:
+        raise_budget(files, dataset, budget)
+        return AgentState(files, dataset, budget)
 
 
 def charge_for(plan: Plan, data: Dataset, ledger: Ledger, dataset: str = DATASET, **changes: Any) -> Charge:
     """What the daemon charges for a round that the device accepts."""
     task = RoundTask.of(plan)
-    price = admit(task, data, ledger, dataset, now=0.0)
+    price = admit(task, data, ledger, dataset, LIMITS, now=0.0)
     return replace(Charge.of(task, price, dataset, charged_at="2026-11-20T00:00:00+00:00"), **changes)
 
 
@@ -60,10 +77,20 @@ def fragments(tag: int, count: int = 3) -> list[SpooledFragment]:
     return [SpooledFragment(bytes([tag, index]) * 8, b"m" * 100, 0.0) for index in range(count)]
 
 
+def charge_and_spool(
+    state: AgentState, charge: Charge, spooled: Iterable[SpooledFragment], *, plan: bytes = bytes(32)
+) -> None:
+    """What a device does with a round, from its offer to its spool."""
+    state.offer(charge.job, charge.round, plan, 0.0)
+    state.charge(charge, 0.0)
+    state.spool_round(charge.job, charge.round, spooled, 0.0, None)
+
+
 def charge_rounds(state: AgentState, *rounds: int, job: bytes = b"j" * 16) -> None:
     for number in rounds:
         plan = make_plan(round=number, job=job)
-        state.charge_and_spool(charge_for(plan, DATA, state.ledger), fragments(number + 16 * job[0] % 200))
+        charge = charge_for(plan, DATA, state.ledger)
+        charge_and_spool(state, charge, fragments(number + 16 * job[0] % 200))
 
 
 def entries(connection: sqlite3.Connection) -> list[tuple[Any, ...]]:
@@ -88,7 +115,11 @@ def rechain(database: Path, number: int, body: str) -> None:
             ("UPDATE entries SET body = ?, digest = ? WHERE number = ?", (text, previous, row[0]))
         )
     tamper(database, *statements)
-    (database.parent / "ledger.head").unlink(missing_ok=True)
+    files = files_of(database.parent)
+    files.head.unlink(missing_ok=True)
+    second = read_second_head(files.second_head)
+    assert second is not None
+    save_head(files.second_head, replace(second, entries=len(rows), hash=previous.hex()))
 
 
 def refused(path: Path) -> str:

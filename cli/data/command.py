@@ -49,7 +49,7 @@ def check(
 
     from cli.data.page import as_json, page
     from dpagent.learning.data.checking import examine
-    from dpagent.learning.data.opening import fitted, open_dataset
+    from dpagent.learning.data.opening import fitted, open_inferred
     from dpagent.learning.data.settings import DatasetSettings
     from dpagent.learning.fitting import check_fits
     from dpagent.learning.model_files import find_model
@@ -60,7 +60,7 @@ def check(
     spec = None if model is None else find_model(model)
     if spec is not None:
         settings = fitted(settings, spec.input_shape)
-    dataset = open_dataset(settings)
+    dataset, declared = open_inferred(settings)
     misfit = None
     try:
         if spec is not None:
@@ -76,7 +76,7 @@ def check(
         if json_file is not None:
             write_json(json_file, as_json(findings, model=model, misfit=misfit))
         else:
-            typer.echo(page(findings, settings, model=model, misfit=misfit), nl=False)
+            typer.echo(page(findings, declared, model=model, misfit=misfit), nl=False)
             if picture is not None:
                 typer.echo(f"\n{picture} shows private records: keep it to yourself.")
     if misfit is not None or findings.unreadable:

@@ -12,6 +12,7 @@ import yaml
 from cli.notation import plain
 from cli.tables import render_table
 from dpagent.learning.data.checking import Findings
+from dpagent.learning.data.dataset import MAX_RECORDS
 from dpagent.learning.data.settings import DatasetSettings
 from dpagent.wording import counted
 
@@ -23,9 +24,9 @@ _BAR: Final = 24
 
 
 def page(
-    findings: Findings, settings: DatasetSettings, *, model: str | None = None, misfit: str | None = None
+    findings: Findings, declared: DatasetSettings, *, model: str | None = None, misfit: str | None = None
 ) -> str:
-    """The findings as text."""
+    """The findings as text, and the section of ``agent.yaml`` that declares what was found."""
     parts = [
         f"{findings.source}\n\n",
         _facts(findings),
@@ -38,7 +39,10 @@ def page(
     ]
     if model is not None:
         parts.append("\n" + (f"Does not fit: {misfit}\n" if misfit else f"Fits the model {model}.\n"))
-    parts.append(f"\nFor agent.yaml (`name` is the ledger's name for these records):\n\n{_yaml(settings)}")
+    parts.append(
+        f"\nFor agent.yaml (`name` is the ledger's name for these records):\n\n"
+        f"{_yaml(declared, findings.records)}"
+    )
     return "".join(parts)
 
 
@@ -123,13 +127,17 @@ def _list(title: str, sentences: tuple[str, ...]) -> str:
     return f"\n{title}:\n" + "\n".join(lines) + "\n"
 
 
-def _yaml(settings: DatasetSettings) -> str:
-    """The section of ``agent.yaml`` that reads the same."""
-    values = settings.model_dump(mode="json", exclude_unset=True)
-    values = {"name": "my-records"} | values | {"path": os.path.normpath(settings.path.absolute())}
-    values = {key: value for key, value in values.items() if (key, value) not in _DEFAULTS}
+def _yaml(declared: DatasetSettings, records: int) -> str:
+    """The section of ``agent.yaml`` with which a board opens the same records."""
+    values = declared.model_dump(mode="json", exclude_unset=True)
+    values = {"name": "my-records"} | values | {"path": os.path.normpath(declared.path.absolute())}
+    if declared.max_records == MAX_RECORDS:
+        values["max_records"] = _with_room(records)
     text = yaml.safe_dump({"data": values}, sort_keys=False, allow_unicode=True, default_flow_style=None)
     return textwrap.indent(text, "  ")
 
 
-_DEFAULTS: Final = (("kind", "auto"), ("half", "train"))
+def _with_room(records: int) -> int:
+    """A round number of at least twice as many, if there may be as many."""
+    unit: int = 10 ** (len(str(2 * records)) - 1)
+    return min(MAX_RECORDS, -(-2 * records // unit) * unit)

@@ -29,7 +29,7 @@ class DemoStopped(DpagentError):
     exit_code = ExitCode.INTERRUPTED
 
 
-@with_options(run=RUN, data=DATA.without("half"), broker=BROKER, output=OUTPUT)
+@with_options(run=RUN, data=DATA.without("half", "max_records"), broker=BROKER, output=OUTPUT)
 def demo(run: Given, data: Given, broker: Given, output: Given) -> None:
     """Train a whole fleet privately on this machine: broker, coordinator and agents.
 

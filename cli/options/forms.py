@@ -47,6 +47,14 @@ def _names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",")]
 
 
+def _names_or_count(text: str) -> list[str] | int:
+    return int(text) if text.isascii() and text.isdigit() else _names(text)
+
+
+def _names_or_count_as_text(value: Sequence[object] | int) -> str:
+    return str(value) if isinstance(value, int) else _joined(value)
+
+
 def _whole_number(text: str) -> int:
     try:
         return int(text)
@@ -98,6 +106,7 @@ NUMBER: Final = Form(float)
 COUNT: Final = Form(int)
 ROWS: Final = Form(str, _whole_number, metavar="ROWS")
 NAMES: Final = Form(str, _names, _joined, "A,B,C")
+CLASSES: Final = Form(str, _names_or_count, _names_or_count_as_text, "A,B,C or N")
 SHAPE: Final = Form(str, _whole_numbers, _joined, "N,N,N")
 SIZE: Final = Form(str, _size, lambda value: "x".join(map(str, value)), "WxH")
 CONSTANTS: Final = Form(str, _constants, _constants_as_text, "X or A=X,B=Y")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from cli.options.forms import (
+    CLASSES,
     CONSTANTS,
     COUNT,
     DELIMITER,
@@ -42,10 +43,16 @@ def _kinds() -> tuple[str, ...]:
 DATA: Final = OptionTable(
     Option("kind", registered(_kinds, "KIND"), "Format of the data (docs/data.md).", default="auto"),
     Option("half", choice("train", "test"), "Which half, if the data come in two.", default="train"),
-    Option("classes", NAMES, "All classes of the fleet, in order."),
+    Option("classes", CLASSES, "All classes of the fleet: the names in order, or how many numbers."),
     Option("shape", SHAPE, "Reshape each record; the number of values must stay the same."),
+    Option("dtype", choice("uint8", "float32"), "Type of a record's values.", default="that of the file"),
+    Option("max_records", COUNT, "Refuse data with more records."),
     Option("images.size", SIZE, "Images: scale and crop every image to this size; one number: a square."),
     Option("images.mode", choice("grey", "rgb"), "Images: one channel or three."),
+    Option("images.folder", TEXT, "Images: the folder that holds the class folders.",
+           default="the path, or its half"),
+    Option("images.max_pixels", COUNT, "Images: largest number of pixels of an image as it is stored.",
+           default="8388608"),
     Option("csv.label", TEXT, "CSV: the label column.", default="label"),
     Option("csv.features", NAMES, "CSV: the input columns.", default="all others"),
     Option("csv.offset", CONSTANTS, "CSV: inputs are (cell - offset) / scale. Public constants!"),
@@ -57,8 +64,9 @@ DATA: Final = OptionTable(
     Option("csv.delimiter", DELIMITER, "CSV: one character, or `tab`.", default=","),
     Option("csv.decimal", choice(".", ","), "CSV: the mark before the fraction of a number.", default="."),
     Option("csv.header", SWITCH_OFF, "CSV: the first row is data; columns are 1, 2, ….", name="--no-header"),
+    Option("csv.width", COUNT, "CSV: cells in a row, for --no-header.", default="as in the first row"),
     Option("csv.first_column", TEXT, "CSV: name of a first column that the header leaves out (R) or empty."),
-)
+)  # fmt: skip
 """How records are read: the section `data` of agent.yaml."""
 
 PLAN: Final = OptionTable(

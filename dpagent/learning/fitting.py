@@ -26,7 +26,7 @@ def check_fits(dataset: Dataset, spec: ModelSpec) -> None:
     >>> check_fits(others, digits)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
         ...
-    dpagent.errors.DataError: The largest label is 10; ...
+    dpagent.errors.DataError: The data have 11 classes, 0 to 10; ...
     """
     if dataset.shape != spec.input_shape:
         raise DataError(
@@ -41,9 +41,9 @@ def check_fits(dataset: Dataset, spec: ModelSpec) -> None:
         )
     if dataset.classes > spec.classes:
         raise DataError(
-            f"The largest label is {dataset.classes - 1}; model {spec.name!r} has "
-            f"{counted(spec.classes, 'class')}, 0 to {spec.classes - 1}. Correct the labels or choose "
-            f"another model: {_adapt(spec, dataset.classes)}"
+            f"The data have {counted(dataset.classes, 'class')}, 0 to {dataset.classes - 1}; model"
+            f" {spec.name!r} has {spec.classes}, 0 to {spec.classes - 1}. Correct {named('classes')}, or"
+            f" choose another model: {_adapt(spec, dataset.classes)}"
         )
 
 

@@ -7,6 +7,7 @@ generator would break it if an adversary learnt the seed, so this module uses no
 
 from __future__ import annotations
 
+import math
 import os
 from fractions import Fraction
 from typing import Final
@@ -16,6 +17,9 @@ from numpy.typing import NDArray
 
 from dpagent.errors import require_between, require_count
 from dpagent.privacy.noise.entropy import Entropy, uniform_words
+
+LOT_TAIL: Final = 2.0**-128
+"""A lot is larger than :func:`largest_lot` with at most this probability."""
 
 _BLOCK: Final = 65_536
 _DRAWS: Final = 64
@@ -48,6 +52,47 @@ def poisson_lot(records: int, sampling_rate: float, *, entropy: Entropy = os.ura
         for start in range(0, records, _BLOCK)
     ]
     return np.concatenate([np.zeros(0, dtype=np.intp), *drawn])
+
+
+def largest_lot(records: int, sampling_rate: float) -> int:
+    """A size that a Poisson lot exceeds with a probability of at most :data:`LOT_TAIL`.
+
+    The size of a lot of n records is binomial. With the relative entropy
+    D(a ‖ q) = a·ln(a/q) + (1−a)·ln((1−a)/(1−q)), P(size ≥ L) ≤ exp(−n·D(L/n ‖ q)) for every L > nq
+    (Chernoff). The result is the least L < n, as far as floating point can tell, for which that is below the
+    tail at L + 1; n if there is none. The exponent must exceed the tail's by a thousandth, which is more than
+    its rounding. The bound rises with n, so it holds for every data set of at most ``records``.
+
+    Args:
+        records: the most records that a device may have, at least 0. Public.
+        sampling_rate: q, in (0, 1].
+
+    Raises:
+        ParameterError: a value is out of its range.
+
+    >>> largest_lot(60_000, 0.01), largest_lot(50, 0.5), largest_lot(1_000_000, 1e-6)
+    (952, 50, 34)
+    """
+    require_count("records", records, minimum=0)
+    require_between("sampling rate", sampling_rate, 0.0, 1.0, low_open=True)
+    needed = -math.log(LOT_TAIL) * 1.001
+    low, high = min(math.ceil(records * sampling_rate), records), records
+    while low < high:  # The exponent rises with the size above the mean.
+        middle = (low + high) // 2
+        if _exponent(middle + 1, records, sampling_rate) >= needed:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def _exponent(size: int, records: int, rate: float) -> float:
+    """n·D(size/n ‖ rate), of a size above the mean."""
+    if rate == 1:
+        return 0.0
+    rest = records - size
+    outside = rest * (math.log(rest / records) - math.log1p(-rate)) if rest else 0.0
+    return size * (math.log(size / records) - math.log(rate)) + outside
 
 
 def shuffled(lot: NDArray[np.intp], *, entropy: Entropy = os.urandom) -> NDArray[np.intp]:

@@ -99,7 +99,13 @@ def weights_to_bytes(weights: NDArray[np.float32]) -> bytes:
 
 
 def weights_from_bytes(data: bytes) -> NDArray[np.float32]:
-    """Inverse of :func:`weights_to_bytes`."""
+    """Inverse of :func:`weights_to_bytes`.
+
+    Raises:
+        MessageError: Their number is not a multiple of 4.
+    """
+    if len(data) % 4:
+        raise MessageError("wrong size", f"weights of {len(data)} bytes; expected a multiple of 4")
     return np.frombuffer(data, "<f4").astype(np.float32)
 
 

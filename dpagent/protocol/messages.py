@@ -133,7 +133,7 @@ class ProjectionTerms(Message):
 class AugmentationTerms(Message):
     """Views of each record, whose gradients are averaged before clipping."""
 
-    views: Annotated[int, Field(ge=1, le=64)]
+    views: Annotated[int, Field(ge=2, le=64)]
     shift: Annotated[int, Field(ge=0, le=1024)]
     flip: bool
 

@@ -22,10 +22,17 @@ def _info(fleet: str) -> bytes:
 
 
 def seal(fragment: Fragment, fleet: str, sealing_key: bytes) -> bytes:
-    """The message that carries ``fragment`` to the holder of ``sealing_key`` (32 bytes, X25519)."""
-    ciphertext = _SUITE.encrypt(
-        encode(fragment), X25519PublicKey.from_public_bytes(sealing_key), _info(fleet)
-    )
+    """The message that carries ``fragment`` to the holder of ``sealing_key`` (32 bytes, X25519).
+
+    Raises:
+        ValueError: no point of the curve is encoded so, or one of small order.
+    """
+    return seal_encoded(encode(fragment), fleet, sealing_key)
+
+
+def seal_encoded(fragment: bytes, fleet: str, sealing_key: bytes) -> bytes:
+    """As :func:`seal`, of an encoded fragment. Two seals of one fragment share nothing but their length."""
+    ciphertext = _SUITE.encrypt(fragment, X25519PublicKey.from_public_bytes(sealing_key), _info(fleet))
     return encode(Sealed(version=1, kind="sealed", ciphertext=ciphertext))
 
 

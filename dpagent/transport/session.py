@@ -7,19 +7,32 @@ limit. The session reconnects by itself with growing pauses, subscribes again ea
 tries the other protocol version until the broker accepts one. It stores nothing: durable
 data are in the caller's database, since neither this library's memory nor a PUBACK
 guarantees delivery.
+
+**Back-pressure.** At most :data:`WINDOW` messages wait in memory. With MQTT 5 the broker is told so
+(receive maximum) and holds the rest. One that sends more (MQTT 3.1.1 knows no such limit, nor does QoS 0)
+finds that this side stops reading from the socket until there is room. Nothing that has arrived is dropped
+while the connection lasts.
+
+A *persistent* session acknowledges a message when the program says so (:meth:`MqttSession.acknowledge`), when
+what it brought is stored: a message that was not acknowledged comes again, after a lost connection or a
+kill of either side. Other sessions acknowledge on arrival, in the library's thread: the broker keeps nothing
+for them over a lost connection anyway, so a late acknowledgement would win nothing, and its time would tell
+of the program's work.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import queue
 import ssl
 import sys
+import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any
+from typing import Any, Final
 
 import paho.mqtt.client as paho
 from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
@@ -41,9 +54,12 @@ _MQTT5, _MQTT311 = MQTTProtocolVersion.MQTTv5, MQTTProtocolVersion.MQTTv311
 _IN_FLIGHT = 20
 """Concurrent publications without a PUBACK: the default limit of brokers."""
 
-_INBOX_MESSAGES = 4_096
-"""Maximum number of queued messages; the rest is dropped. A device resends a fragment without
-a receipt, and an agent requests missing parts of a model again."""
+WINDOW: Final = 256
+"""Maximum number of messages that wait for the program: at most 15 MB."""
+_LONGEST_PAYLOAD: Final = MAX_MESSAGE_BYTES + 1
+"""More of a payload is not kept: it is too long for any message already."""
+_PUT_BACK_S: Final = 0.1
+"""Period at which a thread that waits for room looks whether its connection has been given up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +102,8 @@ class Received:
 
     topic: str
     payload: bytes
+    delivery: tuple[paho.Client, int] | None = field(default=None, compare=False, repr=False)
+    """The connection that it came by, and its id there, if it is to be acknowledged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +140,11 @@ class MqttSession:
 
     Args:
         settings: Address and credentials.
-        client_id: MQTT client identifier.
+        client_id: MQTT client identifier; None for a random one at each connection, by which a broker cannot
+            link two of them.
         subscriptions: Topics to receive.
-        persistent: Whether the broker keeps messages for this client while it is offline.
+        persistent: Whether the broker keeps messages for this client until the program has acknowledged them,
+            also while it is offline.
         pace: Waiting times for answers and between attempts.
 
     Raises:
@@ -135,7 +155,7 @@ class MqttSession:
         self,
         settings: MqttSettings,
         *,
-        client_id: str,
+        client_id: str | None,
         subscriptions: Sequence[Subscription],
         persistent: bool,
         pace: Pace = Pace(),
@@ -146,7 +166,10 @@ class MqttSession:
         self._persistent = persistent
         self._pace = pace
         self._password = settings.password()
-        self._inbox: queue.SimpleQueue[tuple[paho.Client, Event | _Refused | _Ended]] = queue.SimpleQueue()
+        # No SimpleQueue: in CPython 3.11, its get() waits for ever if a signal interrupts it as its time runs
+        # out, so that SIGTERM would not end a program before the next message comes.
+        self._inbox: queue.Queue[tuple[paho.Client, Event | _Refused | _Ended]] = queue.Queue()
+        self._room = threading.Semaphore(WINDOW)
         self._protocol = _MQTT311 if settings.protocol == "3.1.1" else _MQTT5
         self._client: paho.Client | None = None
         self._accepted: paho.Client | None = None
@@ -181,11 +204,12 @@ class MqttSession:
         """Connect in the background. The first event reports the result."""
         client = paho.Client(
             CallbackAPIVersion.VERSION2,
-            client_id=self._client_id,
+            client_id=os.urandom(10).hex() if self._client_id is None else self._client_id,
             protocol=self._protocol,
             # Version 5 sets this in CONNECT instead (clean_start and a session expiry).
             clean_session=None if self._protocol == _MQTT5 else not self._persistent,
             reconnect_on_failure=False,
+            manual_ack=self._persistent,
         )
         client.max_inflight_messages_set(_IN_FLIGHT)
         if self._settings.username is not None:
@@ -209,6 +233,7 @@ class MqttSession:
             properties = _properties(PacketTypes.CONNECT)
             properties.SessionExpiryInterval = _PERSISTENT_SESSION_S if self._persistent else 0
             properties.MaximumPacketSize = MAX_MESSAGE_BYTES + 1_024
+            properties.ReceiveMaximum = WINDOW
             arguments = {"clean_start": not self._persistent, "properties": properties}
         client.connect_async(
             self._settings.host, self._settings.port, keepalive=self._settings.keepalive_s, **arguments
@@ -256,6 +281,19 @@ class MqttSession:
         self._in_flight.add(info.mid)
         self.bytes_up += len(payload) + len(topic)
         return info.mid
+
+    def acknowledge(self, messages: Iterable[Received]) -> None:
+        """Let the broker of a persistent session forget these messages, in the order of their arrival.
+
+        Those of an earlier connection come again by this one, and are not acknowledged: their ids may be
+        other messages' by now.
+        """
+        for message in messages:
+            if message.delivery is not None:
+                client, number = message.delivery
+                if client is self._client:
+                    # This only queues the packet and wakes the library's thread, as publish() does.
+                    client.ack(number, 1)
 
     def ask_again(self) -> None:
         """Subscribe again, so that the broker resends the retained messages."""
@@ -305,6 +343,8 @@ class MqttSession:
                 client, event = self._inbox.get(timeout=max(0.0, until - time.monotonic()))
             except queue.Empty:
                 break
+            if isinstance(event, Received):
+                self._room.release()
             if client is self._client:
                 return event
             # Ignore events of an abandoned client.
@@ -327,6 +367,8 @@ class MqttSession:
         reason, pause_s = ended.reason, self._pace.pause_s
         if not ended.was_accepted:
             self._failures += 1
+            # A bad network ends attempts as well as connections; another program by our name only these.
+            self._short_lives = 0
             pause_s = self._grown(self._pace.pause_s, self._failures - 1)
             if not ended.was_reached:
                 pass  # The broker refused no version.
@@ -413,7 +455,7 @@ class MqttSession:
         event: _Refused | _Ended
         if str(reason) == "Session taken over":
             event = _Refused("another program connected with the same client id; only one may")
-        elif was_accepted and self._is_fought_over():
+        elif was_accepted and self._client_id is not None and self._is_fought_over():
             event = _Refused(
                 f"it closed the connection {self._short_lives} times in a row right after it opened; perhaps "
                 f"another program uses the client id {self._client_id!r}; "
@@ -437,9 +479,12 @@ class MqttSession:
 
     def _on_message(self, client: paho.Client, _userdata: Any, message: paho.MQTTMessage) -> None:
         self.bytes_down += len(message.payload) + len(message.topic)
-        if self._inbox.qsize() >= _INBOX_MESSAGES:
-            return
-        self._inbox.put((client, Received(message.topic, bytes(message.payload))))
+        while not self._room.acquire(timeout=_PUT_BACK_S):
+            if client is not self._client:
+                return
+        delivery = (client, message.mid) if self._persistent and message.qos == 1 else None
+        payload = bytes(message.payload[:_LONGEST_PAYLOAD])
+        self._inbox.put((client, Received(message.topic, payload, delivery)))
 
     def _on_publish(
         self,

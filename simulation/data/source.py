@@ -48,6 +48,7 @@ class Source:
             test_records=len(self.test),
             shape=self.train.shape,
             classes=self.train.classes,
+            dtype="uint8" if self.train.dtype == np.uint8 else "float32",
             class_names=self.train.class_names,
         )
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import yaml
 
 from coordinator.keys import load_signer
 from coordinator.settings import FleetSettings
+from dpagent.learning.data.formats.npz import records_in
 from dpagent.learning.model_files import load_assets, load_model
 from dpagent.learning.models.built_ins import BUILT_IN, built_in
 from dpagent.learning.models.spec import ModelSpec
@@ -20,6 +21,8 @@ from simulation.programs.broker import BrokerAddress
 from simulation.programs.timing import RoundTimes, round_times
 from simulation.settings import RunSettings
 
+_PERIODS: Final = 4
+"""Points of a device's grid to a compute slot, so that no round waits long for one."""
 _MESSAGES_PER_SECOND = 100.0
 """A loopback broker takes more than the 10 messages a second of a hosted one."""
 _MODEL_FILE = "model.yaml"
@@ -60,15 +63,21 @@ def write_configurations(settings: RunSettings, layout: Layout, broker: BrokerAd
     # A broker that runs already may hold retained messages of earlier demos: a name for each.
     name = f"demo-{hashlib.sha256(key.encode()).hexdigest()[:8]}"
     _write_yaml(layout.fleet_file, _fleet(name, settings, times, mqtt))
-    trusted = _trusted(settings, spec, assets)
+    trusted, records = _trusted(settings, spec, assets), _records(settings, layout)
     for number in range(1, settings.devices + 1):
         agent = {
             "fleet": name,
             "coordinator_key": key,
             "state_dir": "state",
-            "data": {"name": settings.data.name, "kind": "npz", "path": "data.npz"},
+            "data": records,
             "budget": {"epsilon": settings.epsilon, "delta": settings.delta},
-            "limits": {"messages_per_second": _MESSAGES_PER_SECOND},
+            # The fleet's own times, which are shorter than those that a device of a stranger's fleet accepts.
+            "limits": {
+                "messages_per_second": _MESSAGES_PER_SECOND,
+                "minimum_compute_slot_s": times.compute_slot_s / _PERIODS,
+                "minimum_jitter_window_s": settings.jitter_window_s,
+                "minimum_fragments": 1,
+            },
             "engine": settings.engine,
             "mqtt": mqtt,
         }
@@ -109,6 +118,21 @@ def _fleet(name: str, settings: RunSettings, times: RoundTimes, mqtt: dict[str, 
         "fragments_per_update": settings.fragments_per_update,
         "test_data": {"kind": "npz", "path": "test.npz"},
         "mqtt": mqtt,
+    }
+
+
+def _records(settings: RunSettings, layout: Layout) -> dict[str, Any]:
+    """The records of every device, declared alike for all of them."""
+    form = settings.form
+    return {
+        "name": settings.data.name,
+        "kind": "npz",
+        "path": "data.npz",
+        "classes": list(form.class_names) or form.classes,
+        "shape": list(form.shape),
+        "dtype": form.dtype,
+        # Each device reserves room for as many: the largest shard, since shards do not grow.
+        "max_records": max(records_in(layout.shard_file(number + 1)) for number in range(settings.devices)),
     }
 
 

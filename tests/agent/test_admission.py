@@ -11,7 +11,7 @@ import cbor2
 import numpy as np
 import pytest
 from fleets import make_plan, make_task, records, terms
-from ledgers import DATASET, charge_for, open_state
+from ledgers import DATASET, LIMITS, charge_and_spool, charge_for, open_state
 
 from agent.admission import Declined, admit
 from agent.charges import Budget, Price
@@ -66,19 +66,19 @@ def states(path: Path) -> Iterator[Any]:
 
 
 def accepted(state: AgentState, plan: Plan, dataset: str = DATASET, now: float = 0.0) -> Price:
-    return admit(RoundTask.of(plan), DATA, state.ledger, dataset, now=now)
+    return admit(RoundTask.of(plan), DATA, state.ledger, dataset, LIMITS, now=now)
 
 
 def declined(
     state: AgentState, plan: Plan, data: Dataset = DATA, dataset: str = DATASET, now: float = 0.0
 ) -> str:
     with pytest.raises((Declined, PlanError)) as caught:
-        admit(RoundTask.of(plan), data, state.ledger, dataset, now=now)
+        admit(RoundTask.of(plan), data, state.ledger, dataset, LIMITS, now=now)
     return str(caught.value)
 
 
 def take_part(state: AgentState, plan: Plan, dataset: str = DATASET) -> None:
-    state.charge_and_spool(charge_for(plan, DATA, state.ledger, dataset), [])
+    charge_and_spool(state, charge_for(plan, DATA, state.ledger, dataset), [])
 
 
 # --- fitting ------------------------------------------------------------------------------------
@@ -123,7 +123,7 @@ def test_data_of_another_shape_and_labels_beyond_the_model_are_declined(states: 
     shape = ArrayDataset(np.zeros((2, 28, 28, 1), np.uint8), np.zeros(2, np.int64), 10)
     assert "shape" in declined(state, make_plan(), shape)
     labels = ArrayDataset(np.zeros((1, 8, 8, 1), np.uint8), np.array([10]), 11)
-    assert "label" in declined(state, make_plan(), labels)
+    assert "11 classes, 0 to 10" in declined(state, make_plan(), labels)
     spec = built_in("mnist-cnn")
     plan = make_plan(
         model={
@@ -137,7 +137,9 @@ def test_data_of_another_shape_and_labels_beyond_the_model_are_declined(states: 
 
 def test_the_number_of_records_is_not_looked_at(states: Any) -> None:
     state = states(50.0)
-    assert admit(make_task(), records(1), state.ledger, DATASET, now=0.0) == accepted(state, make_plan())
+    assert admit(make_task(), records(1), state.ledger, DATASET, LIMITS, now=0.0) == accepted(
+        state, make_plan()
+    )
 
 
 def test_views_of_records_and_a_front_end_exclude_each_other(states: Any) -> None:
@@ -213,7 +215,7 @@ def test_jobs_add_up_on_one_dataset(states: Any) -> None:
     state = states(1.5 * WHOLE)
     take_part(state, make_plan())
     text = declined(state, make_plan(job=b"k" * 16))
-    assert f"of which other jobs have {WHOLE:.4g}" in text
+    assert f"of which {WHOLE:.4g} is reserved" in text
     # The job that was accepted goes on nevertheless.
     take_part(state, make_plan(round=2))
     take_part(state, make_plan(round=3))
@@ -264,8 +266,12 @@ def test_local_steps_are_paid_one_by_one(states: Any) -> None:
 
 def test_a_budget_the_integrator_lowers_holds_at_once(states: Any) -> None:
     take_part(states(50.0), make_plan())
-    declined(states(WHOLE * 0.9), make_plan(round=2))
-    accepted(states(50.0), make_plan(round=2))
+    lowered = states(WHOLE * 0.9)
+    assert f"budget for {DATASET!r} is {WHOLE * 0.9:g}" in declined(lowered, make_plan(job=b"k" * 16))
+    # The job that has begun was reserved whole.
+    assert accepted(lowered, make_plan(round=2)).job_epsilon == pytest.approx(WHOLE)
+    take_part(lowered, make_plan(round=2))
+    accepted(states(50.0), make_plan(job=b"k" * 16))
 
 
 def test_a_restart_does_not_refill_a_budget(states: Any) -> None:
@@ -357,11 +363,13 @@ def test_a_guarantee_of_another_kind_is_declined(
     states: Any, monkeypatch: pytest.MonkeyPatch, part: str, value: Unit | Adjacency | Trust
 ) -> None:
     """A ledger adds up ε only where unit, neighbours and trust are alike."""
-    other = type("Other", (DiscretisedGaussian,), {"name": "other-guarantee", part: value})
+    other: Any = type("Other", (DiscretisedGaussian,), {"name": "other-guarantee", part: value})
     monkeypatch.setitem(MECHANISMS, "other-guarantee", other)
-    text = declined(states(50.0), make_plan(mechanism={"name": "other-guarantee"}))
-    assert "other-guarantee" in text
-    assert (value if part == "trust" else value.meaning) in text
+    limits = LIMITS.model_copy(update={"mechanisms": ("other-guarantee",)})
+    task, ledger = make_task(mechanism={"name": "other-guarantee"}), states(50.0).ledger
+    with pytest.raises(Declined, match="other-guarantee") as caught:
+        admit(task, DATA, ledger, DATASET, limits, now=0.0)
+    assert (value if part == "trust" else value.meaning) in str(caught.value)
 
 
 @pytest.mark.parametrize("number", [1, 2])

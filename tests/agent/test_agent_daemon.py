@@ -16,7 +16,7 @@ from brokers import Broker, wait_until
 from clocks import MovableClock
 from daemons import agent_thread, attentive_daemons, calm_settings
 from fleets import DIGITS, agent_values, make_plan, run_agent, write_agent
-from ledgers import charge_for, open_state
+from ledgers import charge_and_spool, charge_for, open_state
 from observers import Announcer, in_an_hour
 
 from agent.charges import Budget
@@ -26,7 +26,7 @@ from agent.settings import load_agent_settings
 from agent.spool import SpooledFragment
 from dpagent.errors import BrokerError, ConfigurationError, DataError, ExitCode, LedgerError
 from dpagent.learning.data.formats.npz import open_npz
-from dpagent.protocol.codec import encode
+from dpagent.protocol.codec import decode, encode
 from dpagent.protocol.fragments import (
     block_count,
     chunked,
@@ -35,13 +35,14 @@ from dpagent.protocol.fragments import (
     receipt_digest,
     weights_to_bytes,
 )
-from dpagent.protocol.messages import Plan, Receipts
+from dpagent.protocol.messages import Fragment, Plan, Receipts
 from dpagent.protocol.sealing import Opener, new_sealing_secret
 from dpagent.protocol.signing import Signer, new_signing_secret
 
 WEIGHTS = weights_to_bytes(DIGITS.initial_weights(0))
 OPENER_SECRET = new_sealing_secret()
 _numbers = itertools.count()
+DECLINED = "SELECT job, round, reason, changed_at FROM rounds WHERE state = 'declined'"
 
 
 @pytest.fixture(autouse=True)
@@ -105,6 +106,12 @@ def charges(file: Path) -> list[tuple[str, int]]:
     return [(body["job"], body["round"]) for (text,) in found for body in [json.loads(text)]]
 
 
+def ids(announcer: Announcer, fleet: str) -> set[bytes]:
+    """Of the fragments that have come, which only the coordinator can read."""
+    opener = Opener(OPENER_SECRET, fleet)
+    return {opener.open(message).id for message in announcer.fragments}
+
+
 def counter(file: Path, name: str) -> int:
     found = rows(file, f"SELECT value FROM counters WHERE name = '{name}'")
     return found[0][0] if found else 0
@@ -120,16 +127,19 @@ def test_a_plan_is_answered_by_fragments_until_receipts_come(
         wait_until(lambda: rows(file, scheduled) == [(BLOCKS,)], "the charge, and the times of its fragments")
         assert announcer.fragments == [], "nothing leaves before the window opens"
         agent.clock.advance(30.0 + 60.0)
-        wait_until(lambda: len(set(announcer.fragments)) == BLOCKS, "all fragments")
+        wait_until(lambda: len(ids(announcer, fleet)) == BLOCKS, "all fragments")
         opener = Opener(OPENER_SECRET, fleet)
-        opened = [opener.open(message) for message in set(announcer.fragments)]
+        opened = [opener.open(message) for message in announcer.fragments]
         places = sorted(read_block(piece, plan.wire, plan.model.parameters)[0] for piece in opened)
         assert places == list(range(BLOCKS))
         assert len(announcer.fragments) == BLOCKS
-        # Without a receipt everything goes again, the very same bytes.
+        # Without a receipt everything goes again, and nobody else can tell that it is the same.
         agent.clock.advance(10.0)
         wait_until(lambda: len(announcer.fragments) == 2 * BLOCKS, "a resend")
-        assert len(set(announcer.fragments)) == BLOCKS
+        assert len(set(announcer.fragments)) == 2 * BLOCKS
+        assert len({len(message) for message in announcer.fragments}) == 1
+        again = {opener.open(message).id for message in announcer.fragments[BLOCKS:]}
+        assert again == {piece.id for piece in opened}
         digests = b"".join(receipt_digest(piece.id) for piece in opened)
         receipts = Receipts(version=1, kind="receipts", job=plan.job, round=1, digests=digests)
         # Receipts of somebody else are no receipts.
@@ -156,7 +166,7 @@ def test_what_leaves_the_board_has_one_length_and_no_name(
 ) -> None:
     with agent_thread(file) as agent:
         announcer.announce(plan_for(fleet))
-        agent.clock.advance_until(lambda: len(set(announcer.fragments)) == BLOCKS, "all fragments", 30.0)
+        agent.clock.advance_until(lambda: len(ids(announcer, fleet)) == BLOCKS, "all fragments", 30.0)
     sent = [message for message in announcer.seen if message.topic == announcer.topics.fragments]
     assert len({len(message.payload) for message in sent}) == 1
     assert not any(message.retain for message in sent)
@@ -197,7 +207,10 @@ def test_a_flood_of_rubbish_is_counted_and_does_not_fill_the_log(
 ) -> None:
     with agent_thread(file) as agent:
         announcer.announce(plan_for(fleet, deadline=1_000.0))
-        wait_until(lambda: rows(file, "SELECT * FROM declined"), "the agent to listen")
+        wait_until(
+            lambda: rows(file, DECLINED),
+            "the agent to listen",
+        )
         for _ in range(50):
             announcer.publish(announcer.topics.plan, b"rubbish")
         announcer.publish(announcer.topics.receipts, b"rubbish")
@@ -213,8 +226,11 @@ def test_a_budget_that_is_too_small_is_kept_and_the_reason_noted(
     )
     with agent_thread(file) as agent:
         announcer.announce(plan_for(fleet))
-        wait_until(lambda: rows(file, "SELECT * FROM declined"), "the note")
-        ((job, number, reason, declined_at),) = rows(file, "SELECT * FROM declined")
+        wait_until(
+            lambda: rows(file, DECLINED),
+            "the note",
+        )
+        ((job, number, reason, declined_at),) = rows(file, DECLINED)
         assert (job, number, declined_at) == ((b"j" * 16).hex(), 1, agent.clock.unix())
         assert "lifetime budget for 'digits' is 0.1" in reason
         assert agent.is_running
@@ -230,7 +246,10 @@ def test_a_round_that_was_declined_is_decided_again_when_it_is_announced_again(
     with agent_thread(file) as agent:
         plan = plan_for(fleet, deadline=agent.clock.unix() + 1.0)
         announcer.announce(plan)
-        wait_until(lambda: rows(file, "SELECT * FROM declined"), "the note")
+        wait_until(
+            lambda: rows(file, DECLINED),
+            "the note",
+        )
         announcer.announce(plan.model_copy(update={"deadline": plan.deadline + 600}))
         wait_until(lambda: charges(file), "the charge")
 
@@ -247,7 +266,10 @@ def test_no_plan_that_is_signed_can_end_the_agent(
 ) -> None:
     with agent_thread(file) as agent:
         announcer.announce(plan_for(fleet, **changes))
-        wait_until(lambda: not agent.is_running or rows(file, "SELECT * FROM declined"), "a decision")
+        wait_until(
+            lambda: not agent.is_running or rows(file, DECLINED),
+            "a decision",
+        )
         assert agent.is_running
         assert charges(file) == []
 
@@ -260,7 +282,10 @@ def test_undefined_weights_do_not_end_the_agent(announcer: Announcer, file: Path
     with agent_thread(file) as agent:
         announcer.announce_model(weights)
         announcer.announce(plan)
-        wait_until(lambda: not agent.is_running or rows(file, "SELECT * FROM declined"), "a decision")
+        wait_until(
+            lambda: not agent.is_running or rows(file, DECLINED),
+            "a decision",
+        )
         assert agent.is_running
         assert charges(file) == []
 
@@ -272,7 +297,10 @@ def test_a_lying_chunk_does_not_keep_the_agent_out_of_the_round(
     with agent_thread(file):
         (chunk,) = chunked(WEIGHTS)
         announcer.announce(plan_for(fleet, round=2, deadline=1_000.0))
-        wait_until(lambda: rows(file, "SELECT * FROM declined"), "the agent to have the model")
+        wait_until(
+            lambda: rows(file, DECLINED),
+            "the agent to have the model",
+        )
         lie = chunk.model_copy(update={"data": bytes(len(chunk.data))})
         announcer.publish(announcer.topics.model_chunk(0), encode(lie))
         announcer.announce(plan_for(fleet, round=2))
@@ -310,11 +338,12 @@ def test_a_round_is_charged_once_though_it_is_announced_again_and_again(
     plan = plan_for(fleet)
     with agent_thread(file) as agent:
         announcer.announce(plan)
-        agent.clock.advance_until(lambda: len(set(announcer.fragments)) == BLOCKS, "all fragments", 30.0)
+        agent.clock.advance_until(lambda: len(ids(announcer, fleet)) == BLOCKS, "all fragments", 30.0)
         for seconds in (1.0, 2.0):
             announcer.announce(plan.model_copy(update={"deadline": plan.deadline + seconds}))
         announcer.announce(plan_for(fleet, round=2))
-        wait_until(lambda: len(charges(file)) == 2, "the second round")
+        spooled = "SELECT * FROM fragments WHERE round = 2"
+        agent.clock.advance_until(lambda: rows(file, spooled), "the second round")
     with agent_thread(file):
         announcer.announce(plan_for(fleet, round=3))
         wait_until(lambda: len(charges(file)) == 3, "the third round, after a restart")
@@ -337,14 +366,14 @@ def test_a_killed_agent_resends_what_it_had_charged(announcer: Announcer, file: 
     # A window so long that nearly nothing has left when the power fails.
     announcer.announce(plan_for(fleet, compute_slot_s=0.3))
     with run_agent(file) as agent:
-        wait_until(lambda: charges(file), "the charge")
+        wait_until(lambda: rows(file, "SELECT * FROM fragments"), "the charge, and its fragments")
         agent.kill()
-    left_before = len(set(announcer.fragments))
-    spooled = {row[0] for row in rows(file, "SELECT message FROM fragments")}
+    left_before = len(ids(announcer, fleet))
+    spooled = {decode(row[0], Fragment).id for row in rows(file, "SELECT message FROM fragments")}
     assert len(spooled) == BLOCKS > left_before
     with agent_thread(file) as again:
-        again.clock.advance_until(lambda: len(set(announcer.fragments)) == BLOCKS, "all fragments", 10.0)
-    assert set(announcer.fragments) == spooled
+        again.clock.advance_until(lambda: len(ids(announcer, fleet)) == BLOCKS, "all fragments", 10.0)
+    assert ids(announcer, fleet) == spooled
     assert len(charges(file)) == 1
 
 
@@ -359,7 +388,7 @@ def test_what_waited_for_a_restart_is_spread_over_the_window_again(
     overdue = [
         SpooledFragment(bytes([index]) * 16, b"overdue", clock.monotonic() - 60) for index in range(40)
     ]
-    state.charge_and_spool(charge, overdue)
+    charge_and_spool(state, charge, overdue)
     state.close()
     opens_at = clock.monotonic() + plan.compute_slot_s
     announcer.announce(plan)
@@ -374,7 +403,7 @@ def test_what_waited_for_a_restart_is_spread_over_the_window_again(
 def test_the_end_of_a_job_ends_the_resending(announcer: Announcer, file: Path, fleet: str) -> None:
     with agent_thread(file) as agent:
         announcer.announce(plan_for(fleet))
-        agent.clock.advance_until(lambda: len(set(announcer.fragments)) == BLOCKS, "all fragments", 30.0)
+        agent.clock.advance_until(lambda: len(ids(announcer, fleet)) == BLOCKS, "all fragments", 30.0)
         announcer.announce(plan_for(fleet, round=3, state="finished"))
         wait_until(
             lambda: rows(file, "SELECT DISTINCT state FROM fragments") == [("expired",)], "the spool's end"
@@ -408,7 +437,6 @@ def test_a_wrong_password_ends_the_agent_with_a_sentence(
 
 
 def test_a_damaged_ledger_keeps_the_agent_from_starting(announcer: Announcer, file: Path) -> None:
-    state_of(file).mkdir()
     (state_of(file) / "ledger.db").write_bytes(b"not a database" * 1_000)
     with pytest.raises(LedgerError, match=r"ledger\.db"):
         Agent(calm_settings(file))

@@ -125,3 +125,35 @@ def test_every_profile_is_valid(name: str) -> None:
 def test_an_unknown_profile_names_those_that_exist() -> None:
     with pytest.raises(ConfigurationError, match="generic-linux"):
         load_profile("toaster")
+
+
+# --- the second head ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "place"),
+    [
+        ({}, "state.head"),
+        ({"state_dir": "a/b/"}, "a/b.head"),
+        ({"state_dir": "a/../b"}, "b.head"),
+        ({"ledger": {"second_head": "heads/device"}}, "heads/device"),
+        ({"ledger": {"second_head": "/boot/device.head"}}, "/boot/device.head"),
+        ({"ledger": {"second_head": "state.elsewhere"}}, "state.elsewhere"),
+    ],
+)
+def test_the_second_head_is_outside_the_state_directory(
+    tmp_path: Path, changes: dict[str, Any], place: str
+) -> None:
+    files = load_agent_settings(agent_file(tmp_path, **changes)).ledger_files
+    assert files.second_head == tmp_path.resolve() / place
+    assert not files.second_head.is_relative_to(files.state_dir.resolve())
+
+
+@pytest.mark.parametrize("place", ["state/second.head", "state", "other/../state/x", "link/x"])
+def test_a_second_head_in_the_state_directory_is_refused(tmp_path: Path, place: str) -> None:
+    (tmp_path / "state").mkdir()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "state")
+    said = problem(agent_file(tmp_path, ledger={"second_head": place}))
+    assert "ledger.second_head" in said
+    assert str(tmp_path / place) in said

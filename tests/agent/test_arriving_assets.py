@@ -62,7 +62,7 @@ def test_all_that_a_round_needs_is_there_when_its_turn_comes(agent: Agent) -> No
     send(agent, *ASSETS.values(), weights_of(1))
     announce(agent, plan_of(1))
     for number in (1, 2):
-        assert agent._cycle.is_ready
+        assert agent._cycle.due_in_s() < 1
         model = agent._cycle._model_for(plan_of(number))
         assert model is not None
         assert (model.weights, model.assets) == (weights_of(number), ASSETS)
@@ -75,10 +75,10 @@ def test_all_that_a_round_needs_is_there_when_its_turn_comes(agent: Agent) -> No
 def test_the_plan_may_come_first(agent: Agent) -> None:
     announce(agent, plan_of(1))
     send(agent, weights_of(1))
-    assert not agent._cycle.is_ready
+    assert agent._cycle.due_in_s() > 1
     send(agent, *ASSETS.values())
     for _ in range(2):
-        assert agent._cycle.is_ready
+        assert agent._cycle.due_in_s() < 1
 
 
 def test_assets_of_plans_whose_weights_never_came_are_let_go(agent: Agent) -> None:

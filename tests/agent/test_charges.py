@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import pytest
 from fleets import make_plan, make_task, records, terms
-from ledgers import BUDGET, DATASET, charge_for, open_state
+from ledgers import BUDGET, DATASET, charge_and_spool, charge_for, open_state
 from pydantic import TypeAdapter, ValidationError
 
 from agent.charges import LEDGER_SCOPE, Budget, BudgetChange, Charge, Price, ledger_statement
@@ -83,7 +83,7 @@ def charged(path: Path, *plans: Plan) -> list[Charge]:
     state, charges = open_state(path), []
     for plan in plans:
         charges.append(charge_for(plan, records(20), state.ledger))
-        state.charge_and_spool(charges[-1], [])
+        charge_and_spool(state, charges[-1], [])
     state.close()
     return charges
 

@@ -4,96 +4,41 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from clocks import MovableClock
-from fleets import DIGITS, digits, make_plan, terms, write_agent
-from ledgers import DATASET, open_state
-from lines import Line
+from devices import PERIOD_S, Device, open_device
+from fleets import DIGITS, digits, make_plan, terms
+from ledgers import DATASET
 
-from agent.cycle import Cycle
-from agent.profile import load_profile
-from agent.publisher import Publisher
-from agent.settings import load_agent_settings
-from agent.state import AgentState
-from agent.training import Trainer
+from agent.training import Trainer, Update, Work
+from dpagent import faults
 from dpagent.errors import ConfigurationError, DpagentError, StorageError
+from dpagent.faults import FaultPoint
 from dpagent.learning.data.dataset import ArrayDataset
 from dpagent.notation import upwards
 from dpagent.privacy.events import Event
 from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian
 from dpagent.privacy.mechanisms.registry import MECHANISMS
-from dpagent.protocol.codec import MessageError
+from dpagent.protocol.codec import MessageError, decode
 from dpagent.protocol.fragments import (
-    chunked,
     content_digest,
     read_block,
     receipt_digest,
     weights_to_bytes,
 )
-from dpagent.protocol.messages import Plan, Receipts
-from dpagent.protocol.sealing import Opener, new_sealing_secret
-from dpagent.protocol.signing import Signer, new_signing_secret
+from dpagent.protocol.messages import Fragment, Plan, Receipts
 from dpagent.protocol.task import RoundTask
 
-KEY = Signer(new_signing_secret(), "testers").public_key
-WEIGHTS = weights_to_bytes(DIGITS.initial_weights(0))
 JOB, OTHER_JOB = b"j" * 16, b"k" * 16
-
-
-@dataclass
-class Device:
-    cycle: Cycle
-    state: AgentState
-    clock: MovableClock
-    trainer: Trainer
-    asked_at: list[float] = field(default_factory=list)
-
-    def give(self, weights: bytes = WEIGHTS) -> None:
-        for chunk in chunked(weights):
-            self.cycle.take_chunk(chunk)
-
-    def charged(self) -> list[int]:
-        rows = self.state.connection.execute("SELECT body ->> 'round' FROM entries WHERE kind = 'charge'")
-        return sorted(row[0] for row in rows)
-
-    def declined(self) -> list[tuple[Any, ...]]:
-        rows = self.state.connection.execute("SELECT round, reason, declined_at FROM declined")
-        return [tuple(row) for row in rows]
-
-    def pending(self) -> dict[int, list[bytes]]:
-        """Digests by round."""
-        rows = self.state.connection.execute(
-            "SELECT round, digest FROM fragments WHERE message IS NOT NULL ORDER BY digest"
-        )
-        rounds: dict[int, list[bytes]] = {}
-        for number, digest in rows:
-            rounds.setdefault(number, []).append(digest)
-        return rounds
 
 
 @pytest.fixture
 def device(tmp_path: Path) -> Iterator[Device]:
-    settings = load_agent_settings(write_agent(tmp_path, None, KEY, engine="numpy"))
-    clock = MovableClock(unix=5_000.0)
-    state = open_state(tmp_path / "state")
-    line: Any = Line()
-    asked_at: list[float] = []
-    trainer = Trainer(settings, load_profile("generic-linux"))
-    cycle = Cycle(
-        DATASET, "testers",
-        state=state,
-        trainer=trainer,
-        publisher=Publisher(state, line, "fragments", 100.0, clock),
-        ask_again=lambda: asked_at.append(clock.monotonic()),
-        clock=clock,
-    )  # fmt: skip
-    yield Device(cycle, state, clock, trainer, asked_at)
-    state.close()
+    with open_device(tmp_path) as device:
+        yield device
 
 
 def refused(device: Device, plan: Plan) -> str:
@@ -112,7 +57,7 @@ def receipts(*digests: bytes, job: bytes = JOB) -> Receipts:
 def test_a_plan_of_another_fleet_changes_nothing(device: Device) -> None:
     device.give()
     assert refused(device, make_plan(fleet="others")) == "wrong fleet"
-    assert not device.cycle.is_ready
+    assert not device.is_ready
 
 
 def test_a_round_is_new_once_and_an_older_one_of_its_job_is_a_replay(device: Device) -> None:
@@ -125,42 +70,59 @@ def test_a_round_is_new_once_and_an_older_one_of_its_job_is_a_replay(device: Dev
     assert not device.cycle.take_plan(make_plan(round=1, job=OTHER_JOB, state="finished"))
 
 
+def test_an_older_round_is_a_replay_after_a_restart_too(tmp_path: Path) -> None:
+    # Brokers come back with the plan that they retained when they last wrote their store.
+    with open_device(tmp_path) as device:
+        device.give()
+        for number in (1, 2):
+            device.cycle.take_plan(make_plan(round=number))
+            device.clock.advance(make_plan().compute_slot_s)
+            device.advance()
+        pending = device.pending()
+        assert set(pending) == {2}
+    with open_device(tmp_path) as device:
+        assert refused(device, make_plan(round=1)) == "replayed"
+        assert device.pending() == pending
+        assert device.cycle.take_plan(make_plan(round=2))
+        assert device.pending() == pending
+
+
 def test_a_round_is_run_once_however_often_it_is_announced(device: Device) -> None:
     plan = make_plan()
     arrived_at = device.clock.monotonic()
     device.cycle.take_plan(plan)
-    assert not device.cycle.is_ready
+    assert not device.is_ready
     device.give()
-    assert device.cycle.is_ready
-    device.cycle.advance()
-    assert not device.cycle.is_ready
+    assert device.is_ready
+    device.advance()
+    assert not device.is_ready
     assert device.charged() == [1]
     (digests,) = device.pending().values()
     assert len(digests) == RoundTask.of(plan).blocks
     rows = device.state.connection.execute("SELECT min(due_at), max(due_at) FROM fragments").fetchone()
     opens_at = arrived_at + plan.compute_slot_s
-    assert opens_at <= rows[0] < rows[1] <= opens_at + plan.jitter_window_s
-    charged_at = device.state.connection.execute("SELECT body ->> 'charged_at' FROM entries WHERE number = 2")
+    assert opens_at <= rows[0] < rows[1] <= opens_at + PERIOD_S + plan.jitter_window_s
+    query = "SELECT body ->> 'charged_at' FROM entries WHERE kind = 'charge'"
+    charged_at = device.state.connection.execute(query)
     assert charged_at.fetchone()[0] == "1970-01-01T01:23:20+00:00"
     for _ in range(2):
         device.cycle.take_plan(plan)
-        assert not device.cycle.is_ready
-        device.cycle.advance()
+        assert not device.is_ready
+        device.advance()
     assert device.charged() == [1]
     assert device.pending() == {1: digests}
 
 
-def test_what_is_spooled_is_an_update_that_the_coordinator_can_open(device: Device) -> None:
-    opener = Opener(new_sealing_secret(), "testers")
-    plan = make_plan(sealing_key=opener.public_key)
+def test_an_update_is_spooled_whole(device: Device) -> None:
+    plan = make_plan()
     task = RoundTask.of(plan)
     device.cycle.take_plan(plan)
     device.give()
-    device.cycle.advance()
+    device.advance()
     rows = device.state.connection.execute("SELECT digest, message, job, round FROM fragments").fetchall()
     positions = []
     for digest, message, job, number in rows:
-        fragment = opener.open(message)
+        fragment = decode(message, Fragment)
         assert receipt_digest(fragment.id) == digest
         assert (fragment.job, fragment.round) == (plan.job, plan.round)
         assert (job, number) == (plan.job.hex(), plan.round)
@@ -177,7 +139,7 @@ def test_what_is_pending_is_drawn_anew_when_the_round_is_announced_again(device:
     plan = make_plan()
     device.cycle.take_plan(plan)
     device.give()
-    device.cycle.advance()
+    device.advance()
     device.clock.advance(100.0)
     device.cycle.take_plan(plan)
     next_due_at = device.state.spool.next_due_at()
@@ -190,7 +152,8 @@ def test_the_next_round_expires_this_ones_fragments(device: Device) -> None:
     for number in (1, 2):
         device.cycle.take_plan(make_plan(round=number))
         device.give()
-        device.cycle.advance()
+        device.clock.advance(make_plan().compute_slot_s)  # one round a slot
+        device.advance()
         assert set(device.pending()) == {number}
     assert device.charged() == [1, 2]
 
@@ -198,26 +161,91 @@ def test_the_next_round_expires_this_ones_fragments(device: Device) -> None:
 def test_the_end_of_a_job_leaves_nothing_to_send_or_decide(device: Device) -> None:
     device.cycle.take_plan(make_plan())
     device.give()
-    device.cycle.advance()
+    device.advance()
     assert device.pending()
     device.cycle.take_plan(make_plan(state="finished"))
     assert device.pending() == {}
     device.give()
-    assert not device.cycle.is_ready
-    device.cycle.advance()
+    assert not device.is_ready
+    device.advance()
+    assert device.charged() == [1]
+
+
+def test_the_end_of_another_job_costs_the_open_round_nothing(device: Device) -> None:
+    # A broker comes back with an older store, in which the job before has just ended.
+    device.cycle.take_plan(make_plan())
+    device.give()
+    device.advance()
+    pending = device.pending()
+    assert device.cycle.take_plan(make_plan(job=OTHER_JOB, state="finished"))
+    device.cycle.take_plan(make_plan())
+    assert device.pending() == pending
     assert device.charged() == [1]
 
 
 def test_lines_of_an_earlier_job_go_when_another_begins(device: Device) -> None:
     device.cycle.take_plan(make_plan())
     device.give()
-    device.cycle.advance()
+    device.advance()
     lines = "SELECT count(*) FROM fragments"
     device.cycle.take_plan(make_plan(round=2))
     assert device.state.connection.execute(lines).fetchone()[0] > 0, "a line stays while the job lasts"
     device.cycle.take_plan(make_plan(job=OTHER_JOB, state="finished"))
     device.cycle.take_plan(make_plan(job=b"l" * 16))
     assert device.state.connection.execute(lines).fetchone()[0] == 0
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        FaultPoint.AGENT_CHARGED, FaultPoint.AGENT_HEAD_SAVED, FaultPoint.AGENT_TRAINED,
+        FaultPoint.AGENT_SPOOL_WRITTEN,
+    ],
+)  # fmt: skip
+def test_a_round_that_was_charged_and_not_spooled_is_run_again_under_its_charge_with_fresh_noise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: FaultPoint
+) -> None:
+    plan, updates = make_plan(), []
+
+    def crash(at: FaultPoint) -> None:
+        if at is point:
+            raise KeyboardInterrupt
+
+    noisy_update = Trainer.noisy_update
+
+    def kept(trainer: Trainer, work: Work) -> Update:
+        updates.append(noisy_update(trainer, work))
+        return updates[-1]
+
+    monkeypatch.setattr(Trainer, "noisy_update", kept)
+    with open_device(tmp_path) as device, monkeypatch.context() as patch:
+        patch.setattr(faults, "reached", crash)
+        device.cycle.take_plan(plan)
+        device.give()
+        with pytest.raises(KeyboardInterrupt):
+            device.advance()
+    with open_device(tmp_path) as device:
+        assert device.charged() == [1]
+        assert device.pending() == {}
+        # For another plan it is not run, and the charge is not used.
+        device.give()
+        device.cycle.take_plan(make_plan(jitter_window_s=0.7))
+        device.advance()
+        assert device.pending() == {}
+        device.cycle.take_plan(make_plan(deadline=plan.deadline + 60.0))
+        device.advance()
+        assert device.charged() == [1]
+        assert set(device.pending()) == {1}
+        rows = device.state.connection.execute("SELECT message FROM fragments").fetchall()
+    blocks = {}
+    for (message,) in rows:
+        position, values = read_block(decode(message, Fragment), plan.wire, RoundTask.of(plan).dimension)
+        blocks[position] = values
+    sent = np.concatenate([blocks[position] for position in sorted(blocks)])[: len(updates[-1].values)]
+    assert np.array_equal(sent, updates[-1].values)
+    if point in (FaultPoint.AGENT_TRAINED, FaultPoint.AGENT_SPOOL_WRITTEN):
+        first, last = updates
+        assert np.mean(first.values == last.values) < 0.5, "the noise of before"
 
 
 # --- the model arrives --------------------------------------------------------------------------
@@ -247,27 +275,31 @@ def test_weights_that_are_not_finite_are_declined_before_anything_is_computed(
     plan = make_plan(model={"digest": content_digest(weights)})
     device.cycle.take_plan(plan)
     device.give(weights)
-    device.cycle.advance()
-    assert device.declined() == [(1, "the model has weights that are not finite", 5_000.0)]
-    assert not device.cycle.is_ready
+    device.advance()
+    ((number, reason, declined_at),) = device.declined()
+    assert (number, reason) == (1, "the model has weights that are not finite")
+    assert 5_000.0 <= declined_at <= 5_000.0 + 2 * PERIOD_S
+    assert not device.is_ready
     assert (device.charged(), device.pending()) == ([], {})
     device.cycle.take_plan(plan)
-    assert device.cycle.is_ready, "announced again, decided again"
+    assert not device.is_ready, "announced again, not decided again"
+    device.cycle.take_plan(plan.model_copy(update={"deadline": plan.deadline + 1}))
+    device.clock.advance(60.0)
+    assert device.is_ready, "put off, decided again"
 
 
 def test_a_deadline_is_measured_by_the_boards_clock(device: Device) -> None:
     device.cycle.take_plan(make_plan(deadline=5_000.4))
     device.give()
-    device.cycle.advance()
+    device.advance()
     assert len(device.declined()) == 1
     assert device.charged() == []
 
 
 def test_a_key_that_nothing_can_be_sealed_to_costs_nothing(device: Device) -> None:
-    """Sealing comes before the charge: it is the last thing that can fail."""
     device.cycle.take_plan(make_plan(sealing_key=bytes(32)))
     device.give()
-    device.cycle.advance()
+    device.advance()
     assert len(device.declined()) == 1
     assert (device.charged(), device.pending()) == ([], {})
 
@@ -282,14 +314,22 @@ class Faulty(DiscretisedGaussian):
         raise ZeroDivisionError("float division by zero")
 
 
-def test_a_price_that_fails_declines_the_round(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_price_that_fails_declines_the_round(
+    device: Device, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
     monkeypatch.setitem(MECHANISMS, Faulty.name, Faulty)
+    device.cycle._limits = device.cycle._limits.model_copy(update={"mechanisms": (Faulty.name,)})
     device.cycle.take_plan(make_plan(mechanism={"name": Faulty.name}))
     device.give()
-    device.cycle.advance()
+    device.advance()
     ((_, reason, _),) = device.declined()
     assert "ZeroDivisionError" in reason
+    assert [record.levelno for record in caplog.records if record.exc_info] == [logging.DEBUG]
     assert (device.charged(), device.pending()) == ([], {})
+
+
+# --- the device trains, charged -----------------------------------------------------------------
 
 
 class Treacherous(ArrayDataset):
@@ -312,28 +352,24 @@ class Treacherous(ArrayDataset):
     ],
     ids=repr,
 )
-def test_whatever_fails_in_training_only_declines_the_round(
+def test_whatever_fails_once_a_round_is_charged_it_leaves_like_any_other(
     device: Device, caplog: pytest.LogCaptureFixture, error: Exception
 ) -> None:
     caplog.set_level(logging.DEBUG)
     records = device.trainer.records
-    good, bad = records.dataset, Treacherous(digits(0, 50).inputs, np.zeros(50, np.int64), 10)
+    bad = Treacherous(digits(0, 50).inputs, np.zeros(50, np.int64), 10)
     bad.error = error
     records.dataset = bad
-    device.cycle.take_plan(make_plan(**terms(rate=1.0)))
+    plan = make_plan(**terms(rate=1.0))
+    device.cycle.take_plan(plan)
     device.give()
-    device.cycle.advance()
-    ((_, reason, _),) = device.declined()
-    assert str(error) in reason
-    is_foreseen = isinstance(error, DpagentError)
-    assert (type(error).__name__ in reason) != is_foreseen, "a sentence, or at least the type"
-    traced = [record.levelno for record in caplog.records if record.exc_info]
-    assert traced == ([] if is_foreseen else [logging.DEBUG]), "the details are for those who ask"
-    assert (device.charged(), device.pending()) == ([], {})
-    records.dataset = good
-    device.cycle.take_plan(make_plan(**terms(rate=1.0)))
-    device.cycle.advance()
-    assert device.charged() == [1]
+    device.advance()
+    assert (device.charged(), device.declined()) == ([1], [])
+    assert len(device.pending()[1]) == RoundTask.of(plan).blocks
+    ((state, reason),) = device.state.connection.execute("SELECT state, reason FROM rounds")
+    # Other errors are about the record that was read, which does not count; these are about the board.
+    assert (state, reason) == ("spooled", str(error) if isinstance(error, DpagentError) else None)
+    assert {record.levelno for record in caplog.records if record.exc_info} <= {logging.DEBUG}
 
 
 # --- receipts -----------------------------------------------------------------------------------
@@ -342,7 +378,7 @@ def test_whatever_fails_in_training_only_declines_the_round(
 def test_receipts_empty_the_spool(device: Device) -> None:
     device.cycle.take_plan(make_plan())
     device.give()
-    device.cycle.advance()
+    device.advance()
     (digests,) = device.pending().values()
     device.cycle.take_receipts(receipts(*digests, job=OTHER_JOB))
     assert device.pending() == {1: digests}, "another job's"

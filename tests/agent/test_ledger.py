@@ -16,6 +16,7 @@ from ledgers import (
     DATA,
     DATASET,
     body_of,
+    charge_and_spool,
     charge_for,
     charge_rounds,
     entries,
@@ -27,7 +28,8 @@ from ledgers import (
 )
 
 from agent.charges import Budget
-from agent.ledger import GENESIS, link, open_ledger, verify
+from agent.heads import GENESIS
+from agent.ledger import link, open_ledger, verify
 from agent.state import AgentState
 from dpagent.errors import DpagentError, LedgerError, StorageError
 
@@ -58,10 +60,10 @@ def test_the_chain_is_the_documented_one(state: AgentState) -> None:
 
 def test_a_round_is_charged_once_whatever_asks_for_it(path: Path, state: AgentState) -> None:
     charge = charge_for(make_plan(round=1), DATA, state.ledger)
-    state.charge_and_spool(charge, fragments(250))
+    charge_and_spool(state, charge, fragments(250))
     before = entries(state.connection)
     with pytest.raises(StorageError):
-        state.charge_and_spool(charge, fragments(251))
+        charge_and_spool(state, charge, fragments(251))
     assert entries(state.connection) == before
     assert bytes([251, 0]) * 8 not in state.spool.pending()
     charge_rounds(state, 2)
@@ -74,7 +76,7 @@ def test_the_same_round_of_another_job_or_dataset_is_another_charge(path: Path) 
     charge_rounds(state, 1, job=b"k" * 16)
     state.close()
     state = open_state(path, dataset="other")
-    state.charge_and_spool(charge_for(make_plan(), DATA, state.ledger, "other"), fragments(77))
+    charge_and_spool(state, charge_for(make_plan(), DATA, state.ledger, "other"), fragments(77))
     state.close()
     assert verify(path).charges == 3
 
@@ -237,7 +239,7 @@ def test_an_older_copy_is_found_by_its_head(path: Path, tmp_path: Path) -> None:
     charge_rounds(state, 2)
     state.close()
     shutil.copy(tmp_path / "backup.db", path / "ledger.db")
-    assert "replaced by an older copy" in refused(path)
+    assert "the ledger had 3 and has 2" in refused(path)
 
 
 def test_a_ledger_of_the_same_length_that_is_another_one_is_found(

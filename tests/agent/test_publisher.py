@@ -18,6 +18,7 @@ from scipy import stats
 from agent.publisher import Publisher
 from agent.spool import UNSCHEDULED, SpooledFragment
 from agent.state import AgentState
+from dpagent.protocol.messages import Plan
 from dpagent.protocol.topics import Topics
 from dpagent.storage import transaction
 from dpagent.transport.session import Acknowledged, Connected
@@ -39,10 +40,23 @@ def line() -> Line:
     return Line()
 
 
+def unsealed(fragment: bytes, plan: Plan) -> bytes:
+    """So that a test can tell which fragment left."""
+    return fragment
+
+
 @pytest.fixture
 def publisher(state: AgentState, line: Line, clock: MovableClock) -> Publisher:
     session: Any = line
-    return Publisher(state, session, "fragments", RATE, clock)
+    return Publisher(
+        state,
+        session,
+        "fragments",
+        messages_per_second=RATE,
+        period_s=PLAN.compute_slot_s,
+        clock=clock,
+        seal=unsealed,
+    )
 
 
 def digest(number: int) -> bytes:
@@ -188,14 +202,14 @@ def test_what_no_receipt_names_goes_again_and_what_one_names_does_not(
     assert len(set(times)) == 6, "each at a random time of its own"
     first_sent = state.connection.execute("SELECT DISTINCT first_sent_at FROM fragments").fetchall()
     assert [tuple(row) for row in first_sent] == [(5_000.0,)]
-    state.mark_counted([digest(0), digest(1)])
+    state.mark_counted([digest(0), digest(1)], 0.0)
     clock.advance(4.999)
     publisher.publish_due()
     assert len(line.sent) == 6
     clock.advance(5.001)
     publisher.publish_due()
     assert sorted(line.sent[6:]) == [message(number) for number in range(2, 6)]
-    state.mark_counted([digest(number) for number in range(6)])
+    state.mark_counted([digest(number) for number in range(6)], 0.0)
     assert publisher.due_in_s() == math.inf
 
 
@@ -259,7 +273,15 @@ def test_nothing_is_marked_as_sent_without_a_connection(
     state: AgentState, mosquitto: Broker, fleet: str, clock: MovableClock
 ) -> None:
     session = mosquitto.session("device")  # never started
-    publisher = Publisher(state, session, Topics(fleet).fragments, RATE, clock)
+    publisher = Publisher(
+        state,
+        session,
+        Topics(fleet).fragments,
+        messages_per_second=RATE,
+        period_s=PLAN.compute_slot_s,
+        clock=clock,
+        seal=unsealed,
+    )
     spool(state, 3, clock.monotonic())
     publisher.open_window(PLAN, clock.monotonic())
     publisher.publish_due()
@@ -278,7 +300,15 @@ def test_no_more_is_handed_to_the_session_than_leaves_at_once(
 
     with mosquitto.session(f"device-of-{fleet}") as session:
         wait_for(session, Connected)
-        publisher = Publisher(state, session, Topics(fleet).fragments, 1e6, clock)
+        publisher = Publisher(
+            state,
+            session,
+            Topics(fleet).fragments,
+            messages_per_second=1e6,
+            period_s=PLAN.compute_slot_s,
+            clock=clock,
+            seal=unsealed,
+        )
         spool(state, 200, clock.monotonic())
         publisher.open_window(PLAN, clock.monotonic())
         acknowledged = 0

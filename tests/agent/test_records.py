@@ -14,13 +14,14 @@ import pytest
 from fleets import DIGITS, make_task, terms, write_agent
 from pictures import damaged_inside, encoded, folder_of, noise, write
 
-from agent.noisy_sums import clipped_sum, noisy_moments
+from agent.noisy_sums import clipped_sum, noisy_sum, sum_of_moments
 from agent.profile import load_profile
 from agent.records import Records
 from agent.settings import DataSettings, load_agent_settings
 from agent.training import Trainer
 from dpagent.learning.data.dataset import ArrayDataset, Dataset
 from dpagent.learning.data.formats.npz import save_npz
+from dpagent.learning.data.opening import declare
 from dpagent.learning.models.description import from_description
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.training.lots import sum_over_lot
@@ -36,8 +37,10 @@ TASK = make_task(sampling={"rate": 1.0}, wire={"width": 24, "shift": 10})
 WEIGHTS = DIGITS.initial_weights(0)
 
 
-def settings(path: Path) -> DataSettings:
-    return DataSettings(name="mine", path=path)
+def settings(path: Path, **declared: Any) -> DataSettings:
+    """What a board declares; the rest as `dpagent data check` prints it."""
+    given = DataSettings.model_validate({"name": "mine", "path": path, "max_records": 1000, **declared})
+    return DataSettings.model_validate(declare(given)[0].model_dump(exclude_unset=True))
 
 
 def sizes(dataset: Dataset) -> int:
@@ -54,8 +57,11 @@ def photos(root: Path, *damaged: int) -> Path:
     return root
 
 
-def trainer(directory: Path, path: Path) -> Trainer:
-    file = write_agent(directory, None, KEY, engine="numpy", data={"path": str(path)})
+def trainer(directory: Path, path: Path, **declared: Any) -> Trainer:
+    pictures = {
+        "kind": "images", "dtype": "uint8", "images": {"size": [8, 8], "mode": "grey", "folder": "."},
+    }  # fmt: skip
+    file = write_agent(directory, None, KEY, engine="numpy", data={"path": str(path), **pictures, **declared})
     made = load_agent_settings(file)
     made.state_dir.mkdir(exist_ok=True)
     return Trainer(made, load_profile("generic-linux"))
@@ -86,7 +92,7 @@ def test_a_damaged_picture_makes_no_round_fail_and_adds_nothing(
     board = trainer(tmp_path, photos(tmp_path / "photos", *damaged))
     for _ in range(3):
         board.records.refresh()
-        update = board.noisy_update(TASK, {}, WEIGHTS)
+        update = board.noisy_update(board.prepare(TASK, {}, WEIGHTS)).values
         assert update.shape == (DIGITS.parameter_count,)
     engine = NumpyEngine(DIGITS, microbatch=2)
     total = board.records.attempt(lambda records: clipped_sum(TASK, WEIGHTS, records, engine))
@@ -108,12 +114,40 @@ def test_when_nothing_can_be_read_any_more_the_board_sends_noise_and_says_why(
     shutil.rmtree(tmp_path / "photos")
     with caplog.at_level(logging.WARNING):
         board.records.refresh()
-        update = board.noisy_update(TASK, {}, WEIGHTS)
+        update = board.noisy_update(board.prepare(TASK, {}, WEIGHTS)).values
     sigma = TASK.mechanism.deviation_units / 2**TASK.wire_form.shift
     assert np.abs(update).max() < 8 * sigma
     assert np.std(update) == pytest.approx(sigma, rel=0.1)
     assert "left out: There is no file" in caplog.text
     assert "00.png: it has vanished" in caplog.text
+
+
+def test_a_board_without_records_takes_part_with_noise(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Were it not to start, its first record would show."""
+    (tmp_path / "photos").mkdir()
+    board = trainer(tmp_path, tmp_path / "photos")
+    assert "there are no records" in caplog.text
+    assert board.noisy_update(board.prepare(TASK, {}, WEIGHTS)).failure is None
+    for _ in range(2):
+        update = board.noisy_update(board.prepare(front_end_task(), {}, np.zeros(50, np.float32)))
+        assert update.values.shape == (50,)
+        assert update.failure is None
+        photos(tmp_path / "photos")
+        board.records.refresh()
+
+
+def test_a_board_uses_no_more_records_than_it_has_room_for(tmp_path: Path) -> None:
+    board = trainer(tmp_path, photos(tmp_path / "photos"), max_records=COUNT)
+    work = board.prepare(front_end_task(), {}, np.zeros(50, np.float32))
+    (file,) = (tmp_path / "state").glob("features-*.f32")
+    room = file.stat().st_size
+    folder_of(tmp_path / "photos", *(f"{number}/more.png" for number in range(10)), **DIGIT)
+    assert board.noisy_update(work).failure is None
+    assert len(board.records.dataset) == COUNT
+    assert any("10 records beyond" in sentence for sentence in board.records.dataset.origin.left_out)
+    assert file.stat().st_size == room == COUNT * 4 * 4
 
 
 def test_second_moments_are_those_of_the_records_that_can_be_read(tmp_path: Path) -> None:
@@ -125,7 +159,10 @@ def test_second_moments_are_those_of_the_records_that_can_be_read(tmp_path: Path
         wire={"width": 32, "shift": 4},
     )
     records = Records(settings(photos(tmp_path, 3, 7)))
-    released = records.attempt(lambda dataset: noisy_moments(task, dataset))
+    weights = np.zeros(task.spec.parameter_count, np.float32)
+    released = records.attempt(
+        lambda dataset: noisy_sum(task, weights, lambda _: sum_of_moments(task, dataset))
+    )
     good = [number for number in range(COUNT) if number not in (3, 7)]
     values = np.stack([noise(number, **DIGIT).ravel() / 255 for number in good])
     mechanism = task.mechanism
@@ -157,10 +194,10 @@ def front_end_task() -> RoundTask:
 def test_the_features_of_a_damaged_picture_are_not_finite(tmp_path: Path) -> None:
     board = trainer(tmp_path, photos(tmp_path / "photos", 3, 7))
     for _ in range(2):
-        update = board.noisy_update(front_end_task(), {}, np.zeros(50, np.float32))
+        update = board.noisy_update(board.prepare(front_end_task(), {}, np.zeros(50, np.float32))).values
         assert update.shape == (50,)
     (file,) = (tmp_path / "state").glob("features-*.f32")
-    features = np.fromfile(file, np.float32).reshape(COUNT, 4)
+    features = np.fromfile(file, np.float32).reshape(-1, 4)[:COUNT]
     names = sorted(f"{number % 10}/{number:02}.png" for number in range(COUNT))
     for name, row in zip(names, features, strict=True):
         assert np.isfinite(row).all() == (name not in ("3/03.png", "7/07.png"))

@@ -16,6 +16,7 @@ from ledgers import (
     DATA,
     DATASET,
     body_of,
+    charge_and_spool,
     charge_for,
     charge_rounds,
     entries,
@@ -90,7 +91,7 @@ def test_a_round_that_its_jobs_grid_overprices_does_not_unsettle_the_ledger(tmp_
         state = open_state(path)
         charge = charge_for(make_plan(round=number, **changes), DATA, state.ledger)
         assert charge.cumulative_epsilon <= charge.job_epsilon
-        state.charge_and_spool(charge, [])
+        charge_and_spool(state, charge, [])
         state.close()
     assert verify(path).charges == 2
 

@@ -74,23 +74,24 @@ def test_a_receipt_counts_each_fragment_of_ours_once(spool: Spool, connection: s
 
 @pytest.mark.parametrize(
     ("job", "number", "left"),
-    [("job", 1, [b"a1", b"a2", b"a3"]), ("job", 2, [b"b"]), ("other", 2, [b"c"]), ("other", 1, []),
-     (None, None, [])],
+    [("job", 1, [b"a1", b"a2", b"a3"]), ("job", 2, [b"b"]), ("other", 2, [b"c"]), ("other", 1, [])],
 )  # fmt: skip
 def test_only_the_fragments_of_one_round_outlive_the_end_of_the_others(
-    spool: Spool, connection: sqlite3.Connection, job: str | None, number: int | None, left: list[bytes]
+    spool: Spool, connection: sqlite3.Connection, job: str, number: int, left: list[bytes]
 ) -> None:
     spool.put("job", 2, [SpooledFragment(b"b", b"message", 1.0)])
     spool.put("other", 2, [SpooledFragment(b"c", b"message", 1.0)])
-    assert spool.expire(except_job=job, except_round=number) == 5 - len(left)
+    assert spool.expire_others(job, number) == 5 - len(left)
     assert sorted(spool.pending()) == left
-    assert spool.expire(except_job=job, except_round=number) == 0
+    assert spool.expire_others(job, number) == 0
     expired = {digest for digest, line in lines(connection).items() if line[:2] == ("expired", 0)}
     assert expired == {b"a1", b"a2", b"a3", b"b", b"c"} - set(left)
 
 
 def test_a_late_receipt_still_counts_what_expired(spool: Spool, connection: sqlite3.Connection) -> None:
-    assert spool.expire() == 3
+    spool.put("other", 1, [SpooledFragment(b"c", b"message", 1.0)])
+    assert spool.expire_job("job") == 3
+    assert spool.pending() == [b"c"]
     assert spool.mark_counted([b"a2"]) == 1
     assert lines(connection)[b"a2"][0] == "counted"
 

@@ -6,6 +6,8 @@ import gc
 import hashlib
 import json
 import logging
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +16,19 @@ import numpy as np
 import pytest
 from fleets import DIGITS, digits, make_plan, make_task, terms, write_agent
 from frozen_networks import choosy
+from numpy.typing import NDArray
 
 from agent.admission import Declined
 from agent.profile import load_profile
 from agent.settings import load_agent_settings
-from agent.training import Trainer
+from agent.training import Trainer, Update
 from dpagent.errors import ConfigurationError, StorageError
-from dpagent.learning.data.dataset import ArrayDataset
+from dpagent.learning.data.dataset import ArrayDataset, Dataset
+from dpagent.learning.data.derived import Unfailing
 from dpagent.learning.front_end import features as features_module
 from dpagent.learning.models.description import from_description
 from dpagent.learning.training.engine_choice import UnsuitableEngineError
+from dpagent.learning.training.numpy_engine.engine import NumpyEngine
 from dpagent.learning.training.onnx_graph.build import build_training_graph
 from dpagent.protocol.signing import Signer, new_signing_secret
 from dpagent.protocol.task import RoundTask
@@ -31,6 +36,7 @@ from dpagent.protocol.task import RoundTask
 KEY = Signer(new_signing_secret(), "testers").public_key
 WEIGHTS = DIGITS.initial_weights(0)
 GRAPH = {"training-graph": build_training_graph(DIGITS)}
+TASK_AT_HALF = make_task(**terms(rate=0.5))
 TASK = make_task(**terms(rate=1.0), wire={"width": 24, "shift": 10})
 
 
@@ -38,6 +44,11 @@ def trainer(directory: Path, **changes: Any) -> Trainer:
     settings = load_agent_settings(write_agent(directory, None, KEY, **changes))
     settings.state_dir.mkdir(exist_ok=True)
     return Trainer(settings, load_profile("generic-linux"))
+
+
+def run(board: Trainer, task: RoundTask, assets: Mapping[str, bytes], weights: NDArray[np.float32]) -> Update:
+    """Both parts of a round, without a charge between them."""
+    return board.noisy_update(board.prepare(task, assets, weights))
 
 
 def choice(directory: Path) -> Any:
@@ -50,17 +61,17 @@ def _logged(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_a_choice_is_kept_for_the_next_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    update = trainer(tmp_path).noisy_update(TASK, GRAPH, WEIGHTS)
-    assert update.shape == (DIGITS.parameter_count,)
+    update = run(trainer(tmp_path), TASK, GRAPH, WEIGHTS)
+    assert update.values.shape == (DIGITS.parameter_count,)
     assert "engine for digits" in caplog.text
     assert choice(tmp_path)["engine"] in ("numpy", "onnx")
     caplog.clear()
     again = trainer(tmp_path)
-    again.noisy_update(TASK, GRAPH, WEIGHTS)
-    again.noisy_update(TASK, GRAPH, WEIGHTS)
+    run(again, TASK, GRAPH, WEIGHTS)
+    run(again, TASK, GRAPH, WEIGHTS)
     assert "engine for" not in caplog.text
     # Without the graph it is another question.
-    trainer(tmp_path).noisy_update(TASK, {}, WEIGHTS)
+    run(trainer(tmp_path), TASK, {}, WEIGHTS)
     assert "the coordinator sent no training graph" in caplog.text
     assert choice(tmp_path)["engine"] == "numpy"
 
@@ -69,16 +80,16 @@ def test_a_choice_is_kept_for_the_next_start(tmp_path: Path, caplog: pytest.LogC
 def test_a_damaged_choice_is_made_again(tmp_path: Path, kept: str) -> None:
     one = trainer(tmp_path)
     (tmp_path / "state" / "engine.json").write_text(kept)
-    one.noisy_update(TASK, GRAPH, WEIGHTS)
+    run(one, TASK, GRAPH, WEIGHTS)
     assert choice(tmp_path)["engine"] in ("numpy", "onnx")
 
 
 def test_an_engine_that_was_told_is_taken_or_the_round_declined(tmp_path: Path) -> None:
     told = trainer(tmp_path, engine="onnx")
-    told.noisy_update(TASK, GRAPH, WEIGHTS)
+    run(told, TASK, GRAPH, WEIGHTS)
     assert not (tmp_path / "state" / "engine.json").exists()
     with pytest.raises(UnsuitableEngineError, match="the coordinator sent no training graph"):
-        trainer(tmp_path, engine="onnx").noisy_update(TASK, {}, WEIGHTS)
+        run(trainer(tmp_path, engine="onnx"), TASK, {}, WEIGHTS)
 
 
 def test_a_graph_is_asked_for_only_where_it_is_used(tmp_path: Path) -> None:
@@ -91,7 +102,7 @@ def test_a_graph_is_asked_for_only_where_it_is_used(tmp_path: Path) -> None:
 def test_a_plan_that_allows_too_little_for_float_sums_is_declined(tmp_path: Path) -> None:
     task = make_task(**terms(clipping={"accumulation_slack": 1e-6}))
     with pytest.raises(Declined, match=r"can add 0\.0003\d+ to a record's influence; the plan's"):
-        trainer(tmp_path, engine="numpy").noisy_update(task, {}, WEIGHTS)
+        run(trainer(tmp_path, engine="numpy"), task, {}, WEIGHTS)
 
 
 POOLING = {"random": {"layers": [{"average_pool2d": {"kernel": 4, "stride": 4}}]}}
@@ -115,11 +126,11 @@ def test_features_are_computed_once(tmp_path: Path, caplog: pytest.LogCaptureFix
     task = features_task()
     board = trainer(tmp_path, engine="numpy")
     for _ in range(2):
-        update = board.noisy_update(task, {}, np.zeros(50, np.float32))
-        assert update.shape == (50,)
+        update = run(board, task, {}, np.zeros(50, np.float32))
+        assert update.values.shape == (50,)
     assert caplog.text.count("computing features of 50 records") == 1
     (file,) = (tmp_path / "state").glob("features-*.f32")
-    features = np.fromfile(file, np.float32).reshape(50, 2, 2)
+    features = np.fromfile(file, np.float32).reshape(60, 2, 2)[:50]  # with room for more
     inputs, _ = digits(0, 50).batch(np.arange(50))
     pooled = inputs.reshape(50, 2, 4, 2, 4).mean(axis=(2, 4))
     np.testing.assert_allclose(features, (pooled - 0.3) / 0.37, rtol=1e-4, atol=1e-5)
@@ -134,17 +145,23 @@ WITH_NETWORK = {"frozen-network": NETWORK}
 def test_a_frozen_network_is_run_only_if_its_owner_trusts_its_digest(tmp_path: Path) -> None:
     for trusted in ([], ["0" * 64]):
         with pytest.raises(Declined, match=rf"SHA-256 {DIGEST}, which is not in trusted_graphs .*model show"):
-            trainer(tmp_path, engine="numpy", trusted_graphs=trusted).noisy_update(
-                NETWORK_TASK, WITH_NETWORK, np.zeros(650, np.float32)
+            run(
+                trainer(tmp_path, engine="numpy", trusted_graphs=trusted),
+                NETWORK_TASK,
+                WITH_NETWORK,
+                np.zeros(650, np.float32),
             )
     assert not list((tmp_path / "state").glob("features-*"))
     board = trainer(tmp_path, engine="numpy", trusted_graphs=[DIGEST])
-    update = board.noisy_update(NETWORK_TASK, WITH_NETWORK, np.zeros(650, np.float32))
-    assert update.shape == (650,)
+    update = run(board, NETWORK_TASK, WITH_NETWORK, np.zeros(650, np.float32))
+    assert update.values.shape == (650,)
     # The digest that the plan names is not enough: the bytes are looked at.
     with pytest.raises(ConfigurationError, match="its network is not the one that the model names"):
-        trainer(tmp_path, engine="numpy", trusted_graphs=[DIGEST]).noisy_update(
-            NETWORK_TASK, {"frozen-network": choosy((8, 8, 2))}, np.zeros(650, np.float32)
+        run(
+            trainer(tmp_path, engine="numpy", trusted_graphs=[DIGEST]),
+            NETWORK_TASK,
+            {"frozen-network": choosy((8, 8, 2))},
+            np.zeros(650, np.float32),
         )
 
 
@@ -156,53 +173,123 @@ def test_a_record_that_a_network_fails_on_does_not_show(
     data = digits(0, 50)
     data.inputs[7, 2, 3] = 1e6
     board.records.dataset = data
-    update = board.noisy_update(NETWORK_TASK, WITH_NETWORK, np.zeros(650, np.float32))
-    assert update.shape == (650,)
+    update = run(board, NETWORK_TASK, WITH_NETWORK, np.zeros(650, np.float32))
+    assert update.values.shape == (650,)
     assert "1 of 50 records have no finite features" in caplog.text
     (file,) = (tmp_path / "state").glob("features-*.f32")
-    finite = np.isfinite(np.fromfile(file, np.float32).reshape(50, -1)).all(axis=1)
+    finite = np.isfinite(np.fromfile(file, np.float32).reshape(60, -1)).all(axis=1)
     assert np.flatnonzero(~finite).tolist() == [7]
 
 
-def test_no_room_for_features_declines_the_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_room_for_features_declines_the_round_before_any_is_computed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Room is for the most records that there may be: how many there are does not show."""
     monkeypatch.setattr(features_module, "_SPACE_LEFT", 1 << 60)
-    with pytest.raises(StorageError, match=r"features of 50 records take .* MiB more"):
-        trainer(tmp_path, engine="numpy").noisy_update(features_task(), {}, np.zeros(50, np.float32))
+    with pytest.raises(StorageError, match=r"features of 60 records take .* MiB more"):
+        trainer(tmp_path, engine="numpy").prepare(features_task(), {}, np.zeros(50, np.float32))
+
+
+def test_a_lot_that_could_be_too_large_is_declined_however_few_records_there_are(tmp_path: Path) -> None:
+    data = {"name": "digits", "path": "data.npz", "max_records": 600_000}
+    board = trainer(tmp_path, engine="numpy", data=data)
+    board.prepare(TASK_AT_HALF, {}, WEIGHTS)
+    with pytest.raises(Declined, match=r"a lot of 600,000 records \(data.max_records\) can have 600,000"):
+        board.prepare(TASK, {}, WEIGHTS)
 
 
 class Treacherous(ArrayDataset):
     """Records whose reading fails in an unexpected way."""
 
+    error: Exception = ConfigurationError("a sentence")
+
     def _read(self, indices: Any) -> Any:
-        raise RuntimeError("odd")
+        raise type(self.error)(*self.error.args)  # a new one: an error keeps what it came through
+
+
+def treacherous(error: Exception, told: list[str]) -> Dataset:
+    """Such records as a board has them; ``told`` gets the sentences for its log."""
+    data = Treacherous(digits(0, 50).inputs, np.zeros(50, np.int64), 10)
+    data.error = error
+    return Unfailing(data, told.append)
+
+
+ODD_ERRORS = [RuntimeError("odd"), OSError(5, "Input/output error"), MemoryError()]
+
+
+@pytest.mark.parametrize("error", ODD_ERRORS, ids=repr)
+@pytest.mark.parametrize("task", [TASK, features_task()], ids=["records", "features"])
+def test_whatever_a_record_raises_costs_that_record_alone(
+    tmp_path: Path, task: RoundTask, error: Exception
+) -> None:
+    board, told = trainer(tmp_path, engine="numpy"), []
+    board.records.dataset = treacherous(error, told)
+    update = run(board, task, {}, np.zeros(task.spec.parameter_count, np.float32))
+    assert update.failure is None
+    assert len(told) == 50
+    assert all(sentence.startswith(f"{type(error).__name__}: ") for sentence in told)
+
+
+@pytest.mark.parametrize("error", [ConfigurationError("a sentence"), StorageError("no disk")], ids=repr)
+@pytest.mark.parametrize("task", [TASK, features_task()], ids=["records", "features"])
+def test_what_no_record_can_cause_leaves_noise_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, task: RoundTask, error: Exception
+) -> None:
+    board = trainer(tmp_path, engine="numpy")
+    board.records.dataset = treacherous(error, [])
+    update = run(board, task, {}, np.zeros(task.spec.parameter_count, np.float32))
+    assert update.failure == str(error)
+    spread = task.mechanism.deviation_units / 2**task.wire_form.shift
+    assert 0.5 * spread < update.values.std() < 2 * spread
+    assert "Traceback" not in caplog.text
+
+
+class Broken(NumpyEngine):
+    """An engine that fails with every record."""
+
+    error: Exception
+
+    def clipped_sum(self, *_: Any) -> Any:
+        raise self.error
+
+
+@pytest.mark.parametrize("error", ODD_ERRORS, ids=repr)
+def test_an_engine_that_fails_with_every_record_leaves_noise_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
+    board, engine = trainer(tmp_path, engine="numpy"), Broken(DIGITS, microbatch=2)
+    engine.error = error
+    update = board.noisy_update(replace(board.prepare(TASK, {}, WEIGHTS), engine=engine))
+    assert update.failure is None
+    assert "failed with 50 of the 50 records" in caplog.text
+    spread = TASK.mechanism.deviation_units / 2**TASK.wire_form.shift
+    assert 0.5 * spread < update.values.std() < 2 * spread
 
 
 def test_features_are_made_again_after_they_could_not_be(tmp_path: Path) -> None:
     """What was closed is not read from: its descriptor may be another file's by now."""
     task, weights = features_task(), np.zeros(50, np.float32)
     board = trainer(tmp_path, engine="numpy")
-    board.noisy_update(task, {}, weights)
+    run(board, task, {}, weights)
     good = board.records.dataset
-    data = Treacherous(digits(0, 50).inputs, np.zeros(50, np.int64), 10)
-    board.records.dataset = data
-    with pytest.raises(RuntimeError):
-        board.noisy_update(task, {}, weights)
+    board.records.dataset = treacherous(StorageError("no disk"), [])
+    assert run(board, task, {}, weights).failure
     gc.collect()  # the descriptor of the failure, which would serve by chance
     board.records.dataset = good
-    board.noisy_update(task, {}, weights)
+    assert run(board, task, {}, weights).failure is None
 
 
 def test_features_that_were_cut_short_are_made_again_for_the_next_round(tmp_path: Path) -> None:
-    """The round is declined rather than run without those records."""
+    """No record does that: the round gets noise alone rather than the rest of the records."""
     task, weights = features_task(), np.zeros(50, np.float32)
     board = trainer(tmp_path, engine="numpy")
-    board.noisy_update(task, {}, weights)
+    work = board.prepare(task, {}, weights)
+    board.noisy_update(work)
     (file,) = (tmp_path / "state").glob("features-*.f32")
     whole = file.read_bytes()
     file.write_bytes(whole[:100])
-    with pytest.raises(StorageError, match="was cut short while in use"):
-        board.noisy_update(task, {}, weights)
-    board.noisy_update(task, {}, weights)
+    assert "was cut short while in use" in (board.noisy_update(work).failure or "")
+    assert run(board, task, {}, weights).failure is None
     assert file.read_bytes() == whole
 
 
@@ -218,6 +305,6 @@ def test_a_first_round_for_a_projection_is_answered_with_second_moments(tmp_path
         **terms(rate=1.0),
         wire={"width": 24, "shift": 10},
     )
-    update = trainer(tmp_path).noisy_update(task, {}, np.zeros(spec.parameter_count, np.float32))
-    assert update.shape == (64 * 65 // 2,)
+    update = run(trainer(tmp_path), task, {}, np.zeros(spec.parameter_count, np.float32))
+    assert update.values.shape == (64 * 65 // 2,)
     assert not (tmp_path / "state" / "engine.json").exists()

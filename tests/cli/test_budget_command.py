@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
+import yaml
 from commands import Result, dpagent
-from fleets import make_plan, records
-from ledgers import BUDGET, DATASET, charge_for, open_state
+from fleets import agent_values, make_plan, records
+from ledgers import BUDGET, DATASET, charge_and_spool, charge_for, open_state
 
 from cli.tables import render_table
+from dpagent.errors import ExitCode
 from dpagent.privacy.statement import Adjacency, Trust, Unit
+from dpagent.protocol.signing import Signer, new_signing_secret
 
 SCOPE = {"unit": "record", "adjacency": "add-or-remove-one", "trust": "none"}
 
@@ -25,7 +29,7 @@ def state_dir(tmp_path: Path) -> Path:
     """A ledger with two charges of a job of three rounds."""
     state = open_state(tmp_path / "state")
     for number in (1, 2):
-        state.charge_and_spool(charge_for(make_plan(round=number), records(20), state.ledger), [])
+        charge_and_spool(state, charge_for(make_plan(round=number), records(20), state.ledger), [])
     state.close()
     return tmp_path / "state"
 
@@ -81,6 +85,82 @@ def test_export_states_the_same(state_dir: Path) -> None:
         assert charge["noise_multiplier"] == make_plan().mechanism.noise_multipliers[number - 1]
         assert charge["resolution"] == make_plan().mechanism.parameters["resolution"]
     assert exported["datasets"][DATASET]["statement"]["epsilon"] > 0
+
+
+# --- custody ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """An ``agent.yaml`` without a ledger."""
+    file = tmp_path / "agent.yaml"
+    key = Signer(new_signing_secret(), "testers").public_key
+    values = agent_values(None, key, budget={"epsilon": BUDGET.epsilon, "delta": BUDGET.delta})
+    file.write_text(yaml.safe_dump(values))
+    return file
+
+
+def set_budget(config: Path, epsilon: float) -> None:
+    values = yaml.safe_load(config.read_text())
+    config.write_text(yaml.safe_dump(values | {"budget": {"epsilon": epsilon, "delta": BUDGET.delta}}))
+
+
+def test_a_ledger_is_begun_and_raised_by_commands_and_only_by_them(config: Path, tmp_path: Path) -> None:
+    state = str(tmp_path / "state")
+    assert budget("show", "--state-dir", state).returncode == ExitCode.LEDGER
+    for command in ("raise", "restored"):
+        result = budget(command, "--config", str(config))
+        assert (result.returncode, result.stdout) == (ExitCode.LEDGER, "")
+    begun = budget("init", "--config", str(config))
+    assert begun.returncode == ExitCode.OK, begun.stderr
+    assert str(tmp_path / "state.head") in begun.stdout
+    assert budget("init", "--config", str(config)).returncode == ExitCode.LEDGER
+    assert budget("raise", "--config", str(config)).returncode == ExitCode.LEDGER
+    set_budget(config, 70.0)
+    raised = budget("raise", "--config", str(config))
+    assert raised.returncode == ExitCode.OK, raised.stderr
+    shown = json.loads(budget("show", "--state-dir", state, "--json").stdout)["datasets"][DATASET]
+    assert (shown["epsilon_budget"], shown["epsilon_left"]) == (70.0, 70.0)
+
+
+def test_a_restored_backup_is_shown_with_what_was_written_off(
+    config: Path, tmp_path: Path, state_dir: Path
+) -> None:
+    copy = str(tmp_path / "copy.db")
+    assert budget("backup", copy, "--state-dir", str(state_dir)).returncode == ExitCode.OK
+    state = open_state(state_dir)
+    charge_and_spool(state, charge_for(make_plan(job=b"k" * 16), records(20), state.ledger), [])
+    state.close()
+    before = json.loads(budget("show", "--state-dir", str(state_dir), "--json").stdout)["datasets"][DATASET]
+    assert (before["epsilon_written_off"], before["delta_written_off"]) == (0.0, 0.0)
+    nothing = budget("restored", "--config", str(config))
+    assert nothing.returncode == ExitCode.OK, nothing.stderr
+    assert "nothing is written off" in nothing.stdout
+    newest = budget("restored", "--config", str(config), "--from", copy)
+    assert (newest.returncode, newest.stdout) == (ExitCode.LEDGER, "")
+    shutil.rmtree(state_dir)
+    restored = budget("restored", "--config", str(config), "--from", copy)
+    assert restored.returncode == ExitCode.OK, restored.stderr
+    assert DATASET in restored.stdout
+    shown = json.loads(budget("show", "--state-dir", str(state_dir), "--json").stdout)["datasets"][DATASET]
+    assert shown["epsilon_written_off"] > 0
+    assert shown["charges"] == 2
+    assert shown["epsilon_left"] == pytest.approx(before["epsilon_left"])
+    assert shown["epsilon_left"] <= before["epsilon_left"]
+    assert shown["statement"]["epsilon"] == shown["epsilon_reserved"] >= before["epsilon_reserved"]
+    assert "unknown" in shown["statement"]["mechanism"]
+    assert "Written off" in budget("show", "--state-dir", str(state_dir)).stdout
+    exported = json.loads(budget("export", "--state-dir", str(state_dir), "--json", "-").stdout)
+    (lost,) = exported["write_offs"]
+    assert lost["epsilon"] == shown["epsilon_written_off"]
+    assert lost["is_exact"] is True
+    assert budget("verify", "--state-dir", str(state_dir)).returncode == ExitCode.OK
+
+
+def test_a_backup_cannot_stand_in_the_state_directory(state_dir: Path) -> None:
+    result = budget("backup", str(state_dir / "copy.db"), "--state-dir", str(state_dir))
+    assert result.returncode == ExitCode.USAGE
+    assert "copy.db" in result.stderr
 
 
 @pytest.mark.parametrize("columns", ["10", "40", "200"])

@@ -17,6 +17,10 @@ from commands import command_line, dpagent
 from dpagent.learning.data.dataset import ArrayDataset
 from dpagent.learning.data.formats.npz import save_npz
 
+DATA = {
+    "name": "numbers", "kind": "npz", "path": "data.npz", "classes": 10, "shape": [8, 8, 1],
+    "dtype": "float32", "max_records": 20,
+}  # fmt: skip
 KEY = base64.b64encode(bytes([9]) + bytes(31)).decode()
 
 
@@ -28,12 +32,19 @@ def write_agent(directory: Path, **changes: Any) -> Path:
     settings = {
         "fleet": "test",
         "coordinator_key": KEY,
-        "data": {"name": "numbers", "path": "data.npz"},
+        "data": DATA,
         "budget": {"epsilon": 1.0, "delta": 1e-5},
         "mqtt": {"url": "mqtt://127.0.0.1:1"},
     } | changes
     file = directory / "agent.yaml"
     file.write_text(yaml.safe_dump(settings, sort_keys=False))
+    return file
+
+
+def begun(file: Path) -> Path:
+    """The same ``agent.yaml``, with a ledger."""
+    result = dpagent("budget", "init", "--config", str(file))
+    assert result.returncode == 0, result.stderr
     return file
 
 
@@ -50,11 +61,13 @@ def write_fleet(directory: Path, **changes: Any) -> Path:
 @pytest.mark.parametrize(
     ("changes", "code", "words"),
     [
-        ({"colour": "green"}, 3, "agent.yaml:11: colour: unknown key"),
+        ({"colour": "green"}, 3, "agent.yaml:19: colour: unknown key"),
         ({"budget": {"epsilon": "lots", "delta": 1e-5}}, 3, "budget.epsilon"),
         ({"coordinator_key": "abc"}, 3, "coordinator_key"),
         ({"profile": "cray-1"}, 3, "raspberry-pi-4"),
-        ({"data": {"name": "numbers", "path": "nowhere.npz"}}, 4, "nowhere.npz"),
+        ({"data": {**DATA, "path": "nowhere.npz"}}, 4, "nowhere.npz"),
+        ({"data": {**DATA, "max_records": 19}}, 4, "holds 20 records; expected at most 19"),
+        ({"data": {"name": "numbers", "path": "data.npz"}}, 3, "kind, classes, max_records are missing"),
         ({"mqtt": {"url": "http://example"}}, 3, "mqtt://"),
         ({"mqtt": {"username": "me", "password_file": "missing"}}, 3, "password_file"),
     ],
@@ -106,7 +119,7 @@ def test_daemons_keep_trying_and_stop_when_told(
 ) -> None:
     """Without a broker a daemon says so and tries again; a signal stops it cleanly."""
     arguments = (
-        ["run", "--config", str(write_agent(tmp_path))]
+        ["run", "--config", str(begun(write_agent(tmp_path)))]
         if daemon == "agent"
         else ["coordinator", "run", "--config", str(write_fleet(tmp_path))]
     )
@@ -124,8 +137,7 @@ def test_daemons_keep_trying_and_stop_when_told(
 
 
 def test_damaged_ledger_is_a_sentence(tmp_path: Path) -> None:
-    file = write_agent(tmp_path)
-    (tmp_path / "state").mkdir()
+    file = begun(write_agent(tmp_path))
     (tmp_path / "state" / "ledger.db").write_bytes(b"this is no database, whatever its name says" * 100)
     result = dpagent("run", "--config", str(file))
     assert result.returncode == 5
@@ -138,7 +150,7 @@ def test_damaged_ledger_is_a_sentence(tmp_path: Path) -> None:
 @pytest.mark.heavy
 def test_budget_of_a_fresh_agent(tmp_path: Path) -> None:
     child = subprocess.Popen(
-        command_line("run", "--config", str(write_agent(tmp_path))), stderr=subprocess.PIPE, text=True
+        command_line("run", "--config", str(begun(write_agent(tmp_path)))), stderr=subprocess.PIPE, text=True
     )
     assert child.stderr is not None
     while "no broker answers" not in child.stderr.readline():

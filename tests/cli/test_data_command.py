@@ -12,13 +12,16 @@ import numpy as np
 import pytest
 import yaml
 from commands import Result, dpagent, dpagent_process
-from pictures import encoded, folder_of, noise, write
+from formats import two_records
+from pictures import encoded, folder_of, noise, write, zip_of
 
 from agent.settings import DataSettings
 from dpagent.configuration import load_settings
 from dpagent.learning.data.dataset import ArrayDataset
 from dpagent.learning.data.formats.npz import save_npz
-from dpagent.learning.data.opening import open_dataset
+from dpagent.learning.data.opening import open_dataset, open_declared
+from dpagent.learning.data.registry import FORMATS
+from dpagent.learning.data.settings import DatasetSettings
 
 
 def check(*arguments: str | Path) -> Result:
@@ -65,11 +68,33 @@ def test_the_lines_for_agent_yaml_read_the_same(walks: Path, tmp_path: Path) -> 
     block = yaml.safe_load(result.stdout.split("for these records):")[1])
     file = tmp_path / "data.yaml"
     file.write_text(yaml.safe_dump(block["data"]))
-    data = open_dataset(load_settings(file, DataSettings))
+    data = open_declared(load_settings(file, DataSettings))
     assert data.class_names == ("sit", "run", "3")
     printed = json.loads(check(walks, *options, "--json", "-").stdout)
     assert printed["records"] == len(data)
     assert printed["shape"] == list(data.shape) == [10, 2]
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_what_is_printed_is_all_that_a_board_needs(tmp_path: Path, kind: str) -> None:
+    """Of every format: pasted as it stands, it opens the same records."""
+    path = two_records(kind, tmp_path / "data")
+    block = yaml.safe_load(check(path).stdout.split("for these records):")[1])
+    file = tmp_path / "data.yaml"
+    file.write_text(yaml.safe_dump(block["data"]))
+    declared = load_settings(file, DataSettings)
+    board, here = open_declared(declared), open_dataset(DatasetSettings(path=path))
+    assert (board.labels.tolist(), board.shape, board.dtype) == (here.labels.tolist(), here.shape, here.dtype)
+    assert np.array_equal(board.batch(np.arange(2))[0], here.batch(np.arange(2))[0])
+    assert declared.max_records == 4
+
+
+def test_a_half_of_an_archive_is_declared_by_its_folder(tmp_path: Path) -> None:
+    files = {f"all/{half}/{c}/1.png": encoded(noise(ord(c))) for half in ("train", "val") for c in "ab"}
+    path = zip_of(tmp_path / "x.zip", files)
+    block = yaml.safe_load(check(path, "--half", "test").stdout.split("for these records):")[1])
+    assert block["data"]["images"] == {"size": [12, 8], "mode": "rgb", "folder": "all/val"}
+    assert len(open_declared(DataSettings.model_validate({**block["data"], "path": path}))) == 2
 
 
 def test_a_script_is_told_the_same_as_json(photos: Path, tmp_path: Path) -> None:
@@ -115,7 +140,8 @@ def test_data_that_fit_a_model_are_told_so(tmp_path: Path) -> None:
         (["{photos}", "--kind", "csv"], 4, "holds no CSV files"),
         (["{photos}", "--kind", "npz"], 4, "photos"),
         (["{photos}", "--classes", "cat"], 2, "--classes"),
-        (["{photos}", "--classes", "cat,owl"], 4, "in the folder 'fox', which is no class"),
+        (["{photos}", "--classes", "owl,bat"], 4, "in the folder 'fox', which is no class"),
+        (["{photos}", "--max-records", "1"], 4, "expected at most 1. Raise `--max-records`"),
         (["{photos}", "--size", "wide"], 2, "expected WIDTHxHEIGHT, such as 32x32"),
         (["{walks}", "--window", "abc"], 2, "got 'abc'; expected a whole number, such as 64"),
         (["{photos}/fox"], 4, "make a folder for each class"),

@@ -15,9 +15,12 @@ from numpy.typing import NDArray
 
 from coordinator import planning
 from coordinator.daemon import _BATCH, Coordinator
+from coordinator.seats import OpenedFragment
 from coordinator.settings import FleetSettings, load_fleet_settings
-from coordinator.store import OpenedFragment, StoreReader
+from coordinator.store import StoreReader
+from dpagent import faults
 from dpagent.errors import PlanError
+from dpagent.faults import FaultPoint
 from dpagent.protocol.messages import MAX_WHOLE_BYTES
 from dpagent.protocol.task import RoundTask
 from dpagent.transport.session import Event, Received
@@ -53,22 +56,24 @@ def begin() -> Iterator[Begin]:
 _identities = itertools.count()
 
 
-def run_round(coordinator: Coordinator, update: Callable[[RoundTask], NDArray[np.int64]]) -> RoundTask:
-    """Open a round, count one device's update and close it."""
+def run_round(coordinator: Coordinator, *updates: Callable[[RoundTask], NDArray[np.int64]]) -> RoundTask:
+    """Open a round, count each device's update and close it."""
     cycle = coordinator._cycle
     cycle.open()
     task = cycle._task
     assert task is not None
     number, block = task.plan.round, task.plan.wire.block
-    values = update(task)
-    values = np.concatenate([values, np.zeros(-len(values) % block, np.int64)]).reshape(-1, block)
-    coordinator._store.count(
-        [
-            OpenedFragment(next(_identities).to_bytes(16, "big"), number, position, row, 0.0)
-            for position, row in enumerate(values)
-        ],
-        number,
-    )
+    for update in updates:
+        values = update(task)
+        values = np.concatenate([values, np.zeros(-len(values) % block, np.int64)]).reshape(-1, block)
+        coordinator._store.count(
+            [
+                OpenedFragment(next(_identities).to_bytes(16, "big"), number, position, row, 0.0)
+                for position, row in enumerate(values)
+            ],
+            number,
+            seats=len(updates),
+        )
     cycle._close(cycle.progress())
     return task
 
@@ -116,6 +121,73 @@ def test_steps_are_counted_and_not_rounds(
         np.testing.assert_allclose(step, expected, rtol=1e-4)
 
 
+def test_a_crash_between_the_directions_and_the_close_changes_no_plan(
+    tmp_path: Path, begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device that is charged for the round runs it again only for the plan that it was charged for."""
+    projected_model(tmp_path)
+    settings = settings_of(tmp_path, model={"name": "projected.yaml"})
+
+    def crash(point: FaultPoint) -> None:
+        if point is FaultPoint.COORDINATOR_STEPPED:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(faults, "reached", crash)
+    plans = []
+    for _ in range(2):
+        coordinator = begin(settings)
+        with pytest.raises(KeyboardInterrupt):
+            run_round(coordinator, noise)
+        task = coordinator._cycle._task
+        assert task is not None
+        plans.append(task.plan.model_copy(update={"deadline": 0.0}))
+        assert "projection" in coordinator._models.assets
+    assert plans[0] == plans[1]
+    assert plans[0].round == 1
+
+
+def huge(task: RoundTask) -> NDArray[np.int64]:
+    return np.full(task.dimension, 30_000, np.int64)
+
+
+@pytest.mark.parametrize("kind", ["gradients", "a projection", "a quantile"])
+def test_a_median_of_three_devices_is_what_two_of_them_agree_on(
+    tmp_path: Path, begin: Begin, kind: str
+) -> None:
+    """Weights, directions and the next clip norm do not change with what the third sends."""
+    projected_model(tmp_path)
+    changes: dict[str, Any] = {"rounds": 3, "devices": 3}
+    if kind == "a projection":
+        changes["model"] = {"name": "projected.yaml"}
+    if kind == "a quantile":
+        changes["privacy"] = {"clipping": {"kind": "quantile"}}
+    found = []
+    for number, (kinds, third) in enumerate(itertools.product(("median-of-means", "mean"), (noise, huge))):
+        coordinator = begin(
+            settings_of(
+                tmp_path, state_dir=f"state-{number}", aggregation={"kind": kinds, "groups": 3}, **changes
+            )
+        )
+        for _ in range(2):
+            task = run_round(coordinator, noise, noise, third)
+        norms = coordinator._cycle._clip_norm
+        assets = sorted(coordinator._models.assets.items())
+        found.append((coordinator._cycle._weights.tobytes(), norms, assets, task.clipping.norms))
+    assert found[0] == found[1] == found[2]
+    assert found[3] != found[2]
+
+
+def test_a_median_of_groups_goes_on_with_fewer_devices_than_groups(tmp_path: Path, begin: Begin) -> None:
+    """Two of five come: the median of two groups of one is their mean."""
+    found = []
+    for kinds in ("median-of-means", "mean"):
+        settings = settings_of(tmp_path, state_dir=kinds, devices=5, aggregation={"kind": kinds, "groups": 5})
+        coordinator = begin(settings)
+        run_round(coordinator, noise, huge)
+        found.append(coordinator._cycle._weights)
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-5)
+
+
 def test_a_job_with_a_projection_and_no_round_to_step_in_is_refused(tmp_path: Path, begin: Begin) -> None:
     projected_model(tmp_path)
     with pytest.raises(PlanError, match="rounds is 1; expected at least 2"):
@@ -161,9 +233,13 @@ class Queue:
 
     def __init__(self, messages: list[bytes]) -> None:
         self.events: list[Event] = [Received("fragments", message) for message in messages]
+        self.acknowledged: list[Received] = []
 
     def next_event(self, _timeout_s: float) -> Event | None:
         return self.events.pop(0) if self.events else None
+
+    def acknowledge(self, messages: list[Received]) -> None:
+        self.acknowledged.extend(messages)
 
 
 def test_no_message_is_dropped_between_two_batches(
@@ -177,6 +253,7 @@ def test_no_message_is_dropped_between_two_batches(
     for left in (_BATCH + 1, 1, 0):
         coordinator._take_events()
         assert len(queued.events) == left
+        assert len(queued.acknowledged) == number - left
     reader = StoreReader(tmp_path / "state")
     assert reader.counters() == {"rejected: malformed": number}
     reader.close()

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from coordinator.store import Job, OpenedFragment, RoundResult, Store, StoreReader
+from coordinator.seats import Counted, OpenedFragment
+from coordinator.store import Job, RoundResult, Store, StoreReader
 from dpagent.errors import StorageError
 from dpagent.privacy.mechanisms.job_noise import JobNoise
 
@@ -35,7 +36,12 @@ def fragment(
 
 
 def sums_of(store: Store, number: int = 1) -> Sums:
-    return {position: (count, total.tolist()) for position, (count, total) in store.sums(number).items()}
+    (sums,) = store.sums(number)
+    return {position: (count, total.tolist()) for position, (count, total) in sums.items()}
+
+
+def count(store: Store, fragments: list[OpenedFragment], open_round: int = 1, seats: int = 1_000) -> Counted:
+    return store.count(fragments, open_round, seats=seats)
 
 
 def plain_sums(fragments: list[OpenedFragment]) -> Sums:
@@ -65,7 +71,7 @@ def test_any_order_any_batches_any_restarts_give_the_same_bits(data: st.DataObje
         fresh: list[bytes] = []
         while arrivals:
             size = data.draw(st.integers(1, len(arrivals)))
-            counted = store.count(arrivals[:size], 1)
+            counted = count(store, arrivals[:size], 1)
             assert len(counted.fresh) + len(counted.repeated) == size
             fresh += counted.fresh
             arrivals = arrivals[size:]
@@ -81,20 +87,20 @@ def test_any_order_any_batches_any_restarts_give_the_same_bits(data: st.DataObje
 
 def test_sums_are_exact_at_the_ends_of_the_wire_range(store: Store) -> None:
     low, high = -(2**31), 2**31 - 1
-    store.count([fragment(number, value=low) for number in range(300)], 1)
-    store.count([fragment(number, 1, value=high) for number in range(300, 600)], 1)
+    count(store, [fragment(number, value=low) for number in range(300)], 1)
+    count(store, [fragment(number, 1, value=high) for number in range(300, 600)], 1)
     assert sums_of(store) == {0: (300, [300 * low] * BLOCK), 1: (300, [300 * high] * BLOCK)}
 
 
 def test_the_first_of_two_fragments_with_one_id_counts(store: Store) -> None:
-    counted = store.count([fragment(1, value=5), fragment(1, value=9), fragment(1, position=2, value=9)], 1)
+    counted = count(store, [fragment(1, value=5), fragment(1, value=9), fragment(1, position=2, value=9)], 1)
     assert (len(counted.fresh), len(counted.repeated)) == (1, 2)
     assert sums_of(store) == {0: (1, [5] * BLOCK)}
 
 
 def test_a_repeated_fragment_is_named_again_for_its_receipt(store: Store, tmp_path: Path) -> None:
-    store.count([fragment(1), fragment(2)], 1)
-    counted = store.count([fragment(2), fragment(3)], 1)
+    count(store, [fragment(1), fragment(2)], 1)
+    counted = count(store, [fragment(2), fragment(3)], 1)
     assert counted.fresh == (fragment(3).id,)
     assert counted.repeated == (fragment(2).id,)
     reader = StoreReader(tmp_path)
@@ -115,10 +121,10 @@ def close(store: Store, number: int = 1, accuracy: float | None = None) -> None:
 
 
 def test_late_messages_are_a_number_and_never_in_a_sum(store: Store, tmp_path: Path) -> None:
-    begun(store).count([fragment(1)], 1)
+    count(begun(store), [fragment(1)], 1)
     close(store)
     store.start_round(2, 30.0, 40.0)
-    counted = store.count([fragment(5), fragment(6, round_number=2), fragment(1), fragment(5)], 2)
+    counted = count(store, [fragment(5), fragment(6, round_number=2), fragment(1), fragment(5)], 2)
     assert counted.fresh == (fragment(6).id,)
     assert counted.repeated == (fragment(1).id,), "counted in its own round: its receipt was lost"
     assert counted.late == 2, "one a message, the same one twice"
@@ -135,10 +141,10 @@ def test_a_flood_of_late_fragments_does_not_fill_the_disk(store: Store) -> None:
     begun(store)
     close(store)
     store.start_round(2, 30.0, 40.0)
-    store.count([fragment(0)], 2)  # the counter's own row
+    count(store, [fragment(0)], 2)  # the counter's own row
     pages = store.connection.execute("PRAGMA page_count").fetchone()[0]
     for start in range(1, 3_001, 300):
-        store.count([fragment(number) for number in range(start, start + 300)], 2)
+        count(store, [fragment(number) for number in range(start, start + 300)], 2)
     assert store.connection.execute("PRAGMA page_count").fetchone()[0] == pages
 
 
@@ -146,18 +152,18 @@ def test_a_replay_of_a_late_fragment_under_the_open_round_is_counted_once_at_mos
     begun(store)
     close(store)
     store.start_round(2, 30.0, 40.0)
-    store.count([fragment(5)], 2)
-    counted = store.count([fragment(5, round_number=2), fragment(5, round_number=2)], 2)
+    count(store, [fragment(5)], 2)
+    counted = count(store, [fragment(5, round_number=2), fragment(5, round_number=2)], 2)
     assert len(counted.fresh) <= 1
     assert sum(count for count, _ in sums_of(store, 2).values()) == len(counted.fresh)
 
 
 def test_closing_a_round_takes_the_model_and_drops_the_sums(store: Store, tmp_path: Path) -> None:
-    begun(store).count([fragment(1), fragment(2), fragment(3, 1)], 1)
+    count(begun(store), [fragment(1), fragment(2), fragment(3, 1)], 1)
     assert store.closed_rounds() == 0
     assert store.open_round() is not None
     close(store, accuracy=0.5)
-    assert store.sums(1) == {}
+    assert sums_of(store) == {}
     assert store.open_round() is None
     assert store.closed_rounds() == 1
     weights, state, clip_norm = store.model()
@@ -173,20 +179,20 @@ def test_closing_a_round_takes_the_model_and_drops_the_sums(store: Store, tmp_pa
 
 
 def test_a_full_disk_counts_nothing_of_a_batch(store: Store) -> None:
-    store.count([fragment(1)], 1)
+    count(store, [fragment(1)], 1)
     before = sums_of(store)
     pages = store.connection.execute("PRAGMA page_count").fetchone()[0]
     store.connection.execute(f"PRAGMA max_page_count={pages + 2}")
     with pytest.raises(StorageError, match="disk is full"):
-        store.count([fragment(number, position=number) for number in range(2, 400)], 1)
+        count(store, [fragment(number, position=number) for number in range(2, 400)], 1)
     assert sums_of(store) == before
     assert store.connection.execute("SELECT count(*) FROM fragments").fetchone()[0] == 1
     store.connection.execute("PRAGMA max_page_count=1000000")
-    assert len(store.count([fragment(number, position=number) for number in range(2, 400)], 1).fresh) == 398
+    assert len(count(store, [fragment(number, position=number) for number in range(2, 400)], 1).fresh) == 398
 
 
 def test_a_full_disk_does_not_close_a_round_by_half(store: Store) -> None:
-    begun(store).count([fragment(1)], 1)
+    count(begun(store), [fragment(1)], 1)
     pages = store.connection.execute("PRAGMA page_count").fetchone()[0]
     store.connection.execute(f"PRAGMA max_page_count={pages + 1}")
     large = np.ones(100_000, np.float32)
@@ -200,7 +206,7 @@ def test_a_full_disk_does_not_close_a_round_by_half(store: Store) -> None:
             closed_at=25.0,
         )
     assert store.open_round() is not None
-    assert set(store.sums(1)) == {0}
+    assert set(sums_of(store)) == {0}
     assert len(store.model()[0]) == 4
 
 
@@ -221,10 +227,24 @@ def test_a_job_is_the_same_after_a_restart(tmp_path: Path) -> None:
 
 
 def test_a_new_deadline_keeps_the_round(store: Store) -> None:
-    begun(store).count([fragment(1)], 1)
+    count(begun(store), [fragment(1)], 1)
     current = store.start_round(1, 99.0, 200.0)
     assert (current.number, current.opened_at, current.deadline) == (1, 10.0, 200.0)
-    assert set(store.sums(1)) == {0}
+    assert set(sums_of(store)) == {0}
+
+
+def test_the_first_announcement_is_remembered_for_its_round(store: Store, tmp_path: Path) -> None:
+    begun(store)
+    current = store.open_round()
+    assert current is not None
+    assert current.announced_at is None
+    store.mark_announced(1, 11.0)
+    store.mark_announced(1, 99.0)
+    again = Store(tmp_path)
+    assert again.start_round(1, 50.0, 70.0).announced_at == 11.0
+    again.close()
+    close(store)
+    assert store.start_round(2, 80.0, 90.0).announced_at is None
 
 
 def test_the_end_is_remembered(store: Store, tmp_path: Path) -> None:
@@ -240,7 +260,7 @@ def test_the_end_is_remembered(store: Store, tmp_path: Path) -> None:
 def test_a_reader_cannot_write_and_needs_a_database(tmp_path: Path, store: Store) -> None:
     reader = StoreReader(tmp_path)
     with pytest.raises(sqlite3.OperationalError, match="readonly"):
-        reader._connection.execute("DELETE FROM sums")
+        reader._connection.execute("DELETE FROM seats")
     reader.close()
     with pytest.raises(StorageError, match="does not exist"):
         StoreReader(tmp_path / "elsewhere")
@@ -248,6 +268,6 @@ def test_a_reader_cannot_write_and_needs_a_database(tmp_path: Path, store: Store
 
 def test_totals_are_values_of_their_own(store: Store) -> None:
     values: NDArray[np.int64] = np.arange(BLOCK)
-    store.count([OpenedFragment(b"a" * 16, 1, 0, values, 0.0)], 1)
+    count(store, [OpenedFragment(b"a" * 16, 1, 0, values, 0.0)], 1)
     values += 100
     assert sums_of(store)[0][1] == list(range(BLOCK))

@@ -206,7 +206,7 @@ def test_a_front_end_is_computed_on_the_board_and_exported(
     assert description["front_end"][1]["onnx"]["output_shape"] == [4, 4, 1]
     for number in range(DEVICES):
         (features,) = (directory / f"device-{number}" / "state").glob("features-*.f32")
-        assert features.stat().st_size == 50 * 16 * 4
+        assert features.stat().st_size == 60 * 16 * 4
     kept = json.loads((directory / "device-0" / "state" / "engine.json").read_text())
     # A model of the operator's own has a graph that no board knows.
     assert kept["engine"] == "numpy"

@@ -19,10 +19,10 @@ import numpy as np
 from pydantic import Field
 
 from dpagent.configuration import Settings
-from dpagent.errors import ConfigurationError, DataError
-from dpagent.learning.data.classes import ClassTable, unlisted
+from dpagent.errors import DataError
+from dpagent.learning.data.classes import ClassTable, classes_of_texts, warnings_about
 from dpagent.learning.data.dataset import ArrayDataset, Dataset, Origin
-from dpagent.learning.data.format import Format, Source
+from dpagent.learning.data.format import Format, Inferred, Source
 from dpagent.learning.data.inputs import Input, Say, Target
 from dpagent.learning.data.location import Location
 from dpagent.learning.data.stored import reading
@@ -32,7 +32,7 @@ class JsonlSettings(Settings):
     """How lines become records. All of it is public."""
 
     width: Annotated[int, Field(ge=1, le=65_536)] | None = None
-    """Numbers in a record. Not taken from the first line, which may be the wrong one."""
+    """Numbers in a record."""
     label: Annotated[str, Field(min_length=1)] = "label"
     """The key of the label."""
 
@@ -51,10 +51,24 @@ class JsonlFormat(Format[JsonlSettings]):
         files = [name for name in location.names if name.endswith(".jsonl")]
         return f"Give the path of the file: {location.path / files[0]}?" if files else ""
 
+    def undeclared(self, source: Source, section: JsonlSettings) -> list[str]:
+        """What a board must be told, besides the classes."""
+        return ["jsonl.width"] * (section.width is None)
+
+    def infer(self, source: Source, section: JsonlSettings) -> Inferred[JsonlSettings]:
+        """The width of the first record, and the labels that occur; never on a board."""
+        found = [record for line in _lines(source.path) if (record := _parsed(line, section)) is not None]
+        if not found:
+            raise DataError(f"{source.path} holds no record.")
+        complete = section.model_copy(update={"width": section.width or len(found[0][0])})
+        if source.classes is not None:
+            return Inferred(source, complete)
+        classes = classes_of_texts(label for _, label in found if label is not None)
+        return Inferred(replace(source, classes=classes), complete, warnings_about(classes))
+
     def open(self, source: Source, section: JsonlSettings) -> Dataset:
         """All records whose lines fit."""
-        listed = None if source.classes is None else ClassTable((), source.classes)
-        return JsonlDataset(source.path, section, listed)
+        return JsonlDataset(source.path, section, source.class_table)
 
     def unlabelled(
         self, source: Source, section: JsonlSettings, target: Target, say: Say
@@ -67,29 +81,22 @@ class JsonlFormat(Format[JsonlSettings]):
 class JsonlDataset(ArrayDataset):
     """The lines of a file, kept in memory. What a line holds costs no other line its place."""
 
-    def __init__(self, path: Path, section: JsonlSettings, classes: ClassTable | None) -> None:
-        self._path, self._section = path, section
+    def __init__(self, path: Path, section: JsonlSettings, classes: ClassTable) -> None:
+        self._path, self._section, self._classes = path, section, classes
         self._stamp = _stamp(path)
         inputs, labels, left_out = [], [], []
         for number, line in enumerate(_lines(path), start=1):
-            try:
-                values, label = _parsed(line, section)
-                if label is None or (classes is not None and classes.number(label) is None):
-                    expected = "a label" if classes is None else classes.expected()
-                    raise DataError(f"the label is {label!r}; expected {expected}.")
-            except DataError as error:
-                left_out.append(f"{path}:{number}: {error}")
+            record = _parsed(line, section)
+            label = None if record is None or record[1] is None else classes.number(record[1])
+            if record is None or label is None:
+                expected = f'{{"inputs": [{section.width} numbers], "{section.label}": …}}'
+                left_out.append(f"{path}:{number}: expected {expected}, of the class {classes.expected()}.")
             else:
-                inputs.append(values)
+                inputs.append(record[0])
                 labels.append(label)
-        if not inputs:
-            raise DataError(f"{path} holds no record. {' '.join(left_out[:1])}")
-        self._classes = classes or ClassTable(labels, None)
-        warnings = [] if self._classes.is_listed or not self._classes.names else [unlisted()]
         super().__init__(
-            np.stack(inputs), np.array([self._classes.number(label) for label in labels], np.int64),
-            self._classes.count, self._classes.names,
-            origin=Origin("jsonl", f"{path}, JSON lines", tuple(left_out), tuple(warnings)),
+            np.array(inputs, np.float32).reshape(-1, section.width or 1), np.array(labels, np.int64),
+            classes.count, classes.names, origin=Origin("jsonl", f"{path}, JSON lines", tuple(left_out)),
         )  # fmt: skip
 
     def refresh(self) -> Dataset:
@@ -105,10 +112,11 @@ class JsonlDataset(ArrayDataset):
 
 def _inputs(path: Path, section: JsonlSettings) -> Iterator[Input]:
     for number, line in enumerate(_lines(path)):
-        try:
-            yield Input(str(path), number, _parsed(line, section)[0])
-        except DataError as error:
-            yield Input(str(path), number, problem=str(error))
+        record = _parsed(line, section)
+        if record is None:
+            yield Input(str(path), number, problem="no record of that width")
+        else:
+            yield Input(str(path), number, record[0])
 
 
 def _lines(path: Path) -> list[str]:
@@ -122,22 +130,15 @@ def _stamp(path: Path) -> tuple[int, int]:
     return known.st_size, known.st_mtime_ns
 
 
-def _parsed(line: str, section: JsonlSettings) -> tuple[Any, str | None]:
-    """The values ``(width,)`` float32 and the label of a line.
-
-    Raises:
-        DataError: it does not fit. The text names neither file nor line.
-        ConfigurationError: ``width`` is not set.
-    """
-    if section.width is None:
-        raise ConfigurationError("`jsonl.width` is not set; expected how many numbers a record has.")
+def _parsed(line: str, section: JsonlSettings) -> tuple[Any, str | None] | None:
+    """The values ``(width,)`` float32 and the label of a line; None if it does not fit."""
     try:
         record = json.loads(line)
         with np.errstate(over="ignore"):
             values = np.array(record["inputs"], np.float32)
-    except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
-        raise DataError(f'no record ({error}); expected {{"inputs": [numbers]}}.') from error
-    if values.shape != (section.width,):
-        raise DataError(f"the inputs have shape {values.shape}; expected {section.width} numbers.")
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+        return None
+    if values.ndim != 1 or section.width not in (None, len(values)):
+        return None
     label = record.get(section.label)
     return values, None if label is None else str(label)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from examples.l2_laplace import L2Laplace
 from fleets import DIGITS, records, write_fleet
-from ledgers import open_state
+from ledgers import LIMITS, charge_and_spool, open_state
 from scipy import stats
 
 from agent.admission import admit
@@ -63,8 +63,9 @@ def test_a_job_is_planned_admitted_charged_and_audited(tmp_path: Path) -> None:
     state = open_state(tmp_path / "device", Budget(EPSILON, DELTA))
     for task in tasks:
         assert isinstance(task.mechanism, L2Laplace)
-        price = admit(task, records(20), state.ledger, "digits", now=0.0)
-        state.charge_and_spool(Charge.of(task, price, "digits", charged_at="2026-11-22T00:00:00+00:00"), [])
+        limits = LIMITS.model_copy(update={"mechanisms": (L2Laplace.name,)})
+        price = admit(task, records(20), state.ledger, "digits", limits, now=0.0)
+        charge_and_spool(state, Charge.of(task, price, "digits", charged_at="2026-11-22T00:00:00+00:00"), [])
     assert EPSILON * 0.999 <= state.ledger.epsilon_spent("digits") <= EPSILON
     state.close()
     charges = audit(tmp_path / "device").charges

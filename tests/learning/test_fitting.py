@@ -25,7 +25,7 @@ def test_data_that_do_not_fit_a_model_are_told_so_with_both_sides() -> None:
         check_fits(of_shape(8, 8, 3), digits)
     with pytest.raises(DataError, match=r"shape \(8, 8\).*set `shape: \[8, 8, 1\]`"):
         check_fits(of_shape(8, 8), digits)
-    with pytest.raises(DataError, match="largest label is 11; model 'digits' has 10 classes"):
+    with pytest.raises(DataError, match="12 classes, 0 to 11; model 'digits' has 10, 0 to 9"):
         check_fits(of_shape(8, 8, 1, classes=12), digits)
     # Fewer names than the model has outputs: a class is missing here, and the numbers may be wrong.
     with pytest.raises(DataError, match=r"3 classes \(x, y, z\); model 'digits' has 10"):

@@ -5,13 +5,16 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
+from fractions import Fraction
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy import stats
 
 from dpagent.errors import ParameterError
-from dpagent.privacy.sampling import poisson_lot, shuffled
+from dpagent.privacy.sampling import LOT_TAIL, largest_lot, poisson_lot, shuffled
 
 LEVEL = 1e-6
 
@@ -87,3 +90,42 @@ def test_equal_keys_are_drawn_anew() -> None:
     with pytest.raises(RuntimeError, match="source of entropy is broken"):
         shuffled(np.array([3, 4]), entropy=bytes)
     assert shuffled(np.zeros(0, np.intp)).tolist() == []
+
+
+# --- the largest lot ----------------------------------------------------------------------------
+
+
+def exact_tail(records: int, rate: Fraction, size: int) -> Fraction:
+    """P(lot > size), by its definition."""
+    return sum(
+        (
+            math.comb(records, number) * rate**number * (1 - rate) ** (records - number)
+            for number in range(size + 1, records + 1)
+        ),
+        Fraction(0),
+    )
+
+
+@pytest.mark.parametrize(
+    ("records", "rate"), [(200, 0.25), (400, 0.0625), (1_000, 2.0**-10), (300, 1 - 2.0**-12)]
+)
+def test_a_lot_is_larger_than_its_bound_with_no_more_than_the_stated_probability(
+    records: int, rate: float
+) -> None:
+    bound = largest_lot(records, rate)
+    assert exact_tail(records, Fraction(rate), bound) <= Fraction(LOT_TAIL)
+    # Chernoff is loose by a factor of some deviations: a bound a tenth of the way to the mean does not hold.
+    lower = bound - max(1, round(0.1 * (bound - records * rate)))
+    assert bound == records or exact_tail(records, Fraction(rate), lower) > Fraction(LOT_TAIL)
+
+
+@given(st.integers(0, 10**6), st.floats(1e-12, 1.0))
+def test_the_largest_lot_rises_with_the_records_and_lies_among_them(records: int, rate: float) -> None:
+    bound = largest_lot(records, rate)
+    assert min(records, math.floor(records * rate)) <= bound <= records
+    assert bound <= largest_lot(records + 1, rate) <= bound + 1
+
+
+def test_a_lot_of_everything_is_bounded_by_everything() -> None:
+    assert largest_lot(12_345, 1.0) == 12_345
+    assert largest_lot(0, 0.5) == 0

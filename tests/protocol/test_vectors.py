@@ -17,6 +17,7 @@ import second_client
 import yaml
 from fleets import agent_values, records, write_fleet
 
+from agent.custody import begin_ledger
 from agent.daemon import Agent
 from agent.settings import load_agent_settings
 from coordinator.daemon import Coordinator
@@ -107,11 +108,13 @@ def receivers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Agent,
     save_npz(device / "data.npz", records(50))
     values = agent_values(None, FLEET["coordinator_key"], fleet=NAME)
     (device / "agent.yaml").write_text(yaml.safe_dump(values))
-    agent = Agent(load_agent_settings(device / "agent.yaml"))
+    settings = load_agent_settings(device / "agent.yaml")
+    begin_ledger(settings.ledger_files, settings.data.name, settings.lifetime_budget)
+    agent = Agent(settings)
     agent._receive(PLAN["topic"], bytes.fromhex(PLAN["envelope"]))
     coordinator = Coordinator(load_fleet_settings(write_fleet(fleet, None, fleet=NAME)))
     coordinator._cycle._opener = OPENER
-    coordinator._cycle._task = RoundTask.of(Plan.model_validate(parsed(PLAN["message"])))
+    coordinator._cycle._collect(RoundTask.of(Plan.model_validate(parsed(PLAN["message"]))))
     yield agent, coordinator
     agent.close()
     coordinator.close()

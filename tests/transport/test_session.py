@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -459,3 +461,29 @@ def test_stopping_waits_for_no_pause_of_the_library(
     with session:
         assert "no broker answers" in wait_for(session, Disconnected).reason
     assert slept == []
+
+
+def test_a_signal_does_not_prolong_a_wait() -> None:
+    """SIGTERM must end a program that waits. Power: with a SimpleQueue, one of about 100 calls never ends."""
+    session = MqttSession(MqttSettings(), client_id=None, subscriptions=[], persistent=False)
+    done = threading.Event()
+    main = threading.main_thread().ident
+    assert main is not None
+
+    def interrupt() -> None:
+        until = time.monotonic() + 30.0
+        while not done.wait(0.0013) and time.monotonic() < until:
+            signal.pthread_kill(main, signal.SIGUSR1)
+        if not done.is_set():
+            session._inbox.put((session._client, Disconnected("never")))
+
+    before = signal.signal(signal.SIGUSR1, lambda *_: None)
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    try:
+        events = [session.next_event(0.002) for _ in range(1_000)]
+    finally:
+        done.set()
+        thread.join()
+        signal.signal(signal.SIGUSR1, before)
+    assert not any(events)

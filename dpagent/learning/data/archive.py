@@ -1,17 +1,21 @@
 """The files in a zip archive, read one at a time without keeping the archive's list of them.
 
 ``zipfile`` keeps half a kilobyte a member; a photo archive has tens of thousands. Here the list is read
-once, and only the places of the wanted members are kept. Nothing is ever written to disk, so that names such
-as ``../../etc`` do no harm; no member is unpacked to more than it says, or to more than
-:data:`MAX_MEMBER_BYTES`.
+once, if it is no longer than allowed, and only the places of the wanted members are kept. Nothing is ever
+written to disk, so that names such as ``../../etc`` do no harm; no member is unpacked to more than it says,
+or to more than its reader allows. Only stored and deflated members are read: the decompressors of the other
+methods have no bound on the output of a piece of input.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
+import os
 import struct
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -22,9 +26,10 @@ from dpagent.errors import DataError
 from dpagent.learning.data.stored import RawFile, open_raw, reading
 from dpagent.wording import counted
 
-MAX_MEMBER_BYTES: Final = 64 << 20
-MAX_MEMBERS: Final = 4_000_000
+MAX_LIST_BYTES: Final = 16 << 20
+"""The list of an archive of pictures, at most: some 200,000 names."""
 
+_DEFLATE_EXCESS: Final = 1_024
 _LOCAL: Final = struct.Struct("<4s22xHH")  # signature, lengths of name and extra field
 _ENCRYPTED: Final = 0x1
 
@@ -80,28 +85,69 @@ class ZipMembers:
         return target.tobytes()
 
 
+@contextlib.contextmanager
+def listed_zip(path: Path, most: int) -> Iterator[zipfile.ZipFile]:
+    """An archive, if its list of members is short.
+
+    Args:
+        path: of the archive.
+        most: bytes of the list. ``zipfile`` reads it at once, and makes ten times as much of it in memory.
+
+    Raises:
+        DataError: the list is longer.
+        zipfile.BadZipFile, NotImplementedError, ValueError, struct.error, OSError: as of ``zipfile.ZipFile``.
+    """
+    with _ShortReads(path, most) as stream, zipfile.ZipFile(stream) as archive:
+        stream.most = None
+        yield archive
+
+
+class _ShortReads(io.FileIO):
+    """A file of which only so much is read at once, while ``most`` is set."""
+
+    def __init__(self, path: Path, most: int) -> None:
+        super().__init__(path)
+        self.most: int | None = most
+
+    def read(self, size: int | None = -1) -> bytes:
+        if self.most is not None:
+            wanted = os.fstat(self.fileno()).st_size - self.tell() if size is None or size < 0 else size
+            if wanted > self.most:
+                raise DataError(
+                    f"{self.name} is an archive whose list of files takes {counted(wanted, 'byte')}; expected"
+                    f" at most {self.most:,}. Put fewer files into it, or unpack it into a folder."
+                )
+        return super().read(-1 if size is None else size) or b""
+
+
 def open_zip(path: Path) -> tuple[RawFile, list[zipfile.ZipInfo]]:
     """The archive and its entries: files and directories.
 
     Raises:
-        DataError: it is not a zip archive, or a damaged one.
+        DataError: it is not a zip archive, or a damaged one, or lists too much.
     """
     try:
-        with reading(path), zipfile.ZipFile(path) as archive:
+        with reading(path), listed_zip(path, MAX_LIST_BYTES) as archive:
             listed = archive.infolist()
     except (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error, MemoryError) as error:
         raise DataError(f"{path} is not a zip archive, or a damaged one: {error}. Copy it again.") from error
-    if len(listed) > MAX_MEMBERS:
-        raise DataError(f"{path} lists {counted(len(listed), 'file')}; expected at most {MAX_MEMBERS:,}.")
     return open_raw(path), listed
 
 
-def obstacle(info: zipfile.ZipInfo) -> str | None:
-    """Why a member cannot be read, if it cannot."""
+def obstacle(info: zipfile.ZipInfo, most: int) -> str | None:
+    """Why a member cannot be read, if it cannot.
+
+    Args:
+        info: of the member.
+        most: bytes that it may have.
+    """
     if info.flag_bits & _ENCRYPTED:
         return "it is encrypted"
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         return f"it is compressed by method {info.compress_type}; expected stored or deflated"
-    if not 0 < info.file_size <= MAX_MEMBER_BYTES:
-        return f"it has {counted(info.file_size, 'byte')}; expected 1 to {MAX_MEMBER_BYTES:,}"
+    if not 0 < info.file_size <= most:
+        return f"it has {counted(info.file_size, 'byte')}; expected 1 to {most:,}"
+    if info.compress_size > info.file_size + info.file_size // 64 + _DEFLATE_EXCESS:
+        packed = counted(info.compress_size, "byte")
+        return f"it takes {packed} for {info.file_size:,}; expected fewer when packed"
     return None

@@ -161,11 +161,6 @@ def _warnings(
     if missing:
         shown = ", ".join(missing[:12]) + (", …" if len(missing) > 12 else "")
         yield f"No records of {len(missing)} of {counted(dataset.classes, 'class')}: {shown}."
-    if not dataset.class_names:
-        yield (
-            f"The classes are the whole numbers 0 to {dataset.classes - 1}, as far as the labels here go."
-            f" Name them in {named('classes')} to fix how many there are."
-        )
     if non_finite:
         yield sentence_of_non_finite(non_finite)
     if values is not None and dataset.dtype != np.uint8 and max(map(abs, values)) > _LARGE:

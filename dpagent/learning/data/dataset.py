@@ -6,12 +6,16 @@ that a set may be larger than memory: only the labels and the place of each reco
 uint8 becomes float32 in [0, 1] where it is computed with (:func:`to_float32`); what the network does
 beyond that belongs to the model.
 
+The properties of the records (classes, shape, type) are settled before the first is read, and no record
+changes them. A dataset may be empty: whether it can be opened depends on no record.
+
 Files are read by ``pread`` and not mapped: a mapped file that another program truncates kills the process
 with SIGBUS, and its pages count as the process's memory.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -21,13 +25,17 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from dpagent.errors import DataError, require_count
+from dpagent.errors import DataError, DpagentError, require_count
 from dpagent.wording import counted
+
+log = logging.getLogger(__name__)
 
 Indices = NDArray[np.integer[Any]]
 Batch = tuple[NDArray[Any], NDArray[np.int64]]
 
 MAX_CLASSES: Final = 65_536
+MAX_RECORDS: Final = 1 << 23
+"""Records of a dataset, at most: the labels of so many take 64 MiB."""
 _BATCH_BYTES: Final = 4 << 20
 
 
@@ -64,7 +72,7 @@ class Dataset(ABC):
         columns: the names of the input columns, the last axis of a record; empty unless it is a table.
 
     Raises:
-        DataError: there is no record, or these do not fit together.
+        DataError: these do not fit together. It depends on no record and on no label.
     """
 
     columns: tuple[str, ...] = ()
@@ -87,7 +95,7 @@ class Dataset(ABC):
         self.dtype = np.dtype(dtype)
         self.groups = groups
         self.origin = Origin() if origin is None else origin
-        self._check()
+        self._require_form()
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -115,20 +123,26 @@ class Dataset(ABC):
     def try_read(self, indices: Indices) -> tuple[NDArray[Any], dict[int, str]]:
         """The records at ``indices``, and why some of them cannot be read.
 
+        Whatever reading a record raises costs that record alone, be it an error that no decoder should raise
+        or a lack of memory: otherwise one record would decide what becomes of the others. What no record can
+        cause is raised: see :func:`reason_of`.
+
         Returns:
             Inputs ``(m, *shape)``, and a sentence for each place in them whose values mean nothing.
         """
         indices = self._require_in_range(indices)
         try:
             return self._read(indices), {}
-        except DataError:
-            inputs, problems = np.zeros((len(indices), *self.shape), self.dtype), {}
-            for place in range(len(indices)):
-                try:
-                    inputs[place] = self._read(indices[place : place + 1])[0]
-                except DataError as error:
-                    problems[place] = str(error)
-            return inputs, problems
+        except Exception as error:
+            log.debug("reading records one at a time: %s", reason_of(error), exc_info=True)
+        inputs, problems = np.zeros((len(indices), *self.shape), self.dtype), {}
+        for place in range(len(indices)):
+            try:
+                inputs[place] = self._read(indices[place : place + 1])[0]
+            except Exception as error:
+                log.debug("a record cannot be read", exc_info=True)
+                problems[place] = reason_of(error)
+        return inputs, problems
 
     def batches(self, indices: Indices | None = None, *, size: int | None = None) -> Iterator[Batch]:
         """The same in pieces, so that a lot may be larger than memory.
@@ -177,6 +191,14 @@ class Dataset(ABC):
         return self
 
     @property
+    def keys(self) -> NDArray[np.int64]:
+        """A number for each record, ``(n,)``, that is the same after :meth:`refresh` and in this process.
+
+        By default its place, for records that never move.
+        """
+        return np.arange(len(self))
+
+    @property
     def record_bytes(self) -> int:
         """Bytes of one record in memory."""
         return math.prod(self.shape) * self.dtype.itemsize
@@ -205,7 +227,7 @@ class Dataset(ABC):
             )
         return indices
 
-    def _check(self) -> None:
+    def _require_form(self) -> None:
         if self.dtype not in (np.uint8, np.float32) or not 1 <= len(self.shape) <= 3:
             raise DataError(
                 f"The inputs are {self.dtype} of shape {_shown_shape(self.shape)}; expected uint8 or float32"
@@ -219,8 +241,6 @@ class Dataset(ABC):
             raise DataError(
                 f"The labels are {labels.dtype} of shape {labels.shape}; expected int64 of shape (records,)."
             )
-        if len(labels) == 0:
-            raise DataError("The dataset holds no records; expected at least one.")
         if self.class_names and len(self.class_names) != self.classes:
             raise DataError(
                 f"There are {len(self.class_names)} names for {counted(self.classes, 'class')}; expected "
@@ -234,12 +254,6 @@ class Dataset(ABC):
             )
         if not 2 <= self.classes <= MAX_CLASSES:
             raise DataError(f"There are {counted(self.classes, 'class')}; expected 2 to {MAX_CLASSES:,}.")
-        low, high = int(labels.min()), int(labels.max())
-        if low < 0 or high >= self.classes:
-            place, wrong = (labels.argmin(), low) if low < 0 else (labels.argmax(), high)
-            raise DataError(
-                f"A label is {wrong} (record {place}); expected whole numbers from 0 to {self.classes - 1}."
-            )
 
 
 class ArrayDataset(Dataset):
@@ -252,7 +266,7 @@ class ArrayDataset(Dataset):
         class_names, groups, origin: as of :class:`Dataset`.
 
     Raises:
-        DataError: they do not fit together.
+        DataError: they do not fit together, or a label is none of the classes.
 
     >>> data = ArrayDataset(np.array([[0.5, 1.0], [0.0, 2.0]], np.float32), np.array([1, 0]), 2)
     >>> inputs, labels = data.batch(np.array([1]))
@@ -280,6 +294,12 @@ class ArrayDataset(Dataset):
             labels, classes, shape=inputs.shape[1:], dtype=inputs.dtype, class_names=class_names,
             groups=groups, origin=origin,
         )  # fmt: skip
+        low, high = int(labels.min(initial=0)), int(labels.max(initial=0))
+        if low < 0 or high >= classes:
+            place, wrong = (labels.argmin(), low) if low < 0 else (labels.argmax(), high)
+            raise DataError(
+                f"A label is {wrong} (record {place}); expected whole numbers from 0 to {classes - 1}."
+            )
 
     def _read(self, indices: Indices) -> NDArray[Any]:
         chosen: NDArray[Any] = self.inputs[indices]
@@ -296,6 +316,19 @@ def to_float32(inputs: NDArray[Any]) -> NDArray[np.float32]:
         scaled: NDArray[np.float32] = np.divide(inputs, np.float32(255), dtype=np.float32)
         return scaled
     return inputs.astype(np.float32, copy=False)
+
+
+def reason_of(error: Exception) -> str:
+    """Why a record cannot be read, as a sentence for the owner.
+
+    Raises:
+        DpagentError: ``error`` itself, where it is about the board (its disk, its packages) and not a record.
+    """
+    if isinstance(error, DataError):
+        return str(error)
+    if isinstance(error, DpagentError):
+        raise error
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0].rstrip('.') or 'no details'}."
 
 
 def _joined(pieces: Sequence[Batch]) -> Batch:

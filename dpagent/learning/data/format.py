@@ -1,4 +1,9 @@
-"""The interface of a format: all that the rest of the program knows of one."""
+"""The interface of a format: all that the rest of the program knows of one.
+
+A format is opened with everything declared that gives a record its meaning. What is not declared, ``infer``
+fills in by a look at the data, on the machine of somebody who may: a board opens only what is declared, so
+that no record decides how another is read (docs/data.md). This is the one place where the two differ.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +14,15 @@ from pathlib import Path
 from typing import ClassVar, Generic, Literal, TypeVar
 
 from dpagent.configuration import Settings
-from dpagent.learning.data.dataset import Dataset
+from dpagent.errors import DataError
+from dpagent.learning.data.classes import Classes, ClassTable
+from dpagent.learning.data.dataset import MAX_RECORDS, Dataset
 from dpagent.learning.data.inputs import Input, Say, Target
 from dpagent.learning.data.location import Location
+from dpagent.wording import counted, named
 
 Half = Literal["train", "test"]
+DType = Literal["uint8", "float32"]
 
 
 class NoSettings(Settings):
@@ -25,17 +34,60 @@ SectionT = TypeVar("SectionT", bound=Settings)
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Which records are asked for, in any format.
+    """Which records are asked for, and what they are, in any format.
 
     Attributes:
         path: the file or folder.
         half: ``train`` or ``test``, where data have two halves.
-        classes: the public list of all classes, in the order that numbers them; None: not given.
+        classes: all classes; None: not declared.
+        shape: of a record; None: not declared, or follows from the section of the format.
+        dtype: of a record's values; None as for ``shape``.
+        max_records: the largest number of records.
     """
 
     path: Path
     half: Half = "train"
-    classes: tuple[str, ...] | None = None
+    classes: Classes | None = None
+    shape: tuple[int, ...] | None = None
+    dtype: DType | None = None
+    max_records: int = MAX_RECORDS
+
+    @property
+    def class_table(self) -> ClassTable:
+        """The number of each label.
+
+        Raises:
+            DataError: the classes are not declared.
+        """
+        if self.classes is None:
+            raise DataError(f"{self.path} is opened without {named('classes')}; expected them declared.")
+        return ClassTable(self.classes)
+
+    def require_room(self, records: int) -> None:
+        """Refuse more records than there may be at the start, before any of them is read.
+
+        Raises:
+            DataError: there are more.
+        """
+        if records > self.max_records:
+            raise DataError(
+                f"{self.path} holds {counted(records, 'record')}; expected at most {self.max_records:,}."
+                f" Raise {named('max_records')}, or remove records."
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Inferred(Generic[SectionT]):
+    """A source and a section in which nothing is left undeclared.
+
+    Attributes:
+        source, section: complete.
+        warnings: what was taken from the data and had better be declared, a sentence each.
+    """
+
+    source: Source
+    section: SectionT
+    warnings: tuple[str, ...] = ()
 
 
 class Format(ABC, Generic[SectionT]):
@@ -58,11 +110,31 @@ class Format(ABC, Generic[SectionT]):
         """Whether ``location`` holds labelled records of this format, by names and first bytes."""
 
     @abstractmethod
+    def undeclared(self, source: Source, section: SectionT) -> list[str]:
+        """The keys that :meth:`open` needs and that are not set, besides those that all formats need."""
+
+    @abstractmethod
+    def infer(self, source: Source, section: SectionT) -> Inferred[SectionT]:
+        """Fill in what is undeclared from the data. Never on a board.
+
+        Raises:
+            DataError: the data are missing or damaged, there are none, or they do not agree with each other.
+            ConfigurationError: as of :meth:`open`.
+        """
+
+    @abstractmethod
     def open(self, source: Source, section: SectionT) -> Dataset:
         """The labelled records; where files grow, their ``refresh`` takes in new records.
 
+        A record that is not as declared is left out, alone. Whether the data can be opened depends on the
+        frame of the files (headers, folders), and on no record.
+
+        Args:
+            source: with its classes.
+            section: with nothing undeclared.
+
         Raises:
-            DataError: they are missing or damaged; names file, line or record.
+            DataError: files are missing, or damaged in their frame; names the file.
             ConfigurationError: a setting does not go with them, or a package is missing.
         """
 
@@ -70,7 +142,7 @@ class Format(ABC, Generic[SectionT]):
         """A sentence on what to do about ``location``, which no format recognises; or nothing."""
         return ""
 
-    def has_test_half(self, path: Path) -> bool:
+    def has_test_half(self, path: Path, section: SectionT) -> bool:
         """Whether the data come as two halves, one of them for tests."""
         return False
 

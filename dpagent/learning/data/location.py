@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import struct
 import zipfile
 from functools import cached_property
 from pathlib import Path
 
+from dpagent.learning.data.archive import MAX_LIST_BYTES, listed_zip
 from dpagent.learning.data.stored import reading, require_readable
 
 
@@ -56,9 +58,9 @@ class Location:
         if not self.is_zip:
             return []
         try:
-            with reading(self.path), zipfile.ZipFile(self.path) as archive:
+            with reading(self.path), listed_zip(self.path, MAX_LIST_BYTES) as archive:
                 return archive.namelist()
-        except (zipfile.BadZipFile, NotImplementedError, ValueError):
+        except (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error):
             # A zip version beyond zipfile's own is not implemented; a name that is not UTF-8 is a ValueError.
             return []
 

@@ -1,16 +1,17 @@
-"""Opens data of any format, and recognises the format by the files at the path."""
+"""Opens data of any format, declared or inferred, and recognises the format by the files at the path."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from dpagent.configuration import Settings
 from dpagent.errors import ConfigurationError, DataError, DpagentError
-from dpagent.learning.data.dataset import Dataset
-from dpagent.learning.data.derived import Reshaped
+from dpagent.learning.data.dataset import MAX_RECORDS, Dataset
+from dpagent.learning.data.derived import Bounded, Reshaped
 from dpagent.learning.data.format import Format, Source
 from dpagent.learning.data.location import Location
 from dpagent.learning.data.registry import FORMATS
@@ -22,13 +23,13 @@ _PACKED: Final = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".7z", ".rar")
 
 
 def open_dataset(settings: DatasetSettings) -> Dataset:
-    """The records that ``settings`` describe.
+    """The records that ``settings`` describe; what they do not declare is inferred. Never on a board.
 
     Args:
         settings: with its path resolved.
 
     Raises:
-        DataError: they are missing, damaged or of no known format; names file, line or record.
+        DataError: there are none, or they are damaged or of no known format; names file, line or record.
         ConfigurationError: a setting does not go with the data, or a package that reads them is missing.
 
     >>> from tempfile import TemporaryDirectory
@@ -41,20 +42,102 @@ def open_dataset(settings: DatasetSettings) -> Dataset:
     >>> inputs.tolist(), labels.tolist()
     ([[20.0, 1.5], [30.0, 1.0]], [1, 0])
     """
+    return open_inferred(settings)[0]
+
+
+def open_inferred(settings: DatasetSettings) -> tuple[Dataset, DatasetSettings]:
+    """As :func:`open_dataset`, and the settings with which a board opens the same records."""
+    declared, warnings = declare(settings)
+    dataset = open_declared(declared)
+    if not len(dataset):
+        raise DataError(f"{settings.path} holds no record. {' '.join(dataset.origin.left_out[:3])}".rstrip())
+    origin = dataset.origin
+    recognised = " (recognised)" if settings.kind == AUTO else ""
+    dataset.origin = replace(
+        origin, source=f"{origin.source}{recognised}", warnings=(*warnings, *origin.warnings)
+    )
+    return dataset, declared
+
+
+def declare(settings: DatasetSettings) -> tuple[DatasetSettings, tuple[str, ...]]:
+    """Infer from the data what ``settings`` leave undeclared; ``max_records`` becomes the most there may be.
+
+    Returns:
+        Settings that :func:`open_declared` takes, and what had better be declared, a sentence each.
+
+    Raises:
+        DataError, ConfigurationError: as of :func:`open_dataset`.
+    """
     require_readable(settings.path)
     known = format_of(settings)
     _refuse_other_sections(settings, known)
+    source, section = source_of(settings), section_of(settings, known)
+    with _reading_any(settings.path):
+        found = known.infer(source, section)
+    changes: dict[str, Any] = {"kind": known.kind, "max_records": source.max_records}
+    if found.section != section:
+        changes[known.kind] = found.section
+    classes = found.source.classes
+    if source.classes is None:
+        changes["classes"] = list(classes) if isinstance(classes, tuple) else classes
+    if source.shape is None and found.source.shape is not None:
+        changes["shape"] = list(found.source.shape)
+    if source.dtype is None and found.source.dtype is not None:
+        changes["dtype"] = found.source.dtype
+    return settings.model_copy(update=changes), found.warnings
+
+
+def open_declared(settings: DatasetSettings) -> Dataset:
+    """The records that ``settings`` describe, which declare what gives them their meaning; maybe none.
+
+    Whether they can be opened depends on the files' frame and on their number, settled here, and on nothing
+    that a record holds.
+
+    Args:
+        settings: with its path resolved.
+
+    Raises:
+        ConfigurationError: something is not declared; names the keys. Or as of :func:`open_dataset`.
+        DataError: the files are missing or damaged, are not as declared, or hold more than ``max_records``.
+    """
+    missing = ["kind"] if settings.kind == AUTO else []
+    missing += [key for key in ("classes", "max_records") if getattr(settings, key) is None]
+    if settings.kind == AUTO:
+        raise _not_declared(settings, missing)
+    known = FORMATS[settings.kind]
+    _refuse_other_sections(settings, known)
+    source, section = source_of(settings), section_of(settings, known)
+    if missing := [*missing, *known.undeclared(source, section)]:
+        raise _not_declared(settings, missing)
+    require_readable(settings.path)
+    with _reading_any(settings.path):
+        dataset = known.open(source, section)
+    source.require_room(len(dataset))
+    if source.dtype is not None and dataset.dtype != source.dtype:
+        raise DataError(
+            f"{settings.path} holds values of type {dataset.dtype}; expected {source.dtype}, as"
+            f" {named('dtype')} declares. Correct it, or write the file with that type."
+        )
+    dataset = Bounded(dataset, source.max_records)
+    return dataset if source.shape in (None, dataset.shape) else Reshaped(dataset, source.shape or ())
+
+
+def _not_declared(settings: DatasetSettings, missing: Sequence[str]) -> ConfigurationError:
+    return ConfigurationError(
+        f"The data at {settings.path} are not declared: {', '.join(missing)}"
+        f" {'is' if len(missing) == 1 else 'are'} missing. A board does not infer what its records are. Run"
+        f" `dpagent data check {settings.path}`, which prints the section to paste."
+    )
+
+
+@contextlib.contextmanager
+def _reading_any(path: Path) -> Iterator[None]:
     try:
-        dataset = known.open(source_of(settings), section_of(settings, known))
-        if settings.shape is not None:
-            dataset = Reshaped(dataset, settings.shape)
+        yield
     except DpagentError:
         raise
     except (OSError, MemoryError) as error:
-        raise DataError(f"Cannot read {settings.path}: {error}.") from error
-    if settings.kind == AUTO:
-        dataset.origin = replace(dataset.origin, source=f"{dataset.origin.source} (recognised)")
-    return dataset
+        raise DataError(f"Cannot read {path}: {error}.") from error
 
 
 def recognise(path: Path) -> str:
@@ -101,8 +184,10 @@ def format_of(settings: DatasetSettings) -> Format[Any]:
 
 def source_of(settings: DatasetSettings) -> Source:
     """The settings that all formats share, for one of them."""
-    classes = None if settings.classes is None else tuple(settings.classes)
-    return Source(settings.path, settings.half, classes)
+    classes = tuple(settings.classes) if isinstance(settings.classes, list) else settings.classes
+    shape = None if settings.shape is None else tuple(settings.shape)
+    most = MAX_RECORDS if settings.max_records is None else settings.max_records
+    return Source(settings.path, settings.half, classes, shape, settings.dtype, most)
 
 
 def section_of(settings: DatasetSettings, known: Format[Any]) -> Any:
@@ -117,7 +202,8 @@ def has_test_half(settings: DatasetSettings) -> bool:
     Raises:
         DataError: they cannot be read.
     """
-    return format_of(settings).has_test_half(settings.path)
+    known = format_of(settings)
+    return known.has_test_half(settings.path, section_of(settings, known))
 
 
 def fitted(settings: DatasetSettings, shape: tuple[int, ...]) -> DatasetSettings:

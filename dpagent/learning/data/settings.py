@@ -1,4 +1,7 @@
-"""The section of a configuration file that says where records are and how they are read.
+"""The section of a configuration file that says where records are, what they are and how they are read.
+
+What gives a record its meaning has None for a default: it is inferred where somebody looks at data, and must
+be declared on a board (:mod:`dpagent.learning.data.opening`).
 
 Each format brings a section of its own, under the name of its kind (``csv: {window: 128}``). They stand side
 by side in one schema rather than in one schema a kind, because ``kind: auto`` is known only after a look at
@@ -10,11 +13,11 @@ from __future__ import annotations
 from copy import copy
 from typing import Annotated, Any, Final, Literal, TypeVar
 
-from pydantic import AfterValidator, Field, create_model
+from pydantic import AfterValidator, Discriminator, Field, Tag, create_model
 
 from dpagent.configuration import FilePath, Settings
-from dpagent.learning.data.dataset import MAX_CLASSES
-from dpagent.learning.data.format import Half
+from dpagent.learning.data.dataset import MAX_CLASSES, MAX_RECORDS
+from dpagent.learning.data.format import DType, Half
 from dpagent.learning.data.names import PlainName
 from dpagent.learning.data.registry import FORMATS
 
@@ -45,7 +48,15 @@ def _all_different(names: list[str]) -> list[str]:
     return names
 
 
+def _is_count(classes: Any) -> str:
+    return "count" if isinstance(classes, int) else "names"
+
+
 ClassName = Annotated[PlainName, Field(max_length=256)]
+_Count = Annotated[int, Field(ge=2, le=MAX_CLASSES)]
+_Names = Annotated[
+    list[ClassName], Field(min_length=2, max_length=MAX_CLASSES), AfterValidator(_all_different)
+]
 
 
 @with_formats
@@ -65,13 +76,15 @@ class DatasetSettings(Settings):
     half: Half = "train"
     """Which half, where the data have two."""
     classes: (
-        Annotated[
-            list[ClassName],
-            Field(min_length=2, max_length=MAX_CLASSES),
-            AfterValidator(_all_different),
-        ]
+        Annotated[Annotated[_Count, Tag("count")] | Annotated[_Names, Tag("names")], Discriminator(_is_count)]
         | None
     ) = None
-    """All classes of the fleet in the order that numbers them, alike on all boards."""
+    """All classes of the fleet, alike on all boards: how many, if labels are the numbers from 0, else the
+    names in the order that numbers them. A record with another label is left out."""
     shape: Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=1, max_length=3)] | None = None
-    """Another shape for each record, with as many values."""
+    """The shape of a record, with as many values as it has in the file. ``npz`` and ``idx`` need it."""
+    dtype: DType | None = None
+    """The type of a record's values; uint8 is divided by 255. ``npz`` and ``idx`` need it."""
+    max_records: Annotated[int, Field(ge=1, le=MAX_RECORDS)] | None = None
+    """The largest number of records. With more, the agent does not start; later ones beyond are not used. It
+    is public: the bounds of lots, memory and disk follow from it. Choose twice what you expect."""

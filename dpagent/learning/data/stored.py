@@ -120,6 +120,9 @@ class StoredDataset(Dataset):
     Args:
         parts: the files' arrays.
         convert: from stored records ``(m, …)`` to inputs ``(m, *shape)`` of ``dtype``.
+        labels: of the records that are used.
+        classes: number of classes.
+        places: which of the stored records these are, rising; None: all.
         others: as of :class:`Dataset`.
     """
 
@@ -129,13 +132,17 @@ class StoredDataset(Dataset):
         convert: Convert,
         labels: NDArray[np.int64],
         classes: int,
+        *,
+        places: NDArray[np.int64] | None = None,
         **others: Any,
     ) -> None:
-        self._parts, self._convert = tuple(parts), convert
+        self._parts, self._convert, self._places = tuple(parts), convert, places
         self._ends = np.cumsum([part.shape[0] for part in parts])
         super().__init__(labels, classes, **others)
 
     def _read(self, indices: Indices) -> NDArray[Any]:
+        if self._places is not None:
+            indices = self._places[indices]
         inputs = np.empty((len(indices), *self.shape), self.dtype)
         owners = np.searchsorted(self._ends, indices, side="right")
         for number in np.unique(owners):
@@ -190,8 +197,12 @@ def reading(path: Path) -> Iterator[None]:
         raise DataError(f"Cannot read {path}: {reason}. Copy it again.") from error
 
 
-def open_raw(path: Path) -> RawFile:
+def open_raw(path: Path, *, most: int | None = None) -> RawFile:
     """Open a file whose values are read by number; a ``.gz`` file is unpacked first.
+
+    Args:
+        path: of the file.
+        most: bytes after which unpacking stops.
 
     Raises:
         DataError: it cannot be read, or is damaged, or unpacks to more than the disk holds.
@@ -201,7 +212,7 @@ def open_raw(path: Path) -> RawFile:
         if path.suffix != ".gz":
             return RawFile(path, os.open(path, os.O_RDONLY | os.O_CLOEXEC))
         with gzip.open(path, "rb") as packed:
-            return unpack(packed, path)
+            return unpack(packed, path, most=most)
 
 
 def unpack(packed: Readable, path: Path, *, most: int | None = None) -> RawFile:

@@ -9,14 +9,17 @@ Beside it stands a digest of each run of records they were computed from, so tha
 changes, is computed anew only where it did. A digest is removed before its rows are overwritten: what
 is left after a crash is computed again.
 
-Features may not fill the disk that the ledger needs: they are not begun unless 256 MiB stay free. Whether
-they fit depends on how many records there are, and on nothing in them.
+Features may not fill the disk that the ledger needs: :func:`reserve` takes the room for them before any is
+computed, and refuses unless 256 MiB stay free. A device reserves room for as many records as it may have,
+before it looks at how many there are.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import logging
 import math
 import os
 import weakref
@@ -39,6 +42,8 @@ from dpagent.learning.front_end.transforms import (
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.models.stages import FrozenNetwork, Projection, RandomLayers, Scattering
 from dpagent.storage import disk_errors, write_atomically
+
+log = logging.getLogger(__name__)
 
 Floats = NDArray[np.float32]
 
@@ -89,8 +94,8 @@ class FrontEnd:
     def __call__(self, inputs: NDArray[Any]) -> Floats:
         """The features ``(n, *output_shape)`` float32 of inputs ``(n, *input_shape)``, uint8 or float32.
 
-        No record makes it fail. If a record is not finite, all its features are NaN, even
-        where a stage would make finite ones, so that it is excluded.
+        If a record is not finite, all its features are NaN, even where a stage would make finite ones, so
+        that it is excluded.
         """
         features = np.empty((len(inputs), *self.output_shape), np.float32)
         # A record may hold anything; its gradient is excluded if it is not finite.
@@ -106,19 +111,84 @@ class FrontEnd:
         return features
 
 
+def reserve(directory: Path, front_end: FrontEnd, records: int) -> None:
+    """Take the room on disk for the features of so many records; files of other front ends are removed.
+
+    Raises:
+        StorageError: there is no such room, or the file cannot be written.
+    """
+    file, digests = _files(directory, front_end)
+    size = records * _row_bytes(front_end)
+    with disk_errors(file):
+        for stale in directory.glob("features-*"):
+            if stale not in (file, digests):
+                stale.unlink(missing_ok=True)
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            space, there = os.fstatvfs(descriptor), os.fstat(descriptor)
+            missing = size - min(there.st_size, there.st_blocks * 512)
+            free = space.f_bavail * space.f_frsize
+            if missing > 0 and free < missing + _SPACE_LEFT:
+                raise StorageError(
+                    f"{file}: the features of {records:,} records take {missing / 2**20:,.1f} MiB more,"
+                    f" and the disk has {free / 2**20:,.1f} MiB; expected {_SPACE_LEFT >> 20} MiB to stay"
+                    " free. Free space, or put state_dir on a larger disk."
+                )
+            if there.st_size < size:
+                # What was cut off, or not yet there, is allocated as zeros: no digest may stand for it.
+                known, rows = _known_digests(digests), there.st_size // _row_bytes(front_end)
+                if len(known) > rows // _RUN:
+                    _write_digests(digests, known[: rows // _RUN])
+            if missing > 0:
+                _allocate(descriptor, size)
+        finally:
+            os.close(descriptor)
+
+
+def _allocate(descriptor: int, size: int) -> None:
+    try:
+        os.posix_fallocate(descriptor, 0, size)
+    except OSError as error:
+        # A file system that cannot allocate ahead: the check of the free space has to do.
+        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
+            raise
+
+
+def _write_digests(file: Path, digests: list[str]) -> None:
+    write_atomically(file, json.dumps(digests).encode(), mode=0o600)
+
+
+def _known_digests(file: Path) -> list[str]:
+    """Digests of the runs of records whose features are on disk."""
+    try:
+        digests = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return []
+    return digests if isinstance(digests, list) else []
+
+
+def _files(directory: Path, front_end: FrontEnd) -> tuple[Path, Path]:
+    """Of the features, and of the digests of what they were computed from."""
+    return directory / f"features-{front_end.key}.f32", directory / f"features-{front_end.key}.json"
+
+
+def _row_bytes(front_end: FrontEnd) -> int:
+    return 4 * math.prod(front_end.output_shape)
+
+
 class FeatureSet(Dataset):
     """The features of another set, from a file.
 
     Args:
         dataset: the records; its labels, classes and names are those of the features.
         front_end: of the features.
-        directory: where the file is kept; features of other front ends there are removed.
+        directory: the directory of the file; see :func:`reserve`.
 
     Attributes:
         unusable: how many of the records computed just now have features that are not finite. Private.
 
     Raises:
-        DataError: a record cannot be read, or does not fit the front end.
+        DataError: the records do not have the front end's shape, or one cannot be read.
         StorageError: the disk has no room for the features, or the file cannot be written.
     """
 
@@ -131,14 +201,11 @@ class FeatureSet(Dataset):
             raise DataError(
                 f"The records have shape {dataset.shape}; the front end expects {front_end.input_shape}."
             )
-        self._file = directory / f"features-{front_end.key}.f32"
-        self._digests = directory / f"features-{front_end.key}.json"
-        self._row_bytes = 4 * math.prod(self.shape)
+        self._file, self._digests = _files(directory, front_end)
+        self._row_bytes = _row_bytes(front_end)
+        reserve(directory, front_end, len(dataset))
         with disk_errors(self._file):
-            for stale in directory.glob("features-*"):
-                if stale not in (self._file, self._digests):
-                    stale.unlink(missing_ok=True)
-            self._descriptor = os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._descriptor = os.open(self._file, os.O_RDWR | os.O_CLOEXEC)
         self._closing = weakref.finalize(self, os.close, self._descriptor)
         self.unusable = 0
         self._fill(dataset, front_end)
@@ -149,16 +216,17 @@ class FeatureSet(Dataset):
 
     def _fill(self, dataset: Dataset, front_end: FrontEnd) -> None:
         """Compute the features that the file does not hold yet."""
-        self._require_space()
-        known = on_disk = self._known_digests()
+        known = on_disk = _known_digests(self._digests)
         digests: list[str] = []
         for number, (inputs, _) in enumerate(dataset.batches(size=_RUN)):
             digest = hashlib.sha256(inputs.tobytes()).hexdigest()
             if digest not in known[number : number + 1]:
                 if len(on_disk) > number:
                     on_disk = digests.copy()
-                    self._write_digests(on_disk)
-                features = front_end(inputs)
+                    _write_digests(self._digests, on_disk)
+                features, failed = _features_of(front_end, inputs)
+                if failed:
+                    digest = ""  # Of no record: they are tried again the next time.
                 finite = np.isfinite(features).all(axis=tuple(range(1, features.ndim)))
                 self.unusable += len(features) - int(np.count_nonzero(finite))
                 self._write(features.tobytes(), number * _RUN * self._row_bytes)
@@ -166,20 +234,7 @@ class FeatureSet(Dataset):
         with disk_errors(self._file):
             os.fsync(self._descriptor)
         if digests != on_disk:
-            self._write_digests(digests)
-
-    def _require_space(self) -> None:
-        """Refuse before anything is written, by the size of the whole file."""
-        with disk_errors(self._file):
-            space, there = os.fstatvfs(self._descriptor), os.fstat(self._descriptor)
-        missing = len(self) * self._row_bytes - min(there.st_size, there.st_blocks * 512)
-        free = space.f_bavail * space.f_frsize
-        if missing > 0 and free < missing + _SPACE_LEFT:
-            raise StorageError(
-                f"{self._file}: the features of {len(self):,} records take {missing / 2**20:,.1f} MiB more,"
-                f" and the disk has {free / 2**20:,.1f} MiB; expected {_SPACE_LEFT >> 20} MiB to stay free."
-                " Free space, or put state_dir on a larger disk."
-            )
+            _write_digests(self._digests, digests)
 
     def _write(self, data: bytes, offset: int) -> None:
         rest = memoryview(data)
@@ -187,20 +242,6 @@ class FeatureSet(Dataset):
             while rest:
                 written = os.pwrite(self._descriptor, rest, offset)
                 rest, offset = rest[written:], offset + written
-
-    def _write_digests(self, digests: list[str]) -> None:
-        write_atomically(self._digests, json.dumps(digests).encode(), mode=0o600)
-
-    def _known_digests(self) -> list[str]:
-        """Digests of the records behind the features in the file, as far as it is whole."""
-        try:
-            digests = json.loads(self._digests.read_bytes())
-        except (OSError, ValueError, RecursionError):
-            return []
-        if not isinstance(digests, list):
-            return []
-        rows = os.fstat(self._descriptor).st_size // self._row_bytes
-        return digests if rows >= len(self) else digests[: rows // _RUN]
 
     def _read(self, indices: NDArray[np.integer[Any]]) -> Floats:
         rows = np.empty((len(indices), *self.shape), np.float32)
@@ -212,6 +253,22 @@ class FeatureSet(Dataset):
                     raise StorageError(f"{self._file} was cut short while in use; it is made again.")
                 row[...] = np.frombuffer(data, np.float32).reshape(self.shape)
         return rows
+
+
+def _features_of(front_end: FrontEnd, inputs: NDArray[Any]) -> tuple[Floats, int]:
+    """The features of a run of records, NaN for each with which the front end fails, and how many those
+    are."""
+    try:
+        return front_end(inputs), 0
+    except Exception:
+        log.debug("a front end failed with one of %d records", len(inputs), exc_info=True)
+    features, failed = np.full((len(inputs), *front_end.output_shape), np.nan, np.float32), 0
+    for place in range(len(inputs)):
+        try:
+            features[place] = front_end(inputs[place : place + 1])[0]
+        except Exception:  # noqa: BLE001 - whatever a record does to a front end, it costs that record alone
+            failed += 1
+    return features, failed
 
 
 def _asset(where: str, assets: Mapping[str, bytes] | None, role: str) -> bytes:

@@ -68,6 +68,7 @@ FloatArray = NDArray[np.float64]
 
 _MAX_CELLS: Final = 2**22
 _MARKOV_SHARES: Final = (0.25, 1.0)
+_MARKOV_ORDERS: Final = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 64.0)  # without a tilt, for rare great losses
 _LOG_OUTSIDE: Final = -35.0  # of a tilted law's mass that may come in from outside its window
 _MARKOV_DEVIATIONS: Final = (1.0, 2.0, 3.0, 4.0, 6.0, 8.5)
 _CLEAR_CELLS: Final = 2**20  # that are spent on a clear centre, fewer than _LOW_CELLS
@@ -269,7 +270,7 @@ class ComposedLoss:
             off: float | FloatArray = rounding
             if count > 1:
                 with np.errstate(under="ignore"):
-                    off = count * rounding * (size + rounding) ** (count - 1)
+                    off = count * rounding * power(size + rounding, int(count) - 1) * (1 + 4 * count * EPS)
                     transform = power(transform, int(count))
                 size = np.abs(transform)
             error = (error * (size + off) + off * np.abs(product)) * (1 + 4 * EPS)
@@ -304,7 +305,8 @@ class ComposedLoss:
         top, further, log_bounds = math.inf, tilt, cumulants
         lows, highs = np.full_like(centres, -math.inf), self._step * running(self._greatest)
         distances = [deviations / deviation for deviations in _MARKOV_DEVIATIONS]
-        for distance in (*distances, *(share * tilt for share in _MARKOV_SHARES if tilt > 0)):
+        distances += [share * tilt for share in _MARKOV_SHARES] if tilt > 0 else _MARKOV_ORDERS
+        for distance in distances:
             above = running(self._moments(tilt + distance)[0])
             if (float(above[-1]) - log_tail) / (tilt + distance) < top:
                 top = (float(above[-1]) - log_tail) / (tilt + distance)

@@ -54,7 +54,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -82,6 +82,7 @@ _RENYI_SHARE: Final = 0.25  # of ε by Rényi divergence, which may be far too l
 _MIXED_SHARE: Final = 0.05  # the same where losses are of both kinds: Rényi's order may be far too low, too
 _MAX_CELLS: Final = 2**26  # in both directions 1 GiB, for a grid that was asked for
 _BLOCK: Final = 16
+_MOST_UNLIKE: Final = 2.0
 _AUTO_CELLS: Final = 2**21
 _MAX_LOSS: Final = 700.0
 _SQRT_HALF: Final = math.sqrt(0.5)
@@ -171,8 +172,8 @@ def on_grid(
     """Losses of single runs of mechanisms in canonical order, with the record removed and with it added."""
     gaussian = [part for part in mechanisms if isinstance(part, SampledGaussian)]
     removed, added, cells = [], [], 0
-    for start in range(0, len(gaussian), _BLOCK):  # alike, for they are sorted
-        pair = _gaussian_block(gaussian[start : start + _BLOCK], step, tail, _MAX_CELLS - cells)
+    for alike in _alike(gaussian, tail):
+        pair = _gaussian_block(alike, step, tail, _MAX_CELLS - cells)
         cells += pair[0].masses.size
         removed.append(pair[0])
         added.append(pair[1])
@@ -182,6 +183,22 @@ def on_grid(
             removed.append(block)
             added.append(block)
     return removed, added
+
+
+def _alike(events: Sequence[SampledGaussian], tail: float) -> Iterator[Sequence[SampledGaussian]]:
+    """Sorted mechanisms, cut into blocks with at most twice the cells that their own losses take."""
+    if not events:
+        return
+    sigma, rate = _parameters(events)
+    reach = _reach(tail)
+    tops, bottoms = _loss(1 + sigma * reach, sigma, rate), _loss(-sigma * reach, sigma, rate)
+    start = 0
+    for end in range(1, len(events) + 1):
+        top, bottom = tops[start : end + 1], bottoms[start : end + 1]
+        taken = len(top) * float(top.max() - bottom.min())
+        if len(top) > _BLOCK or end == len(events) or taken > _MOST_UNLIKE * float((top - bottom).sum()):
+            yield events[start:end]
+            start = end
 
 
 def _gaussian_block(

@@ -91,6 +91,8 @@ class PldAccountant(Accountant):
         charges = canonical(counted(events))
         if not charges:
             raise ParameterError("events are none; expected at least one.")
+        if _simple_bounds(charges, delta)[-1] == 0:
+            return cls(grid=GRID_RANGE[1])  # the price is 0 on any
         _, step = _evaluated(charges, None, delta, lambda loss: loss.epsilon(delta))
         return cls(grid=min(max(step, GRID_RANGE[0]), GRID_RANGE[1]))
 
@@ -234,7 +236,9 @@ def _simple_bounds(charges: Sequence[Runs], delta: float) -> FloatArray:
     """The ε after each charge by simple sums; infinite where none holds.
 
     While all charges are (ε, δ)-DP, basic composition. If all are Gaussian, nothing where even a record's
-    chance of ever being in a lot is within δ.
+    chance of ever being in a lot is within δ: n lots at a rate q hold it with a probability of
+    1 − (1−q)ⁿ ≤ nq, and if none does, the outputs have the law that they have without the record; so
+    P(S) ≤ Q(S) + nq and Q(S) ≤ P(S) + nq for every S, also if rates vary, with their sum.
     """
     bounds = np.full(len(charges), math.inf)
     rates = [(part.sampling_rate, count) for part, count in charges if isinstance(part, SampledGaussian)]

@@ -6,12 +6,13 @@ Part of :mod:`dpagent.privacy.accounting.composed_loss`, whose text has the math
 from __future__ import annotations
 
 import math
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 FloatArray = NDArray[np.float64]
+_Number = TypeVar("_Number", np.float64, np.complex128)
 
 #: Rounding of one operation, relative.
 EPS: Final = 2.0**-52
@@ -119,8 +120,8 @@ def transform_rounding(cells: int) -> float:
     return 8 * math.log2(cells) * EPS
 
 
-def power(values: NDArray[np.complex128], exponent: int) -> NDArray[np.complex128]:
-    """Integer powers by squaring, which keeps the phase exact where ``**`` takes a logarithm."""
+def power(values: NDArray[_Number], exponent: int) -> NDArray[_Number]:
+    """Integer powers by squaring, which keeps the phase exact where ``**`` takes a logarithm, and quicker."""
     result = np.ones_like(values)
     while exponent:
         if exponent & 1:

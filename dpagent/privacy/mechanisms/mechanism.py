@@ -33,8 +33,10 @@ from dpagent.privacy.accounting.imperfect_noise import imperfect_delta
 from dpagent.privacy.calibration import NOISE_RANGE, EventFamily
 from dpagent.privacy.events import Event
 from dpagent.privacy.mechanisms.grid import Constrained, Grid, Norm
+from dpagent.privacy.mechanisms.honest_norms import NoiseLaw
 from dpagent.privacy.mechanisms.wire import WireForm, round_to_wire, wire_shift, wire_width
 from dpagent.privacy.noise.entropy import Entropy, Sampler
+from dpagent.privacy.sampling import LOT_TAIL
 from dpagent.privacy.statement import Adjacency, BudgetStatement, Trust, Unit
 
 #: Assumptions of a job's guarantee, besides the code.
@@ -43,8 +45,9 @@ JOB_ASSUMPTIONS: Final = (
     "The operating system's random numbers are uniform and stay secret.",
 )
 
-#: Share of a job's δ for the noise's inexactness: the sampler's statistical distance, and the lemma on
-#: discrete noise in :mod:`dpagent.privacy.accounting.gaussian_loss`. The ε is priced at the rest.
+#: Share of a job's δ for what is not exact: the sampler's statistical distance, lots beyond the size that a
+#: device can add up (:func:`dpagent.privacy.sampling.largest_lot`), and the lemma on discrete noise in
+#: :mod:`dpagent.privacy.accounting.gaussian_loss`. The ε is priced at the rest.
 NOISE_SHARE: Final = 1e-6
 
 _LOT_DEVIATIONS: Final = 6
@@ -143,6 +146,15 @@ class Mechanism(ABC):
         A mechanism within η of an (ε, δ)-DP one is (ε, δ + (1 + e^ε)·η)-DP.
         """
 
+    @property
+    def inexactness(self) -> float:
+        """Total variation distance of a round on a device from the ideal one: of its noise, and of its lots.
+
+        A device adds up lots of up to a largest size; a larger one, with probability LOT_TAIL or less, counts
+        as empty.
+        """
+        return self.statistical_distance + self.steps * LOT_TAIL
+
     def require_noise_as_priced(self, rounds: int, job_epsilon: float, delta: float) -> None:
         """Check that the drawn noise meets the assumptions of the job's price.
 
@@ -154,7 +166,7 @@ class Mechanism(ABC):
         Raises:
             ParameterError: the sampler is too far from exact.
         """
-        excess = imperfect_delta(job_epsilon, 0.0, rounds * self.statistical_distance)
+        excess = imperfect_delta(job_epsilon, 0.0, rounds * self.inexactness)
         if not excess <= NOISE_SHARE * delta:
             raise ParameterError(
                 f"noise as it is drawn would add {excess:.3g} to δ; set aside for that is "
@@ -170,7 +182,7 @@ class Mechanism(ABC):
             self.trust,
             self.name,
             epsilon,
-            imperfect_delta(epsilon, spent, self.statistical_distance),
+            imperfect_delta(epsilon, spent, self.inexactness),
         )
 
     @classmethod
@@ -320,6 +332,15 @@ class PlannedMechanism(Mechanism):
         checked = {each.name: each.check(parameters[each.name]) for each in cls.parameters}
         make: Callable[..., Self] = cls
         return make(**asdict(query), noise_multiplier=noise_multiplier, **checked)
+
+    @property
+    def noise_law(self) -> NoiseLaw | None:
+        """What is known of the noise, from which a coordinator derives the norms of honest fragments.
+
+        None, as here by default: nothing is. Fragments of any norm that the wire holds then count, and no
+        more than the wire's width bounds the pull of a hostile one.
+        """
+        return None
 
     @property
     def announced(self) -> dict[str, float]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+from formats import open_images
 from hypothesis import given
 from hypothesis import strategies as st
 from pictures import encoded, folder_of, noise, zip_of
 
 from dpagent.learning.data.checking import examine
 from dpagent.learning.data.dataset import ArrayDataset
-from dpagent.learning.data.formats.images.dataset import open_images
 from dpagent.learning.data.formats.npz import open_npz, save_npz
 
 
@@ -63,4 +63,3 @@ def test_names_of_classes_survive_in_npz(tmp_path: Path) -> None:
     data = ArrayDataset(np.zeros((2, 3), np.uint8), np.array([0, 2], np.int64), 3, ("größe", "x y", "z"))
     save_npz(tmp_path / "x.npz", data)
     assert open_npz(tmp_path / "x.npz").class_names == ("größe", "x y", "z")
-    assert open_npz(tmp_path / "x.npz", ["p", "q", "r", "s"]).classes == 4

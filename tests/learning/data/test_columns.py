@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dpagent.learning.data.checking import examine
-from dpagent.learning.data.classes import doubt_about_labels, unlisted
+from dpagent.learning.data.classes import doubt_about_labels, uncounted, unlisted
 from dpagent.learning.data.columns import ColumnTally, hint_of_growth
 from dpagent.learning.data.dataset import ArrayDataset, Origin
 
@@ -85,5 +85,8 @@ def test_labels_that_may_be_no_classes_are_doubted(names: list[str], each: int, 
 
 def test_whole_numbers_that_leave_most_classes_empty_are_doubted() -> None:
     labels = np.repeat(np.array([3, 900, 1000]), 9)
-    dataset = ArrayDataset(np.zeros((27, 1), np.float32), labels, 1001)
+    inferred = Origin(warnings=(uncounted(1001),))
+    dataset = ArrayDataset(np.zeros((27, 1), np.float32), labels, 1001, origin=inferred)
     assert "1,001 classes, 998 of them" in doubt_about_labels(dataset)
+    declared = ArrayDataset(np.zeros((27, 1), np.float32), labels, 1001)
+    assert doubt_about_labels(declared) == ""

@@ -92,7 +92,6 @@ def test_records_that_are_not_finite_are_counted() -> None:
         (np.zeros((2, 3)), [0, 1], 2, (), "float64 of shape"),
         (np.zeros((2, 1, 1, 1, 1), np.uint8), [0, 1], 2, (), "expected uint8 or float32 of shape"),
         (np.zeros((3, 2), np.uint8), [0, 1], 2, (), "3 inputs and 2 labels"),
-        (np.zeros((0, 2), np.uint8), [], 2, (), "no records"),
         (np.zeros((2, 2), np.uint8), [0, 2], 2, (), r"A label is 2 \(record 1\).*0 to 1"),
         (np.zeros((2, 2), np.uint8), [0, -3], 2, (), r"A label is -3 \(record 1\)"),
         (np.zeros((2, 2), np.uint8), [0, 0], 1, (), "only one class; expected at least 2"),

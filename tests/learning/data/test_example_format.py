@@ -12,7 +12,7 @@ from exported_models import write_model
 from dpagent.configuration import load_settings
 from dpagent.errors import ConfigurationError, DataError
 from dpagent.learning.data.checking import examine
-from dpagent.learning.data.opening import open_dataset, recognise
+from dpagent.learning.data.opening import open_dataset, open_declared, recognise
 from dpagent.learning.data.registry import FORMATS
 from dpagent.learning.data.settings import DatasetSettings, with_formats
 from dpagent.learning.inference.prediction.exported_model import ExportedModel
@@ -66,8 +66,9 @@ def test_its_settings_are_checked_with_line_and_key(file: Path) -> None:
     ):
         with pytest.raises(ConfigurationError, match=problem):
             settings(file, text)
-    with pytest.raises(ConfigurationError, match=r"`jsonl\.width` is not set"):
-        open_dataset(settings(file, ""))
+    with pytest.raises(ConfigurationError, match=r"not declared: max_records, jsonl\.width are missing"):
+        open_declared(settings(file, "kind: jsonl"))
+    assert open_dataset(settings(file, "")).shape == (2,)
     table = file.with_name("x.csv")
     table.write_text("x,label\n1,run\n2,sit\n")
     with pytest.raises(ConfigurationError, match=r"`jsonl\.width` is set, and .* is taken for csv"):

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import gzip
 import os
 import re
 import shutil
-import struct
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import yaml
+from formats import two_records
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pictures import encoded, folder_of, noise, write, zip_of
@@ -20,34 +19,9 @@ from pydantic import ValidationError
 
 from dpagent.configuration import load_settings
 from dpagent.errors import ConfigurationError, DataError, DpagentError
-from dpagent.learning.data.dataset import ArrayDataset
-from dpagent.learning.data.formats.npz import save_npz
 from dpagent.learning.data.opening import fitted, has_test_half, open_dataset, recognise, section_of
 from dpagent.learning.data.registry import FORMATS
 from dpagent.learning.data.settings import DatasetSettings
-
-LABELS = struct.pack(">BBBBI", 0, 0, 8, 1, 2) + bytes([0, 1])
-IMAGES = struct.pack(">BBBBIII", 0, 0, 8, 3, 2, 2, 2) + bytes(8)
-
-
-def make(kind: str, folder: Path) -> Path:
-    """Two records of a kind, called as they usually are."""
-    folder.mkdir(exist_ok=True)
-    match kind:
-        case "npz":
-            data = ArrayDataset(np.zeros((2, 3), np.float32), np.array([0, 1], np.int64), 2)
-            save_npz(folder / "data.npz", data)
-            return folder / "data.npz"
-        case "idx":
-            write(folder / "train-images-idx3-ubyte.gz", gzip.compress(IMAGES))
-            write(folder / "train-labels-idx1-ubyte", LABELS)
-        case "cifar":
-            write(folder / "data_batch_1.bin", (bytes(3073) + b"\1" + bytes(3072)))
-        case "images":
-            folder_of(folder, "a/1.png", "b/2.png")
-        case "csv":
-            write(folder / "x.csv", b"x,label\n1,0\n2,1\n")
-    return folder
 
 
 def test_the_page_lists_every_format() -> None:
@@ -58,7 +32,7 @@ def test_the_page_lists_every_format() -> None:
 
 @pytest.mark.parametrize("kind", FORMATS)
 def test_every_kind_is_recognised_and_opened(tmp_path: Path, kind: str) -> None:
-    path = make(kind, tmp_path / "data")
+    path = two_records(kind, tmp_path / "data")
     assert recognise(path) == kind
     data = open_dataset(DatasetSettings(path=path))
     assert (len(data), data.labels.tolist(), data.origin.kind) == (2, [0, 1], kind)
@@ -69,10 +43,10 @@ def test_every_kind_is_recognised_and_opened(tmp_path: Path, kind: str) -> None:
 
 
 def test_single_files_and_archives_are_recognised(tmp_path: Path) -> None:
-    assert recognise(make("csv", tmp_path / "c") / "x.csv") == "csv"
-    assert recognise(make("cifar", tmp_path / "b") / "data_batch_1.bin") == "cifar"
+    assert recognise(two_records("csv", tmp_path / "c") / "x.csv") == "csv"
+    assert recognise(two_records("cifar", tmp_path / "b") / "data_batch_1.bin") == "cifar"
     assert recognise(zip_of(tmp_path / "photos.zip", {"a/1.png": encoded(noise(1))})) == "images"
-    make("npz", tmp_path / "n").rename(tmp_path / "renamed.zip")
+    two_records("npz", tmp_path / "n").rename(tmp_path / "renamed.zip")
     assert recognise(tmp_path / "renamed.zip") == "npz"
     folder_of(tmp_path / "halves", "train/a/1.png", "test/a/2.png")
     assert recognise(tmp_path / "halves") == "images"
@@ -94,16 +68,16 @@ def test_what_is_unknown_or_ambiguous_says_what_to_do(tmp_path: Path) -> None:
         recognise(tmp_path / "loose" / "a.png")
     (tmp_path / "notes.txt").unlink()
     shutil.rmtree(tmp_path / "loose")
-    make("npz", tmp_path)
+    two_records("npz", tmp_path)
     with pytest.raises(DataError, match=r"Give the path of the file: .*data\.npz\?"):
         recognise(tmp_path)
     with pytest.raises(DataError, match="Unpack it first"):
         recognise(write(tmp_path / "x.tar.gz", b"?"))
-    make("images", tmp_path)
-    make("csv", tmp_path)
+    two_records("images", tmp_path)
+    two_records("csv", tmp_path)
     with pytest.raises(DataError, match=r"could be images or csv\. Set `kind`"):
         recognise(tmp_path)
-    path = make("idx", tmp_path / "idx") / "train-labels-idx1-ubyte"
+    path = two_records("idx", tmp_path / "idx") / "train-labels-idx1-ubyte"
     with pytest.raises(DataError, match="path of the folder that holds the IDX files"):
         recognise(path)
     os.mkfifo(tmp_path / "pipe")
@@ -115,7 +89,7 @@ def test_what_is_unknown_or_ambiguous_says_what_to_do(tmp_path: Path) -> None:
 
 
 def test_a_section_that_does_not_go_with_the_data_is_told(tmp_path: Path) -> None:
-    path = make("images", tmp_path / "data")
+    path = two_records("images", tmp_path / "data")
     with pytest.raises(ConfigurationError, match=r"`csv.label` is set, and .* is taken for images"):
         open_dataset(DatasetSettings.model_validate({"path": path, "csv": {"label": "x"}}))
 
@@ -162,8 +136,9 @@ def test_data_in_two_halves_are_known_as_such(tmp_path: Path) -> None:
         return has_test_half(DatasetSettings(path=path))
 
     for kind in FORMATS:
-        assert not halves(make(kind, tmp_path / kind))
-    write(tmp_path / "idx" / "t10k-labels-idx1-ubyte", LABELS)
+        assert not halves(two_records(kind, tmp_path / kind))
+    labels = tmp_path / "idx" / "train-labels-idx1-ubyte"
+    write(labels.with_name("t10k-labels-idx1-ubyte"), labels.read_bytes())
     write(tmp_path / "cifar" / "test_batch.bin", bytes(3073))
     folder_of(tmp_path / "photos", "train/a/1.png", "train/b/2.png", "val/a/3.png")
     assert all(map(halves, (tmp_path / "idx", tmp_path / "cifar", tmp_path / "photos")))
@@ -230,7 +205,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, bytes
     root = tmp_path_factory.mktemp("whole")
     made = {}
     for kind in FORMATS:
-        make(kind, root / kind)
+        two_records(kind, root / kind)
         made[kind] = parts_of(root / kind)
     np.savez(root / "stored.npz", inputs=np.zeros((2, 3)), labels=np.array([0, 1]))
     made["stored"] = {"data.npz": (root / "stored.npz").read_bytes()}

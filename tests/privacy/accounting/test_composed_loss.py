@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from scipy import stats
 
 from dpagent.errors import ParameterError
+from dpagent.privacy.accounting import composed_loss, tilted_law
 from dpagent.privacy.accounting.composed_loss import ComposedLoss, LossBlock, split_masses
 from dpagent.privacy.accounting.gaussian_loss import on_grid
 from dpagent.privacy.accounting.normal_form import SampledGaussian
@@ -188,3 +190,51 @@ def test_too_fine_a_grid_says_so() -> None:
     block = LossBlock(10**9, masses[np.newaxis], np.zeros(1))
     with pytest.raises(ParameterError, match=r"grid cells; expected at most.*coarser"):
         ComposedLoss(1e-6, [block], [[(0, 5)]]).delta(0.0)
+
+
+@pytest.mark.parametrize("rate", [1e-12, 1e-9, 1e-6])
+@pytest.mark.parametrize("great", [700, 5_000])
+def test_rare_great_losses_are_composed_on_few_cells_and_as_binomials(
+    rate: float, great: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The number of great losses is binomial. Without a tilt a window once had 2.6 million cells here."""
+    sizes: list[int] = []
+
+    def transform_size(least: int) -> int:
+        sizes.append(tilted_law.transform_size(least))
+        return sizes[-1]
+
+    monkeypatch.setattr(composed_loss, "transform_size", transform_size)
+    count = 500
+    masses = np.zeros((1, great + 1))
+    masses[0, 0], masses[0, great] = 1 - rate, rate
+    loss = ComposedLoss(STEP, [LossBlock(0, masses, np.zeros(1))], [[(0, count)]])
+
+    def exact(epsilon: float) -> float:
+        hits = np.arange(1, 20)
+        beyond = np.maximum(hits * great * STEP - epsilon, 0.0)
+        return float(stats.binom.pmf(hits, count, rate) @ -np.expm1(-beyond))
+
+    for share in (0.1, 0.5, 0.9, 0.999):
+        delta = exact(share * great * STEP)
+        assert exact(loss.epsilon(delta)) <= delta * (1 + 1e-9)
+    assert max(sizes) <= 2**17
+    for epsilon in (0.0, great * STEP / 2, 1.5 * great * STEP):
+        for tilt in (0.0, 0.5):
+            law = next(loss._laws(tilt, prefixes=False, delta=1e-14, reaching=epsilon))
+            assert law.delta(epsilon) >= exact(epsilon) * (1 - 1e-9)
+
+
+def test_unlike_mechanisms_take_no_more_cells_than_twice_their_own() -> None:
+    """In one block each takes the cells of the widest: here one of small noise among 15 of great noise."""
+    alone = [
+        on_grid([SampledGaussian(sigma, 1e-6)], STEP, 1e-15)[0][0].masses.size
+        for sigma in [0.1, *np.linspace(4.0, 5.0, 15).tolist()]
+    ]
+    together = on_grid(
+        [SampledGaussian(sigma, 1e-6) for sigma in [0.1, *np.linspace(4.0, 5.0, 15).tolist()]], STEP, 1e-15
+    )
+    for blocks in together:
+        assert [len(block.masses) for block in blocks] == [len(block.infinite) for block in blocks]
+        assert sum(len(block.masses) for block in blocks) == 16
+        assert sum(block.masses.size for block in blocks) <= 2 * sum(alone) + 4 * 16

@@ -401,6 +401,15 @@ def test_a_record_that_is_hardly_ever_used_costs_nothing() -> None:
     assert running[0] == 0.0 < running[1]
 
 
+def test_no_grid_is_looked_for_where_nothing_is_spent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No loss is composed for it; the parts of the job cost nothing either."""
+    monkeypatch.setattr("dpagent.privacy.accounting.pld.ComposedLoss", None)
+    rounds = [poisson_sampled(GaussianEvent(sigma), 1e-16, 64) for sigma in (0.1, 0.2, 5.0)]
+    for delta in (0.5, 1e-12):
+        job = PldAccountant.on_grid_for(rounds, delta)
+        assert [job.epsilon_after(rounds[:count], delta) for count in (1, 2, 3)] == [0.0, 0.0, 0.0]
+
+
 def test_charges_of_delta_or_more_leave_no_epsilon() -> None:
     assert spent([SelfComposedEvent(ApproximateEvent(0.1, 1e-6), 11)], 1e-5) == math.inf
     assert spent([SelfComposedEvent(ApproximateEvent(0.1, 1e-6), 9)], 1e-5) <= 0.9 * (1 + 1e-8)

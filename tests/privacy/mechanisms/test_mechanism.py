@@ -326,7 +326,8 @@ def test_noise_and_rounding_come_from_the_entropy_that_is_given() -> None:
 def test_inexact_noise_may_use_its_share_of_delta_and_no_more(delta: float) -> None:
     """(1 + e^ε)·η for all rounds, against the share: by the formula of the module's proof."""
     m, rounds = mechanism(1000), 30
-    most = math.log(NOISE_SHARE * delta / (rounds * m.statistical_distance) - 1)
+    assert m.inexactness == m.statistical_distance + m.steps * 2.0**-128  # of the noise, and of the lots
+    most = math.log(NOISE_SHARE * delta / (rounds * m.inexactness) - 1)
     m.require_noise_as_priced(rounds, most - 1e-6, delta)
     with pytest.raises(ParameterError, match=f"{NOISE_SHARE * delta:.3g}"):
         m.require_noise_as_priced(rounds, most + 1e-6, delta)

@@ -7,7 +7,7 @@ records come out as ``(32, 32, 3)``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpagent.errors import DataError
-from dpagent.learning.data.classes import named_classes
+from dpagent.learning.data.classes import within
 from dpagent.learning.data.dataset import Dataset, Origin
-from dpagent.learning.data.format import Format, Half, NoSettings, Source
+from dpagent.learning.data.format import Format, Half, Inferred, NoSettings, Source
 from dpagent.learning.data.location import Location
 from dpagent.learning.data.stored import RawFile, StoredArray, StoredDataset, open_raw, reading
 from dpagent.wording import counted
@@ -55,56 +55,45 @@ class CifarFormat(Format[NoSettings]):
             return location.name.endswith(".bin")
         return not _names_of("train", "test").isdisjoint(location.names)
 
-    def open(self, source: Source, section: NoSettings) -> Dataset:
-        """As of :class:`Format`."""
-        return open_cifar(source.path, source.half, source.classes)
+    def undeclared(self, source: Source, section: NoSettings) -> list[str]:
+        """As of :class:`Format`: nothing, the form of a record is that of CIFAR."""
+        return []
 
-    def has_test_half(self, path: Path) -> bool:
+    def infer(self, source: Source, section: NoSettings) -> Inferred[NoSettings]:
+        """As of :class:`Format`: the classes of CIFAR-10 or CIFAR-100, by name if the names lie beside."""
+        layout, _ = _files(source.path, source.half)
+        classes = source.classes or _names(source.path, layout) or layout.classes
+        return Inferred(replace(source, classes=classes), section)
+
+    def open(self, source: Source, section: NoSettings) -> Dataset:
+        """As of :class:`Format`: the folder, or one file, which is taken whatever its half is."""
+        return _dataset(source)
+
+    def has_test_half(self, path: Path, section: NoSettings) -> bool:
         """As of :class:`Format`."""
         return not _names_of("test").isdisjoint(Location(path).names)
 
 
-def open_cifar(path: str | Path, half: Half, classes: Sequence[str] | None = None) -> Dataset:
-    """CIFAR-10 or CIFAR-100 in its binary form.
-
-    Args:
-        path: the folder with ``data_batch_1.bin`` … or ``train.bin``, or one file of CIFAR-10's form.
-        half: ``train`` or ``test``; a single file counts as either.
-        classes: names of the classes; without them those of the file that lies beside, if it does.
-
-    Raises:
-        DataError: a file is missing, or is no whole number of records.
-    """
-    if half not in _CIFAR_10.halves:
-        raise DataError(f"The half is {half!r}; expected 'train' or 'test'.")
-    path = Path(path)
-    layout, files = _files(path, half)
-    parts, labels, groups = [], [], []
-    for number, file in enumerate(files):
-        part = _open(open_raw(file), layout)
-        parts.append(part)
-        labels.append(_labels(part, layout))
-        groups.append(np.full(part.shape[0], number, np.int64))
-    numbers = np.concatenate(labels)
-    names: Sequence[str] | None = classes if classes is not None else _names(path, layout)
-    count, named = named_classes(numbers, names)
-    if names is None:
-        count = layout.classes
+def _dataset(source: Source) -> Dataset:
+    path, table = source.path, source.class_table
+    layout, files = _files(path, source.half)
+    parts = [_open(open_raw(file), layout) for file in files]
+    source.require_room(sum(part.shape[0] for part in parts))
+    labels = np.concatenate([_labels(part, layout) for part in parts])
+    groups = np.repeat(np.arange(len(parts)), [part.shape[0] for part in parts])
+    places, left_out = within(labels, table.count)
+    if places is not None:
+        labels, groups = labels[places], groups[places]
 
     def convert(stored: NDArray[Any]) -> NDArray[Any]:
         pixels: NDArray[Any] = stored[:, layout.label_bytes :].reshape(-1, 3, 32, 32)
         return pixels.transpose(0, 2, 3, 1)
 
-    try:
-        return StoredDataset(
-            parts, convert, numbers, count, shape=(32, 32, 3), dtype=np.dtype(np.uint8), class_names=named,
-            groups=np.concatenate(groups),
-            origin=Origin(
-                "cifar", f"{path}, {counted(len(files), 'file')} of CIFAR-{layout.classes} in binary form"
-            ),
-        )  # fmt: skip
-    except DataError as error:
-        raise DataError(f"{path}: {error}") from error
+    what = f"{counted(len(files), 'file')} of CIFAR-{layout.classes} in binary form"
+    return StoredDataset(
+        parts, convert, labels, table.count, places=places, shape=(32, 32, 3), dtype=np.dtype(np.uint8),
+        class_names=table.names, groups=groups, origin=Origin("cifar", f"{path}, {what}", left_out),
+    )  # fmt: skip
 
 
 def _names_of(*halves: Half) -> set[str]:
@@ -130,7 +119,7 @@ def _files(path: Path, half: Half) -> tuple[_Layout, list[Path]]:
 
 def _open(raw: RawFile, layout: _Layout) -> StoredArray:
     size = layout.label_bytes + _PIXELS
-    if raw.size == 0 or raw.size % size:
+    if raw.size % size:
         raise DataError(
             f"{raw.path} has {counted(raw.size, 'byte')}; expected a whole number of records of "
             f"{counted(size, 'byte')}, as in CIFAR-{layout.classes}. Copy it again."
@@ -143,20 +132,14 @@ def _labels(part: StoredArray, layout: _Layout) -> NDArray[np.int64]:
     for start in range(0, len(labels), _RECORDS_AT_ONCE):
         stop = min(start + _RECORDS_AT_ONCE, len(labels))
         labels[start:stop] = part.read(np.arange(start, stop))[:, layout.label_bytes - 1]
-    if labels.max() >= layout.classes:
-        place = int(labels.argmax())
-        raise DataError(
-            f"{part.file.path}, record {place}: the label is {labels[place]}; expected 0 to"
-            f" {layout.classes - 1}. Is it a file of CIFAR-{layout.classes}?"
-        )
     return labels
 
 
-def _names(path: Path, layout: _Layout) -> Sequence[str] | None:
+def _names(path: Path, layout: _Layout) -> tuple[str, ...] | None:
     """The names that are distributed with the records, if they are there."""
     file = (path if path.is_dir() else path.parent) / layout.names_file
     try:
         names = file.read_text("utf-8").split() if file.is_file() and file.stat().st_size < 65_536 else []
     except (OSError, UnicodeDecodeError):
         return None  # Names are an ornament here: the numbers are in the records.
-    return names if len(names) == layout.classes and len(set(names)) == len(names) else None
+    return tuple(names) if len(names) == layout.classes == len(set(names)) else None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 import struct
-from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpagent.errors import DataError
-from dpagent.learning.data.classes import named_classes
+from dpagent.learning.data.classes import classes_of_numbers, warnings_about, within
 from dpagent.learning.data.dataset import ArrayDataset, Dataset, Origin
-from dpagent.learning.data.format import Format, Half, NoSettings, Source
+from dpagent.learning.data.format import Format, Half, Inferred, NoSettings, Source
 from dpagent.learning.data.location import Location
 from dpagent.learning.data.stored import (
     IN_MEMORY_BYTES,
@@ -61,11 +61,34 @@ class IdxFormat(Format[NoSettings]):
         named = not location.is_folder and _NAME.fullmatch(location.path.name)
         return "Give the path of the folder that holds the IDX files." if named else ""
 
-    def open(self, source: Source, section: NoSettings) -> Dataset:
-        """As of :class:`Format`."""
-        return open_idx(source.path, source.half, source.classes)
+    def undeclared(self, source: Source, section: NoSettings) -> list[str]:
+        """As of :class:`Format`: the form of a record, which stands in the file."""
+        return ["shape"] * (source.shape is None) + ["dtype"] * (source.dtype is None)
 
-    def has_test_half(self, path: Path) -> bool:
+    def infer(self, source: Source, section: NoSettings) -> Inferred[NoSettings]:
+        """As of :class:`Format`: what the headers say, and the largest label."""
+        inputs, numbers = _files(source)
+        classes, warnings = source.classes, tuple[str, ...]()
+        if classes is None:
+            classes = classes_of_numbers(numbers.read_all())
+            warnings = warnings_about(classes)
+        declared = replace(
+            source,
+            classes=classes,
+            shape=source.shape or _record_shape(inputs),
+            dtype=source.dtype or ("uint8" if inputs.dtype == np.uint8 else "float32"),
+        )
+        return Inferred(declared, section, warnings)
+
+    def open(self, source: Source, section: NoSettings) -> Dataset:
+        """As of :class:`Format`.
+
+        The files are called ``train-images-idx3-ubyte``, ``train-labels-idx1-ubyte`` and so on, ``t10k-`` or
+        ``test-`` for the test half, with or without ``.gz``.
+        """
+        return _dataset(*_files(source), source)
+
+    def has_test_half(self, path: Path, section: NoSettings) -> bool:
         """As of :class:`Format`."""
         return any(
             match[1] in _HALVES["test"]
@@ -74,49 +97,46 @@ class IdxFormat(Format[NoSettings]):
         )
 
 
-def open_idx(directory: str | Path, half: Half, classes: Sequence[str] | None = None) -> Dataset:
-    """One half of MNIST, or of a dataset in its format, from a folder of IDX files.
-
-    The files are called ``train-images-idx3-ubyte``, ``train-labels-idx1-ubyte`` and so on, ``t10k-`` or
-    ``test-`` for the test half, with or without ``.gz``.
-
-    Args:
-        directory: the folder.
-        half: ``train`` or ``test``.
-        classes: names of the classes 0, 1, …; without them there is one more than the largest label.
-
-    Raises:
-        DataError: a file is missing, is not IDX, or is shorter or longer than it says.
-    """
-    if half not in _HALVES:
-        raise DataError(f"The half is {half!r}; expected 'train' or 'test'.")
-    directory = Path(directory)
-    inputs = _open(_find(directory, half, "images"), _TYPES, (2, 3, 4))
-    numbers = _open(_find(directory, half, "labels"), _LABEL_TYPES, (1,))
-    if inputs.shape[0] != numbers.shape[0]:
+def _files(source: Source) -> tuple[StoredArray, StoredArray]:
+    """Records and labels, as many of each, and no more than there may be."""
+    path, half, most = source.path, source.half, source.max_records
+    labels = _open(_find(path, half, "labels"), _LABEL_TYPES, (1,), most * 4)
+    values = None if source.shape is None else most * math.prod(source.shape) * 8
+    inputs = _open(_find(path, half, "images"), _TYPES, (2, 3, 4), values)
+    if inputs.shape[0] != labels.shape[0]:
         raise DataError(
-            f"{inputs.file.path} holds {counted(inputs.shape[0], 'record')} and {numbers.file.path} "
-            f"{counted(numbers.shape[0], 'label')}; expected one label a record."
+            f"{inputs.file.path} holds {counted(inputs.shape[0], 'record')} and {labels.file.path} "
+            f"{counted(labels.shape[0], 'label')}; expected one label a record."
         )
+    source.require_room(labels.shape[0])
+    return inputs, labels
+
+
+def _record_shape(inputs: StoredArray) -> tuple[int, ...]:
+    return (*inputs.shape[1:], 1) if len(inputs.shape) == 3 else inputs.shape[1:]
+
+
+def _dataset(inputs: StoredArray, numbers: StoredArray, source: Source) -> Dataset:
+    table, shape, dtype = source.class_table, _record_shape(inputs), input_dtype(inputs.dtype)
     labels = numbers.read_all().astype(np.int64)
-    shape = (*inputs.shape[1:], 1) if len(inputs.shape) == 3 else inputs.shape[1:]
-    dtype = input_dtype(inputs.dtype)
-    origin = Origin("idx", f"{inputs.file.path} and {numbers.file.path.name}, IDX files")
-    count, names = named_classes(labels, classes)
-    packed = inputs.file.path.suffix == ".gz"
+    places, left_out = within(labels, table.count)
+    used = labels if places is None else labels[places]
+    origin = Origin("idx", f"{inputs.file.path} and {numbers.file.path.name}, IDX files", left_out)
+
+    def convert(stored: NDArray[np.generic]) -> NDArray[np.generic]:
+        return to_inputs(stored).reshape(-1, *shape)
+
     try:
+        packed = inputs.file.path.suffix == ".gz"
         if packed and math.prod(inputs.shape) * dtype.itemsize <= IN_MEMORY_BYTES:
-            values = to_inputs(inputs.read_all()).reshape(-1, *shape)
-            return ArrayDataset(values, labels, count, names, origin=origin)
-
-        def convert(stored: NDArray[np.generic]) -> NDArray[np.generic]:
-            return to_inputs(stored).reshape(-1, *shape)
-
+            values = convert(inputs.read_all() if places is None else inputs.read(places))
+            return ArrayDataset(values, used, table.count, table.names, origin=origin)
         return StoredDataset(
-            [inputs], convert, labels, count, shape=shape, dtype=dtype, class_names=names, origin=origin
-        )
+            [inputs], convert, used, table.count, places=places, shape=shape, dtype=dtype,
+            class_names=table.names, origin=origin,
+        )  # fmt: skip
     except DataError as error:
-        raise DataError(f"{directory}, {half} half: {error}") from error
+        raise DataError(f"{source.path}, {source.half} half: {error}") from error
 
 
 def _find(directory: Path, half: Half, what: str) -> Path:
@@ -144,8 +164,12 @@ def _find(directory: Path, half: Half, what: str) -> Path:
     return directory / found[0]  # the plain one before the packed one, as names sort
 
 
-def _open(path: Path, types: dict[int, np.dtype[Any]], dimensions: tuple[int, ...]) -> StoredArray:
-    raw = open_raw(path)
+def _open(
+    path: Path, types: dict[int, np.dtype[Any]], dimensions: tuple[int, ...], most: int | None
+) -> StoredArray:
+    """The values of a file, of which no more than ``most`` bytes and the header are unpacked."""
+    # One more shows that there are too many.
+    raw = open_raw(path, most=None if most is None else most + 4 + 4 * max(dimensions) + 1)
     header = np.zeros(4 + 4 * max(dimensions), np.uint8)
     begin = header[: min(len(header), raw.size)]
     raw.read_into(begin, 0)

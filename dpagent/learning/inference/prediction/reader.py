@@ -43,7 +43,12 @@ class InputReader:
 
     def __init__(self, model: ExportedModel, settings: DatasetSettings, say: Say) -> None:
         self._model, self._settings, self._say = model, settings, say
-        listed = tuple(settings.classes or ())
+        if isinstance(settings.classes, int) and settings.classes != model.classes:
+            raise ConfigurationError(
+                f"There are {counted(settings.classes, 'class')}; model {model.name!r} has {model.classes}."
+                " Leave them out."
+            )
+        listed = tuple(settings.classes) if isinstance(settings.classes, list) else ()
         if listed and len(listed) != model.classes:
             raise ConfigurationError(
                 f"There are {counted(len(listed), 'class')} ({', '.join(listed[:8])}); model {model.name!r} "
@@ -55,6 +60,7 @@ class InputReader:
                 f" {', '.join(model.class_names[:8])}. Leave them out."
             )
         self.class_names = listed or model.class_names
+        self._count = settings.classes if isinstance(settings.classes, int) else None
 
     def read(self, path: Path) -> Iterator[Input]:
         """The records at ``path`` in their order.
@@ -66,7 +72,7 @@ class InputReader:
         require_readable(path)
         kind = recognise_inputs(path) if self._settings.kind == AUTO else self._settings.kind
         settings = self._settings.model_copy(
-            update={"path": path, "classes": list(self.class_names) or None, "kind": kind}
+            update={"path": path, "classes": list(self.class_names) or self._count, "kind": kind}
         )
         known, model = FORMATS[kind], self._model
         target = Target(model.name, model.input_shape, model.classes, self.class_names)

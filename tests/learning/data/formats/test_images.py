@@ -14,13 +14,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from formats import open_images
 from pictures import encoded, folder_of, noise, write, zip_of
 from PIL import Image
 
 from dpagent.errors import ConfigurationError, DataError
 from dpagent.learning.data.dataset import Dataset
-from dpagent.learning.data.formats.images.dataset import ImageDataset, open_images
-from dpagent.learning.data.formats.images.decoding import PictureForm
+from dpagent.learning.data.formats.images.dataset import ImageDataset
+from dpagent.learning.data.formats.images.decoding import PictureForm, read_form
 
 CIFAR = Path(__file__).parents[4] / "shared" / "data" / "cifar10-jpeg.zip"
 
@@ -49,8 +50,10 @@ def test_a_public_list_numbers_the_classes_and_may_have_some_that_are_missing_he
     assert data.labels.tolist() == [2, 0]
     assert data.class_counts().tolist() == [1, 0, 1]
     assert "sorted order" not in " ".join(data.origin.warnings)
-    with pytest.raises(DataError, match="in the folder 'ant', which is no class; expected one of cat, dog"):
-        open_images(tmp_path, classes=["cat", "dog"])
+    others = open_images(tmp_path, classes=["cat", "dog"])
+    assert others.labels.tolist() == [0]
+    (sentence,) = others.origin.left_out
+    assert sentence == "1 file: in the folder 'ant', which is no class; expected one of cat, dog"
 
 
 def test_folders_called_by_numbers_are_those_classes(tmp_path: Path) -> None:
@@ -94,7 +97,7 @@ def test_of_two_halves_one_is_taken(tmp_path: Path) -> None:
 
 
 def decoded(data: bytes, mode: Any = "rgb", size: tuple[int, int] | None = None) -> Any:
-    return PictureForm(size, mode).decode(data)
+    return PictureForm(size or read_form(data)[0], mode).decode(data)
 
 
 def test_every_mode_of_pixels_becomes_grey_or_rgb() -> None:
@@ -115,8 +118,12 @@ def test_every_mode_of_pixels_becomes_grey_or_rgb() -> None:
     Image.fromarray(rgb).quantize(256).save(buffer, "PNG", transparency=bytes([0, 128]))
     assert decoded(buffer.getvalue()).shape == (8, 12, 3)
     buffer = io.BytesIO()
-    Image.fromarray(np.zeros((2, 2), np.float32)).save(buffer, "TIFF")
+    Image.fromarray(np.zeros((2, 2), np.float32)).save(buffer, "PPM")
     with pytest.raises(DataError, match="mode F, whose range is unknown"):
+        decoded(buffer.getvalue())
+    buffer = io.BytesIO()
+    Image.fromarray(rgb).save(buffer, "TIFF")
+    with pytest.raises(DataError, match="not a picture of a known kind"):
         decoded(buffer.getvalue())
 
 
@@ -281,8 +288,10 @@ def test_without_pillow_the_extra_is_named(tmp_path: Path) -> None:
     folder_of(tmp_path, "a/1.png", "b/2.png")
     program = (
         "import sys; sys.modules['PIL'] = None\n"
-        "from dpagent.learning.data.formats.images.dataset import open_images\n"
-        "try: open_images(sys.argv[1])\n"
+        "from pathlib import Path\n"
+        "from dpagent.learning.data.opening import open_dataset\n"
+        "from dpagent.learning.data.settings import DatasetSettings\n"
+        "try: open_dataset(DatasetSettings(path=Path(sys.argv[1])))\n"
         "except Exception as error: print(type(error).__name__, error)"
     )
     result = subprocess.run(

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from formats import open_table
 
 from dpagent.errors import DataError
 from dpagent.learning.data.dataset import Dataset
-from dpagent.learning.data.formats.tables.dataset import open_table
 from dpagent.learning.data.formats.tables.settings import CsvSettings
 
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from formats import open_table
 from pictures import write
 
 from dpagent.errors import DataError
-from dpagent.learning.data.formats.tables.dataset import open_table
 from dpagent.learning.data.formats.tables.settings import CsvSettings
 from dpagent.learning.data.formats.tables.unlabelled import has_labels, unlabelled_rows
 

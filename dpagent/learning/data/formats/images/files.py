@@ -1,7 +1,11 @@
 """Which pictures there are: in a folder with a folder for each class, or in a zip archive of that form.
 
 The class of a picture is the name of the first folder it lies in; deeper folders belong to the same class.
-Where the folders are called ``train`` and ``test`` and hold folders themselves, one of the two is taken.
+The folder that holds the class folders is declared: one more picture in a folder called ``test`` must not
+make all others vanish. Without a declaration it is inferred (:func:`class_folder`): where folders are called
+``train`` and ``test`` and hold folders themselves, it is one of the two.
+
+An entry that cannot be looked at costs itself alone.
 Hidden files, and files that are no pictures by their names, are passed over.
 """
 
@@ -12,13 +16,13 @@ import stat
 import time
 import zipfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Final, Protocol
 
 from dpagent.errors import DataError
-from dpagent.learning.data.archive import MAX_MEMBER_BYTES, ZipMembers, obstacle, open_zip
+from dpagent.learning.data.archive import ZipMembers, obstacle, open_zip
 from dpagent.learning.data.format import Half
 from dpagent.learning.data.formats.images.decoding import SUFFIXES
 from dpagent.learning.data.location import entries_of
@@ -37,7 +41,11 @@ _HALVES: Final[dict[Half, tuple[str, ...]]] = {
 _Member = tuple[tuple[str, ...], zipfile.ZipInfo]
 """The parts of a member's name, and the archive's entry for it."""
 
+HERE: Final = "."
+"""The folder itself, as the one that holds the class folders."""
+
 _DEPTH: Final = 3
+_DEEPEST: Final = 64
 _MOST_LOOKED_AT: Final = 20_000
 
 
@@ -85,10 +93,11 @@ class PictureFiles(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FolderFiles:
-    """Pictures as files, by their paths relative to ``root``."""
+    """Pictures as files of at most ``most`` bytes, by their paths relative to ``root``."""
 
     root: Path
     names: Sequence[str]
+    most: int
 
     def read(self, number: int) -> bytes:
         """As of :class:`PictureFiles`."""
@@ -99,18 +108,19 @@ class FolderFiles:
             with os.fdopen(descriptor, "rb") as stream:
                 if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                     raise DataError("it is no regular file any more.")
-                data = stream.read(MAX_MEMBER_BYTES + 1)
+                size = os.fstat(descriptor).st_size
+                if not 0 < size <= self.most:
+                    raise DataError(f"it has {counted(size, 'byte')}; expected 1 to {self.most:,}.")
+                data = stream.read(self.most)
         except FileNotFoundError as error:
             raise DataError("it has vanished since the folder was read.") from error
         except OSError as error:
             raise DataError(f"it cannot be read: {error.strerror or error}.") from error
-        if not 0 < len(data) <= MAX_MEMBER_BYTES:
-            raise DataError(f"it has {counted(len(data), 'byte')}; expected 1 to {MAX_MEMBER_BYTES:,}.")
         return data
 
     def keep(self, numbers: Sequence[int]) -> FolderFiles:
         """As of :class:`PictureFiles`."""
-        return FolderFiles(self.root, [self.names[number] for number in numbers])
+        return FolderFiles(self.root, [self.names[number] for number in numbers], self.most)
 
     def ends(self, number: int) -> tuple[bytes, bytes]:
         """The first and the last bytes of a picture; nothing where it cannot be read."""
@@ -137,7 +147,7 @@ def list_folder(root: Path) -> Listing:
         for entry in entries_of(root):
             if _is_hidden(entry.name):
                 continue
-            if entry.is_dir():
+            if _is_folder(entry):
                 found.classes.add(entry.name)
                 _walk(found, entry.path, entry.name, entry.name, now)
             elif is_picture(entry.name):
@@ -147,34 +157,32 @@ def list_folder(root: Path) -> Listing:
     return found
 
 
-def choose_half(root: Path, half: Half) -> Path:
-    """``root``, or the folder of that half in it if it has halves.
+def class_folder(path: Path, half: Half) -> str:
+    """The folder in a folder or an archive that holds the class folders, as a relative path; for ``infer``.
 
     Raises:
-        DataError: it has the other half only.
+        DataError: there is the other half only.
     """
-    with reading(root):
-        folders = [entry.name for entry in entries_of(root) if entry.is_dir() and _has_folders(entry.path)]
-    name = _half_of(folders, half, str(root))
-    return root if name is None else root / name
+    if not path.is_dir():
+        parts, _ = _below(_visible(open_zip(path)[1]), half, str(path))
+        return "/".join(parts) or HERE
+    with reading(path):
+        folders = [entry.name for entry in entries_of(path) if _is_folder(entry) and _has_folders(entry.path)]
+    return _half_of(folders, half, str(path)) or HERE
 
 
 def has_halves(path: Path) -> bool:
     """Whether a folder or archive of pictures comes as a training and a test half."""
-    if path.is_dir():
-        return choose_half(path, "train") != path
-    members = _visible(open_zip(path)[1])
     try:
-        train, test = (list(_below(members, half, str(path))) for half in _HALVES)
+        return class_folder(path, "train") != class_folder(path, "test")
     except DataError:
         return False  # There is one of them only.
-    return train != test
 
 
 def holds_pictures(root: Path) -> bool:
     """Whether a folder below ``root`` holds a picture, after a look at no more than some thousand files."""
     with reading(root):
-        level = [entry.path for entry in entries_of(root) if entry.is_dir()]
+        level = [entry.path for entry in entries_of(root) if _is_folder(entry)]
     looked_at = 0
     for _ in range(_DEPTH):
         below: list[str] = []
@@ -184,7 +192,7 @@ def holds_pictures(root: Path) -> bool:
                     looked_at += 1
                     if looked_at > _MOST_LOOKED_AT:
                         return False
-                    if entry.is_dir(follow_symlinks=False):
+                    if _is_folder(entry, links=False):
                         below.append(entry.path)
                     elif is_picture(entry.name):
                         return True
@@ -194,14 +202,24 @@ def holds_pictures(root: Path) -> bool:
     return False
 
 
-def list_zip(path: Path, half: Half) -> tuple[Listing, ZipMembers]:
+def list_zip(path: Path, folder: str, most: int) -> tuple[Listing, ZipMembers]:
     """Look through an archive of class folders.
 
+    Args:
+        path: of the archive.
+        folder: the one that holds the class folders.
+        most: bytes of a picture.
+
     Raises:
-        DataError: it is not a zip archive, or has the other half only.
+        DataError: it is not a zip archive.
     """
     file, listed = open_zip(path)
-    members = list(_below(_visible(listed), half, str(path)))
+    above = PurePosixPath(folder).parts
+    members = [
+        (parts[len(above) :], info)
+        for parts, info in _visible(listed)
+        if parts[: len(above)] == above and len(parts) > len(above)
+    ]
     found, chosen = Listing(), []
     for parts, info in sorted(members, key=lambda member: member[0]):
         name = "/".join(parts)
@@ -213,7 +231,7 @@ def list_zip(path: Path, half: Half) -> tuple[Listing, ZipMembers]:
             found.passed_over["no picture by its name"] += 1
         elif len(parts) == 1:
             found.passed_over[IN_NO_FOLDER] += 1
-        elif (reason := obstacle(info)) is not None:
+        elif (reason := obstacle(info, most)) is not None:
             found.problems[name] = f"{reason}."
         else:
             found.names.append(name)
@@ -233,16 +251,22 @@ def printable(name: str) -> str:
     return "".join(letter if letter.isprintable() else "�" for letter in name)
 
 
-def _walk(found: Listing, path: str, relative: str, label: str, now: float) -> None:
-    with reading(Path(path)):
+def _walk(found: Listing, path: str, relative: str, label: str, now: float, depth: int = 0) -> None:
+    try:
         found.watched[relative] = Path(path).stat().st_mtime_ns
         entries = entries_of(path)
+    except OSError as error:
+        found.problems[relative] = f"it cannot be looked into: {error.strerror or error}."
+        return
     for entry in entries:
         name = f"{relative}/{entry.name}"
         if _is_hidden(entry.name):
             continue
-        if entry.is_dir(follow_symlinks=False):
-            _walk(found, entry.path, name, label, now)
+        if _is_folder(entry, links=False):
+            if depth < _DEEPEST:
+                _walk(found, entry.path, name, label, now, depth + 1)
+            else:
+                found.passed_over[f"a folder more than {_DEEPEST} deep"] += 1
         elif not is_picture(entry.name):
             found.passed_over["no picture by its name"] += 1
         else:
@@ -264,8 +288,9 @@ def _visible(listed: Iterable[zipfile.ZipInfo]) -> list[_Member]:
     return [(parts, info) for parts, info in members if parts and not any(map(_is_hidden, parts))]
 
 
-def _below(members: list[_Member], half: Half, where: str) -> Iterator[_Member]:
-    """The members below the folder that holds the class folders."""
+def _below(members: list[_Member], half: Half, where: str) -> tuple[tuple[str, ...], list[_Member]]:
+    """The folder that holds the class folders, and the members below it."""
+    above: tuple[str, ...] = ()
     while True:
         tops = {parts[0] for parts, _ in members}
         # Folders that hold folders, and no picture themselves.
@@ -275,8 +300,9 @@ def _below(members: list[_Member], half: Half, where: str) -> Iterator[_Member]:
         if name is None and len(tops) == 1 and tops == outer:
             (name,) = tops
         if name is None:
-            return iter(members)
+            return above, members
         members = [(parts[1:], info) for parts, info in members if parts[0] == name and len(parts) > 1]
+        above = (*above, name)
 
 
 def _half_of(folders: Iterable[str], half: Half, where: str) -> str | None:
@@ -296,10 +322,18 @@ def _half_of(folders: Iterable[str], half: Half, where: str) -> str | None:
 def _has_folders(path: str) -> bool:
     """Whether a folder holds folders, and no picture of its own."""
     try:
-        kinds = [(entry.is_dir(), is_picture(entry.name)) for entry in entries_of(path)]
+        kinds = [(_is_folder(entry), is_picture(entry.name)) for entry in entries_of(path)]
     except OSError:
         return False
     return any(folder for folder, _ in kinds) and not any(picture for folder, picture in kinds if not folder)
+
+
+def _is_folder(entry: os.DirEntry[str], *, links: bool = True) -> bool:
+    """Whether an entry is a folder, or with ``links`` a link to one; not if it cannot be told."""
+    try:
+        return entry.is_dir(follow_symlinks=links)
+    except OSError:  # a link to itself
+        return False
 
 
 def _is_hidden(name: str) -> bool:

@@ -4,39 +4,37 @@ from __future__ import annotations
 
 import zipfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Final
 
-from pydantic import Field
-
-from dpagent.configuration import Settings
+from dpagent.errors import DataError
+from dpagent.learning.data.classes import Classes, classes_of_texts, warnings_about
 from dpagent.learning.data.dataset import Dataset
-from dpagent.learning.data.format import Format, Source
-from dpagent.learning.data.formats.images.dataset import open_images
-from dpagent.learning.data.formats.images.decoding import Mode
-from dpagent.learning.data.formats.images.files import has_halves, holds_pictures, is_picture
+from dpagent.learning.data.format import Format, Inferred, Source
+from dpagent.learning.data.formats.images.dataset import PictureTerms, listed, open_pictures
+from dpagent.learning.data.formats.images.decoding import (
+    Mode,
+    PictureForm,
+    read_form,
+    require_pillow,
+)
+from dpagent.learning.data.formats.images.files import (
+    Listing,
+    PictureFiles,
+    class_folder,
+    has_halves,
+    holds_pictures,
+    is_picture,
+    printable,
+)
+from dpagent.learning.data.formats.images.settings import ImageSettings
 from dpagent.learning.data.formats.images.unlabelled import PictureReader, picture_form
 from dpagent.learning.data.inputs import Input, Say, Target
 from dpagent.learning.data.location import Location
 from dpagent.wording import counted, named
 
 _MODES: Final[dict[int, Mode]] = {1: "grey", 3: "rgb"}
-
-Pixels = Annotated[int, Field(ge=1, le=4096)]
-
-
-class ImageSettings(Settings):
-    """How pictures become records."""
-
-    size: Annotated[list[Pixels], Field(min_length=2, max_length=2)] | None = None
-    """Width and height that every picture is scaled until it covers, then cut to. Without it, all must have
-    one size."""
-    mode: Mode | None = None
-    """One channel or three; without it, as the first picture has it."""
-
-    def pair(self) -> tuple[int, int] | None:
-        """The size as width and height."""
-        return None if self.size is None else (self.size[0], self.size[1])
 
 
 class ImageFormat(Format[ImageSettings]):
@@ -71,13 +69,61 @@ class ImageFormat(Format[ImageSettings]):
         archives = [name for name in location.names if name.endswith(".zip")]
         return f"Give the path of the file: {path / archives[0]}?" if archives else ""
 
+    def undeclared(self, source: Source, section: ImageSettings) -> list[str]:
+        """As of :class:`Format`: size, mode, and where the class folders are."""
+        return [f"{self.kind}.{key}" for key in ("size", "mode", "folder") if getattr(section, key) is None]
+
+    def infer(self, source: Source, section: ImageSettings) -> Inferred[ImageSettings]:
+        """As of :class:`Format`: the folders' names, and the form of the first picture, if all are alike."""
+        require_pillow()
+        path = source.path
+        warnings: list[str] = []
+        folder = section.folder or class_folder(path, source.half)
+        form = PictureForm((1, 1), "rgb", section.max_pixels)
+        root = path / folder if path.is_dir() else path
+        found, files = listed(root, folder, form)
+        if not found.names:
+            left = f" Left out: {'; '.join(found.sentences()[:3])}" if found.sentences() else ""
+            raise DataError(
+                f"{root} holds no pictures in class folders; expected a folder for each class with pictures"
+                f" in it (PNG, JPEG, …).{left}"
+            )
+        classes = source.classes
+        if classes is None:
+            classes = _classes(root, found)
+            warnings += warnings_about(classes)
+        size, mode = section.size, section.mode
+        if size is None or mode is None:
+            pair, first_mode = _common_form(root, found, files, section)
+            mode = mode or first_mode
+            if size is None:
+                size = list(pair)
+                warnings.append(f"The pictures are taken at the size they have. {_no_size()}")
+        complete = section.model_copy(update={"size": size, "mode": mode, "folder": folder})
+        return Inferred(replace(source, classes=classes), complete, tuple(warnings))
+
     def open(self, source: Source, section: ImageSettings) -> Dataset:
         """As of :class:`Format`."""
-        return open_images(source.path, source.half, source.classes, size=section.pair(), mode=section.mode)
+        require_pillow()
+        size, mode, folder = section.pair(), section.mode, section.folder
+        assert size is not None
+        assert mode is not None
+        assert folder is not None
+        is_folder = source.path.is_dir()
+        what = "a folder" if is_folder else "a zip archive"
+        return open_pictures(
+            PictureTerms(
+                root=source.path / folder if is_folder else source.path,
+                folder=folder,
+                form=PictureForm(size, mode, section.max_pixels),
+                classes=source.class_table,
+                source=f"{source.path}, {what} of pictures by class",
+            )
+        )
 
-    def has_test_half(self, path: Path) -> bool:
+    def has_test_half(self, path: Path, section: ImageSettings) -> bool:
         """As of :class:`Format`."""
-        return has_halves(path)
+        return section.folder is None and has_halves(path)
 
     def fitted(self, section: ImageSettings, shape: tuple[int, ...]) -> ImageSettings:
         """As of :class:`Format`: size and mode, unless they are set."""
@@ -101,12 +147,54 @@ class ImageFormat(Format[ImageSettings]):
     def unlabelled(self, source: Source, section: ImageSettings, target: Target, say: Say) -> Iterator[Input]:
         """As of :class:`Format`. A picture in a folder that is called as a class is of that class."""
         wanted = self.fitted(section, target.shape)
-        reader = PictureReader(picture_form(target, wanted.pair(), wanted.mode), target, say)
+        reader = PictureReader(picture_form(target, wanted), target, say)
         path = source.path
         if path.is_file() and not zipfile.is_zipfile(path) and path.suffix.lower() != ".zip":
             return iter([reader.read_file(path)])
-        return reader.read_many(path, source.half)
+        return reader.read_many(path, section.folder or class_folder(path, source.half))
 
 
 def _loose(location: Location) -> list[str]:
     return [name for name in location.names if is_picture(name) and not name.startswith(".")]
+
+
+def _classes(root: Path, found: Listing) -> Classes:
+    try:
+        return classes_of_texts(found.classes)
+    except DataError as error:
+        raise DataError(f"{root}: {error}") from error
+
+
+def _common_form(
+    root: Path, found: Listing, files: PictureFiles, section: ImageSettings
+) -> tuple[tuple[int, int], Mode]:
+    """Size and mode of the first picture that can be read; unless a size is set, all must have that size."""
+    first: tuple[tuple[int, int], Mode] | None = None
+    problem = ""
+    for number, name in enumerate(found.names):
+        try:
+            form = read_form(files.read(number), section.max_pixels)
+        except DataError as error:
+            problem = problem or f"{printable(name)}: {error}"
+            continue
+        first = first or form
+        if section.size is not None:
+            break
+        if form[0] != first[0]:
+            came, expected = (f"{size[0]} × {size[1]}" for size in (form[0], first[0]))
+            raise DataError(
+                f"{root}: {printable(name)}: it is {came} pixels large; the first picture is {expected}."
+                f" {_no_size()}"
+            )
+    if first is None:
+        raise DataError(
+            f"{root}: of {counted(len(found.names), 'picture')} none can be read. The first: {problem}"
+        )
+    return first
+
+
+def _no_size() -> str:
+    """Advice for pictures that differ in size."""
+    return (
+        f"Give all boards the same {named('size')} and {named('mode')}, so that every picture is made to fit."
+    )

@@ -7,7 +7,6 @@ folder it lies in, if that is a class of the model; a folder of any other name s
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
@@ -15,18 +14,21 @@ from typing import Final
 
 from dpagent.errors import ConfigurationError, DataError
 from dpagent.learning.data.archive import ZipMembers, obstacle, open_zip
-from dpagent.learning.data.format import Half
-from dpagent.learning.data.formats.images.decoding import Mode, PictureForm, read_form, require_pillow
+from dpagent.learning.data.formats.images.dataset import listed
+from dpagent.learning.data.formats.images.decoding import (
+    PictureForm,
+    most_bytes,
+    read_form,
+    require_pillow,
+)
 from dpagent.learning.data.formats.images.files import (
     IN_NO_FOLDER,
     FolderFiles,
     Listing,
     PictureFiles,
-    choose_half,
     is_picture,
-    list_folder,
-    list_zip,
 )
+from dpagent.learning.data.formats.images.settings import ImageSettings
 from dpagent.learning.data.inputs import Input, Say, Target
 from dpagent.learning.data.location import entries_of
 from dpagent.learning.data.stored import reading
@@ -35,17 +37,17 @@ from dpagent.wording import counted, named
 _MOST_NAMES: Final = 8
 
 
-def picture_form(target: Target, size: tuple[int, int] | None, mode: Mode | None) -> PictureForm:
+def picture_form(target: Target, section: ImageSettings) -> PictureForm:
     """How pictures are made to fit a model.
 
     Args:
         target: the model.
-        size: width and height, of the settings or else of the model.
-        mode: grey or rgb, of the settings or else of the model.
+        section: with the size and mode of the settings or else of the model.
 
     Raises:
         ConfigurationError: the model takes no pictures of that form.
     """
+    size, mode = section.pair(), section.mode
     if size is None or mode is None:
         raise ConfigurationError(
             f"Model {target.model!r} takes inputs of shape {target.shape}, which is no picture (height,"
@@ -59,7 +61,7 @@ def picture_form(target: Target, size: tuple[int, int] | None, mode: Mode | None
             f"{target.model!r} takes {math.prod(target.shape):,}, of shape {target.shape}. Leave "
             f"{named('size')} and {named('mode')} out, or correct them."
         )
-    return PictureForm(size, mode)
+    return PictureForm(size, mode, section.max_pixels)
 
 
 class PictureReader:
@@ -77,29 +79,31 @@ class PictureReader:
     def __init__(self, form: PictureForm, target: Target, say: Say) -> None:
         require_pillow()
         self._form, self._target, self._say = form, target, say
+        self._most = most_bytes(form.max_pixels)
         self._numbers = {name: number for number, name in enumerate(target.class_names)}
 
     def read_file(self, path: Path) -> Input:
         """The picture in one file."""
-        return self._picture(str(path), FolderFiles(path.parent, [path.name]), 0, None)
+        return self._picture(str(path), FolderFiles(path.parent, [path.name], self._most), 0, None)
 
-    def read_many(self, path: Path, half: Half) -> Iterator[Input]:
+    def read_many(self, path: Path, folder: str) -> Iterator[Input]:
         """The pictures of a folder or a zip archive, last those that lie in no folder.
 
+        Args:
+            path: of the folder or archive.
+            folder: the one in it that holds the class folders.
+
         Raises:
-            DataError: there is none, or only the other half.
+            DataError: there is none.
         """
+        root = path / folder if path.is_dir() else path
+        found, files = listed(root, folder, self._form)
         if path.is_dir():
-            root = choose_half(path, half)
-            found = list_folder(root)
             with reading(root):
                 loose = [entry.name for entry in entries_of(root) if _is_loose(entry.name)]
-            loose_files: PictureFiles = FolderFiles(root, loose)
-            files: PictureFiles = FolderFiles(root, found.names)
+            loose_files: PictureFiles = FolderFiles(root, loose, self._most)
         else:
-            root = path
-            found, files = list_zip(path, half)
-            loose, loose_files = _loose_members(path)
+            loose, loose_files = _loose_members(path, self._most)
         found.passed_over.pop(IN_NO_FOLDER, None)
         if not (loose or found.names or found.problems):
             raise DataError(f"{path} holds no pictures (PNG, JPEG, …). Check the path.")
@@ -136,7 +140,7 @@ class PictureReader:
     def _picture(self, name: str, files: PictureFiles, number: int, label: int | None) -> Input:
         try:
             data = files.read(number)
-            size, _ = read_form(io.BytesIO(data))
+            size, _ = read_form(data, self._form.max_pixels)
             values = self._form.decode(data).reshape(self._target.shape)
         except DataError as error:
             return Input(name, label=label, problem=str(error))
@@ -147,7 +151,7 @@ def _is_loose(name: str) -> bool:
     return is_picture(name) and not name.startswith(".")
 
 
-def _loose_members(path: Path) -> tuple[list[str], ZipMembers]:
+def _loose_members(path: Path, most: int) -> tuple[list[str], ZipMembers]:
     """The pictures of an archive that lie in no folder."""
     file, listed = open_zip(path)
     chosen = [
@@ -155,6 +159,6 @@ def _loose_members(path: Path) -> tuple[list[str], ZipMembers]:
         for info in listed
         if len(PurePosixPath(info.filename).parts) == 1
         and _is_loose(info.filename)
-        and obstacle(info) is None
+        and obstacle(info, most) is None
     ]
     return [info.filename for info in chosen], ZipMembers(file, chosen)

@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpagent.errors import DataError
-from dpagent.learning.data.classes import ClassTable, unlisted
+from dpagent.learning.data.classes import ClassTable
 from dpagent.learning.data.dataset import Dataset, Indices, Origin
 from dpagent.learning.data.formats.tables.header import UnfitError
-from dpagent.learning.data.formats.tables.index import Stamp, TableIndex, index_table, stamp_of
+from dpagent.learning.data.formats.tables.index import Stamp, TableIndex, index_table, keys_of, stamp_of
 from dpagent.learning.data.formats.tables.settings import CsvSettings
 from dpagent.learning.data.stored import RawFile, open_raw, reading, require_readable
 from dpagent.wording import counted, named
@@ -28,36 +28,32 @@ from dpagent.wording import counted, named
 SUFFIXES: Final = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
 
 
-def open_table(
-    path: str | Path, form: CsvSettings | None = None, classes: Sequence[str] | None = None
-) -> Dataset:
-    """A CSV file, or all CSV files of a folder in the order of their names.
+def open_table(path: Path, form: CsvSettings, classes: ClassTable) -> Dataset:
+    """A CSV file, or all CSV files of a folder in the order of their names; maybe no record.
 
     Args:
         path: the file or folder; files may be packed (``.csv.gz``).
-        form: how rows become records.
-        classes: the public list of labels; without it, those that are here, sorted, or whole numbers.
+        form: how rows become records, with the columns of the inputs.
+        classes: of the labels.
 
     A row that does not fit is left out, with the windows that hold it.
 
     Raises:
-        DataError: a file or its header cannot be read, or there is no record; names file, line and column.
+        DataError: a file or its header cannot be read; names file, line and column.
         ConfigurationError: a constant names a column that is no input.
 
     >>> from tempfile import TemporaryDirectory
+    >>> form = CsvSettings(features=["x"], delimiter=";", decimal=",")
     >>> with TemporaryDirectory() as folder:
     ...     file = Path(folder) / "x.csv"
     ...     _ = file.write_text("x;label\\n1,5;sit\\noops;sit\\n2;run\\n")
-    ...     data = open_table(file, CsvSettings(delimiter=";", decimal=","), ["run", "sit"])
+    ...     data = open_table(file, form, ClassTable(("run", "sit")))
     ...     data.batch(np.arange(2))[0].tolist(), data.labels.tolist(), len(data.origin.left_out)
     ([[1.5], [2.0]], [1, 0], 1)
     """
-    path, form = Path(path), CsvSettings() if form is None else form
     require_readable(path)
-    listed = None if classes is None else ClassTable((), classes)
-    indexes = [index_table(file, form, listed) for file in table_files(path)]
-    table = listed or ClassTable((text for index in indexes for text in index.label_texts), None)
-    return TableDataset(path, form, table, indexes)
+    form.constants(form.features or ())
+    return TableDataset(path, form, classes, [index_table(file, form, classes) for file in table_files(path)])
 
 
 def table_files(path: Path) -> list[Path]:
@@ -65,10 +61,7 @@ def table_files(path: Path) -> list[Path]:
     with reading(path):
         if not path.is_dir():
             return [path]
-        files = sorted(entry for entry in path.iterdir() if is_table(entry.name) and entry.is_file())
-    if not files:
-        raise DataError(f"{path} holds no CSV files; expected some called {', '.join(SUFFIXES)}.")
-    return files
+        return sorted(entry for entry in path.iterdir() if is_table(entry.name) and entry.is_file())
 
 
 def is_table(name: str) -> bool:
@@ -83,7 +76,7 @@ class TableDataset(Dataset):
         path: file or folder.
         form: how rows become records.
         classes: the number of each label.
-        indexes: where the records lie, a file each; all have the same columns.
+        indexes: where the records lie, a file each.
         rejected: files that are no part of it: what they were when they were read, and why.
     """
 
@@ -96,32 +89,20 @@ class TableDataset(Dataset):
         rejected: Mapping[Path, tuple[Stamp, str]] | None = None,
     ) -> None:
         self._rejected = dict(rejected or {})
-        left_out = [sentence for _, sentence in self._rejected.values()]
-        if not indexes:
-            raise DataError(f"{path} holds no CSV file that can be read. {' '.join(left_out)}")
-        names = indexes[0].columns.names
-        for index in indexes:
-            other = index.columns.names
-            if sorted(other) != sorted(names):
-                odd = sorted(set(other) ^ set(names))
-                raise DataError(
-                    f"{index.path} and {indexes[0].path} have other columns: {', '.join(odd[:8])}. Name the"
-                    f" columns to use in {named('features')}."
-                )
-        self.columns = names
         self._path, self._form, self._classes, self._indexes = path, form, classes, tuple(indexes)
-        self._ends = np.cumsum([len(index.starts) for index in indexes])
-        self._offset, self._scale = form.constants(names)
-        # Files may have their columns in another order than the first.
-        self._orders = [_order(index, names) for index in indexes]
-        shape = (len(names),) if form.window is None else (form.window, len(names))
-        problems = [problem for index in indexes for problem in index.problems]
-        if not self._ends[-1]:
-            raise DataError(f"{path} holds no record. {self._why_none(problems)}")
+        self.columns = tuple(form.features or ())
+        self._ends = np.cumsum([len(index.starts) for index in indexes], dtype=np.int64)
+        self._offset, self._scale = form.constants(self.columns)
+        shape = (len(self.columns),) if form.window is None else (form.window, len(self.columns))
         super().__init__(
             self._labels(), classes.count, shape=shape, dtype=np.dtype(np.float32), class_names=classes.names,
-            groups=self._groups(), origin=self._origin([*left_out, *problems]),
+            groups=self._groups(), origin=self._origin(),
         )  # fmt: skip
+
+    @property
+    def keys(self) -> NDArray[np.int64]:
+        """As of :attr:`Dataset.keys`."""
+        return _concatenated([keys_of(index) for index in self._indexes])
 
     def refresh(self) -> Dataset:
         """As of :meth:`Dataset.refresh`: new files and new rows are taken in, vanished files left out."""
@@ -140,17 +121,13 @@ class TableDataset(Dataset):
                     rejected[file] = self._rejected[file]
                     continue
                 if index is None or index.stamp != stamp:
-                    index = self._indexed(file)
+                    index = index_table(file, self._form, self._classes, growing=True)
                 indexes.append(index)
             except DataError as error:
                 rejected[file] = (stamp, str(error))
         if indexes == list(self._indexes) and rejected == self._rejected:
             return self
-        try:
-            return TableDataset(self._path, self._form, self._classes, indexes, rejected)
-        except DataError as error:
-            self.origin = replace(self.origin, left_out=(str(error),))
-            return self
+        return TableDataset(self._path, self._form, self._classes, indexes, rejected)
 
     def _read(self, indices: Indices) -> NDArray[Any]:
         rows = self._form.window or 1
@@ -162,7 +139,7 @@ class TableDataset(Dataset):
             file = _reopened(index)
             for row in np.flatnonzero(owners == number):
                 place = int(indices[row] - first)
-                values = self._record(file, index, place, rows)[:, self._orders[number]]
+                values = self._record(file, index, place, rows)
                 # A value too large for float32 becomes infinite: the record does not count.
                 with np.errstate(over="ignore", invalid="ignore"):
                     inputs[row] = ((values - self._offset) / self._scale).reshape(self.shape)
@@ -187,9 +164,10 @@ class TableDataset(Dataset):
     def _labels(self) -> NDArray[np.int64]:
         parts = []
         for index in self._indexes:
+            # Rows with another label are in no record.
             table = np.array([self._classes.number(text) for text in index.label_texts], np.int64)
             parts.append(table[index.labels])
-        return np.concatenate(parts)
+        return _concatenated(parts)
 
     def _groups(self) -> NDArray[np.int64]:
         if self._form.group is None:
@@ -199,21 +177,16 @@ class TableDataset(Dataset):
         for index in self._indexes:
             table = np.array([codes.setdefault(text, len(codes)) for text in index.group_texts], np.int64)
             parts.append(table[index.groups])
-        return np.concatenate(parts)
+        return _concatenated(parts)
 
-    def _indexed(self, file: Path) -> TableIndex:
-        """A new or changed file; its columns must be those of the others."""
-        index = index_table(file, self._form, self._classes, growing=True)
-        if sorted(index.columns.names) != sorted(self.columns):
-            raise DataError(f"{file} has other columns than the files before it.")
-        return index
-
-    def _origin(self, left_out: Sequence[str]) -> Origin:
+    def _origin(self) -> Origin:
         form, count = self._form, len(self._indexes)
+        problems = (problem for index in self._indexes for problem in index.problems)
+        left_out = [*(sentence for _, sentence in self._rejected.values()), *problems]
         what = "a row a record" if form.window is None else f"windows of {counted(form.window, 'row')}"
         files = "a CSV file" if count == 1 else f"{count:,} CSV files"
-        warnings = [] if self._classes.is_listed or not self._classes.names else [unlisted()]
-        if unnamed := self._indexes[0].columns.unnamed:
+        warnings = []
+        if self._indexes and (unnamed := self._indexes[0].columns.unnamed):
             numbers = ", ".join(str(place + 1) for place in unnamed[:8])
             warnings.append(
                 f"The header leaves the name of {'column' if len(unnamed) == 1 else 'columns'} {numbers}"
@@ -227,27 +200,20 @@ class TableDataset(Dataset):
                 f"roughly {times}·ε. Use {named('stride', form.window)}, or divide your ε by {times}."
             )
         unused = sum(index.rows_unused for index in self._indexes)
-        sentences = [*left_out, *([f"{counted(unused, 'row')}: {self._too_short()}"] if unused else [])]
+        sentences = [*left_out, *([f"{counted(unused, 'row')}: {too_short(form)}"] if unused else [])]
         return Origin("csv", f"{self._path}, {files}, {what}", tuple(sentences), tuple(warnings), form.label)
 
-    def _why_none(self, problems: Sequence[str]) -> str:
-        """The reason why no row makes a record."""
-        if self._form.window is not None:
-            return " ".join([*problems[:1], f"The rows: {self._too_short()}"])
-        if problems:
-            return f"No row fits. The first: {problems[0]}"
-        return "There are no rows below the header." if self._form.header else "There are no rows."
 
-    def _too_short(self) -> str:
-        return (
-            f"they fill no window of {counted(self._form.window or 1, 'row')} within one file and group, lie "
-            "between two windows, or beside a row that does not fit."
-        )
+def too_short(form: CsvSettings) -> str:
+    """Why rows that fit are in no window."""
+    return (
+        f"they fill no window of {counted(form.window or 1, 'row')} within one file and group, lie between"
+        " two windows, or beside a row that does not fit."
+    )
 
 
-def _order(index: TableIndex, names: Sequence[str]) -> NDArray[np.int64]:
-    mine = index.columns.names
-    return np.array([mine.index(name) for name in names], np.int64)
+def _concatenated(parts: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
+    return np.concatenate([np.empty(0, np.int64), *parts])
 
 
 def _reopened(index: TableIndex) -> RawFile:

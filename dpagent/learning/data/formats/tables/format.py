@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
 
+from dpagent.errors import DataError
+from dpagent.learning.data.classes import classes_of_texts, warnings_about
 from dpagent.learning.data.dataset import Dataset
-from dpagent.learning.data.format import Format, Source
-from dpagent.learning.data.formats.tables.dataset import is_table, open_table
+from dpagent.learning.data.format import Format, Inferred, Source
+from dpagent.learning.data.formats.tables.dataset import (
+    SUFFIXES,
+    is_table,
+    open_table,
+    table_files,
+    too_short,
+)
+from dpagent.learning.data.formats.tables.index import TableIndex, columns_in, index_table
 from dpagent.learning.data.formats.tables.settings import CsvSettings
 from dpagent.learning.data.formats.tables.unlabelled import has_labels, unlabelled_rows
 from dpagent.learning.data.inputs import Input, Say, Target
 from dpagent.learning.data.location import Location
+from dpagent.wording import named
 
 
 class CsvFormat(Format[CsvSettings]):
@@ -22,12 +34,57 @@ class CsvFormat(Format[CsvSettings]):
         """As of :class:`Format`."""
         return any(map(is_table, location.names if location.is_folder else [location.path.name]))
 
+    def undeclared(self, source: Source, section: CsvSettings) -> list[str]:
+        """As of :class:`Format`: the columns; without a header, how many cells a row has."""
+        keys = ["features"] * (section.features is None)
+        keys += ["width"] * (not section.header and section.width is None)
+        return [f"{self.kind}.{key}" for key in keys]
+
+    def infer(self, source: Source, section: CsvSettings) -> Inferred[CsvSettings]:
+        """As of :class:`Format`: the columns of the first file, and the labels that occur."""
+        files = table_files(source.path)
+        if not files:
+            raise DataError(f"{source.path} holds no CSV files; expected some called {', '.join(SUFFIXES)}.")
+        listed = None if source.classes is None else source.class_table
+        columns = [columns_in(file, section) for file in files]
+        for file, other in zip(files, columns, strict=True):
+            if sorted(other.names) != sorted(columns[0].names):
+                odd = sorted(set(other.names) ^ set(columns[0].names))
+                raise DataError(
+                    f"{file} and {files[0]} have other columns: {', '.join(odd[:8])}. Name the columns to use"
+                    f" in {named('features')}."
+                )
+        known: dict[str, Any] = {"features": list(columns[0].names)}
+        if not section.header:
+            known["width"] = columns[0].width
+        complete = section.model_copy(update=known)
+        if listed is not None:
+            return Inferred(source, complete)
+        indexes = [index_table(file, complete, None) for file in files]
+        if not any(len(index.starts) for index in indexes):
+            raise DataError(f"{source.path} holds no record. {_why_none(indexes, complete)}")
+        try:
+            classes = classes_of_texts(text for index in indexes for text in index.label_texts)
+        except DataError as error:
+            raise DataError(f"{source.path}: {error}") from error
+        return Inferred(replace(source, classes=classes), complete, warnings_about(classes))
+
     def open(self, source: Source, section: CsvSettings) -> Dataset:
         """As of :class:`Format`."""
-        return open_table(source.path, section, source.classes)
+        return open_table(source.path, section, source.class_table)
 
     def unlabelled(
         self, source: Source, section: CsvSettings, target: Target, say: Say
     ) -> Iterator[Input] | None:
         """As of :class:`Format`: rows of files without the label column."""
         return None if has_labels(source.path, section) else unlabelled_rows(source.path, section)
+
+
+def _why_none(indexes: Sequence[TableIndex], form: CsvSettings) -> str:
+    """The reason why no row makes a record."""
+    problems = [problem for index in indexes for problem in index.problems]
+    if form.window is not None:
+        return " ".join([*problems[:1], f"The rows: {too_short(form)}"])
+    if problems:
+        return f"No row fits. The first: {problems[0]}"
+    return "There are no rows below the header." if form.header else "There are no rows."

@@ -99,6 +99,8 @@ def columns_of(
     Raises:
         DataError: a column is missing, or two have one name.
     """
+    if not form.header and form.width is not None:
+        first = [""] * form.width  # whatever the first row holds: it is a record like any other
     if first is None:
         raise DataError(f"{path} has no rows; expected a header and records. Copy it again.")
     if other := _other_delimiter(first, form):

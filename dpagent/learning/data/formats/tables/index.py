@@ -23,7 +23,7 @@ from dpagent.errors import DataError
 from dpagent.learning.data.classes import ClassTable
 from dpagent.learning.data.dataset import MAX_CLASSES
 from dpagent.learning.data.formats.tables.header import Columns
-from dpagent.learning.data.formats.tables.rows import Row, checked_rows, opened_rows
+from dpagent.learning.data.formats.tables.rows import LONGEST_ROW, Row, checked_rows, opened_rows
 from dpagent.learning.data.formats.tables.settings import CsvSettings
 from dpagent.learning.data.formats.tables.windows import Windows
 from dpagent.learning.data.stored import RawFile, open_raw, reading
@@ -36,6 +36,8 @@ Stamp = tuple[int, int, int]
 """Inode, size and time of change of a file, in nanoseconds."""
 
 _MOST_PROBLEMS: Final = 100
+_CELL_BYTES: Final = 32
+"""A cell of a window, and what separates it, with empty lines: a longer window is no record."""
 _UNFIT: Final = -1
 
 
@@ -69,6 +71,12 @@ class TableIndex:
     problems: tuple[str, ...]
 
 
+def keys_of(index: TableIndex) -> NDArray[np.int64]:
+    """A number for each record of a file, ``(n,)``: that of the file and the place in it."""
+    file = np.int64(hash((index.path, index.stamp[0])))
+    return index.starts + file  # which may wrap around
+
+
 def stamp_of(path: Path) -> Stamp:
     """The properties that tell whether a file has changed."""
     with reading(path):
@@ -76,15 +84,25 @@ def stamp_of(path: Path) -> Stamp:
     return known.st_ino, known.st_size, known.st_mtime_ns
 
 
+def columns_in(path: Path, form: CsvSettings) -> Columns:
+    """The columns that the first row of a file tells of.
+
+    Raises:
+        DataError: as of :func:`index_table`.
+    """
+    with opened_rows(open_raw(path), form) as (_, columns):
+        return columns
+
+
 def index_table(
-    path: Path, form: CsvSettings, classes: ClassTable | None = None, *, growing: bool = False
+    path: Path, form: CsvSettings, classes: ClassTable | None, *, growing: bool = False
 ) -> TableIndex:
     """Look through a file. No row makes it fail for another.
 
     Args:
         path: CSV in UTF-8, with ``.gz`` if packed.
         form: how rows become records.
-        classes: the labels that are allowed, or None for any.
+        classes: the labels that are allowed, or None for any, to infer them.
         growing: whether a young last line that has no end is left for later.
 
     Raises:
@@ -114,6 +132,7 @@ class _Builder:
         self._columns = columns
         self._windows: Windows[tuple[int, int]] = Windows(form)
         self._drops = form.mixed == "drop"
+        self._longest = LONGEST_ROW + _CELL_BYTES * columns.width * (form.window or 1)
         self._starts, self._ends, self._labels, self._groups = (array("q") for _ in range(4))
         self.label_codes: dict[str, int] = {}
         self.group_codes: dict[str, int] = {}
@@ -133,6 +152,8 @@ class _Builder:
         window = self._windows.add((row.start, code), self._columns.group_of(row.cells))
         self._rows += 1
         if window is None or (label := self._label([code for _, code in window])) is None:
+            return
+        if row.end - window[0][0] > self._longest:  # it is read at once
             return
         self._starts.append(window[0][0])
         self._ends.append(row.end)

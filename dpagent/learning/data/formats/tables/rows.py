@@ -22,7 +22,9 @@ from dpagent.learning.data.formats.tables.settings import CsvSettings
 from dpagent.learning.data.stored import RawFile, reading
 from dpagent.wording import counted, named
 
-_LONGEST_LINE: Final = 1 << 20
+LONGEST_ROW: Final = 1 << 20
+"""Bytes of a row, all its lines together: a row in memory takes some forty times as much."""
+_LONGEST_GROUP: Final = 256
 _MOST_LINES: Final = 32
 """Of one row. Were there no bound, marks that are never closed would be looked for to the end, row by row."""
 _BOM: Final = b"\xef\xbb\xbf"
@@ -53,7 +55,8 @@ def opened_rows(
         DataError: the first row cannot be read, or lacks a column; names file, line and column.
     """
     with opened_lines(raw, growing=growing) as lines:
-        columns = columns_of(first_row(lines, form), raw.path, form, labelled=labelled)
+        first = first_row(lines, form) if form.header or form.width is None else None
+        columns = columns_of(first, raw.path, form, labelled=labelled)
         if not form.header:
             lines.go_to(0, 0)
         yield lines, columns
@@ -85,7 +88,7 @@ def checked_rows(
     reader = csv.reader(row_lines, delimiter=form.delimiter, strict=True)
     while True:
         start, before = lines.place, lines.number
-        row_lines.texts.clear()
+        row_lines.clear()
         cells: list[str] = []
         try:
             cells = next(reader)
@@ -112,6 +115,12 @@ class _RowLines:
     def __init__(self, lines: Lines) -> None:
         self._lines = lines
         self.texts: list[str] = []
+        self._characters = 0
+
+    def clear(self) -> None:
+        """Begin a row."""
+        self.texts.clear()
+        self._characters = 0
 
     def __iter__(self) -> Iterator[str]:
         return self
@@ -120,6 +129,9 @@ class _RowLines:
         if len(self.texts) == _MOST_LINES:
             raise UnfitError(f"a quoted cell has more than {_MOST_LINES} lines. Close the quotation mark.")
         text = next(self._lines)
+        self._characters += len(text)
+        if self._characters > LONGEST_ROW:
+            raise UnfitError(f"a row has more than {LONGEST_ROW:,} characters. Close the quotation mark.")
         self.texts.append(text)
         return text
 
@@ -147,8 +159,8 @@ class Lines:
         line = self._next()
         if not line:
             raise StopIteration
-        if len(line) > _LONGEST_LINE:
-            raise UnfitError(f"a line has more than {_LONGEST_LINE:,} bytes; expected CSV in lines.")
+        if len(line) > LONGEST_ROW:
+            raise UnfitError(f"a line has more than {LONGEST_ROW:,} bytes; expected CSV in lines.")
         if self.number == 1:
             line = line.removeprefix(_BOM)
         try:
@@ -171,10 +183,10 @@ class Lines:
     def _next(self) -> bytes:
         """A line, of one that is too long the beginning; nothing at the end."""
         with reading(self.path):
-            line = end = self._stream.readline(_LONGEST_LINE + 1)
+            line = end = self._stream.readline(LONGEST_ROW + 1)
             size = len(line)
-            while len(end) > _LONGEST_LINE and not end.endswith(b"\n"):
-                end = self._stream.readline(_LONGEST_LINE + 1)
+            while len(end) > LONGEST_ROW and not end.endswith(b"\n"):
+                end = self._stream.readline(LONGEST_ROW + 1)
                 size += len(end)
         self.cut = self._growing and size > 0 and not end.endswith(b"\n")
         if self.cut:
@@ -192,6 +204,8 @@ def _require_fit(cells: list[str], columns: Columns, form: CsvSettings, classes:
             + _advice_on_width(len(cells) - columns.width, form)
         )
     columns.values(cells)
+    if columns.group is not None and len(cells[columns.group]) > _LONGEST_GROUP:
+        raise UnfitError(f"the group has {len(cells[columns.group])} characters; expected {_LONGEST_GROUP}.")
     if columns.label is None:
         return
     label = cells[columns.label].strip()

@@ -36,7 +36,7 @@ class CsvSettings(Settings):
     label: PlainName = "label"
     """The column of the label, by its name."""
     features: Annotated[list[PlainName], Field(min_length=1)] | None = None
-    """The columns of the inputs, in order; all others but those of the label and the group by default."""
+    """The columns of the inputs, in order."""
     offset: Number | dict[str, Number] = 0.0
     """An input is (cell − offset) / scale: one number, or one by the column's name. Public constants, never
     computed from the data: that would reveal private data without noise."""
@@ -59,6 +59,8 @@ class CsvSettings(Settings):
     separate thousands."""
     header: bool = True
     """Whether the first row names the columns; without it they are called 1, 2, …."""
+    width: Annotated[int, Field(ge=1, le=65_536)] | None = None
+    """Cells in a row of files without a header."""
     first_column: PlainName | None = None
     """The name of a first column that the header leaves out (R), or leaves empty (pandas). It is no input
     unless ``features`` lists it."""
@@ -74,6 +76,8 @@ class CsvSettings(Settings):
                 f"{named('first_column')} is given with {named('header', False)}, where columns are called 1,"
                 " 2, …; leave one out"
             )
+        if self.width is not None and self.header:
+            raise ValueError(f"{named('width')} is given, and the header tells it; leave it out")
         scales = self.scale.values() if isinstance(self.scale, dict) else [self.scale]
         if any(scale <= 0 for scale in scales):
             raise ParameterError(f"{named('scale')} is {self.scale!r}; expected numbers above 0")

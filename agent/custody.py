@@ -1,0 +1,308 @@
+"""What the owner of a device does with its ledger: begin it, raise its budget, back it up, restore it.
+
+Nothing of this happens by itself. The agent refuses to start without a ledger, with an older one, or with a
+larger budget than the ledger has, because each of these would refund what was spent. Each function here but
+:func:`back_up` needs the state directory for itself: the agent has to be stopped.
+
+**What a restore writes off.** Let B be the reservations in the chain that was put back, S those in the second
+head. Reservations only grow, and the second head was durable before anything left under an entry
+(:mod:`agent.heads`). So all that ever left is covered by S, for any fate of the missing entries, and writing
+off S − B is enough and exact. Within a job that the chain knows, a missing charge reserved nothing: its
+rounds were paid at its first charge, but each only once, and the chain does not know which have been taken.
+So a write-off ends all jobs before it. Without a second head, new jobs may have taken all the rest: all of it
+is written off, up to the largest budget that the chain, the second head or the configuration has.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Final
+
+from agent.charges import Budget, WriteOff
+from agent.heads import Head, LedgerFiles, SecondHead, read_head, read_second_head, save_head
+from agent.ledger import Ledger, VerifiedLedger, open_ledger, require_head, verified_by
+from agent.state import LOST, StateDatabase, no_ledger, no_second_head
+from dpagent.errors import DamagedDatabaseError, LedgerError, UsageError
+from dpagent.storage import StateDirectory, disk_errors, open_readonly, transaction
+
+_ROUNDED: Final = 1 + 1e-9
+
+
+def begin_ledger(files: LedgerFiles, dataset: str, budget: Budget) -> None:
+    """Begin a ledger that has spent nothing.
+
+    What a power cut left of such a beginning is finished.
+
+    Raises:
+        LedgerError: There is one, or its second head.
+        StateInUseError, StorageError: It cannot be written.
+    """
+    if read_second_head(files.second_head) is not None:
+        raise LedgerError(
+            f"{files.second_head} knows a ledger of {files.state_dir} already: a new one would spend its "
+            "budget again. If the state directory was deleted or lost, run `dpagent budget restored`."
+        )
+    with _opened(files) as state:
+        reserved = [state.ledger.accounts.reserved(name) for name in state.ledger.datasets]
+        if any(each != Budget(0.0, 0.0) for each in reserved):
+            raise no_second_head(files)
+        require_head(state.ledger.digests, read_head(files.head), files.head)
+        with disk_errors(state.file), transaction(state.connection):
+            state.ledger.set_budget(dataset, budget)
+        state.save_heads()
+
+
+def raise_budget(files: LedgerFiles, dataset: str, budget: Budget) -> Budget | None:
+    """Set a lifetime budget that is larger than the ledger's in ε, δ or both, or is of one more dataset.
+
+    Returns:
+        The budget before; None for a new dataset.
+
+    Raises:
+        LedgerError: There is no ledger, it is older than its second head, or the budget is not larger.
+        StateInUseError, StorageError: It cannot be written.
+    """
+    second = read_second_head(files.second_head)
+    if not files.database.exists():
+        raise no_ledger(files, second)
+    if second is None:
+        raise no_second_head(files)
+    with _opened(files) as state:
+        state.require_kept(second)
+        known = state.ledger.budget(dataset) if dataset in state.ledger.datasets else None
+        if known is not None and budget.epsilon <= known.epsilon and budget.delta <= known.delta:
+            raise LedgerError(
+                f"The configuration sets ε = {budget.epsilon:g}, δ = {budget.delta:g} for {dataset!r}, and "
+                f"the ledger has ε = {known.epsilon:g}, δ = {known.delta:g}: nothing to raise. The agent "
+                "takes a lower budget when it starts."
+            )
+        with state.entry():
+            state.ledger.set_budget(dataset, budget)
+        return known
+
+
+def back_up(state_dir: Path, file: Path) -> VerifiedLedger:
+    """Copy the state of an agent, also while it runs, and the head of its ledger to ``file`` and
+    ``file.head``.
+
+    The copy is one moment's, and is checked like a ledger before it takes the place of ``file``.
+
+    Returns:
+        The ledger in the copy.
+
+    Raises:
+        LedgerError: There is no ledger, or it does not verify.
+        StorageError: The copy cannot be written.
+        UsageError: ``file`` is in the state directory.
+    """
+    if file.resolve().is_relative_to(state_dir.resolve()):
+        raise UsageError(
+            f"{file} is in the state directory {state_dir}; expected a place that is not lost with it."
+        )
+    connection, _ = open_ledger(state_dir)
+    new = file.with_name(f".{file.name}.new")
+    with closing(connection):
+        _copy(connection, new)
+    verified = _verified(new, None)
+    head_file = _head_of(file)
+    with disk_errors(file):
+        # Without its head, a copy is still whole; with another's it would be refused.
+        head_file.unlink(missing_ok=True)
+        _replace(file, new)
+    save_head(head_file, Head(len(verified.entries), verified.entries[-1].digest.hex()))
+    return verified
+
+
+def put_back(backup: Path, files: LedgerFiles) -> None:
+    """Put a copy that :func:`back_up` made into a state directory; :func:`go_on_after_restore` has to follow.
+
+    Raises:
+        LedgerError: It is no ledger, or does not verify; or the ledger in place is the newest.
+        StateInUseError, StorageError: It cannot be put there.
+    """
+    _verified(backup, read_head(_head_of(backup)))
+    with StateDirectory(files.state_dir), disk_errors(files.database):
+        if _is_newest(files):
+            raise LedgerError(
+                f"{files.database} has every entry that {files.second_head} knows, so it is not replaced by "
+                f"{backup}. If you mean to lose it, remove it first."
+            )
+        new = files.state_dir / ".ledger.db.new"
+        with closing(open_readonly(backup)) as connection:
+            _copy(connection, new)
+        for ending in ("-wal", "-shm"):  # of the database that is replaced
+            Path(f"{files.database}{ending}").unlink(missing_ok=True)
+        _replace(files.database, new)
+
+
+def go_on_after_restore(
+    files: LedgerFiles, dataset: str, budget: Budget, *, write_off_all: bool, at: datetime
+) -> tuple[WriteOff, ...]:
+    """Write off what the entries that are missing from a restored ledger have reserved, or may have.
+
+    A power cut at any point of it leaves a ledger that the agent refuses, or the finished one; call it again.
+
+    Args:
+        files: The ledger that was put back, or none, and its second head.
+        dataset: The device's, and
+        budget: its configured budget, for ``write_off_all``.
+        write_off_all: The owner's word that the second head is lost, or was itself put back: nothing shows
+        what was
+            spent, so all that is left is written off.
+        at: The time now.
+
+    Returns:
+        The write-offs; none if no entry is missing.
+
+    Raises:
+        LedgerError: The second head is missing or of another ledger, or the chain does not verify.
+        StateInUseError, StorageError: It cannot be written.
+    """
+    second = read_second_head(files.second_head)
+    if second is None and not write_off_all:
+        raise LedgerError(
+            f"{files.second_head}, the second head of the ledger, is missing: nothing shows which entries "
+            f"are. Put it there, from the disk or the board that it was on. {LOST}"
+        )
+    with _opened(files) as state:
+        if not write_off_all and second is not None and state.keeps(second):
+            state.save_heads()
+            return ()
+        with disk_errors(state.file), transaction(state.connection):
+            if second is None or write_off_all:
+                owed = _all_owed(state.ledger, second, dataset, budget)
+            else:
+                owed = _owed(state.ledger, second)
+            lost = tuple(
+                _write_off(state.ledger, name, each, is_exact=not write_off_all, at=at)
+                for name, each in owed.items()
+            )
+            # What the copy would run or send again has had its turn.
+            state.rounds.expire_all(at.timestamp())
+            state.spool.expire_all()
+        state.save_heads()
+    return lost
+
+
+@dataclass(frozen=True, slots=True)
+class _Owed:
+    """What the ledger of a dataset has to show after a restore."""
+
+    budget: Budget
+    reserved: Budget
+
+
+def _owed(ledger: Ledger, second: SecondHead) -> dict[str, _Owed]:
+    """What the second head shows."""
+    owed = {
+        name: _Owed(
+            Budget(totals.epsilon_budget, totals.delta_budget),
+            Budget(totals.epsilon_reserved, totals.delta_reserved),
+        )
+        for name, totals in second.datasets.items()
+    }
+    for name in ledger.datasets:
+        before = ledger.accounts.reserved(name)
+        after = owed[name].reserved if name in owed else Budget(-1.0, -1.0)
+        # A restore that a power cut ended has rounded up.
+        if before.epsilon > after.epsilon * _ROUNDED or before.delta > after.delta * _ROUNDED:
+            raise LedgerError(
+                f"The ledger has reserved more for {name!r} than its second head knows: they are not of one "
+                f"ledger. Put the right copy, or the right second head, in its place. {LOST}"
+            )
+    return owed
+
+
+def _all_owed(ledger: Ledger, second: SecondHead | None, dataset: str, budget: Budget) -> dict[str, _Owed]:
+    """All that any budget we know of allowed."""
+    known = {} if second is None else second.datasets
+    owed = {}
+    for name in dict.fromkeys([*ledger.datasets, *known, dataset]):
+        budgets = [ledger.budget(name)] if name in ledger.datasets else []
+        budgets += [Budget(known[name].epsilon_budget, known[name].delta_budget)] if name in known else []
+        budgets += [budget] if name == dataset else []
+        bounds = [*budgets, ledger.accounts.reserved(name)]
+        bounds += [Budget(known[name].epsilon_reserved, known[name].delta_reserved)] if name in known else []
+        most = Budget(max(each.epsilon for each in bounds), max(each.delta for each in bounds))
+        owed[name] = _Owed(budgets[0], most)
+    return owed
+
+
+def _write_off(ledger: Ledger, dataset: str, owed: _Owed, *, is_exact: bool, at: datetime) -> WriteOff:
+    ledger.set_budget(dataset, owed.budget)
+    before = ledger.accounts.reserved(dataset)
+    epsilon, delta = _up_to(before.epsilon, owed.reserved.epsilon), _up_to(before.delta, owed.reserved.delta)
+    lost = WriteOff(
+        dataset, epsilon, delta, before.epsilon + epsilon, before.delta + delta, is_exact,
+        at.isoformat(timespec="seconds"),
+    )  # fmt: skip
+    ledger.write_off(lost)
+    return lost
+
+
+def _up_to(before: float, after: float) -> float:
+    """What brings ``before`` to ``after`` in floating point, in whatever order it is added up; rounded up."""
+    return after - before + 4 * math.ulp(after) if after > before else 0.0
+
+
+@contextmanager
+def _opened(files: LedgerFiles) -> Iterator[StateDatabase]:
+    state = StateDatabase(files)
+    try:
+        yield state
+    finally:
+        state.close()
+
+
+def _is_newest(files: LedgerFiles) -> bool:
+    """Whether the ledger in place is whole, and reaches its second head."""
+    second = read_second_head(files.second_head)
+    if second is None or not files.database.exists():
+        return False
+    try:
+        _verified(files.database, second)
+    except LedgerError:
+        return False
+    return True
+
+
+def _verified(database: Path, head: Head | None) -> VerifiedLedger:
+    """The ledger in a copy."""
+    try:
+        with closing(open_readonly(database)) as connection, disk_errors(database):
+            return verified_by(connection, head, _head_of(database))
+    except DamagedDatabaseError as error:
+        raise LedgerError(str(error)) from error
+
+
+def _head_of(backup: Path) -> Path:
+    return backup.with_name(f"{backup.name}.head")
+
+
+def _copy(source: sqlite3.Connection, file: Path) -> None:
+    """Copy a database, durably, into one file that needs no other."""
+    with disk_errors(file):
+        file.unlink(missing_ok=True)
+        os.close(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        with closing(sqlite3.connect(file)) as copy:
+            source.backup(copy)
+            copy.execute("PRAGMA journal_mode=DELETE")
+        with file.open("rb") as stream:
+            os.fsync(stream.fileno())
+
+
+def _replace(file: Path, new: Path) -> None:
+    """Let ``new`` take the place of ``file``, durably."""
+    new.replace(file)
+    directory = os.open(file.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)

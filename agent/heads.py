@@ -1,0 +1,145 @@
+"""The heads of a ledger: files that say how far its chain has come, so that it cannot go back unnoticed.
+
+``ledger.head`` stands beside the database and reveals a database that was shortened or replaced alone. Who
+puts a backup of the whole state directory back puts both back. So there is a *second head*, outside that
+directory: at each start the chain has to reach it. It also holds, for each dataset, the lifetime budget and
+everything that is reserved, so that after a restore the missing entries are written off to the last bit, and
+no more.
+
+Order of writes, each durable before the next: the commit of an entry, ``ledger.head``, the second head, and
+only then whatever follows from the entry; for a charge, the first look at a record. So a head never leads the
+chain, lags behind it by one entry at most, and **nothing leaves under an entry that the second head does not
+know**: an entry that a power cut kept from it has cost nothing. Likewise, when the fragments of a round are
+spooled, the second head ceases to call its charge `unsent` before the first byte leaves: a directory that was
+copied in between, and put back, does not get a second noisy sum for that charge.
+
+The second head is as trustworthy as its place. Nothing here stops an owner who writes both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from agent.charges import STRICT
+from dpagent.configuration import complaint
+from dpagent.errors import LedgerError
+from dpagent.storage import disk_errors, write_atomically
+
+GENESIS: Final = bytes(32)
+"""Stands before the first entry of a chain."""
+
+_Amount = Annotated[float, Field(ge=0)]
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerFiles:
+    """Where the ledger of a device is."""
+
+    state_dir: Path
+    second_head: Path
+
+    @property
+    def database(self) -> Path:
+        """Entries, rounds and spool."""
+        return self.state_dir / "ledger.db"
+
+    @property
+    def head(self) -> Path:
+        """The head beside the database."""
+        return self.state_dir / "ledger.head"
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The length and the last hash of a chain."""
+
+    __pydantic_config__ = STRICT
+
+    entries: Annotated[int, Field(ge=0)]
+    hash: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+
+    def is_reached_by(self, digests: Sequence[bytes]) -> bool:
+        """Whether a chain with these digests is the recorded one, or goes on from it."""
+        if self.entries > len(digests):
+            return False
+        return self.hash == (digests[self.entries - 1] if self.entries else GENESIS).hex()
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """The lifetime budget of a dataset, and what is reserved of it."""
+
+    __pydantic_config__ = STRICT
+
+    epsilon_budget: _Amount
+    delta_budget: _Amount
+    epsilon_reserved: _Amount
+    delta_reserved: _Amount
+
+
+@dataclass(frozen=True, slots=True)
+class SecondHead(Head):
+    """What the ledger adds up to, besides its head."""
+
+    __pydantic_config__ = STRICT
+
+    unsent: tuple[int, ...]
+    """Charges under which nothing has left, by the number of their entry: only these may be run again."""
+    datasets: dict[str, Totals]
+
+    def knows_as_sent(self, repeatable: Collection[int]) -> bool:
+        """Whether one of these charges, which a state directory would run again, has left already."""
+        return any(number <= self.entries and number not in self.unsent for number in repeatable)
+
+
+_HEAD: TypeAdapter[Head] = TypeAdapter(Head)
+_SECOND_HEAD: TypeAdapter[SecondHead] = TypeAdapter(SecondHead)
+
+
+def read_head(file: Path) -> Head | None:
+    """``ledger.head``, or None if there is none.
+
+    Raises:
+        LedgerError: It is not readable.
+    """
+    head: Head | None = _read(file, _HEAD, "Remove it, and run `dpagent budget restored`")
+    return head
+
+
+def read_second_head(file: Path) -> SecondHead | None:
+    """The second head, or None if there is none.
+
+    Raises:
+        LedgerError: It is not readable.
+    """
+    advice = "Put it back, or, if it is lost, remove it and run `dpagent budget restored --write-off-all`"
+    head: SecondHead | None = _read(file, _SECOND_HEAD, advice)
+    return head
+
+
+def save_head(file: Path, head: Head) -> None:
+    """Replace a head, durably.
+
+    Raises:
+        StorageError: It cannot be written; the one before it remains.
+    """
+    kind: TypeAdapter[Any] = _SECOND_HEAD if isinstance(head, SecondHead) else _HEAD
+    write_atomically(file, kind.dump_json(head) + b"\n", mode=0o600)
+
+
+def _read(file: Path, kind: TypeAdapter[Any], advice: str) -> Any:
+    try:
+        with disk_errors(file):
+            text = file.read_bytes() if file.exists() else None
+        return None if text is None else kind.validate_json(text)
+    except ValidationError as error:
+        problem = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, problem["loc"]))
+        raise LedgerError(
+            f"{file} is not readable: {where and f'{where}: '}{complaint(problem)}. {advice}."
+        ) from error

@@ -1,0 +1,83 @@
+"""The device's own limits on what a plan may ask of it, checked against public values alone."""
+
+from __future__ import annotations
+
+from agent.settings import LimitSettings
+from dpagent.errors import DpagentError
+from dpagent.protocol.messages import Plan
+from dpagent.protocol.task import RoundTask
+
+
+class BeyondLimitError(DpagentError):
+    """A plan asks for more than the device allows."""
+
+    def __init__(self, what: str, value: float | str, expected: str, key: str) -> None:
+        shown = value if isinstance(value, str) else f"{value:g}"
+        super().__init__(f"{what} is {shown}; this device accepts {expected} (limits.{key} in agent.yaml)")
+
+
+def require_times(plan: Plan, limits: LimitSettings) -> None:
+    """See that a plan's times hide what they are there to hide.
+
+    Raises:
+        BeyondLimitError: one is too short.
+    """
+    for what, value, least, key in (
+        ("the compute slot in seconds", plan.compute_slot_s, limits.minimum_compute_slot_s,
+         "minimum_compute_slot_s"),
+        ("the jitter window in seconds", plan.jitter_window_s, limits.minimum_jitter_window_s,
+         "minimum_jitter_window_s"),
+    ):  # fmt: skip
+        if value < least:
+            raise BeyondLimitError(what, value, f"at least {least:g}", key)
+
+
+def require_within(task: RoundTask, limits: LimitSettings) -> None:
+    """See that a round stays within the limits, except for its job's ε, which is known once it is priced.
+
+    Raises:
+        BeyondLimitError: it does not.
+    """
+    plan = task.plan
+    require_times(plan, limits)
+    if task.blocks < limits.minimum_fragments:
+        raise BeyondLimitError(
+            "the number of fragments",
+            task.blocks,
+            f"at least {limits.minimum_fragments}",
+            "minimum_fragments",
+        )
+    if plan.sampling.rate > limits.maximum_sampling_rate:
+        raise BeyondLimitError(
+            "the sampling rate", plan.sampling.rate, f"at most {limits.maximum_sampling_rate:g}",
+            "maximum_sampling_rate",
+        )  # fmt: skip
+    if limits.maximum_job_delta is not None and plan.delta > limits.maximum_job_delta:
+        raise BeyondLimitError(
+            "the job's δ", plan.delta, f"at most {limits.maximum_job_delta:g}", "maximum_job_delta"
+        )
+    if task.mechanism.name not in limits.mechanisms:
+        raise BeyondLimitError(
+            "the mechanism", task.mechanism.name, ", ".join(limits.mechanisms), "mechanisms"
+        )
+
+
+def require_price(job_epsilon: float, limits: LimitSettings) -> None:
+    """See that a job's ε stays within the limits.
+
+    Raises:
+        BeyondLimitError: it does not.
+    """
+    if limits.maximum_job_epsilon is not None and job_epsilon > limits.maximum_job_epsilon:
+        raise BeyondLimitError(
+            "the job's ε", job_epsilon, f"at most {limits.maximum_job_epsilon:g}", "maximum_job_epsilon"
+        )
+
+
+def shown(limits: LimitSettings) -> str:
+    """The limits in a line, for the log."""
+    values = limits.model_dump(exclude_none=True)
+    return ", ".join(
+        f"{name} {', '.join(value) if isinstance(value, tuple) else f'{value:g}'}"
+        for name, value in values.items()
+    )

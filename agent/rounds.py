@@ -1,0 +1,176 @@
+"""The states of a device's rounds, on disk.
+
+    offered ──► charged ──► spooled ──► published ──► receipted
+       │           │            └───────────┴───────► expired
+       └► declined └► expired
+
+*Offered*: its signed plan has arrived. Admission, which reads no record, ends it in *declined* or *charged*;
+the charge and that state are one transaction, so that no state lies between them. A *charged* round has left
+nothing: after a crash it is done again under the same charge, with a fresh lot and fresh noise, but only for
+the very plan that was charged. *Spooled*: its fragments are on disk, and no record is read for it
+again. *Published*: each fragment has left at least once. *Receipted*: the coordinator has counted all of
+them. *Expired*: another round began before that.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+_KEPT: Final = 2_000
+"""Rounds that stay on record; a coordinator can offer any number of them."""
+
+
+class RoundState(StrEnum):
+    """Where a round stands; see the module's text."""
+
+    OFFERED = "offered"
+    DECLINED = "declined"
+    CHARGED = "charged"
+    SPOOLED = "spooled"
+    PUBLISHED = "published"
+    RECEIPTED = "receipted"
+    EXPIRED = "expired"
+
+
+@dataclass(frozen=True, slots=True)
+class KnownRound:
+    """A round on record.
+
+    Attributes:
+        state: where it stands.
+        plan: SHA-256 of its plan.
+    """
+
+    state: RoundState
+    plan: bytes
+
+
+def create_rounds(connection: sqlite3.Connection) -> None:
+    """Migration: the table of rounds."""
+    connection.execute(
+        f"""CREATE TABLE rounds (
+            number INTEGER PRIMARY KEY,
+            job TEXT NOT NULL,
+            round INTEGER NOT NULL,
+            plan BLOB NOT NULL CHECK (length(plan) = 32),
+            state TEXT NOT NULL CHECK (state IN ({", ".join(f"'{state}'" for state in RoundState)})),
+            reason TEXT,
+            changed_at REAL NOT NULL,
+            UNIQUE (job, round)
+        ) STRICT"""
+    )
+
+
+class Rounds:
+    """The rounds of an open database. Each method must run inside a transaction.
+
+    Args:
+        connection: a database with :func:`create_rounds` applied.
+    """
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    def find(self, job: str, number: int) -> KnownRound | None:
+        """A round, or None if it was never offered, or long ago."""
+        row = self._connection.execute(
+            "SELECT state, plan FROM rounds WHERE job = ? AND round = ?", (job, number)
+        ).fetchone()
+        return None if row is None else KnownRound(RoundState(row["state"]), row["plan"])
+
+    def latest(self, job: str) -> int:
+        """The greatest number of a job's rounds on record; 0 if there is none."""
+        (number,) = self._connection.execute("SELECT max(round) FROM rounds WHERE job = ?", (job,)).fetchone()
+        return 0 if number is None else int(number)
+
+    def offer(self, job: str, number: int, plan: bytes, now: float) -> None:
+        """A plan has arrived. A round that is charged or beyond stays as it is."""
+        self._connection.execute(
+            """INSERT INTO rounds (job, round, plan, state, changed_at) VALUES (?, ?, ?, 'offered', ?)
+            ON CONFLICT (job, round) DO UPDATE SET plan = excluded.plan, state = 'offered', reason = NULL,
+                changed_at = excluded.changed_at WHERE state IN ('offered', 'declined')""",
+            (job, number, plan, now),
+        )
+        self._connection.execute(
+            "DELETE FROM rounds WHERE number <= (SELECT max(number) FROM rounds) - ?", (_KEPT,)
+        )
+
+    def move(self, job: str, number: int, state: RoundState, now: float, reason: str | None = None) -> None:
+        """Bring a round to a state.
+
+        Args:
+            job: its job, in hexadecimal.
+            number: its number.
+            state: the new one.
+            now: Unix time.
+            reason: why it was declined, or why it holds noise alone; otherwise the one on record stays.
+        """
+        self._connection.execute(
+            "UPDATE rounds SET state = ?, reason = coalesce(?, reason), changed_at = ?"
+            " WHERE job = ? AND round = ?",
+            (state, reason, now, job, number),
+        )
+
+    def charged(self) -> set[tuple[str, int]]:
+        """Job and number of all rounds that stand at *charged*: after a crash they are run again."""
+        rows = self._connection.execute("SELECT job, round FROM rounds WHERE state = 'charged'")
+        return {(row["job"], row["round"]) for row in rows}
+
+    def follow_fragments(self, now: float) -> None:
+        """Bring spooled rounds to the state that their fragments have reached."""
+        for state, before, missing in (
+            (RoundState.RECEIPTED, "'spooled', 'published'", "'waiting', 'sent', 'expired'"),
+            (RoundState.PUBLISHED, "'spooled'", "'waiting', 'expired'"),
+        ):
+            self._connection.execute(
+                f"""UPDATE rounds SET state = ?, changed_at = ? WHERE state IN ({before}) AND NOT EXISTS (
+                    SELECT 1 FROM fragments WHERE fragments.job = rounds.job
+                    AND fragments.round = rounds.round AND fragments.state IN ({missing}))""",
+                (state, now),
+            )
+
+    def expire_others(self, job: str, number: int, now: float) -> None:
+        """Give up all rounds that are charged or beyond and not receipted, but for one."""
+        self._expire("NOT (job = ? AND round = ?)", (job, number), now)
+
+    def expire_job(self, job: str, now: float) -> None:
+        """Give up a job's rounds that are charged or beyond and not receipted."""
+        self._expire("job = ?", (job,), now)
+
+    def expire_all(self, now: float) -> None:
+        """Give up all rounds that are charged or beyond and not receipted."""
+        self._expire("true", (), now)
+
+    def _expire(self, which: str, values: tuple[str | int, ...], now: float) -> None:
+        self._connection.execute(
+            "UPDATE rounds SET state = 'expired', changed_at = ? WHERE state IN ('charged', 'spooled',"
+            f" 'published') AND {which}",
+            (now, *values),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """A round that needs an explanation. Only for the owner of the device."""
+
+    job: str
+    round: int
+    reason: str
+
+
+def declined_rounds(connection: sqlite3.Connection) -> list[Explained]:
+    """Declined rounds in order, the first of each job and reason."""
+    return _explained(connection, "state = 'declined' GROUP BY job, reason HAVING number = min(number)")
+
+
+def noise_alone_rounds(connection: sqlite3.Connection) -> list[Explained]:
+    """Rounds for which the device sent noise alone, in order."""
+    return _explained(connection, "state NOT IN ('offered', 'declined') AND reason IS NOT NULL")
+
+
+def _explained(connection: sqlite3.Connection, which: str) -> list[Explained]:
+    rows = connection.execute(f"SELECT job, round, reason FROM rounds WHERE {which} ORDER BY number")
+    return [Explained(row["job"], row["round"], row["reason"]) for row in rows]

@@ -1,0 +1,104 @@
+"""``dpagent budget init|raise|backup|restored``: what the owner of a device does with its ledger."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dpagent.wording import counted
+
+ConfigOption = Annotated[Path, typer.Option(help="The device's agent.yaml.")]
+
+
+def init(config: ConfigOption) -> None:
+    """Begin the ledger of new data, with the lifetime budget in agent.yaml. Nothing is spent yet.
+
+    Exits with 5 where there is a ledger, or its second head: data that have been used have a ledger already.
+    """
+    from agent.custody import begin_ledger
+    from agent.settings import load_agent_settings
+
+    settings = load_agent_settings(config)
+    files, budget = settings.ledger_files, settings.lifetime_budget
+    begin_ledger(files, settings.data.name, budget)
+    typer.echo(
+        f"Began the ledger of {settings.data.name!r} in {files.state_dir}, with a lifetime budget of "
+        f"ε = {budget.epsilon:g}, δ = {budget.delta:g}. Its second head is {files.second_head}."
+    )
+
+
+def increase(config: ConfigOption) -> None:
+    """Raise the lifetime budget to that in agent.yaml, or give one to a new `data.name`. Stop the agent
+    first.
+
+    The guarantee for the records is weaker by the difference. The ledger keeps an entry of it.
+    """
+    from agent.custody import raise_budget
+    from agent.settings import load_agent_settings
+
+    settings = load_agent_settings(config)
+    budget = settings.lifetime_budget
+    before = raise_budget(settings.ledger_files, settings.data.name, budget)
+    was = "none" if before is None else f"ε = {before.epsilon:g}, δ = {before.delta:g}"
+    typer.echo(
+        f"The lifetime budget for {settings.data.name!r} was {was} and is "
+        f"ε = {budget.epsilon:g}, δ = {budget.delta:g}."
+    )
+
+
+def backup(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The copy; its head goes beside it.")],
+    state_dir: Annotated[Path, typer.Option(help="The device's state directory, with ledger.db.")],
+) -> None:
+    """Copy the ledger, also while the agent runs. The copy is checked before it takes the place of FILE.
+
+    A copy of the files themselves may catch them half-written. After you put a copy back, run
+    `dpagent budget restored`.
+    """
+    from agent.custody import back_up
+
+    ledger = back_up(state_dir, file)
+    typer.echo(f"Copied a ledger of {counted(len(ledger.entries), 'entry')} to {file}.")
+
+
+def restored(
+    config: ConfigOption,
+    from_backup: Annotated[
+        Path | None,
+        typer.Option("--from", help="First put back this copy, which `dpagent budget backup` made."),
+    ] = None,
+    write_off_all: Annotated[
+        bool,
+        typer.Option(
+            "--write-off-all",
+            help="The second head is lost, or was put back too: write off all that is left of the budget.",
+        ),
+    ] = False,
+) -> None:
+    """Go on after an older ledger was put back, or none: write off what may have been spent since.
+
+    The second head knows that exactly. All jobs that have begun end. Stop the agent first.
+    """
+    from agent.custody import go_on_after_restore, put_back
+    from agent.settings import load_agent_settings
+
+    settings = load_agent_settings(config)
+    files = settings.ledger_files
+    if from_backup is not None:
+        put_back(from_backup, files)
+    lost = go_on_after_restore(
+        files, settings.data.name, settings.lifetime_budget, write_off_all=write_off_all, at=datetime.now(UTC)
+    )
+    for each in lost:
+        typer.echo(
+            f"Wrote off ε = {each.epsilon:.6g}, δ = {each.delta:.6g} of {each.dataset!r}: "
+            f"ε = {each.cumulative_epsilon:.6g}, δ = {each.cumulative_delta:.6g} are reserved now."
+        )
+    if not lost:
+        typer.echo(
+            f"No entry is missing, by {files.second_head}: nothing is written off. If that file was put back "
+            "too, use --write-off-all."
+        )

@@ -1,0 +1,110 @@
+"""How much one fragment can weigh: fragments with a norm that no honest device's has are rejected.
+
+The maths is in :mod:`dpagent.privacy.mechanisms.honest_norms`; this module applies it to a round. With
+``largest_signal`` s, the range holds a device with at most s times ``records_per_device`` records,
+whatever they are. The probability that it loses any fragment of all such devices in the job is at most
+``false_rejection``. A device with k times as many records is inside as long as, in each block, the mean of
+its clipped gradients has a norm of at most 1/k clip norms; only records that all say the same come near 1.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coordinator.settings import FleetSettings
+from dpagent.privacy.mechanisms.honest_norms import NormRange, capped_norms, largest_lot, noisy_norms
+from dpagent.protocol.codec import MessageError
+from dpagent.protocol.task import RoundTask
+
+IMPROBABLE: Final = "improbable norm"
+"""Why such fragments are rejected."""
+
+
+class HonestNorms:
+    """The norms of honest fragments in a round.
+
+    A coordinate that counts the records within a clip norm is judged on its own too: its signal is much
+    smaller than that of a block, and one fragment would move the next clip norm at will.
+
+    Args:
+        task: the round's.
+        settings: the fleet's.
+    """
+
+    def __init__(self, task: RoundTask, settings: FleetSettings) -> None:
+        self._task, self._settings = task, settings
+        self._last = task.blocks - 1
+        self._whole = self._range(self._size(0))
+        self._of_last = self._range(self._size(self._last))
+        self._of_count = self._range(1, of_a_record=self._count_share) if self._count_share else None
+
+    def require(self, position: int, values: NDArray[np.int64]) -> None:
+        """Refuse a fragment that no honest device sends, except with a negligible probability.
+
+        Args:
+            position: of its block.
+            values: ``(block,)`` in wire units; padding does not matter.
+
+        Raises:
+            MessageError: its norm is outside the range.
+        """
+        own = values[: self._size(position)]
+        parts = [(self._whole, own)]
+        if position == self._last:
+            parts = [(self._of_last, own), (self._of_count, own[-1:])]
+        for allowed, part in parts:
+            if allowed is not None and not allowed.holds(part):
+                raise MessageError(IMPROBABLE, f"block {position}")
+
+    @property
+    def pull(self) -> float:
+        """Bound on what one fragment moves the mean of all devices, in clip norms.
+
+        Infinite if the mechanism states no law of its noise.
+        """
+        if self._whole is None:
+            return math.inf
+        task, sampling = self._task, self._task.plan.sampling
+        records = self._settings.devices * sampling.expected_lot * sampling.local_steps
+        unit = task.mechanism.granularity * float(1 << task.wire_form.shift)
+        return math.sqrt(self._whole.most) * unit / task.mechanism.clip_norm / records
+
+    def _size(self, position: int) -> int:
+        """Coordinates of a block, without padding."""
+        block = self._task.plan.wire.block
+        return min(block, self._task.dimension - position * block)
+
+    @property
+    def _count_share(self) -> float:
+        """Largest part of a record's clip norm in the coordinate that counts; 0 without one."""
+        clipping = self._task.clipping
+        if self._task.second_moments is not None:
+            return 0.0
+        return clipping.count_weight / 2 * clipping.reference / clipping.radius
+
+    def _range(self, coordinates: int, of_a_record: float = 1.0) -> NormRange | None:
+        """The range for so many coordinates, with a part of each record's clip norm in them."""
+        task, wanted = self._task, self._settings.aggregation
+        mechanism, sampling = task.mechanism, task.plan.sampling
+        # As if each fragment were judged twice, as the one with the count is.
+        judged = 2 * self._settings.rounds * self._settings.devices * task.blocks
+        tail = wanted.false_rejection / judged
+        if task.device_cap is not None and task.second_moments is None:
+            ball = sampling.expected_lot * sampling.local_steps * mechanism.clip_norm / mechanism.granularity
+            return capped_norms(task.wire_form, coordinates=coordinates, ball_units=ball, tail=tail)
+        if (law := mechanism.noise_law) is None:
+            return None
+        records = wanted.largest_signal * sampling.expected_lot * sampling.local_steps
+        lot = largest_lot(records, sampling.rate, tail / 2)
+        return noisy_norms(
+            law,
+            task.wire_form,
+            coordinates=coordinates,
+            steps=sampling.local_steps,
+            signal_units=lot * of_a_record * mechanism.sensitivity_units,
+            tail=tail / 2,
+        )

@@ -1,0 +1,38 @@
+"""How pictures become records: the section ``images`` of the settings."""
+
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+
+from dpagent.configuration import Settings
+from dpagent.learning.data.formats.images.decoding import MAX_PIXELS, Mode
+
+Pixels = Annotated[int, Field(ge=1, le=4096)]
+
+
+def _relative(folder: str) -> str:
+    path = PurePosixPath(folder)
+    if path.is_absolute() or ".." in path.parts or not folder:
+        raise ValueError("expected a folder below the path, such as train, or . for the path itself")
+    return str(path)
+
+
+class ImageSettings(Settings):
+    """How pictures become records."""
+
+    size: Annotated[list[Pixels], Field(min_length=2, max_length=2)] | None = None
+    """Width and height that every picture is scaled until it covers, then cut to."""
+    mode: Mode | None = None
+    """One channel or three."""
+    folder: Annotated[str, AfterValidator(_relative)] | None = None
+    """The folder below ``path`` that holds the class folders; ``.`` for ``path`` itself."""
+    max_pixels: Annotated[int, Field(ge=1, le=1 << 28)] = MAX_PIXELS
+    """Largest number of pixels of a picture as it is stored, of WebP half as many. Decoding takes up to 20
+    bytes for each, its file included."""
+
+    def pair(self) -> tuple[int, int] | None:
+        """The size as width and height."""
+        return None if self.size is None else (self.size[0], self.size[1])

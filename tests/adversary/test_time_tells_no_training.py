@@ -1,0 +1,152 @@
+"""A coordinator times the answer to one plan to learn how long a device trained for another.
+
+Claim: as long as training fits its slot, the times at which a device publishes are a function of the plans,
+    of when they came, and of the device's own random grid and jitter: how long training took changes none of
+    them.
+
+Before, slots were counted from the time at which a plan was looked at, and a device that trained looked at
+nothing: the answer to plan B came later by the rest of plan A's training, and plan A was free if it could not
+be sealed. A slot of 5 ms was accepted, so that the answer to plan A itself told its training time to 5 ms.
+
+Power: the grid is pinned and the jitter window empty, so the times are compared exactly. On the code of
+    before they differ by the training time itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+
+import pytest
+from devices import PERIOD_S, Device, open_device
+from fleets import make_plan
+
+from agent.training import Update
+from dpagent.protocol.messages import Plan
+
+SLOT_S = 8 * PERIOD_S
+OTHER_JOB = b"k" * 16
+
+
+class Slow:
+    """Training that takes a time on the device's clock."""
+
+    def __init__(self, device: Device, seconds: float) -> None:
+        self._device, self._seconds = device, seconds
+        self._pending: list[tuple[float, Future[Update], Callable[[], Update]]] = []
+
+    def __call__(self, work: Callable[[], Update]) -> Future[Update]:
+        future: Future[Update] = Future()
+        self._pending.append((self._device.clock.monotonic() + self._seconds, future, work))
+        return future
+
+    def pass_time(self, seconds: float) -> None:
+        """Let time pass in small steps, in which the device does what it can."""
+        for _ in range(round(seconds / (PERIOD_S / 4))):
+            self._device.clock.advance(PERIOD_S / 4)
+            for entry in list(self._pending):
+                ends_at, future, work = entry
+                if self._device.clock.monotonic() >= ends_at:
+                    self._pending.remove(entry)
+                    future.set_result(work())
+            self._device.cycle.advance()
+
+
+def plan(**changes: object) -> Plan:
+    return make_plan(compute_slot_s=SLOT_S, jitter_window_s=0.0, **changes)
+
+
+def window_of(device: Device, number: int, job: bytes) -> float:
+    """When the fragments of a round leave."""
+    rows = device.state.connection.execute(
+        "SELECT DISTINCT due_at FROM fragments WHERE job = ? AND round = ? AND message IS NOT NULL",
+        (job.hex(), number),
+    ).fetchall()
+    assert len(rows) == 1, rows
+    return float(rows[0][0])
+
+
+@pytest.fixture
+def device(tmp_path: Path) -> Iterator[Device]:
+    with open_device(tmp_path) as device:
+        device.cycle._publisher._epoch = device.clock.monotonic() - PERIOD_S / 3
+        yield device
+
+
+def answer_to_another(device: Device, training_s: float, b_after_s: float) -> float:
+    """When the window of plan B opens, which comes while the device trains for plan A, of another job."""
+    slow = Slow(device, training_s)
+    device.cycle._start = slow
+    began = device.clock.monotonic()
+    device.cycle.take_plan(plan())
+    device.give()
+    slow.pass_time(b_after_s)
+    device.cycle.take_plan(plan(job=OTHER_JOB))
+    device.give()
+    slow.pass_time(4 * SLOT_S)
+    return window_of(device, 1, OTHER_JOB) - began
+
+
+@pytest.mark.parametrize("training_s", [0.0, 0.2 * SLOT_S, 0.7 * SLOT_S])
+def test_training_that_fits_its_slot_moves_no_window(
+    tmp_path: Path, device: Device, training_s: float
+) -> None:
+    slow = answer_to_another(device, training_s, 0.5 * SLOT_S)
+    with open_device(tmp_path / "other") as other:
+        other.cycle._publisher._epoch = other.clock.monotonic() - PERIOD_S / 3
+        quick = answer_to_another(other, 0.0, 0.5 * SLOT_S)
+    assert slow == pytest.approx(quick, abs=1e-9)
+
+
+@pytest.mark.parametrize("late_s", [0.5 * PERIOD_S, 3.3 * PERIOD_S, 0.7 * SLOT_S, 1.9 * SLOT_S])
+def test_a_last_chunk_that_comes_late_leaves_a_whole_slot_all_the_same(tmp_path: Path, late_s: float) -> None:
+    """A coordinator that withholds it would else choose the time within which training has to end."""
+    windows = []
+    for number, training_s in enumerate((0.0, 0.3 * SLOT_S, 0.6 * SLOT_S)):
+        with open_device(tmp_path / str(number)) as device:
+            device.cycle._publisher._epoch = device.clock.monotonic() - PERIOD_S / 3
+            slow = Slow(device, training_s)
+            device.cycle._start = slow
+            began = device.clock.monotonic()
+            device.cycle.take_plan(plan())
+            slow.pass_time(late_s)
+            device.give()
+            slow.pass_time(4 * SLOT_S)
+            windows.append(window_of(device, 1, b"j" * 16) - began)
+    assert windows == pytest.approx([windows[0]] * 3, abs=1e-9)
+
+
+def test_a_slot_too_short_to_hide_anything_is_declined(device: Device) -> None:
+    limits = device.cycle._limits.model_copy(update={"minimum_compute_slot_s": SLOT_S})
+    device.cycle._limits = limits
+    device.cycle.take_plan(make_plan(compute_slot_s=0.005))
+    device.give()
+    device.advance()
+    assert len(device.declined()) == 1
+    assert device.charged() == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"compute_slot_s": 0.005}, "minimum_compute_slot_s"),
+        ({"jitter_window_s": 0.0}, "minimum_jitter_window_s"),
+        ({"wire": {"block": 20_000}}, "minimum_fragments"),
+        ({"sampling": {"rate": 0.9}}, "maximum_sampling_rate"),
+        ({"delta": 1e-4}, "maximum_job_delta"),
+        ({"mechanism": {"noise_multipliers": [1.0] * 3}}, "maximum_job_epsilon"),
+    ],
+)
+def test_each_limit_is_the_devices_own(tmp_path: Path, changes: dict[str, object], key: str) -> None:
+    limits = {
+        "minimum_compute_slot_s": 0.1, "minimum_jitter_window_s": 0.1, "minimum_fragments": 4,
+        "maximum_sampling_rate": 0.5, "maximum_job_delta": 5e-5, "maximum_job_epsilon": 3.0,
+    }  # fmt: skip
+    with open_device(tmp_path, limits=limits) as device:
+        device.cycle.take_plan(make_plan(**({"jitter_window_s": 0.5} | changes)))
+        device.give()
+        device.clock.advance(1.0)
+        device.advance()
+        ((_, reason, _),) = device.declined()
+    assert f"limits.{key}" in reason

@@ -1,0 +1,471 @@
+"""What the owner does with a ledger: begin it, raise its budget, back it up, restore it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fleets import make_plan, records
+from ledgers import (
+    BUDGET,
+    DATA,
+    DATASET,
+    body_of,
+    charge_and_spool,
+    charge_for,
+    charge_rounds,
+    files_of,
+    fragments,
+    open_state,
+    rechain,
+    refused,
+)
+
+from agent.accounts import JobAccounts
+from agent.admission import Declined
+from agent.charges import Budget, WriteOff
+from agent.custody import back_up, begin_ledger, go_on_after_restore, put_back, raise_budget
+from agent.heads import read_head, read_second_head
+from agent.ledger import audit, verify
+from agent.state import AgentState
+from dpagent.errors import ExitCode, LedgerError, StateInUseError, UsageError
+
+AT = datetime(2026, 11, 22, 12, tzinfo=UTC)
+OTHER_JOB = b"k" * 16
+
+
+def restore(
+    path: Path, *, write_off_all: bool = False, dataset: str = DATASET, budget: Budget = BUDGET
+) -> tuple[WriteOff, ...]:
+    return go_on_after_restore(files_of(path), dataset, budget, write_off_all=write_off_all, at=AT)
+
+
+def reserved(path: Path, dataset: str = DATASET) -> Budget:
+    return audit(path).accounts.reserved(dataset)
+
+
+def accounts(path: Path) -> JobAccounts:
+    return audit(path).accounts
+
+
+@pytest.fixture
+def older(path: Path) -> Path:
+    """A copy of a state directory after one round; since then there were two more, and one of another job."""
+    state = open_state(path)
+    charge_rounds(state, 1)
+    state.close()
+    older = Path(shutil.copytree(path, path.with_name("older")))
+    state = open_state(path)
+    charge_rounds(state, 2, 3)
+    charge_rounds(state, 1, job=OTHER_JOB)
+    state.close()
+    return older
+
+
+def swap(older: Path, path: Path) -> None:
+    shutil.rmtree(path)
+    shutil.copytree(older, path)
+
+
+# --- beginning ----------------------------------------------------------------------------------
+
+
+def test_a_ledger_is_begun_once(path: Path) -> None:
+    files = files_of(path)
+    begin_ledger(files, DATASET, BUDGET)
+    assert (verify(path).entries, verify(path).charges) == (1, 0)
+    for dataset in (DATASET, "other"):
+        with pytest.raises(LedgerError, match="knows a ledger") as caught:
+            begin_ledger(files, dataset, Budget(99.0, 0.5))
+        assert caught.value.exit_code == ExitCode.LEDGER
+    assert verify(path).entries == 1
+
+
+def test_no_ledger_is_begun_over_one_that_has_spent(path: Path, older: Path) -> None:
+    """Its second head is gone; that alone gives no new budget."""
+    files_of(path).second_head.unlink()
+    with pytest.raises(LedgerError, match=r"second head.* is missing.*--write-off-all"):
+        begin_ledger(files_of(path), DATASET, BUDGET)
+    assert verify(path).charges == 4
+
+
+def test_no_ledger_is_begun_over_a_shortened_one(path: Path, older: Path) -> None:
+    """Its database is gone, and its second head; its own head is left."""
+    files = files_of(path)
+    files.second_head.unlink()
+    files.database.unlink()
+    with pytest.raises(LedgerError, match="the ledger had 5 and has 0"):
+        begin_ledger(files, DATASET, BUDGET)
+
+
+@pytest.mark.parametrize("has_second_head", [True, False])
+def test_an_agent_without_a_ledger_begins_none(path: Path, has_second_head: bool) -> None:
+    files = files_of(path)
+    if has_second_head:
+        open_state(path).close()
+        shutil.rmtree(path)
+    with pytest.raises(LedgerError, match="holds no ledger") as caught:
+        AgentState(files, DATASET, BUDGET)
+    assert ("budget init" in str(caught.value)) is not has_second_head
+    assert "budget restored" in str(caught.value)
+    assert not path.exists()
+
+
+# --- budgets ------------------------------------------------------------------------------------
+
+
+def test_a_raise_is_an_entry_and_needs_to_be_one(path: Path) -> None:
+    open_state(path).close()
+    files = files_of(path)
+    assert raise_budget(files, DATASET, Budget(60.0, BUDGET.delta)) == BUDGET
+    assert raise_budget(files, "other", Budget(1.0, 1e-6)) is None
+    assert [asdict(entry.record)["epsilon"] for entry in audit(path).entries] == [50.0, 60.0, 1.0]
+    for budget in (Budget(60.0, BUDGET.delta), Budget(10.0, BUDGET.delta)):
+        with pytest.raises(LedgerError, match="nothing to raise"):
+            raise_budget(files, DATASET, budget)
+    assert verify(path).entries == 3
+    AgentState(files, DATASET, Budget(60.0, BUDGET.delta)).close()
+
+
+def test_no_budget_is_raised_in_an_older_copy_or_without_a_ledger(path: Path, older: Path) -> None:
+    swap(older, path)
+    with pytest.raises(LedgerError, match="had 5 and has 2"):
+        raise_budget(files_of(path), DATASET, Budget(60.0, BUDGET.delta))
+    shutil.rmtree(path)
+    with pytest.raises(LedgerError, match="holds no ledger"):
+        raise_budget(files_of(path), DATASET, Budget(60.0, BUDGET.delta))
+    assert not path.exists()
+
+
+def test_nothing_of_it_happens_beside_an_agent(path: Path, tmp_path: Path) -> None:
+    state = open_state(path)
+    charge_rounds(state, 1)
+    files = files_of(path)
+    back_up(path, tmp_path / "copy.db")
+    for action in (
+        lambda: raise_budget(files, DATASET, Budget(60.0, 1e-3)),
+        lambda: restore(path),
+        lambda: put_back(tmp_path / "copy.db", files),
+    ):
+        with pytest.raises(StateInUseError):
+            action()
+    state.close()
+    assert verify(path).entries == 2
+
+
+# --- backups ------------------------------------------------------------------------------------
+
+
+def test_a_backup_is_a_ledger_with_its_head(path: Path, tmp_path: Path) -> None:
+    state = open_state(path)
+    charge_rounds(state, 1, 2)
+    target = tmp_path / "backups"
+    target.mkdir()
+    copy = target / "ledger.db"
+    assert len(back_up(path, copy).entries) == 3
+    charge_rounds(state, 3)
+    assert len(back_up(path, copy).entries) == 4
+    state.close()
+    assert sorted(file.name for file in target.iterdir()) == ["ledger.db", "ledger.db.head"]
+    head = read_head(target / "ledger.db.head")
+    assert head is not None
+    assert (head.entries, head.hash) == (4, verify(path).head)
+    assert copy.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("name", ["ledger.db", "copy.db", "below/copy.db"])
+def test_a_backup_in_the_state_directory_is_refused(path: Path, name: str) -> None:
+    open_state(path).close()
+    with pytest.raises(UsageError) as caught:
+        back_up(path, path / name)
+    assert caught.value.exit_code == ExitCode.USAGE
+    assert verify(path).entries == 1
+
+
+def test_there_is_no_backup_of_no_ledger(path: Path, tmp_path: Path) -> None:
+    with pytest.raises(LedgerError, match=r"ledger\.db does not exist"):
+        back_up(path, tmp_path / "copy.db")
+    assert not (tmp_path / "copy.db").exists()
+
+
+@pytest.mark.heavy
+def test_backups_beside_a_busy_agent_are_whole(path: Path, tmp_path: Path) -> None:
+    program = (
+        "import os, sys\n"
+        "from pathlib import Path\n"
+        "sys.path.insert(0, sys.argv[1])\n"
+        "from fleets import make_plan, records, terms\n"
+        "from ledgers import charge_and_spool, charge_for, fragments, open_state\n"
+        "from agent.charges import Budget\n"
+        "state = open_state(Path(sys.argv[2]), Budget(1e9, 1.0))\n"
+        "print('ready', flush=True)\n"
+        "while True:\n"
+        "    plan = make_plan(job=os.urandom(16), **terms(delta=1e-9))\n"
+        "    charge_and_spool(state, charge_for(plan, records(20), state.ledger), [])\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-P", "-c", program, str(Path(__file__).parents[1]), str(path)],
+        stdout=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            lengths = []
+            until = time.monotonic() + 60
+            while (len(lengths) < 5 or lengths[-1] < 10) and time.monotonic() < until:
+                lengths.append(len(back_up(path, tmp_path / "copy.db").entries))
+        finally:
+            process.kill()
+    assert lengths == sorted(lengths)
+    assert lengths[-1] >= 10
+    shutil.rmtree(path)
+    put_back(tmp_path / "copy.db", files_of(path))
+    assert verify(path).entries == lengths[-1]
+
+
+def test_a_backup_that_is_none_is_not_put_back(path: Path, older: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy.db"
+    back_up(path, copy)
+    shorter = tmp_path / "shorter.db"
+    shutil.copy(older / "ledger.db", shorter)
+    shutil.copy(tmp_path / "copy.db.head", tmp_path / "shorter.db.head")
+    nonsense = tmp_path / "nonsense.db"
+    nonsense.write_bytes(b"not a database" * 1_000)
+    for backup, problem in ((shorter, "had 5 and has 2"), (nonsense, "not a readable database")):
+        with pytest.raises(LedgerError, match=problem):
+            put_back(backup, files_of(path))
+    assert verify(path).entries == 5
+    (path / "ledger.db").write_bytes(b"torn" * 1_000)
+    put_back(copy, files_of(path))
+    assert verify(path).entries == 5
+    open_state(path).close()
+
+
+def test_the_newest_ledger_is_not_replaced(path: Path, older: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy.db"
+    back_up(older, copy)
+    with pytest.raises(LedgerError, match="is not replaced"):
+        put_back(copy, files_of(path))
+    assert verify(path).entries == 5
+    swap(older, path)
+    put_back(copy, files_of(path))
+    assert verify(path).entries == 2
+
+
+# --- after a restore ----------------------------------------------------------------------------
+
+
+def test_what_the_second_head_knows_is_written_off_to_the_last_bit(path: Path, older: Path) -> None:
+    true, before = reserved(path), reserved(older)
+    swap(older, path)
+    (lost,) = restore(path)
+    assert lost.dataset == DATASET
+    assert lost.is_exact
+    assert lost.written_at == AT.isoformat()
+    assert lost.epsilon == pytest.approx(true.epsilon - before.epsilon, rel=1e-9)
+    now = reserved(path)
+    assert now == Budget(lost.cumulative_epsilon, lost.cumulative_delta)
+    assert true.epsilon <= now.epsilon <= true.epsilon * (1 + 1e-12)
+    assert true.delta <= now.delta <= true.delta * (1 + 1e-12)
+    assert accounts(path).epsilon_spent(DATASET) == now.epsilon
+    assert accounts(path).written_off(DATASET) == Budget(lost.epsilon, lost.delta)
+    assert audit(path).write_offs == (lost,)
+    assert restore(path) == (), "nothing is missing any more"
+
+
+def test_no_round_of_a_job_that_had_begun_is_taken_again(path: Path, older: Path) -> None:
+    """Not even where the missing entries reserved nothing: rounds 2 and 3 were paid at the first charge."""
+    state = open_state(path)
+    known = {number: state.round((b"j" * 16).hex(), number) for number in (1, 2, 3)}
+    assert all(known.values())
+    state.close()
+    swap(older, path)
+    assert restore(path)
+    state = open_state(path)
+    assert state.spool.pending() == []
+    for number in (1, 2, 3):
+        with pytest.raises(Declined, match=r"ended|arrived after"):
+            charge_for(make_plan(round=number), DATA, state.ledger)
+    with pytest.raises(Declined, match="restored from a backup"):
+        charge_for(make_plan(round=2), DATA, state.ledger)
+    # A job that the copy does not know is a new one, and pays again.
+    before = reserved(path)
+    charge_rounds(state, 1, job=OTHER_JOB)
+    charge_rounds(state, 2, job=OTHER_JOB)
+    state.close()
+    assert reserved(path).epsilon > before.epsilon
+    assert verify(path).charges == 3
+
+
+def test_missing_rounds_that_reserved_nothing_still_end_their_job(path: Path) -> None:
+    state = open_state(path)
+    charge_rounds(state, 1)
+    state.close()
+    older = Path(shutil.copytree(path, path.with_name("older")))
+    state = open_state(path)
+    charge_rounds(state, 2)
+    state.close()
+    swap(older, path)
+    (lost,) = restore(path)
+    assert (lost.epsilon, lost.delta) == (0.0, 0.0)
+    assert accounts(path).running_job(DATASET) is None
+
+
+def test_without_a_copy_everything_reserved_is_written_off(path: Path, older: Path) -> None:
+    true = reserved(path)
+    shutil.rmtree(path)
+    (lost,) = restore(path)
+    assert lost.epsilon == pytest.approx(true.epsilon, rel=1e-9)
+    assert lost.epsilon >= true.epsilon
+    assert verify(path).entries == 2
+    state = open_state(path)
+    charge_rounds(state, 1, job=b"l" * 16)
+    state.close()
+    assert verify(path).charges == 1
+
+
+def test_every_dataset_is_written_off(path: Path) -> None:
+    state = open_state(path)
+    charge_rounds(state, 1)
+    state.close()
+    older = Path(shutil.copytree(path, path.with_name("older")))
+    state = open_state(path, Budget(20.0, 1e-4), "other")
+    charge_and_spool(state, charge_for(make_plan(), DATA, state.ledger, "other"), fragments(77))
+    state.close()
+    true = {name: reserved(path, name) for name in (DATASET, "other")}
+    swap(older, path)
+    assert {lost.dataset for lost in restore(path, dataset="other")} == {DATASET, "other"}
+    for name, each in true.items():
+        assert reserved(path, name).epsilon == pytest.approx(each.epsilon, rel=1e-9)
+    AgentState(files_of(path), "other", Budget(20.0, 1e-4)).close()
+
+
+def test_a_budget_that_changed_since_is_the_second_heads(path: Path) -> None:
+    for budget in (Budget(30.0, BUDGET.delta), Budget(70.0, BUDGET.delta)):
+        open_state(path).close()
+        older = Path(shutil.copytree(path, path.with_name(f"older-{budget.epsilon:g}")))
+        open_state(path, budget).close()
+        swap(older, path)
+        restore(path)
+        state = AgentState(files_of(path), DATASET, budget)
+        assert state.ledger.budget(DATASET) == budget
+        state.close()
+
+
+def test_without_the_second_head_nothing_is_done_unless_the_owner_gives_up_the_rest(
+    path: Path, older: Path
+) -> None:
+    swap(older, path)
+    files_of(path).second_head.unlink()
+    with pytest.raises(LedgerError, match="--write-off-all") as caught:
+        restore(path)
+    assert caught.value.exit_code == ExitCode.LEDGER
+    assert not files_of(path).second_head.exists()
+    (lost,) = restore(path, write_off_all=True)
+    assert not lost.is_exact
+    now = reserved(path)
+    assert BUDGET.epsilon <= now.epsilon <= BUDGET.epsilon * (1 + 1e-12)
+    assert BUDGET.delta <= now.delta <= BUDGET.delta * (1 + 1e-12)
+    state = open_state(path)
+    with pytest.raises(Declined, match="is reserved"):
+        charge_for(make_plan(job=b"l" * 16), DATA, state.ledger)
+    state.close()
+
+
+def test_the_rest_is_that_of_the_largest_budget_anything_knows(path: Path) -> None:
+    """It may have been raised and spent since the copy was made; the configuration tells of it."""
+    open_state(path).close()
+    raised = Budget(80.0, BUDGET.delta)
+    files_of(path).second_head.unlink()
+    restore(path, write_off_all=True, budget=raised)
+    assert reserved(path).epsilon >= 80.0
+    raise_budget(files_of(path), DATASET, raised)
+    state = AgentState(files_of(path), DATASET, raised)
+    with pytest.raises(Declined):
+        charge_for(make_plan(), DATA, state.ledger)
+    state.close()
+
+
+def test_a_second_head_that_was_put_back_too_needs_the_owners_word(path: Path) -> None:
+    state = open_state(path)
+    charge_rounds(state, 1)
+    state.close()
+    assert restore(path) == (), "it shows nothing missing"
+    assert verify(path).entries == 2
+    restore(path, write_off_all=True)
+    assert reserved(path).epsilon >= BUDGET.epsilon
+
+
+def test_no_ledger_at_all_can_be_given_up(path: Path) -> None:
+    """Everything is lost: the owner knows that these data were used."""
+    (lost,) = restore(path, write_off_all=True)
+    assert lost.cumulative_epsilon >= BUDGET.epsilon
+    state = open_state(path)
+    with pytest.raises(Declined):
+        charge_for(make_plan(), records(20), state.ledger)
+    state.close()
+
+
+def test_a_second_head_of_another_ledger_is_refused(path: Path, older: Path, tmp_path: Path) -> None:
+    swap(older, path)
+    other = open_state(tmp_path / "other")
+    other.close()
+    shutil.copy(files_of(tmp_path / "other").second_head, files_of(path).second_head)
+    open_state(path).close()  # It is the beginning of this chain, too.
+    open_state(tmp_path / "third", Budget(49.0, BUDGET.delta)).close()
+    shutil.copy(files_of(tmp_path / "third").second_head, files_of(path).second_head)
+    with pytest.raises(LedgerError, match="is not the one recorded"):
+        AgentState(files_of(path), DATASET, BUDGET)
+    with pytest.raises(LedgerError, match="not of one ledger"):
+        restore(path)
+    assert restore(path, write_off_all=True)
+
+
+# --- the replay ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"epsilon": -1.0}, {"delta": -1e-6}, {"cumulative_epsilon": 1e-3}, {"cumulative_delta": 1e-9},
+     {"epsilon": 1e-9}, {"dataset": "other"}, {"epsilon": None}, {"is_exact": 1}, {"more": 1}],
+    ids=repr,
+)  # fmt: skip
+def test_a_write_off_with_odd_values_is_named(path: Path, older: Path, changes: dict[str, Any]) -> None:
+    swap(older, path)
+    restore(path)
+    database = path / "ledger.db"
+    rechain(database, 3, json.dumps(body_of(database, 3) | changes))
+    assert "ntry 3" in refused(path)
+
+
+def test_a_write_off_counts_for_jobs_after_it(path: Path, older: Path) -> None:
+    swap(older, path)
+    restore(path)
+    state = open_state(path)
+    charge_rounds(state, 1, job=b"l" * 16)
+    state.close()
+    database = path / "ledger.db"
+    body = body_of(database, 4)
+    assert body["cumulative_epsilon"] > body_of(database, 3)["cumulative_epsilon"]
+    less = body["cumulative_epsilon"] - body_of(database, 3)["epsilon"]
+    rechain(database, 4, json.dumps(body | {"cumulative_epsilon": less}))
+    assert "Entry 4 states a cumulative ε" in refused(path)
+
+
+def test_a_copy_whose_own_head_is_lost_goes_on(path: Path, older: Path) -> None:
+    swap(older, path)
+    files_of(path).head.write_text("nonsense")
+    restore(path)
+    second, first = read_second_head(files_of(path).second_head), read_head(files_of(path).head)
+    assert second is not None
+    assert first is not None
+    assert first.hash == second.hash
+    open_state(path).close()

@@ -1,0 +1,399 @@
+"""The heads of a ledger: what they notice, and what a power cut between any two writes leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sqlite3
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fleets import make_plan
+from ledgers import BUDGET, DATA, DATASET, charge_and_spool, charge_for, charge_rounds, files_of, open_state
+
+import agent.custody
+import agent.heads
+import agent.state
+from agent.charges import Budget
+from agent.custody import begin_ledger, go_on_after_restore, raise_budget
+from agent.heads import read_second_head
+from agent.ledger import audit, verify
+from agent.state import AgentState, BudgetRaisedError
+from dpagent.errors import ExitCode, LedgerError, StorageError
+
+JOB = (b"j" * 16).hex()
+AT = datetime(2026, 11, 22, tzinfo=UTC)
+
+
+def restore(path: Path, *, write_off_all: bool = False, budget: Budget = BUDGET) -> None:
+    go_on_after_restore(files_of(path), DATASET, budget, write_off_all=write_off_all, at=AT)
+
+
+def reserved(path: Path) -> Budget:
+    return audit(path).accounts.reserved(DATASET)
+
+
+def copied(path: Path, to: str) -> Path:
+    """A copy of a state directory, whether an agent has it open or not."""
+    target = path.with_name(to)
+    shutil.rmtree(target, ignore_errors=True)
+    return Path(shutil.copytree(path, target))
+
+
+def put_back(copy: Path, path: Path) -> None:
+    shutil.rmtree(path)
+    shutil.copytree(copy, path)
+
+
+# --- what they say and notice -------------------------------------------------------------------
+
+
+def test_the_second_head_knows_what_the_ledger_adds_up_to(path: Path) -> None:
+    state = open_state(path)
+    charge_rounds(state, 1)
+    charge_rounds(state, 1, job=b"k" * 16)
+    state.offer(JOB, 9, bytes(32), 0.0)
+    state.close()
+    files = files_of(path)
+    second, proof, total = read_second_head(files.second_head), verify(path), reserved(path)
+    assert second is not None
+    assert (second.entries, second.hash, second.unsent) == (3, proof.head, ())
+    assert {name: asdict(each) for name, each in second.datasets.items()} == {
+        DATASET: {
+            "epsilon_budget": BUDGET.epsilon, "delta_budget": BUDGET.delta,
+            "epsilon_reserved": total.epsilon, "delta_reserved": total.delta,
+        }
+    }  # fmt: skip
+    assert json.loads(files.head.read_text()) == {"entries": 3, "hash": proof.head}
+    assert files.second_head.stat().st_mode & 0o777 == 0o600
+
+
+NO_HASH = 64 * "0"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{}", "[]", "null", '{"entries": 1, "hash": "zz"}', "[" * 100_000, "\xff",
+     '{"entries":-1,"hash":"' + NO_HASH + '","unsent":[],"datasets":{}}',
+     '{"entries":1,"hash":"' + NO_HASH + '","unsent":[],"datasets":{"x":{}}}'],
+)  # fmt: skip
+def test_an_unreadable_second_head_is_named_and_nothing_is_taken_for_it(path: Path, text: str) -> None:
+    open_state(path).close()
+    files = files_of(path)
+    files.second_head.write_bytes(text.encode("latin-1"))
+    for attempt in (
+        lambda: AgentState(files, DATASET, BUDGET),
+        lambda: begin_ledger(files, DATASET, BUDGET),
+        lambda: raise_budget(files, DATASET, Budget(60.0, BUDGET.delta)),
+        lambda: restore(path, write_off_all=True),
+    ):
+        with pytest.raises(LedgerError, match=r"state\.head is not readable") as caught:
+            attempt()
+        assert caught.value.exit_code == ExitCode.LEDGER
+    assert verify(path).entries == 1
+
+
+def test_an_older_directory_is_refused_though_its_own_head_fits(path: Path) -> None:
+    state = open_state(path)
+    charge_rounds(state, 1)
+    state.close()
+    older = copied(path, "older")
+    state = open_state(path)
+    charge_rounds(state, 2)
+    state.close()
+    put_back(older, path)
+    assert verify(path).charges == 1, "alone, the directory looks whole"
+    with pytest.raises(LedgerError, match=r"had 3 and has 2, by .*state\.head.*budget restored"):
+        AgentState(files_of(path), DATASET, BUDGET)
+
+
+def test_a_second_head_that_is_older_costs_nothing(path: Path) -> None:
+    """It only ever shows less than there is: what the chain has beyond it is counted."""
+    state = open_state(path)
+    old = files_of(path).second_head.read_bytes()
+    charge_rounds(state, 1, 2)
+    state.close()
+    files_of(path).second_head.write_bytes(old)
+    state = open_state(path)
+    assert state.ledger.is_charged(DATASET, JOB, 2)
+    state.close()
+    second = read_second_head(files_of(path).second_head)
+    assert second is not None
+    assert second.entries == 3
+
+
+def test_a_copy_made_between_charge_and_spool_does_not_run_the_round_again(path: Path) -> None:
+    """At one length of the chain: a second noisy sum would be free."""
+    state = open_state(path)
+    charge = charge_for(make_plan(), DATA, state.ledger)
+    state.offer(JOB, 1, bytes(32), 0.0)
+    state.charge(charge, 0.0)
+    between = copied(path, "between")
+    state.close()
+    put_back(between, path)
+    state = open_state(path)  # Nothing has left: this is what a power cut leaves, too.
+    known = state.round(JOB, 1)
+    assert known is not None
+    assert known.state == "charged"
+    state.spool_round(JOB, 1, [], 0.0, None)
+    state.close()
+    put_back(between, path)
+    with pytest.raises(LedgerError, match="is an older copy"):
+        open_state(path)
+    restore(path)
+    state = open_state(path)
+    known = state.round(JOB, 1)
+    assert known is not None
+    assert known.state == "expired"
+    state.close()
+
+
+def test_a_second_head_that_cannot_be_written_stops_the_device_before_a_record_is_read(path: Path) -> None:
+    state = open_state(path)
+    charge_rounds(state, 1)
+    second = files_of(path).second_head
+    blocked = second.with_name(f".{second.name}.new")
+    blocked.mkdir()
+    with pytest.raises(StorageError):
+        charge_rounds(state, 2)
+    with pytest.raises(StorageError):  # It would lag by two.
+        state.charge(charge_for(make_plan(round=3), DATA, state.ledger), 0.0)
+    assert [row[0] for row in state.connection.execute("SELECT number FROM entries")] == [1, 2, 3]
+    state.close()
+    with pytest.raises(StorageError):
+        open_state(path)
+    blocked.rmdir()
+    state = open_state(path)
+    charge_rounds(state, 3)
+    state.close()
+    assert verify(path).charges == 3
+
+
+# --- budgets at the start -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "budget", [Budget(50.1, 1e-3), Budget(50.0, 2e-3), Budget(60.0, 1e-4), Budget(1.0, 2e-3)]
+)
+def test_a_larger_budget_is_refused_and_a_lower_one_taken(path: Path, budget: Budget) -> None:
+    open_state(path).close()
+    files = files_of(path)
+    with pytest.raises(BudgetRaisedError, match="budget raise") as caught:
+        AgentState(files, DATASET, budget)
+    assert caught.value.exit_code == ExitCode.LEDGER
+    with pytest.raises(BudgetRaisedError, match="'others'"):
+        AgentState(files, "others", Budget(1e-3, 1e-9))
+    assert verify(path).entries == 1
+    AgentState(files, DATASET, Budget(40.0, 1e-3)).close()
+    AgentState(files, DATASET, Budget(40.0, 1e-4)).close()
+    assert verify(path).entries == 3
+    with pytest.raises(BudgetRaisedError):
+        AgentState(files, DATASET, BUDGET)
+
+
+# --- power cuts ---------------------------------------------------------------------------------
+
+
+def cut(step: int, action: Callable[[], None]) -> bool:
+    """Whether a process that does ``action`` was killed: before or after a commit or the write of a head.
+
+    Args:
+        step: the number of the point at which it is killed, from 0. Beyond the last, it is not.
+        action: is done in a process of its own.
+    """
+    with warnings.catch_warnings():
+        # Of threads that only the parent has, which the child does not ask for anything.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            _kill_at(step)
+            action()
+            code = 0
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status) or os.waitstatus_to_exitcode(status) == 0
+    return os.WIFSIGNALED(status)
+
+
+def _kill_at(step: int) -> None:
+    points = iter(range(1_000_000))
+
+    def point() -> None:
+        if next(points) == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    write, whole = agent.heads.write_atomically, agent.state.transaction
+
+    def write_atomically(*arguments: Any, **options: Any) -> None:
+        point()
+        write(*arguments, **options)
+        point()
+
+    @contextmanager
+    def transaction(connection: sqlite3.Connection, **options: Any) -> Iterator[None]:
+        with whole(connection, **options):
+            yield
+            point()
+        point()
+
+    agent.heads.write_atomically = write_atomically
+    agent.state.transaction = agent.custody.transaction = transaction
+
+
+def cuts(path: Path, action: Callable[[], None]) -> Iterator[int]:
+    """Kill ``action`` at each point in turn; the directory and the second head stand as they were before."""
+    before, second = path.with_name("before"), files_of(path).second_head
+    kept = second.read_bytes() if second.exists() else None
+    if path.exists():
+        copied(path, "before")
+    for step in range(200):
+        shutil.rmtree(path, ignore_errors=True)
+        second.unlink(missing_ok=True)
+        if before.exists():
+            shutil.copytree(before, path)
+        if kept is not None:
+            second.write_bytes(kept)
+        was_cut = cut(step, action)
+        yield step
+        if not was_cut:
+            assert step >= 6, "a commit, a head and a second head, before and after"
+            return
+    raise AssertionError("it was never done")
+
+
+def heads_agree(path: Path) -> None:
+    second, proof = read_second_head(files_of(path).second_head), verify(path)
+    assert second is not None
+    assert (second.entries, second.hash) == (proof.entries, proof.head)
+
+
+def test_a_power_cut_while_a_ledger_begins_leaves_one_that_can_be_begun(path: Path) -> None:
+    files = files_of(path)
+    for _ in cuts(path, lambda: begin_ledger(files, DATASET, BUDGET)):
+        try:
+            AgentState(files, DATASET, BUDGET).close()
+        except LedgerError:
+            begin_ledger(files, DATASET, BUDGET)
+            AgentState(files, DATASET, BUDGET).close()
+        heads_agree(path)
+        assert verify(path).entries == 1
+
+
+def test_a_power_cut_in_a_round_hides_no_charge_and_refunds_nothing(path: Path) -> None:
+    state = open_state(path)
+    charge_rounds(state, 1, 2)
+    state.close()
+    earlier = copied(path, "earlier")
+    plan = make_plan(job=b"k" * 16)
+    price = charge_for(plan, DATA, open_and_close(path).ledger)
+
+    def take_part() -> None:
+        state = AgentState(files_of(path), DATASET, BUDGET)
+        charge_and_spool(state, price, [])
+
+    seen = set()
+    for _ in cuts(path, take_part):
+        with closing(sqlite3.connect(path / "ledger.db")) as connection:
+            entries = connection.execute("SELECT max(number) FROM entries").fetchone()[0]
+            standing = connection.execute(
+                "SELECT state FROM rounds WHERE job = ?", (price.job,)
+            ).fetchone() or ("none",)
+        second = read_second_head(files_of(path).second_head)
+        assert second is not None
+        assert second.entries in (entries, entries - 1), "it never leads, and lags by one at most"
+        if standing[0] in ("none", "offered"):
+            assert entries == 3
+        else:
+            assert entries == 4
+        if standing[0] == "spooled":
+            assert second.entries == 4, "nothing leaves under an entry that it does not know"
+        seen.add((standing[0], second.entries, second.unsent))
+        # The board goes on.
+        spent = reserved(path)
+        ends = copied(path, "ends")
+        kept = files_of(path).second_head.read_bytes()
+        state = open_state(path)
+        assert state.ledger.is_charged(DATASET, price.job, 1) == (entries == 4)
+        state.close()
+        heads_agree(path)
+        # Or its owner puts an earlier copy back: what left is written off.
+        put_back(earlier, path)
+        files_of(path).second_head.write_bytes(kept)
+        try:
+            open_state(path).close()
+        except LedgerError:
+            restore(path)
+            open_state(path).close()
+        left = reserved(path)
+        if standing[0] == "spooled":
+            assert left.epsilon >= spent.epsilon
+            assert left.delta >= spent.delta
+        shutil.rmtree(ends)
+    assert {("offered", 3, ()), ("charged", 3, ()), ("charged", 4, (4,)), ("spooled", 4, (4,)),
+            ("spooled", 4, ())} <= seen  # fmt: skip
+
+
+def open_and_close(path: Path) -> AgentState:
+    state = open_state(path)
+    state.close()
+    return state
+
+
+@pytest.mark.parametrize("change", ["lower", "raise"])
+def test_a_power_cut_while_a_budget_changes_leaves_the_old_one_or_the_new(path: Path, change: str) -> None:
+    open_state(path).close()
+    files = files_of(path)
+    new = Budget(40.0, BUDGET.delta) if change == "lower" else Budget(60.0, BUDGET.delta)
+
+    def lower() -> None:
+        AgentState(files, DATASET, new)
+
+    def raised() -> None:
+        raise_budget(files, DATASET, new)
+
+    for _ in cuts(path, lower if change == "lower" else raised):
+        try:
+            AgentState(files, DATASET, new).close()
+        except BudgetRaisedError:
+            raise_budget(files, DATASET, new)
+            AgentState(files, DATASET, new).close()
+        heads_agree(path)
+        assert verify(path).entries == 2
+
+
+@pytest.mark.parametrize("write_off_all", [False, True])
+def test_a_power_cut_while_a_restore_is_written_off_leaves_it_refused_or_done(
+    path: Path, write_off_all: bool
+) -> None:
+    state = open_state(path)
+    charge_rounds(state, 1)
+    state.close()
+    earlier = copied(path, "earlier")
+    state = open_state(path)
+    charge_rounds(state, 1, job=b"k" * 16)
+    state.close()
+    true = BUDGET if write_off_all else reserved(path)
+    put_back(earlier, path)
+    for _ in cuts(path, lambda: restore(path, write_off_all=write_off_all)):
+        try:
+            open_state(path).close()
+        except LedgerError:
+            restore(path, write_off_all=write_off_all)
+            open_state(path).close()
+        heads_agree(path)
+        left = reserved(path)
+        assert true.epsilon <= left.epsilon <= true.epsilon * (1 + 1e-9)
+        assert true.delta <= left.delta <= true.delta * (1 + 1e-9)
+        running = audit(path).accounts.running_job(DATASET)
+        assert running is None, "no job goes on"

@@ -1,0 +1,122 @@
+"""Which fragments count when more come than there are devices, and how they are dealt to groups."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from coordinator.seats import OpenedFragment
+from coordinator.store import Store, StoreReader
+
+SEATS = 4
+LEVEL = 1e-6
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    store = Store(tmp_path)
+    yield store
+    store.close()
+
+
+def fragment(value: int, position: int = 0, round_number: int = 1) -> OpenedFragment:
+    return OpenedFragment(os.urandom(16), round_number, position, np.full(3, value, np.int64), 0.0)
+
+
+def held(store: Store, position: int = 0) -> int:
+    """The sum of the values that hold a block's seats: powers of two say which."""
+    (sums,) = store.sums(1)
+    return int(sums[position][1][0])
+
+
+def test_no_block_holds_more_than_its_seats_and_each_refusal_is_counted(store: Store, tmp_path: Path) -> None:
+    fragments = [fragment(1, position) for position in (0, 0, 1) for _ in range(SEATS)]
+    counted = store.count(fragments, 1, seats=SEATS)
+    assert store.counts(1) == {0: SEATS, 1: SEATS}
+    assert counted.unseated == SEATS
+    store.count([fragment(1, 1)], 1, seats=SEATS)
+    reader = StoreReader(tmp_path)
+    assert reader.counters() == {"rejected: block full": SEATS + 1}
+    assert len(reader.fragments()) == 2 * SEATS
+    reader.close()
+
+
+def test_the_seats_stay_full_across_restarts_and_whoever_lost_one_gets_none(tmp_path: Path) -> None:
+    fragments = [fragment(1 << number) for number in range(3 * SEATS)]
+    store = Store(tmp_path)
+    store.count(fragments, 1, seats=SEATS)
+    before = held(store)
+    for _ in range(3):
+        store.close()
+        store = Store(tmp_path)
+        store.count(fragments, 1, seats=SEATS)
+        assert store.counts(1) == {0: SEATS}
+        assert held(store) == before
+    store.close()
+
+
+def test_the_same_fragments_hold_the_seats_in_any_order_and_any_batches(store: Store) -> None:
+    fragments = [fragment(1 << number) for number in range(3 * SEATS)]
+    found = set()
+    for _ in range(20):
+        random.shuffle(fragments)
+        for start in range(0, len(fragments), 5):
+            store.count(fragments[start : start + 5], 1, seats=SEATS)
+        found.add(held(store))
+        store.connection.execute("DELETE FROM seats")
+        store.connection.execute("DELETE FROM fragments")
+    assert len(found) == 1
+    assert found.pop().bit_count() == SEATS
+
+
+def test_a_flood_that_comes_first_has_no_more_than_its_share(store: Store) -> None:
+    """As many hostile fragments as honest ones, all before them: each side has half of the seats on average.
+
+    500 blocks; the number of honest fragments is hypergeometric in each, so their sum is known. First come,
+    first served would give 0.
+    """
+    blocks = 500
+    for value in (0, 1):
+        store.count(
+            [fragment(value, position) for position in range(blocks) for _ in range(SEATS)], 1, seats=SEATS
+        )
+    honest = sum(held(store, position) for position in range(blocks))
+    law = stats.hypergeom(2 * SEATS, SEATS, SEATS)
+    reach = stats.norm.isf(LEVEL / 2) * law.std() * blocks**0.5
+    assert abs(honest - law.mean() * blocks) <= reach
+
+
+def test_groups_are_equal_and_random_and_lose_nothing(store: Store) -> None:
+    fragments = [fragment(1 << number, position) for position in (0, 1) for number in range(11)]
+    store.count(fragments, 1, seats=11)
+    store.count([fragment(1, 2)], 1, seats=11)
+    for groups in (1, 3, 5, 11, 12):
+        dealt = store.sums(1, groups=groups)
+        assert len(dealt) == groups
+        for position in (0, 1):
+            counts = [group[position][0] for group in dealt if position in group]
+            assert sum(counts) == 11
+            assert max(counts) - min(counts) <= 1
+            assert sum(int(group[position][1][0]) for group in dealt if position in group) == 2**11 - 1
+        assert sum(2 in group for group in dealt) == 1
+    by_block = [[group[position][1][0] for group in store.sums(1, groups=3)] for position in (0, 1)]
+    assert by_block[0] != by_block[1], "each block is dealt anew"
+
+
+def test_two_fragments_of_one_sender_meet_in_a_group_as_often_as_chance_has_it(tmp_path: Path) -> None:
+    """Six fragments in three groups: two given ones meet with probability 1/5, in 1,000 blocks."""
+    store, blocks = Store(tmp_path), 1_000
+    store.count([fragment(1 << n, position) for position in range(blocks) for n in range(6)], 1, seats=6)
+    dealt = store.sums(1, groups=3)
+    met = sum(
+        int(group[position][1][0]) & 3 == 3 for position, group in itertools.product(range(blocks), dealt)
+    )
+    store.close()
+    assert stats.binomtest(met, blocks, 1 / 5).pvalue > LEVEL

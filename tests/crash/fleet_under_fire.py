@@ -1,0 +1,321 @@
+"""One job of a small fleet whose programs and broker are killed and started again until it is done."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, NamedTuple
+
+from brokers import Broker, wait_until
+from children import PATIENCE_S, Child
+from crash.checker import Checker, Places
+from fleets import write_agent, write_fleet
+
+from coordinator.keys import load_opener, load_signer
+from coordinator.settings import load_fleet_settings
+from dpagent.faults import FaultPoint
+
+HERE: Final = Path(__file__).parent
+COORDINATOR: Final = "coordinator"
+DEVICES: Final = ("device-0", "device-1")
+PROGRAMS: Final = (COORDINATOR, *DEVICES)
+ROUNDS: Final = 3
+NAME: Final = "under-fire"
+BROKER: Final = "broker"
+_ROUND: Final = {"compute_slot_s": 0.1, "jitter_window_s": 0.2}
+PATIENT_S: Final = 600.0
+_LEARNING_RATE: Final = 0.5
+_STUCK_S: Final = 45.0
+"""Without a kill, a job takes some seconds."""
+
+
+class Fault(NamedTuple):
+    """Where a program is to kill itself, at which time, and how long its other threads go on."""
+
+    point: FaultPoint
+    times: int = 1
+    delay_s: float = 0.0
+
+
+class Launcher:
+    """Starts programs in processes of their own; see ``launcher.py``."""
+
+    def __init__(self) -> None:
+        # -I: not from the tests' folders, some of which are called like the packages.
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", HERE / "launcher.py"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},  # as the programs set it themselves
+        )  # fmt: skip
+        assert self._process.stdout is not None
+        self._output = self._process.stdout.fileno()
+        self._waiting = b""
+        self.pids: dict[str, int] = {}
+        self._ended: list[tuple[str, int]] = []
+        self._asked = self._started = 0
+        assert self._process.stdout.readline()
+        os.set_blocking(self._output, False)
+
+    def start(self, name: str, arguments: list[str], log: Path, fault: Fault | None) -> None:
+        point, times, delay_s = fault or (None, 1, 0.0)
+        start = {
+            "name": name, "arguments": arguments, "log": str(log), "point": point, "times": times,
+            "delay_s": delay_s,
+        }  # fmt: skip
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(start).encode() + b"\n")
+        self._process.stdin.flush()
+        self._asked += 1
+        # It may have ended already.
+        wait_until(lambda: self._take() or self._started == self._asked, f"the start of {name}")
+
+    def send(self, name: str, number: signal.Signals) -> None:
+        """Send a signal to a program, which may have ended in this moment."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pids[name], number)
+
+    def ended(self) -> list[tuple[str, int]]:
+        """Names and exit codes of programs that have ended; each once."""
+        self._take()
+        ended, self._ended = self._ended, []
+        return ended
+
+    def _take(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while data := os.read(self._output, 65_536):
+                *lines, self._waiting = (self._waiting + data).split(b"\n")
+                for message in map(json.loads, lines):
+                    if "code" in message:
+                        del self.pids[message["name"]]
+                        self._ended.append((message["name"], message["code"]))
+                    else:
+                        self.pids[message["name"]] = message["pid"]
+                        self._started += 1
+        assert self._process.poll() is None, "the launcher has ended"
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait(PATIENCE_S)
+        self._process.stdout.close()
+
+
+@contextlib.contextmanager
+def launcher() -> Iterator[Launcher]:
+    made = Launcher()
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@dataclass
+class Outcome:
+    """What became of a job."""
+
+    kills: Counter[str] = field(default_factory=Counter)
+    """By the point of the kill, or the victim of one at random."""
+    broken: list[str] = field(default_factory=list)
+    """Promises, each after the kill that showed it."""
+    seconds: float = 0.0
+
+
+def places(directory: Path, *, is_patient: bool = True) -> Places:
+    """Where the checker finds a fleet under fire."""
+    return Places(
+        fleet=NAME,
+        devices={name: directory / name / "state" for name in DEVICES},
+        coordinator=directory / COORDINATOR / "state",
+        keys=directory / COORDINATOR / "keys",
+        capture=directory / "capture",
+        learning_rate=_LEARNING_RATE,
+        rounds=ROUNDS,
+        is_patient=is_patient,
+    )
+
+
+class FleetUnderFire:
+    """A coordinator, two devices, their broker and the wiretap between them.
+
+    Args:
+        directory: for all of it.
+        start: of programs.
+        deadline_s: of a round; a short one closes rounds before all fragments are in.
+    """
+
+    def __init__(self, directory: Path, start: Launcher, *, deadline_s: float = PATIENT_S) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self._launcher = start
+        self.broker = Broker("mosquitto", directory, protocol="5").start()
+        capture, log = directory / "capture", directory / "wiretap.log"
+        capture.touch()
+        self._wiretap = Child(
+            [sys.executable, "-I", HERE / "wiretap.py", str(self.broker.port), capture, *PROGRAMS], log
+        )
+        ports = json.loads(wait_until(lambda: log.read_text().strip(), "the wiretap's ports"))
+
+        def mqtt(name: str) -> dict[str, Any]:
+            return self.broker.values | {"url": f"mqtt://127.0.0.1:{ports[name]}"}
+
+        file = write_fleet(
+            directory / COORDINATOR, None, fleet=NAME, rounds=ROUNDS,
+            round=_ROUND | {"deadline_s": deadline_s},
+            mqtt=mqtt(COORDINATOR), optimiser={"learning_rate": _LEARNING_RATE, "momentum": 0.0},
+            cap={"kind": "none"},
+        )  # fmt: skip
+        settings = load_fleet_settings(file)
+        key = load_signer(settings.keys_dir, NAME).public_key
+        load_opener(settings.keys_dir, NAME)
+        self._files = {COORDINATOR: file}
+        for number, name in enumerate(DEVICES):
+            self._files[name] = write_agent(
+                directory / name, None, key, number, fleet=NAME, mqtt=mqtt(name), engine="numpy"
+            )
+        self.checker = Checker(places(directory, is_patient=deadline_s == PATIENT_S))
+
+    def run(
+        self, next_fault: Callable[[str], Fault | None], next_strike: Callable[[], str | None] = lambda: None
+    ) -> Outcome:
+        """Run the job to its end, with a check after each kill.
+
+        Args:
+            next_fault: for a program that starts, or None.
+            next_strike: asked all the time; what is to be killed now, or None.
+        """
+        outcome, began = Outcome(), time.monotonic()
+        armed: dict[str, str] = {}
+        quiet_since = began
+
+        def start(name: str) -> None:
+            fault = next_fault(name)
+            armed[name] = f"{name} at random" if fault is None else fault.point
+            self._start(name, fault)
+
+        for name in PROGRAMS:
+            start(name)
+        is_over = False
+        while not is_over:
+            for name, code in self._launcher.ended():
+                if code == -signal.SIGKILL:
+                    outcome.kills[armed[name]] += 1
+                    self._check(outcome, f"after the kill of {name}: {armed[name]}")
+                    start(name)
+                    quiet_since = time.monotonic()
+                elif (name, code) == (COORDINATOR, 0):
+                    is_over = True
+                else:
+                    outcome.broken.append(f"{name} ended with exit code {code}")
+                    start(name)
+            strike = next_strike()
+            if strike in self._launcher.pids:
+                armed[strike] = f"{strike} at random"
+                self._launcher.send(strike, signal.SIGKILL)
+            elif strike is not None and strike.startswith(BROKER):
+                outcome.kills[strike] += 1
+                self.restart_broker(keep_store="without" not in strike)
+                self._check(outcome, f"after the kill of the {strike}")
+                quiet_since = time.monotonic()
+            if time.monotonic() > quiet_since + _STUCK_S:
+                outcome.broken.append("the job does not end; the stacks are in the logs")
+                self._dump_stacks()
+                break
+            time.sleep(0.005)
+        self._stop_devices(outcome)
+        self._check(outcome, "at the end", at_the_end=is_over)
+        outcome.seconds = time.monotonic() - began
+        return outcome
+
+    def restart_broker(self, *, keep_store: bool) -> None:
+        self.broker.kill()
+        if not keep_store:
+            (self.broker.directory / "mosquitto.db").unlink(missing_ok=True)
+        self.broker.start()
+
+    def _start(self, name: str, fault: Fault | None) -> None:
+        file = self._files[name]
+        command = ["coordinator", "run"] if name == COORDINATOR else ["run"]
+        arguments = [*command, "--config", str(file), "--log-level", "debug"]
+        self._launcher.start(name, arguments, file.with_suffix(".log"), fault)
+
+    def _check(self, outcome: Outcome, when: str, *, at_the_end: bool = False) -> None:
+        outcome.broken += [f"{when}: {broken}" for broken in self.checker.look(at_the_end=at_the_end)]
+
+    def _stop_devices(self, outcome: Outcome) -> None:
+        """Leave no program running; those that run end well."""
+        for name in [*self._launcher.pids]:
+            self._launcher.send(name, signal.SIGTERM)
+
+        until = time.monotonic() + PATIENCE_S
+        while self._launcher.pids and time.monotonic() < until:
+            for name, code in self._launcher.ended():
+                # One that has just been started does not handle the signal yet.
+                if code not in (0, -signal.SIGKILL, -signal.SIGTERM):
+                    outcome.broken.append(f"{name} ended with exit code {code} when it was stopped")
+            time.sleep(0.005)
+        for name in self._launcher.pids:
+            outcome.broken.append(f"{name} does not end when it is stopped; its stacks are in its log")
+            self._dump_stacks()
+
+    def _dump_stacks(self) -> None:
+        for name in [*self._launcher.pids]:
+            self._launcher.send(name, signal.SIGUSR1)
+        time.sleep(1.0)
+
+    def __enter__(self) -> FleetUnderFire:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for name in [*self._launcher.pids]:
+            self._launcher.send(name, signal.SIGKILL)
+        wait_until(
+            lambda: self._launcher.ended() is None or not self._launcher.pids, "the end of all programs"
+        )
+        self._wiretap.stop()
+        self.broker.give_up()
+
+
+class RandomKills:
+    """Kills at random: programs at fault points or at any time, the broker with its store and without.
+
+    Args:
+        seed: of all choices; the programs' own speed is not repeated.
+        most: kills of one job.
+    """
+
+    def __init__(self, seed: int, most: int) -> None:
+        self._random = random.Random(seed)
+        self._left = most
+        self._next_at = time.monotonic() + self._random.expovariate(1.0)
+
+    def fault(self, name: str) -> Fault | None:
+        """For a program that starts: mostly a point of its own."""
+        if self._left <= 0 or self._random.random() < 0.3:
+            return None
+        self._left -= 1
+        kind = COORDINATOR if name == COORDINATOR else "agent"
+        points = [point for point in FaultPoint if point.startswith((kind, "a file"))]
+        delay_s = self._random.choice([0.0, self._random.uniform(0.0, 0.05)])
+        return Fault(self._random.choice(points), self._random.choice([1, 1, 1, 2, 3]), delay_s)
+
+    def strike(self) -> str | None:
+        """The victim, whenever the time for a kill has come."""
+        if self._left <= 0 or time.monotonic() < self._next_at:
+            return None
+        self._left -= 1
+        self._next_at = time.monotonic() + self._random.expovariate(2.0)
+        return self._random.choice(
+            [*PROGRAMS] * 4 + [f"{BROKER} with its store", f"{BROKER} without its store"]
+        )

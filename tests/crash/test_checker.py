@@ -1,0 +1,210 @@
+"""The checker finds what it is there to find, and shares no code with the programs that it checks."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import cbor2
+import numpy as np
+import pytest
+from crash.checker import Checker
+from crash.fleet_under_fire import DEVICES, NAME, ROUNDS, FleetUnderFire, launcher, places
+from protocol import second_client
+
+pytestmark = pytest.mark.heavy
+DEVICE = DEVICES[0]
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a fleet whose job is done without a kill."""
+    directory = tmp_path_factory.mktemp("done")
+    with launcher() as programs, FleetUnderFire(directory, programs) as fleet:
+        outcome = fleet.run(lambda _name: None)
+    assert outcome.broken == []
+    return directory
+
+
+@pytest.fixture
+def fleet(done: Path, tmp_path: Path) -> Path:
+    """A copy of it."""
+    return Path(shutil.copytree(done, tmp_path / "fleet"))
+
+
+@contextmanager
+def database(file: Path) -> Iterator[sqlite3.Connection]:
+    with closing(sqlite3.connect(file)) as connection, connection:
+        yield connection
+
+
+def ledger(fleet: Path) -> Path:
+    return fleet / DEVICE / "state" / "ledger.db"
+
+
+def counts(fleet: Path) -> Path:
+    return fleet / "coordinator" / "state" / "coordinator.db"
+
+
+def seen(fleet: Path) -> Checker:
+    checker = Checker(places(fleet))
+    checker.look()
+    return checker
+
+
+def publish(fleet: Path, sender: str, topic: str, payload: bytes) -> None:
+    """Add a message to the capture."""
+    record = cbor2.dumps({"sender": sender, "topic": f"dpagent/v1/{NAME}/{topic}", "payload": payload})
+    with (fleet / "capture").open("ab") as stream:
+        stream.write(len(record).to_bytes(4, "big") + record)
+
+
+def send(fleet: Path, message: bytes, ephemeral: bytes) -> None:
+    key = seen(fleet).plans[1]["sealing_key"]
+    publish(fleet, DEVICE, "fragments", second_client.seal(message, NAME, key, ephemeral))
+
+
+def a_charge_is_missing(fleet: Path) -> None:
+    """The chain is whole: it is a ledger that was never charged for the last round."""
+    with database(ledger(fleet)) as connection:
+        connection.execute("DROP TRIGGER no_delete")
+        connection.execute("DELETE FROM entries WHERE number = (SELECT max(number) FROM entries)")
+        connection.execute("UPDATE rounds SET state = 'offered' WHERE round = ?", (ROUNDS,))
+    (fleet / DEVICE / "state" / "ledger.head").unlink()
+
+
+def a_round_is_charged_twice(fleet: Path) -> None:
+    with database(ledger(fleet)) as connection:
+        connection.execute("DROP TRIGGER no_second_charge")
+        connection.execute("DROP INDEX one_charge_a_round")
+        last, kind, body, digest = connection.execute(
+            "SELECT * FROM entries ORDER BY number DESC LIMIT 1"
+        ).fetchone()
+        linked = digest + (last + 1).to_bytes(8, "big") + kind.encode() + b"\0" + body.encode()
+        entry = (last + 1, kind, body, hashlib.sha256(linked).digest())
+        connection.execute("INSERT INTO entries VALUES (?, ?, ?, ?)", entry)
+
+
+def an_entry_is_altered(fleet: Path) -> None:
+    with database(ledger(fleet)) as connection:
+        connection.execute("DROP TRIGGER no_update")
+        connection.execute("UPDATE entries SET body = replace(body, '0', '1') WHERE number = 2")
+
+
+def the_head_leads(fleet: Path) -> None:
+    file = fleet / DEVICE / "state" / "ledger.head"
+    head = json.loads(file.read_text())
+    file.write_text(json.dumps(head | {"entries": head["entries"] + 1}))
+
+
+def a_second_noisy_sum_leaves(fleet: Path) -> None:
+    fragment = next(each for each in seen(fleet).fragments.values() if each.device == DEVICE)
+    other = second_client.read(fragment.message, "fragment") | {"id": b"n" * 16}
+    send(fleet, second_client.encode(other), b"e" * 32)
+
+
+def a_fragment_leaves_with_another_content(fleet: Path) -> None:
+    fragment = next(each for each in seen(fleet).fragments.values() if each.device == DEVICE)
+    other = second_client.read(fragment.message, "fragment")
+    other["payload"] = bytes(len(other["payload"]))
+    send(fleet, second_client.encode(other), b"e" * 32)
+
+
+def a_ciphertext_leaves_twice(fleet: Path) -> None:
+    fragment = next(each for each in seen(fleet).fragments.values() if each.device == DEVICE)
+    for _ in range(2):
+        send(fleet, fragment.message, b"e" * 32)
+
+
+def a_round_is_announced_with_another_plan(fleet: Path) -> None:
+    checker = seen(fleet)
+    body = second_client.encode(checker.plans[ROUNDS] | {"delta": 0.5})
+    secret = (fleet / "coordinator" / "keys" / "signing.key").read_bytes()
+    publish(fleet, "coordinator", "plan", second_client.sign(body, "plan", NAME, secret))
+
+
+def a_receipted_fragment_is_not_counted(fleet: Path) -> None:
+    with database(counts(fleet)) as connection:
+        connection.execute("DELETE FROM fragments WHERE id = (SELECT min(id) FROM fragments)")
+
+
+def something_is_counted_that_nobody_sent(fleet: Path) -> None:
+    with database(counts(fleet)) as connection:
+        connection.execute("INSERT INTO fragments VALUES (?, 1, 0, 0.0)", (b"n" * 16,))
+
+
+def a_fragment_is_summed_twice(fleet: Path) -> None:
+    """The model after the last round steps once more by one fragment's part."""
+    checker = seen(fleet)
+    plan = checker.plans[ROUNDS]
+    identity = next(key for key, each in checker.fragments.items() if each.round == ROUNDS)
+    with database(counts(fleet)) as connection:
+        (raw,) = connection.execute("SELECT weights FROM model").fetchone()
+        weights = np.frombuffer(raw, "<f4")
+        extra = checker._mean(plan, [identity])[: len(weights)] / len(DEVICES)
+        stepped = (weights - 0.5 * extra).astype("<f4")
+        connection.execute("UPDATE model SET weights = ?", (stepped.tobytes(),))
+
+
+def a_value_changes_on_its_way_to_the_sum(fleet: Path) -> None:
+    """The last round is open again, with one value of one seat off by one."""
+    checker = seen(fleet)
+    with database(counts(fleet)) as connection:
+        connection.execute("UPDATE rounds SET closed_at = NULL WHERE number = ?", (ROUNDS,))
+        for number, (identity, each) in enumerate(checker.fragments.items()):
+            if each.round == ROUNDS:
+                units = each.values(checker.plans[ROUNDS]["wire"]).astype("<i4").tobytes()
+                row = (ROUNDS, each.position, number.to_bytes(16, "big"), identity, units, "<i4")
+                connection.execute("INSERT INTO seats VALUES (?, ?, ?, ?, ?, ?)", row)
+        (units,) = connection.execute("SELECT units FROM seats WHERE rowid = 1").fetchone()
+        values = np.frombuffer(units, "<i4").copy()
+        values[0] += 1
+        connection.execute("UPDATE seats SET units = ? WHERE rowid = 1", (values.tobytes(),))
+
+
+def a_fragment_is_dropped_without_being_counted(fleet: Path) -> None:
+    with database(ledger(fleet)) as connection:
+        connection.execute("UPDATE fragments SET state = 'expired' WHERE round = 1")
+
+
+@pytest.mark.parametrize(
+    ("plant", "finding"),
+    [
+        (a_charge_is_missing, "published and not charged"),
+        (a_round_is_charged_twice, "was charged 2 times"),
+        (an_entry_is_altered, "chain is broken at entry 2"),
+        (the_head_leads, "not on the chain"),
+        (a_second_noisy_sum_leaves, "2 noisy sums"),
+        (a_fragment_leaves_with_another_content, "two fragments with the id"),
+        (a_ciphertext_leaves_twice, "one ciphertext twice"),
+        (a_round_is_announced_with_another_plan, "another plan"),
+        (a_receipted_fragment_is_not_counted, "1 receipts for what is not counted"),
+        (something_is_counted_that_nobody_sent, "nobody sent"),
+        (a_fragment_is_summed_twice, "its model is not that of the captured fragments"),
+        (a_value_changes_on_its_way_to_the_sum, "the values of"),
+        (a_fragment_is_dropped_without_being_counted, "has uncounted fragments"),
+    ],
+)
+def test_a_planted_break_is_found(fleet: Path, plant: Callable[[Path], None], finding: str) -> None:
+    assert Checker(places(fleet)).look() == []
+    plant(fleet)
+    found = Checker(places(fleet)).look()
+    assert any(finding in broken for broken in found), found
+
+
+def test_the_checker_shares_no_code_with_the_programs() -> None:
+    tests = Path(__file__).parents[1]
+    for file in ("crash/checker.py", "crash/wiretap.py", "protocol/second_client.py"):
+        imported = set()
+        for node in ast.walk(ast.parse((tests / file).read_text())):
+            if isinstance(node, ast.Import):
+                imported |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                imported.add(str(node.module).partition(".")[0])
+        assert not imported & {"dpagent", "agent", "coordinator", "cli", "simulation"}, file

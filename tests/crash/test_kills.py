@@ -1,0 +1,100 @@
+"""A fleet keeps its promises whatever is killed; ``checker.py`` lists them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from crash.fleet_under_fire import (
+    COORDINATOR,
+    DEVICES,
+    Fault,
+    FleetUnderFire,
+    Launcher,
+    RandomKills,
+    launcher,
+)
+
+from dpagent import faults
+from dpagent.faults import FaultPoint
+
+pytestmark = pytest.mark.heavy
+
+
+@pytest.fixture(scope="module")
+def programs() -> Iterator[Launcher]:
+    with launcher() as made:
+        yield made
+
+
+def of(kind: str) -> list[FaultPoint]:
+    return [point for point in FaultPoint if point.startswith(kind)]
+
+
+def test_every_fault_point_is_survived(tmp_path: Path, programs: Launcher) -> None:
+    # A device comes to some points once a round, after its charge: two devices share them.
+    agent = [*of("agent"), FaultPoint.FILE_WRITTEN]
+    waiting = {
+        COORDINATOR: [*of(COORDINATOR), FaultPoint.FILE_WRITTEN],
+        DEVICES[0]: agent[::2],
+        DEVICES[1]: agent[1::2],
+    }
+
+    def next_fault(name: str) -> Fault | None:
+        # What was published leaves by another thread.
+        return Fault(waiting[name].pop(0), delay_s=0.01) if waiting[name] else None
+
+    with FleetUnderFire(tmp_path, programs) as fleet:
+        outcome = fleet.run(next_fault)
+    assert outcome.broken == []
+    assert set(outcome.kills) == {*FaultPoint}
+
+
+def test_a_job_is_done_whatever_is_killed_at_random(tmp_path: Path, programs: Launcher) -> None:
+    kills = RandomKills(seed=13, most=10)
+    with FleetUnderFire(tmp_path, programs) as fleet:
+        outcome = fleet.run(kills.fault, kills.strike)
+    assert outcome.broken == []
+    assert outcome.kills.total() >= 5
+
+
+def test_rounds_that_end_too_early_for_some_fragments_break_no_promise(
+    tmp_path: Path, programs: Launcher
+) -> None:
+    kills = RandomKills(seed=14, most=10)
+    with FleetUnderFire(tmp_path, programs, deadline_s=0.8) as fleet:
+        outcome = fleet.run(kills.fault, kills.strike)
+    assert outcome.broken == []
+    assert outcome.kills.total() > 0
+
+
+def sources() -> dict[Path, str]:
+    """The programs' files, but for the one that defines the points."""
+    root = Path(__file__).parents[2]
+    files = [
+        file
+        for package in ("dpagent", "agent", "coordinator", "simulation", "cli")
+        for file in (root / package).rglob("*.py")
+    ]
+    return {file: file.read_text(encoding="utf-8") for file in files if file != Path(str(faults.__file__))}
+
+
+def test_no_program_replaces_the_hook() -> None:
+    assert faults.reached is faults._go_on
+    used = re.compile(r"from dpagent import faults|from dpagent.faults import FaultPoint")
+    used_or_called = re.compile(used.pattern + r"| +faults\.reached\(FaultPoint\.\w+\)")
+    for file, text in sources().items():
+        if used.search(text):
+            for line in text.splitlines():
+                if re.search(r"\b(faults|FaultPoint)\b", line):
+                    assert used_or_called.fullmatch(line), f"{file}: {line}"
+        else:
+            assert "dpagent.faults" not in text, file
+
+
+def test_every_fault_point_stands_in_one_place() -> None:
+    text = "".join(sources().values())
+    for point in FaultPoint:
+        assert text.count(f"faults.reached(FaultPoint.{point.name})") == 1, point

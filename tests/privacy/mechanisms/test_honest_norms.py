@@ -1,0 +1,247 @@
+"""The norms of honest fragments against exact laws, exhaustive small cases, and noise as it is drawn."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy import stats
+
+from dpagent.errors import ParameterError
+from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian
+from dpagent.privacy.mechanisms.honest_norms import (
+    NoiseLaw,
+    NormRange,
+    capped_norms,
+    largest_lot,
+    noisy_norms,
+)
+from dpagent.privacy.mechanisms.wire import WireForm, round_to_wire
+
+LEVEL = 1e-6
+
+
+def gaussian(sigma: float) -> NoiseLaw:
+    return NoiseLaw(sigma**2, sigma**2, 3 * sigma**4)
+
+
+# --- against exact laws ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("coordinates", [1, 30, 1_000, 26_010])
+@pytest.mark.parametrize("signal", [0.0, 0.3, 5.0, 300.0])
+@pytest.mark.parametrize("tail", [1e-2, 1e-9, 1e-15])
+def test_the_range_holds_a_non_central_chi_square_and_is_not_much_wider(
+    coordinates: int, signal: float, tail: float
+) -> None:
+    """Normal noise of deviation 5 that nothing rounds: ‖w‖²/25 is χ² with non-centrality (signal/5)²."""
+    form = WireForm(shift=0, width=32)
+    found = noisy_norms(gaussian(5.0), form, coordinates=coordinates, steps=1, signal_units=signal, tail=tail)
+    law = stats.ncx2(coordinates, (signal / 5) ** 2) if signal else stats.chi2(coordinates)
+    exact = 25 * float(law.isf(tail / 2))
+    assert exact <= found.most <= exact * (1.2 if coordinates >= 1_000 else 2.2)
+    assert found.least <= 25 * float(stats.chi2(coordinates).ppf(tail / 2))
+    if coordinates >= 1_000:
+        share = 1 - math.sqrt(6 * math.log(2 / tail) / coordinates)
+        assert found.least == pytest.approx(25 * coordinates * share, rel=1e-9)
+
+
+@pytest.mark.parametrize(("records", "rate"), [(10, 0.5), (1_000, 0.1), (6_000, 0.9), (70, 1.0), (5, 0.01)])
+@pytest.mark.parametrize("tail", [1e-2, 1e-9, 1e-20])
+def test_no_lot_is_larger_than_the_bound_but_with_its_probability(
+    records: int, rate: float, tail: float
+) -> None:
+    bound = largest_lot(records * rate, rate, tail)
+    assert stats.binom.sf(math.floor(bound), records, rate) <= tail
+    assert bound == records or rate < 1
+    # And a lot of twice the expectation is not covered for nothing, where lots are large.
+    assert bound <= records * rate * (1 + 7 / math.sqrt(records * rate)) - math.log(tail)
+
+
+# --- an exhaustive small case ---------------------------------------------------------------------
+
+
+def wire_law(sigma: float, signal: int, form: WireForm) -> dict[int, float]:
+    """P(w = k) of one coordinate: discrete Gaussian noise, stochastic rounding, saturation."""
+    reach = math.ceil(12 * sigma)
+    noise = np.arange(-reach, reach + 1)
+    masses = np.exp(-(noise**2) / (2 * sigma**2))
+    masses /= masses.sum()
+    unit, end = 1 << form.shift, 1 << form.width - 1
+    law: dict[int, float] = {}
+    for value, mass in zip((noise + signal).tolist(), masses.tolist(), strict=True):
+        below, rest = divmod(value, unit)
+        for outcome, share in ((below, 1 - rest / unit), (below + 1, rest / unit)):
+            place = min(max(outcome, -end), end - 1)
+            law[place] = law.get(place, 0.0) + mass * share
+    return law
+
+
+def square_law(parts: list[dict[int, float]], most: int) -> NDArray[np.float64]:
+    """P(‖w‖² = k) for k up to ``most``, by convolution; the rest of the mass is above."""
+    total = np.zeros(most + 1)
+    total[0] = 1.0
+    for part in parts:
+        squares = np.zeros(most + 1)
+        for value, mass in part.items():
+            if value**2 <= most:
+                squares[value**2] += mass
+        size = 2 * most + 1
+        total = np.fft.irfft(np.fft.rfft(total, size + 1) * np.fft.rfft(squares, size + 1))[: most + 1]
+    return np.clip(total, 0.0, None)
+
+
+@pytest.mark.parametrize("tail", [0.2, 1e-2, 1e-4, 1e-7])
+@pytest.mark.parametrize(
+    ("sigma", "form"),
+    [(4.5, WireForm(0, 8)), (32.0, WireForm(3, 8)), (63.0, WireForm(3, 7)), (63.0, WireForm(3, 4))],
+    ids=["not rounded", "four units", "eight units", "mostly saturated"],
+)
+@pytest.mark.parametrize("coordinates", [2, 25])
+def test_an_honest_fragment_is_outside_with_at_most_the_tail_exactly(
+    sigma: float, form: WireForm, coordinates: int, tail: float
+) -> None:
+    """Every signal of the parameters, spread or in one coordinate; all probabilities by convolution."""
+    law = DiscretisedGaussian(1.0, sigma / 258.0, 0.5, 25, 1, 256).noise_law
+    assert law is not None
+    law = NoiseLaw(sigma**2, law.variance / law.proxy * sigma**2, 3.00001 * sigma**4)
+    for size in (0, round(sigma / 2), round(6 * sigma)):
+        found = noisy_norms(law, form, coordinates=coordinates, steps=1, signal_units=size, tail=tail)
+        spread = math.floor(size / math.sqrt(coordinates))
+        for signal in ([size] + [0] * (coordinates - 1), [spread] * coordinates, [0] * coordinates):
+            laws = {each: wire_law(sigma, each, form) for each in set(signal)}
+            masses = square_law([laws[each] for each in signal], math.floor(found.most))
+            below = float(masses[: math.ceil(found.least)].sum())
+            assert below <= tail / 2 + 1e-13
+            assert 1 - float(masses.sum()) <= tail / 2 + 1e-12
+
+
+@pytest.mark.parametrize("form", [WireForm(0, 12), WireForm(3, 9)])
+def test_a_capped_fragment_is_outside_with_at_most_the_tail_exactly(form: WireForm) -> None:
+    for tail, (first, second) in itertools.product((0.1, 1e-3), ((300, 0), (201, 222), (5, 3))):
+        ball = math.hypot(first, second)
+        found = capped_norms(form, coordinates=2, ball_units=ball, tail=tail)
+        unit = 1 << form.shift
+        outside = 0.0
+        for ups in itertools.product((0, 1), repeat=2):
+            mass, square = 1.0, 0
+            for value, up in zip((first, second), ups, strict=True):
+                below, rest = divmod(value, unit)
+                mass *= rest / unit if up else 1 - rest / unit
+                square += (below + up) ** 2
+            outside += mass * (not found.least <= square <= found.most)
+        assert outside <= tail
+        assert found.most <= ((ball + 1) / unit + 3) ** 2
+
+
+# --- the noise as it is drawn ---------------------------------------------------------------------
+
+
+def fragments(
+    mechanism: DiscretisedGaussian, form: WireForm, signal: NDArray[np.int64], count: int
+) -> NDArray[np.int64]:
+    """That many honest fragments with one signal, by the mechanism's own sampler and the wire's rounding."""
+    block, batch = len(signal), 500
+    made = []
+    for _ in range(count // batch):
+        noise = mechanism.sampler().sample(batch * block)
+        made.append(round_to_wire(noise + np.tile(signal, batch), form.shift, form.width))
+    return np.concatenate(made).reshape(-1, block)
+
+
+LOT, RATE, BLOCK = 30.0, 0.1, 200
+MECHANISM = DiscretisedGaussian(1.0, 1.1, RATE, 10_000, 1, 1 << 20, 0.00105)
+FORM = MECHANISM.wire_form(LOT)
+
+
+def squares_outside(made: NDArray[np.int64], found: NormRange) -> int:
+    squares = np.square(made.astype(np.float64)).sum(axis=1)
+    return int(np.count_nonzero((squares < found.least) | (squares > found.most)))
+
+
+@pytest.mark.parametrize("records", [0.0, LOT, 2 * LOT])
+@pytest.mark.parametrize("is_spread", [False, True])
+def test_of_many_honest_fragments_none_is_outside_and_as_few_as_asked_for_with_a_larger_tail(
+    records: float, is_spread: bool
+) -> None:
+    """20,000 fragments: one outside at 1e-9 has a probability of 2e-5; at 1e-3, the count has to be one that
+    a binomial of 1e-3 reaches with probability 1e-6."""
+    size = records * MECHANISM.sensitivity_units
+    signal = np.zeros(BLOCK, np.int64)
+    signal[:] = math.floor(size / math.sqrt(BLOCK)) if is_spread else 0
+    signal[0] = signal[0] if is_spread else math.floor(size)
+    made = fragments(MECHANISM, FORM, signal, 20_000)
+    law = MECHANISM.noise_law
+    assert law is not None
+    for tail, most in ((1e-9, 0), (1e-3, int(stats.binom.isf(LEVEL, 20_000, 1e-3)))):
+        found = noisy_norms(law, FORM, coordinates=BLOCK, steps=1, signal_units=size, tail=tail)
+        assert squares_outside(made, found) <= most
+    # The statistic can fail: a narrower range, of a tail that is not asked for, loses many.
+    narrow = noisy_norms(law, FORM, coordinates=BLOCK, steps=1, signal_units=0.9 * size, tail=0.9)
+    assert records == 0.0 or squares_outside(made, narrow) > 1_000
+
+
+def test_a_signal_that_follows_the_noise_of_the_step_before_is_within_the_range() -> None:
+    """Three steps; each signal but the first is as long as it may be, and points where the noise does."""
+    law, steps, each = MECHANISM.noise_law, 3, LOT * MECHANISM.sensitivity_units
+    assert law is not None
+    form = DiscretisedGaussian(1.0, 1.1, RATE, 10_000, steps, 1 << 20, 0.00105).wire_form(LOT)
+    for sign in (1, -1):
+        total = np.zeros((2_000, BLOCK), np.int64)
+        for _ in range(steps):
+            norms = np.maximum(np.linalg.norm(total, axis=1, keepdims=True), 1.0)
+            signals = np.trunc(sign * total / norms * each * (1 - 1e-6)).astype(np.int64)
+            total += signals + MECHANISM.sampler().sample(total.size).reshape(total.shape)
+        made = round_to_wire(total.ravel(), form.shift, form.width).reshape(total.shape)
+        for tail in (1e-9, 1e-3):
+            found = noisy_norms(
+                law, form, coordinates=BLOCK, steps=steps, signal_units=steps * each, tail=tail
+            )
+            assert squares_outside(made, found) <= (0 if tail < 1e-6 else 2_000 * tail + 12)
+
+
+def test_the_noise_of_the_mechanism_has_the_law_that_it_states() -> None:
+    law = MECHANISM.noise_law
+    assert law is not None
+    noise = MECHANISM.sampler().sample(1_000_000).astype(np.float64) / MECHANISM.sigma_units
+    # Deviations of the sample's moments: √2 and √96 over 1,000.
+    assert abs(float((noise**2).mean()) * MECHANISM.sigma_units**2 / law.variance - 1) < 6 * 1.42e-3
+    assert abs(float((noise**4).mean()) * MECHANISM.sigma_units**4 / law.fourth_moment - 1) < 6 * 3.3e-3
+    for theta in (0.3, 1.0, 2.0):
+        exact = _log_moment_generating(5.0, theta / 5.0)
+        assert exact <= theta**2 / 2 + 1e-12
+
+
+def _log_moment_generating(sigma: float, theta: float) -> float:
+    points = np.arange(-200, 201)
+    masses = np.exp(-(points**2) / (2 * sigma**2))
+    return math.log(float((masses * np.exp(theta * points)).sum() / masses.sum()))
+
+
+@pytest.mark.parametrize("sigma", [1.0, 1.7, 30.0])
+def test_the_moments_of_a_discrete_gaussian_are_within_the_bounds_of_the_law(sigma: float) -> None:
+    points = np.arange(-40 * math.ceil(sigma), 40 * math.ceil(sigma) + 1).astype(np.float64)
+    masses = np.exp(-(points**2) / (2 * sigma**2))
+    masses /= masses.sum()
+    assert (masses * points**2).sum() >= sigma**2 * (1 - 1e-6)
+    assert (masses * points**4).sum() <= sigma**4 * (3 + 1e-5)
+
+
+def test_noise_finer_than_the_grid_has_no_law() -> None:
+    assert DiscretisedGaussian(1.0, 0.5 / 4, 0.5, 4, 1, 1).noise_law is None
+
+
+# --- parameters -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "changes", [{"coordinates": 0}, {"steps": 0}, {"tail": 0.0}, {"tail": 2.0}, {"tail": math.nan}]
+)
+def test_parameters_out_of_range_are_named(changes: dict[str, float]) -> None:
+    values = {"coordinates": 5, "steps": 1, "signal_units": 1.0, "tail": 0.1} | changes
+    with pytest.raises(ParameterError) as caught:
+        noisy_norms(gaussian(5.0), WireForm(0, 8), **values)
+    assert next(iter(changes)) in str(caught.value)
