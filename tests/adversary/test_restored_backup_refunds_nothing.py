@@ -224,6 +224,7 @@ def test_a_deleted_directory_is_refused_and_refunds_nothing(board: Board) -> Non
     board.require_it_goes_on()
 
 
+@pytest.mark.slow
 def test_a_copy_that_the_command_made_refunds_nothing_either(board: Board) -> None:
     shutil.rmtree(board.state)
     board.restore("--from", board.backup)
@@ -246,6 +247,7 @@ def test_another_ledger_and_its_head_in_the_place_of_both_are_refused(board: Boa
     assert delta <= board.left[1]
 
 
+@pytest.mark.slow
 def test_without_the_second_head_all_that_is_left_is_written_off(board: Board) -> None:
     """The thief has deleted it: a copy might hide any spending."""
     board.put_back()
@@ -279,6 +281,7 @@ def test_an_edited_configuration_is_refused_and_changes_nothing(
     assert board.charges() == list(board.charged)
 
 
+@pytest.mark.slow
 def test_another_state_directory_begins_nothing_by_itself(board: Board) -> None:
     settings = yaml.safe_load(board.file.read_text()) | {"state_dir": "fresh"}
     board.file.write_text(yaml.safe_dump(settings, sort_keys=False))
@@ -286,6 +289,7 @@ def test_another_state_directory_begins_nothing_by_itself(board: Board) -> None:
     assert not (board.file.parent / "fresh").exists()
 
 
+@pytest.mark.slow
 def test_a_raised_budget_is_in_the_ledger_for_all_to_see(board: Board) -> None:
     """The owner may raise it, by a command: then it is an entry that an auditor reads."""
     board.edit(budget={"epsilon": 50.0})
@@ -300,6 +304,7 @@ def test_a_raised_budget_is_in_the_ledger_for_all_to_see(board: Board) -> None:
     assert board.budget_left()[0] <= board.left[0] + 10.0
 
 
+@pytest.mark.slow
 def test_a_budget_that_was_lowered_stays_lowered(board: Board) -> None:
     board.edit(budget={"epsilon": 30.0})
     before = len(board.charges())

@@ -92,6 +92,7 @@ def test_a_stopped_coordinator_loses_no_message_and_holds_few(flood: Flood) -> N
         assert coordinator.stop() == 0
 
 
+@pytest.mark.slow
 def test_a_coordinator_and_a_broker_that_are_killed_lose_no_message(flood: Flood) -> None:
     """What the broker has stored, that is: it writes its store every second."""
     broker, messages = flood.broker, flood.messages(4 * len(flood.valid))

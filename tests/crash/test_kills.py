@@ -60,6 +60,7 @@ def test_a_job_is_done_whatever_is_killed_at_random(tmp_path: Path, programs: La
     assert outcome.kills.total() >= 5
 
 
+@pytest.mark.slow
 def test_rounds_that_end_too_early_for_some_fragments_break_no_promise(
     tmp_path: Path, programs: Launcher
 ) -> None:

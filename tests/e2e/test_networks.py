@@ -106,7 +106,7 @@ def test_a_job_over_a_bad_network(
 @pytest.mark.parametrize(
     ("fault", "whose"),
     [
-        pytest.param("is_cut", "center", id="partition of the coordinator"),
+        pytest.param("is_cut", "center", id="partition of the coordinator", marks=pytest.mark.slow),
         pytest.param("is_cut", "boards", id="partition of the boards", marks=pytest.mark.slow),
         pytest.param("is_silent", "center", id="half-open at the coordinator", marks=pytest.mark.slow),
         pytest.param("is_silent", "boards", id="half-open at the boards", marks=pytest.mark.slow),
