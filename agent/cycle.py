@@ -2,8 +2,8 @@
 
 A plan arrives and is *offered*; then the model arrives. At the next point of the device's own grid the
 device *admits* the round or declines it, without a look at a record, and charges its ledger. Only then it
-reads records: it trains in a thread of its own, seals the fragments of the noisy update, and spools them. The
-publisher sends them; receipts empty the spool. Each step is durable before the next (:mod:`agent.rounds`), so
+reads records: it trains in a thread of its own, and spools the fragments of the noisy update. The publisher
+seals and sends them; receipts empty the spool. Each step is durable before the next (:mod:`agent.rounds`), so
 that after a crash at any point the next start continues from disk.
 
 From the charge on, nothing that a record can cause changes whether, when, and with how many bytes the device
