@@ -19,6 +19,7 @@ from dpagent.learning.fitting import check_fits
 from dpagent.privacy.accounting.accountant import Accountant
 from dpagent.privacy.accounting.choice import accountant_for
 from dpagent.privacy.events import Event
+from dpagent.protocol.messages import Plan
 from dpagent.protocol.task import RoundTask
 
 # A target and an equal budget can differ in the last bits.
@@ -53,8 +54,7 @@ def admit(
         PlanError: a later round of the job cannot run.
     """
     plan, mechanism = task.plan, task.mechanism
-    if plan.deadline < now + plan.compute_slot_s:
-        raise Declined("by this board's clock, the round's deadline passes before the device may send")
+    require_time_left(plan, now, plan.compute_slot_s)
     require_within(task, limits)
     try:
         require_ledger_scope(mechanism)
@@ -94,6 +94,24 @@ def admit(
     # On the grid of the whole job a few rounds may be priced above it; the whole bounds them too.
     so_far = min(price_after(spent, [mechanism.event], plan.delta), job_epsilon)
     return Price(job_epsilon, others.epsilon + so_far, total_delta, spent.name, grid_of(spent))
+
+
+def require_time_left(plan: Plan, now: float, until_it_sends_s: float) -> None:
+    """Decline a round that would be over before the device sends.
+
+    Args:
+        plan: the round's.
+        now: Unix time.
+        until_it_sends_s: seconds until its jitter window opens.
+
+    Raises:
+        Declined: it would.
+    """
+    if plan.deadline < now + until_it_sends_s:
+        raise Declined(
+            f"by this board's clock, the round's deadline passes in {plan.deadline - now:.3g} s; the device"
+            f" could not send before {until_it_sends_s:.3g} s"
+        )
 
 
 @lru_cache(maxsize=8)

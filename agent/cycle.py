@@ -1,10 +1,11 @@
 """The agent's cycle: rounds in sequence, with the phases in chronological order.
 
-A plan arrives and is *offered*; then the model arrives. At the next point of the device's own grid the
-device *admits* the round or declines it, without a look at a record, and charges its ledger. Only then it
-reads records: it trains in a thread of its own, and spools the fragments of the noisy update. The publisher
-seals and sends them; receipts empty the spool. Each step is durable before the next (:mod:`agent.rounds`), so
-that after a crash at any point the next start continues from disk.
+A plan arrives and is *offered*; then the model arrives. The device *admits* the round or declines it, and has
+the training process *prepare* it (:mod:`agent.worker`), without a look at a record. Then it charges its
+ledger. Only then are records read: at the next point of the device's own grid its slots begin, in which it
+trains, and it spools the fragments of the noisy update. The publisher seals and sends them; receipts empty
+the spool. Each step is durable before the next (:mod:`agent.rounds`), so that after a crash at any point the
+next start continues from disk.
 
 From the charge on, nothing that a record can cause changes whether, when, and with how many bytes the device
 speaks (:mod:`agent.training`).
@@ -25,18 +26,20 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.admission import Declined, admit
-from agent.background import in_thread
+from agent.admission import Declined, admit, require_time_left
 from agent.charges import Charge, Price
-from agent.limits import require_times, require_within
+from agent.limits import require_times, require_training_time, require_within
 from agent.publisher import Publisher, sealed_for
 from agent.rounds import RoundState
 from agent.settings import LimitSettings
 from agent.spool import UNSCHEDULED, SpooledFragment
 from agent.state import AgentState
-from agent.training import Trainer, Update, Work, said
+from agent.worker import Order, Prepared, Trains, Update, said
+from dpagent import faults
 from dpagent.clock import Clock
 from dpagent.errors import DpagentError
+from dpagent.faults import FaultPoint
+from dpagent.learning.data.dataset import Dataset
 from dpagent.notation import upwards
 from dpagent.protocol.codec import MessageError, encode
 from dpagent.protocol.fragments import Assembler, cut, receipt_digest, weights_from_bytes
@@ -53,17 +56,21 @@ _REST: Final = 9.0
 whose plans are slow to price takes a tenth of the board's time, not all of it."""
 _POLL_S: Final = 0.02
 """How often a program looks whether training is done. Nothing that leaves depends on it."""
-
-Start = Callable[[Callable[[], Update]], "Future[Update]"]
+_ATTEMPTS: Final = 2
+"""After so many attempts that ended without an update, a charged round is noise alone."""
+_IDLE_S: Final = 600.0
+"""The training process is ended when it has had nothing to do for so long."""
 
 
 class _Phase(Enum):
     """What a device has to do for the announced round."""
 
     DECIDE = auto()
-    """Admit and charge it, or decline it."""
+    """Admit it, or decline it."""
     REPEAT = auto()
     """It is charged, and nothing has left: a crash came between. Run it under that charge."""
+    PREPARE = auto()
+    """Wait until it is prepared; then charge it, unless it is."""
     TRAIN = auto()
     """Wait for its update."""
     SETTLED = auto()
@@ -79,8 +86,33 @@ class _Announced:
     """See :func:`_digest_of`."""
     phase: _Phase
     begins_at: float
-    """No work on it begins before; once it does, the point of the grid from which its slots are counted."""
+    """No work on it begins before; once it trains, the point of the grid from which its slots are counted."""
     ask_again_at: float
+    attempts: int = 0
+    """How often it was run without an update."""
+    failure: str | None = None
+    """Why the last attempt failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Admitted:
+    """A round that the training process prepares."""
+
+    announced: _Announced
+    task: RoundTask
+    price: Price | None
+    """To be charged; None: it is charged already."""
+    began_at: float
+    answer: Future[Prepared]
+
+
+@dataclass(frozen=True, slots=True)
+class _InTraining:
+    """A round that is charged, and for which records are read."""
+
+    announced: _Announced
+    task: RoundTask
+    answer: Future[Update]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +131,13 @@ class Cycle:
         dataset: the ledger's name for the device's records.
         fleet: the fleet's name.
         limits: the device's own.
+        records: the device's, of which only what is declared is looked at.
+        takes_graphs: whether a training graph may be of use.
         state: ledger, rounds and spool.
-        trainer: the board's records and engine.
+        worker: prepares rounds and trains.
         publisher: sends the spooled fragments.
         ask_again: requests the broker's retained messages again.
         clock: the program's.
-        start: begins training, by default in a thread of its own.
     """
 
     def __init__(
@@ -113,26 +146,29 @@ class Cycle:
         fleet: str,
         limits: LimitSettings,
         *,
+        records: Dataset,
+        takes_graphs: bool,
         state: AgentState,
-        trainer: Trainer,
+        worker: Trains,
         publisher: Publisher,
         ask_again: Callable[[], None],
         clock: Clock,
-        start: Start = in_thread,
     ) -> None:
         self._dataset, self._fleet, self._limits = dataset, fleet, limits
-        self._state, self._trainer, self._publisher = state, trainer, publisher
-        self._ask_again, self._clock, self._start = ask_again, clock, start
+        self._records, self._takes_graphs = records, takes_graphs
+        self._state, self._worker, self._publisher = state, worker, publisher
+        self._ask_again, self._clock = ask_again, clock
         self._assembler = Assembler()
         self._announced: _Announced | None = None
         self._declined: tuple[bytes, float] | None = None
         """Digest and deadline of the last plan that was declined, so that it is not priced at each
         announcement."""
-        self._training: Future[Update] | None = None
-        self._task: RoundTask | None = None
-        """Of the round in training."""
+        self._at_work: _Admitted | _InTraining | None = None
+        """What the training process is at."""
         self._busy_until = -math.inf
         """No work on another round begins before (monotonic)."""
+        self._worked_at = math.inf
+        """When the training process was last asked for something; infinite if it is not there."""
 
     # A plan arrives: the round is offered.
 
@@ -161,18 +197,23 @@ class Cycle:
             self._end_job(plan, is_new=is_new)
             return is_new
         if is_new:
-            self._give_up_others(plan, is_new_job=known is None or known.job != plan.job)
+            # Rounds of another job only when this one is charged: a broker with an older store retains plans
+            # of a job that has ended.
+            self._give_up(self._state.expire_earlier_rounds(plan.job.hex(), plan.round, self._clock.unix()))
         self._offer(plan, is_new=is_new)
         return is_new
 
     def _offer(self, plan: Plan, *, is_new: bool) -> None:
         digest, now = _digest_of(plan), self._clock.monotonic()
         before = self._announced
-        if not is_new and before is not None and before.phase is _Phase.TRAIN:
-            return  # Its update will leave in the window of the plan that was charged.
+        if not is_new and before is not None:
+            if before.phase is _Phase.TRAIN:
+                return  # Its update will leave in the window of the plan that was charged.
+            if before.phase is _Phase.PREPARE and before.digest == digest:
+                return
         phase = self._phase_of(plan, digest)
         if is_new or before is None or before.plan != plan:
-            begins_at = self._publisher.grid_time(max(now, self._busy_until))
+            begins_at = max(now, self._busy_until)
             self._announced = before = _Announced(plan, digest, phase, begins_at, now + _ASK_AGAIN_S)
         before.phase = phase
         if phase is _Phase.DECIDE:
@@ -199,14 +240,11 @@ class Cycle:
         except DpagentError:
             self._publisher.close_window()  # Not the plan that was charged.
             return
-        self._publisher.open_window(announced.plan, announced.begins_at)
+        self._publisher.open_window(announced.plan, self._publisher.grid_time(announced.begins_at))
         self._publisher.draw_times()
 
-    def _give_up_others(self, plan: Plan, *, is_new_job: bool) -> None:
-        job = plan.job.hex()
-        if is_new_job:
-            self._state.forget_other_jobs(job)
-        if expired := self._state.expire_other_rounds(job, plan.round, self._clock.unix()):
+    def _give_up(self, expired: int) -> None:
+        if expired:
             said = counted(expired, "fragment")
             log.warning("%s expired: the round closed before it counted them", said)
 
@@ -230,9 +268,8 @@ class Cycle:
         if weights is None:
             return None
         assets: dict[str, bytes] = {}
-        needed = self._trainer.needed_assets(plan)
         for asset in plan.assets:
-            if asset.role in needed:
+            if asset.role != "training-graph" or self._takes_graphs:
                 data = self._assembler.get(asset.digest, asset.size)
                 if data is None:
                     return None
@@ -244,14 +281,14 @@ class Cycle:
     def due_in_s(self) -> float:
         """Seconds until :meth:`advance` can do something of its own accord; infinite if a message must
         come."""
-        announced = self._announced
-        if self._training is not None:
-            return 0.0 if self._training.done() else _POLL_S
+        announced, now = self._announced, self._clock.monotonic()
+        if self._at_work is not None:
+            return 0.0 if self._at_work.answer.done() else _POLL_S
         if announced is None or announced.phase is _Phase.SETTLED:
-            return math.inf
+            return max(0.0, self._worked_at + _IDLE_S - now)
         if self._model_for(announced.plan) is None:
-            return max(0.0, announced.ask_again_at - self._clock.monotonic())
-        return max(0.0, announced.begins_at - self._clock.monotonic())
+            return max(0.0, announced.ask_again_at - now)
+        return max(0.0, announced.begins_at - now)
 
     def advance(self) -> None:
         """Take the announced round to its next phase, if it is time.
@@ -259,14 +296,19 @@ class Cycle:
         Raises:
             StorageError: the disk fails; what is charged and not spooled is run again after a restart.
         """
-        if self._training is not None:
-            if self._training.done():
-                self._finish_training(self._training)
+        at_work, announced, now = self._at_work, self._announced, self._clock.monotonic()
+        if at_work is not None:
+            if at_work.answer.done():
+                self._at_work = None
+                if isinstance(at_work, _Admitted):
+                    self._take_prepared(at_work)
+                else:
+                    self._take_update(at_work)
             return
-        announced = self._announced
         if announced is None or announced.phase is _Phase.SETTLED:
+            if now >= self._worked_at + _IDLE_S:
+                self.rest()
             return
-        now = self._clock.monotonic()
         model = self._model_for(announced.plan)
         if model is None:
             # Chunks are still arriving, or one was lost: the broker has them all.
@@ -281,60 +323,47 @@ class Cycle:
         elif announced.phase is _Phase.REPEAT:
             self._repeat(announced, model)
 
-    # The device decides, and charges. It has read no record.
+    def rest(self) -> None:
+        """End the training process, until it is needed again."""
+        self._worker.end()
+        self._worked_at = math.inf
+
+    # The device decides. It has read no record.
 
     def _decide(self, announced: _Announced, model: _Model) -> None:
-        plan, began_at = announced.plan, self._clock.monotonic()
+        began_at = self._clock.monotonic()
         try:
-            price, work = self._admit(plan, model)
+            task, price = self._admit(announced.plan, model)
         except DpagentError as error:
-            self._decline(announced, str(error))
+            self._decline(announced, str(error), began_at)
         except Exception as error:
             # No plan ends the agent.
             log.debug("the details", exc_info=True)
-            self._decline(announced, said(error))
+            self._decline(announced, said(error), began_at)
         else:
-            now = self._clock.unix()
-            charged_at = datetime.fromtimestamp(now, UTC).isoformat(timespec="seconds")
-            self._state.charge(Charge.of(work.task, price, self._dataset, charged_at=charged_at), now)
-            log.info("round %d of %d: charged, %s", plan.round, plan.rounds, self.spent())
-            self._train(announced, work)
-            return
-        now = self._clock.monotonic()
-        self._busy_until = max(self._busy_until, now + _REST * (now - began_at))
+            self._prepare(announced, task, price, model, began_at)
 
-    def _admit(self, plan: Plan, model: _Model) -> tuple[Price, Work]:
-        """The price of a round, and everything tried that can be tried without a record.
+    def _admit(self, plan: Plan, model: _Model) -> tuple[RoundTask, Price]:
+        """The price of a round.
 
         Raises:
             DpagentError: the device declines.
         """
-        task, weights = RoundTask.of(plan), _weights_in(model)
+        task = RoundTask.of(plan)
+        _require_finite(model)
         price = admit(
-            task, self._trainer.records.dataset, self._state.ledger, self._dataset, self._limits,
-            now=self._clock.unix(),
-        )  # fmt: skip
+            task, self._records, self._state.ledger, self._dataset, self._limits, now=self._clock.unix()
+        )
         _require_key(plan)
-        return price, self._trainer.prepare(task, model.assets, weights)
+        return task, price
 
-    def _decline(self, announced: _Announced, reason: str) -> None:
-        plan = announced.plan
+    def _decline(self, announced: _Announced, reason: str, began_at: float) -> None:
+        plan, now = announced.plan, self._clock.monotonic()
         announced.phase = _Phase.SETTLED
         self._declined = announced.digest, plan.deadline
         log.warning("declined round %d of job %s: %s", plan.round, plan.job.hex()[:8], reason)
         self._state.decline(plan.job.hex(), plan.round, reason, self._clock.unix())
-
-    # The round is charged: records are read, in a thread of their own.
-
-    def _train(self, announced: _Announced, work: Work) -> None:
-        announced.phase = _Phase.TRAIN
-        self._task = work.task
-        # The slot begins at the next point of the grid, so that training has a whole one, whatever came
-        # before: the coordinator chooses when the last chunk comes, and how long its plan takes to decide on.
-        announced.begins_at = self._publisher.grid_time(self._clock.monotonic())
-        self._busy_until = announced.begins_at + self._publisher.slot_s(announced.plan)
-        self._publisher.open_window(announced.plan, announced.begins_at)
-        self._training = self._start(lambda: self._trainer.noisy_update(work))
+        self._busy_until = max(self._busy_until, now + _REST * (now - began_at))
 
     def _repeat(self, announced: _Announced, model: _Model) -> None:
         """Run a charged round again: nothing of it has left."""
@@ -342,49 +371,100 @@ class Cycle:
         try:
             require_within(task, self._limits)
         except DpagentError as error:  # The device's limits have changed since.
-            log.warning("round %d of job %s is given up: %s", task.plan.round, task.plan.job.hex()[:8], error)
-            announced.phase = _Phase.SETTLED
+            self._give_up_round(announced, str(error))
             return
-        try:
-            work = self._trainer.prepare(task, model.assets, _weights_in(model))
-        except Exception as error:  # noqa: BLE001 - the board has changed; no record did that
-            work = Work(task, weights_from_bytes(model.weights), None, None, failure=said(error))
         log.info("round %d of %d: again, under the charge it has", task.plan.round, task.plan.rounds)
-        self._train(announced, work)
+        self._prepare(announced, task, None, model, self._clock.monotonic())
 
-    def _finish_training(self, training: Future[Update]) -> None:
-        announced, task = self._announced, self._task
-        self._training = self._task = None
-        assert announced is not None
-        assert task is not None
-        if announced.plan is not task.plan:
-            training.exception()  # Another round has begun: this one has expired.
-            now = self._clock.monotonic()
-            if now > announced.begins_at:  # It took longer than its slot.
-                announced.begins_at = self._publisher.grid_time(now)
+    def _give_up_round(self, announced: _Announced, reason: str) -> None:
+        plan = announced.plan
+        log.warning("round %d of job %s is given up: %s", plan.round, plan.job.hex()[:8], reason)
+        announced.phase = _Phase.SETTLED
+
+    # The training process prepares the round. It has read no record either.
+
+    def _prepare(
+        self, announced: _Announced, task: RoundTask, price: Price | None, model: _Model, began_at: float
+    ) -> None:
+        announced.phase = _Phase.PREPARE
+        failure = announced.failure if announced.attempts >= _ATTEMPTS else None
+        answer = self._worker.prepare(Order(announced.plan, model.weights, model.assets, failure))
+        self._at_work = _Admitted(announced, task, price, began_at, answer)
+        self._worked_at = self._clock.monotonic()
+
+    def _take_prepared(self, admitted: _Admitted) -> None:
+        announced, plan = admitted.announced, admitted.task.plan
+        if announced is not self._announced:
+            admitted.answer.exception()  # Another round has begun.
             return
         try:
-            update = training.result()
-            fragments = _fragments_of(task, update.values)
-        except Exception as error:  # no record can cause it: no noise can be drawn on this board
-            log.error("round %d of job %s cannot be run on this board (%s: %s); trying again",
-                      task.plan.round, task.plan.job.hex()[:8], type(error).__name__, error)  # fmt: skip
-            log.debug("the details", exc_info=True)
-            announced.phase = _Phase.REPEAT
-            announced.begins_at = self._publisher.grid_time(self._clock.monotonic() + _ASK_AGAIN_S)
+            longest_s = admitted.answer.result().longest_s
+            require_training_time(longest_s, self._limits)
+            slots = self._publisher.slots_for(plan, longest_s)
+            begins_at = self._publisher.grid_time(self._clock.monotonic())
+            if admitted.price is not None:
+                wait_s = begins_at - self._clock.monotonic() + slots * self._publisher.slot_s(plan)
+                require_time_left(plan, self._clock.unix(), wait_s)
+        except DpagentError as error:
+            if admitted.price is None:
+                self._try_again(announced, str(error))
+            else:
+                self._decline(announced, str(error), admitted.began_at)
             return
-        self._state.spool_round(
-            task.plan.job.hex(), task.plan.round, fragments, self._clock.unix(), update.failure
-        )
+        if admitted.price is not None:
+            self._charge(admitted.task, admitted.price)
+        # The slots begin at a point of the grid, so that training has whole ones, whatever came before: the
+        # coordinator chooses when the last chunk comes, and how long its plan takes to decide on.
+        announced.phase, announced.begins_at = _Phase.TRAIN, begins_at
+        self._busy_until = begins_at + slots * self._publisher.slot_s(plan)
+        self._publisher.open_window(plan, begins_at, slots)
+        faults.reached(FaultPoint.AGENT_TRAINS)
+        self._at_work = _InTraining(announced, admitted.task, self._worker.update())
+
+    def _charge(self, task: RoundTask, price: Price) -> None:
+        plan, now = task.plan, self._clock.unix()
+        charged_at = datetime.fromtimestamp(now, UTC).isoformat(timespec="seconds")
+        self._state.charge(Charge.of(task, price, self._dataset, charged_at=charged_at), now)
+        log.info("round %d of %d: charged, %s", plan.round, plan.rounds, self.spent())
+        job = plan.job.hex()
+        self._give_up(self._state.expire_other_rounds(job, plan.round, now))
+        self._state.forget_other_jobs(job)
+
+    # The round is charged: records are read, in the training process.
+
+    def _take_update(self, training: _InTraining) -> None:
+        announced, plan = training.announced, training.task.plan
+        if announced is not self._announced:
+            training.answer.exception()  # Another round has begun: this one has expired.
+            return
+        try:
+            update = training.answer.result()
+            fragments = _fragments_of(training.task, update.values)
+        except Exception as error:  # noqa: BLE001 - no record can cause it
+            self._try_again(announced, said(error))
+            return
+        self._worked_at = self._clock.monotonic()
+        self._state.spool_round(plan.job.hex(), plan.round, fragments, self._clock.unix(), update.failure)
         announced.phase = _Phase.SETTLED
         self._publisher.draw_times()
         if update.failure is None:
-            log.info("round %d of %d: spooled", task.plan.round, task.plan.rounds)
+            log.info("round %d of %d: spooled", plan.round, plan.rounds)
         else:
             log.error(
                 "round %d of %d: spooled noise alone, no record counts: %s",
-                task.plan.round, task.plan.rounds, update.failure,
+                plan.round, plan.rounds, update.failure,
             )  # fmt: skip
+
+    def _try_again(self, announced: _Announced, reason: str) -> None:
+        """A charged round has no update: the training process has ended, or no noise can be drawn."""
+        announced.attempts += 1
+        announced.failure = reason
+        plan = announced.plan
+        log.error(
+            "round %d of job %s has no update yet: %s; trying again", plan.round, plan.job.hex()[:8], reason
+        )
+        announced.phase = _Phase.REPEAT
+        announced.begins_at = self._clock.monotonic() + _ASK_AGAIN_S
 
     # Receipts empty the spool.
 
@@ -436,13 +516,11 @@ def _digest_of(plan: Plan) -> bytes:
     return hashlib.sha256(encode(plan.model_copy(update={"deadline": 0.0}))).digest()
 
 
-def _weights_in(model: _Model) -> NDArray[np.float32]:
-    """The global weights.
+def _require_finite(model: _Model) -> None:
+    """See that the global weights are numbers.
 
     Raises:
         Declined: one is not finite.
     """
-    weights = weights_from_bytes(model.weights)
-    if not np.isfinite(weights).all():
+    if not np.isfinite(weights_from_bytes(model.weights)).all():
         raise Declined("the model has weights that are not finite")
-    return weights

@@ -1,6 +1,6 @@
 """The agent: the connection, its events, and the loop that drives the cycle.
 
-One thread, one queue. :mod:`agent.cycle` has the phases of a round.
+One thread, one queue, and a process for training. :mod:`agent.cycle` has the phases of a round.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from agent.cycle import Cycle
 from agent.limits import shown
 from agent.profile import check_board, load_profile
 from agent.publisher import Publisher
+from agent.records import Records
 from agent.settings import AgentSettings
 from agent.state import AgentState
-from agent.training import Trainer
+from agent.worker import Worker
 from dpagent.clock import Clock, SystemClock
 from dpagent.protocol.codec import MessageError
 from dpagent.protocol.messages import ModelChunk, Plan, Receipts
@@ -61,7 +62,7 @@ class Agent:
         os.nice(max(0, profile.niceness - os.nice(0)))
         self._verifier = Verifier(settings.coordinator_key, settings.fleet)
         self._topics = Topics(settings.fleet)
-        trainer = Trainer(settings, profile)
+        records = Records(settings.data)
         self._session = MqttSession(
             settings.mqtt,
             client_id=None,
@@ -90,8 +91,10 @@ class Agent:
             settings.data.name,
             settings.fleet,
             settings.limits,
+            records=records.dataset,
+            takes_graphs=settings.engine != "numpy",
             state=self._state,
-            trainer=trainer,
+            worker=Worker(settings, profile),
             publisher=self._publisher,
             ask_again=self._session.ask_again,
             clock=self._clock,
@@ -124,7 +127,8 @@ class Agent:
             self.close()
 
     def close(self) -> None:
-        """Close the database and let go of the directory."""
+        """End training, close the database and let go of the directory."""
+        self._cycle.rest()
         self._state.close()
 
     def _take_events(self) -> None:

@@ -74,6 +74,19 @@ def require_price(job_epsilon: float, limits: LimitSettings) -> None:
         )
 
 
+def require_training_time(longest_s: float, limits: LimitSettings) -> None:
+    """See that training stays within the limits, as long as it may take with the largest lot.
+
+    Raises:
+        BeyondLimitError: it does not.
+    """
+    if longest_s > limits.maximum_training_s:
+        raise BeyondLimitError(
+            "the time of training in seconds, by a trial,", longest_s,
+            f"at most {limits.maximum_training_s:g}", "maximum_training_s",
+        )  # fmt: skip
+
+
 def shown(limits: LimitSettings) -> str:
     """The limits in a line, for the log."""
     values = limits.model_dump(exclude_none=True)

@@ -33,6 +33,13 @@ from dpagent.wording import counted
 LotSum: TypeAlias = Callable[[NDArray[np.float32]], NDArray[np.float64]]
 """The sum over a fresh lot at local weights, shape (dimension,). Private. It never fails."""
 
+Done: TypeAlias = Callable[[int], None]
+"""Is called with the number of a lot's records once their sum is made."""
+
+
+def _nothing_more(_records: int) -> None:
+    """What follows a lot where its time may show."""
+
 
 def noisy_sum(task: RoundTask, weights: NDArray[np.float32], lot_sum: LotSum) -> NDArray[np.int64]:
     """Run the local steps of a round.
@@ -69,12 +76,13 @@ def noisy_gradients(
     return noisy_sum(task, weights, lambda local: clipped_sum(task, local, dataset, engine))
 
 
-def sum_of_moments(task: RoundTask, dataset: Dataset) -> NDArray[np.float64]:
+def sum_of_moments(task: RoundTask, dataset: Dataset, done: Done = _nothing_more) -> NDArray[np.float64]:
     """The second moments of a fresh lot, without noise. Private.
 
     Args:
         task: of a round that asks for them.
         dataset: the device's records, before the projection.
+        done: hears how many records the lot has.
 
     Returns:
         (dimension,) in the units of ``SecondMoments.matrix``'s argument.
@@ -91,19 +99,32 @@ def sum_of_moments(task: RoundTask, dataset: Dataset) -> NDArray[np.float64]:
     total = np.zeros(moments.dimension)
     for inputs, _ in dataset.readable_batches(lot):
         total += moments.total(to_float32(inputs).reshape(len(inputs), -1))
+    done(len(lot))
     return total
 
 
 def clipped_sum(
-    task: RoundTask, weights: NDArray[np.float32], dataset: Dataset, engine: Engine
+    task: RoundTask,
+    weights: NDArray[np.float32],
+    dataset: Dataset,
+    engine: Engine,
+    done: Done = _nothing_more,
 ) -> NDArray[np.float64]:
     """The sum over a fresh lot, without noise. Private.
+
+    Args:
+        task: of the round.
+        weights: (parameters,) of the step.
+        dataset: the device's records, as the engine takes them.
+        engine: computes their gradients.
+        done: hears how many records the lot has.
 
     Returns:
         (dimension,) in the units of :meth:`~dpagent.privacy.clipping.Clipping.gradient`'s argument.
     """
     lot = shuffled(poisson_lot(len(dataset), task.plan.sampling.rate))
     part = sum_over_lot(engine, weights, dataset, lot, task.clipping.norms, task.augmentation)
+    done(len(lot))
     # The number of records excluded as not finite is private: it is not reported.
     return task.clipping.scaled_sum(part.total, int(part.within[0]), len(lot) - part.excluded)
 

@@ -6,7 +6,8 @@ It only decides when a fragment leaves: fragments are on disk before, and only a
 epoch is drawn at random when the program starts, its period comes from ``agent.yaml``. A round's slot begins
 at the next point after its charge, and its window opens a whole number of compute slots later. So when a
 message came, how long admission and training took and how large the lot was show in no time of publication,
-as long as training fits three quarters of its slot.
+as long as training fits its slots, of which the last quarter stays free. How many those are follows from a
+trial before the charge (:mod:`agent.effort`).
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+from agent.spool import UNSCHEDULED
 from agent.state import AgentState
 from dpagent import faults
 from dpagent.clock import Clock
@@ -44,6 +47,15 @@ def sealed_for(fragment: bytes, plan: Plan) -> bytes:
         ValueError: the plan's sealing key is none.
     """
     return seal_encoded(fragment, plan.fleet, plan.sealing_key)
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """A round whose fragments may leave; see :meth:`Publisher.open_window`."""
+
+    plan: Plan
+    begins_at: float
+    slots: int
 
 
 class Publisher:
@@ -78,7 +90,7 @@ class Publisher:
         self._allowance_at = clock.monotonic()
         self._period_s = period_s
         self._epoch = clock.monotonic() - self._random.uniform(0.0, period_s)
-        self._window: tuple[Plan, float] | None = None
+        self._window: _Window | None = None
 
     def grid_time(self, earliest: float) -> float:
         """The first point of the grid at ``earliest`` (monotonic seconds) or later."""
@@ -89,24 +101,34 @@ class Publisher:
         """A round's compute slot, as a whole number of the grid's periods."""
         return math.ceil(plan.compute_slot_s / self._period_s) * self._period_s
 
-    def open_window(self, plan: Plan, begins_at: float) -> None:
-        """Publish in the jitter windows of this round from now on.
+    def slots_for(self, plan: Plan, seconds: float) -> int:
+        """How many slots training takes, at least 1, if it takes so many seconds."""
+        return max(1, math.ceil(seconds / self.slot_s(plan) + _SLOT_MARGIN))
+
+    def open_window(self, plan: Plan, begins_at: float, slots: int = 1) -> None:
+        """Publish in the jitter windows of this round from now on, and nothing of another.
 
         Args:
             plan: the round's.
-            begins_at: the point of the grid (monotonic seconds) at which work on it begins.
+            begins_at: the point of the grid (monotonic seconds) at which its first slot begins.
+            slots: that its training takes.
         """
-        self._window = plan, begins_at
+        self._window = _Window(plan, begins_at, slots)
 
     def close_window(self) -> None:
         """Publish nothing until another window is opened."""
         self._window = None
 
     def draw_times(self) -> None:
-        """Give every pending fragment a new random time, after spooling and after an interruption."""
+        """Give every pending fragment of the open round a new random time, after spooling and after an
+        interruption. Those of other rounds wait until theirs is open again."""
         if self._window is not None:
+            of = self._window.plan.job.hex(), self._window.plan.round
             pending = self._state.spool.pending()
-            times = self._times(*self._window, count=len(pending))
+            times = [
+                time if pending[digest] == of else UNSCHEDULED
+                for time, digest in zip(self._times(self._window, count=len(pending)), pending, strict=True)
+            ]
             self._state.reschedule(zip(times, pending, strict=True))
 
     def publish_due(self) -> None:
@@ -120,7 +142,7 @@ class Publisher:
             # The session would send the excess later, in a burst.
             if not self._session.has_room:
                 break
-            sealed = self._seal(fragment.message, self._window[0])
+            sealed = self._seal(fragment.message, self._window.plan)
             faults.reached(FaultPoint.AGENT_SEALED)
             if self._session.publish(self._topic, sealed) is None:
                 break
@@ -140,16 +162,16 @@ class Publisher:
         until_allowed_s = (1.0 - self._allowance) / self._rate
         return max(due_at - self._clock.monotonic(), until_allowed_s, _LEAST_WAIT_S)
 
-    def _times(self, plan: Plan, begins_at: float, *, count: int) -> list[float]:
+    def _times(self, window: _Window, *, count: int) -> list[float]:
         """Independent monotonic times in the jitter window, which opens whole slots after the work began.
 
         The margin skips a window that is about to open: the remaining work before publication must not show
         either.
         """
-        slot_s = self.slot_s(plan)
-        slots = max(0, math.floor((self._clock.monotonic() - begins_at) / slot_s + _SLOT_MARGIN)) + 1
-        opens_at = begins_at + slots * slot_s
-        return [opens_at + self._random.uniform(0.0, plan.jitter_window_s) for _ in range(count)]
+        slot_s = self.slot_s(window.plan)
+        passed = math.floor((self._clock.monotonic() - window.begins_at) / slot_s + _SLOT_MARGIN)
+        opens_at = window.begins_at + max(window.slots, passed + 1) * slot_s
+        return [opens_at + self._random.uniform(0.0, window.plan.jitter_window_s) for _ in range(count)]
 
     def _refill(self) -> None:
         """Let the rate limit's allowance grow with time (a token bucket)."""

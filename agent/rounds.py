@@ -136,6 +136,10 @@ class Rounds:
         """Give up all rounds that are charged or beyond and not receipted, but for one."""
         self._expire("NOT (job = ? AND round = ?)", (job, number), now)
 
+    def expire_earlier(self, job: str, number: int, now: float) -> None:
+        """Give up a job's earlier rounds that are charged or beyond and not receipted."""
+        self._expire("job = ? AND round < ?", (job, number), now)
+
     def expire_job(self, job: str, now: float) -> None:
         """Give up a job's rounds that are charged or beyond and not receipted."""
         self._expire("job = ?", (job,), now)

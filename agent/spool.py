@@ -85,12 +85,10 @@ class Spool:
         )
         return [SpooledFragment(*row) for row in rows]
 
-    def pending(self) -> list[bytes]:
-        """Digests of all fragments that are neither counted nor expired."""
-        return [
-            row[0]
-            for row in self._connection.execute("SELECT digest FROM fragments WHERE message IS NOT NULL")
-        ]
+    def pending(self) -> dict[bytes, tuple[str, int]]:
+        """Job and round of all fragments that are neither counted nor expired, by digest."""
+        rows = self._connection.execute("SELECT digest, job, round FROM fragments WHERE message IS NOT NULL")
+        return {digest: (job, number) for digest, job, number in rows}
 
     def reschedule(self, times: Iterable[tuple[float, bytes]]) -> None:
         """Set ``due_at`` of fragments by ``(due_at, digest)``."""
@@ -121,6 +119,10 @@ class Spool:
     def expire_others(self, job: str, round_number: int) -> int:
         """Give up all pending fragments of other rounds; return their number."""
         return self._expire("NOT (job = ? AND round = ?)", (job, round_number))
+
+    def expire_earlier(self, job: str, round_number: int) -> int:
+        """Give up all pending fragments of a job's earlier rounds; return their number."""
+        return self._expire("job = ? AND round < ?", (job, round_number))
 
     def expire_job(self, job: str) -> int:
         """Give up all pending fragments of a job; return their number."""

@@ -278,6 +278,12 @@ class AgentState(StateDatabase):
         faults.reached(FaultPoint.AGENT_OTHERS_EXPIRED)
         return expired
 
+    def expire_earlier_rounds(self, job: str, round_number: int, now: float) -> int:
+        """Give up the earlier rounds of a job and their fragments; return the number of fragments."""
+        with disk_errors(self.file), transaction(self.connection):
+            self.rounds.expire_earlier(job, round_number, now)
+            return self.spool.expire_earlier(job, round_number)
+
     def expire_job(self, job: str, now: float) -> None:
         """Give up the rounds of a job and their fragments."""
         with disk_errors(self.file), transaction(self.connection):

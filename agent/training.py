@@ -1,9 +1,9 @@
 """Training on this board: the records, their features and the engine, kept from round to round.
 
 A round has two parts, with its charge between them. :meth:`Trainer.prepare` tries everything that can be
-tried without a record: it builds the model, loads the graphs, runs them on made-up records, takes room on the
-disk for the features of the most records that there may be. It may decline. :meth:`Trainer.noisy_update`
-reads the records, and always gives an update:
+tried without a record: it builds the model, loads the graphs, runs them on made-up records and takes their
+time, takes room on the disk for the features of the most records that there may be. It may decline.
+:meth:`Trainer.noisy_update` reads the records, and always gives an update:
 
 * what one record causes costs that record alone. One that cannot be read, is not what was declared, is not
   finite, or makes a front end or an engine fail, counts as if it did not exist;
@@ -20,21 +20,22 @@ import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from agent.admission import Declined
+from agent.effort import Effort
 from agent.noisy_sums import clipped_sum, noisy_sum, sum_of_moments
 from agent.profile import Profile
 from agent.records import Records
 from agent.settings import AgentSettings
-from dpagent import faults
-from dpagent.errors import DpagentError
-from dpagent.faults import FaultPoint
+from agent.worker import Update, said
+from dpagent.errors import StorageError
 from dpagent.learning.data.dataset import Dataset
 from dpagent.learning.front_end.features import FeatureSet, FrontEnd, reserve
 from dpagent.learning.models.stages import FrozenNetwork
@@ -42,7 +43,6 @@ from dpagent.learning.training.engine import MAX_LOT_MICROBATCHES, Engine, accum
 from dpagent.learning.training.engine_choice import Bench, EngineKind, UnsuitableEngineError, choose_engine
 from dpagent.privacy.covariance import MAX_LOT
 from dpagent.privacy.sampling import largest_lot
-from dpagent.protocol.messages import Plan
 from dpagent.protocol.task import RoundTask
 from dpagent.storage import write_atomically
 from dpagent.wording import counted
@@ -61,26 +61,18 @@ class Work:
         weights: (parameters,) the global model.
         front_end: that makes features of records, or None.
         engine: that computes gradients; None for a round of second moments.
+        effort: that makes the work the same for every lot; None where no record is read.
         failure: why this board cannot run the round after all, once it is charged; or None.
+        longest_s: seconds that training takes with the largest lot, by a trial. Public.
     """
 
     task: RoundTask
     weights: NDArray[np.float32]
     front_end: FrontEnd | None
     engine: Engine | None
+    effort: Effort | None
     failure: str | None = None
-
-
-class Update(NamedTuple):
-    """A device's part in a round, of which all but ``failure`` may leave.
-
-    Attributes:
-        values: the noisy sum in wire units, shape (dimension,).
-        failure: why it is noise alone, or None. Only for the owner of the device.
-    """
-
-    values: NDArray[np.int64]
-    failure: str | None
+    longest_s: float = 0.0
 
 
 class Trainer:
@@ -105,17 +97,24 @@ class Trainer:
         self._features: FeatureSet | None = None
         """Of the records below, by the front end."""
         self._features_are_of: Dataset | None = None
+        self._features_are_by = ""
+        """The key of the front end that made them."""
 
-    def needed_assets(self, plan: Plan) -> set[str]:
-        """Roles of the assets that a round needs, for correctness or speed."""
-        return {
-            asset.role
-            for asset in plan.assets
-            if asset.role != "training-graph" or self._settings.engine != "numpy"
-        }
-
-    def prepare(self, task: RoundTask, assets: Mapping[str, bytes], weights: NDArray[np.float32]) -> Work:
+    def prepare(
+        self,
+        task: RoundTask,
+        assets: Mapping[str, bytes],
+        weights: NDArray[np.float32],
+        *,
+        failure: str | None = None,
+    ) -> Work:
         """See that this board can run a round. Reads no record, and does not ask how many there are.
+
+        Args:
+            task: of the round.
+            assets: of its model, by role.
+            weights: (parameters,) the global model.
+            failure: why the update shall be noise alone, which this board can always run; or None.
 
         Raises:
             Declined: It cannot, as the guarantee requires.
@@ -123,22 +122,29 @@ class Trainer:
             ParameterError: The weights do not fit the model.
             StorageError: The disk has no room for features, or fails.
         """
+        if failure is not None:
+            return Work(task, weights, None, None, None, failure)
         task.spec.require_weights(weights)
         front_end = self._front_end_for(task, assets)
+        engine: Engine | None = None
         if task.second_moments is not None:
             self._require_lots(task, MAX_LOT)
-            return Work(task, weights, front_end, None)
-        engine = self._engine_for(task, assets.get("training-graph"))
-        slack, allowed = accumulation_slack(engine.microbatch), task.plan.clipping.accumulation_slack
-        if slack > allowed:
-            raise Declined(
-                f"microbatches of {engine.microbatch} can add {slack:.3g} to a record's influence; the "
-                f"plan's noise allows for {allowed:.3g}"
-            )
-        _try_out(engine, task, weights)
-        # The greatest L with L·⌈L/m⌉ within the bound is no less than this.
-        self._require_lots(task, math.isqrt(MAX_LOT_MICROBATCHES * engine.microbatch) - engine.microbatch)
-        return Work(task, weights, front_end, engine)
+        else:
+            engine = self._engine_for(task, assets.get("training-graph"))
+            slack, allowed = accumulation_slack(engine.microbatch), task.plan.clipping.accumulation_slack
+            if slack > allowed:
+                raise Declined(
+                    f"microbatches of {engine.microbatch} can add {slack:.3g} to a record's influence; the "
+                    f"plan's noise allows for {allowed:.3g}"
+                )
+            # The greatest L with L·⌈L/m⌉ within the bound is no less than this.
+            self._require_lots(task, math.isqrt(MAX_LOT_MICROBATCHES * engine.microbatch) - engine.microbatch)
+        effort = Effort(task, weights, engine, self._max_records)
+        # Features of another front end are all computed anew; that it is another follows from the plans.
+        is_new = front_end is not None and front_end.key != self._features_are_by
+        return Work(
+            task, weights, front_end, engine, effort, None, effort.longest_s(front_end if is_new else None)
+        )
 
     def noisy_update(self, work: Work) -> Update:
         """The round's noisy sum over the usable records, or noise alone.
@@ -146,7 +152,6 @@ class Trainer:
         Raises:
             Exception: No noise can be drawn on this board; nothing may leave.
         """
-        faults.reached(FaultPoint.AGENT_TRAINS)
         failures = [] if work.failure is None else [work.failure]
         if not failures:
             self._refresh()
@@ -173,9 +178,11 @@ class Trainer:
 
     def _lot_sum(self, work: Work, records: Dataset, local: NDArray[np.float32]) -> NDArray[np.float64]:
         inputs = self._inputs_of(records, work.front_end)
+        assert work.effort is not None
+        fill_up = partial(work.effort.fill_up, local)
         if work.engine is None:
-            return sum_of_moments(work.task, inputs)
-        return clipped_sum(work.task, local, inputs, work.engine)
+            return sum_of_moments(work.task, inputs, fill_up)
+        return clipped_sum(work.task, local, inputs, work.engine, fill_up)
 
     def _require_lots(self, task: RoundTask, most: int) -> None:
         """Decline where a lot of the most records that there may be could be too large.
@@ -201,7 +208,7 @@ class Trainer:
                 self._features = None
             log.info("computing features of %s", counted(len(records), "record"))
             self._features = FeatureSet(records, front_end, self._settings.state_dir)
-            self._features_are_of = records
+            self._features_are_of, self._features_are_by = records, front_end.key
             if unusable := self._features.unusable:
                 # Only for the owner of the device: the number is private.
                 total = counted(len(records), "record")
@@ -256,31 +263,15 @@ class Trainer:
                     raise
         engine, trials = choose_engine(bench)
         best = max(trials, key=lambda trial: trial.examples_per_s)
-        said = "; ".join(
+        results = "; ".join(
             f"{trial.kind}: {trial.why_not or f'{trial.examples_per_s:,.0f} examples/s'}" for trial in trials
         )
-        log.info("engine for %s: %s (%s)", bench.spec.name, best.kind, said)
-        write_atomically(file, json.dumps({"purpose": purpose, "engine": best.kind}).encode())
+        log.info("engine for %s: %s (%s)", bench.spec.name, best.kind, results)
+        try:
+            write_atomically(file, json.dumps({"purpose": purpose, "engine": best.kind}).encode())
+        except StorageError as error:  # How full the disk is must not show: records may lie on it.
+            log.warning("the choice of the engine is made again at the next start: %s", error)
         return engine
-
-
-def _try_out(engine: Engine, task: RoundTask, weights: NDArray[np.float32]) -> None:
-    """Compute the gradients of made-up records with a round's own weights, views and norms.
-
-    Raises:
-        Exception: they cannot be computed.
-    """
-    inputs = np.random.default_rng(0).random((engine.microbatch, *task.spec.head.input_shape), np.float32)
-    if task.augmentation is not None:
-        inputs = task.augmentation.views_of(inputs)
-    engine.clipped_sum(weights, inputs, np.zeros(len(inputs), np.int64), task.clipping.norms)
-
-
-def said(error: Exception) -> str:
-    """An error in words for the owner of the device."""
-    if isinstance(error, DpagentError) and str(error):
-        return str(error)
-    return f"an internal error ({type(error).__name__}: {error})"
 
 
 def _purpose(bench: Bench) -> str:

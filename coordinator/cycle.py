@@ -248,11 +248,7 @@ class Cycle:
 
         Without this, whoever sends the fragments of all devices before the slot ends the round alone.
         """
-        timing = self._settings.round
-        return (
-            self._announced_at is not None
-            and now >= self._announced_at + timing.compute_slot_s + timing.jitter_window_s
-        )
+        return self._announced_at is not None and now >= self._announced_at + self._settings.round.honest_s
 
     def _extend(self, progress: Progress) -> None:
         """Keep the round open for another deadline, and announce it again."""

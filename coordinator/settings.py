@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -203,18 +204,31 @@ class RoundSettings(Settings):
     """An incomplete round closes this long after it opened."""
     compute_slot_s: Annotated[float, Field(ge=MIN_SLOT_S, le=86_400)] = 5.0
     """Devices publish a whole number of slots after the plan; choose it above their training time."""
+    device_grid_s: Annotated[float, Field(ge=MIN_SLOT_S, le=86_400)] | None = None
+    """The longest ``limits.minimum_compute_slot_s`` of the devices, at whose multiples their slots begin; by
+    default ``compute_slot_s``."""
     jitter_window_s: Annotated[float, Field(ge=0, le=86_400)] = 10.0
     """Maximum random delay of each fragment."""
     minimum_devices: Annotated[int, Field(ge=1)] = 1
     """If a block of the update has fewer fragments at the deadline, the round stays open for another
     deadline."""
 
+    @property
+    def honest_s(self) -> float:
+        """Seconds after which a device has sent that got the plan at once and trained within one slot.
+
+        It waits for a point of its grid, for a slot in whole periods of the grid, and for its jitter.
+        """
+        grid_s = self.device_grid_s or self.compute_slot_s
+        return grid_s + math.ceil(self.compute_slot_s / grid_s) * grid_s + self.jitter_window_s
+
     @model_validator(mode="after")
     def _leaves_time(self) -> RoundSettings:
-        if self.deadline_s <= self.compute_slot_s + self.jitter_window_s:
+        if self.deadline_s <= self.honest_s:
             raise ValueError(
-                f"deadline_s is {self.deadline_s:g}; expected more than compute_slot_s + jitter_window_s = "
-                f"{self.compute_slot_s + self.jitter_window_s:g}, or nothing can arrive in time"
+                f"deadline_s is {self.deadline_s:g}; expected more than {self.honest_s:g}, when the devices"
+                " have sent: the sum of device_grid_s (by default compute_slot_s), compute_slot_s and"
+                " jitter_window_s"
             )
         return self
 

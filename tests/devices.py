@@ -2,31 +2,71 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from clocks import MovableClock
 from fleets import DIGITS, write_agent
 from ledgers import DATASET, open_state
 from lines import Line
 
-from agent.background import at_once
 from agent.cycle import Cycle
 from agent.profile import load_profile
 from agent.publisher import Publisher
 from agent.settings import load_agent_settings
 from agent.state import AgentState
-from agent.training import Trainer
-from dpagent.protocol.fragments import chunked, weights_to_bytes
+from agent.training import Trainer, Work
+from agent.worker import Order, Prepared, Update, WorkerError, said
+from dpagent.protocol.fragments import chunked, weights_from_bytes, weights_to_bytes
 from dpagent.protocol.signing import Signer, new_signing_secret
+from dpagent.protocol.task import RoundTask
 
 KEY = Signer(new_signing_secret(), "testers").public_key
 WEIGHTS = weights_to_bytes(DIGITS.initial_weights(0))
 PERIOD_S = 0.05
 """Of the device's grid."""
+
+
+ResultT = TypeVar("ResultT")
+
+
+class AtOnce:
+    """Trains in the tests' process, before it answers. A round takes the time that the test says."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self._work: Work | None = None
+        self.longest_s = 0.0
+
+    def prepare(self, order: Order) -> Future[Prepared]:
+        self._work = None
+        return _answer(lambda: self._prepared(order))
+
+    def update(self) -> Future[Update]:
+        work = self._work
+        assert work is not None, "no round is prepared"
+        return _answer(lambda: self._trainer.noisy_update(work))
+
+    def end(self) -> None:
+        pass
+
+    def _prepared(self, order: Order) -> Prepared:
+        task, weights = RoundTask.of(order.plan), weights_from_bytes(order.weights)
+        self._work = self._trainer.prepare(task, order.assets, weights, failure=order.failure)
+        return Prepared(self.longest_s)
+
+
+def _answer(work: Callable[[], ResultT]) -> Future[ResultT]:
+    future: Future[ResultT] = Future()
+    try:
+        future.set_result(work())
+    except Exception as error:  # noqa: BLE001 - as the training process has it
+        future.set_exception(WorkerError(said(error)))
+    return future
 
 
 @dataclass
@@ -35,6 +75,7 @@ class Device:
     state: AgentState
     clock: MovableClock
     trainer: Trainer
+    worker: AtOnce
     asked_at: list[float] = field(default_factory=list)
 
     def give(self, weights: bytes = WEIGHTS) -> None:
@@ -87,18 +128,20 @@ def open_device(directory: Path, **changes: Any) -> Iterator[Device]:
     line: Any = Line()
     asked_at: list[float] = []
     trainer = Trainer(settings, load_profile("generic-linux"))
+    worker = AtOnce(trainer)
     cycle = Cycle(
         DATASET, "testers", settings.limits,
+        records=trainer.records.dataset,
+        takes_graphs=settings.engine != "numpy",
         state=state,
-        trainer=trainer,
+        worker=worker,
         publisher=Publisher(
             state, line, "fragments", messages_per_second=100.0, period_s=PERIOD_S, clock=clock
         ),
         ask_again=lambda: asked_at.append(clock.monotonic()),
         clock=clock,
-        start=at_once,
     )  # fmt: skip
     try:
-        yield Device(cycle, state, clock, trainer, asked_at)
+        yield Device(cycle, state, clock, trainer, worker, asked_at)
     finally:
         state.close()

@@ -130,7 +130,7 @@ def fleet_values(broker: Broker | None, **changes: Any) -> dict[str, Any]:
         "fleet": "testers", "devices": 2, "records_per_device": 50, "rounds": 2, "state_dir": "state",
         "model": {"name": "digits"},
         "privacy": {"epsilon": 4.0, "delta": 1e-4, "sampling_rate": 0.5, "schedule": {"kind": "uniform"}},
-        "round": {"deadline_s": 60.0, "compute_slot_s": 0.5, "jitter_window_s": 0.5},
+        "round": {"deadline_s": 60.0, "compute_slot_s": 0.5, "jitter_window_s": 0.5, "device_grid_s": 0.001},
         "fragments_per_update": 5,
     }  # fmt: skip
     if broker is not None:

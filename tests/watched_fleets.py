@@ -27,7 +27,7 @@ from dpagent.protocol.messages import Plan
 from dpagent.protocol.signing import Verifier
 from dpagent.protocol.task import RoundTask
 
-SLOW = {"compute_slot_s": 30.0, "jitter_window_s": 60.0, "deadline_s": 600.0}
+SLOW = {"compute_slot_s": 30.0, "jitter_window_s": 60.0, "deadline_s": 600.0, "device_grid_s": 0.001}
 """Times of a round that nobody waits for."""
 
 

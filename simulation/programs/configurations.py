@@ -112,6 +112,7 @@ def _fleet(name: str, settings: RunSettings, times: RoundTimes, mqtt: dict[str, 
         "round": {
             "deadline_s": times.deadline_s,
             "compute_slot_s": times.compute_slot_s,
+            "device_grid_s": times.compute_slot_s / _PERIODS,
             "jitter_window_s": settings.jitter_window_s,
             "minimum_devices": settings.minimum_devices,
         },

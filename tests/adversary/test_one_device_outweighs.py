@@ -117,7 +117,7 @@ class Attacked:
         """Let honest devices' time pass, once so many fragments are counted; the step of the model."""
         number, before = task.plan.round, weights_of(self.settings.state_dir)
         wait_until(lambda: self.fragments_of(number) == expected, "the fragments")
-        self.clock.advance(90.0)
+        self.clock.advance(120.0)
         wait_until(lambda: self.fragments_of(number + 1) is not None, "the next round")
         return before - weights_of(self.settings.state_dir)
 

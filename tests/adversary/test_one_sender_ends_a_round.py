@@ -42,10 +42,12 @@ from dpagent.protocol.signing import Verifier
 from dpagent.protocol.task import RoundTask
 
 DEVICES, BLOCKS, SLOT_S, JITTER_S = 20, 16, 30.0, 60.0
+GRID_S = 2.0
 _numbers = itertools.count()
 FLEET: dict[str, Any] = {
     "devices": DEVICES, "fragments_per_update": BLOCKS, "rounds": 2, "keep_models": "last",
-    "round": {"compute_slot_s": SLOT_S, "jitter_window_s": JITTER_S, "deadline_s": 600.0},
+    "round": {"compute_slot_s": SLOT_S, "jitter_window_s": JITTER_S, "deadline_s": 600.0,
+        "device_grid_s": GRID_S},
 }  # fmt: skip
 
 
@@ -97,7 +99,7 @@ def test_a_round_waits_for_honest_devices_and_a_flood_has_no_more_than_its_share
         assert rounds() == [320], "all seats are taken, and the round is open"
 
         # Honest devices send in their window, as they would without the flood.
-        clock.advance(SLOT_S)
+        clock.advance(GRID_S + SLOT_S)
         honest = messages()
         ids = {opener.open(message).id for message in honest}
         random.shuffle(honest)
@@ -139,7 +141,7 @@ def test_messages_that_waited_for_the_coordinator_do_not_end_a_round_early(
         for _ in range(DEVICES):
             for fragment in cut(honest_update(task), plan):
                 observer.publish(observer.topics.fragments, seal(fragment, name, plan.sealing_key))
-        clock.advance(SLOT_S + JITTER_S - 1.0)
+        clock.advance(GRID_S + SLOT_S + JITTER_S - 1.0)
         with coordinator_thread(file, clock) as coordinator:
             reader = StoreReader(settings.state_dir)
             wait_until(lambda: reader.rounds()[0].fragments == 320, "the queue")

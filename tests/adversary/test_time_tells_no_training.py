@@ -1,20 +1,21 @@
 """A coordinator times the answer to one plan to learn how long a device trained for another.
 
-Claim: as long as training fits its slot, the times at which a device publishes are a function of the plans,
-    of when they came, and of the device's own random grid and jitter: how long training took changes none of
-    them.
+Claim: the times at which a device publishes are a function of the plans, of when they came, of a trial with
+    made-up records, and of the device's own random grid and jitter: how long training took, and how large
+    the lot was, changes none of them.
 
 Before, slots were counted from the time at which a plan was looked at, and a device that trained looked at
 nothing: the answer to plan B came later by the rest of plan A's training, and plan A was free if it could not
 be sealed. A slot of 5 ms was accepted, so that the answer to plan A itself told its training time to 5 ms.
+A model so heavy that training took many slots told by their number how many records were in the lots.
 
 Power: the grid is pinned and the jitter window empty, so the times are compared exactly. On the code of
-    before they differ by the training time itself.
+    before they differ by the training time itself, or by slots.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -22,7 +23,7 @@ import pytest
 from devices import PERIOD_S, Device, open_device
 from fleets import make_plan
 
-from agent.training import Update
+from agent.worker import Order, Prepared, Update
 from dpagent.protocol.messages import Plan
 
 SLOT_S = 8 * PERIOD_S
@@ -30,26 +31,42 @@ OTHER_JOB = b"k" * 16
 
 
 class Slow:
-    """Training that takes a time on the device's clock."""
+    """Training that takes a time on the device's clock.
 
-    def __init__(self, device: Device, seconds: float) -> None:
+    Args:
+        device: whose training it becomes.
+        seconds: until the update of a round is there.
+        longest_s: what the trial with made-up records says.
+    """
+
+    def __init__(self, device: Device, seconds: float, longest_s: float = 0.0) -> None:
         self._device, self._seconds = device, seconds
-        self._pending: list[tuple[float, Future[Update], Callable[[], Update]]] = []
+        self._at_once = device.worker
+        self._at_once.longest_s = longest_s
+        self._pending: list[tuple[float, Future[Update], Update]] = []
+        device.cycle._worker = self
 
-    def __call__(self, work: Callable[[], Update]) -> Future[Update]:
+    def prepare(self, order: Order) -> Future[Prepared]:
+        return self._at_once.prepare(order)
+
+    def update(self) -> Future[Update]:
         future: Future[Update] = Future()
-        self._pending.append((self._device.clock.monotonic() + self._seconds, future, work))
+        update = self._at_once.update().result()
+        self._pending.append((self._device.clock.monotonic() + self._seconds, future, update))
         return future
+
+    def end(self) -> None:
+        pass
 
     def pass_time(self, seconds: float) -> None:
         """Let time pass in small steps, in which the device does what it can."""
         for _ in range(round(seconds / (PERIOD_S / 4))):
             self._device.clock.advance(PERIOD_S / 4)
             for entry in list(self._pending):
-                ends_at, future, work = entry
+                ends_at, future, update = entry
                 if self._device.clock.monotonic() >= ends_at:
                     self._pending.remove(entry)
-                    future.set_result(work())
+                    future.set_result(update)
             self._device.cycle.advance()
 
 
@@ -77,7 +94,6 @@ def device(tmp_path: Path) -> Iterator[Device]:
 def answer_to_another(device: Device, training_s: float, b_after_s: float) -> float:
     """When the window of plan B opens, which comes while the device trains for plan A, of another job."""
     slow = Slow(device, training_s)
-    device.cycle._start = slow
     began = device.clock.monotonic()
     device.cycle.take_plan(plan())
     device.give()
@@ -107,7 +123,6 @@ def test_a_last_chunk_that_comes_late_leaves_a_whole_slot_all_the_same(tmp_path:
         with open_device(tmp_path / str(number)) as device:
             device.cycle._publisher._epoch = device.clock.monotonic() - PERIOD_S / 3
             slow = Slow(device, training_s)
-            device.cycle._start = slow
             began = device.clock.monotonic()
             device.cycle.take_plan(plan())
             slow.pass_time(late_s)
@@ -115,6 +130,25 @@ def test_a_last_chunk_that_comes_late_leaves_a_whole_slot_all_the_same(tmp_path:
             slow.pass_time(4 * SLOT_S)
             windows.append(window_of(device, 1, b"j" * 16) - began)
     assert windows == pytest.approx([windows[0]] * 3, abs=1e-9)
+
+
+@pytest.mark.parametrize(("share", "slots"), [(0.7, 1), (0.8, 2), (1.7, 2), (2.9, 4), (11.0, 12)])
+def test_a_heavy_plan_takes_as_many_slots_as_the_largest_lot_does_whatever_the_lot_is(
+    tmp_path: Path, share: float, slots: int
+) -> None:
+    """A coordinator chooses the model, the views and the steps, and counted the slots until the answer."""
+    windows = []
+    for number, training_s in enumerate((0.0, 0.4 * share * SLOT_S, share * SLOT_S)):
+        with open_device(tmp_path / str(number)) as device:
+            device.cycle._publisher._epoch = device.clock.monotonic() - PERIOD_S / 3
+            slow = Slow(device, training_s, longest_s=share * SLOT_S)
+            began = device.clock.monotonic()
+            device.cycle.take_plan(plan())
+            device.give()
+            slow.pass_time((slots + 2) * SLOT_S)
+            windows.append(window_of(device, 1, b"j" * 16) - began)
+    assert windows == pytest.approx([windows[0]] * 3, abs=1e-9)
+    assert slots * SLOT_S <= windows[0] <= slots * SLOT_S + PERIOD_S
 
 
 def test_a_slot_too_short_to_hide_anything_is_declined(device: Device) -> None:

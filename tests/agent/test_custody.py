@@ -290,7 +290,7 @@ def test_no_round_of_a_job_that_had_begun_is_taken_again(path: Path, older: Path
     swap(older, path)
     assert restore(path)
     state = open_state(path)
-    assert state.spool.pending() == []
+    assert state.spool.pending() == {}
     for number in (1, 2, 3):
         with pytest.raises(Declined, match=r"ended|arrived after"):
             charge_for(make_plan(round=number), DATA, state.ledger)

@@ -192,7 +192,11 @@ def test_lines_of_an_earlier_job_go_when_another_begins(device: Device) -> None:
     assert device.state.connection.execute(lines).fetchone()[0] > 0, "a line stays while the job lasts"
     device.cycle.take_plan(make_plan(job=OTHER_JOB, state="finished"))
     device.cycle.take_plan(make_plan(job=b"l" * 16))
-    assert device.state.connection.execute(lines).fetchone()[0] == 0
+    device.give()
+    device.clock.advance(make_plan().compute_slot_s)
+    device.advance()
+    jobs = device.state.connection.execute("SELECT DISTINCT job FROM fragments").fetchall()
+    assert [row[0] for row in jobs] == [(b"l" * 16).hex()]
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ def message(number: int) -> bytes:
 def spool(state: AgentState, count: int, due_at: float = UNSCHEDULED) -> None:
     fragments = [SpooledFragment(digest(number), message(number), due_at) for number in range(count)]
     with transaction(state.connection):
-        state.spool.put("job", 1, fragments)
+        state.spool.put(PLAN.job.hex(), PLAN.round, fragments)
 
 
 def due_times(state: AgentState) -> list[float]:

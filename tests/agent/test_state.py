@@ -124,7 +124,7 @@ def test_an_error_while_spooling_leaves_the_charge_and_no_fragment(
     with pytest.raises((type(error), StorageError)):
         charge_and_spool(state, charge, failing_fragments(error))
     assert state_of(state, 1) == "charged"
-    assert state.spool.pending() == []
+    assert state.spool.pending() == {}
     assert verify(path).charges == 1
     state.spool_round(charge.job, 1, fragments(50), 0.0, None)
     assert state_of(state, 1) == "spooled"

@@ -14,7 +14,7 @@ from typing import Any
 import cbor2
 import numpy as np
 import pytest
-from fleets import DIGITS, digits, make_plan, make_task, terms, write_agent
+from fleets import DIGITS, digits, make_task, terms, write_agent
 from frozen_networks import choosy
 from numpy.typing import NDArray
 
@@ -90,13 +90,6 @@ def test_an_engine_that_was_told_is_taken_or_the_round_declined(tmp_path: Path) 
     assert not (tmp_path / "state" / "engine.json").exists()
     with pytest.raises(UnsuitableEngineError, match="the coordinator sent no training graph"):
         run(trainer(tmp_path, engine="onnx"), TASK, {}, WEIGHTS)
-
-
-def test_a_graph_is_asked_for_only_where_it_is_used(tmp_path: Path) -> None:
-    asset = {"role": "training-graph", "digest": b"x" * 32, "size": 5}
-    plan = make_plan(assets=[asset, asset | {"role": "projection"}])
-    assert trainer(tmp_path).needed_assets(plan) == {"training-graph", "projection"}
-    assert trainer(tmp_path, engine="numpy").needed_assets(plan) == {"projection"}
 
 
 def test_a_plan_that_allows_too_little_for_float_sums_is_declined(tmp_path: Path) -> None:

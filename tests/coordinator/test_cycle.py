@@ -23,8 +23,9 @@ from dpagent.protocol.task import RoundTask
 
 DEVICES, LEAST, BLOCKS, DEADLINE_S = 3, 2, 5, 60.0
 START = 1_800_000_000.0
-HONEST_S = 1.0
-"""Slot and jitter of the test's fleet."""
+GRID_S = 0.125
+HONEST_S = 1.125
+"""A period of the devices' grid, slot and jitter of the test's fleet."""
 _identities = itertools.count()
 
 
@@ -32,7 +33,7 @@ class Rounds:
     """A coordinator without a broker, whose fragments are put into its store."""
 
     def __init__(self, directory: Path, clock: MovableClock, **changes: Any) -> None:
-        wanted = {"deadline_s": DEADLINE_S, "minimum_devices": LEAST}
+        wanted = {"deadline_s": DEADLINE_S, "minimum_devices": LEAST, "device_grid_s": GRID_S}
         base: dict[str, Any] = {"devices": DEVICES, "fragments_per_update": BLOCKS, "round": wanted}
         settings = load_fleet_settings(write_fleet(directory, None, **base | changes))
         self.clock, self.state_dir = clock, settings.state_dir

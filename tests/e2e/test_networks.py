@@ -36,7 +36,12 @@ class Fleet(WatchedFleet):
         keepalive_s: int = 5,
         **timing: Any,
     ) -> None:
-        times = {"compute_slot_s": 0.5, "jitter_window_s": 0.5, "deadline_s": 60.0} | timing
+        times = {
+            "compute_slot_s": 0.5,
+            "jitter_window_s": 0.5,
+            "deadline_s": 60.0,
+            "device_grid_s": 0.001,
+        } | timing
         super().__init__(directory, broker, round=times, rounds=ROUNDS, fragments_per_update=BLOCKS)
         self.held = held
         self.center, *self.boards = (Network() for _ in range(1 + DEVICES))

@@ -1,0 +1,137 @@
+"""The work of training: how long it takes at most, tried before the charge, and how it is made the same for
+every lot.
+
+The size of a lot is private, and training takes time in proportion to it. So the device settles beforehand
+after how many slots it will publish, from public facts alone: it times made-up records, with the round's own
+weights, norms and views, and counts with the largest lot that there may be (``largest_lot`` of
+:mod:`dpagent.privacy.sampling`). And once the records of the real lot are done, it goes on with made-up ones
+until the work is that of the largest lot, so that nothing it does meanwhile, such as how soon it acknowledges
+a message, tells when the real ones were done.
+
+What remains is what arithmetic itself takes: some processors are slower with numbers below 10⁻³⁸.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpagent.learning.front_end.features import FrontEnd
+from dpagent.learning.training.engine import Engine
+from dpagent.privacy.sampling import largest_lot
+from dpagent.protocol.task import RoundTask
+
+log = logging.getLogger(__name__)
+
+_SPARE: Final = 1.5
+"""Training is expected to take so many times longer than its trial: other programs want the board too."""
+_TRIES: Final = 2
+_TRIED_S: Final = 0.2
+"""A trial that took longer is not repeated."""
+_TRIED_MICROBATCHES: Final = 2
+_TRIED_NOISE: Final = 4096
+_TRIED_FEATURES: Final = 4
+_AT_ONCE: Final = 8
+"""Microbatches of made-up records computed together, as many as of real ones."""
+_MOMENTS: Final = 32
+"""Records of a microbatch where second moments are asked for."""
+
+
+class Effort:
+    """The work of a round with the largest lot, on made-up records.
+
+    Args:
+        task: of the round.
+        weights: (parameters,) the global model.
+        engine: that computes gradients; None for a round of second moments.
+        most_records: that the device may have.
+    """
+
+    def __init__(
+        self, task: RoundTask, weights: NDArray[np.float32], engine: Engine | None, most_records: int
+    ) -> None:
+        self._task, self._weights, self._engine = task, weights, engine
+        self._most_records = most_records
+        self.largest = largest_lot(most_records, task.plan.sampling.rate)
+
+    def longest_s(self, front_end: FrontEnd | None) -> float:
+        """Seconds that training takes with the largest lot, on this board, with something to spare.
+
+        Args:
+            front_end: whose features have to be computed first, of all records that there may be; or None.
+
+        Raises:
+            Exception: The made-up records cannot be computed.
+        """
+        tried = min(_TRIED_MICROBATCHES * self._microbatch, self.largest)
+        records_s = _seconds(lambda: self._compute(self._weights, tried)) * self.largest / max(tried, 1)
+        sampler = self._task.mechanism.sampler()
+        noise_s = _seconds(lambda: sampler.sample(_TRIED_NOISE)) * self._task.dimension / _TRIED_NOISE
+        total_s = self._task.plan.sampling.local_steps * (records_s + noise_s)
+        if front_end is not None:
+            inputs = np.random.default_rng(0).random((_TRIED_FEATURES, *front_end.input_shape), np.float32)
+            total_s += _seconds(lambda: front_end(inputs)) * self._most_records / _TRIED_FEATURES
+        return _SPARE * total_s
+
+    def fill_up(self, local: NDArray[np.float32], done: int) -> None:
+        """Go on with made-up records until as many are done as the largest lot has.
+
+        Args:
+            local: (parameters,) the weights of the step.
+            done: records of the lot.
+        """
+        try:
+            while done < self.largest:
+                records = min(self.largest - done, _AT_ONCE * self._microbatch)
+                self._compute(local, records)
+                done += records
+        except Exception:
+            # The sum of the lot is made, and does not depend on this.
+            log.warning("the time of training was not filled up", exc_info=True)
+
+    @property
+    def _microbatch(self) -> int:
+        return _MOMENTS if self._engine is None else self._engine.microbatch
+
+    @cached_property
+    def _inputs(self) -> NDArray[np.float32]:
+        """Made-up records, (n, …), of the shape that the engine takes."""
+        moments = self._task.second_moments
+        shape = self._task.spec.head.input_shape if moments is None else (moments.values,)
+        inputs: NDArray[Any] = np.random.default_rng(0).random(
+            (_AT_ONCE * self._microbatch, *shape), np.float32
+        )
+        return inputs
+
+    def _compute(self, weights: NDArray[np.float32], records: int) -> None:
+        inputs, task = self._inputs[:records], self._task
+        if task.second_moments is not None:
+            task.second_moments.total(inputs)
+            return
+        assert self._engine is not None
+        if task.augmentation is not None:
+            inputs = task.augmentation.views_of(inputs)
+        self._engine.clipped_sum(weights, inputs, np.zeros(records, np.int64), task.clipping.norms)
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    """The time that ``work`` takes: the least of a few tries, in time or in processor time.
+
+    Processor time leaves out what other programs take, and counts what several threads take twice.
+    """
+    least = spent = 0.0
+    for attempt in range(_TRIES):
+        began, used = time.perf_counter(), time.process_time()
+        work()
+        took = time.perf_counter() - began
+        least = min(took, time.process_time() - used, least if attempt else took)
+        spent += took
+        if spent > _TRIED_S:
+            break
+    return least

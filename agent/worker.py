@@ -1,0 +1,260 @@
+"""The training process, as the agent sees it: what it is asked, what it answers, and how it ends.
+
+The agent serves the network and keeps the books; records are read, trained on and forgotten in a process of
+their own (:mod:`agent.worker_program`). So when the agent acknowledges a message or publishes a fragment
+depends on no interpreter lock and no long product of matrices, and whatever memory a plan makes training
+take, the system takes it from the training process: a plan that ends that process is declined like any
+other that the board cannot run.
+
+The process is started when it is first needed, and ended when it has been idle for a while.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agent.profile import Profile
+from agent.settings import AgentSettings
+from dpagent.errors import DpagentError
+from dpagent.protocol.messages import Plan
+
+log = logging.getLogger(__name__)
+
+_PROGRAM: Final = "agent.worker_program"
+_ENDING_S: Final = 5.0
+MORE_NICENESS: Final = 5
+"""Training gives way to the agent by so much, where both want the same core."""
+
+
+class WorkerError(DpagentError):
+    """The training process cannot do what it was asked, or has ended; the text gives the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A round that is to be prepared.
+
+    Attributes:
+        plan: the round's.
+        weights: of the global model, as they came.
+        assets: by role.
+        failure: why the update shall be noise alone; None: it shall not.
+    """
+
+    plan: Plan
+    weights: bytes
+    assets: Mapping[str, bytes]
+    failure: str | None = None
+
+
+class Prepared(NamedTuple):
+    """A round that the board can run.
+
+    Attributes:
+        longest_s: the time that training takes with the largest lot, by a trial with made-up records. Public.
+    """
+
+    longest_s: float
+
+
+class Update(NamedTuple):
+    """A device's part in a round, of which all but ``failure`` may leave.
+
+    Attributes:
+        values: the noisy sum in wire units, shape (dimension,).
+        failure: why it is noise alone, or None. Only for the owner of the device.
+    """
+
+    values: NDArray[np.int64]
+    failure: str | None
+
+
+class Trains(Protocol):
+    """Whoever trains for a :class:`~agent.cycle.Cycle`: one round at a time, in two parts."""
+
+    def prepare(self, order: Order) -> Future[Prepared]:
+        """Try everything that can be tried without a record.
+
+        The answer raises :class:`WorkerError` if the board cannot run the round.
+        """
+        ...
+
+    def update(self) -> Future[Update]:
+        """Read the records, and make the update of the round that was prepared last.
+
+        The answer fails only if no noise can be drawn, or the process has ended.
+        """
+        ...
+
+    def end(self) -> None:
+        """Let go of what training holds, until it is needed again. What was asked for fails."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The first message to the program.
+
+    Attributes:
+        settings: ``agent.yaml``.
+        profile: the board's.
+        log_level: below which nothing is worth sending.
+    """
+
+    settings: AgentSettings
+    profile: Profile
+    log_level: int
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A line of the program's log."""
+
+    logger: str
+    level: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The answer of a part that failed, with the reason."""
+
+    reason: str
+
+
+class Worker:
+    """Starts, asks and ends the training process. Implements :class:`Trains`.
+
+    Args:
+        settings: ``agent.yaml``.
+        profile: the board's.
+    """
+
+    def __init__(self, settings: AgentSettings, profile: Profile) -> None:
+        self._start = Start(settings, profile, logging.getLogger().getEffectiveLevel())
+        self._running: _Process | None = None
+
+    def prepare(self, order: Order) -> Future[Prepared]:
+        """As of :class:`Trains`. Starts the process if there is none."""
+        if self._running is None or self._running.is_over:
+            self.end()
+            try:
+                self._running = _Process(self._start)
+            except OSError as error:
+                answer: Future[Any] = Future()
+                answer.set_exception(WorkerError(f"the training process cannot be started: {error}"))
+                return answer
+        return self._running.ask(order)
+
+    def update(self) -> Future[Update]:
+        """As of :class:`Trains`."""
+        assert self._running is not None  # a round was prepared
+        return self._running.ask(None)
+
+    def end(self) -> None:
+        """As of :class:`Trains`; the process is killed."""
+        if self._running is not None:
+            self._running.kill()
+            self._running = None
+
+
+class _Process:
+    """A training process that runs, and the thread that reads its answers."""
+
+    def __init__(self, start: Start) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            # It imports from where this program does, and not from the directory that it runs in.
+            path = os.pathsep.join(place or str(Path.cwd()) for place in sys.path)
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", _PROGRAM, str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                env=os.environ | {"PYTHONPATH": path},
+            )
+        self._connection = Connection(ours.detach())
+        self._asked: list[Future[Any]] = []
+        self._lock = threading.Lock()
+        self._is_over = False
+        self._reader = threading.Thread(target=self._read, name="training answers", daemon=True)
+        self._reader.start()
+        self._send(start)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the process has ended."""
+        return self._is_over
+
+    def ask(self, question: Order | None) -> Future[Any]:
+        """The answer to come to a question; questions are answered in turn."""
+        answer: Future[Any] = Future()
+        with self._lock:
+            if self._is_over:
+                answer.set_exception(self._ended())
+                return answer
+            self._asked.append(answer)
+        self._send(question)
+        return answer
+
+    def kill(self) -> None:
+        """End it, whatever it is at."""
+        self._process.kill()
+        self._reader.join(_ENDING_S)
+
+    def _send(self, message: Start | Order | None) -> None:
+        # If the process has ended, the reader finds out, and how.
+        with contextlib.suppress(OSError):
+            self._connection.send(message)
+
+    def _read(self) -> None:
+        """Take what the process says until it ends."""
+        try:
+            while True:
+                message = self._connection.recv()
+                if isinstance(message, Said):
+                    logging.getLogger(message.logger).log(message.level, "%s", message.text)
+                    continue
+                answer = self._asked.pop(0)
+                if isinstance(message, Failed):
+                    answer.set_exception(WorkerError(message.reason))
+                else:
+                    answer.set_result(message)
+        except (EOFError, OSError):
+            pass
+        finally:
+            self._process.kill()
+            self._process.wait()
+            with self._lock:
+                self._is_over = True
+                left, self._asked = self._asked, []
+            for answer in left:
+                answer.set_exception(self._ended())
+
+    def _ended(self) -> WorkerError:
+        code = self._process.wait()
+        how = f"exit code {code}" if code >= 0 else f"signal {-code}"
+        hint = "; the system may have run out of memory" if code == -signal.SIGKILL else ""
+        return WorkerError(f"the training process ended: {how}{hint}")
+
+
+def said(error: Exception) -> str:
+    """An error in words for the owner of the device."""
+    if isinstance(error, DpagentError) and str(error):
+        return str(error)
+    return f"an internal error ({type(error).__name__}: {error})"

@@ -1,0 +1,104 @@
+"""The training process: ``python -m agent.worker_program DESCRIPTOR``, started by :mod:`agent.worker`.
+
+Questions come over a socket and are answered in turn. It has no network and no ledger. It ends when the agent
+hangs up, as it does however it ends.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import signal
+import sys
+import threading
+from multiprocessing.connection import Connection
+from typing import Any
+
+from agent.training import Trainer, Work
+from agent.worker import MORE_NICENESS, Failed, Order, Prepared, Said, Start, said
+from dpagent.protocol.fragments import weights_from_bytes
+from dpagent.protocol.task import RoundTask
+
+log = logging.getLogger(__name__)
+
+
+class _Answers(logging.Handler):
+    """The way to the agent, for answers and for log lines: it has one log for both programs."""
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__()
+        self._connection = connection
+
+    def send(self, message: Any) -> None:
+        """Send an answer; in whole, whatever another thread logs."""
+        with self.lock or threading.RLock():
+            self._connection.send(message)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """As of :class:`logging.Handler`."""
+        try:
+            self.send(Said(record.name, record.levelno, self.format(record)))
+        except OSError:
+            os._exit(0)  # The agent has hung up.
+
+
+class _Questions:
+    """Reads questions as they come, so that the agent never waits until one is taken."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        threading.Thread(target=self._read, name="questions", daemon=True).start()
+
+    def next(self) -> Any:
+        return self._queue.get()
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether there is a next one already."""
+        return not self._queue.empty()
+
+    def _read(self) -> None:
+        try:
+            while True:
+                self._queue.put(self._connection.recv())
+        except (EOFError, OSError):
+            os._exit(0)  # Whatever else runs here.
+
+
+def serve(connection: Connection) -> None:
+    """Answer until the agent hangs up, which ends the process."""
+    start: Start = connection.recv()
+    answers, questions = _Answers(connection), _Questions(connection)
+    logging.basicConfig(level=start.log_level, handlers=[answers], format="%(message)s")
+    niceness = min(19, start.profile.niceness + MORE_NICENESS)
+    os.nice(max(0, niceness - os.nice(0)))
+    trainer: Trainer | None = None
+    work: Work | None = None
+    while True:
+        question: Order | None = questions.next()
+        try:
+            trainer = trainer or Trainer(start.settings, start.profile)
+            if question is not None:
+                work = None
+                task, weights = RoundTask.of(question.plan), weights_from_bytes(question.weights)
+                work = trainer.prepare(task, question.assets, weights, failure=question.failure)
+                answers.send(Prepared(work.longest_s))
+            else:
+                assert work is not None  # the agent asks for an update once a round is prepared
+                answers.send(trainer.noisy_update(work))
+        except Exception as error:
+            log.debug("the details", exc_info=True)
+            answers.send(Failed(said(error)))
+
+
+def main() -> None:
+    """Serve on the descriptor that the command line names."""
+    # Ctrl-C in a terminal goes to all programs there; the agent ends this one.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    serve(Connection(int(sys.argv[1])))
+
+
+if __name__ == "__main__":
+    main()
