@@ -20,7 +20,7 @@ import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
@@ -79,17 +79,13 @@ class Trainer:
     """The device's work in a round.
 
     Args:
-        settings: ``agent.yaml``.
+        settings: ``agent.yaml``, with the data declared.
         profile: The board's.
-
-    Raises:
-        ConfigurationError, DataError: The records cannot be opened.
     """
 
     def __init__(self, settings: AgentSettings, profile: Profile) -> None:
         self._settings, self._profile = settings, profile
-        self.records = Records(settings.data)
-        assert settings.data.max_records is not None  # without it the records had not been opened
+        assert settings.data.max_records is not None  # without it the agent had not started
         self._max_records = settings.data.max_records
         self._engine: Engine | None = None
         self._engine_is_for = ""
@@ -99,6 +95,15 @@ class Trainer:
         self._features_are_of: Dataset | None = None
         self._features_are_by = ""
         """The key of the front end that made them."""
+
+    @cached_property
+    def records(self) -> Records:
+        """The device's records, opened when they are first needed, which is after a charge.
+
+        Raises:
+            ConfigurationError, DataError: They cannot be opened.
+        """
+        return Records(self._settings.data)
 
     def prepare(
         self,
@@ -173,6 +178,7 @@ class Trainer:
         try:
             self.records.refresh()
         except Exception as error:
+            # If they cannot be opened at all, each step says so.
             log.debug("the details", exc_info=True)
             log.error("the data could not be looked at again, the records are those of before: %s", error)
 

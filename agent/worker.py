@@ -179,7 +179,9 @@ class _Process:
 
     def __init__(self, start: Start) -> None:
         ours, theirs = socket.socketpair()
-        with theirs:
+        with contextlib.ExitStack() as closing:
+            closing.enter_context(theirs)
+            closing.enter_context(ours)
             # It imports from where this program does, and not from the directory that it runs in.
             path = os.pathsep.join(place or str(Path.cwd()) for place in sys.path)
             self._process = subprocess.Popen(
@@ -188,7 +190,7 @@ class _Process:
                 pass_fds=[theirs.fileno()],
                 env=os.environ | {"PYTHONPATH": path},
             )
-        self._connection = Connection(ours.detach())
+            self._connection = Connection(ours.detach())
         self._asked: list[Future[Any]] = []
         self._lock = threading.Lock()
         self._is_over = False

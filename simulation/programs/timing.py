@@ -5,6 +5,7 @@ The timed inputs are public: made-up records and initial weights.
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
@@ -17,12 +18,15 @@ import numpy as np
 from dpagent.learning.front_end.features import FrontEnd
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.training.engine_choice import Bench
+from dpagent.privacy.sampling import largest_lot
 from simulation.settings import RunSettings
 
 _TRIED_RECORDS: Final = 64
 _TRIED_FEATURES: Final = 4
 _SHORTEST_SLOT_S: Final = 0.3
 _SPARE: Final = 1.5
+_ALONE: Final = 2.1
+"""So many times its work, at least, for a device not to take two slots by its own trial."""
 _AGENT_S: Final = 0.02
 _PARAMETER_S: Final = 1e-6
 """Of an agent's round, for each parameter: noise, packing, the model's way."""
@@ -52,9 +56,10 @@ def round_times(settings: RunSettings, spec: ModelSpec, assets: Mapping[str, byt
     share = settings.devices / min(settings.devices, _cores())
     slot_s = settings.compute_slot_s
     if not slot_s:
-        lot = settings.sampling_rate * settings.records_per_device
+        # Devices do the work of the largest lot, whatever their lots are.
+        lot = largest_lot(math.ceil(settings.records_per_device), settings.sampling_rate)
         work_s = lot * _record_s(spec) + _AGENT_S + _PARAMETER_S * spec.parameter_count
-        slot_s = max(_SHORTEST_SLOT_S, float(f"{_SPARE * share * work_s:.2g}"))
+        slot_s = max(_SHORTEST_SLOT_S, float(f"{max(_SPARE * share, _ALONE) * work_s:.2g}"))
     features_s = share * settings.records_per_device * _feature_s(spec, assets)
     deadline_s = _DEADLINE_S + 3 * slot_s + settings.jitter_window_s + _FEATURES_SPARE * features_s
     return RoundTimes(slot_s, round(deadline_s, 1), features_s)

@@ -64,7 +64,9 @@ def trainer(directory: Path, path: Path, **declared: Any) -> Trainer:
     file = write_agent(directory, None, KEY, engine="numpy", data={"path": str(path), **pictures, **declared})
     made = load_agent_settings(file)
     made.state_dir.mkdir(exist_ok=True)
-    return Trainer(made, load_profile("generic-linux"))
+    board = Trainer(made, load_profile("generic-linux"))
+    assert board.records is not None, "opened now"
+    return board
 
 
 def test_records_that_vanish_or_break_do_not_count_and_are_told_to_the_owner(

@@ -1,0 +1,172 @@
+"""The training process: a real one, asked, killed, and left behind."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from brokers import wait_until
+from devices import KEY, WEIGHTS
+from fleets import DIGITS, make_plan, terms, write_agent
+
+from agent.profile import load_profile
+from agent.settings import load_agent_settings
+from agent.worker import Order, Worker, WorkerError
+from dpagent.protocol.messages import Plan
+from dpagent.protocol.task import RoundTask
+
+PATIENCE_S = 30.0
+PLAN = make_plan(**terms(rate=1.0))
+
+
+def order(plan: Plan = PLAN, failure: str | None = None) -> Order:
+    return Order(plan, WEIGHTS, {}, failure)
+
+
+@pytest.fixture
+def worker(tmp_path: Path) -> Iterator[Worker]:
+    with_worker = made(tmp_path)
+    yield with_worker
+    with_worker.end()
+
+
+def made(directory: Path, **changes: Any) -> Worker:
+    settings = load_agent_settings(write_agent(directory, None, KEY, **({"engine": "numpy"} | changes)))
+    settings.state_dir.mkdir(exist_ok=True)
+    return Worker(settings, load_profile("generic-linux"))
+
+
+def pid_of(worker: Worker) -> int:
+    assert worker._running is not None
+    return worker._running._process.pid
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+def test_a_round_is_prepared_and_trained_in_another_process(
+    worker: Worker, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    for _ in range(2):
+        assert 0 < worker.prepare(order()).result(PATIENCE_S).longest_s < 60
+        update = worker.update().result(PATIENCE_S)
+        assert update.values.shape == (RoundTask.of(PLAN).dimension,)
+        assert np.ptp(update.values) > 0
+        assert update.failure is None
+    assert pid_of(worker) != os.getpid()
+
+
+def test_its_log_is_the_agents(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    worker = made(tmp_path, engine="auto")
+    try:
+        worker.prepare(order()).result(PATIENCE_S)
+    finally:
+        worker.end()
+    (line,) = [record for record in caplog.records if record.getMessage().startswith("engine for digits")]
+    assert line.name == "agent.training"
+
+
+def test_a_round_that_the_board_cannot_run_is_refused_in_words(worker: Worker) -> None:
+    plan = make_plan(**terms(clipping={"accumulation_slack": 1e-6}))
+    with pytest.raises(WorkerError, match=r"can add .* to a record's influence"):
+        worker.prepare(order(plan)).result(PATIENCE_S)
+    assert worker.prepare(order()).result(PATIENCE_S).longest_s > 0, "the next is"
+
+
+def test_noise_alone_is_made_for_a_reason(worker: Worker) -> None:
+    assert worker.prepare(order(failure="the board is ill")).result(PATIENCE_S).longest_s == 0
+    update = worker.update().result(PATIENCE_S)
+    assert update.failure == "the board is ill"
+    assert np.ptp(update.values) > 0
+
+
+@pytest.mark.parametrize("when", ["idle", "asked"])
+def test_one_that_was_killed_is_said_and_replaced(worker: Worker, when: str) -> None:
+    worker.prepare(order()).result(PATIENCE_S)
+    pid = pid_of(worker)
+    if when == "asked":
+        os.kill(pid, signal.SIGSTOP)
+        answer = worker.update()
+        os.kill(pid, signal.SIGKILL)
+    else:
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: not is_alive(pid), "its end")
+        answer = worker.update()
+    with pytest.raises(WorkerError, match=r"signal 9; the system may have run out of memory"):
+        answer.result(PATIENCE_S)
+    worker.prepare(order()).result(PATIENCE_S)
+    assert pid_of(worker) != pid
+
+
+def test_it_holds_nothing_once_it_is_ended(worker: Worker) -> None:
+    worker.prepare(order()).result(PATIENCE_S)
+    pid = pid_of(worker)
+    answer = worker.update()
+    worker.end()
+    assert not is_alive(pid)
+    if answer.exception(PATIENCE_S) is None:
+        assert answer.result().failure is None  # it was quicker
+    worker.end()
+    worker.prepare(order()).result(PATIENCE_S)
+
+
+ORPHAN = """
+import sys
+from pathlib import Path
+sys.path[:0] = sys.argv[2:]
+from test_worker import made, order, pid_of
+worker = made(Path(sys.argv[1]))
+worker.prepare(order()).result(60)
+print(pid_of(worker), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_it_ends_with_the_agent_however_that_ends(tmp_path: Path) -> None:
+    here = Path(__file__).parent
+    with subprocess.Popen(
+        [sys.executable, "-c", ORPHAN, str(tmp_path), str(here), str(here.parent)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ) as agent:  # fmt: skip
+        assert agent.stdout is not None
+        pid = int(agent.stdout.readline())
+        assert is_alive(pid)
+        agent.kill()
+    wait_until(lambda: not is_alive(pid), "the end of a training process without an agent")
+
+
+def test_data_that_are_gone_leave_noise_and_the_reason(tmp_path: Path) -> None:
+    worker = made(tmp_path)
+    (tmp_path / "data.npz").unlink()
+    try:
+        assert worker.prepare(order()).result(PATIENCE_S).longest_s > 0, "no record is looked at"
+        update = worker.update().result(PATIENCE_S)
+    finally:
+        worker.end()
+    assert "data.npz" in (update.failure or "")
+    assert len(update.values) == DIGITS.parameter_count
+
+
+def test_a_program_that_cannot_be_started_is_an_answer(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/nonexistent/python")
+    with pytest.raises(WorkerError, match="cannot be started"):
+        worker.prepare(order()).result(PATIENCE_S)
+    monkeypatch.undo()
+    worker.prepare(order()).result(PATIENCE_S)
