@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,7 +14,8 @@ from devices import PERIOD_S, Device, open_device
 from fleets import DIGITS, digits, make_plan, terms
 from ledgers import DATASET
 
-from agent.training import Trainer, Update, Work
+from agent.training import Trainer, Work
+from agent.worker import Order, Prepared, Update, WorkerError
 from dpagent import faults
 from dpagent.errors import ConfigurationError, DpagentError, StorageError
 from dpagent.faults import FaultPoint
@@ -374,6 +376,137 @@ def test_whatever_fails_once_a_round_is_charged_it_leaves_like_any_other(
     # Other errors are about the record that was read, which does not count; these are about the board.
     assert (state, reason) == ("spooled", str(error) if isinstance(error, DpagentError) else None)
     assert {record.levelno for record in caplog.records if record.exc_info} <= {logging.DEBUG}
+
+
+# --- the training process ends ------------------------------------------------------------------
+
+
+class Mortal:
+    """A training process that ends at chosen questions, and then goes on."""
+
+    def __init__(self, device: Device, *, prepares: int = 0, updates: int = 0) -> None:
+        self._inner, self._prepares, self._updates = device.worker, prepares, updates
+        self.orders: list[Order] = []
+        device.cycle._worker = self
+
+    def prepare(self, order: Order) -> Future[Prepared]:
+        self.orders.append(order)
+        self._prepares -= 1
+        return _ended() if self._prepares >= 0 else self._inner.prepare(order)
+
+    def update(self) -> Future[Update]:
+        self._updates -= 1
+        return _ended() if self._updates >= 0 else self._inner.update()
+
+    def end(self) -> None:
+        pass
+
+
+def _ended() -> Future[Any]:
+    answer: Future[Any] = Future()
+    answer.set_exception(WorkerError("the training process ended: signal 9"))
+    return answer
+
+
+def test_a_plan_that_ends_training_before_the_charge_is_declined(device: Device) -> None:
+    mortal = Mortal(device, prepares=1)
+    plan = make_plan()
+    device.cycle.take_plan(plan)
+    device.give()
+    device.advance()
+    ((_, reason, _),) = device.declined()
+    assert reason == "the training process ended: signal 9"
+    assert (device.charged(), device.pending()) == ([], {})
+    device.cycle.take_plan(plan)
+    device.advance()
+    assert len(mortal.orders) == 1, "not decided twice"
+
+
+@pytest.mark.parametrize(("prepares", "updates"), [(0, 1), (0, 2), (0, 5)])
+def test_a_charged_round_survives_the_end_of_training_in_the_end_with_noise_alone(
+    device: Device, prepares: int, updates: int
+) -> None:
+    mortal = Mortal(device, prepares=prepares, updates=updates)
+    plan = make_plan()
+    device.cycle.take_plan(plan)
+    device.give()
+    for _ in range(updates + 1):
+        device.advance()
+        assert device.charged() == [1], "one charge, whatever happens"
+        device.clock.advance(10.0)
+    device.advance()
+    assert set(device.pending()) == {1}
+    ((state, reason),) = device.state.connection.execute("SELECT state, reason FROM rounds")
+    assert state == "spooled"
+    assert reason == (None if updates < 2 else "the training process ended: signal 9")
+    assert [order.failure is None for order in mortal.orders] == [True, True, *[False] * 5][: updates + 1]
+
+
+def test_training_longer_than_the_limit_is_declined(device: Device) -> None:
+    device.worker.longest_s = 3_600.1
+    device.cycle.take_plan(make_plan())
+    device.give()
+    device.advance()
+    ((_, reason, _),) = device.declined()
+    assert "limits.maximum_training_s" in reason
+    assert device.charged() == []
+
+
+def test_a_round_whose_slots_end_after_its_deadline_is_declined_before_the_charge(device: Device) -> None:
+    device.worker.longest_s = 20.0
+    device.cycle.take_plan(make_plan(deadline=5_000.0 + 19.0))
+    device.give()
+    device.advance()
+    ((_, reason, _),) = device.declined()
+    assert "could not send before 2" in reason
+    assert device.charged() == []
+
+
+def test_training_that_has_nothing_to_do_is_ended_and_begins_again(device: Device) -> None:
+    ends: list[float] = []
+    device.worker.end = lambda: ends.append(device.clock.monotonic())  # type: ignore[method-assign]
+    device.cycle.take_plan(make_plan())
+    device.give()
+    device.advance()
+    spooled_at = device.clock.monotonic()
+    device.clock.advance(599.0)
+    device.cycle.advance()
+    assert ends == []
+    device.clock.advance(2.0)
+    assert device.cycle.due_in_s() == 0
+    device.cycle.advance()
+    assert ends == [spooled_at + 601.0]
+    assert device.cycle.due_in_s() == np.inf
+    device.cycle.take_plan(make_plan(round=2))
+    device.give()
+    device.advance()
+    assert device.charged() == [1, 2]
+
+
+# --- other jobs ---------------------------------------------------------------------------------
+
+
+def test_a_plan_of_another_job_costs_the_present_round_nothing_until_it_is_charged(device: Device) -> None:
+    """A broker with an older store retains a plan of a job that was given up long ago."""
+    device.cycle.take_plan(make_plan())
+    device.give()
+    device.advance()
+    pending = device.pending()
+    device.clock.advance(100.0)
+    device.cycle.take_plan(make_plan(job=OTHER_JOB, deadline=1.0))
+    device.advance()
+    assert len(device.declined()) == 1
+    assert device.pending() == pending
+    assert device.state.spool.due(1e300, 100) == [], "sealed for another plan, they would be lost"
+    device.cycle.take_plan(make_plan())
+    assert device.pending() == pending
+    assert len(device.state.spool.due(1e300, 100)) == len(pending[1])
+    device.cycle.take_plan(make_plan(job=OTHER_JOB))
+    device.advance()
+    jobs = device.state.connection.execute("SELECT DISTINCT job FROM fragments WHERE message IS NOT NULL")
+    assert [row[0] for row in jobs] == [OTHER_JOB.hex()]
+    states = device.state.connection.execute("SELECT job, state FROM rounds ORDER BY number").fetchall()
+    assert [tuple(row) for row in states] == [(JOB.hex(), "expired"), (OTHER_JOB.hex(), "spooled")]
 
 
 # --- receipts -----------------------------------------------------------------------------------
