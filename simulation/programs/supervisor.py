@@ -74,7 +74,8 @@ class Supervisor:
         return child.may_end and child.process.poll() == 0
 
     def peak_mib(self, name: str) -> float | None:
-        """Peak resident memory over all of a program's lives, MiB; None where not told."""
+        """Peak resident memory over all of a program's lives, MiB, with the processes that it starts; None
+        where not told."""
         child = self._children.get(name)
         return child.peak_kib / 1024 if child is not None and child.peak_kib else None
 
@@ -164,13 +165,15 @@ def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
 
 
 def _peak_kib(pid: int) -> int:
+    """The peaks of a process and of those that it started and that run, added up."""
     try:
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1])
+        status = Path(f"/proc/{pid}/status").read_text().splitlines()
+        own = sum(int(line.split()[1]) for line in status if line.startswith("VmHWM:"))
+        # A thread's file names the processes that it started.
+        files = Path(f"/proc/{pid}/task").glob("*/children")
+        return own + sum(_peak_kib(int(child)) for file in files for child in file.read_text().split())
     except (OSError, ValueError):
-        pass
-    return 0
+        return 0
 
 
 def _last_line(log: Path) -> str:

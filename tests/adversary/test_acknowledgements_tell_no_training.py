@@ -7,8 +7,8 @@ Before, training was a thread of the program that acknowledges, and ended when t
 acknowledgement waited for the interpreter's lock, and the change told when training ended.
 
 Power: 40 rounds with each number of records, by turns; 160 probes a round. For each 50 ms of a slot the
-    rounds' median latencies are compared (Kolmogorov and Smirnov), and the least p-value is corrected for as many
-    looks (Bonferroni). The test fails by chance once in 1,000 runs. TO MEASURE
+    rounds' median latencies are compared (Kolmogorov and Smirnov), and the least p-value is corrected for as
+    many looks (Bonferroni). The test fails by chance once in 1,000 runs. TO MEASURE
 """
 
 from __future__ import annotations

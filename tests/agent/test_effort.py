@@ -1,0 +1,138 @@
+"""The work of training: the same for every lot, and tried beforehand."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import cbor2
+import numpy as np
+import pytest
+from fleets import DIGITS, digits, make_task, terms
+from numpy.typing import NDArray
+
+from agent.effort import Effort
+from agent.noisy_sums import clipped_sum, sum_of_moments
+from dpagent.learning.data.dataset import ArrayDataset
+from dpagent.learning.front_end.features import FrontEnd
+from dpagent.learning.models.description import from_description
+from dpagent.learning.training.engine import ClippedSum
+from dpagent.learning.training.numpy_engine.engine import NumpyEngine
+from dpagent.privacy.covariance import SecondMoments
+from dpagent.privacy.sampling import largest_lot
+from dpagent.protocol.task import RoundTask
+
+WEIGHTS = DIGITS.initial_weights(0)
+MOST = 60
+
+
+class Counting(NumpyEngine):
+    """An engine that knows how many records it was given, and in which pieces."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(DIGITS, microbatch=4, **options)
+        self.pieces: list[int] = []
+
+    def clipped_sum(
+        self,
+        weights: NDArray[np.float32],
+        inputs: NDArray[Any],
+        labels: NDArray[np.int64],
+        clip_norms: Sequence[float],
+    ) -> ClippedSum:
+        self.pieces.append(len(inputs))
+        return super().clipped_sum(weights, inputs, labels, clip_norms)
+
+
+def task_at(rate: float, **changes: Any) -> RoundTask:
+    return make_task(**terms(rate=rate), **changes)
+
+
+@pytest.mark.parametrize("records", [0, 1, 17, 50, 60])
+@pytest.mark.parametrize("rate", [0.1, 1.0])
+def test_each_lot_makes_the_work_of_the_largest(records: int, rate: float) -> None:
+    engine, task = Counting(), task_at(rate)
+    effort = Effort(task, WEIGHTS, engine, MOST)
+    data = (
+        digits(0, records)
+        if records
+        else ArrayDataset(np.zeros((0, 8, 8, 1), np.float32), np.zeros(0, np.int64), 10)
+    )
+    total = clipped_sum(task, WEIGHTS, data, engine, lambda done: effort.fill_up(WEIGHTS, done))
+    assert sum(engine.pieces) == effort.largest == largest_lot(MOST, rate)
+    if rate == 1.0:
+        # Shuffled in another order, hence off by rounding.
+        alone = clipped_sum(task, WEIGHTS, data, Counting())
+        np.testing.assert_allclose(total, alone, atol=1e-5 * max(1, records), err_msg="and nothing else")
+
+
+def test_a_lot_with_unreadable_records_makes_as_much_work_but_for_them() -> None:
+    engine, task = Counting(), task_at(1.0)
+    effort = Effort(task, WEIGHTS, engine, MOST)
+    inputs = digits(0, 50).inputs.astype(np.float32)
+    inputs[7] = np.nan
+    data = ArrayDataset(inputs, np.zeros(50, np.int64), 10)
+    clipped_sum(task, WEIGHTS, data, engine, lambda done: effort.fill_up(WEIGHTS, done))
+    assert sum(engine.pieces) == MOST, "a record that is not finite is computed, and excluded"
+
+
+def test_views_are_filled_up_with_views() -> None:
+    task = task_at(1.0, augmentation={"views": 3, "shift": 1, "flip": False})
+    engine = Counting(views=3)
+    effort = Effort(task, WEIGHTS, engine, MOST)
+    effort.fill_up(WEIGHTS, 50)
+    assert sum(engine.pieces) == 10
+    assert effort.longest_s(None) > 0
+
+
+def test_what_fails_in_filling_up_costs_the_lot_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    engine, task = Counting(), task_at(1.0)
+    effort = Effort(task, np.zeros(3, np.float32), engine, MOST)
+    with caplog.at_level(logging.WARNING):
+        effort.fill_up(np.zeros(3, np.float32), 50)
+    assert "was not filled up" in caplog.text
+    with pytest.raises(Exception, match=r".") as caught:
+        effort.longest_s(None)
+    assert not isinstance(caught.value, AssertionError), "the trial is before the charge, and may fail"
+
+
+def test_the_trial_counts_steps_and_the_largest_lot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a clock on which each trial takes a second."""
+    monkeypatch.setattr("agent.effort._seconds", lambda work: work() is None or 1.0)
+    noise = RoundTask.of(task_at(1.0).plan).dimension / 4096
+    for steps, most in ((1, MOST), (3, MOST), (1, 600)):
+        task = make_task(**terms(rate=1.0, local_steps=steps))
+        effort = Effort(task, WEIGHTS, Counting(), most)
+        # Two microbatches of four make a trial.
+        assert effort.longest_s(None) == pytest.approx(1.5 * steps * (most / 8 + noise))
+
+
+def test_new_features_are_counted_for_all_records_there_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agent.effort._seconds", lambda work: work() is None or 1.0)
+    stage = {"random": {"layers": [{"average_pool2d": {"kernel": 4, "stride": 4}}]}}
+    spec = from_description(DIGITS.describe() | {"front_end": [stage], "layers": [{"dense": 10}]})
+    effort = Effort(task_at(1.0), WEIGHTS, Counting(), MOST)
+    more = effort.longest_s(FrontEnd(spec)) - effort.longest_s(None)
+    assert more == pytest.approx(1.5 * MOST / 4)
+
+
+def test_second_moments_are_filled_up_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = from_description(DIGITS.describe() | {"front_end": [{"projection": 6}], "layers": [{"dense": 10}]})
+    model = {
+        "description": cbor2.dumps(spec.describe(), canonical=True), "parameters": spec.parameter_count,
+        "architecture": spec.digest(),
+    }  # fmt: skip
+    task = make_task(
+        model=model, projection={"values": 64, "record_norm": 4.0},
+        wire={"block": 500, "width": 24, "shift": 4}, **terms(rate=1.0),
+    )  # fmt: skip
+    effort = Effort(task, np.zeros(spec.parameter_count, np.float32), None, MOST)
+    seen: list[int] = []
+    total = SecondMoments.total
+    monkeypatch.setattr(
+        SecondMoments, "total", lambda self, records: seen.append(len(records)) or total(self, records)
+    )
+    sum_of_moments(task, digits(0, 50), lambda done: effort.fill_up(np.zeros(0, np.float32), done))
+    assert sum(seen) == MOST
+    assert effort.longest_s(None) > 0
