@@ -61,7 +61,13 @@ class Agent:
         os.nice(max(0, profile.niceness - os.nice(0)))
         self._verifier = Verifier(settings.coordinator_key, settings.fleet)
         self._topics = Topics(settings.fleet)
-        trainer = Trainer(settings, profile)
+        # First: it takes the directory's lock, and without a ledger nothing is done.
+        self._state = AgentState(settings.ledger_files, settings.data.name, settings.lifetime_budget)
+        try:
+            self._trainer = Trainer(settings, profile)
+        except BaseException:
+            self._state.close()
+            raise
         self._session = MqttSession(
             settings.mqtt,
             client_id=None,
@@ -76,8 +82,6 @@ class Agent:
             ],
             persistent=False,
         )
-        # Last, because this takes the directory's lock.
-        self._state = AgentState(settings.ledger_files, settings.data.name, settings.lifetime_budget)
         self._publisher = Publisher(
             self._state,
             self._session,
@@ -91,7 +95,7 @@ class Agent:
             settings.fleet,
             settings.limits,
             state=self._state,
-            trainer=trainer,
+            trainer=self._trainer,
             publisher=self._publisher,
             ask_again=self._session.ask_again,
             clock=self._clock,
@@ -125,6 +129,7 @@ class Agent:
 
     def close(self) -> None:
         """Close the database and let go of the directory."""
+        self._trainer.records.close()
         self._state.close()
 
     def _take_events(self) -> None:

@@ -96,7 +96,7 @@ class Trainer:
 
     def __init__(self, settings: AgentSettings, profile: Profile) -> None:
         self._settings, self._profile = settings, profile
-        self.records = Records(settings.data)
+        self.records = Records(settings.data, settings.state_dir)
         assert settings.data.max_records is not None  # without it the records had not been opened
         self._max_records = settings.data.max_records
         self._engine: Engine | None = None
@@ -148,8 +148,7 @@ class Trainer:
         """
         faults.reached(FaultPoint.AGENT_TRAINS)
         failures = [] if work.failure is None else [work.failure]
-        if not failures:
-            self._refresh()
+        self.records.adopt()
 
         def lot_sum(local: NDArray[np.float32]) -> NDArray[np.float64]:
             # Each step tries anew: what fails in one costs no other.
@@ -162,14 +161,9 @@ class Trainer:
                     self._features_are_of = None  # computed again the next time
             return np.zeros(work.task.dimension)
 
-        return Update(noisy_sum(work.task, work.weights, lot_sum), failures[0] if failures else None)
-
-    def _refresh(self) -> None:
-        try:
-            self.records.refresh()
-        except Exception as error:
-            log.debug("the details", exc_info=True)
-            log.error("the data could not be looked at again, the records are those of before: %s", error)
+        values = noisy_sum(work.task, work.weights, lot_sum)
+        self.records.look()
+        return Update(values, failures[0] if failures else None)
 
     def _lot_sum(self, work: Work, records: Dataset, local: NDArray[np.float32]) -> NDArray[np.float64]:
         inputs = self._inputs_of(records, work.front_end)
