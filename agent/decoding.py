@@ -4,8 +4,8 @@ It lists the data, decodes what is new or has changed (:mod:`agent.bounded_decod
 (:mod:`agent.rows`). Listing happens here too: nothing in the data stops the agent. It has the lowest
 priority, and a limit on its memory.
 
-It reads its :class:`Order` from standard input. Where it ends with another exit code than 0, the rows stay as
-they are, and standard output has the reason, a sentence.
+It reads its :class:`Order` from standard input, and writes the seconds of processor time that it took to
+standard output; or, with another exit code than 0, the reason why the rows stay as they are.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from typing import Final
 import numpy as np
 
 from agent.bounded_decoding import Limits, address_space, decode_apart
+from agent.data_settings import DataSettings
 from agent.rows import DECODED, FREE, UNUSABLE, Index, RowStore
-from agent.settings import DataSettings
 from dpagent.errors import DpagentError, ExitCode
 from dpagent.learning.data.dataset import Dataset
 from dpagent.learning.data.opening import list_declared, require_declared, section_of, source_of
@@ -217,6 +217,11 @@ def main() -> None:
     _limit_memory(order)
     try:
         bring_up_to_date(order)
+        print(
+            sum(
+                sum(resource.getrusage(each)[:2]) for each in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+            )
+        )
     except DpagentError as error:
         print(error)
         sys.exit(error.exit_code)

@@ -18,17 +18,20 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import signal
 import subprocess
 import sys
+import time
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
 
+from agent.data_settings import DataSettings
 from agent.decoding import Order
 from agent.rows import RowStore
-from agent.settings import DataSettings
 from dpagent.errors import ConfigurationError, DataError, DpagentError, ExitCode, StorageError
 from dpagent.learning.data.checking import count_non_finite
 from dpagent.learning.data.dataset import Dataset
@@ -58,6 +61,8 @@ class Records:
 
     Attributes:
         dataset: the records as last adopted. Reading it never fails.
+        rest: after a look that took t seconds of processor time, this many times t pass before the next: on a
+            slow board, looks take a tenth of a core.
 
     Raises:
         ConfigurationError: Something is not declared.
@@ -67,10 +72,12 @@ class Records:
 
     def __init__(self, settings: DataSettings, state_dir: Path, *, decoded: bool = False) -> None:
         self._settings, self._state_dir = settings, state_dir
+        self.rest = 9.0
         self._store = RowStore(state_dir, settings)
         self._unreadable: set[str] = set()
         self._said: dict[str, set[str]] = {}
         self._look: _Look | None = None
+        self._rests_until = -math.inf
         self._adopted: tuple[int, int] | None = None
         self._are_rows = not require_declared(settings).costs_alike
         if self._are_rows:
@@ -86,6 +93,11 @@ class Records:
         self._say_left_out()
         if not decoded and len(self.dataset) * self.dataset.record_bytes <= _READ_AT_START_BYTES:
             self.attempt(self._count_unusable)
+
+    @property
+    def is_looking(self) -> bool:
+        """Whether another process is decoding."""
+        return self._look is not None and self._look.goes_on()
 
     def adopt(self) -> None:
         """Take the records as they were last decoded. Raises nothing, and waits for nothing."""
@@ -106,13 +118,15 @@ class Records:
         self._say_left_out()
 
     def look(self) -> None:
-        """Begin to decode what is new, unless that still goes on. Call it when a round has read the records.
+        """Begin to decode what is new, unless that still goes on, or lately took long.
 
-        Raises nothing, and returns at once.
+        Call it when a round has read the records. Raises nothing, and returns at once.
         """
-        if not self._are_rows or (self._look is not None and self._look.goes_on()):
+        if not self._are_rows or self.is_looking:
             return
         self.adopt()  # A look overwrites rows that an index before the newest may tell of.
+        if time.monotonic() < self._rests_until:
+            return
         try:
             self._look = _Look(Order(self._settings, self._state_dir, starts=False))
         except OSError as error:
@@ -143,14 +157,14 @@ class Records:
         return Unfailing(dataset, self._unreadable.add)
 
     def _end_look(self) -> None:
-        """Say how the last look ended, if it has.
+        """Take note of the end of the last look.
 
         Raises:
             DpagentError: It could not be finished.
         """
         if self._look is not None and not self._look.goes_on():
             look, self._look = self._look, None
-            look.wait()
+            self._rests_until = time.monotonic() + self.rest * look.wait()
 
     def _count_unusable(self, dataset: Dataset) -> None:
         if unusable := count_non_finite(dataset):
@@ -171,7 +185,10 @@ class Records:
 
 
 class _Look:
-    """A process that decodes what is new.
+    """A process that decodes what is new, and ends with this object.
+
+    Attributes:
+        kill: ends it.
 
     Raises:
         OSError: it cannot be started.
@@ -190,13 +207,14 @@ class _Look:
                 env=os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
                 process_group=0,
             )
+        self.kill = weakref.finalize(self, _end, self._process)
 
     def goes_on(self) -> bool:
         """Whether it has not ended."""
         return self._process.poll() is None
 
-    def wait(self) -> None:
-        """Wait for its end.
+    def wait(self) -> float:
+        """Wait for its end; returns the seconds of processor time that it took.
 
         Raises:
             DpagentError: it could not be finished; the text gives the reason.
@@ -207,11 +225,14 @@ class _Look:
         code = self._process.wait()
         if code != ExitCode.OK:
             raise _ERRORS.get(code, DataError)(said or f"Decoding the records ended with exit code {code}.")
+        return float(said)
 
-    def kill(self) -> None:
-        """End it, and the fork that it decodes in."""
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a process that decodes, and the fork that it decodes in."""
+    if process.poll() is None:  # so that nobody else has its number
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        assert self._process.stdout is not None
-        self._process.stdout.close()
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    if process.stdout is not None:
+        process.stdout.close()

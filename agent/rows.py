@@ -37,7 +37,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.settings import DataSettings
+from agent.data_settings import DataSettings
 from dpagent.errors import DataError
 from dpagent.learning.data.dataset import Dataset, Indices, Origin
 from dpagent.learning.data.stored import RawFile

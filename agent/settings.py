@@ -8,11 +8,11 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from agent.charges import Budget
+from agent.data_settings import DataSettings
 from agent.heads import LedgerFiles
 from agent.profile import is_profile_path
 from dpagent.configuration import FilePath, Settings, load_settings, resolve
 from dpagent.errors import ConfigurationError
-from dpagent.learning.data.settings import DatasetSettings
 from dpagent.privacy.mechanisms.registry import DEFAULT_MECHANISM
 from dpagent.protocol.messages import MIN_SLOT_S
 from dpagent.protocol.signing import decode_public_key
@@ -26,28 +26,6 @@ def _public_key(text: str) -> str:
 
 
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
-
-
-class DecodingSettings(Settings):
-    """Limits on decoding one picture, or one row of a table; a record beyond them is left out."""
-
-    memory_mib: Annotated[int, Field(ge=1, le=1 << 20)] | None = None
-    """Memory besides the program itself. Default: for pictures 20 bytes for each of ``images.max_pixels`` and
-    96 MiB, for tables 64 MiB."""
-    seconds: Annotated[float, Field(gt=0, le=86_400, strict=False)] = 20.0
-    """Processor time; and ten times as long by the clock, for a disk that does not answer."""
-
-
-class DataSettings(DatasetSettings):
-    """The data that stay on the device."""
-
-    name: Annotated[str, Field(min_length=1, max_length=128)]
-    """The ledger's name for these records. The lifetime budget belongs to it."""
-    features_mib: Annotated[int, Field(ge=0, le=1 << 24)] = 0
-    """Room in ``state_dir`` for the features of models with a front end, taken when the agent starts. A plan
-    that needs more for ``max_records`` records is declined; ``dpagent model show`` prints what a model
-    needs."""
-    decoding: DecodingSettings = DecodingSettings()
 
 
 class BudgetSettings(Settings):

@@ -12,7 +12,7 @@ import json, logging, resource, sys
 from pathlib import Path
 import PIL.Image, PIL.ImageOps
 from agent.records import Records
-from agent.settings import DataSettings
+from agent.data_settings import DataSettings
 from dpagent.errors import DpagentError
 
 logging.disable()

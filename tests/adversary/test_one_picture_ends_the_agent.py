@@ -14,7 +14,7 @@ from typing import Any
 
 import hostile_files as hostile
 import pytest
-from neighbours import opened_by_a_board
+from neighbours import look_again, opened_by_a_board
 from peaks import read_all
 from pictures import write, zip_of
 
@@ -41,6 +41,6 @@ def test_it_may_come_while_the_agent_runs(tmp_path: Path, caplog: pytest.LogCapt
     write(tmp_path / "0" / "1.png", hostile.small_png())
     records = opened_by_a_board(tmp_path, **DECLARED)
     write(tmp_path / "1" / "large.jpg", hostile.progressive())
-    records.refresh()
+    look_again(records)
     assert records.attempt(lambda data: sum(len(labels) for _, labels in data.readable_batches())) == 1
     assert "large.jpg: it is 8000 × 8000 pixels large; expected at most 8,388,608" in caplog.text
