@@ -36,7 +36,7 @@ from dpagent import faults
 from dpagent.errors import DpagentError
 from dpagent.faults import FaultPoint
 from dpagent.learning.data.dataset import Dataset
-from dpagent.learning.front_end.features import FeatureSet, FrontEnd, reserve
+from dpagent.learning.front_end.features import FeatureSet, FrontEnd, require_room, reserve
 from dpagent.learning.models.stages import FrozenNetwork
 from dpagent.learning.training.engine import MAX_LOT_MICROBATCHES, Engine, accumulation_slack
 from dpagent.learning.training.engine_choice import Bench, EngineKind, UnsuitableEngineError, choose_engine
@@ -99,6 +99,7 @@ class Trainer:
         self.records = Records(settings.data, settings.state_dir)
         assert settings.data.max_records is not None  # without it the records had not been opened
         self._max_records = settings.data.max_records
+        reserve(settings.state_dir, settings.data.features_mib << 20)
         self._engine: Engine | None = None
         self._engine_is_for = ""
         self._front_end: FrontEnd | None = None
@@ -124,6 +125,8 @@ class Trainer:
             StorageError: The disk has no room for features, or fails.
         """
         task.spec.require_weights(weights)
+        if task.spec.front_end:
+            require_room(task.spec, self._max_records, self._settings.data.features_mib)
         front_end = self._front_end_for(task, assets)
         if task.second_moments is not None:
             self._require_lots(task, MAX_LOT)
@@ -218,7 +221,6 @@ class Trainer:
         if self._front_end is None or self._front_end.key != front_end.key:
             self._front_end, self._features_are_of = front_end, None
             front_end(np.zeros((1, *front_end.input_shape), np.float32))
-        reserve(self._settings.state_dir, self._front_end, self._max_records)
         return self._front_end
 
     def _engine_for(self, task: RoundTask, graph: bytes | None) -> Engine:

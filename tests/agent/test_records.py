@@ -62,7 +62,8 @@ def photos(root: Path, *damaged: int) -> Path:
 
 def trainer(directory: Path, path: Path, **declared: Any) -> Trainer:
     pictures = {
-        "kind": "images", "dtype": "uint8", "images": {"size": [8, 8], "mode": "grey", "folder": "."},
+        "kind": "images", "dtype": "uint8", "features_mib": 1,
+        "images": {"size": [8, 8], "mode": "grey", "folder": "."},
     }  # fmt: skip
     file = write_agent(directory, None, KEY, engine="numpy", data={"path": str(path), **pictures, **declared})
     made = load_agent_settings(file)
@@ -150,14 +151,14 @@ def test_a_board_without_records_takes_part_with_noise(
 def test_a_board_uses_no_more_records_than_it_has_room_for(tmp_path: Path) -> None:
     board = trainer(tmp_path, photos(tmp_path / "photos"), max_records=COUNT)
     work = board.prepare(front_end_task(), {}, np.zeros(50, np.float32))
-    (file,) = (tmp_path / "state").glob("features-*.f32")
+    (file,) = (tmp_path / "state").glob("features.f32")
     room = file.stat().st_size
     folder_of(tmp_path / "photos", *(f"{number}/more.png" for number in range(10)), **DIGIT)
     look_again(board.records)
     assert board.noisy_update(work).failure is None
     assert len(board.records.dataset) == COUNT
     assert any("10 records beyond" in sentence for sentence in board.records.dataset.origin.left_out)
-    assert file.stat().st_size == room == COUNT * 4 * 4
+    assert file.stat().st_size == room == 1 << 20
 
 
 def test_second_moments_are_those_of_the_records_that_can_be_read(tmp_path: Path) -> None:
