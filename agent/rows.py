@@ -42,6 +42,7 @@ from dpagent.errors import DataError
 from dpagent.learning.data.dataset import Dataset, Indices, Origin
 from dpagent.learning.data.stored import RawFile
 from dpagent.storage import disk_errors, take_room, write_atomically
+from dpagent.wording import counted
 
 FREE: Final = 0
 DECODED: Final = 1
@@ -179,7 +180,7 @@ class RowStore:
         assert self._settings.max_records is not None
         size = self._settings.max_records * record_bytes
         known = take_room(
-            self.rows_file, size, holds=f"the rows of {self._settings.max_records:,} records",
+            self.rows_file, size, holds=f"the rows of {counted(self._settings.max_records, 'record')}",
             remedy="Free space, put state_dir on a larger disk, or lower data.max_records.",
         )  # fmt: skip
         with disk_errors(self.rows_file):
