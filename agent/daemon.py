@@ -61,13 +61,6 @@ class Agent:
         os.nice(max(0, profile.niceness - os.nice(0)))
         self._verifier = Verifier(settings.coordinator_key, settings.fleet)
         self._topics = Topics(settings.fleet)
-        # First: it takes the directory's lock, and without a ledger nothing is done.
-        self._state = AgentState(settings.ledger_files, settings.data.name, settings.lifetime_budget)
-        try:
-            self._trainer = Trainer(settings, profile)
-        except BaseException:
-            self._state.close()
-            raise
         self._session = MqttSession(
             settings.mqtt,
             client_id=None,
@@ -82,6 +75,13 @@ class Agent:
             ],
             persistent=False,
         )
+        # It takes the directory's lock: nothing is decoded for a device that is running, or has no ledger.
+        self._state = AgentState(settings.ledger_files, settings.data.name, settings.lifetime_budget)
+        try:
+            self._trainer = Trainer(settings, profile)
+        except BaseException:
+            self._state.close()
+            raise
         self._publisher = Publisher(
             self._state,
             self._session,
