@@ -18,6 +18,7 @@ from agent.settings import AgentSettings
 from agent.state import AgentState
 from agent.training import Trainer
 from dpagent.clock import Clock, SystemClock
+from dpagent.learning.data.opening import require_declared
 from dpagent.protocol.codec import MessageError
 from dpagent.protocol.messages import ModelChunk, Plan, Receipts
 from dpagent.protocol.signing import Verifier
@@ -58,6 +59,7 @@ class Agent:
         self._clock = clock or SystemClock()
         profile = load_profile(settings.profile)
         check_board(profile)
+        require_declared(settings.data)
         os.nice(max(0, profile.niceness - os.nice(0)))
         self._verifier = Verifier(settings.coordinator_key, settings.fleet)
         self._topics = Topics(settings.fleet)
