@@ -19,6 +19,8 @@ from agent.settings import AgentSettings
 from agent.state import AgentState
 from agent.worker import Worker
 from dpagent.clock import Clock, SystemClock
+from dpagent.learning.data.opening import require_declared
+from dpagent.learning.front_end.features import reserve
 from dpagent.protocol.codec import MessageError
 from dpagent.protocol.messages import ModelChunk, Plan, Receipts
 from dpagent.protocol.signing import Verifier
@@ -59,10 +61,10 @@ class Agent:
         self._clock = clock or SystemClock()
         profile = load_profile(settings.profile)
         check_board(profile)
+        require_declared(settings.data)
         os.nice(max(0, profile.niceness - os.nice(0)))
         self._verifier = Verifier(settings.coordinator_key, settings.fleet)
         self._topics = Topics(settings.fleet)
-        records = Records(settings.data)
         self._session = MqttSession(
             settings.mqtt,
             client_id=None,
@@ -77,8 +79,14 @@ class Agent:
             ],
             persistent=False,
         )
-        # Last, because this takes the directory's lock.
+        # It takes the directory's lock: nothing is decoded for a device that is running, or has no ledger.
         self._state = AgentState(settings.ledger_files, settings.data.name, settings.lifetime_budget)
+        try:
+            records = Records(settings.data, settings.state_dir)
+            reserve(settings.state_dir, settings.data.features_mib << 20)
+        except BaseException:
+            self._state.close()
+            raise
         self._publisher = Publisher(
             self._state,
             self._session,

@@ -1,8 +1,12 @@
-"""The device's records in its daemon: opened once as they are declared, refreshed between rounds.
+"""The device's records in its programs: opened as they are declared, and decoded ahead of rounds.
 
 Nothing is inferred on a board: ``agent.yaml`` declares what the records are, so that one record changes the
 meaning of no other, and whether the board starts depends on no record. With more records than declared the
 agent does not start: that is settled here, before any plan.
+
+**Training costs the same for any record.** Where a record takes as long to read as it makes it take
+(pictures, tables), another process decodes it into a row of a file, before the agent starts and between
+rounds (:mod:`agent.decoding`). A round reads rows (:mod:`agent.rows`), and no picture and no table.
 
 An unreadable record must stay invisible. Participation in a round must not depend on a private record, so
 no record makes a round fail: an unreadable record adds nothing, as if it did not exist, and the log
@@ -12,15 +16,29 @@ readable record would decide; so a board with a failed disk sends noise, and its
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+import weakref
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Final, TypeVar
 
-from agent.settings import DataSettings
+import numpy as np
+
+from agent.data_settings import DataSettings
+from agent.decoding import COUNTS_AFTER_S, Order
+from agent.rows import RowStore
+from dpagent.errors import ConfigurationError, DataError, DpagentError, ExitCode, StorageError
 from dpagent.learning.data.checking import count_non_finite
 from dpagent.learning.data.dataset import Dataset
-from dpagent.learning.data.derived import Unfailing
-from dpagent.learning.data.opening import open_declared
+from dpagent.learning.data.derived import Subset, Unfailing
+from dpagent.learning.data.opening import list_declared, open_declared, require_declared
 from dpagent.wording import counted
 
 log = logging.getLogger(__name__)
@@ -30,38 +48,95 @@ ResultT = TypeVar("ResultT")
 _READ_AT_START_BYTES: Final = 64 << 20
 """Larger data are not searched for non-finite values at the start; ``dpagent data check`` does that."""
 _MOST_SAID: Final = 20
+_LEFT_OUT: Final = "left out"
+_ERRORS: Final[dict[int, type[DpagentError]]] = {
+    each.exit_code: each for each in (ConfigurationError, DataError, StorageError)
+}
 
 
 class Records:
     """The records that ``settings`` describe.
 
+    Args:
+        settings: of the data.
+        state_dir: where decoded records are kept.
+        decoded: Another process of this device has just decoded them: take them as they are, and read none.
+
     Attributes:
-        dataset: the records at the last refresh. Reading it never fails.
+        dataset: the records as last adopted. Reading it never fails.
+        counts_after_s: what a look found counts so long after its beginning (:mod:`agent.decoding`).
 
     Raises:
         ConfigurationError: Something is not declared.
         DataError: The records cannot be opened, or there are too many.
+        StorageError: The disk has no room for decoded records.
     """
 
-    def __init__(self, settings: DataSettings) -> None:
+    def __init__(self, settings: DataSettings, state_dir: Path, *, decoded: bool = False) -> None:
+        self._settings, self._state_dir = settings, state_dir
+        self.counts_after_s = COUNTS_AFTER_S
+        self._store = RowStore(state_dir, settings)
         self._unreadable: set[str] = set()
-        self.dataset: Dataset = Unfailing(open_declared(settings), self._unreadable.add)
         self._said: dict[str, set[str]] = {}
-        if not len(self.dataset):
-            log.warning("data %s: there are no records; this board sends noise alone", settings.name)
-        for warning in self.dataset.origin.warnings:
-            log.warning("data %s: %s", settings.name, warning)
-        self._say_left_out()
-        if len(self.dataset) * self.dataset.record_bytes <= _READ_AT_START_BYTES:
-            self.attempt(self._count_unusable)
+        self._look: _Look | None = None
+        self._looked_at = -math.inf
+        self._adopted: tuple[int, int] | None = None
+        self._are_rows = not require_declared(settings).costs_alike
+        if self._are_rows:
+            if not decoded:
+                _Look(Order(settings, state_dir, starts=True)).wait()
+            self.dataset = self._newest()
+        else:
+            opened = _as_many_as_declared(settings) if decoded else open_declared(settings)
+            self.dataset = self._unfailing(opened)
+        if decoded:
+            self._said[_LEFT_OUT] = set(self.dataset.origin.left_out)  # by that process
+        else:
+            self._introduce()
 
-    def refresh(self) -> None:
-        """Add new records and drop missing ones."""
-        before, self.dataset = self.dataset, self.dataset.refresh()
-        if self.dataset is not before:
+    @property
+    def is_looking(self) -> bool:
+        """Whether another process is decoding."""
+        return self._look is not None and self._look.goes_on()
+
+    def adopt(self) -> None:
+        """Take the records as the last look found them, if they count by now. Raises nothing, and waits for
+        nothing."""
+        look = self._look
+        if look is None or look.goes_on() or time.monotonic() < self._looked_at + self.counts_after_s:
+            return
+        before, self._look = self.dataset, None
+        try:
+            look.wait()
+            if self._store.sign() == self._adopted:
+                return
+            self.dataset = self._newest()
+        except DpagentError as error:
+            log.error("the records are those of before: %s", error)
+            return
+        if len(self.dataset) != len(before):
             # Only for the owner of the device: the numbers are private.
             log.info("the data changed: %s, %d before", counted(len(self.dataset), "record"), len(before))
         self._say_left_out()
+
+    def look(self) -> None:
+        """Begin to decode what is new, unless what the last look found does not count yet.
+
+        Call it when a round has read the records. Raises nothing, and returns at once.
+        """
+        self.adopt()  # A look overwrites rows that an index before the newest may tell of.
+        if not self._are_rows or self._look is not None:
+            return
+        try:
+            self._look = _Look(Order(self._settings, self._state_dir, starts=False))
+        except OSError as error:
+            log.error("the data cannot be looked at again: %s", error)
+        self._looked_at = time.monotonic()
+
+    def close(self) -> None:
+        """End a look that still goes on."""
+        if self._look is not None:
+            self._look.kill()
 
     def attempt(self, work: Callable[[Dataset], ResultT]) -> ResultT:
         """The result of ``work`` on the records; the log names the unreadable ones."""
@@ -71,13 +146,34 @@ class Records:
         finally:
             self._say("cannot be read and does not count", sorted(self._unreadable))
 
+    def _newest(self) -> Dataset:
+        sign, index = self._store.sign(), self._store.load()
+        if index is None:
+            raise StorageError(f"{self._state_dir} holds no decoded records. Start the agent again.")
+        dataset = self._unfailing(self._store.open(index))
+        self._adopted = sign
+        return dataset
+
+    def _unfailing(self, dataset: Dataset) -> Dataset:
+        return Unfailing(dataset, self._unreadable.add)
+
+    def _introduce(self) -> None:
+        """Tell the owner what was found."""
+        if not len(self.dataset):
+            log.warning("data %s: there are no records; this board sends noise alone", self._settings.name)
+        for warning in self.dataset.origin.warnings:
+            log.warning("data %s: %s", self._settings.name, warning)
+        self._say_left_out()
+        if len(self.dataset) * self.dataset.record_bytes <= _READ_AT_START_BYTES:
+            self.attempt(self._count_unusable)
+
     def _count_unusable(self, dataset: Dataset) -> None:
         if unusable := count_non_finite(dataset):
             total = counted(len(dataset), "record")
             log.warning("%d of %s contain NaN or infinity and do not count", unusable, total)
 
     def _say_left_out(self) -> None:
-        self._say("left out", self.dataset.origin.left_out)
+        self._say(_LEFT_OUT, self.dataset.origin.left_out)
 
     def _say(self, what: str, sentences: Sequence[str]) -> None:
         """Log the sentences that were not logged last time."""
@@ -87,3 +183,63 @@ class Records:
         if len(new) > _MOST_SAID:
             log.warning("%s: %d more; `dpagent data check` lists them", what, len(new) - _MOST_SAID)
         self._said[what] = set(sentences)
+
+
+def _as_many_as_declared(settings: DataSettings) -> Dataset:
+    """The first records where there are more than declared: the agent has started, and goes on."""
+    dataset, most = list_declared(settings, growing=True), settings.max_records
+    assert most is not None
+    return dataset if len(dataset) <= most else Subset(dataset, np.arange(most))
+
+
+class _Look:
+    """A process that decodes what is new, and ends with this object.
+
+    Attributes:
+        kill: ends it.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+
+    def __init__(self, order: Order) -> None:
+        with os.fdopen(os.memfd_create("order"), "w+b") as stream:
+            stream.write(order.as_bytes())
+            stream.seek(0)
+            self._process = subprocess.Popen(
+                # -P: not from this directory, whose folders may be called like the packages.
+                [sys.executable, "-P", "-m", "agent.decoding"],
+                stdin=stream,
+                stdout=subprocess.PIPE,
+                # A fork takes along no thread of numpy's.
+                env=os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
+                process_group=0,
+            )
+        self.kill = weakref.finalize(self, _end, self._process)
+
+    def goes_on(self) -> bool:
+        """Whether it has not ended."""
+        return self._process.poll() is None
+
+    def wait(self) -> None:
+        """Wait for its end.
+
+        Raises:
+            DpagentError: it could not be finished; the text gives the reason.
+        """
+        assert self._process.stdout is not None
+        with self._process.stdout:
+            said = self._process.stdout.read().decode(errors="replace").strip()
+        code = self._process.wait()
+        if code != ExitCode.OK:
+            raise _ERRORS.get(code, DataError)(said or f"Decoding the records ended with exit code {code}.")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a process that decodes, and the fork that it decodes in."""
+    if process.poll() is None:  # so that nobody else has its number
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    if process.stdout is not None:
+        process.stdout.close()

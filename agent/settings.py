@@ -8,11 +8,11 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from agent.charges import Budget
+from agent.data_settings import DataSettings
 from agent.heads import LedgerFiles
 from agent.profile import is_profile_path
 from dpagent.configuration import FilePath, Settings, load_settings, resolve
 from dpagent.errors import ConfigurationError
-from dpagent.learning.data.settings import DatasetSettings
 from dpagent.privacy.mechanisms.registry import DEFAULT_MECHANISM
 from dpagent.protocol.messages import MIN_SLOT_S
 from dpagent.protocol.signing import decode_public_key
@@ -26,13 +26,6 @@ def _public_key(text: str) -> str:
 
 
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
-
-
-class DataSettings(DatasetSettings):
-    """The data that stay on the device."""
-
-    name: Annotated[str, Field(min_length=1, max_length=128)]
-    """The ledger's name for these records. The lifetime budget belongs to it."""
 
 
 class BudgetSettings(Settings):

@@ -37,7 +37,7 @@ from agent.settings import AgentSettings
 from agent.worker import Update, said
 from dpagent.errors import StorageError
 from dpagent.learning.data.dataset import Dataset
-from dpagent.learning.front_end.features import FeatureSet, FrontEnd, reserve
+from dpagent.learning.front_end.features import FeatureSet, FrontEnd, require_room
 from dpagent.learning.models.stages import FrozenNetwork
 from dpagent.learning.training.engine import MAX_LOT_MICROBATCHES, Engine, accumulation_slack
 from dpagent.learning.training.engine_choice import Bench, EngineKind, UnsuitableEngineError, choose_engine
@@ -100,10 +100,12 @@ class Trainer:
     def records(self) -> Records:
         """The device's records, opened when they are first needed, which is after a charge.
 
+        The agent has seen at its start that they can be.
+
         Raises:
             ConfigurationError, DataError: They cannot be opened.
         """
-        return Records(self._settings.data)
+        return Records(self._settings.data, self._settings.state_dir, decoded=True)
 
     def prepare(
         self,
@@ -130,6 +132,8 @@ class Trainer:
         if failure is not None:
             return Work(task, weights, None, None, None, failure)
         task.spec.require_weights(weights)
+        if task.spec.front_end:
+            require_room(task.spec, self._max_records, self._settings.data.features_mib)
         front_end = self._front_end_for(task, assets)
         engine: Engine | None = None
         if task.second_moments is not None:
@@ -158,8 +162,8 @@ class Trainer:
             Exception: No noise can be drawn on this board; nothing may leave.
         """
         failures = [] if work.failure is None else [work.failure]
-        if not failures:
-            self._refresh()
+        if "records" in self.__dict__:
+            self.records.adopt()
 
         def lot_sum(local: NDArray[np.float32]) -> NDArray[np.float64]:
             # Each step tries anew: what fails in one costs no other.
@@ -172,15 +176,13 @@ class Trainer:
                     self._features_are_of = None  # computed again the next time
             return np.zeros(work.task.dimension)
 
-        return Update(noisy_sum(work.task, work.weights, lot_sum), failures[0] if failures else None)
+        values = noisy_sum(work.task, work.weights, lot_sum)
+        return Update(values, failures[0] if failures else None)
 
-    def _refresh(self) -> None:
-        try:
-            self.records.refresh()
-        except Exception as error:
-            # If they cannot be opened at all, each step says so.
-            log.debug("the details", exc_info=True)
-            log.error("the data could not be looked at again, the records are those of before: %s", error)
+    def look(self) -> None:
+        """Begin to bring the records up to date, for later rounds. Raises nothing, and returns at once."""
+        if "records" in self.__dict__:
+            self.records.look()
 
     def _lot_sum(self, work: Work, records: Dataset, local: NDArray[np.float32]) -> NDArray[np.float64]:
         inputs = self._inputs_of(records, work.front_end)
@@ -237,7 +239,6 @@ class Trainer:
         if self._front_end is None or self._front_end.key != front_end.key:
             self._front_end, self._features_are_of = front_end, None
             front_end(np.zeros((1, *front_end.input_shape), np.float32))
-        reserve(self._settings.state_dir, self._front_end, self._max_records)
         return self._front_end
 
     def _engine_for(self, task: RoundTask, graph: bytes | None) -> Engine:

@@ -88,6 +88,7 @@ def serve(connection: Connection) -> None:
             else:
                 assert work is not None  # the agent asks for an update once a round is prepared
                 answers.send(trainer.noisy_update(work))
+                trainer.look()
         except Exception as error:
             log.debug("the details", exc_info=True)
             answers.send(Failed(said(error)))

@@ -17,10 +17,14 @@ import stat
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Final
 
 from dpagent import faults
 from dpagent.errors import ConfigurationError, DamagedDatabaseError, StateInUseError, StorageError
 from dpagent.faults import FaultPoint
+
+SPACE_LEFT: Final = 256 << 20
+"""Bytes of a disk that stay free for the ledger when room is taken for something else."""
 
 Migration = Callable[[sqlite3.Connection], None]
 
@@ -209,6 +213,41 @@ def write_atomically(path: Path, data: bytes, *, mode: int = 0o644) -> None:
             os.fsync(directory)
         finally:
             os.close(directory)
+
+
+def take_room(path: Path, size: int, *, holds: str, remedy: str) -> bool:
+    """Make a file at least so large, with blocks of the disk that are its own: later writes find room.
+
+    Args:
+        path: the file; made with mode 0600.
+        size: bytes.
+        holds: what the file is for, and
+        remedy: what to do without room, for the text of the error.
+
+    Returns:
+        Whether all of it was there before.
+
+    Raises:
+        StorageError: 256 MiB of the disk would not stay free, or the file cannot be written.
+    """
+    with disk_errors(path):
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            space, there = os.fstatvfs(descriptor), os.fstat(descriptor)
+            missing = size - min(there.st_size, there.st_blocks * 512)
+            free = space.f_bavail * space.f_frsize
+            if missing <= 0:
+                return True
+            if free < missing + SPACE_LEFT:
+                raise StorageError(
+                    f"{path}: {holds} take {missing:,} bytes more, and the disk has {free:,}; expected"
+                    f" {SPACE_LEFT >> 20} MiB to stay free. {remedy}"
+                )
+            os.posix_fallocate(descriptor, 0, size)
+            os.fsync(descriptor)
+            return False
+        finally:
+            os.close(descriptor)
 
 
 def read_secret(path: Path, create: Callable[[], bytes]) -> bytes:

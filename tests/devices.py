@@ -17,10 +17,12 @@ from lines import Line
 from agent.cycle import Cycle
 from agent.profile import load_profile
 from agent.publisher import Publisher
-from agent.settings import load_agent_settings
+from agent.records import Records
+from agent.settings import AgentSettings, load_agent_settings
 from agent.state import AgentState
 from agent.training import Trainer, Work
 from agent.worker import Order, Prepared, Update, WorkerError, said
+from dpagent.learning.front_end.features import reserve
 from dpagent.protocol.fragments import chunked, weights_from_bytes, weights_to_bytes
 from dpagent.protocol.signing import Signer, new_signing_secret
 from dpagent.protocol.task import RoundTask
@@ -32,6 +34,14 @@ PERIOD_S = 0.05
 
 
 ResultT = TypeVar("ResultT")
+
+
+def started_trainer(settings: AgentSettings) -> Trainer:
+    """The trainer of an agent that has started: it has seen the records, and taken room for features."""
+    settings.state_dir.mkdir(exist_ok=True)
+    Records(settings.data, settings.state_dir).close()
+    reserve(settings.state_dir, settings.data.features_mib << 20)
+    return Trainer(settings, load_profile("generic-linux"))
 
 
 class AtOnce:
@@ -127,7 +137,7 @@ def open_device(directory: Path, **changes: Any) -> Iterator[Device]:
     state = open_state(directory / "state")
     line: Any = Line()
     asked_at: list[float] = []
-    trainer = Trainer(settings, load_profile("generic-linux"))
+    trainer = started_trainer(settings)
     worker = AtOnce(trainer)
     cycle = Cycle(
         DATASET, "testers", settings.limits,

@@ -35,6 +35,13 @@ def progressive(size: tuple[int, int] = (8000, 8000)) -> bytes:
     return _saved("RGB", size, "JPEG", progressive=True, subsampling=0, quality=30)
 
 
+def slow_jpeg(scans: int = 20_000) -> bytes:
+    """A small file whose last scan, of a few bytes and all pixels, stands as often: minutes of decoding."""
+    data = _saved("L", AT_THE_BOUND, "JPEG", rows=0, progressive=True)
+    last = data.rindex(b"\xff\xda")
+    return data[:last] + data[last:-2] * scans + data[-2:]
+
+
 def _chunk(kind: bytes, data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 

@@ -11,8 +11,9 @@ READ = """
 import json, logging, resource, sys
 from pathlib import Path
 import PIL.Image, PIL.ImageOps
-from agent.records import Records
-from agent.settings import DataSettings
+from dpagent.learning.data.derived import Unfailing
+from dpagent.learning.data.opening import open_declared
+from dpagent.learning.data.settings import DatasetSettings
 from dpagent.errors import DpagentError
 
 logging.disable()
@@ -26,11 +27,9 @@ for line in sys.stdin:
     Path("/proc/self/clear_refs").write_text("5")  # begins the peak anew
     before, found = status("VmRSS"), {}
     try:
-        records = Records(DataSettings.model_validate(json.loads(line)))
-        found["used"] = len(records.dataset)
-        found["read"] = records.attempt(
-            lambda dataset: sum(len(labels) for _, labels in dataset.readable_batches())
-        )
+        records = Unfailing(open_declared(DatasetSettings.model_validate(json.loads(line))), str)
+        found["used"] = len(records)
+        found["read"] = sum(len(labels) for _, labels in records.readable_batches())
     except DpagentError as error:
         found["refused"] = str(error)
     records = None
@@ -40,8 +39,8 @@ for line in sys.stdin:
 
 
 def read_all(*settings: dict[str, Any]) -> list[dict[str, Any]]:
-    """What a board makes of data, each in turn in one process: what it reads, or why it refuses, and MiB."""
-    lines = "".join(json.dumps({"name": "x", "max_records": 1_000} | each) + "\n" for each in settings)
+    """What is made of declared data, each in turn in one process: what is read, or why not, and MiB."""
+    lines = "".join(json.dumps({"max_records": 1_000} | each) + "\n" for each in settings)
     result = subprocess.run(
         [sys.executable, "-c", READ], input=lines, capture_output=True, text=True, check=False
     )

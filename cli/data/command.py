@@ -76,7 +76,7 @@ def check(
         if json_file is not None:
             write_json(json_file, as_json(findings, model=model, misfit=misfit))
         else:
-            typer.echo(page(findings, declared, model=model, misfit=misfit), nl=False)
+            typer.echo(page(findings, declared, model=model, spec=spec, misfit=misfit), nl=False)
             if picture is not None:
                 typer.echo(f"\n{picture} shows private records: keep it to yourself.")
     if misfit is not None or findings.unreadable:

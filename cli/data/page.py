@@ -14,6 +14,8 @@ from cli.tables import render_table
 from dpagent.learning.data.checking import Findings
 from dpagent.learning.data.dataset import MAX_RECORDS
 from dpagent.learning.data.settings import DatasetSettings
+from dpagent.learning.models.costs import features_mib
+from dpagent.learning.models.spec import ModelSpec
 from dpagent.wording import counted
 
 _MOST_CLASSES: Final = 20
@@ -24,7 +26,12 @@ _BAR: Final = 24
 
 
 def page(
-    findings: Findings, declared: DatasetSettings, *, model: str | None = None, misfit: str | None = None
+    findings: Findings,
+    declared: DatasetSettings,
+    *,
+    model: str | None = None,
+    spec: ModelSpec | None = None,
+    misfit: str | None = None,
 ) -> str:
     """The findings as text, and the section of ``agent.yaml`` that declares what was found."""
     parts = [
@@ -41,7 +48,7 @@ def page(
         parts.append("\n" + (f"Does not fit: {misfit}\n" if misfit else f"Fits the model {model}.\n"))
     parts.append(
         f"\nFor agent.yaml (`name` is the ledger's name for these records):\n\n"
-        f"{_yaml(declared, findings.records)}"
+        f"{_yaml(declared, findings.records, spec)}"
     )
     return "".join(parts)
 
@@ -127,12 +134,14 @@ def _list(title: str, sentences: tuple[str, ...]) -> str:
     return f"\n{title}:\n" + "\n".join(lines) + "\n"
 
 
-def _yaml(declared: DatasetSettings, records: int) -> str:
-    """The section of ``agent.yaml`` with which a board opens the same records."""
+def _yaml(declared: DatasetSettings, records: int, spec: ModelSpec | None) -> str:
+    """The section of ``agent.yaml`` with which a board opens the same records, and has room for features."""
     values = declared.model_dump(mode="json", exclude_unset=True)
     values = {"name": "my-records"} | values | {"path": os.path.normpath(declared.path.absolute())}
     if declared.max_records == MAX_RECORDS:
         values["max_records"] = _with_room(records)
+    if spec is not None and spec.front_end:
+        values["features_mib"] = features_mib(spec, values["max_records"])
     text = yaml.safe_dump({"data": values}, sort_keys=False, allow_unicode=True, default_flow_style=None)
     return textwrap.indent(text, "  ")
 

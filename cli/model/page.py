@@ -12,7 +12,7 @@ import yaml
 
 from cli.notation import figure, plain
 from cli.tables import render_table
-from dpagent.learning.models.costs import forward_flops, parameter_bytes, working_bytes
+from dpagent.learning.models.costs import features_mib, forward_flops, parameter_bytes, working_bytes
 from dpagent.learning.models.layers import Residual
 from dpagent.learning.models.spec import ModelSpec, Node
 from dpagent.learning.models.stages import FrozenNetwork, RandomLayers
@@ -25,6 +25,9 @@ _FRAGMENTS: Final = 16
 """By default, as ``fragments_per_update`` in fleet.yaml."""
 _VALUE_BITS: Final = 12
 """A usual width of a value on the wire; plans have 4 to 32, by their noise and their lots."""
+
+_RECORDS: Final = 1_000
+"""Of which the room for features is shown."""
 
 _MOST_PAYLOAD: Final = MAX_MESSAGE_BYTES - 512
 
@@ -147,7 +150,14 @@ def _facts(spec: ModelSpec, microbatch: int) -> Iterator[str]:
     heads, head = [], spec.head
     if spec.front_end:
         values = head.input_shape
-        heads = [("features", f"{dimensions(values)}, computed once a record and kept")]
+        room = features_mib(spec, _RECORDS)
+        heads = [
+            ("features", f"{dimensions(values)}, computed once a record and kept"),
+            (
+                "on disk",
+                f"data.features_mib: {room} in agent.yaml for {_RECORDS:,} records (data.max_records)",
+            ),
+        ]
     networks = [("network", f"{stage.digest}, for trusted_graphs in agent.yaml")
                 for stage in spec.front_end if isinstance(stage, FrozenNetwork)]  # fmt: skip
     offset, scale = (_constants(value) for value in (spec.input_offset, spec.input_scale))

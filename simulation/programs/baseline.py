@@ -27,7 +27,7 @@ from coordinator.settings import FleetSettings, load_fleet_settings
 from dpagent.errors import ConfigurationError, DpagentError, ExitCode
 from dpagent.learning.data.dataset import Dataset, to_float32
 from dpagent.learning.data.formats.npz import open_npz
-from dpagent.learning.front_end.features import FeatureSet, FrontEnd
+from dpagent.learning.front_end.features import FeatureSet, FrontEnd, has_features
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.privacy.covariance import SecondMoments, leading_directions
 from dpagent.privacy.sampling import poisson_lot
@@ -78,7 +78,7 @@ def _features_of_others(
     """The features that agents and coordinator keep, as soon as all of them have them."""
     places = [layout.agent_state(number) for number in range(1, len(shards) + 1)]
     places.append(layout.coordinator_state)
-    while not all((place / f"features-{front_end.key}.json").exists() for place in places):
+    while not all(has_features(place, front_end) for place in places):
         time.sleep(_LOOK_S)
     *features, of_test = [
         FeatureSet(dataset, front_end, place) for dataset, place in zip((*shards, test), places, strict=True)

@@ -13,6 +13,7 @@ from coordinator.settings import FleetSettings
 from dpagent.learning.data.formats.npz import records_in
 from dpagent.learning.model_files import load_assets, load_model
 from dpagent.learning.models.built_ins import BUILT_IN, built_in
+from dpagent.learning.models.costs import features_mib
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.training.onnx_graph.signature import graph_digest, known_digests
 from dpagent.storage import write_atomically
@@ -63,7 +64,7 @@ def write_configurations(settings: RunSettings, layout: Layout, broker: BrokerAd
     # A broker that runs already may hold retained messages of earlier demos: a name for each.
     name = f"demo-{hashlib.sha256(key.encode()).hexdigest()[:8]}"
     _write_yaml(layout.fleet_file, _fleet(name, settings, times, mqtt))
-    trusted, records = _trusted(settings, spec, assets), _records(settings, layout)
+    trusted, records = _trusted(settings, spec, assets), _records(settings, layout, spec)
     for number in range(1, settings.devices + 1):
         agent = {
             "fleet": name,
@@ -122,9 +123,12 @@ def _fleet(name: str, settings: RunSettings, times: RoundTimes, mqtt: dict[str, 
     }
 
 
-def _records(settings: RunSettings, layout: Layout) -> dict[str, Any]:
+def _records(settings: RunSettings, layout: Layout, spec: ModelSpec) -> dict[str, Any]:
     """The records of every device, declared alike for all of them."""
     form = settings.form
+    # Each device reserves room for as many: the largest shard, since shards do not grow.
+    most = max(records_in(layout.shard_file(number + 1)) for number in range(settings.devices))
+    room = {"features_mib": features_mib(spec, most)} if spec.front_end else {}
     return {
         "name": settings.data.name,
         "kind": "npz",
@@ -132,8 +136,8 @@ def _records(settings: RunSettings, layout: Layout) -> dict[str, Any]:
         "classes": list(form.class_names) or form.classes,
         "shape": list(form.shape),
         "dtype": form.dtype,
-        # Each device reserves room for as many: the largest shard, since shards do not grow.
-        "max_records": max(records_in(layout.shard_file(number + 1)) for number in range(settings.devices)),
+        "max_records": most,
+        **room,
     }
 
 

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from neighbours import contents, difference, opened_by_a_board
+from neighbours import contents, difference, look_again, opened_by_a_board
 from pictures import encoded, folder_of, noise, write
 
 from dpagent.errors import ConfigurationError
@@ -176,10 +176,10 @@ def test_what_comes_later_moves_no_other_record_and_cannot_stop_the_agent(tmp_pa
         many_folders_deep,
     ):  # fmt: skip
         add(tmp_path)
-        records.refresh()
+        look_again(records)
         assert (before - contents(records.dataset)).total() == 0
     assert (contents(records.dataset) - before).total() == 1
     for picture in (tmp_path / "1").iterdir():
         picture.unlink()
-    records.refresh()
+    look_again(records)
     assert len(records.dataset) == 5

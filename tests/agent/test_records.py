@@ -11,14 +11,18 @@ from typing import Any
 import cbor2
 import numpy as np
 import pytest
-from fleets import DIGITS, make_task, terms, write_agent
+from brokers import wait_until
+from devices import started_trainer
+from fleets import DIGITS, digits, make_task, terms, write_agent
+from neighbours import look_again
 from pictures import damaged_inside, encoded, folder_of, noise, write
 
+from agent.data_settings import DataSettings
 from agent.noisy_sums import clipped_sum, noisy_sum, sum_of_moments
-from agent.profile import load_profile
 from agent.records import Records
-from agent.settings import DataSettings, load_agent_settings
+from agent.settings import load_agent_settings
 from agent.training import Trainer
+from dpagent.errors import DataError
 from dpagent.learning.data.dataset import ArrayDataset, Dataset
 from dpagent.learning.data.formats.npz import save_npz
 from dpagent.learning.data.opening import declare
@@ -59,31 +63,34 @@ def photos(root: Path, *damaged: int) -> Path:
 
 def trainer(directory: Path, path: Path, **declared: Any) -> Trainer:
     pictures = {
-        "kind": "images", "dtype": "uint8", "images": {"size": [8, 8], "mode": "grey", "folder": "."},
+        "kind": "images", "dtype": "uint8", "features_mib": 1,
+        "images": {"size": [8, 8], "mode": "grey", "folder": "."},
     }  # fmt: skip
     file = write_agent(directory, None, KEY, engine="numpy", data={"path": str(path), **pictures, **declared})
-    made = load_agent_settings(file)
-    made.state_dir.mkdir(exist_ok=True)
-    board = Trainer(made, load_profile("generic-linux"))
-    assert board.records is not None, "opened now"
-    return board
+    return started_trainer(load_agent_settings(file))
+
+
+def opened(path: Path, state: Path, **declared: Any) -> Records:
+    """With its rows in ``state``."""
+    state.mkdir(exist_ok=True)
+    return Records(settings(path, **declared), state)
 
 
 def test_records_that_vanish_or_break_do_not_count_and_are_told_to_the_owner(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    folder_of(tmp_path, *(f"a/{number}.png" for number in range(5)), "b/x.png")
-    records = Records(settings(tmp_path))
-    (tmp_path / "a" / "1.png").unlink()
-    (tmp_path / "a" / "3.png").write_bytes(damaged_inside(encoded(noise(3))))
+    root = tmp_path / "photos"
+    folder_of(root, *(f"a/{number}.png" for number in range(5)), "b/x.png")
+    records = opened(root, tmp_path / "state")
+    (root / "a" / "1.png").unlink()
+    write(root / "a" / "3.png", damaged_inside(encoded(noise(3))), age_s=30)
+    assert records.attempt(sizes) == 6  # as they were decoded
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
+            look_again(records)
             assert records.attempt(sizes) == 4
-    assert caplog.text.count("a/1.png: it has vanished") == 1
-    assert caplog.text.count("cannot be read and does not count: ") == 2
-    records.refresh()
-    assert len(records.dataset) == 5
-    assert records.attempt(sizes) == 4
+    assert caplog.text.count("left out: ") == 1
+    assert "a/3.png: broken data stream" in caplog.text
 
 
 @pytest.mark.parametrize("damaged", [(), (3,), (0, 5, 11), tuple(range(1, COUNT))])
@@ -92,8 +99,7 @@ def test_a_damaged_picture_makes_no_round_fail_and_adds_nothing(
 ) -> None:
     """It begins and ends like a whole one, so that no look at a folder finds it."""
     board = trainer(tmp_path, photos(tmp_path / "photos", *damaged))
-    for _ in range(3):
-        board.records.refresh()
+    for _ in range(2):
         update = board.noisy_update(board.prepare(TASK, {}, WEIGHTS)).values
         assert update.shape == (DIGITS.parameter_count,)
     engine = NumpyEngine(DIGITS, microbatch=2)
@@ -104,8 +110,7 @@ def test_a_damaged_picture_makes_no_round_fail_and_adds_nothing(
     )
     expected = sum_over_lot(engine, WEIGHTS, rest, np.arange(len(rest)), TASK.clipping.norms)
     np.testing.assert_allclose(total, expected.total, rtol=1e-4, atol=1e-6)
-    found = sum_over_lot(engine, WEIGHTS, board.records.dataset, np.arange(COUNT), [1.0])
-    assert found.excluded == len(damaged)
+    assert len(board.records.dataset) == len(good)
 
 
 def test_when_nothing_can_be_read_any_more_the_board_sends_noise_and_says_why(
@@ -115,13 +120,15 @@ def test_when_nothing_can_be_read_any_more_the_board_sends_noise_and_says_why(
     board = trainer(tmp_path, photos(tmp_path / "photos"))
     shutil.rmtree(tmp_path / "photos")
     with caplog.at_level(logging.WARNING):
-        board.records.refresh()
+        look_again(board.records)
         update = board.noisy_update(board.prepare(TASK, {}, WEIGHTS)).values
     sigma = TASK.mechanism.deviation_units / 2**TASK.wire_form.shift
     assert np.abs(update).max() < 8 * sigma
     assert np.std(update) == pytest.approx(sigma, rel=0.1)
     assert "left out: There is no file" in caplog.text
-    assert "00.png: it has vanished" in caplog.text
+    photos(tmp_path / "photos")
+    look_again(board.records)
+    assert board.records.attempt(sizes) == COUNT
 
 
 def test_a_board_without_records_takes_part_with_noise(
@@ -137,19 +144,20 @@ def test_a_board_without_records_takes_part_with_noise(
         assert update.values.shape == (50,)
         assert update.failure is None
         photos(tmp_path / "photos")
-        board.records.refresh()
+        look_again(board.records)
 
 
 def test_a_board_uses_no_more_records_than_it_has_room_for(tmp_path: Path) -> None:
     board = trainer(tmp_path, photos(tmp_path / "photos"), max_records=COUNT)
     work = board.prepare(front_end_task(), {}, np.zeros(50, np.float32))
-    (file,) = (tmp_path / "state").glob("features-*.f32")
+    (file,) = (tmp_path / "state").glob("features.f32")
     room = file.stat().st_size
     folder_of(tmp_path / "photos", *(f"{number}/more.png" for number in range(10)), **DIGIT)
+    look_again(board.records)
     assert board.noisy_update(work).failure is None
     assert len(board.records.dataset) == COUNT
     assert any("10 records beyond" in sentence for sentence in board.records.dataset.origin.left_out)
-    assert file.stat().st_size == room == COUNT * 4 * 4
+    assert file.stat().st_size == room == 1 << 20
 
 
 def test_second_moments_are_those_of_the_records_that_can_be_read(tmp_path: Path) -> None:
@@ -160,7 +168,7 @@ def test_second_moments_are_those_of_the_records_that_can_be_read(tmp_path: Path
         **terms(rate=1.0, noise_multipliers=[0.05, 1.0, 1.0]),
         wire={"width": 32, "shift": 4},
     )
-    records = Records(settings(photos(tmp_path, 3, 7)))
+    records = opened(photos(tmp_path / "photos", 3, 7), tmp_path / "state")
     weights = np.zeros(task.spec.parameter_count, np.float32)
     released = records.attempt(
         lambda dataset: noisy_sum(task, weights, lambda _: sum_of_moments(task, dataset))
@@ -193,53 +201,96 @@ def front_end_task() -> RoundTask:
     )
 
 
-def test_the_features_of_a_damaged_picture_are_not_finite(tmp_path: Path) -> None:
-    board = trainer(tmp_path, photos(tmp_path / "photos", 3, 7))
-    for _ in range(2):
-        update = board.noisy_update(board.prepare(front_end_task(), {}, np.zeros(50, np.float32))).values
-        assert update.shape == (50,)
-    (file,) = (tmp_path / "state").glob("features-*.f32")
-    features = np.fromfile(file, np.float32).reshape(-1, 4)[:COUNT]
-    names = sorted(f"{number % 10}/{number:02}.png" for number in range(COUNT))
-    for name, row in zip(names, features, strict=True):
-        assert np.isfinite(row).all() == (name not in ("3/03.png", "7/07.png"))
-        assert np.isfinite(row).any() == np.isfinite(row).all()
-
-
-def test_a_refresh_says_once_what_it_leaves_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    folder_of(tmp_path, "a/1.png", "b/2.png")
-    records = Records(settings(tmp_path))
-    write(tmp_path / "a" / "2.png", encoded(noise(2)))
-    write(tmp_path / "a" / "bad.png", b"no picture")
+def test_what_a_look_leaves_out_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    root = tmp_path / "photos"
+    folder_of(root, "a/1.png", "b/2.png")
+    records = opened(root, tmp_path / "state")
+    write(root / "a" / "2.png", encoded(noise(2)))
+    write(root / "a" / "bad.png", b"no picture")
     with caplog.at_level(logging.INFO):
         for _ in range(3):
-            records.refresh()
+            look_again(records)
     assert len(records.dataset) == 3
     assert caplog.text.count("the data changed: 3 records, 2 before") == 1
-    assert caplog.text.count("left out: a/bad.png") == 1
+    assert caplog.text.count(f"left out: {root}: a/bad.png") == 1
 
 
 def test_a_file_cut_off_while_the_agent_runs_takes_only_what_is_gone(tmp_path: Path) -> None:
+    """Records of one cost are read where they are."""
     file = tmp_path / "data_batch_1.bin"
     file.write_bytes(b"".join(bytes([number]) * 3073 for number in range(6)))
-    records = Records(settings(tmp_path))
+    records = opened(tmp_path, tmp_path / "state")
     os.truncate(file, 4 * 3073 + 1000)
-    assert records.attempt(sizes) == 4
-    records.refresh()
-    assert records.attempt(sizes) == 4
+    for _ in range(2):
+        assert records.attempt(sizes) == 4
+        look_again(records)
+    assert list((tmp_path / "state").iterdir()) == []
 
 
 def test_one_bad_row_of_a_table_neither_keeps_the_agent_from_starting_nor_takes_other_rows(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
-    file = write(tmp_path / "1.csv", b"x,label\n" + b"1,0\n2,1\n" * 50)
-    running = Records(settings(tmp_path))
+    file = write(tmp_path / "tables" / "1.csv", b"x,label\n" + b"1,0\n2,1\n" * 50)
+    running = opened(file.parent, tmp_path / "state")
     write(file, file.read_bytes() + b"oops,0\n")
-    running.refresh()
-    started = Records(settings(tmp_path))
+    look_again(running)
+    started = opened(file.parent, tmp_path / "other")
     assert len(running.dataset) == len(started.dataset) == 100
     assert caplog.text.count("1.csv:102: the column 'x' holds 'oops'") == 2
+
+
+def test_training_reads_rows_and_no_picture(tmp_path: Path) -> None:
+    """The folder is gone, and training finds all it needs; so no picture can cost it anything."""
+    board = trainer(tmp_path, photos(tmp_path / "photos"))
+    shutil.rmtree(tmp_path / "photos")
+    work = board.prepare(TASK, {}, WEIGHTS)
+    assert board.records.attempt(sizes) == COUNT
+    assert board.noisy_update(work).failure is None
+    look_again(board.records)
+    assert board.records.attempt(sizes) == 0
+
+
+def test_a_process_that_comes_later_takes_the_rows_as_they_are(tmp_path: Path) -> None:
+    root, state = photos(tmp_path / "photos"), tmp_path / "state"
+    first = opened(root, state)
+    (root / "0" / "00.png").unlink()
+    later = Records(settings(root), state, decoded=True)
+    assert later.attempt(sizes) == COUNT
+    look_again(later)
+    assert later.attempt(sizes) == COUNT - 1
+    assert first.attempt(sizes) == COUNT, "rows are not overwritten under a reader of before"
+
+
+def test_what_a_look_found_counts_after_a_time_that_no_record_changes(tmp_path: Path) -> None:
+    """A record that is slow to decode would keep all that come with it out of the next round."""
+    root = photos(tmp_path / "photos")
+    records = opened(root, tmp_path / "state")
+    folder_of(root, "0/more.png", **DIGIT)
+    records.look()
+    wait_until(lambda: not records.is_looking, "a look")
+    records.adopt()
+    assert records.attempt(sizes) == COUNT, "it is done, and does not count yet"
+    records.look()
+    assert not records.is_looking, "the next begins when it counts"
+    records.counts_after_s = 0.0
+    records.adopt()
+    assert records.attempt(sizes) == COUNT + 1
+    records.look()
+    assert records.is_looking
+    records.close()
+
+
+def test_with_a_process_that_comes_later_no_more_count_than_declared(tmp_path: Path) -> None:
+    """The agent has started: one record more must not cost all others."""
+    file = tmp_path / "x.npz"
+    save_npz(file, digits(0, 10))
+    declared = settings(file, max_records=10)
+    assert len(opened(file, tmp_path / "state").dataset) == 10
+    save_npz(file, digits(0, 11))
+    assert len(Records(declared, tmp_path / "state", decoded=True).dataset) == 10
+    with pytest.raises(DataError):
+        Records(declared, tmp_path / "state")
 
 
 def test_records_that_are_not_finite_are_told_to_the_owner(
@@ -249,5 +300,5 @@ def test_records_that_are_not_finite_are_told_to_the_owner(
     inputs[1, 0] = np.nan
     save_npz(tmp_path / "x.npz", ArrayDataset(inputs, np.zeros(3, np.int64), 2))
     with caplog.at_level(logging.WARNING):
-        Records(settings(tmp_path / "x.npz"))
+        opened(tmp_path / "x.npz", tmp_path / "state")
     assert "1 of 3 records contain NaN or infinity" in caplog.text

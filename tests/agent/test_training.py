@@ -14,18 +14,18 @@ from typing import Any
 import cbor2
 import numpy as np
 import pytest
+from devices import started_trainer
 from fleets import DIGITS, digits, make_task, terms, write_agent
 from frozen_networks import choosy
 from numpy.typing import NDArray
 
 from agent.admission import Declined
-from agent.profile import load_profile
 from agent.settings import load_agent_settings
 from agent.training import Trainer, Update
+from dpagent import storage
 from dpagent.errors import ConfigurationError, StorageError
 from dpagent.learning.data.dataset import ArrayDataset, Dataset
 from dpagent.learning.data.derived import Unfailing
-from dpagent.learning.front_end import features as features_module
 from dpagent.learning.models.description import from_description
 from dpagent.learning.training.engine_choice import UnsuitableEngineError
 from dpagent.learning.training.numpy_engine.engine import NumpyEngine
@@ -40,10 +40,10 @@ TASK_AT_HALF = make_task(**terms(rate=0.5))
 TASK = make_task(**terms(rate=1.0), wire={"width": 24, "shift": 10})
 
 
-def trainer(directory: Path, **changes: Any) -> Trainer:
-    settings = load_agent_settings(write_agent(directory, None, KEY, **changes))
-    settings.state_dir.mkdir(exist_ok=True)
-    return Trainer(settings, load_profile("generic-linux"))
+def trainer(directory: Path, *, features_mib: int = 1, **changes: Any) -> Trainer:
+    data = {"features_mib": features_mib} | changes.pop("data", {})
+    settings = load_agent_settings(write_agent(directory, None, KEY, data=data, **changes))
+    return started_trainer(settings)
 
 
 def run(board: Trainer, task: RoundTask, assets: Mapping[str, bytes], weights: NDArray[np.float32]) -> Update:
@@ -122,8 +122,8 @@ def test_features_are_computed_once(tmp_path: Path, caplog: pytest.LogCaptureFix
         update = run(board, task, {}, np.zeros(50, np.float32))
         assert update.values.shape == (50,)
     assert caplog.text.count("computing features of 50 records") == 1
-    (file,) = (tmp_path / "state").glob("features-*.f32")
-    features = np.fromfile(file, np.float32).reshape(60, 2, 2)[:50]  # with room for more
+    (file,) = (tmp_path / "state").glob("features.f32")
+    features = np.fromfile(file, np.float32)[: 50 * 4].reshape(50, 2, 2)  # with room for more
     inputs, _ = digits(0, 50).batch(np.arange(50))
     pooled = inputs.reshape(50, 2, 4, 2, 4).mean(axis=(2, 4))
     np.testing.assert_allclose(features, (pooled - 0.3) / 0.37, rtol=1e-4, atol=1e-5)
@@ -144,7 +144,7 @@ def test_a_frozen_network_is_run_only_if_its_owner_trusts_its_digest(tmp_path: P
                 WITH_NETWORK,
                 np.zeros(650, np.float32),
             )
-    assert not list((tmp_path / "state").glob("features-*"))
+    assert not (tmp_path / "state" / "features.json").exists()
     board = trainer(tmp_path, engine="numpy", trusted_graphs=[DIGEST])
     update = run(board, NETWORK_TASK, WITH_NETWORK, np.zeros(650, np.float32))
     assert update.values.shape == (650,)
@@ -169,18 +169,30 @@ def test_a_record_that_a_network_fails_on_does_not_show(
     update = run(board, NETWORK_TASK, WITH_NETWORK, np.zeros(650, np.float32))
     assert update.values.shape == (650,)
     assert "1 of 50 records have no finite features" in caplog.text
-    (file,) = (tmp_path / "state").glob("features-*.f32")
-    finite = np.isfinite(np.fromfile(file, np.float32).reshape(60, -1)).all(axis=1)
+    (file,) = (tmp_path / "state").glob("features.f32")
+    finite = np.isfinite(np.fromfile(file, np.float32)[: 50 * 64].reshape(50, -1)).all(axis=1)
     assert np.flatnonzero(~finite).tolist() == [7]
 
 
-def test_no_room_for_features_declines_the_round_before_any_is_computed(
+def test_a_plan_that_needs_more_room_than_declared_is_declined_whatever_the_disk_has(tmp_path: Path) -> None:
+    """Room is for the most records that there may be: how many there are does not show."""
+    board = trainer(tmp_path, features_mib=0)
+    with pytest.raises(ConfigurationError, match=r"of 60 records .* take 1 MiB; data\.features_mib .* is 0"):
+        board.prepare(features_task(), {}, np.zeros(50, np.float32))
+    assert not list((tmp_path / "state").glob("features.*"))
+
+
+def test_without_the_declared_room_for_features_the_agent_does_not_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Room is for the most records that there may be: how many there are does not show."""
-    monkeypatch.setattr(features_module, "_SPACE_LEFT", 1 << 60)
-    with pytest.raises(StorageError, match=r"features of 60 records take .* MiB more"):
-        trainer(tmp_path, engine="numpy").prepare(features_task(), {}, np.zeros(50, np.float32))
+    monkeypatch.setattr(storage, "SPACE_LEFT", 1 << 60)
+    with pytest.raises(
+        StorageError, match=r"features\.f32: features take 1,048,576 bytes more, and the disk"
+    ):
+        trainer(tmp_path)
+    monkeypatch.undo()
+    trainer(tmp_path)
+    assert (tmp_path / "state" / "features.f32").stat().st_blocks * 512 == 1 << 20
 
 
 def test_a_lot_that_could_be_too_large_is_declined_however_few_records_there_are(tmp_path: Path) -> None:
@@ -278,12 +290,12 @@ def test_features_that_were_cut_short_are_made_again_for_the_next_round(tmp_path
     board = trainer(tmp_path, engine="numpy")
     work = board.prepare(task, {}, weights)
     board.noisy_update(work)
-    (file,) = (tmp_path / "state").glob("features-*.f32")
+    (file,) = (tmp_path / "state").glob("features.f32")
     whole = file.read_bytes()
     file.write_bytes(whole[:100])
     assert "was cut short while in use" in (board.noisy_update(work).failure or "")
     assert run(board, task, {}, weights).failure is None
-    assert file.read_bytes() == whole
+    assert whole.startswith(file.read_bytes())
 
 
 def test_a_first_round_for_a_projection_is_answered_with_second_moments(tmp_path: Path) -> None:

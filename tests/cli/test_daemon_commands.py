@@ -65,8 +65,6 @@ def write_fleet(directory: Path, **changes: Any) -> Path:
         ({"budget": {"epsilon": "lots", "delta": 1e-5}}, 3, "budget.epsilon"),
         ({"coordinator_key": "abc"}, 3, "coordinator_key"),
         ({"profile": "cray-1"}, 3, "raspberry-pi-4"),
-        ({"data": {**DATA, "path": "nowhere.npz"}}, 4, "nowhere.npz"),
-        ({"data": {**DATA, "max_records": 19}}, 4, "holds 20 records; expected at most 19"),
         ({"data": {"name": "numbers", "path": "data.npz"}}, 3, "kind, classes, max_records are missing"),
         ({"mqtt": {"url": "http://example"}}, 3, "mqtt://"),
         ({"mqtt": {"username": "me", "password_file": "missing"}}, 3, "password_file"),
@@ -77,6 +75,21 @@ def test_agent_refuses_bad_settings(tmp_path: Path, changes: dict[str, Any], cod
     assert result.returncode == code, result.stderr
     assert words in result.stderr
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"path": "nowhere.npz"}, "nowhere.npz"),
+        ({"max_records": 19}, "holds 20 records; expected at most 19"),
+    ],
+)
+def test_agent_refuses_data_that_are_not_as_declared(
+    tmp_path: Path, changes: dict[str, Any], words: str
+) -> None:
+    result = dpagent("run", "--config", str(begun(write_agent(tmp_path, data=DATA | changes))))
+    assert result.returncode == 4, result.stderr
+    assert words in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -104,7 +117,7 @@ def test_coordinator_refuses_bad_settings(
 
 
 def test_data_that_no_model_fits_and_damaged_data(tmp_path: Path) -> None:
-    file = write_agent(tmp_path)
+    file = begun(write_agent(tmp_path))
     (tmp_path / "data.npz").write_bytes(b"PK\x03\x04 not really")
     result = dpagent("run", "--config", str(file))
     assert result.returncode == 4

@@ -15,7 +15,7 @@ from commands import Result, dpagent, dpagent_process
 from formats import two_records
 from pictures import encoded, folder_of, noise, write, zip_of
 
-from agent.settings import DataSettings
+from agent.data_settings import DataSettings
 from dpagent.configuration import load_settings
 from dpagent.learning.data.dataset import ArrayDataset
 from dpagent.learning.data.formats.npz import save_npz

@@ -99,6 +99,8 @@ def test_front_end_and_branches_of_a_model_of_ones_own_are_shown(own: Path) -> N
     assert words.split() in rows
     assert ["shortcut:", "as", "it", "is"] in rows
     assert ["features", "4", "×", "4", "×", "4,", "computed", "once", "a", "record", "and", "kept"] in rows
+    (room,) = (row for row in rows if row[:2] == ["on", "disk"])
+    assert room[2:4] == ["data.features_mib:", "1"]
     assert any(row[:1] == ["graph"] and "trusted:" in row for row in rows)
 
 

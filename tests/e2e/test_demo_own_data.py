@@ -108,7 +108,7 @@ def test_pictures_by_class_are_learnt_through_scattering(pictures: Path, tmp_pat
     page = (tmp_path / "report" / "index.html").read_text()
     assert "across, down, none" in page
     for number in (1, 2, 3):
-        assert len(list((state / f"device-{number:03d}" / "state").glob("features-*.f32"))) == 1
+        assert len(list((state / f"device-{number:03d}" / "state").glob("features.f32"))) == 1
     # Other options are of another run.
     again = demo("--data-dir", pictures, "--state-dir", state, "--rounds", 9)
     assert again.returncode == 3

@@ -97,6 +97,7 @@ class Job:
                 fleet=self.name,
                 budget={"epsilon": 35.0},
                 trusted_graphs=list(trusted),
+                data={"features_mib": 1},
             )
             for number, device in enumerate(devices)
         ]
@@ -205,8 +206,8 @@ def test_a_front_end_is_computed_on_the_board_and_exported(
     description = cbor2.loads(job.plans[1].model.description)
     assert description["front_end"][1]["onnx"]["output_shape"] == [4, 4, 1]
     for number in range(DEVICES):
-        (features,) = (directory / f"device-{number}" / "state").glob("features-*.f32")
-        assert features.stat().st_size == 60 * 16 * 4
+        (features,) = (directory / f"device-{number}" / "state").glob("features.f32")
+        assert features.stat().st_size == 1 << 20
     kept = json.loads((directory / "device-0" / "state" / "engine.json").read_text())
     # A model of the operator's own has a graph that no board knows.
     assert kept["engine"] == "numpy"

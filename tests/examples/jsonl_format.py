@@ -4,7 +4,7 @@
 
 In the package it would be the file ``dpagent/learning/data/formats/jsonl.py``, and ``JsonlFormat()`` one
 more name in ``dpagent/learning/data/registry.py``. From that follow ``kind: jsonl``, the section ``jsonl`` of
-the settings, the check of the data, the refresh between rounds, and predictions.
+the settings, the check of the data, decoding ahead of rounds, and predictions.
 """
 
 from __future__ import annotations
@@ -82,8 +82,6 @@ class JsonlDataset(ArrayDataset):
     """The lines of a file, kept in memory. What a line holds costs no other line its place."""
 
     def __init__(self, path: Path, section: JsonlSettings, classes: ClassTable) -> None:
-        self._path, self._section, self._classes = path, section, classes
-        self._stamp = _stamp(path)
         inputs, labels, left_out = [], [], []
         for number, line in enumerate(_lines(path), start=1):
             record = _parsed(line, section)
@@ -99,16 +97,6 @@ class JsonlDataset(ArrayDataset):
             classes.count, classes.names, origin=Origin("jsonl", f"{path}, JSON lines", tuple(left_out)),
         )  # fmt: skip
 
-    def refresh(self) -> Dataset:
-        """As of :class:`Dataset`: never fails, and costs one look at the file if nothing changed."""
-        try:
-            if _stamp(self._path) == self._stamp:
-                return self
-            return JsonlDataset(self._path, self._section, self._classes)
-        except DataError as error:
-            self.origin = replace(self.origin, left_out=(str(error),))
-            return self
-
 
 def _inputs(path: Path, section: JsonlSettings) -> Iterator[Input]:
     for number, line in enumerate(_lines(path)):
@@ -122,12 +110,6 @@ def _inputs(path: Path, section: JsonlSettings) -> Iterator[Input]:
 def _lines(path: Path) -> list[str]:
     with reading(path):
         return path.read_text("utf-8", errors="replace").splitlines()
-
-
-def _stamp(path: Path) -> tuple[int, int]:
-    with reading(path):
-        known = path.stat()
-    return known.st_size, known.st_mtime_ns
 
 
 def _parsed(line: str, section: JsonlSettings) -> tuple[Any, str | None] | None:

@@ -112,10 +112,10 @@ def test_features_that_agents_have_computed_are_used(tmp_path: Path) -> None:
     ):
         state.mkdir(parents=True)
         FeatureSet(open_npz(file), front_end, state).close()
-    before = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("features-*")}
+    before = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("features.*")}
     assert len(before) == 6
     run_baseline(tmp_path)
-    assert {file: file.stat().st_mtime_ns for file in tmp_path.rglob("features-*")} == before
+    assert {file: file.stat().st_mtime_ns for file in tmp_path.rglob("features.*")} == before
     history = read_baseline(layout.baseline_file)
     assert len(history) == 3
     assert history[-1] > 0.5

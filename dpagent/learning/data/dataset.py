@@ -15,9 +15,12 @@ with SIGBUS, and its pages count as the process's memory.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
 from abc import ABC, abstractmethod
+from array import array
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -37,6 +40,7 @@ MAX_CLASSES: Final = 65_536
 MAX_RECORDS: Final = 1 << 23
 """Records of a dataset, at most: the labels of so many take 64 MiB."""
 _BATCH_BYTES: Final = 4 << 20
+_STAMPED_AT_ONCE: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,21 +186,26 @@ class Dataset(ABC):
                 start = stop
             yield pieces[0] if len(pieces) == 1 else _joined(pieces)
 
-    def refresh(self) -> Dataset:
-        """The records as they are now: this object if nothing changed, else a new one.
+    def stamps(self, key: bytes) -> NDArray[np.uint64]:
+        """A number for each record, ``(n,)``, that tells it from the others and changes when the record does.
 
-        Formats whose files grow override it. Cheap if nothing changed. It raises nothing: what
-        does not fit is left out, and said in ``origin.left_out``.
+        By default of its values and label, which means to read it. Two numbers are equal by chance only, with
+        a probability of 2⁻⁶⁴ a pair.
+
+        Args:
+            key: at most 64 bytes that are secret, so that nobody makes two records with one number.
         """
-        return self
+        numbers = Stamps(key)
+        for start in range(0, len(self), _STAMPED_AT_ONCE):
+            indices = np.arange(start, min(start + _STAMPED_AT_ONCE, len(self)))
+            inputs, _ = self.try_read(indices)
+            for values, label in zip(inputs, self.labels[indices].tolist(), strict=True):
+                numbers.add(values.tobytes(), label)
+        return numbers.taken()
 
-    @property
-    def keys(self) -> NDArray[np.int64]:
-        """A number for each record, ``(n,)``, that is the same after :meth:`refresh` and in this process.
-
-        By default its place, for records that never move.
-        """
-        return np.arange(len(self))
+    def place_of(self, number: int) -> str:
+        """Where a record lies, in words for its owner."""
+        return f"{self.origin.source}: record {number}"
 
     @property
     def record_bytes(self) -> int:
@@ -254,6 +263,33 @@ class Dataset(ABC):
             )
         if not 2 <= self.classes <= MAX_CLASSES:
             raise DataError(f"There are {counted(self.classes, 'class')}; expected 2 to {MAX_CLASSES:,}.")
+
+
+class Stamps:
+    """Gathers a number for each record, from what tells it from others; equal ones are told apart by count.
+
+    Args:
+        key: as of :meth:`Dataset.stamps`.
+    """
+
+    def __init__(self, key: bytes) -> None:
+        self._key, self._seen, self._numbers = key, Counter[bytes](), array("Q")
+
+    def add(self, *parts: bytes | str | int) -> None:
+        """Take a record by its parts."""
+        what = b"".join(_framed(part) for part in parts)
+        digest = self._digest(what)
+        self._seen[digest] += 1
+        if (count := self._seen[digest]) > 1:
+            digest = self._digest(what + _framed(count))
+        self._numbers.append(int.from_bytes(digest, "little"))
+
+    def taken(self) -> NDArray[np.uint64]:
+        """The numbers, ``(n,)``."""
+        return np.array(self._numbers, np.uint64)
+
+    def _digest(self, what: bytes) -> bytes:
+        return hashlib.blake2b(what, digest_size=8, key=self._key).digest()
 
 
 class ArrayDataset(Dataset):
@@ -329,6 +365,12 @@ def reason_of(error: Exception) -> str:
     if isinstance(error, DpagentError):
         raise error
     return f"{type(error).__name__}: {str(error).partition(chr(10))[0].rstrip('.') or 'no details'}."
+
+
+def _framed(part: bytes | str | int) -> bytes:
+    """A part with its length, so that no two lists of parts are one text."""
+    data = part if isinstance(part, bytes) else str(part).encode("utf-8", "surrogateescape")
+    return len(data).to_bytes(8, "little") + data
 
 
 def _joined(pieces: Sequence[Batch]) -> Batch:

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Generic, Literal, TypeVar
+from typing import ClassVar, Final, Generic, Literal, TypeVar
 
 from dpagent.configuration import Settings
 from dpagent.errors import DataError
@@ -23,6 +23,8 @@ from dpagent.wording import counted, named
 
 Half = Literal["train", "test"]
 DType = Literal["uint8", "float32"]
+
+_DECODER_BYTES: Final = 64 << 20
 
 
 class NoSettings(Settings):
@@ -97,12 +99,17 @@ class Format(ABC, Generic[SectionT]):
         kind: its name in settings, the key of its section there, and the kind of its datasets' origin.
         title: its name in a list of all formats.
         example: the name of a file with new inputs, where users have such.
+        decoder_seconds: processor time that decoding a record may take by default.
         section: the settings of its own, with a default for each.
     """
 
     kind: ClassVar[str]
     title: ClassVar[str]
     example: ClassVar[str | None] = None
+    decoder_seconds: ClassVar[float] = 5.0
+    costs_alike: ClassVar[bool] = False
+    """Whether each record takes as long to read as any other. If not, a board decodes the records ahead of
+    rounds, so that the time of a round tells of no record."""
     section: type[SectionT]
 
     @abstractmethod
@@ -124,7 +131,7 @@ class Format(ABC, Generic[SectionT]):
 
     @abstractmethod
     def open(self, source: Source, section: SectionT) -> Dataset:
-        """The labelled records; where files grow, their ``refresh`` takes in new records.
+        """The labelled records.
 
         A record that is not as declared is left out, alone. Whether the data can be opened depends on the
         frame of the files (headers, folders), and on no record.
@@ -137,6 +144,26 @@ class Format(ABC, Generic[SectionT]):
             DataError: files are missing, or damaged in their frame; names the file.
             ConfigurationError: a setting does not go with them, or a package is missing.
         """
+
+    def listed(self, source: Source, section: SectionT, *, growing: bool) -> Dataset:
+        """The same records, each to be decoded once: less is read of them here than :meth:`open` may read.
+
+        Args:
+            source, section: as of :meth:`open`.
+            growing: whether what was written to a moment ago is left for later: the files are in use.
+
+        Raises:
+            DataError, ConfigurationError: as of :meth:`open`.
+        """
+        return self.open(source, section)
+
+    def glance(self, source: Source) -> str | None:
+        """A text that changes when the files do, by a look at their names; None: it cannot tell."""
+        return None
+
+    def decoder_bytes(self, section: SectionT) -> int:
+        """Memory that decoding any one record takes at most, besides the program that does it."""
+        return _DECODER_BYTES
 
     def hint(self, location: Location) -> str:
         """A sentence on what to do about ``location``, which no format recognises; or nothing."""

@@ -11,7 +11,7 @@ from typing import Any, Final
 from dpagent.configuration import Settings
 from dpagent.errors import ConfigurationError, DataError, DpagentError
 from dpagent.learning.data.dataset import MAX_RECORDS, Dataset
-from dpagent.learning.data.derived import Bounded, Reshaped
+from dpagent.learning.data.derived import Reshaped
 from dpagent.learning.data.format import Format, Source
 from dpagent.learning.data.location import Location
 from dpagent.learning.data.registry import FORMATS
@@ -100,25 +100,61 @@ def open_declared(settings: DatasetSettings) -> Dataset:
         ConfigurationError: something is not declared; names the keys. Or as of :func:`open_dataset`.
         DataError: the files are missing or damaged, are not as declared, or hold more than ``max_records``.
     """
+    known = require_declared(settings)
+    source = source_of(settings)
+    require_readable(settings.path)
+    with _reading_any(settings.path):
+        dataset = known.open(source, section_of(settings, known))
+    source.require_room(len(dataset))
+    return _as_declared(dataset, settings, source)
+
+
+def list_declared(settings: DatasetSettings, *, growing: bool) -> Dataset:
+    """As :func:`open_declared`, to decode each record once, while files may grow.
+
+    Args:
+        settings: with its path resolved.
+        growing: the files are in use: there may be more records than declared, and what was written to a
+            moment ago is left for later.
+
+    Raises:
+        ConfigurationError, DataError: as of :func:`open_declared`.
+    """
+    known = require_declared(settings)
+    source = source_of(settings)
+    if growing:
+        source = replace(source, max_records=MAX_RECORDS)
+    require_readable(settings.path)
+    with _reading_any(settings.path):
+        dataset = known.listed(source, section_of(settings, known), growing=growing)
+    if not growing:
+        source.require_room(len(dataset))
+    return _as_declared(dataset, settings, source)
+
+
+def require_declared(settings: DatasetSettings) -> Format[Any]:
+    """The format of data that declare what gives a record its meaning. Looks at no file.
+
+    Raises:
+        ConfigurationError: something is not declared; names the keys.
+    """
     missing = ["kind"] if settings.kind == AUTO else []
     missing += [key for key in ("classes", "max_records") if getattr(settings, key) is None]
     if settings.kind == AUTO:
         raise _not_declared(settings, missing)
     known = FORMATS[settings.kind]
     _refuse_other_sections(settings, known)
-    source, section = source_of(settings), section_of(settings, known)
-    if missing := [*missing, *known.undeclared(source, section)]:
+    if missing := [*missing, *known.undeclared(source_of(settings), section_of(settings, known))]:
         raise _not_declared(settings, missing)
-    require_readable(settings.path)
-    with _reading_any(settings.path):
-        dataset = known.open(source, section)
-    source.require_room(len(dataset))
+    return known
+
+
+def _as_declared(dataset: Dataset, settings: DatasetSettings, source: Source) -> Dataset:
     if source.dtype is not None and dataset.dtype != source.dtype:
         raise DataError(
             f"{settings.path} holds values of type {dataset.dtype}; expected {source.dtype}, as"
             f" {named('dtype')} declares. Correct it, or write the file with that type."
         )
-    dataset = Bounded(dataset, source.max_records)
     return dataset if source.shape in (None, dataset.shape) else Reshaped(dataset, source.shape or ())
 
 

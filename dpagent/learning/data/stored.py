@@ -35,6 +35,10 @@ _SPACE_LEFT: Final = 256 << 20
 """Unpacking stops when the disk has less than this left: a board must go on living."""
 
 
+class AbsentError(DataError):
+    """There is no such file or folder."""
+
+
 class Readable(Protocol):
     """A stream that can be read in pieces."""
 
@@ -182,7 +186,7 @@ def require_readable(path: Path) -> None:
         raise DataError(f"Cannot read {path}: {getattr(error, 'strerror', None) or error}.") from error
     if known:
         raise DataError(f"{path} is neither a file nor a directory; expected one of them.")
-    raise DataError(f"There is no file or directory {path}. Check the path of the data.")
+    raise AbsentError(f"There is no file or directory {path}. Check the path of the data.")
 
 
 @contextlib.contextmanager
@@ -191,7 +195,7 @@ def reading(path: Path) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        raise DataError(f"There is no file {path}. Check the path of the data.") from error
+        raise AbsentError(f"There is no file {path}. Check the path of the data.") from error
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
         raise DataError(f"Cannot read {path}: {reason}. Copy it again.") from error

@@ -5,18 +5,17 @@ function of that record alone, bit for bit (:mod:`dpagent.learning.training.engi
 through the front end by itself.
 
 The features lie in one file of float32 rows in the device's state directory, readable by its owner only.
-Beside it stands a digest of each run of records they were computed from, so that a set that grows, or
-changes, is computed anew only where it did. A digest is removed before its rows are overwritten: what
-is left after a crash is computed again.
+Beside it stand the front end that made them and a digest of each run of records they were computed from, so
+that a set that grows, or changes, is computed anew only where it did. A digest is removed before its rows are
+overwritten: what is left after a crash is computed again.
 
-Features may not fill the disk that the ledger needs: :func:`reserve` takes the room for them before any is
-computed, and refuses unless 256 MiB stay free. A device reserves room for as many records as it may have,
-before it looks at how many there are.
+Features may not fill the disk that the ledger needs, and whether a device takes part may not depend on what
+else fills it, such as records. So a device takes the room that its owner declares when it starts
+(:func:`reserve`), and judges plans by that number (:func:`require_room`).
 """
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import logging
@@ -24,6 +23,7 @@ import math
 import os
 import weakref
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -39,9 +39,10 @@ from dpagent.learning.front_end.transforms import (
     projection,
     scattering,
 )
+from dpagent.learning.models.costs import features_mib
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.models.stages import FrozenNetwork, Projection, RandomLayers, Scattering
-from dpagent.storage import disk_errors, write_atomically
+from dpagent.storage import disk_errors, take_room, write_atomically
 
 log = logging.getLogger(__name__)
 
@@ -49,8 +50,6 @@ Floats = NDArray[np.float32]
 
 _RUN: Final = 64
 """Records whose features stand or fall together."""
-_SPACE_LEFT: Final = 256 << 20
-"""Bytes of the disk that features leave free."""
 
 
 class FrontEnd:
@@ -111,69 +110,91 @@ class FrontEnd:
         return features
 
 
-def reserve(directory: Path, front_end: FrontEnd, records: int) -> None:
-    """Take the room on disk for the features of so many records; files of other front ends are removed.
+def require_room(spec: ModelSpec, records: int, room_mib: int) -> None:
+    """See that the features of so many records have room, by public numbers alone.
+
+    Raises:
+        ConfigurationError: they need more than ``room_mib`` MiB.
+    """
+    needed = features_mib(spec, records)
+    if needed > room_mib:
+        raise ConfigurationError(
+            f"the features of {records:,} records (data.max_records) of the model {spec.name} take"
+            f" {needed:,} MiB; data.features_mib in agent.yaml is {room_mib:,}. Set it to at least"
+            f" {needed:,} and start the agent again."
+        )
+
+
+def reserve(directory: Path, size: int) -> None:
+    """Give the file of features a size, on blocks of the disk that are its own; 0 removes it.
 
     Raises:
         StorageError: there is no such room, or the file cannot be written.
     """
-    file, digests = _files(directory, front_end)
-    size = records * _row_bytes(front_end)
+    file, digests = _files(directory)
     with disk_errors(file):
-        for stale in directory.glob("features-*"):
-            if stale not in (file, digests):
-                stale.unlink(missing_ok=True)
-        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        if not size:
+            for each in (digests, file):
+                each.unlink(missing_ok=True)
+            return
+        there = file.stat().st_size if file.exists() else 0
+        if there < size and (known := _Computed.load(digests)) is not None:
+            # What is not there yet is allocated as zeros: no digest may stand for it.
+            known.first(there // known.row_bytes // _RUN).save(digests)
+        take_room(
+            file, size, holds="features",
+            remedy="Free space, put state_dir on a larger disk, or lower data.features_mib.",
+        )  # fmt: skip
+        os.truncate(file, size)
+
+
+def has_features(directory: Path, front_end: FrontEnd) -> bool:
+    """Whether features of a front end have been computed there."""
+    known = _Computed.load(_files(directory)[1])
+    return known is not None and known.front_end == front_end.key
+
+
+@dataclass(frozen=True, slots=True)
+class _Computed:
+    """What the file of features holds.
+
+    Attributes:
+        front_end: the key of the front end that made them.
+        row_bytes: of the features of a record.
+        runs: the digest of each run of records, or nothing where some of it is to be tried again.
+    """
+
+    front_end: str
+    row_bytes: int
+    runs: list[str]
+
+    @classmethod
+    def load(cls, file: Path) -> _Computed | None:
+        """What was saved; None where there is nothing, or something else."""
         try:
-            space, there = os.fstatvfs(descriptor), os.fstat(descriptor)
-            missing = size - min(there.st_size, there.st_blocks * 512)
-            free = space.f_bavail * space.f_frsize
-            if missing > 0 and free < missing + _SPACE_LEFT:
-                raise StorageError(
-                    f"{file}: the features of {records:,} records take {missing / 2**20:,.1f} MiB more,"
-                    f" and the disk has {free / 2**20:,.1f} MiB; expected {_SPACE_LEFT >> 20} MiB to stay"
-                    " free. Free space, or put state_dir on a larger disk."
-                )
-            if there.st_size < size:
-                # What was cut off, or not yet there, is allocated as zeros: no digest may stand for it.
-                known, rows = _known_digests(digests), there.st_size // _row_bytes(front_end)
-                if len(known) > rows // _RUN:
-                    _write_digests(digests, known[: rows // _RUN])
-            if missing > 0:
-                _allocate(descriptor, size)
-        finally:
-            os.close(descriptor)
+            values = json.loads(file.read_bytes())
+            known = cls(values["front_end"], values["row_bytes"], values["runs"])
+        except (OSError, ValueError, RecursionError, LookupError, TypeError):
+            return None
+        is_valid = isinstance(known.runs, list) and isinstance(known.row_bytes, int) and known.row_bytes > 0
+        return known if is_valid else None
+
+    def save(self, file: Path) -> None:
+        """Replace what was saved.
+
+        Raises:
+            StorageError: it cannot be written.
+        """
+        write_atomically(file, json.dumps(asdict(self)).encode(), mode=0o600)
+
+    def first(self, runs: int) -> _Computed:
+        """The same, of the first runs alone."""
+        return replace(self, runs=self.runs[:runs])
 
 
-def _allocate(descriptor: int, size: int) -> None:
-    try:
-        os.posix_fallocate(descriptor, 0, size)
-    except OSError as error:
-        # A file system that cannot allocate ahead: the check of the free space has to do.
-        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
-            raise
-
-
-def _write_digests(file: Path, digests: list[str]) -> None:
-    write_atomically(file, json.dumps(digests).encode(), mode=0o600)
-
-
-def _known_digests(file: Path) -> list[str]:
-    """Digests of the runs of records whose features are on disk."""
-    try:
-        digests = json.loads(file.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return []
-    return digests if isinstance(digests, list) else []
-
-
-def _files(directory: Path, front_end: FrontEnd) -> tuple[Path, Path]:
-    """Of the features, and of the digests of what they were computed from."""
-    return directory / f"features-{front_end.key}.f32", directory / f"features-{front_end.key}.json"
-
-
-def _row_bytes(front_end: FrontEnd) -> int:
-    return 4 * math.prod(front_end.output_shape)
+def _files(directory: Path) -> tuple[Path, Path]:
+    """Of the features, and of what they were computed from."""
+    return directory / "features.f32", directory / "features.json"
 
 
 class FeatureSet(Dataset):
@@ -201,9 +222,9 @@ class FeatureSet(Dataset):
             raise DataError(
                 f"The records have shape {dataset.shape}; the front end expects {front_end.input_shape}."
             )
-        self._file, self._digests = _files(directory, front_end)
-        self._row_bytes = _row_bytes(front_end)
-        reserve(directory, front_end, len(dataset))
+        self._file, self._digests = _files(directory)
+        self._row_bytes = 4 * math.prod(front_end.output_shape)
+        self._make_room(len(dataset) * self._row_bytes)
         with disk_errors(self._file):
             self._descriptor = os.open(self._file, os.O_RDWR | os.O_CLOEXEC)
         self._closing = weakref.finalize(self, os.close, self._descriptor)
@@ -214,16 +235,26 @@ class FeatureSet(Dataset):
         """Close the file."""
         self._closing()
 
+    def _make_room(self, size: int) -> None:
+        """Have room for the features, where nobody has reserved it."""
+        with disk_errors(self._file):
+            if not self._file.exists() or self._file.stat().st_size < size:
+                reserve(self._file.parent, max(size, 1))
+
     def _fill(self, dataset: Dataset, front_end: FrontEnd) -> None:
         """Compute the features that the file does not hold yet."""
-        known = on_disk = _known_digests(self._digests)
-        digests: list[str] = []
+        on_disk = _Computed.load(self._digests)
+        made = _Computed(front_end.key, self._row_bytes, [])
+        if on_disk is None or (on_disk.front_end, on_disk.row_bytes) != (made.front_end, made.row_bytes):
+            on_disk = made.first(0)
+            on_disk.save(self._digests)
+        known, digests = on_disk.runs, made.runs
         for number, (inputs, _) in enumerate(dataset.batches(size=_RUN)):
             digest = hashlib.sha256(inputs.tobytes()).hexdigest()
             if digest not in known[number : number + 1]:
-                if len(on_disk) > number:
-                    on_disk = digests.copy()
-                    _write_digests(self._digests, on_disk)
+                if len(on_disk.runs) > number:
+                    on_disk = made.first(number)
+                    on_disk.save(self._digests)
                 features, failed = _features_of(front_end, inputs)
                 if failed:
                     digest = ""  # Of no record: they are tried again the next time.
@@ -233,8 +264,8 @@ class FeatureSet(Dataset):
             digests.append(digest)
         with disk_errors(self._file):
             os.fsync(self._descriptor)
-        if digests != on_disk:
-            _write_digests(self._digests, digests)
+        if made != on_disk:
+            made.save(self._digests)
 
     def _write(self, data: bytes, offset: int) -> None:
         rest = memoryview(data)

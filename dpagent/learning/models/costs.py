@@ -75,3 +75,16 @@ def working_bytes(spec: ModelSpec, microbatch: int) -> int:
 def parameter_bytes(spec: ModelSpec) -> int:
     """Bytes of the weights, their clipped sum in float32 and the lot's in float64."""
     return (2 * _FLOAT32 + _FLOAT64) * spec.parameter_count
+
+
+def features_mib(spec: ModelSpec, records: int) -> int:
+    """Room on disk, in MiB, for the features of so many records in any round of a job; 0 without a front end.
+
+    >>> from dpagent.learning.models.built_ins import built_in
+    >>> features_mib(built_in("scattering"), 2000), features_mib(built_in("digits"), 2000)
+    (31, 0)
+    """
+    if not spec.front_end:
+        return 0
+    shapes = [spec.feature_shape, *([spec.shape_before_projection] if spec.projection else [])]
+    return -(-records * 4 * max(map(math.prod, shapes)) >> 20)

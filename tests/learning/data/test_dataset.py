@@ -65,7 +65,6 @@ def test_another_shape_holds_the_same_values_in_the_same_order() -> None:
     shaped = Reshaped(data, [2, 3, 2])
     assert shaped.shape == (2, 3, 2)
     assert np.array_equal(shaped.batch(np.array([1]))[0], inputs[[1]].reshape(1, 2, 3, 2))
-    assert shaped.refresh() is shaped
     with pytest.raises(DataError, match=r"shape \(12,\), 12 values; shape \(5, 2\) needs 10"):
         Reshaped(data, [5, 2])
 

@@ -12,7 +12,7 @@ from exported_models import write_model
 from dpagent.configuration import load_settings
 from dpagent.errors import ConfigurationError, DataError
 from dpagent.learning.data.checking import examine
-from dpagent.learning.data.opening import open_dataset, open_declared, recognise
+from dpagent.learning.data.opening import declare, list_declared, open_dataset, open_declared, recognise
 from dpagent.learning.data.registry import FORMATS
 from dpagent.learning.data.settings import DatasetSettings, with_formats
 from dpagent.learning.inference.prediction.exported_model import ExportedModel
@@ -84,15 +84,16 @@ def test_what_no_format_recognises_is_told_of_it(file: Path) -> None:
 
 
 def test_it_grows_and_shrinks_between_rounds(file: Path) -> None:
-    data = open_dataset(settings(file))
-    assert data.refresh() is data
+    declared, _ = declare(settings(file))
+    before = list_declared(declared, growing=False).stamps(b"key").tolist()
     with file.open("a") as stream:
-        stream.write('{"inputs": [7, 8], "label": "sit"}\n')
-    now = data.refresh()
-    assert (len(data), now.labels.tolist()) == (2, [1, 0, 1])
-    file.unlink()
-    assert now.refresh() is now
-    assert "no file" in now.origin.left_out[0]
+        stream.write('{"inputs": [7, 8], "label": "sit"}\n' * 2)
+    now = list_declared(declared, growing=True)
+    assert now.labels.tolist() == [1, 0, 1, 1]
+    stamps = now.stamps(b"key").tolist()
+    assert stamps[:2] == before  # known again by what they hold
+    assert len(set(stamps)) == 4  # and equal ones are told apart
+    assert "record 2" in now.place_of(2)
 
 
 def test_a_model_is_asked_about_lines_with_and_without_labels(file: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,12 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from neighbours import difference, opened_by_a_board
+from neighbours import difference
 from pictures import encoded, noise, write, zip_of
 
+from dpagent.learning.data.opening import list_declared, open_declared
 from dpagent.learning.data.registry import FORMATS
+from dpagent.learning.data.settings import DatasetSettings
 
 Item = tuple[int, int, bytes]
 """A record: a value, a label that may be no class, and bytes that may stand for it whatever they are."""
@@ -125,9 +128,12 @@ def test_one_record_more_changes_that_record_alone(
     opened = []
     for each in (items, [*items[:place], more, *items[place:]]):
         path, declared = make(tmp_path_factory.mktemp(kind), each)
-        opened.append(opened_by_a_board(path, kind, classes=3, **declared))
-    one, other = opened
-    assert difference(one.dataset, other.dataset) <= 1
-    assert len(one.dataset) <= len(items)
-    for records in opened:
-        records.refresh()
+        values = {"path": path, "kind": kind, "classes": 3, "max_records": 1_000} | declared
+        opened.append(DatasetSettings.model_validate(values))
+    for ways in (open_declared, partial(list_declared, growing=False)):
+        one, other = map(ways, opened)
+        assert difference(one, other) <= 1
+        assert len(one) <= len(items)
+        # Who is known again by a stamp is the same record: no other has it.
+        stamps = [set(each.stamps(b"key").tolist()) for each in (one, other)]
+        assert [len(each) for each in stamps] == [len(one), len(other)]

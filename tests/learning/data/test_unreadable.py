@@ -158,9 +158,6 @@ def test_who_needs_each_record_in_its_place_gets_nan(tmp_path: Path) -> None:
     assert len(told) == len(bad)
     assert all(".png: " in sentence for sentence in told)
     assert unfailing.batch(good)[0].dtype == np.uint8
-    assert unfailing.refresh() is unfailing
-    write(tmp_path / "0" / "new.png", encoded(noise(99, **PIXELS)))
-    assert len(unfailing.refresh()) == 46
 
 
 def test_what_is_counted_as_not_finite_is_readable(tmp_path: Path) -> None:

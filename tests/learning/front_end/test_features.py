@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from dpagent import storage
 from dpagent.errors import ConfigurationError, DataError, StorageError
 from dpagent.learning.data.dataset import ArrayDataset
-from dpagent.learning.front_end import features as features_module
-from dpagent.learning.front_end.features import FeatureSet, FrontEnd
+from dpagent.learning.front_end.features import FeatureSet, FrontEnd, require_room, reserve
 from dpagent.learning.inference.export.front_end import append_front_end
 from dpagent.learning.inference.export.graph import Graph
 from dpagent.learning.models.built_ins import built_in
@@ -143,7 +143,7 @@ def test_another_front_end_replaces_the_features_of_the_last(tmp_path: Path) -> 
     data = records(10)
     computed(data, tmp_path)
     assert computed(data, tmp_path, {"projection": (2 * MATRIX).tobytes()}) == 10
-    assert len(list(tmp_path.glob("features-*"))) == 2
+    assert len(list(tmp_path.glob("features.*"))) == 2
 
 
 @pytest.mark.parametrize("damage", ["shorter", "no digests", "rubbish", "list of rubbish"])
@@ -200,13 +200,13 @@ def test_features_that_would_fill_the_disk_are_not_begun(
     free = os.statvfs(tmp_path).f_bavail * os.statvfs(tmp_path).f_frsize
     data = records(200)
     with monkeypatch.context() as patch:
-        patch.setattr(features_module, "_SPACE_LEFT", 2 * free)
-        with pytest.raises(StorageError, match=r"features of 200 records take 0\.0 MiB more, .*state_dir"):
+        patch.setattr(storage, "SPACE_LEFT", 2 * free)
+        with pytest.raises(StorageError, match=r"features\.f32: features take 3,200 bytes more, .*state_dir"):
             computed(data, tmp_path)
-        (file,) = tmp_path.glob("features-*")
+        (file,) = tmp_path.glob("features.*")
         assert file.stat().st_size == 0
     computed(data, tmp_path)
-    monkeypatch.setattr(features_module, "_SPACE_LEFT", 2 * free)
+    monkeypatch.setattr(storage, "SPACE_LEFT", 2 * free)
     # What is there already takes no room.
     assert computed(data, tmp_path) == 0
 
@@ -318,4 +318,33 @@ def test_a_network_that_does_not_fit_is_named(network: bytes, shape: tuple[int, 
 def test_digests_are_of_what_the_features_were_made_from(tmp_path: Path) -> None:
     computed(records(130), tmp_path)
     (file,) = tmp_path.glob("*.json")
-    assert len(json.loads(file.read_text())) == 3
+    assert len(json.loads(file.read_text())["runs"]) == 3
+
+
+def test_room_for_features_is_judged_by_public_numbers_alone() -> None:
+    scattering = built_in("scattering")
+    require_room(built_in("digits"), 1 << 20, 0)
+    require_room(scattering, 2_000, 31)
+    with pytest.raises(
+        ConfigurationError, match=r"2,048 records .*scattering take 32 MiB; .*is 31\. Set it to"
+    ):
+        require_room(scattering, 2_048, 31)
+
+
+def test_features_live_in_the_room_that_was_reserved(tmp_path: Path) -> None:
+    reserve(tmp_path, 1 << 20)
+    file = tmp_path / "features.f32"
+    assert file.stat().st_blocks * 512 >= 1 << 20
+    data = records(150)
+    assert computed(data, tmp_path) == 150
+    reserve(tmp_path, 1 << 20)
+    assert (computed(data, tmp_path), file.stat().st_size) == (0, 1 << 20)
+    # What was cut off is zeros afterwards, and no features of any record.
+    reserve(tmp_path, 64 * 16)
+    reserve(tmp_path, 1 << 20)
+    assert computed(data, tmp_path) == 150 - 64
+    file.unlink()
+    reserve(tmp_path, 1 << 20)
+    assert computed(data, tmp_path) == 150
+    reserve(tmp_path, 0)
+    assert not list(tmp_path.iterdir())

@@ -48,6 +48,7 @@ class CifarFormat(Format[NoSettings]):
     """The binary version of CIFAR-10 and CIFAR-100."""
 
     kind, title, section = "cifar", "CIFAR in binary form", NoSettings
+    costs_alike = True
 
     def recognises(self, location: Location) -> bool:
         """As of :class:`Format`."""

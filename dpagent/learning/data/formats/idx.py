@@ -51,6 +51,7 @@ class IdxFormat(Format[NoSettings]):
     """The files of MNIST."""
 
     kind, title, section = "idx", "a folder of IDX files", NoSettings
+    costs_alike = True
 
     def recognises(self, location: Location) -> bool:
         """As of :class:`Format`."""

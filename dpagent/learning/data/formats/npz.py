@@ -67,6 +67,7 @@ class NpzFormat(Format[NoSettings]):
     """Arrays in an archive, as ``numpy.savez`` writes them."""
 
     kind, title, example, section = "npz", "an NPZ file", "NEW.npz", NoSettings
+    costs_alike = True
 
     def recognises(self, location: Location) -> bool:
         """As of :class:`Format`."""

@@ -200,7 +200,6 @@ def test_damaged_members_of_an_archive_are_errors_when_read_and_left_out_of_trai
     ((inputs, labels),) = data.readable_batches()
     assert np.array_equal(inputs, noise(7, 64, 64)[np.newaxis])
     assert labels.tolist() == [1]
-    assert data.refresh() is data
 
 
 def bomb(width: int, height: int) -> bytes:

@@ -56,22 +56,25 @@ class Listing:
     Attributes:
         names: relative paths of the pictures, in order.
         labels: the class folder of each.
-        ages_s: seconds since each was written to.
+        signs: of each, two numbers that change when it does: size and time of change in nanoseconds, in an
+            archive checksum and size.
         classes: all class folders, those without pictures too.
         passed_over: how many files were not looked at, by reason.
         problems: a sentence for each picture that cannot be read, by its name.
-        watched: time of the last change, in nanoseconds, of each directory that was looked into.
         listed_at_ns: when the look began.
     """
 
     names: list[str] = field(default_factory=list)
     labels: list[str] = field(default_factory=list)
-    ages_s: list[float] = field(default_factory=list)
+    signs: list[tuple[int, int]] = field(default_factory=list)
     classes: set[str] = field(default_factory=set)
     passed_over: Counter[str] = field(default_factory=Counter)
     problems: dict[str, str] = field(default_factory=dict)
-    watched: dict[str, int] = field(default_factory=dict)
     listed_at_ns: int = field(default_factory=time.time_ns)
+
+    def is_young(self, number: int) -> bool:
+        """Whether a picture in a folder may still be growing."""
+        return self.listed_at_ns - self.signs[number][1] < GRACE_S * 1e9
 
     def sentences(self) -> tuple[str, ...]:
         """The files that were left out."""
@@ -141,15 +144,14 @@ def list_folder(root: Path) -> Listing:
     Raises:
         DataError: the folder cannot be read.
     """
-    found, now = Listing(), time.time()
+    found = Listing()
     with reading(root):
-        found.watched[""] = root.stat().st_mtime_ns
         for entry in entries_of(root):
             if _is_hidden(entry.name):
                 continue
             if _is_folder(entry):
                 found.classes.add(entry.name)
-                _walk(found, entry.path, entry.name, entry.name, now)
+                _walk(found, entry.path, entry.name, entry.name)
             elif is_picture(entry.name):
                 found.passed_over[IN_NO_FOLDER] += 1
             else:
@@ -236,7 +238,7 @@ def list_zip(path: Path, folder: str, most: int) -> tuple[Listing, ZipMembers]:
         else:
             found.names.append(name)
             found.labels.append(parts[0])
-            found.ages_s.append(GRACE_S)
+            found.signs.append((info.CRC, info.file_size))
             chosen.append(info)
     return found, ZipMembers(file, chosen)
 
@@ -251,9 +253,8 @@ def printable(name: str) -> str:
     return "".join(letter if letter.isprintable() else "�" for letter in name)
 
 
-def _walk(found: Listing, path: str, relative: str, label: str, now: float, depth: int = 0) -> None:
+def _walk(found: Listing, path: str, relative: str, label: str, depth: int = 0) -> None:
     try:
-        found.watched[relative] = Path(path).stat().st_mtime_ns
         entries = entries_of(path)
     except OSError as error:
         found.problems[relative] = f"it cannot be looked into: {error.strerror or error}."
@@ -264,7 +265,7 @@ def _walk(found: Listing, path: str, relative: str, label: str, now: float, dept
             continue
         if _is_folder(entry, links=False):
             if depth < _DEEPEST:
-                _walk(found, entry.path, name, label, now, depth + 1)
+                _walk(found, entry.path, name, label, depth + 1)
             else:
                 found.passed_over[f"a folder more than {_DEEPEST} deep"] += 1
         elif not is_picture(entry.name):
@@ -280,7 +281,7 @@ def _walk(found: Listing, path: str, relative: str, label: str, now: float, dept
                 continue
             found.names.append(name)
             found.labels.append(label)
-            found.ages_s.append(now - known.st_mtime)
+            found.signs.append((known.st_size, known.st_mtime_ns))
 
 
 def _visible(listed: Iterable[zipfile.ZipInfo]) -> list[_Member]:

@@ -12,7 +12,7 @@ from dpagent.errors import DataError
 from dpagent.learning.data.classes import Classes, classes_of_texts, warnings_about
 from dpagent.learning.data.dataset import Dataset
 from dpagent.learning.data.format import Format, Inferred, Source
-from dpagent.learning.data.formats.images.dataset import PictureTerms, listed, open_pictures
+from dpagent.learning.data.formats.images.dataset import PictureTerms, list_pictures, listed, open_pictures
 from dpagent.learning.data.formats.images.decoding import (
     Mode,
     PictureForm,
@@ -34,6 +34,7 @@ from dpagent.learning.data.inputs import Input, Say, Target
 from dpagent.learning.data.location import Location
 from dpagent.wording import counted, named
 
+_MARGIN_BYTES: Final = 96 << 20
 _MODES: Final[dict[int, Mode]] = {1: "grey", 3: "rgb"}
 
 
@@ -104,6 +105,17 @@ class ImageFormat(Format[ImageSettings]):
 
     def open(self, source: Source, section: ImageSettings) -> Dataset:
         """As of :class:`Format`."""
+        return open_pictures(self._terms(source, section))
+
+    def listed(self, source: Source, section: ImageSettings, *, growing: bool) -> Dataset:
+        """As of :class:`Format`: whether a picture is whole shows when it is decoded."""
+        return list_pictures(self._terms(source, section), growing=growing)
+
+    def decoder_bytes(self, section: ImageSettings) -> int:
+        """As of :class:`Format`: 20 bytes for each pixel of the largest picture, and its record."""
+        return 20 * section.max_pixels + _MARGIN_BYTES
+
+    def _terms(self, source: Source, section: ImageSettings) -> PictureTerms:
         require_pillow()
         size, mode, folder = section.pair(), section.mode, section.folder
         assert size is not None
@@ -111,14 +123,12 @@ class ImageFormat(Format[ImageSettings]):
         assert folder is not None
         is_folder = source.path.is_dir()
         what = "a folder" if is_folder else "a zip archive"
-        return open_pictures(
-            PictureTerms(
-                root=source.path / folder if is_folder else source.path,
-                folder=folder,
-                form=PictureForm(size, mode, section.max_pixels),
-                classes=source.class_table,
-                source=f"{source.path}, {what} of pictures by class",
-            )
+        return PictureTerms(
+            root=source.path / folder if is_folder else source.path,
+            folder=folder,
+            form=PictureForm(size, mode, section.max_pixels),
+            classes=source.class_table,
+            source=f"{source.path}, {what} of pictures by class",
         )
 
     def has_test_half(self, path: Path, section: ImageSettings) -> bool:

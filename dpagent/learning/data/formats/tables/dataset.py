@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,9 +17,9 @@ from numpy.typing import NDArray
 
 from dpagent.errors import DataError
 from dpagent.learning.data.classes import ClassTable
-from dpagent.learning.data.dataset import Dataset, Indices, Origin
+from dpagent.learning.data.dataset import Dataset, Indices, Origin, Stamps
 from dpagent.learning.data.formats.tables.header import UnfitError
-from dpagent.learning.data.formats.tables.index import Stamp, TableIndex, index_table, keys_of, stamp_of
+from dpagent.learning.data.formats.tables.index import TableIndex, index_table, stamp_of
 from dpagent.learning.data.formats.tables.settings import CsvSettings
 from dpagent.learning.data.stored import RawFile, open_raw, reading, require_readable
 from dpagent.wording import counted, named
@@ -28,13 +27,15 @@ from dpagent.wording import counted, named
 SUFFIXES: Final = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
 
 
-def open_table(path: Path, form: CsvSettings, classes: ClassTable) -> Dataset:
+def open_table(path: Path, form: CsvSettings, classes: ClassTable, *, growing: bool = False) -> Dataset:
     """A CSV file, or all CSV files of a folder in the order of their names; maybe no record.
 
     Args:
         path: the file or folder; files may be packed (``.csv.gz``).
         form: how rows become records, with the columns of the inputs.
         classes: of the labels.
+        growing: the files are in use: one that cannot be read is left out, and so is a last line without an
+            end, if it was written to a moment ago.
 
     A row that does not fit is left out, with the windows that hold it.
 
@@ -53,7 +54,15 @@ def open_table(path: Path, form: CsvSettings, classes: ClassTable) -> Dataset:
     """
     require_readable(path)
     form.constants(form.features or ())
-    return TableDataset(path, form, classes, [index_table(file, form, classes) for file in table_files(path)])
+    indexes, rejected = [], []
+    for file in table_files(path):
+        try:
+            indexes.append(index_table(file, form, classes, growing=growing))
+        except DataError as error:
+            if not growing:
+                raise
+            rejected.append(str(error))
+    return TableDataset(path, form, classes, indexes, rejected)
 
 
 def table_files(path: Path) -> list[Path]:
@@ -77,7 +86,7 @@ class TableDataset(Dataset):
         form: how rows become records.
         classes: the number of each label.
         indexes: where the records lie, a file each.
-        rejected: files that are no part of it: what they were when they were read, and why.
+        rejected: a sentence for each file that is left out.
     """
 
     def __init__(
@@ -86,9 +95,9 @@ class TableDataset(Dataset):
         form: CsvSettings,
         classes: ClassTable,
         indexes: Sequence[TableIndex],
-        rejected: Mapping[Path, tuple[Stamp, str]] | None = None,
+        rejected: Sequence[str] = (),
     ) -> None:
-        self._rejected = dict(rejected or {})
+        self._rejected = tuple(rejected)
         self._path, self._form, self._classes, self._indexes = path, form, classes, tuple(indexes)
         self.columns = tuple(form.features or ())
         self._ends = np.cumsum([len(index.starts) for index in indexes], dtype=np.int64)
@@ -99,35 +108,21 @@ class TableDataset(Dataset):
             groups=self._groups(), origin=self._origin(),
         )  # fmt: skip
 
-    @property
-    def keys(self) -> NDArray[np.int64]:
-        """As of :attr:`Dataset.keys`."""
-        return _concatenated([keys_of(index) for index in self._indexes])
+    def stamps(self, key: bytes) -> NDArray[np.uint64]:
+        """As of :meth:`Dataset.stamps`: of a record's bytes and their meaning, wherever they lie."""
+        numbers = Stamps(key)
+        for index in self._indexes:
+            file, meaning = _reopened(index), repr(index.columns)
+            for start, end in zip(index.starts.tolist(), index.ends.tolist(), strict=True):
+                numbers.add(meaning, _bytes_of(file, start, end))
+        return numbers.taken()
 
-    def refresh(self) -> Dataset:
-        """As of :meth:`Dataset.refresh`: new files and new rows are taken in, vanished files left out."""
-        known = {index.path: index for index in self._indexes}
-        try:
-            files = table_files(self._path)
-        except DataError as error:
-            self.origin = replace(self.origin, left_out=(str(error),))
-            return self
-        indexes, rejected = [], {}
-        for file in files:
-            stamp: Stamp = (0, 0, 0)
-            try:
-                stamp, index = stamp_of(file), known.get(file)
-                if file in self._rejected and self._rejected[file][0] == stamp:
-                    rejected[file] = self._rejected[file]
-                    continue
-                if index is None or index.stamp != stamp:
-                    index = index_table(file, self._form, self._classes, growing=True)
-                indexes.append(index)
-            except DataError as error:
-                rejected[file] = (stamp, str(error))
-        if indexes == list(self._indexes) and rejected == self._rejected:
-            return self
-        return TableDataset(self._path, self._form, self._classes, indexes, rejected)
+    def place_of(self, number: int) -> str:
+        """As of :meth:`Dataset.place_of`."""
+        owner = int(np.searchsorted(self._ends, number, side="right"))
+        index = self._indexes[owner]
+        start = int(index.starts[number - self._ends[owner]])
+        return f"{index.path}: the rows at byte {start}"
 
     def _read(self, indices: Indices) -> NDArray[Any]:
         rows = self._form.window or 1
@@ -147,10 +142,9 @@ class TableDataset(Dataset):
 
     def _record(self, file: RawFile, index: TableIndex, place: int, rows: int) -> NDArray[np.float64]:
         start, end = int(index.starts[place]), int(index.ends[place])
-        data = np.empty(end - start, np.uint8)
-        file.read_into(data, start)
+        data = _bytes_of(file, start, end)
         try:
-            text = io.StringIO(data.tobytes().decode("utf-8").removeprefix("\ufeff"), newline="")
+            text = io.StringIO(data.decode("utf-8").removeprefix("\ufeff"), newline="")
             cells = list(filter(None, csv.reader(text, delimiter=self._form.delimiter, strict=True)))
             if len(cells) != rows or any(len(row) != index.columns.width for row in cells):
                 raise ValueError
@@ -182,7 +176,7 @@ class TableDataset(Dataset):
     def _origin(self) -> Origin:
         form, count = self._form, len(self._indexes)
         problems = (problem for index in self._indexes for problem in index.problems)
-        left_out = [*(sentence for _, sentence in self._rejected.values()), *problems]
+        left_out = [*self._rejected, *problems]
         what = "a row a record" if form.window is None else f"windows of {counted(form.window, 'row')}"
         files = "a CSV file" if count == 1 else f"{count:,} CSV files"
         warnings = []
@@ -216,11 +210,17 @@ def _concatenated(parts: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
     return np.concatenate([np.empty(0, np.int64), *parts])
 
 
+def _bytes_of(file: RawFile, start: int, end: int) -> bytes:
+    data = np.empty(end - start, np.uint8)
+    file.read_into(data, start)
+    return data.tobytes()
+
+
 def _reopened(index: TableIndex) -> RawFile:
     """The file again: a folder may hold more files than a process may have open."""
     if index.unpacked is not None:
         return index.unpacked
     inode, size, _ = stamp_of(index.path)
     if inode != index.stamp[0] or size < index.stamp[1]:
-        raise DataError(f"{index.path} was replaced since it was read. It is read anew at the next refresh.")
+        raise DataError(f"{index.path} was replaced since it was read. It is read anew at the next look.")
     return open_raw(index.path)

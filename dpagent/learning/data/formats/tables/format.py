@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,7 +19,13 @@ from dpagent.learning.data.formats.tables.dataset import (
     table_files,
     too_short,
 )
-from dpagent.learning.data.formats.tables.index import TableIndex, columns_in, index_table
+from dpagent.learning.data.formats.tables.index import (
+    GRACE_S,
+    TableIndex,
+    columns_in,
+    index_table,
+    stamp_of,
+)
 from dpagent.learning.data.formats.tables.settings import CsvSettings
 from dpagent.learning.data.formats.tables.unlabelled import has_labels, unlabelled_rows
 from dpagent.learning.data.inputs import Input, Say, Target
@@ -29,6 +37,7 @@ class CsvFormat(Format[CsvSettings]):
     """A CSV file, or a folder of them."""
 
     kind, title, example, section = "csv", "CSV files", "NEW.csv", CsvSettings
+    decoder_seconds = 0.2
 
     def recognises(self, location: Location) -> bool:
         """As of :class:`Format`."""
@@ -72,6 +81,16 @@ class CsvFormat(Format[CsvSettings]):
     def open(self, source: Source, section: CsvSettings) -> Dataset:
         """As of :class:`Format`."""
         return open_table(source.path, section, source.class_table)
+
+    def listed(self, source: Source, section: CsvSettings, *, growing: bool) -> Dataset:
+        """As of :class:`Format`."""
+        return open_table(source.path, section, source.class_table, growing=growing)
+
+    def glance(self, source: Source) -> str | None:
+        """As of :class:`Format`: by size and time of change of all files, unless one is young."""
+        stamps = [(str(file), *stamp_of(file)) for file in table_files(source.path)]
+        young = any(time.time_ns() - changed_ns < GRACE_S * 1e9 for *_, changed_ns in stamps)
+        return None if young else hashlib.sha256(repr(stamps).encode()).hexdigest()
 
     def unlabelled(
         self, source: Source, section: CsvSettings, target: Target, say: Say

@@ -71,12 +71,6 @@ class TableIndex:
     problems: tuple[str, ...]
 
 
-def keys_of(index: TableIndex) -> NDArray[np.int64]:
-    """A number for each record of a file, ``(n,)``: that of the file and the place in it."""
-    file = np.int64(hash((index.path, index.stamp[0])))
-    return index.starts + file  # which may wrap around
-
-
 def stamp_of(path: Path) -> Stamp:
     """The properties that tell whether a file has changed."""
     with reading(path):
@@ -120,8 +114,6 @@ def index_table(
                     f"{path}:{lines.number}: the column {form.label!r} has more than {MAX_CLASSES:,}"
                     " different labels. Is it the label column?"
                 )
-    if lines.cut:
-        stamp = (stamp[0], stamp[1], 0)  # to be read again
     return builder.made(path, stamp, raw if path.suffix == ".gz" else None)
 
 

@@ -1,0 +1,212 @@
+"""Decode records apart from the program: one that breaks, blocks or bloats its decoder costs itself alone.
+
+Decoding runs in a fork of this process with limits that the kernel keeps: memory (``RLIMIT_AS``), processor
+time and time by the clock for each record (``setitimer``, whose signals end the fork also within a decoder).
+The fork goes through the records and reports each. One that fails, or with which the fork ends, is tried once
+more alone in a fork of its own, unless its time was over: so whether a record can be decoded depends on that
+record, and not on what an earlier one left behind in memory. There are at most two forks more for a failing
+record than for a whole one.
+
+The process must have no thread but its own: a fork takes along no other.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import resource
+import signal
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from dpagent.errors import DpagentError, StorageError
+from dpagent.learning.data.dataset import Dataset
+
+log = logging.getLogger(__name__)
+
+_PATIENCE: Final = 10
+"""Seconds by the clock for each of processor time."""
+_LONGEST: Final = 1_000
+"""Characters of a sentence: a report fits the pipe at once."""
+_FAILED: Final = 1
+_CANNOT_WRITE: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What decoding one record may take.
+
+    Attributes:
+        memory_bytes: of address space, besides that of the process before it began.
+        seconds: of processor time.
+    """
+
+    memory_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a record.
+
+    Attributes:
+        checksum: CRC-32 of its row; 0 where it is unusable.
+        problem: why it is, or empty.
+    """
+
+    checksum: int
+    problem: str = ""
+
+
+def decode_apart(
+    dataset: Dataset, numbers: Sequence[int], rows: Sequence[int], descriptor: int, limits: Limits
+) -> Iterator[Outcome]:
+    """Decode records into rows of a file.
+
+    Args:
+        dataset: the records.
+        numbers: which of them, and
+        rows: the row of each.
+        descriptor: of the file.
+        limits: for each record.
+
+    Yields:
+        The outcome of each, in order.
+
+    Raises:
+        StorageError: the file cannot be written.
+    """
+    start, alone = 0, False
+    while start < len(numbers):
+        stop = start + 1 if alone else len(numbers)
+        worker = _Worker(dataset, numbers[start:stop], rows[start:stop], descriptor, limits, alone=alone)
+        for outcome in worker.outcomes():
+            start += 1
+            yield outcome
+        status = worker.ended()
+        if os.WIFEXITED(status) and os.WEXITSTATUS(status) == _CANNOT_WRITE:
+            raise StorageError("A decoded record cannot be written. Check the disk of state_dir.")
+        if start == stop:
+            alone = False
+        elif alone or _is_late(status):
+            yield Outcome(0, f"{dataset.place_of(numbers[start])}: {_reason(status, limits)}")
+            start, alone = start + 1, False
+        else:
+            alone = True
+
+
+class _Worker:
+    """A fork that decodes, and reports over a pipe."""
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        numbers: Sequence[int],
+        rows: Sequence[int],
+        descriptor: int,
+        limits: Limits,
+        *,
+        alone: bool,
+    ) -> None:
+        self._reports, reports = os.pipe()
+        self._process = os.fork()
+        if not self._process:
+            code = _FAILED
+            try:
+                code = _work(dataset, numbers, rows, descriptor, limits, reports, alone=alone)
+            finally:
+                os._exit(code)
+        os.close(reports)
+
+    def outcomes(self) -> Iterator[Outcome]:
+        """Those that it reports, until it ends."""
+        with os.fdopen(self._reports, "rb") as stream:
+            for line in stream:
+                if line.endswith(b"\n"):
+                    yield Outcome(*json.loads(line))
+
+    def ended(self) -> int:
+        """How it ended, as of :func:`os.waitpid`."""
+        return os.waitpid(self._process, 0)[1]
+
+
+def _work(
+    dataset: Dataset,
+    numbers: Sequence[int],
+    rows: Sequence[int],
+    descriptor: int,
+    limits: Limits,
+    reports: int,
+    *,
+    alone: bool,
+) -> int:
+    """The fork's work; returns its exit code."""
+    for late in (signal.SIGPROF, signal.SIGALRM):
+        signal.signal(late, signal.SIG_DFL)  # They end the process at once, whatever it is in.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    most = address_space() + limits.memory_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    for number, row in zip(numbers, rows, strict=True):
+        signal.setitimer(signal.ITIMER_PROF, limits.seconds)
+        signal.setitimer(signal.ITIMER_REAL, _PATIENCE * limits.seconds)
+        try:
+            data = np.ascontiguousarray(dataset.batch(np.array([number]))[0]).tobytes()
+        except Exception as error:
+            log.debug("a record cannot be decoded", exc_info=True)
+            if not alone:
+                return _FAILED
+            _report(reports, Outcome(0, _sentence(dataset, number, error)))
+            return 0
+        try:
+            _write(descriptor, data, row * len(data))
+        except OSError:
+            return _CANNOT_WRITE
+        _report(reports, Outcome(zlib.crc32(data)))
+    return 0
+
+
+def _sentence(dataset: Dataset, number: int, error: Exception) -> str:
+    if isinstance(error, DpagentError) and str(error):
+        return str(error)
+    return f"{dataset.place_of(number)}: {type(error).__name__}: {error}"
+
+
+def _report(pipe: int, outcome: Outcome) -> None:
+    os.write(pipe, json.dumps([outcome.checksum, outcome.problem[:_LONGEST]]).encode() + b"\n")
+
+
+def _write(descriptor: int, data: bytes, offset: int) -> None:
+    rest = memoryview(data)
+    while rest:
+        written = os.pwrite(descriptor, rest, offset)
+        rest, offset = rest[written:], offset + written
+
+
+def address_space() -> int:
+    """Bytes that this process has mapped."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    return pages * resource.getpagesize()
+
+
+def _is_late(status: int) -> bool:
+    return os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGPROF, signal.SIGALRM)
+
+
+def _reason(status: int, limits: Limits) -> str:
+    """Why a fork ended with a record, in words for its owner."""
+    advice = "Remove it, or raise data.decoding in agent.yaml."
+    if not os.WIFSIGNALED(status):
+        return f"its decoder failed, maybe for want of memory. {advice}"
+    match os.WTERMSIG(status):
+        case signal.SIGPROF:
+            return f"decoding it takes more than {limits.seconds:g} s of processor time. {advice}"
+        case signal.SIGALRM:
+            return f"decoding it takes more than {_PATIENCE * limits.seconds:g} s. {advice}"
+        case number:
+            return f"its decoder was ended by signal {number} ({signal.strsignal(number)}). {advice}"

@@ -1,0 +1,245 @@
+"""``python -m agent.decoding``: bring the rows of a device's records up to date, in a process of its own.
+
+It lists the data, decodes what is new or has changed (:mod:`agent.bounded_decoding`), and publishes an index
+(:mod:`agent.rows`). Listing happens here too: nothing in the data stops the agent. It has the lowest
+priority, and a limit on its memory.
+
+**When new records count.** How long a look takes depends on what it decodes. If what it found counted as soon
+as it is done, one record that is slow to decode would keep all that come with it out of the next round. So
+while the agent runs, a look decodes at most so many new records as fit :data:`LOOK_S` if each takes all the
+time that it may, and what it found counts from :data:`COUNTS_AFTER_S` after its beginning on, when it is done
+whatever the records were. Records beyond that number wait for the next look; there, one new record may keep
+one other out for a look, as at the bound of ``max_records``.
+
+It reads its :class:`Order` from standard input. With another exit code than 0, it writes the reason why the
+rows stay as they are to standard output.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import resource
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from agent.bounded_decoding import Limits, address_space, decode_apart
+from agent.data_settings import DataSettings
+from agent.rows import DECODED, FREE, UNUSABLE, Index, RowStore
+from dpagent.errors import DpagentError, ExitCode
+from dpagent.learning.data.dataset import Dataset
+from dpagent.learning.data.opening import list_declared, require_declared, section_of, source_of
+from dpagent.learning.data.stored import AbsentError, require_readable
+from dpagent.storage import disk_errors
+from dpagent.wording import counted, named
+
+log = logging.getLogger(__name__)
+
+LOOK_S: Final = 480.0
+COUNTS_AFTER_S: Final = 600.0
+_PUBLISH_S: Final = 10.0
+"""What is decoded when the agent starts is published at least this often, so that another start goes on from
+there."""
+_LISTING_BYTES: Final = 256 << 20
+_LISTING_BYTES_A_RECORD: Final = 1_024
+_MOST_SENTENCES: Final = 100
+_LONGEST_SENTENCE: Final = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What to bring up to date.
+
+    Attributes:
+        settings: of the data, declared.
+        state_dir: of the rows.
+        starts: whether the agent starts. Then more records than declared are an error, nobody reads rows yet,
+            and what was written to a moment ago is taken as it is.
+    """
+
+    settings: DataSettings
+    state_dir: Path
+    starts: bool
+
+    def as_bytes(self) -> bytes:
+        """For the standard input."""
+        settings = self.settings.model_dump(mode="json", exclude_unset=True)
+        values = {"settings": settings, "state_dir": str(self.state_dir), "starts": self.starts}
+        return json.dumps(values).encode()
+
+    @classmethod
+    def parsed(cls, data: bytes) -> Order:
+        """Of :meth:`as_bytes`."""
+        values = json.loads(data)
+        settings = DataSettings.model_validate_json(json.dumps(values["settings"]))
+        return cls(settings, Path(values["state_dir"]), values["starts"])
+
+
+def bring_up_to_date(order: Order) -> None:
+    """List the data, and decode what the rows do not have yet.
+
+    Raises:
+        ConfigurationError, DataError: the data cannot be opened, or there are more than declared.
+        StorageError: there is no room for the rows, or they cannot be written.
+    """
+    settings = order.settings
+    store = RowStore(order.state_dir, settings)
+    with store.writing():
+        known = store.load()
+        format_ = require_declared(settings)
+        try:
+            require_readable(settings.path)
+            glance = format_.glance(source_of(settings))
+            if (
+                not order.starts
+                and known is not None
+                and glance is not None
+                and glance == known.header.glance
+            ):
+                return
+            dataset = list_declared(settings, growing=not order.starts)
+        except AbsentError as error:
+            if order.starts or known is None:
+                raise
+            store.publish(known.emptied(str(error)))
+            return
+        if not store.take_room(dataset.record_bytes) or known is None:
+            known = Index.empty(settings)
+        memory = settings.decoding.memory_mib
+        memory_bytes = (
+            format_.decoder_bytes(section_of(settings, format_)) if memory is None else memory << 20
+        )
+        limits = Limits(memory_bytes, settings.decoding.seconds or format_.decoder_seconds)
+        _Update(store, known, dataset, order, limits).run(glance)
+
+
+class _Update:
+    """One look at the data.
+
+    Args:
+        store: of the rows.
+        known: the index of before.
+        dataset: the data as they are listed now.
+        order: to be carried out.
+        limits: for each record.
+    """
+
+    def __init__(self, store: RowStore, known: Index, dataset: Dataset, order: Order, limits: Limits) -> None:
+        self._store, self._known, self._dataset, self._limits = store, known, dataset, limits
+        self._table = known.table.copy()
+        stamps = dataset.stamps(bytes.fromhex(known.header.key))
+        used = np.flatnonzero(known.table["state"] != FREE)
+        gone = used[~np.isin(known.table["stamp"][used], stamps)]
+        self._table["state"][gone] = FREE
+        # While the agent runs, a reader may have the index of before.
+        free = np.flatnonzero((self._table if order.starts else known.table)["state"] == FREE)
+        new = np.flatnonzero(~np.isin(stamps, known.table["stamp"][used]))[: len(free)]
+        self._starts, most = order.starts, max(1, int(LOOK_S / limits.seconds))
+        self._is_whole = order.starts or len(new) <= most
+        if not self._is_whole:
+            new = new[:most]
+        self._stamps, self._new, self._rows = stamps[new], new, free[: len(new)]
+        self._unusable = {
+            row: why
+            for row, why in known.header.unusable.items()
+            if self._table["state"][int(row)] == UNUSABLE
+        }
+
+    def run(self, glance: str | None) -> None:
+        """Decode what is new, and publish.
+
+        Raises:
+            StorageError: as of :func:`bring_up_to_date`.
+        """
+        if len(self._new):
+            self._publish(None)  # Before a row is written that held another record.
+        with disk_errors(self._store.rows_file):
+            descriptor = os.open(self._store.rows_file, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            published = time.monotonic()
+            numbers, rows = self._new.tolist(), self._rows.tolist()
+            outcomes = decode_apart(self._dataset, numbers, rows, descriptor, self._limits)
+            for place, (row, outcome) in enumerate(zip(rows, outcomes, strict=True)):
+                label = self._dataset.labels[numbers[place]]
+                state = UNUSABLE if outcome.problem else DECODED
+                self._table[row] = (self._stamps[place], outcome.checksum, label, state)
+                if outcome.problem:
+                    self._unusable[str(row)] = outcome.problem[:_LONGEST_SENTENCE]
+                if self._starts and time.monotonic() >= published + _PUBLISH_S:
+                    os.fsync(descriptor)
+                    self._publish(None)
+                    published = time.monotonic()
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        self._publish(glance if self._is_whole else None)
+
+    def _publish(self, glance: str | None) -> None:
+        dataset, origin = self._dataset, self._dataset.origin
+        header = replace(
+            self._known.header, shape=dataset.shape, dtype=str(dataset.dtype), classes=dataset.classes,
+            class_names=dataset.class_names, kind=origin.kind, source=origin.source,
+            warnings=origin.warnings, left_out=self._left_out(), unusable=self._said_unusable(),
+            glance=glance,
+        )  # fmt: skip
+        index = Index(header, self._table.copy())
+        if asdict(header) != asdict(self._known.header) or (index.table != self._known.table).any():
+            self._store.publish(index)
+            self._known = index
+
+    def _left_out(self) -> tuple[str, ...]:
+        sentences = _first(self._dataset.origin.left_out)
+        if (over := len(self._dataset) - len(self._table)) > 0:
+            most = named("max_records", len(self._table))
+            sentences += (
+                f"{counted(over, 'record')} beyond {most} are not used. Raise it, or remove records.",
+            )
+        return sentences
+
+    def _said_unusable(self) -> dict[str, str]:
+        """The first sentences; the others count alike."""
+        return dict(list(self._unusable.items())[:_MOST_SENTENCES])
+
+
+def _first(sentences: Sequence[str]) -> tuple[str, ...]:
+    said = tuple(sentence[:_LONGEST_SENTENCE] for sentence in sentences[:_MOST_SENTENCES])
+    more = len(sentences) - len(said)
+    return (*said, f"{more:,} more; `dpagent data check` lists them.") if more > 0 else said
+
+
+def _limit_memory(order: Order) -> None:
+    """Limit what listing may take; a fork that decodes sets a limit of its own."""
+    assert order.settings.max_records is not None
+    most = _LISTING_BYTES + _LISTING_BYTES_A_RECORD * order.settings.max_records + address_space()
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(
+        resource.RLIMIT_AS, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard)
+    )
+
+
+def main() -> None:
+    """Carry out the order on standard input."""
+    os.nice(19)
+    order = Order.parsed(sys.stdin.buffer.read())
+    _limit_memory(order)
+    try:
+        bring_up_to_date(order)
+    except DpagentError as error:
+        print(error)
+        sys.exit(error.exit_code)
+    except Exception as error:
+        logging.basicConfig(level=logging.ERROR)
+        log.exception("the records cannot be decoded")
+        print(f"The records cannot be decoded ({type(error).__name__}: {error}).")
+        sys.exit(ExitCode.INTERNAL)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,249 @@
+"""Records decoded ahead of rounds, as rows of one size in a file, and the index of that file.
+
+``records.rows`` has room for as many records as there may be, taken when the agent starts. A row holds the
+bytes of one record. ``records.index`` tells which rows hold a record, of which it is (a stamp that changes
+when the record does), its label, and the checksum of the row. So reading a record costs one read of a fixed
+number of bytes, whatever the record is.
+
+**Two processes at once.** One process writes rows (:mod:`agent.decoding`, alone by a lock), others read them.
+The index is replaced atomically, after the rows that it tells of are on disk. While the agent runs, rows are
+written only where the index has none, so that a reader of this index, or of any that follows from the same
+look, reads what it tells of. A reader takes the newest index before each look begins (:mod:`agent.records`);
+one that did not, or a row that a power cut left half written, is found by the checksum: that record does not
+count. Before a row that held another record is written, the index without that record is on disk.
+
+**A row's place means nothing.** A new record takes any free row, and all others stay where they are. A record
+keeps its row as long as it is there, across restarts too; with more records than rows, it stays used, and a
+free row goes to the first of those that wait. No deterministic rule does better that uses up to *m* records
+whole: what it makes of *m* + 1 records would have to lie within one record of each set that lacks one of
+them, and for *m* ≥ 2 only all *m* + 1 do. Hence ``max_records`` is to be chosen such that it is never reached
+(docs/data.md).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import secrets
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agent.data_settings import DataSettings
+from dpagent.errors import DataError
+from dpagent.learning.data.dataset import Dataset, Indices, Origin
+from dpagent.learning.data.stored import RawFile
+from dpagent.storage import disk_errors, take_room, write_atomically
+from dpagent.wording import counted
+
+FREE: Final = 0
+DECODED: Final = 1
+UNUSABLE: Final = 2
+"""Its record cannot be decoded, and is not tried again until its stamp changes."""
+
+ROW: Final = np.dtype([("stamp", "<u8"), ("checksum", "<u4"), ("label", "<i4"), ("state", "u1")])
+_KEY_BYTES: Final = 16
+
+
+@dataclass(frozen=True)
+class Header:
+    """What an index says of all rows.
+
+    Attributes:
+        of: the digest of the settings that the rows were made for.
+        key: in hexadecimal digits, of the stamps.
+        shape, dtype, classes, class_names: as of the dataset.
+        kind, source, warnings: as of its origin.
+        left_out: data that are in no row, a sentence each. Private.
+        unusable: why a row holds no record, by its number. Private.
+        glance: as of :meth:`~dpagent.learning.data.format.Format.glance` when the rows were brought up to
+            date.
+        body: the digest of the table of rows.
+    """
+
+    of: str
+    key: str
+    shape: tuple[int, ...] = ()
+    dtype: str = ""
+    classes: int = 0
+    class_names: tuple[str, ...] = ()
+    kind: str = ""
+    source: str = ""
+    warnings: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+    unusable: dict[str, str] = field(default_factory=dict)
+    glance: str | None = None
+    body: str = ""
+
+
+@dataclass(frozen=True)
+class Index:
+    """Which rows hold which records.
+
+    Attributes:
+        header: of all.
+        table: ``(max_records,)`` of :data:`ROW`.
+    """
+
+    header: Header
+    table: NDArray[Any]
+
+    @classmethod
+    def empty(cls, settings: DataSettings) -> Index:
+        """Of no record."""
+        assert settings.max_records is not None
+        header = Header(of=_digest_of(settings), key=secrets.token_hex(_KEY_BYTES))
+        return cls(header, np.zeros(settings.max_records, ROW))
+
+    def emptied(self, why: str) -> Index:
+        """Of no record any more."""
+        header = replace(self.header, left_out=(why,), unusable={}, glance=None)
+        return Index(header, np.zeros_like(self.table))
+
+    def sentences(self) -> tuple[str, ...]:
+        """What was found and is not used, for the owner."""
+        said = self.header.unusable
+        more = int(np.count_nonzero(self.table["state"] == UNUSABLE)) - len(said)
+        rest = [f"{more:,} more that cannot be decoded."] if more > 0 else []
+        return (*self.header.left_out, *said.values(), *rest)
+
+
+class RowStore:
+    """The two files.
+
+    Args:
+        state_dir: where they are.
+        settings: of the data, declared.
+    """
+
+    def __init__(self, state_dir: Path, settings: DataSettings) -> None:
+        self.rows_file, self._index_file = state_dir / "records.rows", state_dir / "records.index"
+        self._lock_file = state_dir / "records.lock"
+        self._settings = settings
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Be the only one who writes; waits until another is done."""
+        with disk_errors(self._lock_file), self._lock_file.open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def load(self) -> Index | None:
+        """The newest index; None where there is none for these settings, or a damaged one."""
+        try:
+            head, _, body = self._index_file.read_bytes().partition(b"\n")
+            header = _parsed(head)
+        except (OSError, ValueError, TypeError, RecursionError):
+            return None
+        whole = header.body == _checksum(body) and len(body) == ROW.itemsize * (
+            self._settings.max_records or 0
+        )
+        if not whole or header.of != _digest_of(self._settings):
+            return None
+        return Index(header, np.frombuffer(body, ROW))
+
+    def sign(self) -> tuple[int, int] | None:
+        """Two numbers that change with the index."""
+        try:
+            known = self._index_file.stat()
+        except OSError:
+            return None
+        return known.st_ino, known.st_mtime_ns
+
+    def publish(self, index: Index) -> None:
+        """Replace the index.
+
+        Raises:
+            StorageError: it cannot be written.
+        """
+        body = index.table.tobytes()
+        head = json.dumps(asdict(replace(index.header, body=_checksum(body))), ensure_ascii=True)
+        write_atomically(self._index_file, head.encode() + b"\n" + body, mode=0o600)
+
+    def take_room(self, record_bytes: int) -> bool:
+        """Have room for the most records that there may be.
+
+        Returns:
+            Whether the rows of before are there.
+
+        Raises:
+            StorageError: the disk has none.
+        """
+        assert self._settings.max_records is not None
+        size = self._settings.max_records * record_bytes
+        known = take_room(
+            self.rows_file, size, holds=f"the rows of {counted(self._settings.max_records, 'record')}",
+            remedy="Free space, put state_dir on a larger disk, or lower data.max_records.",
+        )  # fmt: skip
+        with disk_errors(self.rows_file):
+            os.truncate(self.rows_file, size)  # Those of earlier settings may have taken more.
+        return known
+
+    def open(self, index: Index) -> Rows:
+        """The records that an index tells of.
+
+        Raises:
+            StorageError: the file is not there.
+        """
+        with disk_errors(self.rows_file):
+            descriptor = os.open(self.rows_file, os.O_RDONLY | os.O_CLOEXEC)
+        return Rows(index, RawFile(self.rows_file, descriptor))
+
+
+class Rows(Dataset):
+    """The decoded records of an index."""
+
+    def __init__(self, index: Index, file: RawFile) -> None:
+        header, table = index.header, index.table
+        self._file, self._rows = file, np.flatnonzero(table["state"] == DECODED)
+        self._checksums: NDArray[np.uint32] = table["checksum"][self._rows]
+        super().__init__(
+            table["label"][self._rows].astype(np.int64), header.classes, shape=header.shape,
+            dtype=np.dtype(header.dtype), class_names=header.class_names,
+            origin=Origin(header.kind, header.source, index.sentences(), header.warnings),
+        )  # fmt: skip
+
+    def _read(self, indices: Indices) -> NDArray[Any]:
+        inputs, problems = self.try_read(indices)
+        if problems:
+            raise DataError(next(iter(problems.values())))
+        return inputs
+
+    def try_read(self, indices: Indices) -> tuple[NDArray[Any], dict[int, str]]:
+        """As of :meth:`Dataset.try_read`: each record is one read of as many bytes, whatever it holds."""
+        indices = self._require_in_range(indices)
+        raw, problems = np.zeros((len(indices), self.record_bytes), np.uint8), {}
+        for place, number in enumerate(indices.tolist()):
+            row = int(self._rows[number])
+            try:
+                self._file.read_into(raw[place], row * self.record_bytes)
+                if zlib.crc32(raw[place].data) != self._checksums[number]:
+                    raise DataError(f"{self._file.path}: row {row} is damaged. Check the disk.")
+            except DataError as error:
+                problems[place] = str(error)
+        return raw.view(self.dtype).reshape(len(indices), *self.shape), problems
+
+
+def _parsed(head: bytes) -> Header:
+    values = json.loads(head)
+    for key in ("shape", "class_names", "warnings", "left_out"):
+        values[key] = tuple(values[key])
+    return Header(**values)
+
+
+def _digest_of(settings: DataSettings) -> str:
+    """Of all that gives a row its meaning."""
+    values = settings.model_dump(mode="json", exclude={"name", "decoding", "features_mib"})
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def _checksum(body: bytes) -> str:
+    return hashlib.blake2b(body, digest_size=16).hexdigest()

@@ -1,0 +1,137 @@
+"""Records that break, block or bloat their decoder cost themselves alone, by limits that the kernel keeps."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agent.bounded_decoding import Limits, Outcome, decode_apart
+from dpagent.errors import DataError, StorageError
+from dpagent.learning.data.dataset import Dataset
+
+MIB = 1 << 20
+LIMITS = Limits(memory_bytes=64 * MIB, seconds=0.2)
+_kept: list[Any] = []
+
+
+def blocks() -> None:
+    time.sleep(60)
+
+
+def breaks() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def goes_on_for_ever() -> None:
+    sum(range(1 << 60))
+
+
+def bloats() -> None:
+    np.ones(80 * MIB, np.uint8)
+
+
+def fails() -> None:
+    raise DataError("record 1: no picture.")
+
+
+def fails_oddly() -> None:
+    raise KeyError("odd")
+
+
+def leaves_memory_behind() -> None:
+    _kept.append(np.ones(40 * MIB, np.uint8))
+
+
+def leaves() -> None:
+    os._exit(0)
+
+
+class Treacherous(Dataset):
+    """Records of two values, some of which do something else than to be read."""
+
+    def __init__(self, count: int, deeds: dict[int, Callable[[], None]]) -> None:
+        self._deeds = deeds
+        super().__init__(np.zeros(count, np.int64), 2, shape=(2,), dtype=np.dtype(np.float32))
+
+    def _read(self, indices: Any) -> Any:
+        for number in indices.tolist():
+            self._deeds.get(number, lambda: None)()
+        return np.stack([np.full(2, number, np.float32) for number in indices])
+
+
+def outcomes(
+    file: Path, count: int, deeds: dict[int, Callable[[], None]], limits: Limits = LIMITS
+) -> list[Outcome]:
+    """Of all records in the reverse of their order, each in a row of its own number."""
+    descriptor = os.open(file, os.O_RDWR | os.O_CREAT)
+    try:
+        numbers = range(count - 1, -1, -1)
+        return list(decode_apart(Treacherous(count, deeds), numbers, numbers, descriptor, limits))[::-1]
+    finally:
+        os.close(descriptor)
+
+
+@pytest.mark.parametrize(
+    ("deed", "said"),
+    [
+        (breaks, "record 1: its decoder was ended by signal 9 (Killed)"),
+        (goes_on_for_ever, "record 1: decoding it takes more than 0.2 s of processor time"),
+        (blocks, "record 1: decoding it takes more than 2 s. "),
+        (bloats, "record 1: MemoryError"),
+        (fails, "record 1: no picture."),
+        (fails_oddly, "record 1: KeyError: 'odd'"),
+        (leaves, "record 1: its decoder failed"),
+    ],
+)
+def test_a_record_that_ends_its_decoder_costs_itself_alone(
+    tmp_path: Path, deed: Callable[[], None], said: str
+) -> None:
+    found = outcomes(tmp_path / "rows", 4, {1: deed})
+    assert [bool(outcome.problem) for outcome in found] == [False, True, False, False]
+    assert said in found[1].problem
+    rows = np.fromfile(tmp_path / "rows", np.float32).reshape(4, 2)
+    assert rows[[0, 2, 3]].tolist() == [[0, 0], [2, 2], [3, 3]]
+
+
+def test_a_record_is_not_left_out_for_what_one_before_it_left_behind(tmp_path: Path) -> None:
+    """Two of them take more memory than there is; each alone does not."""
+    found = outcomes(tmp_path / "rows", 5, dict.fromkeys((0, 1, 3), leaves_memory_behind))
+    assert not any(outcome.problem for outcome in found)
+    assert np.fromfile(tmp_path / "rows", np.float32)[::2].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_memory_is_bounded_by_the_limit(tmp_path: Path) -> None:
+    for mebibytes, fits in ((64, False), (160, True)):
+        limits = Limits(mebibytes * MIB, 5.0)
+        (outcome,) = outcomes(tmp_path / "rows", 1, {0: bloats}, limits)
+        assert bool(outcome.problem) != fits
+
+
+def test_many_that_fail_are_each_tried_twice_at_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    forks, fork = [], os.fork
+
+    def counted() -> int:
+        forks.append(1)
+        return fork()
+
+    monkeypatch.setattr(os, "fork", counted)
+    found = outcomes(tmp_path / "rows", 20, dict.fromkeys(range(0, 20, 2), fails))
+    assert [bool(outcome.problem) for outcome in found] == [True, False] * 10
+    assert len(forks) == 2 * 10  # with the first; nothing is left after the last
+
+
+def test_a_disk_that_cannot_be_written_is_no_record_s_fault(tmp_path: Path) -> None:
+    (tmp_path / "rows").touch()
+    descriptor = os.open(tmp_path / "rows", os.O_RDONLY)
+    try:
+        with pytest.raises(StorageError, match="cannot be written"):
+            list(decode_apart(Treacherous(2, {}), [0, 1], [0, 1], descriptor, LIMITS))
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,345 @@
+"""Rows brought up to date: what is new is decoded, what is known stays, and no reader is disturbed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pictures import aged, damaged_inside, encoded, folder_of, noise, write
+
+from agent import decoding
+from agent.data_settings import DataSettings
+from agent.decoding import Order, bring_up_to_date
+from agent.rows import Rows, RowStore
+from dpagent import storage
+from dpagent.errors import DataError, StorageError
+
+
+class Board:
+    """Rows of pictures, or of tables of one column."""
+
+    def __init__(self, folder: Path, **declared: Any) -> None:
+        self.root, self.state = folder / "data", folder / "state"
+        for each in (self.root, self.state):
+            each.mkdir(exist_ok=True)
+        self.settings = DataSettings.model_validate(
+            {"name": "mine", "path": self.root, "classes": 3, "max_records": 8} | declared
+        )
+        self.store = RowStore(self.state, self.settings)
+
+    def look(self, *, starts: bool = False) -> Rows:
+        bring_up_to_date(Order(self.settings, self.state, starts))
+        return self.newest()
+
+    def newest(self) -> Rows:
+        index = self.store.load()
+        assert index is not None
+        return self.store.open(index)
+
+
+def pictures(folder: Path, **declared: Any) -> Board:
+    section = {"size": [12, 8], "mode": "rgb", "folder": "."}
+    return Board(folder, **({"kind": "images", "images": section} | declared))
+
+
+def tables(folder: Path, **declared: Any) -> Board:
+    return Board(folder, **({"kind": "csv", "csv": {"features": ["x"]}} | declared))
+
+
+def table(board: Board, values: list[int], name: str = "1.csv") -> None:
+    write(board.root / name, "".join(["x,label\n", *(f"{value},{value % 3}\n" for value in values)]).encode())
+
+
+def contents(rows: Rows) -> list[tuple[bytes, int]]:
+    inputs, labels = rows.batch(np.arange(len(rows)))
+    return sorted(zip((one.tobytes() for one in inputs), labels.tolist(), strict=True))
+
+
+def values_in(rows: Rows) -> list[int]:
+    return sorted(int(value) for value in rows.batch(np.arange(len(rows)))[0].ravel())
+
+
+def expected(*seeds: int) -> list[tuple[bytes, int]]:
+    return sorted((noise(seed).tobytes(), seed % 3) for seed in seeds)
+
+
+def named(*seeds: int) -> list[str]:
+    return [f"{seed % 3}/{seed}.png" for seed in seeds]
+
+
+@pytest.fixture
+def decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many records each look decoded."""
+    counts: list[int] = []
+    real = decoding.decode_apart
+
+    def counting(dataset: Any, numbers: Any, *others: Any) -> Any:
+        counts.append(len(numbers))
+        return real(dataset, numbers, *others)
+
+    monkeypatch.setattr(decoding, "decode_apart", counting)
+    return counts
+
+
+def test_only_what_is_new_or_changed_is_decoded(tmp_path: Path, decoded: list[int]) -> None:
+    board = pictures(tmp_path)
+    folder_of(board.root, *named(0, 1, 2))
+    assert contents(board.look(starts=True)) == expected(0, 1, 2)
+    sign = board.store.sign()
+    for starts in (True, False):
+        assert contents(board.look(starts=starts)) == expected(0, 1, 2)
+    assert board.store.sign() == sign  # nothing was written
+    write(board.root / "0" / "3.png", encoded(noise(3)))
+    write(board.root / "1" / "1.png", encoded(noise(4)), age_s=30)
+    (board.root / "2" / "2.png").unlink()
+    assert contents(board.look()) == expected(0, 3, 4)
+    assert decoded == [3, 0, 0, 2]
+
+
+def test_a_broken_picture_is_not_tried_again_until_it_changes(tmp_path: Path, decoded: list[int]) -> None:
+    board = pictures(tmp_path)
+    folder_of(board.root, *named(0, 1))
+    broken = write(board.root / "2" / "2.png", damaged_inside(encoded(noise(2))))
+    for _ in range(2):
+        rows = board.look(starts=True)
+        assert contents(rows) == expected(0, 1)
+        (sentence,) = rows.origin.left_out
+        assert sentence == f"{board.root}: 2/2.png: broken data stream when reading image file."
+    write(broken, encoded(noise(2)), age_s=30)
+    rows = board.look()
+    assert (contents(rows), rows.origin.left_out) == (expected(0, 1, 2), ())
+    assert decoded == [3, 0, 1]
+
+
+def test_tables_that_did_not_change_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    board = tables(tmp_path)
+    table(board, [1, 2])
+    board.look(starts=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(decoding, "list_declared", None)
+        assert values_in(board.look()) == [1, 2]
+    table(board, [1, 2, 3])
+    assert values_in(board.look()) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("starts", [True, False])
+def test_a_reader_keeps_its_records_while_a_look_replaces_them(tmp_path: Path, starts: bool) -> None:
+    """With all rows taken, a look has to wait with what is new; when the agent starts, nobody reads yet."""
+    board = tables(tmp_path, max_records=3)
+    table(board, [1, 2, 3])
+    reader = board.look(starts=True)
+    table(board, [1, 4, 5])
+    now = board.look(starts=starts)
+    if starts:
+        assert values_in(now) == [1, 4, 5]
+        assert reader.try_read(np.arange(3))[1].keys() == {1, 2}  # it notices, and mixes nothing up
+        return
+    assert (values_in(reader), values_in(now)) == ([1, 2, 3], [1])
+    os.utime(board.root / "1.csv")  # as any change to the folder does
+    assert values_in(board.look()) == [1, 4, 5]
+
+
+def test_a_look_that_is_killed_leaves_the_rows_of_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    board = tables(tmp_path, max_records=4)
+    table(board, [1, 2, 3])
+    board.look(starts=True)
+    table(board, [2, 4, 5])
+    real = decoding.decode_apart
+
+    def dies(*arguments: Any) -> Any:
+        yield next(real(*arguments))
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(decoding, "decode_apart", dies)
+        with pytest.raises(KeyboardInterrupt):
+            board.look(starts=True)
+    assert values_in(board.newest()) == [2]
+    assert values_in(board.look(starts=True)) == [2, 4, 5]
+
+
+def test_what_is_decoded_is_published_on_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoding, "_PUBLISH_S", 0.0)
+    board = pictures(tmp_path)
+    folder_of(board.root, *named(0, 1, 2))
+    seen, publish = [], RowStore.publish
+
+    def noted(store: RowStore, index: Any) -> None:
+        publish(store, index)
+        seen.append(contents(store.open(index)))
+
+    monkeypatch.setattr(RowStore, "publish", noted)
+    board.look(starts=True)
+    assert seen[0] == []
+    assert [len(each) for each in seen][-3:] == [1, 2, 3]
+    assert seen[-1] == expected(0, 1, 2)
+
+
+def test_other_settings_begin_anew(tmp_path: Path, decoded: list[int]) -> None:
+    folder_of(tmp_path / "data", *named(0, 1))
+    pictures(tmp_path).look(starts=True)
+    small = {"size": [2, 2], "mode": "grey", "folder": "."}
+    other = pictures(tmp_path, images=small)
+    assert other.store.load() is None
+    assert other.look(starts=True).shape == (2, 2, 1)
+    assert other.store.rows_file.stat().st_size == 8 * 4
+    # The rows of before are gone: going back finds none of them.
+    again = pictures(tmp_path)
+    assert again.store.load() is None
+    assert contents(again.look(starts=True)) == expected(0, 1)
+    # Limits and the ledger's name give no row its meaning.
+    named_otherwise = pictures(tmp_path, name="yours", features_mib=3, decoding={"seconds": 1})
+    assert contents(named_otherwise.look(starts=True)) == expected(0, 1)
+    assert decoded == [2, 2, 2, 0]
+
+
+@pytest.mark.parametrize("damage", ["no index", "rubbish", "a bit", "cut", "no rows", "rows cut"])
+def test_damaged_files_are_made_again(tmp_path: Path, damage: str) -> None:
+    board = pictures(tmp_path)
+    folder_of(board.root, *named(0, 1, 2))
+    board.look(starts=True)
+    index, rows = board.state / "records.index", board.state / "records.rows"
+    whole = index.read_bytes()
+    match damage:
+        case "no index":
+            index.unlink()
+        case "rubbish":
+            index.write_bytes(b"[" * 10_000)
+        case "a bit":
+            index.write_bytes(whole[:-3] + bytes([whole[-3] ^ 1]) + whole[-2:])
+        case "cut":
+            index.write_bytes(whole[:-3])
+        case "no rows":
+            rows.unlink()
+        case "rows cut":
+            os.truncate(rows, 5)
+    assert contents(board.look(starts=True)) == expected(0, 1, 2)
+
+
+def test_a_row_that_the_disk_damaged_costs_itself_alone(tmp_path: Path) -> None:
+    board = pictures(tmp_path)
+    folder_of(board.root, *named(0, 1, 2))
+    rows = board.look(starts=True)
+    with board.store.rows_file.open("r+b") as file:
+        file.seek(rows.record_bytes + 7)
+        file.write(b"\x00\x01\x02\x03")
+    _, problems = rows.try_read(np.arange(3))
+    assert problems.keys() == {1}
+    assert "row 1 is damaged" in problems[1]
+    with pytest.raises(DataError, match="row 1 is damaged"):
+        rows.batch(np.arange(3))
+
+
+def test_every_record_is_one_read_of_as_many_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So what a round reads is a matter of how many records there are, and of none of them."""
+    board = pictures(tmp_path)
+    folder_of(board.root, *named(0, 1))
+    write(board.root / "2" / "2.jpg", encoded(noise(2, 900, 900), "JPEG", progressive=True))
+    rows = board.look(starts=True)
+    reads, read = [], os.preadv
+
+    def noted(descriptor: int, buffers: Any, offset: int) -> int:
+        reads.append(sum(len(buffer) for buffer in buffers))
+        return read(descriptor, buffers, offset)
+
+    monkeypatch.setattr(os, "preadv", noted)
+    rows.batch(np.array([2, 0, 1]))
+    assert reads == [rows.record_bytes] * 3 == [12 * 8 * 3] * 3
+
+
+def test_all_rows_are_allocated_at_the_start_and_without_room_nothing_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    board = pictures(tmp_path, max_records=5_000)
+    size = 5_000 * 12 * 8 * 3
+    with monkeypatch.context() as patch:
+        patch.setattr(storage, "SPACE_LEFT", 1 << 60)
+        with pytest.raises(
+            StorageError, match=rf"records\.rows: the rows of 5,000 records take {size:,} bytes"
+        ):
+            board.look(starts=True)
+    board.look(starts=True)
+    known = board.store.rows_file.stat()
+    assert known.st_size == size <= known.st_blocks * 512
+    assert known.st_mode & 0o777 == (board.state / "records.index").stat().st_mode & 0o777 == 0o600
+
+
+def test_with_more_than_declared_a_board_does_not_start(tmp_path: Path) -> None:
+    board = pictures(tmp_path, max_records=3)
+    folder_of(board.root, *named(0, 1, 2, 3))
+    with pytest.raises(DataError, match=r"holds 4 records; expected at most 3\. Raise `max_records`"):
+        board.look(starts=True)
+
+
+def test_a_record_that_is_used_stays_and_a_free_row_goes_to_the_first_that_waits(tmp_path: Path) -> None:
+    board = pictures(tmp_path, max_records=2)
+    folder_of(board.root, "1/1.png", "2/2.png")
+    before = contents(board.look(starts=True))
+    write(board.root / "0" / "3.png", encoded(noise(3)))
+    rows = board.look()
+    assert contents(rows) == before
+    assert rows.origin.left_out == (
+        "1 record beyond `max_records: 2` are not used. Raise it, or remove records.",
+    )
+    (board.root / "2" / "2.png").unlink()
+    board.look()
+    now = contents(board.look())
+    assert len(now) == 2
+    assert set(before) - set(now) == {(noise(1).tobytes(), 2)}
+
+
+@pytest.mark.heavy
+@settings(
+    max_examples=25, deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)  # fmt: skip
+@given(
+    stages=st.lists(st.sets(st.integers(0, 12), max_size=6), min_size=1, max_size=4),
+    most=st.integers(2, 8),
+    newcomer=st.integers(20, 30),
+    begins=st.integers(0, 3),
+    restarts=st.lists(st.booleans(), min_size=4, max_size=4),
+)
+def test_one_record_more_changes_itself_alone_and_at_the_bound_one_other(
+    tmp_path_factory: pytest.TempPathFactory,
+    stages: list[set[int]],
+    most: int,
+    newcomer: int,
+    begins: int,
+    restarts: list[bool],
+) -> None:
+    """Sets that grow only, as folders and tables do, with restarts between."""
+    folder = tmp_path_factory.mktemp("boards")
+    boards = []
+    for name in ("one", "other"):
+        (folder / name).mkdir()
+        boards.append(tables(folder / name, max_records=most))
+    grown = [sorted(set().union(*stages[: stage + 1])) for stage in range(len(stages))]
+    more = [sorted({*each, newcomer}) if stage >= begins else each for stage, each in enumerate(grown)]
+    for stage, sets in enumerate(zip(grown, more, strict=True)):
+        used = []
+        for board, values in zip(boards, sets, strict=True):
+            table(board, values)
+            fits = len(values) <= most
+            used.append(set(values_in(board.look(starts=fits and (stage == 0 or restarts[stage])))))
+        assert len(used[0] ^ used[1]) <= (1 if len(sets[1]) <= most else 2)
+
+
+def test_what_is_gone_is_used_no_more_and_comes_back(tmp_path: Path) -> None:
+    board = pictures(tmp_path)
+    folder_of(board.root, *named(0, 1))
+    board.look(starts=True)
+    board.root.rename(tmp_path / "elsewhere")
+    rows = board.look()
+    assert len(rows) == 0
+    assert "There is no file or directory" in rows.origin.left_out[0]
+    (tmp_path / "elsewhere").rename(board.root)
+    aged(board.root, 30)
+    assert contents(board.look()) == expected(0, 1)
