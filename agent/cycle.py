@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -29,7 +29,7 @@ from agent.admission import Declined, admit
 from agent.background import in_thread
 from agent.charges import Charge, Price
 from agent.limits import require_times, require_within
-from agent.publisher import Publisher, sealed_for
+from agent.publisher import Publisher
 from agent.rounds import RoundState
 from agent.settings import LimitSettings
 from agent.spool import UNSCHEDULED, SpooledFragment
@@ -39,8 +39,10 @@ from dpagent.clock import Clock
 from dpagent.errors import DpagentError
 from dpagent.notation import upwards
 from dpagent.protocol.codec import MessageError, encode
+from dpagent.protocol.dummies import dummies_for
 from dpagent.protocol.fragments import Assembler, cut, receipt_digest, weights_from_bytes
-from dpagent.protocol.messages import RECEIPT_DIGEST_BYTES, ModelChunk, Plan, Receipts
+from dpagent.protocol.messages import RECEIPT_DIGEST_BYTES, Fragment, ModelChunk, Plan, Receipts
+from dpagent.protocol.sealing import seal_encoded
 from dpagent.protocol.task import RoundTask
 from dpagent.wording import counted
 
@@ -181,11 +183,13 @@ class Cycle:
 
     def _phase_of(self, plan: Plan, digest: bytes) -> _Phase:
         job = plan.job.hex()
+        known = self._state.round(job, plan.round)
         if self._state.ledger.is_charged(self._dataset, job, plan.round):
-            known = self._state.round(job, plan.round)
             if known is not None and known.state is RoundState.CHARGED and known.plan == digest:
                 return _Phase.REPEAT
             return _Phase.SETTLED
+        if known is not None and known.state is RoundState.DECLINED and self._limits.dummy_traffic:
+            return _Phase.SETTLED  # Its dummies are on disk: fragments beside them would show.
         return _Phase.SETTLED if self._declined == (digest, plan.deadline) else _Phase.DECIDE
 
     def _schedule(self, announced: _Announced) -> None:
@@ -288,11 +292,11 @@ class Cycle:
         try:
             price, work = self._admit(plan, model)
         except DpagentError as error:
-            self._decline(announced, str(error))
+            self._decline(announced, str(error), began_at)
         except Exception as error:
             # No plan ends the agent.
             log.debug("the details", exc_info=True)
-            self._decline(announced, said(error))
+            self._decline(announced, said(error), began_at)
         else:
             now = self._clock.unix()
             charged_at = datetime.fromtimestamp(now, UTC).isoformat(timespec="seconds")
@@ -317,12 +321,33 @@ class Cycle:
         _require_key(plan)
         return price, self._trainer.prepare(task, model.assets, weights)
 
-    def _decline(self, announced: _Announced, reason: str) -> None:
+    def _decline(self, announced: _Announced, reason: str, began_at: float) -> None:
         plan = announced.plan
         announced.phase = _Phase.SETTLED
         self._declined = announced.digest, plan.deadline
         log.warning("declined round %d of job %s: %s", plan.round, plan.job.hex()[:8], reason)
-        self._state.decline(plan.job.hex(), plan.round, reason, self._clock.unix())
+        dummies = self._dummies(plan)
+        self._state.decline(plan.job.hex(), plan.round, reason, self._clock.unix(), dummies)
+        self._take_slot(announced, began_at, dummies)
+
+    def _dummies(self, plan: Plan) -> list[SpooledFragment]:
+        """What leaves in place of an update for a round that the device sits out: nothing, unless its owner
+        wants dummy traffic and the plan's times hide it."""
+        if not self._limits.dummy_traffic:
+            return []
+        try:
+            require_times(plan, self._limits)
+            _require_key(plan)
+        except DpagentError:
+            return []
+        return _spooled(dummies_for(plan))
+
+    def _take_slot(self, announced: _Announced, began_at: float, dummies: list[SpooledFragment]) -> None:
+        """Give dummies the times that fragments would have, had the device taken part and been quick to
+        decide."""
+        if dummies:
+            self._open_slot(announced, began_at)
+            self._publisher.draw_times()
 
     # The round is charged: records are read, in a thread of their own.
 
@@ -331,10 +356,13 @@ class Cycle:
         self._task = work.task
         # The slot begins at the next point of the grid, so that training has a whole one, whatever came
         # before: the coordinator chooses when the last chunk comes, and how long its plan takes to decide on.
-        announced.begins_at = self._publisher.grid_time(self._clock.monotonic())
+        self._open_slot(announced, self._clock.monotonic())
+        self._training = self._start(lambda: self._trainer.noisy_update(work))
+
+    def _open_slot(self, announced: _Announced, earliest: float) -> None:
+        announced.begins_at = self._publisher.grid_time(earliest)
         self._busy_until = announced.begins_at + self._publisher.slot_s(announced.plan)
         self._publisher.open_window(announced.plan, announced.begins_at)
-        self._training = self._start(lambda: self._trainer.noisy_update(work))
 
     def _repeat(self, announced: _Announced, model: _Model) -> None:
         """Run a charged round again: nothing of it has left."""
@@ -344,6 +372,9 @@ class Cycle:
         except DpagentError as error:  # The device's limits have changed since.
             log.warning("round %d of job %s is given up: %s", task.plan.round, task.plan.job.hex()[:8], error)
             announced.phase = _Phase.SETTLED
+            if dummies := self._dummies(task.plan):
+                self._state.give_up(task.plan.job.hex(), task.plan.round, self._clock.unix(), dummies)
+                self._take_slot(announced, self._clock.monotonic(), dummies)
             return
         try:
             work = self._trainer.prepare(task, model.assets, _weights_in(model))
@@ -417,16 +448,19 @@ def _require_key(plan: Plan) -> None:
         Declined: 32 bytes that are not a point of the curve, or one of small order.
     """
     try:
-        sealed_for(b"", plan)
+        seal_encoded(b"", plan.fleet, plan.sealing_key)
     except ValueError as error:
         raise Declined(f"the plan's sealing key is invalid: {error}") from error
 
 
 def _fragments_of(task: RoundTask, values: NDArray[np.int64]) -> list[SpooledFragment]:
     """An update as it is spooled; the times of its fragments are drawn once they are on disk."""
+    return _spooled(cut(values, task.plan))
+
+
+def _spooled(fragments: Iterable[Fragment]) -> list[SpooledFragment]:
     return [
-        SpooledFragment(receipt_digest(fragment.id), encode(fragment), UNSCHEDULED)
-        for fragment in cut(values, task.plan)
+        SpooledFragment(receipt_digest(fragment.id), encode(fragment), UNSCHEDULED) for fragment in fragments
     ]
 
 

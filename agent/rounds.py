@@ -9,7 +9,10 @@ the charge and that state are one transaction, so that no state lies between the
 nothing: after a crash it is done again under the same charge, with a fresh lot and fresh noise, but only for
 the very plan that was charged. *Spooled*: its fragments are on disk, and no record is read for it
 again. *Published*: each fragment has left at least once. *Receipted*: the coordinator has counted all of
-them. *Expired*: another round began before that.
+them. *Expired*: another round began before that, or the device's limits exclude the round by now.
+
+A device with dummy traffic spools dummies for a round that it *declines* or gives up: they go through the
+spool like fragments, and the state of the round does not follow them.
 """
 
 from __future__ import annotations
