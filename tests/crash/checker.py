@@ -99,7 +99,7 @@ class Checker:
         bystanders = {name: self._device(name, path) for name, path in self._at.bystanders.items()}
         for name, device in (devices | bystanders).items():
             self._check_device(name, device)
-        self._check_published(captured, devices)
+        self._check_published(captured, devices | bystanders)
         self._check_dummies(dummies, devices | bystanders)
         with view(self._at.coordinator / "coordinator.db", self._promises) as connection:
             if connection is None:
