@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import time
+from datetime import UTC, datetime, timedelta
+from ipaddress import IPv4Address
+from typing import Any
 
 import pytest
-from brokers import HURRIED, wait_for
+from brokers import HURRIED, Broker, reserved_port, wait_for, wait_until
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
 from hostile_brokers import HostileBroker, Link, length, publication
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dpagent.protocol.messages import MAX_MESSAGE_BYTES
 from dpagent.transport.bounds import MAX_PACKET_BYTES, BoundedSocket, RulesBrokenError
 from dpagent.transport.events import Connected, Disconnected, Received
 from dpagent.transport.session import MqttSession, Pace, Subscription
@@ -164,3 +173,62 @@ def test_pauses_double_as_long_as_the_broker_breaks_the_rules() -> None:
             session._start_at = 0.0  # now
             session.next_event(0.0)
     assert pauses == pytest.approx([100.0, 200.0, 400.0, 500.0], rel=0.2)
+
+
+# --- TLS ----------------------------------------------------------------------------------------
+
+
+def with_tls(broker: Broker) -> MqttSettings:
+    """Let a broker listen with a certificate of its own, before it starts; return how to reach it there."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
+    now, address = datetime.now(UTC), x509.IPAddress(IPv4Address("127.0.0.1"))
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([address]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    pem, secret = broker.directory / "certificate.pem", broker.directory / "key.pem"
+    pem.write_bytes(certificate.public_bytes(Encoding.PEM))
+    secret.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    with reserved_port() as reservation:
+        port = reservation.getsockname()[1]
+    with (broker.directory / "mosquitto.conf").open("a") as configuration:
+        configuration.write(f"listener {port} 127.0.0.1\ncertfile {pem}\nkeyfile {secret}\n")
+    return broker.settings(url=f"mqtts://127.0.0.1:{port}", ca_file=pem)
+
+
+@pytest.mark.parametrize("protocol", VERSIONS)
+def test_over_tls_long_messages_are_cut_and_short_ones_come_at_once(new_broker: Any, protocol: str) -> None:
+    """Many short messages share a record of TLS, of which ``select`` knows nothing."""
+    broker: Broker = new_broker()
+    settings = with_tls(broker).model_copy(update={"protocol": protocol})
+    broker.start()
+    payloads = [b"%d" % number for number in range(500)]
+    with (
+        MqttSession(
+            settings, client_id=None, subscriptions=[Subscription("t")], persistent=False, pace=HURRIED
+        ) as receiver,
+        broker.session("sender", protocol="3.1.1") as sender,
+    ):
+        wait_for(receiver, Connected)
+        wait_for(sender, Connected)
+        wait_until(lambda: sender.publish("t", b"ready?") and receiver.next_event(0.1), "a subscription")
+        if protocol == "3.1.1":
+            sender.publish("t", bytes(20 * MAX_MESSAGE_BYTES))
+        for payload in payloads:
+            sender.publish("t", payload)
+        came: list[bytes] = []
+        while came[-1:] != payloads[-1:]:
+            came.append(wait_for(receiver, Received).payload)
+    came = [payload for payload in came if payload != b"ready?"]
+    if protocol == "3.1.1":
+        assert len(came.pop(0)) == MAX_MESSAGE_BYTES + 1, "of twenty times as many"
+    assert came == payloads
