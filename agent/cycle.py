@@ -328,11 +328,11 @@ class Cycle:
         log.warning("declined round %d of job %s: %s", plan.round, plan.job.hex()[:8], reason)
         dummies = self._dummies(plan)
         self._state.decline(plan.job.hex(), plan.round, reason, self._clock.unix(), dummies)
-        self._take_slot(announced, began_at, dummies)
+        self._schedule_dummies(announced, began_at, dummies)
 
     def _dummies(self, plan: Plan) -> list[SpooledFragment]:
-        """What leaves in place of an update for a round that the device sits out: nothing, unless its owner
-        wants dummy traffic and the plan's times hide it."""
+        """The dummies for a round that the device sits out: none, unless its owner wants them and the plan's
+        times hide them."""
         if not self._limits.dummy_traffic:
             return []
         try:
@@ -342,9 +342,10 @@ class Cycle:
             return []
         return _spooled(dummies_for(plan))
 
-    def _take_slot(self, announced: _Announced, began_at: float, dummies: list[SpooledFragment]) -> None:
-        """Give dummies the times that fragments would have, had the device taken part and been quick to
-        decide."""
+    def _schedule_dummies(
+        self, announced: _Announced, began_at: float, dummies: list[SpooledFragment]
+    ) -> None:
+        """Give dummies the times that fragments would have, had the device decided at once to take part."""
         if dummies:
             self._open_slot(announced, began_at)
             self._publisher.draw_times()
@@ -374,7 +375,7 @@ class Cycle:
             announced.phase = _Phase.SETTLED
             if dummies := self._dummies(task.plan):
                 self._state.give_up(task.plan.job.hex(), task.plan.round, self._clock.unix(), dummies)
-                self._take_slot(announced, self._clock.monotonic(), dummies)
+                self._schedule_dummies(announced, self._clock.monotonic(), dummies)
             return
         try:
             work = self._trainer.prepare(task, model.assets, _weights_in(model))

@@ -139,6 +139,14 @@ class Rounds:
         """Give up all rounds that are charged or beyond and not receipted, but for one."""
         self._expire("NOT (job = ? AND round = ?)", (job, number), now)
 
+    def forget_dummies_of_others(self, job: str, number: int) -> None:
+        """Drop the spool's rows of declined rounds, but for one: no budget bounds their number."""
+        self._connection.execute(
+            """DELETE FROM fragments WHERE (job, round) IN (
+                SELECT job, round FROM rounds WHERE state = 'declined' AND NOT (job = ? AND round = ?))""",
+            (job, number),
+        )
+
     def expire_job(self, job: str, now: float) -> None:
         """Give up a job's rounds that are charged or beyond and not receipted."""
         self._expire("job = ?", (job,), now)

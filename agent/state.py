@@ -285,6 +285,7 @@ class AgentState(StateDatabase):
         """Give up all other rounds and their fragments; return the number of fragments."""
         with disk_errors(self.file), transaction(self.connection):
             self.rounds.expire_others(job, round_number, now)
+            self.rounds.forget_dummies_of_others(job, round_number)
             expired = self.spool.expire_others(job, round_number)
         faults.reached(FaultPoint.AGENT_OTHERS_EXPIRED)
         return expired
