@@ -80,7 +80,7 @@ def test_the_brokers_log_does_not_tell_who_takes_part(tmp_path: Path, new_broker
         agent_thread(files[0], clock),
         agent_thread(files[1], clock),
     ):
-        clock.advance_until(lambda: not coordinator.is_running, "the end of the job", 0.1)
+        clock.advance_until(lambda: not coordinator.is_running, "the end of the job", 0.05)
         wait_until(lambda: fleet.is_farewell(observer.plans[-1]), "the farewell")
     assert [charges(file) for file in files] == [ROUNDS, 0]
     assert [record.fragments for record in fleet.rounds()] == [fleet.blocks] * ROUNDS
