@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from agent.admission import Declined, admit, require_time_left
 from agent.charges import Charge, Price
 from agent.limits import require_times, require_training_time, require_within
-from agent.publisher import Publisher, sealed_for
+from agent.publisher import Publisher
 from agent.rounds import RoundState
 from agent.settings import LimitSettings
 from agent.spool import UNSCHEDULED, SpooledFragment
@@ -42,8 +42,10 @@ from dpagent.faults import FaultPoint
 from dpagent.learning.data.dataset import Dataset
 from dpagent.notation import upwards
 from dpagent.protocol.codec import MessageError, encode
+from dpagent.protocol.dummies import dummies_for
 from dpagent.protocol.fragments import Assembler, cut, receipt_digest, weights_from_bytes
-from dpagent.protocol.messages import RECEIPT_DIGEST_BYTES, ModelChunk, Plan, Receipts
+from dpagent.protocol.messages import RECEIPT_DIGEST_BYTES, Fragment, ModelChunk, Plan, Receipts
+from dpagent.protocol.sealing import seal_encoded
 from dpagent.protocol.task import RoundTask
 from dpagent.wording import counted
 
@@ -222,11 +224,13 @@ class Cycle:
 
     def _phase_of(self, plan: Plan, digest: bytes) -> _Phase:
         job = plan.job.hex()
+        known = self._state.round(job, plan.round)
         if self._state.ledger.is_charged(self._dataset, job, plan.round):
-            known = self._state.round(job, plan.round)
             if known is not None and known.state is RoundState.CHARGED and known.plan == digest:
                 return _Phase.REPEAT
             return _Phase.SETTLED
+        if known is not None and known.state is RoundState.DECLINED and self._limits.dummy_traffic:
+            return _Phase.SETTLED  # Its dummies are on disk: fragments beside them would show.
         return _Phase.SETTLED if self._declined == (digest, plan.deadline) else _Phase.DECIDE
 
     def _schedule(self, announced: _Announced) -> None:
@@ -362,8 +366,35 @@ class Cycle:
         announced.phase = _Phase.SETTLED
         self._declined = announced.digest, plan.deadline
         log.warning("declined round %d of job %s: %s", plan.round, plan.job.hex()[:8], reason)
-        self._state.decline(plan.job.hex(), plan.round, reason, self._clock.unix())
+        dummies = self._dummies(plan)
+        self._state.decline(plan.job.hex(), plan.round, reason, self._clock.unix(), dummies)
+        self._schedule_dummies(announced, began_at, dummies)
         self._busy_until = max(self._busy_until, now + _REST * (now - began_at))
+
+    def _dummies(self, plan: Plan) -> list[SpooledFragment]:
+        """The dummies for a round that the device sits out: none, unless its owner wants them and the plan's
+        times hide them."""
+        if not self._limits.dummy_traffic:
+            return []
+        try:
+            require_times(plan, self._limits)
+            _require_key(plan)
+        except DpagentError:
+            return []
+        return _spooled(dummies_for(plan))
+
+    def _schedule_dummies(
+        self, announced: _Announced, began_at: float, dummies: list[SpooledFragment]
+    ) -> None:
+        """Give dummies the times that fragments would have, had the device decided at once to take part."""
+        if dummies:
+            self._open_slots(announced, self._publisher.grid_time(began_at), 1)
+            self._publisher.draw_times()
+
+    def _open_slots(self, announced: _Announced, begins_at: float, slots: int) -> None:
+        announced.begins_at = begins_at
+        self._busy_until = begins_at + slots * self._publisher.slot_s(announced.plan)
+        self._publisher.open_window(announced.plan, begins_at, slots)
 
     def _repeat(self, announced: _Announced, model: _Model) -> None:
         """Run a charged round again: nothing of it has left."""
@@ -380,6 +411,9 @@ class Cycle:
         plan = announced.plan
         log.warning("round %d of job %s is given up: %s", plan.round, plan.job.hex()[:8], reason)
         announced.phase = _Phase.SETTLED
+        if dummies := self._dummies(plan):
+            self._state.give_up(plan.job.hex(), plan.round, self._clock.unix(), dummies)
+            self._schedule_dummies(announced, self._clock.monotonic(), dummies)
 
     # The training process prepares the round. It has read no record either.
 
@@ -415,9 +449,8 @@ class Cycle:
             self._charge(admitted.task, admitted.price)
         # The slots begin at a point of the grid, so that training has whole ones, whatever came before: the
         # coordinator chooses when the last chunk comes, and how long its plan takes to decide on.
-        announced.phase, announced.begins_at = _Phase.TRAIN, begins_at
-        self._busy_until = begins_at + slots * self._publisher.slot_s(plan)
-        self._publisher.open_window(plan, begins_at, slots)
+        announced.phase = _Phase.TRAIN
+        self._open_slots(announced, begins_at, slots)
         faults.reached(FaultPoint.AGENT_TRAINS)
         self._at_work = _InTraining(announced, admitted.task, self._worker.update())
 
@@ -497,16 +530,19 @@ def _require_key(plan: Plan) -> None:
         Declined: 32 bytes that are not a point of the curve, or one of small order.
     """
     try:
-        sealed_for(b"", plan)
+        seal_encoded(b"", plan.fleet, plan.sealing_key)
     except ValueError as error:
         raise Declined(f"the plan's sealing key is invalid: {error}") from error
 
 
 def _fragments_of(task: RoundTask, values: NDArray[np.int64]) -> list[SpooledFragment]:
     """An update as it is spooled; the times of its fragments are drawn once they are on disk."""
+    return _spooled(cut(values, task.plan))
+
+
+def _spooled(fragments: Iterable[Fragment]) -> list[SpooledFragment]:
     return [
-        SpooledFragment(receipt_digest(fragment.id), encode(fragment), UNSCHEDULED)
-        for fragment in cut(values, task.plan)
+        SpooledFragment(receipt_digest(fragment.id), encode(fragment), UNSCHEDULED) for fragment in fragments
     ]
 
 

@@ -26,14 +26,8 @@ from dpagent.protocol.messages import ModelChunk, Plan, Receipts
 from dpagent.protocol.signing import Verifier
 from dpagent.protocol.topics import Topics
 from dpagent.storage import disk_errors
-from dpagent.transport.session import (
-    Acknowledged,
-    Connected,
-    Disconnected,
-    MqttSession,
-    Received,
-    Subscription,
-)
+from dpagent.transport.events import Acknowledged, Connected, Disconnected, Received
+from dpagent.transport.session import MqttSession, Subscription
 
 log = logging.getLogger(__name__)
 

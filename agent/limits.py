@@ -90,7 +90,14 @@ def require_training_time(longest_s: float, limits: LimitSettings) -> None:
 def shown(limits: LimitSettings) -> str:
     """The limits in a line, for the log."""
     values = limits.model_dump(exclude_none=True)
-    return ", ".join(
-        f"{name} {', '.join(value) if isinstance(value, tuple) else f'{value:g}'}"
-        for name, value in values.items()
-    )
+    return ", ".join(f"{name} {_shown(value)}" for name, value in values.items())
+
+
+def _shown(value: float | bool | tuple[str, ...]) -> str:
+    match value:
+        case bool():
+            return "on" if value else "off"
+        case tuple():
+            return ", ".join(value)
+        case _:
+            return f"{value:g}"

@@ -23,6 +23,7 @@ from agent.state import AgentState
 from dpagent import faults
 from dpagent.clock import Clock
 from dpagent.faults import FaultPoint
+from dpagent.protocol.dummies import as_sent
 from dpagent.protocol.messages import Plan
 from dpagent.protocol.sealing import seal_encoded
 from dpagent.transport.session import MqttSession
@@ -41,12 +42,8 @@ Seal: TypeAlias = Callable[[bytes, Plan], bytes]
 
 
 def sealed_for(fragment: bytes, plan: Plan) -> bytes:
-    """An encoded fragment, sealed to the coordinator that made the plan; anew each time.
-
-    Raises:
-        ValueError: the plan's sealing key is none.
-    """
-    return seal_encoded(fragment, plan.fleet, plan.sealing_key)
+    """A spooled fragment, sealed to the coordinator that made the plan; anew each time."""
+    return seal_encoded(as_sent(fragment, plan.wire), plan.fleet, plan.sealing_key)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,10 @@ the charge and that state are one transaction, so that no state lies between the
 nothing: after a crash it is done again under the same charge, with a fresh lot and fresh noise, but only for
 the very plan that was charged. *Spooled*: its fragments are on disk, and no record is read for it
 again. *Published*: each fragment has left at least once. *Receipted*: the coordinator has counted all of
-them. *Expired*: another round began before that.
+them. *Expired*: another round began before that, or the device's limits exclude the round by now.
+
+A device with dummy traffic spools dummies for a round that it *declines* or gives up: they go through the
+spool like fragments, and the state of the round does not follow them.
 """
 
 from __future__ import annotations
@@ -139,6 +142,14 @@ class Rounds:
     def expire_earlier(self, job: str, number: int, now: float) -> None:
         """Give up a job's earlier rounds that are charged or beyond and not receipted."""
         self._expire("job = ? AND round < ?", (job, number), now)
+
+    def forget_dummies_of_others(self, job: str, number: int) -> None:
+        """Drop the spool's rows of declined rounds, but for one: no budget bounds their number."""
+        self._connection.execute(
+            """DELETE FROM fragments WHERE (job, round) IN (
+                SELECT job, round FROM rounds WHERE state = 'declined' AND NOT (job = ? AND round = ?))""",
+            (job, number),
+        )
 
     def expire_job(self, job: str, now: float) -> None:
         """Give up a job's rounds that are charged or beyond and not receipted."""

@@ -48,7 +48,8 @@ class LedgerSettings(Settings):
 
 
 class LimitSettings(Settings):
-    """The device's own limits. It declines a plan beyond them, whoever signed it."""
+    """The device's own limits, and its traffic beyond them. It declines a plan beyond them, whoever signed
+    it."""
 
     messages_per_second: Annotated[float, Field(gt=0, le=1000)] = 10.0
     """Maximum publications per second, including resends."""
@@ -69,6 +70,9 @@ class LimitSettings(Settings):
     """Largest δ of one job; without it, all that the lifetime budget has left."""
     mechanisms: Annotated[tuple[str, ...], Field(strict=False, min_length=1)] = (DEFAULT_MECHANISM,)
     """Mechanisms that this device takes part in, by name."""
+    dummy_traffic: bool = False
+    """Whether the device sends as many dummies, of the same size and at such times, for a round that it sits
+    out, so that the broker cannot tell whether it takes part. They cost traffic and no privacy."""
 
 
 class AgentSettings(Settings):

@@ -198,10 +198,21 @@ class AgentState(StateDatabase):
             self.rounds.offer(job, number, plan, now)
         faults.reached(FaultPoint.AGENT_OFFERED)
 
-    def decline(self, job: str, number: int, reason: str, now: float) -> None:
-        """The device does not take part in a round."""
+    def decline(
+        self, job: str, number: int, reason: str, now: float, dummies: Iterable[SpooledFragment] = ()
+    ) -> None:
+        """The device does not take part in a round; dummies leave in place of its fragments."""
         with disk_errors(self.file), transaction(self.connection):
             self.rounds.move(job, number, RoundState.DECLINED, now, reason)
+            self.spool.put(job, number, dummies)
+
+    def give_up(self, job: str, number: int, now: float, dummies: Iterable[SpooledFragment]) -> None:
+        """The device runs a charged round no more, of which nothing has left; dummies leave in its place."""
+        with disk_errors(self.file), transaction(self.connection):
+            self.rounds.move(job, number, RoundState.EXPIRED, now)
+            self.spool.put(job, number, dummies)
+        # From here on, an older copy of the state may not run the round.
+        self.save_second_head()
 
     def charge(self, charge: Charge, now: float) -> None:
         """Charge for a round. Only then may a record be read for it.
@@ -274,6 +285,7 @@ class AgentState(StateDatabase):
         """Give up all other rounds and their fragments; return the number of fragments."""
         with disk_errors(self.file), transaction(self.connection):
             self.rounds.expire_others(job, round_number, now)
+            self.rounds.forget_dummies_of_others(job, round_number)
             expired = self.spool.expire_others(job, round_number)
         faults.reached(FaultPoint.AGENT_OTHERS_EXPIRED)
         return expired

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from benchmarks.figures import STANDARD_ERROR, Figure
 from benchmarks.simulation import Run, digits_settings, mean_and_error, over_seeds
-from coordinator.settings import CapSettings
+from coordinator.job_settings import CapSettings
 from dpagent.learning.models.built_ins import built_in
 from simulation.request import CapPlace
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from benchmarks.figures import STANDARD_ERROR, Figure
 from benchmarks.simulation import digits_settings, mean_and_error, over_seeds
-from coordinator.settings import ScheduleSettings
+from coordinator.job_settings import ScheduleSettings
 
 _EPSILONS = (4.0, 1.0)
 _SCHEDULES = {

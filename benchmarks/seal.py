@@ -76,5 +76,5 @@ def _fragment(dataset: KnownData) -> Fragment:
     values = np.random.default_rng(0).integers(-reach, reach, -(-dimension // _FRAGMENTS))
     return Fragment(
         version=1, kind="fragment", job=os.urandom(16), round=1, id=os.urandom(16), position=bytes(4),
-        payload=pack(values, width),
+        dummy=False, payload=pack(values, width),
     )  # fmt: skip

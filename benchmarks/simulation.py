@@ -13,7 +13,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from coordinator.settings import AggregationSettings, ScheduleSettings
+from coordinator.job_settings import ScheduleSettings
+from coordinator.settings import AggregationSettings
 from dpagent.learning.data.splits import split
 from dpagent.learning.models.built_ins import built_in
 from simulation.choices import settle

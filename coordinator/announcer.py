@@ -12,7 +12,8 @@ from dpagent.protocol.fragments import chunked, receipt_digest
 from dpagent.protocol.messages import RECEIPTS_PER_MESSAGE, Plan, Receipts
 from dpagent.protocol.signing import Signer
 from dpagent.protocol.topics import Topics
-from dpagent.transport.session import Acknowledged, Disconnected, MqttSession
+from dpagent.transport.events import Acknowledged, Disconnected
+from dpagent.transport.session import MqttSession
 
 _FAREWELL_S: Final = 5.0
 

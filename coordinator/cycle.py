@@ -203,7 +203,7 @@ class Cycle:
             )  # fmt: skip
         if result.late:
             log.info("%s arrived after the round closed", counted(result.late, "fragment"))
-        self._announcer.acknowledge(self._task.plan, (*result.fresh, *result.repeated))
+        self._announcer.acknowledge(self._task.plan, result.receipted)
 
     def _open_fragment(self, payload: bytes) -> OpenedFragment:
         """Open and check a fragment.
@@ -221,8 +221,9 @@ class Cycle:
             # Too late to count, so its size does not matter.
             return OpenedFragment(fragment.id, fragment.round, 0, _NO_VALUES, now)
         position, values = read_block(fragment, task.plan.wire, task.dimension)
-        norms.require(position, values)
-        return OpenedFragment(fragment.id, fragment.round, position, values, now)
+        if not fragment.dummy:
+            norms.require(position, values)
+        return OpenedFragment(fragment.id, fragment.round, position, values, now, fragment.dummy)
 
     # The round is over when all fragments are in and honest devices have had their time, or at its deadline.
 

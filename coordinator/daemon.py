@@ -26,14 +26,8 @@ from dpagent.learning.models.spec import ModelSpec
 from dpagent.privacy.statement import delta_warning
 from dpagent.protocol.topics import Topics
 from dpagent.storage import StateDirectory, disk_errors
-from dpagent.transport.session import (
-    Acknowledged,
-    Connected,
-    Disconnected,
-    MqttSession,
-    Received,
-    Subscription,
-)
+from dpagent.transport.events import Acknowledged, Connected, Disconnected, Received
+from dpagent.transport.session import MqttSession, Subscription
 from dpagent.wording import counted
 
 log = logging.getLogger(__name__)

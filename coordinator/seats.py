@@ -5,6 +5,9 @@ the least tickets hold the seats. If more fragments arrive, each has the same ch
 they came: a flood that comes first does not shut honest fragments out, and sending one again draws nothing
 new. The order of the tickets also deals a block's fragments to groups.
 
+A dummy takes no seat, and nothing of it is kept. It gets a receipt where a fragment in its place would have a
+seat: otherwise a flood of fragments would tell dummies by the receipts.
+
 A seat keeps its fragment's values, so that it can be given up. Sums are 64-bit integers: the same
 fragments give the same bits in any order.
 """
@@ -37,6 +40,7 @@ class OpenedFragment:
     position: int
     values: NDArray[np.int64]
     arrived_at: float
+    dummy: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +51,19 @@ class Counted:
     """Ids that took a seat now. One may lose it later, to a fragment with a smaller ticket."""
     repeated: tuple[bytes, ...]
     """Ids that took a seat before: their receipt was lost."""
+    dummies: tuple[bytes, ...]
+    """Ids of dummies for which there would be a seat."""
     unseated: int
-    """Fragments that found no seat, or lost theirs to another."""
+    """Fragments that found no seat, or lost theirs to another, and dummies without one."""
     late: int
     """Messages with fragments of closed rounds. Only their number is stored: anyone can seal any number
-    of them, and storing them would fill the disk."""
+    of them, and storing them would fill the disk. They get no receipt, even if they counted in their round: a
+    dummy of a closed round could not get one."""
+
+    @property
+    def receipted(self) -> list[bytes]:
+        """Ids that get a receipt, in an order that does not tell dummies from others."""
+        return sorted((*self.fresh, *self.repeated, *self.dummies))
 
 
 def create_seats(connection: sqlite3.Connection) -> None:
@@ -91,24 +103,31 @@ class Seats:
         """
         fresh: list[bytes] = []
         repeated: list[bytes] = []
+        dummies: list[bytes] = []
         late = unseated = 0
         taken = self.counts(open_round)
         for fragment in fragments:
             position = fragment.position
-            if self._is_known(fragment):
-                repeated.append(fragment.id)
-            elif fragment.round != open_round:
+            if fragment.round != open_round:
                 late += 1
+            elif fragment.dummy:
+                if taken.get(position, 0) < seats or self._loser_to(fragment) is not None:
+                    dummies.append(fragment.id)
+                else:
+                    unseated += 1
+            elif self._is_known(fragment):
+                repeated.append(fragment.id)
             elif taken.get(position, 0) < seats:
                 self._seat(fragment)
                 taken[position] = taken.get(position, 0) + 1
                 fresh.append(fragment.id)
             else:
                 unseated += 1
-                if self._gives_way(fragment):
+                if (loser := self._loser_to(fragment)) is not None:
+                    self._free(open_round, position, loser)
                     self._seat(fragment)
                     fresh.append(fragment.id)
-        return Counted(tuple(fresh), tuple(repeated), unseated, late)
+        return Counted(tuple(fresh), tuple(repeated), tuple(dummies), unseated, late)
 
     def counts(self, number: int) -> dict[int, int]:
         """Taken seats of a round by position."""
@@ -164,18 +183,23 @@ class Seats:
             (fragment.round, fragment.position, ticket, fragment.id, units, kind),
         )
 
-    def _gives_way(self, fragment: OpenedFragment) -> bool:
-        """Free the block's seat with the greatest ticket, if that is greater than the fragment's."""
+    def _loser_to(self, fragment: OpenedFragment) -> bytes | None:
+        """The id in the block's seat with the greatest ticket, if that is greater than the fragment's."""
         last = self._connection.execute(
-            "SELECT rowid, ticket, id FROM seats WHERE round = ? AND position = ? "
-            "ORDER BY ticket DESC LIMIT 1",
+            "SELECT ticket, id FROM seats WHERE round = ? AND position = ? ORDER BY ticket DESC LIMIT 1",
             (fragment.round, fragment.position),
         ).fetchone()
         if last is None or last["ticket"] < self._ticket(fragment.id):
-            return False
-        self._connection.execute("DELETE FROM seats WHERE rowid = ?", (last["rowid"],))
-        self._connection.execute("DELETE FROM fragments WHERE id = ?", (last["id"],))
-        return True
+            return None
+        return bytes(last["id"])
+
+    def _free(self, number: int, position: int, fragment_id: bytes) -> None:
+        """Take a fragment's seat in a round's block from it."""
+        self._connection.execute(
+            "DELETE FROM seats WHERE round = ? AND position = ? AND ticket = ?",
+            (number, position, self._ticket(fragment_id)),
+        )
+        self._connection.execute("DELETE FROM fragments WHERE id = ?", (fragment_id,))
 
     def _ticket(self, fragment_id: bytes) -> bytes:
         return hashlib.blake2b(fragment_id, key=self._key, digest_size=_TICKET_BYTES).digest()

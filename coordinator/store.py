@@ -181,6 +181,7 @@ class Store:
             self._add_to_counters(
                 {
                     "duplicates": len(counted.repeated),
+                    "dummies": len(counted.dummies),
                     "late": counted.late,
                     f"rejected: {BLOCK_FULL}": counted.unseated,
                 }
@@ -319,7 +320,8 @@ class StoreReader:
             return {row["id"]: (row["round"], row["arrived_at"]) for row in rows}
 
     def counters(self) -> dict[str, int]:
-        """Running totals of messages: ``duplicates``, ``late``, and ``rejected: reason`` by reason."""
+        """Running totals of messages: ``duplicates``, ``dummies``, ``late``, and ``rejected: reason`` by
+        reason."""
         with disk_errors(self.file):
             rows = self._connection.execute("SELECT name, value FROM counters")
             return {row["name"]: row["value"] for row in rows}

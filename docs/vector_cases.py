@@ -102,6 +102,7 @@ def _other_fragments() -> Iterator[Case]:
     yield "", "a fragment", envelope
     yield "", "the same, sealed anew", sealed(fragment, "anew")
     yield "", "of the round before: late", changed(round=1)
+    yield "", "a dummy, which does not count", changed(dummy=True)
     filled = pack(np.array([1, 0, -7, 7]), PLAN.wire.width)
     yield "", "values beyond the update's end, which nobody reads", changed(payload=filled)
     yield "malformed", "an envelope of the coordinator", SIGNER.sign(PLAN, "plan")

@@ -16,7 +16,8 @@ from typing import Any, Literal, TypeVar, cast
 import pytest
 from children import PATIENCE_S, Child, deaths, states
 
-from dpagent.transport.session import Event, MqttSession, Pace, Subscription
+from dpagent.transport.events import Event
+from dpagent.transport.session import MqttSession, Pace, Subscription
 from dpagent.transport.settings import MqttSettings
 
 USER = "tester"

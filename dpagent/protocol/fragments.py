@@ -33,6 +33,11 @@ def block_count(dimension: int, block: int) -> int:
     return -(-dimension // block)
 
 
+def payload_bytes(wire: WireTerms) -> int:
+    """Bytes of a fragment's payload: ``block`` integers of ``width`` bits."""
+    return _packed_bytes(wire.block, wire.width)
+
+
 def pack(values: NDArray[np.int64], width: int) -> bytes:
     """Pack signed integers in ``[−2^(width−1), 2^(width−1))`` into bits.
 
@@ -53,7 +58,7 @@ def unpack(data: bytes, count: int, width: int) -> NDArray[np.int64]:
     Raises:
         MessageError: The length is not that of ``count`` integers.
     """
-    expected = (count * width + 7) // 8
+    expected = _packed_bytes(count, width)
     if len(data) != expected:
         raise MessageError("wrong size", f"payload of {len(data)} bytes; expected {expected}")
     bits = np.unpackbits(np.frombuffer(data, np.uint8), count=count * width).reshape(count, width)
@@ -61,6 +66,10 @@ def unpack(data: bytes, count: int, width: int) -> NDArray[np.int64]:
     padded[:, 32 - width :] = bits
     raw = np.packbits(padded, axis=1).view(">u4").reshape(count)
     return raw.astype(np.int64) - (1 << (width - 1))
+
+
+def _packed_bytes(count: int, width: int) -> int:
+    return (count * width + 7) // 8
 
 
 def cut(update: NDArray[np.int64], plan: Plan) -> Iterator[Fragment]:
@@ -72,7 +81,7 @@ def cut(update: NDArray[np.int64], plan: Plan) -> Iterator[Fragment]:
         block[: len(part)] = part
         yield Fragment(
             version=1, kind="fragment", job=plan.job, round=plan.round, id=os.urandom(16),
-            position=position.to_bytes(4, "big"), payload=pack(block, wire.width),
+            position=position.to_bytes(4, "big"), dummy=False, payload=pack(block, wire.width),
         )  # fmt: skip
 
 

@@ -214,7 +214,7 @@ class ModelChunk(Message):
 
 
 class Fragment(Message):
-    """One block of one device's noisy update, inside the seal.
+    """One block of one device's noisy update, or a dummy in its place, inside the seal.
 
     Every field has a fixed size within a round, so that all fragments have one length.
     Nothing identifies the device, or links two fragments of one device.
@@ -227,11 +227,13 @@ class Fragment(Message):
     id: Annotated[bytes, Field(min_length=16, max_length=16)]
     position: Annotated[bytes, Field(min_length=4, max_length=4)]
     """Block index, big-endian."""
+    dummy: bool
+    """Whether it comes from a device that sits the round out, and counts for nothing."""
     payload: Annotated[bytes, Field(max_length=MAX_MESSAGE_BYTES)]
 
 
 class Receipts(Message):
-    """Fragments that are durably counted: concatenated 16-byte digests of their ids. Signed."""
+    """Fragments that are durably counted, and dummies: concatenated 16-byte digests of their ids. Signed."""
 
     version: Literal[1]
     kind: Literal["receipts"]

@@ -182,6 +182,13 @@ class RoundTask:
             raise PlanError("The plan asks for views of records whose features are computed once.")
 
 
+def dimension_of(plan: Plan) -> int:
+    """Coordinates of an update, also for a device that cannot run the round."""
+    if (moments := second_moments_of(plan)) is not None:
+        return moments.dimension
+    return plan.model.parameters + (plan.clipping.count_weight > 0)
+
+
 def second_moments_of(plan: Plan) -> SecondMoments | None:
     """The sum that the first round of a job with a projection asks for, or None."""
     if plan.projection is None or plan.round > 1:

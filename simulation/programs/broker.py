@@ -22,7 +22,8 @@ from typing import Literal
 
 from dpagent.errors import BrokerError
 from dpagent.storage import disk_errors, write_atomically
-from dpagent.transport.session import Connected, Disconnected, MqttSession
+from dpagent.transport.events import Connected, Disconnected
+from dpagent.transport.session import MqttSession
 from dpagent.transport.settings import MqttSettings
 from dpagent.wording import named
 from simulation.request import STARTED_BROKERS, BrokerRequest

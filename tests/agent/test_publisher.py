@@ -21,7 +21,7 @@ from agent.state import AgentState
 from dpagent.protocol.messages import Plan
 from dpagent.protocol.topics import Topics
 from dpagent.storage import transaction
-from dpagent.transport.session import Acknowledged, Connected
+from dpagent.transport.events import Acknowledged, Connected
 
 SLOT_S, JITTER_S = 40.0, 100.0
 PLAN = make_plan(compute_slot_s=SLOT_S, jitter_window_s=JITTER_S)

@@ -23,7 +23,7 @@ from dpagent.errors import PlanError
 from dpagent.faults import FaultPoint
 from dpagent.protocol.messages import MAX_WHOLE_BYTES
 from dpagent.protocol.task import RoundTask
-from dpagent.transport.session import Event, Received
+from dpagent.transport.events import Event, Received
 
 Begin = Callable[[FleetSettings], Coordinator]
 

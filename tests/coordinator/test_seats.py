@@ -26,8 +26,9 @@ def store(tmp_path: Path) -> Iterator[Store]:
     store.close()
 
 
-def fragment(value: int, position: int = 0, round_number: int = 1) -> OpenedFragment:
-    return OpenedFragment(os.urandom(16), round_number, position, np.full(3, value, np.int64), 0.0)
+def fragment(value: int, position: int = 0, round_number: int = 1, *, dummy: bool = False) -> OpenedFragment:
+    values = np.full(3, value, np.int64)
+    return OpenedFragment(os.urandom(16), round_number, position, values, 0.0, dummy)
 
 
 def held(store: Store, position: int = 0) -> int:
@@ -120,3 +121,52 @@ def test_two_fragments_of_one_sender_meet_in_a_group_as_often_as_chance_has_it(t
     )
     store.close()
     assert stats.binomtest(met, blocks, 1 / 5).pvalue > LEVEL
+
+
+# --- dummies ------------------------------------------------------------------------------------
+
+
+def test_a_flood_of_dummies_leaves_a_number_behind_and_takes_no_seat(store: Store, tmp_path: Path) -> None:
+    store.count([fragment(1), fragment(0, dummy=True)], 1, seats=SEATS)
+    pages = store.connection.execute("PRAGMA page_count").fetchone()
+    for _ in range(20):
+        dummies = [fragment(0, position, dummy=True) for position in range(500)]
+        counted = store.count(dummies, 1, seats=SEATS)
+        assert counted.receipted == sorted(each.id for each in dummies)
+    assert store.connection.execute("PRAGMA page_count").fetchone() == pages
+    assert store.counts(1) == {0: 1}
+    assert (held(store), len(StoreReader(tmp_path).fragments())) == (1, 1)
+    assert StoreReader(tmp_path).counters() == {"dummies": 10_001}
+
+
+def test_a_dummy_of_a_closed_round_gets_no_receipt(store: Store, tmp_path: Path) -> None:
+    assert store.count([fragment(0, dummy=True)], 2, seats=SEATS).receipted == []
+    assert StoreReader(tmp_path).counters() == {"late": 1}
+
+
+def test_a_flooded_block_gives_a_dummy_a_receipt_as_often_as_a_fragment(store: Store) -> None:
+    """2,000 of each after a flood, two-sided at 1e-6."""
+    blocks, each = 40, 50
+    for position in range(blocks):
+        store.count([fragment(1, position) for _ in range(3 * SEATS)], 1, seats=SEATS)
+    receipts = {True: 0, False: 0}
+    for dummy in (True, False):
+        for position in range(blocks):
+            for _ in range(each):
+                store.connection.execute("SAVEPOINT before")
+                newcomer = fragment(0, position, dummy=dummy)
+                receipts[dummy] += len(store._seats.take([newcomer], 1, SEATS).receipted)
+                store.connection.execute("ROLLBACK TO before")
+                store.connection.execute("RELEASE before")
+    assert min(receipts.values()) > 0
+    table = [[count, blocks * each - count] for count in receipts.values()]
+    assert stats.fisher_exact(table).pvalue > LEVEL
+
+
+def test_a_dummy_without_a_seat_stays_without_one(store: Store) -> None:
+    store.count([fragment(1) for _ in range(2 * SEATS)], 1, seats=SEATS)
+    dummies = [fragment(0, dummy=True) for _ in range(200)]
+    first = store.count(dummies, 1, seats=SEATS)
+    assert 0 < len(first.receipted) < 200, "which chance breaks once in a million times"
+    assert first.unseated == 200 - len(first.receipted)
+    assert store.count(dummies, 1, seats=SEATS).receipted == first.receipted

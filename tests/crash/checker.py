@@ -11,8 +11,9 @@ while programs run. The promises:
 * A round is charged once, and for a plan that was announced.
 * The chain of a ledger is whole, and ``ledger.head`` is on it.
 * The rounds of a device are in the states that its ledger and its spool say.
+* A device that publishes dummies for a round publishes no fragment for it; they have no values.
 * The coordinator counts captured fragments, each once, no more in a block than it has seats, and their values
-  as they were sent. Whatever has a receipt is counted.
+  as they were sent. Whatever has a receipt is counted, or is a dummy.
 * A closed round's model is that of the round before and the exact sums of the captured fragments that count.
 
 At the end of a job there are more: see :meth:`Checker.look`.
@@ -22,19 +23,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 import sqlite3
 import struct
-from collections import Counter, defaultdict
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
-import cbor2
 import numpy as np
+from crash.capture import Capture, Fragment, Promises
+from crash.databases import Device, view
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 from protocol import second_client
@@ -57,40 +55,10 @@ class Places:
     learning_rate: float
     """Of plain gradient descent."""
     rounds: int
+    bystanders: dict[str, Path] = field(default_factory=dict)
+    """Those of devices that sit every round out."""
     is_patient: bool = True
     """Whether no round ends before it has the fragments of all devices."""
-
-
-def _open_readonly(file: Path) -> sqlite3.Connection:
-    return sqlite3.connect(f"{file.as_uri()}?mode=ro", uri=True, timeout=10)
-
-
-class Fragment(NamedTuple):
-    """A captured fragment."""
-
-    device: str
-    round: int
-    position: int
-    message: bytes
-
-    def values(self, wire: dict[str, int]) -> NDArray[np.int64]:
-        payload = second_client.read(self.message, "fragment")["payload"]
-        return np.array(second_client.unpack(payload, wire["block"], wire["width"]), np.int64)
-
-
-@dataclass
-class Device:
-    """The contents of a device's database."""
-
-    charges: Counter[int] = field(default_factory=Counter)
-    """Entries by round."""
-    rounds: dict[int, tuple[str, bytes]] = field(default_factory=dict)
-    """State and the plan's digest by round."""
-    fragments: dict[bytes, tuple[int, str, bytes | None]] = field(default_factory=dict)
-    """Round, state and message by the digest of an id."""
-
-    def states(self, number: int) -> list[str]:
-        return [state for at, state, _ in self.fragments.values() if at == number]
 
 
 class Checker:
@@ -102,21 +70,12 @@ class Checker:
 
     def __init__(self, places: Places) -> None:
         self._at = places
-        self._secret = (places.keys / "sealing.key").read_bytes()
         signing = Ed25519PrivateKey.from_private_bytes((places.keys / "signing.key").read_bytes())
-        self._public = signing.public_key().public_bytes_raw()
-        self._read = 0
-        self._broken: list[str] = []
-        self._seals: set[bytes] = set()
-        # What was captured so far.
-        self.jobs: set[bytes] = set()
-        self.fragments: dict[bytes, Fragment] = {}
-        self.plans: dict[int, dict[str, Any]] = {}
-        self.plan_digests: dict[int, set[bytes]] = defaultdict(set)
-        self.chunks: dict[tuple[bytes, int], bytes] = {}
-        self.receipted: set[bytes] = set()
-        self.over = False
-        """Whether the end of the job was announced."""
+        self._promises = Promises()
+        self.capture = Capture(
+            places.capture, places.fleet, (places.keys / "sealing.key").read_bytes(),
+            signing.public_key().public_bytes_raw(), self._promises,
+        )  # fmt: skip
         self._models: dict[int, NDArray[np.float32]] = {}
         """Computed here, after each closed round."""
 
@@ -132,115 +91,36 @@ class Checker:
             The broken promises, in words.
         """
         # Each is read after what follows from it: see the promises.
-        self._broken = []
-        self._take_capture()
-        captured, receipted = dict(self.fragments), set(self.receipted)
+        self._promises.broken = []
+        self.capture.read_on()
+        captured, receipted = dict(self.capture.fragments), set(self.capture.receipted)
+        dummies = dict(self.capture.dummies)
         devices = {name: self._device(name, path) for name, path in self._at.devices.items()}
-        for name, device in devices.items():
+        bystanders = {name: self._device(name, path) for name, path in self._at.bystanders.items()}
+        for name, device in (devices | bystanders).items():
             self._check_device(name, device)
-        self._check_published(captured, devices)
-        with self._database(self._at.coordinator / "coordinator.db") as connection:
+        self._check_published(captured, devices | bystanders)
+        self._check_dummies(dummies, devices | bystanders)
+        with view(self._at.coordinator / "coordinator.db", self._promises) as connection:
             if connection is None:
                 self._expect(not captured and not receipted, "there are fragments and no coordinator")
             else:
                 self._check_coordinator(connection, receipted, devices)
                 if at_the_end:
                     self._check_end(connection, devices)
-        return self._broken
+        return self._promises.broken
 
     def _expect(self, holds: bool, otherwise: str) -> None:
-        if not holds:
-            self._broken.append(otherwise)
-
-    # The capture.
-
-    def _take_capture(self) -> None:
-        with self._at.capture.open("rb") as stream:
-            stream.seek(self._read)
-            data = stream.read()
-        at = 0
-        while len(data) >= at + 4 and len(data) >= (end := at + 4 + int.from_bytes(data[at : at + 4], "big")):
-            self._take_message(**cbor2.loads(data[at + 4 : end]))
-            at = end
-        self._read += at
-
-    def _take_message(self, sender: str, topic: str, payload: bytes) -> None:
-        base, fleet = f"dpagent/v1/{self._at.fleet}/", self._at.fleet
-        kind = topic.removeprefix(base).partition("/")[0]
-        if kind == "fragments":
-            self._take_fragment(sender, payload)
-            return
-        self._expect(sender == "coordinator", f"{sender} published on {topic}")
-        name = {"plan": "plan", "model": "model", "asset": "model", "receipts": "receipts"}[kind]
-        message = second_client.open_signed(payload, name, fleet, self._public)
-        match name:
-            case "plan":
-                self._take_plan(message)
-            case "model":
-                self.chunks[message["digest"], message["index"]] = message["data"]
-            case _:
-                raw = message["digests"]
-                self.receipted |= {raw[start : start + 16] for start in range(0, len(raw), 16)}
-
-    def _take_plan(self, plan: dict[str, Any]) -> None:
-        self.jobs.add(plan["job"])
-        self._expect(len(self.jobs) == 1, "a second job began")
-        if plan["state"] == "finished":
-            self.over = True
-            return
-        self._expect(not self.over, f"round {plan['round']} was announced after the end")
-        known = self.plans.setdefault(plan["round"], plan)
-        self._expect(
-            known | {"deadline": 0.0} == plan | {"deadline": 0.0},
-            f"round {plan['round']} was announced with another plan",
-        )
-        digest = hashlib.sha256(second_client.encode(plan | {"deadline": 0.0})).digest()
-        self.plan_digests[plan["round"]].add(digest)
-
-    def _take_fragment(self, sender: str, payload: bytes) -> None:
-        self._expect(payload not in self._seals, f"{sender} sent one ciphertext twice")
-        self._seals.add(payload)
-        message = second_client.open_sealed(payload, self._at.fleet, self._secret)
-        values = second_client.read(message, "fragment")
-        position = int.from_bytes(values["position"], "big")
-        fragment = Fragment(sender, values["round"], position, message)
-        self._expect(values["job"] in self.jobs, f"{sender} sent a fragment of an unknown job")
-        known = self.fragments.setdefault(values["id"], fragment)
-        self._expect(known == fragment, f"{sender} sent two fragments with the id {values['id'].hex()}")
+        self._promises.expect(holds, otherwise)
 
     # The devices.
-
-    @contextmanager
-    def _database(self, file: Path) -> Iterator[sqlite3.Connection | None]:
-        """One consistent view of a database, or None if it has no tables yet."""
-        if not file.exists():
-            yield None
-            return
-        with ExitStack() as opened:
-            connection = opened.enter_context(closing(_open_readonly(file)))
-            try:
-                connection.execute("BEGIN")
-                connection.execute("SELECT 1 FROM sqlite_master").fetchone()
-            except sqlite3.OperationalError as error:
-                if error.sqlite_errorname != "SQLITE_READONLY_ROLLBACK":
-                    raise
-                # Killed while the file was made, and its owner has not undone that yet.
-                copy = Path(opened.enter_context(TemporaryDirectory())) / file.name
-                for part in file.parent.glob(f"{file.name}*"):
-                    shutil.copy(part, copy.parent / part.name)
-                connection = opened.enter_context(closing(sqlite3.connect(copy)))
-            # Tables come one migration at a time, the counters' last.
-            there = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'counters'").fetchone()
-            (intact,) = connection.execute("PRAGMA integrity_check").fetchone()
-            self._expect(intact == "ok", f"{file}: {intact}")
-            yield None if there is None else connection
 
     def _device(self, name: str, directory: Path) -> Device:
         device = Device()
         head_file = directory / "ledger.head"
         # The head first: it may lag behind the chain and never leads it.
         head = json.loads(head_file.read_text()) if head_file.exists() else {"entries": 0, "hash": "00" * 32}
-        with self._database(directory / "ledger.db") as connection:
+        with view(directory / "ledger.db", self._promises) as connection:
             if connection is None:
                 return device
             entries = connection.execute("SELECT * FROM entries ORDER BY number").fetchall()
@@ -248,7 +128,7 @@ class Checker:
                 device.rounds[number] = state, plan
             for row in connection.execute("SELECT digest, round, state, message FROM fragments"):
                 device.fragments[row[0]] = row[1:]
-        self._take_capture()  # The wiretap knows a plan before the broker.
+        self.capture.read_on()  # The wiretap knows a plan before the broker.
         digest, hashes = bytes(32), [bytes(32)]
         for number, kind, body, stored in entries:
             expected = len(hashes)
@@ -259,7 +139,7 @@ class Checker:
             hashes.append(digest)
             if kind == "charge":
                 record = json.loads(body)
-                known = bytes.fromhex(record["job"]) in self.jobs
+                known = bytes.fromhex(record["job"]) in self.capture.jobs
                 self._expect(known, f"{name}: charged for an unknown job")
                 device.charges[record["round"]] += 1
         self._expect(
@@ -276,19 +156,20 @@ class Checker:
             self._expect(
                 (state in _CHARGED) == (number in device.charges), f"{where} and its charge disagree"
             )
-            self._expect(plan in self.plan_digests[number], f"{where} is of a plan that nobody announced")
+            self._expect(
+                plan in self.capture.plan_digests[number], f"{where} is of a plan that nobody announced"
+            )
             states = device.states(number)
-            self._expect(len(states) in (0, self._blocks(number)), f"{where} has {len(states)} fragments")
+            self._expect(
+                len(states) in (0, self.capture.blocks(number)), f"{where} has {len(states)} fragments"
+            )
             self._expect(state not in _SPOOLED or bool(states), f"{where} has no fragment")
-            self._expect(state in (*_SPOOLED, "expired") or not states, f"{where} has fragments")
+            may_have = (*_SPOOLED, "expired", "declined")
+            self._expect(state in may_have or not states, f"{where} has fragments")
             self._expect(state != "published" or "waiting" not in states, f"{where} has unpublished ones")
             self._expect(state != "receipted" or {*states} == {"counted"}, f"{where} has uncounted fragments")
         for number in device.charges:
             self._expect(number in device.rounds, f"{name}: round {number} is charged and not on record")
-
-    def _blocks(self, number: int) -> int:
-        plan = self.plans[number]
-        return -(-second_client.dimension(plan) // plan["wire"]["block"])
 
     def _check_published(self, captured: dict[bytes, Fragment], devices: dict[str, Device]) -> None:
         positions: Counter[tuple[str, int, int]] = Counter()
@@ -298,13 +179,25 @@ class Checker:
             self._expect(device.charges[fragment.round] == 1, f"{where} was published and not charged")
             known = device.fragments.get(second_client.receipt(identity))
             if known is None:
-                self._broken.append(f"{where} has published {identity.hex()}, which was never spooled")
+                self._expect(False, f"{where} has published {identity.hex()}, which was never spooled")
                 continue
             number, _, message = known
             self._expect(number == fragment.round, f"{where} is spooled as round {number}")
             self._expect(message in (None, fragment.message), f"{where} is spooled with another content")
         for (name, number, position), count in positions.items():
             self._expect(count == 1, f"{name}: round {number} has {count} noisy sums at position {position}")
+
+    def _check_dummies(self, dummies: dict[bytes, Fragment], devices: dict[str, Device]) -> None:
+        taking_part = {(each.device, each.round) for each in self.capture.fragments.values()}
+        for identity, dummy in dummies.items():
+            where = f"{dummy.device}: round {dummy.round}"
+            self._expect((dummy.device, dummy.round) not in taking_part, f"{where} has dummies and fragments")
+            device, is_past = devices[dummy.device], dummy.round < max(self.capture.plans)
+            # Rows of earlier rounds are dropped when the next plan arrives.
+            is_known = is_past or second_client.receipt(identity) in device.fragments
+            self._expect(is_known, f"{where} has published a dummy that was never spooled")
+            state, _ = device.rounds[dummy.round]
+            self._expect(state == "declined", f"{where}, {state}, has dummies")
 
     # The coordinator.
 
@@ -320,11 +213,11 @@ class Checker:
             "SELECT number, closed_at, fragments FROM rounds ORDER BY number"
         ).fetchall()
         (weights,) = connection.execute("SELECT weights FROM model").fetchone() or (None,)
-        self._take_capture()  # The wiretap knows a fragment before the broker, so all of these are there.
+        self.capture.read_on()  # The wiretap knows a fragment before the broker, so all of these are there.
         for identity, (number, position) in counted.items():
-            fragment = self.fragments.get(identity)
+            fragment = self.capture.fragments.get(identity)
             if fragment is None:
-                self._broken.append(f"counted a fragment that nobody sent: {identity.hex()}")
+                self._expect(False, f"counted a fragment that nobody sent: {identity.hex()}")
                 continue
             as_sent = (fragment.round, fragment.position)
             self._expect((number, position) == as_sent, f"counted {as_sent} as {(number, position)}")
@@ -338,7 +231,7 @@ class Checker:
             if closed_at is not None:
                 of_round = sum(1 for at, _ in counted.values() if at == number)
                 self._expect(fragments == of_round, f"round {number}: {of_round} counted, {fragments} stated")
-        digests = {second_client.receipt(identity) for identity in counted}
+        digests = {second_client.receipt(identity) for identity in (*counted, *self.capture.dummies)}
         self._expect(receipted <= digests, f"{len(receipted - digests)} receipts for what is not counted")
         for name, device in devices.items():
             done = {digest for digest, (_, state, _) in device.fragments.items() if state == "counted"}
@@ -359,8 +252,8 @@ class Checker:
         self._expect(set(seated.values()) <= {1}, "a fragment has two seats")
         for identity, number, position, units, kind in seats:
             self._expect(counted.get(identity) == (number, position), "a seat is of another block")
-            if identity in self.fragments:
-                sent = self.fragments[identity].values(self.plans[number]["wire"])
+            if identity in self.capture.fragments:
+                sent = self.capture.fragments[identity].values(self.capture.plans[number]["wire"])
                 stored = np.frombuffer(units, kind)
                 self._expect(
                     np.array_equal(stored, sent[: len(stored)]), f"the values of {identity.hex()} changed"
@@ -372,15 +265,15 @@ class Checker:
         """Each closed round's model from the model before and the captured fragments that count."""
         last = max(closed)
         for number in sorted(closed - set(self._models)):
-            plan = self.plans[number]
+            plan = self.capture.plans[number]
             mean = self._mean(plan, [identity for identity, (at, _) in counted.items() if at == number])
             before = self._weights(plan)
             stepped = before - self._at.learning_rate * mean[: len(before)]
             self._models[number] = stepped.astype(np.float32)
         for number in closed:
             after = stored if number == last else None
-            if number + 1 in self.plans:
-                after = self._weights(self.plans[number + 1])
+            if number + 1 in self.capture.plans:
+                after = self._weights(self.capture.plans[number + 1])
             if after is not None:
                 self._expect(
                     np.allclose(self._models[number], after, rtol=1e-6, atol=1e-7),
@@ -389,11 +282,11 @@ class Checker:
 
     def _mean(self, plan: dict[str, Any], identities: list[bytes]) -> NDArray[np.float64]:
         block, sampling = plan["wire"]["block"], plan["sampling"]
-        sums = np.zeros((self._blocks(plan["round"]), block), np.int64)
+        sums = np.zeros((self.capture.blocks(plan["round"]), block), np.int64)
         counts = np.zeros(len(sums), np.int64)
         for identity in identities:
-            if identity in self.fragments:
-                fragment = self.fragments[identity]
+            if identity in self.capture.fragments:
+                fragment = self.capture.fragments[identity]
                 sums[fragment.position] += fragment.values(plan["wire"])
                 counts[fragment.position] += 1
         share = np.maximum(counts, 1) * sampling["expected_lot"] * sampling["local_steps"]
@@ -403,9 +296,9 @@ class Checker:
     def _weights(self, plan: dict[str, Any]) -> NDArray[np.float32]:
         digest, count = plan["model"]["digest"], plan["model"]["parameters"]
         chunks = -(-4 * count // second_client.CHUNK_BYTES)
-        data = b"".join(self.chunks.get((digest, index), b"") for index in range(chunks))
+        data = b"".join(self.capture.chunks.get((digest, index), b"") for index in range(chunks))
         if hashlib.sha256(data).digest() != digest:
-            self._broken.append(f"round {plan['round']}: the announced model was not published")
+            self._expect(False, f"round {plan['round']}: the announced model was not published")
             return np.zeros(count, np.float32)
         return np.array(struct.unpack(f"<{count}f", data), np.float32)
 
@@ -418,16 +311,21 @@ class Checker:
         }
         self._expect(closed == rounds, f"closed rounds: {sorted(closed)}")
         (finished,) = connection.execute("SELECT finished_at IS NOT NULL FROM job").fetchone()
-        self._expect(bool(finished) and self.over, "the job is not over")
+        self._expect(bool(finished) and self.capture.over, "the job is not over")
         self._expect((self._at.coordinator / "model.onnx").exists(), "there is no model")
         if not self._at.is_patient:
             return
         counted = {row[0] for row in connection.execute("SELECT id FROM fragments")}
-        self._expect(counted == set(self.fragments), f"{len(set(self.fragments) - counted)} do not count")
+        self._expect(
+            counted == set(self.capture.fragments),
+            f"{len(set(self.capture.fragments) - counted)} do not count",
+        )
         for number in rounds:
-            of_round = Counter(each.position for each in self.fragments.values() if each.round == number)
+            of_round = Counter(
+                each.position for each in self.capture.fragments.values() if each.round == number
+            )
             self._expect(
-                of_round == dict.fromkeys(range(self._blocks(number)), len(devices)),
+                of_round == dict.fromkeys(range(self.capture.blocks(number)), len(devices)),
                 f"round {number}: fragments by position {dict(of_round)}",
             )
         for name, device in devices.items():

@@ -29,7 +29,9 @@ from dpagent.faults import FaultPoint
 HERE: Final = Path(__file__).parent
 COORDINATOR: Final = "coordinator"
 DEVICES: Final = ("device-0", "device-1")
-PROGRAMS: Final = (COORDINATOR, *DEVICES)
+BYSTANDER: Final = "device-2"
+"""Its job never fits its limits: it declines, and sends dummies."""
+PROGRAMS: Final = (COORDINATOR, *DEVICES, BYSTANDER)
 ROUNDS: Final = 3
 NAME: Final = "under-fire"
 BROKER: Final = "broker"
@@ -141,12 +143,13 @@ def places(directory: Path, *, is_patient: bool = True) -> Places:
         capture=directory / "capture",
         learning_rate=_LEARNING_RATE,
         rounds=ROUNDS,
+        bystanders={BYSTANDER: directory / BYSTANDER / "state"},
         is_patient=is_patient,
     )
 
 
 class FleetUnderFire:
-    """A coordinator, two devices, their broker and the wiretap between them.
+    """A coordinator, two devices and one that sits out, their broker and the wiretap between them.
 
     Args:
         directory: for all of it.
@@ -178,10 +181,12 @@ class FleetUnderFire:
         key = load_signer(settings.keys_dir, NAME).public_key
         load_opener(settings.keys_dir, NAME)
         self._files = {COORDINATOR: file}
-        for number, name in enumerate(DEVICES):
+        for number, name in enumerate((*DEVICES, BYSTANDER)):
+            limits = {"dummy_traffic": True} | ({"maximum_job_epsilon": 1e-6} if name == BYSTANDER else {})
             self._files[name] = write_agent(
-                directory / name, None, key, number, fleet=NAME, mqtt=mqtt(name), engine="numpy"
-            )
+                directory / name, None, key, number, fleet=NAME, mqtt=mqtt(name), engine="numpy",
+                limits=limits,
+            )  # fmt: skip
         self.checker = Checker(places(directory, is_patient=deadline_s == PATIENT_S))
 
     def run(

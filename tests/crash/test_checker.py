@@ -66,7 +66,7 @@ def publish(fleet: Path, sender: str, topic: str, payload: bytes) -> None:
 
 
 def send(fleet: Path, message: bytes, ephemeral: bytes) -> None:
-    key = seen(fleet).plans[1]["sealing_key"]
+    key = seen(fleet).capture.plans[1]["sealing_key"]
     publish(fleet, DEVICE, "fragments", second_client.seal(message, NAME, key, ephemeral))
 
 
@@ -104,27 +104,41 @@ def the_head_leads(fleet: Path) -> None:
 
 
 def a_second_noisy_sum_leaves(fleet: Path) -> None:
-    fragment = next(each for each in seen(fleet).fragments.values() if each.device == DEVICE)
+    fragment = next(each for each in seen(fleet).capture.fragments.values() if each.device == DEVICE)
     other = second_client.read(fragment.message, "fragment") | {"id": b"n" * 16}
     send(fleet, second_client.encode(other), b"e" * 32)
 
 
 def a_fragment_leaves_with_another_content(fleet: Path) -> None:
-    fragment = next(each for each in seen(fleet).fragments.values() if each.device == DEVICE)
+    fragment = next(each for each in seen(fleet).capture.fragments.values() if each.device == DEVICE)
     other = second_client.read(fragment.message, "fragment")
     other["payload"] = bytes(len(other["payload"]))
     send(fleet, second_client.encode(other), b"e" * 32)
 
 
 def a_ciphertext_leaves_twice(fleet: Path) -> None:
-    fragment = next(each for each in seen(fleet).fragments.values() if each.device == DEVICE)
+    fragment = next(each for each in seen(fleet).capture.fragments.values() if each.device == DEVICE)
     for _ in range(2):
         send(fleet, fragment.message, b"e" * 32)
 
 
+def dummies_leave_beside_fragments(fleet: Path) -> None:
+    fragment = next(each for each in seen(fleet).capture.fragments.values() if each.device == DEVICE)
+    other = second_client.read(fragment.message, "fragment") | {"id": b"n" * 16, "dummy": True}
+    other["payload"] = bytes(len(other["payload"]))
+    send(fleet, second_client.encode(other), b"e" * 32)
+
+
+def a_dummy_has_values(fleet: Path) -> None:
+    dummy = next(iter(seen(fleet).capture.dummies.values()))
+    other = second_client.read(dummy.message, "fragment") | {"id": b"n" * 16}
+    other["payload"] = b"v" * len(other["payload"])
+    send(fleet, second_client.encode(other), b"e" * 32)
+
+
 def a_round_is_announced_with_another_plan(fleet: Path) -> None:
     checker = seen(fleet)
-    body = second_client.encode(checker.plans[ROUNDS] | {"delta": 0.5})
+    body = second_client.encode(checker.capture.plans[ROUNDS] | {"delta": 0.5})
     secret = (fleet / "coordinator" / "keys" / "signing.key").read_bytes()
     publish(fleet, "coordinator", "plan", second_client.sign(body, "plan", NAME, secret))
 
@@ -142,8 +156,8 @@ def something_is_counted_that_nobody_sent(fleet: Path) -> None:
 def a_fragment_is_summed_twice(fleet: Path) -> None:
     """The model after the last round steps once more by one fragment's part."""
     checker = seen(fleet)
-    plan = checker.plans[ROUNDS]
-    identity = next(key for key, each in checker.fragments.items() if each.round == ROUNDS)
+    plan = checker.capture.plans[ROUNDS]
+    identity = next(key for key, each in checker.capture.fragments.items() if each.round == ROUNDS)
     with database(counts(fleet)) as connection:
         (raw,) = connection.execute("SELECT weights FROM model").fetchone()
         weights = np.frombuffer(raw, "<f4")
@@ -157,9 +171,9 @@ def a_value_changes_on_its_way_to_the_sum(fleet: Path) -> None:
     checker = seen(fleet)
     with database(counts(fleet)) as connection:
         connection.execute("UPDATE rounds SET closed_at = NULL WHERE number = ?", (ROUNDS,))
-        for number, (identity, each) in enumerate(checker.fragments.items()):
+        for number, (identity, each) in enumerate(checker.capture.fragments.items()):
             if each.round == ROUNDS:
-                units = each.values(checker.plans[ROUNDS]["wire"]).astype("<i4").tobytes()
+                units = each.values(checker.capture.plans[ROUNDS]["wire"]).astype("<i4").tobytes()
                 row = (ROUNDS, each.position, number.to_bytes(16, "big"), identity, units, "<i4")
                 connection.execute("INSERT INTO seats VALUES (?, ?, ?, ?, ?, ?)", row)
         (units,) = connection.execute("SELECT units FROM seats WHERE rowid = 1").fetchone()
@@ -183,6 +197,8 @@ def a_fragment_is_dropped_without_being_counted(fleet: Path) -> None:
         (a_second_noisy_sum_leaves, "2 noisy sums"),
         (a_fragment_leaves_with_another_content, "two fragments with the id"),
         (a_ciphertext_leaves_twice, "one ciphertext twice"),
+        (dummies_leave_beside_fragments, "has dummies and fragments"),
+        (a_dummy_has_values, "a dummy that has values"),
         (a_round_is_announced_with_another_plan, "another plan"),
         (a_receipted_fragment_is_not_counted, "1 receipts for what is not counted"),
         (something_is_counted_that_nobody_sent, "nobody sent"),
@@ -200,7 +216,8 @@ def test_a_planted_break_is_found(fleet: Path, plant: Callable[[Path], None], fi
 
 def test_the_checker_shares_no_code_with_the_programs() -> None:
     tests = Path(__file__).parents[1]
-    for file in ("crash/checker.py", "crash/wiretap.py", "protocol/second_client.py"):
+    own = ("capture", "checker", "databases", "wiretap")
+    for file in (*(f"crash/{name}.py" for name in own), "protocol/second_client.py"):
         imported = set()
         for node in ast.walk(ast.parse((tests / file).read_text())):
             if isinstance(node, ast.Import):

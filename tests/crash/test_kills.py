@@ -44,7 +44,7 @@ def test_every_fault_point_is_survived(tmp_path: Path, programs: Launcher) -> No
 
     def next_fault(name: str) -> Fault | None:
         # What was published leaves by another thread.
-        return Fault(waiting[name].pop(0), delay_s=0.01) if waiting[name] else None
+        return Fault(waiting[name].pop(0), delay_s=0.01) if waiting.get(name) else None
 
     with FleetUnderFire(tmp_path, programs) as fleet:
         outcome = fleet.run(next_fault)

@@ -13,7 +13,8 @@ LIMIT_KIB = 64 * 1024
 IDLE = """
 import sys, time
 import agent.daemon
-from dpagent.transport.session import Connected, MqttSession, Subscription
+from dpagent.transport.events import Connected
+from dpagent.transport.session import MqttSession, Subscription
 from dpagent.transport.settings import MqttSettings
 
 url, user, password_file = sys.argv[1:]

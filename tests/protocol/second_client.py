@@ -305,7 +305,7 @@ class Device:
             identity = random_bytes(16)
             fragment = {
                 "version": 1, "kind": "fragment", "job": plan["job"], "round": plan["round"], "id": identity,
-                "position": position.to_bytes(4, "big"), "payload": pack(part, width),
+                "position": position.to_bytes(4, "big"), "dummy": False, "payload": pack(part, width),
             }  # fmt: skip
             self.pending[receipt(identity)] = seal(
                 encode(fragment), self.fleet, plan["sealing_key"], random_bytes(32)
@@ -332,7 +332,9 @@ class Coordinator:
         position = int.from_bytes(fragment["position"], "big")
         if position >= -(-dimension(self.plan) // block):
             raise Rejected("bad position")
-        self.counted.setdefault(fragment["id"], (position, unpack(fragment["payload"], block, width)))
+        values = unpack(fragment["payload"], block, width)
+        if not fragment["dummy"]:
+            self.counted.setdefault(fragment["id"], (position, values))
 
     def mean(self) -> list[float]:
         """The noisy mean of the fleet, a record of the expected lots."""

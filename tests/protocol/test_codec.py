@@ -33,7 +33,14 @@ EXAMPLES: dict[str, Message] = {
     "plan": make_plan(),
     "model": ModelChunk(version=1, kind="model", digest=b"d" * 32, index=3, data=b"weights"),
     "fragment": Fragment(
-        version=1, kind="fragment", job=JOB, round=1, id=b"i" * 16, position=b"\0\0\0\1", payload=b"pay"
+        version=1,
+        kind="fragment",
+        job=JOB,
+        round=1,
+        id=b"i" * 16,
+        position=b"\0\0\0\1",
+        dummy=False,
+        payload=b"pay",
     ),
     "receipts": Receipts(version=1, kind="receipts", job=JOB, round=1, digests=b"r" * 32),
     "signed": Signed(version=1, kind="signed", body=b"body", signature=b"s" * 64),
@@ -341,6 +348,7 @@ def test_a_plan_that_decodes_has_a_wire_format_the_device_can_produce() -> None:
         ("model", {"data": b"x" * 48_001}), ("model", {"data": "text"}),
         ("fragment", {"id": b"i" * 15}), ("fragment", {"position": b"\0" * 3}), ("fragment", {"position": 1}),
         ("fragment", {"round": 0}), ("fragment", {"payload": "text"}), ("fragment", {"job": b""}),
+        ("fragment", {"dummy": 0}), ("fragment", {"dummy": None}),
         ("receipts", {"round": 0}), ("receipts", {"digests": b"r" * (16 * 2_048 + 1)}),
         ("signed", {"signature": b"s" * 63}), ("signed", {"signature": b"s" * 65}), ("signed", {"body": "x"}),
         ("sealed", {"ciphertext": 5}), ("sealed", {"ciphertext": None}),

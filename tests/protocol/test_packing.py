@@ -119,7 +119,7 @@ def test_the_length_does_not_tell_the_position(round_number: int) -> None:
             encode(
                 Fragment(
                     version=1, kind="fragment", job=b"j" * 16, round=round_number, id=b"i" * 16,
-                    position=where.to_bytes(4, "big"), payload=b"p" * 50,
+                    position=where.to_bytes(4, "big"), dummy=False, payload=b"p" * 50,
                 )
             )
         )  # fmt: skip

@@ -12,7 +12,14 @@ from dpagent.protocol.messages import Fragment, Sealed
 from dpagent.protocol.sealing import _SUITE, Opener, new_sealing_secret, seal
 
 FRAGMENT = Fragment(
-    version=1, kind="fragment", job=b"j" * 16, round=1, id=b"i" * 16, position=b"\0\0\0\1", payload=b"p" * 40
+    version=1,
+    kind="fragment",
+    job=b"j" * 16,
+    round=1,
+    id=b"i" * 16,
+    position=b"\0\0\0\1",
+    dummy=False,
+    payload=b"p" * 40,
 )
 OPENER = Opener(new_sealing_secret(), "testers")
 

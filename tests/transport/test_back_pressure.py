@@ -10,7 +10,9 @@ import pytest
 from brokers import Broker, Software, wait_for, wait_until
 
 from dpagent.protocol.messages import MAX_MESSAGE_BYTES
-from dpagent.transport.session import WINDOW, Acknowledged, Connected, Disconnected, MqttSession, Received
+from dpagent.transport.connection import WINDOW
+from dpagent.transport.events import Acknowledged, Connected, Disconnected, Received
+from dpagent.transport.session import MqttSession
 
 KINDS: list[tuple[Software, str]] = [("mosquitto", "5"), ("mosquitto", "3.1.1"), ("amqtt", "3.1.1")]
 MANY = 20_000

@@ -10,13 +10,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from brokers import HURRIED, Broker, Software, wait_for, wait_until
 
 from dpagent.errors import BrokerError, ConfigurationError
-from dpagent.transport.session import Acknowledged, Connected, Disconnected, MqttSession, Pace, Received
+from dpagent.transport.connection import Connection
+from dpagent.transport.events import Acknowledged, Connected, Disconnected, Received, Refused
+from dpagent.transport.session import MqttSession, Pace
 from dpagent.transport.settings import MqttSettings
 
 KINDS: list[tuple[Software, str]] = [("mosquitto", "5"), ("mosquitto", "3.1.1"), ("amqtt", "auto")]
@@ -456,8 +458,8 @@ def test_stopping_waits_for_no_pause_of_the_library(
 ) -> None:
     """Pauses between attempts are the session's own."""
     slept: list[float] = []
+    session = new_broker().session(client())  # Its configuration waits for a program.
     monkeypatch.setattr("paho.mqtt.client.time.sleep", slept.append)
-    session = new_broker().session(client())
     with session:
         assert "no broker answers" in wait_for(session, Disconnected).reason
     assert slept == []
@@ -475,7 +477,7 @@ def test_a_signal_does_not_prolong_a_wait() -> None:
         while not done.wait(0.0013) and time.monotonic() < until:
             signal.pthread_kill(main, signal.SIGUSR1)
         if not done.is_set():
-            session._inbox.put((session._client, Disconnected("never")))
+            session._inbox.put((cast(Connection, None), Refused("never")))
 
     before = signal.signal(signal.SIGUSR1, lambda *_: None)
     thread = threading.Thread(target=interrupt)

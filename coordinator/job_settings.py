@@ -1,0 +1,191 @@
+"""What a job is: the sections of ``fleet.yaml`` that may not change after its start."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from dpagent.configuration import Settings
+from dpagent.errors import ConfigurationError, DpagentError
+from dpagent.learning.model_files import find_model, is_model_file, load_assets
+from dpagent.learning.models.spec import ModelSpec
+from dpagent.learning.training.augmentation import Augmentation
+from dpagent.learning.training.optimiser import Adam, LearningRate, Optimiser, Sgd
+from dpagent.privacy.clipping import MAX_NORM, MIN_NORM
+from dpagent.privacy.mechanisms.registry import DEFAULT_MECHANISM, mechanism_named
+from dpagent.privacy.schedules import Schedule
+
+
+class AugmentationSettings(Settings):
+    """Views of each record; their gradients are averaged before clipping. They cost time but no privacy."""
+
+    views: Annotated[int, Field(ge=2, le=64)]
+    """Copies of a record in a step. Not for a model with a front end."""
+    shift: Annotated[int, Field(ge=0, le=1024)] = 0
+    """Maximum shift of a view along each axis, in pixels (or readings)."""
+    flip: bool = False
+    """Whether a view of an image is mirrored left to right with probability 1/2."""
+
+
+class ModelSettings(Settings):
+    """The trained model."""
+
+    name: Annotated[str, Field(min_length=1)] = "mnist-cnn"
+    """A built-in model, or the path of a model file (.yaml), relative to this file."""
+    seed: Annotated[int, Field(ge=0)] = 0
+    """Seed of the initial weights (never of noise)."""
+    classes: list[Annotated[str, Field(min_length=1, max_length=128)]] | None = None
+    """Names of the classes, for users of the model; by default those of the test data."""
+    augmentation: AugmentationSettings | None = None
+    """Views of each record; by default the record itself. Not for a model with a front end."""
+
+    @model_validator(mode="after")
+    def _is_known(self) -> ModelSettings:
+        if not is_model_file(self.name):
+            try:
+                self.spec()
+            except DpagentError as error:
+                raise ValueError(str(error)) from error
+        return self
+
+    def spec(self) -> ModelSpec:
+        """The model, its path resolved.
+
+        Raises:
+            ConfigurationError: The file is missing or invalid, or the model excludes augmentation.
+        """
+        spec = find_model(self.name)
+        if self.augmentation is not None:
+            if spec.front_end:
+                raise ConfigurationError(
+                    f"model.augmentation is set, but model {spec.name!r} has a front end, whose features"
+                    " are computed once per record; expected only one of the two."
+                )
+            Augmentation(**self.augmentation.model_dump()).check_fits(spec.input_shape)
+        return spec
+
+    def assets(self) -> dict[str, bytes]:
+        """The files that a model file names, by role.
+
+        Raises:
+            ConfigurationError: One is missing.
+        """
+        return load_assets(Path(self.name)) if is_model_file(self.name) else {}
+
+
+class ScheduleSettings(Settings):
+    """Distribution of the budget over the rounds."""
+
+    kind: Literal["incrementing", "uniform", "linear", "custom"] = "incrementing"
+    """``incrementing`` increases the budget by a fixed step per round (in zCDP); ``custom`` divides it in
+    proportion to ``weights``."""
+    step: Annotated[float, Field(ge=0, le=0.99)] = 0.3
+    """``incrementing``: the step as a fraction of its allowed maximum."""
+    ratio: Annotated[float, Field(ge=1, le=100)] = 3.0
+    """``linear``: the last round's budget divided by the first round's."""
+    weights: list[float] | None = None
+    """``custom``: a positive number for each round; the largest is at most a million times the smallest."""
+
+    @model_validator(mode="after")
+    def _is_possible(self) -> ScheduleSettings:
+        try:
+            self.schedule()
+        except DpagentError as error:
+            raise ValueError(str(error)) from error
+        return self
+
+    def schedule(self) -> Schedule:
+        """The schedule these settings describe."""
+        return Schedule(kind=self.kind, step=self.step, ratio=self.ratio, weights=tuple(self.weights or ()))
+
+
+class ClippingSettings(Settings):
+    """Clipping of each record's gradient."""
+
+    kind: Literal["whole", "layers", "quantile"] = "whole"
+    """``whole``: clip the gradient to ``clip_norm``. ``layers``: clip each layer to its own norm.
+    ``quantile``: clip to a norm that follows a privately estimated quantile of the records' norms."""
+    norms: list[Annotated[float, Field(ge=MIN_NORM, le=MAX_NORM)]] | None = None
+    """``layers``: one for each layer with parameters; by default, ``clip_norm`` divided by the root of their
+    number."""
+    quantile: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    """``quantile``: target share of records with an unclipped gradient."""
+    rate: Annotated[float, Field(gt=0, le=1)] = 0.2
+    """``quantile``: adaptation rate of the norm."""
+
+    @model_validator(mode="after")
+    def _norms_are_of_layers(self) -> ClippingSettings:
+        if self.norms is not None and self.kind != "layers":
+            raise ValueError(f"norms are set for kind {self.kind}; expected kind layers")
+        return self
+
+
+class PrivacySettings(Settings):
+    """The guarantee of the job on every device: record-level, add-or-remove-one, no trusted party."""
+
+    epsilon: Annotated[float, Field(gt=0, le=1000)]
+    """ε of the whole job for each record."""
+    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    """δ of the whole job."""
+    mechanism: str = DEFAULT_MECHANISM
+    """Name of the mechanism that adds noise on devices."""
+    sampling_rate: Annotated[float, Field(gt=0, le=1)] = 0.1
+    """Probability that a record is in a lot (Poisson sampling)."""
+    clip_norm: Annotated[float, Field(ge=MIN_NORM, le=MAX_NORM)] = 1.0
+    """L2 clip norm of one record's gradient; with a quantile, of the first round."""
+    clipping: ClippingSettings = ClippingSettings()
+    record_norm: Annotated[float, Field(ge=1e-4, le=1e4)] = 1.0
+    """L2 clip norm of one record in the first round of a model with a projection."""
+    local_steps: Annotated[int, Field(ge=1, le=64)] = 1
+    """Noisy steps of a device in a round."""
+    local_learning_rate: Annotated[float, Field(ge=0, le=1000)] = 0.1
+    """Learning rate of local steps, if there are several."""
+    schedule: ScheduleSettings = ScheduleSettings()
+
+    @field_validator("mechanism")
+    @classmethod
+    def _is_known(cls, name: str) -> str:
+        try:
+            return mechanism_named(name).name
+        except DpagentError as error:
+            raise ValueError(str(error)) from error
+
+
+class CapSettings(Settings):
+    """The noise cap: post-processing of noisy sums, without privacy cost."""
+
+    kind: Literal["none", "clamp"] = "clamp"
+    """``clamp`` bounds each coordinate of the noisy mean by the gradient of an L2 penalty."""
+    where: Literal["coordinator", "device"] = "coordinator"
+    """The coordinator caps the fleet's mean, or each device its own."""
+    regularisation: Annotated[float, Field(gt=0, le=1e6)] = 0.5
+    """γ: the bound of a coordinate is γ times the absolute value of its weight."""
+    floor: Annotated[float, Field(gt=0, le=1e6)] = 0.05
+    """Smallest bound of a coordinate, so that a zero weight can change."""
+
+
+class OptimiserSettings(Settings):
+    """The coordinator's step on the mean gradient."""
+
+    kind: Literal["sgd", "adam"] = "sgd"
+    """``sgd``, with momentum; ``adam`` scales each coordinate's step by running moments."""
+    learning_rate: Annotated[float, Field(gt=0, le=1000)] = 0.5
+    """Initial learning rate."""
+    final_learning_rate: Annotated[float, Field(gt=0, le=1000)] | None = None
+    """Final learning rate of a linear decay; by default the rate is constant."""
+    decay_rounds: Annotated[int, Field(ge=1)] | None = None
+    """Rounds of the decay, not counting that of a projection; by default all."""
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """``sgd``: momentum. ``adam``: β₁."""
+    second_moment: Annotated[float, Field(ge=0, lt=1)] = 0.999
+    """``adam``: β₂."""
+
+    def optimiser(self) -> Optimiser:
+        """The optimiser these settings describe."""
+        return Sgd(self.momentum) if self.kind == "sgd" else Adam(self.momentum, self.second_moment)
+
+    def learning_rates(self, rounds: int) -> LearningRate:
+        """The learning rates of a job with this number of gradient steps."""
+        return LearningRate(self.learning_rate, self.final_learning_rate, self.decay_rounds or rounds)

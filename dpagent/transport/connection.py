@@ -1,0 +1,267 @@
+"""One connection to the broker: a client object of the library, whose thread only reports events.
+
+Every connection has its own client object: otherwise the library would send its queue in one burst after a
+reconnection, ignoring jitter and rate limit.
+
+**Back-pressure.** At most :data:`WINDOW` messages wait in memory. With MQTT 5 the broker is told so
+(receive maximum) and holds the rest. One that sends more (MQTT 3.1.1 knows no such limit, nor does QoS 0)
+finds that this side stops reading from the socket until there is room. Nothing that has arrived is dropped
+while the connection lasts.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import paho.mqtt.client as paho
+from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
+from paho.mqtt.reasoncodes import ReasonCode
+
+from dpagent.errors import ConfigurationError
+from dpagent.protocol.messages import MAX_MESSAGE_BYTES
+from dpagent.transport.bounds import MAX_PACKET_BYTES, BoundedClient, require_bounded
+from dpagent.transport.events import Acknowledged, Connected, ConnectionEvent, Ended, Received, Refused
+from dpagent.transport.settings import MqttSettings
+
+MQTT5: Final = MQTTProtocolVersion.MQTTv5
+MQTT311: Final = MQTTProtocolVersion.MQTTv311
+
+WINDOW: Final = 256
+"""Maximum number of messages that wait for the program: at most 15 MB."""
+
+_PERSISTENT_SESSION_S = 7 * 24 * 3600
+_IN_FLIGHT = 20
+"""Concurrent publications without a PUBACK: the default limit of brokers."""
+_LONGEST_PAYLOAD: Final = MAX_MESSAGE_BYTES + 1
+"""More of a payload is not kept: it is too long for any message already."""
+_PUT_BACK_S: Final = 0.1
+"""Period at which a thread that waits for room looks whether its connection has been given up."""
+
+Report = Callable[["Connection", ConnectionEvent], None]
+
+
+class Connection:
+    """One client of the broker, from its CONNECT to its end.
+
+    Args:
+        settings: Address and credentials.
+        password: For the user name.
+        client_id: MQTT client identifier; None for a random one.
+        topics: Filters to subscribe to, at QoS 1.
+        persistent: Whether the broker keeps messages for this client until the program has acknowledged them.
+        protocol: The MQTT version.
+        room: For messages that wait for the program; whoever takes one lets go of its place.
+        report: Takes events, in the library's thread.
+
+    Raises:
+        ConfigurationError: The certificate authority, or this version of the library, cannot be used.
+    """
+
+    def __init__(
+        self,
+        settings: MqttSettings,
+        password: str | None,
+        *,
+        client_id: str | None,
+        topics: Sequence[str],
+        persistent: bool,
+        protocol: MQTTProtocolVersion,
+        room: threading.Semaphore,
+        report: Report,
+    ) -> None:
+        self._settings, self._topics, self._persistent = settings, tuple(topics), persistent
+        self._room, self._report = room, report
+        require_bounded()
+        self._is_given_up = False
+        self._in_flight: set[int] = set()
+        self.asked_at: float | None = None
+        """Send time of the pending CONNECT (monotonic seconds)."""
+        self.accepted_at: float | None = None
+        """When the broker accepted the connection, as long as it lasts (monotonic seconds)."""
+        self._client = client = BoundedClient(
+            CallbackAPIVersion.VERSION2,
+            client_id=os.urandom(10).hex() if client_id is None else client_id,
+            protocol=protocol,
+            # Version 5 sets this in CONNECT instead (clean_start and a session expiry).
+            clean_session=None if protocol == MQTT5 else not persistent,
+            reconnect_on_failure=False,
+            manual_ack=persistent,
+        )
+        client.max_inflight_messages_set(_IN_FLIGHT)
+        if settings.username is not None:
+            client.username_pw_set(settings.username, password)
+        if settings.tls:
+            try:
+                client.tls_set_context(ssl.create_default_context(cafile=settings.ca_file))
+            except (OSError, ssl.SSLError) as error:
+                raise ConfigurationError(
+                    f"mqtt.ca_file {settings.ca_file} cannot be used ({error})."
+                ) from error
+        client.on_socket_open = self._on_socket_open
+        client.on_connect = self._on_connect
+        client.on_subscribe = self._on_subscribe
+        client.on_connect_fail = self._on_connect_fail
+        client.on_disconnect = self._on_disconnect
+        client.on_message = self._on_message
+        client.on_publish = self._on_publish
+        client.on_break = self._on_break
+        arguments: dict[str, Any] = {}
+        if protocol == MQTT5:
+            properties = _properties(PacketTypes.CONNECT)
+            properties.SessionExpiryInterval = _PERSISTENT_SESSION_S if persistent else 0
+            properties.MaximumPacketSize = MAX_PACKET_BYTES
+            properties.ReceiveMaximum = WINDOW
+            arguments = {"clean_start": not persistent, "properties": properties}
+        client.connect_async(settings.host, settings.port, keepalive=settings.keepalive_s, **arguments)
+
+    @property
+    def is_accepted(self) -> bool:
+        """Whether the broker has accepted the connection, and it lasts."""
+        return self.accepted_at is not None
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a publication would leave at once, without waiting for other PUBACKs."""
+        return self.is_accepted and len(self._in_flight) < _IN_FLIGHT
+
+    def open(self) -> None:
+        """Connect in the background."""
+        self._client.loop_start()
+
+    def close(self) -> None:
+        """Disconnect and end the network thread. The connection cannot be used any more."""
+        self._is_given_up = True
+        self._client.disconnect()
+        self._client.loop_stop()
+        del self._client  # It refers to this object, so its sockets would wait for the garbage collector.
+
+    def publish(self, topic: str, payload: bytes, *, retain: bool) -> int | None:
+        """Send a message at QoS 1; return its handle, or None without a connection."""
+        if not self.is_accepted:
+            return None
+        info = self._client.publish(topic, payload, qos=1, retain=retain)
+        if info.rc != paho.MQTT_ERR_SUCCESS:
+            return None
+        self._in_flight.add(info.mid)
+        return info.mid
+
+    def settle(self, handle: int) -> None:
+        """Note that the broker has taken a publication."""
+        self._in_flight.discard(handle)
+
+    def acknowledge(self, number: int) -> None:
+        """Let the broker forget a message."""
+        # This only queues the packet and wakes the library's thread, as publish() does.
+        self._client.ack(number, 1)
+
+    def subscribe(self) -> None:
+        """Subscribe, so that the broker sends what it retains; also again."""
+        if self._topics:
+            self._client.subscribe([(topic, 1) for topic in self._topics])
+
+    # The library's thread runs the methods below.
+
+    def _tell(self, event: ConnectionEvent) -> None:
+        if not self._is_given_up:
+            self._report(self, event)
+
+    def _on_socket_open(self, _client: paho.Client, _userdata: Any, _socket: Any) -> None:
+        self.asked_at = time.monotonic()
+
+    def _on_connect(
+        self,
+        _client: paho.Client,
+        _userdata: Any,
+        _flags: Any,
+        reason: ReasonCode,
+        _properties: Properties | None,
+    ) -> None:
+        self.asked_at = None
+        name = str(reason)
+        if not reason.is_failure:
+            self.subscribe()
+            self.accepted_at = time.monotonic()
+            self._tell(Connected())
+        elif name == "Unsupported protocol version":
+            self._tell(Ended("the broker does not support this version", speaks_older=True))
+        elif name in ("Not authorized", "Bad user name or password", "Banned", "Client identifier not valid"):
+            self._tell(Refused(name.lower()))
+        else:
+            self._tell(Ended(name))
+
+    def _on_subscribe(
+        self,
+        _client: paho.Client,
+        _userdata: Any,
+        _handle: int,
+        reasons: list[ReasonCode],
+        _properties: Properties | None,
+    ) -> None:
+        if any(reason.is_failure for reason in reasons):
+            self._tell(Refused(f"no permission to subscribe to {', '.join(self._topics)}"))
+
+    def _on_connect_fail(self, client: paho.Client, _userdata: Any) -> None:
+        # The library calls this while handling the error.
+        why = f" ({error})" if (error := sys.exc_info()[1]) is not None else ""
+        client.disconnect()  # Or the library's thread sleeps for a second, and close() waits for it.
+        self._tell(Ended(f"no broker answers at {self._settings.url}{why}", was_reached=False))
+
+    def _on_disconnect(
+        self,
+        _client: paho.Client,
+        _userdata: Any,
+        _flags: Any,
+        reason: ReasonCode,
+        _properties: Properties | None,
+    ) -> None:
+        was_asked, lasted_s = self.asked_at is not None, self._end()
+        if str(reason) == "Session taken over":
+            self._tell(Refused("another program connected with the same client id; only one may"))
+        elif lasted_s is not None:
+            self._tell(Ended(f"connection lost: {reason}", lasted_s=lasted_s))
+        elif was_asked:
+            self._tell(Ended(f"{self._settings.url} closed the connection without an answer"))
+        # Otherwise the refusal before it gave the reason.
+
+    def _on_break(self, reason: str) -> None:
+        reason = f"{self._settings.url} broke the rules of MQTT: {reason}"
+        self._tell(Ended(reason, lasted_s=self._end(), broke_the_rules=True))
+
+    def _end(self) -> float | None:
+        """Note the end of the connection; return how long it had been accepted, or None if it never was."""
+        accepted_at, self.accepted_at, self.asked_at = self.accepted_at, None, None
+        return None if accepted_at is None else time.monotonic() - accepted_at
+
+    def _on_message(self, _client: paho.Client, _userdata: Any, message: paho.MQTTMessage) -> None:
+        while not self._room.acquire(timeout=_PUT_BACK_S):
+            if self._is_given_up:
+                return
+        delivery = (self, message.mid) if self._persistent and message.qos == 1 else None
+        payload = bytes(message.payload[:_LONGEST_PAYLOAD])
+        self._report(self, Received(message.topic, payload, delivery))
+
+    def _on_publish(
+        self,
+        _client: paho.Client,
+        _userdata: Any,
+        handle: int,
+        reason: ReasonCode,
+        _properties: Properties | None,
+    ) -> None:
+        if reason.is_failure:
+            self._tell(Refused(f"no permission to publish ({reason})"))
+        else:
+            self._tell(Acknowledged(handle))
+
+
+def _properties(packet: int) -> Any:
+    """Empty MQTT 5 properties; the library defines their fields dynamically."""
+    return Properties(packet)  # type: ignore[no-untyped-call]

@@ -1,0 +1,163 @@
+"""The broker looks at what each connection sends, to learn which devices take part in a round.
+
+Claim: with ``limits.dummy_traffic``, a device that declines a round sends as many messages as one that takes
+    part, of the same size, to the same topic, in the same window, and as seldom again; what the broker writes
+    to its log of the two connections differs in nothing but the order of random times.
+Parameters: digits, 5 fragments, 2 rounds; one device that trains and one whose job does not fit its budget.
+    Real coordinator, real agents, real Mosquitto with its whole log. Then 100 rounds on a clock that stands
+    still, for the times.
+
+Power: on the code of before the test fails always: the device that declines is silent. The counts, sizes and
+    windows of the new code have no randomness; the two-sample test of the times fails by chance once in 10⁶,
+    and found a window that is shifted or stretched by a third in all of 2,000 tries.
+
+Outcome: nothing tells the two apart. What stays: the broker sees that *some* device sits out, since the round
+    then stays open until its deadline; the coordinator counts dummies, and knows who sends them if it is the
+    broker too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+from brokers import Broker, wait_until
+from clocks import MovableClock
+from daemons import agent_thread, attentive_daemons, coordinator_thread
+from devices import PERIOD_S, Device, open_device
+from fleets import make_plan, write_agent
+from observers import Observer
+from scipy import stats
+from watched_fleets import WatchedFleet, charges
+
+from agent.training import Update
+
+ROUNDS, LEVEL = 2, 1e-6
+TIMES = {"compute_slot_s": 0.5, "jitter_window_s": 0.5, "deadline_s": 3.0}
+SITS_OUT: dict[str, Any] = {"maximum_job_epsilon": 1e-6}
+
+
+@pytest.fixture
+def _attentive() -> Iterator[None]:
+    with attentive_daemons():
+        yield
+
+
+def seen_by(broker: Broker, fleet: str) -> dict[str, Counter[str]]:
+    """The lines in the broker's log of each client of a fleet, without its name and numbers of messages."""
+    clients: dict[str, Counter[str]] = {}
+    for line in (broker.directory / "broker.log").read_text(errors="replace").splitlines():
+        if found := re.search(r"(Received|Sending) \w+ (?:from|to) (\w{20})\b(.*)", line):
+            what = re.sub(r"\bm\d+\b|Mid: \d+", "", line.split(": ", 1)[1].replace(found[2], "DEVICE"))
+            if "PING" not in what:
+                clients.setdefault(found[2], Counter())[what] += 1
+    return clients
+
+
+@pytest.mark.usefixtures("_attentive")
+def test_the_brokers_log_does_not_tell_who_takes_part(tmp_path: Path, new_broker: Any) -> None:
+    broker: Broker = new_broker()
+    with (broker.directory / "mosquitto.conf").open("a") as configuration:
+        configuration.write("log_type all\n")
+    broker.start()
+    fleet = WatchedFleet(tmp_path, broker, rounds=ROUNDS, round=TIMES)
+    files = [
+        write_agent(
+            tmp_path / f"device-{number}", broker, fleet.public_key, number, fleet=fleet.name,
+            limits={"dummy_traffic": True, **changes},
+        )
+        for number, changes in enumerate(({}, SITS_OUT))
+    ]  # fmt: skip
+    clock = MovableClock()
+    with (
+        Observer(broker, fleet.name) as observer,
+        coordinator_thread(fleet.file, clock) as coordinator,
+        agent_thread(files[0], clock),
+        agent_thread(files[1], clock),
+    ):
+        clock.advance_until(lambda: not coordinator.is_running, "the end of the job", 0.05)
+        wait_until(lambda: fleet.is_farewell(observer.plans[-1]), "the farewell")
+    assert [charges(file) for file in files] == [ROUNDS, 0]
+    assert [record.fragments for record in fleet.rounds()] == [fleet.blocks] * ROUNDS
+    assert fleet.counters() == {"dummies": ROUNDS * fleet.blocks}
+    first, second = seen_by(broker, fleet.name).values()
+    assert first == second
+    fragments = {line: count for line, count in first.items() if "/fragments'" in line}
+    assert [*fragments.values()] == [ROUNDS * fleet.blocks], "all of one size, each once"
+
+
+class Slow:
+    """Training that ends when the test says so."""
+
+    def __init__(self) -> None:
+        self._training: list[tuple[Future[Update], Callable[[], Update]]] = []
+
+    def __call__(self, work: Callable[[], Update]) -> Future[Update]:
+        self._training.append((Future(), work))
+        return self._training[-1][0]
+
+    def end(self) -> None:
+        for future, work in self._training:
+            future.set_result(work())
+        self._training = []
+
+
+def times_of(directory: Path, rounds: int, deciding_s: float, jitter_s: float, **limits: Any) -> list[float]:
+    """When the messages of a device leave, from the time of each plan."""
+    with open_device(directory, limits={"dummy_traffic": True, **limits}) as device:
+        device.cycle._publisher._epoch = device.clock.monotonic() - PERIOD_S / 3
+        device.cycle._start = slow = Slow()
+        device.give()
+        admit = device.cycle._admit
+
+        def slow_to_decide(*arguments: Any) -> Any:
+            device.clock.advance(deciding_s)
+            return admit(*arguments)
+
+        device.cycle._admit = slow_to_decide  # type: ignore[method-assign]
+        began_at, found = device.clock.monotonic(), []
+        for number in range(1, rounds + 1):
+            # Plans come at various times between two points of the grid.
+            came_at = began_at + PERIOD_S * (100 * number + number / rounds)
+            device.clock.advance(came_at - device.clock.monotonic())
+            device.cycle.take_plan(
+                make_plan(
+                    round=number, compute_slot_s=8 * PERIOD_S, jitter_window_s=jitter_s,
+                    mechanism={"noise_multipliers": [40.0] * rounds},
+                )
+            )  # fmt: skip
+            for _ in range(12):
+                device.clock.advance(PERIOD_S / 4)
+                device.cycle.advance()
+            slow.end()
+            device.cycle.advance()
+            found += [time - came_at for time in due_times(device)]
+        return found
+
+
+def due_times(device: Device) -> list[float]:
+    rows = device.state.connection.execute("SELECT due_at FROM fragments WHERE message IS NOT NULL")
+    return [row[0] for row in rows]
+
+
+@pytest.mark.parametrize("deciding_s", [1e-3, 5 * PERIOD_S])
+def test_the_window_opens_at_the_same_time_however_long_declining_takes(
+    tmp_path: Path, deciding_s: float
+) -> None:
+    """No jitter, a pinned grid: times are compared exactly. A job that does not fit is priced again and
+    again, one that runs is priced once."""
+    takes_part = times_of(tmp_path / "a", 5, 1e-3, 0.0)
+    sits_out = times_of(tmp_path / "b", 5, deciding_s, 0.0, **SITS_OUT)
+    assert sits_out == pytest.approx(takes_part, abs=1e-9)
+
+
+def test_the_times_within_the_window_have_one_distribution(tmp_path: Path) -> None:
+    takes_part = times_of(tmp_path / "a", 50, 1e-3, 1.0)
+    sits_out = times_of(tmp_path / "b", 50, 1e-3, 1.0, **SITS_OUT)
+    assert len(takes_part) == len(sits_out) == 500
+    assert stats.ks_2samp(takes_part, sits_out).pvalue > LEVEL

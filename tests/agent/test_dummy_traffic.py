@@ -1,0 +1,227 @@
+"""A device that sits a round out sends as much, at such times, as one that takes part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from devices import PERIOD_S, Device, open_device
+from fleets import make_plan
+from ledgers import DATASET
+
+from agent.publisher import sealed_for
+from agent.rounds import RoundState
+from dpagent.protocol.codec import decode
+from dpagent.protocol.dummies import MAX_DUMMIES
+from dpagent.protocol.fragments import receipt_digest
+from dpagent.protocol.messages import Fragment, Plan, Receipts
+from dpagent.protocol.task import RoundTask
+
+JOB, OTHER_JOB = b"j" * 16, b"k" * 16
+ON: dict[str, Any] = {"limits": {"dummy_traffic": True}}
+SPENT: dict[str, Any] = {"limits": {"dummy_traffic": True, "maximum_job_epsilon": 1e-6}}
+"""No job fits what is left."""
+
+
+@pytest.fixture
+def device(tmp_path: Path) -> Iterator[Device]:
+    with open_device(tmp_path, **ON) as device:
+        device.give()
+        yield device
+
+
+def state_of(device: Device, plan: Plan) -> RoundState:
+    known = device.state.round(plan.job.hex(), plan.round)
+    assert known is not None
+    return known.state
+
+
+def due_times(device: Device) -> list[float]:
+    rows = device.state.connection.execute("SELECT due_at FROM fragments WHERE message IS NOT NULL")
+    return sorted(row[0] for row in rows)
+
+
+def messages(device: Device) -> list[bytes]:
+    rows = device.state.connection.execute("SELECT message FROM fragments WHERE message IS NOT NULL")
+    return [row[0] for row in rows]
+
+
+def declined_plan(**changes: Any) -> Plan:
+    """A plan whose model does not fit the records."""
+    return make_plan(deadline=10.0, **changes)
+
+
+def test_a_declined_round_is_answered_by_as_many_messages_of_one_size(tmp_path: Path, device: Device) -> None:
+    plan = declined_plan()
+    device.cycle.take_plan(plan)
+    device.advance()
+    assert (device.charged(), state_of(device, plan)) == ([], RoundState.DECLINED)
+    dummies = [decode(message, Fragment) for message in messages(device)]
+    assert all(each.dummy and not any(each.payload) for each in dummies)
+    positions = sorted(int.from_bytes(each.position, "big") for each in dummies)
+    assert positions == list(range(RoundTask.of(plan).blocks))
+    with open_device(tmp_path / "other", **ON) as other:
+        other.give()
+        other.cycle.take_plan(make_plan())
+        other.advance()
+        assert other.charged() == [1]
+        fragments = messages(other)
+        assert not any(decode(message, Fragment).dummy for message in fragments)
+        assert len(fragments) == len(dummies)
+        sizes = {len(sealed_for(message, plan)) for message in fragments + messages(device)}
+        assert len(sizes) == 1
+
+
+def test_their_window_is_that_of_an_update(device: Device) -> None:
+    plan = declined_plan()
+    device.cycle.take_plan(plan)
+    began_at = device.clock.monotonic()
+    device.advance()
+    times = due_times(device)
+    opens_at = began_at + plan.compute_slot_s
+    assert opens_at <= times[0] < times[-1] <= opens_at + PERIOD_S + plan.jitter_window_s
+
+
+def test_a_device_without_dummy_traffic_stays_silent(tmp_path: Path) -> None:
+    with open_device(tmp_path) as device:
+        device.give()
+        device.cycle.take_plan(declined_plan())
+        device.advance()
+        assert len(device.declined()) == 1
+        assert messages(device) == []
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        make_plan(deadline=10.0, compute_slot_s=0.001, jitter_window_s=0.1),
+        make_plan(deadline=10.0, jitter_window_s=0.1),
+        make_plan(deadline=10.0, sealing_key=bytes(32)),
+        make_plan(deadline=10.0, wire={"block": 1}),
+    ],
+    ids=["slot", "jitter", "key", "fragments"],
+)
+def test_a_plan_that_shows_dummies_or_asks_for_too_many_gets_none(tmp_path: Path, plan: Plan) -> None:
+    assert RoundTask.of(plan).blocks < MAX_DUMMIES or plan.wire.block == 1
+    limits = {"dummy_traffic": True, "minimum_compute_slot_s": 0.5, "minimum_jitter_window_s": 0.5}
+    with open_device(tmp_path, limits=limits) as device:
+        device.give()
+        device.cycle.take_plan(plan)
+        device.clock.advance(1.0)
+        device.advance()
+        assert (device.pending(), len(device.declined())) == ({}, 1)
+
+
+def test_a_plan_that_this_version_cannot_run_is_answered_too(device: Device) -> None:
+    plan = make_plan(mechanism={"name": "of-the-future"}, clipping={"count_weight": 0.1})
+    device.cycle.take_plan(plan)
+    device.advance()
+    assert state_of(device, plan) is RoundState.DECLINED
+    assert len(messages(device)) == -(-(plan.model.parameters + 1) // plan.wire.block)
+
+
+def test_a_spent_budget_is_answered_round_after_round(tmp_path: Path) -> None:
+    with open_device(tmp_path, **SPENT) as device:
+        device.give()
+        for number in (1, 2, 3):
+            plan = make_plan(round=number)
+            device.cycle.take_plan(plan)
+            device.clock.advance(10.0)
+            device.advance()
+            ((_, digests),) = device.pending().items()
+            assert set(device.pending()) == {number}
+            assert len(digests) == RoundTask.of(plan).blocks
+        assert device.state.ledger.epsilon_spent(DATASET) == 0.0
+        device.cycle.take_plan(make_plan(round=3, state="finished"))
+        assert device.pending() == {}
+
+
+def test_receipts_drop_dummies_and_leave_the_round_declined(device: Device) -> None:
+    plan = declined_plan()
+    device.cycle.take_plan(plan)
+    device.advance()
+    digests = [receipt_digest(decode(message, Fragment).id) for message in messages(device)]
+    for count, digest in enumerate(digests, 1):
+        device.cycle.take_receipts(
+            Receipts(version=1, kind="receipts", job=plan.job, round=1, digests=digest)
+        )
+        assert len(messages(device)) == len(digests) - count
+    assert state_of(device, plan) is RoundState.DECLINED
+
+
+def test_a_round_is_sat_out_once_and_for_all(tmp_path: Path) -> None:
+    """Fragments beside its dummies would show: after a restart, when the deadline is put off, and when the
+    plan comes back after another job."""
+    plan = declined_plan()
+    later = plan.model_copy(update={"deadline": 4e9})
+    with open_device(tmp_path, **ON) as device:
+        device.give()
+        device.cycle.take_plan(plan)
+        device.advance()
+        pending = device.pending()
+        device.cycle.take_plan(later)
+        device.advance()
+        assert device.pending() == pending
+    with open_device(tmp_path, **ON) as device:
+        device.give()
+        device.cycle.take_plan(later)
+        device.advance()
+        assert device.pending() == pending
+        assert min(due_times(device)) > device.clock.monotonic(), "at their old times all would leave at once"
+        device.cycle.take_plan(make_plan(job=OTHER_JOB))
+        device.clock.advance(10.0)
+        device.advance()
+        device.cycle.take_plan(later)
+        device.clock.advance(10.0)
+        device.advance()
+        assert (device.pending(), device.charged()) == ({}, [1])
+
+
+def test_a_charged_round_that_the_limits_exclude_by_now_is_answered_by_dummies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from agent.training import Trainer
+
+    plan = make_plan()
+
+    def power_cut(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with open_device(tmp_path, **ON) as device, monkeypatch.context() as patch:
+        patch.setattr(Trainer, "noisy_update", power_cut)
+        device.give()
+        device.cycle.take_plan(plan)
+        with pytest.raises(KeyboardInterrupt):
+            device.advance()
+    stricter = {"limits": ON["limits"] | {"maximum_sampling_rate": 0.01}}
+    for _ in range(2):
+        with open_device(tmp_path, **stricter) as device:
+            device.give()
+            device.cycle.take_plan(plan)
+            device.advance()
+            assert state_of(device, plan) is RoundState.EXPIRED
+            assert len(messages(device)) == RoundTask.of(plan).blocks
+            assert all(decode(message, Fragment).dummy for message in messages(device))
+            assert device.state.repeatable() == []
+    with open_device(tmp_path, **ON) as device:
+        device.give()
+        device.cycle.take_plan(plan)
+        device.advance()
+        assert (device.charged(), state_of(device, plan)) == ([1], RoundState.EXPIRED)
+
+
+def test_dummies_of_many_rounds_repeat_no_id_and_fill_no_disk(
+    device: Device, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen: set[bytes] = set()
+    for number in (1, 2, 3):
+        device.cycle.take_plan(declined_plan(round=number))
+        device.clock.advance(10.0)
+        device.advance()
+        rows = device.state.connection.execute("SELECT round, digest FROM fragments").fetchall()
+        assert {row[0] for row in rows} == {number}
+        seen |= {row[1] for row in rows}
+    assert len(seen) == 3 * RoundTask.of(make_plan()).blocks
+    assert "expired" not in caplog.text

@@ -1,0 +1,134 @@
+"""The captured traffic of a fleet, read by the client that was written from ``docs/protocol.md``."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import cbor2
+import numpy as np
+from numpy.typing import NDArray
+from protocol import second_client
+
+
+class Promises:
+    """Collects those that are broken, in words."""
+
+    def __init__(self) -> None:
+        self.broken: list[str] = []
+
+    def expect(self, holds: bool, otherwise: str) -> None:
+        if not holds:
+            self.broken.append(otherwise)
+
+
+class Fragment(NamedTuple):
+    """A captured fragment, or a dummy."""
+
+    device: str
+    round: int
+    position: int
+    message: bytes
+
+    def values(self, wire: dict[str, int]) -> NDArray[np.int64]:
+        payload = second_client.read(self.message, "fragment")["payload"]
+        return np.array(second_client.unpack(payload, wire["block"], wire["width"]), np.int64)
+
+
+class Capture:
+    """All that the wiretap has written down.
+
+    Args:
+        file: of the wiretap.
+        fleet: its name.
+        sealing_secret: of the coordinator.
+        signing_key: of the coordinator, public.
+        promises: to be kept.
+    """
+
+    def __init__(
+        self, file: Path, fleet: str, sealing_secret: bytes, signing_key: bytes, promises: Promises
+    ) -> None:
+        self._file, self._fleet, self._promises = file, fleet, promises
+        self._secret, self._public = sealing_secret, signing_key
+        self._read = 0
+        self._seals: set[bytes] = set()
+        self.jobs: set[bytes] = set()
+        self.fragments: dict[bytes, Fragment] = {}
+        """By id."""
+        self.dummies: dict[bytes, Fragment] = {}
+        """By id."""
+        self.plans: dict[int, dict[str, Any]] = {}
+        self.plan_digests: dict[int, set[bytes]] = defaultdict(set)
+        self.chunks: dict[tuple[bytes, int], bytes] = {}
+        self.receipted: set[bytes] = set()
+        self.over = False
+        """Whether the end of the job was announced."""
+
+    def blocks(self, number: int) -> int:
+        """Fragments of an update in a round."""
+        plan = self.plans[number]
+        return -(-second_client.dimension(plan) // plan["wire"]["block"])
+
+    def read_on(self) -> None:
+        """Take what was written since."""
+        with self._file.open("rb") as stream:
+            stream.seek(self._read)
+            data = stream.read()
+        at = 0
+        while len(data) >= at + 4 and len(data) >= (end := at + 4 + int.from_bytes(data[at : at + 4], "big")):
+            self._take_message(**cbor2.loads(data[at + 4 : end]))
+            at = end
+        self._read += at
+
+    def _take_message(self, sender: str, topic: str, payload: bytes) -> None:
+        base = f"dpagent/v1/{self._fleet}/"
+        kind = topic.removeprefix(base).partition("/")[0]
+        if kind == "fragments":
+            self._take_fragment(sender, payload)
+            return
+        self._promises.expect(sender == "coordinator", f"{sender} published on {topic}")
+        name = {"plan": "plan", "model": "model", "asset": "model", "receipts": "receipts"}[kind]
+        message = second_client.open_signed(payload, name, self._fleet, self._public)
+        match name:
+            case "plan":
+                self._take_plan(message)
+            case "model":
+                self.chunks[message["digest"], message["index"]] = message["data"]
+            case _:
+                raw = message["digests"]
+                self.receipted |= {raw[start : start + 16] for start in range(0, len(raw), 16)}
+
+    def _take_plan(self, plan: dict[str, Any]) -> None:
+        self.jobs.add(plan["job"])
+        self._promises.expect(len(self.jobs) == 1, "a second job began")
+        if plan["state"] == "finished":
+            self.over = True
+            return
+        self._promises.expect(not self.over, f"round {plan['round']} was announced after the end")
+        known = self.plans.setdefault(plan["round"], plan)
+        self._promises.expect(
+            known | {"deadline": 0.0} == plan | {"deadline": 0.0},
+            f"round {plan['round']} was announced with another plan",
+        )
+        digest = hashlib.sha256(second_client.encode(plan | {"deadline": 0.0})).digest()
+        self.plan_digests[plan["round"]].add(digest)
+
+    def _take_fragment(self, sender: str, payload: bytes) -> None:
+        self._promises.expect(payload not in self._seals, f"{sender} sent one ciphertext twice")
+        self._seals.add(payload)
+        message = second_client.open_sealed(payload, self._fleet, self._secret)
+        values = second_client.read(message, "fragment")
+        position = int.from_bytes(values["position"], "big")
+        fragment = Fragment(sender, values["round"], position, message)
+        known_ones = self.dummies if values["dummy"] else self.fragments
+        self._promises.expect(values["job"] in self.jobs, f"{sender} sent a fragment of an unknown job")
+        known = known_ones.setdefault(values["id"], fragment)
+        self._promises.expect(
+            not values["dummy"] or not any(values["payload"]), f"{sender} sent a dummy that has values"
+        )
+        self._promises.expect(
+            known == fragment, f"{sender} sent two fragments with the id {values['id'].hex()}"
+        )

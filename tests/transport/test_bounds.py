@@ -1,0 +1,234 @@
+"""What a broker may not send ends the connection; what is too long is cut; and the session goes on."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime, timedelta
+from ipaddress import IPv4Address
+from typing import Any
+
+import pytest
+from brokers import HURRIED, Broker, reserved_port, wait_for, wait_until
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
+from hostile_brokers import HostileBroker, Link, length, publication
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpagent.protocol.messages import MAX_MESSAGE_BYTES
+from dpagent.transport.bounds import MAX_PACKET_BYTES, BoundedSocket, RulesBrokenError
+from dpagent.transport.events import Connected, Disconnected, Received
+from dpagent.transport.session import MqttSession, Pace, Subscription
+from dpagent.transport.settings import MqttSettings
+
+GREETING = b"\x20\x02\0\0"
+VERSIONS = ["3.1.1", "5"]
+
+
+class Stream:
+    """A socket whose bytes come in parts; enough of one for a :class:`BoundedSocket`."""
+
+    def __init__(self, *parts: bytes) -> None:
+        self._parts = list(parts)
+
+    def recv(self, buffer_size: int) -> bytes:
+        if not self._parts:
+            return b""
+        part = self._parts.pop(0)
+        if len(part) > buffer_size:
+            self._parts.insert(0, part[buffer_size:])
+        return part[:buffer_size]
+
+    def send(self, buffer: bytes | bytearray) -> int:
+        return len(buffer)
+
+    def close(self) -> None:
+        pass
+
+    def fileno(self) -> int:
+        return 0
+
+    def setblocking(self, flag: bool) -> None:
+        pass
+
+
+def passed(*parts: bytes) -> bytes:
+    """What reaches the library."""
+    bounded, found = BoundedSocket(Stream(*parts)), b""
+    while True:
+        try:
+            data = bounded.recv(1_000)
+        except BlockingIOError:
+            continue
+        if not data:
+            return found
+        found += data
+
+
+@given(
+    payloads=st.lists(st.binary(max_size=300), max_size=5),
+    cuts=st.lists(st.integers(1, 200), max_size=20),
+)
+def test_short_packets_pass_as_they_are_however_they_come(payloads: list[bytes], cuts: list[int]) -> None:
+    data = GREETING + b"".join(publication("t", each, 1, version=4) for each in payloads) + b"\xd0\0"
+    parts, at = [], 0
+    for cut in cuts:
+        parts.append(data[at : at + cut])
+        at += cut
+    assert passed(*filter(None, [*parts, data[at:]])) == data
+
+
+@pytest.mark.parametrize("size", [MAX_PACKET_BYTES - 1, MAX_PACKET_BYTES, MAX_PACKET_BYTES + 1, 3_000_000])
+def test_a_long_message_is_cut_and_what_follows_is_whole(size: int) -> None:
+    long, after = b"\x30" + length(size) + b"\0\1t" + bytes(size - 3), publication("t", b"x", 1, version=4)
+    kept = min(size, MAX_PACKET_BYTES)
+    expected = b"\x30" + length(kept) + b"\0\1t" + bytes(kept - 3)
+    assert passed(GREETING + long + after) == GREETING + expected + after
+    assert passed(GREETING, *(long[at : at + 9_000] for at in range(0, len(long), 9_000)), after) == (
+        GREETING + expected + after
+    )
+
+
+FORBIDDEN = {
+    "a message before the greeting": publication("t", b"x", 1, version=4),
+    "a second greeting": GREETING * 2,
+    "a message at QoS 2": GREETING + b"\x34\x06\0\1t\0\1x",
+    "a message at QoS 3": GREETING + b"\x36\x06\0\1t\0\1x",
+    "the end of a message at QoS 2": GREETING + b"\x62\x02\0\1",
+    "a request": GREETING + b"\xc0\0",
+    "type 0": GREETING + b"\0\0",
+    "an authentication": GREETING + b"\xf0\0",
+    "a length of five bytes": GREETING + b"\x30\xff\xff\xff\xff\1",
+    "a long answer": GREETING + b"\x90" + length(MAX_PACKET_BYTES + 1),
+    "a flood to acknowledge": GREETING + publication("t", b"x", 1, version=4) * 4_097,
+}
+
+
+@pytest.mark.parametrize("data", FORBIDDEN.values(), ids=FORBIDDEN)
+def test_what_no_broker_may_send_is_refused(data: bytes) -> None:
+    with pytest.raises(RulesBrokenError):
+        passed(data)
+
+
+def test_a_broker_that_takes_answers_may_send_for_ever() -> None:
+    message = publication("t", b"x", 1, version=4)
+    bounded = BoundedSocket(Stream(GREETING, *[message] * 10_000))
+    while bounded.recv(1 << 16):
+        bounded.send(b"answer")
+
+
+def session_at(broker: HostileBroker, protocol: str, pace: Pace = HURRIED) -> MqttSession:
+    settings = MqttSettings.model_validate({"url": broker.url, "protocol": protocol})
+    return MqttSession(
+        settings, client_id=None, subscriptions=[Subscription("t")], persistent=False, pace=pace
+    )
+
+
+def greeted(link: Link, session: MqttSession) -> None:
+    link.greet()
+    link.take_subscription()
+    wait_for(session, Connected)
+
+
+@pytest.mark.parametrize("protocol", VERSIONS)
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x62\x02\0\1", b"\x30\xff\xff\xff\xff\1",
+        # Malformed within their length, which only the library finds out.
+        b"\x32\x02\xff\xff", b"\x32\x01\0", b"\x32\x03\0\1t", b"\x90\x01\0", b"\x40\x01\0",
+        b"\x32\x05\0\1\xff\0\1",
+    ],
+    ids=bytes.hex,
+)  # fmt: skip
+def test_a_broker_that_breaks_the_rules_is_left_and_tried_again(data: bytes, protocol: str) -> None:
+    with HostileBroker() as broker, session_at(broker, protocol) as session:
+        with broker.link() as link:
+            greeted(link, session)
+            link.send(data)
+            assert "no broker answers" not in wait_for(session, Disconnected).reason
+            assert not session.connected
+            assert link.is_closed()
+        session.next_event(0.3)
+        session.next_event(0.0)
+        with broker.link() as link:
+            greeted(link, session)
+            link.send(publication("t", b"at last", 7, version=link.version))
+            assert wait_for(session, Received).payload == b"at last"
+
+
+def test_pauses_double_as_long_as_the_broker_breaks_the_rules() -> None:
+    pace, pauses = Pace(pause_s=100.0, longest_s=500.0), []
+    with HostileBroker() as broker, session_at(broker, "3.1.1", pace) as session:
+        for _ in range(4):
+            with broker.link() as link:
+                greeted(link, session)
+                link.send(b"\x62\x02\0\1")
+                wait_for(session, Disconnected)
+            assert session._start_at is not None
+            pauses.append(session._start_at - time.monotonic())
+            session._start_at = 0.0  # now
+            session.next_event(0.0)
+    assert pauses == pytest.approx([100.0, 200.0, 400.0, 500.0], rel=0.2)
+
+
+# --- TLS ----------------------------------------------------------------------------------------
+
+
+def with_tls(broker: Broker) -> MqttSettings:
+    """Let a broker listen with a certificate of its own, before it starts; return how to reach it there."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
+    now, address = datetime.now(UTC), x509.IPAddress(IPv4Address("127.0.0.1"))
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([address]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    pem, secret = broker.directory / "certificate.pem", broker.directory / "key.pem"
+    pem.write_bytes(certificate.public_bytes(Encoding.PEM))
+    secret.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    with reserved_port() as reservation:
+        port = reservation.getsockname()[1]
+    with (broker.directory / "mosquitto.conf").open("a") as configuration:
+        configuration.write(f"listener {port} 127.0.0.1\ncertfile {pem}\nkeyfile {secret}\n")
+    return broker.settings(url=f"mqtts://127.0.0.1:{port}", ca_file=pem)
+
+
+@pytest.mark.parametrize("protocol", VERSIONS)
+def test_over_tls_long_messages_are_cut_and_short_ones_come_at_once(new_broker: Any, protocol: str) -> None:
+    """Many short messages share a record of TLS, of which ``select`` knows nothing."""
+    broker: Broker = new_broker()
+    settings = with_tls(broker).model_copy(update={"protocol": protocol})
+    broker.start()
+    payloads = [b"%d" % number for number in range(500)]
+    with (
+        MqttSession(
+            settings, client_id=None, subscriptions=[Subscription("t")], persistent=False, pace=HURRIED
+        ) as receiver,
+        broker.session("sender", protocol="3.1.1") as sender,
+    ):
+        wait_for(receiver, Connected)
+        wait_for(sender, Connected)
+        wait_until(lambda: sender.publish("t", b"ready?") and receiver.next_event(0.1), "a subscription")
+        if protocol == "3.1.1":
+            sender.publish("t", bytes(20 * MAX_MESSAGE_BYTES))
+        for payload in payloads:
+            sender.publish("t", payload)
+        came: list[bytes] = []
+        while came[-1:] != payloads[-1:]:
+            came.append(wait_for(receiver, Received).payload)
+    came = [payload for payload in came if payload != b"ready?"]
+    if protocol == "3.1.1":
+        assert len(came.pop(0)) == MAX_MESSAGE_BYTES + 1, "of twenty times as many"
+    assert came == payloads
