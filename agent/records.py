@@ -57,7 +57,8 @@ class Records:
     Args:
         settings: of the data.
         state_dir: where decoded records are kept.
-        decoded: Another process of this device has just decoded them: take them as they are, and read none.
+        decoded: Another process of this device has just decoded them, and told their owner: take them as they
+            are, and read none.
 
     Attributes:
         dataset: the records as last adopted. Reading it never fails.
@@ -86,13 +87,10 @@ class Records:
             self.dataset = self._newest()
         else:
             self.dataset = self._unfailing(open_declared(settings))
-        if not len(self.dataset):
-            log.warning("data %s: there are no records; this board sends noise alone", settings.name)
-        for warning in self.dataset.origin.warnings:
-            log.warning("data %s: %s", settings.name, warning)
-        self._say_left_out()
-        if not decoded and len(self.dataset) * self.dataset.record_bytes <= _READ_AT_START_BYTES:
-            self.attempt(self._count_unusable)
+        if decoded:
+            self._said["left out"] = set(self.dataset.origin.left_out)  # by that process
+        else:
+            self._say_all()
 
     @property
     def is_looking(self) -> bool:
@@ -144,6 +142,15 @@ class Records:
             return work(self.dataset)
         finally:
             self._say("cannot be read and does not count", sorted(self._unreadable))
+
+    def _say_all(self) -> None:
+        if not len(self.dataset):
+            log.warning("data %s: there are no records; this board sends noise alone", self._settings.name)
+        for warning in self.dataset.origin.warnings:
+            log.warning("data %s: %s", self._settings.name, warning)
+        self._say_left_out()
+        if len(self.dataset) * self.dataset.record_bytes <= _READ_AT_START_BYTES:
+            self.attempt(self._count_unusable)
 
     def _newest(self) -> Dataset:
         sign, index = self._store.sign(), self._store.load()

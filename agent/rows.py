@@ -132,7 +132,9 @@ class RowStore:
     @contextmanager
     def writing(self) -> Iterator[None]:
         """Be the only one who writes; waits until another is done."""
-        with disk_errors(self._lock_file), self._lock_file.open("a") as lock:
+        with disk_errors(self._lock_file):
+            lock = self._lock_file.open("a")
+        with lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
