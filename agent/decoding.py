@@ -24,7 +24,7 @@ import resource
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -97,19 +97,16 @@ def bring_up_to_date(order: Order) -> None:
         try:
             require_readable(settings.path)
             glance = format_.glance(source_of(settings))
-            if (
-                not order.starts
-                and known is not None
-                and glance is not None
-                and glance == known.header.glance
-            ):
+            if not order.starts and known is not None and known.is_of(glance):
                 return
             dataset = list_declared(settings, growing=not order.starts)
         except AbsentError as error:
             if order.starts or known is None:
                 raise
-            store.publish(known.emptied(str(error)))
+            _leave_out_all(store, known, str(error))
             return
+        if known is None:
+            store.remove()  # What it may hold means something else.
         if not store.take_room(dataset.record_bytes) or known is None:
             known = Index.empty(settings)
         memory = settings.decoding.memory_mib
@@ -118,6 +115,13 @@ def bring_up_to_date(order: Order) -> None:
         )
         limits = Limits(memory_bytes, settings.decoding.seconds or format_.decoder_seconds)
         _Update(store, known, dataset, order, limits).run(glance)
+
+
+def _leave_out_all(store: RowStore, known: Index, why: str) -> None:
+    store.erase(known, known.stale)
+    now = known.emptied(why)
+    if now.header != known.header or (now.table != known.table).any():
+        store.publish(now)
 
 
 class _Update:
@@ -139,7 +143,9 @@ class _Update:
         gone = used[~np.isin(known.table["stamp"][used], stamps)]
         self._table["state"][gone] = FREE
         # While the agent runs, a reader may have the index of before.
-        free = np.flatnonzero((self._table if order.starts else known.table)["state"] == FREE)
+        read = Index(known.header, self._table) if order.starts else known
+        free = np.flatnonzero(read.table["state"] == FREE)
+        self._stale = read.stale
         new = np.flatnonzero(~np.isin(stamps, known.table["stamp"][used]))[: len(free)]
         self._starts, most = order.starts, max(1, int(LOOK_S / limits.seconds))
         self._is_whole = order.starts or len(new) <= most
@@ -158,8 +164,10 @@ class _Update:
         Raises:
             StorageError: as of :func:`bring_up_to_date`.
         """
-        if len(self._new):
+        if len(self._new) or len(self._stale):
             self._publish(None)  # Before a row is written that held another record.
+            self._store.erase(self._known, self._stale)
+            self._table["checksum"][self._stale] = 0
         with disk_errors(self._store.rows_file):
             descriptor = os.open(self._store.rows_file, os.O_WRONLY | os.O_CLOEXEC)
         try:
@@ -190,7 +198,7 @@ class _Update:
             glance=glance,
         )  # fmt: skip
         index = Index(header, self._table.copy())
-        if asdict(header) != asdict(self._known.header) or (index.table != self._known.table).any():
+        if header != self._known.header or (index.table != self._known.table).any():
             self._store.publish(index)
             self._known = index
 

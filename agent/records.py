@@ -60,7 +60,8 @@ class Records:
     Args:
         settings: of the data.
         state_dir: where decoded records are kept.
-        decoded: Another process of this device has just decoded them: take them as they are, and read none.
+        decoded: Another process of this device has just decoded them, and told their owner: take them as they
+            are, and read none.
 
     Attributes:
         dataset: the records as last adopted. Reading it never fails.

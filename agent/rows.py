@@ -10,7 +10,8 @@ The index is replaced atomically, after the rows that it tells of are on disk. W
 written only where the index has none, so that a reader of this index, or of any that follows from the same
 look, reads what it tells of. A reader takes the newest index before each look begins (:mod:`agent.records`);
 one that did not, or a row that a power cut left half written, is found by the checksum: that record does not
-count. Before a row that held another record is written, the index without that record is on disk.
+count. Before a row that held another record is written, the index without that record is on disk. The row of
+a record that is gone is erased by the look after the one that found it gone.
 
 **A row's place means nothing.** A new record takes any free row, and all others stay where they are. A record
 keeps its row as long as it is there, across restarts too; with more records than rows, it stays used, and a
@@ -25,6 +26,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import math
 import os
 import secrets
 import zlib
@@ -104,9 +106,20 @@ class Index:
         return cls(header, np.zeros(settings.max_records, ROW))
 
     def emptied(self, why: str) -> Index:
-        """Of no record any more."""
-        header = replace(self.header, left_out=(why,), unusable={}, glance=None)
-        return Index(header, np.zeros_like(self.table))
+        """Of no record any more, when the rows in :attr:`stale` have been erased."""
+        table = self.table.copy()
+        table[self.stale] = 0
+        table["state"] = FREE
+        return Index(replace(self.header, left_out=(why,), unusable={}, glance=None), table)
+
+    def is_of(self, glance: str | None) -> bool:
+        """Whether a look can find nothing new, and nothing is left to be done."""
+        return glance is not None and glance == self.header.glance and not len(self.stale)
+
+    @property
+    def stale(self) -> NDArray[np.intp]:
+        """The rows that still hold a record which is gone."""
+        return np.flatnonzero((self.table["state"] == FREE) & (self.table["checksum"] != 0))
 
     def sentences(self) -> tuple[str, ...]:
         """What was found and is not used, for the owner."""
@@ -132,7 +145,9 @@ class RowStore:
     @contextmanager
     def writing(self) -> Iterator[None]:
         """Be the only one who writes; waits until another is done."""
-        with disk_errors(self._lock_file), self._lock_file.open("a") as lock:
+        with disk_errors(self._lock_file):
+            lock = self._lock_file.open("a")
+        with lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
@@ -186,6 +201,28 @@ class RowStore:
         with disk_errors(self.rows_file):
             os.truncate(self.rows_file, size)  # Those of earlier settings may have taken more.
         return known
+
+    def remove(self) -> None:
+        """Remove both files.
+
+        Raises:
+            StorageError: they cannot be removed.
+        """
+        for file in (self._index_file, self.rows_file):
+            with disk_errors(file):
+                file.unlink(missing_ok=True)
+
+    def erase(self, index: Index, rows: NDArray[np.intp]) -> None:
+        """Overwrite rows with zeros: what its owner has taken away stays nowhere.
+
+        Raises:
+            StorageError: they cannot be written.
+        """
+        size = math.prod(index.header.shape) * np.dtype(index.header.dtype).itemsize
+        with disk_errors(self.rows_file), self.rows_file.open("r+b", buffering=0) as file:
+            for row in rows.tolist():
+                file.seek(row * size)
+                file.write(bytes(size))
 
     def open(self, index: Index) -> Rows:
         """The records that an index tells of.

@@ -243,7 +243,13 @@ def take_room(path: Path, size: int, *, holds: str, remedy: str) -> bool:
                     f"{path}: {holds} take {missing:,} bytes more, and the disk has {free:,}; expected"
                     f" {SPACE_LEFT >> 20} MiB to stay free. {remedy}"
                 )
-            os.posix_fallocate(descriptor, 0, size)
+            try:
+                os.posix_fallocate(descriptor, 0, size)
+            except OSError as error:
+                raise StorageError(
+                    f"{path}: {holds} take {missing:,} bytes more, which cannot be had ({error.strerror})."
+                    f" {remedy}"
+                ) from error
             os.fsync(descriptor)
             return False
         finally:

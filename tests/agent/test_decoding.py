@@ -332,6 +332,51 @@ def test_one_record_more_changes_itself_alone_and_at_the_bound_one_other(
         assert len(used[0] ^ used[1]) <= (1 if len(sets[1]) <= most else 2)
 
 
+@pytest.mark.parametrize("gone", ["one", "all", "the folder"])
+def test_what_its_owner_takes_away_is_erased(tmp_path: Path, gone: str) -> None:
+    board = pictures(tmp_path)
+    folder_of(board.root, *named(0, 1))
+    board.look(starts=True)
+    if gone == "the folder":
+        board.root.rename(tmp_path / "elsewhere")
+    else:
+        for seed in (0, 1) if gone == "all" else (0,):
+            (board.root / named(seed)[0]).unlink()
+    kept = [noise(1).tobytes()] if gone == "one" else []
+    held = []
+    for _ in range(2):
+        board.look()
+        rows = board.store.rows_file.read_bytes()
+        held.append([noise(seed).tobytes() in rows for seed in (0, 1)])
+    assert held == [[True, True], [False, bool(kept)]]  # a reader may have had it, the first time
+    sign = board.store.sign()
+    assert [one for one, _ in contents(board.look())] == kept
+    assert board.store.sign() == sign
+
+
+def test_a_row_that_its_owner_takes_from_a_table_is_erased(tmp_path: Path) -> None:
+    board = tables(tmp_path)
+    table(board, [1, 2, 77])
+    board.look(starts=True)
+    table(board, [1, 2])
+    for erased in (False, True):
+        board.look()
+        rows = np.fromfile(board.store.rows_file, np.float32)
+        assert (77.0 not in rows) == erased
+
+
+def test_at_the_start_what_is_gone_is_erased_at_once(tmp_path: Path) -> None:
+    board = pictures(tmp_path)
+    folder_of(board.root, *named(0, 1))
+    board.look(starts=True)
+    (board.root / "0" / "0.png").unlink()
+    board.look(starts=True)
+    assert noise(0).tobytes() not in board.store.rows_file.read_bytes()
+    # Rows of other settings mean something else, and are gone whole.
+    pictures(tmp_path, classes=4).look(starts=True)
+    assert len(board.store.rows_file.read_bytes()) == 8 * 12 * 8 * 3
+
+
 def test_what_is_gone_is_used_no_more_and_comes_back(tmp_path: Path) -> None:
     board = pictures(tmp_path)
     folder_of(board.root, *named(0, 1))

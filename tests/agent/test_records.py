@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import shutil
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from agent.noisy_sums import clipped_sum, noisy_sum, sum_of_moments
 from agent.records import Records
 from agent.settings import load_agent_settings
 from agent.training import Trainer
-from dpagent.errors import DataError
+from dpagent.errors import DataError, StorageError
 from dpagent.learning.data.dataset import ArrayDataset, Dataset
 from dpagent.learning.data.formats.npz import save_npz
 from dpagent.learning.data.opening import declare
@@ -249,6 +250,21 @@ def test_training_reads_rows_and_no_picture(tmp_path: Path) -> None:
     assert board.noisy_update(work).failure is None
     look_again(board.records)
     assert board.records.attempt(sizes) == 0
+
+
+def test_without_room_for_its_rows_an_agent_does_not_start(tmp_path: Path) -> None:
+    """In the process that decodes, with a limit on files in the place of a full disk."""
+    root, state = photos(tmp_path / "photos"), tmp_path / "state"
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
+    try:
+        with pytest.raises(
+            StorageError, match=r"records\.rows: the rows of 20,000 records take 1,280,000 bytes"
+        ):
+            opened(root, state, max_records=20_000)
+        assert opened(root, state, max_records=10_000).attempt(sizes) == COUNT
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_a_process_that_comes_later_takes_the_rows_as_they_are(tmp_path: Path) -> None:

@@ -1,66 +1,36 @@
 """NPZ files: the arrays ``inputs`` and ``labels``, optionally ``classes`` and ``class_names``.
 
-Pickled objects are never read. Small inputs are kept in memory; larger ones are read by number from the
-file itself when they are stored (``numpy.savez``), and unpacked first when they are compressed. No header
-makes more be read than it may: each array has a largest size, checked before its first value.
+Small inputs are kept in memory; larger ones are read by number from the file itself when they are stored
+(``numpy.savez``), and unpacked first when they are compressed. What is read of an archive is bounded
+(:mod:`dpagent.learning.data.npz_file`).
 """
 
 from __future__ import annotations
 
-import contextlib
 import io
 import math
-import struct
-import tokenize
 import zipfile
-import zlib
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
 
 import numpy as np
 from numpy.lib import format as npy
-from numpy.typing import NDArray
 
 from dpagent.errors import DataError, StorageError
-from dpagent.learning.data.archive import listed_zip, obstacle
-from dpagent.learning.data.classes import Classes, classes_of_numbers, warnings_about, within
+from dpagent.learning.data.classes import classes_of_numbers, warnings_about, within
 from dpagent.learning.data.dataset import ArrayDataset, Dataset, Origin
 from dpagent.learning.data.derived import require_as_many_values
 from dpagent.learning.data.format import Format, Inferred, NoSettings, Source
 from dpagent.learning.data.location import Location
+from dpagent.learning.data.npz_file import Member, NpzFile, opened_npz
 from dpagent.learning.data.stored import (
     IN_MEMORY_BYTES,
-    RawFile,
     StoredArray,
     StoredDataset,
     input_dtype,
-    open_raw,
-    require_readable,
     to_inputs,
-    unpack,
 )
 from dpagent.wording import counted
-
-_LOCAL_HEADER: Final = struct.Struct("<4s22xHH")  # of a zip: signature, lengths of name and extra field
-_LONGEST_HEADER: Final = 16_384
-_MOST_LIST_BYTES: Final = 1 << 16
-_MOST_NAMES_BYTES: Final = 16 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class _Member:
-    """One array of the archive, before its values are read."""
-
-    info: zipfile.ZipInfo
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-    header_bytes: int
-
-    @property
-    def value_bytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
 
 
 class NpzFormat(Format[NoSettings]):
@@ -86,7 +56,7 @@ class NpzFormat(Format[NoSettings]):
 
     def infer(self, source: Source, section: NoSettings) -> Inferred[NoSettings]:
         """As of :class:`Format`: what the file says, and else the largest label."""
-        with _opened(source.path) as file:
+        with opened_npz(source.path) as file:
             inputs, classes = file.header("inputs"), source.classes
             warnings: tuple[str, ...] = ()
             dtype = input_dtype(inputs.dtype)
@@ -105,7 +75,7 @@ class NpzFormat(Format[NoSettings]):
 
     def open(self, source: Source, section: NoSettings) -> Dataset:
         """As of :class:`Format`."""
-        with _opened(source.path) as file:
+        with opened_npz(source.path) as file:
             return _dataset(file, source)
 
 
@@ -134,7 +104,7 @@ def records_in(path: Path) -> int:
     Raises:
         DataError: the file is missing, or has no inputs.
     """
-    with _opened(path) as file:
+    with opened_npz(path) as file:
         return math.prod(file.header("inputs").shape[:1])
 
 
@@ -175,122 +145,7 @@ def save_npz(path: str | Path, dataset: Dataset) -> None:
         ) from error
 
 
-class _NpzFile:
-    """The archive, with a bound on whatever is read of it.
-
-    Args:
-        path: of the file.
-        archive: opened.
-
-    Raises:
-        DataError: it lacks an array.
-    """
-
-    def __init__(self, path: Path, archive: zipfile.ZipFile) -> None:
-        self.path, self.archive = path, archive
-        self.members = {
-            info.filename.removesuffix(".npy"): info
-            for info in archive.infolist()
-            if info.filename.endswith(".npy")
-        }
-        for name in ("inputs", "labels"):
-            if name not in self.members:
-                raise DataError(
-                    f"{path} lacks the array {name!r}; expected 'inputs' and 'labels', found:"
-                    f" {', '.join(self.members) or 'none'}."
-                )
-
-    def header(self, name: str) -> _Member:
-        """Type and shape of a member, checked against the bytes it has."""
-        path, info = self.path, self.members[name]
-        if (reason := obstacle(info, most=1 << 62)) is not None:
-            raise DataError(f"{path}: {name!r}: {reason}. Write the file with numpy.savez.")
-        with self.archive.open(info) as packed:
-            stream = io.BytesIO(packed.read(_LONGEST_HEADER))
-        if stream.read(len(npy.MAGIC_PREFIX)) != npy.MAGIC_PREFIX:
-            raise DataError(f"{path}: {name!r} is not an array; write the file with numpy.savez.")
-        version = tuple(stream.read(2))
-        if version not in ((1, 0), (2, 0)):
-            raise DataError(f"{path}: {name!r} is of an unknown version; write the file with numpy.savez.")
-        read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-        shape, fortran, dtype = read(stream)
-        begins = stream.tell()
-        if dtype.hasobject:
-            raise DataError(
-                f"{path}: {name!r} holds objects. Object arrays cannot be loaded: they could run code."
-            )
-        if any(size < 0 for size in shape) or dtype.itemsize == 0:
-            raise DataError(f"{path}: {name!r} has the shape {shape} of {dtype}; expected a plain array.")
-        member = _Member(info, dtype, shape, begins)
-        if fortran and sum(size > 1 for size in shape) > 1:
-            raise DataError(
-                f"{path}: {name!r} is stored column by column (Fortran order); write it with"
-                " numpy.ascontiguousarray."
-            )
-        if info.file_size - begins != member.value_bytes:
-            raise DataError(
-                f"{path}: {name!r} holds {counted(info.file_size - begins, 'byte')} of values; its header"
-                f" says {member.value_bytes}. The file is damaged; copy it again."
-            )
-        return member
-
-    def values(self, member: _Member, most: int) -> NDArray[Any]:
-        """All values of a member, of at most so many bytes."""
-        if member.value_bytes > most:
-            raise DataError(
-                f"{member.info.filename} takes {counted(member.value_bytes, 'byte')}; expected at most"
-                f" {most:,}."
-            )
-        with self.archive.open(member.info) as stream:
-            stream.read(member.header_bytes)
-            # One more than there should be, so that the end is reached and the checksum looked at.
-            values = bytearray(stream.read(member.value_bytes))
-            excess = stream.read(1)
-        if len(values) != member.value_bytes or excess:
-            raise DataError(f"{member.info.filename} is shorter or longer than it says. Copy the file again.")
-        return np.frombuffer(values, member.dtype).reshape(member.shape)
-
-    def labels(self, source: Source) -> NDArray[Any]:
-        """The labels as they are stored, ``(n,)``: numbers, of which not all need be classes."""
-        member = self.header("labels")
-        if member.dtype.kind not in "iuf" or member.dtype.itemsize > 8 or len(member.shape) != 1:
-            raise DataError(
-                f"{self.path}: the labels are {member.dtype} of shape {member.shape}; expected whole numbers"
-                " of shape (records,)."
-            )
-        source.require_room(member.shape[0])
-        return self.values(member, source.max_records * 8)
-
-    def classes(self) -> Classes | None:
-        """What the file says of its classes, if it does."""
-        names: tuple[str, ...] = ()
-        if "class_names" in self.members:
-            member = self.header("class_names")
-            if member.dtype.kind != "U" or len(member.shape) != 1:
-                raise DataError(
-                    f"{self.path}: 'class_names' is {member.dtype} of shape {member.shape}; expected a row of"
-                    " texts."
-                )
-            names = tuple(map(str, self.values(member, _MOST_NAMES_BYTES)))
-        if "classes" in self.members:
-            member = self.header("classes")
-            value = self.values(member, _MOST_NAMES_BYTES) if math.prod(member.shape) == 1 else None
-            if value is None or value.dtype.kind not in "iu" or not int(value.reshape(-1)[0]) >= 2:
-                raise DataError(
-                    f"{self.path}: 'classes' is {member.dtype} of shape {member.shape}; expected one whole"
-                    " number of at least 2."
-                )
-            count = int(value.reshape(-1)[0])
-            if names and len(names) != count:
-                raise DataError(
-                    f"{self.path}: there are {len(names)} names for {counted(count, 'class')}; expected one"
-                    " each."
-                )
-            return names or count
-        return names or None
-
-
-def _dataset(file: _NpzFile, source: Source) -> Dataset:
+def _dataset(file: NpzFile, source: Source) -> Dataset:
     path, table = file.path, source.class_table
     inputs, labels = file.header("inputs"), file.labels(source)
     if not inputs.shape or inputs.shape[0] != len(labels):
@@ -309,66 +164,16 @@ def _dataset(file: _NpzFile, source: Source) -> Dataset:
         values = to_inputs(file.values(inputs, IN_MEMORY_BYTES * 4))
         values = values if places is None else values[places]
         return ArrayDataset(values, used, table.count, table.names, origin=origin)
-    stored = StoredArray(_raw(path, file.archive, inputs), inputs.dtype, inputs.shape)
+    stored = StoredArray(file.raw(inputs), inputs.dtype, inputs.shape)
     return StoredDataset(
         [stored], to_inputs, used, table.count, places=places, shape=inputs.shape[1:],
         dtype=input_dtype(inputs.dtype), class_names=table.names, origin=origin,
     )  # fmt: skip
 
 
-def _odd_inputs(inputs: _Member) -> str:
+def _odd_inputs(inputs: Member) -> str:
     shown = ", ".join(["records", *map(str, inputs.shape[1:])])
     return (
         f"The inputs are {inputs.dtype} of shape ({shown}); expected uint8 or float32 of shape (records,"
         " features), (records, length, channels) or (records, height, width, channels)."
     )
-
-
-def _raw(path: Path, archive: zipfile.ZipFile, member: _Member) -> RawFile:
-    """The bytes of a member's values, to be read by number."""
-    if member.info.compress_type != zipfile.ZIP_STORED or member.info.flag_bits & 1:
-        with archive.open(member.info) as stream:
-            # One byte too many shows that there are more than the header says.
-            raw = unpack(stream, path, most=member.info.file_size + 1).part(member.header_bytes)
-    else:
-        whole, header = open_raw(path), np.empty(_LOCAL_HEADER.size, np.uint8)
-        whole.read_into(header, member.info.header_offset)
-        signature, name_bytes, extra_bytes = _LOCAL_HEADER.unpack(header.tobytes())
-        if signature != b"PK\x03\x04":
-            raise DataError(f"{path} is damaged: a member is not where it should be. Copy it again.")
-        start = member.info.header_offset + _LOCAL_HEADER.size + name_bytes + extra_bytes
-        raw = whole.part(start + member.header_bytes)
-    if raw.size < member.value_bytes:
-        raise DataError(f"{path} is shorter than it says. Copy it again.")
-    return raw
-
-
-@contextlib.contextmanager
-def _opened(path: Path) -> Iterator[_NpzFile]:
-    """The file, whose damage is a :class:`DataError`."""
-    require_readable(path)
-    with _damage(path):
-        with path.open("rb") as file:
-            if file.read(2) != b"PK":
-                raise DataError(f"{path} is not an NPZ file; write it with numpy.savez.")
-        with listed_zip(path, _MOST_LIST_BYTES) as archive:
-            yield _NpzFile(path, archive)
-
-
-@contextlib.contextmanager
-def _damage(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except DataError as error:
-        if str(path) in str(error):
-            raise
-        raise DataError(f"{path}: {error}") from error
-    except (zipfile.BadZipFile, zlib.error, SyntaxError, struct.error) as error:
-        raise DataError(
-            f"{path} is damaged: {error}. Expected an NPZ with plain arrays; copy it again."
-        ) from error
-    except (
-        OSError, ValueError, EOFError, MemoryError, NotImplementedError, RuntimeError, TypeError, LookupError,
-        ArithmeticError, tokenize.TokenError,
-    ) as error:  # fmt: skip
-        raise DataError(f"Cannot read {path}: {error}. Expected an NPZ with plain arrays.") from error
