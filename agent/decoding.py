@@ -113,7 +113,7 @@ def bring_up_to_date(order: Order) -> None:
         memory_bytes = (
             format_.decoder_bytes(section_of(settings, format_)) if memory is None else memory << 20
         )
-        limits = Limits(memory_bytes, settings.decoding.seconds or format_.decoder_seconds)
+        limits = Limits(memory_bytes, _seconds(settings))
         _Update(store, known, dataset, order, limits).run(glance)
 
 
@@ -122,6 +122,15 @@ def _leave_out_all(store: RowStore, known: Index, why: str) -> None:
     now = known.emptied(why)
     if now.header != known.header or (now.table != known.table).any():
         store.publish(now)
+
+
+def most_new(settings: DataSettings) -> int:
+    """How many new records a look decodes at most, while the agent runs."""
+    return max(1, int(LOOK_S / _seconds(settings)))
+
+
+def _seconds(settings: DataSettings) -> float:
+    return settings.decoding.seconds or require_declared(settings).decoder_seconds
 
 
 class _Update:
@@ -147,7 +156,7 @@ class _Update:
         free = np.flatnonzero(read.table["state"] == FREE)
         self._stale = read.stale
         new = np.flatnonzero(~np.isin(stamps, known.table["stamp"][used]))[: len(free)]
-        self._starts, most = order.starts, max(1, int(LOOK_S / limits.seconds))
+        self._starts, most = order.starts, most_new(order.settings)
         self._is_whole = order.starts or len(new) <= most
         if not self._is_whole:
             new = new[:most]

@@ -51,20 +51,26 @@ class Effort:
         weights: (parameters,) the global model.
         engine: that computes gradients; None for a round of second moments.
         most_records: that the device may have.
+        front_end: that makes features of records, or None.
+        new_records: of which features have to be computed first, at most.
     """
 
     def __init__(
-        self, task: RoundTask, weights: NDArray[np.float32], engine: Engine | None, most_records: int
+        self,
+        task: RoundTask,
+        weights: NDArray[np.float32],
+        engine: Engine | None,
+        most_records: int,
+        *,
+        front_end: FrontEnd | None = None,
+        new_records: int = 0,
     ) -> None:
         self._task, self._weights, self._engine = task, weights, engine
-        self._most_records = most_records
+        self._front_end, self._new_records = front_end, new_records
         self.largest = largest_lot(most_records, task.plan.sampling.rate)
 
-    def longest_s(self, front_end: FrontEnd | None) -> float:
+    def longest_s(self) -> float:
         """Seconds that training takes with the largest lot, on this board, with something to spare.
-
-        Args:
-            front_end: whose features have to be computed first, of all records that there may be; or None.
 
         Raises:
             Exception: The made-up records cannot be computed.
@@ -74,10 +80,21 @@ class Effort:
         sampler = self._task.mechanism.sampler()
         noise_s = _seconds(lambda: sampler.sample(_TRIED_NOISE)) * self._task.dimension / _TRIED_NOISE
         total_s = self._task.plan.sampling.local_steps * (records_s + noise_s)
-        if front_end is not None:
-            inputs = np.random.default_rng(0).random((_TRIED_FEATURES, *front_end.input_shape), np.float32)
-            total_s += _seconds(lambda: front_end(inputs)) * self._most_records / _TRIED_FEATURES
+        if self._new_records:
+            total_s += _seconds(self._compute_features) * self._new_records / _TRIED_FEATURES
         return _SPARE * total_s
+
+    def fill_up_features(self, done: int) -> None:
+        """Go on with made-up records until features of as many are computed as there may be new ones.
+
+        Args:
+            done: new records whose features are computed.
+        """
+        try:
+            for _ in range(done, self._new_records, _TRIED_FEATURES):
+                self._compute_features()
+        except Exception:
+            log.warning("the time of features was not filled up", exc_info=True)
 
     def fill_up(self, local: NDArray[np.float32], done: int) -> None:
         """Go on with made-up records until as many are done as the largest lot has.
@@ -108,6 +125,11 @@ class Effort:
             (_AT_ONCE * self._microbatch, *shape), np.float32
         )
         return inputs
+
+    def _compute_features(self) -> None:
+        assert self._front_end is not None
+        shape = self._front_end.input_shape
+        self._front_end(np.random.default_rng(0).random((_TRIED_FEATURES, *shape), np.float32))
 
     def _compute(self, weights: NDArray[np.float32], records: int) -> None:
         inputs, task = self._inputs[:records], self._task

@@ -100,11 +100,16 @@ class Records:
         """Whether another process is decoding."""
         return self._look is not None and self._look.goes_on()
 
+    @property
+    def is_due(self) -> bool:
+        """Whether what the last look found counts by now. Public: it follows from when that began."""
+        return self._look is not None and time.monotonic() >= self._looked_at + self.counts_after_s
+
     def adopt(self) -> None:
         """Take the records as the last look found them, if they count by now. Raises nothing, and waits for
         nothing."""
         look = self._look
-        if look is None or look.goes_on() or time.monotonic() < self._looked_at + self.counts_after_s:
+        if look is None or not self.is_due or look.goes_on():
             return
         before, self._look = self.dataset, None
         try:

@@ -248,6 +248,11 @@ class Rows(Dataset):
             origin=Origin(header.kind, header.source, index.sentences(), header.warnings),
         )  # fmt: skip
 
+    @property
+    def places(self) -> NDArray[np.int64]:
+        """As of :attr:`Dataset.places`: the rows."""
+        return self._rows
+
     def _read(self, indices: Indices) -> NDArray[Any]:
         inputs, problems = self.try_read(indices)
         if problems:

@@ -29,6 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent.admission import Declined
+from agent.decoding import most_new
 from agent.effort import Effort
 from agent.noisy_sums import clipped_sum, noisy_sum, sum_of_moments
 from agent.profile import Profile
@@ -37,7 +38,7 @@ from agent.settings import AgentSettings
 from agent.worker import Update, said
 from dpagent.errors import StorageError
 from dpagent.learning.data.dataset import Dataset
-from dpagent.learning.front_end.features import FeatureSet, FrontEnd, require_room
+from dpagent.learning.front_end.features import FeatureSet, FrontEnd, has_features, require_room
 from dpagent.learning.models.stages import FrozenNetwork
 from dpagent.learning.training.engine import MAX_LOT_MICROBATCHES, Engine, accumulation_slack
 from dpagent.learning.training.engine_choice import Bench, EngineKind, UnsuitableEngineError, choose_engine
@@ -61,6 +62,7 @@ class Work:
         weights: (parameters,) the global model.
         front_end: that makes features of records, or None.
         engine: that computes gradients; None for a round of second moments.
+        adopts: whether what was found of the data since then counts from this round on.
         effort: that makes the work the same for every lot; None where no record is read.
         failure: why this board cannot run the round after all, once it is charged; or None.
         longest_s: seconds that training takes with the largest lot, by a trial. Public.
@@ -71,6 +73,7 @@ class Work:
     front_end: FrontEnd | None
     engine: Engine | None
     effort: Effort | None
+    adopts: bool = False
     failure: str | None = None
     longest_s: float = 0.0
 
@@ -93,8 +96,6 @@ class Trainer:
         self._features: FeatureSet | None = None
         """Of the records below, by the front end."""
         self._features_are_of: Dataset | None = None
-        self._features_are_by = ""
-        """The key of the front end that made them."""
 
     @cached_property
     def records(self) -> Records:
@@ -130,7 +131,7 @@ class Trainer:
             StorageError: The disk has no room for features, or fails.
         """
         if failure is not None:
-            return Work(task, weights, None, None, None, failure)
+            return Work(task, weights, None, None, None, failure=failure)
         task.spec.require_weights(weights)
         if task.spec.front_end:
             require_room(task.spec, self._max_records, self._settings.data.features_mib)
@@ -148,12 +149,16 @@ class Trainer:
                 )
             # The greatest L with L·⌈L/m⌉ within the bound is no less than this.
             self._require_lots(task, math.isqrt(MAX_LOT_MICROBATCHES * engine.microbatch) - engine.microbatch)
-        effort = Effort(task, weights, engine, self._max_records)
-        # Features of another front end are all computed anew; that it is another follows from the plans.
-        is_new = front_end is not None and front_end.key != self._features_are_by
-        return Work(
-            task, weights, front_end, engine, effort, None, effort.longest_s(front_end if is_new else None)
+        adopts = "records" in self.__dict__ and self.records.is_due
+        new_records = 0
+        if front_end is not None and not has_features(self._settings.state_dir, front_end):
+            new_records = self._max_records
+        elif front_end is not None and adopts:
+            new_records = most_new(self._settings.data)
+        effort = Effort(
+            task, weights, engine, self._max_records, front_end=front_end, new_records=new_records
         )
+        return Work(task, weights, front_end, engine, effort, adopts=adopts, longest_s=effort.longest_s())
 
     def noisy_update(self, work: Work) -> Update:
         """The round's noisy sum over the usable records, or noise alone.
@@ -162,7 +167,7 @@ class Trainer:
             Exception: No noise can be drawn on this board; nothing may leave.
         """
         failures = [] if work.failure is None else [work.failure]
-        if "records" in self.__dict__:
+        if work.adopts:
             self.records.adopt()
 
         def lot_sum(local: NDArray[np.float32]) -> NDArray[np.float64]:
@@ -185,8 +190,8 @@ class Trainer:
             self.records.look()
 
     def _lot_sum(self, work: Work, records: Dataset, local: NDArray[np.float32]) -> NDArray[np.float64]:
-        inputs = self._inputs_of(records, work.front_end)
         assert work.effort is not None
+        inputs = self._inputs_of(records, work.front_end, work.effort)
         fill_up = partial(work.effort.fill_up, local)
         if work.engine is None:
             return sum_of_moments(work.task, inputs, fill_up)
@@ -206,7 +211,7 @@ class Trainer:
                 f" can have {largest:,}; this board adds up at most {most:,}"
             )
 
-    def _inputs_of(self, records: Dataset, front_end: FrontEnd | None) -> Dataset:
+    def _inputs_of(self, records: Dataset, front_end: FrontEnd | None, effort: Effort) -> Dataset:
         """The engine's inputs: the records, or their features."""
         if front_end is None:
             return records
@@ -214,9 +219,11 @@ class Trainer:
             if self._features is not None:
                 self._features.close()
                 self._features = None
-            log.info("computing features of %s", counted(len(records), "record"))
             self._features = FeatureSet(records, front_end, self._settings.state_dir)
-            self._features_are_of, self._features_are_by = records, front_end.key
+            if self._features.computed:
+                log.info("computed features of %s", counted(self._features.computed, "record"))
+            self._features_are_of = records
+            effort.fill_up_features(self._features.computed)
             if unusable := self._features.unusable:
                 # Only for the owner of the device: the number is private.
                 total = counted(len(records), "record")

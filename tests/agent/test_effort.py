@@ -83,7 +83,7 @@ def test_views_are_filled_up_with_views() -> None:
     effort = Effort(task, WEIGHTS, engine, MOST)
     effort.fill_up(WEIGHTS, 50)
     assert sum(engine.pieces) == 10
-    assert effort.longest_s(None) > 0
+    assert effort.longest_s() > 0
 
 
 def test_what_fails_in_filling_up_costs_the_lot_nothing(caplog: pytest.LogCaptureFixture) -> None:
@@ -93,7 +93,7 @@ def test_what_fails_in_filling_up_costs_the_lot_nothing(caplog: pytest.LogCaptur
         effort.fill_up(np.zeros(3, np.float32), 50)
     assert "was not filled up" in caplog.text
     with pytest.raises(Exception, match=r".") as caught:
-        effort.longest_s(None)
+        effort.longest_s()
     assert not isinstance(caught.value, AssertionError), "the trial is before the charge, and may fail"
 
 
@@ -105,16 +105,16 @@ def test_the_trial_counts_steps_and_the_largest_lot(monkeypatch: pytest.MonkeyPa
         task = make_task(**terms(rate=1.0, local_steps=steps))
         effort = Effort(task, WEIGHTS, Counting(), most)
         # Two microbatches of four make a trial.
-        assert effort.longest_s(None) == pytest.approx(1.5 * steps * (most / 8 + noise))
+        assert effort.longest_s() == pytest.approx(1.5 * steps * (most / 8 + noise))
 
 
 def test_new_features_are_counted_for_all_records_there_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agent.effort._seconds", lambda work: work() is None or 1.0)
     stage = {"random": {"layers": [{"average_pool2d": {"kernel": 4, "stride": 4}}]}}
     spec = from_description(DIGITS.describe() | {"front_end": [stage], "layers": [{"dense": 10}]})
-    effort = Effort(task_at(1.0), WEIGHTS, Counting(), MOST)
-    more = effort.longest_s(FrontEnd(spec)) - effort.longest_s(None)
-    assert more == pytest.approx(1.5 * MOST / 4)
+    without = Effort(task_at(1.0), WEIGHTS, Counting(), MOST)
+    effort = Effort(task_at(1.0), WEIGHTS, Counting(), MOST, front_end=FrontEnd(spec), new_records=MOST)
+    assert effort.longest_s() - without.longest_s() == pytest.approx(1.5 * MOST / 4)
 
 
 def test_second_moments_are_filled_up_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,4 +135,4 @@ def test_second_moments_are_filled_up_too(monkeypatch: pytest.MonkeyPatch) -> No
     )
     sum_of_moments(task, digits(0, 50), lambda done: effort.fill_up(np.zeros(0, np.float32), done))
     assert sum(seen) == MOST
-    assert effort.longest_s(None) > 0
+    assert effort.longest_s() > 0

@@ -208,6 +208,12 @@ class Dataset(ABC):
         return f"{self.origin.source}: record {number}"
 
     @property
+    def places(self) -> NDArray[np.int64]:
+        """A number for each record, ``(n,)``, different for all and rising, which is its own as long as it is
+        there; by default its place in the set."""
+        return np.arange(len(self))
+
+    @property
     def record_bytes(self) -> int:
         """Bytes of one record in memory."""
         return math.prod(self.shape) * self.dtype.itemsize

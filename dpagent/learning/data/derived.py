@@ -53,6 +53,11 @@ class Reshaped(Dataset):
             class_names=dataset.class_names, groups=dataset.groups, origin=dataset.origin,
         )  # fmt: skip
 
+    @property
+    def places(self) -> NDArray[np.int64]:
+        """As of :attr:`Dataset.places`."""
+        return self._dataset.places
+
     def _read(self, indices: Indices) -> NDArray[Any]:
         return self._dataset.batch(indices)[0].reshape(len(indices), *self.shape)
 
@@ -101,6 +106,11 @@ class Unfailing(Dataset):
             dataset.labels, dataset.classes, shape=dataset.shape, dtype=dataset.dtype,
             class_names=dataset.class_names, groups=dataset.groups, origin=dataset.origin,
         )  # fmt: skip
+
+    @property
+    def places(self) -> NDArray[np.int64]:
+        """As of :attr:`Dataset.places`."""
+        return self._dataset.places
 
     def _read(self, indices: Indices) -> NDArray[Any]:
         inputs, problems = self.try_read(indices)

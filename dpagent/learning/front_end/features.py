@@ -5,8 +5,8 @@ function of that record alone, bit for bit (:mod:`dpagent.learning.training.engi
 through the front end by itself.
 
 The features lie in one file of float32 rows in the device's state directory, readable by its owner only.
-Beside it stand the front end that made them and a digest of each run of records they were computed from, so
-that a set that grows, or changes, is computed anew only where it did. A digest is removed before its rows are
+Beside it stand the front end that made them and a digest of each record they were computed from, so that a
+set that grows, or changes, is computed anew only where it did. A digest is removed before its row is
 overwritten: what is left after a crash is computed again.
 
 Features may not fill the disk that the ledger needs, and whether a device takes part may not depend on what
@@ -23,7 +23,7 @@ import math
 import os
 import weakref
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -49,7 +49,8 @@ log = logging.getLogger(__name__)
 Floats = NDArray[np.float32]
 
 _RUN: Final = 64
-"""Records whose features stand or fall together."""
+"""Records read together."""
+_DIGEST_BYTES: Final = 16
 
 
 class FrontEnd:
@@ -140,7 +141,7 @@ def reserve(directory: Path, size: int) -> None:
         there = file.stat().st_size if file.exists() else 0
         if there < size and (known := _Computed.load(digests)) is not None:
             # What is not there yet is allocated as zeros: no digest may stand for it.
-            known.first(there // known.row_bytes // _RUN).save(digests)
+            known.without(np.arange(there // known.row_bytes, len(known.digests))).save(digests)
         take_room(
             file, size, holds="features",
             remedy="Free space, put state_dir on a larger disk, or lower data.features_mib.",
@@ -161,23 +162,24 @@ class _Computed:
     Attributes:
         front_end: the key of the front end that made them.
         row_bytes: of the features of a record.
-        runs: the digest of each run of records, or nothing where some of it is to be tried again.
+        digests: (places, 16) uint8: of the record whose features each row holds; zeros for none.
     """
 
     front_end: str
     row_bytes: int
-    runs: list[str]
+    digests: NDArray[np.uint8]
 
     @classmethod
     def load(cls, file: Path) -> _Computed | None:
         """What was saved; None where there is nothing, or something else."""
         try:
-            values = json.loads(file.read_bytes())
-            known = cls(values["front_end"], values["row_bytes"], values["runs"])
+            head, _, body = file.read_bytes().partition(b"\n")
+            values = json.loads(head)
+            digests = np.frombuffer(body, np.uint8).reshape(-1, _DIGEST_BYTES)
+            known = cls(str(values["front_end"]), int(values["row_bytes"]), digests)
         except (OSError, ValueError, RecursionError, LookupError, TypeError):
             return None
-        is_valid = isinstance(known.runs, list) and isinstance(known.row_bytes, int) and known.row_bytes > 0
-        return known if is_valid else None
+        return known if known.row_bytes > 0 else None
 
     def save(self, file: Path) -> None:
         """Replace what was saved.
@@ -185,16 +187,26 @@ class _Computed:
         Raises:
             StorageError: it cannot be written.
         """
-        write_atomically(file, json.dumps(asdict(self)).encode(), mode=0o600)
+        head = json.dumps({"front_end": self.front_end, "row_bytes": self.row_bytes})
+        write_atomically(file, head.encode() + b"\n" + self.digests.tobytes(), mode=0o600)
 
-    def first(self, runs: int) -> _Computed:
-        """The same, of the first runs alone."""
-        return replace(self, runs=self.runs[:runs])
+    def without(self, places: NDArray[np.integer[Any]]) -> _Computed:
+        """The same, with no features at some places."""
+        digests = self.digests.copy()
+        digests[places] = 0
+        return replace(self, digests=digests)
+
+    def of_size(self, places: int) -> _Computed:
+        """The same, with so many places."""
+        digests = np.zeros((places, _DIGEST_BYTES), np.uint8)
+        kept = min(places, len(self.digests))
+        digests[:kept] = self.digests[:kept]
+        return replace(self, digests=digests)
 
 
 def _files(directory: Path) -> tuple[Path, Path]:
     """Of the features, and of what they were computed from."""
-    return directory / "features.f32", directory / "features.json"
+    return directory / "features.f32", directory / "features.index"
 
 
 class FeatureSet(Dataset):
@@ -206,7 +218,8 @@ class FeatureSet(Dataset):
         directory: the directory of the file; see :func:`reserve`.
 
     Attributes:
-        unusable: how many of the records computed just now have features that are not finite. Private.
+        computed: how many records' features were computed just now. Private.
+        unusable: how many of them are not finite. Private.
 
     Raises:
         DataError: the records do not have the front end's shape, or one cannot be read.
@@ -224,11 +237,13 @@ class FeatureSet(Dataset):
             )
         self._file, self._digests = _files(directory)
         self._row_bytes = 4 * math.prod(front_end.output_shape)
-        self._make_room(len(dataset) * self._row_bytes)
+        self._places = dataset.places
+        self._room = int(self._places.max(initial=-1)) + 1
+        self._make_room(self._room * self._row_bytes)
         with disk_errors(self._file):
             self._descriptor = os.open(self._file, os.O_RDWR | os.O_CLOEXEC)
         self._closing = weakref.finalize(self, os.close, self._descriptor)
-        self.unusable = 0
+        self.computed = self.unusable = 0
         self._fill(dataset, front_end)
 
     def close(self) -> None:
@@ -243,29 +258,29 @@ class FeatureSet(Dataset):
 
     def _fill(self, dataset: Dataset, front_end: FrontEnd) -> None:
         """Compute the features that the file does not hold yet."""
-        on_disk = _Computed.load(self._digests)
-        made = _Computed(front_end.key, self._row_bytes, [])
-        if on_disk is None or (on_disk.front_end, on_disk.row_bytes) != (made.front_end, made.row_bytes):
-            on_disk = made.first(0)
-            on_disk.save(self._digests)
-        known, digests = on_disk.runs, made.runs
-        for number, (inputs, _) in enumerate(dataset.batches(size=_RUN)):
-            digest = hashlib.sha256(inputs.tobytes()).hexdigest()
-            if digest not in known[number : number + 1]:
-                if len(on_disk.runs) > number:
-                    on_disk = made.first(number)
-                    on_disk.save(self._digests)
-                features, failed = _features_of(front_end, inputs)
-                if failed:
-                    digest = ""  # Of no record: they are tried again the next time.
-                finite = np.isfinite(features).all(axis=tuple(range(1, features.ndim)))
-                self.unusable += len(features) - int(np.count_nonzero(finite))
-                self._write(features.tobytes(), number * _RUN * self._row_bytes)
-            digests.append(digest)
+        known = _Computed.load(self._digests)
+        if known is None or (known.front_end, known.row_bytes) != (front_end.key, self._row_bytes):
+            known = _Computed(front_end.key, self._row_bytes, np.zeros((0, _DIGEST_BYTES), np.uint8))
+        known = known.of_size(max(self._room, len(known.digests)))
+        digests = _digests_of(dataset)
+        new = np.flatnonzero((known.digests[self._places] != digests).any(axis=1))
+        if not len(new) and self._digests.exists():
+            return
+        known.without(self._places[new]).save(self._digests)
+        made = known.of_size(len(known.digests))
+        for start in range(0, len(new), _RUN):
+            some = new[start : start + _RUN]
+            features, failed = _features_of(front_end, dataset.batch(some)[0])
+            finite = np.isfinite(features).all(axis=tuple(range(1, features.ndim)))
+            self.unusable += len(features) - int(np.count_nonzero(finite))
+            for place, row in zip(self._places[some].tolist(), features, strict=True):
+                self._write(row.tobytes(), place * self._row_bytes)
+            made.digests[self._places[some]] = digests[some]
+            made.digests[self._places[some[failed]]] = 0  # They are tried again the next time.
+        self.computed = len(new)
         with disk_errors(self._file):
             os.fsync(self._descriptor)
-        if made != on_disk:
-            made.save(self._digests)
+        made.save(self._digests)
 
     def _write(self, data: bytes, offset: int) -> None:
         rest = memoryview(data)
@@ -277,8 +292,8 @@ class FeatureSet(Dataset):
     def _read(self, indices: NDArray[np.integer[Any]]) -> Floats:
         rows = np.empty((len(indices), *self.shape), np.float32)
         with disk_errors(self._file):
-            for index, row in zip(indices.tolist(), rows, strict=True):
-                data = os.pread(self._descriptor, self._row_bytes, index * self._row_bytes)
+            for place, row in zip(self._places[indices].tolist(), rows, strict=True):
+                data = os.pread(self._descriptor, self._row_bytes, place * self._row_bytes)
                 if len(data) != self._row_bytes:
                     # No DataError: that is a record's, which would be left out without a word.
                     raise StorageError(f"{self._file} was cut short while in use; it is made again.")
@@ -286,19 +301,31 @@ class FeatureSet(Dataset):
         return rows
 
 
-def _features_of(front_end: FrontEnd, inputs: NDArray[Any]) -> tuple[Floats, int]:
-    """The features of a run of records, NaN for each with which the front end fails, and how many those
-    are."""
+def _digests_of(dataset: Dataset) -> NDArray[np.uint8]:
+    """Of each record, (n, 16); one that cannot be read has that of its place holder."""
+    digests = np.empty((len(dataset), _DIGEST_BYTES), np.uint8)
+    number = 0
+    for inputs, _ in dataset.batches(size=_RUN):
+        for record in inputs:
+            digest = hashlib.blake2b(np.ascontiguousarray(record).data, digest_size=_DIGEST_BYTES).digest()
+            digests[number] = np.frombuffer(digest, np.uint8)
+            number += 1
+    return digests
+
+
+def _features_of(front_end: FrontEnd, inputs: NDArray[Any]) -> tuple[Floats, NDArray[np.bool_]]:
+    """The features of some records, NaN for each with which the front end fails, and which those are."""
+    failed = np.zeros(len(inputs), np.bool_)
     try:
-        return front_end(inputs), 0
+        return front_end(inputs), failed
     except Exception:
         log.debug("a front end failed with one of %d records", len(inputs), exc_info=True)
-    features, failed = np.full((len(inputs), *front_end.output_shape), np.nan, np.float32), 0
+    features = np.full((len(inputs), *front_end.output_shape), np.nan, np.float32)
     for place in range(len(inputs)):
         try:
             features[place] = front_end(inputs[place : place + 1])[0]
         except Exception:  # noqa: BLE001 - whatever a record does to a front end, it costs that record alone
-            failed += 1
+            failed[place] = True
     return features, failed
 
 

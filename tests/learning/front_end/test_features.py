@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from dpagent import storage
@@ -102,7 +103,7 @@ def test_features_are_read_in_any_order_and_kept(tmp_path: Path) -> None:
     (file,) = tmp_path.glob("*.f32")
     assert file.stat().st_mode & 0o777 == 0o600
     assert file.stat().st_size == 150 * 16
-    (digests,) = tmp_path.glob("*.json")
+    (digests,) = tmp_path.glob("*.index")
     assert digests.stat().st_mode & 0o777 == 0o600
 
 
@@ -131,12 +132,35 @@ def test_only_what_changed_is_computed_again(tmp_path: Path) -> None:
     assert computed(data, tmp_path) == 200
     assert computed(data, tmp_path) == 0
     grown = ArrayDataset(np.concatenate([data.inputs, records(30, 1).inputs]), np.arange(230) % 3, 3)
-    # The last run of 64 was not full.
-    assert computed(grown, tmp_path) == 230 - 192
+    assert computed(grown, tmp_path) == 30
     changed = ArrayDataset(grown.inputs.copy(), grown.labels, 3)
     changed.inputs[70] ^= 1
-    assert computed(changed, tmp_path) == 64
-    assert computed(ArrayDataset(changed.inputs[:100], changed.labels[:100], 3), tmp_path) == 36
+    assert computed(changed, tmp_path) == 1
+    assert computed(ArrayDataset(changed.inputs[:100], changed.labels[:100], 3), tmp_path) == 0
+    assert computed(changed, tmp_path) == 0
+
+
+class Placed(ArrayDataset):
+    """Records that keep their places while others go."""
+
+    kept: NDArray[np.int64]
+
+    @property
+    def places(self) -> NDArray[np.int64]:
+        return self.kept
+
+
+def test_a_record_that_goes_costs_no_other_its_features(tmp_path: Path) -> None:
+    """Else the time of a round tells that one record is gone, or has come before all others."""
+    data = records(200)
+    assert computed(data, tmp_path) == 200
+    kept = np.delete(np.arange(200), [3, 150])
+    fewer = Placed(data.inputs[kept], data.labels[kept], 3)
+    fewer.kept = kept
+    assert computed(fewer, tmp_path) == 0
+    inputs = data.inputs.copy()
+    inputs[3] ^= 1
+    assert computed(ArrayDataset(inputs, data.labels, 3), tmp_path) == 1
 
 
 def test_another_front_end_replaces_the_features_of_the_last(tmp_path: Path) -> None:
@@ -150,7 +174,7 @@ def test_another_front_end_replaces_the_features_of_the_last(tmp_path: Path) -> 
 def test_a_damaged_file_is_made_again(tmp_path: Path, damage: str) -> None:
     data = records(150)
     computed(data, tmp_path)
-    (file,), (digests,) = tmp_path.glob("*.f32"), tmp_path.glob("*.json")
+    (file,), (digests,) = tmp_path.glob("*.f32"), tmp_path.glob("*.index")
     if damage == "shorter":
         file.write_bytes(file.read_bytes()[: 100 * 16])
     elif damage == "no digests":
@@ -317,8 +341,10 @@ def test_a_network_that_does_not_fit_is_named(network: bytes, shape: tuple[int, 
 
 def test_digests_are_of_what_the_features_were_made_from(tmp_path: Path) -> None:
     computed(records(130), tmp_path)
-    (file,) = tmp_path.glob("*.json")
-    assert len(json.loads(file.read_text())["runs"]) == 3
+    (file,) = tmp_path.glob("*.index")
+    head, _, digests = file.read_bytes().partition(b"\n")
+    assert json.loads(head)["row_bytes"] == 16
+    assert len({digests[start : start + 16] for start in range(0, len(digests), 16)}) == 130
 
 
 def test_room_for_features_is_judged_by_public_numbers_alone() -> None:
