@@ -14,7 +14,7 @@ from typing import Final
 from agent.accounts import JobAccounts, grid_of, price_after
 from agent.charges import Budget, BudgetChange, Charge, Record, WriteOff, require_ledger_scope
 from dpagent.errors import LedgerError, ParameterError, require_between
-from dpagent.privacy.accounting.choice import accountant_for
+from dpagent.privacy.accounting.choice import priced
 from dpagent.privacy.accounting.pld import PldAccountant
 from dpagent.privacy.events import Event
 from dpagent.privacy.mechanisms.mechanism import NOISE_SHARE, PlannedMechanism
@@ -203,7 +203,7 @@ class _JobPrices:
         least = min(alone, self._running[number])
         if least > reserved:
             # The grid was chosen for the whole job: on one of their own, few rounds may cost less.
-            least = min(least, price_after(accountant_for(events, delta), events, delta))
+            least = min(least, priced(events, delta * (1 - NOISE_SHARE))[1])
         # The device states no more than it reserved; both figures bound the rounds' cost.
         return min(alone, reserved), least
 
