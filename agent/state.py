@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 from agent.charges import Budget, Charge
 from agent.heads import LedgerFiles, SecondHead, read_head, read_second_head, save_head
-from agent.ledger import Ledger, create_ledger, require_head
+from agent.ledger import Ledger, create_ledger, require_head, require_kept
 from agent.rounds import KnownRound, Rounds, RoundState, create_rounds
 from agent.spool import Spool, SpooledFragment, create_spool
 from dpagent import faults
@@ -132,12 +132,7 @@ class StateDatabase:
         Raises:
             LedgerError: It is an older one, or another.
         """
-        require_head(self.ledger.digests, second, self.files.second_head)
-        if second.knows_as_sent(self.repeatable()):
-            raise LedgerError(
-                f"{self.files.state_dir} is an older copy: a round that it would run again has left already, "
-                f"by {self.files.second_head}. Run {RESTORED}: it gives the round up."
-            )
+        require_kept(self.ledger.digests, self.repeatable(), second, self.files.second_head)
 
 
 class AgentState(StateDatabase):
