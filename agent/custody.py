@@ -30,7 +30,7 @@ from agent.heads import Head, LedgerFiles, SecondHead, read_head, read_second_he
 from agent.ledger import Ledger, VerifiedLedger, open_ledger, require_head, verified_by
 from agent.state import LOST, StateDatabase, no_ledger, no_second_head
 from dpagent.errors import DamagedDatabaseError, LedgerError, UsageError
-from dpagent.storage import StateDirectory, disk_errors, open_readonly, transaction
+from dpagent.storage import StateDirectory, disk_errors, open_readonly, replace_durably, transaction
 
 _ROUNDED: Final = 1 + 1e-9
 
@@ -115,7 +115,7 @@ def back_up(state_dir: Path, file: Path) -> VerifiedLedger:
     with disk_errors(file):
         # Without its head, a copy is still whole; with another's it would be refused.
         head_file.unlink(missing_ok=True)
-        _replace(file, new)
+        replace_durably(file, new)
     save_head(head_file, Head(len(verified.entries), verified.entries[-1].digest.hex()))
     return verified
 
@@ -139,7 +139,7 @@ def put_back(backup: Path, files: LedgerFiles) -> None:
             _copy(connection, new)
         for ending in ("-wal", "-shm"):  # of the database that is replaced
             Path(f"{files.database}{ending}").unlink(missing_ok=True)
-        _replace(files.database, new)
+        replace_durably(files.database, new)
 
 
 def go_on_after_restore(
@@ -296,13 +296,3 @@ def _copy(source: sqlite3.Connection, file: Path) -> None:
             copy.execute("PRAGMA journal_mode=DELETE")
         with file.open("rb") as stream:
             os.fsync(stream.fileno())
-
-
-def _replace(file: Path, new: Path) -> None:
-    """Let ``new`` take the place of ``file``, durably."""
-    new.replace(file)
-    directory = os.open(file.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)

@@ -102,6 +102,8 @@ class StateDirectory:
 def open_database(path: Path, migrations: Sequence[Migration]) -> sqlite3.Connection:
     """Open or create a durable database and bring its schema up to date.
 
+    A new one takes its place with its whole schema: whoever reads it beside a crash finds all or none of it.
+
     Args:
         path: The file. Its directory must exist.
         migrations: The steps from an empty file to the current schema, in order; ``user_version``
@@ -115,26 +117,42 @@ def open_database(path: Path, migrations: Sequence[Migration]) -> sqlite3.Connec
             by a newer version of the program.
     """
     with disk_errors(path):
+        if not path.exists():
+            _create_database(path, migrations)
         connection = sqlite3.connect(path, isolation_level=None, timeout=10)
         connection.row_factory = sqlite3.Row
         try:
             connection.execute("PRAGMA journal_mode=WAL")
             connection.execute("PRAGMA foreign_keys=ON")
-            # One transaction per step, so that the next start can continue after a crash.
-            version = int(connection.execute("PRAGMA user_version").fetchone()[0])
-            if version > len(migrations):
-                raise StorageError(
-                    f"{path} has schema {version}; this program supports up to {len(migrations)}. "
-                    "It was written by a newer dpagent; install that version."
-                )
-            for number, migrate in enumerate(migrations[version:], start=version + 1):
-                with transaction(connection):
-                    migrate(connection)
-                    connection.execute(f"PRAGMA user_version={number}")
+            _migrate(connection, path, migrations)
         except BaseException:
             connection.close()
             raise
     return connection
+
+
+def _create_database(path: Path, migrations: Sequence[Migration]) -> None:
+    new = path.with_name(f".{path.name}.new")
+    # Of a crash while it was made, and of a database that somebody deleted.
+    for leftover in (new, Path(f"{new}-journal"), Path(f"{path}-wal"), Path(f"{path}-shm")):
+        leftover.unlink(missing_ok=True)
+    with contextlib.closing(sqlite3.connect(new, isolation_level=None)) as connection:
+        _migrate(connection, path, migrations)
+    replace_durably(path, new)
+
+
+def _migrate(connection: sqlite3.Connection, path: Path, migrations: Sequence[Migration]) -> None:
+    version = int(connection.execute("PRAGMA user_version").fetchone()[0])
+    if version > len(migrations):
+        raise StorageError(
+            f"{path} has schema {version}; this program supports up to {len(migrations)}. "
+            "It was written by a newer dpagent; install that version."
+        )
+    # One transaction per step, so that the next start can continue after a crash.
+    for number, migrate in enumerate(migrations[version:], start=version + 1):
+        with transaction(connection):
+            migrate(connection)
+            connection.execute(f"PRAGMA user_version={number}")
 
 
 def open_readonly(path: Path) -> sqlite3.Connection:
@@ -203,12 +221,21 @@ def write_atomically(path: Path, data: bytes, *, mode: int = 0o644) -> None:
             stream.flush()
             os.fsync(stream.fileno())
         faults.reached(FaultPoint.FILE_WRITTEN)
-        temporary.replace(path)
-        directory = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        replace_durably(path, temporary)
+
+
+def replace_durably(path: Path, new: Path) -> None:
+    """Let ``new``, whose content is durable, take the place of ``path``, beside it.
+
+    Raises:
+        OSError: It cannot.
+    """
+    new.replace(path)
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
 
 
 def read_secret(path: Path, create: Callable[[], bytes]) -> bytes:
