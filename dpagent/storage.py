@@ -166,13 +166,25 @@ def open_readonly(path: Path) -> sqlite3.Connection:
             f"{path} does not exist. Check the directory, or first start the program that creates it."
         )
     with disk_errors(path):
-        connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=10)
-        connection.row_factory = sqlite3.Row
         try:
-            connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-        except sqlite3.Error:
-            connection.close()
-            raise
+            return _opened_as(path, "mode=ro")
+        except sqlite3.Error as error:
+            log = Path(f"{path}-wal")
+            if error.sqlite_errorname != "SQLITE_CANTOPEN" or (log.exists() and log.stat().st_size):
+                raise
+            # Where nothing can be written, the files that readers share with a writer cannot be made. There is
+            # no writer then, and all is in this file.
+            return _opened_as(path, "immutable=1")
+
+
+def _opened_as(path: Path, how: str) -> sqlite3.Connection:
+    connection = sqlite3.connect(f"{path.absolute().as_uri()}?{how}", uri=True, timeout=10)
+    connection.row_factory = sqlite3.Row
+    try:
+        connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    except sqlite3.Error:
+        connection.close()
+        raise
     return connection
 
 

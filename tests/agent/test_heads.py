@@ -9,7 +9,6 @@ import shutil
 import signal
 import sqlite3
 import sys
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict
@@ -21,6 +20,7 @@ from typing import Any
 import pytest
 from fleets import make_plan
 from ledgers import BUDGET, DATA, DATASET, charge_and_spool, charge_for, charge_rounds, files_of, open_state
+from storms import in_a_child
 
 import agent.custody
 import agent.heads
@@ -220,24 +220,6 @@ def cut(step: int, action: Callable[[], None]) -> bool:
         action()
 
     return in_a_child(doomed)
-
-
-def in_a_child(action: Callable[[], None]) -> bool:
-    """Do ``action`` in a process of its own, and say whether it was killed."""
-    with warnings.catch_warnings():
-        # Of threads that only the parent has, which the child does not ask for anything.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            action()
-            code = 0
-        finally:
-            os._exit(code)
-    _, status = os.waitpid(child, 0)
-    assert os.WIFSIGNALED(status) or os.waitstatus_to_exitcode(status) == 0
-    return os.WIFSIGNALED(status)
 
 
 def _kill_at(step: int) -> None:
