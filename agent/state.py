@@ -19,7 +19,7 @@ from agent.spool import Spool, SpooledFragment, create_spool
 from dpagent import faults
 from dpagent.errors import DamagedDatabaseError, LedgerError
 from dpagent.faults import FaultPoint
-from dpagent.storage import StateDirectory, disk_errors, open_database, transaction
+from dpagent.storage import StateDirectory, disk_errors, open_database, require_whole, transaction
 from dpagent.wording import counted
 
 RESTORED = "`dpagent budget restored`"
@@ -40,7 +40,7 @@ def _create_counters(connection: sqlite3.Connection) -> None:
 class StateDatabase:
     """The database of a state directory, opened and locked. It is created where there is none.
 
-    Of the ledger, chain and prices are checked; :class:`AgentState` checks the heads.
+    All of it is read, and chain and prices of the ledger checked; :class:`AgentState` checks the heads.
 
     Args:
         files: The directory and the second head.
@@ -60,6 +60,7 @@ class StateDatabase:
                 self.connection = open_database(
                     self.file, [create_ledger, create_spool, create_rounds, _create_counters]
                 )
+                require_whole(self.connection, self.file)
                 with disk_errors(self.file):
                     self.ledger = Ledger(self.connection)
                     self.spool = Spool(self.connection)

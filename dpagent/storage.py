@@ -37,9 +37,7 @@ def disk_errors(path: Path) -> Iterator[None]:
                 f"{path}: the disk is full. Nothing was lost; free some space and restart."
             ) from error
         if name.startswith(("SQLITE_NOTADB", "SQLITE_CORRUPT")):
-            raise DamagedDatabaseError(
-                f"{path} is not a readable database ({error}). Restore it from a backup."
-            ) from error
+            raise _damaged(path, error) from error
         if name.startswith("SQLITE_BUSY"):
             raise StorageError(
                 f"{path} is locked by another program ({error}). Stop that program first."
@@ -155,6 +153,23 @@ def _migrate(connection: sqlite3.Connection, path: Path, migrations: Sequence[Mi
             connection.execute(f"PRAGMA user_version={number}")
 
 
+def require_whole(connection: sqlite3.Connection, path: Path) -> None:
+    """Read all of a database, to find a page that was not written, or not whole, before it is relied on.
+
+    Raises:
+        DamagedDatabaseError: There is one, or a value that its table does not allow.
+        StorageError: The database cannot be read.
+    """
+    with disk_errors(path):
+        problem = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
+    if problem != "ok":
+        raise _damaged(path, problem)
+
+
+def _damaged(path: Path, problem: object) -> DamagedDatabaseError:
+    return DamagedDatabaseError(f"{path} is not a readable database ({problem}). Restore it from a backup.")
+
+
 def open_readonly(path: Path) -> sqlite3.Connection:
     """Open an existing database for reading, also while a daemon writes to it.
 
@@ -172,8 +187,8 @@ def open_readonly(path: Path) -> sqlite3.Connection:
             log = Path(f"{path}-wal")
             if error.sqlite_errorname != "SQLITE_CANTOPEN" or (log.exists() and log.stat().st_size):
                 raise
-            # Where nothing can be written, the files that readers share with a writer cannot be made. There is
-            # no writer then, and all is in this file.
+            # Where nothing can be written, the files that readers share with a writer cannot be made. There
+            # is no writer then, and all is in this file.
             return _opened_as(path, "immutable=1")
 
 

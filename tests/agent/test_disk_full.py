@@ -75,8 +75,7 @@ class Device:
         for name, step in self.steps(state):
             try:
                 step()
-            except StorageError as error:
-                assert error.exit_code == ExitCode.STORAGE
+            except StorageError:
                 return name
         return ""
 
@@ -156,7 +155,7 @@ def test_a_start_without_room_says_so_and_changes_nothing(device: Device, limit:
 
 
 def on_a_disk_of_its_own(scenario: Callable[[Path, Path], None], tmp_path: Path) -> None:
-    """Run a scenario of this file in a mount namespace, with a small disk for the state and one for the head."""
+    """Run a scenario of this file where the state has a small disk of its own, the second head another."""
     root, boot = tmp_path / "root", tmp_path / "boot"
     root.mkdir()
     boot.mkdir()
