@@ -4,8 +4,8 @@ A fragment is sealed each time that it leaves, so that the broker cannot tell a 
 
 A fragment is ``waiting`` until it is first published, then ``sent`` until a receipt
 (``counted``) or the end of its round (``expired``). Its bytes are dropped then; its row
-remains for the statistics until another job begins, or until there are too many. Due times use the monotonic clock,
-which setting the board's clock does not change; after a start they are drawn again.
+remains for the statistics until another job begins, or until there are too many. Due times use the
+monotonic clock, which setting the board's clock does not change; after a start they are drawn again.
 ``first_sent_at`` is a Unix time.
 """
 
@@ -21,8 +21,8 @@ UNSCHEDULED = sys.float_info.max
 """``due_at`` of a fragment whose time is not drawn yet."""
 
 _SETTLED_KEPT: Final = 100_000
-"""Rows of fragments that are counted or expired: some 20 MB. A plan may ask for as many fragments as an update
-has coordinates, in each of thousands of rounds."""
+"""Rows of fragments that are counted or expired: some 20 MB. A plan may ask for as many fragments as an
+update has coordinates, in each of thousands of rounds."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -134,6 +134,14 @@ def rebuilt(charge: Charge, **changes: Any) -> Charge:
 
 
 @pytest.mark.heavy
+def test_a_long_job_is_replayed_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands of prices, each of a second or more, would keep a board from starting for hours."""
+    records = charges_of(1e-5, 2_100, sigma=3.0)
+    monkeypatch.setattr("agent.replay.price_after", None)
+    replay(records)
+
+
+@pytest.mark.heavy
 @pytest.mark.parametrize(("delta", "rounds"), [(1e-5, 2_100), (1e-18, 10), (1e-25, 10)])
 def test_long_jobs_and_tiny_deltas_verify(delta: float, rounds: int) -> None:
     records = charges_of(delta, rounds)

@@ -146,7 +146,7 @@ class PldAccountant(Accountant):
             counts[mechanism] += count
         merged = canonical(counts)
         row_of = {mechanism: row for row, (mechanism, _) in enumerate(merged)}
-        stride = _stage_length(len(charges))
+        stride = stage_length(len(charges))
         stages = []
         for start in range(0, len(charges), stride):
             stage: Counter[int] = Counter()
@@ -171,14 +171,14 @@ def _least_bound(charges: Sequence[Runs], delta: float, composed: float) -> floa
     return min(tight, other)
 
 
-def _stage_length(count: int) -> int:
-    """Of that many charges, after every how many the running ε is looked at."""
+def stage_length(count: int) -> int:
+    """Of that many charges, after every how many :meth:`PldAccountant.running_epsilon` looks at their ε."""
     return 1 if count <= _MAX_STAGES else math.ceil(2 * count / _MAX_STAGES)
 
 
 def _ends(count: int) -> NDArray[np.intp]:
     """Where stages end: the last charge of each."""
-    length = _stage_length(count)
+    length = stage_length(count)
     return np.minimum(np.arange(length - 1, count + length - 1, length), count - 1)
 
 
