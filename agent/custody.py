@@ -28,7 +28,7 @@ from typing import Final
 from agent.charges import Budget, WriteOff
 from agent.heads import Head, LedgerFiles, SecondHead, read_head, read_second_head, save_head
 from agent.ledger import Ledger, VerifiedLedger, open_ledger, require_head, verified_by
-from agent.state import LOST, StateDatabase, no_ledger, no_second_head
+from agent.state import LOST, StateDatabase, ledger_errors, no_ledger, no_second_head
 from dpagent.errors import DamagedDatabaseError, LedgerError, UsageError
 from dpagent.storage import StateDirectory, disk_errors, open_readonly, replace_durably, transaction
 
@@ -54,7 +54,7 @@ def begin_ledger(files: LedgerFiles, dataset: str, budget: Budget) -> None:
         if any(each != Budget(0.0, 0.0) for each in reserved):
             raise no_second_head(files)
         require_head(state.ledger.digests, read_head(files.head), files.head)
-        with disk_errors(state.file), transaction(state.connection):
+        with ledger_errors(state.file), transaction(state.connection):
             state.ledger.set_budget(dataset, budget)
         state.save_heads()
 
@@ -175,7 +175,7 @@ def go_on_after_restore(
         if not write_off_all and second is not None and state.keeps(second):
             state.save_heads()
             return ()
-        with disk_errors(state.file), transaction(state.connection):
+        with ledger_errors(state.file), transaction(state.connection):
             if second is None or write_off_all:
                 owed = _all_owed(state.ledger, second, dataset, budget)
             else:

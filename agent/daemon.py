@@ -15,14 +15,13 @@ from agent.limits import shown
 from agent.profile import check_board, load_profile
 from agent.publisher import Publisher
 from agent.settings import AgentSettings
-from agent.state import AgentState
+from agent.state import AgentState, ledger_errors
 from agent.training import Trainer
 from dpagent.clock import Clock, SystemClock
 from dpagent.protocol.codec import MessageError
 from dpagent.protocol.messages import ModelChunk, Plan, Receipts
 from dpagent.protocol.signing import Verifier
 from dpagent.protocol.topics import Topics
-from dpagent.storage import disk_errors
 from dpagent.transport.session import (
     Acknowledged,
     Connected,
@@ -107,12 +106,13 @@ class Agent:
         Raises:
             BrokerError: The broker refuses us.
             StorageError: The disk fails; everything published is charged.
+            LedgerError: The database was damaged while it ran; likewise.
         """
         log.info("agent of fleet %s, %s", self._settings.fleet, self._cycle.spent())
         log.info("limits of this device: %s", shown(self._settings.limits))
         try:
             # The session handles network errors; errors here are the disk's.
-            with self._session, disk_errors(self._state.file):
+            with self._session, ledger_errors(self._state.file):
                 while not stop.is_set():
                     self._take_events()
                     self._cycle.advance()

@@ -36,13 +36,18 @@ def disk_errors(path: Path) -> Iterator[None]:
             raise StorageError(
                 f"{path}: the disk is full. Nothing was lost; free some space and restart."
             ) from error
-        if name.startswith(("SQLITE_NOTADB", "SQLITE_CORRUPT")):
+        # SQLITE_ERROR: a schema or values that our statements do not fit, as in a damaged file. No name: of a
+        # text that is not UTF-8.
+        damage = ("SQLITE_NOTADB", "SQLITE_CORRUPT", "SQLITE_ERROR")
+        if name.startswith(damage) or (not name and isinstance(error, sqlite3.OperationalError)):
             raise _damaged(path, error) from error
         if name.startswith("SQLITE_BUSY"):
             raise StorageError(
                 f"{path} is locked by another program ({error}). Stop that program first."
             ) from error
         raise StorageError(f"{path}: the database cannot be used ({error}).") from error
+    except UnicodeDecodeError as error:  # of SQLite's own message, which quotes what is damaged
+        raise _damaged(path, error) from error
     except OSError as error:
         if error.errno == errno.ENOSPC:
             raise StorageError(

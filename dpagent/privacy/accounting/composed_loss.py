@@ -81,6 +81,7 @@ _LEAST_TILT: Final = 1e-9
 _NEAR_NOTHING: Final = 16.0  # grid steps
 _HALVINGS: Final = 5
 _BACK_OFF: Final = 0.8
+_FIXED_WORK: Final = 32  # of a law, in transforms
 _TINY: Final = 1e-300
 _SMALL: Final = 1e-200
 
@@ -140,7 +141,7 @@ class ComposedLoss:
         step: the grid's h, above 0.
         blocks: losses of the mechanisms, which are numbered through in this order.
         stages: which mechanisms, and how often, stage by stage: (number, count) with counts of at least 1.
-        most_work: cells that the transforms of one figure may have in all.
+        most_work: cells that the transforms of one law may have in all, each law counted as 32 more.
 
     Raises:
         ParameterError: there is no stage, or nothing in one.
@@ -273,11 +274,12 @@ class ComposedLoss:
             math.log(delta * _TAIL_SHARE),
             reaching,
         )
-        if len(mechanisms) * window.cells > self._most_work:
+        work = (_FIXED_WORK + len(mechanisms)) * window.cells
+        if work > self._most_work:
             raise GridTooFineError(
                 f"composing {len(mechanisms):,} mechanisms on {window.cells:,} cells each takes too long. "
                 "Choose a coarser grid.",
-                len(mechanisms) * window.cells / self._most_work,
+                work / self._most_work,
             )
         lost = above_window + running(self._infinite)
         greatest = running(self._greatest)

@@ -10,11 +10,12 @@ The loss of a single run, and the choice of the grid that it is put on, is in
 :mod:`dpagent.privacy.accounting.gaussian_loss`.
 
 **Time.** It grows with the transforms, one for each different mechanism, and with their cells. Anybody may
-announce a schedule, so a grid that is chosen here has no more than 2²⁶ cells over all transforms, in both
-directions together: some 15 ns each. Where the grid of that text has more, a coarser one is taken. It proves
-a larger ε: every grid gives a bound. Up to 300 different mechanisms, all schedules that we plan stay far
-within it, and so their prices do not change. Where no grid within its range is coarse enough, this accountant
-states Rényi's bound, if there is one, and no ε otherwise.
+announce a schedule, so a grid that is chosen here has no more than 70 million cells over all transforms, in
+both directions together: some 15 ns each. What a law takes besides counts as 32 transforms. Where the grid of
+that text has more, a coarser one is taken. It proves a larger ε: every grid gives a bound. Schedules of up to
+2,000 different Gaussian mechanisms that we plan stay within it, and of up to 300 Laplace ones: their prices
+do not change. Where no grid within its range is coarse enough, this accountant states Rényi's bound, if there
+is one, and no ε otherwise.
 
 >>> from dpagent.privacy.events import GaussianEvent, poisson_sampled
 >>> rounds = poisson_sampled(GaussianEvent(2.25), 0.1, count=100)
@@ -54,7 +55,7 @@ from dpagent.privacy.accounting.rdp import rdp_composition
 from dpagent.privacy.events import MAX_EVENT_EPSILON, ApproximateEvent, Event
 
 _MAX_STAGES: Final = 2048
-_MOST_WORK: Final = 2**26  # cells over all transforms of one price
+_MOST_WORK: Final = 70_000_000  # cells over all transforms of one price
 _SPARE: Final = 1.1
 _FINER: Final = 8.0
 _NEARLY: Final = 0.8  # of a step: a finer one, but coarser than this share, is not worth the time
