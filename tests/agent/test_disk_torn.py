@@ -64,7 +64,7 @@ def live(path: Path, tmp_path: Path) -> Iterator[Path]:
 @pytest.mark.parametrize("damage", [truncated, zeros, garbage, flipped, sector])
 @pytest.mark.parametrize("name", ["closed/ledger.db", "killed/ledger.db", "killed/ledger.db-wal"])
 @pytest.mark.parametrize(
-    "stride", [pytest.param(331), pytest.param(7, marks=pytest.mark.slow)], ids=["some", "many"]
+    "stride", [pytest.param(613), pytest.param(7, marks=pytest.mark.slow)], ids=["some", "many"]
 )
 def test_a_torn_last_page_costs_no_charge(
     path: Path, live: Path, name: str, damage: Damage, stride: int
@@ -81,7 +81,7 @@ def test_a_torn_last_page_costs_no_charge(
 @pytest.mark.parametrize("damage", [zeros, garbage, flipped, sector, truncated])
 @pytest.mark.parametrize("name", ["closed/ledger.db", "killed/ledger.db", "killed/ledger.db-wal"])
 @pytest.mark.parametrize(
-    "count", [pytest.param(12), pytest.param(400, marks=pytest.mark.slow)], ids=["some", "many"]
+    "count", [pytest.param(6), pytest.param(400, marks=pytest.mark.slow)], ids=["some", "many"]
 )
 def test_damage_anywhere_costs_no_charge(
     path: Path, live: Path, name: str, damage: Damage, count: int

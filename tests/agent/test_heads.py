@@ -293,7 +293,7 @@ def test_a_kill_at_any_line_of_a_beginning_leaves_no_ledger_or_one_that_is_whole
     """Whoever reads it then, as `dpagent budget show` does, finds its whole schema."""
     files = files_of(path)
     found = set()
-    for line in range(0, 10_000, 5):
+    for line in range(0, 10_000, 9):
         shutil.rmtree(path, ignore_errors=True)
         files.second_head.unlink(missing_ok=True)
         if leftover:
