@@ -90,8 +90,8 @@ class Rounds:
     def offer(self, job: str, number: int, plan: bytes, now: float) -> None:
         """A plan has arrived. A round that is charged or beyond stays as it is.
 
-        The oldest rounds are forgotten, but neither this one nor any that is charged and not yet receipted or
-        expired: without its state, a charged round would not be run again after a crash.
+        The oldest rounds are forgotten, but none that is charged and not yet receipted or expired: without
+        its state, a charged round would not be run again after a crash.
         """
         self._connection.execute(
             """INSERT INTO rounds (job, round, plan, state, changed_at) VALUES (?, ?, ?, 'offered', ?)
@@ -101,8 +101,8 @@ class Rounds:
         )
         self._connection.execute(
             """DELETE FROM rounds WHERE number <= (SELECT max(number) FROM rounds) - ?
-            AND state NOT IN ('charged', 'spooled', 'published') AND NOT (job = ? AND round = ?)""",
-            (_KEPT, job, number),
+            AND state NOT IN ('charged', 'spooled', 'published')""",
+            (_KEPT,),
         )
 
     def move(self, job: str, number: int, state: RoundState, now: float, reason: str | None = None) -> None:

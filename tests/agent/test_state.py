@@ -111,21 +111,6 @@ def test_a_flood_of_offers_stays_bounded_and_frees_no_charge(state: AgentState) 
     assert state_of(state, 1) == "spooled"
 
 
-def test_a_round_that_is_offered_again_after_a_flood_is_on_record_and_can_be_run_again(
-    state: AgentState,
-) -> None:
-    job = (b"j" * 16).hex()
-    state.offer(job, 1, bytes(32), 0.0)
-    state.decline(job, 1, "too dear", 0.0)
-    with transaction(state.connection, durable=False):
-        for number in range(2_000):
-            state.rounds.offer("other", number + 1, bytes(32), 0.0)
-    state.offer(job, 1, bytes(32), 1.0)
-    state.charge(charge_for(make_plan(), DATA, state.ledger), 2.0)
-    assert state_of(state, 1) == "charged"
-    assert state.repeatable() == [2]
-
-
 def failing_fragments(error: BaseException) -> Iterator[SpooledFragment]:
     yield from fragments(50)
     raise error
