@@ -17,8 +17,9 @@ from dpagent.errors import DataError, DpagentError, ParameterError
 from dpagent.learning.data.dataset import Dataset
 from dpagent.learning.fitting import check_fits
 from dpagent.privacy.accounting.accountant import Accountant
-from dpagent.privacy.accounting.choice import accountant_for
+from dpagent.privacy.accounting.choice import priced
 from dpagent.privacy.events import Event
+from dpagent.privacy.mechanisms.mechanism import NOISE_SHARE
 from dpagent.protocol.messages import Plan
 from dpagent.protocol.task import RoundTask
 
@@ -116,9 +117,8 @@ def require_time_left(plan: Plan, now: float, until_it_sends_s: float) -> None:
 
 @lru_cache(maxsize=8)
 def _priced(rounds: tuple[Event, ...], delta: float) -> tuple[Accountant, float]:
-    """An empty account for a job of these rounds, and its ε. Kept: a schedule can take a minute to price."""
-    account = accountant_for(rounds, delta)
-    return account, price_after(account, rounds, delta)
+    """An empty account for a job of these rounds, and its ε. Kept: each round asks, or each announcement."""
+    return priced(rounds, delta * (1 - NOISE_SHARE))
 
 
 def _require_left(symbol: str, total: float, budget: float, others: float, name: str) -> None:

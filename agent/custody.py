@@ -28,9 +28,9 @@ from typing import Final
 from agent.charges import Budget, WriteOff
 from agent.heads import Head, LedgerFiles, SecondHead, read_head, read_second_head, save_head
 from agent.ledger import Ledger, VerifiedLedger, open_ledger, require_head, verified_by
-from agent.state import LOST, StateDatabase, no_ledger, no_second_head
+from agent.state import LOST, StateDatabase, ledger_errors, no_ledger, no_second_head
 from dpagent.errors import DamagedDatabaseError, LedgerError, UsageError
-from dpagent.storage import StateDirectory, disk_errors, open_readonly, transaction
+from dpagent.storage import StateDirectory, disk_errors, open_readonly, replace_durably, transaction
 
 _ROUNDED: Final = 1 + 1e-9
 
@@ -54,7 +54,7 @@ def begin_ledger(files: LedgerFiles, dataset: str, budget: Budget) -> None:
         if any(each != Budget(0.0, 0.0) for each in reserved):
             raise no_second_head(files)
         require_head(state.ledger.digests, read_head(files.head), files.head)
-        with disk_errors(state.file), transaction(state.connection):
+        with ledger_errors(state.file), transaction(state.connection):
             state.ledger.set_budget(dataset, budget)
         state.save_heads()
 
@@ -115,7 +115,7 @@ def back_up(state_dir: Path, file: Path) -> VerifiedLedger:
     with disk_errors(file):
         # Without its head, a copy is still whole; with another's it would be refused.
         head_file.unlink(missing_ok=True)
-        _replace(file, new)
+        replace_durably(file, new)
     save_head(head_file, Head(len(verified.entries), verified.entries[-1].digest.hex()))
     return verified
 
@@ -139,7 +139,7 @@ def put_back(backup: Path, files: LedgerFiles) -> None:
             _copy(connection, new)
         for ending in ("-wal", "-shm"):  # of the database that is replaced
             Path(f"{files.database}{ending}").unlink(missing_ok=True)
-        _replace(files.database, new)
+        replace_durably(files.database, new)
 
 
 def go_on_after_restore(
@@ -175,7 +175,7 @@ def go_on_after_restore(
         if not write_off_all and second is not None and state.keeps(second):
             state.save_heads()
             return ()
-        with disk_errors(state.file), transaction(state.connection):
+        with ledger_errors(state.file), transaction(state.connection):
             if second is None or write_off_all:
                 owed = _all_owed(state.ledger, second, dataset, budget)
             else:
@@ -296,13 +296,3 @@ def _copy(source: sqlite3.Connection, file: Path) -> None:
             copy.execute("PRAGMA journal_mode=DELETE")
         with file.open("rb") as stream:
             os.fsync(stream.fileno())
-
-
-def _replace(file: Path, new: Path) -> None:
-    """Let ``new`` take the place of ``file``, durably."""
-    new.replace(file)
-    directory = os.open(file.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)

@@ -16,16 +16,16 @@ from agent.profile import check_board, load_profile
 from agent.publisher import Publisher
 from agent.records import Records
 from agent.settings import AgentSettings
-from agent.state import AgentState
+from agent.state import AgentState, ledger_errors
 from agent.worker import Worker
 from dpagent.clock import Clock, SystemClock
+from dpagent.errors import StorageError
 from dpagent.learning.data.opening import require_declared
 from dpagent.learning.front_end.features import reserve
 from dpagent.protocol.codec import MessageError
 from dpagent.protocol.messages import ModelChunk, Plan, Receipts
 from dpagent.protocol.signing import Verifier
 from dpagent.protocol.topics import Topics
-from dpagent.storage import disk_errors
 from dpagent.transport.events import Acknowledged, Connected, Disconnected, Received
 from dpagent.transport.session import MqttSession, Subscription
 
@@ -112,12 +112,13 @@ class Agent:
         Raises:
             BrokerError: The broker refuses us.
             StorageError: The disk fails; everything published is charged.
+            LedgerError: The database was damaged while it ran; likewise.
         """
         log.info("agent of fleet %s, %s", self._settings.fleet, self._cycle.spent())
         log.info("limits of this device: %s", shown(self._settings.limits))
         try:
             # The session handles network errors; errors here are the disk's.
-            with self._session, disk_errors(self._state.file):
+            with self._session, ledger_errors(self._state.file):
                 while not stop.is_set():
                     self._take_events()
                     self._cycle.advance()
@@ -125,8 +126,12 @@ class Agent:
                     if self._rejected and self._clock.monotonic() >= self._counted_at + _COUNT_S:
                         self._count_traffic()
         finally:
-            self._count_traffic()
-            self.close()
+            try:
+                self._count_traffic()
+            except StorageError as error:  # A stop succeeds on a full disk, too.
+                log.warning("the last counts of bytes are lost: %s", error)
+            finally:
+                self.close()
 
     def close(self) -> None:
         """End training, close the database and let go of the directory."""

@@ -54,6 +54,11 @@ class LedgerFiles:
         return self.state_dir / "ledger.head"
 
 
+def second_head_beside(state_dir: Path) -> Path:
+    """Where the second head is by default: beside the state directory, under its name and ``.head``."""
+    return Path(f"{state_dir.resolve()}.head")
+
+
 @dataclass(frozen=True, slots=True)
 class Head:
     """The length and the last hash of a chain."""

@@ -17,6 +17,7 @@ import hashlib
 import json
 import sqlite3
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
@@ -25,8 +26,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from agent.accounts import JobAccounts
 from agent.charges import Budget, BudgetChange, Charge, Record, WriteOff
-from agent.heads import GENESIS, Head, SecondHead, Totals, read_head
+from agent.heads import GENESIS, Head, SecondHead, Totals, read_head, read_second_head
 from agent.replay import replay
+from agent.rounds import Rounds
 from dpagent.configuration import complaint
 from dpagent.errors import LedgerError, StorageError
 from dpagent.storage import disk_errors, open_readonly
@@ -280,6 +282,28 @@ def require_head(digests: Sequence[bytes], head: Head | None, file: Path) -> Non
     )
 
 
+def require_kept(
+    digests: Sequence[bytes], repeatable: Collection[int], second: SecondHead, file: Path
+) -> None:
+    """Check that a state directory is the one whose second head that is, or a later one.
+
+    Args:
+        digests: of its chain.
+        repeatable: the charges whose rounds it would run again, by the number of their entry.
+        second: the second head.
+        file: that holds it.
+
+    Raises:
+        LedgerError: It is an older one, or another.
+    """
+    require_head(digests, second, file)
+    if second.knows_as_sent(repeatable):
+        raise LedgerError(
+            f"The state directory is an older copy: a round that it would run again has left already, by "
+            f"{file}. Run `dpagent budget restored`: it gives the round up."
+        )
+
+
 def open_ledger(state_dir: Path) -> tuple[sqlite3.Connection, Path]:
     """Open the ledger in a state directory for reading, also while an agent runs.
 
@@ -299,15 +323,37 @@ def open_ledger(state_dir: Path) -> tuple[sqlite3.Connection, Path]:
     return connection, state_dir / "ledger.head"
 
 
-def verify(state_dir: Path) -> Verification:
+def verify(state_dir: Path, second_head: Path | None = None) -> Verification:
     """Verify a device's ledger: chain, prices, head.
+
+    Args:
+        state_dir: The directory.
+        second_head: The file of that name, to see that the directory is no older copy; None leaves that open.
 
     Raises:
         LedgerError: Naming the fault.
     """
+    # Before the entries, as for ``ledger.head``.
+    second = None if second_head is None else read_second_head(second_head)
     ledger = audit(state_dir)
+    if second_head is not None:
+        if second is None:
+            raise LedgerError(f"{second_head}, the second head of the ledger, is missing.")
+        repeatable = _repeatable(state_dir, ledger.entries)
+        require_kept([entry.digest for entry in ledger.entries], repeatable, second, second_head)
     head = ledger.entries[-1].digest if ledger.entries else GENESIS
     return Verification(len(ledger.entries), len(ledger.charges), head.hex())
+
+
+def _repeatable(state_dir: Path, entries: Sequence[Entry]) -> list[int]:
+    """The charges whose rounds an agent would run again, by the number of their entry."""
+    with closing(open_ledger(state_dir)[0]) as connection, disk_errors(state_dir / "ledger.db"):
+        charged = Rounds(connection).charged()
+    return [
+        entry.number
+        for entry in entries
+        if isinstance(entry.record, Charge) and (entry.record.job, entry.record.round) in charged
+    ]
 
 
 def audit(state_dir: Path) -> VerifiedLedger:

@@ -14,8 +14,8 @@ from typing import Final
 from agent.accounts import JobAccounts, grid_of, price_after
 from agent.charges import Budget, BudgetChange, Charge, Record, WriteOff, require_ledger_scope
 from dpagent.errors import LedgerError, ParameterError, require_between
-from dpagent.privacy.accounting.choice import accountant_for
-from dpagent.privacy.accounting.pld import PldAccountant
+from dpagent.privacy.accounting.choice import priced
+from dpagent.privacy.accounting.pld import PldAccountant, stage_length
 from dpagent.privacy.events import Event
 from dpagent.privacy.mechanisms.mechanism import NOISE_SHARE, PlannedMechanism
 
@@ -151,7 +151,8 @@ class _Replay:
 class _JobPrices:
     """The running ε of one job.
 
-    One pass computes it, in a second for a thousand rounds. On a grid it can exceed
+    One pass computes it, in a second for a thousand rounds. In a longer job it looks at the ε after some
+    charges only: one between two looks has to state an ε between theirs. On a grid it can exceed
     :func:`~agent.accounts.price_after` slightly; only on a mismatch is a charge priced separately.
 
     Args:
@@ -173,7 +174,10 @@ class _JobPrices:
             running = first.empty_account().running_epsilon(events.values(), first.delta * (1 - NOISE_SHARE))
         except ParameterError as error:
             raise _Contradiction(f"begins a job that has no price: {error}") from error
-        self._running = {number: float(epsilon) for number, epsilon in zip(events, running, strict=True)}
+        length = stage_length(len(events)) if self._is_on_a_grid else 1
+        self._bounds = dict(zip(events, _bounds(running.tolist(), length), strict=True))
+        """The least and the most ε that a charge may state, by the number of its entry; equal where it was
+        looked at."""
 
     def require_epsilon(self, number: int, stated: float, others: float) -> None:
         """Check the cumulative ε that a charge states.
@@ -186,13 +190,15 @@ class _JobPrices:
         Raises:
             _Contradiction: The job exceeds its reservation, or ``stated`` is wrong.
         """
-        expected = spent = self._running[number]
-        if self._is_on_a_grid and not self._near(stated, others + expected):
-            expected, spent = self._priced_separately(number)
+        least, most = self._bounds[number]
+        spent = most
+        if self._is_on_a_grid and not self._is_within(stated, others + least, others + most):
+            least, spent = self._priced_separately(number)
+            most = least
         reserved = self._first.job_epsilon
         if not spent <= reserved + self._tolerance * max(1.0, reserved):
             raise _Contradiction(f"brings its job to ε = {spent:.6g}; the reservation is {reserved:.6g}")
-        if not self._near(stated, others + expected):
+        if not self._is_within(stated, others + least, others + most):
             raise _wrong_total("ε", stated, others + spent)
 
     def _priced_separately(self, number: int) -> tuple[float, float]:
@@ -200,15 +206,26 @@ class _JobPrices:
         events, delta = [event for entry, event in self._events.items() if entry <= number], self._first.delta
         reserved = self._first.job_epsilon
         alone = price_after(self._first.empty_account(), events, delta)
-        least = min(alone, self._running[number])
+        least = min(alone, self._bounds[number][1])
         if least > reserved:
             # The grid was chosen for the whole job: on one of their own, few rounds may cost less.
-            least = min(least, price_after(accountant_for(events, delta), events, delta))
+            least = min(least, priced(events, delta * (1 - NOISE_SHARE))[1])
         # The device states no more than it reserved; both figures bound the rounds' cost.
         return min(alone, reserved), least
 
-    def _near(self, stated: float, computed: float) -> bool:
-        return abs(stated - computed) <= self._tolerance * max(1.0, computed)
+    def _is_within(self, stated: float, least: float, most: float) -> bool:
+        return least - self._tolerance * max(1.0, least) <= stated <= most + self._tolerance * max(1.0, most)
+
+
+def _bounds(running: Sequence[float], length: int) -> Iterator[tuple[float, float]]:
+    """The least and the most ε after each charge, where it is computed after each ``length`` of them, and the
+    last."""
+    before = 0.0
+    for count, epsilon in enumerate(running, 1):
+        is_computed = count % length == 0 or count == len(running)
+        yield (epsilon if is_computed else before), epsilon
+        if is_computed:
+            before = epsilon
 
 
 def _event_of(charge: Charge) -> Event:

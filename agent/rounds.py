@@ -23,7 +23,8 @@ from enum import StrEnum
 from typing import Final
 
 _KEPT: Final = 2_000
-"""Rounds that stay on record; a coordinator can offer any number of them."""
+"""Rounds that stay on record, besides those that have still to be run or sent; a coordinator can offer any
+number of them."""
 
 
 class RoundState(StrEnum):
@@ -90,7 +91,11 @@ class Rounds:
         return 0 if number is None else int(number)
 
     def offer(self, job: str, number: int, plan: bytes, now: float) -> None:
-        """A plan has arrived. A round that is charged or beyond stays as it is."""
+        """A plan has arrived. A round that is charged or beyond stays as it is.
+
+        The oldest rounds are forgotten, but none that is charged and not yet receipted or expired: without
+        its state, a charged round would not be run again after a crash.
+        """
         self._connection.execute(
             """INSERT INTO rounds (job, round, plan, state, changed_at) VALUES (?, ?, ?, 'offered', ?)
             ON CONFLICT (job, round) DO UPDATE SET plan = excluded.plan, state = 'offered', reason = NULL,
@@ -98,7 +103,9 @@ class Rounds:
             (job, number, plan, now),
         )
         self._connection.execute(
-            "DELETE FROM rounds WHERE number <= (SELECT max(number) FROM rounds) - ?", (_KEPT,)
+            """DELETE FROM rounds WHERE number <= (SELECT max(number) FROM rounds) - ?
+            AND state NOT IN ('charged', 'spooled', 'published')""",
+            (_KEPT,),
         )
 
     def move(self, job: str, number: int, state: RoundState, now: float, reason: str | None = None) -> None:

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field
 
 from agent.charges import Budget
 from agent.data_settings import DataSettings
-from agent.heads import LedgerFiles
+from agent.heads import LedgerFiles, second_head_beside
 from agent.profile import is_profile_path
 from dpagent.configuration import FilePath, Settings, load_settings, resolve
 from dpagent.errors import ConfigurationError
@@ -103,7 +103,7 @@ class AgentSettings(Settings):
     @property
     def ledger_files(self) -> LedgerFiles:
         """Where the ledger is."""
-        beside = Path(f"{self.state_dir.resolve()}.head")
+        beside = second_head_beside(self.state_dir)
         return LedgerFiles(self.state_dir, self.ledger.second_head or beside)
 
     @property

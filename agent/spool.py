@@ -4,8 +4,8 @@ A fragment is sealed each time that it leaves, so that the broker cannot tell a 
 
 A fragment is ``waiting`` until it is first published, then ``sent`` until a receipt
 (``counted``) or the end of its round (``expired``). Its bytes are dropped then; its row
-remains for the statistics until another job begins. Due times use the monotonic clock,
-which setting the board's clock does not change; after a start they are drawn again.
+remains for the statistics until another job begins, or until there are too many. Due times use the
+monotonic clock, which setting the board's clock does not change; after a start they are drawn again.
 ``first_sent_at`` is a Unix time.
 """
 
@@ -15,9 +15,14 @@ import sqlite3
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 UNSCHEDULED = sys.float_info.max
 """``due_at`` of a fragment whose time is not drawn yet."""
+
+_SETTLED_KEPT: Final = 100_000
+"""Rows of fragments that are counted or expired: some 20 MB. A plan may ask for as many fragments as an
+update has coordinates, in each of thousands of rounds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +68,18 @@ class Spool:
         self._connection = connection
 
     def put(self, job: str, round_number: int, fragments: Iterable[SpooledFragment]) -> None:
-        """Add fragments. Must run inside the transaction that notes the round as spooled."""
+        """Add fragments. Must run inside the transaction that notes the round as spooled.
+
+        If very many fragments of earlier rounds are settled, their rows go.
+        """
         self._connection.executemany(
             "INSERT INTO fragments (digest, job, round, message, due_at) VALUES (?, ?, ?, ?, ?)",
             [(f.digest, job, round_number, f.message, f.due_at) for f in fragments],
+        )
+        self._connection.execute(
+            "DELETE FROM fragments WHERE message IS NULL"
+            " AND (SELECT count(*) FROM fragments WHERE message IS NULL) > ?",
+            (_SETTLED_KEPT,),
         )
 
     def next_due_at(self) -> float | None:

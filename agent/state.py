@@ -10,16 +10,17 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 from agent.charges import Budget, Charge
 from agent.heads import LedgerFiles, SecondHead, read_head, read_second_head, save_head
-from agent.ledger import Ledger, create_ledger, require_head
+from agent.ledger import Ledger, create_ledger, require_head, require_kept
 from agent.rounds import KnownRound, Rounds, RoundState, create_rounds
 from agent.spool import Spool, SpooledFragment, create_spool
 from dpagent import faults
 from dpagent.errors import DamagedDatabaseError, LedgerError
 from dpagent.faults import FaultPoint
-from dpagent.storage import StateDirectory, disk_errors, open_database, transaction
+from dpagent.storage import StateDirectory, disk_errors, open_database, require_whole, transaction
 from dpagent.wording import counted
 
 RESTORED = "`dpagent budget restored`"
@@ -33,6 +34,23 @@ class BudgetRaisedError(LedgerError):
     """The configuration has a larger lifetime budget than the ledger."""
 
 
+@contextmanager
+def ledger_errors(database: Path) -> Iterator[None]:
+    """As :func:`dpagent.storage.disk_errors`, of the file that has the ledger: damage of it does not pass.
+
+    Raises:
+        LedgerError: It is damaged.
+        StorageError: It cannot be used now.
+    """
+    try:
+        with disk_errors(database):
+            yield
+    except DamagedDatabaseError as error:
+        raise LedgerError(
+            f"{error} Then run {RESTORED}. Without its ledger the device publishes nothing."
+        ) from error
+
+
 def _create_counters(connection: sqlite3.Connection) -> None:
     connection.execute("CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT")
 
@@ -40,7 +58,7 @@ def _create_counters(connection: sqlite3.Connection) -> None:
 class StateDatabase:
     """The database of a state directory, opened and locked. It is created where there is none.
 
-    Of the ledger, chain and prices are checked; :class:`AgentState` checks the heads.
+    All of it is read, and chain and prices of the ledger checked; :class:`AgentState` checks the heads.
 
     Args:
         files: The directory and the second head.
@@ -56,18 +74,14 @@ class StateDatabase:
         self.files, self.file = files, files.database
         self._heads_are_current = False
         try:
-            try:
+            with ledger_errors(self.file):
                 self.connection = open_database(
                     self.file, [create_ledger, create_spool, create_rounds, _create_counters]
                 )
-                with disk_errors(self.file):
-                    self.ledger = Ledger(self.connection)
-                    self.spool = Spool(self.connection)
-                    self.rounds = Rounds(self.connection)
-            except DamagedDatabaseError as error:
-                raise LedgerError(
-                    f"{error} Then run {RESTORED}. Without its ledger the device publishes nothing."
-                ) from error
+                require_whole(self.connection, self.file)
+                self.ledger = Ledger(self.connection)
+                self.spool = Spool(self.connection)
+                self.rounds = Rounds(self.connection)
         except BaseException:
             self._directory.close()
             raise
@@ -89,7 +103,7 @@ class StateDatabase:
             self.save_heads()
         self._heads_are_current = False
         try:
-            with disk_errors(self.file), transaction(self.connection):
+            with ledger_errors(self.file), transaction(self.connection):
                 yield
         except BaseException:
             # The transaction was rolled back: read the ledger from disk again.
@@ -119,7 +133,7 @@ class StateDatabase:
 
     def repeatable(self) -> list[int]:
         """The charges whose rounds would be run again after a restart, by the number of their entry."""
-        with disk_errors(self.file):
+        with ledger_errors(self.file):
             return self.ledger.charges_for(self.rounds.charged())
 
     def keeps(self, second: SecondHead) -> bool:
@@ -132,12 +146,7 @@ class StateDatabase:
         Raises:
             LedgerError: It is an older one, or another.
         """
-        require_head(self.ledger.digests, second, self.files.second_head)
-        if second.knows_as_sent(self.repeatable()):
-            raise LedgerError(
-                f"{self.files.state_dir} is an older copy: a round that it would run again has left already, "
-                f"by {self.files.second_head}. Run {RESTORED}: it gives the round up."
-            )
+        require_kept(self.ledger.digests, self.repeatable(), second, self.files.second_head)
 
 
 class AgentState(StateDatabase):
@@ -184,17 +193,17 @@ class AgentState(StateDatabase):
 
     def round(self, job: str, number: int) -> KnownRound | None:
         """A round on record, or None."""
-        with disk_errors(self.file):
+        with ledger_errors(self.file):
             return self.rounds.find(job, number)
 
     def latest_round(self, job: str) -> int:
         """The greatest number of a job's rounds on record; 0 if there is none."""
-        with disk_errors(self.file):
+        with ledger_errors(self.file):
             return self.rounds.latest(job)
 
     def offer(self, job: str, number: int, plan: bytes, now: float) -> None:
         """A plan with the SHA-256 ``plan`` has arrived, at the Unix time ``now``."""
-        with disk_errors(self.file), transaction(self.connection):
+        with ledger_errors(self.file), transaction(self.connection):
             self.rounds.offer(job, number, plan, now)
         faults.reached(FaultPoint.AGENT_OFFERED)
 
@@ -202,13 +211,14 @@ class AgentState(StateDatabase):
         self, job: str, number: int, reason: str, now: float, dummies: Iterable[SpooledFragment] = ()
     ) -> None:
         """The device does not take part in a round; dummies leave in place of its fragments."""
-        with disk_errors(self.file), transaction(self.connection):
+        with ledger_errors(self.file), transaction(self.connection):
+            self.rounds.forget_dummies_of_others(job, number)
             self.rounds.move(job, number, RoundState.DECLINED, now, reason)
             self.spool.put(job, number, dummies)
 
     def give_up(self, job: str, number: int, now: float, dummies: Iterable[SpooledFragment]) -> None:
         """The device runs a charged round no more, of which nothing has left; dummies leave in its place."""
-        with disk_errors(self.file), transaction(self.connection):
+        with ledger_errors(self.file), transaction(self.connection):
             self.rounds.move(job, number, RoundState.EXPIRED, now)
             self.spool.put(job, number, dummies)
         # From here on, an older copy of the state may not run the round.
@@ -240,7 +250,7 @@ class AgentState(StateDatabase):
             failure: why no record counts in it, if none does.
         """
         faults.reached(FaultPoint.AGENT_TRAINED)
-        with disk_errors(self.file), transaction(self.connection):
+        with ledger_errors(self.file), transaction(self.connection):
             self.spool.put(job, number, fragments)
             self.rounds.move(job, number, RoundState.SPOOLED, now, failure)
             faults.reached(FaultPoint.AGENT_SPOOL_WRITTEN)
@@ -255,7 +265,7 @@ class AgentState(StateDatabase):
         could be distinguished from those of other devices. If a note is lost, a fragment is sent
         twice and counted once.
         """
-        with disk_errors(self.file), transaction(self.connection, durable=False):
+        with ledger_errors(self.file), transaction(self.connection, durable=False):
             for digest, again_at in resend_at.items():
                 self.spool.mark_sent(digest, now, again_at)
             self.rounds.follow_fragments(now)
@@ -268,7 +278,7 @@ class AgentState(StateDatabase):
         Not durable, for the same reason: a forgotten fragment is sent and receipted again.
         """
         faults.reached(FaultPoint.AGENT_RECEIPT_ARRIVED)
-        with disk_errors(self.file), transaction(self.connection, durable=False):
+        with ledger_errors(self.file), transaction(self.connection, durable=False):
             counted = self.spool.mark_counted(digests)
             self.rounds.follow_fragments(now)
             faults.reached(FaultPoint.AGENT_RECEIPT_WRITTEN)
@@ -277,13 +287,13 @@ class AgentState(StateDatabase):
 
     def reschedule(self, times: Iterable[tuple[float, bytes]]) -> None:
         """Give pending fragments new times."""
-        with disk_errors(self.file), transaction(self.connection):
+        with ledger_errors(self.file), transaction(self.connection):
             self.spool.reschedule(times)
         faults.reached(FaultPoint.AGENT_TIMES_DRAWN)
 
     def expire_other_rounds(self, job: str, round_number: int, now: float) -> int:
         """Give up all other rounds and their fragments; return the number of fragments."""
-        with disk_errors(self.file), transaction(self.connection):
+        with ledger_errors(self.file), transaction(self.connection):
             self.rounds.expire_others(job, round_number, now)
             self.rounds.forget_dummies_of_others(job, round_number)
             expired = self.spool.expire_others(job, round_number)
@@ -292,19 +302,19 @@ class AgentState(StateDatabase):
 
     def expire_earlier_rounds(self, job: str, round_number: int, now: float) -> int:
         """Give up the earlier rounds of a job and their fragments; return the number of fragments."""
-        with disk_errors(self.file), transaction(self.connection):
+        with ledger_errors(self.file), transaction(self.connection):
             self.rounds.expire_earlier(job, round_number, now)
             return self.spool.expire_earlier(job, round_number)
 
     def expire_job(self, job: str, now: float) -> None:
         """Give up the rounds of a job and their fragments."""
-        with disk_errors(self.file), transaction(self.connection):
+        with ledger_errors(self.file), transaction(self.connection):
             self.rounds.expire_job(job, now)
             self.spool.expire_job(job)
 
     def forget_other_jobs(self, job: str) -> None:
         """Drop the spool's rows of other jobs; the ledger keeps all of its entries."""
-        with disk_errors(self.file), transaction(self.connection):
+        with ledger_errors(self.file), transaction(self.connection):
             self.spool.forget_other_jobs(job)
 
     def add_to_counters(self, **amounts: int) -> None:
@@ -312,7 +322,7 @@ class AgentState(StateDatabase):
         changed = {name: amount for name, amount in amounts.items() if amount}
         if not changed:
             return
-        with disk_errors(self.file), transaction(self.connection):
+        with ledger_errors(self.file), transaction(self.connection):
             self.connection.executemany(
                 "INSERT INTO counters VALUES (?, ?) "
                 "ON CONFLICT (name) DO UPDATE SET value = value + excluded.value",

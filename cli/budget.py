@@ -167,15 +167,33 @@ def show(
 @app.command()
 def verify(
     state_dir: StateDirOption,
+    second_head: Annotated[
+        Path | None,
+        typer.Option(
+            help="The second head, if agent.yaml has `ledger.second_head`. "
+            "[default: the state directory with .head added to its name]",
+            show_default=False,
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a sentence.")] = False,
 ) -> None:
-    """Check the hash chain, the price of every charge and the number of entries.
+    """Check the hash chain, the price of every charge, the number of entries, and that no entry is missing
+    that the second head knows.
 
-    Exits with 5 and names the first incorrect entry.
+    Exits with 5 and names the first incorrect entry, or says how many are missing.
     """
+    from agent.heads import second_head_beside
     from agent.ledger import verify as verify_ledger
 
-    result = verify_ledger(state_dir)
+    if second_head is None and (beside := second_head_beside(state_dir)).exists():
+        second_head = beside
+    if second_head is None:
+        typer.echo(
+            f"There is no second head at {beside}: whether this is the newest copy of the ledger is not "
+            "checked. `--second-head` names another place.",
+            err=True,
+        )
+    result = verify_ledger(state_dir, second_head)
     if as_json:
         typer.echo(
             json.dumps(

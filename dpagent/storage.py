@@ -40,15 +40,18 @@ def disk_errors(path: Path) -> Iterator[None]:
             raise StorageError(
                 f"{path}: the disk is full. Nothing was lost; free some space and restart."
             ) from error
-        if name.startswith(("SQLITE_NOTADB", "SQLITE_CORRUPT")):
-            raise DamagedDatabaseError(
-                f"{path} is not a readable database ({error}). Restore it from a backup."
-            ) from error
+        # SQLITE_ERROR: a schema or values that our statements do not fit, as in a damaged file. No name: of a
+        # text that is not UTF-8.
+        damage = ("SQLITE_NOTADB", "SQLITE_CORRUPT", "SQLITE_ERROR")
+        if name.startswith(damage) or (not name and isinstance(error, sqlite3.OperationalError)):
+            raise _damaged(path, error) from error
         if name.startswith("SQLITE_BUSY"):
             raise StorageError(
                 f"{path} is locked by another program ({error}). Stop that program first."
             ) from error
         raise StorageError(f"{path}: the database cannot be used ({error}).") from error
+    except UnicodeDecodeError as error:  # of SQLite's own message, which quotes what is damaged
+        raise _damaged(path, error) from error
     except OSError as error:
         if error.errno == errno.ENOSPC:
             raise StorageError(
@@ -106,6 +109,8 @@ class StateDirectory:
 def open_database(path: Path, migrations: Sequence[Migration]) -> sqlite3.Connection:
     """Open or create a durable database and bring its schema up to date.
 
+    A new one takes its place with its whole schema: whoever reads it beside a crash finds all or none of it.
+
     Args:
         path: The file. Its directory must exist.
         migrations: The steps from an empty file to the current schema, in order; ``user_version``
@@ -119,26 +124,59 @@ def open_database(path: Path, migrations: Sequence[Migration]) -> sqlite3.Connec
             by a newer version of the program.
     """
     with disk_errors(path):
+        if not path.exists():
+            _create_database(path, migrations)
         connection = sqlite3.connect(path, isolation_level=None, timeout=10)
         connection.row_factory = sqlite3.Row
         try:
             connection.execute("PRAGMA journal_mode=WAL")
             connection.execute("PRAGMA foreign_keys=ON")
-            # One transaction per step, so that the next start can continue after a crash.
-            version = int(connection.execute("PRAGMA user_version").fetchone()[0])
-            if version > len(migrations):
-                raise StorageError(
-                    f"{path} has schema {version}; this program supports up to {len(migrations)}. "
-                    "It was written by a newer dpagent; install that version."
-                )
-            for number, migrate in enumerate(migrations[version:], start=version + 1):
-                with transaction(connection):
-                    migrate(connection)
-                    connection.execute(f"PRAGMA user_version={number}")
+            _migrate(connection, path, migrations)
         except BaseException:
             connection.close()
             raise
     return connection
+
+
+def _create_database(path: Path, migrations: Sequence[Migration]) -> None:
+    new = path.with_name(f".{path.name}.new")
+    # Of a crash while it was made, and of a database that somebody deleted.
+    for leftover in (new, Path(f"{new}-journal"), Path(f"{path}-wal"), Path(f"{path}-shm")):
+        leftover.unlink(missing_ok=True)
+    with contextlib.closing(sqlite3.connect(new, isolation_level=None)) as connection:
+        _migrate(connection, path, migrations)
+    replace_durably(path, new)
+
+
+def _migrate(connection: sqlite3.Connection, path: Path, migrations: Sequence[Migration]) -> None:
+    version = int(connection.execute("PRAGMA user_version").fetchone()[0])
+    if version > len(migrations):
+        raise StorageError(
+            f"{path} has schema {version}; this program supports up to {len(migrations)}. "
+            "It was written by a newer dpagent; install that version."
+        )
+    # One transaction per step, so that the next start can continue after a crash.
+    for number, migrate in enumerate(migrations[version:], start=version + 1):
+        with transaction(connection):
+            migrate(connection)
+            connection.execute(f"PRAGMA user_version={number}")
+
+
+def require_whole(connection: sqlite3.Connection, path: Path) -> None:
+    """Read all of a database, to find a page that was not written, or not whole, before it is relied on.
+
+    Raises:
+        DamagedDatabaseError: There is one, or a value that its table does not allow.
+        StorageError: The database cannot be read.
+    """
+    with disk_errors(path):
+        problem = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
+    if problem != "ok":
+        raise _damaged(path, problem)
+
+
+def _damaged(path: Path, problem: object) -> DamagedDatabaseError:
+    return DamagedDatabaseError(f"{path} is not a readable database ({problem}). Restore it from a backup.")
 
 
 def open_readonly(path: Path) -> sqlite3.Connection:
@@ -152,13 +190,25 @@ def open_readonly(path: Path) -> sqlite3.Connection:
             f"{path} does not exist. Check the directory, or first start the program that creates it."
         )
     with disk_errors(path):
-        connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=10)
-        connection.row_factory = sqlite3.Row
         try:
-            connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-        except sqlite3.Error:
-            connection.close()
-            raise
+            return _opened_as(path, "mode=ro")
+        except sqlite3.Error as error:
+            log = Path(f"{path}-wal")
+            if error.sqlite_errorname != "SQLITE_CANTOPEN" or (log.exists() and log.stat().st_size):
+                raise
+            # Where nothing can be written, the files that readers share with a writer cannot be made. There
+            # is no writer then, and all is in this file.
+            return _opened_as(path, "immutable=1")
+
+
+def _opened_as(path: Path, how: str) -> sqlite3.Connection:
+    connection = sqlite3.connect(f"{path.absolute().as_uri()}?{how}", uri=True, timeout=10)
+    connection.row_factory = sqlite3.Row
+    try:
+        connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    except sqlite3.Error:
+        connection.close()
+        raise
     return connection
 
 
@@ -207,12 +257,21 @@ def write_atomically(path: Path, data: bytes, *, mode: int = 0o644) -> None:
             stream.flush()
             os.fsync(stream.fileno())
         faults.reached(FaultPoint.FILE_WRITTEN)
-        temporary.replace(path)
-        directory = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        replace_durably(path, temporary)
+
+
+def replace_durably(path: Path, new: Path) -> None:
+    """Let ``new``, whose content is durable, take the place of ``path``, beside it.
+
+    Raises:
+        OSError: It cannot.
+    """
+    new.replace(path)
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
 
 
 def take_room(path: Path, size: int, *, holds: str, remedy: str) -> bool:

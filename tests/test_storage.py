@@ -154,6 +154,10 @@ def test_a_migration_that_fails_leaves_the_version_before_it(tmp_path: Path) -> 
 
     with pytest.raises(StorageError, match="power cut"):
         open_database(path, [things, fails])
+    assert not path.exists(), "a database begins with its whole schema"
+    open_database(path, [things]).close()
+    with pytest.raises(StorageError, match="power cut"):
+        open_database(path, [things, fails])
     assert version_of(path) == 1
     connection = open_database(path, [things])
     assert [row["name"] for row in connection.execute("PRAGMA table_info(things)")] == ["name"]

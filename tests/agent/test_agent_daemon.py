@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import resource
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -375,6 +376,27 @@ def test_a_killed_agent_resends_what_it_had_charged(announcer: Announcer, file: 
         again.clock.advance_until(lambda: len(ids(announcer, fleet)) == BLOCKS, "all fragments", 10.0)
     assert ids(announcer, fleet) == spooled
     assert len(charges(file)) == 1
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("room", [4_000, pytest.param(16_000, marks=pytest.mark.slow), 50_000])
+def test_an_agent_whose_disk_fills_ends_with_a_sentence_and_goes_on_when_there_is_room(
+    announcer: Announcer, file: Path, fleet: str, room: int
+) -> None:
+    with run_agent(file) as agent:
+        wait_until(lambda: "connected to" in agent.said(), "the connection")
+        written = (state_of(file) / "ledger.db-wal").stat().st_size
+        limits = (written + room, resource.RLIM_INFINITY)
+        resource.prlimit(agent.process.pid, resource.RLIMIT_FSIZE, limits)
+        announcer.announce(plan_for(fleet, compute_slot_s=0.3, jitter_window_s=0.3))
+        assert agent.wait() == ExitCode.STORAGE
+        assert "ledger.db" in agent.said().splitlines()[-1]
+    assert announcer.fragments == []
+    with run_agent(file) as agent:
+        wait_until(lambda: len(ids(announcer, fleet)) == BLOCKS, "all fragments")
+        assert agent.stop() == ExitCode.OK
+    assert len(charges(file)) == 1
+    assert verify(state_of(file)).charges == 1
 
 
 def test_what_waited_for_a_restart_is_spread_over_the_window_again(

@@ -2,30 +2,35 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
 import signal
 import sqlite3
-import warnings
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
 from fleets import make_plan
 from ledgers import BUDGET, DATA, DATASET, charge_and_spool, charge_for, charge_rounds, files_of, open_state
+from storms import in_a_child
 
 import agent.custody
 import agent.heads
 import agent.state
+import dpagent.storage
 from agent.charges import Budget
 from agent.custody import begin_ledger, go_on_after_restore, raise_budget
-from agent.heads import read_second_head
-from agent.ledger import audit, verify
+from agent.heads import LedgerFiles, read_second_head
+from agent.ledger import audit, open_ledger, verify
+from agent.rounds import declined_rounds
 from agent.state import AgentState, BudgetRaisedError
 from dpagent.errors import ExitCode, LedgerError, StorageError
 
@@ -209,21 +214,12 @@ def cut(step: int, action: Callable[[], None]) -> bool:
         step: the number of the point at which it is killed, from 0. Beyond the last, it is not.
         action: is done in a process of its own.
     """
-    with warnings.catch_warnings():
-        # Of threads that only the parent has, which the child does not ask for anything.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            _kill_at(step)
-            action()
-            code = 0
-        finally:
-            os._exit(code)
-    _, status = os.waitpid(child, 0)
-    assert os.WIFSIGNALED(status) or os.waitstatus_to_exitcode(status) == 0
-    return os.WIFSIGNALED(status)
+
+    def doomed() -> None:
+        _kill_at(step)
+        action()
+
+    return in_a_child(doomed)
 
 
 def _kill_at(step: int) -> None:
@@ -288,6 +284,59 @@ def test_a_power_cut_while_a_ledger_begins_leaves_one_that_can_be_begun(path: Pa
             AgentState(files, DATASET, BUDGET).close()
         heads_agree(path)
         assert verify(path).entries == 1
+
+
+@pytest.mark.parametrize("leftover", [False, True], ids=["nothing there", "the end of another"])
+def test_a_kill_at_any_line_of_a_beginning_leaves_no_ledger_or_one_that_is_whole(
+    path: Path, leftover: bool
+) -> None:
+    """Whoever reads it then, as `dpagent budget show` does, finds its whole schema."""
+    files = files_of(path)
+    found = set()
+    for line in range(0, 10_000, 9):
+        shutil.rmtree(path, ignore_errors=True)
+        files.second_head.unlink(missing_ok=True)
+        if leftover:
+            open_state(path).close()
+            (path / "ledger.db").rename(path / "ledger.db-wal")
+            (path / ".ledger.db.new").write_bytes(b"torn")
+            files.head.unlink()
+            files.second_head.unlink()
+        was_killed = in_a_child(lambda at=line: _begin_until(files, at))
+        if files.database.exists():
+            found.add(audit(path).entries != ())
+            connection, _ = open_ledger(path)
+            with closing(connection):
+                assert declined_rounds(connection) == []
+        try:
+            AgentState(files, DATASET, BUDGET).close()
+        except LedgerError:
+            begin_ledger(files, DATASET, BUDGET)
+            AgentState(files, DATASET, BUDGET).close()
+        heads_agree(path)
+        assert verify(path, files.second_head).entries == 1
+        if not was_killed:
+            assert line > 100
+            assert found == {False, True}
+            return
+    raise AssertionError("it was never done")
+
+
+def _begin_until(files: LedgerFiles, line: int) -> None:
+    """Begin a ledger, and be killed before that line of those that are run for it."""
+    lines = itertools.count()
+    ours = {agent.custody.__file__, agent.heads.__file__, agent.state.__file__, dpagent.storage.__file__}
+
+    def trace(frame: FrameType, event: str, _: object) -> Callable[..., Any] | None:
+        if frame.f_code.co_filename not in ours:
+            return None
+        if event == "line" and next(lines) == line:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return trace
+
+    sys.settrace(trace)
+    begin_ledger(files, DATASET, BUDGET)
+    sys.settrace(None)
 
 
 def test_a_power_cut_in_a_round_hides_no_charge_and_refunds_nothing(path: Path) -> None:

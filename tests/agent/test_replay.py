@@ -30,11 +30,12 @@ from agent.charges import BudgetChange, Charge
 from agent.ledger import open_ledger, verify
 from agent.replay import replay
 from dpagent.errors import LedgerError
-from dpagent.privacy.accounting.choice import accountant_for
+from dpagent.privacy.accounting.choice import priced
 from dpagent.privacy.accounting.pld import PldAccountant
 from dpagent.privacy.accounting.rdp import RdpAccountant
 from dpagent.privacy.events import GaussianEvent, poisson_sampled
 from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian
+from dpagent.privacy.mechanisms.mechanism import NOISE_SHARE
 from dpagent.privacy.mechanisms.registry import MECHANISMS
 from dpagent.privacy.statement import Trust
 
@@ -102,11 +103,10 @@ def charges_of(delta: float, rounds: int, sigma: float = 20.0) -> list[Charge | 
     After the first fifty that is so in every tenth round; what stands between is close enough.
     """
     events = [poisson_sampled(GaussianEvent(sigma), 0.1, 1)] * rounds
-    account = accountant_for(events, delta)
-    reserved = price_after(account, events, delta)
+    account, reserved = priced(events, delta * (1 - NOISE_SHARE))
     numbers = sorted({*range(1, min(rounds, 50) + 1), *range(60, rounds, 10), rounds})
-    priced = [price_after(account, events[:number], delta) for number in numbers]
-    epsilons = np.interp(range(1, rounds + 1), numbers, priced).tolist()
+    spent = [price_after(account, events[:number], delta) for number in numbers]
+    epsilons = np.interp(range(1, rounds + 1), numbers, spent).tolist()
     first = rebuilt(
         Charge(
             dataset=DATASET, job="j", round=1, mechanism="discrete-gaussian",
@@ -131,6 +131,14 @@ def rebuilt(charge: Charge, **changes: Any) -> Charge:
     return replace(
         changed, granularity=mechanism.granularity, statistical_distance=mechanism.statistical_distance
     )
+
+
+@pytest.mark.heavy
+def test_a_long_job_is_replayed_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands of prices, each of a second or more, would keep a board from starting for hours."""
+    records = charges_of(1e-5, 2_100, sigma=3.0)
+    monkeypatch.setattr("agent.replay.price_after", None)
+    replay(records)
 
 
 @pytest.mark.heavy

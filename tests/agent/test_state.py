@@ -106,8 +106,9 @@ def test_a_flood_of_offers_stays_bounded_and_frees_no_charge(state: AgentState) 
     with transaction(state.connection, durable=False):
         for number in range(3_000):
             state.rounds.offer("other", number + 1, bytes(32), 0.0)
-    assert state.connection.execute("SELECT count(*) FROM rounds").fetchone()[0] <= 2_000
+    assert state.connection.execute("SELECT count(*) FROM rounds").fetchone()[0] <= 2_001
     assert state.ledger.is_charged(DATASET, (b"j" * 16).hex(), 1)
+    assert state_of(state, 1) == "spooled"
 
 
 def failing_fragments(error: BaseException) -> Iterator[SpooledFragment]:

@@ -87,6 +87,48 @@ def test_export_states_the_same(state_dir: Path) -> None:
     assert exported["datasets"][DATASET]["statement"]["epsilon"] > 0
 
 
+# --- the second head ----------------------------------------------------------------------------
+
+
+def test_verify_says_that_a_ledger_is_behind_its_second_head(state_dir: Path, tmp_path: Path) -> None:
+    older = Path(shutil.copytree(state_dir, tmp_path / "older"))
+    verified = budget("verify", "--state-dir", str(state_dir))
+    assert (verified.returncode, verified.stderr) == (ExitCode.OK, "")
+    state = open_state(state_dir)
+    charge_and_spool(state, charge_for(make_plan(round=3), records(20), state.ledger), [])
+    state.close()
+    alone = budget("verify", "--state-dir", str(older))
+    assert alone.returncode == ExitCode.OK, alone.stderr
+    assert "no second head" in alone.stderr
+    for arguments in (
+        ["--second-head", str(tmp_path / "state.head")],
+        ["--second-head", str(tmp_path / "none")],
+    ):
+        behind = budget("verify", "--state-dir", str(older), *arguments)
+        assert (behind.returncode, behind.stdout) == (ExitCode.LEDGER, "")
+        assert arguments[1] in behind.stderr
+    shutil.rmtree(state_dir)
+    older.rename(state_dir)
+    behind = budget("verify", "--state-dir", str(state_dir), "--json")
+    assert (behind.returncode, behind.stdout) == (ExitCode.LEDGER, "")
+    assert "had 4 and has 3" in behind.stderr
+
+
+def test_verify_says_that_a_round_would_be_run_twice(tmp_path: Path) -> None:
+    """The copy has as many entries as the second head."""
+    state = open_state(tmp_path / "state")
+    charge = charge_for(make_plan(), records(20), state.ledger)
+    state.offer(charge.job, 1, bytes(32), 0.0)
+    state.charge(charge, 0.0)
+    between = Path(shutil.copytree(tmp_path / "state", tmp_path / "between"))
+    command = ("verify", "--second-head", str(tmp_path / "state.head"), "--state-dir")
+    assert budget(*command, str(between)).returncode == ExitCode.OK
+    state.spool_round(charge.job, 1, [], 0.0, None)
+    state.close()
+    assert budget(*command, str(between)).returncode == ExitCode.LEDGER
+    assert budget(*command, str(tmp_path / "state")).returncode == ExitCode.OK
+
+
 # --- custody ------------------------------------------------------------------------------------
 
 

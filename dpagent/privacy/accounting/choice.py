@@ -1,18 +1,20 @@
 """Which accountant prices a job.
 
 Privacy-loss distributions are tight and price every event, but every mechanism that differs from the others
-takes time and memory. Beyond 2,048 different ones Rényi divergences are taken, which are quick; events
-with a δ of their own have none, and are composed by addition. A δ of 0 is proven by addition alone.
+takes time and memory. Beyond 2,048 different ones, or where no grid of losses is coarse enough to be quick,
+Rényi divergences are taken; events with a δ of their own have none, and are composed by addition. A δ of 0 is
+proven by addition alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final, get_args
 
 from dpagent.errors import ParameterError
 from dpagent.privacy.accounting.accountant import Accountant, AccountantName
 from dpagent.privacy.accounting.basic import BasicAccountant
+from dpagent.privacy.accounting.composed_loss import GridTooFineError
 from dpagent.privacy.accounting.normal_form import UnsupportedEventError, counted
 from dpagent.privacy.accounting.pld import PldAccountant
 from dpagent.privacy.accounting.rdp import RdpAccountant
@@ -21,17 +23,19 @@ from dpagent.privacy.events import Event
 _MOST_DIFFERENT: Final = 2_048
 
 
-def accountant_for(events: Iterable[Event], delta: float) -> Accountant:
-    """An empty accountant for a job of these events, all of which it supports.
+def priced(events: Iterable[Event], delta: float) -> tuple[Accountant, float]:
+    """An empty accountant for a job of these events, all of which it supports, and their ε by it.
 
     A :class:`PldAccountant` has its grid pinned to the one chosen for the whole job; from its ``name`` and
-    that ``grid``, :func:`accountant_named` makes an equal one.
+    that ``grid``, :func:`accountant_named` makes an equal one. Whatever the events are, it takes some
+    seconds at most on one core of a PC.
 
     >>> from dpagent.privacy.events import ApproximateEvent, GaussianEvent, poisson_sampled
-    >>> accountant_for([poisson_sampled(GaussianEvent(2.0), 0.1)], delta=1e-5).name
-    'pld'
-    >>> accountant_for([ApproximateEvent(0.5)], delta=0.0).name
-    'basic'
+    >>> accountant, epsilon = priced([poisson_sampled(GaussianEvent(2.0), 0.1)], delta=1e-5)
+    >>> accountant.name, round(epsilon, 3)
+    ('pld', 0.369)
+    >>> priced([ApproximateEvent(0.5)], delta=0.0)[1]
+    0.5
 
     Args:
         events: of the whole job, at least one.
@@ -39,15 +43,25 @@ def accountant_for(events: Iterable[Event], delta: float) -> Accountant:
 
     Raises:
         UnsupportedEventError: an event has no price at this δ.
-        ParameterError: ``delta`` is out of range, or there is no event.
+        ParameterError: ``delta`` is out of range, there is no event, or no accountant prices them in a
+            reasonable time.
     """
     events = tuple(events)
     name = accountant_name(events, delta)
-    return PldAccountant.on_grid_for(events, delta) if name == "pld" else accountant_named(name)
+    if name == "pld":
+        try:
+            return PldAccountant.priced(events, delta)
+        except GridTooFineError:
+            quick = _quick_name(events)
+            if quick is None:
+                raise
+            name = quick
+    accountant = accountant_named(name)
+    return accountant, accountant.epsilon_after(events, delta)
 
 
 def accountant_name(events: Iterable[Event], delta: float) -> AccountantName:
-    """The name of the accountant that :func:`accountant_for` gives.
+    """The name of the accountant for these events, unless it takes too long; see :func:`priced`.
 
     Raises:
         UnsupportedEventError: an event has no price at this δ.
@@ -63,11 +77,7 @@ def accountant_name(events: Iterable[Event], delta: float) -> AccountantName:
                 f"delta is {delta!r}; expected a number above 0: a GaussianEvent has no epsilon at delta 0."
             )
         return "basic"
-    if different > _MOST_DIFFERENT:
-        for accountant in (RdpAccountant(), BasicAccountant()):
-            if _supports_all(accountant, events):
-                return accountant.name
-    return "pld"
+    return (_quick_name(events) if different > _MOST_DIFFERENT else None) or "pld"
 
 
 def accountant_named(name: AccountantName, *, grid: float | None = None) -> Accountant:
@@ -89,6 +99,14 @@ def accountant_named(name: AccountantName, *, grid: float | None = None) -> Acco
     if name == "basic":
         return BasicAccountant()
     raise ParameterError(f"accountant is {name!r}; expected one of {', '.join(get_args(AccountantName))}.")
+
+
+def _quick_name(events: Sequence[Event]) -> AccountantName | None:
+    """The tighter of the accountants that are always quick, if one has a price."""
+    for accountant in (RdpAccountant(), BasicAccountant()):
+        if _supports_all(accountant, events):
+            return accountant.name
+    return None
 
 
 def _supports_all(accountant: Accountant, events: Iterable[Event]) -> bool:

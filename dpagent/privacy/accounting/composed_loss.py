@@ -81,12 +81,21 @@ _LEAST_TILT: Final = 1e-9
 _NEAR_NOTHING: Final = 16.0  # grid steps
 _HALVINGS: Final = 5
 _BACK_OFF: Final = 0.8
+_FIXED_WORK: Final = 32  # of a law, in transforms
 _TINY: Final = 1e-300
 _SMALL: Final = 1e-200
 
 
 class GridTooFineError(ParameterError):
-    """Losses on this grid would take more memory or time than is reasonable; a coarser one would do."""
+    """Losses on this grid would take more memory or time than is reasonable; a coarser one would do.
+
+    Attributes:
+        excess: about how much coarser.
+    """
+
+    def __init__(self, text: str, excess: float) -> None:
+        super().__init__(text)
+        self.excess = excess
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -132,17 +141,23 @@ class ComposedLoss:
         step: the grid's h, above 0.
         blocks: losses of the mechanisms, which are numbered through in this order.
         stages: which mechanisms, and how often, stage by stage: (number, count) with counts of at least 1.
+        most_work: cells that the transforms of one law may have in all, each law counted as 32 more.
 
     Raises:
         ParameterError: there is no stage, or nothing in one.
     """
 
     def __init__(
-        self, step: float, blocks: Sequence[LossBlock], stages: Sequence[Sequence[tuple[int, int]]]
+        self,
+        step: float,
+        blocks: Sequence[LossBlock],
+        stages: Sequence[Sequence[tuple[int, int]]],
+        *,
+        most_work: float = math.inf,
     ) -> None:
         if not stages or not all(stages):
             raise ParameterError("no privacy losses to compose; expected at least one.")
-        self._step, self._blocks = step, blocks
+        self._step, self._blocks, self._most_work = step, blocks, most_work
         self._place = [(block, row) for block in blocks for row in range(len(block.masses))]
         sequence = [entry for stage in stages for entry in stage]
         self._mechanisms = np.array([mechanism for mechanism, _ in sequence], dtype=np.intp)
@@ -259,6 +274,13 @@ class ComposedLoss:
             math.log(delta * _TAIL_SHARE),
             reaching,
         )
+        work = (_FIXED_WORK + len(mechanisms)) * window.cells
+        if work > self._most_work:
+            raise GridTooFineError(
+                f"composing {len(mechanisms):,} mechanisms on {window.cells:,} cells each takes too long. "
+                "Choose a coarser grid.",
+                work / self._most_work,
+            )
         lost = above_window + running(self._infinite)
         greatest = running(self._greatest)
         product = np.ones(window.cells // 2 + 1, dtype=np.complex128)
@@ -324,10 +346,12 @@ class ComposedLoss:
         bottom = min(max(bottom, top - _LOW_CELLS * self._step), reaching)
         first = math.floor(bottom / self._step) - 1
         cells = transform_size(math.ceil(top / self._step) + 2 - first)
-        if cells > (_MAX_CELLS if len(lows[seen]) == 1 else 4 * _MAX_CELLS):
+        most = _MAX_CELLS if len(lows[seen]) == 1 else 4 * _MAX_CELLS
+        if cells > most:
             raise GridTooFineError(
                 f"composing these mechanisms takes {cells:,} grid cells; expected at most {_MAX_CELLS:,}. "
-                "Choose a coarser grid."
+                "Choose a coarser grid.",
+                cells / most,
             )
         end = (first + cells - 1) * self._step
         with np.errstate(under="ignore"):

@@ -177,11 +177,10 @@ def on_grid(
         cells += pair[0].masses.size
         removed.append(pair[0])
         added.append(pair[1])
-    for part in mechanisms:
-        if isinstance(part, ApproximateEvent):
-            block = _approximate_block(part, step)
-            removed.append(block)
-            added.append(block)
+    for like in _like([part for part in mechanisms if isinstance(part, ApproximateEvent)]):
+        block = _approximate_block(like, step)
+        removed.append(block)
+        added.append(block)
     return removed, added
 
 
@@ -201,6 +200,19 @@ def _alike(events: Sequence[SampledGaussian], tail: float) -> Iterator[Sequence[
             start = end
 
 
+def _like(events: Sequence[ApproximateEvent]) -> Iterator[Sequence[ApproximateEvent]]:
+    """Sorted mechanisms, cut into blocks with at most twice the cells that their own losses take, or so."""
+    start = 0
+    for end in range(1, len(events) + 1):
+        if (
+            end == len(events)
+            or end - start == _BLOCK
+            or events[end].epsilon > _MOST_UNLIKE * events[start].epsilon
+        ):
+            yield events[start:end]
+            start = end
+
+
 def _gaussian_block(
     events: Sequence[SampledGaussian], step: float, tail: float, cells_left: int
 ) -> tuple[LossBlock, LossBlock]:
@@ -208,10 +220,12 @@ def _gaussian_block(
     reach = _reach(tail)
     first = math.floor(float(_loss(-sigma * reach, sigma, rate).min()) / step)
     last = math.ceil(float(_loss(1 + sigma * reach, sigma, rate).max()) / step)
-    if len(events) * (last + 1 - first) > cells_left:
+    cells = len(events) * (last + 1 - first)
+    if cells > cells_left:
         raise GridTooFineError(
             f"grid step {step:g} is too fine: the charges' losses take more than {_MAX_CELLS:,} cells. "
-            "Choose a coarser grid."
+            "Choose a coarser grid.",
+            (_MAX_CELLS - cells_left + cells) / _MAX_CELLS,
         )
     losses = np.arange(first, last + 1, dtype=np.float64) * step
     # x(t) = σ²·log((e^t − (1−q))/q) + 1/2: −∞ below the least loss, log(1−q).
@@ -237,17 +251,18 @@ def _gaussian_block(
     return removed, LossBlock(-last, np.ascontiguousarray(masses[:, ::-1]), under)
 
 
-def _approximate_block(event: ApproximateEvent, step: float) -> LossBlock:
-    first = math.floor(-event.epsilon / step)
-    masses = np.zeros((1, math.floor(event.epsilon / step) - first + 2))
-    for loss in (event.epsilon, -event.epsilon):
-        mass = (1 - event.delta) * (1 / (1 + math.exp(-loss)) if loss > 0 else _odds(loss))
-        column = math.floor(loss / step)
-        share = math.expm1(column * step - loss) / math.expm1(-step) + 8 * 2.0**-52 / step
-        right = mass * min(max(share, 0.0), 1.0)
-        masses[0, column - first] += mass - right
-        masses[0, column - first + 1] += right
-    return LossBlock(first, masses, np.array([event.delta]))
+def _approximate_block(events: Sequence[ApproximateEvent], step: float) -> LossBlock:
+    first = math.floor(-events[-1].epsilon / step)
+    masses = np.zeros((len(events), math.floor(events[-1].epsilon / step) - first + 2))
+    for row, event in enumerate(events):
+        for loss in (event.epsilon, -event.epsilon):
+            mass = (1 - event.delta) * (1 / (1 + math.exp(-loss)) if loss > 0 else _odds(loss))
+            column = math.floor(loss / step)
+            share = math.expm1(column * step - loss) / math.expm1(-step) + 8 * 2.0**-52 / step
+            right = mass * min(max(share, 0.0), 1.0)
+            masses[row, column - first] += mass - right
+            masses[row, column - first + 1] += right
+    return LossBlock(first, masses, np.array([event.delta for event in events]))
 
 
 def _odds(loss: float) -> float:

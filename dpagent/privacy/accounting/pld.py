@@ -9,6 +9,14 @@ worse is reported.
 The loss of a single run, and the choice of the grid that it is put on, is in
 :mod:`dpagent.privacy.accounting.gaussian_loss`.
 
+**Time.** It grows with the transforms, one for each different mechanism, and with their cells. Anybody may
+announce a schedule, so a grid that is chosen here has no more than 70 million cells over all transforms, in
+both directions together: some 15 ns each. What a law takes besides counts as 32 transforms. Where the grid of
+that text has more, a coarser one is taken. It proves a larger ε: every grid gives a bound. Schedules of up to
+2,000 different Gaussian mechanisms that we plan stay within it, and of up to 300 Laplace ones: their prices
+do not change. Where no grid within its range is coarse enough, this accountant states Rényi's bound, if there
+is one, and no ε otherwise.
+
 >>> from dpagent.privacy.events import GaussianEvent, poisson_sampled
 >>> rounds = poisson_sampled(GaussianEvent(2.25), 0.1, count=100)
 >>> accountant = PldAccountant()
@@ -47,7 +55,8 @@ from dpagent.privacy.accounting.rdp import rdp_composition
 from dpagent.privacy.events import MAX_EVENT_EPSILON, ApproximateEvent, Event
 
 _MAX_STAGES: Final = 2048
-_COARSER: Final = 4.0
+_MOST_WORK: Final = 70_000_000  # cells over all transforms of one price
+_SPARE: Final = 1.1
 _FINER: Final = 8.0
 _NEARLY: Final = 0.8  # of a step: a finer one, but coarser than this share, is not worth the time
 _MANY_CELLS: Final = 2**16  # of all mechanisms: beyond, a coarser grid is considered
@@ -78,23 +87,26 @@ class PldAccountant(Accountant):
         self.grid = None if grid is None else require_between("grid", grid, *GRID_RANGE)
 
     @classmethod
-    def on_grid_for(cls, events: Iterable[Event], delta: float) -> Self:
-        """An empty accountant whose grid is the one chosen for these events at ``delta``.
+    def priced(cls, events: Iterable[Event], delta: float) -> tuple[Self, float]:
+        """An empty accountant whose grid is the one chosen for these events at ``delta``, and their ε.
 
         For jobs whose rounds are charged one by one: a part is then priced on the grid of the whole.
 
         Raises:
             ParameterError: ``delta`` is not in [1e-200, 1), or there is no event.
+            GridTooFineError: no grid is coarse enough to price them in a reasonable time.
         """
-        accountant = cls()
-        accountant._require_delta(delta)
+        cls()._require_delta(delta)
         charges = canonical(counted(events))
         if not charges:
             raise ParameterError("events are none; expected at least one.")
         if _simple_bounds(charges, delta)[-1] == 0:
-            return cls(grid=GRID_RANGE[1])  # the price is 0 on any
-        _, step = _evaluated(charges, None, delta, lambda loss: loss.epsilon(delta))
-        return cls(grid=min(max(step, GRID_RANGE[0]), GRID_RANGE[1]))
+            return cls(grid=GRID_RANGE[1]), 0.0  # on any grid
+        worse, step = _evaluated(charges, None, delta, lambda loss: loss.epsilon(delta))
+        accountant = cls(grid=min(max(step, GRID_RANGE[0]), GRID_RANGE[1]))
+        if accountant.grid != step:
+            return accountant, accountant.epsilon_after(events, delta)
+        return accountant, _least_bound(charges, delta, float(worse))
 
     def delta(self, epsilon: float) -> float:
         """The δ at an ε in [0, 1000]; 0.0 if nothing was charged.
@@ -114,14 +126,15 @@ class PldAccountant(Accountant):
         """All are."""
 
     def _epsilon(self, charges: Sequence[Runs], delta: float) -> float:
-        other = float(_simple_bounds(charges, delta)[-1])
-        if other == 0:
+        if _simple_bounds(charges, delta)[-1] == 0:
             return 0.0
-        worse, _ = _evaluated(charges, self.grid, delta, lambda loss: loss.epsilon(delta))
-        tight = (1 + _ROUNDING) * float(worse)
-        if tight > _FAR_OUT or _is_rare(charges):
-            other = min(other, float(_renyi_bounds(charges, delta)[-1]))
-        return min(tight, other)
+        try:
+            worse, _ = _evaluated(charges, self.grid, delta, lambda loss: loss.epsilon(delta))
+        except GridTooFineError:
+            if self.grid is not None:
+                raise
+            worse = math.inf
+        return _least_bound(charges, delta, float(worse))
 
     def _running_epsilon(self, charges: Sequence[Runs], delta: float) -> FloatArray:
         """As the base class says.
@@ -134,7 +147,7 @@ class PldAccountant(Accountant):
             counts[mechanism] += count
         merged = canonical(counts)
         row_of = {mechanism: row for row, (mechanism, _) in enumerate(merged)}
-        stride = _stage_length(len(charges))
+        stride = stage_length(len(charges))
         stages = []
         for start in range(0, len(charges), stride):
             stage: Counter[int] = Counter()
@@ -151,14 +164,22 @@ class PldAccountant(Accountant):
         return np.asarray(np.repeat(np.maximum.accumulate(running), stride)[: len(charges)])
 
 
-def _stage_length(count: int) -> int:
-    """Of that many charges, after every how many the running ε is looked at."""
+def _least_bound(charges: Sequence[Runs], delta: float, composed: float) -> float:
+    """The least ε that is proven, given the one that the composed losses have."""
+    tight, other = (1 + _ROUNDING) * composed, float(_simple_bounds(charges, delta)[-1])
+    if tight > _FAR_OUT or _is_rare(charges):
+        other = min(other, float(_renyi_bounds(charges, delta)[-1]))
+    return min(tight, other)
+
+
+def stage_length(count: int) -> int:
+    """Of that many charges, after every how many :meth:`PldAccountant.running_epsilon` looks at their ε."""
     return 1 if count <= _MAX_STAGES else math.ceil(2 * count / _MAX_STAGES)
 
 
 def _ends(count: int) -> NDArray[np.intp]:
     """Where stages end: the last charge of each."""
-    length = _stage_length(count)
+    length = stage_length(count)
     return np.minimum(np.arange(length - 1, count + length - 1, length), count - 1)
 
 
@@ -169,21 +190,26 @@ def _evaluated(
     figure: Callable[[ComposedLoss], Any],
     stages: Sequence[Sequence[tuple[int, int]]] | None = None,
 ) -> tuple[Any, float]:
-    """The worse ε of record removed and added, and the step: of the grid given, or of one that will do."""
+    """The worse ε of record removed and added, and the step: of the grid given, or of one that will do.
+
+    Raises:
+        GridTooFineError: the grid given is too fine, or none is coarse enough.
+    """
+    # Only what is announced by others, not the history of one's own rounds, is priced against the clock.
+    most_work = math.inf if grid or stages else _MOST_WORK
 
     def worse_on(step: float) -> Any:
-        removed, added = _composed(charges, step, delta, stages)
-        return np.maximum(figure(removed), figure(added))
+        return np.max([figure(loss) for loss in _composed(charges, step, delta, stages, most_work)], axis=0)
 
     finest, cells = (grid, 0) if grid else fine_step(charges, delta, _tail(charges, delta))
     step = finest if cells < _MANY_CELLS else max(finest, coarse_step(charges, delta))
     while True:
         try:
             worse = worse_on(step)
-        except GridTooFineError:
-            if grid is not None:
+        except GridTooFineError as error:
+            if grid is not None or step >= GRID_RANGE[1]:
                 raise
-            finest = step = _COARSER * step
+            finest = step = min(_SPARE * error.excess * step, GRID_RANGE[1])
             continue
         if step <= finest:
             return worse, step
@@ -207,12 +233,16 @@ def _composed(
     step: float,
     delta: float,
     stages: Sequence[Sequence[tuple[int, int]]] | None = None,
-) -> tuple[ComposedLoss, ComposedLoss]:
-    """The composition with the record removed, and with it added."""
+    most_work: float = math.inf,
+) -> list[ComposedLoss]:
+    """The composition with the record removed, and with it added; one of the two where they are alike."""
     tail = _tail(charges, delta)
     order = stages or [[(row, count) for row, (_, count) in enumerate(charges)]]
     removed, added = on_grid([mechanism for mechanism, _ in charges], step, tail)
-    return ComposedLoss(step, removed, order), ComposedLoss(step, added, order)
+    has_gaussian = any(isinstance(mechanism, SampledGaussian) for mechanism, _ in charges)
+    directions = [removed, added] if has_gaussian else [removed]
+    share = most_work / len(directions)
+    return [ComposedLoss(step, blocks, order, most_work=share) for blocks in directions]
 
 
 def _tail(charges: Sequence[Runs], delta: float) -> float:

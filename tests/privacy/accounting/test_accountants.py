@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from dpagent.errors import ParameterError
 from dpagent.privacy.accounting.accountant import Accountant
 from dpagent.privacy.accounting.basic import BasicAccountant
-from dpagent.privacy.accounting.choice import accountant_for, accountant_name, accountant_named
+from dpagent.privacy.accounting.choice import accountant_name, accountant_named, priced
 from dpagent.privacy.accounting.normal_form import UnsupportedEventError, runs_of
 from dpagent.privacy.accounting.pld import PldAccountant
 from dpagent.privacy.accounting.rdp import RdpAccountant
@@ -253,7 +253,7 @@ def test_running_costs_rise_to_the_total(events: list[Event]) -> None:
 @given(events=MIXES)
 @settings(max_examples=25, deadline=None)
 def test_the_grid_of_its_own_choice_costs_little(events: list[Event]) -> None:
-    accountant = accountant_for(events, DELTA)
+    accountant = priced(events, DELTA)[0]
     assert isinstance(accountant, PldAccountant)
     assert accountant.grid is not None
     finer = PldAccountant(grid=max(accountant.grid / 8, 1e-7))
@@ -313,13 +313,13 @@ def test_a_job_of_few_different_rounds_is_priced_tightly_and_many_quickly() -> N
 def test_a_job_at_the_least_of_rates_has_a_price(noise: float, rate: float) -> None:
     """A plan may announce any rate above 0, and a device prices it before anything else."""
     events = [poisson_sampled(GaussianEvent(sigma), rate) for sigma in (noise, 2 * noise)]
-    account = accountant_for(events, 1e-5)
+    account = priced(events, 1e-5)[0]
     assert account.epsilon_after(events, 1e-5) == 0.0
 
 
 def test_an_accountant_made_by_name_and_grid_says_the_same() -> None:
     events = [poisson_sampled(GaussianEvent(sigma), 0.1, 3) for sigma in (3.0, 2.0)]
-    chosen = accountant_for(events, DELTA)
+    chosen = priced(events, DELTA)[0]
     assert isinstance(chosen, PldAccountant)
     again = accountant_named(chosen.name, grid=chosen.grid)
     assert again.epsilon_after(events, DELTA) == chosen.epsilon_after(events, DELTA)

@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 
 from dpagent.privacy.accounting.accountant import AccountantName
-from dpagent.privacy.accounting.choice import accountant_for, accountant_name, accountant_named
+from dpagent.privacy.accounting.choice import accountant_name, accountant_named, priced
 from dpagent.privacy.accounting.pld import PldAccountant
 from dpagent.privacy.events import ApproximateEvent, Event, GaussianEvent
 
@@ -31,7 +31,7 @@ def test_the_name_is_that_of_the_documented_limits(events: list[Event], delta: f
 
 @pytest.mark.parametrize(("events", "delta"), [(PURE, 0.0), (PURE, DELTA), (different(2_049), DELTA)])
 def test_the_accountant_is_the_one_that_is_named(events: list[Event], delta: float) -> None:
-    chosen = accountant_for(events, delta)
+    chosen = priced(events, delta)[0]
     assert chosen.name == accountant_name(events, delta)
     assert all(map(chosen.supports, events))
     assert (getattr(chosen, "grid", None) is None) is (chosen.name != "pld")

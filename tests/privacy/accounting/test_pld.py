@@ -337,7 +337,7 @@ def test_rare_samples_at_a_tiny_delta_cost_the_same_on_any_grid(grid: float | No
 def test_a_rare_round_costs_no_more_than_its_job_on_the_jobs_grid(
     sigma: float, rate: float, count: int, delta: float
 ) -> None:
-    job = PldAccountant.on_grid_for([poisson_sampled(GaussianEvent(sigma), rate, count)], delta)
+    job = PldAccountant.priced([poisson_sampled(GaussianEvent(sigma), rate, count)], delta)[0]
     first = job.epsilon_after([poisson_sampled(GaussianEvent(sigma), rate, 1)], delta)
     assert first < job.epsilon_after([poisson_sampled(GaussianEvent(sigma), rate, count)], delta)
 
@@ -406,7 +406,7 @@ def test_no_grid_is_looked_for_where_nothing_is_spent(monkeypatch: pytest.Monkey
     monkeypatch.setattr("dpagent.privacy.accounting.pld.ComposedLoss", None)
     rounds = [poisson_sampled(GaussianEvent(sigma), 1e-16, 64) for sigma in (0.1, 0.2, 5.0)]
     for delta in (0.5, 1e-12):
-        job = PldAccountant.on_grid_for(rounds, delta)
+        job = PldAccountant.priced(rounds, delta)[0]
         assert [job.epsilon_after(rounds[:count], delta) for count in (1, 2, 3)] == [0.0, 0.0, 0.0]
 
 

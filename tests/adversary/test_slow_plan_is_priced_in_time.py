@@ -1,0 +1,82 @@
+"""Attack: a schedule that takes a minute to price, at each announcement, before the device may decline it.
+
+Claim: a device prices any schedule that a plan can hold by at most 70 million cells of transforms on one
+grid, and a few tries to find the grid, which transform nothing: a second or two on one core of a PC, where
+the slowest schedule that we found took 110. The price is a bound, and the one that the auditor finds.
+
+Power: there is no randomness. Work is counted, not time: on the code of before these schedules take 8 to 120
+times as many cells, so the test fails each time; by chance it fails never.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fleets import make_task, records, terms
+from ledgers import DATASET, LIMITS, open_state
+from numpy.typing import NDArray
+
+from agent.admission import Declined, admit
+from dpagent.privacy.accounting.choice import accountant_named, priced
+from dpagent.privacy.accounting.composed_loss import ComposedLoss
+from dpagent.privacy.accounting.pld import PldAccountant
+from dpagent.privacy.events import ApproximateEvent, Event, GaussianEvent, poisson_sampled
+
+MOST_CELLS = 70_000_000
+DELTA = 1e-5
+
+
+@pytest.fixture
+def cells(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The cells of every transform that is taken from here on."""
+    seen: list[int] = []
+    transform = ComposedLoss._transform
+
+    def counted(
+        self: ComposedLoss, mechanism: int, tilt: float, log_moment: float, cells: int
+    ) -> NDArray[np.complex128]:
+        seen.append(cells)
+        return transform(self, mechanism, tilt, log_moment, cells)
+
+    monkeypatch.setattr(ComposedLoss, "_transform", counted)
+    return seen
+
+
+def geometric(least: float, most: float, count: int) -> list[float]:
+    return [float(value) for value in np.geomspace(least, most, count)]
+
+
+SLOW: dict[str, tuple[list[Event], float]] = {
+    "Gaussian noise": (
+        [poisson_sampled(GaussianEvent(sigma), 0.9999, 64) for sigma in geometric(10.0, 100.0, 2_048)],
+        211.704,
+    ),
+    "Laplace noise": (
+        [poisson_sampled(ApproximateEvent(cost), 0.5, 64) for cost in geometric(5e-5, 5.2e-5, 2_048)],
+        0.0248993,
+    ),
+}
+"""Schedules, and the ε that the code of before found for them, in 12 and 110 seconds."""
+
+
+@pytest.mark.parametrize("name", SLOW)
+def test_a_slow_schedule_is_priced_by_little_work_and_from_above(name: str, cells: list[int]) -> None:
+    events, true = SLOW[name]
+    account, epsilon = priced(events, DELTA)
+    assert 0 < sum(cells) <= MOST_CELLS
+    assert true <= epsilon <= 1.02 * true
+    # The charge pins the grid, and the auditor, who has nothing else, finds the same price.
+    assert isinstance(account, PldAccountant)
+    assert accountant_named("pld", grid=account.grid).epsilon_after(events, DELTA) == epsilon
+
+
+def test_a_device_declines_a_slow_plan_by_little_work(tmp_path: Path, cells: list[int]) -> None:
+    noise = terms(noise_multipliers=geometric(10.0, 100.0, 2_048), rate=0.9999, local_steps=64)
+    task = make_task(**noise | {"mechanism": noise["mechanism"] | {"parameters": {"resolution": 65_536}}})
+    state = open_state(tmp_path / "state")
+    with pytest.raises(Declined, match=r"would bring ε to 214"):
+        admit(task, records(20), state.ledger, DATASET, LIMITS, now=0.0)
+    state.close()
+    assert 0 < sum(cells) <= MOST_CELLS

@@ -1,0 +1,244 @@
+"""A disk without room, at every write of a round: a sentence and exit code 8, nothing lost, and it goes on.
+
+Room is taken in three ways: by a limit on the size of files, which needs no rights and fails a write in its
+middle; by a small file system of one's own, where the kernel says that the disk is full; and by mounting that
+read-only, so that root cannot write either.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from fleets import make_plan
+from ledgers import BUDGET, DATA, DATASET, charge_for, charge_rounds, fragments
+from storms import in_a_child
+
+from agent.charges import Charge
+from agent.custody import begin_ledger
+from agent.heads import LedgerFiles
+from agent.ledger import verify
+from agent.state import AgentState
+from dpagent.errors import ExitCode, StorageError
+
+JOB = (b"k" * 16).hex()
+SENT = fragments(7, 40)
+
+
+class Device:
+    """A device that took part in one round, and is to take part in another.
+
+    Args:
+        root: of its state directory.
+        boot: of its second head.
+    """
+
+    def __init__(self, root: Path, boot: Path) -> None:
+        self.files = LedgerFiles(root / "state", boot / "state.head")
+        begin_ledger(self.files, DATASET, BUDGET)
+        state = self.opened()
+        charge_rounds(state, 1)
+        self.charge: Charge = charge_for(make_plan(job=bytes.fromhex(JOB)), DATA, state.ledger)
+        state.close()
+        self._before = {file: file.read_bytes() for file in self._all()}
+
+    def _all(self) -> list[Path]:
+        return [*self.files.state_dir.iterdir(), self.files.second_head]
+
+    def reset(self) -> None:
+        """As it was before the other round."""
+        shutil.rmtree(self.files.state_dir)
+        self.files.state_dir.mkdir()
+        for file, content in self._before.items():
+            file.write_bytes(content)
+
+    def opened(self) -> AgentState:
+        return AgentState(self.files, DATASET, BUDGET)
+
+    def steps(self, state: AgentState) -> Iterator[tuple[str, Callable[[], object]]]:
+        """The writes of a round, in order."""
+        yield "offer", lambda: state.offer(JOB, 1, bytes(32), 0.0)
+        yield "charge", lambda: state.charge(self.charge, 0.0)
+        yield "spool", lambda: state.spool_round(JOB, 1, SENT, 0.0, None)
+        yield "draw times", lambda: state.reschedule((1.0, each.digest) for each in SENT)
+        yield "send", lambda: state.mark_sent({each.digest: 9.0 for each in SENT}, 1.0)
+        yield "count", lambda: state.mark_counted([each.digest for each in SENT], 2.0)
+
+    def take_part(self, state: AgentState) -> str:
+        """Run the round as far as it goes; the step that failed, or nothing."""
+        for name, step in self.steps(state):
+            try:
+                step()
+            except StorageError:
+                return name
+        return ""
+
+    def goes_on(self) -> str:
+        """With room again the device starts, has lost nothing, and ends the round; where it stood before."""
+        state = self.opened()
+        known = state.round(JOB, 1)
+        stood = "none" if known is None else str(known.state)
+        charged = state.ledger.is_charged(DATASET, JOB, 1)
+        assert charged is (stood not in ("none", "offered"))
+        spooled = state.connection.execute("SELECT count(*) FROM fragments WHERE job = ?", (JOB,)).fetchone()
+        assert spooled[0] == (0 if stood in ("none", "offered", "charged") else len(SENT))
+        for name, step in self.steps(state):
+            if not (name in ("offer", "charge") and charged) and not (name == "spool" and spooled[0]):
+                step()
+        known = state.round(JOB, 1)
+        assert known is not None
+        assert known.state == "receipted"
+        state.close()
+        assert verify(self.files.state_dir, self.files.second_head).charges == 2
+        return stood
+
+
+# --- files that may not grow --------------------------------------------------------------------
+
+
+@pytest.fixture
+def device(tmp_path: Path) -> Device:
+    return Device(tmp_path, tmp_path)
+
+
+def confine(limit: int) -> None:
+    """Let no file of this process grow beyond so many bytes."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+
+
+@pytest.mark.parametrize(
+    "stride", [pytest.param(6_007), pytest.param(487, marks=pytest.mark.slow)], ids=["some", "many"]
+)
+def test_wherever_a_write_fails_the_round_is_whole_and_goes_on(
+    device: Device, tmp_path: Path, stride: int
+) -> None:
+    failed, stood = set(), set()
+    report = tmp_path / "failed"
+    for limit in range(60, 1_000_000, stride):
+        device.reset()
+
+        def confined(limit: int = limit) -> None:
+            state = device.opened()
+            confine(limit)
+            step = device.take_part(state)
+            confine(resource.RLIM_INFINITY)
+            report.write_text(step)
+
+        assert not in_a_child(confined)
+        failed.add(report.read_text())
+        stood.add(device.goes_on())
+        if "" in failed:
+            break
+    assert {"offer", "charge", "spool", "send", ""} <= failed
+    assert {"none", "offered", "charged", "spooled", "receipted"} <= stood
+
+
+@pytest.mark.parametrize("limit", [0, 60, 300, 20_000])
+def test_a_start_without_room_says_so_and_changes_nothing(device: Device, limit: int) -> None:
+    def confined() -> None:
+        confine(limit)
+        with pytest.raises(StorageError) as caught:
+            device.opened()
+        assert caught.value.exit_code == ExitCode.STORAGE
+
+    assert not in_a_child(confined)
+    assert device.goes_on() == "none"
+
+
+# --- a small file system ------------------------------------------------------------------------
+
+
+def on_a_disk_of_its_own(scenario: Callable[[Path, Path], None], tmp_path: Path) -> None:
+    """Run a scenario of this file where the state has a small disk of its own, the second head another."""
+    root, boot = tmp_path / "root", tmp_path / "boot"
+    root.mkdir()
+    boot.mkdir()
+    if shutil.which("unshare") is None:
+        pytest.skip("mounting a small disk needs unshare, of util-linux")
+    inside = ["unshare", "-m"] if os.geteuid() == 0 else ["unshare", "-Urm"]
+    mounts = f"mount -t tmpfs -o size=4m x {root} && mount -t tmpfs -o size=64k x {boot}"
+    if subprocess.run([*inside, "sh", "-c", mounts], capture_output=True, check=False).returncode != 0:
+        pytest.skip("this system lets nobody mount a small disk")
+    program = (
+        f"import sys; sys.path[:0] = {[str(Path(__file__).parents[1]), str(Path(__file__).parent)]!r}; "
+        f"import pathlib, {Path(__file__).stem} as tests; "
+        f"tests.{scenario.__name__}(pathlib.Path({str(root)!r}), pathlib.Path({str(boot)!r}))"
+    )
+    run = subprocess.run(
+        [*inside, "sh", "-c", f'{mounts} && exec "$0" -P -c "$1"', sys.executable, program],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+
+
+def leave(disk: Path, free: int) -> Path:
+    """Fill a disk but for so many bytes, or a page less; the file that does it."""
+    filler = disk / "filler"
+    room = os.statvfs(disk)
+    filler.write_bytes(bytes(max(0, room.f_bavail * room.f_frsize - free)))
+    return filler
+
+
+def the_disk_fills(root: Path, boot: Path) -> None:
+    device = Device(root, boot)
+    failed, stood = set(), set()
+    for free in range(0, 400_000, 12_288):
+        device.reset()
+        state = device.opened()
+        filler = leave(root, free)
+        failed.add(device.take_part(state))
+        filler.unlink()
+        state.close()
+        stood.add(device.goes_on())
+    assert {"offer", "charge", "spool", ""} <= failed, failed
+    assert {"none", "offered", "charged", "receipted"} <= stood, stood
+
+
+def the_disk_of_the_second_head_fills(root: Path, boot: Path) -> None:
+    device = Device(root, boot)
+    state = device.opened()
+    filler = leave(boot, 0)
+    assert device.take_part(state) == "charge"
+    state.close()
+    filler.unlink()
+    assert device.goes_on() == "charged"
+
+
+def the_disk_becomes_read_only(root: Path, boot: Path) -> None:
+    device = Device(root, boot)
+
+    def remount(how: str) -> None:
+        subprocess.run(["mount", "-o", f"remount,{how}", root], check=True)
+
+    for before in ("offer", "charge", "spool", "draw times", "send", "count"):
+        device.reset()
+        state = device.opened()
+        for name, step in device.steps(state):
+            if name == before:
+                # A file that is open for writing keeps a file system from becoming read-only.
+                state.close()
+                remount("ro")
+                with pytest.raises(StorageError):
+                    device.opened()
+                # An auditor may read it.
+                proof = verify(root / "state", boot / "state.head")
+                assert proof.charges == (1 if name in ("offer", "charge") else 2)
+                remount("rw")
+                break
+            step()
+        device.goes_on()
+
+
+@pytest.mark.parametrize(
+    "scenario", [the_disk_fills, the_disk_of_the_second_head_fills, the_disk_becomes_read_only]
+)
+def test_a_round_outlives_a_full_and_a_read_only_disk(
+    tmp_path: Path, scenario: Callable[[Path, Path], None]
+) -> None:
+    on_a_disk_of_its_own(scenario, tmp_path)
