@@ -17,7 +17,7 @@ class DecodingSettings(Settings):
     """Memory besides the program itself. Default: for pictures 20 bytes for each of ``images.max_pixels`` and
     96 MiB, for tables 64 MiB."""
     seconds: Annotated[float, Field(gt=0, le=86_400, strict=False)] = 20.0
-    """Processor time; and ten times as long by the clock, for a disk that does not answer."""
+    """Processor time. After thirty times as long by the clock, a record is left for the next look."""
 
 
 class DataSettings(DatasetSettings):
