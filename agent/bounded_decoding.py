@@ -30,8 +30,8 @@ from dpagent.learning.data.dataset import Dataset
 
 log = logging.getLogger(__name__)
 
-_PATIENCE: Final = 10
-"""Seconds by the clock for each of processor time."""
+_PATIENCE: Final = 30
+"""Seconds by the clock for each of processor time: training has priority on a busy board."""
 _LONGEST: Final = 1_000
 """Characters of a sentence: a report fits the pipe at once."""
 _FAILED: Final = 1
@@ -58,10 +58,12 @@ class Outcome:
     Attributes:
         checksum: CRC-32 of its row; 0 where it is unusable.
         problem: why it is, or empty.
+        is_final: whether the record is the reason, and not a disk or a board that did not answer in time.
     """
 
     checksum: int
     problem: str = ""
+    is_final: bool = True
 
 
 def decode_apart(
@@ -95,7 +97,8 @@ def decode_apart(
         if start == stop:
             alone = False
         elif alone or _is_late(status):
-            yield Outcome(0, f"{dataset.place_of(numbers[start])}: {_reason(status, limits)}")
+            is_final = not (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM)
+            yield Outcome(0, f"{dataset.place_of(numbers[start])}: {_reason(status, limits)}", is_final)
             start, alone = start + 1, False
         else:
             alone = True
@@ -207,6 +210,6 @@ def _reason(status: int, limits: Limits) -> str:
         case signal.SIGPROF:
             return f"decoding it takes more than {limits.seconds:g} s of processor time. {advice}"
         case signal.SIGALRM:
-            return f"decoding it takes more than {_PATIENCE * limits.seconds:g} s. {advice}"
+            return f"it is not decoded after {_PATIENCE * limits.seconds:g} s. It is tried again."
         case number:
             return f"its decoder was ended by signal {number} ({signal.strsignal(number)}). {advice}"

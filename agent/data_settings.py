@@ -17,9 +17,9 @@ class DecodingSettings(Settings):
     """Memory besides the program itself. Default: for pictures 20 bytes for each of ``images.max_pixels`` and
     96 MiB, for tables 64 MiB."""
     seconds: Annotated[float, Field(gt=0, le=60, strict=False)] | None = None
-    """Processor time; and ten times as long by the clock, for a disk that does not answer. Default: 5 for a
-    picture, 0.2 for a row of a table. While the agent runs, it takes in at most 480 seconds' worth of new
-    records every ten minutes, at this price each."""
+    """Processor time. Default: 5 for a picture, 0.2 for a row of a table. After thirty times as long by the
+    clock, a record is left for the next look. While the agent runs, it takes in at most 480 seconds' worth of
+    new records every ten minutes, at this price each."""
 
 
 class DataSettings(DatasetSettings):

@@ -1,8 +1,8 @@
 """``python -m agent.decoding``: bring the rows of a device's records up to date, in a process of its own.
 
 It lists the data, decodes what is new or has changed (:mod:`agent.bounded_decoding`), and publishes an index
-(:mod:`agent.rows`). Listing happens here too: nothing in the data stops the agent. It has the lowest
-priority, and a limit on its memory.
+(:mod:`agent.rows`). Listing happens here too: nothing in the data stops the agent. It has a low priority, and
+a limit on its memory.
 
 **When new records count.** How long a look takes depends on what it decodes. If what it found counted as soon
 as it is done, one record that is slow to decode would keep all that come with it out of the next round. So
@@ -161,6 +161,7 @@ class _Update:
         if not self._is_whole:
             new = new[:most]
         self._stamps, self._new, self._rows = stamps[new], new, free[: len(new)]
+        self._late: list[str] = []
         self._unusable = {
             row: why
             for row, why in known.header.unusable.items()
@@ -184,11 +185,14 @@ class _Update:
             numbers, rows = self._new.tolist(), self._rows.tolist()
             outcomes = decode_apart(self._dataset, numbers, rows, descriptor, self._limits)
             for place, (row, outcome) in enumerate(zip(rows, outcomes, strict=True)):
-                label = self._dataset.labels[numbers[place]]
-                state = UNUSABLE if outcome.problem else DECODED
-                self._table[row] = (self._stamps[place], outcome.checksum, label, state)
-                if outcome.problem:
-                    self._unusable[str(row)] = outcome.problem[:_LONGEST_SENTENCE]
+                if outcome.is_final:
+                    label = self._dataset.labels[numbers[place]]
+                    state = UNUSABLE if outcome.problem else DECODED
+                    self._table[row] = (self._stamps[place], outcome.checksum, label, state)
+                    if outcome.problem:
+                        self._unusable[str(row)] = outcome.problem[:_LONGEST_SENTENCE]
+                else:
+                    self._late.append(outcome.problem)
                 if self._starts and time.monotonic() >= published + _PUBLISH_S:
                     os.fsync(descriptor)
                     self._publish(None)
@@ -196,7 +200,7 @@ class _Update:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-        self._publish(glance if self._is_whole else None)
+        self._publish(glance if self._is_whole and not self._late else None)
 
     def _publish(self, glance: str | None) -> None:
         dataset, origin = self._dataset, self._dataset.origin
@@ -212,7 +216,7 @@ class _Update:
             self._known = index
 
     def _left_out(self) -> tuple[str, ...]:
-        sentences = _first(self._dataset.origin.left_out)
+        sentences = _first([*self._late, *self._dataset.origin.left_out])
         if (over := len(self._dataset) - len(self._table)) > 0:
             most = named("max_records", len(self._table))
             sentences += (
@@ -243,7 +247,7 @@ def _limit_memory(order: Order) -> None:
 
 def main() -> None:
     """Carry out the order on standard input."""
-    os.nice(19)
+    os.nice(10)
     order = Order.parsed(sys.stdin.buffer.read())
     _limit_memory(order)
     try:

@@ -85,6 +85,7 @@ class Records:
         self._are_rows = not require_declared(settings).costs_alike
         if self._are_rows:
             if not decoded:
+                log.info("data %s: decoding what is new; the first time this takes a while", settings.name)
                 _Look(Order(settings, state_dir, starts=True)).wait()
             self.dataset = self._newest()
         else:

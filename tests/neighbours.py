@@ -11,22 +11,21 @@ import numpy as np
 from brokers import wait_until
 
 from agent.data_settings import DataSettings
+from agent.decoding import Order, bring_up_to_date
 from agent.records import Records
 from dpagent.learning.data.dataset import Dataset
+from dpagent.learning.data.opening import require_declared
 
 
-def opened_by_a_board(path: Path, kind: str, state: Path | None = None, **declared: Any) -> Records:
-    """The records at a path, as an agent opens them that is told what they are.
-
-    Args:
-        path: of the data.
-        kind: of the format.
-        state: the directory of the rows; without it, a new one, so that nothing is known of before.
-        declared: what else is.
-    """
+def opened_by_a_board(path: Path, kind: str, **declared: Any) -> Records:
+    """The records at a path, as an agent opens them that is told what they are and knows no rows."""
     values = {"name": "mine", "path": path, "kind": kind, "max_records": 1_000} | declared
-    state = Path(tempfile.mkdtemp(prefix="rows-", dir=path.parent)) if state is None else state
-    return Records(DataSettings.model_validate(values), state)
+    state = Path(tempfile.mkdtemp(prefix="rows-", dir=path.parent))
+    settings = DataSettings.model_validate(values)
+    if not require_declared(settings).costs_alike:
+        # What the agent's other process does, in this one: a start of Python a look adds up.
+        bring_up_to_date(Order(settings, state, starts=True))
+    return Records(settings, state, decoded=True)
 
 
 def look_again(records: Records) -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pictures import aged, damaged_inside, encoded, folder_of, noise, write
 
 from agent import decoding
+from agent.bounded_decoding import Outcome
 from agent.data_settings import DataSettings
 from agent.decoding import Order, bring_up_to_date
 from agent.rows import Rows, RowStore
@@ -114,6 +115,25 @@ def test_a_broken_picture_is_not_tried_again_until_it_changes(tmp_path: Path, de
     rows = board.look()
     assert (contents(rows), rows.origin.left_out) == (expected(0, 1, 2), ())
     assert decoded == [3, 0, 1]
+
+
+def test_what_the_board_had_no_time_for_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    board = tables(tmp_path)
+    table(board, [1, 2, 3])
+    real = decoding.decode_apart
+
+    def late(*arguments: Any) -> Any:
+        for number, outcome in enumerate(real(*arguments)):
+            yield Outcome(0, "row 2: late.", is_final=False) if number == 1 else outcome
+
+    with monkeypatch.context() as patch:
+        patch.setattr(decoding, "decode_apart", late)
+        rows = board.look(starts=True)
+    assert (values_in(rows), rows.origin.left_out) == ([1, 3], ("row 2: late.",))
+    rows = board.look()
+    assert (values_in(rows), rows.origin.left_out) == ([1, 2, 3], ())
 
 
 def test_tables_that_did_not_change_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

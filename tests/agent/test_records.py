@@ -16,7 +16,7 @@ from brokers import wait_until
 from devices import started_trainer
 from fleets import DIGITS, digits, make_task, terms, write_agent
 from neighbours import look_again
-from pictures import damaged_inside, encoded, folder_of, noise, write
+from pictures import damaged_inside, encoded, folder_of, noise, write, zip_of
 
 from agent.data_settings import DataSettings
 from agent.noisy_sums import clipped_sum, noisy_sum, sum_of_moments
@@ -276,6 +276,22 @@ def test_a_process_that_comes_later_takes_the_rows_as_they_are(tmp_path: Path) -
     look_again(later)
     assert later.attempt(sizes) == COUNT - 1
     assert first.attempt(sizes) == COUNT, "rows are not overwritten under a reader of before"
+
+
+def test_a_look_that_fails_leaves_the_records_as_they_are(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = {f"{number % 2}/{number}.png": encoded(noise(number)) for number in range(4)}
+    archive = zip_of(tmp_path / "x.zip", files)
+    records = opened(archive, tmp_path / "state", classes=2)
+    archive.write_bytes(b"PK, and nothing that an archive has")
+    look_again(records)
+    assert "the records are those of before: " in caplog.text
+    assert "is not a zip archive, or a damaged one" in caplog.text
+    assert records.attempt(sizes) == 4
+    zip_of(archive, dict(list(files.items())[:3]))
+    look_again(records)
+    assert records.attempt(sizes) == 3
 
 
 def test_what_a_look_found_counts_after_a_time_that_no_record_changes(tmp_path: Path) -> None:
