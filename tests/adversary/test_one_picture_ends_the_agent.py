@@ -1,4 +1,4 @@
-"""Attack: a picture that takes more memory than the board has, or minutes to decode, or ends its decoder, so
+"""Attack: a picture that takes more memory than the board has, or a minute to decode, or ends its decoder, so
 that the agent is killed at each start, or shows by its silence that the picture is there.
 
 Claim: a picture above the bound on pixels is refused before it is decoded, in a folder and in an archive,
@@ -7,8 +7,8 @@ process, within limits on memory and time that the kernel keeps, ahead of rounds
 agent starts, and answers each plan in time with the sum of the other records.
 
 Power: there is no randomness. On the code of before the progressive JPEG of 8000 × 8000 pixels takes some
-400 MiB at whatever size it is asked for, and the JPEG of 20,000 scans takes some minutes of a round's
-training, so the tests fail each time; by chance they fail never.
+400 MiB at whatever size it is asked for, and the JPEG of 20,000 scans takes a minute of each round's training
+that has it in its lot, so the tests fail each time; by chance they fail never.
 """
 
 from __future__ import annotations
