@@ -148,7 +148,11 @@ class _Update:
         self._store, self._known, self._dataset, self._limits = store, known, dataset, limits
         self._table = known.table.copy()
         stamps = dataset.stamps(bytes.fromhex(known.header.key))
-        used = np.flatnonzero(known.table["state"] != FREE)
+        is_used = known.table["state"] != FREE
+        if known.header.limits != repr(limits):
+            is_used &= known.table["state"] != UNUSABLE  # They are tried again.
+            self._table["state"][known.table["state"] == UNUSABLE] = FREE
+        used = np.flatnonzero(is_used)
         gone = used[~np.isin(known.table["stamp"][used], stamps)]
         self._table["state"][gone] = FREE
         # While the agent runs, a reader may have the index of before.
@@ -208,7 +212,7 @@ class _Update:
             self._known.header, shape=dataset.shape, dtype=str(dataset.dtype), classes=dataset.classes,
             class_names=dataset.class_names, kind=origin.kind, source=origin.source,
             warnings=origin.warnings, left_out=self._left_out(), unusable=self._said_unusable(),
-            glance=glance,
+            limits=repr(self._limits), glance=glance,
         )  # fmt: skip
         index = Index(header, self._table.copy())
         if header != self._known.header or (index.table != self._known.table).any():

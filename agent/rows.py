@@ -49,7 +49,7 @@ from dpagent.wording import counted
 FREE: Final = 0
 DECODED: Final = 1
 UNUSABLE: Final = 2
-"""Its record cannot be decoded, and is not tried again until its stamp changes."""
+"""Its record cannot be decoded, and is not tried again until its stamp changes, or the limits do."""
 
 ROW: Final = np.dtype([("stamp", "<u8"), ("checksum", "<u4"), ("label", "<i4"), ("state", "u1")])
 _KEY_BYTES: Final = 16
@@ -66,6 +66,7 @@ class Header:
         kind, source, warnings: as of its origin.
         left_out: data that are in no row, a sentence each. Private.
         unusable: why a row holds no record, by its number. Private.
+        limits: under which the unusable ones were tried.
         glance: as of :meth:`~dpagent.learning.data.format.Format.glance` when the rows were brought up to
             date.
         body: the digest of the table of rows.
@@ -82,6 +83,7 @@ class Header:
     warnings: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
     unusable: dict[str, str] = field(default_factory=dict)
+    limits: str = ""
     glance: str | None = None
     body: str = ""
 

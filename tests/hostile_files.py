@@ -36,7 +36,7 @@ def progressive(size: tuple[int, int] = (8000, 8000)) -> bytes:
 
 
 def slow_jpeg(scans: int = 20_000) -> bytes:
-    """A small file whose last scan, of a few bytes and all pixels, stands as often: minutes of decoding."""
+    """A small file whose last scan, of a few bytes and all pixels, stands as often: a minute of decoding."""
     data = _saved("L", AT_THE_BOUND, "JPEG", rows=0, progressive=True)
     last = data.rindex(b"\xff\xda")
     return data[:last] + data[last:-2] * scans + data[-2:]

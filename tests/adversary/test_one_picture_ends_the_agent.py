@@ -1,4 +1,4 @@
-"""Attack: a picture that takes more memory than the board has, or minutes to decode, or ends its decoder, so
+"""Attack: a picture that takes more memory than the board has, or a minute to decode, or ends its decoder, so
 that the agent is killed at each start, or shows by its silence that the picture is there.
 
 Claim: a picture above the bound on pixels is refused before it is decoded, in a folder and in an archive,
@@ -7,8 +7,8 @@ process, within limits on memory and time that the kernel keeps, ahead of rounds
 agent starts, and answers each plan in time with the sum of the other records.
 
 Power: there is no randomness. On the code of before the progressive JPEG of 8000 × 8000 pixels takes some
-400 MiB at whatever size it is asked for, and the JPEG of 20,000 scans takes some minutes of a round's
-training, so the tests fail each time; by chance they fail never.
+400 MiB at whatever size it is asked for, and the JPEG of 20,000 scans takes a minute of each round's training
+that has it in its lot, so the tests fail each time; by chance they fail never.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from observers import Announcer, in_an_hour
 from peaks import read_all
 from pictures import damaged_inside, encoded, folder_of, noise, write, zip_of
 
+from agent.data_settings import DataSettings
+from agent.records import Records
 from dpagent.protocol.fragments import block_count, weights_to_bytes
 from dpagent.protocol.sealing import Opener, new_sealing_secret
 
@@ -65,13 +67,16 @@ def test_it_may_come_while_the_agent_runs(tmp_path: Path, caplog: pytest.LogCapt
 
 @pytest.mark.heavy
 def test_the_limit_on_memory_lets_every_picture_within_the_bound_pass_and_is_real(tmp_path: Path) -> None:
-    root = tmp_path / "photos"
+    """In the process that decodes: this one may hold memory that a fork of it finds mapped."""
     for name in LARGE:
-        write(root / "0" / name, hostile.PICTURES[name]())
-    assert len(opened_by_a_board(root, **DECLARED).dataset) == len(LARGE)
-    small = opened_by_a_board(root, decoding={"memory_mib": 16}, **DECLARED)
-    assert len(small.dataset) == 0
-    assert len(small.dataset.origin.left_out) == len(LARGE)
+        write(tmp_path / "photos" / "0" / name, hostile.PICTURES[name]())
+    given = {"name": "mine", "path": tmp_path / "photos", "max_records": 9} | DECLARED
+    tight = DataSettings.model_validate(given | {"decoding": {"memory_mib": 16}})
+    small = Records(tight, tmp_path).dataset
+    assert len(small) == 0
+    assert len(small.origin.left_out) == len(LARGE)
+    # Its owner does as the log advises.
+    assert len(Records(DataSettings.model_validate(given), tmp_path).dataset) == len(LARGE)
 
 
 class Scene:

@@ -117,6 +117,17 @@ def test_a_broken_picture_is_not_tried_again_until_it_changes(tmp_path: Path, de
     assert decoded == [3, 0, 1]
 
 
+def test_other_limits_try_a_broken_record_again(tmp_path: Path, decoded: list[int]) -> None:
+    folder_of(tmp_path / "data", *named(0, 1))
+    write(tmp_path / "data" / "2" / "2.png", damaged_inside(encoded(noise(2))))
+    for seconds in (5, 5, 6):
+        board = pictures(tmp_path, decoding={"seconds": seconds})
+        rows = board.look(starts=True)
+        assert contents(rows) == expected(0, 1)
+        assert len(rows.origin.left_out) == 1
+    assert decoded == [3, 0, 1]
+
+
 def test_what_the_board_had_no_time_for_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

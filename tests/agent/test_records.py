@@ -94,15 +94,14 @@ def test_records_that_vanish_or_break_do_not_count_and_are_told_to_the_owner(
     assert "a/3.png: broken data stream" in caplog.text
 
 
-@pytest.mark.parametrize("damaged", [(), (3,), (0, 5, 11), tuple(range(1, COUNT))])
+@pytest.mark.parametrize("damaged", [(3,), tuple(range(1, COUNT))])
 def test_a_damaged_picture_makes_no_round_fail_and_adds_nothing(
     tmp_path: Path, damaged: tuple[int, ...]
 ) -> None:
     """It begins and ends like a whole one, so that no look at a folder finds it."""
     board = trainer(tmp_path, photos(tmp_path / "photos", *damaged))
-    for _ in range(2):
-        update = board.noisy_update(board.prepare(TASK, {}, WEIGHTS)).values
-        assert update.shape == (DIGITS.parameter_count,)
+    update = board.noisy_update(board.prepare(TASK, {}, WEIGHTS)).values
+    assert update.shape == (DIGITS.parameter_count,)
     engine = NumpyEngine(DIGITS, microbatch=2)
     total = board.records.attempt(lambda records: clipped_sum(TASK, WEIGHTS, records, engine))
     good = [number for number in range(COUNT) if number not in damaged]
