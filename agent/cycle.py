@@ -388,7 +388,7 @@ class Cycle:
     ) -> None:
         """Give dummies the times that fragments would have, had the device decided at once to take part."""
         if dummies:
-            self._open_slots(announced, self._publisher.grid_time(began_at), 1)
+            self._open_slots(announced, self._publisher.first_slot(began_at), 1)
             self._publisher.draw_times()
 
     def _open_slots(self, announced: _Announced, begins_at: float, slots: int) -> None:
@@ -435,7 +435,10 @@ class Cycle:
             longest_s = admitted.answer.result().longest_s
             require_training_time(longest_s, self._limits)
             slots = self._publisher.slots_for(plan, longest_s)
-            begins_at = self._publisher.grid_time(self._clock.monotonic())
+            begins_at = max(
+                self._publisher.first_slot(admitted.began_at),
+                self._publisher.grid_time(self._clock.monotonic()),
+            )
             if admitted.price is not None:
                 wait_s = begins_at - self._clock.monotonic() + slots * self._publisher.slot_s(plan)
                 require_time_left(plan, self._clock.unix(), wait_s)

@@ -34,6 +34,7 @@ _SLOT_MARGIN: Final = 0.25
 """Publication skips a slot that opens within this fraction of a slot."""
 _ON_THE_GRID: Final = 1e-6
 """A time this close to a point of the grid, in periods, is that point, but for rounding."""
+_TO_DECIDE: Final = 0.25
 _BURST: Final = 10
 _LEAST_WAIT_S: Final = 0.001
 
@@ -93,6 +94,15 @@ class Publisher:
         """The first point of the grid at ``earliest`` (monotonic seconds) or later."""
         points = (earliest - self._epoch) / self._period_s
         return self._epoch + math.ceil(points - _ON_THE_GRID) * self._period_s
+
+    def first_slot(self, decided_from: float) -> float:
+        """Where the slots of a round begin on the grid: a quarter of a period later or more, so that the time
+        of a decision that takes less than that does not show.
+
+        Args:
+            decided_from: when the decision on the round began (monotonic seconds).
+        """
+        return self.grid_time(decided_from + _TO_DECIDE * self._period_s)
 
     def slot_s(self, plan: Plan) -> float:
         """A round's compute slot, as a whole number of the grid's periods."""

@@ -152,10 +152,17 @@ class Rounds:
 
     def forget_dummies_of_others(self, job: str, number: int) -> None:
         """Drop the spool's rows of declined rounds, but for one: no budget bounds their number."""
+        self._forget_dummies("NOT (job = ? AND round = ?)", (job, number))
+
+    def forget_earlier_dummies(self, job: str, number: int) -> None:
+        """Drop the spool's rows of a job's earlier rounds that were declined."""
+        self._forget_dummies("job = ? AND round < ?", (job, number))
+
+    def _forget_dummies(self, which: str, values: tuple[str | int, ...]) -> None:
         self._connection.execute(
-            """DELETE FROM fragments WHERE (job, round) IN (
-                SELECT job, round FROM rounds WHERE state = 'declined' AND NOT (job = ? AND round = ?))""",
-            (job, number),
+            "DELETE FROM fragments WHERE (job, round) IN ("
+            f"SELECT job, round FROM rounds WHERE state = 'declined' AND {which})",
+            values,
         )
 
     def expire_job(self, job: str, now: float) -> None:

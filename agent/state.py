@@ -304,6 +304,7 @@ class AgentState(StateDatabase):
         """Give up the earlier rounds of a job and their fragments; return the number of fragments."""
         with ledger_errors(self.file), transaction(self.connection):
             self.rounds.expire_earlier(job, round_number, now)
+            self.rounds.forget_earlier_dummies(job, round_number)
             return self.spool.expire_earlier(job, round_number)
 
     def expire_job(self, job: str, now: float) -> None:

@@ -101,7 +101,7 @@ class Device:
     @property
     def is_ready(self) -> bool:
         """Whether a round waits for nothing but the next point of the grid."""
-        return self.cycle.due_in_s() <= PERIOD_S
+        return self.cycle.due_in_s() <= 1.25 * PERIOD_S
 
     def charged(self) -> list[int]:
         rows = self.state.connection.execute("SELECT body ->> 'round' FROM entries WHERE kind = 'charge'")

@@ -99,7 +99,7 @@ def test_a_round_waits_for_honest_devices_and_a_flood_has_no_more_than_its_share
         assert rounds() == [320], "all seats are taken, and the round is open"
 
         # Honest devices send in their window, as they would without the flood.
-        clock.advance(GRID_S + SLOT_S)
+        clock.advance(1.25 * GRID_S + SLOT_S)
         honest = messages()
         ids = {opener.open(message).id for message in honest}
         random.shuffle(honest)
@@ -141,7 +141,7 @@ def test_messages_that_waited_for_the_coordinator_do_not_end_a_round_early(
         for _ in range(DEVICES):
             for fragment in cut(honest_update(task), plan):
                 observer.publish(observer.topics.fragments, seal(fragment, name, plan.sealing_key))
-        clock.advance(GRID_S + SLOT_S + JITTER_S - 1.0)
+        clock.advance(1.25 * GRID_S + SLOT_S + JITTER_S - 1.0)
         with coordinator_thread(file, clock) as coordinator:
             reader = StoreReader(settings.state_dir)
             wait_until(lambda: reader.rounds()[0].fragments == 320, "the queue")

@@ -24,7 +24,7 @@ from dpagent.protocol.task import RoundTask
 DEVICES, LEAST, BLOCKS, DEADLINE_S = 3, 2, 5, 60.0
 START = 1_800_000_000.0
 GRID_S = 0.125
-HONEST_S = 1.125
+HONEST_S = 1.0 + 1.25 * GRID_S
 """A period of the devices' grid, slot and jitter of the test's fleet."""
 _identities = itertools.count()
 

@@ -45,7 +45,7 @@ def test_a_fleet_file_is_read_with_paths_relative_to_it(tmp_path: Path) -> None:
     ("changes", "key", "words"),
     [
         ({"model": {"name": "resnet"}}, "model", "digits, mnist-cnn"),
-        ({"round": {"deadline_s": 0.9}}, "round", "expected more than 1.001, when the devices have sent"),
+        ({"round": {"deadline_s": 0.9}}, "round", "expected more than 1.00125, when the devices have sent"),
         ({"round": {"minimum_devices": 3}}, "", "expected at most devices = 2"),
         ({"round": {"minimum_devices": 0}}, "round.minimum_devices", "a number of at least 1"),
         ({"devices": 0}, "devices", "a number of at least 1"),
