@@ -11,8 +11,8 @@ from functools import lru_cache
 from agent.accounts import grid_of, price_after
 from agent.charges import Price, require_ledger_scope
 from agent.ledger import Ledger
+from agent.limit_settings import LimitSettings
 from agent.limits import require_price, require_within
-from agent.settings import LimitSettings
 from dpagent.errors import DataError, DpagentError, ParameterError
 from dpagent.learning.data.dataset import Dataset
 from dpagent.learning.fitting import check_fits

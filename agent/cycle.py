@@ -28,10 +28,10 @@ from numpy.typing import NDArray
 
 from agent.admission import Declined, admit, require_time_left
 from agent.charges import Charge, Price
+from agent.limit_settings import LimitSettings
 from agent.limits import require_times, require_training_time, require_within
 from agent.publisher import Publisher
 from agent.rounds import RoundState
-from agent.settings import LimitSettings
 from agent.spool import UNSCHEDULED, SpooledFragment
 from agent.state import AgentState
 from agent.worker import Order, Prepared, Trains, Update, said

@@ -15,7 +15,7 @@ from agent.limits import shown
 from agent.profile import check_board, load_profile
 from agent.publisher import Publisher
 from agent.records import Records
-from agent.settings import AgentSettings
+from agent.settings import AgentSettings, on_board
 from agent.state import AgentState, ledger_errors
 from agent.worker import Worker
 from dpagent.clock import Clock, SystemClock
@@ -51,10 +51,10 @@ class Agent:
     """
 
     def __init__(self, settings: AgentSettings, *, clock: Clock | None = None) -> None:
-        self._settings = settings
         self._clock = clock or SystemClock()
         profile = load_profile(settings.profile)
         check_board(profile)
+        self._settings = settings = on_board(settings, profile)
         require_declared(settings.data)
         os.nice(max(0, profile.niceness - os.nice(0)))
         self._verifier = Verifier(settings.coordinator_key, settings.fleet)

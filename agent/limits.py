@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agent.settings import LimitSettings
+from agent.limit_settings import LimitSettings
 from dpagent.errors import DpagentError
 from dpagent.protocol.messages import Plan
 from dpagent.protocol.task import RoundTask

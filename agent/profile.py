@@ -9,8 +9,10 @@ from typing import Annotated
 
 from pydantic import Field
 
+from agent.limit_settings import LimitSettings
 from dpagent.configuration import Settings, load_settings
 from dpagent.errors import ConfigurationError
+from dpagent.learning.data.dataset import MAX_RECORDS
 
 
 class Profile(Settings):
@@ -26,6 +28,10 @@ class Profile(Settings):
     """Cores that training may use."""
     niceness: Annotated[int, Field(ge=0, le=19)] = 10
     """The agent's nice value; a higher value gives way to the board's own work."""
+    max_records: Annotated[int, Field(ge=1, le=MAX_RECORDS)] | None = None
+    """Of data that do not declare ``data.max_records``."""
+    limits: LimitSettings = LimitSettings()
+    """As ``limits`` of ``agent.yaml``, where a key that is set there replaces the one here."""
 
 
 def profile_names() -> list[str]:

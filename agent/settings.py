@@ -10,11 +10,10 @@ from pydantic import AfterValidator, Field
 from agent.charges import Budget
 from agent.data_settings import DataSettings
 from agent.heads import LedgerFiles, second_head_beside
-from agent.profile import is_profile_path
+from agent.limit_settings import LimitSettings
+from agent.profile import Profile, is_profile_path
 from dpagent.configuration import FilePath, Settings, load_settings, resolve
 from dpagent.errors import ConfigurationError
-from dpagent.privacy.mechanisms.registry import DEFAULT_MECHANISM
-from dpagent.protocol.messages import MIN_SLOT_S
 from dpagent.protocol.signing import decode_public_key
 from dpagent.protocol.topics import FleetName
 from dpagent.transport.settings import MqttSettings
@@ -45,34 +44,6 @@ class LedgerSettings(Settings):
     relative to this file. Default: ``state_dir`` with ``.head`` added to its name, which the agent can write
     and a backup of ``state_dir`` does not contain. If you back up more than that, give a place that this
     backup leaves out: another disk or partition, which the agent may write."""
-
-
-class LimitSettings(Settings):
-    """The device's own limits, and its traffic beyond them. It declines a plan beyond them, whoever signed
-    it."""
-
-    messages_per_second: Annotated[float, Field(gt=0, le=1000)] = 10.0
-    """Maximum publications per second, including resends."""
-    minimum_compute_slot_s: Annotated[float, Field(ge=MIN_SLOT_S, le=86_400)] = 5.0
-    """Shortest compute slot that a plan may have, and the period of the grid on which this device acts."""
-    maximum_training_s: Annotated[float, Field(gt=0, le=604_800)] = 3600.0
-    """Longest that training for a round may take with the largest lot, by a trial with made-up records. The
-    device publishes after as many slots as that takes, whatever the lot is."""
-    minimum_jitter_window_s: Annotated[float, Field(ge=0, le=86_400)] = 5.0
-    """Shortest time over which a plan may have this device spread its fragments."""
-    minimum_fragments: Annotated[int, Field(ge=1, le=100_000)] = 4
-    """Fewest fragments that a plan may cut an update into."""
-    maximum_sampling_rate: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Largest sampling rate. The price of a plan includes the rate, whatever it is."""
-    maximum_job_epsilon: Annotated[float, Field(gt=0, le=1000)] | None = None
-    """Largest ε that one job may reserve; without it, all that the lifetime budget has left."""
-    maximum_job_delta: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """Largest δ of one job; without it, all that the lifetime budget has left."""
-    mechanisms: Annotated[tuple[str, ...], Field(strict=False, min_length=1)] = (DEFAULT_MECHANISM,)
-    """Mechanisms that this device takes part in, by name."""
-    dummy_traffic: bool = False
-    """Whether the device sends as many dummies, of the same size and at such times, for a round that it sits
-    out, so that the broker cannot tell whether it takes part. They cost traffic and no privacy."""
 
 
 class AgentSettings(Settings):
@@ -110,6 +81,15 @@ class AgentSettings(Settings):
     def lifetime_budget(self) -> Budget:
         """The budget of the data."""
         return Budget(self.budget.epsilon, self.budget.delta)
+
+
+def on_board(settings: AgentSettings, profile: Profile) -> AgentSettings:
+    """The settings of an agent on a board: its profile's where ``agent.yaml`` is silent."""
+    limits = profile.limits.model_dump(exclude_unset=True) | settings.limits.model_dump(exclude_unset=True)
+    data = settings.data
+    if data.max_records is None:
+        data = data.model_copy(update={"max_records": profile.max_records})
+    return settings.model_copy(update={"limits": LimitSettings.model_validate(limits), "data": data})
 
 
 def load_agent_settings(file: Path) -> AgentSettings:

@@ -39,7 +39,8 @@ class RoundSettings(Settings):
     def honest_s(self) -> float:
         """Seconds after which a device has sent that got the plan at once and trained within one slot.
 
-        It decides, within a quarter of a period, waits for a point of its grid, for a slot in whole periods of the grid, and for its jitter.
+        It decides, within a quarter of a period of its grid, and waits for a point of that, for a slot in
+        whole periods, and for its jitter.
         """
         grid_s = self.device_grid_s or self.compute_slot_s
         return 1.25 * grid_s + math.ceil(self.compute_slot_s / grid_s) * grid_s + self.jitter_window_s

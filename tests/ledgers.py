@@ -18,7 +18,7 @@ from agent.charges import Budget, Charge
 from agent.custody import begin_ledger, raise_budget
 from agent.heads import GENESIS, LedgerFiles, read_second_head, save_head
 from agent.ledger import Ledger, link, verify
-from agent.settings import LimitSettings
+from agent.limit_settings import LimitSettings
 from agent.spool import SpooledFragment
 from agent.state import AgentState, BudgetRaisedError
 from dpagent.errors import LedgerError

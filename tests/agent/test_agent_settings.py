@@ -10,7 +10,7 @@ import yaml
 from fleets import agent_values
 
 from agent.profile import load_profile, profile_names
-from agent.settings import load_agent_settings
+from agent.settings import load_agent_settings, on_board
 from dpagent.errors import ConfigurationError
 from dpagent.protocol.signing import Signer, new_signing_secret
 from dpagent.transport.settings import MqttSettings
@@ -157,3 +157,25 @@ def test_a_second_head_in_the_state_directory_is_refused(tmp_path: Path, place: 
     said = problem(agent_file(tmp_path, ledger={"second_head": place}))
     assert "ledger.second_head" in said
     assert str(tmp_path / place) in said
+
+
+def test_a_boards_profile_limits_what_the_device_leaves_open(tmp_path: Path) -> None:
+    board = tmp_path / "board.yaml"
+    board.write_text(
+        "description: x\nmemory_mib: 64\nmicrobatch: 8\nmax_records: 700\n"
+        "limits: {maximum_training_s: 60, minimum_fragments: 9}\n"
+    )
+    limits = {"minimum_fragments": 2, "minimum_compute_slot_s": 1.0}
+    for declared, expected in ({"max_records": 50}, 50), ({}, 700):
+        values = agent_values(None, KEY, limits=limits, data=declared)
+        if not declared:
+            del values["data"]["max_records"]
+        file = tmp_path / "agent.yaml"
+        file.write_text(yaml.safe_dump(values))
+        settings = on_board(load_agent_settings(file), load_profile(str(board)))
+        assert settings.data.max_records == expected
+        assert settings.limits.maximum_training_s == 60
+        assert settings.limits.minimum_fragments == 2, "agent.yaml comes first"
+        assert settings.limits.minimum_compute_slot_s == 1.0
+        assert settings.limits.messages_per_second == 200
+        assert settings.limits.minimum_jitter_window_s == 0.0
