@@ -96,7 +96,7 @@ def serve(connection: Connection) -> None:
 
 def main() -> None:
     """Serve on the descriptor that the command line names."""
-    # A terminal's Ctrl-C and a service manager's SIGTERM go to all programs of theirs; the agent ends this one.
+    # A terminal's Ctrl-C and a service manager's SIGTERM go to all programs; the agent ends this one.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     serve(Connection(int(sys.argv[1])))
