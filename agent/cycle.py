@@ -8,7 +8,8 @@ the spool. Each step is durable before the next (:mod:`agent.rounds`), so that a
 next start continues from disk.
 
 From the charge on, nothing that a record can cause changes whether, when, and with how many bytes the device
-speaks (:mod:`agent.training`).
+speaks (:mod:`agent.training`). An update that is ready sooner is not taken before the end of the time that its
+training has: so what an announcement finds in between does not tell how long training took.
 """
 
 from __future__ import annotations
@@ -115,6 +116,8 @@ class _InTraining:
     announced: _Announced
     task: RoundTask
     answer: Future[Update]
+    over_at: float
+    """The update is not taken before (monotonic), however soon it is ready."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,6 +290,8 @@ class Cycle:
         come."""
         announced, now = self._announced, self._clock.monotonic()
         if self._at_work is not None:
+            if isinstance(self._at_work, _InTraining) and now < self._at_work.over_at:
+                return self._at_work.over_at - now
             return 0.0 if self._at_work.answer.done() else _POLL_S
         if announced is None or announced.phase is _Phase.SETTLED:
             return max(0.0, self._worked_at + _IDLE_S - now)
@@ -302,7 +307,7 @@ class Cycle:
         """
         at_work, announced, now = self._at_work, self._announced, self._clock.monotonic()
         if at_work is not None:
-            if at_work.answer.done():
+            if self.due_in_s() == 0:
                 self._at_work = None
                 if isinstance(at_work, _Admitted):
                     self._take_prepared(at_work)
@@ -455,7 +460,8 @@ class Cycle:
         announced.phase = _Phase.TRAIN
         self._open_slots(announced, begins_at, slots)
         faults.reached(FaultPoint.AGENT_TRAINS)
-        self._at_work = _InTraining(announced, admitted.task, self._worker.update())
+        over_at = self._publisher.training_ends_at(plan, begins_at, slots)
+        self._at_work = _InTraining(announced, admitted.task, self._worker.update(), over_at)
 
     def _charge(self, task: RoundTask, price: Price) -> None:
         plan, now = task.plan, self._clock.unix()
