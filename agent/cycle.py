@@ -8,7 +8,8 @@ the spool. Each step is durable before the next (:mod:`agent.rounds`), so that a
 next start continues from disk.
 
 From the charge on, nothing that a record can cause changes whether, when, and with how many bytes the device
-speaks (:mod:`agent.training`).
+speaks (:mod:`agent.training`). An update that is ready sooner is not taken before the end of the time that
+its training has: so what an announcement finds in between does not tell how long training took.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum, auto
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -103,9 +104,12 @@ class _Admitted:
     announced: _Announced
     task: RoundTask
     price: Price | None
-    """To be charged; None: it is charged already."""
+    """To be charged; None: it is charged already, or is sat out."""
     began_at: float
+    asked_at: float
     answer: Future[Prepared]
+    why_not: str | None
+    """Why it is sat out. It is prepared all the same where dummies shall leave when an update would."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +119,15 @@ class _InTraining:
     announced: _Announced
     task: RoundTask
     answer: Future[Update]
+    over_at: float
+    """The update is not taken before (monotonic), however soon it is ready."""
+
+
+class _Slots(NamedTuple):
+    """The time that training has: from a point of the device's grid (monotonic), so many compute slots."""
+
+    begins_at: float
+    number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,6 +300,8 @@ class Cycle:
         come."""
         announced, now = self._announced, self._clock.monotonic()
         if self._at_work is not None:
+            if isinstance(self._at_work, _InTraining) and now < self._at_work.over_at:
+                return self._at_work.over_at - now
             return 0.0 if self._at_work.answer.done() else _POLL_S
         if announced is None or announced.phase is _Phase.SETTLED:
             return max(0.0, self._worked_at + _IDLE_S - now)
@@ -302,7 +317,7 @@ class Cycle:
         """
         at_work, announced, now = self._at_work, self._announced, self._clock.monotonic()
         if at_work is not None:
-            if at_work.answer.done():
+            if self.due_in_s() == 0:
                 self._at_work = None
                 if isinstance(at_work, _Admitted):
                     self._take_prepared(at_work)
@@ -339,11 +354,11 @@ class Cycle:
         try:
             task, price = self._admit(announced.plan, model)
         except DpagentError as error:
-            self._decline(announced, str(error), began_at)
+            self._sit_out(announced, model, str(error), began_at)
         except Exception as error:
             # No plan ends the agent.
             log.debug("the details", exc_info=True)
-            self._decline(announced, said(error), began_at)
+            self._sit_out(announced, model, said(error), began_at)
         else:
             self._prepare(announced, task, price, model, began_at)
 
@@ -361,15 +376,30 @@ class Cycle:
         _require_key(plan)
         return task, price
 
-    def _decline(self, announced: _Announced, reason: str, began_at: float) -> None:
+    def _sit_out(self, announced: _Announced, model: _Model, reason: str, began_at: float) -> None:
+        """Decline a round; where dummies hide that, once it is known how many slots training would take."""
+        if self._dummies(announced.plan):
+            try:
+                task = RoundTask.of(announced.plan)
+            except Exception:
+                log.debug("no device can run it", exc_info=True)
+            else:
+                self._prepare(announced, task, None, model, began_at, why_not=reason)
+                return
+        self._decline(announced, reason, began_at)
+
+    def _decline(
+        self, announced: _Announced, reason: str, began_at: float, slots: _Slots | None = None
+    ) -> None:
         plan, now = announced.plan, self._clock.monotonic()
         announced.phase = _Phase.SETTLED
         self._declined = announced.digest, plan.deadline
         log.warning("declined round %d of job %s: %s", plan.round, plan.job.hex()[:8], reason)
         dummies = self._dummies(plan)
         self._state.decline(plan.job.hex(), plan.round, reason, self._clock.unix(), dummies)
-        self._schedule_dummies(announced, began_at, dummies)
-        self._busy_until = max(self._busy_until, now + _REST * (now - began_at))
+        self._schedule_dummies(announced, slots or _Slots(self._publisher.first_slot(began_at), 1), dummies)
+        if slots is None:
+            self._busy_until = max(self._busy_until, now + _REST * (now - began_at))
 
     def _dummies(self, plan: Plan) -> list[SpooledFragment]:
         """The dummies for a round that the device sits out: none, unless its owner wants them and the plan's
@@ -383,18 +413,17 @@ class Cycle:
             return []
         return _spooled(dummies_for(plan))
 
-    def _schedule_dummies(
-        self, announced: _Announced, began_at: float, dummies: list[SpooledFragment]
-    ) -> None:
+    def _schedule_dummies(self, announced: _Announced, slots: _Slots, dummies: list[SpooledFragment]) -> None:
         """Give dummies the times that fragments would have, had the device decided at once to take part."""
         if dummies:
-            self._open_slots(announced, self._publisher.first_slot(began_at), 1)
+            self._open_slots(announced, slots)
             self._publisher.draw_times()
 
-    def _open_slots(self, announced: _Announced, begins_at: float, slots: int) -> None:
+    def _open_slots(self, announced: _Announced, slots: _Slots) -> None:
+        begins_at, number = slots
         announced.begins_at = begins_at
-        self._busy_until = begins_at + slots * self._publisher.slot_s(announced.plan)
-        self._publisher.open_window(announced.plan, begins_at, slots)
+        self._busy_until = begins_at + number * self._publisher.slot_s(announced.plan)
+        self._publisher.open_window(announced.plan, begins_at, number)
 
     def _repeat(self, announced: _Announced, model: _Model) -> None:
         """Run a charged round again: nothing of it has left."""
@@ -413,18 +442,20 @@ class Cycle:
         announced.phase = _Phase.SETTLED
         if dummies := self._dummies(plan):
             self._state.give_up(plan.job.hex(), plan.round, self._clock.unix(), dummies)
-            self._schedule_dummies(announced, self._clock.monotonic(), dummies)
+            begins_at = self._publisher.first_slot(self._clock.monotonic())
+            self._schedule_dummies(announced, _Slots(begins_at, 1), dummies)
 
     # The training process prepares the round. It has read no record either.
 
     def _prepare(
-        self, announced: _Announced, task: RoundTask, price: Price | None, model: _Model, began_at: float
-    ) -> None:
+        self, announced: _Announced, task: RoundTask, price: Price | None, model: _Model, began_at: float,
+        *, why_not: str | None = None,
+    ) -> None:  # fmt: skip
         announced.phase = _Phase.PREPARE
         failure = announced.failure if announced.attempts >= _ATTEMPTS else None
         answer = self._worker.prepare(Order(announced.plan, model.weights, model.assets, failure))
-        self._at_work = _Admitted(announced, task, price, began_at, answer)
         self._worked_at = self._clock.monotonic()
+        self._at_work = _Admitted(announced, task, price, began_at, self._worked_at, answer, why_not)
 
     def _take_prepared(self, admitted: _Admitted) -> None:
         announced, plan = admitted.announced, admitted.task.plan
@@ -435,27 +466,35 @@ class Cycle:
             longest_s = admitted.answer.result().longest_s
             require_training_time(longest_s, self._limits)
             slots = self._publisher.slots_for(plan, longest_s)
-            begins_at = max(
-                self._publisher.first_slot(admitted.began_at),
-                self._publisher.grid_time(self._clock.monotonic()),
-            )
+            begins_at = self._first_slot(admitted, self._clock.monotonic())
             if admitted.price is not None:
                 wait_s = begins_at - self._clock.monotonic() + slots * self._publisher.slot_s(plan)
                 require_time_left(plan, self._clock.unix(), wait_s)
         except DpagentError as error:
-            if admitted.price is None:
-                self._try_again(announced, str(error))
+            if admitted.price is not None or admitted.why_not is not None:
+                self._decline(announced, admitted.why_not or str(error), admitted.began_at)
             else:
-                self._decline(announced, str(error), admitted.began_at)
+                self._try_again(announced, str(error))
+            return
+        if admitted.why_not is not None:
+            # A plan that is declined may have been slow to price; one that is run is priced once.
+            at_once = self._clock.monotonic() - (admitted.asked_at - admitted.began_at)
+            as_if = _Slots(self._first_slot(admitted, at_once), slots)
+            self._decline(announced, admitted.why_not, admitted.began_at, as_if)
             return
         if admitted.price is not None:
             self._charge(admitted.task, admitted.price)
         # The slots begin at a point of the grid, so that training has whole ones, whatever came before: the
         # coordinator chooses when the last chunk comes, and how long its plan takes to decide on.
         announced.phase = _Phase.TRAIN
-        self._open_slots(announced, begins_at, slots)
+        self._open_slots(announced, _Slots(begins_at, slots))
         faults.reached(FaultPoint.AGENT_TRAINS)
-        self._at_work = _InTraining(announced, admitted.task, self._worker.update())
+        over_at = self._publisher.training_ends_at(plan, begins_at, slots)
+        self._at_work = _InTraining(announced, admitted.task, self._worker.update(), over_at)
+
+    def _first_slot(self, admitted: _Admitted, prepared_at: float) -> float:
+        """Where the slots of a round begin that was prepared at some time (monotonic)."""
+        return max(self._publisher.first_slot(admitted.began_at), self._publisher.grid_time(prepared_at))
 
     def _charge(self, task: RoundTask, price: Price) -> None:
         plan, now = task.plan, self._clock.unix()

@@ -7,7 +7,8 @@ epoch is drawn at random when the program starts, its period comes from ``agent.
 at the next point after its charge, and its window opens a whole number of compute slots later. So when a
 message came, how long admission and training took and how large the lot was show in no time of publication,
 as long as training fits its slots, of which the last quarter stays free. How many those are follows from a
-trial before the charge (:mod:`agent.effort`).
+trial before the charge (:mod:`agent.effort`). The update is taken at the beginning of that quarter, and must
+be spooled in the first half of it.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ from dpagent.transport.session import MqttSession
 _RESEND_S: Final = 5.0
 """A fragment without a receipt is resent after this time, multiplied by a random factor of 1 to 2."""
 _SLOT_MARGIN: Final = 0.25
+"""Training leaves this fraction of its last slot free."""
+_SKIPPED: Final = _SLOT_MARGIN / 2
 """Publication skips a slot that opens within this fraction of a slot."""
 _ON_THE_GRID: Final = 1e-6
 """A time this close to a point of the grid, in periods, is that point, but for rounding."""
@@ -112,6 +115,10 @@ class Publisher:
         """How many slots training takes, at least 1, if it takes so many seconds."""
         return max(1, math.ceil(seconds / self.slot_s(plan) + _SLOT_MARGIN))
 
+    def training_ends_at(self, plan: Plan, begins_at: float, slots: int) -> float:
+        """When training has to be over that begins at a point of the grid and takes so many slots."""
+        return begins_at + (slots - _SLOT_MARGIN) * self.slot_s(plan)
+
     def open_window(self, plan: Plan, begins_at: float, slots: int = 1) -> None:
         """Publish in the jitter windows of this round from now on, and nothing of another.
 
@@ -176,7 +183,7 @@ class Publisher:
         either.
         """
         slot_s = self.slot_s(window.plan)
-        passed = math.floor((self._clock.monotonic() - window.begins_at) / slot_s + _SLOT_MARGIN)
+        passed = math.floor((self._clock.monotonic() - window.begins_at) / slot_s + _SKIPPED)
         opens_at = window.begins_at + max(window.slots, passed + 1) * slot_s
         return [opens_at + self._random.uniform(0.0, window.plan.jitter_window_s) for _ in range(count)]
 

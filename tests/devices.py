@@ -31,6 +31,8 @@ KEY = Signer(new_signing_secret(), "testers").public_key
 WEIGHTS = weights_to_bytes(DIGITS.initial_weights(0))
 PERIOD_S = 0.05
 """Of the device's grid."""
+SLOT_S = 0.5
+"""Of the plans that the tests make."""
 
 
 ResultT = TypeVar("ResultT")
@@ -100,8 +102,8 @@ class Device:
 
     @property
     def is_ready(self) -> bool:
-        """Whether a round waits for nothing but the next point of the grid."""
-        return self.cycle.due_in_s() <= 1.25 * PERIOD_S
+        """Whether a round waits for nothing but a point of the grid, or the end of its slot."""
+        return self.cycle.due_in_s() <= SLOT_S
 
     def charged(self) -> list[int]:
         rows = self.state.connection.execute("SELECT body ->> 'round' FROM entries WHERE kind = 'charge'")

@@ -20,8 +20,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +34,8 @@ from observers import Observer
 from scipy import stats
 from watched_fleets import WatchedFleet, charges
 
-from agent.training import Update
-
 ROUNDS, LEVEL = 2, 1e-6
-TIMES = {"compute_slot_s": 0.5, "jitter_window_s": 0.5, "deadline_s": 3.0}
+TIMES = {"compute_slot_s": 0.5, "jitter_window_s": 0.5, "deadline_s": 10.0}
 SITS_OUT: dict[str, Any] = {"maximum_job_epsilon": 1e-6}
 
 
@@ -91,27 +88,13 @@ def test_the_brokers_log_does_not_tell_who_takes_part(tmp_path: Path, new_broker
     assert [*fragments.values()] == [ROUNDS * fleet.blocks], "all of one size, each once"
 
 
-class Slow:
-    """Training that ends when the test says so."""
-
-    def __init__(self) -> None:
-        self._training: list[tuple[Future[Update], Callable[[], Update]]] = []
-
-    def __call__(self, work: Callable[[], Update]) -> Future[Update]:
-        self._training.append((Future(), work))
-        return self._training[-1][0]
-
-    def end(self) -> None:
-        for future, work in self._training:
-            future.set_result(work())
-        self._training = []
-
-
-def times_of(directory: Path, rounds: int, deciding_s: float, jitter_s: float, **limits: Any) -> list[float]:
+def times_of(
+    directory: Path, rounds: int, deciding_s: float, jitter_s: float, longest_s: float = 0.0, **limits: Any
+) -> list[float]:
     """When the messages of a device leave, from the time of each plan."""
     with open_device(directory, limits={"dummy_traffic": True, **limits}) as device:
         device.cycle._publisher._epoch = device.clock.monotonic() - PERIOD_S / 3
-        device.cycle._start = slow = Slow()
+        device.worker.longest_s = longest_s
         device.give()
         admit = device.cycle._admit
 
@@ -123,7 +106,7 @@ def times_of(directory: Path, rounds: int, deciding_s: float, jitter_s: float, *
         began_at, found = device.clock.monotonic(), []
         for number in range(1, rounds + 1):
             # Plans come at various times between two points of the grid.
-            came_at = began_at + PERIOD_S * (100 * number + number / rounds)
+            came_at = began_at + PERIOD_S * (200 * number + number / rounds)
             device.clock.advance(came_at - device.clock.monotonic())
             device.cycle.take_plan(
                 make_plan(
@@ -131,11 +114,9 @@ def times_of(directory: Path, rounds: int, deciding_s: float, jitter_s: float, *
                     mechanism={"noise_multipliers": [40.0] * rounds},
                 )
             )  # fmt: skip
-            for _ in range(12):
+            for _ in range(120):
                 device.clock.advance(PERIOD_S / 4)
                 device.cycle.advance()
-            slow.end()
-            device.cycle.advance()
             found += [time - came_at for time in due_times(device)]
         return found
 
@@ -146,13 +127,16 @@ def due_times(device: Device) -> list[float]:
 
 
 @pytest.mark.parametrize("deciding_s", [1e-3, 5 * PERIOD_S])
-def test_the_window_opens_at_the_same_time_however_long_declining_takes(
-    tmp_path: Path, deciding_s: float
+@pytest.mark.parametrize("slots", [1, 3])
+def test_the_window_opens_at_the_same_time_however_long_declining_and_training_take(
+    tmp_path: Path, deciding_s: float, slots: int
 ) -> None:
     """No jitter, a pinned grid: times are compared exactly. A job that does not fit is priced again and
-    again, one that runs is priced once."""
-    takes_part = times_of(tmp_path / "a", 5, 1e-3, 0.0)
-    sits_out = times_of(tmp_path / "b", 5, deciding_s, 0.0, **SITS_OUT)
+    again, one that runs is priced once. Before, dummies left after one slot, and an update after as many as
+    its training takes."""
+    longest_s = (slots - 0.5) * 8 * PERIOD_S
+    takes_part = times_of(tmp_path / "a", 5, 1e-3, 0.0, longest_s)
+    sits_out = times_of(tmp_path / "b", 5, deciding_s, 0.0, longest_s, **SITS_OUT)
     assert sits_out == pytest.approx(takes_part, abs=1e-9)
 
 

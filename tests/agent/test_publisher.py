@@ -83,7 +83,7 @@ def due_times(state: AgentState) -> list[float]:
 
 @pytest.mark.parametrize(
     ("elapsed", "slots"),
-    [(0.0, 1), (0.5, 1), (0.74, 1), (0.75, 2), (1.0, 2), (1.74, 2), (1.75, 3), (7.8, 9), (20.9, 22)],
+    [(0.0, 1), (0.5, 1), (0.87, 1), (0.88, 2), (1.0, 2), (1.87, 2), (1.88, 3), (7.9, 9), (20.9, 22)],
 )
 def test_the_window_opens_on_a_grid_of_slots_whatever_training_took(
     state: AgentState, publisher: Publisher, clock: MovableClock, elapsed: float, slots: int
