@@ -11,12 +11,13 @@ import threading
 from typing import Final
 
 from agent.cycle import Cycle
+from agent.database import ledger_errors
 from agent.limits import shown
 from agent.profile import check_board, load_profile
 from agent.publisher import Publisher
 from agent.records import Records
 from agent.settings import AgentSettings, on_board
-from agent.state import AgentState, ledger_errors
+from agent.state import AgentState
 from agent.worker import Worker
 from dpagent.clock import Clock, SystemClock
 from dpagent.errors import StorageError
