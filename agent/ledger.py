@@ -28,6 +28,7 @@ from agent.heads import GENESIS, Head, SecondHead, Totals
 from agent.replay import replay
 from dpagent.configuration import complaint
 from dpagent.errors import LedgerError
+from dpagent.notation import upwards
 
 _KINDS: Final[dict[type[Record], str]] = {BudgetChange: "budget", Charge: "charge", WriteOff: "write-off"}
 _READERS: Final[dict[str, TypeAdapter[Record]]] = {kind: TypeAdapter(of) for of, kind in _KINDS.items()}
@@ -174,6 +175,12 @@ class Ledger:
     def epsilon_spent(self, dataset: str) -> float:
         """Cumulative ε of the dataset as its last charge or write-off states it; 0 before the first."""
         return self.accounts.epsilon_spent(dataset)
+
+    def spending(self, dataset: str) -> str:
+        """For the log: the spent ε of a dataset, and its budget."""
+        budget, epsilon = self.budget(dataset), self.epsilon_spent(dataset)
+        spent = f"spent ε = {upwards(epsilon)} of {budget.epsilon:g} at δ = {budget.delta:g}"
+        return f"{spent} on {dataset!r} (record level)"
 
     @property
     def head(self) -> Head:

@@ -20,8 +20,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +28,11 @@ import pytest
 from brokers import Broker, wait_until
 from clocks import MovableClock
 from daemons import agent_thread, attentive_daemons, coordinator_thread
-from devices import PERIOD_S, Device, open_device
+from devices import PERIOD_S, Device, Slow, open_device
 from fleets import make_plan, write_agent
 from observers import Observer
 from scipy import stats
 from watched_fleets import WatchedFleet, charges
-
-from agent.training import Update
 
 ROUNDS, LEVEL = 2, 1e-6
 TIMES = {"compute_slot_s": 0.5, "jitter_window_s": 0.5, "deadline_s": 3.0}
@@ -91,27 +88,11 @@ def test_the_brokers_log_does_not_tell_who_takes_part(tmp_path: Path, new_broker
     assert [*fragments.values()] == [ROUNDS * fleet.blocks], "all of one size, each once"
 
 
-class Slow:
-    """Training that ends when the test says so."""
-
-    def __init__(self) -> None:
-        self._training: list[tuple[Future[Update], Callable[[], Update]]] = []
-
-    def __call__(self, work: Callable[[], Update]) -> Future[Update]:
-        self._training.append((Future(), work))
-        return self._training[-1][0]
-
-    def end(self) -> None:
-        for future, work in self._training:
-            future.set_result(work())
-        self._training = []
-
-
 def times_of(directory: Path, rounds: int, deciding_s: float, jitter_s: float, **limits: Any) -> list[float]:
     """When the messages of a device leave, from the time of each plan."""
     with open_device(directory, limits={"dummy_traffic": True, **limits}) as device:
         device.cycle._publisher._epoch = device.clock.monotonic() - PERIOD_S / 3
-        device.cycle._start = slow = Slow()
+        slow = Slow(device, 1.5 * PERIOD_S)
         device.give()
         admit = device.cycle._admit
 
@@ -125,17 +106,13 @@ def times_of(directory: Path, rounds: int, deciding_s: float, jitter_s: float, *
             # Plans come at various times between two points of the grid.
             came_at = began_at + PERIOD_S * (100 * number + number / rounds)
             device.clock.advance(came_at - device.clock.monotonic())
-            device.cycle.take_plan(
+            device.take_plan(
                 make_plan(
                     round=number, compute_slot_s=8 * PERIOD_S, jitter_window_s=jitter_s,
                     mechanism={"noise_multipliers": [40.0] * rounds},
                 )
             )  # fmt: skip
-            for _ in range(12):
-                device.clock.advance(PERIOD_S / 4)
-                device.cycle.advance()
-            slow.end()
-            device.cycle.advance()
+            slow.pass_time(3 * PERIOD_S)
             found += [time - came_at for time in due_times(device)]
         return found
 
