@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+import numpy as np
+
 from agent.accounts import grid_of, price_after
 from agent.charges import Price, require_ledger_scope
 from agent.ledger import Ledger
 from agent.limit_settings import LimitSettings
-from agent.limits import require_price, require_within
+from agent.limits import require_price, require_times, require_within
 from dpagent.errors import DataError, DpagentError, ParameterError
 from dpagent.learning.data.dataset import Dataset
 from dpagent.learning.fitting import check_fits
@@ -20,7 +22,9 @@ from dpagent.privacy.accounting.accountant import Accountant
 from dpagent.privacy.accounting.choice import priced
 from dpagent.privacy.events import Event
 from dpagent.privacy.mechanisms.mechanism import NOISE_SHARE
+from dpagent.protocol.fragments import weights_from_bytes
 from dpagent.protocol.messages import Plan
+from dpagent.protocol.sealing import seal_encoded
 from dpagent.protocol.task import RoundTask
 
 # A target and an equal budget can differ in the last bits.
@@ -113,6 +117,38 @@ def require_time_left(plan: Plan, now: float, until_it_sends_s: float) -> None:
             f"by this board's clock, the round's deadline passes in {plan.deadline - now:.3g} s; the device"
             f" could not send before {until_it_sends_s:.3g} s"
         )
+
+
+def require_finite(weights: bytes) -> None:
+    """See that the global weights are numbers.
+
+    Raises:
+        Declined: one is not finite.
+    """
+    if not np.isfinite(weights_from_bytes(weights)).all():
+        raise Declined("the model has weights that are not finite")
+
+
+def require_key(plan: Plan) -> None:
+    """See that something can be sealed to a plan's key, which shows with any fragment.
+
+    Raises:
+        Declined: 32 bytes that are not a point of the curve, or one of small order.
+    """
+    try:
+        seal_encoded(b"", plan.fleet, plan.sealing_key)
+    except ValueError as error:
+        raise Declined(f"the plan's sealing key is invalid: {error}") from error
+
+
+def may_send(plan: Plan, limits: LimitSettings) -> bool:
+    """Whether fragments can leave for a plan, and its times hide what they are there to hide."""
+    try:
+        require_times(plan, limits)
+        require_key(plan)
+    except DpagentError:
+        return False
+    return True
 
 
 @lru_cache(maxsize=8)

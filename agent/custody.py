@@ -25,10 +25,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final
 
+from agent.audit import VerifiedLedger, open_ledger, verified_by
 from agent.charges import Budget, WriteOff
-from agent.heads import Head, LedgerFiles, SecondHead, read_head, read_second_head, save_head
-from agent.ledger import Ledger, VerifiedLedger, open_ledger, require_head, verified_by
-from agent.state import LOST, StateDatabase, ledger_errors, no_ledger, no_second_head
+from agent.database import LOST, StateDatabase, ledger_errors, no_ledger, no_second_head
+from agent.heads import Head, LedgerFiles, SecondHead, read_head, read_second_head, require_head, save_head
+from agent.ledger import Ledger
 from dpagent.errors import DamagedDatabaseError, LedgerError, UsageError
 from dpagent.storage import StateDirectory, disk_errors, open_readonly, replace_durably, transaction
 

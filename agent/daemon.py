@@ -1,6 +1,7 @@
 """The agent: the connection, its events, and the loop that drives the cycle.
 
-One thread, one queue, and a process for training. :mod:`agent.cycle` has the phases of a round.
+One thread, one queue, and a process for training. :mod:`agent.announcements` takes what the coordinator
+announces, :mod:`agent.cycle` has the phases of a round.
 """
 
 from __future__ import annotations
@@ -10,13 +11,15 @@ import os
 import threading
 from typing import Final
 
+from agent.announcements import Announcements
 from agent.cycle import Cycle
+from agent.database import ledger_errors
 from agent.limits import shown
 from agent.profile import check_board, load_profile
 from agent.publisher import Publisher
 from agent.records import Records
 from agent.settings import AgentSettings, on_board
-from agent.state import AgentState, ledger_errors
+from agent.state import AgentState
 from agent.worker import Worker
 from dpagent.clock import Clock, SystemClock
 from dpagent.errors import StorageError
@@ -89,16 +92,24 @@ class Agent:
             period_s=settings.limits.minimum_compute_slot_s,
             clock=self._clock,
         )
-        self._cycle = Cycle(
+        self._announcements = Announcements(
             settings.data.name,
             settings.fleet,
             settings.limits,
-            records=records.dataset,
             takes_graphs=settings.engine != "numpy",
+            state=self._state,
+            publisher=self._publisher,
+            ask_again=self._session.ask_again,
+            clock=self._clock,
+        )
+        self._cycle = Cycle(
+            self._announcements,
+            settings.data.name,
+            settings.limits,
+            records=records.dataset,
             state=self._state,
             worker=Worker(settings, profile),
             publisher=self._publisher,
-            ask_again=self._session.ask_again,
             clock=self._clock,
         )
         self._reported_bytes = (0, 0)
@@ -114,7 +125,8 @@ class Agent:
             StorageError: The disk fails; everything published is charged.
             LedgerError: The database was damaged while it ran; likewise.
         """
-        log.info("agent of fleet %s, %s", self._settings.fleet, self._cycle.spent())
+        spent = self._state.ledger.spending(self._settings.data.name)
+        log.info("agent of fleet %s, %s", self._settings.fleet, spent)
         log.info("limits of this device: %s", shown(self._settings.limits))
         try:
             # The session handles network errors; errors here are the disk's.
@@ -159,13 +171,13 @@ class Agent:
     def _receive(self, topic: str, payload: bytes) -> None:
         try:
             if topic == self._topics.plan:
-                if self._cycle.take_plan(self._verifier.open(payload, Plan, "plan")):
+                if self._announcements.take_plan(self._verifier.open(payload, Plan, "plan")):
                     self._warned.clear()
                     self._count_traffic()
             elif topic == self._topics.receipts:
                 self._cycle.take_receipts(self._verifier.open(payload, Receipts, "receipts"))
             else:
-                self._cycle.take_chunk(self._verifier.open(payload, ModelChunk, "model"))
+                self._announcements.take_chunk(self._verifier.open(payload, ModelChunk, "model"))
         except MessageError as error:
             # Once per reason and round: a flood of invalid messages must not flood the log or wear the disk.
             if error.reason not in self._warned:

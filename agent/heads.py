@@ -137,6 +137,51 @@ def save_head(file: Path, head: Head) -> None:
     write_atomically(file, kind.dump_json(head) + b"\n", mode=0o600)
 
 
+def require_head(digests: Sequence[bytes], head: Head | None, file: Path) -> None:
+    """Check that a chain reaches a head.
+
+    Args:
+        digests: of the chain.
+        head: as recorded; None if it is not.
+        file: that records it.
+
+    Raises:
+        LedgerError: It does not.
+    """
+    if head is None or head.is_reached_by(digests):
+        return
+    if head.entries > len(digests):
+        problem = f"Entries are missing: the ledger had {head.entries} and has {len(digests)}, by {file}"
+    else:
+        problem = f"Entry {head.entries} is not the one recorded in {file}: the ledger was replaced"
+    raise LedgerError(
+        f"{problem}. If an older copy was put back, run `dpagent budget restored`: "
+        "it writes off what the missing entries may have spent."
+    )
+
+
+def require_kept(
+    digests: Sequence[bytes], repeatable: Collection[int], second: SecondHead, file: Path
+) -> None:
+    """Check that a state directory is the one whose second head that is, or a later one.
+
+    Args:
+        digests: of its chain.
+        repeatable: the charges whose rounds it would run again, by the number of their entry.
+        second: the second head.
+        file: that holds it.
+
+    Raises:
+        LedgerError: It is an older one, or another.
+    """
+    require_head(digests, second, file)
+    if second.knows_as_sent(repeatable):
+        raise LedgerError(
+            f"The state directory is an older copy: a round that it would run again has left already, by "
+            f"{file}. Run `dpagent budget restored`: it gives the round up."
+        )
+
+
 def _read(file: Path, kind: TypeAdapter[Any], advice: str) -> Any:
     try:
         with disk_errors(file):

@@ -5,7 +5,8 @@ An entry is one line of canonical JSON and the hash
 the chain reveals a change made outside SQLite; its heads (:mod:`agent.heads`) reveal a shortened or older
 copy. There are three kinds of entry: ``budget`` (the integrator set a lifetime budget), ``charge`` (the price
 of a round, before any of its data left the device) and ``write-off`` (the ledger was restored from a backup:
-what its missing entries may have cost). :mod:`agent.accounts` adds them up, :mod:`agent.replay` checks them.
+what its missing entries may have cost). :mod:`agent.accounts` adds them up, :mod:`agent.replay` checks them,
+:mod:`agent.audit` reads a ledger that another program owns.
 
 The hashes protect against accidents and honest mistakes, not against the owner of the
 device, who can rewrite the files and every hash in them.
@@ -16,22 +17,18 @@ from __future__ import annotations
 import hashlib
 import json
 import sqlite3
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Final
 
 from pydantic import TypeAdapter, ValidationError
 
-from agent.accounts import JobAccounts
 from agent.charges import Budget, BudgetChange, Charge, Record, WriteOff
-from agent.heads import GENESIS, Head, SecondHead, Totals, read_head, read_second_head
+from agent.heads import GENESIS, Head, SecondHead, Totals
 from agent.replay import replay
-from agent.rounds import Rounds
 from dpagent.configuration import complaint
-from dpagent.errors import LedgerError, StorageError
-from dpagent.storage import disk_errors, open_readonly
+from dpagent.errors import LedgerError
+from dpagent.notation import upwards
 
 _KINDS: Final[dict[type[Record], str]] = {BudgetChange: "budget", Charge: "charge", WriteOff: "write-off"}
 _READERS: Final[dict[str, TypeAdapter[Record]]] = {kind: TypeAdapter(of) for of, kind in _KINDS.items()}
@@ -44,15 +41,6 @@ class Entry:
     number: int
     record: Record
     digest: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Verification:
-    """A summary of a verified ledger."""
-
-    entries: int
-    charges: int
-    head: str
 
 
 def create_ledger(connection: sqlite3.Connection) -> None:
@@ -188,6 +176,12 @@ class Ledger:
         """Cumulative ε of the dataset as its last charge or write-off states it; 0 before the first."""
         return self.accounts.epsilon_spent(dataset)
 
+    def spending(self, dataset: str) -> str:
+        """For the log: the spent ε of a dataset, and its budget."""
+        budget, epsilon = self.budget(dataset), self.epsilon_spent(dataset)
+        spent = f"spent ε = {upwards(epsilon)} of {budget.epsilon:g} at δ = {budget.delta:g}"
+        return f"{spent} on {dataset!r} (record level)"
+
     @property
     def head(self) -> Head:
         """Length and last hash of the chain."""
@@ -217,156 +211,3 @@ class Ledger:
                 self._charges[record.dataset, record.job, record.round] = number
             case WriteOff():
                 pass
-
-
-@dataclass(frozen=True, slots=True)
-class VerifiedLedger:
-    """A ledger whose chain, prices and head are correct."""
-
-    entries: tuple[Entry, ...]
-    accounts: JobAccounts
-
-    @property
-    def charges(self) -> tuple[Charge, ...]:
-        """The charges alone."""
-        return tuple(entry.record for entry in self.entries if isinstance(entry.record, Charge))
-
-    @property
-    def write_offs(self) -> tuple[WriteOff, ...]:
-        """The write-offs alone."""
-        return tuple(entry.record for entry in self.entries if isinstance(entry.record, WriteOff))
-
-
-def read_verified(connection: sqlite3.Connection, head_file: Path) -> VerifiedLedger:
-    """Read a ledger and check its chain, prices and head.
-
-    Raises:
-        LedgerError: Naming the first incorrect entry.
-    """
-    # Read the head before the entries: an agent may be appending, and its head never leads the chain.
-    return verified_by(connection, read_head(head_file), head_file)
-
-
-def verified_by(connection: sqlite3.Connection, head: Head | None, head_file: Path) -> VerifiedLedger:
-    """The same, with a head that has been read before.
-
-    Raises:
-        LedgerError: Naming the first incorrect entry.
-    """
-    entries = tuple(read_entries(connection))
-    accounts = replay([entry.record for entry in entries])
-    require_head([entry.digest for entry in entries], head, head_file)
-    return VerifiedLedger(entries, accounts)
-
-
-def require_head(digests: Sequence[bytes], head: Head | None, file: Path) -> None:
-    """Check that a chain reaches a head.
-
-    Args:
-        digests: of the chain.
-        head: as recorded; None if it is not.
-        file: that records it.
-
-    Raises:
-        LedgerError: It does not.
-    """
-    if head is None or head.is_reached_by(digests):
-        return
-    if head.entries > len(digests):
-        problem = f"Entries are missing: the ledger had {head.entries} and has {len(digests)}, by {file}"
-    else:
-        problem = f"Entry {head.entries} is not the one recorded in {file}: the ledger was replaced"
-    raise LedgerError(
-        f"{problem}. If an older copy was put back, run `dpagent budget restored`: "
-        "it writes off what the missing entries may have spent."
-    )
-
-
-def require_kept(
-    digests: Sequence[bytes], repeatable: Collection[int], second: SecondHead, file: Path
-) -> None:
-    """Check that a state directory is the one whose second head that is, or a later one.
-
-    Args:
-        digests: of its chain.
-        repeatable: the charges whose rounds it would run again, by the number of their entry.
-        second: the second head.
-        file: that holds it.
-
-    Raises:
-        LedgerError: It is an older one, or another.
-    """
-    require_head(digests, second, file)
-    if second.knows_as_sent(repeatable):
-        raise LedgerError(
-            f"The state directory is an older copy: a round that it would run again has left already, by "
-            f"{file}. Run `dpagent budget restored`: it gives the round up."
-        )
-
-
-def open_ledger(state_dir: Path) -> tuple[sqlite3.Connection, Path]:
-    """Open the ledger in a state directory for reading, also while an agent runs.
-
-    Returns:
-        The connection and the path of ``ledger.head``.
-
-    Raises:
-        LedgerError: There is none, or the file is not a ledger.
-    """
-    path = state_dir / "ledger.db"
-    try:
-        connection = open_readonly(path)
-        with disk_errors(path):
-            connection.execute("SELECT count(*) FROM entries").fetchone()
-    except StorageError as error:
-        raise LedgerError(f"{error} (`--state-dir` names the directory that holds ledger.db.)") from error
-    return connection, state_dir / "ledger.head"
-
-
-def verify(state_dir: Path, second_head: Path | None = None) -> Verification:
-    """Verify a device's ledger: chain, prices, head.
-
-    Args:
-        state_dir: The directory.
-        second_head: The file of that name, to see that the directory is no older copy; None leaves that open.
-
-    Raises:
-        LedgerError: Naming the fault.
-    """
-    # Before the entries, as for ``ledger.head``.
-    second = None if second_head is None else read_second_head(second_head)
-    ledger = audit(state_dir)
-    if second_head is not None:
-        if second is None:
-            raise LedgerError(f"{second_head}, the second head of the ledger, is missing.")
-        repeatable = _repeatable(state_dir, ledger.entries)
-        require_kept([entry.digest for entry in ledger.entries], repeatable, second, second_head)
-    head = ledger.entries[-1].digest if ledger.entries else GENESIS
-    return Verification(len(ledger.entries), len(ledger.charges), head.hex())
-
-
-def _repeatable(state_dir: Path, entries: Sequence[Entry]) -> list[int]:
-    """The charges whose rounds an agent would run again, by the number of their entry."""
-    with closing(open_ledger(state_dir)[0]) as connection, disk_errors(state_dir / "ledger.db"):
-        charged = Rounds(connection).charged()
-    return [
-        entry.number
-        for entry in entries
-        if isinstance(entry.record, Charge) and (entry.record.job, entry.record.round) in charged
-    ]
-
-
-def audit(state_dir: Path) -> VerifiedLedger:
-    """Read and verify a device's ledger.
-
-    Raises:
-        LedgerError: Naming the fault.
-    """
-    connection, head_file = open_ledger(state_dir)
-    try:
-        with disk_errors(state_dir / "ledger.db"):
-            return read_verified(connection, head_file)
-    except StorageError as error:
-        raise LedgerError(str(error)) from error
-    finally:
-        connection.close()

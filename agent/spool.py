@@ -17,6 +17,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from dpagent.protocol.codec import encode
+from dpagent.protocol.fragments import receipt_digest
+from dpagent.protocol.messages import Fragment
+
 UNSCHEDULED = sys.float_info.max
 """``due_at`` of a fragment whose time is not drawn yet."""
 
@@ -38,6 +42,11 @@ class SpooledFragment:
     digest: bytes
     message: bytes
     due_at: float
+
+    @classmethod
+    def of(cls, fragment: Fragment) -> SpooledFragment:
+        """A fragment as it is spooled; its time is drawn once it is on disk."""
+        return cls(receipt_digest(fragment.id), encode(fragment), UNSCHEDULED)
 
 
 def create_spool(connection: sqlite3.Connection) -> None:

@@ -16,8 +16,8 @@ from cli.tables import print_table
 from dpagent.wording import counted
 
 if TYPE_CHECKING:
+    from agent.audit import VerifiedLedger
     from agent.charges import Charge
-    from agent.ledger import VerifiedLedger
 
 app = Commands(help="The ledger of a device: begin, read, verify, back up.", no_args_is_help=True)
 app.command(name="init")(custody.init)
@@ -104,7 +104,7 @@ def show(
 
     A job reserves its whole ε and δ with its first round; the rest remains for other jobs.
     """
-    from agent.ledger import audit, open_ledger
+    from agent.audit import audit, open_ledger
     from agent.rounds import declined_rounds, noise_alone_rounds
     from dpagent.storage import disk_errors
 
@@ -182,8 +182,8 @@ def verify(
 
     Exits with 5 and names the first incorrect entry, or says how many are missing.
     """
+    from agent.audit import verify as verify_ledger
     from agent.heads import second_head_beside
-    from agent.ledger import verify as verify_ledger
 
     if second_head is None and (beside := second_head_beside(state_dir)).exists():
         second_head = beside
@@ -216,8 +216,8 @@ def export(
     ] = None,
 ) -> None:
     """Verify and export every charge, with all parameters needed to price it again."""
+    from agent.audit import audit
     from agent.charges import Charge
-    from agent.ledger import audit
 
     ledger = audit(state_dir)
     charges = [

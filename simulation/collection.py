@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 
+from agent.audit import VerifiedLedger, audit, open_ledger
 from agent.charges import BudgetChange
-from agent.ledger import VerifiedLedger, audit, open_ledger
 from coordinator.store import StoreReader
 from dpagent.errors import LedgerError
 from dpagent.learning.data.formats.npz import open_npz

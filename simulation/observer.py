@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from dataclasses import dataclass
 
-from agent.ledger import open_ledger
+from agent.audit import open_ledger
 from agent.rounds import declined_rounds
 from coordinator.store import RoundRecord, StoreReader
 from dpagent.errors import LedgerError, StorageError

@@ -14,6 +14,7 @@ from fleets import DIGITS, write_agent
 from ledgers import DATASET, open_state
 from lines import Line
 
+from agent.announcements import Announcements
 from agent.cycle import Cycle
 from agent.profile import load_profile
 from agent.publisher import Publisher
@@ -24,6 +25,7 @@ from agent.training import Trainer, Work
 from agent.worker import Order, Prepared, Update, WorkerError, said
 from dpagent.learning.front_end.features import reserve
 from dpagent.protocol.fragments import chunked, weights_from_bytes, weights_to_bytes
+from dpagent.protocol.messages import Plan
 from dpagent.protocol.signing import Signer, new_signing_secret
 from dpagent.protocol.task import RoundTask
 
@@ -83,6 +85,7 @@ def _answer(work: Callable[[], ResultT]) -> Future[ResultT]:
 
 @dataclass
 class Device:
+    announcements: Announcements
     cycle: Cycle
     state: AgentState
     clock: MovableClock
@@ -90,9 +93,12 @@ class Device:
     worker: AtOnce
     asked_at: list[float] = field(default_factory=list)
 
+    def take_plan(self, plan: Plan) -> bool:
+        return self.announcements.take_plan(plan)
+
     def give(self, weights: bytes = WEIGHTS) -> None:
         for chunk in chunked(weights):
-            self.cycle.take_chunk(chunk)
+            self.announcements.take_chunk(chunk)
 
     def advance(self) -> None:
         """Let the device do all that it can at the next point of its grid."""
@@ -141,19 +147,60 @@ def open_device(directory: Path, **changes: Any) -> Iterator[Device]:
     asked_at: list[float] = []
     trainer = started_trainer(settings)
     worker = AtOnce(trainer)
-    cycle = Cycle(
+    publisher = Publisher(state, line, "fragments", messages_per_second=100.0, period_s=PERIOD_S, clock=clock)
+    announcements = Announcements(
         DATASET, "testers", settings.limits,
-        records=trainer.records.dataset,
         takes_graphs=settings.engine != "numpy",
         state=state,
-        worker=worker,
-        publisher=Publisher(
-            state, line, "fragments", messages_per_second=100.0, period_s=PERIOD_S, clock=clock
-        ),
+        publisher=publisher,
         ask_again=lambda: asked_at.append(clock.monotonic()),
         clock=clock,
     )  # fmt: skip
+    cycle = Cycle(
+        announcements, DATASET, settings.limits,
+        records=trainer.records.dataset, state=state, worker=worker, publisher=publisher, clock=clock,
+    )  # fmt: skip
     try:
-        yield Device(cycle, state, clock, trainer, worker, asked_at)
+        yield Device(announcements, cycle, state, clock, trainer, worker, asked_at)
     finally:
         state.close()
+
+
+class Slow:
+    """Training that takes a time on the device's clock.
+
+    Args:
+        device: whose training it becomes.
+        seconds: until the update of a round is there.
+        longest_s: what the trial with made-up records says.
+    """
+
+    def __init__(self, device: Device, seconds: float, longest_s: float = 0.0) -> None:
+        self._device, self._seconds = device, seconds
+        self._at_once = device.worker
+        self._at_once.longest_s = longest_s
+        self._pending: list[tuple[float, Future[Update], Update]] = []
+        device.cycle._worker = self
+
+    def prepare(self, order: Order) -> Future[Prepared]:
+        return self._at_once.prepare(order)
+
+    def update(self) -> Future[Update]:
+        future: Future[Update] = Future()
+        update = self._at_once.update().result()
+        self._pending.append((self._device.clock.monotonic() + self._seconds, future, update))
+        return future
+
+    def end(self) -> None:
+        pass
+
+    def pass_time(self, seconds: float) -> None:
+        """Let time pass in small steps, in which the device does what it can."""
+        for _ in range(round(seconds / (PERIOD_S / 4))):
+            self._device.clock.advance(PERIOD_S / 4)
+            for entry in list(self._pending):
+                ends_at, future, update = entry
+                if self._device.clock.monotonic() >= ends_at:
+                    self._pending.remove(entry)
+                    future.set_result(update)
+            self._device.cycle.advance()

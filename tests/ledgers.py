@@ -14,10 +14,11 @@ import pytest
 from fleets import make_plan, records
 
 from agent.admission import admit
+from agent.audit import verify
 from agent.charges import Budget, Charge
 from agent.custody import begin_ledger, raise_budget
 from agent.heads import GENESIS, LedgerFiles, read_second_head, save_head
-from agent.ledger import Ledger, link, verify
+from agent.ledger import Ledger, link
 from agent.limit_settings import LimitSettings
 from agent.spool import SpooledFragment
 from agent.state import AgentState, BudgetRaisedError

@@ -12,7 +12,7 @@ from brokers import Broker
 from fleets import DIGITS, write_agent, write_fleet
 from observers import Observer
 
-from agent.ledger import verify
+from agent.audit import verify
 from coordinator.aggregation import fleet_mean, take_step
 from coordinator.keys import load_opener, load_signer
 from coordinator.settings import load_fleet_settings

@@ -34,18 +34,18 @@ def left_at(directory: Path, training_s: float, again_after_s: float, kind: str)
         device.cycle._publisher._epoch = device.clock.monotonic() - PERIOD_S / 3
         slow = Slow(device, training_s, longest_s=LONGEST_S)
         began = device.clock.monotonic()
-        device.cycle.take_plan(plan())
+        device.take_plan(plan())
         device.give()
         slow.pass_time(again_after_s)
         match kind:
             case "again":
-                device.cycle.take_plan(plan())
+                device.take_plan(plan())
             case "later":
-                device.cycle.take_plan(plan(deadline=plan().deadline + 1.0))
+                device.take_plan(plan(deadline=plan().deadline + 1.0))
             case "between":
-                device.cycle.take_plan(plan(job=OTHER_JOB))
+                device.take_plan(plan(job=OTHER_JOB))
                 slow.pass_time(PERIOD_S)
-                device.cycle.take_plan(plan())
+                device.take_plan(plan())
         device.give()
         slow.pass_time(8 * SLOT_S)
         rows = device.state.connection.execute(

@@ -73,7 +73,7 @@ def odd_records() -> dict[str, ArrayDataset]:
 
 def answer(device: Device, plan: Plan, weights: bytes) -> tuple[object, ...]:
     """Everything that the coordinator and the broker can see of a round, and what the ledger says of it."""
-    device.cycle.take_plan(plan)
+    device.take_plan(plan)
     device.give(weights)
     device.advance()
     rows = device.state.connection.execute("SELECT length(message), count(*) FROM fragments GROUP BY 1")

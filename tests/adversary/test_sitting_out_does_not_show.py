@@ -108,7 +108,7 @@ def times_of(
             # Plans come at various times between two points of the grid.
             came_at = began_at + PERIOD_S * (200 * number + number / rounds)
             device.clock.advance(came_at - device.clock.monotonic())
-            device.cycle.take_plan(
+            device.take_plan(
                 make_plan(
                     round=number, compute_slot_s=8 * PERIOD_S, jitter_window_s=jitter_s,
                     mechanism={"noise_multipliers": [40.0] * rounds},

@@ -16,58 +16,16 @@ Power: the grid is pinned and the jitter window empty, so the times are compared
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
-from devices import PERIOD_S, Device, open_device
+from devices import PERIOD_S, Device, Slow, open_device
 from fleets import make_plan
 
-from agent.worker import Order, Prepared, Update
 from dpagent.protocol.messages import Plan
 
 SLOT_S = 8 * PERIOD_S
 OTHER_JOB = b"k" * 16
-
-
-class Slow:
-    """Training that takes a time on the device's clock.
-
-    Args:
-        device: whose training it becomes.
-        seconds: until the update of a round is there.
-        longest_s: what the trial with made-up records says.
-    """
-
-    def __init__(self, device: Device, seconds: float, longest_s: float = 0.0) -> None:
-        self._device, self._seconds = device, seconds
-        self._at_once = device.worker
-        self._at_once.longest_s = longest_s
-        self._pending: list[tuple[float, Future[Update], Update]] = []
-        device.cycle._worker = self
-
-    def prepare(self, order: Order) -> Future[Prepared]:
-        return self._at_once.prepare(order)
-
-    def update(self) -> Future[Update]:
-        future: Future[Update] = Future()
-        update = self._at_once.update().result()
-        self._pending.append((self._device.clock.monotonic() + self._seconds, future, update))
-        return future
-
-    def end(self) -> None:
-        pass
-
-    def pass_time(self, seconds: float) -> None:
-        """Let time pass in small steps, in which the device does what it can."""
-        for _ in range(round(seconds / (PERIOD_S / 4))):
-            self._device.clock.advance(PERIOD_S / 4)
-            for entry in list(self._pending):
-                ends_at, future, update = entry
-                if self._device.clock.monotonic() >= ends_at:
-                    self._pending.remove(entry)
-                    future.set_result(update)
-            self._device.cycle.advance()
 
 
 def plan(**changes: object) -> Plan:
@@ -95,10 +53,10 @@ def answer_to_another(device: Device, training_s: float, b_after_s: float) -> fl
     """When the window of plan B opens, which comes while the device trains for plan A, of another job."""
     slow = Slow(device, training_s)
     began = device.clock.monotonic()
-    device.cycle.take_plan(plan())
+    device.take_plan(plan())
     device.give()
     slow.pass_time(b_after_s)
-    device.cycle.take_plan(plan(job=OTHER_JOB))
+    device.take_plan(plan(job=OTHER_JOB))
     device.give()
     slow.pass_time(4 * SLOT_S)
     return window_of(device, 1, OTHER_JOB) - began
@@ -124,7 +82,7 @@ def test_a_last_chunk_that_comes_late_leaves_a_whole_slot_all_the_same(tmp_path:
             device.cycle._publisher._epoch = device.clock.monotonic() - PERIOD_S / 3
             slow = Slow(device, training_s)
             began = device.clock.monotonic()
-            device.cycle.take_plan(plan())
+            device.take_plan(plan())
             slow.pass_time(late_s)
             device.give()
             slow.pass_time(4 * SLOT_S)
@@ -143,7 +101,7 @@ def test_a_heavy_plan_takes_as_many_slots_as_the_largest_lot_does_whatever_the_l
             device.cycle._publisher._epoch = device.clock.monotonic() - PERIOD_S / 3
             slow = Slow(device, training_s, longest_s=share * SLOT_S)
             began = device.clock.monotonic()
-            device.cycle.take_plan(plan())
+            device.take_plan(plan())
             device.give()
             slow.pass_time((slots + 2) * SLOT_S)
             windows.append(window_of(device, 1, b"j" * 16) - began)
@@ -154,7 +112,7 @@ def test_a_heavy_plan_takes_as_many_slots_as_the_largest_lot_does_whatever_the_l
 def test_a_slot_too_short_to_hide_anything_is_declined(device: Device) -> None:
     limits = device.cycle._limits.model_copy(update={"minimum_compute_slot_s": SLOT_S})
     device.cycle._limits = limits
-    device.cycle.take_plan(make_plan(compute_slot_s=0.005))
+    device.take_plan(make_plan(compute_slot_s=0.005))
     device.give()
     device.advance()
     assert len(device.declined()) == 1
@@ -178,7 +136,7 @@ def test_each_limit_is_the_devices_own(tmp_path: Path, changes: dict[str, object
         "maximum_sampling_rate": 0.5, "maximum_job_delta": 5e-5, "maximum_job_epsilon": 3.0,
     }  # fmt: skip
     with open_device(tmp_path, limits=limits) as device:
-        device.cycle.take_plan(make_plan(**({"jitter_window_s": 0.5} | changes)))
+        device.take_plan(make_plan(**({"jitter_window_s": 0.5} | changes)))
         device.give()
         device.clock.advance(1.0)
         device.advance()

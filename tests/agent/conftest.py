@@ -1,4 +1,4 @@
-"""A state directory, open or closed."""
+"""A state directory, open or closed; and a device."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from devices import Device, open_device
 from ledgers import charge_rounds, open_state
 
 from agent.state import AgentState
@@ -30,3 +31,9 @@ def database(path: Path) -> Path:
     charge_rounds(state, 1, 2, 3)
     state.close()
     return path / "ledger.db"
+
+
+@pytest.fixture
+def device(tmp_path: Path) -> Iterator[Device]:
+    with open_device(tmp_path) as device:
+        yield device

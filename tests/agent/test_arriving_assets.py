@@ -63,12 +63,12 @@ def test_all_that_a_round_needs_is_there_when_its_turn_comes(agent: Agent) -> No
     announce(agent, plan_of(1))
     for number in (1, 2):
         assert agent._cycle.due_in_s() < 1
-        model = agent._cycle._model_for(plan_of(number))
+        model = agent._announcements.model_for(plan_of(number))
         assert model is not None
         assert (model.weights, model.assets) == (weights_of(number), ASSETS)
         send(agent, weights_of(number + 1))
         announce(agent, plan_of(number + 1))
-        assert agent._cycle._model_for(plan_of(number)) is None, "the last round's are gone"
+        assert agent._announcements.model_for(plan_of(number)) is None, "the last round's are gone"
     assert agent._rejected == 0
 
 

@@ -31,10 +31,10 @@ from ledgers import (
 
 from agent.accounts import JobAccounts
 from agent.admission import Declined
+from agent.audit import audit, verify
 from agent.charges import Budget, WriteOff
 from agent.custody import back_up, begin_ledger, go_on_after_restore, put_back, raise_budget
 from agent.heads import read_head, read_second_head
-from agent.ledger import audit, verify
 from agent.state import AgentState
 from dpagent.errors import ExitCode, LedgerError, StateInUseError, UsageError
 

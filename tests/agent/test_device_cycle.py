@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,7 +13,7 @@ from fleets import DIGITS, digits, make_plan, terms
 from ledgers import DATASET
 
 from agent.training import Trainer, Work
-from agent.worker import Order, Prepared, Update, WorkerError
+from agent.worker import Update
 from dpagent import faults
 from dpagent.errors import ConfigurationError, DpagentError, StorageError
 from dpagent.faults import FaultPoint
@@ -31,68 +29,23 @@ from dpagent.protocol.fragments import (
     receipt_digest,
     weights_to_bytes,
 )
-from dpagent.protocol.messages import Fragment, Plan, Receipts
+from dpagent.protocol.messages import Fragment, Receipts
 from dpagent.protocol.task import RoundTask
 
 JOB, OTHER_JOB = b"j" * 16, b"k" * 16
-
-
-@pytest.fixture
-def device(tmp_path: Path) -> Iterator[Device]:
-    with open_device(tmp_path) as device:
-        yield device
-
-
-def refused(device: Device, plan: Plan) -> str:
-    with pytest.raises(MessageError) as caught:
-        device.cycle.take_plan(plan)
-    return caught.value.reason
 
 
 def receipts(*digests: bytes, job: bytes = JOB) -> Receipts:
     return Receipts(version=1, kind="receipts", job=job, round=1, digests=b"".join(digests))
 
 
-# --- a plan arrives -----------------------------------------------------------------------------
-
-
-def test_a_plan_of_another_fleet_changes_nothing(device: Device) -> None:
-    device.give()
-    assert refused(device, make_plan(fleet="others")) == "wrong fleet"
-    assert not device.is_ready
-
-
-def test_a_round_is_new_once_and_an_older_one_of_its_job_is_a_replay(device: Device) -> None:
-    assert device.cycle.take_plan(make_plan(round=2))
-    assert not device.cycle.take_plan(make_plan(round=2))
-    assert refused(device, make_plan(round=1)) == "replayed"
-    assert device.cycle.take_plan(make_plan(round=3))
-    assert device.cycle.take_plan(make_plan(round=1, job=OTHER_JOB)), "another job begins where it likes"
-    assert device.cycle.take_plan(make_plan(round=1, job=OTHER_JOB, state="finished"))
-    assert not device.cycle.take_plan(make_plan(round=1, job=OTHER_JOB, state="finished"))
-
-
-def test_an_older_round_is_a_replay_after_a_restart_too(tmp_path: Path) -> None:
-    # Brokers come back with the plan that they retained when they last wrote their store.
-    with open_device(tmp_path) as device:
-        device.give()
-        for number in (1, 2):
-            device.cycle.take_plan(make_plan(round=number))
-            device.clock.advance(make_plan().compute_slot_s)
-            device.advance()
-        pending = device.pending()
-        assert set(pending) == {2}
-    with open_device(tmp_path) as device:
-        assert refused(device, make_plan(round=1)) == "replayed"
-        assert device.pending() == pending
-        assert device.cycle.take_plan(make_plan(round=2))
-        assert device.pending() == pending
+# --- a round, from its plan to its spool --------------------------------------------------------
 
 
 def test_a_round_is_run_once_however_often_it_is_announced(device: Device) -> None:
     plan = make_plan()
     arrived_at = device.clock.monotonic()
-    device.cycle.take_plan(plan)
+    device.take_plan(plan)
     assert not device.is_ready
     device.give()
     assert device.is_ready
@@ -108,7 +61,7 @@ def test_a_round_is_run_once_however_often_it_is_announced(device: Device) -> No
     charged_at = device.state.connection.execute(query)
     assert charged_at.fetchone()[0] == "1970-01-01T01:23:20+00:00"
     for _ in range(2):
-        device.cycle.take_plan(plan)
+        device.take_plan(plan)
         assert not device.is_ready
         device.advance()
     assert device.charged() == [1]
@@ -118,7 +71,7 @@ def test_a_round_is_run_once_however_often_it_is_announced(device: Device) -> No
 def test_an_update_is_spooled_whole(device: Device) -> None:
     plan = make_plan()
     task = RoundTask.of(plan)
-    device.cycle.take_plan(plan)
+    device.take_plan(plan)
     device.give()
     device.advance()
     rows = device.state.connection.execute("SELECT digest, message, job, round FROM fragments").fetchall()
@@ -134,25 +87,13 @@ def test_an_update_is_spooled_whole(device: Device) -> None:
     assert sorted(positions) == list(range(task.blocks))
     spent = device.state.ledger.epsilon_spent(DATASET)
     assert spent > 0
-    assert f"ε = {upwards(spent)} of" in device.cycle.spent()
-
-
-def test_what_is_pending_is_drawn_anew_when_the_round_is_announced_again(device: Device) -> None:
-    plan = make_plan()
-    device.cycle.take_plan(plan)
-    device.give()
-    device.advance()
-    device.clock.advance(100.0)
-    device.cycle.take_plan(plan)
-    next_due_at = device.state.spool.next_due_at()
-    assert next_due_at is not None
-    assert next_due_at > device.clock.monotonic(), "at their old times all would leave at once"
+    assert f"ε = {upwards(spent)} of" in device.state.ledger.spending(DATASET)
 
 
 def test_the_next_round_expires_this_ones_fragments(device: Device) -> None:
     device.give()
     for number in (1, 2):
-        device.cycle.take_plan(make_plan(round=number))
+        device.take_plan(make_plan(round=number))
         device.give()
         device.clock.advance(make_plan().compute_slot_s)  # one round a slot
         device.advance()
@@ -160,40 +101,15 @@ def test_the_next_round_expires_this_ones_fragments(device: Device) -> None:
     assert device.charged() == [1, 2]
 
 
-def test_the_end_of_a_job_leaves_nothing_to_send_or_decide(device: Device) -> None:
-    device.cycle.take_plan(make_plan())
-    device.give()
-    device.advance()
-    assert device.pending()
-    device.cycle.take_plan(make_plan(state="finished"))
-    assert device.pending() == {}
-    device.give()
-    assert not device.is_ready
-    device.advance()
-    assert device.charged() == [1]
-
-
-def test_the_end_of_another_job_costs_the_open_round_nothing(device: Device) -> None:
-    # A broker comes back with an older store, in which the job before has just ended.
-    device.cycle.take_plan(make_plan())
-    device.give()
-    device.advance()
-    pending = device.pending()
-    assert device.cycle.take_plan(make_plan(job=OTHER_JOB, state="finished"))
-    device.cycle.take_plan(make_plan())
-    assert device.pending() == pending
-    assert device.charged() == [1]
-
-
 def test_lines_of_an_earlier_job_go_when_another_begins(device: Device) -> None:
-    device.cycle.take_plan(make_plan())
+    device.take_plan(make_plan())
     device.give()
     device.advance()
     lines = "SELECT count(*) FROM fragments"
-    device.cycle.take_plan(make_plan(round=2))
+    device.take_plan(make_plan(round=2))
     assert device.state.connection.execute(lines).fetchone()[0] > 0, "a line stays while the job lasts"
-    device.cycle.take_plan(make_plan(job=OTHER_JOB, state="finished"))
-    device.cycle.take_plan(make_plan(job=b"l" * 16))
+    device.take_plan(make_plan(job=OTHER_JOB, state="finished"))
+    device.take_plan(make_plan(job=b"l" * 16))
     device.give()
     device.clock.advance(make_plan().compute_slot_s)
     device.advance()
@@ -226,7 +142,7 @@ def test_a_round_that_was_charged_and_not_spooled_is_run_again_under_its_charge_
     monkeypatch.setattr(Trainer, "noisy_update", kept)
     with open_device(tmp_path) as device, monkeypatch.context() as patch:
         patch.setattr(faults, "reached", crash)
-        device.cycle.take_plan(plan)
+        device.take_plan(plan)
         device.give()
         with pytest.raises(KeyboardInterrupt):
             device.advance()
@@ -235,10 +151,10 @@ def test_a_round_that_was_charged_and_not_spooled_is_run_again_under_its_charge_
         assert device.pending() == {}
         # For another plan it is not run, and the charge is not used.
         device.give()
-        device.cycle.take_plan(make_plan(jitter_window_s=0.7))
+        device.take_plan(make_plan(jitter_window_s=0.7))
         device.advance()
         assert device.pending() == {}
-        device.cycle.take_plan(make_plan(deadline=plan.deadline + 60.0))
+        device.take_plan(make_plan(deadline=plan.deadline + 60.0))
         device.advance()
         assert device.charged() == [1]
         assert set(device.pending()) == {1}
@@ -254,20 +170,6 @@ def test_a_round_that_was_charged_and_not_spooled_is_run_again_under_its_charge_
         assert np.mean(first.values == last.values) < 0.5, "the noise of before"
 
 
-# --- the model arrives --------------------------------------------------------------------------
-
-
-def test_a_model_that_does_not_come_is_asked_for_every_ten_seconds(device: Device) -> None:
-    start = device.clock.monotonic()
-    device.cycle.advance()
-    device.cycle.take_plan(make_plan())
-    for _ in range(60):
-        device.cycle.advance()
-        device.clock.advance(0.5)
-    assert device.asked_at == [start + 10.0, start + 20.0]
-    assert device.charged() == []
-
-
 # --- the device decides -------------------------------------------------------------------------
 
 
@@ -279,7 +181,7 @@ def test_weights_that_are_not_finite_are_declined_before_anything_is_computed(
     numbers[-1] = value
     weights = weights_to_bytes(numbers)
     plan = make_plan(model={"digest": content_digest(weights)})
-    device.cycle.take_plan(plan)
+    device.take_plan(plan)
     device.give(weights)
     device.advance()
     ((number, reason, declined_at),) = device.declined()
@@ -287,15 +189,15 @@ def test_weights_that_are_not_finite_are_declined_before_anything_is_computed(
     assert 5_000.0 <= declined_at <= 5_000.0 + 2 * PERIOD_S
     assert not device.is_ready
     assert (device.charged(), device.pending()) == ([], {})
-    device.cycle.take_plan(plan)
+    device.take_plan(plan)
     assert not device.is_ready, "announced again, not decided again"
-    device.cycle.take_plan(plan.model_copy(update={"deadline": plan.deadline + 1}))
+    device.take_plan(plan.model_copy(update={"deadline": plan.deadline + 1}))
     device.clock.advance(60.0)
     assert device.is_ready, "put off, decided again"
 
 
 def test_a_deadline_is_measured_by_the_boards_clock(device: Device) -> None:
-    device.cycle.take_plan(make_plan(deadline=5_000.4))
+    device.take_plan(make_plan(deadline=5_000.4))
     device.give()
     device.advance()
     assert len(device.declined()) == 1
@@ -303,7 +205,7 @@ def test_a_deadline_is_measured_by_the_boards_clock(device: Device) -> None:
 
 
 def test_a_key_that_nothing_can_be_sealed_to_costs_nothing(device: Device) -> None:
-    device.cycle.take_plan(make_plan(sealing_key=bytes(32)))
+    device.take_plan(make_plan(sealing_key=bytes(32)))
     device.give()
     device.advance()
     assert len(device.declined()) == 1
@@ -326,7 +228,7 @@ def test_a_price_that_fails_declines_the_round(
     caplog.set_level(logging.DEBUG)
     monkeypatch.setitem(MECHANISMS, Faulty.name, Faulty)
     device.cycle._limits = device.cycle._limits.model_copy(update={"mechanisms": (Faulty.name,)})
-    device.cycle.take_plan(make_plan(mechanism={"name": Faulty.name}))
+    device.take_plan(make_plan(mechanism={"name": Faulty.name}))
     device.give()
     device.advance()
     ((_, reason, _),) = device.declined()
@@ -367,7 +269,7 @@ def test_whatever_fails_once_a_round_is_charged_it_leaves_like_any_other(
     bad.error = error
     records.dataset = bad
     plan = make_plan(**terms(rate=1.0))
-    device.cycle.take_plan(plan)
+    device.take_plan(plan)
     device.give()
     device.advance()
     assert (device.charged(), device.declined()) == ([1], [])
@@ -378,142 +280,11 @@ def test_whatever_fails_once_a_round_is_charged_it_leaves_like_any_other(
     assert {record.levelno for record in caplog.records if record.exc_info} <= {logging.DEBUG}
 
 
-# --- the training process ends ------------------------------------------------------------------
-
-
-class Mortal:
-    """A training process that ends at chosen questions, and then goes on."""
-
-    def __init__(self, device: Device, *, prepares: int = 0, updates: int = 0) -> None:
-        self._inner, self._prepares, self._updates = device.worker, prepares, updates
-        self.orders: list[Order] = []
-        device.cycle._worker = self
-
-    def prepare(self, order: Order) -> Future[Prepared]:
-        self.orders.append(order)
-        self._prepares -= 1
-        return _ended() if self._prepares >= 0 else self._inner.prepare(order)
-
-    def update(self) -> Future[Update]:
-        self._updates -= 1
-        return _ended() if self._updates >= 0 else self._inner.update()
-
-    def end(self) -> None:
-        pass
-
-
-def _ended() -> Future[Any]:
-    answer: Future[Any] = Future()
-    answer.set_exception(WorkerError("the training process ended: signal 9"))
-    return answer
-
-
-def test_a_plan_that_ends_training_before_the_charge_is_declined(device: Device) -> None:
-    mortal = Mortal(device, prepares=1)
-    plan = make_plan()
-    device.cycle.take_plan(plan)
-    device.give()
-    device.advance()
-    ((_, reason, _),) = device.declined()
-    assert reason == "the training process ended: signal 9"
-    assert (device.charged(), device.pending()) == ([], {})
-    device.cycle.take_plan(plan)
-    device.advance()
-    assert len(mortal.orders) == 1, "not decided twice"
-
-
-@pytest.mark.parametrize(("prepares", "updates"), [(0, 1), (0, 2), (0, 5)])
-def test_a_charged_round_survives_the_end_of_training_in_the_end_with_noise_alone(
-    device: Device, prepares: int, updates: int
-) -> None:
-    mortal = Mortal(device, prepares=prepares, updates=updates)
-    plan = make_plan()
-    device.cycle.take_plan(plan)
-    device.give()
-    for _ in range(updates + 1):
-        device.advance()
-        assert device.charged() == [1], "one charge, whatever happens"
-        device.clock.advance(10.0)
-    device.advance()
-    assert set(device.pending()) == {1}
-    ((state, reason),) = device.state.connection.execute("SELECT state, reason FROM rounds")
-    assert state == "spooled"
-    assert reason == (None if updates < 2 else "the training process ended: signal 9")
-    assert [order.failure is None for order in mortal.orders] == [True, True, *[False] * 5][: updates + 1]
-
-
-def test_training_longer_than_the_limit_is_declined(device: Device) -> None:
-    device.worker.longest_s = 3_600.1
-    device.cycle.take_plan(make_plan())
-    device.give()
-    device.advance()
-    ((_, reason, _),) = device.declined()
-    assert "limits.maximum_training_s" in reason
-    assert device.charged() == []
-
-
-def test_a_round_whose_slots_end_after_its_deadline_is_declined_before_the_charge(device: Device) -> None:
-    device.worker.longest_s = 20.0
-    device.cycle.take_plan(make_plan(deadline=5_000.0 + 19.0))
-    device.give()
-    device.advance()
-    ((_, reason, _),) = device.declined()
-    assert "could not send before 2" in reason
-    assert device.charged() == []
-
-
-def test_training_that_has_nothing_to_do_is_ended_and_begins_again(device: Device) -> None:
-    ends: list[float] = []
-    device.worker.end = lambda: ends.append(device.clock.monotonic())  # type: ignore[method-assign]
-    device.cycle.take_plan(make_plan())
-    device.give()
-    device.advance()
-    spooled_at = device.clock.monotonic()
-    device.clock.advance(599.0)
-    device.cycle.advance()
-    assert ends == []
-    device.clock.advance(2.0)
-    assert device.cycle.due_in_s() == 0
-    device.cycle.advance()
-    assert ends == [spooled_at + 601.0]
-    assert device.cycle.due_in_s() == np.inf
-    device.cycle.take_plan(make_plan(round=2))
-    device.give()
-    device.advance()
-    assert device.charged() == [1, 2]
-
-
-# --- other jobs ---------------------------------------------------------------------------------
-
-
-def test_a_plan_of_another_job_costs_the_present_round_nothing_until_it_is_charged(device: Device) -> None:
-    """A broker with an older store retains a plan of a job that was given up long ago."""
-    device.cycle.take_plan(make_plan())
-    device.give()
-    device.advance()
-    pending = device.pending()
-    device.clock.advance(100.0)
-    device.cycle.take_plan(make_plan(job=OTHER_JOB, deadline=1.0))
-    device.advance()
-    assert len(device.declined()) == 1
-    assert device.pending() == pending
-    assert device.state.spool.due(1e300, 100) == [], "sealed for another plan, they would be lost"
-    device.cycle.take_plan(make_plan())
-    assert device.pending() == pending
-    assert len(device.state.spool.due(1e300, 100)) == len(pending[1])
-    device.cycle.take_plan(make_plan(job=OTHER_JOB))
-    device.advance()
-    jobs = device.state.connection.execute("SELECT DISTINCT job FROM fragments WHERE message IS NOT NULL")
-    assert [row[0] for row in jobs] == [OTHER_JOB.hex()]
-    states = device.state.connection.execute("SELECT job, state FROM rounds ORDER BY number").fetchall()
-    assert [tuple(row) for row in states] == [(JOB.hex(), "expired"), (OTHER_JOB.hex(), "spooled")]
-
-
 # --- receipts -----------------------------------------------------------------------------------
 
 
 def test_receipts_empty_the_spool(device: Device) -> None:
-    device.cycle.take_plan(make_plan())
+    device.take_plan(make_plan())
     device.give()
     device.advance()
     (digests,) = device.pending().values()

@@ -20,10 +20,10 @@ from fleets import make_plan
 from ledgers import BUDGET, DATA, DATASET, charge_for, charge_rounds, fragments
 from storms import in_a_child
 
+from agent.audit import verify
 from agent.charges import Charge
 from agent.custody import begin_ledger
 from agent.heads import LedgerFiles
-from agent.ledger import verify
 from agent.state import AgentState
 from dpagent.errors import ExitCode, StorageError
 

@@ -17,9 +17,9 @@ import pytest
 from fleets import make_plan
 from ledgers import BUDGET, DATA, DATASET, charge_and_spool, charge_for, charge_rounds, files_of, fragments
 
+from agent.audit import verify
 from agent.custody import begin_ledger
 from agent.heads import read_second_head
-from agent.ledger import verify
 from agent.state import AgentState
 from dpagent.errors import ExitCode, LedgerError
 

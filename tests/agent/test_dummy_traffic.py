@@ -55,7 +55,7 @@ def declined_plan(**changes: Any) -> Plan:
 
 def test_a_declined_round_is_answered_by_as_many_messages_of_one_size(tmp_path: Path, device: Device) -> None:
     plan = declined_plan()
-    device.cycle.take_plan(plan)
+    device.take_plan(plan)
     device.advance()
     assert (device.charged(), state_of(device, plan)) == ([], RoundState.DECLINED)
     dummies = [decode(message, Fragment) for message in messages(device)]
@@ -64,7 +64,7 @@ def test_a_declined_round_is_answered_by_as_many_messages_of_one_size(tmp_path: 
     assert positions == list(range(RoundTask.of(plan).blocks))
     with open_device(tmp_path / "other", **ON) as other:
         other.give()
-        other.cycle.take_plan(make_plan())
+        other.take_plan(make_plan())
         other.advance()
         assert other.charged() == [1]
         fragments = messages(other)
@@ -76,7 +76,7 @@ def test_a_declined_round_is_answered_by_as_many_messages_of_one_size(tmp_path: 
 
 def test_their_window_is_that_of_an_update(device: Device) -> None:
     plan = declined_plan()
-    device.cycle.take_plan(plan)
+    device.take_plan(plan)
     began_at = device.clock.monotonic()
     device.advance()
     times = due_times(device)
@@ -87,7 +87,7 @@ def test_their_window_is_that_of_an_update(device: Device) -> None:
 def test_a_device_without_dummy_traffic_stays_silent(tmp_path: Path) -> None:
     with open_device(tmp_path) as device:
         device.give()
-        device.cycle.take_plan(declined_plan())
+        device.take_plan(declined_plan())
         device.advance()
         assert len(device.declined()) == 1
         assert messages(device) == []
@@ -108,7 +108,7 @@ def test_a_plan_that_shows_dummies_or_asks_for_too_many_gets_none(tmp_path: Path
     limits = {"dummy_traffic": True, "minimum_compute_slot_s": 0.5, "minimum_jitter_window_s": 0.5}
     with open_device(tmp_path, limits=limits) as device:
         device.give()
-        device.cycle.take_plan(plan)
+        device.take_plan(plan)
         device.clock.advance(1.0)
         device.advance()
         assert (device.pending(), len(device.declined())) == ({}, 1)
@@ -116,7 +116,7 @@ def test_a_plan_that_shows_dummies_or_asks_for_too_many_gets_none(tmp_path: Path
 
 def test_a_plan_that_this_version_cannot_run_is_answered_too(device: Device) -> None:
     plan = make_plan(mechanism={"name": "of-the-future"}, clipping={"count_weight": 0.1})
-    device.cycle.take_plan(plan)
+    device.take_plan(plan)
     device.advance()
     assert state_of(device, plan) is RoundState.DECLINED
     assert len(messages(device)) == -(-(plan.model.parameters + 1) // plan.wire.block)
@@ -127,20 +127,20 @@ def test_a_spent_budget_is_answered_round_after_round(tmp_path: Path) -> None:
         device.give()
         for number in (1, 2, 3):
             plan = make_plan(round=number)
-            device.cycle.take_plan(plan)
+            device.take_plan(plan)
             device.clock.advance(10.0)
             device.advance()
             ((_, digests),) = device.pending().items()
             assert set(device.pending()) == {number}
             assert len(digests) == RoundTask.of(plan).blocks
         assert device.state.ledger.epsilon_spent(DATASET) == 0.0
-        device.cycle.take_plan(make_plan(round=3, state="finished"))
+        device.take_plan(make_plan(round=3, state="finished"))
         assert device.pending() == {}
 
 
 def test_receipts_drop_dummies_and_leave_the_round_declined(device: Device) -> None:
     plan = declined_plan()
-    device.cycle.take_plan(plan)
+    device.take_plan(plan)
     device.advance()
     digests = [receipt_digest(decode(message, Fragment).id) for message in messages(device)]
     for count, digest in enumerate(digests, 1):
@@ -158,22 +158,22 @@ def test_a_round_is_sat_out_once_and_for_all(tmp_path: Path) -> None:
     later = plan.model_copy(update={"deadline": 4e9})
     with open_device(tmp_path, **ON) as device:
         device.give()
-        device.cycle.take_plan(plan)
+        device.take_plan(plan)
         device.advance()
         pending = device.pending()
-        device.cycle.take_plan(later)
+        device.take_plan(later)
         device.advance()
         assert device.pending() == pending
     with open_device(tmp_path, **ON) as device:
         device.give()
-        device.cycle.take_plan(later)
+        device.take_plan(later)
         device.advance()
         assert device.pending() == pending
         assert min(due_times(device)) > device.clock.monotonic(), "at their old times all would leave at once"
-        device.cycle.take_plan(make_plan(job=OTHER_JOB))
+        device.take_plan(make_plan(job=OTHER_JOB))
         device.clock.advance(10.0)
         device.advance()
-        device.cycle.take_plan(later)
+        device.take_plan(later)
         device.clock.advance(10.0)
         device.advance()
         assert set(device.state.spool.pending().values()) == {(OTHER_JOB.hex(), 1)}
@@ -193,14 +193,14 @@ def test_a_charged_round_that_the_limits_exclude_by_now_is_answered_by_dummies(
     with open_device(tmp_path, **ON) as device, monkeypatch.context() as patch:
         patch.setattr(Trainer, "noisy_update", power_cut)
         device.give()
-        device.cycle.take_plan(plan)
+        device.take_plan(plan)
         with pytest.raises(KeyboardInterrupt):
             device.advance()
     stricter = {"limits": ON["limits"] | {"maximum_sampling_rate": 0.01}}
     for _ in range(2):
         with open_device(tmp_path, **stricter) as device:
             device.give()
-            device.cycle.take_plan(plan)
+            device.take_plan(plan)
             device.advance()
             assert state_of(device, plan) is RoundState.EXPIRED
             assert len(messages(device)) == RoundTask.of(plan).blocks
@@ -208,7 +208,7 @@ def test_a_charged_round_that_the_limits_exclude_by_now_is_answered_by_dummies(
             assert device.state.repeatable() == []
     with open_device(tmp_path, **ON) as device:
         device.give()
-        device.cycle.take_plan(plan)
+        device.take_plan(plan)
         device.advance()
         assert (device.charged(), state_of(device, plan)) == ([1], RoundState.EXPIRED)
 
@@ -218,7 +218,7 @@ def test_dummies_of_many_rounds_repeat_no_id_and_fill_no_disk(
 ) -> None:
     seen: set[bytes] = set()
     for number in (1, 2, 3):
-        device.cycle.take_plan(declined_plan(round=number))
+        device.take_plan(declined_plan(round=number))
         device.clock.advance(10.0)
         device.advance()
         rows = device.state.connection.execute("SELECT round, digest FROM fragments").fetchall()

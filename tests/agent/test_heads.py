@@ -23,13 +23,14 @@ from ledgers import BUDGET, DATA, DATASET, charge_and_spool, charge_for, charge_
 from storms import in_a_child
 
 import agent.custody
+import agent.database
 import agent.heads
 import agent.state
 import dpagent.storage
+from agent.audit import audit, open_ledger, verify
 from agent.charges import Budget
 from agent.custody import begin_ledger, go_on_after_restore, raise_budget
 from agent.heads import LedgerFiles, read_second_head
-from agent.ledger import audit, open_ledger, verify
 from agent.rounds import declined_rounds
 from agent.state import AgentState, BudgetRaisedError
 from dpagent.errors import ExitCode, LedgerError, StorageError
@@ -229,7 +230,7 @@ def _kill_at(step: int) -> None:
         if next(points) == step:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    write, whole = agent.heads.write_atomically, agent.state.transaction
+    write, whole = agent.heads.write_atomically, agent.database.transaction
 
     def write_atomically(*arguments: Any, **options: Any) -> None:
         point()
@@ -244,7 +245,7 @@ def _kill_at(step: int) -> None:
         point()
 
     agent.heads.write_atomically = write_atomically
-    agent.state.transaction = agent.custody.transaction = transaction
+    agent.database.transaction = agent.state.transaction = agent.custody.transaction = transaction
 
 
 def cuts(path: Path, action: Callable[[], None]) -> Iterator[int]:
@@ -325,7 +326,7 @@ def test_a_kill_at_any_line_of_a_beginning_leaves_no_ledger_or_one_that_is_whole
 def _begin_until(files: LedgerFiles, line: int) -> None:
     """Begin a ledger, and be killed before that line of those that are run for it."""
     lines = itertools.count()
-    ours = {agent.custody.__file__, agent.heads.__file__, agent.state.__file__, dpagent.storage.__file__}
+    ours = {agent.custody.__file__, agent.heads.__file__, agent.database.__file__, dpagent.storage.__file__}
 
     def trace(frame: FrameType, event: str, _: object) -> Callable[..., Any] | None:
         if frame.f_code.co_filename not in ours:

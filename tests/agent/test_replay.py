@@ -26,8 +26,8 @@ from ledgers import (
 )
 
 from agent.accounts import grid_of, price_after
+from agent.audit import open_ledger, verify
 from agent.charges import BudgetChange, Charge
-from agent.ledger import open_ledger, verify
 from agent.replay import replay
 from dpagent.errors import LedgerError
 from dpagent.privacy.accounting.choice import priced

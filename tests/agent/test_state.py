@@ -27,7 +27,7 @@ from ledgers import (
     open_state,
 )
 
-from agent.ledger import open_ledger, verify
+from agent.audit import open_ledger, verify
 from agent.spool import SpooledFragment
 from agent.state import AgentState
 from dpagent.errors import LedgerError, StateInUseError, StorageError

@@ -19,7 +19,7 @@ from fleets import DIGITS, run_coordinator
 from observers import Observer
 from watched_fleets import SLOW, WatchedFleet, charges
 
-from agent.ledger import verify
+from agent.audit import verify
 from coordinator import announcer
 from coordinator.planning import new_job
 from coordinator.store import RoundResult, Store

@@ -21,7 +21,7 @@ from fleets import DIGITS, digits
 from observers import Observer
 from watched_fleets import WatchedFleet
 
-from agent.ledger import open_ledger, verify
+from agent.audit import open_ledger, verify
 from coordinator.daemon import _BATCH
 from dpagent.learning.data.formats.npz import save_npz
 from dpagent.learning.inference.evaluation import OnnxEvaluator

@@ -27,7 +27,7 @@ from fleets import digits, write_agent, write_fleet
 from observers import Observer
 from onnx import TensorProto, helper, numpy_helper
 
-from agent.ledger import audit
+from agent.audit import audit
 from coordinator.keys import load_signer
 from coordinator.settings import load_fleet_settings
 from dpagent.learning.data.dataset import to_float32

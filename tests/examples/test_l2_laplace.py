@@ -13,8 +13,8 @@ from ledgers import LIMITS, charge_and_spool, open_state
 from scipy import stats
 
 from agent.admission import admit
+from agent.audit import audit
 from agent.charges import Budget, Charge
-from agent.ledger import audit
 from agent.noisy_sums import noisy_gradients
 from coordinator.aggregation import fleet_mean
 from coordinator.planning import Planner, new_job

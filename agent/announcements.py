@@ -1,0 +1,239 @@
+"""What the coordinator announces: a plan, which *offers* a round, and the model that it names, in chunks.
+
+A plan is announced many times: it is retained, and the coordinator announces it again when it restarts or
+puts its deadline off. Here each announcement is compared with what is known of its round, in memory and on
+disk, so that a round is decided on once and charged once; :mod:`agent.cycle` takes it through its phases.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Final
+
+from agent.admission import may_send
+from agent.limit_settings import LimitSettings
+from agent.publisher import Publisher
+from agent.rounds import RoundState
+from agent.state import AgentState
+from dpagent.clock import Clock
+from dpagent.protocol.codec import MessageError, encode
+from dpagent.protocol.fragments import Assembler
+from dpagent.protocol.messages import ModelChunk, Plan
+from dpagent.wording import counted
+
+log = logging.getLogger(__name__)
+
+_ASK_AGAIN_S: Final = 10.0
+"""The agent requests a model again if a chunk is still missing after this time."""
+
+
+class Phase(Enum):
+    """What a device has to do for the announced round."""
+
+    DECIDE = auto()
+    """Admit it, or decline it."""
+    REPEAT = auto()
+    """It is charged, and nothing has left: a crash came between. Run it under that charge."""
+    PREPARE = auto()
+    """Wait until it is prepared; then charge it, unless it is."""
+    TRAIN = auto()
+    """Wait for its update."""
+    SETTLED = auto()
+    """Nothing more: spooled, declined, or given up."""
+
+
+@dataclass(slots=True)
+class Announced:
+    """The last round that the coordinator announced. Times are monotonic."""
+
+    plan: Plan
+    digest: bytes
+    """See :func:`_digest_of`."""
+    phase: Phase
+    begins_at: float
+    """No work on it begins before; once it trains, the point of the grid from which its slots are counted."""
+    ask_again_at: float
+    attempts: int = 0
+    """How often it was run without an update."""
+    failure: str | None = None
+    """Why the last attempt failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """The inputs of a round besides its plan."""
+
+    weights: bytes
+    assets: dict[str, bytes]
+    """By role."""
+
+
+class Announcements:
+    """The coordinator's announcements, of which the last is the current one.
+
+    Args:
+        dataset: the ledger's name for the device's records.
+        fleet: the fleet's name.
+        limits: the device's own.
+        takes_graphs: whether a training graph may be of use.
+        state: ledger, rounds and spool.
+        publisher: sends the spooled fragments.
+        ask_again: requests the broker's retained messages again.
+        clock: the program's.
+    """
+
+    def __init__(
+        self,
+        dataset: str,
+        fleet: str,
+        limits: LimitSettings,
+        *,
+        takes_graphs: bool,
+        state: AgentState,
+        publisher: Publisher,
+        ask_again: Callable[[], None],
+        clock: Clock,
+    ) -> None:
+        self._dataset, self._fleet, self._limits = dataset, fleet, limits
+        self._takes_graphs = takes_graphs
+        self._state, self._publisher = state, publisher
+        self._ask_again, self._clock = ask_again, clock
+        self._assembler = Assembler()
+        self._declined: tuple[bytes, float] | None = None
+        """Digest and deadline of the last plan that was declined, so that it is not priced at each
+        announcement."""
+        self.current: Announced | None = None
+        """The last round announced."""
+        self.busy_until = -math.inf
+        """No work on another round begins before (monotonic)."""
+
+    # A plan arrives: the round is offered.
+
+    def take_plan(self, plan: Plan) -> bool:
+        """Take an announcement of the coordinator.
+
+        Returns:
+            Whether it announces a new round, or the end of the job for the first time.
+
+        Raises:
+            MessageError: it is for another fleet, or for an earlier round.
+        """
+        if plan.fleet != self._fleet:
+            raise MessageError("wrong fleet", plan.fleet)
+        known = None if self.current is None else self.current.plan
+        # Also after a restart: a broker with an older store retains an older plan, and taking that would give
+        # up the fragments of the open round.
+        latest = self._state.latest_round(plan.job.hex())
+        if known is not None and known.job == plan.job:
+            latest = max(latest, known.round)
+        if plan.round < latest:
+            raise MessageError("replayed", f"round {plan.round} after round {latest}")
+        is_new = known is None or (known.job, known.round, known.state) != (plan.job, plan.round, plan.state)
+        self._assembler.keep_for(plan)
+        if plan.state == "finished":
+            self._end_job(plan, is_new=is_new)
+            return is_new
+        if is_new:
+            # Rounds of another job only when this one is charged: a broker with an older store retains plans
+            # of a job that has ended.
+            log_expired(self._state.expire_earlier_rounds(plan.job.hex(), plan.round, self._clock.unix()))
+        self._offer(plan, is_new=is_new)
+        return is_new
+
+    def _offer(self, plan: Plan, *, is_new: bool) -> None:
+        digest, now = _digest_of(plan), self._clock.monotonic()
+        before = self.current
+        if not is_new and before is not None:
+            if before.phase is Phase.TRAIN:
+                return  # Its update will leave in the window of the plan that was charged.
+            if before.phase is Phase.PREPARE and before.digest == digest:
+                return
+        phase = self._phase_of(plan, digest)
+        if is_new or before is None or before.plan != plan:
+            begins_at = max(now, self.busy_until)
+            self.current = before = Announced(plan, digest, phase, begins_at, now + _ASK_AGAIN_S)
+        before.phase = phase
+        if phase is Phase.DECIDE:
+            self._state.offer(plan.job.hex(), plan.round, digest, self._clock.unix())
+        self._schedule(before)
+
+    def _phase_of(self, plan: Plan, digest: bytes) -> Phase:
+        job = plan.job.hex()
+        known = self._state.round(job, plan.round)
+        if self._state.ledger.is_charged(self._dataset, job, plan.round):
+            if known is not None and known.state is RoundState.CHARGED and known.plan == digest:
+                return Phase.REPEAT
+            return Phase.SETTLED
+        if known is not None and known.state is RoundState.DECLINED and self._limits.dummy_traffic:
+            return Phase.SETTLED  # Its dummies are on disk: fragments beside them would show.
+        return Phase.SETTLED if self._declined == (digest, plan.deadline) else Phase.DECIDE
+
+    def _schedule(self, announced: Announced) -> None:
+        """Give pending fragments of the round new random times.
+
+        This program or the coordinator has restarted: at their old times, all would leave at once.
+        """
+        if may_send(announced.plan, self._limits):
+            self._publisher.open_window(announced.plan, self._publisher.grid_time(announced.begins_at))
+            self._publisher.draw_times()
+        else:
+            self._publisher.close_window()  # Not the plan that was charged.
+
+    def _end_job(self, plan: Plan, *, is_new: bool) -> None:
+        now = self._clock.monotonic()
+        self.current = Announced(plan, b"", Phase.SETTLED, now, now)
+        # Only its own rounds: a broker with an older store retains the end of the job before the open one.
+        self._state.expire_job(plan.job.hex(), self._clock.unix())
+        if is_new:
+            spent = self._state.ledger.spending(self._dataset)
+            log.info("job %s is finished, %s", plan.job.hex()[:8], spent)
+
+    def settle_declined(self, announced: Announced) -> None:
+        """The device has declined a round: the same plan, announced again, is not decided on again."""
+        announced.phase = Phase.SETTLED
+        self._declined = announced.digest, announced.plan.deadline
+
+    # The model arrives, in chunks, before or after the plan.
+
+    def take_chunk(self, chunk: ModelChunk) -> None:
+        """Take a part of the weights or of an asset."""
+        self._assembler.add(chunk)
+
+    def model_for(self, plan: Plan) -> Model | None:
+        """Weights and assets of a plan, or None while a part of them is missing."""
+        weights = self._assembler.get(plan.model.digest, 4 * plan.model.parameters)
+        if weights is None:
+            return None
+        assets: dict[str, bytes] = {}
+        for asset in plan.assets:
+            if asset.role != "training-graph" or self._takes_graphs:
+                data = self._assembler.get(asset.digest, asset.size)
+                if data is None:
+                    return None
+                assets[asset.role] = data
+        return Model(weights, assets)
+
+    def wait_for_model(self, announced: Announced) -> None:
+        """Chunks are still arriving, or one was lost: then, after a while, request all, which the broker
+        has."""
+        now = self._clock.monotonic()
+        if now >= announced.ask_again_at:
+            announced.ask_again_at = now + _ASK_AGAIN_S
+            self._ask_again()
+
+
+def log_expired(fragments: int) -> None:
+    """Warn of fragments that were given up, if there are any."""
+    if fragments:
+        log.warning("%s expired: the round closed before it counted them", counted(fragments, "fragment"))
+
+
+def _digest_of(plan: Plan) -> bytes:
+    """SHA-256 of a plan but for its deadline, which the coordinator puts off, and which nothing is charged
+    for."""
+    return hashlib.sha256(encode(plan.model_copy(update={"deadline": 0.0}))).digest()

@@ -1,0 +1,168 @@
+"""The database of a state directory, opened and locked, and the ledger's heads, which follow each entry.
+
+``ledger.db`` holds the ledger, the states of the rounds and the spool together: a charge and the state that
+follows from it become durable in the same transaction, or neither does. The heads follow each commit
+(:mod:`agent.heads`).
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from agent.heads import LedgerFiles, SecondHead, require_kept, save_head
+from agent.ledger import Ledger, create_ledger
+from agent.rounds import Rounds, create_rounds
+from agent.spool import Spool, create_spool
+from dpagent import faults
+from dpagent.errors import DamagedDatabaseError, LedgerError
+from dpagent.faults import FaultPoint
+from dpagent.storage import StateDirectory, disk_errors, open_database, require_whole, transaction
+from dpagent.wording import counted
+
+RESTORED = "`dpagent budget restored`"
+LOST = (
+    f"If it cannot be had back, {RESTORED[:-1]} --write-off-all` gives up all that is left of the budget, "
+    "because nothing shows any more how much was spent."
+)
+
+
+@contextmanager
+def ledger_errors(database: Path) -> Iterator[None]:
+    """As :func:`dpagent.storage.disk_errors`, of the file that has the ledger: damage of it does not pass.
+
+    Raises:
+        LedgerError: It is damaged.
+        StorageError: It cannot be used now.
+    """
+    try:
+        with disk_errors(database):
+            yield
+    except DamagedDatabaseError as error:
+        raise LedgerError(
+            f"{error} Then run {RESTORED}. Without its ledger the device publishes nothing."
+        ) from error
+
+
+def _create_counters(connection: sqlite3.Connection) -> None:
+    connection.execute("CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT")
+
+
+class StateDatabase:
+    """The database of a state directory, opened and locked. It is created where there is none.
+
+    All of it is read, and chain and prices of the ledger checked; :class:`AgentState` checks the heads.
+
+    Args:
+        files: The directory and the second head.
+
+    Raises:
+        StateInUseError: Another program uses it.
+        StorageError: It cannot be used.
+        LedgerError: The chain or a price is wrong, or the file is damaged.
+    """
+
+    def __init__(self, files: LedgerFiles) -> None:
+        self._directory = StateDirectory(files.state_dir)
+        self.files, self.file = files, files.database
+        self._heads_are_current = False
+        try:
+            with ledger_errors(self.file):
+                self.connection = open_database(
+                    self.file, [create_ledger, create_spool, create_rounds, _create_counters]
+                )
+                require_whole(self.connection, self.file)
+                self.ledger = Ledger(self.connection)
+                self.spool = Spool(self.connection)
+                self.rounds = Rounds(self.connection)
+        except BaseException:
+            self._directory.close()
+            raise
+
+    def close(self) -> None:
+        """Close the database and release the directory."""
+        self.connection.close()
+        self._directory.close()
+
+    @contextmanager
+    def entry(self) -> Iterator[None]:
+        """A transaction that appends to the ledger; the heads follow it.
+
+        Raises:
+            StorageError: The entry is not durable; or, if only a head could not be written, it is.
+        """
+        if not self._heads_are_current:
+            # An earlier attempt failed: the second head must not lag by two.
+            self.save_heads()
+        self._heads_are_current = False
+        try:
+            with ledger_errors(self.file), transaction(self.connection):
+                yield
+        except BaseException:
+            # The transaction was rolled back: read the ledger from disk again.
+            self.ledger = Ledger(self.connection)
+            raise
+        faults.reached(FaultPoint.AGENT_CHARGED)
+        self.save_heads()
+
+    def save_heads(self) -> None:
+        """Write both heads, after a commit: they may lag behind the chain but never lead it.
+
+        Raises:
+            StorageError: One cannot be written.
+        """
+        self._heads_are_current = False
+        save_head(self.files.head, self.ledger.head)
+        self.save_second_head()
+        self._heads_are_current = True
+
+    def save_second_head(self) -> None:
+        """Write the second head alone, where the chain is as it was.
+
+        Raises:
+            StorageError: It cannot be written.
+        """
+        save_head(self.files.second_head, self.ledger.second_head(self.repeatable()))
+
+    def repeatable(self) -> list[int]:
+        """The charges whose rounds would be run again after a restart, by the number of their entry."""
+        with ledger_errors(self.file):
+            return self.ledger.charges_for(self.rounds.charged())
+
+    def keeps(self, second: SecondHead) -> bool:
+        """Whether this is the state whose second head that is, or a later one."""
+        return second.is_reached_by(self.ledger.digests) and not second.knows_as_sent(self.repeatable())
+
+    def require_kept(self, second: SecondHead) -> None:
+        """Check that this is the state whose second head that is, or a later one.
+
+        Raises:
+            LedgerError: It is an older one, or another.
+        """
+        require_kept(self.ledger.digests, self.repeatable(), second, self.files.second_head)
+
+
+def no_second_head(files: LedgerFiles) -> LedgerError:
+    """An error for a second head that is missing, with the choices."""
+    return LedgerError(
+        f"The second head of the ledger, {files.second_head}, is missing: without it an older copy of "
+        f"{files.state_dir} looks like the newest. Put it back (is its disk mounted?). {LOST}"
+    )
+
+
+def no_ledger(files: LedgerFiles, second: SecondHead | None) -> LedgerError:
+    """An error for a ledger that is missing, with the choices."""
+    if second is None:
+        return LedgerError(
+            f"{files.state_dir} holds no ledger. If these data have never had one, begin it: "
+            "`dpagent budget init`. If it was deleted or lost, put the newest copy of it back, and its "
+            f"second head at {files.second_head}, and run {RESTORED}. {LOST}"
+        )
+    known = counted(second.entries, "entry")
+    return LedgerError(
+        f"{files.state_dir} holds no ledger, but {files.second_head} knows one of {known}: it was deleted or "
+        f"lost. Put a copy of it back if you have one, and run {RESTORED}: it writes off what was reserved "
+        "since, or, without a copy, everything that was reserved."
+    )

@@ -1,0 +1,124 @@
+"""What is announced: plans that are new, known, replayed or of another job; and models that do not come."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from devices import Device, open_device
+from fleets import make_plan
+
+from dpagent.protocol.codec import MessageError
+from dpagent.protocol.messages import Plan
+
+JOB, OTHER_JOB = b"j" * 16, b"k" * 16
+
+
+def refused(device: Device, plan: Plan) -> str:
+    with pytest.raises(MessageError) as caught:
+        device.take_plan(plan)
+    return caught.value.reason
+
+
+def test_a_plan_of_another_fleet_changes_nothing(device: Device) -> None:
+    device.give()
+    assert refused(device, make_plan(fleet="others")) == "wrong fleet"
+    assert not device.is_ready
+
+
+def test_a_round_is_new_once_and_an_older_one_of_its_job_is_a_replay(device: Device) -> None:
+    assert device.take_plan(make_plan(round=2))
+    assert not device.take_plan(make_plan(round=2))
+    assert refused(device, make_plan(round=1)) == "replayed"
+    assert device.take_plan(make_plan(round=3))
+    assert device.take_plan(make_plan(round=1, job=OTHER_JOB)), "another job begins where it likes"
+    assert device.take_plan(make_plan(round=1, job=OTHER_JOB, state="finished"))
+    assert not device.take_plan(make_plan(round=1, job=OTHER_JOB, state="finished"))
+
+
+def test_an_older_round_is_a_replay_after_a_restart_too(tmp_path: Path) -> None:
+    # Brokers come back with the plan that they retained when they last wrote their store.
+    with open_device(tmp_path) as device:
+        device.give()
+        for number in (1, 2):
+            device.take_plan(make_plan(round=number))
+            device.clock.advance(make_plan().compute_slot_s)
+            device.advance()
+        pending = device.pending()
+        assert set(pending) == {2}
+    with open_device(tmp_path) as device:
+        assert refused(device, make_plan(round=1)) == "replayed"
+        assert device.pending() == pending
+        assert device.take_plan(make_plan(round=2))
+        assert device.pending() == pending
+
+
+def test_what_is_pending_is_drawn_anew_when_the_round_is_announced_again(device: Device) -> None:
+    plan = make_plan()
+    device.take_plan(plan)
+    device.give()
+    device.advance()
+    device.clock.advance(100.0)
+    device.take_plan(plan)
+    next_due_at = device.state.spool.next_due_at()
+    assert next_due_at is not None
+    assert next_due_at > device.clock.monotonic(), "at their old times all would leave at once"
+
+
+def test_the_end_of_a_job_leaves_nothing_to_send_or_decide(device: Device) -> None:
+    device.take_plan(make_plan())
+    device.give()
+    device.advance()
+    assert device.pending()
+    device.take_plan(make_plan(state="finished"))
+    assert device.pending() == {}
+    device.give()
+    assert not device.is_ready
+    device.advance()
+    assert device.charged() == [1]
+
+
+def test_the_end_of_another_job_costs_the_open_round_nothing(device: Device) -> None:
+    # A broker comes back with an older store, in which the job before has just ended.
+    device.take_plan(make_plan())
+    device.give()
+    device.advance()
+    pending = device.pending()
+    assert device.take_plan(make_plan(job=OTHER_JOB, state="finished"))
+    device.take_plan(make_plan())
+    assert device.pending() == pending
+    assert device.charged() == [1]
+
+
+def test_a_model_that_does_not_come_is_asked_for_every_ten_seconds(device: Device) -> None:
+    start = device.clock.monotonic()
+    device.cycle.advance()
+    device.take_plan(make_plan())
+    for _ in range(60):
+        device.cycle.advance()
+        device.clock.advance(0.5)
+    assert device.asked_at == [start + 10.0, start + 20.0]
+    assert device.charged() == []
+
+
+def test_a_plan_of_another_job_costs_the_present_round_nothing_until_it_is_charged(device: Device) -> None:
+    """A broker with an older store retains a plan of a job that was given up long ago."""
+    device.take_plan(make_plan())
+    device.give()
+    device.advance()
+    pending = device.pending()
+    device.clock.advance(100.0)
+    device.take_plan(make_plan(job=OTHER_JOB, deadline=1.0))
+    device.advance()
+    assert len(device.declined()) == 1
+    assert device.pending() == pending
+    assert device.state.spool.due(1e300, 100) == [], "sealed for another plan, they would be lost"
+    device.take_plan(make_plan())
+    assert device.pending() == pending
+    assert len(device.state.spool.due(1e300, 100)) == len(pending[1])
+    device.take_plan(make_plan(job=OTHER_JOB))
+    device.advance()
+    jobs = device.state.connection.execute("SELECT DISTINCT job FROM fragments WHERE message IS NOT NULL")
+    assert [row[0] for row in jobs] == [OTHER_JOB.hex()]
+    states = device.state.connection.execute("SELECT job, state FROM rounds ORDER BY number").fetchall()
+    assert [tuple(row) for row in states] == [(JOB.hex(), "expired"), (OTHER_JOB.hex(), "spooled")]

@@ -1,0 +1,115 @@
+"""A training process that ends, takes too long, or has nothing to do."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+import pytest
+from devices import Device
+from fleets import make_plan
+
+from agent.worker import Order, Prepared, Update, WorkerError
+
+
+class Mortal:
+    """A training process that ends at chosen questions, and then goes on."""
+
+    def __init__(self, device: Device, *, prepares: int = 0, updates: int = 0) -> None:
+        self._inner, self._prepares, self._updates = device.worker, prepares, updates
+        self.orders: list[Order] = []
+        device.cycle._worker = self
+
+    def prepare(self, order: Order) -> Future[Prepared]:
+        self.orders.append(order)
+        self._prepares -= 1
+        return _ended() if self._prepares >= 0 else self._inner.prepare(order)
+
+    def update(self) -> Future[Update]:
+        self._updates -= 1
+        return _ended() if self._updates >= 0 else self._inner.update()
+
+    def end(self) -> None:
+        pass
+
+
+def _ended() -> Future[Any]:
+    answer: Future[Any] = Future()
+    answer.set_exception(WorkerError("the training process ended: signal 9"))
+    return answer
+
+
+def test_a_plan_that_ends_training_before_the_charge_is_declined(device: Device) -> None:
+    mortal = Mortal(device, prepares=1)
+    plan = make_plan()
+    device.take_plan(plan)
+    device.give()
+    device.advance()
+    ((_, reason, _),) = device.declined()
+    assert reason == "the training process ended: signal 9"
+    assert (device.charged(), device.pending()) == ([], {})
+    device.take_plan(plan)
+    device.advance()
+    assert len(mortal.orders) == 1, "not decided twice"
+
+
+@pytest.mark.parametrize(("prepares", "updates"), [(0, 1), (0, 2), (0, 5)])
+def test_a_charged_round_survives_the_end_of_training_in_the_end_with_noise_alone(
+    device: Device, prepares: int, updates: int
+) -> None:
+    mortal = Mortal(device, prepares=prepares, updates=updates)
+    plan = make_plan()
+    device.take_plan(plan)
+    device.give()
+    for _ in range(updates + 1):
+        device.advance()
+        assert device.charged() == [1], "one charge, whatever happens"
+        device.clock.advance(10.0)
+    device.advance()
+    assert set(device.pending()) == {1}
+    ((state, reason),) = device.state.connection.execute("SELECT state, reason FROM rounds")
+    assert state == "spooled"
+    assert reason == (None if updates < 2 else "the training process ended: signal 9")
+    assert [order.failure is None for order in mortal.orders] == [True, True, *[False] * 5][: updates + 1]
+
+
+def test_training_longer_than_the_limit_is_declined(device: Device) -> None:
+    device.worker.longest_s = 3_600.1
+    device.take_plan(make_plan())
+    device.give()
+    device.advance()
+    ((_, reason, _),) = device.declined()
+    assert "limits.maximum_training_s" in reason
+    assert device.charged() == []
+
+
+def test_a_round_whose_slots_end_after_its_deadline_is_declined_before_the_charge(device: Device) -> None:
+    device.worker.longest_s = 20.0
+    device.take_plan(make_plan(deadline=5_000.0 + 19.0))
+    device.give()
+    device.advance()
+    ((_, reason, _),) = device.declined()
+    assert "could not send before 2" in reason
+    assert device.charged() == []
+
+
+def test_training_that_has_nothing_to_do_is_ended_and_begins_again(device: Device) -> None:
+    ends: list[float] = []
+    device.worker.end = lambda: ends.append(device.clock.monotonic())  # type: ignore[method-assign]
+    device.take_plan(make_plan())
+    device.give()
+    device.advance()
+    spooled_at = device.clock.monotonic()
+    device.clock.advance(599.0)
+    device.cycle.advance()
+    assert ends == []
+    device.clock.advance(2.0)
+    assert device.cycle.due_in_s() == 0
+    device.cycle.advance()
+    assert ends == [spooled_at + 601.0]
+    assert device.cycle.due_in_s() == np.inf
+    device.take_plan(make_plan(round=2))
+    device.give()
+    device.advance()
+    assert device.charged() == [1, 2]
