@@ -60,8 +60,9 @@ _POLL_S: Final = 0.02
 """How often a program looks whether training is done. Nothing that leaves depends on it."""
 _ATTEMPTS: Final = 2
 """After so many attempts that ended without an update, a charged round is noise alone."""
-_IDLE_S: Final = 600.0
-"""The training process is ended when it has had nothing to do for so long."""
+_IDLE_S: Final = 1_200.0
+"""The training process is ended when it has had nothing to do for so long: twice as long as what a look at the
+data found takes to count (:mod:`agent.decoding`), since a look ends with the process that began it."""
 
 
 class _Phase(Enum):

@@ -49,7 +49,7 @@ from dpagent.wording import counted
 FREE: Final = 0
 DECODED: Final = 1
 UNUSABLE: Final = 2
-"""Its record cannot be decoded, and is not tried again until its stamp changes."""
+"""Its record cannot be decoded, and is not tried again until its stamp or the limits change."""
 
 ROW: Final = np.dtype([("stamp", "<u8"), ("checksum", "<u4"), ("label", "<i4"), ("state", "u1")])
 _KEY_BYTES: Final = 16
@@ -68,6 +68,7 @@ class Header:
         unusable: why a row holds no record, by its number. Private.
         glance: as of :meth:`~dpagent.learning.data.format.Format.glance` when the rows were brought up to
             date.
+        limits: on memory (bytes) and time (seconds), beyond which a record counted as unusable.
         body: the digest of the table of rows.
     """
 
@@ -83,6 +84,7 @@ class Header:
     left_out: tuple[str, ...] = ()
     unusable: dict[str, str] = field(default_factory=dict)
     glance: str | None = None
+    limits: tuple[float, ...] = ()
     body: str = ""
 
 
@@ -276,7 +278,7 @@ class Rows(Dataset):
 
 def _parsed(head: bytes) -> Header:
     values = json.loads(head)
-    for key in ("shape", "class_names", "warnings", "left_out"):
+    for key in ("shape", "class_names", "warnings", "left_out", "limits"):
         values[key] = tuple(values[key])
     return Header(**values)
 

@@ -117,6 +117,16 @@ def test_a_broken_picture_is_not_tried_again_until_it_changes(tmp_path: Path, de
     assert decoded == [3, 0, 1]
 
 
+def test_what_no_limit_allowed_is_tried_again_under_others(tmp_path: Path, decoded: list[int]) -> None:
+    """As the sentence about it advises."""
+    folder_of(tmp_path / "data", *named(0, 1), width=1500, height=1500)
+    for memory_mib, readable in ((1, 0), (1, 0), (200, 2), (300, 2)):
+        board = pictures(tmp_path, decoding={"memory_mib": memory_mib})
+        rows = board.look(starts=True)
+        assert (len(rows), len(rows.origin.left_out)) == (readable, 2 - readable)
+    assert decoded == [2, 0, 2, 0]
+
+
 def test_what_the_board_had_no_time_for_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
