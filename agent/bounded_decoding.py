@@ -18,7 +18,7 @@ import os
 import resource
 import signal
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -68,7 +68,7 @@ class Outcome:
 
 def decode_apart(
     dataset: Dataset, numbers: Sequence[int], rows: Sequence[int], descriptor: int, limits: Limits
-) -> Iterator[Outcome]:
+) -> Generator[Outcome, None, None]:
     """Decode records into rows of a file.
 
     Args:
@@ -88,9 +88,13 @@ def decode_apart(
     while start < len(numbers):
         stop = start + 1 if alone else len(numbers)
         worker = _Worker(dataset, numbers[start:stop], rows[start:stop], descriptor, limits, alone=alone)
-        for outcome in worker.outcomes():
-            start += 1
-            yield outcome
+        try:
+            for outcome in worker.outcomes():
+                start += 1
+                yield outcome
+        except BaseException:  # Nobody takes the rest.
+            worker.kill()
+            raise
         status = worker.ended()
         if os.WIFEXITED(status) and os.WEXITSTATUS(status) == _CANNOT_WRITE:
             raise StorageError("A decoded record cannot be written. Check the disk of state_dir.")
@@ -118,10 +122,16 @@ class _Worker:
         alone: bool,
     ) -> None:
         self._reports, reports = os.pipe()
-        self._process = os.fork()
+        try:
+            self._process = os.fork()
+        except OSError:
+            os.close(self._reports)
+            os.close(reports)
+            raise
         if not self._process:
             code = _FAILED
             try:
+                os.close(self._reports)  # So that it ends at its next report when this process has ended.
                 code = _work(dataset, numbers, rows, descriptor, limits, reports, alone=alone)
             finally:
                 os._exit(code)
@@ -133,6 +143,11 @@ class _Worker:
             for line in stream:
                 if line.endswith(b"\n"):
                     yield Outcome(*json.loads(line))
+
+    def kill(self) -> None:
+        """End it."""
+        os.kill(self._process, signal.SIGKILL)
+        self.ended()
 
     def ended(self) -> int:
         """How it ended, as of :func:`os.waitpid`."""
@@ -153,7 +168,9 @@ def _work(
     for late in (signal.SIGPROF, signal.SIGALRM):
         signal.signal(late, signal.SIG_DFL)  # They end the process at once, whatever it is in.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    most = address_space() + limits.memory_bytes
+    most, hard = address_space() + limits.memory_bytes, resource.getrlimit(resource.RLIMIT_AS)[1]
+    if hard != resource.RLIM_INFINITY:
+        most = min(most, hard)
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
     for number, row in zip(numbers, rows, strict=True):
         signal.setitimer(signal.ITIMER_PROF, limits.seconds)

@@ -52,8 +52,9 @@ _ATTEMPTS: Final = 2
 """After so many attempts that ended without an update, a charged round is noise alone."""
 _RETRY_S: Final = 10.0
 """The next attempt begins after this time."""
-_IDLE_S: Final = 600.0
-"""The training process is ended when it has had nothing to do for so long."""
+_IDLE_S: Final = 1_200.0
+"""The training process is ended when it has had nothing to do for so long: twice as long as what a look at
+the data found takes to count (:mod:`agent.decoding`), since a look ends with the process that began it."""
 
 
 @dataclass(frozen=True, slots=True)

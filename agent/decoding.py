@@ -11,26 +11,29 @@ time that it may, and what it found counts from :data:`COUNTS_AFTER_S` after its
 whatever the records were. Records beyond that number wait for the next look; there, one new record may keep
 one other out for a look, as at the bound of ``max_records``.
 
-It reads its :class:`Order` from standard input. With another exit code than 0, it writes the reason why the
-rows stay as they are to standard output.
+It reads its :class:`Order` from standard input, and ends when the other end of that closes. With another exit
+code than 0, it writes the reason why the rows stay as they are to standard output.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import os
 import resource
+import select
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 
-from agent.bounded_decoding import Limits, address_space, decode_apart
+from agent.bounded_decoding import Limits, Outcome, address_space, decode_apart
 from agent.data_settings import DataSettings
 from agent.rows import DECODED, FREE, UNUSABLE, Index, RowStore
 from dpagent.errors import DpagentError, ExitCode
@@ -68,15 +71,15 @@ class Order:
     state_dir: Path
     starts: bool
 
-    def as_bytes(self) -> bytes:
+    def as_line(self) -> bytes:
         """For the standard input."""
         settings = self.settings.model_dump(mode="json", exclude_unset=True)
         values = {"settings": settings, "state_dir": str(self.state_dir), "starts": self.starts}
-        return json.dumps(values).encode()
+        return json.dumps(values).encode() + b"\n"
 
     @classmethod
     def parsed(cls, data: bytes) -> Order:
-        """Of :meth:`as_bytes`."""
+        """Of :meth:`as_line`."""
         values = json.loads(data)
         settings = DataSettings.model_validate_json(json.dumps(values["settings"]))
         return cls(settings, Path(values["state_dir"]), values["starts"])
@@ -187,24 +190,27 @@ class _Update:
         try:
             published = time.monotonic()
             numbers, rows = self._new.tolist(), self._rows.tolist()
-            outcomes = decode_apart(self._dataset, numbers, rows, descriptor, self._limits)
-            for place, (row, outcome) in enumerate(zip(rows, outcomes, strict=True)):
-                if outcome.is_final:
-                    label = self._dataset.labels[numbers[place]]
-                    state = UNUSABLE if outcome.problem else DECODED
-                    self._table[row] = (self._stamps[place], outcome.checksum, label, state)
-                    if outcome.problem:
-                        self._unusable[str(row)] = outcome.problem[:_LONGEST_SENTENCE]
-                else:
-                    self._late.append(outcome.problem)
-                if self._starts and time.monotonic() >= published + _PUBLISH_S:
-                    os.fsync(descriptor)
-                    self._publish(None)
-                    published = time.monotonic()
+            with closing(decode_apart(self._dataset, numbers, rows, descriptor, self._limits)) as outcomes:
+                for place, (row, outcome) in enumerate(zip(rows, outcomes, strict=True)):
+                    self._take(place, row, outcome)
+                    if self._starts and time.monotonic() >= published + _PUBLISH_S:
+                        os.fsync(descriptor)
+                        self._publish(None)
+                        published = time.monotonic()
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
         self._publish(glance if self._is_whole and not self._late else None)
+
+    def _take(self, place: int, row: int, outcome: Outcome) -> None:
+        if not outcome.is_final:
+            self._late.append(outcome.problem)
+            return
+        label = self._dataset.labels[self._new[place]]
+        state = UNUSABLE if outcome.problem else DECODED
+        self._table[row] = (self._stamps[place], outcome.checksum, label, state)
+        if outcome.problem:
+            self._unusable[str(row)] = outcome.problem[:_LONGEST_SENTENCE]
 
     def _publish(self, glance: str | None) -> None:
         dataset, origin = self._dataset, self._dataset.origin
@@ -249,10 +255,23 @@ def _limit_memory(order: Order) -> None:
     )
 
 
+def _end_with_parent() -> None:
+    """Let the kernel end this process and its forks when the other end of standard input closes.
+
+    A pipe of which that is so sends SIGIO to its owner, here the process group, which that signal ends.
+    """
+    fcntl.fcntl(sys.stdin, fcntl.F_SETOWN, -os.getpgrp())
+    fcntl.fcntl(sys.stdin, fcntl.F_SETFL, fcntl.fcntl(sys.stdin, fcntl.F_GETFL) | os.O_ASYNC)
+    if select.select([sys.stdin], [], [], 0)[0]:
+        sys.exit(ExitCode.INTERRUPTED)  # It has closed already.
+
+
 def main() -> None:
     """Carry out the order on standard input."""
     os.nice(10)
-    order = Order.parsed(sys.stdin.buffer.read())
+    line = sys.stdin.buffer.readline()
+    _end_with_parent()
+    order = Order.parsed(line)
     _limit_memory(order)
     try:
         bring_up_to_date(order)

@@ -91,8 +91,8 @@ class Effort:
             done: new records whose features are computed.
         """
         try:
-            for _ in range(done, self._new_records, _TRIED_FEATURES):
-                self._compute_features()
+            for start in range(done, self._new_records, _TRIED_FEATURES):
+                self._compute_features(min(_TRIED_FEATURES, self._new_records - start))
         except Exception:
             log.warning("the time of features was not filled up", exc_info=True)
 
@@ -126,10 +126,10 @@ class Effort:
         )
         return inputs
 
-    def _compute_features(self) -> None:
+    def _compute_features(self, records: int = _TRIED_FEATURES) -> None:
         assert self._front_end is not None
         shape = self._front_end.input_shape
-        self._front_end(np.random.default_rng(0).random((_TRIED_FEATURES, *shape), np.float32))
+        self._front_end(np.random.default_rng(0).random((records, *shape), np.float32))
 
     def _compute(self, weights: NDArray[np.float32], records: int) -> None:
         inputs, task = self._inputs[:records], self._task

@@ -34,6 +34,7 @@ import numpy as np
 from agent.data_settings import DataSettings
 from agent.decoding import COUNTS_AFTER_S, Order
 from agent.rows import RowStore
+from agent.worker import said
 from dpagent.errors import ConfigurationError, DataError, DpagentError, ExitCode, StorageError
 from dpagent.learning.data.checking import count_non_finite
 from dpagent.learning.data.dataset import Dataset
@@ -118,8 +119,9 @@ class Records:
             if self._store.sign() == self._adopted:
                 return
             self.dataset = self._newest()
-        except DpagentError as error:
-            log.error("the records are those of before: %s", error)
+        except Exception as error:
+            log.debug("the details", exc_info=True)
+            log.error("the records are those of before: %s", said(error))
             return
         if len(self.dataset) != len(before):
             # Only for the owner of the device: the numbers are private.
@@ -127,11 +129,11 @@ class Records:
         self._say_left_out()
 
     def look(self) -> None:
-        """Begin to decode what is new, unless what the last look found does not count yet.
+        """Begin to decode what is new, unless what the last look found has not been adopted yet.
 
         Call it when a round has read the records. Raises nothing, and returns at once.
         """
-        self.adopt()  # A look overwrites rows that an index before the newest may tell of.
+        # A look overwrites rows that an index before the newest may tell of.
         if not self._are_rows or self._look is not None:
             return
         try:
@@ -139,11 +141,6 @@ class Records:
         except OSError as error:
             log.error("the data cannot be looked at again: %s", error)
         self._looked_at = time.monotonic()
-
-    def close(self) -> None:
-        """End a look that still goes on."""
-        if self._look is not None:
-            self._look.kill()
 
     def attempt(self, work: Callable[[Dataset], ResultT]) -> ResultT:
         """The result of ``work`` on the records; the log names the unreadable ones."""
@@ -210,19 +207,22 @@ class _Look:
     """
 
     def __init__(self, order: Order) -> None:
-        with os.fdopen(os.memfd_create("order"), "w+b") as stream:
-            stream.write(order.as_bytes())
-            stream.seek(0)
-            self._process = subprocess.Popen(
-                # -P: not from this directory, whose folders may be called like the packages.
-                [sys.executable, "-P", "-m", "agent.decoding"],
-                stdin=stream,
-                stdout=subprocess.PIPE,
-                # A fork takes along no thread of numpy's.
-                env=os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
-                process_group=0,
-            )
+        self._process = subprocess.Popen(
+            # -P: not from this directory, whose folders may be called like the packages.
+            [sys.executable, "-P", "-m", "agent.decoding"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            # A fork takes along no thread of numpy's.
+            env=os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
+            process_group=0,
+        )
         self.kill = weakref.finalize(self, _end, self._process)
+        assert self._process.stdin is not None
+        # If it has ended already, its exit code says how. The pipe stays open: it ends when this process
+        # does, however that is.
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(order.as_line())
+            self._process.stdin.flush()
 
     def goes_on(self) -> bool:
         """Whether it has not ended."""
@@ -248,5 +248,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    if process.stdout is not None:
-        process.stdout.close()
+    for stream in (process.stdin, process.stdout):
+        if stream is not None:
+            with contextlib.suppress(BrokenPipeError):
+                stream.close()

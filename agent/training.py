@@ -38,6 +38,7 @@ from agent.settings import AgentSettings
 from agent.worker import Update, said
 from dpagent.errors import StorageError
 from dpagent.learning.data.dataset import Dataset
+from dpagent.learning.data.opening import require_declared
 from dpagent.learning.front_end.features import FeatureSet, FrontEnd, has_features, require_room
 from dpagent.learning.models.stages import FrozenNetwork
 from dpagent.learning.training.engine import MAX_LOT_MICROBATCHES, Engine, accumulation_slack
@@ -149,15 +150,11 @@ class Trainer:
                 )
             # The greatest L with L·⌈L/m⌉ within the bound is no less than this.
             self._require_lots(task, math.isqrt(MAX_LOT_MICROBATCHES * engine.microbatch) - engine.microbatch)
-        adopts = "records" in self.__dict__ and self.records.is_due
-        new_records = 0
-        if front_end is not None and not has_features(self._settings.state_dir, front_end):
-            new_records = self._max_records
-        elif front_end is not None and adopts:
-            new_records = most_new(self._settings.data)
+        adopts = self._has_read and self.records.is_due
         effort = Effort(
-            task, weights, engine, self._max_records, front_end=front_end, new_records=new_records
-        )
+            task, weights, engine, self._max_records,
+            front_end=front_end, new_records=self._most_new_records(front_end, adopts=adopts),
+        )  # fmt: skip
         return Work(task, weights, front_end, engine, effort, adopts=adopts, longest_s=effort.longest_s())
 
     def noisy_update(self, work: Work) -> Update:
@@ -186,8 +183,23 @@ class Trainer:
 
     def look(self) -> None:
         """Begin to bring the records up to date, for later rounds. Raises nothing, and returns at once."""
-        if "records" in self.__dict__:
+        if self._has_read:
             self.records.look()
+
+    @property
+    def _has_read(self) -> bool:
+        """Whether a round has opened the records in this process."""
+        return "records" in self.__dict__
+
+    def _most_new_records(self, front_end: FrontEnd | None, *, adopts: bool) -> int:
+        """Of how many records a round may have to compute features first. Public."""
+        if front_end is None:
+            return 0
+        if not has_features(self._settings.state_dir, front_end):
+            return self._max_records
+        # A process that has read none yet takes in what the last look of the one before it found.
+        takes_in = adopts or not (self._has_read or require_declared(self._settings.data).costs_alike)
+        return min(self._max_records, most_new(self._settings.data)) if takes_in else 0
 
     def _lot_sum(self, work: Work, records: Dataset, local: NDArray[np.float32]) -> NDArray[np.float64]:
         assert work.effort is not None

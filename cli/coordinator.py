@@ -34,7 +34,8 @@ def run(config: ConfigOption, log_level: LogLevelOption = LogLevel.INFO) -> None
         from coordinator.daemon import Coordinator
         from coordinator.settings import load_fleet_settings
 
-    finished = Coordinator(load_fleet_settings(config)).run(stop.event)
+    coordinator = Coordinator(load_fleet_settings(config))
+    finished = coordinator.run(stop.serving())
     raise typer.Exit(0 if finished else stop.exit_code)
 
 

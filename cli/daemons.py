@@ -32,21 +32,25 @@ def start_logging(level: LogLevel) -> None:
 
 
 class StopSignals:
-    """Turns SIGTERM and SIGINT into an event for the daemon's loop.
-
-    Attributes:
-        event: Set by the first signal.
-    """
+    """Ends a daemon on SIGTERM or SIGINT: at once while it starts, and by an event once it serves."""
 
     def __init__(self) -> None:
-        self.event = threading.Event()
+        self._stop = threading.Event()
+        self._serves = False
         self._signal: int | None = None
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._note)
 
     def _note(self, number: int, _frame: object) -> None:
         self._signal = number
-        self.event.set()
+        if not self._serves:
+            raise SystemExit(self.exit_code)
+        self._stop.set()
+
+    def serving(self) -> threading.Event:
+        """What a signal sets from here on."""
+        self._serves = True
+        return self._stop
 
     @property
     def exit_code(self) -> ExitCode:

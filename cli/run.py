@@ -25,5 +25,6 @@ def run(
     from agent.daemon import Agent
     from agent.settings import load_agent_settings
 
-    Agent(load_agent_settings(config)).run(stop.event)
+    agent = Agent(load_agent_settings(config))  # It may decode records for a long time.
+    agent.run(stop.serving())
     raise typer.Exit(stop.exit_code)

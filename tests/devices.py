@@ -43,7 +43,7 @@ ResultT = TypeVar("ResultT")
 def started_trainer(settings: AgentSettings) -> Trainer:
     """The trainer of an agent that has started: it has seen the records, and taken room for features."""
     settings.state_dir.mkdir(exist_ok=True)
-    Records(settings.data, settings.state_dir).close()
+    Records(settings.data, settings.state_dir)
     reserve(settings.state_dir, settings.data.features_mib << 20)
     return Trainer(settings, load_profile("generic-linux"))
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -118,6 +120,37 @@ def test_memory_is_bounded_by_the_limit(tmp_path: Path) -> None:
         limits = Limits(mebibytes * MIB, 5.0)
         (outcome,) = outcomes(tmp_path / "rows", 1, {0: bloats}, limits)
         assert bool(outcome.problem) != fits
+
+
+def test_memory_is_bounded_by_a_limit_of_the_board_s_too(tmp_path: Path) -> None:
+    """One below what the decoder may take is kept, and costs no record that fits it."""
+    check = (
+        "import resource, sys; from pathlib import Path; from agent.bounded_decoding import address_space\n"
+        "sys.path[:0] = sys.argv[2:]; from test_bounded_decoding import MIB, bloats, outcomes\n"
+        "most = address_space() + 60 * MIB\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (most, most))\n"
+        "print([bool(one.problem) for one in outcomes(Path(sys.argv[1]), 3, {1: bloats})])"
+    )
+    here = Path(__file__).parent
+    command = [sys.executable, "-c", check, str(tmp_path / "rows"), str(here), str(here.parent)]
+    environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
+    result = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    assert result.stdout.strip() == "[False, True, False]"
+
+
+def test_a_fork_ends_when_nobody_takes_the_rest(tmp_path: Path) -> None:
+    """It would go on writing rows that may be another record's by then."""
+    file = tmp_path / "rows"
+    descriptor = os.open(file, os.O_RDWR | os.O_CREAT)
+    dataset = Treacherous(2, {1: blocks})
+    try:
+        outcomes_of = decode_apart(dataset, [0, 1], [0, 1], descriptor, Limits(64 * MIB, 10.0))
+        assert next(outcomes_of).problem == ""
+        outcomes_of.close()
+    finally:
+        os.close(descriptor)
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
 
 
 def test_many_that_fail_are_each_tried_twice_at_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

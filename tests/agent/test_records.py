@@ -19,6 +19,7 @@ from neighbours import look_again
 from pictures import damaged_inside, encoded, folder_of, noise, write, zip_of
 
 from agent.data_settings import DataSettings
+from agent.decoding import most_new
 from agent.noisy_sums import clipped_sum, noisy_sum, sum_of_moments
 from agent.records import Records
 from agent.settings import load_agent_settings
@@ -27,6 +28,7 @@ from dpagent.errors import DataError, StorageError
 from dpagent.learning.data.dataset import ArrayDataset, Dataset
 from dpagent.learning.data.formats.npz import save_npz
 from dpagent.learning.data.opening import declare
+from dpagent.learning.front_end.features import FrontEnd
 from dpagent.learning.models.description import from_description
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.training.lots import sum_over_lot
@@ -201,6 +203,41 @@ def front_end_task() -> RoundTask:
     )
 
 
+def test_a_process_that_comes_later_computes_features_of_as_many_as_a_look_may_have_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last look of the process before found some, or none: its first round takes the same time."""
+    task, weights, root = front_end_task(), np.zeros(50, np.float32), photos(tmp_path / "photos")
+    first, made = trainer(tmp_path, root, max_records=1_000), 0
+    a_look_may_find = most_new(first._settings.data)
+    assert COUNT < a_look_may_find < 1_000
+    compute = FrontEnd.__call__
+
+    def counting(front_end: FrontEnd, inputs: Any) -> Any:
+        nonlocal made
+        made += len(inputs)
+        return compute(front_end, inputs)
+
+    monkeypatch.setattr(FrontEnd, "__call__", counting)
+
+    def computed_in_a_round(board: Trainer) -> int:
+        nonlocal made
+        work = board.prepare(task, {}, weights)
+        made = 0
+        assert board.noisy_update(work).failure is None
+        return made
+
+    assert computed_in_a_round(first) == 1000
+    assert computed_in_a_round(first) == 0
+    for name in ([], ["0/more.png", "1/more.png"]):
+        folder_of(root, *name, **DIGIT)
+        look_again(first.records)
+        later = Trainer(first._settings, first._profile)
+        assert computed_in_a_round(later) == a_look_may_find
+        assert len(later.records.dataset) == COUNT + len(name)
+        assert computed_in_a_round(later) == 0
+
+
 def test_what_a_look_leaves_out_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     root = tmp_path / "photos"
     folder_of(root, "a/1.png", "b/2.png")
@@ -305,11 +342,13 @@ def test_what_a_look_found_counts_after_a_time_that_no_record_changes(tmp_path: 
     records.look()
     assert not records.is_looking, "the next begins when it counts"
     records.counts_after_s = 0.0
+    records.look()
+    assert not records.is_looking
+    assert records.attempt(sizes) == COUNT, "only a round that expects new records takes them in"
     records.adopt()
     assert records.attempt(sizes) == COUNT + 1
     records.look()
     assert records.is_looking
-    records.close()
 
 
 def test_with_a_process_that_comes_later_no_more_count_than_declared(tmp_path: Path) -> None:

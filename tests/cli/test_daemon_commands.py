@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import contextlib
+import os
 import signal
 import subprocess
 import time
@@ -12,7 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from brokers import wait_until
 from commands import command_line, dpagent
+from pictures import folder_of
 
 from dpagent.learning.data.dataset import ArrayDataset
 from dpagent.learning.data.formats.npz import save_npz
@@ -122,6 +126,44 @@ def test_data_that_no_model_fits_and_damaged_data(tmp_path: Path) -> None:
     result = dpagent("run", "--config", str(file))
     assert result.returncode == 4
     assert "data.npz" in result.stderr
+
+
+def members(group: int) -> set[int]:
+    """The processes of a group that have not ended."""
+    found = set()
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, _, number = stat.read_text().rpartition(")")[2].split()[:3]
+            if int(number) == group and state != "Z":
+                found.add(int(stat.parent.name))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)]
+)
+def test_an_agent_that_is_stopped_while_it_decodes_leaves_no_process_behind(
+    tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    folder_of(tmp_path / "photos", "0/0.png", width=1500, height=1500)
+    for other in range(1, 1_000):
+        os.link(tmp_path / "photos/0/0.png", tmp_path / f"photos/0/{other}.png")
+    section = {"size": [8, 8], "mode": "grey", "folder": "."}
+    data = {"kind": "images", "path": "photos", "dtype": "uint8", "images": section, "max_records": 1_000}
+    data = {key: value for key, value in DATA.items() if key != "shape"} | data
+    file = begun(write_agent(tmp_path, data=data))
+    agent = subprocess.Popen(command_line("run", "--config", str(file)), stderr=subprocess.PIPE, text=True)
+    children = Path(f"/proc/{agent.pid}/task/{agent.pid}/children")
+    try:
+        wait_until(lambda: len(members(int(children.read_text() or -1))) == 2, "a fork that decodes", 60)
+        group = int(children.read_text())
+        agent.send_signal(number)
+        _, said = agent.communicate(timeout=20)
+    finally:
+        agent.kill()
+    wait_until(lambda: not members(group), "the end of what decodes", 10)
+    assert agent.returncode == code, said
+    assert "Traceback" not in said
 
 
 @pytest.mark.heavy
