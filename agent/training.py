@@ -96,6 +96,8 @@ class Trainer:
         self._features: FeatureSet | None = None
         """Of the records below, by the front end."""
         self._features_are_of: Dataset | None = None
+        self._takes_in = True
+        """Whether records may have come in since features were computed last. Public."""
 
     @cached_property
     def records(self) -> Records:
@@ -153,7 +155,7 @@ class Trainer:
         new_records = 0
         if front_end is not None and not has_features(self._settings.state_dir, front_end):
             new_records = self._max_records
-        elif front_end is not None and adopts:
+        elif front_end is not None and (adopts or self._takes_in):
             new_records = most_new(self._settings.data)
         effort = Effort(
             task, weights, engine, self._max_records, front_end=front_end, new_records=new_records
@@ -169,6 +171,7 @@ class Trainer:
         failures = [] if work.failure is None else [work.failure]
         if work.adopts:
             self.records.adopt()
+            self._takes_in = True
 
         def lot_sum(local: NDArray[np.float32]) -> NDArray[np.float64]:
             # Each step tries anew: what fails in one costs no other.
@@ -187,6 +190,7 @@ class Trainer:
     def look(self) -> None:
         """Begin to bring the records up to date, for later rounds. Raises nothing, and returns at once."""
         if "records" in self.__dict__:
+            self._takes_in |= self.records.is_due  # A look takes in first what the one before it found.
             self.records.look()
 
     def _lot_sum(self, work: Work, records: Dataset, local: NDArray[np.float32]) -> NDArray[np.float64]:
@@ -215,19 +219,22 @@ class Trainer:
         """The engine's inputs: the records, or their features."""
         if front_end is None:
             return records
+        computed = 0
         if self._features is None or self._features_are_of is not records:
             if self._features is not None:
                 self._features.close()
                 self._features = None
             self._features = FeatureSet(records, front_end, self._settings.state_dir)
-            if self._features.computed:
-                log.info("computed features of %s", counted(self._features.computed, "record"))
+            if computed := self._features.computed:
+                log.info("computed features of %s", counted(computed, "record"))
             self._features_are_of = records
-            effort.fill_up_features(self._features.computed)
             if unusable := self._features.unusable:
                 # Only for the owner of the device: the number is private.
                 total = counted(len(records), "record")
                 log.warning("%d of %s have no finite features and do not count", unusable, total)
+        # Also where no record has come in, which must not show.
+        effort.fill_up_features(computed)
+        self._takes_in = False
         return self._features
 
     def _front_end_for(self, task: RoundTask, assets: Mapping[str, bytes]) -> FrontEnd | None:
