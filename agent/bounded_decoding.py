@@ -30,6 +30,8 @@ from dpagent.learning.data.dataset import Dataset
 
 log = logging.getLogger(__name__)
 
+ATTEMPTS: Final = 2
+"""A record that fails takes so many times its limit of time at most."""
 _PATIENCE: Final = 30
 """Seconds by the clock for each of processor time: training has priority on a busy board."""
 _LONGEST: Final = 1_000

@@ -7,9 +7,9 @@ a limit on its memory.
 **When new records count.** How long a look takes depends on what it decodes. If what it found counted as soon
 as it is done, one record that is slow to decode would keep all that come with it out of the next round. So
 while the agent runs, a look decodes at most so many new records as fit :data:`LOOK_S` if each takes all the
-time that it may, and what it found counts from :data:`COUNTS_AFTER_S` after its beginning on, when it is done
-whatever the records were. Records beyond that number wait for the next look; there, one new record may keep
-one other out for a look, as at the bound of ``max_records``.
+time that it may, in both attempts that a failing one has. What it found counts from :data:`COUNTS_AFTER_S`
+after its beginning on, when it is done whatever the records were. Records beyond that number wait for the
+next look; there, one new record may keep one other out for a look, as at the bound of ``max_records``.
 
 It reads its :class:`Order` from standard input, and ends when the other end of that closes. With another exit
 code than 0, it writes the reason why the rows stay as they are to standard output.
@@ -33,7 +33,7 @@ from typing import Final
 
 import numpy as np
 
-from agent.bounded_decoding import Limits, Outcome, address_space, decode_apart
+from agent.bounded_decoding import ATTEMPTS, Limits, Outcome, address_space, decode_apart
 from agent.data_settings import DataSettings
 from agent.rows import DECODED, FREE, UNUSABLE, Index, RowStore
 from dpagent.errors import DpagentError, ExitCode
@@ -129,7 +129,7 @@ def _leave_out_all(store: RowStore, known: Index, why: str) -> None:
 
 def most_new(settings: DataSettings) -> int:
     """How many new records a look decodes at most, while the agent runs."""
-    return max(1, int(LOOK_S / _seconds(settings)))
+    return max(1, int(LOOK_S / (ATTEMPTS * _seconds(settings))))
 
 
 def _seconds(settings: DataSettings) -> float:

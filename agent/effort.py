@@ -85,7 +85,7 @@ class Effort:
         return _SPARE * total_s
 
     def fill_up_features(self, done: int) -> None:
-        """Go on with made-up records until features of as many are computed as there may be new ones.
+        """Go on with made-up records until features of as many are computed as there may be new ones; once.
 
         Args:
             done: new records whose features are computed.
@@ -95,6 +95,7 @@ class Effort:
                 self._compute_features(min(_TRIED_FEATURES, self._new_records - start))
         except Exception:
             log.warning("the time of features was not filled up", exc_info=True)
+        self._new_records = 0  # The next local step has them.
 
     def fill_up(self, local: NDArray[np.float32], done: int) -> None:
         """Go on with made-up records until as many are done as the largest lot has.

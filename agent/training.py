@@ -97,6 +97,8 @@ class Trainer:
         self._features: FeatureSet | None = None
         """Of the records below, by the front end."""
         self._features_are_of: Dataset | None = None
+        self._takes_in = True
+        """Whether records may have come in since features were computed last. Public."""
 
     @cached_property
     def records(self) -> Records:
@@ -166,6 +168,7 @@ class Trainer:
         failures = [] if work.failure is None else [work.failure]
         if work.adopts:
             self.records.adopt()
+            self._takes_in = True
 
         def lot_sum(local: NDArray[np.float32]) -> NDArray[np.float64]:
             # Each step tries anew: what fails in one costs no other.
@@ -197,8 +200,7 @@ class Trainer:
             return 0
         if not has_features(self._settings.state_dir, front_end):
             return self._max_records
-        # A process that has read none yet takes in what the last look of the one before it found.
-        takes_in = adopts or not (self._has_read or require_declared(self._settings.data).costs_alike)
+        takes_in = (adopts or self._takes_in) and not require_declared(self._settings.data).costs_alike
         return min(self._max_records, most_new(self._settings.data)) if takes_in else 0
 
     def _lot_sum(self, work: Work, records: Dataset, local: NDArray[np.float32]) -> NDArray[np.float64]:
@@ -227,19 +229,22 @@ class Trainer:
         """The engine's inputs: the records, or their features."""
         if front_end is None:
             return records
+        computed = 0
         if self._features is None or self._features_are_of is not records:
             if self._features is not None:
                 self._features.close()
                 self._features = None
             self._features = FeatureSet(records, front_end, self._settings.state_dir)
-            if self._features.computed:
-                log.info("computed features of %s", counted(self._features.computed, "record"))
+            if computed := self._features.computed:
+                log.info("computed features of %s", counted(computed, "record"))
             self._features_are_of = records
-            effort.fill_up_features(self._features.computed)
             if unusable := self._features.unusable:
                 # Only for the owner of the device: the number is private.
                 total = counted(len(records), "record")
                 log.warning("%d of %s have no finite features and do not count", unusable, total)
+        # Also where no record has come in, which must not show.
+        effort.fill_up_features(computed)
+        self._takes_in = False
         return self._features
 
     def _front_end_for(self, task: RoundTask, assets: Mapping[str, bytes]) -> FrontEnd | None:

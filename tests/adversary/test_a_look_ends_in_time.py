@@ -1,0 +1,155 @@
+"""A record that is slow to decode, and then fails, keeps the records that came with it out of a round.
+
+Claim: a look at the data takes no more processor time than :data:`agent.decoding.LOOK_S`, whatever the
+    records are, so that what it found counts from a time on that no record moves; and a round that takes in
+    new records computes features of as many, however many there are and whoever asked for them last.
+Parameters: records that spin for 0.8 of their limit and then fail; a model with a front end, and pictures
+    that come between two rounds, which the same training process or a new one takes in.
+
+Before, a record that failed was tried once more at the same price, so that a look took up to twice its time,
+960 s, while it counted after 600 s: one record more decided on all. And features of new records were counted
+only where a look's result was adopted within a round: a training process that had just been started, as it is
+after ten idle minutes, computed features of new records that its trial had not counted, so that the slot of
+its answer told how many there were.
+
+Power: no randomness. The first test measures processor time, with a margin of a third on either side.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from pathlib import Path
+from typing import Any
+
+import cbor2
+import numpy as np
+import pytest
+from devices import started_trainer
+from fleets import DIGITS, make_task, terms, write_agent
+from neighbours import look_again
+from numpy.typing import NDArray
+from pictures import folder_of
+
+from agent.bounded_decoding import Limits, decode_apart
+from agent.data_settings import DataSettings
+from agent.decoding import LOOK_S, most_new
+from agent.profile import load_profile
+from agent.settings import AgentSettings, load_agent_settings
+from agent.training import Trainer
+from dpagent.errors import DataError
+from dpagent.learning.data.dataset import Dataset, Indices
+from dpagent.learning.front_end.features import FrontEnd
+from dpagent.learning.models.description import from_description
+from dpagent.protocol.signing import Signer, new_signing_secret
+from dpagent.protocol.task import RoundTask
+
+COUNT, SECONDS = 4, 0.3
+KEY = Signer(new_signing_secret(), "testers").public_key
+PICTURES: dict[str, Any] = {
+    "kind": "images", "dtype": "uint8", "features_mib": 1,
+    "images": {"size": [8, 8], "mode": "grey", "folder": "."},
+}  # fmt: skip
+
+
+class SlowToFail(Dataset):
+    """Records that take most of their time, and are none."""
+
+    def __init__(self) -> None:
+        super().__init__(np.zeros(COUNT, np.int64), 2, shape=(2,), dtype=np.dtype(np.uint8))
+
+    def _read(self, indices: Indices) -> NDArray[Any]:
+        until = time.process_time() + 0.8 * SECONDS
+        while time.process_time() < until:
+            pass
+        raise DataError("no picture.")
+
+
+def children_s() -> float:
+    """Processor time of processes that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def test_a_look_is_counted_with_all_the_attempts_that_its_records_have(tmp_path: Path) -> None:
+    settings = DataSettings.model_validate(
+        {"name": "mine", "path": tmp_path, "kind": "images", "decoding": {"seconds": SECONDS}}
+    )
+    priced_s = LOOK_S / most_new(settings)
+    descriptor = os.open(tmp_path / "rows", os.O_RDWR | os.O_CREAT)
+    before_s = children_s()
+    outcomes = decode_apart(SlowToFail(), range(COUNT), range(COUNT), descriptor, Limits(64 << 20, SECONDS))
+    assert all(outcome.problem for outcome in outcomes)
+    os.close(descriptor)
+    taken_s = children_s() - before_s
+    assert taken_s > 0.8 * SECONDS * COUNT
+    assert taken_s < priced_s * COUNT
+
+
+def pooled() -> RoundTask:
+    """Of a model whose front end makes 4 features of a record."""
+    pooling = {"random": {"layers": [{"average_pool2d": {"kernel": 4, "stride": 4}}]}}
+    spec = from_description(DIGITS.describe() | {"front_end": [pooling], "layers": [{"dense": 10}]})
+    model = {
+        "description": cbor2.dumps(spec.describe(), canonical=True),
+        "parameters": spec.parameter_count,
+        "architecture": spec.digest(),
+    }
+    return make_task(model=model, **terms(rate=1.0), wire={"block": 50, "width": 24, "shift": 10})
+
+
+def features_computed(trainer: Trainer) -> int:
+    """How many records' features a round computes, made-up ones included."""
+    work = trainer.prepare(pooled(), {}, np.zeros(50, np.float32))
+    made: list[int] = []
+    original = FrontEnd.__call__
+
+    def counting(self: FrontEnd, inputs: NDArray[Any]) -> NDArray[np.float32]:
+        made.append(len(inputs))
+        return original(self, inputs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FrontEnd, "__call__", counting)
+        assert trainer.noisy_update(work).failure is None
+    return sum(made)
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> AgentSettings:
+    folder_of(
+        tmp_path / "photos", *(f"{number}/a.png" for number in range(10)), width=8, height=8, channels=1
+    )
+    data = {"path": str(tmp_path / "photos"), **PICTURES}
+    return load_agent_settings(write_agent(tmp_path, None, KEY, engine="numpy", data=data))
+
+
+@pytest.mark.parametrize("new", [0, 3])
+@pytest.mark.parametrize("asked_by", ["a new process", "the look after", "a round"])
+def test_features_of_as_many_records_are_computed_however_many_came(
+    settings: AgentSettings, tmp_path: Path, asked_by: str, new: int
+) -> None:
+    trainer = started_trainer(settings)
+    assert features_computed(trainer) >= 10
+    for number in range(new):
+        folder_of(tmp_path / "photos", f"{number}/b.png", width=8, height=8, channels=1)
+    match asked_by:
+        case "a new process":
+            look_again(trainer.records)
+            trainer = Trainer(settings, load_profile("generic-linux"))
+        case "the look after":
+            # Due between the round's preparation and its end: adopted by the next round, and not by a look.
+            trainer.records.counts_after_s = 0.0
+            trainer.look()
+            while trainer.records.is_looking:
+                time.sleep(0.05)
+            trainer.look()
+            trainer.records.counts_after_s = 600.0
+        case _:
+            trainer.records.counts_after_s = 0.0
+            trainer.look()
+            while trainer.records.is_looking:
+                time.sleep(0.05)
+    most = most_new(settings.data)
+    adopts = asked_by != "the look after"
+    assert adopts * most <= features_computed(trainer) <= adopts * (most + 4)
