@@ -469,13 +469,13 @@ def test_training_that_has_nothing_to_do_is_ended_and_begins_again(device: Devic
     device.give()
     device.advance()
     spooled_at = device.clock.monotonic()
-    device.clock.advance(599.0)
+    device.clock.advance(1_199.0)
     device.cycle.advance()
     assert ends == []
     device.clock.advance(2.0)
     assert device.cycle.due_in_s() == 0
     device.cycle.advance()
-    assert ends == [spooled_at + 601.0]
+    assert ends == [spooled_at + 1_201.0]
     assert device.cycle.due_in_s() == np.inf
     device.cycle.take_plan(make_plan(round=2))
     device.give()
