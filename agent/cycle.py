@@ -60,9 +60,11 @@ _POLL_S: Final = 0.02
 """How often a program looks whether training is done. Nothing that leaves depends on it."""
 _ATTEMPTS: Final = 2
 """After so many attempts that ended without an update, a charged round is noise alone."""
+_PATIENCE: Final = 4.0
+"""A training process is ended that takes so many times longer than its slots, and than any training may."""
 _IDLE_S: Final = 1_200.0
-"""The training process is ended when it has had nothing to do for so long: twice as long as what a look at the
-data found takes to count (:mod:`agent.decoding`), since a look ends with the process that began it."""
+"""The training process is ended when it has had nothing to do for so long: twice as long as what a look found
+takes to count (:mod:`agent.decoding`), since a look ends with the process that began it."""
 
 
 class _Phase(Enum):
@@ -168,6 +170,8 @@ class Cycle:
         announcement."""
         self._at_work: _Admitted | _InTraining | None = None
         """What the training process is at."""
+        self._answers_by = math.inf
+        """When it counts as one that never answers (monotonic)."""
         self._busy_until = -math.inf
         """No work on another round begins before (monotonic)."""
         self._worked_at = math.inf
@@ -309,6 +313,9 @@ class Cycle:
                     self._take_prepared(at_work)
                 else:
                     self._take_update(at_work)
+            elif now >= self._answers_by:
+                log.error("the training process does not answer, and is ended")
+                self._worker.end()  # With that, it has answered.
             return
         if announced is None or announced.phase is _Phase.SETTLED:
             if now >= self._worked_at + _IDLE_S:
@@ -426,6 +433,7 @@ class Cycle:
         answer = self._worker.prepare(Order(announced.plan, model.weights, model.assets, failure))
         self._at_work = _Admitted(announced, task, price, began_at, answer)
         self._worked_at = self._clock.monotonic()
+        self._answers_by = self._worked_at + self._limits.maximum_training_s
 
     def _take_prepared(self, admitted: _Admitted) -> None:
         announced, plan = admitted.announced, admitted.task.plan
@@ -452,6 +460,8 @@ class Cycle:
         # coordinator chooses when the last chunk comes, and how long its plan takes to decide on.
         announced.phase = _Phase.TRAIN
         self._open_slots(announced, begins_at, slots)
+        longest_s = max(self._limits.maximum_training_s, slots * self._publisher.slot_s(plan))
+        self._answers_by = begins_at + _PATIENCE * longest_s
         faults.reached(FaultPoint.AGENT_TRAINS)
         self._at_work = _InTraining(announced, admitted.task, self._worker.update())
 

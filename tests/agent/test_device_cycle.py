@@ -442,6 +442,64 @@ def test_a_charged_round_survives_the_end_of_training_in_the_end_with_noise_alon
     assert [order.failure is None for order in mortal.orders] == [True, True, *[False] * 5][: updates + 1]
 
 
+class Silent:
+    """A training process that answers no question of one kind until it is ended."""
+
+    def __init__(self, device: Device, kind: str) -> None:
+        self._inner, self._kind = device.worker, kind
+        self._asked: list[Future[Any]] = []
+        device.cycle._worker = self
+
+    def prepare(self, order: Order) -> Future[Prepared]:
+        return self._silence() if self._kind == "prepare" else self._inner.prepare(order)
+
+    def update(self) -> Future[Update]:
+        return self._silence() if self._kind == "update" else self._inner.update()
+
+    def end(self) -> None:
+        for answer in self._asked:
+            answer.set_exception(WorkerError("the training process ended: signal 9"))
+        self._asked.clear()
+        self._kind = ""
+
+    def _silence(self) -> Future[Any]:
+        self._asked.append(Future())
+        return self._asked[-1]
+
+
+def until_training_does_not_answer(device: Device, at_most_s: float) -> None:
+    device.clock.advance(max(device.cycle.due_in_s(), 1e-6))
+    device.cycle.advance()
+    device.clock.advance(at_most_s - 60.0)
+    device.cycle.advance()
+    assert device.cycle.due_in_s() > 0, "it may still answer"
+    device.clock.advance(120.0)
+    device.cycle.advance()
+
+
+def test_training_that_never_answers_costs_a_plan_that_is_not_charged_yet(device: Device) -> None:
+    Silent(device, "prepare")
+    device.cycle.take_plan(make_plan())
+    device.give()
+    until_training_does_not_answer(device, 3_600.0)
+    device.cycle.advance()
+    ((_, reason, _),) = device.declined()
+    assert reason == "the training process ended: signal 9"
+
+
+def test_training_that_never_answers_is_asked_again_for_a_charged_round(device: Device) -> None:
+    Silent(device, "update")
+    device.cycle.take_plan(make_plan())
+    device.give()
+    device.cycle.advance()
+    until_training_does_not_answer(device, 4 * 3_600.0)
+    device.cycle.advance()
+    assert (device.charged(), device.pending()) == ([1], {})
+    device.clock.advance(10.0)
+    device.advance()
+    assert set(device.pending()) == {1}
+
+
 def test_training_longer_than_the_limit_is_declined(device: Device) -> None:
     device.worker.longest_s = 3_600.1
     device.cycle.take_plan(make_plan())
