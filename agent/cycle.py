@@ -52,6 +52,8 @@ _ATTEMPTS: Final = 2
 """After so many attempts that ended without an update, a charged round is noise alone."""
 _RETRY_S: Final = 10.0
 """The next attempt begins after this time."""
+_PATIENCE: Final = 4.0
+"""A training process is ended that takes so many times longer than its slots, and than any training may."""
 _IDLE_S: Final = 1_200.0
 """The training process is ended when it has had nothing to do for so long: twice as long as what a look at
 the data found takes to count (:mod:`agent.decoding`), since a look ends with the process that began it."""
@@ -121,6 +123,8 @@ class Cycle:
         self._state, self._worker, self._publisher, self._clock = state, worker, publisher, clock
         self._at_work: _Admitted | _InTraining | None = None
         """What the training process is at."""
+        self._answers_by = math.inf
+        """When it counts as one that never answers (monotonic)."""
         self._worked_at = math.inf
         """When the training process was last asked for something; infinite if it is not there."""
 
@@ -154,6 +158,9 @@ class Cycle:
                     self._take_prepared(at_work)
                 else:
                     self._take_update(at_work)
+            elif self._clock.monotonic() >= self._answers_by:
+                log.error("the training process does not answer, and is ended")
+                self._worker.end()  # With that, it has answered.
             return
         if announced is None or announced.phase is Phase.SETTLED:
             if self._clock.monotonic() >= self._worked_at + _IDLE_S:
@@ -277,6 +284,7 @@ class Cycle:
         failure = announced.failure if announced.attempts >= _ATTEMPTS else None
         answer = self._worker.prepare(Order(announced.plan, model.weights, model.assets, failure))
         self._worked_at = self._clock.monotonic()
+        self._answers_by = self._worked_at + self._limits.maximum_training_s
         self._at_work = _Admitted(announced, task, price, began_at, self._worked_at, answer, why_not)
 
     def _take_prepared(self, admitted: _Admitted) -> None:
@@ -310,6 +318,8 @@ class Cycle:
         # coordinator chooses when the last chunk comes, and how long its plan takes to decide on.
         announced.phase = Phase.TRAIN
         self._open_slots(announced, _Slots(begins_at, slots))
+        longest_s = max(self._limits.maximum_training_s, slots * self._publisher.slot_s(plan))
+        self._answers_by = begins_at + _PATIENCE * longest_s
         faults.reached(FaultPoint.AGENT_TRAINS)
         over_at = self._publisher.training_ends_at(plan, begins_at, slots)
         self._at_work = _InTraining(announced, admitted.task, self._worker.update(), over_at)

@@ -94,6 +94,64 @@ def test_a_round_whose_slots_end_after_its_deadline_is_declined_before_the_charg
     assert device.charged() == []
 
 
+class Silent:
+    """A training process that answers no question of one kind until it is ended."""
+
+    def __init__(self, device: Device, kind: str) -> None:
+        self._inner, self._kind = device.worker, kind
+        self._asked: list[Future[Any]] = []
+        device.cycle._worker = self
+
+    def prepare(self, order: Order) -> Future[Prepared]:
+        return self._silence() if self._kind == "prepare" else self._inner.prepare(order)
+
+    def update(self) -> Future[Update]:
+        return self._silence() if self._kind == "update" else self._inner.update()
+
+    def end(self) -> None:
+        for answer in self._asked:
+            answer.set_exception(WorkerError("the training process ended: signal 9"))
+        self._asked.clear()
+        self._kind = ""
+
+    def _silence(self) -> Future[Any]:
+        self._asked.append(Future())
+        return self._asked[-1]
+
+
+def until_training_does_not_answer(device: Device, at_most_s: float) -> None:
+    device.clock.advance(max(device.cycle.due_in_s(), 1e-6))
+    device.cycle.advance()
+    device.clock.advance(at_most_s - 60.0)
+    device.cycle.advance()
+    assert device.cycle.due_in_s() > 0, "it may still answer"
+    device.clock.advance(120.0)
+    device.cycle.advance()
+
+
+def test_training_that_never_answers_costs_a_plan_that_is_not_charged_yet(device: Device) -> None:
+    Silent(device, "prepare")
+    device.take_plan(make_plan())
+    device.give()
+    until_training_does_not_answer(device, 3_600.0)
+    device.cycle.advance()
+    ((_, reason, _),) = device.declined()
+    assert reason == "the training process ended: signal 9"
+
+
+def test_training_that_never_answers_is_asked_again_for_a_charged_round(device: Device) -> None:
+    Silent(device, "update")
+    device.take_plan(make_plan())
+    device.give()
+    device.cycle.advance()
+    until_training_does_not_answer(device, 4 * 3_600.0)
+    device.cycle.advance()
+    assert (device.charged(), device.pending()) == ([1], {})
+    device.clock.advance(10.0)
+    device.advance()
+    assert set(device.pending()) == {1}
+
+
 def test_training_that_has_nothing_to_do_is_ended_and_begins_again(device: Device) -> None:
     ends: list[float] = []
     device.worker.end = lambda: ends.append(device.clock.monotonic())  # type: ignore[method-assign]
