@@ -13,15 +13,17 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
@@ -29,6 +31,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from agent.decoding import COUNTS_AFTER_S
 from agent.profile import Profile
 from agent.settings import AgentSettings
 from dpagent.errors import DpagentError
@@ -115,11 +118,14 @@ class Start:
         settings: ``agent.yaml``.
         profile: the board's.
         log_level: below which nothing is worth sending.
+        counts_at: monotonic time (the system's) from which what the last look found counts. A process that
+            takes the place of another has the newest records, and may use none before.
     """
 
     settings: AgentSettings
     profile: Profile
     log_level: int
+    counts_at: float = -math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +171,14 @@ class Worker:
     def update(self) -> Future[Update]:
         """As of :class:`Trains`."""
         assert self._running is not None  # a round was prepared
-        return self._running.ask(None)
+        answer = self._running.ask(None)
+        answer.add_done_callback(self._note_look)
+        return answer
+
+    def _note_look(self, answer: Future[Update]) -> None:
+        """After an update, the process looks at the data."""
+        if not answer.exception():
+            self._start = replace(self._start, counts_at=time.monotonic() + COUNTS_AFTER_S)
 
     def end(self) -> None:
         """As of :class:`Trains`; the process is killed."""
