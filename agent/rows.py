@@ -41,7 +41,7 @@ from numpy.typing import NDArray
 
 from agent.data_settings import DataSettings
 from dpagent.errors import DataError
-from dpagent.learning.data.dataset import Dataset, Indices, Origin
+from dpagent.learning.data.dataset import DIGEST_BYTES, Dataset, Indices, Origin
 from dpagent.learning.data.stored import RawFile
 from dpagent.storage import disk_errors, take_room, write_atomically
 from dpagent.wording import counted
@@ -52,6 +52,7 @@ UNUSABLE: Final = 2
 """Its record cannot be decoded, and is not tried again until its stamp changes, or the limits do."""
 
 ROW: Final = np.dtype([("stamp", "<u8"), ("checksum", "<u4"), ("label", "<i4"), ("state", "u1")])
+_SIGNS: Final = np.dtype([("stamp", "<u8"), ("checksum", "<u4"), ("is_one", "<u4")])
 _KEY_BYTES: Final = 16
 
 
@@ -240,10 +241,16 @@ class RowStore:
 class Rows(Dataset):
     """The decoded records of an index."""
 
+    knows_digests = True
+
     def __init__(self, index: Index, file: RawFile) -> None:
         header, table = index.header, index.table
         self._file, self._rows = file, np.flatnonzero(table["state"] == DECODED)
         self._checksums: NDArray[np.uint32] = table["checksum"][self._rows]
+        signs = np.zeros(len(self._rows), _SIGNS)
+        signs["stamp"], signs["checksum"] = table["stamp"][self._rows], self._checksums
+        signs["is_one"] = 1
+        self._digests = signs.view(np.uint8).reshape(-1, DIGEST_BYTES)
         super().__init__(
             table["label"][self._rows].astype(np.int64), header.classes, shape=header.shape,
             dtype=np.dtype(header.dtype), class_names=header.class_names,
@@ -254,6 +261,10 @@ class Rows(Dataset):
     def places(self) -> NDArray[np.int64]:
         """As of :attr:`Dataset.places`: the rows."""
         return self._rows
+
+    def digests(self) -> NDArray[np.uint8]:
+        """As of :meth:`Dataset.digests`, without a look at the rows: how many there are takes no time."""
+        return self._digests
 
     def _read(self, indices: Indices) -> NDArray[Any]:
         inputs, problems = self.try_read(indices)

@@ -40,6 +40,7 @@ from agent.settings import AgentSettings, load_agent_settings
 from agent.training import Trainer
 from dpagent.errors import DataError
 from dpagent.learning.data.dataset import Dataset, Indices
+from dpagent.learning.data.stored import RawFile
 from dpagent.learning.front_end.features import FrontEnd
 from dpagent.learning.models.description import from_description
 from dpagent.protocol.signing import Signer, new_signing_secret
@@ -153,3 +154,27 @@ def test_features_of_as_many_records_are_computed_however_many_came(
     most = most_new(settings.data)
     adopts = asked_by != "the look after"
     assert adopts * most <= features_computed(trainer) <= adopts * (most + 4)
+
+
+def test_a_new_process_compares_no_record_with_its_features(
+    settings: AgentSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It read all that there are, which its trial did not count: the number of records showed."""
+    assert features_computed(started_trainer(settings)) >= 10
+    read: list[int] = []
+    original = RawFile.read_into
+
+    def reading(self: RawFile, target: NDArray[np.uint8], place: int) -> None:
+        read.append(place)
+        original(self, target, place)
+
+    monkeypatch.setattr(RawFile, "read_into", reading)
+    trainer = Trainer(settings, load_profile("generic-linux"))
+    features_computed(trainer)
+    assert read == []
+    folder_of(tmp_path / "photos", "3/a.png", width=8, height=8, channels=1)
+    (tmp_path / "photos" / "3" / "a.png").write_bytes((tmp_path / "photos" / "4" / "a.png").read_bytes())
+    os.utime(tmp_path / "photos" / "3" / "a.png", (1, 1))
+    look_again(trainer.records)
+    features_computed(trainer)
+    assert len(read) == 1, "one that has changed"

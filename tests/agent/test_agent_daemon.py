@@ -125,9 +125,11 @@ def test_a_plan_is_answered_by_fragments_until_receipts_come(
     with agent_thread(file) as agent:
         announcer.announce(plan)
         scheduled = "SELECT count(*) FROM fragments WHERE due_at < 1e300"
-        wait_until(lambda: rows(file, scheduled) == [(BLOCKS,)], "the charge, and the times of its fragments")
+        wait_until(lambda: charges(file), "the charge")
+        agent.clock.advance(23.0)
+        wait_until(lambda: rows(file, scheduled) == [(BLOCKS,)], "the fragments, and their times")
         assert announcer.fragments == [], "nothing leaves before the window opens"
-        agent.clock.advance(30.0 + 60.0)
+        agent.clock.advance(7.0 + 60.0)
         wait_until(lambda: len(ids(announcer, fleet)) == BLOCKS, "all fragments")
         opener = Opener(OPENER_SECRET, fleet)
         opened = [opener.open(message) for message in announcer.fragments]

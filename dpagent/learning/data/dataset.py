@@ -23,7 +23,7 @@ from array import array
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +39,8 @@ Batch = tuple[NDArray[Any], NDArray[np.int64]]
 MAX_CLASSES: Final = 65_536
 MAX_RECORDS: Final = 1 << 23
 """Records of a dataset, at most: the labels of so many take 64 MiB."""
+DIGEST_BYTES: Final = 16
+_DIGESTED_AT_ONCE: Final = 64
 _BATCH_BYTES: Final = 4 << 20
 _STAMPED_AT_ONCE: Final = 256
 
@@ -80,6 +82,8 @@ class Dataset(ABC):
     """
 
     columns: tuple[str, ...] = ()
+    knows_digests: ClassVar[bool] = False
+    """Whether :meth:`digests` reads no record, and never fails."""
 
     def __init__(
         self,
@@ -212,6 +216,23 @@ class Dataset(ABC):
         """A number for each record, ``(n,)``, different for all and rising, which is its own as long as it is
         there; by default its place in the set."""
         return np.arange(len(self))
+
+    def digests(self) -> NDArray[np.uint8]:
+        """What tells whether a record is the one of before, ``(n, 16)``, never zeros; by default of its
+        values, which means to read it. One that cannot be read has that of its place holder.
+
+        Raises:
+            DataError: as of :meth:`batch`.
+        """
+        digests = np.empty((len(self), DIGEST_BYTES), np.uint8)
+        number = 0
+        for inputs, _ in self.batches(size=_DIGESTED_AT_ONCE):
+            for record in inputs:
+                data = np.ascontiguousarray(record).data
+                digest = hashlib.blake2b(data, digest_size=DIGEST_BYTES).digest()
+                digests[number] = np.frombuffer(digest, np.uint8)
+                number += 1
+        return digests
 
     @property
     def record_bytes(self) -> int:

@@ -112,6 +112,10 @@ class Unfailing(Dataset):
         """As of :attr:`Dataset.places`."""
         return self._dataset.places
 
+    def digests(self) -> NDArray[np.uint8]:
+        """As of :meth:`Dataset.digests`."""
+        return self._dataset.digests() if self._dataset.knows_digests else super().digests()
+
     def _read(self, indices: Indices) -> NDArray[Any]:
         inputs, problems = self.try_read(indices)
         if problems:

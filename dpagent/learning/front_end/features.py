@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpagent.errors import ConfigurationError, DataError, StorageError
-from dpagent.learning.data.dataset import Dataset, to_float32
+from dpagent.learning.data.dataset import DIGEST_BYTES, Dataset, to_float32
 from dpagent.learning.front_end.random_layers import RandomFeatures
 from dpagent.learning.front_end.transforms import (
     Transform,
@@ -50,7 +50,6 @@ Floats = NDArray[np.float32]
 
 _RUN: Final = 64
 """Records read together."""
-_DIGEST_BYTES: Final = 16
 
 
 class FrontEnd:
@@ -175,7 +174,7 @@ class _Computed:
         try:
             head, _, body = file.read_bytes().partition(b"\n")
             values = json.loads(head)
-            digests = np.frombuffer(body, np.uint8).reshape(-1, _DIGEST_BYTES)
+            digests = np.frombuffer(body, np.uint8).reshape(-1, DIGEST_BYTES)
             known = cls(str(values["front_end"]), int(values["row_bytes"]), digests)
         except (OSError, ValueError, RecursionError, LookupError, TypeError):
             return None
@@ -198,7 +197,7 @@ class _Computed:
 
     def of_size(self, places: int) -> _Computed:
         """The same, with so many places."""
-        digests = np.zeros((places, _DIGEST_BYTES), np.uint8)
+        digests = np.zeros((places, DIGEST_BYTES), np.uint8)
         kept = min(places, len(self.digests))
         digests[:kept] = self.digests[:kept]
         return replace(self, digests=digests)
@@ -260,9 +259,9 @@ class FeatureSet(Dataset):
         """Compute the features that the file does not hold yet."""
         known = _Computed.load(self._digests)
         if known is None or (known.front_end, known.row_bytes) != (front_end.key, self._row_bytes):
-            known = _Computed(front_end.key, self._row_bytes, np.zeros((0, _DIGEST_BYTES), np.uint8))
+            known = _Computed(front_end.key, self._row_bytes, np.zeros((0, DIGEST_BYTES), np.uint8))
         known = known.of_size(max(self._room, len(known.digests)))
-        digests = _digests_of(dataset)
+        digests = dataset.digests()
         new = np.flatnonzero((known.digests[self._places] != digests).any(axis=1))
         if not len(new) and self._digests.exists():
             return
@@ -299,18 +298,6 @@ class FeatureSet(Dataset):
                     raise StorageError(f"{self._file} was cut short while in use; it is made again.")
                 row[...] = np.frombuffer(data, np.float32).reshape(self.shape)
         return rows
-
-
-def _digests_of(dataset: Dataset) -> NDArray[np.uint8]:
-    """Of each record, (n, 16); one that cannot be read has that of its place holder."""
-    digests = np.empty((len(dataset), _DIGEST_BYTES), np.uint8)
-    number = 0
-    for inputs, _ in dataset.batches(size=_RUN):
-        for record in inputs:
-            digest = hashlib.blake2b(np.ascontiguousarray(record).data, digest_size=_DIGEST_BYTES).digest()
-            digests[number] = np.frombuffer(digest, np.uint8)
-            number += 1
-    return digests
 
 
 def _features_of(front_end: FrontEnd, inputs: NDArray[Any]) -> tuple[Floats, NDArray[np.bool_]]:
