@@ -13,6 +13,8 @@ import time
 from types import TracebackType
 from typing import BinaryIO
 
+from hostile_brokers import length
+
 
 class TimingBroker:
     """Listens on a free port for one device, from the block it is used in on."""
@@ -38,7 +40,7 @@ class TimingBroker:
         """Send a message with QoS 1: its identifier, and the time at which it left."""
         self._number = self._number % 60_000 + 1
         body = struct.pack(">H", len(topic)) + topic.encode() + struct.pack(">H", self._number) + payload
-        packet = b"\x32" + _length(len(body)) + body
+        packet = b"\x32" + length(len(body)) + body
         self.acknowledged.pop(self._number, None)
         left_at = time.perf_counter()
         self._send(packet)
@@ -77,27 +79,17 @@ class TimingBroker:
                 self._send(b"\x20\x02\x00\x00")
             case 0x82:  # SUBSCRIBE
                 topics = _count_topics(body[2:])
-                self._send(b"\x90" + _length(2 + topics) + body[:2] + b"\x01" * topics)
+                self._send(b"\x90" + length(2 + topics) + body[:2] + b"\x01" * topics)
                 self.is_subscribed.set()
             case 0x40:  # PUBACK
                 self.acknowledged[struct.unpack(">H", body)[0]] = now
             case 0xC0:  # PINGREQ
                 self._send(b"\xd0\x00")
             case 0x32:  # PUBLISH, QoS 1
-                (length,) = struct.unpack(">H", body[:2])
-                identifier = body[2 + length : 4 + length]
-                self.published.append(body[4 + length :])
+                (size,) = struct.unpack(">H", body[:2])
+                identifier = body[2 + size : 4 + size]
+                self.published.append(body[4 + size :])
                 self._send(b"\x40\x02" + identifier)
-
-
-def _length(value: int) -> bytes:
-    """A remaining length (section 2.2.3)."""
-    encoded = bytearray()
-    while True:
-        value, digit = divmod(value, 128)
-        encoded.append(digit | (128 if value else 0))
-        if not value:
-            return bytes(encoded)
 
 
 def _read_length(stream: BinaryIO) -> int:

@@ -49,6 +49,12 @@ def sector(content: bytearray, at: int) -> None:
     content[start : start + 512] = bytes(len(content[start : start + 512]))
 
 
+in_every_way = pytest.mark.parametrize("damage", [truncated, zeros, garbage, flipped, sector])
+in_every_file = pytest.mark.parametrize(
+    "name", ["closed/ledger.db", "killed/ledger.db", "killed/ledger.db-wal"]
+)
+
+
 @pytest.fixture
 def live(path: Path, tmp_path: Path) -> Iterator[Path]:
     """Copies of a device's directory: with the log of a device that was killed, and without one."""
@@ -63,8 +69,8 @@ def live(path: Path, tmp_path: Path) -> Iterator[Path]:
     return tmp_path
 
 
-@pytest.mark.parametrize("damage", [truncated, zeros, garbage, flipped, sector])
-@pytest.mark.parametrize("name", ["closed/ledger.db", "killed/ledger.db", "killed/ledger.db-wal"])
+@in_every_way
+@in_every_file
 @pytest.mark.parametrize(
     "stride", [pytest.param(613), pytest.param(7, marks=pytest.mark.slow)], ids=["some", "many"]
 )
@@ -80,8 +86,8 @@ def test_a_torn_last_page_costs_no_charge(
         goes_on_or_refuses(path, live, file, bytes(content))
 
 
-@pytest.mark.parametrize("damage", [zeros, garbage, flipped, sector, truncated])
-@pytest.mark.parametrize("name", ["closed/ledger.db", "killed/ledger.db", "killed/ledger.db-wal"])
+@in_every_way
+@in_every_file
 @pytest.mark.parametrize(
     "count", [pytest.param(12), pytest.param(400, marks=pytest.mark.slow)], ids=["some", "many"]
 )

@@ -275,14 +275,18 @@ def heads_agree(path: Path) -> None:
     assert (second.entries, second.hash) == (proof.entries, proof.head)
 
 
+def begin_if_refused(files: LedgerFiles) -> None:
+    try:
+        AgentState(files, DATASET, BUDGET).close()
+    except LedgerError:
+        begin_ledger(files, DATASET, BUDGET)
+        AgentState(files, DATASET, BUDGET).close()
+
+
 def test_a_power_cut_while_a_ledger_begins_leaves_one_that_can_be_begun(path: Path) -> None:
     files = files_of(path)
     for _ in cuts(path, lambda: begin_ledger(files, DATASET, BUDGET)):
-        try:
-            AgentState(files, DATASET, BUDGET).close()
-        except LedgerError:
-            begin_ledger(files, DATASET, BUDGET)
-            AgentState(files, DATASET, BUDGET).close()
+        begin_if_refused(files)
         heads_agree(path)
         assert verify(path).entries == 1
 
@@ -309,11 +313,7 @@ def test_a_kill_at_any_line_of_a_beginning_leaves_no_ledger_or_one_that_is_whole
             connection, _ = open_ledger(path)
             with closing(connection):
                 assert declined_rounds(connection) == []
-        try:
-            AgentState(files, DATASET, BUDGET).close()
-        except LedgerError:
-            begin_ledger(files, DATASET, BUDGET)
-            AgentState(files, DATASET, BUDGET).close()
+        begin_if_refused(files)
         heads_agree(path)
         assert verify(path, files.second_head).entries == 1
         if not was_killed:

@@ -459,7 +459,12 @@ def test_stopping_waits_for_no_pause_of_the_library(
     """Pauses between attempts are the session's own."""
     slept: list[float] = []
     session = new_broker().session(client())  # Its configuration waits for a program.
-    monkeypatch.setattr("paho.mqtt.client.time.sleep", slept.append)
+
+    def sleep(seconds: float) -> None:
+        if threading.current_thread() is not threading.main_thread():  # where `wait_for` sleeps
+            slept.append(seconds)
+
+    monkeypatch.setattr("paho.mqtt.client.time.sleep", sleep)
     with session:
         assert "no broker answers" in wait_for(session, Disconnected).reason
     assert slept == []
