@@ -33,7 +33,16 @@ def bounds(
     rounds: Sequence[tuple[float, float, int]], delta: float, interval: float = 1e-4
 ) -> tuple[float, float]:
     """Google's optimistic and pessimistic ε of rounds (σ, q, steps)."""
-    logging.getLogger().setLevel(logging.ERROR)  # on its way to bound from below
+    root = logging.getLogger()
+    level = root.level
+    root.setLevel(logging.ERROR)  # on its way to bound from below
+    try:
+        return _bounds(rounds, delta, interval)
+    finally:
+        root.setLevel(level)
+
+
+def _bounds(rounds: Sequence[tuple[float, float, int]], delta: float, interval: float) -> tuple[float, float]:
     both = []
     for pessimistic in (False, True):
         total = None
