@@ -142,7 +142,10 @@ def test_a_long_job_is_replayed_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize(("delta", "rounds"), [(1e-5, 2_100), (1e-18, 10), (1e-25, 10)])
+@pytest.mark.parametrize(
+    ("delta", "rounds"),
+    [pytest.param(1e-5, 2_100, marks=pytest.mark.slow), (1e-5, 300), (1e-18, 10), (1e-25, 10)],
+)
 def test_long_jobs_and_tiny_deltas_verify(delta: float, rounds: int) -> None:
     records = charges_of(delta, rounds)
     replay(records)
