@@ -45,7 +45,8 @@ from dpagent.wording import counted, named
 
 log = logging.getLogger(__name__)
 
-LOOK_S: Final = 480.0
+LOOK_S: Final = 240.0
+"""Of processor time."""
 COUNTS_AFTER_S: Final = 600.0
 _PUBLISH_S: Final = 10.0
 """What is decoded when the agent starts is published at least this often, so that another start goes on from

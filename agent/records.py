@@ -34,7 +34,7 @@ import numpy as np
 from agent.data_settings import DataSettings
 from agent.decoding import COUNTS_AFTER_S, Order
 from agent.rows import RowStore
-from agent.worker import said
+from agent.worker import said, search_path
 from dpagent.errors import ConfigurationError, DataError, DpagentError, ExitCode, StorageError
 from dpagent.learning.data.checking import count_non_finite
 from dpagent.learning.data.dataset import Dataset
@@ -208,12 +208,11 @@ class _Look:
 
     def __init__(self, order: Order) -> None:
         self._process = subprocess.Popen(
-            # -P: not from this directory, whose folders may be called like the packages.
             [sys.executable, "-P", "-m", "agent.decoding"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             # A fork takes along no thread of numpy's.
-            env=os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
+            env=os.environ | search_path() | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
             process_group=0,
         )
         self.kill = weakref.finalize(self, _end, self._process)

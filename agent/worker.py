@@ -195,13 +195,11 @@ class _Process:
         with contextlib.ExitStack() as closing:
             closing.enter_context(theirs)
             closing.enter_context(ours)
-            # It imports from where this program does, and not from the directory that it runs in.
-            path = os.pathsep.join(place or str(Path.cwd()) for place in sys.path)
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", _PROGRAM, str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
-                env=os.environ | {"PYTHONPATH": path},
+                env=os.environ | search_path(),
             )
             self._connection = Connection(ours.detach())
         self._asked: list[Future[Any]] = []
@@ -266,6 +264,12 @@ class _Process:
         how = f"exit code {code}" if code >= 0 else f"signal {-code}"
         hint = "; the system may have run out of memory" if code == -signal.SIGKILL else ""
         return WorkerError(f"the training process ended: {how}{hint}")
+
+
+def search_path() -> dict[str, str]:
+    """For the environment of a child: it imports from where this program does, and not from the directory
+    that it runs in, whose folders may be called like the packages."""
+    return {"PYTHONPATH": os.pathsep.join(place or str(Path.cwd()) for place in sys.path)}
 
 
 def said(error: Exception) -> str:

@@ -88,10 +88,18 @@ def serve(connection: Connection) -> None:
             else:
                 assert work is not None  # the agent asks for an update once a round is prepared
                 answers.send(trainer.noisy_update(work))
-                trainer.look()
+                _look(trainer)
         except Exception as error:
             log.debug("the details", exc_info=True)
             answers.send(Failed(said(error)))
+
+
+def _look(trainer: Trainer) -> None:
+    """Look at the data once the answer is out; whatever comes of it is no answer."""
+    try:
+        trainer.look()
+    except Exception as error:
+        log.exception("the data cannot be looked at again: %s", said(error))
 
 
 def main() -> None:
