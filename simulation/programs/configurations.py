@@ -22,7 +22,7 @@ from simulation.programs.broker import BrokerAddress
 from simulation.programs.timing import RoundTimes, round_times
 from simulation.settings import RunSettings
 
-_PERIODS: Final = 4
+_PERIODS: Final = 16
 """Points of a device's grid to a compute slot, so that no round waits long for one."""
 _MESSAGES_PER_SECOND = 100.0
 """A loopback broker takes more than the 10 messages a second of a hosted one."""
