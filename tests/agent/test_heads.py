@@ -291,7 +291,13 @@ def test_a_power_cut_while_a_ledger_begins_leaves_one_that_can_be_begun(path: Pa
         assert verify(path).entries == 1
 
 
-@pytest.mark.parametrize("leftover", [False, True], ids=["nothing there", "the end of another"])
+@pytest.mark.parametrize(
+    "leftover",
+    [
+        pytest.param(False, id="nothing there"),
+        pytest.param(True, id="the end of another", marks=pytest.mark.slow),
+    ],
+)
 def test_a_kill_at_any_line_of_a_beginning_leaves_no_ledger_or_one_that_is_whole(
     path: Path, leftover: bool
 ) -> None:

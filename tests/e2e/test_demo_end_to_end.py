@@ -225,6 +225,7 @@ def test_sigkilled_demo_takes_its_programs_with_it(
     wait_for(lambda: not processes_of(state_dir), "end of all programs", timeout=30)
 
 
+@pytest.mark.slow
 def test_second_agent_on_the_same_state_is_refused(
     tmp_path: Path, started: Callable[..., subprocess.Popen[str]]
 ) -> None:
@@ -246,6 +247,7 @@ def test_same_directory_with_other_options_is_refused(tmp_path: Path) -> None:
     assert "not empty" in run.stderr
 
 
+@pytest.mark.slow
 def test_a_mistyped_first_start_does_not_spoil_the_directory_nor_does_where_one_is(tmp_path: Path) -> None:
     """Modules of the current directory are none of ours, and a corrected command goes on."""
     (tmp_path / "dpagent").mkdir()

@@ -33,6 +33,7 @@ def pictures(path: Path, **section: Any) -> dict[str, Any]:
     return {"path": str(path), "kind": "images", "classes": ["a", "b"], "images": images}
 
 
+@pytest.mark.slow
 def test_a_picture_takes_what_the_bound_on_its_pixels_allows_and_costs_itself_alone(tmp_path: Path) -> None:
     for name, make in hostile.PICTURES.items():
         for number in range(3):

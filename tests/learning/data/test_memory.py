@@ -96,6 +96,7 @@ def test_400_mib_of_npz_stored_or_packed_are_read_in_a_few(tmp_path: Path, metho
     assert found["peak"] < 30
 
 
+@pytest.mark.slow
 def test_what_a_table_keeps_is_places_and_labels(tmp_path: Path) -> None:
     """80 MB of text, 200,000 rows: in float64 the numbers alone would take 150 MiB, as text far more."""
     path, rest = tmp_path / "x.csv", ",0.25" * 79
