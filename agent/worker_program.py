@@ -54,11 +54,6 @@ class _Questions:
     def next(self) -> Any:
         return self._queue.get()
 
-    @property
-    def is_waiting(self) -> bool:
-        """Whether there is a next one already."""
-        return not self._queue.empty()
-
     def _read(self) -> None:
         try:
             while True:
