@@ -35,6 +35,10 @@ class Declined(DpagentError):
     """The device does not participate; the text gives the reason."""
 
 
+class TooLate(Declined):
+    """The round would be over before the device sends. That changes when its deadline is put off."""
+
+
 def admit(
     task: RoundTask, dataset: Dataset, ledger: Ledger, name: str, limits: LimitSettings, *, now: float
 ) -> Price:
@@ -110,10 +114,10 @@ def require_time_left(plan: Plan, now: float, until_it_sends_s: float) -> None:
         until_it_sends_s: seconds until its jitter window opens.
 
     Raises:
-        Declined: it would.
+        TooLate: it would.
     """
     if plan.deadline < now + until_it_sends_s:
-        raise Declined(
+        raise TooLate(
             f"by this board's clock, the round's deadline passes in {plan.deadline - now:.3g} s; the device"
             f" could not send before {until_it_sends_s:.3g} s"
         )

@@ -17,7 +17,7 @@ from typing import Final
 
 from agent.admission import may_send
 from agent.limit_settings import LimitSettings
-from agent.publisher import Publisher
+from agent.publisher import Publisher, Slots
 from agent.rounds import RoundState
 from agent.state import AgentState
 from dpagent.clock import Clock
@@ -109,7 +109,7 @@ class Announcements:
         announcement."""
         self.current: Announced | None = None
         """The last round announced."""
-        self.busy_until = -math.inf
+        self._busy_until = -math.inf
         """No work on another round begins before (monotonic)."""
 
     # A plan arrives: the round is offered.
@@ -155,7 +155,7 @@ class Announcements:
                 return
         phase = self._phase_of(plan, digest)
         if is_new or before is None or before.plan != plan:
-            begins_at = max(now, self.busy_until)
+            begins_at = max(now, self._busy_until)
             self.current = before = Announced(plan, digest, phase, begins_at, now + _ASK_AGAIN_S)
         before.phase = phase
         if phase is Phase.DECIDE:
@@ -169,8 +169,8 @@ class Announcements:
             if known is not None and known.state is RoundState.CHARGED and known.plan == digest:
                 return Phase.REPEAT
             return Phase.SETTLED
-        if known is not None and known.state is RoundState.DECLINED and self._limits.dummy_traffic:
-            return Phase.SETTLED  # Its dummies are on disk: fragments beside them would show.
+        if known is not None and known.state is RoundState.SAT_OUT:
+            return Phase.SETTLED
         return Phase.SETTLED if self._declined == (digest, plan.deadline) else Phase.DECIDE
 
     def _schedule(self, announced: Announced) -> None:
@@ -197,6 +197,16 @@ class Announcements:
         """The device has declined a round: the same plan, announced again, is not decided on again."""
         announced.phase = Phase.SETTLED
         self._declined = announced.digest, announced.plan.deadline
+
+    def begin_slots(self, announced: Announced, slots: Slots) -> None:
+        """The slots of a round begin, and work on another only after them."""
+        announced.begins_at = slots.begins_at
+        self._busy_until = slots.begins_at + slots.number * self._publisher.slot_s(announced.plan)
+        self._publisher.open_window(announced.plan, slots.begins_at, slots.number)
+
+    def wait_until(self, time: float) -> None:
+        """No work on another round begins before a time (monotonic)."""
+        self._busy_until = max(self._busy_until, time)
 
     # The model arrives, in chunks, before or after the plan.
 

@@ -19,14 +19,15 @@ import math
 from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Final, NamedTuple
+from typing import Final
 
-from agent.admission import admit, may_send, require_finite, require_key, require_time_left
+from agent.admission import TooLate, admit, require_finite, require_key, require_time_left
 from agent.announcements import Announced, Announcements, Model, Phase, log_expired
 from agent.charges import Charge, Price
 from agent.limit_settings import LimitSettings
 from agent.limits import require_training_time, require_within
-from agent.publisher import Publisher
+from agent.publisher import Publisher, Slots
+from agent.sitting_out import SittingOut
 from agent.spool import SpooledFragment
 from agent.state import AgentState
 from agent.worker import Order, Prepared, Trains, Update, said
@@ -36,16 +37,12 @@ from dpagent.errors import DpagentError
 from dpagent.faults import FaultPoint
 from dpagent.learning.data.dataset import Dataset
 from dpagent.protocol.codec import MessageError
-from dpagent.protocol.dummies import dummies_for
 from dpagent.protocol.fragments import cut
 from dpagent.protocol.messages import RECEIPT_DIGEST_BYTES, Plan, Receipts
 from dpagent.protocol.task import RoundTask
 
 log = logging.getLogger(__name__)
 
-_REST: Final = 9.0
-"""After declining a plan took t seconds, the next decision waits at least this many times t: a coordinator
-whose plans are slow to price takes a tenth of the board's time, not all of it."""
 _POLL_S: Final = 0.02
 """How often a program looks whether training is done. Nothing that leaves depends on it."""
 _ATTEMPTS: Final = 2
@@ -85,13 +82,6 @@ class _InTraining:
     """The update is not taken before (monotonic), however soon it is ready."""
 
 
-class _Slots(NamedTuple):
-    """The time that training has: from a point of the device's grid (monotonic), so many compute slots."""
-
-    begins_at: float
-    number: int
-
-
 class Cycle:
     """A device's part in the rounds of its fleet.
 
@@ -121,6 +111,7 @@ class Cycle:
         self._announcements = announcements
         self._dataset, self._limits, self._records = dataset, limits, records
         self._state, self._worker, self._publisher, self._clock = state, worker, publisher, clock
+        self._sitting_out = SittingOut(announcements, limits, state=state, publisher=publisher, clock=clock)
         self._at_work: _Admitted | _InTraining | None = None
         """What the training process is at."""
         self._answers_by = math.inf
@@ -187,6 +178,8 @@ class Cycle:
         began_at = self._clock.monotonic()
         try:
             task, price = self._admit(announced.plan, model)
+        except TooLate as error:
+            self._sitting_out.decline_late(announced, str(error), began_at)
         except DpagentError as error:
             self._sit_out(announced, model, str(error), began_at)
         except Exception as error:
@@ -212,7 +205,7 @@ class Cycle:
 
     def _sit_out(self, announced: Announced, model: Model, reason: str, began_at: float) -> None:
         """Decline a round; where dummies hide that, once it is known how many slots training would take."""
-        if self._dummies(announced.plan):
+        if self._sitting_out.hides(announced.plan):
             try:
                 task = RoundTask.of(announced.plan)
             except Exception:
@@ -220,39 +213,7 @@ class Cycle:
             else:
                 self._prepare(announced, task, None, model, began_at, why_not=reason)
                 return
-        self._decline(announced, reason, began_at)
-
-    def _decline(
-        self, announced: Announced, reason: str, began_at: float, slots: _Slots | None = None
-    ) -> None:
-        plan, now = announced.plan, self._clock.monotonic()
-        self._announcements.settle_declined(announced)
-        log.warning("declined round %d of job %s: %s", plan.round, plan.job.hex()[:8], reason)
-        dummies = self._dummies(plan)
-        self._state.decline(plan.job.hex(), plan.round, reason, self._clock.unix(), dummies)
-        self._schedule_dummies(announced, slots or _Slots(self._publisher.first_slot(began_at), 1), dummies)
-        if slots is None:
-            rests_until = now + _REST * (now - began_at)
-            self._announcements.busy_until = max(self._announcements.busy_until, rests_until)
-
-    def _dummies(self, plan: Plan) -> list[SpooledFragment]:
-        """The dummies for a round that the device sits out: none, unless its owner wants them and the plan's
-        times hide them."""
-        if self._limits.dummy_traffic and may_send(plan, self._limits):
-            return [SpooledFragment.of(dummy) for dummy in dummies_for(plan)]
-        return []
-
-    def _schedule_dummies(self, announced: Announced, slots: _Slots, dummies: list[SpooledFragment]) -> None:
-        """Give dummies the times that fragments would have, had the device decided at once to take part."""
-        if dummies:
-            self._open_slots(announced, slots)
-            self._publisher.draw_times()
-
-    def _open_slots(self, announced: Announced, slots: _Slots) -> None:
-        begins_at, number = slots
-        announced.begins_at = begins_at
-        self._announcements.busy_until = begins_at + number * self._publisher.slot_s(announced.plan)
-        self._publisher.open_window(announced.plan, begins_at, number)
+        self._sitting_out.decline(announced, reason, began_at)
 
     def _repeat(self, announced: Announced, model: Model) -> None:
         """Run a charged round again: nothing of it has left."""
@@ -260,19 +221,10 @@ class Cycle:
         try:
             require_within(task, self._limits)
         except DpagentError as error:  # The device's limits have changed since.
-            self._give_up_round(announced, str(error))
+            self._sitting_out.give_up(announced, str(error))
             return
         log.info("round %d of %d: again, under the charge it has", task.plan.round, task.plan.rounds)
         self._prepare(announced, task, None, model, self._clock.monotonic())
-
-    def _give_up_round(self, announced: Announced, reason: str) -> None:
-        plan = announced.plan
-        log.warning("round %d of job %s is given up: %s", plan.round, plan.job.hex()[:8], reason)
-        announced.phase = Phase.SETTLED
-        if dummies := self._dummies(plan):
-            self._state.give_up(plan.job.hex(), plan.round, self._clock.unix(), dummies)
-            begins_at = self._publisher.first_slot(self._clock.monotonic())
-            self._schedule_dummies(announced, _Slots(begins_at, 1), dummies)
 
     # The training process prepares the round. It has read no record either.
 
@@ -292,41 +244,46 @@ class Cycle:
         if announced is not self._announcements.current:
             admitted.answer.exception()  # Another round has begun.
             return
+        is_charged = admitted.price is None and admitted.why_not is None
         try:
             longest_s = admitted.answer.result().longest_s
             require_training_time(longest_s, self._limits)
-            slots = self._publisher.slots_for(plan, longest_s)
-            begins_at = self._first_slot(admitted, self._clock.monotonic())
-            if admitted.price is not None:
-                wait_s = begins_at - self._clock.monotonic() + slots * self._publisher.slot_s(plan)
-                require_time_left(plan, self._clock.unix(), wait_s)
+            slots = self._slots(admitted, longest_s)
+            if not is_charged:
+                ends_at = slots.begins_at + slots.number * self._publisher.slot_s(plan)
+                require_time_left(plan, self._clock.unix(), ends_at - self._clock.monotonic())
+        except TooLate as error:
+            self._sitting_out.decline_late(announced, admitted.why_not or str(error), admitted.began_at)
+            return
         except DpagentError as error:
-            if admitted.price is not None or admitted.why_not is not None:
-                self._decline(announced, admitted.why_not or str(error), admitted.began_at)
-            else:
+            if is_charged:
                 self._try_again(announced, str(error))
+            else:
+                self._sitting_out.decline(announced, admitted.why_not or str(error), admitted.began_at)
             return
         if admitted.why_not is not None:
-            # A plan that is declined may have been slow to price; one that is run is priced once.
-            at_once = self._clock.monotonic() - (admitted.asked_at - admitted.began_at)
-            as_if = _Slots(self._first_slot(admitted, at_once), slots)
-            self._decline(announced, admitted.why_not, admitted.began_at, as_if)
+            self._sitting_out.decline(announced, admitted.why_not, admitted.began_at, slots)
             return
         if admitted.price is not None:
             self._charge(admitted.task, admitted.price)
         # The slots begin at a point of the grid, so that training has whole ones, whatever came before: the
         # coordinator chooses when the last chunk comes, and how long its plan takes to decide on.
         announced.phase = Phase.TRAIN
-        self._open_slots(announced, _Slots(begins_at, slots))
-        longest_s = max(self._limits.maximum_training_s, slots * self._publisher.slot_s(plan))
-        self._answers_by = begins_at + _PATIENCE * longest_s
+        self._announcements.begin_slots(announced, slots)
+        longest_s = max(self._limits.maximum_training_s, slots.number * self._publisher.slot_s(plan))
+        self._answers_by = slots.begins_at + _PATIENCE * longest_s
         faults.reached(FaultPoint.AGENT_TRAINS)
-        over_at = self._publisher.training_ends_at(plan, begins_at, slots)
+        over_at = self._publisher.training_ends_at(plan, *slots)
         self._at_work = _InTraining(announced, admitted.task, self._worker.update(), over_at)
 
-    def _first_slot(self, admitted: _Admitted, prepared_at: float) -> float:
-        """Where the slots of a round begin that was prepared at some time (monotonic)."""
-        return max(self._publisher.first_slot(admitted.began_at), self._publisher.grid_time(prepared_at))
+    def _slots(self, admitted: _Admitted, longest_s: float) -> Slots:
+        """The time that training has, or would have had the device admitted the round."""
+        prepared_at = self._clock.monotonic()
+        if admitted.why_not is not None:
+            # A plan that is declined may have been slow to price; one that is run is priced once.
+            prepared_at -= admitted.asked_at - admitted.began_at
+        begins_at = max(self._publisher.first_slot(admitted.began_at), self._publisher.grid_time(prepared_at))
+        return Slots(begins_at, self._publisher.slots_for(admitted.task.plan, longest_s))
 
     def _charge(self, task: RoundTask, price: Price) -> None:
         plan, now = task.plan, self._clock.unix()

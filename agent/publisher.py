@@ -17,7 +17,7 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from agent.spool import UNSCHEDULED
 from agent.state import AgentState
@@ -48,6 +48,13 @@ Seal: TypeAlias = Callable[[bytes, Plan], bytes]
 def sealed_for(fragment: bytes, plan: Plan) -> bytes:
     """A spooled fragment, sealed to the coordinator that made the plan; anew each time."""
     return seal_encoded(as_sent(fragment, plan.wire), plan.fleet, plan.sealing_key)
+
+
+class Slots(NamedTuple):
+    """The time that training has: from a point of the device's grid (monotonic), so many compute slots."""
+
+    begins_at: float
+    number: int
 
 
 @dataclass(frozen=True, slots=True)

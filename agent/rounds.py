@@ -2,17 +2,19 @@
 
     offered ──► charged ──► spooled ──► published ──► receipted
        │           │            └───────────┴───────► expired
-       └► declined └► expired
+       │           └► expired
+       └► declined, or sat out
 
-*Offered*: its signed plan has arrived. Admission, which reads no record, ends it in *declined* or *charged*;
+*Offered*: its signed plan has arrived. Admission, which reads no record, declines it or ends it in *charged*;
 the charge and that state are one transaction, so that no state lies between them. A *charged* round has left
 nothing: after a crash it is done again under the same charge, with a fresh lot and fresh noise, but only for
 the very plan that was charged. *Spooled*: its fragments are on disk, and no record is read for it
 again. *Published*: each fragment has left at least once. *Receipted*: the coordinator has counted all of
 them. *Expired*: another round began before that, or the device's limits exclude the round by now.
 
-A device with dummy traffic spools dummies for a round that it *declines* or gives up: they go through the
-spool like fragments, and the state of the round does not follow them.
+A *declined* round is decided on again when its deadline is put off, or after a restart. It is *sat
+out* if dummies are spooled in place of its fragments: fragments beside them would show, so it never runs.
+Dummies go through the spool like fragments, but the state of a round does not follow them.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ class RoundState(StrEnum):
 
     OFFERED = "offered"
     DECLINED = "declined"
+    SAT_OUT = "sat out"
     CHARGED = "charged"
     SPOOLED = "spooled"
     PUBLISHED = "published"
@@ -151,17 +154,17 @@ class Rounds:
         self._expire("job = ? AND round < ?", (job, number), now)
 
     def forget_dummies_of_others(self, job: str, number: int) -> None:
-        """Drop the spool's rows of declined rounds, but for one: no budget bounds their number."""
+        """Drop the spool's rows of rounds that are sat out, but for one: no budget bounds their number."""
         self._forget_dummies("NOT (job = ? AND round = ?)", (job, number))
 
     def forget_earlier_dummies(self, job: str, number: int) -> None:
-        """Drop the spool's rows of a job's earlier rounds that were declined."""
+        """Drop the spool's rows of a job's earlier rounds that are sat out."""
         self._forget_dummies("job = ? AND round < ?", (job, number))
 
     def _forget_dummies(self, which: str, values: tuple[str | int, ...]) -> None:
         self._connection.execute(
             "DELETE FROM fragments WHERE (job, round) IN ("
-            f"SELECT job, round FROM rounds WHERE state = 'declined' AND {which})",
+            f"SELECT job, round FROM rounds WHERE state = 'sat out' AND {which})",
             values,
         )
 
@@ -191,13 +194,15 @@ class Explained:
 
 
 def declined_rounds(connection: sqlite3.Connection) -> list[Explained]:
-    """Declined rounds in order, the first of each job and reason."""
-    return _explained(connection, "state = 'declined' GROUP BY job, reason HAVING number = min(number)")
+    """Rounds that the device does not take part in, in order, the first of each job and reason."""
+    which = "state IN ('declined', 'sat out') GROUP BY job, reason HAVING number = min(number)"
+    return _explained(connection, which)
 
 
 def noise_alone_rounds(connection: sqlite3.Connection) -> list[Explained]:
     """Rounds for which the device sent noise alone, in order."""
-    return _explained(connection, "state NOT IN ('offered', 'declined') AND reason IS NOT NULL")
+    which = "state NOT IN ('offered', 'declined', 'sat out') AND reason IS NOT NULL"
+    return _explained(connection, which)
 
 
 def _explained(connection: sqlite3.Connection, which: str) -> list[Explained]:

@@ -79,12 +79,13 @@ class AgentState(StateDatabase):
         faults.reached(FaultPoint.AGENT_OFFERED)
 
     def decline(
-        self, job: str, number: int, reason: str, now: float, dummies: Iterable[SpooledFragment] = ()
+        self, job: str, number: int, reason: str, now: float, dummies: Sequence[SpooledFragment] = ()
     ) -> None:
-        """The device does not take part in a round; dummies leave in place of its fragments."""
+        """The device does not take part in a round; dummies, if any, leave in place of its fragments."""
+        state = RoundState.SAT_OUT if dummies else RoundState.DECLINED
         with ledger_errors(self.file), transaction(self.connection):
             self.rounds.forget_dummies_of_others(job, number)
-            self.rounds.move(job, number, RoundState.DECLINED, now, reason)
+            self.rounds.move(job, number, state, now, reason)
             self.spool.put(job, number, dummies)
 
     def give_up(self, job: str, number: int, now: float, dummies: Iterable[SpooledFragment]) -> None:

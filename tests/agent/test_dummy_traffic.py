@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from devices import PERIOD_S, Device, open_device
-from fleets import make_plan
+from fleets import make_plan, terms
 from ledgers import DATASET
 
 from agent.publisher import sealed_for
@@ -49,15 +49,15 @@ def messages(device: Device) -> list[bytes]:
 
 
 def declined_plan(**changes: Any) -> Plan:
-    """A plan whose model does not fit the records."""
-    return make_plan(deadline=10.0, **changes)
+    """A plan that is beyond any budget."""
+    return make_plan(**terms(noise_multipliers=[0.05] * 3), **changes)
 
 
 def test_a_declined_round_is_answered_by_as_many_messages_of_one_size(tmp_path: Path, device: Device) -> None:
     plan = declined_plan()
     device.take_plan(plan)
     device.advance()
-    assert (device.charged(), state_of(device, plan)) == ([], RoundState.DECLINED)
+    assert (device.charged(), state_of(device, plan)) == ([], RoundState.SAT_OUT)
     dummies = [decode(message, Fragment) for message in messages(device)]
     assert all(each.dummy and not any(each.payload) for each in dummies)
     positions = sorted(int.from_bytes(each.position, "big") for each in dummies)
@@ -97,10 +97,10 @@ def test_a_device_without_dummy_traffic_stays_silent(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "plan",
     [
-        make_plan(deadline=10.0, compute_slot_s=0.001, jitter_window_s=0.1),
-        make_plan(deadline=10.0, jitter_window_s=0.1),
-        make_plan(deadline=10.0, sealing_key=bytes(32)),
-        make_plan(deadline=10.0, wire={"block": 1}),
+        declined_plan(compute_slot_s=0.001, jitter_window_s=0.1),
+        declined_plan(jitter_window_s=0.1),
+        declined_plan(sealing_key=bytes(32)),
+        declined_plan(wire={"block": 1}),
     ],
     ids=["slot", "jitter", "key", "fragments"],
 )
@@ -119,7 +119,7 @@ def test_a_plan_that_this_version_cannot_run_is_answered_too(device: Device) -> 
     plan = make_plan(mechanism={"name": "of-the-future"}, clipping={"count_weight": 0.1})
     device.take_plan(plan)
     device.advance()
-    assert state_of(device, plan) is RoundState.DECLINED
+    assert state_of(device, plan) is RoundState.SAT_OUT
     assert len(messages(device)) == -(-(plan.model.parameters + 1) // plan.wire.block)
 
 
@@ -139,7 +139,7 @@ def test_a_spent_budget_is_answered_round_after_round(tmp_path: Path) -> None:
         assert device.pending() == {}
 
 
-def test_receipts_drop_dummies_and_leave_the_round_declined(device: Device) -> None:
+def test_receipts_drop_dummies_and_leave_the_round_sat_out(device: Device) -> None:
     plan = declined_plan()
     device.take_plan(plan)
     device.advance()
@@ -149,14 +149,40 @@ def test_receipts_drop_dummies_and_leave_the_round_declined(device: Device) -> N
             Receipts(version=1, kind="receipts", job=plan.job, round=1, digests=digest)
         )
         assert len(messages(device)) == len(digests) - count
-    assert state_of(device, plan) is RoundState.DECLINED
+    assert state_of(device, plan) is RoundState.SAT_OUT
+
+
+@pytest.mark.parametrize("sits_out", [False, True], ids=["takes part", "sits out"])
+@pytest.mark.parametrize("trial_s", [0.0, 2.0], ids=["at once", "after the trial"])
+def test_a_round_that_is_too_short_is_answered_by_nothing_and_decided_on_again(
+    tmp_path: Path, trial_s: float, sits_out: bool
+) -> None:
+    """If its deadline alone settled it, a round too short for all devices would never end, however often its
+    deadline is put off. One that takes part is silent too while it is too late."""
+    with open_device(tmp_path, **(SPENT if sits_out else ON)) as device:
+        device.worker.longest_s = trial_s
+        now = device.clock.unix()
+        plan = make_plan(deadline=now + (1.0 if trial_s else 0.1))
+        device.give()
+        device.take_plan(plan)
+        device.advance()
+        assert (device.charged(), device.pending()) == ([], {})
+        assert state_of(device, plan) is RoundState.DECLINED
+        device.take_plan(plan.model_copy(update={"deadline": now + 60.0}))
+        device.clock.advance(1.0)
+        for _ in range(100):
+            device.clock.advance(PERIOD_S)
+            device.cycle.advance()
+        assert device.charged() == ([] if sits_out else [1])
+        assert len(messages(device)) == RoundTask.of(plan).blocks
+        assert state_of(device, plan) is (RoundState.SAT_OUT if sits_out else RoundState.SPOOLED)
 
 
 def test_a_round_is_sat_out_once_and_for_all(tmp_path: Path) -> None:
     """Fragments beside its dummies would show: after a restart, when the deadline is put off, and when the
     plan comes back after another job."""
     plan = declined_plan()
-    later = plan.model_copy(update={"deadline": 4e9})
+    later = plan.model_copy(update={"deadline": plan.deadline + 1.0})
     with open_device(tmp_path, **ON) as device:
         device.give()
         device.take_plan(plan)

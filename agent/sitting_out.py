@@ -1,0 +1,109 @@
+"""Rounds that a device sits out: it declines them, or gives up a charged one that its limits exclude by now.
+
+If the owner of the device wants that to stay hidden (``limits.dummy_traffic``), a dummy leaves in the place
+of each fragment, when an update would. A round for which the device is *too late* gets none: one that takes
+part would be as late, and as silent. So that round alone is decided on again when its deadline is put off.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from agent.admission import may_send
+from agent.announcements import Announced, Announcements, Phase
+from agent.limit_settings import LimitSettings
+from agent.publisher import Publisher, Slots
+from agent.spool import SpooledFragment
+from agent.state import AgentState
+from dpagent.clock import Clock
+from dpagent.protocol.dummies import dummies_for
+from dpagent.protocol.messages import Plan
+
+log = logging.getLogger(__name__)
+
+_REST: Final = 9.0
+"""After declining a plan took t seconds, the next decision waits at least this many times t: a coordinator
+whose plans are slow to price takes a tenth of the board's time, not all of it."""
+
+
+class SittingOut:
+    """Ends the rounds that a device sits out.
+
+    Args:
+        announcements: the coordinator's.
+        limits: the device's own.
+        state: ledger, rounds and spool.
+        publisher: sends the dummies.
+        clock: the program's.
+    """
+
+    def __init__(
+        self,
+        announcements: Announcements,
+        limits: LimitSettings,
+        *,
+        state: AgentState,
+        publisher: Publisher,
+        clock: Clock,
+    ) -> None:
+        self._announcements, self._limits = announcements, limits
+        self._state, self._publisher, self._clock = state, publisher, clock
+
+    def hides(self, plan: Plan) -> bool:
+        """Whether dummies leave in place of a round's fragments: the owner wants them, and the plan's times
+        hide them."""
+        return self._limits.dummy_traffic and may_send(plan, self._limits)
+
+    def decline(self, announced: Announced, reason: str, began_at: float, slots: Slots | None = None) -> None:
+        """Decline a round; its dummies, if any, leave when an update would.
+
+        Args:
+            announced: the round.
+            reason: for the owner.
+            began_at: when the decision began (monotonic seconds).
+            slots: the time that training would have; None if that is unknown: one slot, and the next decision
+                waits.
+        """
+        plan = announced.plan
+        dummies = self._dummies(plan)
+        self._settle(announced, reason, dummies)
+        self._schedule(announced, slots or Slots(self._publisher.first_slot(began_at), 1), dummies)
+        if slots is None:
+            self._rest(began_at)
+
+    def decline_late(self, announced: Announced, reason: str, began_at: float) -> None:
+        """Decline a round for its deadline alone, in silence; see :meth:`decline`."""
+        self._settle(announced, reason, [])
+        self._rest(began_at)
+
+    def give_up(self, announced: Announced, reason: str) -> None:
+        """Give up a charged round of which nothing has left."""
+        plan = announced.plan
+        log.warning("round %d of job %s is given up: %s", plan.round, plan.job.hex()[:8], reason)
+        announced.phase = Phase.SETTLED
+        if dummies := self._dummies(plan):
+            self._state.give_up(plan.job.hex(), plan.round, self._clock.unix(), dummies)
+            begins_at = self._publisher.first_slot(self._clock.monotonic())
+            self._schedule(announced, Slots(begins_at, 1), dummies)
+
+    def _settle(self, announced: Announced, reason: str, dummies: list[SpooledFragment]) -> None:
+        plan = announced.plan
+        self._announcements.settle_declined(announced)
+        log.warning("declined round %d of job %s: %s", plan.round, plan.job.hex()[:8], reason)
+        self._state.decline(plan.job.hex(), plan.round, reason, self._clock.unix(), dummies)
+
+    def _rest(self, began_at: float) -> None:
+        now = self._clock.monotonic()
+        self._announcements.wait_until(now + _REST * (now - began_at))
+
+    def _dummies(self, plan: Plan) -> list[SpooledFragment]:
+        if self.hides(plan):
+            return [SpooledFragment.of(dummy) for dummy in dummies_for(plan)]
+        return []
+
+    def _schedule(self, announced: Announced, slots: Slots, dummies: list[SpooledFragment]) -> None:
+        """Give dummies the times that fragments would have, had the device decided at once to take part."""
+        if dummies:
+            self._announcements.begin_slots(announced, slots)
+            self._publisher.draw_times()
