@@ -130,6 +130,14 @@ class Broker:
         wait_until(self._answers, f"{self.software} on port {self.port}")
         return self
 
+    def wait_until_stored(self) -> None:
+        """Wait until Mosquitto has stored all that it has acknowledged.
+
+        It saves its store now and then, between packets; what came since the last time, a kill loses.
+        """
+        now_ns, store = time.time_ns(), self.directory / "mosquitto.db"
+        wait_until(lambda: store.exists() and store.stat().st_mtime_ns > now_ns, "the broker's store")
+
     def kill(self) -> None:
         if self._child is not None:
             self._child.kill()

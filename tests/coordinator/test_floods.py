@@ -97,9 +97,7 @@ def test_a_coordinator_and_a_broker_that_are_killed_lose_no_message(flood: Flood
     """What the broker has stored, that is: it writes its store every second."""
     broker, messages = flood.broker, flood.messages(4 * len(flood.valid))
     flood.send(messages)
-    store = broker.directory / "mosquitto.db"
-    size = sum(map(len, messages))
-    wait_until(lambda: store.exists() and store.stat().st_size > size, "the broker's store")
+    broker.wait_until_stored()
     for share in (0.2, 0.4, 0.6):
         with run_coordinator(flood.fleet.file) as coordinator:
             wait_until(

@@ -151,9 +151,7 @@ def test_a_broker_killed_in_the_middle_gives_the_rest_again(
     with broker.session(client()) as sender:
         wait_for(sender, Connected)
         publish_all(sender, topic, payloads)
-    # It saves its store between packets, now and then: what it took since the last time, a kill loses.
-    published_ns, database = time.time_ns(), broker.directory / "mosquitto.db"
-    wait_until(lambda: database.exists() and database.stat().st_mtime_ns > published_ns, "the broker's store")
+    broker.wait_until_stored()
     with broker.session(name, topic, persistent=True) as receiver:
         missing = set(payloads)
         for number in range(3):
