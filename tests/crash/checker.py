@@ -164,7 +164,7 @@ class Checker:
                 len(states) in (0, self.capture.blocks(number)), f"{where} has {len(states)} fragments"
             )
             self._expect(state not in _SPOOLED or bool(states), f"{where} has no fragment")
-            may_have = (*_SPOOLED, "expired", "declined")
+            may_have = (*_SPOOLED, "expired", "sat out")
             self._expect(state in may_have or not states, f"{where} has fragments")
             self._expect(state != "published" or "waiting" not in states, f"{where} has unpublished ones")
             self._expect(state != "receipted" or {*states} == {"counted"}, f"{where} has uncounted fragments")
@@ -197,7 +197,7 @@ class Checker:
             is_known = is_past or second_client.receipt(identity) in device.fragments
             self._expect(is_known, f"{where} has published a dummy that was never spooled")
             state, _ = device.rounds[dummy.round]
-            self._expect(state == "declined", f"{where}, {state}, has dummies")
+            self._expect(state == "sat out", f"{where}, {state}, has dummies")
 
     # The coordinator.
 
