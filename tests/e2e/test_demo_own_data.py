@@ -86,6 +86,7 @@ def walks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.mark.slow
 def test_pictures_by_class_are_learnt_through_scattering(pictures: Path, tmp_path: Path) -> None:
     state = tmp_path / "demo"
     run = demo(
