@@ -243,6 +243,7 @@ class Cycle:
         announced, plan = admitted.announced, admitted.task.plan
         if announced is not self._announcements.current:
             admitted.answer.exception()  # Another round has begun.
+            self._sitting_out.rest(admitted.began_at)
             return
         is_charged = admitted.price is None and admitted.why_not is None
         try:
