@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -11,12 +10,9 @@ from benchmarks.adversary import _ATTACKS, _PYTEST
 
 
 @pytest.mark.heavy
-def test_every_attack_is_run_the_slow_ones_too() -> None:
-    """An attack whose tests are all slow had none, and ended the benchmark."""
-    listed = subprocess.run(
-        [*_PYTEST, "--collect-only", str(_ATTACKS)],
-        cwd=_ATTACKS.parent.parent, capture_output=True, text=True, check=True,
-    ).stdout  # fmt: skip
-    assert "deselected" not in listed
-    found = {Path(line.partition("::")[0]) for line in listed.splitlines() if "::" in line}
-    assert {file.name for file in found} == {file.name for file in _ATTACKS.glob("test_*.py")}
+def test_an_attack_whose_tests_are_all_slow_is_run_too() -> None:
+    """It had no test, and ended the benchmark."""
+    file = _ATTACKS / "test_acknowledgements_tell_no_training.py"
+    done = subprocess.run([*_PYTEST, "--collect-only", str(file)], capture_output=True, text=True, check=True)
+    assert f"{file.name}::" in done.stdout
+    assert "deselected" not in done.stdout
