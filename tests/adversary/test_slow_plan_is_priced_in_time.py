@@ -117,8 +117,9 @@ class Slow:
         return self._unanswered[-1]
 
     def decide_on_a_plan(self) -> None:
-        """Announce one, and let time pass until the device decides on it."""
-        self._announce()
+        """Announce one, unless one waits, and let time pass until the device decides on it."""
+        if not (self._is_replaced and self._plans):
+            self._announce()
         decisions = len(self.began_at)
         while len(self.began_at) == decisions:
             self._device.clock.advance(max(0.01, self._device.cycle.due_in_s()))
