@@ -74,7 +74,7 @@ def serve(connection: Connection) -> None:
     while True:
         question: Order | None = questions.next()
         try:
-            trainer = trainer or Trainer(start.settings, start.profile, counts_at=start.counts_at)
+            trainer = trainer or Trainer(start.settings, start.profile)
             if question is not None:
                 work = None
                 task, weights = RoundTask.of(question.plan), weights_from_bytes(question.weights)
