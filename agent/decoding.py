@@ -18,6 +18,7 @@ code than 0, it writes the reason why the rows stay as they are to standard outp
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import logging
@@ -274,6 +275,15 @@ def _limit_memory(order: Order) -> None:
     )
 
 
+def _end_first() -> None:
+    """Let the system end this process and its forks before any other where memory runs out.
+
+    Else a picture that takes much memory could end the training process, and so a round that is prepared.
+    """
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
+
+
 def _end_with_parent() -> None:
     """Let the kernel end this process and its forks when the other end of standard input closes.
 
@@ -288,6 +298,7 @@ def _end_with_parent() -> None:
 def main() -> None:
     """Carry out the order on standard input."""
     os.nice(10)
+    _end_first()
     line = sys.stdin.buffer.readline()
     _end_with_parent()
     order = Order.parsed(line)
