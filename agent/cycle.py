@@ -55,8 +55,8 @@ _BESIDE_A_LOOK: Final = 2.0
 """A preparation counts as one that takes so many times its processor time: a look at the data may want the
 same core, and how long that goes on is a matter of records."""
 _IDLE_S: Final = 1_200.0
-"""The training process is ended when it has had nothing to do for so long: twice as long as what a look at
-the data found takes to count (:mod:`agent.decoding`), since a look ends with the process that began it."""
+"""The training process is ended when it has had nothing to do for so long: longer than what a look at the
+data found takes to count (:mod:`agent.decoding`), since a look ends with the process that began it."""
 
 
 @dataclass(frozen=True, slots=True)

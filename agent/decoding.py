@@ -49,7 +49,10 @@ log = logging.getLogger(__name__)
 
 LOOK_S: Final = 240.0
 """Of processor time."""
-COUNTS_AFTER_S: Final = 600.0
+NICENESS: Final = 4
+"""More than training has. So a look gets 29 % of a core that both want all the time: enough to be done when
+what it found counts, and so little that training keeps its slots (:mod:`agent.effort`)."""
+COUNTS_AFTER_S: Final = 900.0
 _PUBLISH_S: Final = 10.0
 """What is decoded when the agent starts is published at least this often, so that another start goes on from
 there."""
@@ -297,7 +300,7 @@ def _end_with_parent() -> None:
 
 def main() -> None:
     """Carry out the order on standard input."""
-    os.nice(10)
+    os.nice(NICENESS)
     _end_first()
     line = sys.stdin.buffer.readline()
     _end_with_parent()

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pictures import aged, damaged_inside, encoded, folder_of, noise, write
 
-from agent import decoding
+from agent import decoding, effort
 from agent.bounded_decoding import Outcome
 from agent.data_settings import DataSettings
 from agent.decoding import Order, bring_up_to_date
@@ -438,3 +438,10 @@ def test_a_look_counts_when_it_is_taken_and_one_that_is_cut_short_leaves_nothing
     write(board.root / "1" / "1.png", encoded(noise(1)))
     assert contents(board.look()) == expected(0, 1)
     assert noise(2).tobytes() not in board.store.rows_file.read_bytes()
+
+
+def test_a_look_beside_training_on_one_core_is_done_when_it_counts_and_training_keeps_its_slots() -> None:
+    """A step of niceness is a factor of 1.25 (sched(7))."""
+    share = 1 / (1 + 1.25**decoding.NICENESS)
+    assert decoding.LOOK_S / share < decoding.COUNTS_AFTER_S
+    assert 1 / (1 - share) < effort._SPARE
