@@ -27,6 +27,7 @@ from agent.charges import Charge, Price
 from agent.limit_settings import LimitSettings
 from agent.limits import require_training_time, require_within
 from agent.publisher import Publisher, Slots
+from agent.rounds import RoundState
 from agent.sitting_out import SittingOut
 from agent.spool import SpooledFragment
 from agent.state import AgentState
@@ -299,8 +300,11 @@ class Cycle:
 
     def _take_update(self, training: _InTraining) -> None:
         announced, plan = training.announced, training.task.plan
-        if announced is not self._announcements.current:
-            training.answer.exception()  # Another round has begun: this one has expired.
+        # Also if a plan of another job came in between: the coordinator may come back to this one.
+        known = self._state.round(plan.job.hex(), plan.round)
+        if known is None or known.state is not RoundState.CHARGED:
+            training.answer.exception()  # A later round, or the end of the job, has been announced.
+            announced.phase = Phase.SETTLED
             return
         try:
             update = training.answer.result()
