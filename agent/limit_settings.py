@@ -26,6 +26,9 @@ class LimitSettings(Settings):
     """Shortest time over which a plan may have this device spread its fragments."""
     minimum_fragments: Annotated[int, Field(ge=1, le=100_000)] = 4
     """Fewest fragments that a plan may cut an update into."""
+    maximum_fragments: Annotated[int, Field(ge=1, le=100_000)] = 4_096
+    """Most fragments that a plan may cut an update into, as many as coordinators can ask for. Each takes
+    some 600 bytes of disk besides its values."""
     maximum_sampling_rate: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Largest sampling rate. The price of a plan includes the rate, whatever it is."""
     maximum_job_epsilon: Annotated[float, Field(gt=0, le=1000)] | None = None

@@ -47,6 +47,13 @@ def require_within(task: RoundTask, limits: LimitSettings) -> None:
             f"at least {limits.minimum_fragments}",
             "minimum_fragments",
         )
+    if task.blocks > limits.maximum_fragments:
+        raise BeyondLimitError(
+            "the number of fragments",
+            task.blocks,
+            f"at most {limits.maximum_fragments:,}",
+            "maximum_fragments",
+        )
     if plan.sampling.rate > limits.maximum_sampling_rate:
         raise BeyondLimitError(
             "the sampling rate", plan.sampling.rate, f"at most {limits.maximum_sampling_rate:g}",
