@@ -41,7 +41,7 @@ from agent.training import Trainer
 from dpagent.errors import DataError
 from dpagent.learning.data.dataset import Dataset, Indices
 from dpagent.learning.data.stored import RawFile
-from dpagent.learning.front_end.features import FrontEnd
+from dpagent.learning.front_end.features import FeatureSet, FrontEnd
 from dpagent.learning.models.description import from_description
 from dpagent.protocol.signing import Signer, new_signing_secret
 from dpagent.protocol.task import RoundTask
@@ -178,3 +178,30 @@ def test_a_new_process_compares_no_record_with_its_features(
     look_again(trainer.records)
     features_computed(trainer)
     assert len(read) == 1, "one that has changed"
+
+
+class _PowerCutError(BaseException):
+    """Ends the process, as far as the test goes."""
+
+
+def test_after_a_power_cut_among_the_features_the_trial_counts_with_all_that_may_be_missing(
+    settings: AgentSettings,
+) -> None:
+    """Before, a front end whose features had been begun was taken for one that has them: the trial counted
+    with those of one look, and the slot of the answer told how many records there are."""
+    trainer = started_trainer(settings)
+    written: list[bytes] = []
+
+    def write(_features: FeatureSet, data: bytes, _offset: int) -> None:
+        written.append(data)
+        if len(written) == 3:
+            raise _PowerCutError
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FeatureSet, "_write", write)
+        with pytest.raises(_PowerCutError):
+            features_computed(trainer)
+    assert len(written) == 3
+    again = Trainer(settings, load_profile("generic-linux"))
+    assert features_computed(again) == settings.data.max_records
+    assert features_computed(again) < 60

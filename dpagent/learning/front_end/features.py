@@ -149,9 +149,9 @@ def reserve(directory: Path, size: int) -> None:
 
 
 def has_features(directory: Path, front_end: FrontEnd) -> bool:
-    """Whether features of a front end have been computed there."""
+    """Whether features of a front end have been computed there, of all records that there were."""
     known = _Computed.load(_files(directory)[1])
-    return known is not None and known.front_end == front_end.key
+    return known is not None and known.is_whole and known.front_end == front_end.key
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,11 +162,14 @@ class _Computed:
         front_end: the key of the front end that made them.
         row_bytes: of the features of a record.
         digests: (places, 16) uint8: of the record whose features each row holds; zeros for none.
+        is_whole: whether those of all records were tried. If a crash came before that, any number of them may
+            have to be computed yet.
     """
 
     front_end: str
     row_bytes: int
     digests: NDArray[np.uint8]
+    is_whole: bool = False
 
     @classmethod
     def load(cls, file: Path) -> _Computed | None:
@@ -175,7 +178,9 @@ class _Computed:
             head, _, body = file.read_bytes().partition(b"\n")
             values = json.loads(head)
             digests = np.frombuffer(body, np.uint8).reshape(-1, DIGEST_BYTES)
-            known = cls(str(values["front_end"]), int(values["row_bytes"]), digests)
+            known = cls(
+                str(values["front_end"]), int(values["row_bytes"]), digests, values["is_whole"] is True
+            )
         except (OSError, ValueError, RecursionError, LookupError, TypeError):
             return None
         return known if known.row_bytes > 0 else None
@@ -186,14 +191,16 @@ class _Computed:
         Raises:
             StorageError: it cannot be written.
         """
-        head = json.dumps({"front_end": self.front_end, "row_bytes": self.row_bytes})
+        head = json.dumps(
+            {"front_end": self.front_end, "row_bytes": self.row_bytes, "is_whole": self.is_whole}
+        )
         write_atomically(file, head.encode() + b"\n" + self.digests.tobytes(), mode=0o600)
 
     def without(self, places: NDArray[np.integer[Any]]) -> _Computed:
         """The same, with no features at some places."""
         digests = self.digests.copy()
         digests[places] = 0
-        return replace(self, digests=digests)
+        return replace(self, digests=digests, is_whole=False)
 
     def of_size(self, places: int) -> _Computed:
         """The same, with so many places."""
@@ -279,7 +286,7 @@ class FeatureSet(Dataset):
         self.computed = len(new)
         with disk_errors(self._file):
             os.fsync(self._descriptor)
-        made.save(self._digests)
+        replace(made, is_whole=True).save(self._digests)
 
     def _write(self, data: bytes, offset: int) -> None:
         rest = memoryview(data)
