@@ -299,11 +299,9 @@ class FeatureSet(Dataset):
         rows = np.empty((len(indices), *self.shape), np.float32)
         with disk_errors(self._file):
             for place, row in zip(self._places[indices].tolist(), rows, strict=True):
-                data = os.pread(self._descriptor, self._row_bytes, place * self._row_bytes)
-                if len(data) != self._row_bytes:
+                if os.preadv(self._descriptor, [row], place * self._row_bytes) != self._row_bytes:
                     # No DataError: that is a record's, which would be left out without a word.
                     raise StorageError(f"{self._file} was cut short while in use; it is made again.")
-                row[...] = np.frombuffer(data, np.float32).reshape(self.shape)
         return rows
 
 
