@@ -17,6 +17,7 @@ from typing import Final
 
 from agent.admission import may_send
 from agent.limit_settings import LimitSettings
+from agent.limits import BeyondLimitError, require_size
 from agent.publisher import Publisher, Slots
 from agent.rounds import RoundState
 from agent.state import AgentState
@@ -139,7 +140,8 @@ class Announcements:
         if plan.round < latest:
             raise MessageError("replayed", f"round {plan.round} after round {latest}")
         is_new = known is None or (known.job, known.round, known.state) != (plan.job, plan.round, plan.state)
-        self._assembler.keep_for(plan)
+        if self.too_large(plan) is None:
+            self._assembler.keep_for(plan)
         if plan.state == "finished":
             self._end_job(plan, is_new=is_new)
             return is_new
@@ -232,6 +234,14 @@ class Announcements:
     def take_chunk(self, chunk: ModelChunk) -> None:
         """Take a part of the weights or of an asset."""
         self._assembler.add(chunk)
+
+    def too_large(self, plan: Plan) -> str | None:
+        """Why nothing is kept of a plan's weights and assets, before they have come; or None."""
+        try:
+            require_size(plan, self._limits)
+        except BeyondLimitError as error:
+            return str(error)
+        return None
 
     def model_for(self, plan: Plan) -> Model | None:
         """Weights and assets of a plan, or None while a part of them is missing."""

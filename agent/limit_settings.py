@@ -29,6 +29,9 @@ class LimitSettings(Settings):
     maximum_fragments: Annotated[int, Field(ge=1, le=100_000)] = 4_096
     """Most fragments that a plan may cut an update into, as many as coordinators can ask for. Each takes
     some 600 bytes of disk besides its values."""
+    maximum_model_mib: Annotated[int, Field(ge=1, le=800)] = 128
+    """Most that weights and assets of a plan may take together. The agent holds them up to three times, and
+    keeps nothing of a larger model."""
     maximum_sampling_rate: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Largest sampling rate. The price of a plan includes the rate, whatever it is."""
     maximum_job_epsilon: Annotated[float, Field(gt=0, le=1000)] | None = None

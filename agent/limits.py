@@ -32,6 +32,20 @@ def require_times(plan: Plan, limits: LimitSettings) -> None:
             raise BeyondLimitError(what, value, f"at least {least:g}", key)
 
 
+def require_size(plan: Plan, limits: LimitSettings) -> None:
+    """See that weights and assets of a plan may be fetched.
+
+    Raises:
+        BeyondLimitError: they are too large.
+    """
+    size = 4 * plan.model.parameters + sum(asset.size for asset in plan.assets)
+    if size > limits.maximum_model_mib << 20:
+        raise BeyondLimitError(
+            "the size of the model in MiB", size / (1 << 20), f"at most {limits.maximum_model_mib}",
+            "maximum_model_mib",
+        )  # fmt: skip
+
+
 def require_within(task: RoundTask, limits: LimitSettings) -> None:
     """See that a round stays within the limits, except for its job's ε, which is known once it is priced.
 
@@ -40,6 +54,7 @@ def require_within(task: RoundTask, limits: LimitSettings) -> None:
     """
     plan = task.plan
     require_times(plan, limits)
+    require_size(plan, limits)
     if task.blocks < limits.minimum_fragments:
         raise BeyondLimitError(
             "the number of fragments",
