@@ -27,7 +27,7 @@ import cbor2
 import numpy as np
 import pytest
 from devices import started_trainer
-from fleets import DIGITS, make_task, terms, write_agent
+from fleets import DIGITS, make_task, model_section, terms, write_agent
 from neighbours import look_again
 from numpy.typing import NDArray
 from pictures import folder_of
@@ -165,7 +165,8 @@ def test_a_new_process_compares_no_record_with_its_features(
     original = RawFile.read_into
 
     def reading(self: RawFile, target: NDArray[np.uint8], place: int) -> None:
-        read.append(place)
+        if self.path.name == "records.rows":
+            read.append(place)
         original(self, target, place)
 
     monkeypatch.setattr(RawFile, "read_into", reading)
@@ -205,3 +206,30 @@ def test_after_a_power_cut_among_the_features_the_trial_counts_with_all_that_may
     again = Trainer(settings, load_profile("generic-linux"))
     assert features_computed(again) == settings.data.max_records
     assert features_computed(again) < 60
+
+
+@pytest.mark.parametrize("records", [0, 1, 5])
+def test_whether_there_is_any_record_does_not_show_in_what_the_trial_counts_with(
+    tmp_path: Path, records: int
+) -> None:
+    """Before, a device without records did not note that it has the features of a second front end: its
+    trial counted with those of all records in each round, and that of a device with one record did not."""
+    (tmp_path / "rows.csv").write_text("a,b,label\n" + "1,2,0\n" * records)
+    data = {
+        "kind": "csv", "path": "rows.csv", "classes": ["0", "1"], "csv": {"features": ["a", "b"]},
+        "shape": None, "dtype": None, "features_mib": 1, "decoding": {"seconds": 60},
+    }  # fmt: skip
+    trainer = started_trainer(
+        load_agent_settings(write_agent(tmp_path, None, KEY, engine="numpy", data=data))
+    )
+    counted = []
+    for seed in (0, 1, 1):
+        front_end = [{"random": {"layers": ["tanh"], "seed": seed}}]
+        line = {"name": "line", "input_shape": [2], "classes": 2, "layers": [{"dense": 2}]}
+        spec = from_description(line | {"front_end": front_end})
+        task = make_task(model=model_section(spec), wire={"block": 6, "width": 24})
+        work = trainer.prepare(task, {}, np.zeros(6, np.float32))
+        assert work.effort is not None
+        counted.append(work.effort._new_records)
+        assert trainer.noisy_update(work).failure is None
+    assert counted == [60, 60, 0]

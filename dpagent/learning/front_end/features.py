@@ -270,8 +270,8 @@ class FeatureSet(Dataset):
         known = known.of_size(max(self._room, len(known.digests)))
         digests = dataset.digests()
         new = np.flatnonzero((known.digests[self._places] != digests).any(axis=1))
-        if not len(new) and self._digests.exists():
-            return
+        if not len(new) and known.is_whole:
+            return  # Of no records, too, it has to be noted that they have been computed.
         known.without(self._places[new]).save(self._digests)
         made = known.of_size(len(known.digests))
         for start in range(0, len(new), _RUN):
