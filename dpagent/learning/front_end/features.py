@@ -48,8 +48,8 @@ log = logging.getLogger(__name__)
 
 Floats = NDArray[np.float32]
 
-_RUN: Final = 64
-"""Records read together."""
+_RUN: Final = 4
+"""Records read together: no more than a device tries before the charge (:mod:`agent.effort`)."""
 
 
 class FrontEnd:
