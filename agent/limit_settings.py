@@ -26,12 +26,21 @@ class LimitSettings(Settings):
     """Shortest time over which a plan may have this device spread its fragments."""
     minimum_fragments: Annotated[int, Field(ge=1, le=100_000)] = 4
     """Fewest fragments that a plan may cut an update into."""
+    maximum_fragments: Annotated[int, Field(ge=1, le=100_000)] = 4_096
+    """Most fragments that a plan may cut an update into, as many as coordinators can ask for. Each takes
+    some 600 bytes of disk besides its values."""
+    maximum_model_mib: Annotated[int, Field(ge=1, le=800)] = 128
+    """Most that weights and assets of a plan may take together. The agent holds them up to three times, and
+    keeps nothing of a larger model."""
     maximum_sampling_rate: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Largest sampling rate. The price of a plan includes the rate, whatever it is."""
     maximum_job_epsilon: Annotated[float, Field(gt=0, le=1000)] | None = None
     """Largest ε that one job may reserve; without it, all that the lifetime budget has left."""
     maximum_job_delta: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Largest δ of one job; without it, all that the lifetime budget has left."""
+    maximum_charges: Annotated[int, Field(ge=1, le=10_000_000)] = 50_000
+    """Most charges, one for each round, that the ledger takes in the device's life. Each has 1.4 kB on disk
+    and is priced again at each start; jobs whose rounds cost next to nothing would fill the disk."""
     mechanisms: Annotated[tuple[str, ...], Field(strict=False, min_length=1)] = (DEFAULT_MECHANISM,)
     """Mechanisms that this device takes part in, by name."""
     dummy_traffic: bool = False

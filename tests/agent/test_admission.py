@@ -15,6 +15,7 @@ from ledgers import DATASET, LIMITS, charge_and_spool, charge_for, open_state
 
 from agent.admission import Declined, admit
 from agent.charges import Budget, Price
+from agent.limits import BeyondLimitError
 from agent.state import AgentState
 from dpagent.errors import ParameterError, PlanError
 from dpagent.learning.data.dataset import ArrayDataset, Dataset
@@ -353,6 +354,19 @@ def test_a_mechanism_that_this_device_cannot_run_is_declined(
 ) -> None:
     """Unknown, or out of its ranges in this round or a later one: a reason, and no error of the protocol."""
     assert said in declined(states(50.0), make_plan(**changes))
+
+
+def test_a_ledger_that_is_full_takes_no_more_charges(states: Any) -> None:
+    """A round at a sampling rate of 10⁻³⁰ costs nothing, and its charge 1.4 kB."""
+    free, state = terms(delta=1e-19, rate=1e-30), states(50.0)
+    for number in (2, 3):
+        take_part(state, make_plan(round=number, **free))
+    task = make_task(job=b"n" * 16, **free)
+    room = LIMITS.model_copy(update={"maximum_charges": 5})
+    assert admit(task, DATA, state.ledger, DATASET, room, now=0.0).job_epsilon < 1e-6
+    full = LIMITS.model_copy(update={"maximum_charges": 4})
+    with pytest.raises(BeyondLimitError, match=r"is 5; this device accepts at most 4 .*maximum_charges"):
+        admit(task, DATA, state.ledger, DATASET, full, now=0.0)
 
 
 @pytest.mark.parametrize(
