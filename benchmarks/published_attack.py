@@ -91,7 +91,8 @@ def run() -> list[Figure]:
             bound = 1 / (1 + math.exp(-reading.epsilon))
             figures.append(
                 Figure(
-                    f"ε = {epsilon:g}, {np.dtype(dtype).itemsize * 8} bits a weight: named", 100 * reading.named,
+                    f"ε = {epsilon:g}, {np.dtype(dtype).itemsize * 8} bits a weight: named",
+                    100 * reading.named,
                     "% of the releases", f"most under ε = {reading.epsilon:.3g}: {100 * bound:.1f}",
                     reading.named / bound,
                 )
