@@ -16,6 +16,7 @@ from markupsafe import Markup, escape
 
 from dpagent.notation import upwards
 from dpagent.storage import disk_errors, write_atomically
+from dpagent.privacy.methods import method_named
 from dpagent.wording import counted
 from simulation.record import RunRecord
 from simulation.report.device_pictures import MAX_ROWS, arrivals_picture, ledgers_picture
@@ -82,6 +83,7 @@ def render_report(record: RunRecord, directory: Path) -> str:
         clip_norm=plain(record.settings.clip_norm),
         parameters=f"{record.parameters:,}",
         devices=counted(record.settings.devices, "device"),
+        method=method_named(record.settings.method),
         shape=" × ".join(map(str, record.settings.form.shape)),
         test_records=f"{record.settings.form.test_records:,}",
         classes=_some(record.settings.form.labels),
