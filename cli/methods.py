@@ -10,6 +10,7 @@ import typer
 from cli.commands import Commands
 from cli.output import write_json
 from cli.tables import reader_may_leave, render_table
+from dpagent.errors import ParameterError, UsageError
 
 if TYPE_CHECKING:
     from dpagent.privacy.methods import Method
@@ -50,7 +51,10 @@ def show(
     """Show a method: its source, a round, the guarantee, and how to choose it."""
     from dpagent.privacy.methods import method_named
 
-    method = method_named(name)
+    try:
+        method = method_named(name)
+    except ParameterError as error:
+        raise UsageError(str(error)) from error
     with reader_may_leave():
         if json_file is not None:
             write_json(json_file, _as_json(method))

@@ -141,8 +141,8 @@ class FleetSettings(Settings):
         method = method_named(self.privacy.method)
         if self.cap.kind not in method.caps:
             raise ValueError(
-                f"cap.kind is {self.cap.kind}; expected {' or '.join(method.caps)}, the caps of privacy.method "
-                f"{method.name}"
+                f"cap.kind is {self.cap.kind}; expected {' or '.join(method.caps)}, the caps of "
+                f"privacy.method {method.name}"
             )
         return self
 

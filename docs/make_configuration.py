@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
+from enum import EnumType
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -82,6 +83,8 @@ def _named(annotation: Any, *, many: bool = False) -> str:
         return f"list of {_named(arguments[0], many=True)}"
     if kind is dict:
         return f"map of {_named(arguments[0], many=True)} to {_named(arguments[1], many=True)}"
+    if isinstance(annotation, EnumType):
+        return "one of " + ", ".join(f"`{choice.value}`" for choice in annotation)
     names = {float: "number", int: "whole number", bool: "`true` or `false`", str: "text", Path: "path"}
     return names[annotation] + "s" * many
 

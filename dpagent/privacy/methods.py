@@ -8,7 +8,6 @@ what is wrong in it, what runs here, and what is guaranteed to whom.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -37,7 +36,7 @@ class Method:
     source: str
     summary: str
     learns: str
-    mechanisms: Mapping[str, str]
+    mechanisms: dict[str, str]
     caps: tuple[str, ...]
 
     @property

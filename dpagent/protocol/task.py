@@ -140,7 +140,6 @@ class RoundTask:
         if plan.clipping.count_weight:
             del clipping["norms"]
         terms = {
-            "method": plan.method,
             "mechanism": plan.mechanism.model_dump(),
             "clipping": clipping,
             "sampling": plan.sampling.model_dump(),

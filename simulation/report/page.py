@@ -15,8 +15,8 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup, escape
 
 from dpagent.notation import upwards
-from dpagent.storage import disk_errors, write_atomically
 from dpagent.privacy.methods import method_named
+from dpagent.storage import disk_errors, write_atomically
 from dpagent.wording import counted
 from simulation.record import RunRecord
 from simulation.report.device_pictures import MAX_ROWS, arrivals_picture, ledgers_picture
