@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from dpagent.configuration import Settings
-from dpagent.privacy.mechanisms.registry import DEFAULT_MECHANISM
+from dpagent.errors import DpagentError
+from dpagent.privacy.methods import METHODS, method_named
+from dpagent.privacy.statement import Trust
 from dpagent.protocol.messages import MIN_SLOT_S
+
+_AnyTrust = Annotated[Trust, Field(strict=False)]
+_TRUST_NOBODY: Final = tuple(
+    name for name, method in METHODS.items() if method.mechanism().trust is Trust.NONE
+)
 
 
 class LimitSettings(Settings):
@@ -41,8 +48,19 @@ class LimitSettings(Settings):
     maximum_charges: Annotated[int, Field(ge=1, le=10_000_000)] = 50_000
     """Most charges, one for each round, that the ledger takes in the device's life. Each has 1.4 kB on disk
     and is priced again at each start; jobs whose rounds cost next to nothing would fill the disk."""
-    mechanisms: Annotated[tuple[str, ...], Field(strict=False, min_length=1)] = (DEFAULT_MECHANISM,)
-    """Mechanisms that this device takes part in, by name."""
+    methods: Annotated[tuple[str, ...], Field(strict=False, min_length=1)] = _TRUST_NOBODY
+    """Methods that this device takes part in, by name (``dpagent methods list``); by default all that trust
+    nobody."""
+    trust: Annotated[tuple[_AnyTrust, ...], Field(strict=False, min_length=1)] = (Trust.NONE,)
+    """The parties that a job's guarantee may rest on: ``none`` is a guarantee that rests on nobody."""
     dummy_traffic: bool = False
     """Whether the device sends as many dummies, of the same size and at such times, for a round that it sits
     out, so that the broker cannot tell whether it takes part. They cost traffic and no privacy."""
+
+    @field_validator("methods")
+    @classmethod
+    def _are_known(cls, methods: tuple[str, ...]) -> tuple[str, ...]:
+        try:
+            return tuple(method_named(name).name for name in methods)
+        except DpagentError as error:
+            raise ValueError(str(error)) from error

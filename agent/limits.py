@@ -78,10 +78,10 @@ def require_within(task: RoundTask, limits: LimitSettings) -> None:
         raise BeyondLimitError(
             "the job's δ", plan.delta, f"at most {limits.maximum_job_delta:g}", "maximum_job_delta"
         )
-    if task.mechanism.name not in limits.mechanisms:
-        raise BeyondLimitError(
-            "the mechanism", task.mechanism.name, ", ".join(limits.mechanisms), "mechanisms"
-        )
+    if task.method.name not in limits.methods:
+        raise BeyondLimitError("the method", task.method.name, ", ".join(limits.methods), "methods")
+    if task.mechanism.trust not in limits.trust:
+        raise BeyondLimitError("the trusted party", task.mechanism.trust, ", ".join(limits.trust), "trust")
 
 
 def require_room_for_charges(plan: Plan, charges: int, limits: LimitSettings) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from fleets import make_plan, make_task, records, terms
 from ledgers import DATASET, LIMITS, charge_and_spool, charge_for, open_state
+from planted import plant
 
 from agent.admission import Declined, admit
 from agent.charges import Budget, Price
@@ -26,7 +27,6 @@ from dpagent.privacy.accounting.pld import PldAccountant
 from dpagent.privacy.events import GaussianEvent, poisson_sampled
 from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian
 from dpagent.privacy.mechanisms.mechanism import NOISE_SHARE
-from dpagent.privacy.mechanisms.registry import MECHANISMS
 from dpagent.privacy.statement import Adjacency, Trust, Unit
 from dpagent.protocol.messages import Plan
 from dpagent.protocol.task import RoundTask
@@ -369,6 +369,34 @@ def test_a_ledger_that_is_full_takes_no_more_charges(states: Any) -> None:
         admit(task, DATA, state.ledger, DATASET, full, now=0.0)
 
 
+def test_a_method_that_this_device_takes_no_part_in_is_declined(states: Any) -> None:
+    limits = LIMITS.model_copy(update={"methods": ("incrementing",)})
+    with pytest.raises(
+        BeyondLimitError, match=r"the method is dp-sgd.* accepts incrementing .*limits\.methods"
+    ):
+        admit(make_task(), DATA, states(50.0).ledger, DATASET, limits, now=0.0)
+    admit(make_task(method="incrementing"), DATA, states(50.0).ledger, DATASET, limits, now=0.0)
+
+
+def test_a_party_that_this_device_does_not_trust_is_declined(
+    states: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trusting: Any = type("Trusting", (DiscretisedGaussian,), {"name": "trusting", "trust": Trust.COORDINATOR})
+    plant(monkeypatch, trusting)
+    task = make_task(mechanism={"name": "trusting"})
+    with pytest.raises(BeyondLimitError, match=r"coordinator; this device accepts none .limits\.trust"):
+        admit(task, DATA, states(50.0).ledger, DATASET, LIMITS, now=0.0)
+
+
+def test_an_unknown_method_and_a_mechanism_of_another_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(PlanError, match="'of-tomorrow'"):
+        make_task(method="of-tomorrow")
+    other: Any = type("Other", (DiscretisedGaussian,), {"name": "of-another"})
+    plant(monkeypatch, other)
+    with pytest.raises(PlanError, match="incrementing and mechanism of-another do not go together"):
+        make_task(method="incrementing", mechanism={"name": "of-another"})
+
+
 @pytest.mark.parametrize(
     ("part", "value"),
     [("unit", Unit.DEVICE), ("adjacency", Adjacency.REPLACE_ONE), ("trust", Trust.COORDINATOR)],
@@ -378,8 +406,8 @@ def test_a_guarantee_of_another_kind_is_declined(
 ) -> None:
     """A ledger adds up ε only where unit, neighbours and trust are alike."""
     other: Any = type("Other", (DiscretisedGaussian,), {"name": "other-guarantee", part: value})
-    monkeypatch.setitem(MECHANISMS, "other-guarantee", other)
-    limits = LIMITS.model_copy(update={"mechanisms": ("other-guarantee",)})
+    plant(monkeypatch, other)
+    limits = LIMITS.model_copy(update={"trust": tuple(Trust)})
     task, ledger = make_task(mechanism={"name": "other-guarantee"}), states(50.0).ledger
     with pytest.raises(Declined, match="other-guarantee") as caught:
         admit(task, DATA, ledger, DATASET, limits, now=0.0)
