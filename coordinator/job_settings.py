@@ -13,6 +13,7 @@ from dpagent.learning.model_files import find_model, is_model_file, load_assets
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.training.augmentation import Augmentation
 from dpagent.learning.training.optimiser import Adam, LearningRate, Optimiser, Sgd
+from dpagent.norm import Norm
 from dpagent.privacy.clipping import MAX_NORM, MIN_NORM
 from dpagent.privacy.mechanisms.registry import DEFAULT_MECHANISM, mechanism_named
 from dpagent.privacy.schedules import Schedule
@@ -134,7 +135,8 @@ class PrivacySettings(Settings):
     sampling_rate: Annotated[float, Field(gt=0, le=1)] = 0.1
     """Probability that a record is in a lot (Poisson sampling)."""
     clip_norm: Annotated[float, Field(ge=MIN_NORM, le=MAX_NORM)] = 1.0
-    """L2 clip norm of one record's gradient; with a quantile, of the first round."""
+    """Clip norm of one record's gradient, in the norm of the mechanism: L2 for ``discrete-gaussian``, L1 for
+    ``discrete-laplace``; with a quantile, of the first round."""
     clipping: ClippingSettings = ClippingSettings()
     record_norm: Annotated[float, Field(ge=1e-4, le=1e4)] = 1.0
     """L2 clip norm of one record in the first round of a model with a projection."""
@@ -151,6 +153,16 @@ class PrivacySettings(Settings):
             return mechanism_named(name).name
         except DpagentError as error:
             raise ValueError(str(error)) from error
+
+    @model_validator(mode="after")
+    def _clipping_is_in_the_mechanisms_norm(self) -> PrivacySettings:
+        norm = mechanism_named(self.mechanism).norm
+        if norm is not Norm.L2 and self.clipping.kind != "whole":
+            raise ValueError(
+                f"mechanism is {self.mechanism}, which needs records clipped in {norm}, and clipping.kind is"
+                f" {self.clipping.kind}, which clips in L2; expected whole, or mechanism {DEFAULT_MECHANISM}"
+            )
+        return self
 
 
 class CapSettings(Settings):

@@ -41,14 +41,16 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Final, Self
 
 from dpagent.errors import ParameterError, PlanError, require_between, require_count, require_positive
+from dpagent.norm import Norm
 from dpagent.privacy.events import ApproximateEvent, Event, poisson_sampled
 from dpagent.privacy.mechanisms.discretised_laplace import (
     MAX_EPSILON,
-    DiscretisedLaplace,
+    LaplaceNoise,
     laplace_reach,
+    multiplier_for,
     noise_scale,
 )
-from dpagent.privacy.mechanisms.grid import Grid, Norm, l1_resolution
+from dpagent.privacy.mechanisms.grid import Grid, l1_resolution
 from dpagent.privacy.noise.discrete_laplace import (
     MAX_BOUND,
     MAX_SCALE,
@@ -64,16 +66,12 @@ _HALVINGS: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
-class TruncatedLaplace(DiscretisedLaplace):
+class TruncatedLaplace(LaplaceNoise):
     """The mechanism of one round; the record states all that an accountant or auditor needs. Public.
 
+    The other attributes are those of :class:`~dpagent.privacy.mechanisms.discretised_laplace.LaplaceNoise`.
+
     Attributes:
-        clip_norm: C, the L1 norm a record's gradient is scaled down to, in [1e-9, 1e9].
-        epsilon: ε of one step on a lot that is known, before sampling, in (0, 1000].
-        sampling_rate: q, the probability with which each record enters a lot, in (0, 1].
-        dimension: d, number of coordinates of the sum.
-        steps: noisy local steps in one round, each with a fresh lot and fresh noise.
-        resolution: grid units to one clip norm, in [1, 2³⁰]; by default it follows from d.
         bound_units: A, in grid units: at least the sensitivity, at most 2⁵⁰.
 
     Raises:
@@ -86,7 +84,7 @@ class TruncatedLaplace(DiscretisedLaplace):
     bound_units: int = field(kw_only=True)
 
     def __post_init__(self) -> None:
-        DiscretisedLaplace.__post_init__(self)
+        LaplaceNoise.__post_init__(self)
         require_count("bound steps", self.bound_units, maximum=MAX_BOUND)
         _require_reach(self.support_units, self.sensitivity_units, self.granularity)
 
@@ -103,9 +101,9 @@ class TruncatedLaplace(DiscretisedLaplace):
         resolution: int | None = None,
     ) -> Self:
         """The least A with which a step on a known lot is (``epsilon``, ``delta``)-DP."""
-        pure = DiscretisedLaplace(clip_norm, epsilon, sampling_rate, dimension, steps, resolution)
-        bound = least_bound(epsilon, delta, pure.sensitivity_units)
-        return cls(clip_norm, epsilon, sampling_rate, dimension, steps, resolution, bound_units=bound)
+        bound = least_bound(epsilon, delta, _grid(clip_norm, dimension, resolution).sensitivity_units)
+        noise = multiplier_for(epsilon)
+        return cls(clip_norm, noise, sampling_rate, dimension, steps, resolution, bound_units=bound)
 
     @classmethod
     def for_cap(
@@ -138,9 +136,7 @@ class TruncatedLaplace(DiscretisedLaplace):
             PlanError: no ε up to ``max_epsilon`` meets the cap; says which cap would do.
         """
         require_positive("cap", cap)
-        grid = Grid(
-            Norm.L1, clip_norm, dimension, l1_resolution(dimension) if resolution is None else resolution
-        )
+        grid = _grid(clip_norm, dimension, resolution)
         bound = math.floor(min(cap / grid.granularity, MAX_BOUND))
         try:
             epsilon = least_epsilon(bound, delta, grid.sensitivity_units, max_epsilon=max_epsilon)
@@ -153,7 +149,8 @@ class TruncatedLaplace(DiscretisedLaplace):
                 f"delta {delta:g} noise has to reach {_rounded_up(needed):g}. Raise the cap to that, or "
                 "lower the clip norm."
             ) from error
-        return cls(clip_norm, epsilon, sampling_rate, dimension, steps, resolution, bound_units=bound)
+        noise = multiplier_for(epsilon)
+        return cls(clip_norm, noise, sampling_rate, dimension, steps, resolution, bound_units=bound)
 
     @property
     def support_units(self) -> int:
@@ -276,6 +273,10 @@ def least_epsilon(bound: int, delta: float, sensitivity: int, *, max_epsilon: fl
             break
         low, high = (low, middle) if is_met(middle) else (middle, high)
     return high
+
+
+def _grid(clip_norm: float, dimension: int, resolution: int | None) -> Grid:
+    return Grid(Norm.L1, clip_norm, dimension, l1_resolution(dimension) if resolution is None else resolution)
 
 
 def _highest_epsilon(max_epsilon: float, sensitivity: int) -> float:

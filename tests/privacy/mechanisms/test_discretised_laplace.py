@@ -22,7 +22,7 @@ from dpagent.privacy.noise.entropy import NoisePool
 
 
 def test_the_record_states_the_maths() -> None:
-    m = DiscretisedLaplace(0.5, 2.0, 0.1, 26_010, steps=3)
+    m = DiscretisedLaplace(0.5, 0.5, 0.1, 26_010, steps=3)
     assert (m.name, m.unit, m.adjacency) == ("discrete-laplace", "record", "add-or-remove-one")
     assert (m.trust, m.norm) == ("none", "L1")
     assert m.sensitivity_units == 2**24 + 13_005 + 1
@@ -38,7 +38,7 @@ def test_the_record_states_the_maths() -> None:
     assert statement.scope == ("record", "add-or-remove-one", "none")
     assert statement.epsilon == total
     assert 0 < statement.delta < 1e-20  # imperfect noise, and nothing else
-    assert DiscretisedLaplace(0.5, 2.0, 0.1, 26_010, resolution=2**20).sensitivity_units == 2**20 + 13_006
+    assert DiscretisedLaplace(0.5, 0.5, 0.1, 26_010, resolution=2**20).sensitivity_units == 2**20 + 13_006
 
 
 @given(epsilon=st.floats(1e-6, 1000), sensitivity=st.integers(1, 2**31))
@@ -66,7 +66,7 @@ def test_two_coordinates_never_differ_by_more_than_the_factor() -> None:
 
 
 def test_noise_is_laplace_independent_and_of_the_right_size() -> None:
-    m = DiscretisedLaplace(1.0, 0.5, 1.0, 100_000)
+    m = DiscretisedLaplace(1.0, 2.0, 1.0, 100_000)
     total = np.arange(100_000, dtype=np.int64)
     noise = m.add_noise(total) - total
     assert stats.kstest(noise / m.scale_units, "laplace").pvalue > 1e-6
@@ -80,7 +80,7 @@ def test_noise_is_laplace_independent_and_of_the_right_size() -> None:
 
 def test_an_attack_on_one_dimension_proves_no_more_than_claimed() -> None:
     draws, epsilon = 200_000, 1.0
-    m = DiscretisedLaplace(2.0, epsilon, 1.0, 1)
+    m = DiscretisedLaplace(2.0, 1 / epsilon, 1.0, 1)
     record = m.constrain(np.array([[7.0]], dtype=np.float32)).total[0]
     assert record == m.grid.resolution
     sampler = m.sampler()
@@ -93,7 +93,7 @@ def test_an_attack_on_one_dimension_proves_no_more_than_claimed() -> None:
 
 def test_an_attack_on_a_sampled_lot_proves_no_more_than_the_amplified_cost() -> None:
     draws, q = 200_000, 0.3
-    m = DiscretisedLaplace(1.0, 2.0, q, 1)
+    m = DiscretisedLaplace(1.0, 0.5, q, 1)
     sampler = m.sampler()
     drawn = np.random.default_rng(1).random(draws) < q
     record = m.constrain(np.array([[1.0]], dtype=np.float32)).total[0]
@@ -106,7 +106,7 @@ def test_an_attack_on_a_sampled_lot_proves_no_more_than_the_amplified_cost() -> 
 def test_an_attack_on_a_vector_gains_nothing_from_its_dimension() -> None:
     """A record spread evenly over 8 coordinates: the likelihood ratio of the whole release."""
     draws, epsilon, dimension = 200_000, 1.5, 8
-    m = DiscretisedLaplace(1.0, epsilon, 1.0, dimension)
+    m = DiscretisedLaplace(1.0, 1 / epsilon, 1.0, dimension)
     record = m.constrain(np.full((1, dimension), 3.0, dtype=np.float32)).total
     assert 0.999 * m.sensitivity_units < np.abs(record).sum() <= m.sensitivity_units
     noise = m.sampler().sample(2 * draws * dimension).reshape(2, draws, dimension)
@@ -133,10 +133,10 @@ def test_noise_stays_within_its_reach(steps: int) -> None:
 
 def test_bad_values_are_named() -> None:
     for changes, name in (
-        ({"epsilon": 0.0}, "epsilon"),
-        ({"epsilon": math.nan}, "epsilon"),
-        ({"epsilon": 1001.0}, "epsilon"),
-        ({"epsilon": 1e-7}, "epsilon is 1e-07; with a sensitivity"),
+        ({"noise_multiplier": 0.0}, "noise multiplier"),
+        ({"noise_multiplier": math.nan}, "noise multiplier"),
+        ({"noise_multiplier": 0.000999}, "noise multiplier"),
+        ({"noise_multiplier": 1e7}, "noise multiplier is 10000000.0; with a sensitivity"),
         ({"clip_norm": math.inf}, "clip norm"),
         ({"sampling_rate": 0.0}, "sampling rate"),
         ({"dimension": 0}, "dimension"),
@@ -144,7 +144,12 @@ def test_bad_values_are_named() -> None:
         ({"resolution": 2**31}, "resolution"),
         ({"resolution": 0}, "resolution"),
     ):
-        arguments: dict[str, Any] = {"clip_norm": 1.0, "epsilon": 1.0, "sampling_rate": 1.0, "dimension": 650}
+        arguments: dict[str, Any] = {
+            "clip_norm": 1.0,
+            "noise_multiplier": 1.0,
+            "sampling_rate": 1.0,
+            "dimension": 650,
+        }
         with pytest.raises(ParameterError, match=name):
             DiscretisedLaplace(**arguments | changes)
     m = DiscretisedLaplace(1.0, 1.0, 1.0, 3)

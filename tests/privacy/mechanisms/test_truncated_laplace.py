@@ -202,7 +202,7 @@ def test_the_record_states_the_maths() -> None:
     assert m.reach_units == 2 * m.support_units
     assert 0 < m.statistical_distance < 1e-20
     assert m.deviation_units <= m.scale_units * math.sqrt(2)
-    wide = TruncatedLaplace(1.0, 0.001, 1.0, 1, resolution=100, bound_units=200)
+    wide = TruncatedLaplace(1.0, 1000.0, 1.0, 1, resolution=100, bound_units=200)
     assert wide.deviation_units == pytest.approx(200 / math.sqrt(3), rel=0.01)
 
 
@@ -241,7 +241,7 @@ def test_bad_values_are_named() -> None:
         TruncatedLaplace(1.0, 1.0, 1.0, 1, bound_units=0)
     with pytest.raises(ParameterError, match="bound steps"):
         TruncatedLaplace(1.0, 1.0, 1.0, 1, bound_units=2**51)
-    with pytest.raises(ParameterError, match="epsilon"):
+    with pytest.raises(ParameterError, match="noise multiplier"):
         TruncatedLaplace(1.0, math.nan, 1.0, 1, bound_units=2**30)
     for delta in (0.0, 1.0, math.nan):
         with pytest.raises(ParameterError, match="delta"):
@@ -257,5 +257,5 @@ def test_bad_values_are_named() -> None:
         least_epsilon(10, 0.1, 2, max_epsilon=1e-13)
     with pytest.raises(ParameterError, match="bound"):
         truncated_delta(1.0, 3, 4)
-    with pytest.raises(ParameterError, match="epsilon"):
+    with pytest.raises(ParameterError, match="scale"):
         TruncatedLaplace.for_delta(1.0, 1e-9, 1e-5, 1.0, 10**6)
