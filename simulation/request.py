@@ -21,6 +21,7 @@ Delta: TypeAlias = Annotated[float, Field(gt=0, lt=1)]
 ScheduleKind: TypeAlias = Literal["incrementing", "uniform", "linear"]
 ScheduleStep: TypeAlias = Annotated[float, Field(ge=0, le=0.99)]
 SamplingRate: TypeAlias = Annotated[float, Field(gt=0, le=1)]
+MechanismName: TypeAlias = Literal["discrete-gaussian", "discrete-laplace"]
 ClipNorm: TypeAlias = Annotated[float, Field(ge=1e-6, le=1e6)]
 ClippingKind: TypeAlias = Literal["whole", "layers", "quantile"]
 LearningRate: TypeAlias = Annotated[float, Field(gt=0, le=1000)]
@@ -116,8 +117,10 @@ class Request(Settings):
     """How the budget is spread over the rounds."""
     step: ScheduleStep = 0.3
     """``incrementing``: the step as a fraction of its maximum."""
+    mechanism: MechanismName = "discrete-gaussian"
+    """That adds noise on devices."""
     clip_norm: ClipNorm | None = None
-    """L2 norm that a record's gradient is clipped to."""
+    """Norm that a record's gradient is clipped to, in the norm of the mechanism: L1 or L2."""
     learning_rate: LearningRate | None = None
     """Of the coordinator's step."""
     sampling_rate: SamplingRate | None = None

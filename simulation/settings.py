@@ -12,6 +12,8 @@ from pydantic import ValidationError
 from dpagent.configuration import Settings, changed_settings, complaint
 from dpagent.errors import ConfigurationError
 from dpagent.learning.data.format import DType
+from dpagent.norm import Norm
+from dpagent.privacy.mechanisms.registry import mechanism_named
 from dpagent.storage import disk_errors, write_atomically
 from dpagent.wording import named
 from simulation.request import (
@@ -26,6 +28,7 @@ from simulation.request import (
     Epsilon,
     Jitter,
     LearningRate,
+    MechanismName,
     Request,
     Rounds,
     SamplingRate,
@@ -71,6 +74,7 @@ class RunSettings(Settings):
     delta: Delta
     schedule: ScheduleKind
     step: ScheduleStep
+    mechanism: MechanismName
     sampling_rate: SamplingRate
     clip_norm: ClipNorm
     clipping: ClippingKind
@@ -86,6 +90,11 @@ class RunSettings(Settings):
     fragments_per_update: int
     baseline: bool
     """Whether the same training is also run without noise."""
+
+    @property
+    def norm(self) -> Norm:
+        """In which records are clipped."""
+        return mechanism_named(self.mechanism).norm
 
     @property
     def records_per_device(self) -> int:

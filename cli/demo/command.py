@@ -81,6 +81,8 @@ def _request(run: Given, data: Given) -> Request:
         ParameterError: A number is out of range.
     """
     from dpagent.learning.data.settings import DatasetSettings
+    from dpagent.norm import Norm
+    from dpagent.privacy.mechanisms.registry import DEFAULT_MECHANISM, mechanism_named
     from simulation.request import Request
 
     dataset, path = run.values["data.dataset"], run.values["data.train.path"]
@@ -104,6 +106,15 @@ def _request(run: Given, data: Given) -> Request:
         raise _excluded(
             "cap_at", f"a cap on the device knows one clip norm; give {named('clipping', 'whole')}."
         )
+    mechanism = mechanism_named(run.values["mechanism"] or DEFAULT_MECHANISM)
+    if mechanism.norm is not Norm.L2:
+        for setting, fitting in (("clipping", (None, "whole")), ("engine", (None, "auto", "numpy"))):
+            if run.values[setting] not in fitting:
+                raise _excluded(
+                    setting,
+                    f"{run.values[setting]} clips records in L2, and {mechanism.name} needs {mechanism.norm};"
+                    f" give {named(setting, fitting[-1])}.",
+                )
     selection: dict[str, Any] = {}
     if path is not None:
         known = {"kind": "idx"} if dataset == "mnist" else {}

@@ -31,6 +31,7 @@ class PlanOptions(Settings):
     delta: Annotated[float, Field(gt=0, lt=1)] | None = None
     rounds: Annotated[int, Field(ge=1, le=MAX_ROUNDS)] | None = None
     sampling_rate: Annotated[float, Field(gt=0, le=1)] | None = None
+    mechanism: Literal["discrete-gaussian", "discrete-laplace"] | None = None
     schedule: Literal["incrementing", "uniform", "linear"] | None = None
     step: Annotated[float, Field(ge=0, le=0.99)] | None = None
     ratio: Annotated[float, Field(ge=1, le=100)] | None = None

@@ -151,6 +151,7 @@ class DiscretisedLaplace(LaplaceNoise, PlannedMechanism):
     """
 
     name: ClassVar[str] = "discrete-laplace"
+    deviation_per_multiplier: ClassVar[float] = math.sqrt(2)
     parameters: ClassVar[tuple[Parameter, ...]] = (
         Parameter("resolution", 256, MAX_RESOLUTION[Norm.L1], "grid units to one clip norm", whole=True),
     )

@@ -300,6 +300,8 @@ class PlannedMechanism(Mechanism):
 
     noise_range: ClassVar[tuple[float, float]] = NOISE_RANGE
     """Least and greatest noise multiplier that a device runs."""
+    deviation_per_multiplier: ClassVar[float] = 1.0
+    """Standard deviation of the noise over the sensitivity, for a noise multiplier of 1."""
     parameters: ClassVar[tuple[Parameter, ...]] = ()
     """The parameters that a plan announces besides noise multipliers."""
 

@@ -16,8 +16,15 @@ from scipy import stats
 
 from dpagent.errors import ParameterError
 from dpagent.privacy.accounting.composition import composed
-from dpagent.privacy.events import ApproximateEvent, poisson_sampled
-from dpagent.privacy.mechanisms.discretised_laplace import DiscretisedLaplace, laplace_reach, noise_scale
+from dpagent.privacy.calibration import laplace_family
+from dpagent.privacy.events import ApproximateEvent, PoissonSampledEvent, SelfComposedEvent, poisson_sampled
+from dpagent.privacy.mechanisms.discretised_laplace import (
+    DiscretisedLaplace,
+    laplace_reach,
+    multiplier_for,
+    noise_scale,
+)
+from dpagent.privacy.mechanisms.mechanism import Query
 from dpagent.privacy.noise.entropy import NoisePool
 
 
@@ -39,6 +46,24 @@ def test_the_record_states_the_maths() -> None:
     assert statement.epsilon == total
     assert 0 < statement.delta < 1e-20  # imperfect noise, and nothing else
     assert DiscretisedLaplace(0.5, 0.5, 0.1, 26_010, resolution=2**20).sensitivity_units == 2**20 + 13_006
+
+
+@given(noise=st.floats(1e-3, 1e5), sensitivity=st.integers(1, 2**31))
+def test_the_scale_covers_the_epsilon_that_is_charged(noise: float, sensitivity: int) -> None:
+    """Δ/λ, exactly, is at most the ε of the event, whose float is a rounded 1/multiplier."""
+    round_ = laplace_family(1.0).event(noise)
+    assert isinstance(round_, SelfComposedEvent)
+    event = round_.event
+    assert isinstance(event, PoissonSampledEvent)
+    assert isinstance(event.event, ApproximateEvent)
+    scale = noise_scale(event.event.epsilon, sensitivity)
+    assert Fraction(sensitivity) / Fraction(scale) <= Fraction(event.event.epsilon)
+
+
+@given(epsilon=st.floats(1e-6, 1000))
+def test_a_multiplier_for_an_epsilon_costs_no_less(epsilon: float) -> None:
+    assert 1 / multiplier_for(epsilon) >= epsilon
+    assert multiplier_for(epsilon) == pytest.approx(1 / epsilon, rel=1e-15)
 
 
 @given(epsilon=st.floats(1e-6, 1000), sensitivity=st.integers(1, 2**31))
@@ -63,6 +88,67 @@ def test_two_coordinates_never_differ_by_more_than_the_factor() -> None:
         worst = max(worst, float(np.abs(loss).max()))
     assert worst == pytest.approx(epsilon, rel=1e-12)
     assert worst <= epsilon * (1 + 1e-15)
+
+
+def neighbours(dimension: int, clip_norm: float, slack: float, granularity: float) -> list[np.ndarray]:
+    """Pairs of sums, (pairs, 2, d), whose difference is as long as the engine's slack lets it be, at places
+    from which rounding takes it furthest."""
+    most, generator = clip_norm * (1 + slack), np.random.default_rng(5)
+    pairs = []
+    for _ in range(40):
+        record = generator.normal(size=dimension) * (generator.random(dimension) < 0.7)
+        record[0] += 1e-9
+        record *= most / np.abs(record).sum()
+        total = np.rint(generator.normal(size=dimension) * 3 * clip_norm / granularity) + 0.5
+        total = (total - 1e-7 * np.sign(record)) * granularity
+        pairs.append(np.array([total, total + record]))
+    return pairs
+
+
+@pytest.mark.parametrize("noise", [0.05, 0.4, 3.0])
+@pytest.mark.parametrize("dimension", [1, 2, 3])
+def test_rounded_sums_of_neighbouring_lots_never_differ_by_more_than_the_factor(
+    dimension: int, noise: float
+) -> None:
+    """The mechanism of a plan, whole: float sums apart by a record, its grid, its scale, all outputs.
+
+    log P(x | one) − log P(x | other) is (Σ|x_j − b_j| − Σ|x_j − a_j|)/λ, and by the triangle inequality its
+    largest value over all x is taken at the corners of the box of a and b, enumerated here, in fractions.
+    """
+    m = DiscretisedLaplace.build(
+        Query(clip_norm=0.3, accumulation_slack=0.01, dimension=dimension, sampling_rate=1.0),
+        noise,
+        {"resolution": 256},
+    )
+    scale, worst = Fraction(m.scale_units), Fraction(0)
+    for pair in neighbours(dimension, 0.3, 0.01, m.granularity):
+        without, present = (m.quantize(total).tolist() for total in pair)
+        for corner in itertools.product(*zip(without, present, strict=True)):
+            loss = sum(abs(x - a) - abs(x - b) for x, a, b in zip(corner, without, present, strict=True))
+            worst = max(worst, abs(Fraction(loss)) / scale)
+    assert worst <= Fraction(m.epsilon)
+    assert worst > Fraction(m.epsilon) * Fraction(98, 100)
+
+
+def test_rounding_a_sum_costs_a_unit_for_each_coordinate() -> None:
+    m = DiscretisedLaplace(1.0, 2.0, 0.1, 26_010, resolution=2**20, accumulation_slack=0.001)
+    assert m.sensitivity_units == 2**20 + 1049 + 26_010 + 1
+    assert m.quantize(np.full(26_010, 2.0**-20)).tolist() == [1] * 26_010
+    with pytest.raises(ParameterError, match="accumulation slack is None"):
+        DiscretisedLaplace(1.0, 2.0, 0.1, 3).quantize(np.zeros(3))
+
+
+@pytest.mark.parametrize("noise", [0.05, 1.0, 8.0, 100.0, 10_000.0])
+def test_the_chosen_grid_is_as_fine_as_the_wire_takes(noise: float) -> None:
+    parameters = DiscretisedLaplace.chosen_parameters([noise / 2, noise])
+    fine = int(parameters["resolution"])
+    assert fine & (fine - 1) == 0
+    assert fine == 2**28 or 2**30 < noise * fine <= 2**31
+    query = Query(clip_norm=1.0, accumulation_slack=0.001, dimension=26_010, sampling_rate=0.1)
+    m = DiscretisedLaplace.build(query, noise, parameters)
+    assert 4 <= m.deviation_units / 2 ** m.wire_form(100.0).shift < 8
+    if noise <= 100:
+        assert m.sensitivity_units < 1.003 * fine
 
 
 def test_noise_is_laplace_independent_and_of_the_right_size() -> None:
