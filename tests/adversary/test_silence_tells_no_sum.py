@@ -31,11 +31,13 @@ from agent.noisy_sums import clipped_sum
 from dpagent.learning.data.dataset import ArrayDataset
 from dpagent.learning.models.description import from_description
 from dpagent.learning.training.numpy_engine.engine import NumpyEngine
+from dpagent.privacy.mechanisms.registry import MECHANISMS
 from dpagent.protocol.fragments import content_digest, weights_to_bytes
 from dpagent.protocol.messages import Plan
 from dpagent.protocol.task import RoundTask
 
 ROWS = digits(0, 30)
+LISTED: dict[str, Any] = {"limits": {"mechanisms": sorted(MECHANISMS)}}
 PROJECTED = from_description(
     DIGITS.describe() | {"front_end": [{"projection": 6}], "layers": [{"dense": 10}]}
 )
@@ -97,8 +99,9 @@ def hostile_plans(draw: st.DrawFn) -> dict[str, Any]:
         },
         "augmentation": draw(st.sampled_from([None, None, {"views": 2, "shift": 2, "flip": True}])),
         "mechanism": {
+            "name": draw(st.sampled_from(sorted(MECHANISMS))),
             "noise_multipliers": [draw(st.sampled_from([0.5, 2.0, 12.0]))] * 3,
-            "parameters": {"resolution": draw(st.sampled_from([256, 65_536, 1 << 20]))},
+            "parameters": {"resolution": draw(st.sampled_from([256, 65_536, 1 << 20, 1 << 30]))},
         },
         "cap": {
             "kind": draw(st.sampled_from(["none", "clamp"])), "where": "device",
@@ -128,7 +131,7 @@ def test_no_record_changes_the_answer_to_any_plan(
         return  # No plan: refused as a message.
     answers = {}
     for name, records in odd_records().items():
-        with tempfile.TemporaryDirectory() as directory, open_device(Path(directory)) as device:
+        with tempfile.TemporaryDirectory() as directory, open_device(Path(directory), **LISTED) as device:
             device.trainer.records.dataset = records
             answers[name] = answer(device, plan, weights)
     assert all(each == answers["none"] for each in answers.values()), answers
