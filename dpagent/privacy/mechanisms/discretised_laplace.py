@@ -112,9 +112,7 @@ class LaplaceNoise(Mechanism):
     @property
     def sensitivity_units(self) -> int:
         """Δ: bound on one record's change of the integer sum, in L1, in grid units."""
-        if self.accumulation_slack is None:
-            return self.grid.sensitivity_units
-        return self.grid.sum_sensitivity_units(self.accumulation_slack)
+        return sensitivity_of(self.grid, self.accumulation_slack)
 
     @property
     def scale_units(self) -> float:
@@ -198,6 +196,13 @@ class DiscretisedLaplace(LaplaceNoise, PlannedMechanism):
         """
         finest = max(0, math.floor(math.log2(_WIDEST / max(noise_multipliers))))
         return {"resolution": min(1 << finest, _FINEST)}
+
+
+def sensitivity_of(grid: Grid, accumulation_slack: float | None) -> int:
+    """Δ: of records that are rounded, where the slack is None, and of their sum otherwise."""
+    if accumulation_slack is None:
+        return grid.sensitivity_units
+    return grid.sum_sensitivity_units(accumulation_slack)
 
 
 def noise_scale(epsilon: float, sensitivity: int) -> float:

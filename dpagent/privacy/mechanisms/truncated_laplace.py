@@ -49,6 +49,7 @@ from dpagent.privacy.mechanisms.discretised_laplace import (
     laplace_reach,
     multiplier_for,
     noise_scale,
+    sensitivity_of,
 )
 from dpagent.privacy.mechanisms.grid import Grid, l1_resolution
 from dpagent.privacy.noise.discrete_laplace import (
@@ -99,11 +100,13 @@ class TruncatedLaplace(LaplaceNoise):
         *,
         steps: int = 1,
         resolution: int | None = None,
+        accumulation_slack: float | None = None,
     ) -> Self:
         """The least A with which a step on a known lot is (``epsilon``, ``delta``)-DP."""
-        bound = least_bound(epsilon, delta, _grid(clip_norm, dimension, resolution).sensitivity_units)
-        noise = multiplier_for(epsilon)
-        return cls(clip_norm, noise, sampling_rate, dimension, steps, resolution, bound_units=bound)
+        grid = _grid(clip_norm, dimension, resolution)
+        bound = least_bound(epsilon, delta, sensitivity_of(grid, accumulation_slack))
+        noise, own = multiplier_for(epsilon), (steps, resolution, accumulation_slack)
+        return cls(clip_norm, noise, sampling_rate, dimension, *own, bound_units=bound)
 
     @classmethod
     def for_cap(
@@ -116,6 +119,7 @@ class TruncatedLaplace(LaplaceNoise):
         *,
         steps: int = 1,
         resolution: int | None = None,
+        accumulation_slack: float | None = None,
         max_epsilon: float = MAX_EPSILON,
     ) -> Self:
         """The least ε with which a step's noise of at most ``cap`` is (ε, ``delta``)-DP.
@@ -129,6 +133,7 @@ class TruncatedLaplace(LaplaceNoise):
             dimension: d.
             steps: noisy local steps in one round.
             resolution: grid units to one clip norm.
+            accumulation_slack: of sums, or None where records are rounded.
             max_epsilon: the largest ε acceptable, in (0, 1000].
 
         Raises:
@@ -138,19 +143,20 @@ class TruncatedLaplace(LaplaceNoise):
         require_positive("cap", cap)
         grid = _grid(clip_norm, dimension, resolution)
         bound = math.floor(min(cap / grid.granularity, MAX_BOUND))
+        sensitivity = sensitivity_of(grid, accumulation_slack)
         try:
-            epsilon = least_epsilon(bound, delta, grid.sensitivity_units, max_epsilon=max_epsilon)
+            epsilon = least_epsilon(bound, delta, sensitivity, max_epsilon=max_epsilon)
         except PlanError as error:
-            highest = _highest_epsilon(max_epsilon, grid.sensitivity_units)
-            needed = least_bound(highest, delta, grid.sensitivity_units) * grid.granularity
+            highest = _highest_epsilon(max_epsilon, sensitivity)
+            needed = least_bound(highest, delta, sensitivity) * grid.granularity
             raise PlanError(
                 f"A noise cap of {cap:g} cannot be met: the L1 sensitivity is "
-                f"{grid.sensitivity_units * grid.granularity:g}, and with epsilon up to {highest:g} at "
+                f"{sensitivity * grid.granularity:g}, and with epsilon up to {highest:g} at "
                 f"delta {delta:g} noise has to reach {_rounded_up(needed):g}. Raise the cap to that, or "
                 "lower the clip norm."
             ) from error
-        noise = multiplier_for(epsilon)
-        return cls(clip_norm, noise, sampling_rate, dimension, steps, resolution, bound_units=bound)
+        noise, own = multiplier_for(epsilon), (steps, resolution, accumulation_slack)
+        return cls(clip_norm, noise, sampling_rate, dimension, *own, bound_units=bound)
 
     @property
     def support_units(self) -> int:

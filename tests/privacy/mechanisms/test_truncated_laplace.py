@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import mpmath
 import numpy as np
@@ -234,6 +235,35 @@ def test_a_whole_vector_is_released() -> None:
     assert len(set(noise.tolist())) > 990
     pooled = m.add_noise(total, noise=m.sampler(), entropy=lambda _: b"")
     assert not np.array_equal(pooled - total, noise)
+
+
+@pytest.mark.parametrize("make", ["delta", "cap"])
+def test_rounded_sums_of_neighbouring_lots_meet_epsilon_and_delta(make: str) -> None:
+    """Of a mechanism for sums, with all of its slack used up: δ at its ε over all outputs, both ways."""
+    options: dict[str, Any] = {"resolution": 12, "accumulation_slack": 0.01}
+    if make == "delta":
+        m = TruncatedLaplace.for_delta(1.0, 1.2, 0.02, 1.0, 2, **options)
+    else:
+        m = TruncatedLaplace.for_cap(1.0, 5.0, 0.02, 1.0, 2, **options)
+    assert m.sensitivity_units == 12 + 1 + 2 + 1
+    records = [(1.01, 0.0), (0.505, 0.505), (1.0, -0.01), (0.3, -0.71)]
+    steps = []
+    for record in records:
+        total = np.array([0.5, 0.5]) / 12 - 1e-6 * np.sign(record)
+        steps.append(m.quantize(total + record) - m.quantize(total))
+    assert max(np.abs(step).sum() for step in steps) >= 14
+    reach = m.support_units
+    points = np.arange(-reach - 16, reach + 17)
+    masses = np.where(np.abs(points) <= reach, np.exp(-np.abs(points) / m.scale_units), 0.0)
+    masses /= masses.sum()
+    deltas = []
+    for step in steps:
+        shifted = [np.roll(masses, int(part)) for part in step]
+        without, present = np.outer(masses, masses), np.outer(*shifted)
+        for p, q in ((without, present), (present, without)):
+            deltas.append(float(np.maximum(p - math.exp(m.epsilon) * q, 0).sum()))
+    assert max(deltas) <= m.delta <= 0.02
+    assert max(deltas) > 0.3 * m.delta
 
 
 def test_bad_values_are_named() -> None:
