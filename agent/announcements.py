@@ -205,8 +205,10 @@ class Announcements:
         self._publisher.open_window(announced.plan, slots.begins_at, slots.number)
 
     def wait_until(self, time: float) -> None:
-        """No work on another round begins before a time (monotonic)."""
+        """No work on a round begins before a time (monotonic), unless it has begun already."""
         self._busy_until = max(self._busy_until, time)
+        if self.current is not None and self.current.phase in (Phase.DECIDE, Phase.REPEAT):
+            self.current.begins_at = max(self.current.begins_at, time)
 
     # The model arrives, in chunks, before or after the plan.
 

@@ -2,8 +2,8 @@
 
 A plan arrives and is *offered*; then the model arrives (:mod:`agent.announcements`). The device *admits* the
 round or declines it, and has the training process *prepare* it (:mod:`agent.worker`), without a look at a
-record. Then it charges its ledger. Only then are records read: at the next point of the device's own grid its
-slots begin, in which it trains, and it spools the fragments of the noisy update. The publisher seals and
+record. Then it charges its ledger. Only then are records read: it trains, in slots that begin at the next
+point of the device's own grid, and it spools the fragments of the noisy update. The publisher seals and
 sends them; receipts empty the spool. Each step is durable before the next (:mod:`agent.rounds`), so that
 after a crash at any point the next start continues from disk.
 
@@ -243,6 +243,7 @@ class Cycle:
         announced, plan = admitted.announced, admitted.task.plan
         if announced is not self._announcements.current:
             admitted.answer.exception()  # Another round has begun.
+            self._sitting_out.rest(admitted.began_at)
             return
         is_charged = admitted.price is None and admitted.why_not is None
         try:

@@ -50,8 +50,8 @@ class RoundSettings(Settings):
         if self.deadline_s <= self.honest_s:
             raise ValueError(
                 f"deadline_s is {self.deadline_s:g}; expected more than {self.honest_s:g}, when the devices"
-                " have sent: the sum of device_grid_s (by default compute_slot_s), compute_slot_s and"
-                " jitter_window_s"
+                " have sent: 1.25 times device_grid_s (by default compute_slot_s), compute_slot_s in whole"
+                " ones of these, and jitter_window_s"
             )
         return self
 

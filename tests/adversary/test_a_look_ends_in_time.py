@@ -26,9 +26,10 @@ from typing import Any
 import cbor2
 import numpy as np
 import pytest
+from brokers import wait_until
 from devices import started_trainer
 from fleets import DIGITS, make_task, terms, write_agent
-from neighbours import look_again
+from neighbours import is_looking, look_again
 from numpy.typing import NDArray
 from pictures import folder_of
 
@@ -142,15 +143,13 @@ def test_features_of_as_many_records_are_computed_however_many_came(
             # Due between the round's preparation and its end: adopted by the next round, and not by a look.
             trainer.records.counts_after_s = 0.0
             trainer.look()
-            while trainer.records.is_looking:
-                time.sleep(0.05)
+            wait_until(lambda: not is_looking(trainer.records), "a look at the records")
             trainer.look()
             trainer.records.counts_after_s = 600.0
         case _:
             trainer.records.counts_after_s = 0.0
             trainer.look()
-            while trainer.records.is_looking:
-                time.sleep(0.05)
+            wait_until(lambda: not is_looking(trainer.records), "a look at the records")
     most = most_new(settings.data)
     adopts = asked_by != "the look after"
     assert adopts * most <= features_computed(trainer) <= adopts * (most + 4)

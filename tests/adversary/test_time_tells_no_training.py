@@ -33,12 +33,14 @@ def plan(**changes: object) -> Plan:
 
 
 def window_of(device: Device, number: int, job: bytes) -> float:
-    """When the fragments of a round leave."""
+    """When the fragments of a round leave, which is at a point of the device's grid."""
     rows = device.state.connection.execute(
         "SELECT DISTINCT due_at FROM fragments WHERE job = ? AND round = ? AND message IS NOT NULL",
         (job.hex(), number),
     ).fetchall()
     assert len(rows) == 1, rows
+    points = (rows[0][0] - device.cycle._publisher._epoch) / PERIOD_S
+    assert points == pytest.approx(round(points), abs=1e-6)
     return float(rows[0][0])
 
 
