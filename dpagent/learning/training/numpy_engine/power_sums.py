@@ -42,9 +42,8 @@ class PowerSums:
 
     def __call__(self) -> NDArray[np.float64]:
         """``(records,)``, with a bound on what underflow took off."""
-        first, *rest = self._sums
-        total = first()
-        for part in rest:
+        total = self._sums[0]()
+        for part in self._sums[1:]:
             total += part()
         total += self._lost
         return total
@@ -57,10 +56,7 @@ class _SquareSums:
         self._runs = runs
 
     def __call__(self) -> NDArray[np.float64]:
-        total: NDArray[np.float64] = np.add.reduce(
-            np.vecdot(self._runs, self._runs), axis=1, dtype=np.float64
-        )
-        return total
+        return _over_runs(np.vecdot(self._runs, self._runs))
 
 
 class _MagnitudeSums:
@@ -85,6 +81,14 @@ class _MagnitudeSums:
             part = self._runs[start : start + self._at_once]
             magnitudes = np.abs(part, out=self._magnitudes[: len(part)])
             np.vecdot(magnitudes, self._ones, out=self._sums[start : start + len(part)])
-        total: NDArray[np.float64] = np.add.reduce(self._sums, axis=1, dtype=np.float64)
+        total = _over_runs(self._sums)
         total[total >= LARGEST_SUM] = np.inf
         return total
+
+
+def _over_runs(sums: Floats) -> NDArray[np.float64]:
+    """The sum in float64 of each record's runs ``(records, runs)``."""
+    if sums.shape[1] == 1:
+        return sums[:, 0].astype(np.float64)
+    total: NDArray[np.float64] = np.add.reduce(sums, axis=1, dtype=np.float64)
+    return total
