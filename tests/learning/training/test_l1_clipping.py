@@ -138,6 +138,24 @@ def test_a_subnormal_factor_is_not_rounded_up_by_an_enormous_one(exponent: int) 
         assert length(found.total) <= clip_norm * (1 + accumulation_slack(1))
 
 
+@pytest.mark.parametrize("model", ["digits", "mnist-cnn", "sensor-cnn"])
+def test_a_record_of_a_built_in_model_is_the_same_in_any_company(model: str) -> None:
+    spec = built_in(model)
+    for options in ({"microbatch": 13}, {"microbatch": 8, "views": 2}):
+        subject = NumpyEngine(spec, norm=Norm.L1, **options)
+        assert subject.is_batch_invariant()
+    weights, inputs, labels = records(spec, 13)
+    subject, clip_norm = l1_engine(spec, microbatch=13), 5.0
+    nobody = np.full_like(inputs, np.nan)
+    alone = set()
+    for place in range(13):
+        nobody[:] = np.nan
+        nobody[place] = inputs[4]
+        found = subject.clipped_sum(weights, nobody, np.full(13, labels[4]), [clip_norm])
+        alone.add(found.total.tobytes())
+    assert len(alone) == 1
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("spec", [*SPECS[:8], built_in("mnist-cnn")], ids=ident)
 def test_records_that_are_not_finite_add_exact_zeros(spec: ModelSpec, value: float) -> None:
