@@ -20,7 +20,6 @@ from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.training.onnx_graph.build import build_training_graph
 from dpagent.norm import Norm
 from dpagent.privacy.covariance import leading_directions
-from dpagent.privacy.mechanisms.registry import mechanism_named
 from dpagent.storage import disk_errors, write_atomically
 
 
@@ -49,7 +48,7 @@ class ModelFiles:
             check_fits(test, spec)
             self._class_names = self._class_names or test.class_names
         self.assets: dict[str, bytes] = settings.model.assets()
-        if mechanism_named(settings.privacy.mechanism).norm is Norm.L2:  # the norm in which graphs clip
+        if settings.privacy.mechanism.norm is Norm.L2:  # the norm in which graphs clip
             augmentation = settings.model.augmentation
             self.assets["training-graph"] = build_training_graph(
                 spec.head,

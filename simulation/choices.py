@@ -14,7 +14,7 @@ from dpagent.learning.models.built_ins import BUILT_IN
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.models.stages import FrozenNetwork
 from dpagent.norm import Norm
-from dpagent.privacy.mechanisms.registry import mechanism_named
+from dpagent.privacy.methods import method_named
 from dpagent.wording import counted, named
 from simulation.fitting_model import fitting_model
 from simulation.layout import Layout
@@ -92,7 +92,7 @@ def settle(request: Request, form: DataForm, model: str, spec: ModelSpec) -> tup
             f"{named('rounds')} is {rounds}; expected at least 2: the first one finds the directions that "
             f"model {spec.name!r} projects on."
         )
-    norm = mechanism_named(request.mechanism).norm
+    norm = method_named(request.method).mechanism(request.noise).norm
     stretch = typical_stretch(norm, spec.parameter_count)
     clip_norm = request.clip_norm or preset.clip_norm * (1 if norm is Norm.L2 else float(f"{stretch:.2g}"))
     jitter_s = request.jitter_window_s
@@ -104,9 +104,10 @@ def settle(request: Request, form: DataForm, model: str, spec: ModelSpec) -> tup
         rounds=rounds,
         epsilon=request.epsilon or preset.epsilon,
         delta=request.delta,
+        method=request.method,
+        noise=request.noise or method_named(request.method).default_noise,
         schedule=request.schedule,
         step=request.step,
-        mechanism=request.mechanism,
         sampling_rate=(
             request.sampling_rate or preset.sampling_rate or sampling_rate_for(form.train_records // devices)
         ),

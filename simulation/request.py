@@ -8,7 +8,9 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 from pydantic import AfterValidator, Field, field_serializer, model_validator
 
 from dpagent.configuration import Settings
+from dpagent.errors import ParameterError
 from dpagent.learning.data.settings import DatasetSettings
+from dpagent.privacy.methods import DEFAULT_METHOD, method_named
 from dpagent.transport.settings import broker_url
 from dpagent.wording import counted
 
@@ -21,7 +23,6 @@ Delta: TypeAlias = Annotated[float, Field(gt=0, lt=1)]
 ScheduleKind: TypeAlias = Literal["incrementing", "uniform", "linear"]
 ScheduleStep: TypeAlias = Annotated[float, Field(ge=0, le=0.99)]
 SamplingRate: TypeAlias = Annotated[float, Field(gt=0, le=1)]
-MechanismName: TypeAlias = Literal["discrete-gaussian", "discrete-laplace"]
 ClipNorm: TypeAlias = Annotated[float, Field(ge=1e-6, le=1e6)]
 ClippingKind: TypeAlias = Literal["whole", "layers", "quantile"]
 LearningRate: TypeAlias = Annotated[float, Field(gt=0, le=1000)]
@@ -113,14 +114,16 @@ class Request(Settings):
     epsilon: Epsilon | None = None
     """Of the job, for each record."""
     delta: Delta = 1e-5
+    method: str = DEFAULT_METHOD
+    """How the fleet trains; see ``dpagent.privacy.methods``."""
+    noise: str | None = None
+    """Kind of the noise; None takes the method's own."""
     schedule: ScheduleKind = "incrementing"
     """How the budget is spread over the rounds."""
     step: ScheduleStep = 0.3
     """``incrementing``: the step as a fraction of its maximum."""
-    mechanism: MechanismName = "discrete-gaussian"
-    """That adds noise on devices."""
     clip_norm: ClipNorm | None = None
-    """Norm that a record's gradient is clipped to, in the norm of the mechanism: L1 or L2."""
+    """Norm that a record's gradient is clipped to, in the norm that the noise needs: L1 or L2."""
     learning_rate: LearningRate | None = None
     """Of the coordinator's step."""
     sampling_rate: SamplingRate | None = None
@@ -137,6 +140,14 @@ class Request(Settings):
     """Of splits and initial weights; never of noise."""
     jitter_window_s: Jitter | None = None
     """Over which an agent spreads its fragments."""
+
+    @model_validator(mode="after")
+    def _method_is_known(self) -> Request:
+        try:
+            method_named(self.method).mechanism(self.noise)
+        except ParameterError as error:
+            raise ValueError(str(error)) from error
+        return self
 
 
 STARTED_BROKERS: Final = ("auto", "embedded", "mosquitto")

@@ -13,7 +13,8 @@ from dpagent.configuration import Settings, changed_settings, complaint
 from dpagent.errors import ConfigurationError
 from dpagent.learning.data.format import DType
 from dpagent.norm import Norm
-from dpagent.privacy.mechanisms.registry import mechanism_named
+from dpagent.privacy.mechanisms.mechanism import PlannedMechanism
+from dpagent.privacy.methods import method_named
 from dpagent.storage import disk_errors, write_atomically
 from dpagent.wording import named
 from simulation.request import (
@@ -28,7 +29,6 @@ from simulation.request import (
     Epsilon,
     Jitter,
     LearningRate,
-    MechanismName,
     Request,
     Rounds,
     SamplingRate,
@@ -72,9 +72,10 @@ class RunSettings(Settings):
     rounds: Rounds
     epsilon: Epsilon
     delta: Delta
+    method: str
+    noise: str
     schedule: ScheduleKind
     step: ScheduleStep
-    mechanism: MechanismName
     sampling_rate: SamplingRate
     clip_norm: ClipNorm
     clipping: ClippingKind
@@ -92,9 +93,14 @@ class RunSettings(Settings):
     """Whether the same training is also run without noise."""
 
     @property
+    def mechanism(self) -> type[PlannedMechanism]:
+        """What adds the noise."""
+        return method_named(self.method).mechanism(self.noise)
+
+    @property
     def norm(self) -> Norm:
         """In which records are clipped."""
-        return mechanism_named(self.mechanism).norm
+        return self.mechanism.norm
 
     @property
     def records_per_device(self) -> int:

@@ -27,7 +27,6 @@ from dpagent.learning.data.dataset import Dataset
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.training.numpy_engine.engine import NumpyEngine
 from dpagent.privacy.clipping import adapted_norm
-from dpagent.privacy.mechanisms.registry import mechanism_named
 from dpagent.protocol.fragments import weights_to_bytes
 from dpagent.protocol.task import RoundTask
 from simulation.planning import trial_job, trial_planner
@@ -66,7 +65,7 @@ class TrainingLoop:
         self._fleet, self._spec, self._shards, self._test = fleet, spec, shards, test
         self._noise = noise
         self._planner = trial_planner(fleet, spec, trial_job(fleet))
-        self._engine = NumpyEngine(spec.head, norm=mechanism_named(fleet.privacy.mechanism).norm)
+        self._engine = NumpyEngine(spec.head, norm=fleet.privacy.mechanism.norm)
         self._optimiser = fleet.optimiser.optimiser()
         self._learning_rate = fleet.optimiser.learning_rates(gradient_steps(fleet, spec))
         self._clip_norm = fleet.privacy.clip_norm

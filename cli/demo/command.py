@@ -82,7 +82,7 @@ def _request(run: Given, data: Given) -> Request:
     """
     from dpagent.learning.data.settings import DatasetSettings
     from dpagent.norm import Norm
-    from dpagent.privacy.mechanisms.registry import DEFAULT_MECHANISM, mechanism_named
+    from dpagent.privacy.methods import method_named
     from simulation.request import Request
 
     dataset, path = run.values["data.dataset"], run.values["data.train.path"]
@@ -106,15 +106,6 @@ def _request(run: Given, data: Given) -> Request:
         raise _excluded(
             "cap_at", f"a cap on the device knows one clip norm; give {named('clipping', 'whole')}."
         )
-    mechanism = mechanism_named(run.values["mechanism"] or DEFAULT_MECHANISM)
-    if mechanism.norm is not Norm.L2:
-        for setting, fitting in (("clipping", (None, "whole")), ("engine", (None, "auto", "numpy"))):
-            if run.values[setting] not in fitting:
-                raise _excluded(
-                    setting,
-                    f"{run.values[setting]} clips records in L2, and {mechanism.name} needs {mechanism.norm};"
-                    f" give {named(setting, fitting[-1])}.",
-                )
     selection: dict[str, Any] = {}
     if path is not None:
         known = {"kind": "idx"} if dataset == "mnist" else {}
@@ -123,7 +114,16 @@ def _request(run: Given, data: Given) -> Request:
             selection["test"] = data.settings(
                 DatasetSettings, path=test_path.absolute(), half="test", **known
             )
-    return run.settings(Request, data=selection)
+    request: Request = run.settings(Request, data=selection)
+    mechanism = method_named(request.method).mechanism(request.noise)
+    for setting, fitting in (("clipping", ("whole",)), ("engine", ("auto", "numpy"))):
+        if mechanism.norm is not Norm.L2 and (given := getattr(request, setting)) not in fitting:
+            raise _excluded(
+                setting,
+                f"{given} clips records in L2, and {mechanism.name} needs {mechanism.norm}; give "
+                f"{named(setting, fitting[-1])}.",
+            )
+    return request
 
 
 def _excluded(setting: str, why: str) -> UsageError:

@@ -26,6 +26,7 @@ from dpagent.privacy.events import Event
 from dpagent.privacy.mechanisms.job_noise import JobNoise
 from dpagent.privacy.mechanisms.mechanism import PlannedMechanism, Query
 from dpagent.privacy.mechanisms.wire import WireForm
+from dpagent.privacy.methods import Method, method_named
 from dpagent.protocol.codec import MessageError, read_cbor
 from dpagent.protocol.fragments import block_count
 from dpagent.protocol.messages import Plan
@@ -37,6 +38,7 @@ class RoundTask:
 
     Attributes:
         plan: its source; this record does not check the signature.
+        method: how the fleet trains.
         spec: the model.
         clipping: how each record's gradient is clipped.
         noise: of the whole job.
@@ -45,6 +47,7 @@ class RoundTask:
     """
 
     plan: Plan
+    method: Method
     spec: ModelSpec
     clipping: Clipping
     noise: JobNoise
@@ -65,12 +68,12 @@ class RoundTask:
             if plan.augmentation is not None:
                 augmentation = Augmentation(**plan.augmentation.model_dump())
                 augmentation.check_fits(spec.input_shape)
-            terms = plan.mechanism
+            terms, method = plan.mechanism, method_named(plan.method)
             noise = JobNoise.announced(terms.name, terms.noise_multipliers, terms.parameters)
             mechanism = noise.at(plan.round, _query(plan, second_moments_of(plan) or clipping))
         except DpagentError as error:
             raise PlanError(f"Round {plan.round}: {error}") from error
-        task = cls(plan, spec, clipping, noise, mechanism, augmentation)
+        task = cls(plan, method, spec, clipping, noise, mechanism, augmentation)
         task._require_consistent()
         return task
 
@@ -159,6 +162,11 @@ class RoundTask:
             PlanError: naming them.
         """
         plan, spec = self.plan, self.spec
+        if self.mechanism.name not in self.method.mechanisms.values():
+            raise PlanError(
+                f"Method {self.method.name} and mechanism {self.mechanism.name} do not go together; expected "
+                f"{' or '.join(self.method.mechanisms.values())}."
+            )
         if self.mechanism.norm is not Norm.L2:
             self._require_one_norm_for_all()
         if self.device_cap is not None and self.clipping.count_weight:

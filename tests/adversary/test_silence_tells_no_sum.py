@@ -37,7 +37,6 @@ from dpagent.protocol.messages import Plan
 from dpagent.protocol.task import RoundTask
 
 ROWS = digits(0, 30)
-LISTED: dict[str, Any] = {"limits": {"mechanisms": sorted(MECHANISMS)}}
 PROJECTED = from_description(
     DIGITS.describe() | {"front_end": [{"projection": 6}], "layers": [{"dense": 10}]}
 )
@@ -87,6 +86,7 @@ def answer(device: Device, plan: Plan, weights: bytes) -> tuple[object, ...]:
 def hostile_plans(draw: st.DrawFn) -> dict[str, Any]:
     """Values at the ends of their ranges, and beyond what a coordinator of ours would choose."""
     return {
+        "method": draw(st.sampled_from(["dp-sgd", "incrementing", "incrementing"])),
         "sampling": {
             "rate": draw(st.sampled_from([1e-300, 1e-9, 0.5, 1.0])),
             "expected_lot": draw(st.sampled_from([1e-6, 1.0, 1e7])),
@@ -131,7 +131,7 @@ def test_no_record_changes_the_answer_to_any_plan(
         return  # No plan: refused as a message.
     answers = {}
     for name, records in odd_records().items():
-        with tempfile.TemporaryDirectory() as directory, open_device(Path(directory), **LISTED) as device:
+        with tempfile.TemporaryDirectory() as directory, open_device(Path(directory)) as device:
             device.trainer.records.dataset = records
             answers[name] = answer(device, plan, weights)
     assert all(each == answers["none"] for each in answers.values()), answers

@@ -33,7 +33,6 @@ from dpagent.learning.training.numpy_engine.engine import NumpyEngine
 from dpagent.learning.training.onnx_graph.build import build_training_graph
 from dpagent.norm import Norm
 from dpagent.privacy.mechanisms.discretised_laplace import DiscretisedLaplace
-from dpagent.privacy.mechanisms.registry import MECHANISMS
 from dpagent.protocol.fragments import weights_to_bytes
 from dpagent.protocol.signing import Signer, new_signing_secret
 from dpagent.protocol.task import RoundTask
@@ -42,18 +41,24 @@ KEY = Signer(new_signing_secret(), "testers").public_key
 WEIGHTS = DIGITS.initial_weights(1)
 DATA = records(3)
 NOBODY = ArrayDataset(np.full((1, 8, 8, 1), np.nan, np.float32), np.zeros(1, np.int64), 10)
-ALL = LIMITS.model_copy(update={"mechanisms": tuple(MECHANISMS)})
 
 
 def laplace(**changes: Any) -> dict[str, Any]:
     """The sections of a plan with such noise; see :func:`fleets.terms`."""
     sections = terms(**changes)
-    return sections | {"mechanism": sections["mechanism"] | {"name": DiscretisedLaplace.name}}
+    mechanism = sections["mechanism"] | {"name": DiscretisedLaplace.name}
+    return sections | {"method": "incrementing", "mechanism": mechanism}
 
 
 def planned(directory: Path, *, rounds: int = 3, **privacy: Any) -> list[RoundTask]:
     """The tasks of a job as a coordinator plans it."""
-    wanted = {"epsilon": 20.0, "delta": 1e-4, "mechanism": DiscretisedLaplace.name, "sampling_rate": 0.5}
+    wanted = {
+        "epsilon": 20.0,
+        "delta": 1e-4,
+        "method": "incrementing",
+        "noise": "laplace",
+        "sampling_rate": 0.5,
+    }
     settings = load_fleet_settings(write_fleet(directory, None, rounds=rounds, privacy=wanted | privacy))
     planner = Planner(settings, DIGITS, new_job(settings), bytes(range(32)))
     planner.require_acceptable()
@@ -121,7 +126,7 @@ def admitted(tasks: Iterable[RoundTask], directory: Path, budget: Budget) -> tup
     """The charges of a device that takes all rounds, as its auditor reads them."""
     with closing(open_state(directory, budget)) as state:
         for task in tasks:
-            price = admit(task, DATA, state.ledger, DATASET, ALL, now=0.0)
+            price = admit(task, DATA, state.ledger, DATASET, LIMITS, now=0.0)
             charge = Charge.of(task, price, DATASET, charged_at="2026-11-22T00:00:00+00:00")
             charge_and_spool(state, charge, [])
     return audit(directory).charges
@@ -150,7 +155,7 @@ def test_a_job_is_planned_charged_and_found_no_cheaper_by_dp_accounting(tmp_path
 
 
 def test_jobs_of_both_mechanisms_follow_each_other_on_one_ledger(tmp_path: Path) -> None:
-    first, second = planned(tmp_path / "one"), planned(tmp_path / "two", mechanism="discrete-gaussian")
+    first, second = planned(tmp_path / "one"), planned(tmp_path / "two", noise="gaussian")
     charges = admitted([*first, *second], tmp_path / "device", Budget(40.0, 1e-3))
     assert [charge.mechanism for charge in charges] == ["discrete-laplace"] * 3 + ["discrete-gaussian"] * 3
     assert 39.9 < charges[-1].cumulative_epsilon <= 40.0
@@ -158,12 +163,13 @@ def test_jobs_of_both_mechanisms_follow_each_other_on_one_ledger(tmp_path: Path)
         admitted(planned(tmp_path / "three"), tmp_path / "device", Budget(40.0, 1e-3))
 
 
-def test_a_device_takes_part_only_if_its_owner_lists_the_mechanism(tmp_path: Path) -> None:
+def test_a_device_takes_part_only_if_its_owner_lists_the_method(tmp_path: Path) -> None:
+    limits = LIMITS.model_copy(update={"methods": ("dp-sgd",)})
     with (
         closing(open_state(tmp_path)) as state,
-        pytest.raises(BeyondLimitError, match=r"discrete-laplace.*limits\.mechanisms"),
+        pytest.raises(BeyondLimitError, match=r"incrementing.*limits\.methods"),
     ):
-        admit(planned(tmp_path / "plan")[0], DATA, state.ledger, DATASET, LIMITS, now=0.0)
+        admit(planned(tmp_path / "plan")[0], DATA, state.ledger, DATASET, limits, now=0.0)
 
 
 @pytest.mark.parametrize("resolution", [256, 2**30])
@@ -171,7 +177,7 @@ def test_a_coarse_or_fine_grid_costs_the_same_epsilon(tmp_path: Path, resolution
     """What rounding adds is in the sensitivity, and so in the noise."""
     task = make_task(**laplace(noise_multipliers=[2.0] * 3, resolution=resolution))
     with closing(open_state(tmp_path)) as state:
-        price = admit(task, DATA, state.ledger, DATASET, ALL, now=0.0)
+        price = admit(task, DATA, state.ledger, DATASET, LIMITS, now=0.0)
     assert price.job_epsilon == pytest.approx(3 * math.log1p(0.25 * math.expm1(0.5)), rel=0.01)
     mechanism = task.mechanism
     assert mechanism.sensitivity_units >= resolution + DIGITS.parameter_count

@@ -186,8 +186,10 @@ def test_demo_with_laplace_noise_clips_in_l1_and_accounts(tmp_path: Path) -> Non
         state_dir,
         "--broker",
         "mosquitto",
-        "--mechanism",
-        "discrete-laplace",
+        "--method",
+        "incrementing",
+        "--noise",
+        "laplace",
         "--no-baseline",
         "--epsilon",
         "20",
@@ -335,9 +337,9 @@ def test_a_mistyped_first_start_does_not_spoil_the_directory_nor_does_where_one_
         # tests/simulation/test_fleet.py sees the same error without the wait.
         pytest.param(["--broker", "mqtt://127.0.0.1:1"], 6, "127.0.0.1:1", marks=pytest.mark.slow),
         (["--jitter-window", "nan"], 9, "--jitter-window"),
-        (["--mechanism", "abacus"], 2, "discrete-laplace"),
-        (["--mechanism", "discrete-laplace", "--clipping", "layers"], 2, "--clipping whole"),
-        (["--mechanism", "discrete-laplace", "--engine", "onnx"], 2, "--engine numpy"),
+        (["--noise", "laplace"], 9, "gaussian"),
+        (["--method", "incrementing", "--noise", "laplace", "--clipping", "layers"], 2, "--clipping whole"),
+        (["--method", "incrementing", "--noise", "laplace", "--engine", "onnx"], 2, "--engine numpy"),
     ],
 )
 def test_bad_options_get_a_sentence_and_a_code(

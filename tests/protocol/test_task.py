@@ -188,7 +188,7 @@ def test_second_moments_need_their_slack_in_their_own_round_only() -> None:
 def test_a_mechanism_for_l1_is_refused_what_is_bounded_in_l2(changes: dict[str, Any], offender: str) -> None:
     """Its noise would be for a sensitivity that records exceed, by up to √d."""
     make_task(**changes)
-    laplace = {"mechanism": {"name": DiscretisedLaplace.name}}
+    laplace = {"method": "incrementing", "mechanism": {"name": DiscretisedLaplace.name}}
     assert make_task(**laplace).mechanism.norm is Norm.L1
     with pytest.raises(PlanError, match=offender) as caught:
         make_task(**changes, **laplace)
@@ -219,7 +219,8 @@ def test_a_later_round_that_no_device_could_run_is_refused_when_it_is_priced(
 PINNED = {"mechanism", "clipping", "sampling", "delta", "model.parameters", "projection"}
 #: Values to change to, where another of the same type will not do.
 OTHERS = {
-    "fleet": "others", "state": "finished", "cap.kind": "clamp", "cap.where": "device",
+    "fleet": "others", "method": "incrementing", "state": "finished", "cap.kind": "clamp",
+    "cap.where": "device",
     "mechanism.name": "another", "assets": [{"role": "projection", "digest": bytes(32), "size": 1}],
     "augmentation": VIEWS, "projection": {"values": 64, "record_norm": 1.0}, "version": 1, "kind": "plan",
 }  # fmt: skip
