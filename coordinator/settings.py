@@ -13,6 +13,7 @@ from dpagent.configuration import FilePath, Settings, changed_settings, load_set
 from dpagent.errors import ConfigurationError
 from dpagent.learning.data.settings import DatasetSettings
 from dpagent.learning.model_files import is_model_file
+from dpagent.privacy.methods import method_named
 from dpagent.protocol.messages import MIN_SLOT_S
 from dpagent.protocol.topics import FleetName
 from dpagent.transport.settings import MqttSettings
@@ -132,6 +133,16 @@ class FleetSettings(Settings):
         if wanted.kind == "median-of-means" and wanted.groups > self.devices:
             raise ValueError(
                 f"aggregation.groups is {wanted.groups}; expected at most devices = {self.devices}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _cap_goes_with_the_method(self) -> FleetSettings:
+        method = method_named(self.privacy.method)
+        if self.cap.kind not in method.caps:
+            raise ValueError(
+                f"cap.kind is {self.cap.kind}; expected {' or '.join(method.caps)}, the caps of "
+                f"privacy.method {method.name}"
             )
         return self
 

@@ -18,14 +18,15 @@ from dpagent.errors import DpagentError, ParameterError, PlanError
 from dpagent.learning.models.description import from_description
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.training.augmentation import Augmentation
+from dpagent.norm import Norm
 from dpagent.privacy.caps import ClampCap
 from dpagent.privacy.clipping import Clipping
 from dpagent.privacy.covariance import FLOAT64_SLACK, SecondMoments
 from dpagent.privacy.events import Event
-from dpagent.privacy.mechanisms.grid import Norm
 from dpagent.privacy.mechanisms.job_noise import JobNoise
 from dpagent.privacy.mechanisms.mechanism import PlannedMechanism, Query
 from dpagent.privacy.mechanisms.wire import WireForm
+from dpagent.privacy.methods import Method, method_named
 from dpagent.protocol.codec import MessageError, read_cbor
 from dpagent.protocol.fragments import block_count
 from dpagent.protocol.messages import Plan
@@ -37,6 +38,7 @@ class RoundTask:
 
     Attributes:
         plan: its source; this record does not check the signature.
+        method: how the fleet trains.
         spec: the model.
         clipping: how each record's gradient is clipped.
         noise: of the whole job.
@@ -45,6 +47,7 @@ class RoundTask:
     """
 
     plan: Plan
+    method: Method
     spec: ModelSpec
     clipping: Clipping
     noise: JobNoise
@@ -65,12 +68,12 @@ class RoundTask:
             if plan.augmentation is not None:
                 augmentation = Augmentation(**plan.augmentation.model_dump())
                 augmentation.check_fits(spec.input_shape)
-            terms = plan.mechanism
+            terms, method = plan.mechanism, method_named(plan.method)
             noise = JobNoise.announced(terms.name, terms.noise_multipliers, terms.parameters)
             mechanism = noise.at(plan.round, _query(plan, second_moments_of(plan) or clipping))
         except DpagentError as error:
             raise PlanError(f"Round {plan.round}: {error}") from error
-        task = cls(plan, spec, clipping, noise, mechanism, augmentation)
+        task = cls(plan, method, spec, clipping, noise, mechanism, augmentation)
         task._require_consistent()
         return task
 
@@ -159,11 +162,13 @@ class RoundTask:
             PlanError: naming them.
         """
         plan, spec = self.plan, self.spec
-        if self.mechanism.norm is not Norm.L2:
+        if self.mechanism.name not in self.method.mechanisms.values():
             raise PlanError(
-                f"Mechanism {self.mechanism.name} needs records clipped in {self.mechanism.norm}; plans clip "
-                "them in L2."
+                f"Method {self.method.name} and mechanism {self.mechanism.name} do not go together; expected "
+                f"{' or '.join(self.method.mechanisms.values())}."
             )
+        if self.mechanism.norm is not Norm.L2:
+            self._require_one_norm_for_all()
         if self.device_cap is not None and self.clipping.count_weight:
             raise PlanError("A cap on the device and a clip norm that follows a quantile exclude each other.")
         if self.device_cap is not None and len(self.clipping.norms) > 1:
@@ -180,6 +185,23 @@ class RoundTask:
             )
         if self.augmentation is not None and spec.front_end:
             raise PlanError("The plan asks for views of records whose features are computed once.")
+
+    def _require_one_norm_for_all(self) -> None:
+        """Refuse what is bounded in L2 alone, for a mechanism that needs another norm.
+
+        Raises:
+            PlanError: naming it.
+        """
+        for is_asked, what in (
+            (len(self.clipping.norms) > 1, "a clip norm for each layer"),
+            (self.clipping.count_weight > 0, "a clip norm that follows a quantile"),
+            (self.plan.projection is not None, "a model with a projection, whose first round sums moments,"),
+        ):
+            if is_asked:
+                raise PlanError(
+                    f"Mechanism {self.mechanism.name} needs records clipped in {self.mechanism.norm}; {what}"
+                    " is bounded in L2."
+                )
 
 
 def dimension_of(plan: Plan) -> int:

@@ -15,6 +15,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup, escape
 
 from dpagent.notation import upwards
+from dpagent.privacy.methods import method_named
 from dpagent.storage import disk_errors, write_atomically
 from dpagent.wording import counted
 from simulation.record import RunRecord
@@ -25,8 +26,8 @@ from simulation.report.round_pictures import accuracy_picture, budget_picture
 
 _MOST_NAMES: Final = 12
 _CLIPPING: Final = {
-    "whole": "no record’s gradient counts for more than this (L2)",
-    "layers": "no record’s gradient counts for more than this (L2), and no layer’s for more than its part",
+    "whole": "no record’s gradient counts for more than this",
+    "layers": "no record’s gradient counts for more than this, and no layer’s for more than its part",
     "quantile": "at first; then it follows the median of the gradients’ norms, estimated with noise",
 }
 
@@ -79,9 +80,10 @@ def render_report(record: RunRecord, directory: Path) -> str:
         delta=plain(record.settings.delta),
         factor=factor(spent),
         sampling_rate=percent(record.settings.sampling_rate),
-        clip_norm=plain(record.settings.clip_norm),
+        clip_norm=f"{plain(record.settings.clip_norm)} in {record.settings.norm}",
         parameters=f"{record.parameters:,}",
         devices=counted(record.settings.devices, "device"),
+        method=method_named(record.settings.method),
         shape=" × ".join(map(str, record.settings.form.shape)),
         test_records=f"{record.settings.form.test_records:,}",
         classes=_some(record.settings.form.labels),

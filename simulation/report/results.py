@@ -7,14 +7,13 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from dpagent.privacy.mechanisms.registry import DEFAULT_MECHANISM, mechanism_named
 from simulation.record import RunRecord
 
 
 def as_json(record: RunRecord) -> dict[str, Any]:
     """The run as a script reads it; the summary on the terminal shows the same figures."""
     settings, notes = record.settings, record.notes
-    statement = mechanism_named(DEFAULT_MECHANISM).job_statement(settings.epsilon, settings.delta)
+    statement = settings.mechanism.job_statement(settings.epsilon, settings.delta)
     return {
         "dataset": settings.data.name,
         "data": {
@@ -48,6 +47,8 @@ def as_json(record: RunRecord) -> dict[str, Any]:
             "adjacency": str(statement.adjacency),
             "trust": str(statement.trust),
             "statement": statement.as_dict(),
+            "method": settings.method,
+            "noise": settings.noise,
             "schedule": settings.schedule,
             "sampling_rate": settings.sampling_rate,
             "clip_norm": settings.clip_norm,

@@ -29,10 +29,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpagent.errors import ParameterError, require_between, require_count, require_positive
+from dpagent.norm import Norm
 from dpagent.privacy.accounting.imperfect_noise import imperfect_delta
 from dpagent.privacy.calibration import NOISE_RANGE, EventFamily
 from dpagent.privacy.events import Event
-from dpagent.privacy.mechanisms.grid import Constrained, Grid, Norm
+from dpagent.privacy.mechanisms.grid import Constrained, Grid
 from dpagent.privacy.mechanisms.honest_norms import NoiseLaw
 from dpagent.privacy.mechanisms.wire import WireForm, round_to_wire, wire_shift, wire_width
 from dpagent.privacy.noise.entropy import Entropy, Sampler
@@ -299,6 +300,8 @@ class PlannedMechanism(Mechanism):
 
     noise_range: ClassVar[tuple[float, float]] = NOISE_RANGE
     """Least and greatest noise multiplier that a device runs."""
+    deviation_per_multiplier: ClassVar[float] = 1.0
+    """Standard deviation of the noise over the sensitivity, for a noise multiplier of 1."""
     parameters: ClassVar[tuple[Parameter, ...]] = ()
     """The parameters that a plan announces besides noise multipliers."""
 
