@@ -103,7 +103,10 @@ def bring_up_to_date(order: Order) -> None:
     settings = order.settings
     store = RowStore(order.state_dir, settings)
     with store.writing():
-        store.drop_found()  # Of a look that was cut short.
+        if order.starts:
+            store.take_found()  # All that is new counts now.
+        else:
+            store.drop_found()  # Of a look that was cut short.
         known = store.load()
         format_ = require_declared(settings)
         try:
