@@ -19,6 +19,7 @@ from benchmarks import (
     schedules,
     seal,
     step_shares,
+    traffic,
 )
 
 #: Every benchmark: a module whose docstring gives the subject, the method and the limits, and whose
@@ -40,6 +41,7 @@ BENCHMARKS: MappingProxyType[str, ModuleType] = MappingProxyType(
             step_shares,
             agent_footprint,
             seal,
+            traffic,
             adversary,
         )
     }

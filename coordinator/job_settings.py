@@ -16,6 +16,7 @@ from dpagent.learning.training.optimiser import Adam, LearningRate, Optimiser, S
 from dpagent.privacy.clipping import MAX_NORM, MIN_NORM
 from dpagent.privacy.mechanisms.registry import DEFAULT_MECHANISM, mechanism_named
 from dpagent.privacy.schedules import Schedule
+from dpagent.protocol.weights import Precision
 
 
 class AugmentationSettings(Settings):
@@ -36,6 +37,9 @@ class ModelSettings(Settings):
     """A built-in model, or the path of a model file (.yaml), relative to this file."""
     seed: Annotated[int, Field(ge=0)] = 0
     """Seed of the initial weights (never of noise)."""
+    precision: Precision = "int8"
+    """How each round's weights travel to the devices: ``int8``, 8 bits a weight and a scale for every 64, or
+    ``float32``. The coordinator keeps them exact."""
     classes: list[Annotated[str, Field(min_length=1, max_length=128)]] | None = None
     """Names of the classes, for users of the model; by default those of the test data."""
     augmentation: AugmentationSettings | None = None
