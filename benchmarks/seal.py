@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from benchmarks.figures import Figure
 from benchmarks.timing import alternate
@@ -61,15 +61,19 @@ def run() -> list[Figure]:
 
 def first_task(dataset: KnownData, records: int, sealing_key: bytes) -> RoundTask:
     """The first round of the demo with a preset's settings, that many records on each device."""
+    settings = FleetSettings.model_validate(fleet_values(dataset, records))
+    spec = settings.model.spec()
+    weights = weights_to_bytes(spec.initial_weights(0), settings.model.precision)
+    return Planner(settings, spec, new_job(settings), sealing_key).task(OpenRound(1, 0.0, 1.8e9), weights)
+
+
+def fleet_values(dataset: KnownData, records: int) -> dict[str, Any]:
+    """A ``fleet.yaml`` with a preset's settings."""
     preset = PRESETS[dataset]
-    values = {
+    return {
         "fleet": "demo", "devices": preset.devices, "records_per_device": records, "rounds": preset.rounds,
         "privacy": {
             "epsilon": preset.epsilon, "sampling_rate": preset.sampling_rate, "clip_norm": preset.clip_norm,
         },
         "model": {"name": preset.model}, "cap": {"kind": preset.cap},
     }  # fmt: skip
-    settings = FleetSettings.model_validate(values)
-    spec = settings.model.spec()
-    weights = weights_to_bytes(spec.initial_weights(0), settings.model.precision)
-    return Planner(settings, spec, new_job(settings), sealing_key).task(OpenRound(1, 0.0, 1.8e9), weights)

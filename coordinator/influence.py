@@ -93,7 +93,16 @@ class HonestNorms:
     def highest_level(self) -> int:
         """The highest at which an honest fragment comes."""
         largest = self._range(self._size(0), 1.0, 0)
-        return MAX_LEVEL if largest is None else highest_level(self._task.plan.wire.block, largest.most)
+        if largest is None:
+            return MAX_LEVEL
+        return highest_level(self._task.plan.wire.block, largest.most, self._tail)
+
+    @property
+    def _tail(self) -> float:
+        """The probability with which one fragment may be rejected, for each reason."""
+        # As if each were judged three times: for its norm, for its level, and as the one with the count is.
+        judged = 3 * self._settings.rounds * self._settings.devices * self._task.blocks
+        return self._settings.aggregation.false_rejection / judged
 
     def _ranges(self, coordinates: int, of_a_record: float = 1.0) -> list[NormRange] | None:
         """The range at each level, for a part of each record's clip norm in so many coordinates."""
@@ -104,9 +113,7 @@ class HonestNorms:
     def _range(self, coordinates: int, of_a_record: float, level: int) -> NormRange | None:
         task, wanted = self._task, self._settings.aggregation
         mechanism, sampling, step = task.mechanism, task.plan.sampling, task.plan.wire.step
-        # As if each fragment were judged twice, as the one with the count is.
-        judged = 2 * self._settings.rounds * self._settings.devices * task.blocks
-        tail = wanted.false_rejection / judged
+        tail = self._tail
         if task.device_cap is not None and task.second_moments is None:
             ball = sampling.expected_lot * sampling.local_steps * mechanism.clip_norm / mechanism.granularity
             return capped_norms(step=step, coordinates=coordinates, ball_units=ball, tail=tail, level=level)

@@ -112,7 +112,7 @@ def _plan() -> dict[str, Any]:
 def _model() -> dict[str, Any]:
     (chunk,), asset = chunked(weights_to_bytes(WEIGHTS, "float32")), chunked(ASSET)
     return {
-        "description": "Weights as a chunk, others as int8, an asset in three: byte i of 100,000 is i mod 251.",
+        "description": "Weights as they are and as int8, an asset in three: byte i of it is i mod 251.",
         "vectors": [_signed_vector("the weights of the first plan", TOPICS.model_chunk(0), chunk, "model")],
         "weights": [float(weight) for weight in WEIGHTS],
         "int8": {

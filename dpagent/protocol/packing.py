@@ -17,8 +17,10 @@ are four symbols, so a Huffman code takes at most two bits a value, and its tabl
 2¹⁵ values: in all less than :func:`least_payload_bytes`, below which no plan is accepted.
 
 *How high a level honest values need.* Values with a mean square of up to 4 fit at level 0: their entropy is
-less than that of three-step noise by more than Huffman codes lose. Values v rounded at random to 2^k have a
-norm of at most ‖v‖/2^k + √n, so they fit at a level k with 2^k ≥ ‖v‖/√n: see :func:`highest_level`.
+less than that of three-step noise by more than Huffman codes lose. Of n values v, rounded at random to 2^k,
+the squared norm in units of 2^k is a² + 2a·r + ‖r‖² for a = ‖v‖/2^k and rounding r with mean 0 in intervals
+of length 1: but for a probability of 2e^−x it is at most a² + 2a·√(x/2) + n/4 + √(nx/2) (Hoeffding, twice),
+and always at most (a + √n)². They fit once that is no more than 4n: see :func:`highest_level`.
 """
 
 from __future__ import annotations
@@ -71,10 +73,19 @@ def least_payload_bytes(block: int) -> int:
     return 1 + math.ceil(block / 4) + math.ceil(block / 256) + 48
 
 
-def highest_level(block: int, square: float) -> int:
-    """The highest level that values with a squared norm of at most ``square`` need; see the module's text."""
-    root = math.sqrt(square / block)
-    return 1 if root <= 2 else math.ceil(math.log2(root))
+def highest_level(block: int, square: float, tail: float) -> int:
+    """A level that values with a squared norm of at most ``square`` exceed with at most a probability
+    ``tail``.
+
+    See the module's text.
+    """
+    x, level = -math.log(tail / 2), 1
+    while True:
+        a = math.sqrt(square) / 2**level
+        likely = a**2 + 2 * a * math.sqrt(x / 2) + block / 4 + math.sqrt(block * x / 2)
+        if min(likely, (a + math.sqrt(block)) ** 2) <= 4 * block:
+            return level
+        level += 1
 
 
 def pack(values: NDArray[np.int64], size: int, *, entropy: Entropy = os.urandom) -> bytes:

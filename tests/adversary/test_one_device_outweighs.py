@@ -184,6 +184,6 @@ def test_one_device_moves_the_mean_by_little_more_than_an_honest_one(
         noise = task.mechanism.deviation_units / task.mechanism.grid.resolution * math.sqrt(task.dimension)
         print(f"clip norms of the mean: {before:.1f} before, {norms.pull:.3f} in a block now,")
         print(f"{moved:.3f} in all {BLOCKS}; an honest device's noise {noise / (DEVICES * LOT):.3f}")
-        assert norms.pull < 0.14
+        assert norms.pull < 0.15
         assert 0.9 * math.sqrt(BLOCKS) * norms.pull < moved <= math.sqrt(BLOCKS) * norms.pull
         assert coordinator.stop() is False

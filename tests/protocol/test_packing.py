@@ -117,7 +117,7 @@ def test_honest_values_need_no_more_than_the_highest_level() -> None:
                 square = float(values @ values)
                 for _ in range(20):
                     level = pack(values, size)[0]
-                    assert level == 0 if square <= 4 * block else level <= highest_level(block, square)
+                    assert level == 0 if square <= 4 * block else level <= highest_level(block, square, 1e-9)
 
 
 def test_room_is_made_for_the_signal_that_is_expected() -> None:

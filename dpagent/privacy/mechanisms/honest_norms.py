@@ -35,8 +35,8 @@ nearest depends on both. Then ‖w‖ is at most S, plus √m/2 for rounding, pl
 level alone.
 
 *How high the level.* Values that fit travel at level 0, and what does not is rounded to the first 2^k at
-which it does; so a device needs no more than the level of :func:`dpagent.protocol.packing.highest_level` for
-the most that level 0 can have, and a coordinator refuses higher ones.
+which it does; so, almost surely, a device needs no more than :func:`dpagent.protocol.packing.highest_level`
+for the most that level 0 can have, and a coordinator refuses higher ones.
 
 *From below.* The square of the nearest whole number is an even function of s + N that rises with its
 magnitude, and N is symmetric and unimodal: so it is stochastically least at s = 0 (Anderson 1955). With
