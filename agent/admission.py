@@ -15,7 +15,7 @@ from agent.accounts import grid_of, price_after
 from agent.charges import Price, require_ledger_scope
 from agent.ledger import Ledger
 from agent.limit_settings import LimitSettings
-from agent.limits import require_price, require_times, require_within
+from agent.limits import require_price, require_room_for_charges, require_times, require_within
 from dpagent.errors import DataError, DpagentError, ParameterError
 from dpagent.learning.data.dataset import Dataset
 from dpagent.learning.fitting import check_fits
@@ -89,6 +89,7 @@ def admit(
     others = ledger.accounts.others(name, job)
     total_delta = others.delta + plan.delta
     if account is None:
+        require_room_for_charges(plan, ledger.number_of_charges, limits)
         _require_left("δ", total_delta, ledger.budget(name).delta, others.delta, name)
     # A cheap check before the expensive pricing.
     _require_noise_as_priced(task, 0.0)

@@ -17,6 +17,7 @@ from typing import Final
 
 from agent.admission import may_send
 from agent.limit_settings import LimitSettings
+from agent.limits import BeyondLimitError, require_size
 from agent.publisher import Publisher, Slots
 from agent.rounds import RoundState
 from agent.state import AgentState
@@ -62,6 +63,8 @@ class Announced:
     """How often it was run without an update."""
     failure: str | None = None
     """Why the last attempt failed."""
+    fixed_until: float = -math.inf
+    """Until its slots are about to end, no announcement changes when it sends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +114,9 @@ class Announcements:
         """The last round announced."""
         self._busy_until = -math.inf
         """No work on another round begins before (monotonic)."""
+        self._underway: Announced | None = None
+        """The last round whose slots have begun, and the slots: it trains, or is sat out."""
+        self._slots = Slots(-math.inf, 1)
 
     # A plan arrives: the round is offered.
 
@@ -134,7 +140,8 @@ class Announcements:
         if plan.round < latest:
             raise MessageError("replayed", f"round {plan.round} after round {latest}")
         is_new = known is None or (known.job, known.round, known.state) != (plan.job, plan.round, plan.state)
-        self._assembler.keep_for(plan)
+        if self.too_large(plan) is None:
+            self._assembler.keep_for(plan)
         if plan.state == "finished":
             self._end_job(plan, is_new=is_new)
             return is_new
@@ -149,10 +156,17 @@ class Announcements:
         digest, now = _digest_of(plan), self._clock.monotonic()
         before = self.current
         if not is_new and before is not None:
-            if before.phase is Phase.TRAIN:
-                return  # Its update will leave in the window of the plan that was charged.
+            if before.phase is Phase.TRAIN or now < before.fixed_until:
+                return  # It will send in the window of the plan that was decided on, whatever that is.
             if before.phase is Phase.PREPARE and before.digest == digest:
                 return
+        underway = self._underway
+        if is_new and underway is not None and now < underway.fixed_until and underway.digest == digest:
+            # A plan of another job came between, and broke nothing off.
+            self.current = underway
+            self._publisher.open_window(underway.plan, *self._slots)
+            self._publisher.draw_times()
+            return
         phase = self._phase_of(plan, digest)
         if is_new or before is None or before.plan != plan:
             begins_at = max(now, self._busy_until)
@@ -187,6 +201,8 @@ class Announcements:
     def _end_job(self, plan: Plan, *, is_new: bool) -> None:
         now = self._clock.monotonic()
         self.current = Announced(plan, b"", Phase.SETTLED, now, now)
+        if self._underway is not None and self._underway.plan.job == plan.job:
+            self._underway = None
         # Only its own rounds: a broker with an older store retains the end of the job before the open one.
         self._state.expire_job(plan.job.hex(), self._clock.unix())
         if is_new:
@@ -199,20 +215,35 @@ class Announcements:
         self._declined = announced.digest, announced.plan.deadline
 
     def begin_slots(self, announced: Announced, slots: Slots) -> None:
-        """The slots of a round begin, and work on another only after them."""
+        """The slots of a round begin, and work on another only after them.
+
+        From here on, the device does the same with an announcement whether it takes part or sits out.
+        """
         announced.begins_at = slots.begins_at
+        announced.fixed_until = self._publisher.training_ends_at(announced.plan, *slots)
+        self._underway, self._slots = announced, slots
         self._busy_until = slots.begins_at + slots.number * self._publisher.slot_s(announced.plan)
-        self._publisher.open_window(announced.plan, slots.begins_at, slots.number)
+        self._publisher.open_window(announced.plan, *slots)
 
     def wait_until(self, time: float) -> None:
-        """No work on another round begins before a time (monotonic)."""
+        """No work on a round begins before a time (monotonic), unless it has begun already."""
         self._busy_until = max(self._busy_until, time)
+        if self.current is not None and self.current.phase in (Phase.DECIDE, Phase.REPEAT):
+            self.current.begins_at = max(self.current.begins_at, time)
 
     # The model arrives, in chunks, before or after the plan.
 
     def take_chunk(self, chunk: ModelChunk) -> None:
         """Take a part of the weights or of an asset."""
         self._assembler.add(chunk)
+
+    def too_large(self, plan: Plan) -> str | None:
+        """Why nothing is kept of a plan's weights and assets, before they have come; or None."""
+        try:
+            require_size(plan, self._limits)
+        except BeyondLimitError as error:
+            return str(error)
+        return None
 
     def model_for(self, plan: Plan) -> Model | None:
         """Weights and assets of a plan, or None while a part of them is missing."""

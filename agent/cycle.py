@@ -2,8 +2,8 @@
 
 A plan arrives and is *offered*; then the model arrives (:mod:`agent.announcements`). The device *admits* the
 round or declines it, and has the training process *prepare* it (:mod:`agent.worker`), without a look at a
-record. Then it charges its ledger. Only then are records read: at the next point of the device's own grid its
-slots begin, in which it trains, and it spools the fragments of the noisy update. The publisher seals and
+record. Then it charges its ledger. Only then are records read: it trains, in slots that begin at the next
+point of the device's own grid, and it spools the fragments of the noisy update. The publisher seals and
 sends them; receipts empty the spool. Each step is durable before the next (:mod:`agent.rounds`), so that
 after a crash at any point the next start continues from disk.
 
@@ -27,6 +27,7 @@ from agent.charges import Charge, Price
 from agent.limit_settings import LimitSettings
 from agent.limits import require_training_time, require_within
 from agent.publisher import Publisher, Slots
+from agent.rounds import RoundState
 from agent.sitting_out import SittingOut
 from agent.spool import SpooledFragment
 from agent.state import AgentState
@@ -130,6 +131,8 @@ class Cycle:
             return 0.0 if self._at_work.answer.done() else _POLL_S
         if announced is None or announced.phase is Phase.SETTLED:
             return max(0.0, self._worked_at + _IDLE_S - now)
+        if self._announcements.too_large(announced.plan) is not None:
+            return max(0.0, announced.begins_at - now)
         if self._announcements.model_for(announced.plan) is None:
             return max(0.0, announced.ask_again_at - now)
         return max(0.0, announced.begins_at - now)
@@ -155,6 +158,9 @@ class Cycle:
         if announced is None or announced.phase is Phase.SETTLED:
             if self._clock.monotonic() >= self._worked_at + _IDLE_S:
                 self.rest()
+            return
+        if (reason := self._announcements.too_large(announced.plan)) is not None:
+            self._refuse_model(announced, reason)
             return
         model = self._announcements.model_for(announced.plan)
         if model is None:
@@ -187,6 +193,15 @@ class Cycle:
             self._sit_out(announced, model, said(error), began_at)
         else:
             self._prepare(announced, task, price, model, began_at)
+
+    def _refuse_model(self, announced: Announced, reason: str) -> None:
+        """Sit out a round whose model is not fetched."""
+        if (now := self._clock.monotonic()) < announced.begins_at:
+            return
+        if announced.phase is Phase.REPEAT:  # The device's limits have changed since.
+            self._sitting_out.give_up(announced, reason)
+        else:
+            self._sitting_out.decline(announced, reason, now)
 
     def _admit(self, plan: Plan, model: Model) -> tuple[RoundTask, Price]:
         """The price of a round.
@@ -242,6 +257,7 @@ class Cycle:
         announced, plan = admitted.announced, admitted.task.plan
         if announced is not self._announcements.current:
             admitted.answer.exception()  # Another round has begun.
+            self._sitting_out.rest(admitted.began_at)
             return
         is_charged = admitted.price is None and admitted.why_not is None
         try:
@@ -298,8 +314,11 @@ class Cycle:
 
     def _take_update(self, training: _InTraining) -> None:
         announced, plan = training.announced, training.task.plan
-        if announced is not self._announcements.current:
-            training.answer.exception()  # Another round has begun: this one has expired.
+        # Also if a plan of another job came in between: the coordinator may come back to this one.
+        known = self._state.round(plan.job.hex(), plan.round)
+        if known is None or known.state is not RoundState.CHARGED:
+            training.answer.exception()  # A later round, or the end of the job, has been announced.
+            announced.phase = Phase.SETTLED
             return
         try:
             update = training.answer.result()

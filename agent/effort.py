@@ -8,20 +8,28 @@ weights, norms and views, and counts with the largest lot that there may be (``l
 until the work is that of the largest lot, so that nothing it does meanwhile, such as how soon it acknowledges
 a message, tells when the real ones were done.
 
-What remains is what arithmetic itself takes: some processors are slower with numbers below 10⁻³⁸.
+A made-up record is read as a decoded one is (:mod:`agent.rows`), but from memory: of a small model, reading
+is most of the work.
+
+What remains is what arithmetic itself takes, since some processors are slower with numbers below 10⁻³⁸, and
+what a disk takes, where the records are too many for the system to keep in memory.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import time
+import zlib
 from collections.abc import Callable
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dpagent.learning.data.stored import RawFile
 from dpagent.learning.front_end.features import FrontEnd
 from dpagent.learning.training.engine import Engine
 from dpagent.privacy.sampling import largest_lot
@@ -84,6 +92,22 @@ class Effort:
             total_s += _seconds(self._compute_features) * self._new_records / _TRIED_FEATURES
         return _SPARE * total_s
 
+    @property
+    def at_once(self) -> int:
+        """How many records are in memory together at most."""
+        return min(self.largest, _AT_ONCE * self._microbatch)
+
+    def try_memory(self) -> None:
+        """Compute as many made-up records at once as any lot may have in memory together.
+
+        If they do not, the plan is declined, or the process ends, before the charge. After it, a lot that is
+        one record too large for the memory would be noise alone.
+
+        Raises:
+            Exception: They cannot be computed.
+        """
+        self._compute(self._weights, self.at_once)
+
     def fill_up_features(self, done: int) -> None:
         """Go on with made-up records until features of as many are computed as there may be new ones; once.
 
@@ -127,12 +151,29 @@ class Effort:
         )
         return inputs
 
+    @cached_property
+    def _record(self) -> RawFile:
+        """A file in memory, of as many bytes as a record has at most."""
+        descriptor = os.memfd_create("made up")
+        os.write(descriptor, self._inputs[0].tobytes())
+        return RawFile(Path("made up"), descriptor)
+
+    def _read(self, records: int) -> NDArray[np.uint8]:
+        raw = np.zeros((records, self._record.size), np.uint8)
+        for row in raw:
+            self._record.read_into(row, 0)
+            zlib.crc32(row.data)
+        return raw
+
     def _compute_features(self, records: int = _TRIED_FEATURES) -> None:
         assert self._front_end is not None
         shape = self._front_end.input_shape
         self._front_end(np.random.default_rng(0).random((records, *shape), np.float32))
 
     def _compute(self, weights: NDArray[np.float32], records: int) -> None:
+        # Held beside what is made of them, and twice, as where one of them cannot be read.
+        held = [self._read(records)]
+        held.append(held[0].copy())
         inputs, task = self._inputs[:records], self._task
         if task.second_moments is not None:
             task.second_moments.total(inputs)

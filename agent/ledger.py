@@ -155,6 +155,11 @@ class Ledger:
         """Whether the ledger has a charge for that round of that job."""
         return (dataset, job, round_number) in self._charges
 
+    @property
+    def number_of_charges(self) -> int:
+        """Of all data sets."""
+        return len(self._charges)
+
     def charges_for(self, rounds: Collection[tuple[str, int]]) -> list[int]:
         """The numbers of the charges for rounds, given by job and number, on any dataset."""
         return [entry for (_, job, number), entry in self._charges.items() if (job, number) in rounds]

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from dpagent.configuration import Settings
-from dpagent.privacy.mechanisms.registry import DEFAULT_MECHANISM
+from dpagent.errors import DpagentError
+from dpagent.privacy.methods import METHODS, method_named
+from dpagent.privacy.statement import Trust
 from dpagent.protocol.messages import MIN_SLOT_S
+
+_AnyTrust = Annotated[Trust, Field(strict=False)]
+_TRUST_NOBODY: Final = tuple(
+    name for name, method in METHODS.items() if method.mechanism().trust is Trust.NONE
+)
 
 
 class LimitSettings(Settings):
@@ -26,14 +33,34 @@ class LimitSettings(Settings):
     """Shortest time over which a plan may have this device spread its fragments."""
     minimum_fragments: Annotated[int, Field(ge=1, le=100_000)] = 4
     """Fewest fragments that a plan may cut an update into."""
+    maximum_fragments: Annotated[int, Field(ge=1, le=100_000)] = 4_096
+    """Most fragments that a plan may cut an update into, as many as coordinators can ask for. Each takes
+    some 600 bytes of disk besides its values."""
+    maximum_model_mib: Annotated[int, Field(ge=1, le=800)] = 128
+    """Most that weights and assets of a plan may take together. The agent holds them up to three times, and
+    keeps nothing of a larger model."""
     maximum_sampling_rate: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Largest sampling rate. The price of a plan includes the rate, whatever it is."""
     maximum_job_epsilon: Annotated[float, Field(gt=0, le=1000)] | None = None
     """Largest ε that one job may reserve; without it, all that the lifetime budget has left."""
     maximum_job_delta: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Largest δ of one job; without it, all that the lifetime budget has left."""
-    mechanisms: Annotated[tuple[str, ...], Field(strict=False, min_length=1)] = (DEFAULT_MECHANISM,)
-    """Mechanisms that this device takes part in, by name."""
+    maximum_charges: Annotated[int, Field(ge=1, le=10_000_000)] = 50_000
+    """Most charges, one for each round, that the ledger takes in the device's life. Each has 1.4 kB on disk
+    and is priced again at each start; jobs whose rounds cost next to nothing would fill the disk."""
+    methods: Annotated[tuple[str, ...], Field(strict=False, min_length=1)] = _TRUST_NOBODY
+    """Methods that this device takes part in, by name (``dpagent methods list``); by default all that trust
+    nobody."""
+    trust: Annotated[tuple[_AnyTrust, ...], Field(strict=False, min_length=1)] = (Trust.NONE,)
+    """The parties that a job's guarantee may rest on: ``none`` is a guarantee that rests on nobody."""
     dummy_traffic: bool = False
     """Whether the device sends as many dummies, of the same size and at such times, for a round that it sits
     out, so that the broker cannot tell whether it takes part. They cost traffic and no privacy."""
+
+    @field_validator("methods")
+    @classmethod
+    def _are_known(cls, methods: tuple[str, ...]) -> tuple[str, ...]:
+        try:
+            return tuple(method_named(name).name for name in methods)
+        except DpagentError as error:
+            raise ValueError(str(error)) from error

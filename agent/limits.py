@@ -32,6 +32,20 @@ def require_times(plan: Plan, limits: LimitSettings) -> None:
             raise BeyondLimitError(what, value, f"at least {least:g}", key)
 
 
+def require_size(plan: Plan, limits: LimitSettings) -> None:
+    """See that weights and assets of a plan may be fetched.
+
+    Raises:
+        BeyondLimitError: they are too large.
+    """
+    size = plan.model.size + sum(asset.size for asset in plan.assets)
+    if size > limits.maximum_model_mib << 20:
+        raise BeyondLimitError(
+            "the size of the model in MiB", size / (1 << 20), f"at most {limits.maximum_model_mib}",
+            "maximum_model_mib",
+        )  # fmt: skip
+
+
 def require_within(task: RoundTask, limits: LimitSettings) -> None:
     """See that a round stays within the limits, except for its job's ε, which is known once it is priced.
 
@@ -40,12 +54,20 @@ def require_within(task: RoundTask, limits: LimitSettings) -> None:
     """
     plan = task.plan
     require_times(plan, limits)
+    require_size(plan, limits)
     if task.blocks < limits.minimum_fragments:
         raise BeyondLimitError(
             "the number of fragments",
             task.blocks,
             f"at least {limits.minimum_fragments}",
             "minimum_fragments",
+        )
+    if task.blocks > limits.maximum_fragments:
+        raise BeyondLimitError(
+            "the number of fragments",
+            task.blocks,
+            f"at most {limits.maximum_fragments:,}",
+            "maximum_fragments",
         )
     if plan.sampling.rate > limits.maximum_sampling_rate:
         raise BeyondLimitError(
@@ -56,10 +78,28 @@ def require_within(task: RoundTask, limits: LimitSettings) -> None:
         raise BeyondLimitError(
             "the job's δ", plan.delta, f"at most {limits.maximum_job_delta:g}", "maximum_job_delta"
         )
-    if task.mechanism.name not in limits.mechanisms:
+    if task.method.name not in limits.methods:
+        raise BeyondLimitError("the method", task.method.name, ", ".join(limits.methods), "methods")
+    if task.mechanism.trust not in limits.trust:
+        raise BeyondLimitError("the trusted party", task.mechanism.trust, ", ".join(limits.trust), "trust")
+
+
+def require_room_for_charges(plan: Plan, charges: int, limits: LimitSettings) -> None:
+    """See that the ledger has room for the rounds that a job has left.
+
+    Args:
+        plan: of the first round that the device takes part in.
+        charges: that the ledger has.
+        limits: the device's own.
+
+    Raises:
+        BeyondLimitError: it has not.
+    """
+    if (wanted := charges + plan.rounds - plan.round + 1) > limits.maximum_charges:
         raise BeyondLimitError(
-            "the mechanism", task.mechanism.name, ", ".join(limits.mechanisms), "mechanisms"
-        )
+            "the number of charges in the ledger, with the rounds of this job,", wanted,
+            f"at most {limits.maximum_charges:,}", "maximum_charges",
+        )  # fmt: skip
 
 
 def require_price(job_epsilon: float, limits: LimitSettings) -> None:

@@ -4,7 +4,7 @@ It only decides when a fragment leaves: fragments are on disk before, and only a
 
 **The grid.** Slots begin, and jitter windows open, only at points of a grid that is the device's own: its
 epoch is drawn at random when the program starts, its period comes from ``agent.yaml``. A round's slot begins
-at the next point after its charge, and its window opens a whole number of compute slots later. So when a
+at the next point once it is prepared, and its window opens a whole number of compute slots later. So when a
 message came, how long admission and training took and how large the lot was show in no time of publication,
 as long as training fits its slots, of which the last quarter stays free. How many those are follows from a
 trial before the charge (:mod:`agent.effort`). The update is taken at the beginning of that quarter, and must

@@ -98,11 +98,6 @@ class Records:
             self._introduce()
 
     @property
-    def is_looking(self) -> bool:
-        """Whether another process is decoding."""
-        return self._look is not None and self._look.goes_on()
-
-    @property
     def is_due(self) -> bool:
         """Whether what the last look found counts by now. Public: it follows from when that began."""
         return self._look is not None and time.monotonic() >= self._looked_at + self.counts_after_s

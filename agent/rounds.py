@@ -27,6 +27,8 @@ from typing import Final
 _KEPT: Final = 2_000
 """Rounds that stay on record, besides those that have still to be run or sent; a coordinator can offer any
 number of them."""
+_SAT_OUT_KEPT: Final = 4
+"""Rounds that are sat out whose dummies stay until another is charged, each of another job."""
 
 
 class RoundState(StrEnum):
@@ -156,6 +158,16 @@ class Rounds:
     def forget_dummies_of_others(self, job: str, number: int) -> None:
         """Drop the spool's rows of rounds that are sat out, but for one: no budget bounds their number."""
         self._forget_dummies("NOT (job = ? AND round = ?)", (job, number))
+
+    def forget_old_dummies(self) -> None:
+        """Drop the spool's rows of rounds that are sat out, but for the last few.
+
+        Not of all others: fragments stay while plans of another job come and are declined, and would show.
+        """
+        self._forget_dummies(
+            "number NOT IN (SELECT number FROM rounds WHERE state = 'sat out' ORDER BY number DESC LIMIT ?)",
+            (_SAT_OUT_KEPT,),
+        )
 
     def forget_earlier_dummies(self, job: str, number: int) -> None:
         """Drop the spool's rows of a job's earlier rounds that are sat out."""

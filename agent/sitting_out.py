@@ -23,8 +23,9 @@ from dpagent.protocol.messages import Plan
 log = logging.getLogger(__name__)
 
 _REST: Final = 9.0
-"""After declining a plan took t seconds, the next decision waits at least this many times t: a coordinator
-whose plans are slow to price takes a tenth of the board's time, not all of it."""
+"""After a decision that took t seconds and led to no charge, the next one waits at least this many times t: a
+coordinator whose plans are slow to price takes a tenth of the board's time, not all of it. Not where dummies
+hide the decline and leave as an update would: the rest would show in the round after."""
 
 
 class SittingOut:
@@ -70,12 +71,21 @@ class SittingOut:
         self._settle(announced, reason, dummies)
         self._schedule(announced, slots or Slots(self._publisher.first_slot(began_at), 1), dummies)
         if slots is None:
-            self._rest(began_at)
+            self.rest(began_at)
 
     def decline_late(self, announced: Announced, reason: str, began_at: float) -> None:
         """Decline a round for its deadline alone, in silence; see :meth:`decline`."""
         self._settle(announced, reason, [])
-        self._rest(began_at)
+        self.rest(began_at)
+
+    def rest(self, began_at: float) -> None:
+        """Let no decision begin for several times as long as the last one took, which led to no charge.
+
+        Args:
+            began_at: when it began (monotonic seconds).
+        """
+        now = self._clock.monotonic()
+        self._announcements.wait_until(now + _REST * (now - began_at))
 
     def give_up(self, announced: Announced, reason: str) -> None:
         """Give up a charged round of which nothing has left."""
@@ -92,10 +102,6 @@ class SittingOut:
         self._announcements.settle_declined(announced)
         log.warning("declined round %d of job %s: %s", plan.round, plan.job.hex()[:8], reason)
         self._state.decline(plan.job.hex(), plan.round, reason, self._clock.unix(), dummies)
-
-    def _rest(self, began_at: float) -> None:
-        now = self._clock.monotonic()
-        self._announcements.wait_until(now + _REST * (now - began_at))
 
     def _dummies(self, plan: Plan) -> list[SpooledFragment]:
         if self.hides(plan):

@@ -84,9 +84,10 @@ class AgentState(StateDatabase):
         """The device does not take part in a round; dummies, if any, leave in place of its fragments."""
         state = RoundState.SAT_OUT if dummies else RoundState.DECLINED
         with ledger_errors(self.file), transaction(self.connection):
-            self.rounds.forget_dummies_of_others(job, number)
             self.rounds.move(job, number, state, now, reason)
             self.spool.put(job, number, dummies)
+            if dummies:
+                self.rounds.forget_old_dummies()
 
     def give_up(self, job: str, number: int, now: float, dummies: Iterable[SpooledFragment]) -> None:
         """The device runs a charged round no more, of which nothing has left; dummies leave in its place."""

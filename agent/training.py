@@ -96,6 +96,8 @@ class Trainer:
         self._max_records = settings.data.max_records
         self._engine: Engine | None = None
         self._engine_is_for = ""
+        self._tried = ("", 0)
+        """For which engine, and with how many records, the memory was tried last."""
         self._front_end: FrontEnd | None = None
         self._features: FeatureSet | None = None
         """Of the records below, by the front end."""
@@ -165,6 +167,9 @@ class Trainer:
             task, weights, engine, self._max_records,
             front_end=front_end, new_records=self._most_new_records(front_end, adopts=adopts),
         )  # fmt: skip
+        if (tried := (self._engine_is_for if engine else "moments", effort.at_once)) != self._tried:
+            effort.try_memory()
+            self._tried = tried
         return Work(task, weights, front_end, engine, effort, adopts=adopts, longest_s=effort.longest_s())
 
     def noisy_update(self, work: Work) -> Update:

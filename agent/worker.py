@@ -15,6 +15,7 @@ import contextlib
 import logging
 import math
 import os
+import queue
 import signal
 import socket
 import subprocess
@@ -187,8 +188,13 @@ class Worker:
             self._running = None
 
 
+class _NoMore:
+    """In place of a question: there are no more."""
+
+
 class _Process:
-    """A training process that runs, and the thread that reads its answers."""
+    """A training process that runs, and two threads: one writes questions, which may wait until the process
+    reads, one reads its answers."""
 
     def __init__(self, start: Start) -> None:
         ours, theirs = socket.socketpair()
@@ -205,9 +211,11 @@ class _Process:
         self._asked: list[Future[Any]] = []
         self._lock = threading.Lock()
         self._is_over = False
+        self._questions: queue.SimpleQueue[Start | Order | _NoMore | None] = queue.SimpleQueue()
+        self._questions.put(start)
         self._reader = threading.Thread(target=self._read, name="training answers", daemon=True)
         self._reader.start()
-        self._send(start)
+        threading.Thread(target=self._write, name="training questions", daemon=True).start()
 
     @property
     def is_over(self) -> bool:
@@ -222,7 +230,7 @@ class _Process:
                 answer.set_exception(self._ended())
                 return answer
             self._asked.append(answer)
-        self._send(question)
+            self._questions.put(question)
         return answer
 
     def kill(self) -> None:
@@ -230,10 +238,12 @@ class _Process:
         self._process.kill()
         self._reader.join(_ENDING_S)
 
-    def _send(self, message: Start | Order | None) -> None:
-        # If the process has ended, the reader finds out, and how.
+    def _write(self) -> None:
+        """Send questions for as long as the process reads."""
+        # If it has ended, the reader finds out, and how.
         with contextlib.suppress(OSError):
-            self._connection.send(message)
+            while not isinstance(question := self._questions.get(), _NoMore):
+                self._connection.send(question)
 
     def _read(self) -> None:
         """Take what the process says until it ends."""
@@ -256,6 +266,7 @@ class _Process:
             with self._lock:
                 self._is_over = True
                 left, self._asked = self._asked, []
+            self._questions.put(_NoMore())
             for answer in left:
                 answer.set_exception(self._ended())
 

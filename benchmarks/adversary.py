@@ -1,8 +1,8 @@
 """Attacks on the promise: each a program that plays an adversary against the real programs, and fails.
 
 Every file of ``tests/adversary`` is one attack, with its claim, its power and what it gained before in its
-text, which is printed first. It runs as a test: an attack that succeeds is a test that fails. The figure is
-the share of an attack's tests that held.
+text, which is printed first. It runs as a test, the slow ones too: an attack that succeeds is a test that
+fails. What a test measured is printed after the text. The figure is the share of an attack's tests that held.
 
 Limits: an attack that nobody has thought of is not among them. What each adversary may do and learn
 stands in ``docs/threat-model.md``.
@@ -21,6 +21,10 @@ from benchmarks.figures import BenchmarkError, Figure
 from benchmarks.programs import ROOT
 
 _ATTACKS = ROOT / "tests" / "adversary"
+_PYTEST = [
+    sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider",
+    "-m", "slow or not slow", "-o", "junit_logging=system-out",
+]  # fmt: skip
 
 
 def run() -> list[Figure]:
@@ -38,7 +42,7 @@ def run() -> list[Figure]:
         figures.append(
             Figure(
                 f"{name}: tests that held", 100 * (tests - failed) / tests, "%", f"tests: {tests}",
-                (tests - failed) / tests, f"python -m pytest {file.relative_to(ROOT)}",
+                (tests - failed) / tests, "python -m benchmarks adversary",
             )
         )  # fmt: skip
     return figures
@@ -49,14 +53,16 @@ def _outcome(file: Path) -> tuple[int, int]:
     with tempfile.TemporaryDirectory() as directory:
         report = Path(directory) / "report.xml"
         run = subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(file),
-            f"--junitxml={report}"], cwd=ROOT, capture_output=True, text=True, check=False,
+            [*_PYTEST, str(file), f"--junitxml={report}"],
+            cwd=ROOT, capture_output=True, text=True, check=False,
         )  # fmt: skip
         if not report.exists():
             raise BenchmarkError(f"{file.relative_to(ROOT)} could not be run: {run.stdout[-500:]}")
         suite = ElementTree.parse(report).getroot().find("testsuite")
     if suite is None or not int(suite.attrib["tests"]):
         raise BenchmarkError(f"{file.relative_to(ROOT)} has no test: {run.stdout[-500:]}")
+    for measured in suite.iter("system-out"):
+        print((measured.text or "").partition("\n")[2].strip(), file=sys.stderr)
     failed = int(suite.attrib["failures"]) + int(suite.attrib["errors"])
     if failed:
         print(run.stdout, file=sys.stderr)

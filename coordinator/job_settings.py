@@ -14,7 +14,8 @@ from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.training.augmentation import Augmentation
 from dpagent.learning.training.optimiser import Adam, LearningRate, Optimiser, Sgd
 from dpagent.privacy.clipping import MAX_NORM, MIN_NORM
-from dpagent.privacy.mechanisms.registry import DEFAULT_MECHANISM, mechanism_named
+from dpagent.privacy.mechanisms.mechanism import PlannedMechanism
+from dpagent.privacy.methods import DEFAULT_METHOD, method_named
 from dpagent.privacy.schedules import Schedule
 from dpagent.protocol.weights import Precision
 
@@ -133,8 +134,10 @@ class PrivacySettings(Settings):
     """ε of the whole job for each record."""
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
     """δ of the whole job."""
-    mechanism: str = DEFAULT_MECHANISM
-    """Name of the mechanism that adds noise on devices."""
+    method: str = DEFAULT_METHOD
+    """How the fleet trains: ``dpagent methods list`` names all."""
+    noise: str | None = None
+    """Kind of the noise; by default the method's own."""
     sampling_rate: Annotated[float, Field(gt=0, le=1)] = 0.1
     """Probability that a record is in a lot (Poisson sampling)."""
     clip_norm: Annotated[float, Field(ge=MIN_NORM, le=MAX_NORM)] = 1.0
@@ -148,13 +151,26 @@ class PrivacySettings(Settings):
     """Learning rate of local steps, if there are several."""
     schedule: ScheduleSettings = ScheduleSettings()
 
-    @field_validator("mechanism")
+    @property
+    def mechanism(self) -> type[PlannedMechanism]:
+        """What adds the noise."""
+        return method_named(self.method).mechanism(self.noise)
+
+    @field_validator("method")
     @classmethod
     def _is_known(cls, name: str) -> str:
         try:
-            return mechanism_named(name).name
+            return method_named(name).name
         except DpagentError as error:
             raise ValueError(str(error)) from error
+
+    @model_validator(mode="after")
+    def _has_such_noise(self) -> PrivacySettings:
+        try:
+            _ = self.mechanism
+        except DpagentError as error:
+            raise ValueError(str(error)) from error
+        return self
 
 
 class CapSettings(Settings):

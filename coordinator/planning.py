@@ -22,7 +22,6 @@ from dpagent.privacy.clipping import COUNT_WEIGHT, Clipping
 from dpagent.privacy.covariance import SecondMoments
 from dpagent.privacy.mechanisms.job_noise import JobNoise
 from dpagent.privacy.mechanisms.mechanism import PlannedMechanism, Query
-from dpagent.privacy.mechanisms.registry import mechanism_named
 from dpagent.protocol.fragments import content_digest
 from dpagent.protocol.messages import (
     MAX_PAYLOAD_BYTES,
@@ -53,12 +52,12 @@ def job_noise(settings: FleetSettings) -> tuple[JobNoise, tuple[float, ...]]:
     privacy = settings.privacy
     budget = calibrate(
         privacy.schedule.schedule(),
-        mechanism_named(privacy.mechanism).family(privacy.sampling_rate, privacy.local_steps),
+        privacy.mechanism.family(privacy.sampling_rate, privacy.local_steps),
         epsilon=privacy.epsilon,
         delta=privacy.delta,
         rounds=settings.rounds,
     )
-    return JobNoise.chosen(privacy.mechanism, budget.noise_multipliers), budget.epsilon_by_round
+    return JobNoise.chosen(privacy.mechanism.name, budget.noise_multipliers), budget.epsilon_by_round
 
 
 def new_job(settings: FleetSettings) -> Job:
@@ -242,6 +241,7 @@ class Planner:
             job=self._job.id,
             round=current.number,
             state=state,
+            method=privacy.method,
             model=ModelTerms(
                 description=cbor2.dumps(spec.describe(), canonical=True),
                 parameters=spec.parameter_count,

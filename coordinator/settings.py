@@ -13,6 +13,7 @@ from dpagent.configuration import FilePath, Settings, changed_settings, load_set
 from dpagent.errors import ConfigurationError
 from dpagent.learning.data.settings import DatasetSettings
 from dpagent.learning.model_files import is_model_file
+from dpagent.privacy.methods import method_named
 from dpagent.protocol.messages import MIN_SLOT_S
 from dpagent.protocol.topics import FleetName
 from dpagent.transport.settings import MqttSettings
@@ -50,8 +51,8 @@ class RoundSettings(Settings):
         if self.deadline_s <= self.honest_s:
             raise ValueError(
                 f"deadline_s is {self.deadline_s:g}; expected more than {self.honest_s:g}, when the devices"
-                " have sent: the sum of device_grid_s (by default compute_slot_s), compute_slot_s and"
-                " jitter_window_s"
+                " have sent: 1.25 times device_grid_s (by default compute_slot_s), compute_slot_s in whole"
+                " ones of these, and jitter_window_s"
             )
         return self
 
@@ -132,6 +133,16 @@ class FleetSettings(Settings):
         if wanted.kind == "median-of-means" and wanted.groups > self.devices:
             raise ValueError(
                 f"aggregation.groups is {wanted.groups}; expected at most devices = {self.devices}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _cap_goes_with_the_method(self) -> FleetSettings:
+        method = method_named(self.privacy.method)
+        if self.cap.kind not in method.caps:
+            raise ValueError(
+                f"cap.kind is {self.cap.kind}; expected {' or '.join(method.caps)}, the caps of "
+                f"privacy.method {method.name}"
             )
         return self
 

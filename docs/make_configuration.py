@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
+from enum import EnumType
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -82,8 +83,15 @@ def _named(annotation: Any, *, many: bool = False) -> str:
         return f"list of {_named(arguments[0], many=True)}"
     if kind is dict:
         return f"map of {_named(arguments[0], many=True)} to {_named(arguments[1], many=True)}"
+    if isinstance(annotation, EnumType):
+        return "one of " + ", ".join(f"`{choice.value}`" for choice in annotation)
     names = {float: "number", int: "whole number", bool: "`true` or `false`", str: "text", Path: "path"}
     return names[annotation] + "s" * many
+
+
+def _shown(default: Any) -> str:
+    """A default as it is written in YAML."""
+    return f"`[{', '.join(map(str, default))}]`" if isinstance(default, tuple) else f"`{default}`"
 
 
 def limits(field: FieldInfo) -> str:
@@ -115,7 +123,7 @@ def rows(schema: type[BaseModel], prefix: str = "") -> list[str]:
             result += [row.replace("| required |", f"| {note} |") for row in inner] if optional else inner
             continue
         default = (
-            "required" if field.is_required() else "none" if field.default is None else f"`{field.default}`"
+            "required" if field.is_required() else "none" if field.default is None else _shown(field.default)
         )
         result.append(f"| `{prefix}{name}` | {type_name(field)} | {default} | {notes.get(name, '')} |")
     return result

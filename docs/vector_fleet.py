@@ -57,6 +57,7 @@ def make_plan(spec: ModelSpec = _TINY, **changes: Any) -> Plan:
     levels = [2.0, 1.5, 1.0]
     values: dict[str, Any] = {
         "fleet": FLEET, "job": bytes(range(16)), "round": 2, "state": "open",
+        "method": "dp-sgd",
         "model": {
             "description": cbor2.dumps(spec.describe(), canonical=True), "parameters": spec.parameter_count,
             "architecture": spec.digest(), "precision": "float32",

@@ -13,6 +13,7 @@ from dpagent.learning.model_files import find_model, is_model_file, load_assets,
 from dpagent.learning.models.built_ins import BUILT_IN
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.models.stages import FrozenNetwork
+from dpagent.privacy.methods import method_named
 from dpagent.wording import counted, named
 from simulation.fitting_model import fitting_model
 from simulation.layout import Layout
@@ -100,6 +101,8 @@ def settle(request: Request, form: DataForm, model: str, spec: ModelSpec) -> tup
         rounds=rounds,
         epsilon=request.epsilon or preset.epsilon,
         delta=request.delta,
+        method=request.method,
+        noise=request.noise or method_named(request.method).default_noise,
         schedule=request.schedule,
         step=request.step,
         sampling_rate=(

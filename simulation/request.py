@@ -8,7 +8,9 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 from pydantic import AfterValidator, Field, field_serializer, model_validator
 
 from dpagent.configuration import Settings
+from dpagent.errors import ParameterError
 from dpagent.learning.data.settings import DatasetSettings
+from dpagent.privacy.methods import DEFAULT_METHOD, method_named
 from dpagent.transport.settings import broker_url
 from dpagent.wording import counted
 
@@ -112,6 +114,10 @@ class Request(Settings):
     epsilon: Epsilon | None = None
     """Of the job, for each record."""
     delta: Delta = 1e-5
+    method: str = DEFAULT_METHOD
+    """How the fleet trains; see ``dpagent.privacy.methods``."""
+    noise: str | None = None
+    """Kind of the noise; None takes the method's own."""
     schedule: ScheduleKind = "incrementing"
     """How the budget is spread over the rounds."""
     step: ScheduleStep = 0.3
@@ -134,6 +140,14 @@ class Request(Settings):
     """Of splits and initial weights; never of noise."""
     jitter_window_s: Jitter | None = None
     """Over which an agent spreads its fragments."""
+
+    @model_validator(mode="after")
+    def _method_is_known(self) -> Request:
+        try:
+            method_named(self.method).mechanism(self.noise)
+        except ParameterError as error:
+            raise ValueError(str(error)) from error
+        return self
 
 
 STARTED_BROKERS: Final = ("auto", "embedded", "mosquitto")

@@ -69,6 +69,8 @@ class RunSettings(Settings):
     rounds: Rounds
     epsilon: Epsilon
     delta: Delta
+    method: str
+    noise: str
     schedule: ScheduleKind
     step: ScheduleStep
     sampling_rate: SamplingRate

@@ -24,6 +24,8 @@ from agent.state import AgentState
 from agent.training import Trainer, Work
 from agent.worker import Order, Prepared, Update, WorkerError, said
 from dpagent.learning.front_end.features import reserve
+from dpagent.learning.training.engine import Engine
+from dpagent.learning.training.engine_choice import Bench
 from dpagent.protocol.fragments import chunked
 from dpagent.protocol.messages import Plan
 from dpagent.protocol.signing import Signer, new_signing_secret
@@ -41,12 +43,25 @@ SLOT_S = 0.5
 ResultT = TypeVar("ResultT")
 
 
+_engines: dict[str, Engine] = {}
+"""By their purpose. To make one takes longer than most tests, and it keeps nothing of a round."""
+
+
+class _QuickTrainer(Trainer):
+    def _make_engine(self, bench: Bench, purpose: str) -> Engine:
+        if self._settings.engine != "numpy":
+            return super()._make_engine(bench, purpose)
+        if purpose not in _engines:
+            _engines[purpose] = super()._make_engine(bench, purpose)
+        return _engines[purpose]
+
+
 def started_trainer(settings: AgentSettings) -> Trainer:
     """The trainer of an agent that has started: it has seen the records, and taken room for features."""
     settings.state_dir.mkdir(exist_ok=True)
     Records(settings.data, settings.state_dir)
     reserve(settings.state_dir, settings.data.features_mib << 20)
-    return Trainer(settings, load_profile("generic-linux"))
+    return _QuickTrainer(settings, load_profile("generic-linux"))
 
 
 class AtOnce:

@@ -54,6 +54,7 @@ def plan_values(**changes: Any) -> dict[str, Any]:
     weights = weights_to_bytes(DIGITS.initial_weights(0), "float32")
     base = {
         "fleet": "testers", "job": b"j" * 16, "round": 1, "state": "open",
+        "method": "dp-sgd",
         "model": model_section(DIGITS) | {"digest": content_digest(weights)},
         "assets": [], "augmentation": None, "projection": None,
         "mechanism": {

@@ -32,8 +32,14 @@ def look_again(records: Records) -> None:
     """Let an agent's records be brought up to date, as after a round, and take them."""
     records.counts_after_s = 0.0
     records.look()
-    wait_until(lambda: not records.is_looking, "a look at the records")
+    wait_until(lambda: not is_looking(records), "a look at the records")
     records.adopt()
+
+
+def is_looking(records: Records) -> bool:
+    """Whether another process is decoding."""
+    look = records._look
+    return look is not None and look.goes_on()
 
 
 def contents(dataset: Dataset) -> Counter[tuple[bytes, int]]:

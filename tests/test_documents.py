@@ -13,6 +13,12 @@ from dpagent.protocol import fragments, messages
 from dpagent.protocol.topics import Topics
 
 DOCS = Path(__file__).parent.parent / "docs"
+TEST_FILES = sorted(Path(__file__).parent.rglob("test_*.py"))
+
+
+def named_in(file: Path) -> set[str]:
+    """The names of a file's tests."""
+    return set(re.findall(r"^def (test_\w+)\(", file.read_text(encoding="utf-8"), flags=re.MULTILINE))
 
 
 def test_configuration_page_is_made_from_the_schemas() -> None:
@@ -112,10 +118,7 @@ def test_local_links_lead_somewhere() -> None:
 def test_the_privacy_page_names_tests_and_modules_that_exist() -> None:
     page = (DOCS / "privacy.md").read_text(encoding="utf-8")
     root = DOCS.parent
-    sources = "\n".join(file.read_text(encoding="utf-8") for file in (root / "tests").rglob("test_*.py"))
-    defined = set(re.findall(r"def (test_\w+)\(", sources)) | {
-        file.stem for file in (root / "tests").rglob("test_*.py")
-    }
+    defined = {name for file in TEST_FILES for name in (file.stem, *named_in(file))}
     named = set(re.findall(r"\btest_\w+", page))
     assert len(named) > 100
     assert named <= defined
@@ -124,3 +127,14 @@ def test_the_privacy_page_names_tests_and_modules_that_exist() -> None:
     known = {file.name for file in (root / "dpagent/privacy").rglob("*.py")}
     missing = [name for name in modules if not (root / name).exists() and name not in known]
     assert missing == []
+
+
+def test_the_threat_model_names_tests_where_they_are_and_every_attack() -> None:
+    page = (DOCS / "threat-model.md").read_text(encoding="utf-8")
+    root, named = Path(__file__).parent, set(re.findall(r"`((?:\w+/)+test_\w+\.py)`", page))
+    for name in named:
+        assert (root / name).exists(), name
+    assert {f"adversary/{file.name}" for file in TEST_FILES if file.parent.name == "adversary"} <= named
+    for name, tests in re.findall(r"`((?:\w+/)+test_\w+\.py)`: ((?:`test_\w+`(?:, )?)+)", page):
+        assert set(re.findall(r"\w+", tests)) <= named_in(root / name), name
+    assert len(re.findall(r"`test_\w+`", page)) > 15

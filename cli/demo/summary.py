@@ -41,6 +41,7 @@ def print_summary(results: dict[str, Any]) -> None:
             ["split", data["split"]],
             ["classes", _some(data["classes"])],
             ["model", f"{results['model']['name']}, {counted(results['model']['parameters'], 'parameter')}"],
+            ["method", f"{privacy['method']}, {privacy['noise']} noise"],
             ["devices × rounds", f"{results['devices']} × {results['rounds']}"],
             ["ε spent of target", f"{spent:.4f} of {privacy['epsilon_target']:g}"],
             ["δ", f"{privacy['delta']:g}"],

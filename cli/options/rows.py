@@ -6,6 +6,7 @@ texts, their errors, and the commands that the demo proposes.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from cli.options.forms import (
@@ -40,6 +41,23 @@ def _kinds() -> tuple[str, ...]:
     return (AUTO, *FORMATS)
 
 
+def _methods() -> tuple[str, ...]:
+    from dpagent.privacy.methods import METHODS
+
+    return tuple(METHODS)
+
+
+def _noises() -> tuple[str, ...]:
+    from dpagent.privacy.methods import METHODS
+
+    return tuple(dict.fromkeys(noise for method in METHODS.values() for noise in method.mechanisms))
+
+
+_METHOD: Final = (
+    Option("method", registered(_methods, "METHOD"), "How the fleet trains: `dpagent methods list`.",
+           default="dp-sgd"),
+    Option("noise", registered(_noises, "NOISE"), "Kind of the noise.", default="the method's own"),
+)  # fmt: skip
 DATA: Final = OptionTable(
     Option("kind", registered(_kinds, "KIND"), "Format of the data (docs/data.md).", default="auto"),
     Option("half", choice("train", "test"), "Which half, if the data come in two.", default="train"),
@@ -70,6 +88,7 @@ DATA: Final = OptionTable(
 """How records are read: the section `data` of agent.yaml."""
 
 PLAN: Final = OptionTable(
+    *_METHOD,
     Option("epsilon", NUMBER, "Target ε of the whole job, for each record.", default="2"),
     Option("delta", NUMBER, "Target δ of the whole job.", default="1e-5"),
     Option("rounds", COUNT, "Rounds of the job, up to 5000.", default="100"),
@@ -107,6 +126,7 @@ RUN: Final = OptionTable(
     Option("data.alpha", NUMBER, "dirichlet: the smaller, the more devices differ.", default="0.5"),
     Option("data.classes_per_device", COUNT, "class: shards of the sorted records for each device.",
            default="2"),
+    *(replace(option, panel=_TRAINING) for option in _METHOD),
     Option("schedule", choice("incrementing", "uniform", "linear"),
            "How the budget is spread over the rounds.", default="incrementing", panel=_TRAINING),
     Option("step", NUMBER, "incrementing: the step as a fraction of its maximum.", default="0.3",

@@ -20,7 +20,6 @@ from dpagent.errors import ParameterError
 from dpagent.privacy.calibration import BudgetPlan, calibrate
 from dpagent.privacy.mechanisms.cap_costs import BoundedPrices, CapCost, bounded_prices, cap_costs
 from dpagent.privacy.mechanisms.job_noise import JobNoise
-from dpagent.privacy.mechanisms.registry import mechanism_named
 from dpagent.privacy.statement import BudgetStatement, delta_warning
 
 
@@ -93,7 +92,7 @@ def compare(target: PlanTarget) -> Comparison:
         ParameterError: a value is out of range.
         PlanError: no noise meets the target.
     """
-    mechanism = mechanism_named(target.mechanism)
+    mechanism = target.mechanism
     candidates = tuple(
         _candidate(
             calibrate(
@@ -129,7 +128,7 @@ def compare(target: PlanTarget) -> Comparison:
 
 def _candidate(plan: BudgetPlan, target: PlanTarget) -> Candidate:
     divisor = target.expected_lot * math.sqrt(target.devices * target.local_steps)
-    noise, query = JobNoise.chosen(target.mechanism, plan.noise_multipliers), target.query
+    noise, query = JobNoise.chosen(target.mechanism.name, plan.noise_multipliers), target.query
     mechanisms = (noise.at(number, query) for number in range(1, noise.rounds + 1))
     coordinate_noise = tuple(each.deviation_units * each.granularity / divisor for each in mechanisms)
     return Candidate(
@@ -143,7 +142,7 @@ def _candidate(plan: BudgetPlan, target: PlanTarget) -> Candidate:
 
 def _remarks(target: PlanTarget, chosen: Candidate) -> Iterator[str]:
     try:
-        noise = JobNoise.chosen(target.mechanism, chosen.plan.noise_multipliers)
+        noise = JobNoise.chosen(target.mechanism.name, chosen.plan.noise_multipliers)
         noise.require_acceptable(lambda _: target.query, chosen.plan.epsilon_by_round[-1], target.delta)
     except ParameterError as error:
         yield f"No device would accept this plan. Its {error}"

@@ -13,8 +13,8 @@ from dpagent.configuration import Settings
 from dpagent.errors import ConfigurationError, require_count
 from dpagent.learning.training.engine import ACCUMULATION_SLACK
 from dpagent.privacy.calibration import EPSILON_RANGE
-from dpagent.privacy.mechanisms.mechanism import Query
-from dpagent.privacy.mechanisms.registry import DEFAULT_MECHANISM
+from dpagent.privacy.mechanisms.mechanism import PlannedMechanism, Query
+from dpagent.privacy.methods import DEFAULT_METHOD, method_named
 from dpagent.privacy.schedules import Schedule, ScheduleKind
 from dpagent.wording import named
 
@@ -40,6 +40,8 @@ class PlanOptions(Settings):
     devices: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     records_per_device: Annotated[float, Field(gt=0, le=1e12)] | None = None
     parameters: Annotated[int, Field(ge=1, le=2**28)] | None = None
+    method: str | None = None
+    noise: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,8 @@ class PlanTarget:
         records_per_device: public estimate, in (0, 1e12].
         parameters: d, of the model, in [1, 2²⁸]; by default those of the built-in model for MNIST.
         cap: the noise cap in the fleet's file, or None.
-        mechanism: name of the noise mechanism.
+        method: by name.
+        noise: the kind of its noise; None for the method's own.
     """
 
     epsilon: float = 2.0
@@ -76,7 +79,17 @@ class PlanTarget:
     records_per_device: float = 1000.0
     parameters: int = 26_010
     cap: str | None = None
-    mechanism: str = DEFAULT_MECHANISM
+    method: str = DEFAULT_METHOD
+    noise: str | None = None
+
+    @property
+    def mechanism(self) -> type[PlannedMechanism]:
+        """What adds the noise.
+
+        Raises:
+            ParameterError: there is no such method, or no such noise.
+        """
+        return method_named(self.method).mechanism(self.noise)
 
     @property
     def expected_lot(self) -> float:
@@ -146,7 +159,8 @@ def _from_fleet(file: Path) -> dict[str, Any]:
         "records_per_device": settings.records_per_device,
         "parameters": settings.model.spec().parameter_count,
         "cap": settings.cap.kind,
-        "mechanism": privacy.mechanism,
+        "method": privacy.method,
+        "noise": privacy.noise,
     }
 
 

@@ -43,6 +43,7 @@ MIN_SLOT_S = 1e-3
 
 _Probability = Annotated[float, Field(gt=0, le=1)]
 _JobId = Annotated[bytes, Field(min_length=16, max_length=16)]
+_Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,63}$")]
 _Round = Annotated[int, Field(ge=1, le=100_000)]
 
 
@@ -115,7 +116,7 @@ class MechanismTerms(Message):
     seeing earlier results.
     """
 
-    name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,63}$")]
+    name: _Name
     noise_multipliers: Annotated[list[Annotated[float, Field(gt=0)]], Field(min_length=1, max_length=5_000)]
     """One for each round."""
     parameters: Annotated[
@@ -187,6 +188,8 @@ class Plan(Message):
     job: _JobId
     round: _Round
     state: Literal["open", "finished"]
+    method: _Name
+    """How the fleet trains; see ``dpagent.privacy.methods``."""
     model: ModelTerms
     assets: Annotated[list[AssetTerms], Field(max_length=3)]
     mechanism: MechanismTerms

@@ -27,6 +27,7 @@ from dpagent.privacy.events import Event
 from dpagent.privacy.mechanisms.grid import Norm
 from dpagent.privacy.mechanisms.job_noise import JobNoise
 from dpagent.privacy.mechanisms.mechanism import PlannedMechanism, Query
+from dpagent.privacy.methods import Method, method_named
 from dpagent.protocol.codec import MessageError, read_cbor
 from dpagent.protocol.fragments import block_count
 from dpagent.protocol.messages import Plan
@@ -39,6 +40,7 @@ class RoundTask:
 
     Attributes:
         plan: its source; this record does not check the signature.
+        method: how the fleet trains.
         spec: the model.
         clipping: how each record's gradient is clipped.
         noise: of the whole job.
@@ -47,6 +49,7 @@ class RoundTask:
     """
 
     plan: Plan
+    method: Method
     spec: ModelSpec
     clipping: Clipping
     noise: JobNoise
@@ -67,12 +70,12 @@ class RoundTask:
             if plan.augmentation is not None:
                 augmentation = Augmentation(**plan.augmentation.model_dump())
                 augmentation.check_fits(spec.input_shape)
-            terms = plan.mechanism
+            terms, method = plan.mechanism, method_named(plan.method)
             noise = JobNoise.announced(terms.name, terms.noise_multipliers, terms.parameters)
             mechanism = noise.at(plan.round, _query(plan, second_moments_of(plan) or clipping))
         except DpagentError as error:
             raise PlanError(f"Round {plan.round}: {error}") from error
-        task = cls(plan, spec, clipping, noise, mechanism, augmentation)
+        task = cls(plan, method, spec, clipping, noise, mechanism, augmentation)
         task._require_consistent()
         return task
 
@@ -166,6 +169,11 @@ class RoundTask:
             PlanError: naming them.
         """
         plan, spec = self.plan, self.spec
+        if self.mechanism.name not in self.method.mechanisms.values():
+            raise PlanError(
+                f"Method {self.method.name} and mechanism {self.mechanism.name} do not go together; expected "
+                f"{' or '.join(self.method.mechanisms.values())}."
+            )
         if self.mechanism.norm is not Norm.L2:
             raise PlanError(
                 f"Mechanism {self.mechanism.name} needs records clipped in {self.mechanism.norm}; plans clip "

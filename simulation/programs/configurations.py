@@ -101,6 +101,8 @@ def _fleet(name: str, settings: RunSettings, times: RoundTimes, mqtt: dict[str, 
             "seed": settings.seed,
         },
         "privacy": {
+            "method": settings.method,
+            "noise": settings.noise,
             "epsilon": settings.epsilon,
             "delta": settings.delta,
             "sampling_rate": settings.sampling_rate,

@@ -15,6 +15,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup, escape
 
 from dpagent.notation import upwards
+from dpagent.privacy.methods import method_named
 from dpagent.storage import disk_errors, write_atomically
 from dpagent.wording import counted
 from simulation.record import RunRecord
@@ -82,6 +83,7 @@ def render_report(record: RunRecord, directory: Path) -> str:
         clip_norm=plain(record.settings.clip_norm),
         parameters=f"{record.parameters:,}",
         devices=counted(record.settings.devices, "device"),
+        method=method_named(record.settings.method),
         shape=" × ".join(map(str, record.settings.form.shape)),
         test_records=f"{record.settings.form.test_records:,}",
         classes=_some(record.settings.form.labels),

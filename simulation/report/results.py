@@ -48,6 +48,8 @@ def as_json(record: RunRecord) -> dict[str, Any]:
             "adjacency": str(statement.adjacency),
             "trust": str(statement.trust),
             "statement": statement.as_dict(),
+            "method": settings.method,
+            "noise": settings.noise,
             "schedule": settings.schedule,
             "sampling_rate": settings.sampling_rate,
             "clip_norm": settings.clip_norm,

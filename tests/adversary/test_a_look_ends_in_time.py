@@ -26,9 +26,10 @@ from typing import Any
 import cbor2
 import numpy as np
 import pytest
+from brokers import wait_until
 from devices import started_trainer
-from fleets import DIGITS, make_task, terms, write_agent
-from neighbours import look_again
+from fleets import DIGITS, make_task, model_section, terms, write_agent
+from neighbours import is_looking, look_again
 from numpy.typing import NDArray
 from pictures import folder_of
 
@@ -41,7 +42,7 @@ from agent.training import Trainer
 from dpagent.errors import DataError
 from dpagent.learning.data.dataset import Dataset, Indices
 from dpagent.learning.data.stored import RawFile
-from dpagent.learning.front_end.features import FrontEnd
+from dpagent.learning.front_end.features import FeatureSet, FrontEnd
 from dpagent.learning.models.description import from_description
 from dpagent.protocol.signing import Signer, new_signing_secret
 from dpagent.protocol.task import RoundTask
@@ -142,15 +143,13 @@ def test_features_of_as_many_records_are_computed_however_many_came(
             # Due between the round's preparation and its end: adopted by the next round, and not by a look.
             trainer.records.counts_after_s = 0.0
             trainer.look()
-            while trainer.records.is_looking:
-                time.sleep(0.05)
+            wait_until(lambda: not is_looking(trainer.records), "a look at the records")
             trainer.look()
             trainer.records.counts_after_s = 600.0
         case _:
             trainer.records.counts_after_s = 0.0
             trainer.look()
-            while trainer.records.is_looking:
-                time.sleep(0.05)
+            wait_until(lambda: not is_looking(trainer.records), "a look at the records")
     most = most_new(settings.data)
     adopts = asked_by != "the look after"
     assert adopts * most <= features_computed(trainer) <= adopts * (most + 4)
@@ -165,7 +164,8 @@ def test_a_new_process_compares_no_record_with_its_features(
     original = RawFile.read_into
 
     def reading(self: RawFile, target: NDArray[np.uint8], place: int) -> None:
-        read.append(place)
+        if self.path.name == "records.rows":
+            read.append(place)
         original(self, target, place)
 
     monkeypatch.setattr(RawFile, "read_into", reading)
@@ -178,3 +178,57 @@ def test_a_new_process_compares_no_record_with_its_features(
     look_again(trainer.records)
     features_computed(trainer)
     assert len(read) == 1, "one that has changed"
+
+
+class _PowerCutError(BaseException):
+    """Ends the process, as far as the test goes."""
+
+
+def test_after_a_power_cut_among_the_features_the_trial_counts_with_all_that_may_be_missing(
+    settings: AgentSettings,
+) -> None:
+    """Before, a front end whose features had been begun was taken for one that has them: the trial counted
+    with those of one look, and the slot of the answer told how many records there are."""
+    trainer = started_trainer(settings)
+    written: list[bytes] = []
+
+    def write(_features: FeatureSet, data: bytes, _offset: int) -> None:
+        written.append(data)
+        if len(written) == 3:
+            raise _PowerCutError
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FeatureSet, "_write", write)
+        with pytest.raises(_PowerCutError):
+            features_computed(trainer)
+    assert len(written) == 3
+    again = Trainer(settings, load_profile("generic-linux"))
+    assert features_computed(again) == settings.data.max_records
+    assert features_computed(again) < 60
+
+
+@pytest.mark.parametrize("records", [0, 1, 5])
+def test_whether_there_is_any_record_does_not_show_in_what_the_trial_counts_with(
+    tmp_path: Path, records: int
+) -> None:
+    """Before, a device without records did not note that it has the features of a second front end: its
+    trial counted with those of all records in each round, and that of a device with one record did not."""
+    (tmp_path / "rows.csv").write_text("a,b,label\n" + "1,2,0\n" * records)
+    data = {
+        "kind": "csv", "path": "rows.csv", "classes": ["0", "1"], "csv": {"features": ["a", "b"]},
+        "shape": None, "dtype": None, "features_mib": 1, "decoding": {"seconds": 60},
+    }  # fmt: skip
+    trainer = started_trainer(
+        load_agent_settings(write_agent(tmp_path, None, KEY, engine="numpy", data=data))
+    )
+    counted = []
+    for seed in (0, 1, 1):
+        front_end = [{"random": {"layers": ["tanh"], "seed": seed}}]
+        line = {"name": "line", "input_shape": [2], "classes": 2, "layers": [{"dense": 2}]}
+        spec = from_description(line | {"front_end": front_end})
+        task = make_task(model=model_section(spec), wire={"block": 6, "width": 24})
+        work = trainer.prepare(task, {}, np.zeros(6, np.float32))
+        assert work.effort is not None
+        counted.append(work.effort._new_records)
+        assert trainer.noisy_update(work).failure is None
+    assert counted == [60, 60, 0]

@@ -3,7 +3,7 @@
 Claim: what a device does with an announcement that comes between a charge and its jitter window is a function
     of the plans, of their times and of a trial with made-up records: not of how long training really took.
 Parameters: a plan that takes three slots by its trial; the same announcement again, one with a later
-    deadline, or a plan of another job and then this one again, at six times between charge and window.
+    deadline, or a plan of another job and then this one again, at three times between charge and window.
 
 Before, an announcement was ignored until training was over, and gave the fragments new times after that: one
     at the next slot, so that a coordinator learned the length of training to a slot from one charge, as often

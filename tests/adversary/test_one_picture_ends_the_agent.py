@@ -20,6 +20,7 @@ from typing import Any
 import hostile_files as hostile
 import pytest
 from brokers import Broker, wait_until
+from children import PATIENCE_S
 from fleets import DIGITS, make_plan, run_agent, write_agent
 from neighbours import look_again, opened_by_a_board
 from observers import Announcer, in_an_hour
@@ -129,7 +130,7 @@ def test_pictures_that_end_their_decoder_end_neither_the_agent_nor_a_round(scene
     write(scene.root / "5" / "broken.png", damaged_inside(encoded(noise(3))))
     index = scene.file.parent / "state" / "records.index"
     with run_agent(scene.file) as agent:
-        wait_until(lambda: "connected to" in agent.said(), "the start")
+        wait_until(lambda: "connected to" in agent.said(), "the start", 3 * PATIENCE_S)
         for name, reason in (
             ("3/slow.jpg", "decoding it takes more than 1 s of processor time"),
             ("4/large.jpg", ""),

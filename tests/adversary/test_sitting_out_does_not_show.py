@@ -32,6 +32,7 @@ from devices import PERIOD_S, Device, open_device
 from fleets import make_plan, write_agent
 from observers import Observer
 from scipy import stats
+from test_time_tells_no_training import OTHER_JOB, SLOT_S, Slow, plan
 from watched_fleets import WatchedFleet, charges
 
 ROUNDS, LEVEL = 2, 1e-6
@@ -145,3 +146,53 @@ def test_the_times_within_the_window_have_one_distribution(tmp_path: Path) -> No
     sits_out = times_of(tmp_path / "b", 50, 1e-3, 1.0, **SITS_OUT)
     assert len(takes_part) == len(sits_out) == 500
     assert stats.ks_2samp(takes_part, sits_out).pvalue > LEVEL
+
+
+def left_at(directory: Path, after: float, kind: str, slots: int, **limits: Any) -> list[float]:
+    """When the messages of a round leave, if the broker sends signed plans that it has, once more."""
+    with open_device(directory, limits={"dummy_traffic": True, **limits}) as device:
+        device.cycle._publisher._epoch = device.clock.monotonic() - PERIOD_S / 3
+        longest_s = (slots - 0.5) * SLOT_S
+        slow = Slow(device, longest_s / 2, longest_s)
+        device.give()
+        began_at = device.clock.monotonic()
+        device.take_plan(plan())
+        slow.pass_time(after * SLOT_S)
+        match kind:
+            case "again":
+                pass
+            case "an old one":
+                device.take_plan(plan(job=OTHER_JOB, deadline=4_000.0))
+                slow.pass_time(PERIOD_S)
+            case "an old one for long":
+                device.take_plan(plan(job=OTHER_JOB, deadline=4_000.0))
+                slow.pass_time(6 * SLOT_S)
+            case "another in time":
+                device.take_plan(plan(job=OTHER_JOB, delta=1e-3))  # None can take part in it.
+                slow.pass_time(6 * SLOT_S)
+            case "an end":
+                device.take_plan(plan(job=OTHER_JOB, state="finished"))
+                slow.pass_time(PERIOD_S)
+        device.take_plan(plan(deadline=plan().deadline + 1.0) if kind == "later" else plan())
+        device.give()
+        slow.pass_time(8 * SLOT_S)
+        rows = device.state.connection.execute(
+            "SELECT DISTINCT due_at FROM fragments WHERE message IS NOT NULL AND job = ?", (plan().job.hex(),)
+        )
+        return [float(row[0]) - began_at for row in rows]
+
+
+@pytest.mark.parametrize(
+    "kind", ["again", "later", "an old one", "an old one for long", "another in time", "an end"]
+)
+@pytest.mark.parametrize("slots", [1, 3])
+@pytest.mark.parametrize("after", [0.6, 2.6])
+def test_plans_that_the_broker_sends_again_do_not_tell_who_takes_part(
+    tmp_path: Path, after: float, slots: int, kind: str
+) -> None:
+    """Before, dummies left slots sooner or later than an update, or not at all: a plan of another job that
+    was declined took them away, and made a device that trained begin again."""
+    takes_part = left_at(tmp_path / "a", after, kind, slots)
+    sits_out = left_at(tmp_path / "b", after, kind, slots, **SITS_OUT)
+    assert len(takes_part) == 1
+    assert sits_out == pytest.approx(takes_part, abs=1e-9)

@@ -33,12 +33,14 @@ def plan(**changes: object) -> Plan:
 
 
 def window_of(device: Device, number: int, job: bytes) -> float:
-    """When the fragments of a round leave."""
+    """When the fragments of a round leave, which is at a point of the device's grid."""
     rows = device.state.connection.execute(
         "SELECT DISTINCT due_at FROM fragments WHERE job = ? AND round = ? AND message IS NOT NULL",
         (job.hex(), number),
     ).fetchall()
     assert len(rows) == 1, rows
+    points = (rows[0][0] - device.cycle._publisher._epoch) / PERIOD_S
+    assert points == pytest.approx(round(points), abs=1e-6)
     return float(rows[0][0])
 
 
@@ -125,6 +127,7 @@ def test_a_slot_too_short_to_hide_anything_is_declined(device: Device) -> None:
         ({"compute_slot_s": 0.005}, "minimum_compute_slot_s"),
         ({"jitter_window_s": 0.0}, "minimum_jitter_window_s"),
         ({"wire": {"block": 20_000}}, "minimum_fragments"),
+        ({"wire": {"block": 1}}, "maximum_fragments"),
         ({"sampling": {"rate": 0.9}}, "maximum_sampling_rate"),
         ({"delta": 1e-4}, "maximum_job_delta"),
         ({"mechanism": {"noise_multipliers": [1.0] * 3}}, "maximum_job_epsilon"),

@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 from fleets import make_plan, make_task, records, terms
 from ledgers import DATASET, LIMITS, charge_and_spool, charge_for, open_state
+from planted import plant
 
 from agent.admission import Declined, admit
 from agent.charges import Budget, Price
+from agent.limits import BeyondLimitError
 from agent.state import AgentState
 from dpagent.errors import ParameterError, PlanError
 from dpagent.learning.data.dataset import ArrayDataset, Dataset
@@ -25,7 +27,6 @@ from dpagent.privacy.accounting.pld import PldAccountant
 from dpagent.privacy.events import GaussianEvent, poisson_sampled
 from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian
 from dpagent.privacy.mechanisms.mechanism import NOISE_SHARE
-from dpagent.privacy.mechanisms.registry import MECHANISMS
 from dpagent.privacy.statement import Adjacency, Trust, Unit
 from dpagent.protocol.messages import Plan
 from dpagent.protocol.task import RoundTask
@@ -359,6 +360,47 @@ def test_a_mechanism_that_this_device_cannot_run_is_declined(
     assert said in declined(states(50.0), make_plan(**changes))
 
 
+def test_a_ledger_that_is_full_takes_no_more_charges(states: Any) -> None:
+    """A round at a sampling rate of 10⁻³⁰ costs nothing, and its charge 1.4 kB."""
+    free, state = terms(delta=1e-19, rate=1e-30), states(50.0)
+    for number in (2, 3):
+        take_part(state, make_plan(round=number, **free))
+    task = make_task(job=b"n" * 16, **free)
+    room = LIMITS.model_copy(update={"maximum_charges": 5})
+    assert admit(task, DATA, state.ledger, DATASET, room, now=0.0).job_epsilon < 1e-6
+    full = LIMITS.model_copy(update={"maximum_charges": 4})
+    with pytest.raises(BeyondLimitError, match=r"is 5; this device accepts at most 4 .*maximum_charges"):
+        admit(task, DATA, state.ledger, DATASET, full, now=0.0)
+
+
+def test_a_method_that_this_device_takes_no_part_in_is_declined(states: Any) -> None:
+    limits = LIMITS.model_copy(update={"methods": ("incrementing",)})
+    with pytest.raises(
+        BeyondLimitError, match=r"the method is dp-sgd.* accepts incrementing .*limits\.methods"
+    ):
+        admit(make_task(), DATA, states(50.0).ledger, DATASET, limits, now=0.0)
+    admit(make_task(method="incrementing"), DATA, states(50.0).ledger, DATASET, limits, now=0.0)
+
+
+def test_a_party_that_this_device_does_not_trust_is_declined(
+    states: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trusting: Any = type("Trusting", (DiscretisedGaussian,), {"name": "trusting", "trust": Trust.COORDINATOR})
+    plant(monkeypatch, trusting)
+    task = make_task(mechanism={"name": "trusting"})
+    with pytest.raises(BeyondLimitError, match=r"coordinator; this device accepts none .limits\.trust"):
+        admit(task, DATA, states(50.0).ledger, DATASET, LIMITS, now=0.0)
+
+
+def test_an_unknown_method_and_a_mechanism_of_another_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(PlanError, match="'of-tomorrow'"):
+        make_task(method="of-tomorrow")
+    other: Any = type("Other", (DiscretisedGaussian,), {"name": "of-another"})
+    plant(monkeypatch, other)
+    with pytest.raises(PlanError, match="incrementing and mechanism of-another do not go together"):
+        make_task(method="incrementing", mechanism={"name": "of-another"})
+
+
 @pytest.mark.parametrize(
     ("part", "value"),
     [("unit", Unit.DEVICE), ("adjacency", Adjacency.REPLACE_ONE), ("trust", Trust.COORDINATOR)],
@@ -368,8 +410,8 @@ def test_a_guarantee_of_another_kind_is_declined(
 ) -> None:
     """A ledger adds up ε only where unit, neighbours and trust are alike."""
     other: Any = type("Other", (DiscretisedGaussian,), {"name": "other-guarantee", part: value})
-    monkeypatch.setitem(MECHANISMS, "other-guarantee", other)
-    limits = LIMITS.model_copy(update={"mechanisms": ("other-guarantee",)})
+    plant(monkeypatch, other)
+    limits = LIMITS.model_copy(update={"trust": tuple(Trust)})
     task, ledger = make_task(mechanism={"name": "other-guarantee"}), states(50.0).ledger
     with pytest.raises(Declined, match="other-guarantee") as caught:
         admit(task, DATA, ledger, DATASET, limits, now=0.0)

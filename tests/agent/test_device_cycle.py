@@ -11,6 +11,7 @@ import pytest
 from devices import PERIOD_S, Device, open_device
 from fleets import DIGITS, digits, make_plan, terms
 from ledgers import DATASET
+from planted import plant
 
 from agent.training import Trainer, Work
 from agent.worker import Update
@@ -21,7 +22,6 @@ from dpagent.learning.data.dataset import ArrayDataset
 from dpagent.notation import upwards
 from dpagent.privacy.events import Event
 from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian
-from dpagent.privacy.mechanisms.registry import MECHANISMS
 from dpagent.protocol.codec import decode
 from dpagent.protocol.fragments import (
     content_digest,
@@ -226,8 +226,7 @@ def test_a_price_that_fails_declines_the_round(
     device: Device, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    monkeypatch.setitem(MECHANISMS, Faulty.name, Faulty)
-    device.cycle._limits = device.cycle._limits.model_copy(update={"mechanisms": (Faulty.name,)})
+    plant(monkeypatch, Faulty)
     device.take_plan(make_plan(mechanism={"name": Faulty.name}))
     device.give()
     device.advance()

@@ -15,7 +15,7 @@ import pytest
 from brokers import wait_until
 from devices import started_trainer
 from fleets import DIGITS, digits, make_task, terms, write_agent
-from neighbours import look_again
+from neighbours import is_looking, look_again
 from pictures import damaged_inside, encoded, folder_of, noise, write, zip_of
 
 from agent.data_settings import DataSettings
@@ -334,19 +334,19 @@ def test_what_a_look_found_counts_after_a_time_that_no_record_changes(tmp_path: 
     records = opened(root, tmp_path / "state")
     folder_of(root, "0/more.png", **DIGIT)
     records.look()
-    wait_until(lambda: not records.is_looking, "a look")
+    wait_until(lambda: not is_looking(records), "a look")
     records.adopt()
     assert records.attempt(sizes) == COUNT, "it is done, and does not count yet"
     records.look()
-    assert not records.is_looking, "the next begins when it counts"
+    assert not is_looking(records), "the next begins when it counts"
     records.counts_after_s = 0.0
     records.look()
-    assert not records.is_looking
+    assert not is_looking(records)
     assert records.attempt(sizes) == COUNT, "only a round that expects new records takes them in"
     records.adopt()
     assert records.attempt(sizes) == COUNT + 1
     records.look()
-    assert records.is_looking
+    assert is_looking(records)
 
 
 def test_with_a_process_that_comes_later_no_more_count_than_declared(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from ledgers import (
     rechain,
     refused,
 )
+from planted import plant
 
 from agent.accounts import grid_of, price_after
 from agent.audit import open_ledger, verify
@@ -36,7 +37,6 @@ from dpagent.privacy.accounting.rdp import RdpAccountant
 from dpagent.privacy.events import GaussianEvent, poisson_sampled
 from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian
 from dpagent.privacy.mechanisms.mechanism import NOISE_SHARE
-from dpagent.privacy.mechanisms.registry import MECHANISMS
 from dpagent.privacy.statement import Trust
 
 # --- prices ------------------------------------------------------------------------------------
@@ -248,7 +248,7 @@ def test_a_charge_of_another_scope_than_the_ledgers_is_refused(
         name: ClassVar[str] = "shuffled"
         trust: ClassVar[Trust] = Trust.SHUFFLER
 
-    monkeypatch.setitem(MECHANISMS, Shuffled.name, Shuffled)
+    plant(monkeypatch, Shuffled)
     rechain(database, 3, json.dumps(body_of(database, 3) | {"mechanism": Shuffled.name}))
     said = refused(path)
     assert "Entry 3" in said

@@ -113,6 +113,18 @@ def test_one_that_was_killed_is_said_and_replaced(worker: Worker, when: str) -> 
     assert pid_of(worker) != pid
 
 
+def test_one_that_reads_nothing_keeps_the_agent_from_nothing(worker: Worker) -> None:
+    worker.prepare(order()).result(PATIENCE_S)
+    os.kill(pid_of(worker), signal.SIGSTOP)
+    large = Order(PLAN, bytes(16 << 20), {}, None)
+    answers = [worker.prepare(large) for _ in range(2)]
+    assert not any(answer.done() for answer in answers), "and this line was reached"
+    worker.end()
+    for answer in answers:
+        with pytest.raises(WorkerError, match="signal 9"):
+            answer.result(PATIENCE_S)
+
+
 def test_it_holds_nothing_once_it_is_ended(worker: Worker) -> None:
     worker.prepare(order()).result(PATIENCE_S)
     pid = pid_of(worker)

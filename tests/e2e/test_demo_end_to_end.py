@@ -128,7 +128,10 @@ def epsilon_by_dp_accounting(charges: list[dict[str, Any]]) -> float:
     "broker",
     [
         "embedded",
-        pytest.param("mosquitto", marks=pytest.mark.skipif(not HAS_MOSQUITTO, reason="needs mosquitto")),
+        pytest.param(
+            "mosquitto",
+            marks=[pytest.mark.slow, pytest.mark.skipif(not HAS_MOSQUITTO, reason="needs mosquitto")],
+        ),
     ],
 )
 def test_demo_trains_and_accounts(tmp_path: Path, broker: str) -> None:
@@ -192,7 +195,7 @@ def test_killed_programs_go_on_where_they_were(
     assert "started again" in out
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_stopped_demo_leaves_nothing_behind_and_goes_on(
     tmp_path: Path, started: Callable[..., subprocess.Popen[str]], number: signal.Signals
 ) -> None:

@@ -86,6 +86,7 @@ def walks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.mark.slow
 def test_pictures_by_class_are_learnt_through_scattering(pictures: Path, tmp_path: Path) -> None:
     state = tmp_path / "demo"
     run = demo(
@@ -116,6 +117,7 @@ def test_pictures_by_class_are_learnt_through_scattering(pictures: Path, tmp_pat
     assert f"dpagent demo --data-dir {pictures} --size 16x16 --mode grey --devices 3" in again.stderr
 
 
+@pytest.mark.slow
 def test_windows_over_csv_are_learnt_with_an_adaptive_clip_norm(walks: Path, tmp_path: Path) -> None:
     arguments = [
         "--data-dir", walks, "--label", "activity", "--window", 32, "--scale", 10, "--split", "file",

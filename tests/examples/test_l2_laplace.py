@@ -10,6 +10,7 @@ import pytest
 from examples.l2_laplace import L2Laplace
 from fleets import DIGITS, records, write_fleet
 from ledgers import LIMITS, charge_and_spool, open_state
+from planted import plant
 from scipy import stats
 
 from agent.admission import admit
@@ -23,7 +24,6 @@ from coordinator.store import OpenRound
 from dpagent.errors import ConfigurationError, ExitCode
 from dpagent.learning.data.dataset import ArrayDataset
 from dpagent.learning.training.numpy_engine.engine import NumpyEngine
-from dpagent.privacy.mechanisms import registry
 from dpagent.protocol.task import RoundTask
 from dpagent.protocol.weights import weights_to_bytes
 
@@ -33,12 +33,12 @@ NOBODY = ArrayDataset(np.full((1, 8, 8, 1), np.nan, np.float32), np.zeros(1, np.
 
 @pytest.fixture
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What its line in the registry does."""
-    monkeypatch.setitem(registry.MECHANISMS, L2Laplace.name, L2Laplace)
+    """What its lines in the registry and in a method do."""
+    plant(monkeypatch, L2Laplace, noise="l2-laplace")
 
 
 def settings_of(directory: Path) -> FleetSettings:
-    privacy = {"epsilon": EPSILON, "delta": DELTA, "mechanism": L2Laplace.name, "sampling_rate": 0.5}
+    privacy = {"epsilon": EPSILON, "delta": DELTA, "noise": "l2-laplace", "sampling_rate": 0.5}
     return load_fleet_settings(write_fleet(directory, None, rounds=ROUNDS, privacy=privacy))
 
 
@@ -54,7 +54,7 @@ def test_it_is_unknown_until_it_is_registered(tmp_path: Path) -> None:
         settings_of(tmp_path)
     assert caught.value.exit_code == ExitCode.CONFIGURATION
     assert "'l2-laplace'" in str(caught.value)
-    assert "discrete-gaussian" in str(caught.value)
+    assert "gaussian" in str(caught.value)
 
 
 @pytest.mark.usefixtures("registered")

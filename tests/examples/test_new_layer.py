@@ -28,6 +28,7 @@ def run(tree: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_steps_are_all_there_is_to_do(tree: Path) -> None:
     record, *computed, tested = steps_of(PAGE)
     apply(record, tree)

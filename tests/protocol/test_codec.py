@@ -245,6 +245,7 @@ RANGES: list[tuple[str, list[Any], list[Any]]] = [
     ("job", [b"x" * 16], [b"x" * 15, b"x" * 17, "x" * 16]),
     ("round", [1, 3], [0, -1, 4, 100_001]),
     ("state", ["open", "finished"], ["closed", ""]),
+    ("method", ["dp-sgd", "a", "unknown-here", "x" * 64], ["", "x" * 65, "DP", "9a", "-a", "a b", 1, None]),
     ("model.parameters", [1, 50_000_000], [0, -1, 50_000_001]),
     ("model.architecture", [b"x" * 32], [b"x" * 31, b"x" * 33]),
     ("model.digest", [b"x" * 32], [b"x" * 31, b"x" * 33]),

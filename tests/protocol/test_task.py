@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import cbor2
 import pytest
 from fleets import DIGITS, make_plan, make_task, model_section, plan_values, terms
+from planted import plant
 
 from dpagent.errors import PlanError
 from dpagent.learning.models.description import from_description
@@ -19,7 +20,6 @@ from dpagent.privacy.events import GaussianEvent, poisson_sampled
 from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian
 from dpagent.privacy.mechanisms.grid import Norm
 from dpagent.privacy.mechanisms.mechanism import Query
-from dpagent.privacy.mechanisms.registry import MECHANISMS
 from dpagent.protocol.codec import decode, encode
 from dpagent.protocol.messages import Plan
 from dpagent.protocol.task import RoundTask
@@ -182,7 +182,7 @@ def test_a_mechanism_for_another_norm_than_the_clippings_is_refused(monkeypatch:
         name: ClassVar[str] = "of-l1"
         norm: ClassVar[Norm] = Norm.L1
 
-    monkeypatch.setitem(MECHANISMS, OfL1.name, OfL1)
+    plant(monkeypatch, OfL1)
     with pytest.raises(PlanError, match="clipped in L1"):
         make_task(mechanism={"name": OfL1.name})
 
@@ -211,7 +211,8 @@ def test_a_later_round_that_no_device_could_run_is_refused_when_it_is_priced(
 PINNED = {"mechanism", "clipping", "sampling", "delta", "model.parameters", "projection"}
 #: Values to change to, where another of the same type will not do.
 OTHERS = {
-    "fleet": "others", "state": "finished", "wire.step": 3, "model.precision": "int8",
+    "fleet": "others", "method": "incrementing", "state": "finished",
+    "wire.step": 3, "model.precision": "int8",
     "cap.kind": "clamp", "cap.where": "device",
     "mechanism.name": "another", "assets": [{"role": "projection", "digest": bytes(32), "size": 1}],
     "augmentation": VIEWS, "projection": {"values": 64, "record_norm": 1.0},

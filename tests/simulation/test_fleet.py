@@ -86,6 +86,7 @@ def test_a_fleet_trains_and_its_directory_remembers(tmp_path: Path) -> None:
         Fleet(wanted.model_copy(update={"rounds": 4}), root)
 
 
+@pytest.mark.slow
 def test_a_listener_that_raises_stops_the_fleet_and_it_goes_on(tmp_path: Path) -> None:
     def stop_after_a_round(glimpse: Glimpse) -> None:
         if any(record.closed_at is not None for record in glimpse.rounds):

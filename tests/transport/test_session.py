@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import re
 import signal
 import socket
 import threading
@@ -242,6 +243,24 @@ def test_nothing_that_tells_senders_apart_travels_beside_the_payload(mosquitto: 
         observer.loop_stop()
     # An expiry, for one, would show by how much a board's clock is off.
     assert arrived[0].properties.isEmpty()
+
+
+def test_a_session_without_a_client_id_has_another_at_each_connection(new_broker: Any) -> None:
+    """One that returned would link what a board sends before and after."""
+    broker: Broker = new_broker()
+    with (broker.directory / "mosquitto.conf").open("a") as configuration:
+        configuration.write("log_type notice\n")
+    session = MqttSession(broker.settings(), client_id=None, subscriptions=[], persistent=False, pace=HURRIED)
+    seen: list[str] = []
+    with session:
+        for _ in range(3):
+            broker.start()
+            wait_for(session, Connected)
+            log = (broker.directory / "broker.log").read_text()
+            seen += re.findall(r"New client connected from \S+ as (\S+)", log)[-1:]
+            broker.kill()
+            wait_for(session, Disconnected)
+    assert len(set(seen)) == len(seen) == 3
 
 
 def test_a_client_id_that_is_taken_is_a_sentence() -> None:

@@ -48,8 +48,8 @@ log = logging.getLogger(__name__)
 
 Floats = NDArray[np.float32]
 
-_RUN: Final = 64
-"""Records read together."""
+_RUN: Final = 4
+"""Records read together: no more than a device tries before the charge (:mod:`agent.effort`)."""
 
 
 class FrontEnd:
@@ -149,9 +149,9 @@ def reserve(directory: Path, size: int) -> None:
 
 
 def has_features(directory: Path, front_end: FrontEnd) -> bool:
-    """Whether features of a front end have been computed there."""
+    """Whether features of a front end have been computed there, of all records that there were."""
     known = _Computed.load(_files(directory)[1])
-    return known is not None and known.front_end == front_end.key
+    return known is not None and known.is_whole and known.front_end == front_end.key
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,11 +162,14 @@ class _Computed:
         front_end: the key of the front end that made them.
         row_bytes: of the features of a record.
         digests: (places, 16) uint8: of the record whose features each row holds; zeros for none.
+        is_whole: whether those of all records were tried. If a crash came before that, any number of them may
+            have to be computed yet.
     """
 
     front_end: str
     row_bytes: int
     digests: NDArray[np.uint8]
+    is_whole: bool = False
 
     @classmethod
     def load(cls, file: Path) -> _Computed | None:
@@ -175,7 +178,9 @@ class _Computed:
             head, _, body = file.read_bytes().partition(b"\n")
             values = json.loads(head)
             digests = np.frombuffer(body, np.uint8).reshape(-1, DIGEST_BYTES)
-            known = cls(str(values["front_end"]), int(values["row_bytes"]), digests)
+            known = cls(
+                str(values["front_end"]), int(values["row_bytes"]), digests, values["is_whole"] is True
+            )
         except (OSError, ValueError, RecursionError, LookupError, TypeError):
             return None
         return known if known.row_bytes > 0 else None
@@ -186,14 +191,16 @@ class _Computed:
         Raises:
             StorageError: it cannot be written.
         """
-        head = json.dumps({"front_end": self.front_end, "row_bytes": self.row_bytes})
+        head = json.dumps(
+            {"front_end": self.front_end, "row_bytes": self.row_bytes, "is_whole": self.is_whole}
+        )
         write_atomically(file, head.encode() + b"\n" + self.digests.tobytes(), mode=0o600)
 
     def without(self, places: NDArray[np.integer[Any]]) -> _Computed:
         """The same, with no features at some places."""
         digests = self.digests.copy()
         digests[places] = 0
-        return replace(self, digests=digests)
+        return replace(self, digests=digests, is_whole=False)
 
     def of_size(self, places: int) -> _Computed:
         """The same, with so many places."""
@@ -263,8 +270,8 @@ class FeatureSet(Dataset):
         known = known.of_size(max(self._room, len(known.digests)))
         digests = dataset.digests()
         new = np.flatnonzero((known.digests[self._places] != digests).any(axis=1))
-        if not len(new) and self._digests.exists():
-            return
+        if not len(new) and known.is_whole:
+            return  # Of no records, too, it has to be noted that they have been computed.
         known.without(self._places[new]).save(self._digests)
         made = known.of_size(len(known.digests))
         for start in range(0, len(new), _RUN):
@@ -279,7 +286,7 @@ class FeatureSet(Dataset):
         self.computed = len(new)
         with disk_errors(self._file):
             os.fsync(self._descriptor)
-        made.save(self._digests)
+        replace(made, is_whole=True).save(self._digests)
 
     def _write(self, data: bytes, offset: int) -> None:
         rest = memoryview(data)
@@ -292,11 +299,9 @@ class FeatureSet(Dataset):
         rows = np.empty((len(indices), *self.shape), np.float32)
         with disk_errors(self._file):
             for place, row in zip(self._places[indices].tolist(), rows, strict=True):
-                data = os.pread(self._descriptor, self._row_bytes, place * self._row_bytes)
-                if len(data) != self._row_bytes:
+                if os.preadv(self._descriptor, [row], place * self._row_bytes) != self._row_bytes:
                     # No DataError: that is a record's, which would be left out without a word.
                     raise StorageError(f"{self._file} was cut short while in use; it is made again.")
-                row[...] = np.frombuffer(data, np.float32).reshape(self.shape)
         return rows
 
 

@@ -1,0 +1,110 @@
+"""The methods that a fleet can train with: what each protects, from whom, and by which mechanisms.
+
+A *method* is the operator's choice (``privacy.method`` in ``fleet.yaml``): a published way to train, as it is
+run here. Its noise comes from a *mechanism* (:mod:`dpagent.privacy.mechanisms.registry`), which a plan names
+too, and which alone determines the price. Each method has a page in ``docs/methods/``: what its paper says,
+what is wrong in it, what runs here, and what is guaranteed to whom.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from dpagent.errors import ParameterError
+from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian
+from dpagent.privacy.mechanisms.mechanism import PlannedMechanism
+from dpagent.privacy.mechanisms.registry import mechanism_named
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A method. Public.
+
+    Attributes:
+        name: as plans and settings spell it.
+        title: in a few words.
+        source: the paper it comes from.
+        summary: what a round does.
+        learns: what the coordinator learns of one device.
+        mechanisms: names of its mechanisms by the kind of noise, the default first.
+        caps: kinds of noise caps that go with it, the default first.
+    """
+
+    name: str
+    title: str
+    source: str
+    summary: str
+    learns: str
+    mechanisms: dict[str, str]
+    caps: tuple[str, ...]
+
+    @property
+    def default_noise(self) -> str:
+        """The kind of noise where none is asked for."""
+        return next(iter(self.mechanisms))
+
+    def mechanism(self, noise: str | None = None) -> type[PlannedMechanism]:
+        """The mechanism for a kind of noise, by default the method's own.
+
+        Raises:
+            ParameterError: the method has no such noise.
+        """
+        noise = noise or self.default_noise
+        if noise not in self.mechanisms:
+            raise ParameterError(
+                f"noise is {noise!r}; expected one of {', '.join(self.mechanisms)}, with which the method "
+                f"{self.name} runs."
+            )
+        return mechanism_named(self.mechanisms[noise])
+
+
+_GAUSSIAN: Final = {"gaussian": DiscretisedGaussian.name}
+_A_NOISY_SUM: Final = (
+    "One noisy sum a round, in fragments that it cannot link unless it is the broker too: no record of the "
+    "device changes the probability of anything it sees by more than ε and δ say."
+)
+
+METHODS: Final[dict[str, Method]] = {
+    method.name: method
+    for method in (
+        Method(
+            "dp-sgd",
+            "Clipped gradients with discrete Gaussian noise, added on each device",
+            "Abadi et al., Deep learning with differential privacy, CCS 2016; noise after Kairouz, Liu, "
+            "Steinke, ICML 2021",
+            "Each device draws a random lot, clips each record's gradient, adds them up in integers and adds "
+            "its own noise before anything leaves; the coordinator takes a step with the mean.",
+            _A_NOISY_SUM,
+            _GAUSSIAN,
+            ("clamp", "none"),
+        ),
+        Method(
+            "incrementing",
+            "A budget that grows from round to round, and noise within bounds",
+            "Luo, Xu, Guan, Differential privacy budget optimization based on deep learning in IoT, 2022",
+            "As dp-sgd; the early rounds get little of the budget and the last ones most, and no step is "
+            "longer than the regulariser's pull.",
+            _A_NOISY_SUM,
+            _GAUSSIAN,
+            ("clamp", "none"),
+        ),
+    )
+}
+"""By name."""
+
+DEFAULT_METHOD: Final = "dp-sgd"
+
+
+def method_named(name: str) -> Method:
+    """The method of that name.
+
+    Raises:
+        ParameterError: there is none here.
+
+    >>> method_named("dp-sgd").mechanism().trust.value
+    'none'
+    """
+    if name not in METHODS:
+        raise ParameterError(f"method is {name!r}; expected one of {', '.join(METHODS)}.")
+    return METHODS[name]
