@@ -335,8 +335,8 @@ class PlannedMechanism(Mechanism):
     def noise_law(self) -> NoiseLaw | None:
         """What is known of the noise, from which a coordinator derives the norms of honest fragments.
 
-        None, as here by default: nothing is. Fragments of any norm that the wire holds then count, and no
-        more than the wire's width bounds the pull of a hostile one.
+        None, as here by default: nothing is. Fragments of any norm that the wire holds then count, up to
+        2³³ units a value, and nothing else bounds the pull of a hostile one.
         """
         return None
 
