@@ -118,12 +118,20 @@ def clipped_sum(
         task: of the round.
         weights: (parameters,) of the step.
         dataset: the device's records, as the engine takes them.
-        engine: computes their gradients.
+        engine: computes their gradients, clipped in the mechanism's norm.
         done: hears how many records the lot has.
 
     Returns:
         (dimension,) in the units of :meth:`~dpagent.privacy.clipping.Clipping.gradient`'s argument.
+
+    Raises:
+        ParameterError: the engine clips in another norm.
     """
+    if engine.norm is not task.mechanism.norm:
+        raise ParameterError(
+            f"the engine clips records in {engine.norm}; mechanism {task.mechanism.name} needs"
+            f" {task.mechanism.norm}."
+        )
     lot = shuffled(poisson_lot(len(dataset), task.plan.sampling.rate))
     part = sum_over_lot(engine, weights, dataset, lot, task.clipping.norms, task.augmentation)
     done(len(lot))

@@ -7,6 +7,7 @@ compares.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final
@@ -15,7 +16,7 @@ from agent.accounts import JobAccounts, grid_of, price_after
 from agent.charges import Budget, BudgetChange, Charge, Record, WriteOff, require_ledger_scope
 from dpagent.errors import LedgerError, ParameterError, require_between
 from dpagent.privacy.accounting.choice import priced
-from dpagent.privacy.accounting.pld import PldAccountant, stage_length
+from dpagent.privacy.accounting.pld import PldAccountant
 from dpagent.privacy.events import Event
 from dpagent.privacy.mechanisms.mechanism import NOISE_SHARE, PlannedMechanism
 
@@ -174,8 +175,7 @@ class _JobPrices:
             running = first.empty_account().running_epsilon(events.values(), first.delta * (1 - NOISE_SHARE))
         except ParameterError as error:
             raise _Contradiction(f"begins a job that has no price: {error}") from error
-        length = stage_length(len(events)) if self._is_on_a_grid else 1
-        self._bounds = dict(zip(events, _bounds(running.tolist(), length), strict=True))
+        self._bounds = dict(zip(events, _bounds(running.tolist(), self._is_on_a_grid), strict=True))
         """The least and the most ε that a charge may state, by the number of its entry; equal where it was
         looked at."""
 
@@ -217,12 +217,12 @@ class _JobPrices:
         return least - self._tolerance * max(1.0, least) <= stated <= most + self._tolerance * max(1.0, most)
 
 
-def _bounds(running: Sequence[float], length: int) -> Iterator[tuple[float, float]]:
-    """The least and the most ε after each charge, where it is computed after each ``length`` of them, and the
-    last."""
+def _bounds(running: Sequence[float], is_on_a_grid: bool) -> Iterator[tuple[float, float]]:
+    """The least and the most ε after each charge; on a grid, one that is followed by the same ε may not have
+    been computed, but stand for the next that was."""
     before = 0.0
-    for count, epsilon in enumerate(running, 1):
-        is_computed = count % length == 0 or count == len(running)
+    for epsilon, following in zip(running, [*running[1:], math.inf], strict=True):
+        is_computed = not is_on_a_grid or epsilon < following
         yield (epsilon if is_computed else before), epsilon
         if is_computed:
             before = epsilon

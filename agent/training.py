@@ -286,6 +286,7 @@ class Trainer:
             threads=self._profile.threads,
             views=1 if task.augmentation is None else task.augmentation.views,
             groups=len(task.clipping.norms),
+            norm=task.mechanism.norm,
             trusted=self._settings.trusted_graphs,
         )
         purpose = _purpose(bench)
@@ -328,6 +329,7 @@ def _purpose(bench: Bench) -> str:
         bench.threads,
         bench.views,
         bench.groups,
+        bench.norm,
     )
     return hashlib.sha256(repr((what, *map(_version, ("numpy", "onnxruntime")))).encode()).hexdigest()
 

@@ -129,7 +129,7 @@ def _time_stages(network: Network, clock: _Clock) -> None:
         for name in ("forward", "backward"):
             setattr(stage, name, clock.timed(kind, getattr(stage, name)))
     for trained in network.trained:
-        for name in ("squared_norms", "add_clipped", "finish"):
+        for name in ("power_sums", "add_clipped", "finish"):
             setattr(trained, name, clock.timed("norms and clipping", getattr(trained, name)))
 
 

@@ -13,6 +13,7 @@ from dpagent.learning.model_files import find_model, is_model_file, load_assets
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.training.augmentation import Augmentation
 from dpagent.learning.training.optimiser import Adam, LearningRate, Optimiser, Sgd
+from dpagent.norm import Norm
 from dpagent.privacy.clipping import MAX_NORM, MIN_NORM
 from dpagent.privacy.mechanisms.mechanism import PlannedMechanism
 from dpagent.privacy.methods import DEFAULT_METHOD, method_named
@@ -141,7 +142,8 @@ class PrivacySettings(Settings):
     sampling_rate: Annotated[float, Field(gt=0, le=1)] = 0.1
     """Probability that a record is in a lot (Poisson sampling)."""
     clip_norm: Annotated[float, Field(ge=MIN_NORM, le=MAX_NORM)] = 1.0
-    """L2 clip norm of one record's gradient; with a quantile, of the first round."""
+    """Clip norm of one record's gradient, in the norm that the noise needs: L2 for ``gaussian``, L1 for
+    ``laplace``; with a quantile, of the first round."""
     clipping: ClippingSettings = ClippingSettings()
     record_norm: Annotated[float, Field(ge=1e-4, le=1e4)] = 1.0
     """L2 clip norm of one record in the first round of a model with a projection."""
@@ -167,9 +169,14 @@ class PrivacySettings(Settings):
     @model_validator(mode="after")
     def _has_such_noise(self) -> PrivacySettings:
         try:
-            _ = self.mechanism
+            mechanism = self.mechanism
         except DpagentError as error:
             raise ValueError(str(error)) from error
+        if mechanism.norm is not Norm.L2 and self.clipping.kind != "whole":
+            raise ValueError(
+                f"noise is {self.noise}, which needs records clipped in {mechanism.norm}, and clipping.kind"
+                f" is {self.clipping.kind}, which clips in L2; expected whole, or noise gaussian"
+            )
         return self
 
 

@@ -18,6 +18,7 @@ from dpagent.learning.inference.evaluation import OnnxEvaluator
 from dpagent.learning.inference.export.model import export_onnx
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.training.onnx_graph.build import build_training_graph
+from dpagent.norm import Norm
 from dpagent.privacy.covariance import leading_directions
 from dpagent.storage import disk_errors, write_atomically
 
@@ -46,13 +47,14 @@ class ModelFiles:
         if test is not None:
             check_fits(test, spec)
             self._class_names = self._class_names or test.class_names
-        augmentation = settings.model.augmentation
-        graph = build_training_graph(
-            spec.head,
-            views=1 if augmentation is None else augmentation.views,
-            per_layer=settings.privacy.clipping.kind == "layers",
-        )
-        self.assets: dict[str, bytes] = {"training-graph": graph, **settings.model.assets()}
+        self.assets: dict[str, bytes] = settings.model.assets()
+        if settings.privacy.mechanism.norm is Norm.L2:  # the norm in which graphs clip
+            augmentation = settings.model.augmentation
+            self.assets["training-graph"] = build_training_graph(
+                spec.head,
+                views=1 if augmentation is None else augmentation.views,
+                per_layer=settings.privacy.clipping.kind == "layers",
+            )
         self._projection_file = settings.state_dir / "projection.f32"
         if spec.projection is not None:
             with disk_errors(self._projection_file):

@@ -13,13 +13,14 @@ from dpagent.learning.model_files import find_model, is_model_file, load_assets,
 from dpagent.learning.models.built_ins import BUILT_IN
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.models.stages import FrozenNetwork
+from dpagent.norm import Norm
 from dpagent.privacy.methods import method_named
 from dpagent.wording import counted, named
 from simulation.fitting_model import fitting_model
 from simulation.layout import Layout
 from simulation.outlook import Outlook, signal_to_noise
 from simulation.planning import trial_job, trial_planner
-from simulation.presets import learning_rate_for, preset_of, sampling_rate_for
+from simulation.presets import learning_rate_for, preset_of, sampling_rate_for, typical_stretch
 from simulation.programs.configurations import fleet_settings
 from simulation.request import Request
 from simulation.settings import DataForm, RunSettings
@@ -91,7 +92,9 @@ def settle(request: Request, form: DataForm, model: str, spec: ModelSpec) -> tup
             f"{named('rounds')} is {rounds}; expected at least 2: the first one finds the directions that "
             f"model {spec.name!r} projects on."
         )
-    clip_norm = request.clip_norm or preset.clip_norm
+    norm = method_named(request.method).mechanism(request.noise).norm
+    stretch = typical_stretch(norm, spec.parameter_count)
+    clip_norm = request.clip_norm or preset.clip_norm * (1 if norm is Norm.L2 else float(f"{stretch:.2g}"))
     jitter_s = request.jitter_window_s
     settings = RunSettings(
         data=request.data,
@@ -129,9 +132,11 @@ def settle(request: Request, form: DataForm, model: str, spec: ModelSpec) -> tup
         learning_rate = request.learning_rate
     elif preset.learning_rate:
         # As long a step as the preset's, for any clip norm.
-        learning_rate = preset.learning_rate * preset.clip_norm / clip_norm
+        learning_rate = float(f"{preset.learning_rate * preset.clip_norm * stretch / clip_norm:.3g}")
     else:
-        learning_rate = learning_rate_for(outlook.signal_to_noise, rounds, clip_norm, preset.momentum)
+        learning_rate = learning_rate_for(
+            outlook.signal_to_noise, rounds, clip_norm / stretch, preset.momentum
+        )
     settings = settings.model_copy(update={"learning_rate": learning_rate})
     return _cut_into_fragments(settings, job, spec), outlook
 
@@ -150,9 +155,12 @@ def _cut_into_fragments(settings: RunSettings, job: Job, spec: ModelSpec) -> Run
 
 
 def _outlook(settings: RunSettings, fleet: FleetSettings, job: Job, spec: ModelSpec) -> Outlook:
+    # A clip norm in L1 is as long as its stretch in L2, which is what the ratio compares.
+    mechanism = job.noise.mechanism
+    stretch = typical_stretch(mechanism.norm, spec.parameter_count)
     ratio = signal_to_noise(
         clipping_of(fleet, spec),
-        job.noise.multipliers,
+        [mechanism.deviation_per_multiplier * stretch * noise for noise in job.noise.multipliers],
         sampling_rate=settings.sampling_rate,
         records_per_device=settings.records_per_device,
         devices=settings.devices,

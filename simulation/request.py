@@ -123,7 +123,7 @@ class Request(Settings):
     step: ScheduleStep = 0.3
     """``incrementing``: the step as a fraction of its maximum."""
     clip_norm: ClipNorm | None = None
-    """L2 norm that a record's gradient is clipped to."""
+    """Norm that a record's gradient is clipped to, in the norm that the noise needs: L1 or L2."""
     learning_rate: LearningRate | None = None
     """Of the coordinator's step."""
     sampling_rate: SamplingRate | None = None

@@ -12,6 +12,9 @@ from pydantic import ValidationError
 from dpagent.configuration import Settings, changed_settings, complaint
 from dpagent.errors import ConfigurationError
 from dpagent.learning.data.format import DType
+from dpagent.norm import Norm
+from dpagent.privacy.mechanisms.mechanism import PlannedMechanism
+from dpagent.privacy.methods import method_named
 from dpagent.storage import disk_errors, write_atomically
 from dpagent.wording import named
 from simulation.request import (
@@ -88,6 +91,16 @@ class RunSettings(Settings):
     fragments_per_update: int
     baseline: bool
     """Whether the same training is also run without noise."""
+
+    @property
+    def mechanism(self) -> type[PlannedMechanism]:
+        """What adds the noise."""
+        return method_named(self.method).mechanism(self.noise)
+
+    @property
+    def norm(self) -> Norm:
+        """In which records are clipped."""
+        return self.mechanism.norm
 
     @property
     def records_per_device(self) -> int:

@@ -65,7 +65,7 @@ class TrainingLoop:
         self._fleet, self._spec, self._shards, self._test = fleet, spec, shards, test
         self._noise = noise
         self._planner = trial_planner(fleet, spec, trial_job(fleet))
-        self._engine = NumpyEngine(spec.head)
+        self._engine = NumpyEngine(spec.head, norm=fleet.privacy.mechanism.norm)
         self._optimiser = fleet.optimiser.optimiser()
         self._learning_rate = fleet.optimiser.learning_rates(gradient_steps(fleet, spec))
         self._clip_norm = fleet.privacy.clip_norm

@@ -81,6 +81,8 @@ def _request(run: Given, data: Given) -> Request:
         ParameterError: A number is out of range.
     """
     from dpagent.learning.data.settings import DatasetSettings
+    from dpagent.norm import Norm
+    from dpagent.privacy.methods import method_named
     from simulation.request import Request
 
     dataset, path = run.values["data.dataset"], run.values["data.train.path"]
@@ -112,7 +114,16 @@ def _request(run: Given, data: Given) -> Request:
             selection["test"] = data.settings(
                 DatasetSettings, path=test_path.absolute(), half="test", **known
             )
-    return run.settings(Request, data=selection)
+    request: Request = run.settings(Request, data=selection)
+    mechanism = method_named(request.method).mechanism(request.noise)
+    for setting, fitting in (("clipping", ("whole",)), ("engine", ("auto", "numpy"))):
+        if mechanism.norm is not Norm.L2 and (given := getattr(request, setting)) not in fitting:
+            raise _excluded(
+                setting,
+                f"{given} clips records in L2, and {mechanism.name} needs {mechanism.norm}; give "
+                f"{named(setting, fitting[-1])}.",
+            )
+    return request
 
 
 def _excluded(setting: str, why: str) -> UsageError:

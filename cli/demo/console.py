@@ -74,7 +74,8 @@ class FleetConsole(Listener):
         self._say(
             f"Settings: {counted(settings.rounds, 'round')}, ε = {settings.epsilon:g}, δ = "
             f"{settings.delta:g}, sampling rate {settings.sampling_rate:g}, clip norm "
-            f"{settings.clip_norm:g} ({settings.clipping}), learning rate {settings.learning_rate:g}"
+            f"{settings.clip_norm:g} in {settings.norm} ({settings.clipping}), learning rate "
+            f"{settings.learning_rate:g}"
         )
         if columns := fleet.notes.columns:
             more = f" and {len(columns) - _MOST_COLUMNS:,} more" if len(columns) > _MOST_COLUMNS else ""

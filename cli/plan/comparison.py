@@ -29,7 +29,7 @@ class Candidate:
 
     Attributes:
         plan: noise multipliers and ε of every round.
-        shares: of the budget (in zCDP), for every round; they add up to 1.
+        shares: of the budget (in zCDP, or in ε for Laplace noise), for every round; they add up to 1.
         coordinate_noise: standard deviation on one coordinate of the fleet's mean gradient, in clip
             norms, for every round.
         mean_noise: expected L2 norm of the noise on the whole mean gradient, in clip norms, for every round.
@@ -67,6 +67,11 @@ class Comparison:
     caps: tuple[CapCost, ...]
     bounded: BoundedPrices
     remarks: tuple[str, ...]
+
+    @property
+    def shares_epsilon(self) -> bool:
+        """Whether a schedule shares out ε, as for Laplace noise, and not zCDP."""
+        return self.target.mechanism.family(self.target.sampling_rate).shared == "epsilon"
 
     @property
     def chosen(self) -> Candidate:

@@ -20,6 +20,10 @@ from dpagent.notation import upwards
 from dpagent.privacy.schedules import Schedule
 from dpagent.wording import counted
 
+_GAUSSIAN_DELTA: Final = (
+    "Gaussian noise does not fail in that way: its guarantee weakens gradually, in rare cases."
+)
+_LAPLACE_DELTA: Final = "Laplace noise alone needs no δ: here it pays for a tighter sum over the rounds."
 _FALSE_ALARMS: Final = 0.01
 _WEAK_EPSILON: Final = 8.0
 
@@ -78,7 +82,7 @@ def sections(comparison: Comparison) -> Iterator[Section]:
             "An allowance beyond ε: in the worst case, a record is revealed entirely with a probability "
             f"of {plain(delta)}. Over the {counted(target.records_per_device, 'record')} of a device that "
             f"is {plain(expected)} of them on average, so δ should be well below one over that number. "
-            "Gaussian noise does not fail in that way: its guarantee weakens gradually, in rare cases.",
+            f"{_LAPLACE_DELTA if comparison.shares_epsilon else _GAUSSIAN_DELTA}",
         ),
     )
     yield Section("Why it holds", tuple(_means(comparison)))
@@ -120,9 +124,10 @@ def _means(comparison: Comparison) -> Iterator[str]:
         if sigmas[0] == sigmas[-1]
         else f"{figure(sigmas[0])} in round 1 and {figure(sigmas[-1])} in round {target.rounds:,}"
     )
+    width = "scale" if comparison.shares_epsilon else "deviation"
     yield (
         "Noise: a device clips every record's gradient to one clip norm, adds up the lot, and adds noise. "
-        f"On each coordinate the noise has a deviation of σ times the sensitivity; here σ is {span}. "
+        f"On each coordinate the noise has a {width} of σ times the sensitivity; here σ is {span}. "
         f"Averaging over {counted(target.devices, 'device')} reduces it: the fleet's mean gradient has "
         f"noise of about {figure(chosen.mean_noise[-1], 3)} clip norms in the last round."
     )

@@ -9,7 +9,7 @@ from typing import Final
 from cli.notation import bound, figure, plain
 from cli.plan.chart import noise_chart
 from cli.plan.comparison import Comparison
-from cli.plan.tables import LEGEND, bounded_table, caps_table, rounds_table, schedules_table
+from cli.plan.tables import bounded_table, caps_table, legend, rounds_table, schedules_table
 from dpagent.wording import counted
 
 WIDEST: Final = 100
@@ -33,7 +33,7 @@ def page(comparison: Comparison, *, every_round: bool, width: int, encoding: str
 
     parts = [
         words(headline(comparison)) + words(setting(comparison)),
-        schedules_table(comparison) + words(f"* requested. {LEGEND}"),
+        schedules_table(comparison) + words(f"* requested. {legend(comparison)}"),
         words(verdict(comparison)),
         noise_chart(
             {candidate.name: candidate.plan.noise_multipliers for candidate in comparison.candidates},

@@ -13,11 +13,15 @@ from dpagent.wording import counted
 
 _ROWS: Final = 12
 
-LEGEND: Final = (
-    "σ: noise multiplier, the noise's deviation divided by the sensitivity. share: of the budget, in zCDP. "
-    "noise: expected L2 norm of the noise on the fleet's mean gradient, in clip norms; the gradient is at "
-    "most 1 long. ε at: ε spent after that round."
-)
+
+def legend(comparison: Comparison) -> str:
+    """The columns in words."""
+    parameter, shared = ("scale", "ε") if comparison.shares_epsilon else ("deviation", "zCDP")
+    return (
+        f"σ: noise multiplier, the noise's {parameter} divided by the sensitivity. share: of the budget, in "
+        f"{shared}. noise: expected L2 norm of the noise on the fleet's mean gradient, in clip norms; the "
+        "gradient is at most 1 long. ε at: ε spent after that round."
+    )
 
 
 def schedules_table(comparison: Comparison) -> str:

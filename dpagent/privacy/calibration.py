@@ -83,10 +83,7 @@ def gaussian_family(sampling_rate: float, steps: int = 1) -> EventFamily:
 
 
 def laplace_family(sampling_rate: float, steps: int = 1) -> EventFamily:
-    """Likewise for pure mechanisms whose ε is one over the noise multiplier, such as Laplace noise.
-
-    Not wired: no mechanism that a plan can name uses it yet; the worked example of CONTRIBUTING.md does.
-    """
+    """Likewise for pure mechanisms whose ε is one over the noise multiplier, such as Laplace noise."""
     return EventFamily(
         lambda noise: poisson_sampled(ApproximateEvent(1 / noise), sampling_rate, steps), "epsilon"
     )

@@ -13,6 +13,7 @@ from typing import Final
 
 from dpagent.errors import ParameterError
 from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian
+from dpagent.privacy.mechanisms.discretised_laplace import DiscretisedLaplace
 from dpagent.privacy.mechanisms.mechanism import PlannedMechanism
 from dpagent.privacy.mechanisms.registry import mechanism_named
 
@@ -86,7 +87,7 @@ METHODS: Final[dict[str, Method]] = {
             "As dp-sgd; the early rounds get little of the budget and the last ones most, and no step is "
             "longer than the regulariser's pull.",
             _A_NOISY_SUM,
-            _GAUSSIAN,
+            _GAUSSIAN | {"laplace": DiscretisedLaplace.name},
             ("clamp", "none"),
         ),
     )

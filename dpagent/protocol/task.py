@@ -20,11 +20,11 @@ from dpagent.errors import DpagentError, ParameterError, PlanError
 from dpagent.learning.models.description import from_description
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.training.augmentation import Augmentation
+from dpagent.norm import Norm
 from dpagent.privacy.caps import ClampCap
 from dpagent.privacy.clipping import Clipping
 from dpagent.privacy.covariance import FLOAT64_SLACK, SecondMoments
 from dpagent.privacy.events import Event
-from dpagent.privacy.mechanisms.grid import Norm
 from dpagent.privacy.mechanisms.job_noise import JobNoise
 from dpagent.privacy.mechanisms.mechanism import PlannedMechanism, Query
 from dpagent.privacy.methods import Method, method_named
@@ -175,10 +175,7 @@ class RoundTask:
                 f"{' or '.join(self.method.mechanisms.values())}."
             )
         if self.mechanism.norm is not Norm.L2:
-            raise PlanError(
-                f"Mechanism {self.mechanism.name} needs records clipped in {self.mechanism.norm}; plans clip "
-                "them in L2."
-            )
+            self._require_one_norm_for_all()
         if self.device_cap is not None and self.clipping.count_weight:
             raise PlanError("A cap on the device and a clip norm that follows a quantile exclude each other.")
         if self.device_cap is not None and len(self.clipping.norms) > 1:
@@ -195,6 +192,23 @@ class RoundTask:
             )
         if self.augmentation is not None and spec.front_end:
             raise PlanError("The plan asks for views of records whose features are computed once.")
+
+    def _require_one_norm_for_all(self) -> None:
+        """Refuse what is bounded in L2 alone, for a mechanism that needs another norm.
+
+        Raises:
+            PlanError: naming it.
+        """
+        for is_asked, what in (
+            (len(self.clipping.norms) > 1, "a clip norm for each layer"),
+            (self.clipping.count_weight > 0, "a clip norm that follows a quantile"),
+            (self.plan.projection is not None, "a model with a projection, whose first round sums moments,"),
+        ):
+            if is_asked:
+                raise PlanError(
+                    f"Mechanism {self.mechanism.name} needs records clipped in {self.mechanism.norm}; {what}"
+                    " is bounded in L2."
+                )
 
 
 def dimension_of(plan: Plan) -> int:

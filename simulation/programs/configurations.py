@@ -16,6 +16,7 @@ from dpagent.learning.models.built_ins import BUILT_IN, built_in
 from dpagent.learning.models.costs import features_mib
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.training.onnx_graph.signature import graph_digest, known_digests
+from dpagent.norm import Norm
 from dpagent.storage import write_atomically
 from simulation.layout import Layout
 from simulation.programs.broker import BrokerAddress
@@ -151,7 +152,7 @@ def _trusted(settings: RunSettings, spec: ModelSpec, assets: Mapping[str, bytes]
 
 def _trusted_graphs(settings: RunSettings, spec: ModelSpec) -> list[str]:
     """The training graph of a model of one's own, which she builds herself."""
-    if settings.engine == "numpy":
+    if settings.engine == "numpy" or settings.norm is not Norm.L2:  # the norm in which graphs clip
         return []
     from dpagent.learning.training.onnx_graph.build import build_training_graph
 

@@ -18,6 +18,7 @@ import numpy as np
 from dpagent.learning.front_end.features import FrontEnd
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.training.engine_choice import Bench
+from dpagent.norm import Norm
 from dpagent.privacy.sampling import largest_lot
 from simulation.settings import RunSettings
 
@@ -58,7 +59,7 @@ def round_times(settings: RunSettings, spec: ModelSpec, assets: Mapping[str, byt
     if not slot_s:
         # Devices do the work of the largest lot, whatever their lots are.
         lot = largest_lot(math.ceil(settings.records_per_device), settings.sampling_rate)
-        work_s = lot * _record_s(spec) + _AGENT_S + _PARAMETER_S * spec.parameter_count
+        work_s = lot * _record_s(spec, settings.norm) + _AGENT_S + _PARAMETER_S * spec.parameter_count
         slot_s = max(_SHORTEST_SLOT_S, float(f"{max(_SPARE * share, _ALONE) * work_s:.2g}"))
     features_s = share * settings.records_per_device * _feature_s(spec, assets)
     deadline_s = _DEADLINE_S + 3 * slot_s + settings.jitter_window_s + _FEATURES_SPARE * features_s
@@ -69,9 +70,9 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
-def _record_s(spec: ModelSpec) -> float:
+def _record_s(spec: ModelSpec, norm: Norm) -> float:
     """Seconds that a record's clipped gradient takes."""
-    engine = Bench(spec.head).make("numpy")
+    engine = Bench(spec.head, norm=norm).make("numpy")
     generator = np.random.default_rng(0)
     inputs = generator.random((_TRIED_RECORDS, *spec.head.input_shape), np.float32)
     labels = generator.integers(0, spec.classes, _TRIED_RECORDS)

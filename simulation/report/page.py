@@ -26,8 +26,8 @@ from simulation.report.round_pictures import accuracy_picture, budget_picture
 
 _MOST_NAMES: Final = 12
 _CLIPPING: Final = {
-    "whole": "no record’s gradient counts for more than this (L2)",
-    "layers": "no record’s gradient counts for more than this (L2), and no layer’s for more than its part",
+    "whole": "no record’s gradient counts for more than this",
+    "layers": "no record’s gradient counts for more than this, and no layer’s for more than its part",
     "quantile": "at first; then it follows the median of the gradients’ norms, estimated with noise",
 }
 
@@ -80,7 +80,7 @@ def render_report(record: RunRecord, directory: Path) -> str:
         delta=plain(record.settings.delta),
         factor=factor(spent),
         sampling_rate=percent(record.settings.sampling_rate),
-        clip_norm=plain(record.settings.clip_norm),
+        clip_norm=f"{plain(record.settings.clip_norm)} in {record.settings.norm}",
         parameters=f"{record.parameters:,}",
         devices=counted(record.settings.devices, "device"),
         method=method_named(record.settings.method),

@@ -7,14 +7,13 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from dpagent.privacy.mechanisms.registry import DEFAULT_MECHANISM, mechanism_named
 from simulation.record import RunRecord
 
 
 def as_json(record: RunRecord) -> dict[str, Any]:
     """The run as a script reads it; the summary on the terminal shows the same figures."""
     settings, notes = record.settings, record.notes
-    statement = mechanism_named(DEFAULT_MECHANISM).job_statement(settings.epsilon, settings.delta)
+    statement = settings.mechanism.job_statement(settings.epsilon, settings.delta)
     return {
         "dataset": settings.data.name,
         "data": {

@@ -31,6 +31,7 @@ from agent.noisy_sums import clipped_sum
 from dpagent.learning.data.dataset import ArrayDataset
 from dpagent.learning.models.description import from_description
 from dpagent.learning.training.numpy_engine.engine import NumpyEngine
+from dpagent.privacy.mechanisms.registry import MECHANISMS
 from dpagent.protocol.fragments import content_digest
 from dpagent.protocol.messages import Plan
 from dpagent.protocol.task import RoundTask
@@ -86,6 +87,7 @@ def answer(device: Device, plan: Plan, weights: bytes) -> tuple[object, ...]:
 def hostile_plans(draw: st.DrawFn) -> dict[str, Any]:
     """Values at the ends of their ranges, and beyond what a coordinator of ours would choose."""
     return {
+        "method": draw(st.sampled_from(["dp-sgd", "incrementing", "incrementing"])),
         "sampling": {
             "rate": draw(st.sampled_from([1e-300, 1e-9, 0.5, 1.0])),
             "expected_lot": draw(st.sampled_from([1e-6, 1.0, 1e7])),
@@ -98,8 +100,9 @@ def hostile_plans(draw: st.DrawFn) -> dict[str, Any]:
         },
         "augmentation": draw(st.sampled_from([None, None, {"views": 2, "shift": 2, "flip": True}])),
         "mechanism": {
+            "name": draw(st.sampled_from(sorted(MECHANISMS))),
             "noise_multipliers": [draw(st.sampled_from([0.5, 2.0, 12.0]))] * 3,
-            "parameters": {"resolution": draw(st.sampled_from([256, 65_536, 1 << 20]))},
+            "parameters": {"resolution": draw(st.sampled_from([256, 65_536, 1 << 20, 1 << 30]))},
         },
         "cap": {
             "kind": draw(st.sampled_from(["none", "clamp"])), "where": "device",

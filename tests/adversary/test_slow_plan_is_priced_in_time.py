@@ -79,6 +79,35 @@ def test_a_slow_schedule_is_priced_by_little_work_and_from_above(name: str, cell
     assert accountant_named("pld", grid=account.grid).epsilon_after(events, DELTA) == epsilon
 
 
+ALTERNATING: list[Event] = [
+    poisson_sampled(ApproximateEvent(1 / (2e3, 1e4)[i % 2]), 0.5, 64) for i in range(5_000)
+]
+"""A job of ε = 0.35, which any budget may have room for. Its ledger took 80 s to replay."""
+
+
+@pytest.mark.parametrize("rounds", [250, pytest.param(5_000, marks=pytest.mark.slow)])
+def test_a_long_history_is_replayed_by_little_work(
+    rounds: int, cells: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With fewer looks, each as before, and bounds from above between them."""
+    most = 200_000_000
+    if rounds < 5_000:
+        monkeypatch.setattr("dpagent.privacy.accounting.pld._MOST_RUNNING_WORK", most := 30_000_000)
+    events = ALTERNATING[:rounds]
+    account, epsilon = priced(events, DELTA)
+    assert isinstance(account, PldAccountant)
+    cells.clear()
+    running = account.running_epsilon(events, DELTA)
+    assert 0 < sum(cells) <= most
+    assert running.shape == (rounds,)
+    assert running[-1] == pytest.approx(epsilon, rel=1e-3)
+    looks = np.flatnonzero(np.diff(running, append=np.inf) > 0)
+    assert 10 < len(looks) < rounds / 4
+    for last in looks[:: len(looks) // 4]:
+        assert running[last] == pytest.approx(account.epsilon_after(events[: last + 1], DELTA), rel=1e-3)
+    assert (np.diff(running) >= 0).all()
+
+
 def test_a_device_declines_a_slow_plan_by_little_work(tmp_path: Path, cells: list[int]) -> None:
     noise = terms(noise_multipliers=geometric(10.0, 100.0, 2_048), rate=0.9999, local_steps=64)
     task = make_task(**noise | {"mechanism": noise["mechanism"] | {"parameters": {"resolution": 65_536}}})

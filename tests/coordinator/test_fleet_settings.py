@@ -22,6 +22,9 @@ from dpagent.protocol.signing import Signer, new_signing_secret
 KEY = Signer(new_signing_secret(), "testers").public_key
 
 
+LAPLACE = {"method": "incrementing", "noise": "laplace"}
+
+
 def fleet_file(tmp_path: Path, **changes: Any) -> Path:
     file = tmp_path / "fleet.yaml"
     file.write_text(yaml.safe_dump(fleet_values(None, **changes), sort_keys=False))
@@ -65,6 +68,11 @@ def test_a_fleet_file_is_read_with_paths_relative_to_it(tmp_path: Path) -> None:
          "expected none, or the kind custom"),
         ({"rounds": 3, "privacy": {"schedule": {"kind": "custom", "weights": [1, 2]}}}, "",
          "privacy.schedule.weights has 2 numbers; expected rounds = 3"),
+        ({"privacy": {"method": "dp-sgd", "noise": "laplace"}}, "privacy", "noise is 'laplace'; expected"),
+        ({"privacy": LAPLACE | {"clipping": {"kind": "layers"}}}, "privacy",
+         "needs records clipped in L1, and clipping.kind is layers"),
+        ({"privacy": LAPLACE | {"clipping": {"kind": "quantile"}}}, "privacy",
+         "clipping.kind is quantile, which clips in L2; expected whole"),
         ({"optimiser": {"momentum": 1.0}}, "optimiser.momentum", "a number below 1"),
         ({"cap": {"where": "nowhere"}}, "cap.where", "'coordinator' or 'device'"),
         ({"fragments_per_update": 0}, "fragments_per_update", "a number of at least 1"),

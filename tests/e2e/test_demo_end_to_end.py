@@ -117,7 +117,11 @@ def epsilon_by_dp_accounting(charges: list[dict[str, Any]]) -> float:
 
     accountant = PLDAccountant(value_discretization_interval=1e-3)
     for charge in charges:
-        event = dp_accounting.GaussianDpEvent(charge["noise_multiplier"])
+        kind = {
+            "discrete-gaussian": dp_accounting.GaussianDpEvent,
+            "discrete-laplace": dp_accounting.LaplaceDpEvent,
+        }
+        event = kind[charge["mechanism"]](charge["noise_multiplier"])
         accountant.compose(
             dp_accounting.PoissonSampledDpEvent(charge["sampling_rate"], event), charge["steps"]
         )
@@ -174,6 +178,45 @@ def test_demo_trains_and_accounts(tmp_path: Path, broker: str) -> None:
     assert re.search(rf"round +{ROUNDS}/{ROUNDS}", run.stderr)
 
 
+def kill_the_coordinator_and_an_agent(state_dir: Path) -> None:
+    for mark in ("coordinator run", "device-002/agent.yaml"):
+        victims = [pid for pid, command in processes_of(state_dir).items() if mark in command]
+        assert victims, mark
+        for pid in victims:
+            os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.skipif(not HAS_MOSQUITTO, reason="needs mosquitto")
+def test_laplace_noise_over_mosquitto_survives_kills_and_is_accounted_for(
+    tmp_path: Path, started: Callable[..., subprocess.Popen[str]]
+) -> None:
+    """dp-accounting has Laplace noise in one dimension, whose price is no more than the vector's."""
+    state_dir = tmp_path / "demo"
+    demo = started(
+        "--broker", "mosquitto", "--method", "incrementing", "--noise", "laplace", "--no-baseline",
+        "--epsilon", "20",
+    )  # fmt: skip
+    wait_for(lambda: rounds_closed(state_dir) >= 1, "closed round")
+    kill_the_coordinator_and_an_agent(state_dir)
+    _, err = demo.communicate(timeout=200)
+    assert demo.returncode == 0, err
+    assert "clip norm 30 in L1 (whole)" in err
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert results["privacy"]["statement"]["mechanism"] == "discrete-laplace"
+    assert results["restarts"] >= 2
+    assert results["fragments"]["counted"] == DEVICES * ROUNDS * FRAGMENTS
+    assert "30 in L1" in (state_dir / "report" / "index.html").read_text()
+    for number in range(1, DEVICES + 1):
+        state = state_dir / f"device-{number:03d}" / "state"
+        verified = dpagent("budget", "verify", "--state-dir", str(state))
+        assert verified.returncode == 0, verified.stderr
+        exported = dpagent("budget", "export", "--state-dir", str(state), "--json", "-")
+        charges = json.loads(exported.stdout)["charges"]
+        assert {charge["mechanism"] for charge in charges} == {"discrete-laplace"}
+        spent = charges[-1]["cumulative_epsilon"]
+        assert 0.9 * spent < epsilon_by_dp_accounting(charges) <= spent <= 20.0
+
+
 def test_killed_programs_go_on_where_they_were(
     tmp_path: Path, started: Callable[..., subprocess.Popen[str]]
 ) -> None:
@@ -181,11 +224,7 @@ def test_killed_programs_go_on_where_they_were(
     state_dir = tmp_path / "demo"
     demo = started()
     wait_for(lambda: rounds_closed(state_dir) >= 1, "closed round")
-    for mark in ("coordinator run", "device-002/agent.yaml"):
-        victims = [pid for pid, command in processes_of(state_dir).items() if mark in command]
-        assert victims, mark
-        for pid in victims:
-            os.kill(pid, signal.SIGKILL)
+    kill_the_coordinator_and_an_agent(state_dir)
     out, err = demo.communicate(timeout=200)
     assert demo.returncode == 0, err
     results = json.loads((tmp_path / "results.json").read_text())
@@ -299,6 +338,9 @@ def test_a_mistyped_first_start_does_not_spoil_the_directory_nor_does_where_one_
         # tests/simulation/test_fleet.py sees the same error without the wait.
         pytest.param(["--broker", "mqtt://127.0.0.1:1"], 6, "127.0.0.1:1", marks=pytest.mark.slow),
         (["--jitter-window", "nan"], 9, "--jitter-window"),
+        (["--noise", "laplace"], 2, "gaussian"),
+        (["--method", "incrementing", "--noise", "laplace", "--clipping", "layers"], 2, "--clipping whole"),
+        (["--method", "incrementing", "--noise", "laplace", "--engine", "onnx"], 2, "--engine numpy"),
     ],
 )
 def test_bad_options_get_a_sentence_and_a_code(

@@ -13,11 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from dpagent.norm import Norm
 from dpagent.privacy.accounting.composition import composed
 from dpagent.privacy.calibration import EventFamily, laplace_family
 from dpagent.privacy.events import ApproximateEvent, Event, poisson_sampled
 from dpagent.privacy.mechanisms.discretised_laplace import laplace_reach
-from dpagent.privacy.mechanisms.grid import Grid, Norm
+from dpagent.privacy.mechanisms.grid import Grid
 from dpagent.privacy.mechanisms.mechanism import Parameter, PlannedMechanism
 from dpagent.privacy.noise.discrete_laplace import DiscreteLaplaceSampler, statistical_distance
 from dpagent.privacy.noise.entropy import Entropy

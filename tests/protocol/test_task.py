@@ -5,20 +5,20 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import cbor2
 import pytest
 from fleets import DIGITS, make_plan, make_task, model_section, plan_values, terms
-from planted import plant
 
 from dpagent.errors import PlanError
 from dpagent.learning.models.description import from_description
+from dpagent.norm import Norm
 from dpagent.privacy.caps import ClampCap
 from dpagent.privacy.covariance import FLOAT64_SLACK, SecondMoments
 from dpagent.privacy.events import GaussianEvent, poisson_sampled
 from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian
-from dpagent.privacy.mechanisms.grid import Norm
+from dpagent.privacy.mechanisms.discretised_laplace import DiscretisedLaplace
 from dpagent.privacy.mechanisms.mechanism import Query
 from dpagent.protocol.codec import decode, encode
 from dpagent.protocol.messages import Plan
@@ -175,16 +175,23 @@ def test_second_moments_need_their_slack_in_their_own_round_only() -> None:
     make_task(clipping=LITTLE_SLACK)
 
 
-def test_a_mechanism_for_another_norm_than_the_clippings_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its noise would be for a sensitivity that records exceed √d-fold."""
-
-    class OfL1(DiscretisedGaussian):
-        name: ClassVar[str] = "of-l1"
-        norm: ClassVar[Norm] = Norm.L1
-
-    plant(monkeypatch, OfL1)
-    with pytest.raises(PlanError, match="clipped in L1"):
-        make_task(mechanism={"name": OfL1.name})
+@pytest.mark.parametrize(
+    ("changes", "offender"),
+    [
+        ({"clipping": LAYERS}, "each layer"),
+        (COUNTING, "quantile"),
+        (PROJECTION, "projection"),
+        (PROJECTION | {"round": 2}, "projection"),
+    ],
+)
+def test_a_mechanism_for_l1_is_refused_what_is_bounded_in_l2(changes: dict[str, Any], offender: str) -> None:
+    """Its noise would be for a sensitivity that records exceed, by up to √d."""
+    make_task(**changes)
+    laplace = {"method": "incrementing", "mechanism": {"name": DiscretisedLaplace.name}}
+    assert make_task(**laplace).mechanism.norm is Norm.L1
+    with pytest.raises(PlanError, match=offender) as caught:
+        make_task(**changes, **laplace)
+    assert "discrete-laplace needs records clipped in L1" in str(caught.value)
 
 
 @pytest.mark.parametrize(

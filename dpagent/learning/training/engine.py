@@ -2,7 +2,8 @@
 
 An engine takes a lot in microbatches of at most m records. For record i it computes the gradient
 g_i of the softmax cross-entropy in float32, its norm n_i and its clip factor c_i = min(1, C/n_i),
-and returns Σ c_i·g_i. The mechanism rounds that sum to its integer grid and adds noise for
+and returns Σ c_i·g_i. The norm is the one in which the mechanism states its sensitivity, L1 or L2.
+The mechanism rounds that sum to its integer grid and adds noise for
 one record's largest change of it (``docs/privacy.md``). Floating-point sums are not exact, so an
 engine promises:
 
@@ -11,31 +12,48 @@ engine promises:
    microbatch and wherever the record stands in it. :meth:`Engine.is_batch_invariant` tries it on
    the spot, at every position of a microbatch.
 2. **Short sums.** No float32 sum runs over more than the records of one microbatch; microbatches
-   are added in float64. No float32 sum of squares runs over more than :data:`NORM_RUN` numbers; to each,
-   once it is in float64, :data:`UNDERFLOW` is added for each of its squares.
-3. **Exclusion.** A record that holds a number which is not finite, or whose gradient or norm is not, adds
-   exact zeros, and is counted.
+   are added in float64. No float32 sum of squares (L2) or magnitudes (L1) runs over more than
+   :data:`NORM_RUN` numbers; to each, once it is in float64, :data:`UNDERFLOW` is added for each of its terms.
+3. **Exclusion.** A record that holds a number which is not finite, or whose gradient is not, or whose norm
+   has a square beyond float32, adds exact zeros, and is counted.
 
 What follows. Let u = 2⁻²⁴ and γ_k = ku/(1−ku); a sum of k products, in any order and with or without fused
 multiply-adds, is off by at most γ_k times the sum of their magnitudes (Higham, "Accuracy and Stability of
 Numerical Algorithms", 2nd ed., section 3.1).
 
-* *The norm.* n_i² is a sum of non-negative terms, each a sum of at most NORM_RUN squares or, for a dense
-  layer, a product of two such sums; so its relative error is at most γ_{2·NORM_RUN+16}, and that of the
+* *The norm in L2.* n_i² is a sum of non-negative terms, each a sum of at most NORM_RUN squares or, for a
+  dense layer, a product of two such sums; so its relative error is at most γ_{2·NORM_RUN+16}, and that of the
   root half of it. Squares and their sums that underflow, gradually or all at once, are too small by less
   than 2⁻¹²⁶ each, and UNDERFLOW makes up for both. That is not a trifle: in a dense layer, what
   underflows in one factor is multiplied by the other, which hostile weights make as large
   as 10³⁸. The true norm of the record's contribution, c_i·g_i, is then at most (1+η)·C with
   η = γ_{NORM_RUN+16}: the root, the quotient and the product with c_i take up the eight more.
-* *The sum.* A microbatch's sum is off its true value by at most γ_m·Σ‖c_i·g_i‖ ≤ mγ_m(1+η)·C in L2.
+* *The norm in L1.* n_i is a sum of magnitudes, each piece of it a sum of at most NORM_RUN of them or, for a
+  dense layer, a product of two such sums of half as many; so its relative error is at most γ_{NORM_RUN+8}.
+  A magnitude is exact, but a processor that takes subnormal numbers for zero loses up to 2⁻¹²⁶ of it, and as
+  much of each partial sum: UNDERFLOW makes up for both, also where the other factor of a dense layer is
+  enormous. The quotient and the product with c_i add less than the eight that are left: the true norm of
+  c_i·g_i is at most (1+η)·C, with the same η.
+* *The clip factor* is a normal number of float32 in both norms, and so rounded by a relative 2⁻²⁴ only:
+  n_i < 2⁶⁴, since its square is finite in float32, and a plan's C is at least 10⁻⁹, so c_i > 2⁻⁹⁴. Its
+  product with one factor of a dense layer may be subnormal, and then is rounded up by as much as 2⁻¹⁵⁰, which
+  the other factor multiplies. That one adds up to less than 2⁶⁴ too: its squares would not be finite, and in
+  L1 a sum of magnitudes from :data:`LARGEST_SUM` on counts as infinite. For 2²⁸ coordinates that is 2⁻⁵⁸,
+  which is below 2⁻²⁸·C, and is covered by what is spare below.
+* *The sum.* In each coordinate, a microbatch's sum is off its true value by at most γ_m times the sum of its
+  terms' magnitudes. That is a vector with the norm of Σ|c_i·g_i|: at most mγ_m(1+η)·C, in L1 and in L2 alike,
+  by the triangle inequality. Products that underflow add up to 2⁻¹²⁶ each: for 2²⁸ coordinates of 64 records
+  2⁻⁹² in L1, which is below 2⁻⁶²·C, and is covered by what is spare below.
 * *One record more.* The lot is taken in uniformly random order. Couple the orders of a lot and of the lot
   with one more record: put the new record at a uniformly random place and move the one that stood
   there to the end. Both orders are uniform, and only two microbatches differ: so the sums differ by one
   contribution and the errors of two microbatches on either side, however large the lot is.
-* *Float64.* Adding up B microbatches of L records is off by at most B·2⁻⁵²·L·(1+η)·C; lots are limited
-  to B·L ≤ 2³³ (:data:`MAX_LOT_MICROBATCHES`), which makes both sides together less than 2⁻¹⁷·C.
+* *Float64.* Adding up B microbatches of L records is off by at most B·2⁻⁵²·L·(1+η)·C, in either norm by the
+  same argument; lots are limited to B·L ≤ 2³³ (:data:`MAX_LOT_MICROBATCHES`), which makes both sides together
+  less than 2⁻¹⁷·C, half of it spare.
 
-Together, with C = 1 the sums of neighbouring lots differ by at most 1 + :func:`accumulation_slack`.
+Together, with C = 1 the sums of neighbouring lots differ by at most 1 + :func:`accumulation_slack`, in the
+norm in which records are clipped.
 """
 
 from __future__ import annotations
@@ -47,13 +65,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpagent.learning.models.spec import ModelSpec
+from dpagent.norm import Norm
 
 NORM_RUN: Final = 1024
-"""No float32 sum of squares is longer: longer vectors are measured piece by piece, and the pieces added
-in float64."""
+"""No float32 sum of squares or magnitudes is longer: longer vectors are measured piece by piece, and the
+pieces added in float64."""
 
 UNDERFLOW: Final = 2.0**-125
-"""The most that a float32 square and its addition lose to underflow: twice the least normal number."""
+"""The most that a float32 square or magnitude and its addition lose to underflow: twice the least normal
+number."""
+
+LARGEST_SUM: Final = 2.0**64
+"""A sum of magnitudes from here on counts as infinite, as one of squares is."""
 
 MAX_MICROBATCH: Final = 64
 """Records whose gradients may be summed in float32; the slack grows with the square of it."""
@@ -86,11 +109,15 @@ class Engine(Protocol):
         spec: the architecture.
         microbatch: records computed together, in ``1..MAX_MICROBATCH``.
         views: augmented copies of each record, whose gradients are averaged before clipping.
+        norm: in which records are clipped.
     """
 
     spec: ModelSpec
     microbatch: int
     views: int
+
+    @property
+    def norm(self) -> Norm: ...
 
     def clipped_sum(
         self,
@@ -106,8 +133,8 @@ class Engine(Protocol):
             inputs: ``(n, *input_shape)``, or ``(n, views, *input_shape)`` with several views;
                 float32, or uint8 in 0..255, which is divided by 255. n may be 0.
             labels: ``(n,)`` integers in ``0..classes-1``.
-            clip_norms: one L2 norm for the whole gradient, or one for each layer with parameters,
-                in the order of ``spec.parameter_shapes``.
+            clip_norms: one for the whole gradient, or one for each layer with parameters, in the order of
+                ``spec.parameter_shapes``; each a bound on the engine's norm.
 
         Raises:
             ParameterError: the weights or the clip norms do not fit the model.
@@ -121,7 +148,7 @@ class Engine(Protocol):
 
 
 def accumulation_slack(microbatch: int) -> float:
-    """How much more than its clip norm one record can change a sum, relative to the norm.
+    """How much more than its clip norm one record can change a sum, relative to the norm, in L1 as in L2.
 
     Derived in the module's text; 1.05e-3 for the greatest, 64.
 

@@ -18,6 +18,7 @@ from dpagent.errors import ConfigurationError, DpagentError
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.training.engine import Engine
 from dpagent.learning.training.numpy_engine.engine import NumpyEngine
+from dpagent.norm import Norm
 
 EngineKind: TypeAlias = Literal["numpy", "onnx"]
 
@@ -56,6 +57,7 @@ class Bench:
         threads: that the engine may use.
         views: of each record.
         groups: how many clip norms there are.
+        norm: in which records are clipped.
         trusted: digests of graphs that the device's owner allows.
     """
 
@@ -65,6 +67,7 @@ class Bench:
     threads: int = 1
     views: int = 1
     groups: int = 1
+    norm: Norm = Norm.L2
     trusted: Collection[str] = ()
 
     def make(self, kind: EngineKind) -> Engine:
@@ -83,7 +86,18 @@ class Bench:
 
     def _made(self, kind: EngineKind) -> Engine:
         if kind == "numpy":
-            return NumpyEngine(self.spec, microbatch=self.microbatch, threads=self.threads, views=self.views)
+            return NumpyEngine(
+                self.spec,
+                microbatch=self.microbatch,
+                threads=self.threads,
+                views=self.views,
+                norm=self.norm,
+            )
+        if self.norm is not Norm.L2:
+            raise UnsuitableEngineError(
+                f"training graphs clip records in L2; the plan's mechanism needs {self.norm}, which the numpy"
+                " engine can"
+            )
         if find_spec("onnxruntime") is None:
             raise UnsuitableEngineError("onnxruntime is not installed on this board")
         if self.graph is None:

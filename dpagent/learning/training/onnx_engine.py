@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +35,7 @@ from dpagent.learning.training.arguments import require_inputs, require_labels
 from dpagent.learning.training.engine import MAX_LOT_MICROBATCHES, MAX_MICROBATCH, ClippedSum
 from dpagent.learning.training.onnx_graph.session import LoadedGraph, load_graph
 from dpagent.learning.training.onnx_graph.signature import LARGEST_SQUARE, Tensor, matrix_shape, sum_of
+from dpagent.norm import Norm
 
 # Bytes that a run's windows and gradients may take: with more, caches lose more than fixed costs gain.
 _WORKING_SET = 8 << 20
@@ -56,11 +57,14 @@ class OnnxEngine:
     Attributes:
         rows: records computed together in one run, a divisor of ``microbatch``.
         groups: how many clip norms the graph takes.
+        norm: in which records are clipped: graphs do it in L2.
 
     Raises:
         ConfigurationError: the graph is not known to the device, or is not one for ``spec``.
         ParameterError: a number is out of its range.
     """
+
+    norm: Final = Norm.L2
 
     def __init__(
         self,

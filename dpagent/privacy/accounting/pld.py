@@ -11,11 +11,12 @@ The loss of a single run, and the choice of the grid that it is put on, is in
 
 **Time.** It grows with the transforms, one for each different mechanism, and with their cells. Anybody may
 announce a schedule, so a grid that is chosen here has no more than 70 million cells over all transforms, in
-both directions together: some 15 ns each. What a law takes besides counts as 32 transforms. Where the grid of
-that text has more, a coarser one is taken. It proves a larger ε: every grid gives a bound. Schedules of up to
-2,000 different Gaussian mechanisms that we plan stay within it, and of up to 300 Laplace ones: their prices
-do not change. Where no grid within its range is coarse enough, this accountant states Rényi's bound, if there
-is one, and no ε otherwise.
+both directions together: some 15 ns each. What a law takes besides counts as 32 transforms. (The looks at a
+history, on the grid that was pinned for it, have 200 million; where they would have more, there are fewer of
+them.) Where the grid of that text has more, a coarser one is taken. It proves a larger ε: every grid gives a
+bound. Schedules of up to 2,000 different Gaussian mechanisms that we plan stay within it, and of up to 300
+Laplace ones: their prices do not change. Where no grid within its range is coarse enough, this accountant
+states Rényi's bound, if there is one, and no ε otherwise.
 
 >>> from dpagent.privacy.events import GaussianEvent, poisson_sampled
 >>> rounds = poisson_sampled(GaussianEvent(2.25), 0.1, count=100)
@@ -56,6 +57,7 @@ from dpagent.privacy.events import MAX_EVENT_EPSILON, ApproximateEvent, Event
 
 _MAX_STAGES: Final = 2048
 _MOST_WORK: Final = 70_000_000  # cells over all transforms of one price
+_MOST_RUNNING_WORK: Final = 200_000_000  # the same, over all looks at a history of charges
 _SPARE: Final = 1.1
 _FINER: Final = 8.0
 _NEARLY: Final = 0.8  # of a step: a finer one, but coarser than this share, is not worth the time
@@ -139,22 +141,36 @@ class PldAccountant(Accountant):
     def _running_epsilon(self, charges: Sequence[Runs], delta: float) -> FloatArray:
         """As the base class says.
 
-        Of more than 2,048 charges only some 1,024, evenly spaced, are looked at after; for the others, the
-        figure is the ε after the next that is.
+        Of more than 2,048 charges only some 1,024, evenly spaced, are looked at after, and fewer where their
+        losses have many cells; for the others, the figure is the ε after the next that is.
+        """
+        stride = 1 if len(charges) <= _MAX_STAGES else math.ceil(2 * len(charges) / _MAX_STAGES)
+        while True:
+            try:
+                return self._running_at(charges, delta, stride)
+            except GridTooFineError as error:
+                if self.grid is None or stride >= len(charges):
+                    raise
+                stride = min(len(charges), math.ceil(_SPARE * error.excess * stride))
+
+    def _running_at(self, charges: Sequence[Runs], delta: float, stride: int) -> FloatArray:
+        """The same, with a look after each ``stride`` charges and the last.
+
+        Raises:
+            GridTooFineError: so many looks on this grid take too long, or it is too fine for any.
         """
         counts: Counter[Component] = Counter()
         for mechanism, count in charges:
             counts[mechanism] += count
         merged = canonical(counts)
         row_of = {mechanism: row for row, (mechanism, _) in enumerate(merged)}
-        stride = stage_length(len(charges))
         stages = []
         for start in range(0, len(charges), stride):
             stage: Counter[int] = Counter()
             for mechanism, count in charges[start : start + stride]:
                 stage[row_of[mechanism]] += count
             stages.append(sorted(stage.items()))
-        ends = _ends(len(charges))
+        ends = _ends(len(charges), stride)
         running = _simple_bounds(charges, delta)[ends]
         if running[-1] > 0:
             worse, _ = _evaluated(merged, self.grid, delta, lambda loss: loss.running_epsilon(delta), stages)
@@ -172,14 +188,8 @@ def _least_bound(charges: Sequence[Runs], delta: float, composed: float) -> floa
     return min(tight, other)
 
 
-def stage_length(count: int) -> int:
-    """Of that many charges, after every how many :meth:`PldAccountant.running_epsilon` looks at their ε."""
-    return 1 if count <= _MAX_STAGES else math.ceil(2 * count / _MAX_STAGES)
-
-
-def _ends(count: int) -> NDArray[np.intp]:
+def _ends(count: int, length: int) -> NDArray[np.intp]:
     """Where stages end: the last charge of each."""
-    length = stage_length(count)
     return np.minimum(np.arange(length - 1, count + length - 1, length), count - 1)
 
 
@@ -195,8 +205,7 @@ def _evaluated(
     Raises:
         GridTooFineError: the grid given is too fine, or none is coarse enough.
     """
-    # Only what is announced by others, not the history of one's own rounds, is priced against the clock.
-    most_work = math.inf if grid or stages else _MOST_WORK
+    most_work = _MOST_RUNNING_WORK if grid and stages else math.inf if grid or stages else _MOST_WORK
 
     def worse_on(step: float) -> Any:
         return np.max([figure(loss) for loss in _composed(charges, step, delta, stages, most_work)], axis=0)

@@ -2,6 +2,8 @@
 
 Not wired: no program imports this yet.
 
+``docs/decisions/2026-11-22-bounded-cap-by-a-filter.md`` says how plans will announce it.
+
 It keeps the aims of Algorithm 1 of Luo, Xu and Guan (2022), no absurdly large noise, and a
 schedule that restarts with the remaining budget. Unlike that algorithm, it is differentially private (see
 :mod:`dpagent.privacy.mechanisms.published`). Departures:
@@ -149,7 +151,13 @@ class BoundedBudget:
         return self.schedule.reallocated(self.epsilon, costs, self.rounds)
 
     def next_round(
-        self, cap: float, *, clip_norm: float, dimension: int, resolution: int | None = None
+        self,
+        cap: float,
+        *,
+        clip_norm: float,
+        dimension: int,
+        resolution: int | None = None,
+        accumulation_slack: float | None = None,
     ) -> BoundedRound:
         """The mechanism of the next round, and its cost. Charges nothing: see ``after``.
 
@@ -159,6 +167,7 @@ class BoundedBudget:
             clip_norm: C, in L1.
             dimension: d.
             resolution: grid units to one clip norm; by default they follow from d.
+            accumulation_slack: of sums, or None where records are rounded.
 
         Raises:
             ParameterError: a value is out of its range.
@@ -168,7 +177,13 @@ class BoundedBudget:
         delta = min(self.delta / self.rounds / self.steps / self.sampling_rate, 0.5) * _SAFE
         terms = (self.sampling_rate, dimension)
         mechanism = TruncatedLaplace.for_delta(
-            clip_norm, self._of_a_step(planned), delta, *terms, steps=self.steps, resolution=resolution
+            clip_norm,
+            self._of_a_step(planned),
+            delta,
+            *terms,
+            steps=self.steps,
+            resolution=resolution,
+            accumulation_slack=accumulation_slack,
         )
         capped = not mechanism.cap <= cap
         if capped:
@@ -180,6 +195,7 @@ class BoundedBudget:
                     *terms,
                     steps=self.steps,
                     resolution=resolution,
+                    accumulation_slack=accumulation_slack,
                     max_epsilon=self._of_a_step(remaining),
                 )
             except ParameterError:

@@ -36,10 +36,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpagent.errors import require_positive
+from dpagent.norm import Norm
 from dpagent.privacy.events import Event
 from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian
 from dpagent.privacy.mechanisms.discretised_laplace import DiscretisedLaplace
-from dpagent.privacy.mechanisms.grid import DEFAULT_RESOLUTION, Constrained, Grid, Norm
+from dpagent.privacy.mechanisms.grid import DEFAULT_RESOLUTION, Constrained, Grid
 from dpagent.privacy.mechanisms.mechanism import Mechanism
 from dpagent.privacy.noise.entropy import Entropy, Sampler
 from dpagent.privacy.statement import Adjacency, BudgetStatement, Trust, Unit
@@ -169,7 +170,7 @@ class CentralLaplace(_Central):
     """L1-clipped updates, and discrete Laplace noise on their sum: pure ε. Public.
 
     Attributes:
-        epsilon: ε of one round with known participants, before sampling, in (0, 1000].
+        noise_multiplier: the noise's scale over the L1 sensitivity: 1/ε of a round with known participants.
         resolution: grid units to one clip norm, in [1, 2³⁰]; by default it follows from d.
 
     Raises:
@@ -179,7 +180,7 @@ class CentralLaplace(_Central):
     name: ClassVar[str] = "central-laplace"
     norm: ClassVar[Norm] = Norm.L1
 
-    epsilon: float
+    noise_multiplier: float
     resolution: int | None = None
 
     @property
@@ -191,7 +192,7 @@ class CentralLaplace(_Central):
     def _noise(self) -> DiscretisedLaplace:
         return DiscretisedLaplace(
             self.clip_norm,
-            self.epsilon,
+            self.noise_multiplier,
             self.sampling_rate,
             self.dimension,
             resolution=self.resolution,

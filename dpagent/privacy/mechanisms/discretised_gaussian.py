@@ -19,12 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpagent.errors import ParameterError, require_between, require_count, require_positive
+from dpagent.norm import Norm
 from dpagent.privacy.accounting.gaussian_loss import MIN_SIGMA_UNITS
 from dpagent.privacy.accounting.pld import PldAccountant
 from dpagent.privacy.accounting.rdp import RdpAccountant
 from dpagent.privacy.calibration import EventFamily, gaussian_family
 from dpagent.privacy.events import SIGMA_RANGE, Event, GaussianEvent, poisson_sampled
-from dpagent.privacy.mechanisms.grid import DEFAULT_RESOLUTION, Grid, Norm
+from dpagent.privacy.mechanisms.grid import DEFAULT_RESOLUTION, Grid
 from dpagent.privacy.mechanisms.honest_norms import NoiseLaw
 from dpagent.privacy.mechanisms.mechanism import Mechanism, Parameter, PlannedMechanism
 from dpagent.privacy.noise.discrete_gaussian import (

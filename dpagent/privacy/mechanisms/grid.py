@@ -30,10 +30,13 @@ loses 19 % of its L1 norm to truncation at F = 2¹⁶, and 0.4 % to rounding to 
 
 *Sums.* Rounding each record needs all its coordinates in memory, which for a dense layer costs more than
 its gradient. So a sum of clipped float vectors may be rounded instead (:meth:`Grid.quantize`). If the
-float sums of two neighbouring lots differ by at most (1 + s)·C in L2, s being the *accumulation slack*
-that the learning engine proves (:mod:`dpagent.learning.training.engine`), then their integer vectors differ
-by at most Δ = F + ⌈sF⌉ + ⌈√d⌉ + 1: each rounding moves a coordinate by up to 1/2, and the last unit
-covers the float64 scaling, whose error in L2 is below L·F·2⁻⁵¹ units for L records.
+float sums of two neighbouring lots differ by at most (1 + s)·C, s being the *accumulation slack*
+that the learning engine proves (:mod:`dpagent.learning.training.engine`), then in L2 their integer vectors
+differ by at most Δ = F + ⌈sF⌉ + ⌈√d⌉ + 1: each rounding moves a coordinate by up to 1/2, and the last unit
+covers the float64 scaling, whose error in L2 is below L·F·2⁻⁵¹ units for L records. In L1 the same holds with
+d for ⌈√d⌉: a unit for each coordinate. A coordinate of which the record has nothing costs as much, so nothing
+bounds that by F here; F has to be large beside d. Engines add up no more than 2²⁰ records, so the error of
+the scaling stays below one unit in L1 too, up to F = 2³⁰.
 
 Both rest on one condition outside this package: **a record's float32 vector must not depend, in
 any bit, on the other records of its microbatch.** The learning engines guarantee it and test it.
@@ -44,7 +47,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from enum import StrEnum
 from fractions import Fraction
 from typing import Final, NamedTuple
 
@@ -52,27 +54,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpagent.errors import ParameterError, require_between, require_count
+from dpagent.norm import Norm
 
 #: Fine-grid units to one L2 clip norm.
 DEFAULT_RESOLUTION: Final = 65_536
+
+#: Up to so many grid units to C, norms and sums are exact in float64.
+MAX_RESOLUTION: Final[dict[Norm, int]] = {Norm.L1: 2**30, Norm.L2: 2**20}
 
 _MAX_DIMENSION: Final = 2**28
 _EXACT: Final = 2**53  # float64 holds all whole numbers up to this
 _L1_STEPS_A_COORDINATE: Final = 512
 _MAX_SLACK: Final = 0.01
 _L1_DEFAULT_RANGE: Final = (65_536, 2**28)
-
-
-class Norm(StrEnum):
-    """In which norm records are clipped, and the sensitivity is stated."""
-
-    L1 = "L1"
-    L2 = "L2"
-
-    @property
-    def max_resolution(self) -> int:
-        """Up to this many grid units to C, norms and sums are exact in float64."""
-        return {Norm.L1: 2**30, Norm.L2: 2**20}[self]
 
 
 class Constrained(NamedTuple):
@@ -111,7 +105,7 @@ class Grid:
             raise ParameterError(f"norm is {self.norm!r}; expected one of {', '.join(Norm)}.")
         require_between("clip norm", self.clip_norm, 1e-9, 1e9)
         require_count("dimension", self.dimension, maximum=_MAX_DIMENSION)
-        require_count("resolution", self.resolution, maximum=self.norm.max_resolution)
+        require_count("resolution", self.resolution, maximum=MAX_RESOLUTION[self.norm])
 
     @property
     def granularity(self) -> float:
@@ -169,7 +163,8 @@ class Grid:
         """
         require_between("accumulation slack", accumulation_slack, 0.0, _MAX_SLACK)
         extra = math.ceil(Fraction(accumulation_slack) * self.resolution)
-        return self.resolution + extra + _ceil_sqrt(self.dimension) + 1
+        rounding = self.dimension if self.norm is Norm.L1 else _ceil_sqrt(self.dimension)
+        return self.resolution + extra + rounding + 1
 
     def quantize(self, total: NDArray[np.float64]) -> NDArray[np.int64]:
         """A sum of clipped vectors, shape (d,) in the vectors' own units, rounded to whole grid units.

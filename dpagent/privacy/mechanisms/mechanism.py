@@ -27,10 +27,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpagent.errors import ParameterError, require_between, require_count, require_positive
+from dpagent.norm import Norm
 from dpagent.privacy.accounting.imperfect_noise import imperfect_delta
 from dpagent.privacy.calibration import NOISE_RANGE, EventFamily
 from dpagent.privacy.events import Event
-from dpagent.privacy.mechanisms.grid import Constrained, Grid, Norm
+from dpagent.privacy.mechanisms.grid import Constrained, Grid
 from dpagent.privacy.mechanisms.honest_norms import NoiseLaw
 from dpagent.privacy.mechanisms.wire import STEPS_OF_NOISE, wire_step
 from dpagent.privacy.noise.entropy import Entropy, Sampler
@@ -282,7 +283,9 @@ class Mechanism(ABC):
         """
         lot = require_positive("expected lot", expected_lot)
         signal = _SIGNAL * lot * self.steps * self.sensitivity_units / self.wire_step
-        variance = STEPS_OF_NOISE**2 + 1 / 12 + signal**2 / self.dimension
+        # Spread evenly, a signal of L2 norm s has s/√d in each coordinate, and one of L1 norm s has s/d.
+        coordinates = self.dimension if self.norm is Norm.L2 else self.dimension**2
+        variance = STEPS_OF_NOISE**2 + 1 / 12 + signal**2 / coordinates
         return math.log2(2 * math.pi * math.e * variance) / 2
 
 
@@ -297,6 +300,8 @@ class PlannedMechanism(Mechanism):
 
     noise_range: ClassVar[tuple[float, float]] = NOISE_RANGE
     """Least and greatest noise multiplier that a device runs."""
+    deviation_per_multiplier: ClassVar[float] = 1.0
+    """Standard deviation of the noise over the sensitivity, for a noise multiplier of 1."""
     parameters: ClassVar[tuple[Parameter, ...]] = ()
     """The parameters that a plan announces besides noise multipliers."""
 

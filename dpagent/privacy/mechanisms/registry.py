@@ -9,11 +9,12 @@ from typing import Final
 
 from dpagent.errors import ParameterError
 from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian
+from dpagent.privacy.mechanisms.discretised_laplace import DiscretisedLaplace
 from dpagent.privacy.mechanisms.mechanism import PlannedMechanism
 
 #: By name on the wire and in ledgers.
 MECHANISMS: Final[dict[str, type[PlannedMechanism]]] = {
-    mechanism.name: mechanism for mechanism in (DiscretisedGaussian,)
+    mechanism.name: mechanism for mechanism in (DiscretisedGaussian, DiscretisedLaplace)
 }
 
 DEFAULT_MECHANISM: Final = DiscretisedGaussian.name

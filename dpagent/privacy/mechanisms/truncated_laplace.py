@@ -41,14 +41,17 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Final, Self
 
 from dpagent.errors import ParameterError, PlanError, require_between, require_count, require_positive
+from dpagent.norm import Norm
 from dpagent.privacy.events import ApproximateEvent, Event, poisson_sampled
 from dpagent.privacy.mechanisms.discretised_laplace import (
     MAX_EPSILON,
-    DiscretisedLaplace,
+    LaplaceNoise,
     laplace_reach,
+    multiplier_for,
     noise_scale,
+    sensitivity_of,
 )
-from dpagent.privacy.mechanisms.grid import Grid, Norm, l1_resolution
+from dpagent.privacy.mechanisms.grid import Grid, l1_resolution
 from dpagent.privacy.noise.discrete_laplace import (
     MAX_BOUND,
     MAX_SCALE,
@@ -64,16 +67,12 @@ _HALVINGS: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
-class TruncatedLaplace(DiscretisedLaplace):
+class TruncatedLaplace(LaplaceNoise):
     """The mechanism of one round; the record states all that an accountant or auditor needs. Public.
 
+    The other attributes are those of :class:`~dpagent.privacy.mechanisms.discretised_laplace.LaplaceNoise`.
+
     Attributes:
-        clip_norm: C, the L1 norm a record's gradient is scaled down to, in [1e-9, 1e9].
-        epsilon: ε of one step on a lot that is known, before sampling, in (0, 1000].
-        sampling_rate: q, the probability with which each record enters a lot, in (0, 1].
-        dimension: d, number of coordinates of the sum.
-        steps: noisy local steps in one round, each with a fresh lot and fresh noise.
-        resolution: grid units to one clip norm, in [1, 2³⁰]; by default it follows from d.
         bound_units: A, in grid units: at least the sensitivity, at most 2⁵⁰.
 
     Raises:
@@ -86,7 +85,7 @@ class TruncatedLaplace(DiscretisedLaplace):
     bound_units: int = field(kw_only=True)
 
     def __post_init__(self) -> None:
-        DiscretisedLaplace.__post_init__(self)
+        LaplaceNoise.__post_init__(self)
         require_count("bound steps", self.bound_units, maximum=MAX_BOUND)
         _require_reach(self.support_units, self.sensitivity_units, self.granularity)
 
@@ -101,11 +100,13 @@ class TruncatedLaplace(DiscretisedLaplace):
         *,
         steps: int = 1,
         resolution: int | None = None,
+        accumulation_slack: float | None = None,
     ) -> Self:
         """The least A with which a step on a known lot is (``epsilon``, ``delta``)-DP."""
-        pure = DiscretisedLaplace(clip_norm, epsilon, sampling_rate, dimension, steps, resolution)
-        bound = least_bound(epsilon, delta, pure.sensitivity_units)
-        return cls(clip_norm, epsilon, sampling_rate, dimension, steps, resolution, bound_units=bound)
+        grid = _grid(clip_norm, dimension, resolution)
+        bound = least_bound(epsilon, delta, sensitivity_of(grid, accumulation_slack))
+        noise, own = multiplier_for(epsilon), (steps, resolution, accumulation_slack)
+        return cls(clip_norm, noise, sampling_rate, dimension, *own, bound_units=bound)
 
     @classmethod
     def for_cap(
@@ -118,6 +119,7 @@ class TruncatedLaplace(DiscretisedLaplace):
         *,
         steps: int = 1,
         resolution: int | None = None,
+        accumulation_slack: float | None = None,
         max_epsilon: float = MAX_EPSILON,
     ) -> Self:
         """The least ε with which a step's noise of at most ``cap`` is (ε, ``delta``)-DP.
@@ -131,6 +133,7 @@ class TruncatedLaplace(DiscretisedLaplace):
             dimension: d.
             steps: noisy local steps in one round.
             resolution: grid units to one clip norm.
+            accumulation_slack: of sums, or None where records are rounded.
             max_epsilon: the largest ε acceptable, in (0, 1000].
 
         Raises:
@@ -138,22 +141,22 @@ class TruncatedLaplace(DiscretisedLaplace):
             PlanError: no ε up to ``max_epsilon`` meets the cap; says which cap would do.
         """
         require_positive("cap", cap)
-        grid = Grid(
-            Norm.L1, clip_norm, dimension, l1_resolution(dimension) if resolution is None else resolution
-        )
+        grid = _grid(clip_norm, dimension, resolution)
         bound = math.floor(min(cap / grid.granularity, MAX_BOUND))
+        sensitivity = sensitivity_of(grid, accumulation_slack)
         try:
-            epsilon = least_epsilon(bound, delta, grid.sensitivity_units, max_epsilon=max_epsilon)
+            epsilon = least_epsilon(bound, delta, sensitivity, max_epsilon=max_epsilon)
         except PlanError as error:
-            highest = _highest_epsilon(max_epsilon, grid.sensitivity_units)
-            needed = least_bound(highest, delta, grid.sensitivity_units) * grid.granularity
+            highest = _highest_epsilon(max_epsilon, sensitivity)
+            needed = least_bound(highest, delta, sensitivity) * grid.granularity
             raise PlanError(
                 f"A noise cap of {cap:g} cannot be met: the L1 sensitivity is "
-                f"{grid.sensitivity_units * grid.granularity:g}, and with epsilon up to {highest:g} at "
+                f"{sensitivity * grid.granularity:g}, and with epsilon up to {highest:g} at "
                 f"delta {delta:g} noise has to reach {_rounded_up(needed):g}. Raise the cap to that, or "
                 "lower the clip norm."
             ) from error
-        return cls(clip_norm, epsilon, sampling_rate, dimension, steps, resolution, bound_units=bound)
+        noise, own = multiplier_for(epsilon), (steps, resolution, accumulation_slack)
+        return cls(clip_norm, noise, sampling_rate, dimension, *own, bound_units=bound)
 
     @property
     def support_units(self) -> int:
@@ -276,6 +279,10 @@ def least_epsilon(bound: int, delta: float, sensitivity: int, *, max_epsilon: fl
             break
         low, high = (low, middle) if is_met(middle) else (middle, high)
     return high
+
+
+def _grid(clip_norm: float, dimension: int, resolution: int | None) -> Grid:
+    return Grid(Norm.L1, clip_norm, dimension, l1_resolution(dimension) if resolution is None else resolution)
 
 
 def _highest_epsilon(max_epsilon: float, sensitivity: int) -> float:

@@ -12,6 +12,7 @@ from dpagent.learning.training.engine_choice import Bench, UnsuitableEngineError
 from dpagent.learning.training.numpy_engine.engine import NumpyEngine
 from dpagent.learning.training.onnx_engine import OnnxEngine
 from dpagent.learning.training.onnx_graph.build import build_training_graph
+from dpagent.norm import Norm
 
 DIGITS = built_in("digits")
 
@@ -36,6 +37,7 @@ def test_both_engines_are_tried_and_the_faster_one_taken() -> None:
         ({"graph": b"rubbish"}, "trusted_graphs"),
         ({"views": 2}, "made for 1 views and 1 clip norms; the plan has 2 and 1"),
         ({"groups": 3}, "made for 1 views and 1 clip norms; the plan has 1 and 3"),
+        ({"norm": Norm.L1}, "clip records in L2; the plan's mechanism needs L1"),
     ],
 )
 def test_without_a_graph_that_fits_numpy_is_left(changes: dict[str, Any], text: str) -> None:
@@ -43,7 +45,7 @@ def test_without_a_graph_that_fits_numpy_is_left(changes: dict[str, Any], text: 
         bench(**changes).make("onnx")
     engine, trials = choose_engine(bench(**changes))
     assert isinstance(engine, NumpyEngine)
-    assert engine.views == changes.get("views", 1)
+    assert (engine.views, engine.norm) == (changes.get("views", 1), changes.get("norm", Norm.L2))
     assert [trial.kind for trial in trials if trial.why_not] == ["onnx"]
 
 

@@ -28,6 +28,7 @@ from dpagent.learning.training.numpy_engine.activations import Tangent
 from dpagent.learning.training.numpy_engine.engine import NumpyEngine
 from dpagent.learning.training.numpy_engine.gathering import SlidingProduct
 from dpagent.learning.training.numpy_engine.workspaces import Memory
+from dpagent.norm import Norm
 
 # Sizes that fill no vector: every function and product has a tail to trip over.
 ODD = small("odd", (11, 9, 1), Conv2d(5, 3), Tanh(), MaxPool2d(2, 1), Conv2d(3, 2), Tanh(), Dense(11), Tanh())
@@ -289,7 +290,7 @@ def test_every_record_begins_on_a_cache_line() -> None:
             assert all(start % 64 == 0 for start in starts)
             assert room.whole.size % 16 == 0
             assert np.shares_memory(room.values, room.whole)
-    gradients = stages.RecordGradients(3, (5, 7))
+    gradients = stages.RecordGradients(3, (5, 7), Norm.L2)
     assert all(row.__array_interface__["data"][0] % 64 == 0 for row in gradients.rows)
 
 

@@ -95,6 +95,33 @@ def test_the_budget_is_never_exceeded_and_the_cap_always_kept(
     assert math.fsum(composed(event).delta for event in state.spent) <= 1e-5
 
 
+@given(
+    scales=st.lists(st.sampled_from([0.0, 1e-3, 1.0, 50.0, 3e38]), min_size=1, max_size=12),
+    schedule=st.sampled_from([UNIFORM, Schedule("incrementing", 0.9), Schedule("linear", ratio=50.0)]),
+    q=st.sampled_from([0.01, 0.5, 1.0]),
+)
+@settings(max_examples=60)
+def test_no_choice_of_weights_spends_more_than_the_reservation(
+    scales: list[float], schedule: Schedule, q: float
+) -> None:
+    """A coordinator that chooses each round's weights, and with them its cap, after all it has seen."""
+    cap, weights = BoundedCap(0.5, 0.02), np.linspace(-1, 1, 101, dtype=np.float32)
+    state = budget(schedule=schedule, sampling_rate=q, rounds=12, epsilon=40.0)
+    for scale in scales:
+        bound = cap.bound(weights * np.float32(scale), 200.0)
+        try:
+            done = state.next_round(bound, clip_norm=1.0, dimension=101, accumulation_slack=0.001)
+        except PlanError:
+            continue
+        # Both sides derive it from public values, to the bit.
+        again = state.next_round(bound, clip_norm=1.0, dimension=101, accumulation_slack=0.001)
+        assert again == done
+        assert done.mechanism.cap <= bound
+        state = done.after
+        assert math.fsum(composed(event).epsilon for event in state.spent) <= 40.0
+        assert math.fsum(composed(event).delta for event in state.spent) <= 1e-5
+
+
 def test_a_round_that_does_not_fit_is_refused_with_the_cap_that_would() -> None:
     state = budget()
     with pytest.raises(PlanError, match=r"Round 1 of 10, with epsilon 3 of 3 left.*cap of 2 cannot") as error:

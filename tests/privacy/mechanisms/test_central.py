@@ -37,7 +37,11 @@ def laplace(
     dimension: int = 650, *, devices: float = 10.0, rate: float = 1.0, epsilon: float = 1.0
 ) -> Central:
     return CentralLaplace(
-        clip_norm=1.0, epsilon=epsilon, sampling_rate=rate, dimension=dimension, expected_devices=devices
+        clip_norm=1.0,
+        noise_multiplier=1 / epsilon,
+        sampling_rate=rate,
+        dimension=dimension,
+        expected_devices=devices,
     )
 
 

@@ -16,12 +16,13 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from dpagent.errors import ParameterError
+from dpagent.norm import Norm
 from dpagent.privacy.accounting.gaussian_loss import MIN_SIGMA_UNITS
 from dpagent.privacy.accounting.pld import PldAccountant
 from dpagent.privacy.accounting.rdp import RdpAccountant
 from dpagent.privacy.events import GaussianEvent, poisson_sampled
 from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian
-from dpagent.privacy.mechanisms.grid import Grid, Norm, l1_resolution, shrink_to_norm
+from dpagent.privacy.mechanisms.grid import MAX_RESOLUTION, Grid, l1_resolution, shrink_to_norm
 from dpagent.privacy.mechanisms.mechanism import NOISE_SHARE, Parameter, Query
 from dpagent.privacy.mechanisms.wire import round_at_random
 from dpagent.privacy.noise.entropy import NoisePool
@@ -65,7 +66,7 @@ def test_no_record_exceeds_the_sensitivity(
 def test_removing_a_record_removes_its_own_vector(
     batch: NDArray[np.float32], data: st.DataObject, norm: Norm
 ) -> None:
-    grid = Grid(norm, 1.0, batch.shape[1], norm.max_resolution)
+    grid = Grid(norm, 1.0, batch.shape[1], MAX_RESOLUTION[norm])
     removed = data.draw(st.integers(0, len(batch) - 1))
     difference = grid.constrain(batch).total - grid.constrain(np.delete(batch, removed, axis=0)).total
     assert measure(difference, norm) <= limit(grid.sensitivity_units, norm)

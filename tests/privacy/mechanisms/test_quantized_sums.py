@@ -12,38 +12,42 @@ from numpy.typing import NDArray
 
 from dpagent.errors import ParameterError
 from dpagent.learning.training.engine import MAX_MICROBATCH, accumulation_slack
+from dpagent.norm import Norm
 from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian, finest_resolution
-from dpagent.privacy.mechanisms.grid import Grid, Norm
+from dpagent.privacy.mechanisms.grid import MAX_RESOLUTION, Grid
 from dpagent.privacy.noise.discrete_gaussian import MAX_SIGMA
 
 
 @given(
     dimension=st.integers(1, 400),
-    fine=st.sampled_from([1, 7, 65_536, 2**20]),
+    fine=st.sampled_from([1, 7, 65_536, 2**20, 2**30]),
     slack=st.floats(0, 0.01),
     seed=st.integers(0, 2**32 - 1),
+    norm=st.sampled_from(Norm),
 )
 def test_sums_apart_by_one_record_stay_within_the_sensitivity(
-    dimension: int, fine: int, slack: float, seed: int
+    dimension: int, fine: int, slack: float, seed: int, norm: Norm
 ) -> None:
-    grid = Grid(Norm.L2, 0.7, dimension, fine)
+    grid = Grid(norm, 0.7, dimension, min(fine, MAX_RESOLUTION[norm]))
     generator = np.random.default_rng(seed)
     total = generator.normal(size=dimension) * 50
     record = generator.normal(size=dimension)
     # As far away as is allowed, and from the middle between grid points, where rounding does most.
     total = (np.rint(total / grid.granularity) + 0.5 - 1e-9 * np.sign(record)) * grid.granularity
-    record *= 0.7 * (1 + slack) / np.linalg.norm(record)
+    record *= 0.7 * (1 + slack) / np.linalg.norm(record, norm.power)
     change = (grid.quantize(total + record) - grid.quantize(total)).tolist()
-    assert sum(step * step for step in change) <= grid.sum_sensitivity_units(slack) ** 2
+    moved = sum(abs(step) ** norm.power for step in change)
+    assert moved <= grid.sum_sensitivity_units(slack) ** norm.power
 
 
+@pytest.mark.parametrize("norm", Norm)
 @pytest.mark.parametrize("dimension", [1, 4, 900, 26_010])
-def test_rounding_alone_can_use_up_its_part(dimension: int) -> None:
-    grid = Grid(Norm.L2, 1.0, dimension, 65_536)
+def test_rounding_alone_can_use_up_its_part(dimension: int, norm: Norm) -> None:
+    grid = Grid(norm, 1.0, dimension, 65_536)
     low = np.full(dimension, 0.499999) * grid.granularity
     step = np.full(dimension, 2e-6) * grid.granularity
-    moved = np.linalg.norm(grid.quantize(low + step) - grid.quantize(low))
-    assert moved == pytest.approx(math.sqrt(dimension))
+    moved = np.linalg.norm(grid.quantize(low + step) - grid.quantize(low), norm.power)
+    assert moved == pytest.approx(dimension ** (1 / norm.power))
     paid = grid.sum_sensitivity_units(0.0) - grid.resolution
     assert moved <= paid <= moved + 2
 
@@ -52,6 +56,7 @@ def test_the_slack_is_rounded_up_and_its_range_named() -> None:
     grid = Grid(Norm.L2, 1.0, 9, 1000)
     assert grid.sum_sensitivity_units(0.0) == 1000 + 3 + 1
     assert grid.sum_sensitivity_units(0.0005) == 1000 + 1 + 3 + 1
+    assert Grid(Norm.L1, 1.0, 9, 1000).sum_sensitivity_units(0.0005) == 1000 + 1 + 9 + 1
     for bad in (-1e-9, 0.02, math.nan):
         with pytest.raises(ParameterError, match="accumulation slack"):
             grid.sum_sensitivity_units(bad)
@@ -81,19 +86,20 @@ def float32_sum(vectors: NDArray[np.float32], microbatch: int) -> NDArray[np.flo
     return total
 
 
+@pytest.mark.parametrize("norm", Norm)
 @pytest.mark.parametrize("microbatch", [1, 8, 32, MAX_MICROBATCH])
-def test_coupled_orders_of_neighbouring_lots_differ_within_the_slack(microbatch: int) -> None:
+def test_coupled_orders_of_neighbouring_lots_differ_within_the_slack(microbatch: int, norm: Norm) -> None:
     """The coupling in the proof, played through: a record comes in, the one it displaces goes last."""
     generator = np.random.default_rng(3)
     records, dimension = 200, 50
     vectors = generator.normal(size=(records, dimension)).astype(np.float32) + 0.3
-    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    vectors /= np.linalg.norm(vectors, norm.power, axis=1, keepdims=True)
     newcomer = vectors[0] * np.float32(0.999)
     for place in range(0, records, 17):
         coupled = np.concatenate([vectors, vectors[place : place + 1]])
         coupled[place] = newcomer
         difference = float32_sum(coupled, microbatch) - float32_sum(vectors, microbatch)
-        error = np.linalg.norm(difference - newcomer)
+        error = np.linalg.norm(difference - newcomer, norm.power)
         # Norms here are computed in float64: only the sums' share of the slack may be used.
         assert error <= accumulation_slack(microbatch)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import mpmath
 import numpy as np
@@ -202,7 +203,7 @@ def test_the_record_states_the_maths() -> None:
     assert m.reach_units == 2 * m.support_units
     assert 0 < m.statistical_distance < 1e-20
     assert m.deviation_units <= m.scale_units * math.sqrt(2)
-    wide = TruncatedLaplace(1.0, 0.001, 1.0, 1, resolution=100, bound_units=200)
+    wide = TruncatedLaplace(1.0, 1000.0, 1.0, 1, resolution=100, bound_units=200)
     assert wide.deviation_units == pytest.approx(200 / math.sqrt(3), rel=0.01)
 
 
@@ -236,12 +237,41 @@ def test_a_whole_vector_is_released() -> None:
     assert not np.array_equal(pooled - total, noise)
 
 
+@pytest.mark.parametrize("make", ["delta", "cap"])
+def test_rounded_sums_of_neighbouring_lots_meet_epsilon_and_delta(make: str) -> None:
+    """Of a mechanism for sums, with all of its slack used up: δ at its ε over all outputs, both ways."""
+    options: dict[str, Any] = {"resolution": 12, "accumulation_slack": 0.01}
+    if make == "delta":
+        m = TruncatedLaplace.for_delta(1.0, 1.2, 0.02, 1.0, 2, **options)
+    else:
+        m = TruncatedLaplace.for_cap(1.0, 5.0, 0.02, 1.0, 2, **options)
+    assert m.sensitivity_units == 12 + 1 + 2 + 1
+    records = [(1.01, 0.0), (0.505, 0.505), (1.0, -0.01), (0.3, -0.71)]
+    steps = []
+    for record in records:
+        total = np.array([0.5, 0.5]) / 12 - 1e-6 * np.sign(record)
+        steps.append(m.quantize(total + record) - m.quantize(total))
+    assert max(np.abs(step).sum() for step in steps) >= 14
+    reach = m.support_units
+    points = np.arange(-reach - 16, reach + 17)
+    masses = np.where(np.abs(points) <= reach, np.exp(-np.abs(points) / m.scale_units), 0.0)
+    masses /= masses.sum()
+    deltas = []
+    for step in steps:
+        shifted = [np.roll(masses, int(part)) for part in step]
+        without, present = np.outer(masses, masses), np.outer(*shifted)
+        for p, q in ((without, present), (present, without)):
+            deltas.append(float(np.maximum(p - math.exp(m.epsilon) * q, 0).sum()))
+    assert max(deltas) <= m.delta <= 0.02
+    assert max(deltas) > 0.3 * m.delta
+
+
 def test_bad_values_are_named() -> None:
     with pytest.raises(ParameterError, match="bound steps"):
         TruncatedLaplace(1.0, 1.0, 1.0, 1, bound_units=0)
     with pytest.raises(ParameterError, match="bound steps"):
         TruncatedLaplace(1.0, 1.0, 1.0, 1, bound_units=2**51)
-    with pytest.raises(ParameterError, match="epsilon"):
+    with pytest.raises(ParameterError, match="noise multiplier"):
         TruncatedLaplace(1.0, math.nan, 1.0, 1, bound_units=2**30)
     for delta in (0.0, 1.0, math.nan):
         with pytest.raises(ParameterError, match="delta"):
@@ -257,5 +287,5 @@ def test_bad_values_are_named() -> None:
         least_epsilon(10, 0.1, 2, max_epsilon=1e-13)
     with pytest.raises(ParameterError, match="bound"):
         truncated_delta(1.0, 3, 4)
-    with pytest.raises(ParameterError, match="epsilon"):
+    with pytest.raises(ParameterError, match="scale"):
         TruncatedLaplace.for_delta(1.0, 1e-9, 1e-5, 1.0, 10**6)

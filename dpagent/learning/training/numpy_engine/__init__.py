@@ -9,7 +9,8 @@ From the outside in:
 * ``convolution.py``, ``dense.py``: layers with parameters, which know each record's gradient by them;
 * ``pooling.py``, ``average_pooling.py``, ``activations.py``, ``normalisation.py``, ``residual.py`` and
   ``loss.py``: the rest;
-* ``gathering.py``, ``products.py``, ``workspaces.py``: windows as matrices, matrix products, memory.
+* ``gathering.py``, ``products.py``, ``power_sums.py``, ``workspaces.py``: windows as matrices, matrix
+  products, what norms are made of, memory.
 
 What the proof in :mod:`dpagent.learning.training.engine` asks for is kept so:
 
@@ -17,8 +18,8 @@ What the proof in :mod:`dpagent.learning.training.engine` asks for is kept so:
   (``products.py``). All else is arithmetic number by number, which does not depend on a number's place in a
   vector because every record begins on a cache line and takes whole vectors (``workspaces.py``), or
   sums within one record, all of one shape. :meth:`NumpyEngine.is_batch_invariant` tries the whole of it.
-* **Short sums.** Float32 holds sums over one microbatch at most, and squares in runs of at most
-  ``NORM_RUN`` numbers (``stages.py``, ``dense.py``).
+* **Short sums.** Float32 holds sums over one microbatch at most, and squares or magnitudes in runs of at
+  most ``NORM_RUN`` numbers (``power_sums.py``, ``dense.py``).
 * **Exclusion.** The gradients of a record that is not finite are overwritten with zeros before anything is
   added. That costs a microsecond more; all other work is the same for all data, as far as
   the processor's own arithmetic is.

@@ -32,6 +32,7 @@ from dpagent.learning.training.numpy_engine.gathering import (
 from dpagent.learning.training.numpy_engine.products import SMALL_PRODUCT, Choice, Product
 from dpagent.learning.training.numpy_engine.stages import RecordGradients, WrittenOutStage
 from dpagent.learning.training.numpy_engine.workspaces import Floats, Memory, Signal, aligned
+from dpagent.norm import Norm
 
 
 class ConvolutionStage(WrittenOutStage):
@@ -43,6 +44,7 @@ class ConvolutionStage(WrittenOutStage):
         source: ``(height, width, channels)``, or the same without a height of one.
         target: ``(down, across, filters)``, or, grouped, ``(*grouping, down, across, filters)``.
         grouping: of the positions, down and across.
+        norm: in which records are clipped.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class ConvolutionStage(WrittenOutStage):
         source: Signal,
         target: Signal,
         grouping: tuple[int, int],
+        norm: Norm,
         memory: Memory,
     ) -> None:
         super().__init__(node)
@@ -74,7 +77,7 @@ class ConvolutionStage(WrittenOutStage):
         output = target.values.values.reshape(rows, copy=False)
         self._output = GatheredProduct(windows, self._weights, output, memory, again=True)
         self._tap_axes = (*windows.shape[-2:-1], fold[0], over.kernel[1] // fold[1], fold[1], over.image[2])
-        self._gradients = RecordGradients(records, self._weights.shape)
+        self._gradients = RecordGradients(records, self._weights.shape, norm)
         incoming = target.gradient.values.reshape(rows, copy=False)
         self._weight_gradient = _WeightGradient(self._output, incoming, self._gradients.matrices)
         choices: dict[str, Choice] = {

@@ -1,9 +1,9 @@
 """Dense layers: the gradient of a record is an outer product, and need not be written out.
 
 With a the input, one more input of constant one for the bias, and g the gradient of the loss by the
-output, the record's gradient by the parameters is (a, 1)·gᵀ. So its squared norm is (‖a‖² + 1)·‖g‖²
-(Goodfellow, "Efficient Per-Example Gradient Computations", 2015), and the clipped sum is one product over the
-records of the microbatch, (A, 1)ᵀ·(c·G).
+output, the record's gradient by the parameters is (a, 1)·gᵀ. So its squared L2 norm is (‖a‖² + 1)·‖g‖²
+(Goodfellow, "Efficient Per-Example Gradient Computations", 2015), and its L1 norm, Σ|a_i·g_j| over all pairs,
+is (‖a‖₁ + 1)·‖g‖₁. The clipped sum is one product over the records of the microbatch, (A, 1)ᵀ·(c·G).
 
 Each of the two factors is summed in runs of half of ``NORM_RUN``, so that their product is no
 further off than one sum of ``NORM_RUN`` numbers.
@@ -21,14 +21,15 @@ from numpy.typing import NDArray
 
 from dpagent.learning.models.spec import Node
 from dpagent.learning.training.engine import NORM_RUN
+from dpagent.learning.training.numpy_engine.power_sums import PowerSums
 from dpagent.learning.training.numpy_engine.products import Choice, Product
 from dpagent.learning.training.numpy_engine.stages import (
     RecordGradients,
     TrainedStage,
     WrittenOutStage,
-    squared_lengths,
 )
 from dpagent.learning.training.numpy_engine.workspaces import Floats, Signal, aligned
+from dpagent.norm import Norm
 
 
 class _DenseStage(TrainedStage):
@@ -81,9 +82,10 @@ class DenseStage(_DenseStage):
     Inputs and clipped gradients of a whole microbatch are kept for the one product that adds them up.
     """
 
-    def __init__(self, node: Node, source: Signal, target: Signal, microbatch: int) -> None:
+    def __init__(self, node: Node, source: Signal, target: Signal, norm: Norm, microbatch: int) -> None:
         super().__init__(node, source, target)
         self._inputs, self._gradients = self._input[:, 0], self._incoming[:, 0]
+        self._factors = [PowerSums(part, norm, NORM_RUN // 2) for part in (self._inputs, self._gradients)]
         inputs, units = self._weights.shape
         self._kept_inputs = aligned(microbatch * inputs).reshape(microbatch, inputs)
         self._clipped = aligned(microbatch * units).reshape(microbatch, units)
@@ -95,9 +97,9 @@ class DenseStage(_DenseStage):
         self._kept = 0
         self._total.fill(0)
 
-    def squared_norms(self) -> NDArray[np.float64]:
-        run = NORM_RUN // 2
-        return (squared_lengths(self._inputs, run) + 1) * squared_lengths(self._gradients, run)
+    def power_sums(self) -> NDArray[np.float64]:
+        inputs, gradients = self._factors
+        return (inputs() + 1) * gradients()
 
     def add_clipped(self, factors: Floats, unusable: NDArray[np.intp]) -> None:
         count = min(len(factors), len(self._clipped) - self._kept)
@@ -128,10 +130,10 @@ class DenseStage(_DenseStage):
 class AveragedDenseStage(_DenseStage, WrittenOutStage):
     """A dense layer that sees several views of each record."""
 
-    def __init__(self, node: Node, source: Signal, target: Signal) -> None:
+    def __init__(self, node: Node, source: Signal, target: Signal, norm: Norm) -> None:
         super().__init__(node, source, target)
         inputs, units = self._weights.shape
-        self._gradients = RecordGradients(len(self._input), (inputs + 1, units))
+        self._gradients = RecordGradients(len(self._input), (inputs + 1, units), norm)
 
     def _begin(self) -> None:
         self._gradients.begin()

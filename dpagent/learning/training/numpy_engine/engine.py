@@ -18,6 +18,7 @@ from dpagent.learning.training.arguments import require_inputs, require_labels
 from dpagent.learning.training.engine import MAX_MICROBATCH, ClippedSum
 from dpagent.learning.training.numpy_engine.network import Network
 from dpagent.learning.training.numpy_engine.workspaces import Floats
+from dpagent.norm import Norm
 
 # Floats of activations and gradients of the records computed at a time: 8 MiB, of which each moment's part
 # stays in a core's cache; but never so few records that Python's own work shows.
@@ -41,6 +42,7 @@ class NumpyEngine:
             of all.
         block: how many records of a microbatch are computed at a time. Chosen by the size of the model if
             None: many amortise Python's overhead, few stay in the cache.
+        norm: in which records are clipped.
 
     Raises:
         ParameterError: a number is out of its range.
@@ -65,8 +67,9 @@ class NumpyEngine:
         views: int = 1,
         products: Literal["calibrated", "stacked"] = "calibrated",
         block: int | None = None,
+        norm: Norm = Norm.L2,
     ) -> None:
-        self.spec = spec
+        self.spec, self.norm = spec, norm
         self._head = spec.head  # a front end's features are computed once, before training
         self.microbatch = require_count("microbatch", microbatch, maximum=MAX_MICROBATCH)
         self.views = require_count("views", views, maximum=64)
@@ -76,7 +79,9 @@ class NumpyEngine:
         size = _block(self._head, microbatch, views)
         if block is not None:
             size = require_count("block", block, maximum=microbatch)
-        self._networks = [Network(self._head, size, views, microbatch=microbatch) for _ in range(threads)]
+        self._networks = [
+            Network(self._head, size, views, norm, microbatch=microbatch) for _ in range(threads)
+        ]
         if products == "calibrated":
             generator = np.random.default_rng(0)
             with np.errstate(all="ignore"):
@@ -169,8 +174,8 @@ class NumpyEngine:
             with np.errstate(all="ignore"):
                 network.forward(inputs[order])
                 network.backward(labels[order])
-                squares = [stage.squared_norms() for stage in network.trained]
-            parts = [part for stage in network.trained for part in stage.evidence()] + squares
+                sums = [stage.power_sums() for stage in network.trained]
+            parts = [part for stage in network.trained for part in stage.evidence()] + sums
             return [tuple(part[place].tobytes() for part in parts) for place in range(count)]
 
         places = np.arange(count)
@@ -225,9 +230,10 @@ def _add_microbatch(
             part = slice(start, start + network.records)
             network.forward(images[part])
             network.backward(labels[part])
-            squares = np.array([stage.squared_norms() for stage in network.trained])
+            sums = np.array([stage.power_sums() for stage in network.trained])
             if len(clip_norms) == 1:
-                squares = np.add.reduce(squares, axis=0, keepdims=True)
+                sums = np.add.reduce(sums, axis=0, keepdims=True)
+            norms, squares = (np.sqrt(sums), sums) if network.norm is Norm.L2 else (sums, np.square(sums))
             # In float32, so that no clip factor is so small that it loses bits.
             usable = np.isfinite(np.add.reduce(squares, axis=0).astype(np.float32))
             count = len(images[part])
@@ -235,7 +241,6 @@ def _add_microbatch(
                 # A value that no window reads does not show in a gradient, and a maximum may lose a NaN.
                 axes = tuple(range(1, images.ndim))
                 usable[:count] &= np.isfinite(images[part]).all(axis=axes)
-            norms = np.sqrt(squares)
             factors = np.minimum(clip_norms[:, np.newaxis] / norms, 1).astype(np.float32)
             factors[:, count:] = 0
             unusable = _NOBODY

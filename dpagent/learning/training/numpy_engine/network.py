@@ -41,19 +41,21 @@ from dpagent.learning.training.numpy_engine.products import Choice
 from dpagent.learning.training.numpy_engine.residual import ForkStage, SumStage
 from dpagent.learning.training.numpy_engine.stages import Stage, TrainedStage
 from dpagent.learning.training.numpy_engine.workspaces import Floats, Memory, Signal, cropped
+from dpagent.norm import Norm
 
 
 class Network:
     """Forward and backward passes over ``records`` records of ``views`` views each.
 
     Attributes:
+        norm: in which records are clipped.
         records: computed at a time.
         trained: the stages with parameters, in the order of the flat vector.
         loss: of the logits.
     """
 
-    def __init__(self, spec: ModelSpec, records: int, views: int, *, microbatch: int) -> None:
-        self.records = records
+    def __init__(self, spec: ModelSpec, records: int, views: int, norm: Norm, *, microbatch: int) -> None:
+        self.records, self.norm = records, norm
         self._labels = np.zeros(records, np.int64)
         memory = Memory(records, views)
         self._input = Signal(memory.workspace(spec.input_shape), None)
@@ -65,7 +67,7 @@ class Network:
             )
             if np.any(np.not_equal(value, neutral))
         ]
-        builder = _Builder(memory, microbatch)
+        builder = _Builder(memory, norm, microbatch)
         self._output, _ = builder.chain(spec.nodes, self._input)
         self._stages = builder.stages
         in_place = {stage.path: stage for stage in self._stages if isinstance(stage, TrainedStage)}
@@ -119,8 +121,8 @@ class Network:
 class _Builder:
     """Makes the stages of a row of layers and the signals between them."""
 
-    def __init__(self, memory: Memory, microbatch: int) -> None:
-        self._memory, self._microbatch = memory, microbatch
+    def __init__(self, memory: Memory, norm: Norm, microbatch: int) -> None:
+        self._memory, self._norm, self._microbatch = memory, norm, microbatch
         self._in_residual = False
         self.stages: list[Stage] = []
 
@@ -172,16 +174,16 @@ class _Builder:
             groups = (count // of for count, of in zip(over.count, grouping, strict=True))
             shape = (*grouping, *groups, layer.channels)
         target = self._signal(shape, trained=True)
-        self.stages.append(ConvolutionStage(node, over, source, target, grouping, self._memory))
+        self.stages.append(ConvolutionStage(node, over, source, target, grouping, self._norm, self._memory))
         return target
 
     def _dense(self, node: Node, source: Signal) -> Signal:
         # Its gradient is needed until the end of the microbatch.
         target = Signal(*(self._memory.workspace(node.output_shape) for _ in range(2)))
         if self._memory.views == 1:
-            self.stages.append(DenseStage(node, source, target, self._microbatch))
+            self.stages.append(DenseStage(node, source, target, self._norm, self._microbatch))
         else:
-            self.stages.append(AveragedDenseStage(node, source, target))
+            self.stages.append(AveragedDenseStage(node, source, target, self._norm))
         return target
 
     def _activation(

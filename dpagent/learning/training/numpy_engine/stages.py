@@ -12,9 +12,11 @@ from numpy.typing import NDArray
 
 from dpagent.learning.models.part import Shape
 from dpagent.learning.models.spec import Node
-from dpagent.learning.training.engine import NORM_RUN, UNDERFLOW
+from dpagent.learning.training.engine import NORM_RUN
+from dpagent.learning.training.numpy_engine.power_sums import PowerSums
 from dpagent.learning.training.numpy_engine.products import Choice
 from dpagent.learning.training.numpy_engine.workspaces import Floats, aligned, round_up
+from dpagent.norm import Norm
 
 
 class Stage(ABC):
@@ -58,8 +60,11 @@ class TrainedStage(Stage):
         """Take over this layer's weight and bias, as they lie in the flat vector, and begin a new sum."""
 
     @abstractmethod
-    def squared_norms(self) -> NDArray[np.float64]:
-        """‖gradient‖² of each record by these parameters, ``(records,)``, after ``backward``."""
+    def power_sums(self) -> NDArray[np.float64]:
+        """Σ|gradient|^p of each record by these parameters, ``(records,)``, after ``backward``.
+
+        p is 1 where records are clipped in L1, and 2 in L2.
+        """
 
     @abstractmethod
     def add_clipped(self, factors: Floats, unusable: NDArray[np.intp]) -> None:
@@ -89,9 +94,13 @@ class RecordGradients:
     Args:
         records: how many.
         shape: of the matrix.
+        norm: in which the gradients are measured.
+
+    Attributes:
+        power_sums: gives Σ|gradient|^p of each.
     """
 
-    def __init__(self, records: int, shape: Shape) -> None:
+    def __init__(self, records: int, shape: Shape, norm: Norm) -> None:
         size = math.prod(shape)
         runs = -(-size // NORM_RUN)
         run = round_up(-(-size // runs))
@@ -103,19 +112,12 @@ class RecordGradients:
         self._sum, self._part = aligned(runs * run), aligned(runs * run)
         self._total = np.zeros(runs * run)
         self._shape, self._is_empty = shape, True
+        self.power_sums = PowerSums.of_runs(self._runs, size, norm)
 
     def begin(self) -> None:
         """Forget the sums so far."""
         self._is_empty = True
         self._total.fill(0)
-
-    def squared_norms(self) -> NDArray[np.float64]:
-        """‖gradient‖² of each."""
-        squares: NDArray[np.float64] = np.add.reduce(
-            np.vecdot(self._runs, self._runs), axis=1, dtype=np.float64
-        )
-        squares += self.rows.shape[1] * UNDERFLOW
-        return squares
 
     def add_clipped(self, factors: Floats, unusable: NDArray[np.intp]) -> None:
         """As :meth:`TrainedStage.add_clipped`."""
@@ -146,8 +148,8 @@ class WrittenOutStage(TrainedStage):
 
     _gradients: RecordGradients
 
-    def squared_norms(self) -> NDArray[np.float64]:
-        return self._gradients.squared_norms()
+    def power_sums(self) -> NDArray[np.float64]:
+        return self._gradients.power_sums()
 
     def add_clipped(self, factors: Floats, unusable: NDArray[np.intp]) -> None:
         self._gradients.add_clipped(factors, unusable)
@@ -157,22 +159,3 @@ class WrittenOutStage(TrainedStage):
 
     def evidence(self) -> list[Floats]:
         return [self._gradients.rows]
-
-
-def squared_lengths(rows: Floats, run: int = NORM_RUN) -> NDArray[np.float64]:
-    """‖row‖² of each row, plus a bound on underflow: in float32 over at most ``run`` numbers.
-
-    These sums are then added in float64.
-    """
-    records, size = rows.shape
-    if size <= run:
-        square: NDArray[np.float64] = np.vecdot(rows, rows).astype(np.float64)
-        square += size * UNDERFLOW
-        return square
-    whole = size - size % run
-    pieces = rows[:, :whole].reshape((records, -1, run), copy=False)
-    lengths: NDArray[np.float64] = np.add.reduce(np.vecdot(pieces, pieces), axis=1, dtype=np.float64)
-    if whole < size:
-        lengths += np.vecdot(rows[:, whole:], rows[:, whole:])
-    lengths += size * UNDERFLOW
-    return lengths
