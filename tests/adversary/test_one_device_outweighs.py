@@ -6,8 +6,8 @@ Parameters: mnist-cnn (26,010 coordinates in 16 blocks), 10 devices with 6,000 r
 100 rounds at ε = 2 and δ = 1e-5, one sum a round. Real coordinator, real Mosquitto.
 
 Outcome: before, the largest values that the wire holds moved the mean of all blocks by 27 clip norms; now
-they are rejected. The strongest fragments that count move it by 0.137 clip norms in one block and 0.54 in all
-16 together, where an honest device moves it by up to 0.1, and by 0.06 with its noise alone.
+they are rejected. The strongest fragments that count move it by up to 0.148 clip norms in one block and 0.59
+in all 16 together, where an honest device moves it by up to 0.1, and by 0.06 with its noise alone.
 
 Power: the attack has no randomness. On the code of before the test fails always; on the new code the honest
 fragments of round 1 are counted except with probability 1e-9.
