@@ -9,6 +9,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from agent.accounts import grid_of, price_after
 from agent.charges import Price, require_ledger_scope
@@ -22,9 +23,8 @@ from dpagent.privacy.accounting.accountant import Accountant
 from dpagent.privacy.accounting.choice import priced
 from dpagent.privacy.events import Event
 from dpagent.privacy.mechanisms.mechanism import NOISE_SHARE
-from dpagent.protocol.fragments import weights_from_bytes
 from dpagent.protocol.messages import Plan
-from dpagent.protocol.sealing import seal_encoded
+from dpagent.protocol.sealing import seal
 from dpagent.protocol.task import RoundTask
 
 # A target and an equal budget can differ in the last bits.
@@ -124,13 +124,13 @@ def require_time_left(plan: Plan, now: float, until_it_sends_s: float) -> None:
         )
 
 
-def require_finite(weights: bytes) -> None:
+def require_finite(weights: NDArray[np.float32]) -> None:
     """See that the global weights are numbers.
 
     Raises:
         Declined: one is not finite.
     """
-    if not np.isfinite(weights_from_bytes(weights)).all():
+    if not np.isfinite(weights).all():
         raise Declined("the model has weights that are not finite")
 
 
@@ -141,7 +141,7 @@ def require_key(plan: Plan) -> None:
         Declined: 32 bytes that are not a point of the curve, or one of small order.
     """
     try:
-        seal_encoded(b"", plan.fleet, plan.sealing_key)
+        seal(b"", plan)
     except ValueError as error:
         raise Declined(f"the plan's sealing key is invalid: {error}") from error
 

@@ -247,7 +247,7 @@ class Announcements:
 
     def model_for(self, plan: Plan) -> Model | None:
         """Weights and assets of a plan, or None while a part of them is missing."""
-        weights = self._assembler.get(plan.model.digest, 4 * plan.model.parameters)
+        weights = self._assembler.get(plan.model.digest, plan.model.size)
         if weights is None:
             return None
         assets: dict[str, bytes] = {}

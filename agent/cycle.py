@@ -37,7 +37,6 @@ from dpagent.clock import Clock
 from dpagent.errors import DpagentError
 from dpagent.faults import FaultPoint
 from dpagent.learning.data.dataset import Dataset
-from dpagent.protocol.codec import MessageError
 from dpagent.protocol.fragments import cut
 from dpagent.protocol.messages import RECEIPT_DIGEST_BYTES, Plan, Receipts
 from dpagent.protocol.task import RoundTask
@@ -214,7 +213,7 @@ class Cycle:
             DpagentError: the device declines.
         """
         task = RoundTask.of(plan)
-        require_finite(model.weights)
+        require_finite(task.weights_from(model.weights))
         price = admit(
             task, self._records, self._state.ledger, self._dataset, self._limits, now=self._clock.unix()
         )
@@ -356,16 +355,7 @@ class Cycle:
     # Receipts empty the spool.
 
     def take_receipts(self, receipts: Receipts) -> None:
-        """Drop the fragments that the coordinator has counted.
-
-        Raises:
-            MessageError: the digests do not have the right length.
-        """
-        announced = self._announcements.current
-        if announced is not None and receipts.job != announced.plan.job:
-            return  # Receipts for an earlier job, which has no pending fragments.
+        """Drop the fragments that the coordinator has counted."""
         raw, size = receipts.digests, RECEIPT_DIGEST_BYTES
-        if len(raw) % size:
-            raise MessageError("malformed", "receipts are not whole digests")
         digests = [raw[start : start + size] for start in range(0, len(raw), size)]
         self._state.mark_counted(digests, self._clock.unix())

@@ -38,7 +38,7 @@ def require_size(plan: Plan, limits: LimitSettings) -> None:
     Raises:
         BeyondLimitError: they are too large.
     """
-    size = 4 * plan.model.parameters + sum(asset.size for asset in plan.assets)
+    size = plan.model.size + sum(asset.size for asset in plan.assets)
     if size > limits.maximum_model_mib << 20:
         raise BeyondLimitError(
             "the size of the model in MiB", size / (1 << 20), f"at most {limits.maximum_model_mib}",

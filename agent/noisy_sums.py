@@ -26,6 +26,7 @@ from dpagent.learning.data.dataset import Dataset, to_float32
 from dpagent.learning.training.engine import Engine
 from dpagent.learning.training.lots import sum_over_lot
 from dpagent.privacy.covariance import MAX_LOT
+from dpagent.privacy.mechanisms.wire import round_at_random, round_to_wire
 from dpagent.privacy.sampling import poisson_lot, shuffled
 from dpagent.protocol.task import RoundTask
 from dpagent.wording import counted
@@ -65,8 +66,9 @@ def noisy_sum(task: RoundTask, weights: NDArray[np.float32], lot_sum: LotSum) ->
                 change = sampling.local_learning_rate / sampling.expected_lot * gradient
                 local -= change.astype(np.float32)
     if task.device_cap is not None and task.second_moments is None:
-        update = _capped(task, update, weights)
-    return mechanism.round_to_wire(update, task.wire_form)
+        # What a cap has moved lacks the noise that makes rounding to the nearest unbiased.
+        return round_at_random(_capped(task, update, weights), task.plan.wire.step)
+    return round_to_wire(update, task.plan.wire.step)
 
 
 def noisy_gradients(

@@ -26,7 +26,7 @@ from dpagent.clock import Clock
 from dpagent.faults import FaultPoint
 from dpagent.protocol.dummies import as_sent
 from dpagent.protocol.messages import Plan
-from dpagent.protocol.sealing import seal_encoded
+from dpagent.protocol.sealing import seal
 from dpagent.transport.session import MqttSession
 
 _RESEND_S: Final = 5.0
@@ -47,7 +47,7 @@ Seal: TypeAlias = Callable[[bytes, Plan], bytes]
 
 def sealed_for(fragment: bytes, plan: Plan) -> bytes:
     """A spooled fragment, sealed to the coordinator that made the plan; anew each time."""
-    return seal_encoded(as_sent(fragment, plan.wire), plan.fleet, plan.sealing_key)
+    return seal(as_sent(fragment, plan.wire), plan)
 
 
 class Slots(NamedTuple):

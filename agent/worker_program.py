@@ -18,7 +18,6 @@ from typing import Any
 
 from agent.training import Trainer, Work
 from agent.worker import MORE_NICENESS, Failed, Order, Prepared, Said, Start, said
-from dpagent.protocol.fragments import weights_from_bytes
 from dpagent.protocol.task import RoundTask
 
 log = logging.getLogger(__name__)
@@ -78,7 +77,8 @@ def serve(connection: Connection) -> None:
             trainer = trainer or Trainer(start.settings, start.profile)
             if question is not None:
                 work, began = None, time.process_time()
-                task, weights = RoundTask.of(question.plan), weights_from_bytes(question.weights)
+                task = RoundTask.of(question.plan)
+                weights = task.weights_from(question.weights)
                 work = trainer.prepare(task, question.assets, weights, failure=question.failure)
                 answers.send(Prepared(work.longest_s, time.process_time() - began))
             else:

@@ -40,6 +40,8 @@ _DEVICES: Final = 10
 _MORE_SEEDS: Final = range(10)
 _EPSILONS: Final = (4.0, 1.0)
 _MEAN: Final = "the mean"
+_LARGEST_BEFORE: Final = 511
+"""Of a wire of ten bits a value, which has room for the largest lots of this job."""
 
 
 class _Watched(TrainingLoop):
@@ -65,7 +67,7 @@ class _Largest(TrainingLoop):
         return [signs * self._value(task), *TrainingLoop._updates(self, task)[1:]]
 
     def _value(self, task: RoundTask) -> int:
-        return int(2 ** (task.wire_form.width - 1) - 1)
+        return _LARGEST_BEFORE
 
 
 class _Strongest(_Largest):
@@ -80,7 +82,7 @@ class _Strongest(_Largest):
 
 def _counts(norms: HonestNorms, position: int, value: int, task: RoundTask) -> bool:
     try:
-        norms.require(position, np.full(task.plan.wire.block, value, np.int64))
+        norms.require(position, np.full(task.plan.wire.block, value, np.int64), norms.highest_level)
     except MessageError:
         return False
     return True

@@ -8,10 +8,10 @@ decides.
 
 The device has 600 handwritten digits (the bundled ones), the model of the digits demo with 9,930 parameters,
 and the published settings: ε = 1, 5 and 10 over 100 rounds, clip norm 0.002, regularisation 0.5 over 600,
-learning rate 0.01, an incrementing schedule. The model leaves with 32 bits a weight, as it does over MQTT, or
-with 64. The observer subtracts γ·w and the gradient of either candidate, keeps the coordinates where hardly
-more than rounding is left, and takes the candidate that leaves less. 200 releases a row, each with another
-record and fresh noise.
+learning rate 0.01, an incrementing schedule. The model leaves with 32 bits a weight (`model.precision:
+float32`), or with 64. The observer subtracts γ·w and the gradient of either candidate, keeps the coordinates
+where hardly more than rounding is left, and takes the candidate that leaves less. 200 releases a row, each
+with another record and fresh noise.
 
 A mechanism that gives a round the ε that the algorithm counts lets nobody name more than e^ε/(1 + e^ε) of
 them, 50.2 % at ε = 0.007 and 51.7 % at 0.07, the first rounds' shares. Limits: one model, first round of a

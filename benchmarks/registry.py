@@ -9,18 +9,21 @@ from benchmarks import (
     adversary,
     agent_footprint,
     aggregation,
+    counting,
     demo_digits,
     demo_mnist,
     demo_scattering,
     frameworks,
     noise_cap,
     pld,
+    precision,
     published_attack,
     reproduce_m5,
     sampler,
     schedules,
     seal,
     step_shares,
+    traffic,
 )
 
 #: Every benchmark: a module whose docstring gives the subject, the method and the limits, and whose
@@ -34,6 +37,7 @@ BENCHMARKS: MappingProxyType[str, ModuleType] = MappingProxyType(
             demo_scattering,
             noise_cap,
             aggregation,
+            precision,
             schedules,
             sampler,
             accounting,
@@ -44,6 +48,8 @@ BENCHMARKS: MappingProxyType[str, ModuleType] = MappingProxyType(
             step_shares,
             agent_footprint,
             seal,
+            traffic,
+            counting,
             adversary,
         )
     }

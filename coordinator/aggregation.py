@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from dpagent.learning.training.optimiser import Optimiser
 from dpagent.protocol.task import RoundTask
+from dpagent.protocol.weights import weights_to_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +72,7 @@ def median_of_means(
 def _block_mean(task: RoundTask, count: int, total: NDArray[np.int64]) -> NDArray[np.float64]:
     # The divisor is the public expected lot: a device's true count is private.
     sampling = task.plan.sampling
-    decoded = task.mechanism.decode(total, task.wire_form)
-    return decoded / (count * sampling.expected_lot * sampling.local_steps)
+    return np.asarray(total * task.wire_unit / (count * sampling.expected_lot * sampling.local_steps))
 
 
 def take_step(
@@ -85,12 +85,16 @@ def take_step(
 ) -> Step:
     """Cap the mean if the plan requires it, and step the model.
 
+    The cap bounds the gradient by the weights at which devices took it, which they got at the plan's
+    precision; the step starts from the exact ones.
+
     The optimiser gets the number of the gradient step, not of the round: a round of second moments does not
     change the optimiser's moments, so counting it would make Adam's bias correction too small.
     """
     clamped, kept = 0, 1.0
     if (cap := task.coordinator_cap) is not None:
-        gradient, report = cap.apply(gradient, weights, radius=task.clipping.reference)
+        seen = task.weights_from(weights_to_bytes(weights, task.plan.model.precision))
+        gradient, report = cap.apply(gradient, seen, radius=task.clipping.reference)
         clamped = report.coordinates_clamped
         kept = report.norm_after / report.norm_before if report.norm_before else 1.0
     stepped, state = optimiser.step(

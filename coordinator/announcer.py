@@ -60,17 +60,14 @@ class Announcer:
         """Publish the assets with the next plan: they changed, or the broker may lack them."""
         self._assets_are_out = False
 
-    def acknowledge(self, plan: Plan, fragment_ids: Iterable[bytes]) -> None:
+    def acknowledge(self, fragment_ids: Iterable[bytes]) -> None:
         """Publish receipts for fragments that are durably counted.
 
         Without a connection a receipt is lost: the device resends, and then gets another receipt.
         """
         digests = [receipt_digest(identity) for identity in fragment_ids]
         for start in range(0, len(digests), RECEIPTS_PER_MESSAGE):
-            receipts = Receipts(
-                version=1, kind="receipts", job=plan.job, round=plan.round,
-                digests=b"".join(digests[start : start + RECEIPTS_PER_MESSAGE]),
-            )  # fmt: skip
+            receipts = Receipts(b"".join(digests[start : start + RECEIPTS_PER_MESSAGE]))
             self._session.publish(self._topics.receipts, self._signer.sign(receipts, "receipts"))
             faults.reached(FaultPoint.COORDINATOR_RECEIPTS_PUBLISHED)
 

@@ -35,9 +35,10 @@ from dpagent.notation import upwards
 from dpagent.privacy.clipping import adapted_norm
 from dpagent.privacy.covariance import SecondMoments
 from dpagent.protocol.codec import MessageError
-from dpagent.protocol.fragments import read_block, weights_to_bytes
+from dpagent.protocol.fragments import read_block, require_place
 from dpagent.protocol.sealing import Opener
 from dpagent.protocol.task import RoundTask
+from dpagent.protocol.weights import weights_to_bytes
 from dpagent.wording import counted
 
 log = logging.getLogger(__name__)
@@ -118,6 +119,11 @@ class Cycle:
         self._announced_at: float | None = None
 
     @property
+    def _sent(self) -> bytes:
+        """The weights as devices get them: a function of the exact ones, so that a restart sends the same."""
+        return weights_to_bytes(self._weights, self._settings.model.precision)
+
+    @property
     def is_over(self) -> bool:
         """Whether all rounds of the job are closed."""
         return self._store.closed_rounds() >= self._settings.rounds
@@ -149,7 +155,7 @@ class Cycle:
         self._collect(
             self._planner.task(
                 current,
-                weights_to_bytes(self._weights),
+                self._sent,
                 clip_norm=self._clip_norm,
                 assets=self._models.assets,
             )
@@ -172,7 +178,7 @@ class Cycle:
         if self._task is None:
             return
         plan = self._task.plan
-        is_out = self._announcer.announce(plan, weights_to_bytes(self._weights), self._models.assets)
+        is_out = self._announcer.announce(plan, self._sent, self._models.assets)
         if is_out and self._announced_at is None:
             self._announced_at = self._clock.unix()
             self._store.mark_announced(plan.round, self._announced_at)
@@ -203,7 +209,7 @@ class Cycle:
             )  # fmt: skip
         if result.late:
             log.info("%s arrived after the round closed", counted(result.late, "fragment"))
-        self._announcer.acknowledge(self._task.plan, result.receipted)
+        self._announcer.acknowledge(result.receipted)
 
     def _open_fragment(self, payload: bytes) -> OpenedFragment:
         """Open and check a fragment.
@@ -211,18 +217,21 @@ class Cycle:
         Raises:
             MessageError: It is not a valid fragment of this job.
         """
-        fragment = self._opener.open(payload)
+        fragment = self._opener.open(payload, self._job.id)
         task, norms, now = self._task, self._norms, self._clock.unix()
-        if task is None or norms is None or fragment.job != task.plan.job:
-            raise MessageError("wrong job", fragment.job.hex())
+        if task is None or norms is None:
+            raise MessageError("no open round", f"a fragment of round {fragment.round}")
         if fragment.round > task.plan.round:
             raise MessageError("wrong round", f"{fragment.round} while round {task.plan.round} is open")
         if fragment.round < task.plan.round:
             # Too late to count, so its size does not matter.
             return OpenedFragment(fragment.id, fragment.round, 0, _NO_VALUES, now)
-        position, values = read_block(fragment, task.plan.wire, task.dimension)
-        if not fragment.dummy:
-            norms.require(position, values)
+        position, values = fragment.position, _NO_VALUES
+        if fragment.dummy:
+            require_place(fragment, task.plan.wire, task.blocks)
+        else:
+            values, level = read_block(fragment, task.plan.wire, task.blocks)
+            norms.require(position, values, level)
         return OpenedFragment(fragment.id, fragment.round, position, values, now, fragment.dummy)
 
     # The round is over when all fragments are in and honest devices have had their time, or at its deadline.
@@ -338,7 +347,7 @@ class Cycle:
         self._models.write(self._models.final, self._weights, self._job, rounds)
         last = self._planner.task(
             OpenRound(rounds, now, now),
-            weights_to_bytes(self._weights),
+            self._sent,
             clip_norm=self._clip_norm,
             state="finished",
         )

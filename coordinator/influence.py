@@ -10,6 +10,7 @@ its clipped gradients has a norm of at most 1/k clip norms; only records that al
 from __future__ import annotations
 
 import math
+from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from coordinator.settings import FleetSettings
 from dpagent.privacy.mechanisms.honest_norms import NormRange, capped_norms, largest_lot, noisy_norms
 from dpagent.protocol.codec import MessageError
+from dpagent.protocol.packing import MAX_LEVEL, highest_level
 from dpagent.protocol.task import RoundTask
 
 IMPROBABLE: Final = "improbable norm"
@@ -38,27 +40,28 @@ class HonestNorms:
     def __init__(self, task: RoundTask, settings: FleetSettings) -> None:
         self._task, self._settings = task, settings
         self._last = task.blocks - 1
-        self._whole = self._range(self._size(0))
-        self._of_last = self._range(self._size(self._last))
-        self._of_count = self._range(1, of_a_record=self._count_share) if self._count_share else None
+        self._whole = self._ranges(self._size(0))
+        self._of_last = self._ranges(self._size(self._last))
+        self._of_count = self._ranges(1, of_a_record=self._count_share) if self._count_share else None
 
-    def require(self, position: int, values: NDArray[np.int64]) -> None:
+    def require(self, position: int, values: NDArray[np.int64], level: int = 0) -> None:
         """Refuse a fragment that no honest device sends, except with a negligible probability.
 
         Args:
             position: of its block.
             values: ``(block,)`` in wire units; padding does not matter.
+            level: at which they came.
 
         Raises:
-            MessageError: its norm is outside the range.
+            MessageError: its norm is outside the range, or its level above what the largest norm needs.
         """
         own = values[: self._size(position)]
-        parts = [(self._whole, own)]
+        parts = [(self._whole if position < self._last else self._of_last, own)]
         if position == self._last:
-            parts = [(self._of_last, own), (self._of_count, own[-1:])]
-        for allowed, part in parts:
-            if allowed is not None and not allowed.holds(part):
-                raise MessageError(IMPROBABLE, f"block {position}")
+            parts.append((self._of_count, own[-1:]))
+        for ranges, part in parts:
+            if ranges is not None and (level >= len(ranges) or not ranges[level].holds(part)):
+                raise MessageError(IMPROBABLE, f"block {position}, level {level}")
 
     @property
     def pull(self) -> float:
@@ -70,8 +73,8 @@ class HonestNorms:
             return math.inf
         task, sampling = self._task, self._task.plan.sampling
         records = self._settings.devices * sampling.expected_lot * sampling.local_steps
-        unit = task.mechanism.granularity * float(1 << task.wire_form.shift)
-        return math.sqrt(self._whole.most) * unit / task.mechanism.clip_norm / records
+        most = max(allowed.most for allowed in self._whole)
+        return math.sqrt(most) * task.wire_unit / task.mechanism.clip_norm / records
 
     def _size(self, position: int) -> int:
         """Coordinates of a block, without padding."""
@@ -86,25 +89,44 @@ class HonestNorms:
             return 0.0
         return clipping.count_weight / 2 * clipping.reference / clipping.radius
 
-    def _range(self, coordinates: int, of_a_record: float = 1.0) -> NormRange | None:
-        """The range for so many coordinates, with a part of each record's clip norm in them."""
+    @cached_property
+    def highest_level(self) -> int:
+        """The highest at which an honest fragment comes."""
+        largest = self._range(self._size(0), 1.0, 0)
+        if largest is None:
+            return MAX_LEVEL
+        return highest_level(self._task.plan.wire.block, largest.most, self._tail)
+
+    @property
+    def _tail(self) -> float:
+        """The probability with which one fragment may be rejected, for each reason."""
+        # As if each were judged three times: for its norm, for its level, and as the one with the count is.
+        judged = 3 * self._settings.rounds * self._settings.devices * self._task.blocks
+        return self._settings.aggregation.false_rejection / judged
+
+    def _ranges(self, coordinates: int, of_a_record: float = 1.0) -> list[NormRange] | None:
+        """The range at each level, for a part of each record's clip norm in so many coordinates."""
+        ranges = [self._range(coordinates, of_a_record, each) for each in range(1 + self.highest_level)]
+        known = [each for each in ranges if each is not None]
+        return known or None
+
+    def _range(self, coordinates: int, of_a_record: float, level: int) -> NormRange | None:
         task, wanted = self._task, self._settings.aggregation
-        mechanism, sampling = task.mechanism, task.plan.sampling
-        # As if each fragment were judged twice, as the one with the count is.
-        judged = 2 * self._settings.rounds * self._settings.devices * task.blocks
-        tail = wanted.false_rejection / judged
+        mechanism, sampling, step = task.mechanism, task.plan.sampling, task.plan.wire.step
+        tail = self._tail
         if task.device_cap is not None and task.second_moments is None:
             ball = sampling.expected_lot * sampling.local_steps * mechanism.clip_norm / mechanism.granularity
-            return capped_norms(task.wire_form, coordinates=coordinates, ball_units=ball, tail=tail)
+            return capped_norms(step=step, coordinates=coordinates, ball_units=ball, tail=tail, level=level)
         if (law := mechanism.noise_law) is None:
             return None
         records = wanted.largest_signal * sampling.expected_lot * sampling.local_steps
         lot = largest_lot(records, sampling.rate, tail / 2)
         return noisy_norms(
             law,
-            task.wire_form,
+            step,
             coordinates=coordinates,
             steps=sampling.local_steps,
             signal_units=lot * of_a_record * mechanism.sensitivity_units,
             tail=tail / 2,
+            level=level,
         )

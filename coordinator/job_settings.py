@@ -18,6 +18,7 @@ from dpagent.privacy.clipping import MAX_NORM, MIN_NORM
 from dpagent.privacy.mechanisms.mechanism import PlannedMechanism
 from dpagent.privacy.methods import DEFAULT_METHOD, method_named
 from dpagent.privacy.schedules import Schedule
+from dpagent.protocol.weights import Precision
 
 
 class AugmentationSettings(Settings):
@@ -38,6 +39,9 @@ class ModelSettings(Settings):
     """A built-in model, or the path of a model file (.yaml), relative to this file."""
     seed: Annotated[int, Field(ge=0)] = 0
     """Seed of the initial weights (never of noise)."""
+    precision: Precision = "int8"
+    """How each round's weights travel to the devices: ``int8``, 8 bits a weight and a scale for every 64, or
+    ``float32``. The coordinator keeps them exact."""
     classes: list[Annotated[str, Field(min_length=1, max_length=128)]] | None = None
     """Names of the classes, for users of the model; by default those of the test data."""
     augmentation: AugmentationSettings | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import math
 import os
 from collections.abc import Mapping
@@ -21,7 +22,7 @@ from dpagent.privacy.clipping import COUNT_WEIGHT, Clipping
 from dpagent.privacy.covariance import SecondMoments
 from dpagent.privacy.mechanisms.job_noise import JobNoise
 from dpagent.privacy.mechanisms.mechanism import PlannedMechanism, Query
-from dpagent.protocol.fragments import content_digest, weights_to_bytes
+from dpagent.protocol.fragments import content_digest
 from dpagent.protocol.messages import (
     MAX_PAYLOAD_BYTES,
     MAX_WHOLE_BYTES,
@@ -36,7 +37,9 @@ from dpagent.protocol.messages import (
     SamplingTerms,
     WireTerms,
 )
+from dpagent.protocol.packing import payload_bytes
 from dpagent.protocol.task import RoundTask
+from dpagent.protocol.weights import weights_to_bytes
 from dpagent.wording import counted
 
 
@@ -107,7 +110,7 @@ def gradient_steps(settings: FleetSettings, spec: ModelSpec) -> int:
 
 
 def require_sendable(spec: ModelSpec, assets: Mapping[str, bytes]) -> None:
-    """Refuse weights or an asset that exceed the protocol's limit.
+    """Refuse weights or an asset that exceed the protocol's limit, at any precision.
 
     Args:
         spec: The model.
@@ -152,7 +155,7 @@ class Planner:
 
         Args:
             current: The round.
-            weights: The model's bytes.
+            weights: The model's bytes, as they are sent.
             clip_norm: Of this round, if it follows a quantile.
             assets: The devices' inputs besides the weights, by role.
             state: Whether the job continues.
@@ -178,12 +181,12 @@ class Planner:
         """
         noise = self._job.noise
         rounds = (noise.at(number, self._query_of_round(number)) for number in range(1, noise.rounds + 1))
-        return max(-(-each.dimension // self._most_values(each)) for each in rounds)
+        return max(self._fragments_needed(each) for each in rounds)
 
     def require_acceptable(self) -> None:
         """Refuse a job that never steps the model, or with a round that every device would decline.
 
-        A round with less noise needs more bits on the wire, so a job could start and fail
+        A round with less noise needs more bytes on the wire, so a job could start and fail
         in a later round. And at an absurdly large ε, the sampler's distance from an exact one
         exceeds its share of δ.
 
@@ -204,11 +207,14 @@ class Planner:
                 f"a fragment's values must fit {MAX_PAYLOAD_BYTES:,} bytes in every round."
             )
         weights = self._spec.initial_weights(self._settings.model.seed)
-        self.task(OpenRound(1, 0, 0), weights_to_bytes(weights))
+        self.task(OpenRound(1, 0, 0), weights_to_bytes(weights, settings.model.precision))
 
-    def _most_values(self, mechanism: PlannedMechanism) -> int:
-        """As many values as one fragment holds."""
-        return 8 * MAX_PAYLOAD_BYTES // mechanism.wire_form(self._expected_lot).width
+    def _fragments_needed(self, mechanism: PlannedMechanism) -> int:
+        bits, dimension = mechanism.wire_bits(self._expected_lot), mechanism.dimension
+        return bisect.bisect_left(
+            range(1, dimension), True,
+            key=lambda fragments: payload_bytes(-(-dimension // fragments), bits) <= MAX_PAYLOAD_BYTES,
+        ) + 1  # fmt: skip
 
     def _query_of_round(self, number: int) -> Query:
         return self._query(self._second_moments(number) or clipping_of(self._settings, self._spec))
@@ -225,14 +231,12 @@ class Planner:
         clipping = clipping_of(settings, spec, clip_norm)
         summed = self._second_moments(current.number) or clipping
         mechanism = noise.at(current.number, self._query(summed))
-        form = mechanism.wire_form(self._expected_lot)
+        block = -(-mechanism.dimension // settings.fragments_per_update)
         if isinstance(summed, SecondMoments):
             # The directions are on disk already after a crash just before the round closed.
             assets = {role: data for role, data in assets.items() if role != "projection"}
         augmentation = settings.model.augmentation
         return Plan(
-            version=1,
-            kind="plan",
             fleet=settings.fleet,
             job=self._job.id,
             round=current.number,
@@ -243,6 +247,7 @@ class Planner:
                 parameters=spec.parameter_count,
                 architecture=spec.digest(),
                 digest=content_digest(weights),
+                precision=settings.model.precision,
             ),
             assets=[
                 AssetTerms.model_validate({"role": role, "digest": content_digest(data), "size": len(data)})
@@ -270,9 +275,9 @@ class Planner:
             augmentation=None if augmentation is None else AugmentationTerms(**augmentation.model_dump()),
             cap=CapTerms(**settings.cap.model_dump()),
             wire=WireTerms(
-                block=-(-mechanism.dimension // settings.fragments_per_update),
-                width=form.width,
-                shift=form.shift,
+                block=block,
+                bytes=payload_bytes(block, mechanism.wire_bits(self._expected_lot)),
+                step=mechanism.wire_step,
             ),
             sealing_key=self._sealing_key,
             deadline=current.deadline,

@@ -26,6 +26,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 _TICKET_BYTES: Final = 16
+_AT_ONCE: Final = 500
+"""Ids in one question; SQLite takes 999 or more."""
+_TYPES: Final = {"<i1": 7, "<i2": 15, "<i4": 31, "<i8": 63}
+"""Of stored values, with the bits of their magnitude."""
 
 Sums = dict[int, tuple[int, NDArray[np.int64]]]
 """By block position, a number of fragments and their exact integer sum."""
@@ -106,27 +110,39 @@ class Seats:
         dummies: list[bytes] = []
         late = unseated = 0
         taken = self.counts(open_round)
+        known = self._known([fragment.id for fragment in fragments if not fragment.dummy])
+        # Statements are slow one by one: seats that are free are taken together.
+        waiting: list[OpenedFragment] = []
         for fragment in fragments:
             position = fragment.position
+            has_seat = taken.get(position, 0) < seats
             if fragment.round != open_round:
                 late += 1
-            elif fragment.dummy:
-                if taken.get(position, 0) < seats or self._loser_to(fragment) is not None:
+                continue
+            if not has_seat:
+                self._seat(waiting)
+                waiting = []
+            if fragment.dummy:
+                if has_seat or self._loser_to(fragment) is not None:
                     dummies.append(fragment.id)
                 else:
                     unseated += 1
-            elif self._is_known(fragment):
+            elif fragment.id in known:
                 repeated.append(fragment.id)
-            elif taken.get(position, 0) < seats:
-                self._seat(fragment)
+            elif has_seat:
+                waiting.append(fragment)
                 taken[position] = taken.get(position, 0) + 1
                 fresh.append(fragment.id)
+                known.add(fragment.id)
             else:
                 unseated += 1
                 if (loser := self._loser_to(fragment)) is not None:
                     self._free(open_round, position, loser)
-                    self._seat(fragment)
+                    known.discard(loser)
+                    self._seat([fragment])
                     fresh.append(fragment.id)
+                    known.add(fragment.id)
+        self._seat(waiting)
         return Counted(tuple(fresh), tuple(repeated), tuple(dummies), unseated, late)
 
     def counts(self, number: int) -> dict[int, int]:
@@ -166,21 +182,29 @@ class Seats:
         """Drop the values of a closed round; the ids remain."""
         self._connection.execute("DELETE FROM seats WHERE round = ?", (number,))
 
-    def _is_known(self, fragment: OpenedFragment) -> bool:
-        row = self._connection.execute("SELECT 1 FROM fragments WHERE id = ?", (fragment.id,)).fetchone()
-        return row is not None
+    def _known(self, ids: Sequence[bytes]) -> set[bytes]:
+        """Those of the ids that have a seat, or had one in a closed round."""
+        found: set[bytes] = set()
+        for start in range(0, len(ids), _AT_ONCE):
+            some = ids[start : start + _AT_ONCE]
+            marks = ", ".join("?" * len(some))
+            rows = self._connection.execute(f"SELECT id FROM fragments WHERE id IN ({marks})", some)
+            found.update(row["id"] for row in rows)
+        return found
 
-    def _seat(self, fragment: OpenedFragment) -> None:
-        self._connection.execute(
+    def _seat(self, fragments: Sequence[OpenedFragment]) -> None:
+        if not fragments:
+            return
+        self._connection.executemany(
             "INSERT INTO fragments VALUES (?, ?, ?, ?)",
-            (fragment.id, fragment.round, fragment.position, fragment.arrived_at),
+            [(each.id, each.round, each.position, each.arrived_at) for each in fragments],
         )
-        # Values on the wire have at most 32 bits, mostly less than 16.
-        kind = "<i2" if bool((np.abs(fragment.values) < 1 << 15).all()) else "<i4"
-        units, ticket = fragment.values.astype(kind).tobytes(), self._ticket(fragment.id)
-        self._connection.execute(
+        self._connection.executemany(
             "INSERT INTO seats VALUES (?, ?, ?, ?, ?, ?)",
-            (fragment.round, fragment.position, ticket, fragment.id, units, kind),
+            [
+                (each.round, each.position, self._ticket(each.id), each.id, *_stored(each.values))
+                for each in fragments
+            ],
         )
 
     def _loser_to(self, fragment: OpenedFragment) -> bytes | None:
@@ -208,3 +232,10 @@ class Seats:
     def _key(self) -> bytes:
         # Nobody who chooses an id knows it, so nobody chooses a ticket.
         return bytes(self._connection.execute("SELECT key FROM tickets").fetchone()["key"])
+
+
+def _stored(values: NDArray[np.int64]) -> tuple[bytes, str]:
+    """Values in the narrowest type that holds them, mostly one byte each, and the type."""
+    largest = int(np.abs(values).max(initial=0))
+    kind = next(name for name, bits in _TYPES.items() if largest < 1 << bits)
+    return values.astype(kind).tobytes(), kind

@@ -9,12 +9,15 @@ import base64
 import json
 import re
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import cbor2
 import numpy as np
 from numpy.typing import NDArray
+
+from dpagent.protocol.weights import weights_from_bytes, weights_to_bytes
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -23,6 +26,8 @@ from vector_fleet import (
     ASSET,
     FLEET,
     FRAGMENTS,
+    INFO,
+    LONG_WEIGHTS,
     OPENER,
     PLAN,
     PLANS,
@@ -39,8 +44,9 @@ from vector_fleet import (
 
 from coordinator.aggregation import fleet_mean
 from dpagent.protocol.codec import encode
-from dpagent.protocol.fragments import chunked, content_digest, pack, read_block, weights_to_bytes
-from dpagent.protocol.messages import Message
+from dpagent.protocol.fragments import chunked, content_digest, read_block
+from dpagent.protocol.messages import Layout, Message
+from dpagent.protocol.packing import pack
 from dpagent.protocol.signing import SignedKind
 from dpagent.protocol.task import RoundTask
 
@@ -57,17 +63,20 @@ def _plain(value: Any) -> Any:
     return f"h'{value.hex()}'" if isinstance(value, bytes) else value
 
 
-def _vector(about: str, topic: str, message: Message, **more: Any) -> dict[str, Any]:
-    shown = {"message": _plain(message.model_dump()), "cbor": encode(message).hex()}
+def _vector(about: str, topic: str, message: Message | Layout, **more: Any) -> dict[str, Any]:
+    fields = message.model_dump() if isinstance(message, Message) else asdict(message)  # type: ignore[call-overload]
+    shown = {"message": _plain(fields), "bytes": encode(message).hex()}
     return {"description": about, "topic": topic, **shown, **more}
 
 
-def _signed_vector(about: str, topic: str, message: Message, kind: SignedKind, **more: Any) -> dict[str, Any]:
+def _signed_vector(
+    about: str, topic: str, message: Message | Layout, kind: SignedKind, **more: Any
+) -> dict[str, Any]:
     envelope = SIGNER.sign(message, kind)
     return _vector(
         about, topic, message, **more, envelope=envelope.hex(),
         signed_bytes=f"dpagent v1 {kind} {FLEET}\0".encode().hex() + encode(message).hex(),
-        signature=cbor2.loads(envelope)["signature"].hex(),
+        signature=envelope[1:65].hex(),
     )  # fmt: skip
 
 
@@ -91,10 +100,9 @@ def _plan() -> dict[str, Any]:
     vectors = []
     for about, plan in PLANS.items():
         task = RoundTask.of(plan)
-        unit = task.mechanism.decode(np.array([1]), task.wire_form)
         vectors.append(
             _signed_vector(
-                about, TOPICS.plan, plan, "plan", dimension=task.dimension, wire_unit=float(unit[0]),
+                about, TOPICS.plan, plan, "plan", dimension=task.dimension, wire_unit=task.wire_unit,
                 architecture_text=task.spec.canonical_text(),
             )
         )  # fmt: skip
@@ -102,11 +110,15 @@ def _plan() -> dict[str, Any]:
 
 
 def _model() -> dict[str, Any]:
-    (chunk,), asset = chunked(weights_to_bytes(WEIGHTS)), chunked(ASSET)
+    (chunk,), asset = chunked(weights_to_bytes(WEIGHTS, "float32")), chunked(ASSET)
     return {
-        "description": "Weights in one chunk, and an asset in three: byte i of its 100,000 is i mod 251.",
+        "description": "Weights as they are and as int8, an asset in three: byte i of it is i mod 251.",
         "vectors": [_signed_vector("the weights of the first plan", TOPICS.model_chunk(0), chunk, "model")],
         "weights": [float(weight) for weight in WEIGHTS],
+        "int8": {
+            "data": (packed := weights_to_bytes(LONG_WEIGHTS, "int8")).hex(),
+            "weights": [float(each) for each in weights_from_bytes(packed, len(LONG_WEIGHTS), "int8")],
+        },
         "asset": {
             "digest": content_digest(ASSET).hex(),
             "chunks": [
@@ -120,27 +132,36 @@ def _model() -> dict[str, Any]:
 def _fragment() -> dict[str, Any]:
     sums: dict[int, tuple[int, NDArray[np.int64]]] = {}
     for fragment in FRAGMENTS:
-        position, values = read_block(fragment, PLAN.wire, len(UPDATES[0]))
-        count, total = sums.get(position, (0, np.zeros_like(values)))
-        sums[position] = (count + 1, total + values)
+        values, _ = read_block(fragment, PLAN.wire, 2)
+        count, total = sums.get(fragment.position, (0, np.zeros_like(values)))
+        sums[fragment.position] = (count + 1, total + values)
     return {
-        "description": "Integers as bits; the fragments of two devices under the first plan; their mean.",
+        "description": "Payloads and their integers; fragments of two devices, and their mean.",
         "vectors": [
             _vector(
                 f"device {number // 2}, block {number % 2}", TOPICS.fragments, fragment,
-                info=f"dpagent v1 fragment {FLEET}", ephemeral_secret=fixed(f"ephemeral {number}", 32).hex(),
+                info=INFO.hex(), ephemeral_secret=fixed(f"ephemeral {number}", 32).hex(),
                 envelope=sealed(encode(fragment), str(number)).hex(),
             )
             for number, fragment in enumerate(FRAGMENTS)
         ],
         "packing": [
-            {"width": width, "values": values, "packed": pack(np.array(values), width).hex()}
-            for width in (4, 7, 8, 13, 24, 32)
-            for values in ([-(1 << width - 1), (1 << width - 1) - 1, 0, -1, 1],)
+            {"size": size, "level": level, "values": values, "payload": _packed(values, level, size).hex()}
+            for size, level, values in (
+                (54, 0, [0, 1, -1, 2, -2, 3, -9, 12]),
+                (54, 0, [127, -127, 128, -128, 70_000, -2_147_483_647, 2_147_483_647]),
+                (54, 4, [16, 0, -48, 4_096, -1_600]),
+                (54, 31, [1 << 31, -(1 << 31), 0]),
+            )
         ],
         "updates": UPDATES,
         "mean": list(fleet_mean(RoundTask.of(PLAN), sums)),
     }  # fmt: skip
+
+
+def _packed(values: list[int], level: int, size: int) -> bytes:
+    coarse = np.array(values) >> level
+    return bytes([level]) + pack(coarse, size)[1:]
 
 
 def _receipts() -> dict[str, Any]:
@@ -166,12 +187,10 @@ _EXAMPLE = re.compile(
 
 
 def render_page(page: str) -> str:
-    """The page with the first vector of each message as its example."""
+    """The page with the first plan as its example."""
     examples = {
-        "plan": encode(PLAN), "model": encode(chunked(weights_to_bytes(WEIGHTS))[0]),
-        "fragment": encode(FRAGMENTS[0]), "receipts": encode(RECEIPTS),
-        "signed": SIGNER.sign(RECEIPTS, "receipts"), "sealed": sealed(encode(FRAGMENTS[0])),
-    }  # fmt: skip
+        "plan": encode(PLAN),
+    }
     page, found = _EXAMPLE.subn(
         lambda found: f"{found[1]}{diagnostic(cbor2.loads(examples[found[2]]))}\n", page
     )

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import cbor2
 import numpy as np
-from vector_fleet import FRAGMENTS, PLAN, RECEIPTS, SEALING_SECRET, SIGNER, TOPICS, fixed, sealed, signed
+from vector_fleet import FRAGMENTS, PLAN, SEALING_SECRET, SIGNER, TOPICS, fixed, sealed, signed
 
 from dpagent.protocol.codec import encode
-from dpagent.protocol.fragments import chunked, pack
+from dpagent.protocol.fragments import chunked
+from dpagent.protocol.packing import pack
 
 Case = tuple[str, str, bytes]
 """The reason to reject it, or "" for what is accepted; a description; the message.
@@ -19,10 +22,14 @@ Case = tuple[str, str, bytes]
 """
 
 
+_FILLED = np.array([1, 0, -7, 7])
+
+
 def _plans() -> Iterator[Case]:
-    plan, envelope = PLAN.model_dump(), SIGNER.sign(PLAN, "plan")
-    items, outer = envelope[1:], cbor2.loads(envelope)
-    version = cbor2.dumps("version")
+    plan, body, envelope = PLAN.model_dump(), encode(PLAN), SIGNER.sign(PLAN, "plan")
+    count, items = body[0], body[1:]
+    more = bytes([count + 1])
+    round_ = cbor2.dumps("round")
 
     def changed(section: str, **changes: Any) -> bytes:
         return signed(plan | {section: plan[section] | changes})
@@ -30,22 +37,23 @@ def _plans() -> Iterator[Case]:
     yield "", "the plan again", envelope
     yield "", "other order, floats in 64 bits", signed(cbor2.dumps(dict(reversed(plan.items()))))
     yield "", "integers for floats", signed(plan | {"deadline": 1_800_000_000, "compute_slot_s": 60})
-    longer = encode(PLAN).replace(version + b"\1", version + b"\x1b" + bytes(7) + b"\1")
+    longer = body.replace(round_ + b"\2", round_ + b"\x1b" + bytes(7) + b"\2")
     yield "", "an integer longer than it need be", signed(longer)
     yield "malformed", "nothing", b""
-    yield "malformed", "cut short", envelope[:-1]
-    yield "malformed", "a byte too many", envelope + b"\1"
-    yield "malformed", "no map", cbor2.dumps([1])
-    yield "malformed", "a map of indefinite length", b"\xbf" + items + b"\xff"
-    yield "malformed", "a key twice", b"\xa5" + items + cbor2.dumps("version") + b"\1"
-    yield "malformed", "an integer as a key", b"\xa5" + items + b"\1\1"
-    yield "malformed", "a byte string of indefinite length", b"\xa5" + items + b"\x61x\x5f\x40\xff"
-    yield "malformed", "nine levels", b"\xa5" + items + b"\x61x" + b"\x81" * 8 + b"\1"
-    yield "malformed", "a tag", b"\xd9\xd9\xf7" + envelope
-    yield "malformed", "text that is not UTF-8", envelope.replace(b"signed", b"signe\xff")
-    yield "malformed", "another kind of message", cbor2.dumps(outer | {"kind": "sealed"})
+    yield "malformed", "half a signature", envelope[:40]
+    yield "malformed", "an envelope without a plan", signed(b"")
+    yield "malformed", "cut short", signed(body[:-1])
+    yield "malformed", "a byte too many", signed(body + b"\1")
+    yield "malformed", "no map", signed(cbor2.dumps([1]))
+    yield "malformed", "a map of indefinite length", signed(b"\xbf" + items + b"\xff")
+    yield "malformed", "a key twice", signed(more + items + round_ + b"\2")
+    yield "malformed", "an integer as a key", signed(more + items + b"\1\1")
+    yield "malformed", "a byte string of indefinite length", signed(more + items + b"\x61x\x5f\x40\xff")
+    yield "malformed", "nine levels", signed(more + items + b"\x61x" + b"\x81" * 8 + b"\1")
+    yield "malformed", "a tag", signed(b"\xd9\xd9\xf7" + body)
+    yield "malformed", "text that is not UTF-8", signed(body.replace(b"porch", b"porc\xff"))
     yield "malformed", "a bignum", signed(plan | {"round": 1 << 64})
-    yield "table", "an unknown key", cbor2.dumps(outer | {"x": 1})
+    yield "table", "an unknown key", signed(plan | {"x": 1})
     yield "table", "a missing key", signed({key: plan[key] for key in plan if key != "cap"})
     yield "table", "text for bytes", signed(plan | {"job": "j" * 16})
     yield "table", "15 bytes for 16", signed(plan | {"job": bytes(15)})
@@ -59,15 +67,15 @@ def _plans() -> Iterator[Case]:
     yield "table", "an unknown state", signed(plan | {"state": "closed"})
     yield "table", "no fleet's name", signed(plan | {"fleet": "a/b"})
     yield "table", "a round beyond the noise levels", signed(plan | {"round": 4})
-    yield "table", "fragments of 59,489 bytes", changed("wire", block=59_489, width=8)
+    yield "table", "fragments of 59,489 bytes", changed("wire", bytes=59_489)
+    yield "table", "fragments too short for their values", changed("wire", bytes=50)
+    yield "table", "an even step", changed("wire", step=2)
     yield "table", "two norms and one share", changed("clipping", norms=[1.0, 1.0])
     halves = {"norms": [1.0, 1.0], "shares": [0.5, 0.5]}
     yield "table", "two norms and a count", changed("clipping", **halves, count_weight=0.2)
     yield "oversized", "60,001 bytes", envelope + bytes(60_001 - len(envelope))
-    yield "unsupported version", "an envelope of version 2", cbor2.dumps(outer | {"version": 2})
-    yield "unsupported version", "a version that is a float", cbor2.dumps(outer | {"version": 1.0})
-    yield "unsupported version", "no version", cbor2.dumps({"kind": "signed"})
-    yield "unsupported version", "a plan of version 2", signed(plan | {"version": 2})
+    yield "unsupported version", "an envelope of version 2", b"\2" + envelope[1:]
+    yield "unsupported version", "no version", encode(PLAN)
     yield "bad signature", "another body", envelope.replace(b"porch", b"pordh")
     yield "bad signature", "another key", signed(plan, secret=SEALING_SECRET)
     yield "bad signature", "signed for another fleet", signed(plan, fleet="garden")
@@ -77,50 +85,67 @@ def _plans() -> Iterator[Case]:
 
 
 def _other_chunks() -> Iterator[Case]:
-    chunk = chunked(b"of an earlier job")[0].model_dump()
-    yield "", "weights that no plan names", signed(chunk, "model")
-    yield "table", "a chunk beyond the largest model", signed(chunk | {"index": 4_167}, "model")
+    (chunk,) = chunked(b"of an earlier job")
+    yield "", "weights that no plan names", SIGNER.sign(chunk, "model")
+    yield "malformed", "a chunk without an index", signed(chunk.digest, "model")
+    yield "table", "a chunk beyond the largest model", SIGNER.sign(replace(chunk, index=4_167), "model")
 
 
 def _other_receipts() -> Iterator[Case]:
-    receipts = RECEIPTS.model_dump()
-    yield "", "of another job", signed(receipts | {"job": bytes(16)}, "receipts")
-    yield "malformed", "half a digest", signed(receipts | {"digests": bytes(24)}, "receipts")
+    yield "", "of fragments of others", signed(bytes(32), "receipts")
+    yield "malformed", "half a digest", signed(bytes(24), "receipts")
 
 
 def _other_fragments() -> Iterator[Case]:
-    fragment = FRAGMENTS[1].model_dump()
-    envelope = sealed(fragment)
-    ciphertext = cbor2.loads(envelope)["ciphertext"]
+    fragment = FRAGMENTS[1]
+    size = PLAN.wire.bytes
+    envelope = sealed(encode(fragment))
 
     def changed(**changes: Any) -> bytes:
-        return sealed(fragment | changes)
+        return sealed(encode(replace(fragment, **changes)))
 
-    def enveloped(ciphertext: bytes) -> bytes:
-        return cbor2.dumps({"version": 1, "kind": "sealed", "ciphertext": ciphertext}, canonical=True)
+    def carrying(level: int, plain: bytes, strategy: int = zlib.Z_HUFFMAN_ONLY) -> bytes:
+        deflater = zlib.compressobj(wbits=-15, strategy=strategy)
+        payload = bytes([level]) + deflater.compress(plain) + deflater.flush()
+        return changed(payload=payload.ljust(size, b"\0"))
 
     yield "", "a fragment", envelope
-    yield "", "the same, sealed anew", sealed(fragment, "anew")
+    yield "", "the same, sealed anew", sealed(encode(fragment), "anew")
     yield "", "of the round before: late", changed(round=1)
-    yield "", "a dummy, which does not count", changed(dummy=True)
-    filled = pack(np.array([1, 0, -7, 7]), PLAN.wire.width)
-    yield "", "values beyond the update's end, which nobody reads", changed(payload=filled)
-    yield "malformed", "an envelope of the coordinator", SIGNER.sign(PLAN, "plan")
-    yield "malformed", "receipts under the seal", sealed(encode(RECEIPTS))
-    yield "table", "a position of three bytes", changed(position=bytes(3))
+    yield "", "a dummy, which does not count", changed(payload=b"\xff".ljust(size, b"\0"))
+    yield "", "values beyond the update's end, which nobody reads", changed(payload=pack(_FILLED, size))
+    yield (
+        "",
+        "values at level 3, by a Lempel-Ziv compressor",
+        carrying(3, b"\2\0\0\0", zlib.Z_DEFAULT_STRATEGY),
+    )
+    yield "malformed", "half a header under the seal", sealed(bytes(12))
     yield "oversized", "60,001 bytes", envelope + bytes(60_001 - len(envelope))
-    yield "unsupported version", "a fragment of version 2", changed(version=2)
-    yield "cannot open", "another key", sealed(fragment, key=fixed("another key", 32))
-    yield "cannot open", "sealed for another fleet", sealed(fragment, fleet="garden")
-    yield "cannot open", "one bit changed", enveloped(ciphertext[:-1] + bytes([ciphertext[-1] ^ 1]))
-    yield "cannot open", "shorter than an encapsulated key", enveloped(ciphertext[:31])
-    yield "cannot open", "an encapsulated key of low order", enveloped(bytes(32) + ciphertext[32:])
-    yield "wrong job", "another job", changed(job=bytes(16))
+    yield "unsupported version", "an envelope of version 2", b"\2" + envelope[1:]
+    yield "cannot open", "an envelope of the coordinator", SIGNER.sign(PLAN, "plan")
+    yield "cannot open", "another key", sealed(encode(fragment), key=fixed("another key", 32))
+    yield "cannot open", "sealed for another fleet", sealed(encode(fragment), fleet="garden")
+    yield "cannot open", "sealed for another job", sealed(encode(fragment), job=bytes(16))
+    yield "cannot open", "one bit changed", envelope[:-1] + bytes([envelope[-1] ^ 1])
+    yield "cannot open", "shorter than an encapsulated key", envelope[:32]
+    yield "cannot open", "an encapsulated key of low order", b"\1" + bytes(32) + envelope[33:]
     yield "wrong round", "a round that is not open yet", changed(round=3)
-    yield "bad position", "the block after the last", changed(position=b"\0\0\0\2")
-    yield "bad position", "little-endian", changed(position=b"\1\0\0\0")
-    yield "wrong size", "a payload with a byte more", changed(payload=fragment["payload"] + b"\0")
+    yield "bad position", "the block after the last", changed(position=2)
+    yield "bad position", "little-endian", changed(position=1 << 24)
+    yield "wrong size", "a payload with a byte more", changed(payload=fragment.payload + b"\0")
     yield "wrong size", "no payload", changed(payload=b"")
+    yield "bad values", "a level that nobody needs", carrying(33, b"\2\0\0\0")
+    yield "bad values", "three values for four", carrying(0, b"\2\0\0")
+    yield "bad values", "five values for four", carrying(0, b"\2\0\0\0\0")
+    yield "bad values", "a large value that does not come", carrying(0, b"\2\0\xff\0")
+    yield "bad values", "more than values of that level can be", carrying(3, b"\2\0\xff\0\0\0\0\x7f")
+    yield "bad values", "16 kilobytes of zeros, packed", carrying(0, bytes(1 << 14), zlib.Z_DEFAULT_STRATEGY)
+    yield "bad values", "a stream that does not end", changed(payload=bytes(size))
+    yield (
+        "bad values",
+        "other bytes than zeros after the stream",
+        changed(payload=fragment.payload[:-1] + b"\1"),
+    )
 
 
 def receiving() -> dict[str, Any]:

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import cbor2
 import numpy as np
+
+from dpagent.protocol.weights import weights_to_bytes
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "protocol"))
 
@@ -22,8 +25,9 @@ from dpagent.learning.models.layers import Conv2d, Dense, Relu
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.models.stages import Projection
 from dpagent.privacy.mechanisms.job_noise import JobNoise
-from dpagent.protocol.fragments import content_digest, cut, receipt_digest, weights_to_bytes
+from dpagent.protocol.fragments import content_digest, cut, receipt_digest
 from dpagent.protocol.messages import Plan, Receipts
+from dpagent.protocol.packing import payload_bytes
 from dpagent.protocol.sealing import Opener
 from dpagent.protocol.signing import Signer
 from dpagent.protocol.task import RoundTask
@@ -43,19 +47,21 @@ _TINY = ModelSpec("tiny", (2,), 2, (Dense(2),), input_offset=0.3, input_scale=0.
 _PROJECTED = ModelSpec("projected", (3,), 2, (Dense(2),), front_end=(Projection(2),))
 _LAYERED = ModelSpec("layered", (4, 4, 1), 2, (Conv2d(2, 3), Relu(), Dense(2)))
 WEIGHTS = np.array([0.5, -0.25, 1 / 3, 1e-8, -2.0, 0.0], np.float32)
+LONG_WEIGHTS = np.array([(37 * place % 101 - 50) / 2 ** (place // 10) for place in range(70)], np.float32)
 ASSET = bytes(place % 251 for place in range(100_000))
-UPDATES = [[3, -7, 0, 12, -1, 5], [-2, 4, 9, -12, 1, 0]]
+UPDATES = [[3, -7, 0, 12, -1, 5], [-2, 4, 9_000, -12, 1, 0]]
 
 
 def make_plan(spec: ModelSpec = _TINY, **changes: Any) -> Plan:
     """The plan of the second of three rounds, its wire form as the mechanism has it."""
     levels = [2.0, 1.5, 1.0]
     values: dict[str, Any] = {
-        "version": 1, "kind": "plan", "fleet": FLEET, "job": bytes(range(16)), "round": 2, "state": "open",
+        "fleet": FLEET, "job": bytes(range(16)), "round": 2, "state": "open",
         "method": "dp-sgd",
         "model": {
             "description": cbor2.dumps(spec.describe(), canonical=True), "parameters": spec.parameter_count,
-            "architecture": spec.digest(), "digest": content_digest(weights_to_bytes(WEIGHTS)),
+            "architecture": spec.digest(), "precision": "float32",
+            "digest": content_digest(weights_to_bytes(WEIGHTS, "float32")),
         },
         "assets": [],
         "mechanism": {
@@ -66,12 +72,12 @@ def make_plan(spec: ModelSpec = _TINY, **changes: Any) -> Plan:
         "sampling": {"rate": 0.25, "expected_lot": 10.0, "local_steps": 1, "local_learning_rate": 0.1},
         "delta": 1e-5, "projection": None, "augmentation": None,
         "cap": {"kind": "none", "where": "coordinator", "regularisation": 0.5, "floor": 0.01},
-        "wire": {"block": 4, "width": 32, "shift": 0},
+        "wire": {"block": 4, "bytes": 64, "step": 1},
         "sealing_key": OPENER.public_key, "deadline": 1.8e9, "compute_slot_s": 60.0, "jitter_window_s": 600.0,
     } | changes  # fmt: skip
     mechanism = RoundTask.of(Plan.model_validate(values)).mechanism
-    form = mechanism.wire_form(values["sampling"]["expected_lot"])
-    return Plan.model_validate(values | {"wire": {"block": 4, "width": form.width, "shift": form.shift}})
+    size = payload_bytes(4, mechanism.wire_bits(values["sampling"]["expected_lot"]))
+    return Plan.model_validate(values | {"wire": {"block": 4, "bytes": size, "step": mechanism.wire_step}})
 
 
 PLAN = make_plan()
@@ -98,15 +104,13 @@ PLANS = {
         cap={"kind": "clamp", "where": "coordinator", "regularisation": 0.5, "floor": 0.01},
     ),
 }  # fmt: skip
+INFO = second_client.info_of(FLEET, PLAN.job)
 FRAGMENTS = [
-    fragment.model_copy(update={"id": fixed(f"id {device} {place}", 16)})
+    replace(fragment, id=fixed(f"id {device} {place}", 16))
     for device, update in enumerate(UPDATES)
     for place, fragment in enumerate(cut(np.array(update), PLAN))
 ]
-RECEIPTS = Receipts(
-    version=1, kind="receipts", job=PLAN.job, round=PLAN.round,
-    digests=b"".join(receipt_digest(fragment.id) for fragment in FRAGMENTS),
-)  # fmt: skip
+RECEIPTS = Receipts(b"".join(receipt_digest(fragment.id) for fragment in FRAGMENTS))
 
 
 def signed(body: Any, kind: str = "plan", fleet: str = FLEET, secret: bytes = SIGNING_SECRET) -> bytes:
@@ -115,7 +119,13 @@ def signed(body: Any, kind: str = "plan", fleet: str = FLEET, secret: bytes = SI
     return second_client.sign(data, kind, fleet, secret)
 
 
-def sealed(body: Any, name: str = "0", fleet: str = FLEET, key: bytes = OPENER.public_key) -> bytes:
+def sealed(
+    body: bytes,
+    name: str = "0",
+    fleet: str = FLEET,
+    job: bytes = PLAN.job,
+    key: bytes = OPENER.public_key,
+) -> bytes:
     """An envelope around a plaintext that need not be a fragment; ``name`` gives the ephemeral key."""
-    data = body if isinstance(body, bytes) else cbor2.dumps(body, canonical=True)
-    return second_client.seal(data, fleet, key, fixed(f"ephemeral {name}", 32))
+    info = second_client.info_of(fleet, job)
+    return second_client.seal(body, info, key, fixed(f"ephemeral {name}", 32))

@@ -27,8 +27,8 @@ from dpagent.learning.data.dataset import Dataset
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.training.numpy_engine.engine import NumpyEngine
 from dpagent.privacy.clipping import adapted_norm
-from dpagent.protocol.fragments import weights_to_bytes
 from dpagent.protocol.task import RoundTask
+from dpagent.protocol.weights import weights_to_bytes
 from simulation.planning import trial_job, trial_planner
 
 
@@ -69,7 +69,7 @@ class TrainingLoop:
         self._optimiser = fleet.optimiser.optimiser()
         self._learning_rate = fleet.optimiser.learning_rates(gradient_steps(fleet, spec))
         self._clip_norm = fleet.privacy.clip_norm
-        self.weights = spec.initial_weights(fleet.model.seed)
+        self.weights = self._received = spec.initial_weights(fleet.model.seed)
         self._state = np.zeros((self._optimiser.rows, len(self.weights)))
 
     @property
@@ -79,9 +79,9 @@ class TrainingLoop:
 
     def round(self, number: int) -> RoundResult:
         """Run a round that steps the model, :attr:`first_round` or a later one, in order."""
-        task = self._planner.task(
-            OpenRound(number, 0, 0), weights_to_bytes(self.weights), clip_norm=self._clip_norm
-        )
+        sent = weights_to_bytes(self.weights, self._fleet.model.precision)
+        task = self._planner.task(OpenRound(number, 0, 0), sent, clip_norm=self._clip_norm)
+        self._received = task.weights_from(sent)
         clipping = task.clipping
         mean = self._noisy_mean(task) if self._noise else self._exact_mean(task)
         if clipping.count_weight:
@@ -118,14 +118,14 @@ class TrainingLoop:
 
     def _updates(self, task: RoundTask) -> list[NDArray[np.int64]]:
         """What each device sends, (dimension,) in wire units."""
-        return [noisy_gradients(task, self.weights, shard, self._engine) for shard in self._shards]
+        return [noisy_gradients(task, self._received, shard, self._engine) for shard in self._shards]
 
     def _exact_mean(self, task: RoundTask) -> NDArray[np.float64]:
         """The same without noise and rounding."""
         mean = np.zeros(task.dimension)
         for shard in self._shards:
-            part = clipped_sum(task, self.weights, shard, self._engine) / task.plan.sampling.expected_lot
+            part = clipped_sum(task, self._received, shard, self._engine) / task.plan.sampling.expected_lot
             if task.device_cap is not None:
-                part, _ = task.device_cap.apply(part, self.weights, radius=task.clipping.radius)
+                part, _ = task.device_cap.apply(part, self._received, radius=task.clipping.radius)
             mean += part
         return mean / len(self._shards)

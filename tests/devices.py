@@ -26,13 +26,14 @@ from agent.worker import Order, Prepared, Update, WorkerError, said
 from dpagent.learning.front_end.features import reserve
 from dpagent.learning.training.engine import Engine
 from dpagent.learning.training.engine_choice import Bench
-from dpagent.protocol.fragments import chunked, weights_from_bytes, weights_to_bytes
+from dpagent.protocol.fragments import chunked
 from dpagent.protocol.messages import Plan
 from dpagent.protocol.signing import Signer, new_signing_secret
 from dpagent.protocol.task import RoundTask
+from dpagent.protocol.weights import weights_to_bytes
 
 KEY = Signer(new_signing_secret(), "testers").public_key
-WEIGHTS = weights_to_bytes(DIGITS.initial_weights(0))
+WEIGHTS = weights_to_bytes(DIGITS.initial_weights(0), "float32")
 PERIOD_S = 0.05
 """Of the device's grid."""
 SLOT_S = 0.5
@@ -84,7 +85,8 @@ class AtOnce:
         pass
 
     def _prepared(self, order: Order) -> Prepared:
-        task, weights = RoundTask.of(order.plan), weights_from_bytes(order.weights)
+        task = RoundTask.of(order.plan)
+        weights = task.weights_from(order.weights)
         self._work = self._trainer.prepare(task, order.assets, weights, failure=order.failure)
         return Prepared(self.longest_s)
 

@@ -22,9 +22,11 @@ from dpagent.learning.models.built_ins import built_in
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.training.engine import ACCUMULATION_SLACK
 from dpagent.privacy.mechanisms.grid import DEFAULT_RESOLUTION
-from dpagent.protocol.fragments import content_digest, weights_to_bytes
-from dpagent.protocol.messages import Plan
+from dpagent.privacy.mechanisms.wire import round_to_wire
+from dpagent.protocol.fragments import content_digest
+from dpagent.protocol.messages import MAX_PAYLOAD_BYTES, Plan
 from dpagent.protocol.task import RoundTask
+from dpagent.protocol.weights import weights_to_bytes
 
 DIGITS = built_in("digits")
 SEALING_KEY = bytes(range(32))
@@ -42,16 +44,16 @@ def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
 def model_section(spec: ModelSpec) -> dict[str, Any]:
     """What a plan says of a model, but for its weights."""
     return {
-        "parameters": spec.parameter_count, "architecture": spec.digest(),
+        "parameters": spec.parameter_count, "architecture": spec.digest(), "precision": "float32",
         "description": cbor2.dumps(spec.describe(), canonical=True),
     }  # fmt: skip
 
 
 def plan_values(**changes: Any) -> dict[str, Any]:
     """The map of a valid plan for the ``digits`` model, as it stands on the wire."""
-    weights = weights_to_bytes(DIGITS.initial_weights(0))
+    weights = weights_to_bytes(DIGITS.initial_weights(0), "float32")
     base = {
-        "version": 1, "kind": "plan", "fleet": "testers", "job": b"j" * 16, "round": 1, "state": "open",
+        "fleet": "testers", "job": b"j" * 16, "round": 1, "state": "open",
         "method": "dp-sgd",
         "model": model_section(DIGITS) | {"digest": content_digest(weights)},
         "assets": [], "augmentation": None, "projection": None,
@@ -67,10 +69,19 @@ def plan_values(**changes: Any) -> dict[str, Any]:
         },
         "delta": 1e-5,
         "cap": {"kind": "none", "where": "coordinator", "regularisation": 0.5, "floor": 0.01},
-        "wire": {"block": 1_000, "width": 12, "shift": 14},
+        "wire": {"block": 1_000, "bytes": 1_400, "step": 16_385},
         "sealing_key": SEALING_KEY, "deadline": 4e9, "compute_slot_s": 0.5, "jitter_window_s": 0.5,
     }  # fmt: skip
-    return merged(base, changes)
+    values = merged(base, changes)
+    wire = values["wire"]
+    if "bytes" not in changes.get("wire", {}) and isinstance(wire["block"], int):
+        wire["bytes"] = room_for(wire["block"])
+    return values
+
+
+def room_for(block: int) -> int:
+    """Bytes of a payload that values of up to 127 in magnitude fit in without rounding."""
+    return min(block + 400, MAX_PAYLOAD_BYTES)
 
 
 def terms(
@@ -106,7 +117,7 @@ def honest_update(task: RoundTask, lot: int = 0) -> NDArray[np.int64]:
     total = np.zeros(task.dimension)
     total[0] = lot * mechanism.clip_norm
     noisy = sum(mechanism.add_noise(mechanism.quantize(total)) for _ in range(task.plan.sampling.local_steps))
-    return mechanism.round_to_wire(np.asarray(noisy), task.wire_form)
+    return round_to_wire(np.asarray(noisy), task.plan.wire.step)
 
 
 def records(count: int) -> ArrayDataset:

@@ -29,13 +29,14 @@ import cbor2
 
 from dpagent.errors import ConfigurationError, ParameterError, PlanError
 from dpagent.learning.models.description import from_description
-from dpagent.privacy.mechanisms.wire import MAX_WIDTH, MIN_WIDTH
-from dpagent.protocol.codec import MessageError, decode, read_cbor
-from dpagent.protocol.fragments import Assembler, read_block, unpack, weights_from_bytes
-from dpagent.protocol.messages import Fragment, Message, ModelChunk, Plan, Receipts, Sealed, Signed
-from dpagent.protocol.sealing import Opener, seal_encoded
+from dpagent.protocol.codec import MessageError, decode, encode, read_cbor
+from dpagent.protocol.fragments import Assembler, read_block
+from dpagent.protocol.messages import Fragment, Layout, Message, ModelChunk, Plan, Receipts, Sealed, Signed
+from dpagent.protocol.packing import unpack
+from dpagent.protocol.sealing import Opener, seal
 from dpagent.protocol.signing import Signer, Verifier
 from dpagent.protocol.task import RoundTask
+from dpagent.protocol.weights import Precision, weights_from_bytes
 
 MOST_CPU_S: Final = 10.0
 MOST_MEMORY: Final = 1 << 30
@@ -83,10 +84,10 @@ def _messages(name: str, key: str) -> list[bytes]:
     return [bytes.fromhex(vector[key]) for vector in _vectors(name)["vectors"] if key in vector]
 
 
-_PLANS: Final = _messages("plan", "cbor")
-_CHUNKS: Final = _messages("model", "cbor")
-_RECEIPTS: Final = _messages("receipts", "cbor")
-_FRAGMENTS: Final = _messages("fragment", "cbor")
+_PLANS: Final = _messages("plan", "bytes")
+_CHUNKS: Final = _messages("model", "bytes")
+_RECEIPTS: Final = _messages("receipts", "bytes")
+_FRAGMENTS: Final = _messages("fragment", "bytes")
 _TERMS: Final = [decode(plan, Plan) for plan in _PLANS]
 _DESCRIPTIONS: Final = [plan.model.description for plan in _TERMS]
 
@@ -94,7 +95,7 @@ _DESCRIPTIONS: Final = [plan.model.description for plan in _TERMS]
 # --- decoders --------------------------------------------------------------------------------------
 
 
-def _decoder(schema: type[Message]) -> Decoder:
+def _decoder(schema: type[Message | Layout]) -> Decoder:
     return lambda data, _: decode(data, schema)
 
 
@@ -104,30 +105,30 @@ def _open_signed(data: bytes, _: random.Random) -> None:
 
 def _sign_and_open(data: bytes, _: random.Random) -> None:
     """A body that the coordinator signed is no safer than another."""
-    envelope = Signed(version=1, kind="signed", body=data[:50_000], signature=bytes(64))
-    signature = _SIGNER._key.sign(f"dpagent v1 plan {_NAME}\0".encode() + envelope.body)
-    signed = cbor2.dumps(envelope.model_copy(update={"signature": signature}).model_dump(), canonical=True)
-    _VERIFIER.open(signed, Plan, "plan")
+    body = data[:50_000]
+    signature = _SIGNER._key.sign(f"dpagent v1 plan {_NAME}\0".encode() + body)
+    _VERIFIER.open(encode(Signed(signature, body)), Plan, "plan")
 
 
 def _open_sealed(data: bytes, _: random.Random) -> None:
-    _OPENER.open(data)
+    _OPENER.open(data, _TERMS[0].job)
 
 
 def _seal_and_open(data: bytes, _: random.Random) -> None:
     """Anybody can seal anything."""
-    _OPENER.open(seal_encoded(data[:50_000], _NAME, _OPENER.public_key))
+    _OPENER.open(seal(data[:50_000], _TERMS[0]), _TERMS[0].job)
 
 
 def _read_block(data: bytes, random_: random.Random) -> None:
     plan = random_.choice(_TERMS)
-    read_block(decode(data, Fragment), plan.wire, random_.choice((1, plan.wire.block, 10**6)))
+    read_block(decode(data, Fragment), plan.wire, random_.choice((1, 2, 10**6)))
 
 
 def _unpack(data: bytes, random_: random.Random) -> None:
-    width = random_.randint(MIN_WIDTH, MAX_WIDTH)
-    count = 8 * len(data) // width if random_.random() < 0.5 else random_.randint(1, 10**5)
-    unpack(data, max(1, count), width)
+    try:
+        unpack(data, random_.choice((1, 4, 1_000, 10**5)), len(data))
+    except ValueError as error:
+        raise MessageError("bad values", str(error)) from error
 
 
 def _assemble(data: bytes, random_: random.Random) -> None:
@@ -146,7 +147,12 @@ def _describe(data: bytes, _: random.Random) -> None:
 
 
 def _weights(data: bytes, _: random.Random) -> None:
-    weights_from_bytes(data)
+    precision: Precision = "int8" if len(data) % 2 else "float32"
+    parameters = len(data) // 4 if precision == "float32" else len(data) * 64 // 66
+    try:
+        weights_from_bytes(data, parameters, precision)
+    except ValueError as error:
+        raise MessageError("malformed", str(error)) from error
 
 
 def _derive(data: bytes, random_: random.Random) -> None:
@@ -159,7 +165,7 @@ def _derive(data: bytes, random_: random.Random) -> None:
         )
         plan = plan.model_copy(update={"model": terms})
     task = RoundTask.of(plan)
-    _ = task.events, task.schedule_digest, task.device_cap, task.coordinator_cap, task.blocks, task.wire_form
+    _ = task.events, task.schedule_digest, task.device_cap, task.coordinator_cap, task.blocks, task.wire_unit
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +189,7 @@ TARGETS: Final = {
     "open sealed": Target(_open_sealed, _messages("fragment", "envelope"), 3),
     "open what is sealed": Target(_seal_and_open, _FRAGMENTS, 3),
     "read_block": Target(_read_block, _FRAGMENTS),
-    "unpack": Target(_unpack, _FRAGMENTS, 5),
+    "unpack": Target(_unpack, [fragment[24:] for fragment in _FRAGMENTS], 5),
     "assemble": Target(_assemble, _CHUNKS),
     "from_description": Target(_describe, _DESCRIPTIONS, 10),
     "weights_from_bytes": Target(_weights, _CHUNKS, 2),

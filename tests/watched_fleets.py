@@ -89,6 +89,14 @@ class WatchedFleet:
         finally:
             reader.close()
 
+    @property
+    def job(self) -> bytes:
+        reader = self.reader()
+        try:
+            return bytes.fromhex(reader.job_id() or "")
+        finally:
+            reader.close()
+
     def model(self) -> np.ndarray[Any, np.dtype[np.float32]]:
         connection = sqlite3.connect(self.state / "coordinator.db")
         try:
@@ -113,7 +121,7 @@ class WatchedFleet:
         pieces: dict[bytes, Any] = {}
         for message in observer.fragments:
             try:
-                piece = self.opener.open(message)
+                piece = self.opener.open(message, self.job)
             except MessageError:
                 continue
             pieces.setdefault(piece.id, piece)
@@ -124,7 +132,8 @@ class WatchedFleet:
             sums: dict[int, tuple[int, Any]] = {}
             for identity, piece in pieces.items():
                 if counted.get(identity) == number:
-                    position, values = read_block(piece, plan.wire, DIGITS.parameter_count)
+                    position = piece.position
+                    values, _ = read_block(piece, plan.wire, self.blocks)
                     count, total = sums.get(position, (0, 0))
                     sums[position] = (count + 1, total + values)
             task = RoundTask.of(plan)
@@ -135,7 +144,7 @@ class WatchedFleet:
 
     def is_counted(self, message: bytes) -> bool:
         try:
-            return self.opener.open(message).id in self.counted()
+            return self.opener.open(message, self.job).id in self.counted()
         except MessageError:
             return False
 

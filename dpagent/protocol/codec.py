@@ -1,4 +1,4 @@
-"""CBOR to checked messages and back."""
+"""Bytes to checked messages and back."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import TypeVar
 import cbor2
 from pydantic import ValidationError
 
-from dpagent.protocol.messages import MAX_MESSAGE_BYTES, Message
+from dpagent.protocol.messages import MAX_MESSAGE_BYTES, VERSION, Layout, Message, Sealed, Signed
 
-MessageT = TypeVar("MessageT", bound=Message)
-
+MessageT = TypeVar("MessageT", bound=Message | Layout)
 
 _MOST_SHOWN = 300
+_VERSION = bytes([VERSION])
 
 
 class MessageError(ValueError):
@@ -30,13 +30,16 @@ class MessageError(ValueError):
         self.reason = reason
 
 
-def encode(message: Message) -> bytes:
-    """Encode deterministically (RFC 8949, 4.2.1 map order).
+def encode(message: Message | Layout) -> bytes:
+    """The message as it is sent: a layout as it is, a map deterministically (RFC 8949, 4.2.1 map order).
 
     Raises:
         MessageError: The message is larger than :data:`MAX_MESSAGE_BYTES`.
     """
-    data = cbor2.dumps(message.model_dump(), canonical=True)
+    if isinstance(message, Layout):
+        data = message.to_bytes()
+    else:
+        data = cbor2.dumps(message.model_dump(), canonical=True)
     if len(data) > MAX_MESSAGE_BYTES:
         raise MessageError("oversized", f"{len(data)} bytes; at most {MAX_MESSAGE_BYTES} may be sent")
     return data
@@ -46,16 +49,22 @@ def decode(data: bytes, schema: type[MessageT]) -> MessageT:
     """Decode and check ``data`` as ``schema``.
 
     Raises:
-        MessageError: Too large, not CBOR, trailing bytes, another version, or not the schema.
+        MessageError: Too large, an envelope of another version, or not the schema.
     """
     if len(data) > MAX_MESSAGE_BYTES:
         raise MessageError("oversized", f"{len(data)} bytes; at most {MAX_MESSAGE_BYTES} are accepted")
+    if issubclass(schema, Layout):
+        if issubclass(schema, (Signed, Sealed)) and data[:1] not in (b"", _VERSION):
+            raise MessageError(
+                "unsupported version", f"version {data[0]}; this program speaks version {VERSION}"
+            )
+        try:
+            return schema.from_bytes(data)
+        except ValueError as error:
+            raise MessageError("malformed", str(error)) from error
     value = read_cbor(data)
     if not isinstance(value, dict):
         raise MessageError("malformed", f"expected a map, got {type(value).__name__}")
-    version = value.get("version")
-    if type(version) is not int or version != 1:
-        raise MessageError("unsupported version", f"version {version!r}; this program speaks version 1")
     try:
         return schema.model_validate(value)
     except ValidationError as error:

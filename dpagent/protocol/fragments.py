@@ -1,8 +1,7 @@
 """An update cut into fragments of one size, and weights into chunks.
 
-An update is ``dimension`` signed integers of ``width`` bits. Block *p* holds coordinates
-``p·block … (p+1)·block − 1``; the last one is filled up with zeros. Integers are stored
-offset by ``2^(width−1)``, most significant bit first, and padded to whole bytes.
+An update is ``dimension`` integers. Block *p* holds coordinates ``p·block … (p+1)·block − 1``; the last one
+is filled up with zeros. :mod:`dpagent.protocol.packing` makes a block the payload of a fragment.
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ from dpagent.protocol.messages import (
     Plan,
     WireTerms,
 )
+from dpagent.protocol.packing import pack, unpack
 
 
 def block_count(dimension: int, block: int) -> int:
@@ -33,89 +33,44 @@ def block_count(dimension: int, block: int) -> int:
     return -(-dimension // block)
 
 
-def payload_bytes(wire: WireTerms) -> int:
-    """Bytes of a fragment's payload: ``block`` integers of ``width`` bits."""
-    return _packed_bytes(wire.block, wire.width)
-
-
-def pack(values: NDArray[np.int64], width: int) -> bytes:
-    """Pack signed integers in ``[−2^(width−1), 2^(width−1))`` into bits.
-
-    Raises:
-        ValueError: A value does not fit.
-    """
-    half = 1 << (width - 1)
-    if values.size and (values.min() < -half or values.max() >= half):
-        raise ValueError(f"values from {values.min()} to {values.max()} do not fit {width} signed bits")
-    raw = (values + half).astype(">u4").view(np.uint8).reshape(-1, 4)
-    bits = np.unpackbits(raw, axis=1)[:, 32 - width :]
-    return np.packbits(bits).tobytes()
-
-
-def unpack(data: bytes, count: int, width: int) -> NDArray[np.int64]:
-    """Inverse of :func:`pack` for ``count`` integers.
-
-    Raises:
-        MessageError: The length is not that of ``count`` integers.
-    """
-    expected = _packed_bytes(count, width)
-    if len(data) != expected:
-        raise MessageError("wrong size", f"payload of {len(data)} bytes; expected {expected}")
-    bits = np.unpackbits(np.frombuffer(data, np.uint8), count=count * width).reshape(count, width)
-    padded = np.zeros((count, 32), np.uint8)
-    padded[:, 32 - width :] = bits
-    raw = np.packbits(padded, axis=1).view(">u4").reshape(count)
-    return raw.astype(np.int64) - (1 << (width - 1))
-
-
-def _packed_bytes(count: int, width: int) -> int:
-    return (count * width + 7) // 8
-
-
 def cut(update: NDArray[np.int64], plan: Plan) -> Iterator[Fragment]:
-    """The fragments of ``update`` (dimension,), each with a fresh random id."""
+    """The fragments of ``update`` (dimension,), in wire units, each with a fresh random id."""
     wire = plan.wire
     for position in range(block_count(len(update), wire.block)):
         block = np.zeros(wire.block, np.int64)
         part = update[position * wire.block : (position + 1) * wire.block]
         block[: len(part)] = part
-        yield Fragment(
-            version=1, kind="fragment", job=plan.job, round=plan.round, id=os.urandom(16),
-            position=position.to_bytes(4, "big"), dummy=False, payload=pack(block, wire.width),
-        )  # fmt: skip
+        yield Fragment(plan.round, position, os.urandom(16), pack(block, wire.bytes))
 
 
-def read_block(fragment: Fragment, wire: WireTerms, dimension: int) -> tuple[int, NDArray[np.int64]]:
-    """Block index and the ``wire.block`` integers of a fragment.
+def read_block(fragment: Fragment, wire: WireTerms, blocks: int) -> tuple[NDArray[np.int64], int]:
+    """The ``wire.block`` integers of a fragment, which is no dummy, and their level.
 
     Raises:
-        MessageError: The position is outside the update or the payload has another size.
+        MessageError: The position is none of the ``blocks``, or the payload is not one of such integers.
     """
-    position = int.from_bytes(fragment.position, "big")
-    if position >= block_count(dimension, wire.block):
-        raise MessageError("bad position", f"block {position} of {block_count(dimension, wire.block)}")
-    return position, unpack(fragment.payload, wire.block, wire.width)
+    require_place(fragment, wire, blocks)
+    try:
+        return unpack(fragment.payload, wire.block, wire.bytes)
+    except ValueError as error:
+        raise MessageError("bad values", str(error)) from error
+
+
+def require_place(fragment: Fragment, wire: WireTerms, blocks: int) -> None:
+    """Refuse a fragment, or a dummy, without a place in the update or of another length.
+
+    Raises:
+        MessageError: It is one.
+    """
+    if fragment.position >= blocks:
+        raise MessageError("bad position", f"block {fragment.position} of {blocks}")
+    if len(fragment.payload) != wire.bytes:
+        raise MessageError("wrong size", f"payload of {len(fragment.payload)} bytes; expected {wire.bytes}")
 
 
 def receipt_digest(fragment_id: bytes) -> bytes:
     """The digest in a receipt: SHA-256 of the fragment's id, truncated to 16 bytes."""
     return hashlib.sha256(fragment_id).digest()[:RECEIPT_DIGEST_BYTES]
-
-
-def weights_to_bytes(weights: NDArray[np.float32]) -> bytes:
-    """Weights in wire form: float32, little-endian."""
-    return weights.astype("<f4", copy=False).tobytes()
-
-
-def weights_from_bytes(data: bytes) -> NDArray[np.float32]:
-    """Inverse of :func:`weights_to_bytes`.
-
-    Raises:
-        MessageError: Their number is not a multiple of 4.
-    """
-    if len(data) % 4:
-        raise MessageError("wrong size", f"weights of {len(data)} bytes; expected a multiple of 4")
-    return np.frombuffer(data, "<f4").astype(np.float32)
 
 
 def content_digest(data: bytes) -> bytes:
@@ -135,9 +90,7 @@ def chunked(data: bytes) -> list[ModelChunk]:
         )
     digest = content_digest(data)
     return [
-        ModelChunk(
-            version=1, kind="model", digest=digest, index=index, data=data[start : start + MODEL_CHUNK_BYTES]
-        )
+        ModelChunk(digest, index, data[start : start + MODEL_CHUNK_BYTES])
         for index, start in enumerate(range(0, len(data), MODEL_CHUNK_BYTES))
     ]
 
@@ -170,7 +123,7 @@ class Assembler:
     def keep_for(self, plan: Plan) -> None:
         """Keep the data that ``plan`` names, and forget those that only the previous plan named."""
         named = {asset.digest: asset.size for asset in plan.assets}
-        named[plan.model.digest] = 4 * plan.model.parameters
+        named[plan.model.digest] = plan.model.size
         for digest in self._named.keys() - named.keys():
             self._forget(digest)
             self._complete.pop(digest, None)

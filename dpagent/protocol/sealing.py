@@ -12,28 +12,26 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
 
 from dpagent.protocol.codec import MessageError, decode, encode
-from dpagent.protocol.messages import Fragment, Sealed
+from dpagent.protocol.messages import Fragment, Plan, Sealed
 
 _SUITE = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.CHACHA20_POLY1305)
 
 
-def _info(fleet: str) -> bytes:
-    return f"dpagent v1 fragment {fleet}".encode()
+def _info(fleet: str, job: bytes) -> bytes:
+    return f"dpagent v1 fragment {fleet}\0".encode() + job
 
 
-def seal(fragment: Fragment, fleet: str, sealing_key: bytes) -> bytes:
-    """The message that carries ``fragment`` to the holder of ``sealing_key`` (32 bytes, X25519).
+def seal(fragment: bytes, plan: Plan) -> bytes:
+    """The message that carries an encoded fragment to the coordinator that made the plan, bound to fleet and
+    job.
+
+    Two seals of one fragment share nothing but their length.
 
     Raises:
-        ValueError: no point of the curve is encoded so, or one of small order.
+        ValueError: no point of the curve is encoded so as the plan's sealing key, or one of small order.
     """
-    return seal_encoded(encode(fragment), fleet, sealing_key)
-
-
-def seal_encoded(fragment: bytes, fleet: str, sealing_key: bytes) -> bytes:
-    """As :func:`seal`, of an encoded fragment. Two seals of one fragment share nothing but their length."""
-    ciphertext = _SUITE.encrypt(fragment, X25519PublicKey.from_public_bytes(sealing_key), _info(fleet))
-    return encode(Sealed(version=1, kind="sealed", ciphertext=ciphertext))
+    key = X25519PublicKey.from_public_bytes(plan.sealing_key)
+    return encode(Sealed(_SUITE.encrypt(fragment, key, _info(plan.fleet, plan.job))))
 
 
 class Opener:
@@ -46,24 +44,26 @@ class Opener:
 
     def __init__(self, secret: bytes, fleet: str) -> None:
         self._key = X25519PrivateKey.from_private_bytes(secret)
-        self._info = _info(fleet)
+        self._fleet = fleet
 
     @property
     def public_key(self) -> bytes:
         """The sealing key to announce, 32 bytes."""
         return self._key.public_key().public_bytes_raw()
 
-    def open(self, data: bytes) -> Fragment:
+    def open(self, data: bytes, job: bytes) -> Fragment:
         """Return the fragment inside ``data``.
 
         Raises:
-            MessageError: Malformed, or not sealed to this key.
+            MessageError: Malformed, or not sealed to this key for this job.
         """
         envelope = decode(data, Sealed)
         try:
-            plaintext = _SUITE.decrypt(envelope.ciphertext, self._key, self._info)
+            plaintext = _SUITE.decrypt(envelope.ciphertext, self._key, _info(self._fleet, job))
         except (InvalidTag, ValueError):
-            raise MessageError("cannot open", "not sealed to this coordinator's key, or altered") from None
+            raise MessageError(
+                "cannot open", "not sealed to this coordinator's key for this job, or altered"
+            ) from None
         return decode(plaintext, Fragment)
 
 

@@ -10,7 +10,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from dpagent.protocol.codec import MessageError, MessageT, decode, encode
-from dpagent.protocol.messages import Message, Signed
+from dpagent.protocol.messages import Layout, Message, Signed
 
 SignedKind = Literal["plan", "model", "receipts"]
 """The kinds of signed messages; a signature is valid for only one kind."""
@@ -37,11 +37,11 @@ class Signer:
         """The public key as the agents' configuration carries it (base64)."""
         return base64.b64encode(self._key.public_key().public_bytes_raw()).decode("ascii")
 
-    def sign(self, message: Message, kind: SignedKind) -> bytes:
+    def sign(self, message: Message | Layout, kind: SignedKind) -> bytes:
         """Encode, sign and envelop ``message``."""
         body = encode(message)
         signature = self._key.sign(_bound(self._fleet, kind, body))
-        return encode(Signed(version=1, kind="signed", body=body, signature=signature))
+        return encode(Signed(signature, body))
 
 
 class Verifier:

@@ -13,6 +13,8 @@ import math
 from dataclasses import dataclass
 
 import cbor2
+import numpy as np
+from numpy.typing import NDArray
 
 from dpagent.errors import DpagentError, ParameterError, PlanError
 from dpagent.learning.models.description import from_description
@@ -25,11 +27,11 @@ from dpagent.privacy.covariance import FLOAT64_SLACK, SecondMoments
 from dpagent.privacy.events import Event
 from dpagent.privacy.mechanisms.job_noise import JobNoise
 from dpagent.privacy.mechanisms.mechanism import PlannedMechanism, Query
-from dpagent.privacy.mechanisms.wire import WireForm
 from dpagent.privacy.methods import Method, method_named
 from dpagent.protocol.codec import MessageError, read_cbor
 from dpagent.protocol.fragments import block_count
 from dpagent.protocol.messages import Plan
+from dpagent.protocol.weights import weights_from_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +95,14 @@ class RoundTask:
         return self.plan.round - (self.plan.projection is not None)
 
     @property
-    def wire_form(self) -> WireForm:
-        """The form of the values of an update."""
-        return WireForm(self.plan.wire.shift, self.plan.wire.width)
+    def wire_unit(self) -> float:
+        """What one unit of an update's integers stands for, in gradient units."""
+        return self.mechanism.granularity * self.plan.wire.step
+
+    def weights_from(self, data: bytes) -> NDArray[np.float32]:
+        """The weights that the round's gradients are taken at, (parameters,), from the bytes that the plan
+        names."""
+        return weights_from_bytes(data, self.plan.model.parameters, self.plan.model.precision)
 
     @property
     def blocks(self) -> int:

@@ -98,7 +98,7 @@ def pooled() -> RoundTask:
         "parameters": spec.parameter_count,
         "architecture": spec.digest(),
     }
-    return make_task(model=model, **terms(rate=1.0), wire={"block": 50, "width": 24, "shift": 10})
+    return make_task(model=model, **terms(rate=1.0), wire={"block": 50, "step": 1_025})
 
 
 def features_computed(trainer: Trainer) -> int:
@@ -226,7 +226,7 @@ def test_whether_there_is_any_record_does_not_show_in_what_the_trial_counts_with
         front_end = [{"random": {"layers": ["tanh"], "seed": seed}}]
         line = {"name": "line", "input_shape": [2], "classes": 2, "layers": [{"dense": 2}]}
         spec = from_description(line | {"front_end": front_end})
-        task = make_task(model=model_section(spec), wire={"block": 6, "width": 24})
+        task = make_task(model=model_section(spec), wire={"block": 6})
         work = trainer.prepare(task, {}, np.zeros(6, np.float32))
         assert work.effort is not None
         counted.append(work.effort._new_records)

@@ -30,11 +30,12 @@ from timing_broker import TimingBroker
 
 from dpagent.learning.data.dataset import ArrayDataset
 from dpagent.learning.data.formats.npz import save_npz
-from dpagent.protocol.fragments import chunked, weights_to_bytes
+from dpagent.protocol.fragments import chunked
 from dpagent.protocol.messages import Receipts
 from dpagent.protocol.sealing import Opener, new_sealing_secret
 from dpagent.protocol.signing import Signer, new_signing_secret
 from dpagent.protocol.topics import Topics
+from dpagent.protocol.weights import weights_to_bytes
 
 ROUNDS, PROBES, EVERY_S = 40, 160, 0.005
 FEW, MANY = 1_000, 10_000
@@ -43,7 +44,7 @@ LOOKS = 16
 SIGNER = Signer(new_signing_secret(), "testers")
 TOPICS = Topics("testers")
 OPENER = Opener(new_sealing_secret(), "testers")
-WEIGHTS = weights_to_bytes(DIGITS.initial_weights(0))
+WEIGHTS = weights_to_bytes(DIGITS.initial_weights(0), "float32")
 
 
 @contextmanager
@@ -73,7 +74,7 @@ def latencies(broker: TimingBroker, number: int) -> NDArray[np.float64]:
         broker.publish(TOPICS.model_chunk(chunk.index), SIGNER.sign(chunk, "model"))
     time.sleep(0.05)
     sent = [broker.publish(TOPICS.plan, SIGNER.sign(plan, "plan"))]
-    probe = SIGNER.sign(Receipts(version=1, kind="receipts", job=b"x" * 16, round=1, digests=b""), "receipts")
+    probe = SIGNER.sign(Receipts(b""), "receipts")
     began = time.perf_counter()
     for count in range(1, PROBES + 1):
         time.sleep(max(0.0, began + count * EVERY_S - time.perf_counter()))

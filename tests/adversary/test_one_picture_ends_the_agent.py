@@ -29,8 +29,9 @@ from pictures import damaged_inside, encoded, folder_of, noise, write, zip_of
 
 from agent.data_settings import DataSettings
 from agent.records import Records
-from dpagent.protocol.fragments import block_count, weights_to_bytes
+from dpagent.protocol.fragments import block_count
 from dpagent.protocol.sealing import Opener, new_sealing_secret
+from dpagent.protocol.weights import weights_to_bytes
 
 SECTION: dict[str, Any] = {"size": [8, 8], "mode": "rgb", "folder": "."}
 DECLARED: dict[str, Any] = {"kind": "images", "classes": 2, "images": SECTION}
@@ -109,7 +110,7 @@ class Scene:
         blocks = block_count(DIGITS.parameter_count, 1_000)
 
         def arrived() -> bool:
-            opened = [self._opener.open(message) for message in self._announcer.fragments]
+            opened = [self._opener.open(message, plan.job) for message in self._announcer.fragments]
             return sum(fragment.round == number for fragment in opened) >= blocks
 
         wait_until(arrived, f"the fragments of round {number}")
@@ -118,7 +119,7 @@ class Scene:
 @pytest.fixture
 def scene(tmp_path: Path, mosquitto: Broker) -> Iterator[Scene]:
     with Announcer(mosquitto, Scene.fleet) as announcer:
-        announcer.announce_model(weights_to_bytes(DIGITS.initial_weights(0)))
+        announcer.announce_model(weights_to_bytes(DIGITS.initial_weights(0), "float32"))
         yield Scene(tmp_path, mosquitto, announcer)
 
 

@@ -44,7 +44,7 @@ def test_a_model_beyond_the_limit_is_declined_and_not_kept(tmp_path: Path) -> No
         assert "limits.maximum_model_mib" in reason
         for digest in digests:
             for index in range(CHUNKS):
-                chunk = ModelChunk(version=1, kind="model", digest=digest, index=index, data=data)
+                chunk = ModelChunk(digest=digest, index=index, data=data)
                 device.announcements.take_chunk(chunk)
         held = sum(
             len(part) for parts in device.announcements._assembler._chunks.values() for part in parts.values()

@@ -36,6 +36,7 @@ from scipy import stats
 from coordinator.keys import load_opener, load_signer
 from coordinator.settings import load_fleet_settings
 from coordinator.store import StoreReader
+from dpagent.protocol.codec import encode
 from dpagent.protocol.fragments import cut
 from dpagent.protocol.messages import Plan
 from dpagent.protocol.sealing import seal
@@ -90,7 +91,7 @@ def test_a_round_waits_for_honest_devices_and_a_flood_has_no_more_than_its_share
         def messages() -> list[bytes]:
             """Well-formed fragments of all devices."""
             updates = [honest_update(task) for _ in range(DEVICES)]
-            return [seal(each, name, plan.sealing_key) for update in updates for each in cut(update, plan)]
+            return [seal(encode(each), plan) for update in updates for each in cut(update, plan)]
 
         hostile = messages()
         for message in hostile:
@@ -102,7 +103,7 @@ def test_a_round_waits_for_honest_devices_and_a_flood_has_no_more_than_its_share
         # Honest devices send in their window, as they would without the flood.
         clock.advance(1.25 * GRID_S + SLOT_S)
         honest = messages()
-        ids = {opener.open(message).id for message in honest}
+        ids = {opener.open(message, plan.job).id for message in honest}
         random.shuffle(honest)
         for number, message in enumerate(honest):
             if number % 32 == 0:
@@ -141,7 +142,7 @@ def test_messages_that_waited_for_the_coordinator_do_not_end_a_round_early(
         task = RoundTask.of(plan)
         for _ in range(DEVICES):
             for fragment in cut(honest_update(task), plan):
-                observer.publish(observer.topics.fragments, seal(fragment, name, plan.sealing_key))
+                observer.publish(observer.topics.fragments, seal(encode(fragment), plan))
         clock.advance(1.25 * GRID_S + SLOT_S + JITTER_S - 1.0)
         with coordinator_thread(file, clock) as coordinator:
             reader = StoreReader(settings.state_dir)

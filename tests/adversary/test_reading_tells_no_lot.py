@@ -39,7 +39,7 @@ FRONT_END = {"front_end": [{"random": {"layers": ["tanh"]}}]}
 
 def small(changes: dict[str, Any]) -> RoundTask:
     model = model_section(from_description(MODEL | changes))
-    return make_task(model=model, **terms(rate=1.0, local_steps=STEPS), wire={"block": 6, "width": 24})
+    return make_task(model=model, **terms(rate=1.0, local_steps=STEPS), wire={"block": 6})
 
 
 @pytest.mark.parametrize("changes", [{}, FRONT_END], ids=["records", "features"])

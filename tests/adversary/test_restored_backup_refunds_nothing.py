@@ -35,9 +35,10 @@ from observers import Announcer, in_an_hour
 from agent.charges import Budget
 from agent.custody import begin_ledger
 from dpagent.errors import ExitCode
-from dpagent.protocol.fragments import block_count, weights_to_bytes
+from dpagent.protocol.fragments import block_count
 from dpagent.protocol.messages import Plan
 from dpagent.protocol.sealing import Opener, new_sealing_secret
+from dpagent.protocol.weights import weights_to_bytes
 
 pytestmark = pytest.mark.heavy
 
@@ -185,7 +186,7 @@ class Board:
 def lived(tmp_path_factory: pytest.TempPathFactory, mosquitto: Broker) -> Iterator[Board]:
     directory, name = tmp_path_factory.mktemp("lived"), f"restored-{next(_numbers)}"
     with Announcer(mosquitto, name) as coordinator:
-        coordinator.announce_model(weights_to_bytes(DIGITS.initial_weights(0)))
+        coordinator.announce_model(weights_to_bytes(DIGITS.initial_weights(0), "float32"))
         write_agent(
             directory, mosquitto, coordinator.signer.public_key, fleet=name,
             budget={"epsilon": EPSILON, "delta": 3.5 * DELTA}, engine="numpy",

@@ -32,9 +32,10 @@ from dpagent.learning.data.dataset import ArrayDataset
 from dpagent.learning.models.description import from_description
 from dpagent.learning.training.numpy_engine.engine import NumpyEngine
 from dpagent.privacy.mechanisms.registry import MECHANISMS
-from dpagent.protocol.fragments import content_digest, weights_to_bytes
+from dpagent.protocol.fragments import content_digest
 from dpagent.protocol.messages import Plan
 from dpagent.protocol.task import RoundTask
+from dpagent.protocol.weights import weights_to_bytes
 
 ROWS = digits(0, 30)
 PROJECTED = from_description(
@@ -109,8 +110,8 @@ def hostile_plans(draw: st.DrawFn) -> dict[str, Any]:
             "floor": draw(st.sampled_from([5e-324, 1.0, 1e6])),
         },
         "wire": {
-            "block": draw(st.sampled_from([100, 5_000])), "width": draw(st.sampled_from([4, 12, 32])),
-            "shift": draw(st.sampled_from([0, 16, 32])),
+            "block": draw(st.sampled_from([100, 5_000])), "bytes": draw(st.sampled_from([1_319, 5_000])),
+            "step": draw(st.sampled_from([1, 65_537, 2**40 - 1])),
         },
         "sealing_key": draw(st.sampled_from([bytes(range(32)), b"\xff" * 32, bytes(32)])),
     }  # fmt: skip
@@ -122,7 +123,7 @@ def test_no_record_changes_the_answer_to_any_plan(
     changes: dict[str, Any], scale: float, is_projected: bool
 ) -> None:
     spec = PROJECTED if is_projected else DIGITS
-    weights = weights_to_bytes(spec.initial_weights(0).clip(-1, 1) * np.float32(scale))
+    weights = weights_to_bytes(spec.initial_weights(0).clip(-1, 1) * np.float32(scale), "float32")
     model = model_section(spec) | {"digest": content_digest(weights)}
     projection = {"values": 64, "record_norm": 1.0} if is_projected else None
     try:
@@ -144,7 +145,7 @@ def test_a_record_that_breaks_its_reader_is_left_out_alone(tmp_path: Path) -> No
     plan = make_plan(
         sampling={"rate": 1.0, "expected_lot": 30.0},
         mechanism={"noise_multipliers": [0.4] * 3},
-        wire={"width": 32, "shift": 0},
+        wire={"step": 1},
         delta=1e-4,
     )
     with open_device(tmp_path, budget={"epsilon": 900.0, "delta": 1e-3}) as device:
@@ -178,7 +179,9 @@ def test_a_key_that_is_none_is_found_before_a_record_is_read(
     with open_device(tmp_path) as device:
         device.trainer.records.dataset = Watched(ROWS.inputs, ROWS.labels, ROWS.classes)
         plan = make_plan(sealing_key=key)
-        charged, declined, fragments = answer(device, plan, weights_to_bytes(DIGITS.initial_weights(0)))
+        charged, declined, fragments = answer(
+            device, plan, weights_to_bytes(DIGITS.initial_weights(0), "float32")
+        )
         if is_one:
             assert (charged, declined) == ([1], [])
             assert reads

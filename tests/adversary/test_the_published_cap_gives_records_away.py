@@ -2,8 +2,8 @@
 
 Claim: none. The algorithm is in the product to reproduce its paper, says `guarantee: none`, and no plan can
     name it. Here is why.
-Parameters: 600 digits, 9,930 weights that leave with 32 bits each, ε = 10 over 100 rounds, first round, 40
-    releases.
+Parameters: 600 digits, 9,930 weights that leave with 32 bits each (`float32`), ε = 10 over 100 rounds, first
+    round, 40 releases.
 
 Power: a mechanism with the ε that the algorithm counts, 0.07, lets nobody name more than 51.8 % of them; all
     40 with probability below 10⁻¹¹.

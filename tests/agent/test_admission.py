@@ -310,7 +310,11 @@ def test_the_pin_survives_a_restart(states: Any) -> None:
 def test_what_differs_from_round_to_round_is_not_pinned() -> None:
     digest = make_task().schedule_digest
     later = make_task(
-        round=2, deadline=5e9, jitter_window_s=9.0, wire={"shift": 3}, model={"digest": b"x" * 32}
+        round=2,
+        deadline=5e9,
+        jitter_window_s=9.0,
+        wire={"step": 3},
+        model={"digest": b"x" * 32, "precision": "int8"},
     )
     assert later.schedule_digest == digest
     assert make_task(**terms(expected_lot=11.0)).schedule_digest != digest

@@ -8,6 +8,7 @@ import json
 import resource
 import sqlite3
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +35,13 @@ from dpagent.protocol.fragments import (
     content_digest,
     read_block,
     receipt_digest,
-    weights_to_bytes,
 )
 from dpagent.protocol.messages import Fragment, Plan, Receipts
 from dpagent.protocol.sealing import Opener, new_sealing_secret
 from dpagent.protocol.signing import Signer, new_signing_secret
+from dpagent.protocol.weights import weights_to_bytes
 
-WEIGHTS = weights_to_bytes(DIGITS.initial_weights(0))
+WEIGHTS = weights_to_bytes(DIGITS.initial_weights(0), "float32")
 OPENER_SECRET = new_sealing_secret()
 _numbers = itertools.count()
 DECLINED = "SELECT job, round, reason, changed_at FROM rounds WHERE state = 'declined'"
@@ -110,7 +111,7 @@ def charges(file: Path) -> list[tuple[str, int]]:
 def ids(announcer: Announcer, fleet: str) -> set[bytes]:
     """Of the fragments that have come, which only the coordinator can read."""
     opener = Opener(OPENER_SECRET, fleet)
-    return {opener.open(message).id for message in announcer.fragments}
+    return {opener.open(message, b"j" * 16).id for message in announcer.fragments}
 
 
 def counter(file: Path, name: str) -> int:
@@ -132,8 +133,8 @@ def test_a_plan_is_answered_by_fragments_until_receipts_come(
         agent.clock.advance(7.0 + 60.0)
         wait_until(lambda: len(ids(announcer, fleet)) == BLOCKS, "all fragments")
         opener = Opener(OPENER_SECRET, fleet)
-        opened = [opener.open(message) for message in announcer.fragments]
-        places = sorted(read_block(piece, plan.wire, plan.model.parameters)[0] for piece in opened)
+        opened = [opener.open(message, b"j" * 16) for message in announcer.fragments]
+        places = sorted(piece.position for piece in opened if read_block(piece, plan.wire, BLOCKS))
         assert places == list(range(BLOCKS))
         assert len(announcer.fragments) == BLOCKS
         # Without a receipt everything goes again, and nobody else can tell that it is the same.
@@ -141,10 +142,10 @@ def test_a_plan_is_answered_by_fragments_until_receipts_come(
         wait_until(lambda: len(announcer.fragments) == 2 * BLOCKS, "a resend")
         assert len(set(announcer.fragments)) == 2 * BLOCKS
         assert len({len(message) for message in announcer.fragments}) == 1
-        again = {opener.open(message).id for message in announcer.fragments[BLOCKS:]}
+        again = {opener.open(message, b"j" * 16).id for message in announcer.fragments[BLOCKS:]}
         assert again == {piece.id for piece in opened}
         digests = b"".join(receipt_digest(piece.id) for piece in opened)
-        receipts = Receipts(version=1, kind="receipts", job=plan.job, round=1, digests=digests)
+        receipts = Receipts(digests)
         # Receipts of somebody else are no receipts.
         forged = Signer(new_signing_secret(), fleet).sign(receipts, "receipts")
         announcer.publish(announcer.topics.receipts, forged)
@@ -278,7 +279,7 @@ def test_no_plan_that_is_signed_can_end_the_agent(
 
 
 def test_undefined_weights_do_not_end_the_agent(announcer: Announcer, file: Path, fleet: str) -> None:
-    weights = weights_to_bytes(np.full(DIGITS.parameter_count, np.nan, np.float32))
+    weights = weights_to_bytes(np.full(DIGITS.parameter_count, np.nan, np.float32), "float32")
     plan = plan_for(
         fleet, model={"digest": content_digest(weights)}, cap={"kind": "clamp", "where": "device"}
     )
@@ -304,7 +305,7 @@ def test_a_lying_chunk_does_not_keep_the_agent_out_of_the_round(
             lambda: rows(file, DECLINED),
             "the agent to have the model",
         )
-        lie = chunk.model_copy(update={"data": bytes(len(chunk.data))})
+        lie = replace(chunk, data=bytes(len(chunk.data)))
         announcer.publish(announcer.topics.model_chunk(0), encode(lie))
         announcer.announce(plan_for(fleet, round=2))
         wait_until(lambda: charges(file), "the charge")
@@ -314,7 +315,7 @@ def test_a_model_that_did_not_come_whole_is_asked_for_again(
     announcer: Announcer, file: Path, fleet: str
 ) -> None:
     (chunk,) = chunked(WEIGHTS)
-    damaged = chunk.model_copy(update={"data": bytes(len(chunk.data))})
+    damaged = replace(chunk, data=bytes(len(chunk.data)))
 
     def takes(plan: Plan) -> None:
         """The traffic is counted when a new plan is taken, and else only when messages are rejected."""

@@ -12,16 +12,17 @@ from fleets import DIGITS, make_plan, write_agent
 
 from agent.daemon import Agent
 from agent.settings import load_agent_settings
-from dpagent.protocol.fragments import chunked, content_digest, weights_to_bytes
+from dpagent.protocol.fragments import chunked, content_digest
 from dpagent.protocol.messages import Plan
 from dpagent.protocol.signing import Signer, new_signing_secret
+from dpagent.protocol.weights import weights_to_bytes
 
 SIGNER = Signer(new_signing_secret(), "testers")
 ASSETS = {"training-graph": b"graph" * 11, "frozen-network": b"network" * 20_000, "projection": b"file" * 64}
 
 
 def weights_of(number: int) -> bytes:
-    return weights_to_bytes(np.full(DIGITS.parameter_count, number, np.float32))
+    return weights_to_bytes(np.full(DIGITS.parameter_count, number, np.float32), "float32")
 
 
 def plan_of(number: int) -> Plan:

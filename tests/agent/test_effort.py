@@ -125,7 +125,7 @@ def test_second_moments_are_filled_up_too(monkeypatch: pytest.MonkeyPatch) -> No
     }  # fmt: skip
     task = make_task(
         model=model, projection={"values": 64, "record_norm": 4.0},
-        wire={"block": 500, "width": 24, "shift": 4}, **terms(rate=1.0),
+        wire={"block": 500, "step": 17}, **terms(rate=1.0),
     )  # fmt: skip
     effort = Effort(task, np.zeros(spec.parameter_count, np.float32), None, MOST)
     seen: list[int] = []

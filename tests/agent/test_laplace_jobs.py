@@ -33,9 +33,9 @@ from dpagent.learning.training.numpy_engine.engine import NumpyEngine
 from dpagent.learning.training.onnx_graph.build import build_training_graph
 from dpagent.norm import Norm
 from dpagent.privacy.mechanisms.discretised_laplace import DiscretisedLaplace
-from dpagent.protocol.fragments import weights_to_bytes
 from dpagent.protocol.signing import Signer, new_signing_secret
 from dpagent.protocol.task import RoundTask
+from dpagent.protocol.weights import weights_to_bytes
 
 KEY = Signer(new_signing_secret(), "testers").public_key
 WEIGHTS = DIGITS.initial_weights(1)
@@ -62,7 +62,7 @@ def planned(directory: Path, *, rounds: int = 3, **privacy: Any) -> list[RoundTa
     settings = load_fleet_settings(write_fleet(directory, None, rounds=rounds, privacy=wanted | privacy))
     planner = Planner(settings, DIGITS, new_job(settings), bytes(range(32)))
     planner.require_acceptable()
-    weights = weights_to_bytes(DIGITS.initial_weights(0))
+    weights = weights_to_bytes(DIGITS.initial_weights(0), settings.model.precision)
     return [planner.task(OpenRound(number, 0.0, 4e9), weights) for number in range(1, rounds + 1)]
 
 
@@ -94,8 +94,7 @@ def test_updates_scatter_around_the_sum_clipped_in_l1_with_the_announced_noise()
     sections = laplace(
         noise_multipliers=[0.05], rate=1.0, expected_lot=3.0, clipping={"norms": [20.0]}, resolution=2**28
     )
-    form = make_task(**sections).mechanism.wire_form(3.0)
-    task = make_task(**sections, wire={"shift": form.shift, "width": form.width})
+    task = make_task(**sections, wire={"step": make_task(**sections).mechanism.wire_step})
     engine = NumpyEngine(DIGITS, microbatch=4, norm=Norm.L1)
     truth = np.zeros(DIGITS.parameter_count)
     for index in range(len(DATA)):
@@ -103,17 +102,17 @@ def test_updates_scatter_around_the_sum_clipped_in_l1_with_the_announced_noise()
         length = np.abs(gradient).sum()
         assert length > 20.0, "clipped"
         truth += gradient * 20.0 / length
-    unit = task.mechanism.granularity * 2**form.shift
+    unit = task.wire_unit
     off = np.stack([noisy_gradients(task, WEIGHTS, DATA, engine) * unit - truth for _ in range(20)])
     deviation = task.mechanism.deviation_units * task.mechanism.granularity
-    # The scale of Laplace noise, and rounding of 1/64 of its variance at most.
+    # The scale of Laplace noise, and rounding of 1/108 of its variance.
     assert abs(off.std() / deviation - 1) < 6 * math.sqrt(5 / off.size) / 2 + 1 / 128
     assert abs(off @ truth).max() < 6 * deviation * np.linalg.norm(truth)
     assert np.linalg.norm(truth) * np.sqrt(20) > 0.3 * deviation
 
 
 def test_the_noise_of_a_lot_of_nobody_is_discrete_laplace() -> None:
-    task = make_task(**laplace(noise_multipliers=[1.0]), wire={"shift": 0, "width": 32})
+    task = make_task(**laplace(noise_multipliers=[1.0]), wire={"step": 1})
     update = noisy_gradients(task, WEIGHTS, NOBODY, NumpyEngine(DIGITS, microbatch=4, norm=Norm.L1))
     assert isinstance(task.mechanism, DiscretisedLaplace)
     assert stats.kstest(update / task.mechanism.scale_units, "laplace").pvalue > 1e-6

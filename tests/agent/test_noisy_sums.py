@@ -15,7 +15,7 @@ from dpagent.errors import PlanError
 from dpagent.learning.data.dataset import ArrayDataset, Dataset
 from dpagent.learning.training.numpy_engine.engine import NumpyEngine
 from dpagent.privacy.clipping import MAX_NORM, MIN_NORM
-from dpagent.privacy.mechanisms.wire import wire_width
+from dpagent.privacy.mechanisms.wire import MAX_WIRE_VALUE
 from dpagent.protocol.messages import MIN_EXPECTED_LOT
 from dpagent.protocol.task import RoundTask
 
@@ -25,15 +25,13 @@ ENGINE = NumpyEngine(DIGITS, microbatch=4)
 
 
 def task_for(
-    noise: float, *, cap: dict[str, Any] | None = None, shift: int | None = None, **changes: Any
+    noise: float, *, cap: dict[str, Any] | None = None, step: int | None = None, **changes: Any
 ) -> RoundTask:
-    """A task whose wire form follows from the mechanism, as the coordinator makes it."""
+    """A task whose wire step follows from the mechanism, as the coordinator makes it."""
     base = {"noise_multipliers": [noise], "rate": 1.0, "expected_lot": 3.0, "local_learning_rate": 0.0}
     sections = terms(**(base | changes)) | {"cap": cap or {}}
     mechanism = make_task(**sections).mechanism
-    form = mechanism.wire_form(sections["sampling"]["expected_lot"])
-    width = form.width if shift is None else wire_width(mechanism.reach_units * 2, shift)
-    return make_task(**sections, wire={"shift": form.shift if shift is None else shift, "width": width})
+    return make_task(**sections, wire={"step": step or mechanism.wire_step})
 
 
 def clipped_sum(
@@ -45,7 +43,7 @@ def clipped_sum(
         inputs, labels = data.batch(np.array([index]))
         gradient = ENGINE.clipped_sum(weights, inputs, labels, [1e9]).total
         total += gradient * min(1.0, clip_norm(task) / np.linalg.norm(gradient))
-    return total * task.mechanism.grid.resolution / clip_norm(task) / 2**task.wire_form.shift
+    return total * task.mechanism.grid.resolution / clip_norm(task) / task.plan.wire.step
 
 
 def clip_norm(task: RoundTask) -> float:
@@ -58,9 +56,9 @@ def residuals(task: RoundTask, repeats: int, truth: NDArray[np.float64]) -> NDAr
 
 
 def expected_std(task: RoundTask) -> float:
-    """σ of all steps, and random rounding of what is uniform within a wire unit: 1/6."""
-    sigma = task.mechanism.deviation_units / 2**task.wire_form.shift
-    rounding = (1 - 4.0**-task.wire_form.shift) / 6
+    """σ of all steps, and rounding to the nearest of what is uniform within a wire unit: 1/12."""
+    sigma = task.mechanism.deviation_units / task.plan.wire.step
+    rounding = (1 - task.plan.wire.step**-2.0) / 12
     return math.sqrt(task.plan.sampling.local_steps * sigma**2 + rounding)
 
 
@@ -71,8 +69,7 @@ def test_an_update_has_the_length_and_range_of_the_wire(noise: float, steps: int
     update = noisy_gradients(task, WEIGHTS, DATA, ENGINE)
     assert update.shape == (DIGITS.parameter_count,)
     assert update.dtype == np.int64
-    half = 2 ** (task.wire_form.width - 1)
-    assert -half < update.min() < 0 < update.max() < half - 1  # in range, and never saturated
+    assert -MAX_WIRE_VALUE < update.min() < 0 < update.max() < MAX_WIRE_VALUE  # never saturated
 
 
 @pytest.mark.parametrize(("noise", "steps", "clip"), [(0.4, 1, 1.0), (3.0, 1, 0.01), (0.7, 3, 1.0)])
@@ -94,7 +91,7 @@ def test_updates_scatter_around_the_clipped_sum_with_the_announced_noise(
 
 
 def test_little_noise_shows_the_clipped_sum_itself() -> None:
-    task = task_for(0.05, shift=0)
+    task = task_for(0.05, step=1)
     truth, std = clipped_sum(task), expected_std(task)
     update = noisy_gradients(task, WEIGHTS, DATA, ENGINE)
     assert np.abs(update - truth).max() < 8 * std
@@ -106,7 +103,7 @@ def test_little_noise_shows_the_clipped_sum_itself() -> None:
 def test_local_steps_follow_the_noisy_gradients() -> None:
     task = task_for(0.05, local_steps=2, local_learning_rate=2.0, expected_lot=3.0)
     first = clipped_sum(task)
-    moved = WEIGHTS - (2.0 * first * 2**task.wire_form.shift / task.mechanism.grid.resolution / 3.0).astype(
+    moved = WEIGHTS - (2.0 * first * task.plan.wire.step / task.mechanism.grid.resolution / 3.0).astype(
         np.float32
     )
     followed, stayed = first + clipped_sum(task, moved), 2 * first
@@ -125,7 +122,7 @@ def test_a_lot_of_nobody_is_noise_all_the_same() -> None:
 
 def test_sampling_takes_records_at_the_announced_rate() -> None:
     one = ArrayDataset(np.full((1, 8, 8, 1), 0.5, np.float32), np.array([3]), 10)
-    task = task_for(0.05, rate=0.5, shift=0)
+    task = task_for(0.05, rate=0.5, step=1)
     truth = clipped_sum(task, data=one)
     taken = sum(
         float(noisy_gradients(task, WEIGHTS, one, ENGINE) @ truth / (truth @ truth)) > 0.5 for _ in range(60)
@@ -138,7 +135,7 @@ def test_records_that_are_not_finite_are_left_out() -> None:
     inputs[1] = np.nan
     broken = ArrayDataset(inputs, DATA.labels, 10)
     rest = ArrayDataset(DATA.inputs[[0, 2]], DATA.labels[[0, 2]], 10)
-    task = task_for(0.05, shift=0)
+    task = task_for(0.05, step=1)
     update = noisy_gradients(task, WEIGHTS, broken, ENGINE)
     truth, all_of_it = clipped_sum(task, data=rest), clipped_sum(task)
     assert np.abs(update - truth).max() < 8 * expected_std(task)
@@ -151,7 +148,7 @@ def test_the_clamp_on_the_device_holds_each_coordinate_and_the_norm() -> None:
     task = task_for(5.0, cap=cap)
     mechanism = task.mechanism
     update = noisy_gradients(task, WEIGHTS, DATA, ENGINE)
-    unit = task.plan.sampling.expected_lot / mechanism.granularity / 2**task.wire_form.shift
+    unit = task.plan.sampling.expected_lot / mechanism.granularity / task.plan.wire.step
     bound = np.maximum(0.5 * np.abs(WEIGHTS.astype(np.float64)), 0.001) * unit
     assert np.all(np.abs(update) <= bound + 1.01)
     free = noisy_gradients(task_for(5.0), WEIGHTS, DATA, ENGINE)

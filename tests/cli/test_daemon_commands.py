@@ -105,7 +105,7 @@ def test_agent_refuses_data_that_are_not_as_declared(
         ({"privacy": {"epsilon": 1e-6}, "rounds": 500}, 9, "epsilon 1e-06"),
         ({"test_data": {"path": "missing.npz"}}, 4, "missing.npz"),
         (
-            {"fragments_per_update": 1, "model": {"name": "mnist-cnn"}, "records_per_device": 1e6},
+            {"fragments_per_update": 1, "model": {"name": "sensor-cnn"}, "records_per_device": 1e6},
             9,
             "fragments_per_update is 1",
         ),

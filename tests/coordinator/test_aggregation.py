@@ -18,6 +18,7 @@ from coordinator.store import Store
 from dpagent.learning.models.description import from_description
 from dpagent.learning.training.numpy_engine.engine import NumpyEngine
 from dpagent.learning.training.optimiser import Adam, Sgd
+from dpagent.protocol.codec import encode
 from dpagent.protocol.fragments import cut, read_block
 from dpagent.protocol.sealing import Opener, new_sealing_secret, seal
 from dpagent.protocol.task import RoundTask
@@ -26,7 +27,7 @@ DIMENSION = DIGITS.parameter_count
 
 
 def task_with(block: int, **changes: Any) -> RoundTask:
-    return make_task(wire={"block": block, "width": 16, "shift": 13}, **changes)
+    return make_task(wire={"block": block, "step": 8_193}, **changes)
 
 
 def sums_of(task: RoundTask, updates: NDArray[np.int64]) -> dict[int, tuple[int, NDArray[np.int64]]]:
@@ -42,7 +43,7 @@ UPDATES = np.random.default_rng(0).integers(-20_000, 20_000, (3, DIMENSION))
 def test_the_mean_is_in_gradient_units() -> None:
     task = task_with(1_000, **terms(clipping={"norms": [2.0]}, expected_lot=10.0, local_steps=4))
     mean = fleet_mean(task, sums_of(task, UPDATES))
-    wire_unit = 2.0 / 65_536 * 2**13
+    wire_unit = 2.0 / 65_536 * 8_193
     assert mean.shape == (DIMENSION,)
     np.testing.assert_allclose(mean, UPDATES.mean(axis=0) * wire_unit / 10.0 / 4, rtol=1e-12)
 
@@ -180,24 +181,23 @@ def test_the_cap_acts_at_the_coordinator_only_when_asked() -> None:
 
 def test_what_devices_make_is_what_the_store_sums_to_the_last_bit() -> None:
     opener = Opener(new_sealing_secret(), "testers")
-    task = make_task(wire={"block": 999, "width": 14, "shift": 14}, sealing_key=opener.public_key)
+    task = make_task(wire={"block": 999, "step": 16_385}, sealing_key=opener.public_key)
     plan = task.plan
     engine, weights = NumpyEngine(DIGITS, microbatch=4), DIGITS.initial_weights(0)
     updates = np.stack([noisy_gradients(task, weights, records(5), engine) for _ in range(3)])
-    messages = [
-        seal(piece, plan.fleet, plan.sealing_key) for update in updates for piece in cut(update, plan)
-    ]
+    messages = [seal(encode(piece), plan) for update in updates for piece in cut(update, plan)]
     with tempfile.TemporaryDirectory() as directory:
         store = Store(Path(directory))
         for message in sorted(messages + messages[::3]):
-            piece = opener.open(message)
-            position, values = read_block(piece, plan.wire, DIMENSION)
-            store.count([OpenedFragment(piece.id, piece.round, position, values, 0.0)], plan.round, seats=3)
+            piece = opener.open(message, plan.job)
+            values, _ = read_block(piece, plan.wire, task.blocks)
+            opened = OpenedFragment(piece.id, piece.round, piece.position, values, 0.0)
+            store.count([opened], plan.round, seats=3)
         (sums,) = store.sums(plan.round)
         store.close()
     assert {count for count, _ in sums.values()} == {3}
     total = np.concatenate([sums[position][1] for position in sorted(sums)])[:DIMENSION]
     assert np.array_equal(total, updates.sum(axis=0))
     np.testing.assert_allclose(
-        fleet_mean(task, sums), updates.mean(axis=0) * 2**14 / 65_536 / 10.0, rtol=1e-12
+        fleet_mean(task, sums), updates.mean(axis=0) * 16_385 / 65_536 / 10.0, rtol=1e-12
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from coordinator.daemon import Coordinator
 from coordinator.seats import OpenedFragment
 from coordinator.settings import load_fleet_settings
 from coordinator.store import Store, StoreReader
+from dpagent.privacy.mechanisms.wire import MAX_WIRE_VALUE
+from dpagent.protocol.codec import encode
 from dpagent.protocol.fragments import cut
 from dpagent.protocol.sealing import seal
 from dpagent.protocol.task import RoundTask
@@ -236,27 +239,26 @@ def test_an_open_round_is_taken_up_after_a_restart(tmp_path: Path, clock: Movabl
 def sealed(task: RoundTask, **changes: Any) -> list[bytes]:
     """One device's update."""
     plan = task.plan
-    return [
-        seal(piece.model_copy(update=changes), plan.fleet, plan.sealing_key)
-        for piece in cut(honest_update(task), plan)
-    ]
+    return [seal(encode(replace(piece, **changes)), plan) for piece in cut(honest_update(task), plan)]
 
 
 def test_fragments_are_counted_once_and_the_others_by_their_reason(rounds: Rounds) -> None:
     rounds.announced()
     first = rounds.task
     update = sealed(first)
+    other_job = sealed(replace(first, plan=first.plan.model_copy(update={"job": b"x" * 16})))
     wrong = [
-        *sealed(first, job=b"x" * 16)[:1], *sealed(first, round=2)[:1],
-        *sealed(first, position=BLOCKS.to_bytes(4, "big"))[:1], *sealed(first, payload=b"")[:2],
-        b"", b"rubbish",
+        *other_job[:1], *sealed(first, round=2)[:1],
+        *sealed(first, position=BLOCKS)[:1], *sealed(first, payload=b"")[:2],
+        *sealed(first, payload=bytes(first.plan.wire.bytes))[:3], b"", b"rubbish",
     ]  # fmt: skip
     rounds.cycle.take_fragments([*update, *wrong, update[0]])
     rounds.cycle.take_fragments(update)
     assert rounds.cycle.progress().counted == BLOCKS
     assert rounds.counters() == {
-        "duplicates": 1 + BLOCKS, "rejected: wrong job": 1, "rejected: wrong round": 1,
-        "rejected: bad position": 1, "rejected: wrong size": 2, "rejected: malformed": 2,
+        "duplicates": 1 + BLOCKS, "rejected: cannot open": 1, "rejected: wrong round": 1,
+        "rejected: bad position": 1, "rejected: wrong size": 2, "rejected: bad values": 3,
+        "rejected: malformed": 1, "rejected: unsupported version": 1,
     }  # fmt: skip
     rounds.count(*[2] * BLOCKS)
     late = sealed(first)
@@ -269,12 +271,12 @@ def test_fragments_are_counted_once_and_the_others_by_their_reason(rounds: Round
     assert rounds.counters()["duplicates"] == 1 + BLOCKS
 
 
-def test_fragments_that_come_while_no_round_is_open_are_of_no_job(rounds: Rounds) -> None:
+def test_fragments_that_come_while_no_round_is_open_are_rejected(rounds: Rounds) -> None:
     rounds.cycle.advance()
     update = sealed(rounds.task)
     rounds.cycle._task = None
     rounds.cycle.take_fragments(update)
-    assert rounds.counters() == {"rejected: wrong job": BLOCKS}
+    assert rounds.counters() == {"rejected: no open round": BLOCKS}
 
 
 def test_no_block_counts_more_fragments_than_there_are_devices(rounds: Rounds) -> None:
@@ -289,9 +291,9 @@ def test_no_block_counts_more_fragments_than_there_are_devices(rounds: Rounds) -
 def test_fragments_that_no_honest_device_sends_are_rejected_before_they_are_counted(rounds: Rounds) -> None:
     rounds.announced()
     task = rounds.task
-    end = 2 ** (task.wire_form.width - 1) - 1
+    end = MAX_WIRE_VALUE
     for value in (0, end, -end):
         hostile = cut(np.full(task.dimension, value, np.int64), task.plan)
-        rounds.cycle.take_fragments([seal(each, task.plan.fleet, task.plan.sealing_key) for each in hostile])
+        rounds.cycle.take_fragments([seal(encode(each), task.plan) for each in hostile])
     assert rounds.cycle.progress().counted == 0
     assert rounds.counters() == {"rejected: improbable norm": 3 * BLOCKS}

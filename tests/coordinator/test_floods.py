@@ -14,6 +14,7 @@ from floods import PATIENCE_S, publish_all, resident_kib, stopped
 from observers import Observer
 from watched_fleets import WatchedFleet
 
+from dpagent.protocol.codec import encode
 from dpagent.protocol.fragments import cut
 from dpagent.protocol.messages import Plan
 from dpagent.protocol.sealing import seal
@@ -39,7 +40,7 @@ class Flood:
         self.topic = observer.topics.fragments
         updates = [cut(honest_update(self.task), plan) for _ in range(DEVICES)]
         self.fragments = [fragment for update in updates for fragment in update]
-        self.valid = [seal(fragment, plan.fleet, plan.sealing_key) for fragment in self.fragments]
+        self.valid = [seal(encode(fragment), plan) for fragment in self.fragments]
 
     def messages(self, count: int = MESSAGES) -> list[bytes]:
         """The valid fragments in random places among rubbish, so many in all."""
@@ -55,7 +56,7 @@ class Flood:
 
     def handled(self) -> int:
         """Messages that the coordinator has counted or rejected."""
-        return len(self.fleet.counted()) + self.fleet.counters().get("rejected: malformed", 0)
+        return len(self.fleet.counted()) + self.fleet.counters().get("rejected: unsupported version", 0)
 
     def all_counted(self) -> bool:
         return len(self.fleet.counted()) == len(self.valid)
@@ -85,7 +86,7 @@ def test_a_stopped_coordinator_loses_no_message_and_holds_few(flood: Flood) -> N
             flood.send(flood.messages())
         wait_until(lambda: flood.handled() > MESSAGES, "all messages", PATIENCE_S)
         flood.require_each_once()
-        assert flood.fleet.counters()["rejected: malformed"] == 1 + MESSAGES - len(flood.valid)
+        assert flood.fleet.counters()["rejected: unsupported version"] == 1 + MESSAGES - len(flood.valid)
         growth = resident_kib(coordinator) - before
         print(f"resident memory: {before} KiB, and {growth} KiB more under {MESSAGES} messages")
         assert growth < MOST_GROWTH_KIB

@@ -15,10 +15,8 @@ from dpagent.errors import PlanError
 from dpagent.learning.models.layers import Dense
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.privacy.mechanisms.job_noise import JobNoise
-from dpagent.protocol.fragments import weights_to_bytes
 from dpagent.protocol.messages import MAX_PAYLOAD_BYTES
-
-BITS = 8 * MAX_PAYLOAD_BYTES
+from dpagent.protocol.weights import weights_to_bytes
 
 
 def settings_of(directory: Path, **changes: Any) -> FleetSettings:
@@ -30,27 +28,31 @@ def planner_of(settings: FleetSettings, spec: ModelSpec, noise: JobNoise | None 
     return Planner(settings, spec, Job(b"j" * 16, {}, noise or planned, epsilons), bytes(32))
 
 
-def test_values_are_not_cut_in_two_to_fill_a_fragment(tmp_path: Path) -> None:
-    """As many bits as fragments hold may still be one value too many for each to be whole."""
-    spec = ModelSpec("odd", (26_438,), 3, (Dense(3),))
+def test_an_update_needs_as_many_fragments_as_hold_it(tmp_path: Path) -> None:
+    spec = ModelSpec("wide", (123_000,), 3, (Dense(3),))
     settings = settings_of(tmp_path, records_per_device=500)
     planner = planner_of(settings, spec)
-    width = planner.task(OpenRound(1, 0, 0), b"").wire_form.width
-    assert width == 12
-    assert 2 * (BITS // width) < spec.parameter_count <= 2 * BITS / width
-    assert planner.fragments_needed() == 3
-    for fragments in (2, 3):
+    needed = planner.fragments_needed()
+    assert needed == 3
+    for fragments in (needed - 1, needed):
         changed = settings.model_copy(update={"fragments_per_update": fragments})
         planner = planner_of(changed, spec)
-        if fragments == 3:
+        if fragments == needed:
             planner.require_acceptable()
+            assert planner.task(OpenRound(1, 0, 0), b"").plan.wire.bytes > 0.9 * MAX_PAYLOAD_BYTES
         else:
-            with pytest.raises(PlanError, match="fragments_per_update is 2; expected at least 3"):
+            with pytest.raises(PlanError, match=f"fragments_per_update is {fragments}; expected at least 3"):
                 planner.require_acceptable()
 
 
+@pytest.mark.parametrize("dimension", [1, 2, 100])
+def test_a_small_update_needs_one_fragment(tmp_path: Path, dimension: int) -> None:
+    spec = ModelSpec("small", (dimension,), 2, (Dense(2),))
+    assert planner_of(settings_of(tmp_path), spec).fragments_needed() == 1
+
+
 def test_a_plan_is_refused_if_some_round_of_the_job_would_be(tmp_path: Path) -> None:
-    """A round with less noise takes more bits, so a job could die in the middle."""
+    """A round with less noise takes more bytes, so a job could die in the middle."""
     settings = settings_of(tmp_path, rounds=3)
     for multipliers in ([4.0, 3.0, 0.04], [4.0, 10_001.0, 3.0]):
         noise = JobNoise.announced("discrete-gaussian", multipliers, {"resolution": 65_536})
@@ -61,7 +63,7 @@ def test_a_plan_is_refused_if_some_round_of_the_job_would_be(tmp_path: Path) -> 
 
 def test_a_task_is_derived_from_the_plan_that_is_announced(tmp_path: Path) -> None:
     settings = settings_of(tmp_path)
-    weights = weights_to_bytes(DIGITS.initial_weights(0))
+    weights = weights_to_bytes(DIGITS.initial_weights(0), "float32")
     planner = planner_of(settings, DIGITS)
     first, second = (planner.task(OpenRound(number, 5.0, 9.0), weights) for number in (1, 2))
     assert (first.plan.round, first.plan.deadline, first.plan.state) == (1, 9.0, "open")

@@ -26,9 +26,9 @@ from coordinator.store import RoundResult, Store
 from dpagent.protocol.fragments import (
     content_digest,
     receipt_digest,
-    weights_to_bytes,
 )
 from dpagent.protocol.messages import Receipts
+from dpagent.protocol.weights import weights_to_bytes
 
 
 @pytest.fixture(autouse=True)
@@ -89,7 +89,7 @@ def test_a_stopped_coordinator_ends_well_and_goes_on_with_the_same_job(
             wait_until(lambda: observer.plans, "the plan")
             assert coordinator.stop() is False
         plan = fleet.plans(observer)[1]
-        assert plan.model.digest == content_digest(weights_to_bytes(DIGITS.initial_weights(0)))
+        assert plan.model.digest == content_digest(weights_to_bytes(DIGITS.initial_weights(0), "int8"))
         assert plan.sealing_key == fleet.opener.public_key
         with coordinator_thread(fleet.file, MovableClock(plan.deadline + 1e6)) as again:
             wait_until(lambda: fleet.plans(observer)[1].deadline > plan.deadline, "the plan again")

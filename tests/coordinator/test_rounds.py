@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,18 +51,22 @@ def disturb(observer: Observer, fleet: WatchedFleet, plan: Plan) -> dict[str, in
     piece = next(cut(update, plan))
 
     def sealed(**changes: Any) -> bytes:
-        return seal(piece.model_copy(update=changes), fleet.name, plan.sealing_key)
+        return seal(encode(replace(piece, **changes)), plan)
 
     expected: dict[str, int] = {}
     wrong: list[tuple[str, bytes]] = [
-        ("malformed", b""), ("malformed", b"garbage"), ("malformed", b"\xff" * 3_000),
-        ("malformed", encode(chunked(b"w" * 40)[0])), ("oversized", b"x" * 60_001),
-        ("cannot open", seal(piece, fleet.name, Opener(new_sealing_secret(), fleet.name).public_key)),
-        ("cannot open", seal(piece, "another", plan.sealing_key)),
-        ("wrong job", sealed(job=b"x" * 16)),
+        ("malformed", b""), ("unsupported version", b"garbage"), ("unsupported version", b"\xff" * 3_000),
+        ("cannot open", b"\1" + encode(chunked(b"w" * 40)[0])), ("oversized", b"x" * 60_001),
+        *(
+            ("cannot open", seal(encode(piece), plan.model_copy(update=change)))
+            for change in (
+                {"sealing_key": Opener(new_sealing_secret(), fleet.name).public_key},
+                {"fleet": "another"}, {"job": b"x" * 16},
+            )
+        ),
         ("wrong round", sealed(round=plan.round + 1)),
-        ("bad position", sealed(position=(fleet.blocks).to_bytes(4, "big"))),
-        ("bad position", sealed(position=b"\xff" * 4)),
+        ("bad position", sealed(position=fleet.blocks)),
+        ("bad position", sealed(position=2**32 - 1)),
         ("wrong size", sealed(payload=piece.payload + b"\0")), ("wrong size", sealed(payload=b"")),
     ]  # fmt: skip
     for reason, message in wrong:
@@ -70,9 +75,9 @@ def disturb(observer: Observer, fleet: WatchedFleet, plan: Plan) -> dict[str, in
     # And at the devices: another's plan, another's receipts, a model nobody asked for.
     other = Signer(new_signing_secret(), fleet.name)
     send(observer.topics.plan, other.sign(plan.model_copy(update={"round": plan.rounds}), "plan"))
-    receipts = Receipts(version=1, kind="receipts", job=plan.job, round=plan.round, digests=b"r" * 32)
+    receipts = Receipts(b"r" * 32)
     send(observer.topics.receipts, other.sign(receipts, "receipts"))
-    foreign = ModelChunk(version=1, kind="model", digest=b"f" * 32, index=0, data=b"foreign")
+    foreign = ModelChunk(digest=b"f" * 32, index=0, data=b"foreign")
     send(observer.topics.model_chunk(7), encode(foreign))
     return expected
 
@@ -126,7 +131,7 @@ def test_a_job_runs_to_its_end_whatever_strangers_send(tmp_path: Path, mosquitto
         assert fleet.model().tobytes() == fleet.replayed_model(observer).tobytes()
 
         genuine = {message for message in observer.fragments if fleet.is_counted(message)}
-        assert len({fleet.opener.open(message).id for message in genuine}) == 4 * fleet.blocks
+        assert len({fleet.opener.open(message, fleet.job).id for message in genuine}) == 4 * fleet.blocks
         assert len({len(message) for message in genuine}) == 1  # the noise is the same in both rounds
     for file in files:
         assert verify(file.parent / "state").charges == 2
@@ -209,5 +214,7 @@ def test_a_flood_of_rubbish_is_counted_to_the_last_message(tmp_path: Path, mosqu
         for _ in range(number):  # the broker keeps them for the coordinator's return
             observer.publish(observer.topics.fragments, b"rubbish")
     with coordinator_thread(fleet.file):
-        wait_until(lambda: fleet.counters().get("rejected: malformed", 0) >= number, "all the rubbish")
-    assert fleet.counters() == {"rejected: malformed": number}
+        wait_until(
+            lambda: fleet.counters().get("rejected: unsupported version", 0) >= number, "all the rubbish"
+        )
+    assert fleet.counters() == {"rejected: unsupported version": number}

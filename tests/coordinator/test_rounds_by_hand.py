@@ -255,5 +255,5 @@ def test_no_message_is_dropped_between_two_batches(
         assert len(queued.events) == left
         assert len(queued.acknowledged) == number - left
     reader = StoreReader(tmp_path / "state")
-    assert reader.counters() == {"rejected: malformed": number}
+    assert reader.counters() == {"rejected: unsupported version": number}
     reader.close()

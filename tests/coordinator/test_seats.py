@@ -170,3 +170,38 @@ def test_a_dummy_without_a_seat_stays_without_one(store: Store) -> None:
     assert 0 < len(first.receipted) < 200, "which chance breaks once in a million times"
     assert first.unseated == 200 - len(first.receipted)
     assert store.count(dummies, 1, seats=SEATS).receipted == first.receipted
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_batch_is_taken_as_its_fragments_one_by_one(tmp_path: Path, seed: int) -> None:
+    """Free and full blocks, dummies, late ones, repeated ones and losers that come again, in one batch."""
+    generator = random.Random(seed)
+    made = [
+        fragment(number, generator.randrange(3), generator.choice((1, 2, 2, 2, 2)), dummy=number % 5 == 0)
+        for number in range(40)
+    ]
+    batch = [generator.choice(made) for _ in range(120)]
+    outcomes = []
+    for size in (1, len(batch)):
+        (tmp_path / str(size)).mkdir()
+        store = Store(tmp_path / str(size))
+        store.connection.execute("UPDATE tickets SET key = ?", (bytes(32),))
+        taken = [
+            store.count(batch[start : start + size], 2, seats=SEATS) for start in range(0, len(batch), size)
+        ]
+        rows = store.connection.execute("SELECT position, id, units, type FROM seats ORDER BY position, id")
+        known = store.connection.execute("SELECT id FROM fragments ORDER BY id")
+        receipted = [
+            [each for part in taken for each in getattr(part, kind)]
+            for kind in ("fresh", "repeated", "dummies")
+        ]
+        totals = [sum(part.unseated for part in taken), sum(part.late for part in taken)]
+        outcomes.append((receipted, totals, [tuple(row) for row in rows], [row["id"] for row in known]))
+        store.close()
+    assert outcomes[0] == outcomes[1]
+
+
+@pytest.mark.parametrize("largest", [127, 128, 32_767, 32_768, 2**31 - 1, 2**31, 2**33])
+def test_values_of_any_size_are_summed_exactly(store: Store, largest: int) -> None:
+    store.count([fragment(largest), fragment(-largest), fragment(-largest)], 1, seats=SEATS)
+    assert held(store) == -largest

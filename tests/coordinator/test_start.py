@@ -104,7 +104,7 @@ def test_two_coordinators_cannot_share_a_state(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "changes",
     [{"records_per_device": 1e9, "privacy": {"sampling_rate": 1.0}},
-     {"fragments_per_update": 1, "model": {"name": "mnist-cnn"}, "records_per_device": 1e5},
+     {"fragments_per_update": 1, "model": {"name": "sensor-cnn"}, "records_per_device": 1e5},
      {"privacy": {"epsilon": 1e-6, "delta": 1e-12}},
      {"privacy": {"epsilon": 100.0, "delta": 1e-5}}],
     ids=["lot", "fragment", "no epsilon", "sampler"],
@@ -119,16 +119,16 @@ def test_a_plan_that_no_device_would_accept_fails_at_the_coordinator(
 
 def test_a_job_whose_later_rounds_do_not_fit_a_message_is_refused_before_it_begins(tmp_path: Path) -> None:
     changes: dict[str, Any] = {
-        "fragments_per_update": 1, "model": {"name": "mnist-cnn"}, "records_per_device": 300_000,
+        "fragments_per_update": 2, "model": {"name": "sensor-cnn"}, "records_per_device": 116_000,
         "rounds": 50,
         "privacy": {
             "epsilon": 6.8, "delta": 1e-5, "sampling_rate": 0.1, "schedule": {"kind": "incrementing"},
         },
     }  # fmt: skip
-    with pytest.raises(PlanError, match="fragments_per_update is 1; expected at least 2"):
+    with pytest.raises(PlanError, match="fragments_per_update is 2; expected at least 3"):
         Coordinator(settings_of(tmp_path, **changes))
     assert not (tmp_path / "state" / "coordinator.db").exists() or Store(tmp_path / "state").job() is None
-    make_and_free(settings_of(tmp_path, **changes | {"fragments_per_update": 2}))
+    make_and_free(settings_of(tmp_path, **changes | {"fragments_per_update": 3}))
 
 
 def test_a_missing_password_leaves_the_state_free(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import struct
 from collections import defaultdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,8 +34,7 @@ class Fragment(NamedTuple):
     message: bytes
 
     def values(self, wire: dict[str, int]) -> NDArray[np.int64]:
-        payload = second_client.read(self.message, "fragment")["payload"]
-        return np.array(second_client.unpack(payload, wire["block"], wire["width"]), np.int64)
+        return np.array(second_client.unpack(self.message[24:], wire["block"]), np.int64)
 
 
 class Capture:
@@ -94,12 +94,11 @@ class Capture:
         message = second_client.open_signed(payload, name, self._fleet, self._public)
         match name:
             case "plan":
-                self._take_plan(message)
+                self._take_plan(second_client.read_plan(message))
             case "model":
-                self.chunks[message["digest"], message["index"]] = message["data"]
+                self.chunks[message[:32], int.from_bytes(message[32:36], "big")] = message[36:]
             case _:
-                raw = message["digests"]
-                self.receipted |= {raw[start : start + 16] for start in range(0, len(raw), 16)}
+                self.receipted |= {message[start : start + 16] for start in range(0, len(message), 16)}
 
     def _take_plan(self, plan: dict[str, Any]) -> None:
         self.jobs.add(plan["job"])
@@ -119,16 +118,13 @@ class Capture:
     def _take_fragment(self, sender: str, payload: bytes) -> None:
         self._promises.expect(payload not in self._seals, f"{sender} sent one ciphertext twice")
         self._seals.add(payload)
-        message = second_client.open_sealed(payload, self._fleet, self._secret)
-        values = second_client.read(message, "fragment")
-        position = int.from_bytes(values["position"], "big")
-        fragment = Fragment(sender, values["round"], position, message)
-        known_ones = self.dummies if values["dummy"] else self.fragments
-        self._promises.expect(values["job"] in self.jobs, f"{sender} sent a fragment of an unknown job")
-        known = known_ones.setdefault(values["id"], fragment)
-        self._promises.expect(
-            not values["dummy"] or not any(values["payload"]), f"{sender} sent a dummy that has values"
-        )
-        self._promises.expect(
-            known == fragment, f"{sender} sent two fragments with the id {values['id'].hex()}"
-        )
+        (job,) = self.jobs  # the seal is bound to it
+        info = second_client.info_of(self._fleet, job)
+        message = second_client.open_sealed(payload, info, self._secret)
+        number, position, identity = *struct.unpack(">II", message[:8]), message[8:24]
+        is_dummy = message[24] == 255
+        fragment = Fragment(sender, number, position, message)
+        known_ones = self.dummies if is_dummy else self.fragments
+        known = known_ones.setdefault(identity, fragment)
+        self._promises.expect(not is_dummy or not any(message[25:]), f"{sender} sent a dummy that has values")
+        self._promises.expect(known == fragment, f"{sender} sent two fragments with the id {identity.hex()}")

@@ -172,7 +172,7 @@ class FleetUnderFire:
             return self.broker.values | {"url": f"mqtt://127.0.0.1:{ports[name]}"}
 
         file = write_fleet(
-            directory / COORDINATOR, None, fleet=NAME, rounds=ROUNDS,
+            directory / COORDINATOR, None, fleet=NAME, rounds=ROUNDS, model={"precision": "float32"},
             round=_ROUND | {"deadline_s": deadline_s},
             mqtt=mqtt(COORDINATOR), optimiser={"learning_rate": _LEARNING_RATE, "momentum": 0.0},
             cap={"kind": "none"},

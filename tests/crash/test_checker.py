@@ -67,7 +67,9 @@ def publish(fleet: Path, sender: str, topic: str, payload: bytes) -> None:
 
 def send(fleet: Path, message: bytes, ephemeral: bytes) -> None:
     key = seen(fleet).capture.plans[1]["sealing_key"]
-    publish(fleet, DEVICE, "fragments", second_client.seal(message, NAME, key, ephemeral))
+    (job,) = seen(fleet).capture.jobs
+    info = second_client.info_of(NAME, job)
+    publish(fleet, DEVICE, "fragments", second_client.seal(message, info, key, ephemeral))
 
 
 def a_charge_is_missing(fleet: Path) -> None:
@@ -105,15 +107,12 @@ def the_head_leads(fleet: Path) -> None:
 
 def a_second_noisy_sum_leaves(fleet: Path) -> None:
     fragment = next(each for each in seen(fleet).capture.fragments.values() if each.device == DEVICE)
-    other = second_client.read(fragment.message, "fragment") | {"id": b"n" * 16}
-    send(fleet, second_client.encode(other), b"e" * 32)
+    send(fleet, fragment.message[:8] + b"n" * 16 + fragment.message[24:], b"e" * 32)
 
 
 def a_fragment_leaves_with_another_content(fleet: Path) -> None:
     fragment = next(each for each in seen(fleet).capture.fragments.values() if each.device == DEVICE)
-    other = second_client.read(fragment.message, "fragment")
-    other["payload"] = bytes(len(other["payload"]))
-    send(fleet, second_client.encode(other), b"e" * 32)
+    send(fleet, fragment.message[:24].ljust(len(fragment.message), b"\0"), b"e" * 32)
 
 
 def a_ciphertext_leaves_twice(fleet: Path) -> None:
@@ -124,16 +123,14 @@ def a_ciphertext_leaves_twice(fleet: Path) -> None:
 
 def dummies_leave_beside_fragments(fleet: Path) -> None:
     fragment = next(each for each in seen(fleet).capture.fragments.values() if each.device == DEVICE)
-    other = second_client.read(fragment.message, "fragment") | {"id": b"n" * 16, "dummy": True}
-    other["payload"] = bytes(len(other["payload"]))
-    send(fleet, second_client.encode(other), b"e" * 32)
+    dummy = fragment.message[:8] + b"n" * 16 + b"\xff"
+    send(fleet, dummy.ljust(len(fragment.message), b"\0"), b"e" * 32)
 
 
 def a_dummy_has_values(fleet: Path) -> None:
     dummy = next(iter(seen(fleet).capture.dummies.values()))
-    other = second_client.read(dummy.message, "fragment") | {"id": b"n" * 16}
-    other["payload"] = b"v" * len(other["payload"])
-    send(fleet, second_client.encode(other), b"e" * 32)
+    other = dummy.message[:8] + b"n" * 16 + b"\xff"
+    send(fleet, other.ljust(len(dummy.message), b"v"), b"e" * 32)
 
 
 def a_round_is_announced_with_another_plan(fleet: Path) -> None:

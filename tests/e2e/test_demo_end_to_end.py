@@ -166,9 +166,9 @@ def test_demo_trains_and_accounts(tmp_path: Path, broker: str) -> None:
     assert privacy["noise_multipliers"] == sorted(privacy["noise_multipliers"], reverse=True)
     assert results["model"]["parameters"] == 9930
     assert results["baseline_accuracy"] == results["baseline_accuracy_history"][-1]
-    # A wire step costs about 10 bits a parameter: well below 4 bytes.
-    assert 9930 < results["bytes_per_device_round"]["up"] < 2 * 9930
-    assert results["bytes_per_device_round"]["down"] > 4 * 9930
+    # Some 5.5 bits a parameter up, and a byte down with its scale, besides plan and receipts.
+    assert 9930 / 2 < results["bytes_per_device_round"]["up"] < 9930
+    assert 9930 < results["bytes_per_device_round"]["down"] < 4 * 9930
     assert results["peak_memory_mib"]["agent_max"] > 20
     # The summary is of the same figures.
     assert f"{results['accuracy']:.2%}" in run.stdout

@@ -24,8 +24,8 @@ from coordinator.store import OpenRound
 from dpagent.errors import ConfigurationError, ExitCode
 from dpagent.learning.data.dataset import ArrayDataset
 from dpagent.learning.training.numpy_engine.engine import NumpyEngine
-from dpagent.protocol.fragments import weights_to_bytes
 from dpagent.protocol.task import RoundTask
+from dpagent.protocol.weights import weights_to_bytes
 
 EPSILON, DELTA, ROUNDS = 40.0, 1e-4, 3
 NOBODY = ArrayDataset(np.full((1, 8, 8, 1), np.nan, np.float32), np.zeros(1, np.int64), 10)
@@ -45,7 +45,7 @@ def settings_of(directory: Path) -> FleetSettings:
 def tasks_of(settings: FleetSettings) -> list[RoundTask]:
     planner = Planner(settings, DIGITS, new_job(settings), bytes(range(32)))
     planner.require_acceptable()
-    weights = weights_to_bytes(DIGITS.initial_weights(0))
+    weights = weights_to_bytes(DIGITS.initial_weights(0), "float32")
     return [planner.task(OpenRound(number, 0.0, 4e9), weights) for number in range(1, ROUNDS + 1)]
 
 
@@ -78,12 +78,11 @@ def test_its_noise_is_the_noise_that_it_is_charged_for(tmp_path: Path) -> None:
     """The update of a device whose only record does not count is noise alone: 9,930 draws."""
     task, engine = tasks_of(settings_of(tmp_path))[0], NumpyEngine(DIGITS, microbatch=4)
     update = noisy_gradients(task, DIGITS.initial_weights(0), NOBODY, engine)
-    deviation = task.mechanism.deviation_units / 2**task.wire_form.shift
+    deviation = task.mechanism.deviation_units / task.plan.wire.step
     # A kurtosis of 6 makes the deviation of a sample's deviation √(5/n)/2; rounding adds less than 1 %.
     assert abs(update.std() / deviation - 1) < 6 * math.sqrt(5 / update.size) / 2 + 0.01
     noise = task.mechanism.add_noise(np.zeros(task.dimension, np.int64))
     assert stats.kstest(noise / task.mechanism.deviation_units * math.sqrt(2), "laplace").pvalue > 1e-6
     mean = fleet_mean(task, {0: (1, update[: task.plan.wire.block])})
-    unit = task.mechanism.granularity * 2**task.wire_form.shift
-    expected = update[: task.plan.wire.block] * unit / task.plan.sampling.expected_lot
+    expected = update[: task.plan.wire.block] * task.wire_unit / task.plan.sampling.expected_lot
     np.testing.assert_allclose(mean[: task.plan.wire.block], expected, rtol=1e-12)

@@ -1,8 +1,8 @@
 """A second client, written from ``docs/protocol.md`` and the RFCs it names. It imports nothing of dpagent.
 
-It is how a client in another language would begin: CBOR by hand, HPKE over its primitives, bits by integer
-arithmetic, a device and a coordinator without network, disk or training. As long as it and dpagent understand
-each other, the page is sufficient.
+It is how a client in another language would begin: CBOR by hand, HPKE over its primitives, a device
+and a coordinator without network, disk or training. As long as it and dpagent understand each other, the page
+is sufficient.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import hashlib
 import hmac
 import math
 import struct
+import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -126,72 +127,78 @@ def _map(items: list[Any]) -> dict[str, Any]:
     return dict(zip(keys, items[1::2], strict=True))
 
 
-def read(data: bytes, kind: str) -> dict[str, Any]:
-    """A message of ``kind``. The ranges in the page's tables are not checked here."""
-    if len(data) > 60_000:
-        raise Rejected("oversized")
-    message = decode(data)
-    if type(message) is not dict:
+def read_plan(data: bytes) -> dict[str, Any]:
+    """A plan. The ranges in the page's tables are not checked here."""
+    plan = decode(data)
+    if type(plan) is not dict:
         raise Rejected("malformed")
-    if type(message.get("version")) is not int or message["version"] != 1:
-        raise Rejected("unsupported version")
-    if message.get("kind") != kind:
-        raise Rejected("malformed")
-    return message
+    return plan
 
 
 # --- envelopes ------------------------------------------------------------------------------------
 
 
+def opened(data: bytes, header: int) -> bytes:
+    """An envelope without its version."""
+    if len(data) > 60_000:
+        raise Rejected("oversized")
+    if data and data[0] != 1:
+        raise Rejected("unsupported version")
+    if len(data) < 1 + header:
+        raise Rejected("malformed")
+    return data[1:]
+
+
 def sign(body: bytes, kind: str, fleet: str, secret: bytes) -> bytes:
     """A signed envelope."""
-    signature = Ed25519PrivateKey.from_private_bytes(secret).sign(signed_bytes(body, kind, fleet))
-    return encode({"version": 1, "kind": "signed", "body": body, "signature": signature})
+    return b"\1" + Ed25519PrivateKey.from_private_bytes(secret).sign(signed_bytes(body, kind, fleet)) + body
 
 
 def signed_bytes(body: bytes, kind: str, fleet: str) -> bytes:
     return b"dpagent v1 " + kind.encode() + b" " + fleet.encode() + b"\0" + body
 
 
-def open_signed(data: bytes, kind: str, fleet: str, public_key: bytes) -> dict[str, Any]:
-    envelope = read(data, "signed")
-    signed = signed_bytes(envelope["body"], kind, fleet)
+def open_signed(data: bytes, kind: str, fleet: str, public_key: bytes) -> bytes:
+    envelope = opened(data, 64)
+    signature, body = envelope[:64], envelope[64:]
     try:
-        Ed25519PublicKey.from_public_bytes(public_key).verify(envelope["signature"], signed)
+        Ed25519PublicKey.from_public_bytes(public_key).verify(signature, signed_bytes(body, kind, fleet))
     except InvalidSignature:
         raise Rejected("bad signature") from None
-    return read(envelope["body"], kind)
+    return body
 
 
-def seal(plaintext: bytes, fleet: str, sealing_key: bytes, ephemeral: bytes) -> bytes:
+def seal(plaintext: bytes, info: bytes, sealing_key: bytes, ephemeral: bytes) -> bytes:
     """A sealed envelope. ``ephemeral``: 32 bytes, fresh for every seal except in test vectors."""
     sender = X25519PrivateKey.from_private_bytes(ephemeral)
     shared = sender.exchange(X25519PublicKey.from_public_bytes(sealing_key))
     encapsulated = sender.public_key().public_bytes_raw()
-    key, nonce = _schedule(shared, encapsulated + sealing_key, fleet)
-    ciphertext = encapsulated + ChaCha20Poly1305(key).encrypt(nonce, plaintext, b"")
-    return encode({"version": 1, "kind": "sealed", "ciphertext": ciphertext})
+    key, nonce = _schedule(shared, encapsulated + sealing_key, info)
+    return b"\1" + encapsulated + ChaCha20Poly1305(key).encrypt(nonce, plaintext, b"")
 
 
-def open_sealed(data: bytes, fleet: str, secret: bytes) -> bytes:
-    ciphertext = read(data, "sealed")["ciphertext"]
+def open_sealed(data: bytes, info: bytes, secret: bytes) -> bytes:
+    ciphertext = opened(data, 0)
     recipient = X25519PrivateKey.from_private_bytes(secret)
     encapsulated = ciphertext[:32]
     try:
         shared = recipient.exchange(X25519PublicKey.from_public_bytes(encapsulated))
-        key, nonce = _schedule(shared, encapsulated + recipient.public_key().public_bytes_raw(), fleet)
+        key, nonce = _schedule(shared, encapsulated + recipient.public_key().public_bytes_raw(), info)
         return ChaCha20Poly1305(key).decrypt(nonce, ciphertext[32:], b"")
     except (ValueError, InvalidTag):  # no such point, too short, altered
         raise Rejected("cannot open") from None
+
+
+def info_of(fleet: str, job: bytes) -> bytes:
+    return b"dpagent v1 fragment " + fleet.encode() + b"\0" + job
 
 
 _KEM = b"KEM" + bytes.fromhex("0020")
 _HPKE = b"HPKE" + bytes.fromhex("0020 0001 0003")
 
 
-def _schedule(shared: bytes, kem_context: bytes, fleet: str) -> tuple[bytes, bytes]:
+def _schedule(shared: bytes, kem_context: bytes, info: bytes) -> tuple[bytes, bytes]:
     """Key and nonce of the one message (RFC 9180, sections 4.1 and 5.1, base mode)."""
-    info = b"dpagent v1 fragment " + fleet.encode()
     shared = _expand(_KEM, _extract(_KEM, b"", b"eae_prk", shared), b"shared_secret", kem_context, 32)
     context = b"\0" + _extract(_HPKE, b"", b"psk_id_hash", b"") + _extract(_HPKE, b"", b"info_hash", info)
     secret = _extract(_HPKE, shared, b"secret", b"")
@@ -210,20 +217,33 @@ def _expand(suite: bytes, key: bytes, label: bytes, info: bytes, length: int) ->
 # --- values ---------------------------------------------------------------------------------------
 
 
-def pack(values: Sequence[int], width: int) -> bytes:
-    bits = 0
-    for value in values:
-        bits = bits << width | value + (1 << width - 1)
-    padding = -len(values) * width % 8
-    return (bits << padding).to_bytes((len(values) * width + padding) // 8, "big")
+def pack(values: Sequence[int], size: int) -> bytes:
+    """A payload of values that fit at level 0."""
+    plain = bytes(
+        255 if abs(value) > 127 else 2 * value if value >= 0 else -2 * value - 1 for value in values
+    )
+    plain += b"".join(struct.pack("<i", value) for value in values if abs(value) > 127)
+    deflater = zlib.compressobj(strategy=zlib.Z_HUFFMAN_ONLY, wbits=-15)
+    payload = b"\0" + deflater.compress(plain) + deflater.flush()
+    assert len(payload) <= size, "this client does not round"
+    return payload.ljust(size, b"\0")
 
 
-def unpack(data: bytes, count: int, width: int) -> list[int]:
-    if len(data) != -(-count * width // 8):
-        raise Rejected("wrong size")
-    bits = int.from_bytes(data, "big") >> (-count * width % 8)
-    half, mask = 1 << width - 1, (1 << width) - 1
-    return [(bits >> width * (count - 1 - place) & mask) - half for place in range(count)]
+def unpack(payload: bytes, count: int) -> list[int]:
+    inflater = zlib.decompressobj(wbits=-15)
+    try:
+        plain = inflater.decompress(payload[1:], 5 * count + 1)
+    except zlib.error:
+        raise Rejected("bad values") from None
+    if payload[0] > 32 or not inflater.eof or any(inflater.unused_data) or len(plain) < count:
+        raise Rejected("bad values")
+    if len(plain) != count + 4 * plain[:count].count(255):
+        raise Rejected("bad values")
+    large = iter(struct.unpack(f"<{(len(plain) - count) // 4}i", plain[count:]))
+    values = [next(large) if byte == 255 else (-1) ** byte * (byte + 1 >> 1) for byte in plain[:count]]
+    if payload[0] and max(map(abs, values)) << payload[0] > 1 << 33:
+        raise Rejected("bad values")
+    return [value << payload[0] for value in values]
 
 
 def dimension(plan: dict[str, Any]) -> int:
@@ -240,7 +260,15 @@ def wire_unit(plan: dict[str, Any]) -> float:
     bound *= math.sqrt(sum(clipping["shares"]))
     if plan["projection"] is not None and plan["round"] == 1:
         bound = plan["projection"]["record_norm"] ** 2
-    return bound / plan["mechanism"]["parameters"]["resolution"] * 2 ** plan["wire"]["shift"]
+    return bound / plan["mechanism"]["parameters"]["resolution"] * plan["wire"]["step"]
+
+
+def weights_of(data: bytes, count: int, precision: str) -> tuple[float, ...]:
+    if precision == "float32":
+        return struct.unpack(f"<{count}f", data)
+    blocks = -(-count // 64)
+    scales, steps = struct.unpack_from(f"<{blocks}e", data), struct.unpack_from(f"{count}b", data, 2 * blocks)
+    return tuple(step * scales[place // 64] for place, step in enumerate(steps))
 
 
 def receipt(identity: bytes) -> bytes:
@@ -262,16 +290,18 @@ class Device:
     def receive(self, topic: str, data: bytes) -> None:
         match topic.removeprefix(f"dpagent/v1/{self.fleet}/").split("/"):
             case ["plan"]:
-                self._take_plan(open_signed(data, "plan", self.fleet, self.public_key))
+                self._take_plan(read_plan(open_signed(data, "plan", self.fleet, self.public_key)))
             case ["receipts"]:
-                receipts = open_signed(data, "receipts", self.fleet, self.public_key)
-                if len(receipts["digests"]) % 16:
+                digests = open_signed(data, "receipts", self.fleet, self.public_key)
+                if len(digests) % 16:
                     raise Rejected("malformed")
-                for start in range(0, len(receipts["digests"]), 16):
-                    self.pending.pop(receipts["digests"][start : start + 16], None)
+                for start in range(0, len(digests), 16):
+                    self.pending.pop(digests[start : start + 16], None)
             case ["model", _] | ["asset", _, _]:
                 chunk = open_signed(data, "model", self.fleet, self.public_key)
-                self.chunks[chunk["digest"], chunk["index"]] = chunk["data"]
+                if len(chunk) < 36:
+                    raise Rejected("malformed")
+                self.chunks[chunk[:32], int.from_bytes(chunk[32:36], "big")] = chunk[36:]
 
     def _take_plan(self, plan: dict[str, Any]) -> None:
         if plan["fleet"] != self.fleet:
@@ -290,26 +320,25 @@ class Device:
 
     def weights(self) -> tuple[float, ...] | None:
         assert self.plan is not None
-        count = self.plan["model"]["parameters"]
-        data = self.assembled(self.plan["model"]["digest"], 4 * count)
-        return None if data is None else struct.unpack(f"<{count}f", data)
+        model = self.plan["model"]
+        count, precision = model["parameters"], model["precision"]
+        size = 4 * count if precision == "float32" else count + 2 * -(-count // 64)
+        data = self.assembled(model["digest"], size)
+        return None if data is None else weights_of(data, count, precision)
 
     def send(self, update: Sequence[int], random_bytes: Callable[[int], bytes]) -> list[bytes]:
         """The sealed fragments of an update that is private already, in wire units."""
         plan = self.plan
         assert plan is not None
-        block, width = plan["wire"]["block"], plan["wire"]["width"]
+        block, info = plan["wire"]["block"], info_of(self.fleet, plan["job"])
         for position in range(-(-len(update) // block)):
             part = [*update[position * block : (position + 1) * block]]
             part += [0] * (block - len(part))
             identity = random_bytes(16)
-            fragment = {
-                "version": 1, "kind": "fragment", "job": plan["job"], "round": plan["round"], "id": identity,
-                "position": position.to_bytes(4, "big"), "dummy": False, "payload": pack(part, width),
-            }  # fmt: skip
-            self.pending[receipt(identity)] = seal(
-                encode(fragment), self.fleet, plan["sealing_key"], random_bytes(32)
+            fragment = (
+                struct.pack(">II", plan["round"], position) + identity + pack(part, plan["wire"]["bytes"])
             )
+            self.pending[receipt(identity)] = seal(fragment, info, plan["sealing_key"], random_bytes(32))
         return list(self.pending.values())
 
 
@@ -321,20 +350,25 @@ class Coordinator:
         self.counted: dict[bytes, tuple[int, list[int]]] = {}
 
     def receive(self, data: bytes) -> None:
-        fragment = read(open_sealed(data, self.plan["fleet"], self.secret), "fragment")
-        block, width = self.plan["wire"]["block"], self.plan["wire"]["width"]
-        if fragment["job"] != self.plan["job"]:
-            raise Rejected("wrong job")
-        if fragment["round"] > self.plan["round"]:
+        plan, wire = self.plan, self.plan["wire"]
+        fragment = open_sealed(data, info_of(plan["fleet"], plan["job"]), self.secret)
+        if len(fragment) < 24:
+            raise Rejected("malformed")
+        (number, position), identity, payload = (
+            struct.unpack(">II", fragment[:8]),
+            fragment[8:24],
+            fragment[24:],
+        )
+        if number > plan["round"]:
             raise Rejected("wrong round")
-        if fragment["round"] < self.plan["round"]:
+        if number < plan["round"]:
             return  # late: neither counted nor receipted
-        position = int.from_bytes(fragment["position"], "big")
-        if position >= -(-dimension(self.plan) // block):
+        if position >= -(-dimension(plan) // wire["block"]):
             raise Rejected("bad position")
-        values = unpack(fragment["payload"], block, width)
-        if not fragment["dummy"]:
-            self.counted.setdefault(fragment["id"], (position, values))
+        if len(payload) != wire["bytes"]:
+            raise Rejected("wrong size")
+        if payload[0] != 255:
+            self.counted.setdefault(identity, (position, unpack(payload, wire["block"])))
 
     def mean(self) -> list[float]:
         """The noisy mean of the fleet, a record of the expected lots."""

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from fleets import make_plan
 
-from dpagent.protocol.codec import MessageError, encode
+from dpagent.protocol.codec import encode
 from dpagent.protocol.dummies import MAX_DUMMIES, as_sent, dummies_for
 from dpagent.protocol.fragments import cut
 from dpagent.protocol.messages import Plan
@@ -14,8 +14,8 @@ from dpagent.protocol.task import RoundTask, dimension_of
 
 PLANS = [
     make_plan(),
-    make_plan(round=3, wire={"block": 7_000, "width": 32}),
-    make_plan(wire={"block": 4_001, "width": 13}, clipping={"count_weight": 0.5}),
+    make_plan(round=3, wire={"block": 7_000}),
+    make_plan(wire={"block": 4_001}, clipping={"count_weight": 0.5}),
 ]
 
 
@@ -43,9 +43,7 @@ def test_the_first_round_with_a_projection_has_the_dimension_of_second_moments()
 def test_a_fragment_leaves_as_it_is() -> None:
     plan = make_plan()
     fragment = encode(next(cut(np.ones(10, np.int64), plan)))
-    assert as_sent(fragment, plan.wire) is fragment
-    with pytest.raises(MessageError):
-        as_sent(b"garbage", plan.wire)
+    assert as_sent(fragment, plan.wire) == fragment
 
 
 def test_a_plan_that_asks_for_too_many_gets_none() -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import fuzz
-import numpy as np
 import pytest
 from fuzz import TARGETS, Decoder, Target
 from hypothesis import given, settings
@@ -16,9 +15,7 @@ from hypothesis import strategies as st
 
 from dpagent.errors import ConfigurationError
 from dpagent.learning.models.description import from_description
-from dpagent.privacy.mechanisms.wire import MAX_WIDTH, MIN_WIDTH
 from dpagent.protocol.codec import MessageError
-from dpagent.protocol.fragments import unpack
 
 ROOT = Path(__file__).parents[2]
 ANYTHING = st.recursive(
@@ -93,17 +90,6 @@ def test_the_long_run_is_a_program() -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "500 inputs, 0 findings" in done.stdout
-
-
-@given(st.data(), st.integers(1, 100), st.integers(MIN_WIDTH, MAX_WIDTH))
-def test_values_are_unpacked_from_their_length_alone(data: st.DataObject, count: int, width: int) -> None:
-    length = (count * width + 7) // 8
-    values = unpack(data.draw(st.binary(min_size=length, max_size=length)), count, width)
-    assert (values.shape, values.dtype) == ((count,), np.int64)
-    assert bool((np.abs(values + 0.5) < 1 << (width - 1)).all())
-    other = data.draw(st.binary(max_size=length + 9).filter(lambda payload: len(payload) != length))
-    with pytest.raises(MessageError, match="wrong size"):
-        unpack(other, count, width)
 
 
 @pytest.mark.heavy

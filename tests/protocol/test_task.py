@@ -20,7 +20,6 @@ from dpagent.privacy.events import GaussianEvent, poisson_sampled
 from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian
 from dpagent.privacy.mechanisms.discretised_laplace import DiscretisedLaplace
 from dpagent.privacy.mechanisms.mechanism import Query
-from dpagent.privacy.mechanisms.wire import WireForm
 from dpagent.protocol.codec import decode, encode
 from dpagent.protocol.messages import Plan
 from dpagent.protocol.task import RoundTask
@@ -48,7 +47,7 @@ def test_a_task_is_what_its_plan_says() -> None:
     )  # fmt: skip
     assert task.mechanism == expected
     assert (task.dimension, task.second_moments, task.augmentation) == (DIGITS.parameter_count, None, None)
-    assert task.wire_form == WireForm(task.plan.wire.shift, task.plan.wire.width)
+    assert task.wire_unit == 2.0 / 65_536 * task.plan.wire.step
 
 
 def test_the_mechanism_answers_the_plans_query() -> None:
@@ -219,10 +218,11 @@ def test_a_later_round_that_no_device_could_run_is_refused_when_it_is_priced(
 PINNED = {"mechanism", "clipping", "sampling", "delta", "model.parameters", "projection"}
 #: Values to change to, where another of the same type will not do.
 OTHERS = {
-    "fleet": "others", "method": "incrementing", "state": "finished", "cap.kind": "clamp",
-    "cap.where": "device",
+    "fleet": "others", "method": "incrementing", "state": "finished",
+    "wire.step": 3, "model.precision": "int8",
+    "cap.kind": "clamp", "cap.where": "device",
     "mechanism.name": "another", "assets": [{"role": "projection", "digest": bytes(32), "size": 1}],
-    "augmentation": VIEWS, "projection": {"values": 64, "record_norm": 1.0}, "version": 1, "kind": "plan",
+    "augmentation": VIEWS, "projection": {"values": 64, "record_norm": 1.0},
 }  # fmt: skip
 
 

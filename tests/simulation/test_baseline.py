@@ -44,7 +44,8 @@ def settings_for(spec: ModelSpec, **privacy: Any) -> FleetSettings:
         settled(DataForm(60, 30, spec.input_shape, 3), spec, devices=2, sampling_rate=1.0, rounds=3)
     )
     changed = settings.privacy.model_copy(update=privacy)
-    return settings.model_copy(update={"privacy": changed})
+    exact = settings.model.model_copy(update={"precision": "float32"})
+    return settings.model_copy(update={"privacy": changed, "model": exact})
 
 
 def gradients(weights: np.ndarray, inputs: np.ndarray, labels: np.ndarray) -> np.ndarray:

@@ -140,6 +140,11 @@ class DiscretisedGaussian(PlannedMechanism):
         larger (Canonne, Kamath, Steinke, NeurIPS 2020). By Poisson summation the moments are those of
         N(0, σ²) but for terms in y = 2πσj, j ≥ 1: E N² ≥ σ²·(1 − 2Σy²e^(−y²/2)) and
         E N⁴ ≤ σ⁴·(3 + 2Σy⁴e^(−y²/2)). At σ = 1 these are below 10⁻⁶ and 10⁻⁵, and they fall with σ.
+
+        Rounding to the nearest multiple of an odd step sums e^(t·round) over residues: by Poisson summation,
+        that is the moment generating function at t/step of N plus uniform noise on a step, and terms at
+        t/step + 2πij/step, j ≥ 1, each of which has the factor e^(−2π²j²σ²/step²). For a step of σ/2 or less
+        that is below 10⁻³⁴.
         """
         if self.sigma_units < 1:
             return None

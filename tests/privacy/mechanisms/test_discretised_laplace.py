@@ -146,7 +146,7 @@ def test_the_chosen_grid_is_as_fine_as_the_wire_takes(noise: float) -> None:
     assert fine == 2**28 or 2**30 < noise * fine <= 2**31
     query = Query(clip_norm=1.0, accumulation_slack=0.001, dimension=26_010, sampling_rate=0.1)
     m = DiscretisedLaplace.build(query, noise, parameters)
-    assert 4 <= m.deviation_units / 2 ** m.wire_form(100.0).shift < 8
+    assert m.deviation_units / m.wire_step == pytest.approx(3, rel=1e-6)
     if noise <= 100:
         assert m.sensitivity_units < 1.003 * fine
 

@@ -19,7 +19,7 @@ from dpagent.privacy.mechanisms.honest_norms import (
     largest_lot,
     noisy_norms,
 )
-from dpagent.privacy.mechanisms.wire import WireForm, round_to_wire
+from dpagent.privacy.mechanisms.wire import round_to_wire
 
 LEVEL = 1e-6
 
@@ -38,8 +38,7 @@ def test_the_range_holds_a_non_central_chi_square_and_is_not_much_wider(
     coordinates: int, signal: float, tail: float
 ) -> None:
     """Normal noise of deviation 5 that nothing rounds: ‖w‖²/25 is χ² with non-centrality (signal/5)²."""
-    form = WireForm(shift=0, width=32)
-    found = noisy_norms(gaussian(5.0), form, coordinates=coordinates, steps=1, signal_units=signal, tail=tail)
+    found = noisy_norms(gaussian(5.0), 1, coordinates=coordinates, steps=1, signal_units=signal, tail=tail)
     law = stats.ncx2(coordinates, (signal / 5) ** 2) if signal else stats.chi2(coordinates)
     exact = 25 * float(law.isf(tail / 2))
     assert exact <= found.most <= exact * (1.2 if coordinates >= 1_000 else 2.2)
@@ -64,19 +63,18 @@ def test_no_lot_is_larger_than_the_bound_but_with_its_probability(
 # --- an exhaustive small case ---------------------------------------------------------------------
 
 
-def wire_law(sigma: float, signal: int, form: WireForm) -> dict[int, float]:
-    """P(w = k) of one coordinate: discrete Gaussian noise, stochastic rounding, saturation."""
+def wire_law(sigma: float, signal: int, step: int, level: int) -> dict[int, float]:
+    """P(w = k) of one coordinate: discrete Gaussian noise, rounded to the nearest, then at random."""
     reach = math.ceil(12 * sigma)
     noise = np.arange(-reach, reach + 1)
     masses = np.exp(-(noise**2) / (2 * sigma**2))
     masses /= masses.sum()
-    unit, end = 1 << form.shift, 1 << form.width - 1
     law: dict[int, float] = {}
-    for value, mass in zip((noise + signal).tolist(), masses.tolist(), strict=True):
+    unit = 1 << level
+    for value, mass in zip(round_to_wire(noise + signal, step).tolist(), masses.tolist(), strict=True):
         below, rest = divmod(value, unit)
         for outcome, share in ((below, 1 - rest / unit), (below + 1, rest / unit)):
-            place = min(max(outcome, -end), end - 1)
-            law[place] = law.get(place, 0.0) + mass * share
+            law[outcome * unit] = law.get(outcome * unit, 0.0) + mass * share
     return law
 
 
@@ -96,65 +94,81 @@ def square_law(parts: list[dict[int, float]], most: int) -> NDArray[np.float64]:
 
 @pytest.mark.parametrize("tail", [0.2, 1e-2, 1e-4, 1e-7])
 @pytest.mark.parametrize(
-    ("sigma", "form"),
-    [(4.5, WireForm(0, 8)), (32.0, WireForm(3, 8)), (63.0, WireForm(3, 7)), (63.0, WireForm(3, 4))],
-    ids=["not rounded", "four units", "eight units", "mostly saturated"],
+    ("sigma", "step"),
+    [(4.5, 1), (33.0, 11), (32.0, 15)],
+    ids=["not rounded", "three steps", "two steps"],
 )
+@pytest.mark.parametrize("level", [0, 1, 2, 3])
 @pytest.mark.parametrize("coordinates", [2, 25])
 def test_an_honest_fragment_is_outside_with_at_most_the_tail_exactly(
-    sigma: float, form: WireForm, coordinates: int, tail: float
+    sigma: float, step: int, level: int, coordinates: int, tail: float
 ) -> None:
     """Every signal of the parameters, spread or in one coordinate; all probabilities by convolution."""
     law = DiscretisedGaussian(1.0, sigma / 258.0, 0.5, 25, 1, 256).noise_law
     assert law is not None
     law = NoiseLaw(sigma**2, law.variance / law.proxy * sigma**2, 3.00001 * sigma**4)
     for size in (0, round(sigma / 2), round(6 * sigma)):
-        found = noisy_norms(law, form, coordinates=coordinates, steps=1, signal_units=size, tail=tail)
+        found = noisy_norms(
+            law, step, coordinates=coordinates, steps=1, signal_units=size, tail=tail, level=level
+        )
         spread = math.floor(size / math.sqrt(coordinates))
         for signal in ([size] + [0] * (coordinates - 1), [spread] * coordinates, [0] * coordinates):
-            laws = {each: wire_law(sigma, each, form) for each in set(signal)}
+            laws = {each: wire_law(sigma, each, step, level) for each in set(signal)}
             masses = square_law([laws[each] for each in signal], math.floor(found.most))
             below = float(masses[: math.ceil(found.least)].sum())
             assert below <= tail / 2 + 1e-13
             assert 1 - float(masses.sum()) <= tail / 2 + 1e-12
 
 
-@pytest.mark.parametrize("form", [WireForm(0, 12), WireForm(3, 9)])
-def test_a_capped_fragment_is_outside_with_at_most_the_tail_exactly(form: WireForm) -> None:
+@pytest.mark.parametrize("sigma", [0.3, 0.375, 0.7, 1.1, 3.0, 8.0])
+def test_rounding_makes_no_noise_smaller(sigma: float) -> None:
+    """E round(N)² ≥ σ², and E round(N)⁴ ≤ E(|N| + 1/2)⁴, for Gaussian noise of so many steps."""
+    ends = np.arange(200) + 0.5
+    beyond = 2 * stats.norm.sf(ends / sigma)
+    places = np.arange(201)
+    assert float(((places[1:] ** 2 - places[:-1] ** 2) * beyond).sum()) >= sigma**2
+    fourth = float(((places[1:] ** 4 - places[:-1] ** 4) * beyond).sum())
+    assert fourth <= (3**0.25 * sigma + 0.5) ** 4
+
+
+@pytest.mark.parametrize(("step", "level"), [(1, 0), (7, 0), (7, 2)])
+def test_a_capped_fragment_is_outside_with_at_most_the_tail_exactly(step: int, level: int) -> None:
     for tail, (first, second) in itertools.product((0.1, 1e-3), ((300, 0), (201, 222), (5, 3))):
         ball = math.hypot(first, second)
-        found = capped_norms(form, coordinates=2, ball_units=ball, tail=tail)
-        unit = 1 << form.shift
-        outside = 0.0
-        for ups in itertools.product((0, 1), repeat=2):
-            mass, square = 1.0, 0
-            for value, up in zip((first, second), ups, strict=True):
-                below, rest = divmod(value, unit)
-                mass *= rest / unit if up else 1 - rest / unit
-                square += (below + up) ** 2
-            outside += mass * (not found.least <= square <= found.most)
+        found = capped_norms(step=step, coordinates=2, ball_units=ball, tail=tail, level=level)
+        laws = []
+        for value in (first, second):
+            law: dict[int, float] = {}
+            fine, rest = divmod(value, step)
+            for middle, share in ((fine, 1 - rest / step), (fine + 1, rest / step)):
+                coarse, left = divmod(middle, 1 << level)
+                for end, part in ((coarse, 1 - left / (1 << level)), (coarse + 1, left / (1 << level))):
+                    law[end << level] = law.get(end << level, 0.0) + share * part
+            laws.append(law)
+        outside = sum(
+            one * other
+            for (here, one), (there, other) in itertools.product(*(law.items() for law in laws))
+            if not found.least <= here**2 + there**2 <= found.most
+        )
         assert outside <= tail
-        assert found.most <= ((ball + 1) / unit + 3) ** 2
+        assert found.most <= ((ball + 1) / step + 3 + 4 * level) ** 2
 
 
 # --- the noise as it is drawn ---------------------------------------------------------------------
 
 
-def fragments(
-    mechanism: DiscretisedGaussian, form: WireForm, signal: NDArray[np.int64], count: int
-) -> NDArray[np.int64]:
+def fragments(mechanism: DiscretisedGaussian, signal: NDArray[np.int64], count: int) -> NDArray[np.int64]:
     """That many honest fragments with one signal, by the mechanism's own sampler and the wire's rounding."""
     block, batch = len(signal), 500
     made = []
     for _ in range(count // batch):
         noise = mechanism.sampler().sample(batch * block)
-        made.append(round_to_wire(noise + np.tile(signal, batch), form.shift, form.width))
+        made.append(round_to_wire(noise + np.tile(signal, batch), mechanism.wire_step))
     return np.concatenate(made).reshape(-1, block)
 
 
 LOT, RATE, BLOCK = 30.0, 0.1, 200
 MECHANISM = DiscretisedGaussian(1.0, 1.1, RATE, 10_000, 1, 1 << 20, 0.00105)
-FORM = MECHANISM.wire_form(LOT)
 
 
 def squares_outside(made: NDArray[np.int64], found: NormRange) -> int:
@@ -173,14 +187,18 @@ def test_of_many_honest_fragments_none_is_outside_and_as_few_as_asked_for_with_a
     signal = np.zeros(BLOCK, np.int64)
     signal[:] = math.floor(size / math.sqrt(BLOCK)) if is_spread else 0
     signal[0] = signal[0] if is_spread else math.floor(size)
-    made = fragments(MECHANISM, FORM, signal, 20_000)
+    made = fragments(MECHANISM, signal, 20_000)
     law = MECHANISM.noise_law
     assert law is not None
     for tail, most in ((1e-9, 0), (1e-3, int(stats.binom.isf(LEVEL, 20_000, 1e-3)))):
-        found = noisy_norms(law, FORM, coordinates=BLOCK, steps=1, signal_units=size, tail=tail)
+        found = noisy_norms(
+            law, MECHANISM.wire_step, coordinates=BLOCK, steps=1, signal_units=size, tail=tail
+        )
         assert squares_outside(made, found) <= most
     # The statistic can fail: a narrower range, of a tail that is not asked for, loses many.
-    narrow = noisy_norms(law, FORM, coordinates=BLOCK, steps=1, signal_units=0.9 * size, tail=0.9)
+    narrow = noisy_norms(
+        law, MECHANISM.wire_step, coordinates=BLOCK, steps=1, signal_units=0.9 * size, tail=0.9
+    )
     assert records == 0.0 or squares_outside(made, narrow) > 1_000
 
 
@@ -188,17 +206,17 @@ def test_a_signal_that_follows_the_noise_of_the_step_before_is_within_the_range(
     """Three steps; each signal but the first is as long as it may be, and points where the noise does."""
     law, steps, each = MECHANISM.noise_law, 3, LOT * MECHANISM.sensitivity_units
     assert law is not None
-    form = DiscretisedGaussian(1.0, 1.1, RATE, 10_000, steps, 1 << 20, 0.00105).wire_form(LOT)
+    step = DiscretisedGaussian(1.0, 1.1, RATE, 10_000, steps, 1 << 20, 0.00105).wire_step
     for sign in (1, -1):
         total = np.zeros((2_000, BLOCK), np.int64)
         for _ in range(steps):
             norms = np.maximum(np.linalg.norm(total, axis=1, keepdims=True), 1.0)
             signals = np.trunc(sign * total / norms * each * (1 - 1e-6)).astype(np.int64)
             total += signals + MECHANISM.sampler().sample(total.size).reshape(total.shape)
-        made = round_to_wire(total.ravel(), form.shift, form.width).reshape(total.shape)
+        made = round_to_wire(total.ravel(), step).reshape(total.shape)
         for tail in (1e-9, 1e-3):
             found = noisy_norms(
-                law, form, coordinates=BLOCK, steps=steps, signal_units=steps * each, tail=tail
+                law, step, coordinates=BLOCK, steps=steps, signal_units=steps * each, tail=tail
             )
             assert squares_outside(made, found) <= (0 if tail < 1e-6 else 2_000 * tail + 12)
 
@@ -243,5 +261,5 @@ def test_noise_finer_than_the_grid_has_no_law() -> None:
 def test_parameters_out_of_range_are_named(changes: dict[str, float]) -> None:
     values = {"coordinates": 5, "steps": 1, "signal_units": 1.0, "tail": 0.1} | changes
     with pytest.raises(ParameterError) as caught:
-        noisy_norms(gaussian(5.0), WireForm(0, 8), **values)
+        noisy_norms(gaussian(5.0), 1, **values)
     assert next(iter(changes)) in str(caught.value)

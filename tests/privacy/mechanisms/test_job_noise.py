@@ -13,6 +13,7 @@ from dpagent.privacy.calibration import calibrate
 from dpagent.privacy.mechanisms.job_noise import JobNoise
 from dpagent.privacy.mechanisms.mechanism import PlannedMechanism, Query
 from dpagent.privacy.mechanisms.registry import DEFAULT_MECHANISM, MECHANISMS, mechanism_named
+from dpagent.privacy.mechanisms.wire import round_to_wire
 from dpagent.privacy.schedules import Schedule
 
 QUERY = Query(clip_norm=2.0, accumulation_slack=0.001, dimension=3_000, sampling_rate=0.2, steps=2)
@@ -75,11 +76,9 @@ def test_noise_is_as_announced_and_comes_through_the_wire(mechanism: type[Planne
     noisy = built.add_noise(quantized)
     assert np.std(noisy - quantized) == pytest.approx(built.deviation_units, rel=0.08)
     assert np.abs(noisy - quantized).max() < built.reach_units
-    form = built.wire_form(expected_lot=20.0)
-    decoded = built.decode(built.round_to_wire(noisy, form), form)
-    wire_unit = built.granularity * 2**form.shift
-    np.testing.assert_allclose(decoded, noisy * built.granularity, atol=wire_unit)
-    assert wire_unit <= built.deviation_units * built.granularity / 4
+    rounded = round_to_wire(noisy, built.wire_step) * built.wire_step
+    np.testing.assert_allclose(rounded, noisy, atol=built.wire_step / 2)
+    assert 2 <= built.deviation_units * math.sqrt(built.steps) / built.wire_step <= 4
 
 
 def test_a_calibrated_job_is_accepted(mechanism: type[PlannedMechanism]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -15,132 +16,117 @@ from dpagent.privacy.caps import ClampCap
 from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian
 from dpagent.privacy.mechanisms.discretised_laplace import DiscretisedLaplace
 from dpagent.privacy.mechanisms.truncated_laplace import TruncatedLaplace
-from dpagent.privacy.mechanisms.wire import WireForm, round_to_wire, wire_shift, wire_width
+from dpagent.privacy.mechanisms.wire import MAX_WIRE_VALUE, round_at_random, round_to_wire, wire_step
 
 
-@given(sigma=st.floats(1e-3, 2.0**24))
-def test_the_coarse_grid_resolves_the_noise(sigma: float) -> None:
-    shift = wire_shift(sigma)
-    assert shift >= 0
-    assert sigma / 2**shift < 8
-    assert shift == 0 or sigma / 2**shift >= 4
+@given(sigma=st.floats(1e-3, 2.0**40))
+def test_noise_spans_about_three_steps(sigma: float) -> None:
+    step = wire_step(sigma)
+    assert step % 2 == 1
+    assert step == 1 if sigma < 6 else 2 <= sigma / step <= 4
+    assert sigma < 2_122 or sigma / step == pytest.approx(3, rel=2e-3)
 
 
-def test_width_at_the_reference_setting() -> None:
+def test_steps_at_the_reference_setting() -> None:
     m = DiscretisedGaussian(1.0, 2.25, 0.1, 26_010)
-    assert m.wire_form(600.0) == WireForm(shift=15, width=12)
-    assert m.wire_form(1e12).width == 32
-    assert wire_width(1.0, 32) == 4
-    # One value more on either side takes one bit more: [−128, 127] holds ±127.
-    assert [wire_width(reach, 0) for reach in (125.0, 126.0, 127.0)] == [8, 8, 9]
-    assert [wire_width(reach * 2**9, 9) for reach in (125.0, 126.0, 127.0)] == [8, 8, 9]
+    assert m.sigma_units / m.wire_step == pytest.approx(3, rel=1e-4)
+    assert m.wire_bits(1e-6) == pytest.approx(3.6387, abs=1e-4)
+    assert 3.7 < m.wire_bits(600.0) < 3.8
+    assert m.wire_bits(1e6) > 10
 
 
-@given(
-    lot=st.floats(1, 1e5),
-    noise=st.floats(0.3, 200),
-    steps=st.integers(1, 50),
-)
-def test_width_leaves_room_for_lot_and_noise(lot: float, noise: float, steps: int) -> None:
-    m = DiscretisedGaussian(1.0, noise, 0.1, 1000, steps=steps)
-    form = m.wire_form(lot)
-    assert form.shift == wire_shift(m.sigma_units)
-    reach = (lot + 6 * math.sqrt(lot)) * m.resolution * steps + 8 * m.sigma_units * math.sqrt(steps)
-    assert form.width == 32 or (2 ** (form.width - 1) - 1) * 2**form.shift >= reach
+@pytest.mark.parametrize("steps", [1, 2, 9, 64])
+def test_the_step_is_of_the_noise_of_all_local_steps(steps: int) -> None:
+    pure = DiscretisedLaplace(1.0, 1.0, 0.1, 650, steps=steps)
+    cut = TruncatedLaplace.for_delta(1.0, 1.0, 1e-5, 0.1, 650, steps=steps)
+    normal = DiscretisedGaussian(1.0, 2.25, 0.1, 650, steps=steps)
+    for m in (pure, cut, normal):
+        assert m.deviation_units * math.sqrt(steps) / m.wire_step == pytest.approx(3, rel=2e-2)
 
 
-def test_laplace_noise_gets_the_room_it_needs() -> None:
-    pure = DiscretisedLaplace(1.0, 1.0, 0.1, 650, steps=2)
-    cut = TruncatedLaplace.for_delta(1.0, 1.0, 1e-5, 0.1, 650, steps=2)
-    for m in (pure, cut):
-        form = m.wire_form(60.0)
-        assert 4 <= m.deviation_units / 2**form.shift < 8
-        reach = (60 + 6 * math.sqrt(60)) * m.sensitivity_units * 2 + m.reach_units
-        assert (
-            (2 ** (form.width - 1) - 1) * 2**form.shift >= reach > (2 ** (form.width - 2) - 3) * 2**form.shift
-        )
-    assert cut.reach_units == 2 * cut.support_units < pure.reach_units
+steps_of_grid = st.integers(0, 2**39 - 1).map(lambda half: 2 * half + 1)
 
 
-@given(
-    values=st.lists(st.integers(-(2**61), 2**61), max_size=20),
-    shift=st.integers(0, 32),
-    width=st.integers(4, 32),
-)
-def test_coarse_values_are_neighbours_and_in_range(values: list[int], shift: int, width: int) -> None:
-    low, high = -(2 ** (width - 1)), 2 ** (width - 1) - 1
-    coarse = round_to_wire(np.array(values, dtype=np.int64), shift, width).tolist()
-    for value, got in zip(values, coarse, strict=True):
-        assert low <= got <= high
-        floor = value >> shift
-        ceiling = -(-value >> shift)
-        assert got in (min(max(floor, low), high), min(max(ceiling, low), high))
+@given(values=st.lists(st.integers(-(2**61), 2**61), max_size=20), step=steps_of_grid)
+def test_rounded_values_are_the_nearest(values: list[int], step: int) -> None:
+    for value, got in zip(values, round_to_wire(np.array(values, np.int64), step).tolist(), strict=True):
+        nearest = math.floor(Fraction(value, step) + Fraction(1, 2))
+        assert got == min(max(nearest, -MAX_WIRE_VALUE), MAX_WIRE_VALUE)
+        assert abs(got) == MAX_WIRE_VALUE or abs(2 * (got * step - value)) < step
 
 
-@pytest.mark.parametrize("value", [-70_001, -32_768, -1, 0, 1, 11_111, 98_304])
-def test_rounding_is_unbiased(value: int) -> None:
-    draws, shift = 200_000, 15
-    coarse = round_to_wire(np.full(draws, value, dtype=np.int64), shift, 16)
-    ups = int((coarse - (value >> shift)).sum())
-    fraction = (value % 2**shift) / 2**shift
-    assert stats.binomtest(ups, draws, fraction).pvalue > 1e-6
+@given(values=st.lists(st.integers(-(2**61), 2**61), max_size=20), step=steps_of_grid)
+def test_values_rounded_at_random_are_neighbours(values: list[int], step: int) -> None:
+    for value, got in zip(values, round_at_random(np.array(values, np.int64), step).tolist(), strict=True):
+        assert abs(got) == MAX_WIRE_VALUE or value - step < got * step < value + step
 
 
-def test_input_is_left_alone_and_no_entropy_is_read_without_a_shift() -> None:
+@pytest.mark.parametrize("value", [-70_001, -32_767, -1, 0, 1, 11_111, 98_301])
+def test_rounding_at_random_is_unbiased(value: int) -> None:
+    draws, step = 200_000, 32_767
+    coarse = round_at_random(np.full(draws, value, dtype=np.int64), step)
+    ups = int((coarse - value // step).sum())
+    assert stats.binomtest(ups, draws, (value % step) / step).pvalue > 1e-6
+
+
+@pytest.mark.parametrize("sigma", [6.0, 7.3, 33.0, 2_122.0])
+def test_rounding_noise_to_the_nearest_is_unbiased_wherever_it_stands(sigma: float) -> None:
+    """Exactly, from the noise's probabilities: mean, variance, and the moment generating function's bound."""
+    step, points = wire_step(sigma), np.arange(-math.ceil(14 * sigma), math.ceil(14 * sigma) + 1)
+    masses = np.exp(-(points**2) / (2 * sigma**2))
+    masses /= masses.sum()
+    for shift in np.unique(np.linspace(-step // 2, step // 2, 23).astype(int)).tolist():
+        rounded = round_to_wire(points + shift, step) - shift / step
+        assert abs(masses @ rounded) < 1e-12
+        assert masses @ rounded**2 == pytest.approx((sigma / step) ** 2 + (1 - step**-2) / 12, abs=1e-9)
+        for t in (0.01, 0.5, 2.0):
+            bound = math.exp(t**2 / 2 * ((sigma / step) ** 2 + 1 / 12))
+            assert masses @ np.exp(t * rounded) <= bound * (1 + 1e-9)
+
+
+def test_input_is_left_alone_and_no_entropy_is_read_to_round_to_the_nearest() -> None:
     values = np.array([5, -9, 100], dtype=np.int64)
-    assert round_to_wire(values, 0, 4, entropy=lambda _: b"").tolist() == [5, -8, 7]
-    round_to_wire(values, 3, 8)
+    assert round_to_wire(values, 1).tolist() == [5, -9, 100]
+    round_to_wire(values, 3)
+    round_at_random(values, 3)
     assert values.tolist() == [5, -9, 100]
-
-
-@pytest.mark.parametrize("reach", [2.0**30, 2.0**31 - 1.5, 2.0**31 - 1, 2.0**31, 2.0**33, 1e300])
-def test_no_width_is_beyond_what_can_travel(reach: float) -> None:
-    assert wire_width(reach, 0) == 32
 
 
 def test_all_that_random_bytes_can_add_is_added() -> None:
     """Less would round towards minus infinity."""
 
     def most(count: int) -> bytes:
-        return b"\xff" * count
+        words = np.full(count // 8, step - 1, "<u8")
+        return words.tobytes()
 
-    for shift in (1, 2, 14, 32):
-        values = np.array([0, 1, -(1 << shift) + 1])
-        assert round_to_wire(values, shift, 8, entropy=most).tolist() == [0, 1, 0]
-        assert round_to_wire(values, shift, 8, entropy=bytes).tolist() == [0, 0, -1]
+    for step in (3, 15, 2**40 - 1):
+        values = np.array([0, 1, -step + 1])
+        assert round_at_random(values, step, entropy=most).tolist() == [0, 1, 0]
+        assert round_at_random(values, step, entropy=bytes).tolist() == [0, 0, -1]
 
 
-def test_values_and_widths_at_their_limits() -> None:
+def test_values_at_their_limits() -> None:
     limit = 2**62
     within = np.array([limit - 1, 1 - limit])
-    assert round_to_wire(within, 0, 32).tolist() == [2**31 - 1, -(2**31)]
-    for beyond in (limit, -limit):
-        with pytest.raises(ParameterError, match="values"):
-            round_to_wire(np.array([beyond]), 0, 32)
-    with pytest.raises(ParameterError, match="width is 33"):
-        round_to_wire(within, 0, 33)
+    for rounded in (round_to_wire, round_at_random):
+        assert rounded(within, 1).tolist() == [MAX_WIRE_VALUE, -MAX_WIRE_VALUE]
+        for beyond in (limit, -limit):
+            with pytest.raises(ParameterError, match="values"):
+                rounded(np.array([beyond]), 1)
 
 
 def test_bad_wire_parameters_are_named() -> None:
     values = np.zeros(3, dtype=np.int64)
-    with pytest.raises(ParameterError, match="shift"):
-        round_to_wire(values, 33, 8)
-    with pytest.raises(ParameterError, match="width"):
-        round_to_wire(values, 3, 3)
+    for step in (0, -1, 2, 2**40 + 1):
+        with pytest.raises(ParameterError, match="step"):
+            round_to_wire(values, step)
     with pytest.raises(ParameterError, match="values"):
-        round_to_wire(np.zeros(3), 3, 8)  # type: ignore[arg-type]
-    with pytest.raises(ParameterError, match="2\\^62"):
-        round_to_wire(np.array([2**62]), 3, 8)
-    for deviation in (0.0, -1.0, math.nan, 2.0**33):
+        round_to_wire(np.zeros(3), 3)  # type: ignore[arg-type]
+    for deviation in (0.0, -1.0, math.nan, 2.0**41):
         with pytest.raises(ParameterError, match="deviation units"):
-            wire_shift(deviation)
-    for reach in (0.0, -1.0, math.nan, math.inf):
-        with pytest.raises(ParameterError, match="reach units"):
-            wire_width(reach, 3)
-    with pytest.raises(ParameterError, match="shift"):
-        wire_width(1.0, 33)
+            wire_step(deviation)
     with pytest.raises(ParameterError, match="expected lot"):
-        DiscretisedGaussian(1.0, 2.0, 0.1, 3).wire_form(0.0)
+        DiscretisedGaussian(1.0, 2.0, 0.1, 3).wire_bits(0.0)
 
 
 def test_clamp_bounds_by_the_regulariser_then_by_the_ball() -> None:
