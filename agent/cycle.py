@@ -51,9 +51,12 @@ _RETRY_S: Final = 10.0
 """The next attempt begins after this time."""
 _PATIENCE: Final = 4.0
 """A training process is ended that takes so many times longer than its slots, and than any training may."""
+_BESIDE_A_LOOK: Final = 2.0
+"""A preparation counts as one that takes so many times its processor time: a look at the data may want the
+same core, and how long that goes on is a matter of records."""
 _IDLE_S: Final = 1_200.0
-"""The training process is ended when it has had nothing to do for so long: twice as long as what a look at
-the data found takes to count (:mod:`agent.decoding`), since a look ends with the process that began it."""
+"""The training process is ended when it has had nothing to do for so long: longer than what a look at the
+data found takes to count (:mod:`agent.decoding`), since a look ends with the process that began it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,9 +264,9 @@ class Cycle:
             return
         is_charged = admitted.price is None and admitted.why_not is None
         try:
-            longest_s = admitted.answer.result().longest_s
+            longest_s, took_s = admitted.answer.result()
             require_training_time(longest_s, self._limits)
-            slots = self._slots(admitted, longest_s)
+            slots = self._slots(admitted, longest_s, took_s)
             if not is_charged:
                 ends_at = slots.begins_at + slots.number * self._publisher.slot_s(plan)
                 require_time_left(plan, self._clock.unix(), ends_at - self._clock.monotonic())
@@ -291,9 +294,9 @@ class Cycle:
         over_at = self._publisher.training_ends_at(plan, *slots)
         self._at_work = _InTraining(announced, admitted.task, self._worker.update(), over_at)
 
-    def _slots(self, admitted: _Admitted, longest_s: float) -> Slots:
+    def _slots(self, admitted: _Admitted, longest_s: float, took_s: float) -> Slots:
         """The time that training has, or would have had the device admitted the round."""
-        prepared_at = self._clock.monotonic()
+        prepared_at = max(self._clock.monotonic(), admitted.asked_at + _BESIDE_A_LOOK * took_s)
         if admitted.why_not is not None:
             # A plan that is declined may have been slow to price; one that is run is priced once.
             prepared_at -= admitted.asked_at - admitted.began_at

@@ -19,7 +19,7 @@ class DecodingSettings(Settings):
     seconds: Annotated[float, Field(gt=0, le=60, strict=False)] | None = None
     """Processor time. Default: 5 for a picture, 0.2 for a row of a table. After thirty times as long by the
     clock, a record is left for the next look. While the agent runs, it takes in at most 240 seconds' worth of
-    new records every ten minutes, at twice this price each."""
+    new records every fifteen minutes, at twice this price each."""
 
 
 class DataSettings(DatasetSettings):

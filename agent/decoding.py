@@ -8,8 +8,9 @@ a limit on its memory.
 as it is done, one record that is slow to decode would keep all that come with it out of the next round. So
 while the agent runs, a look decodes at most so many new records as fit :data:`LOOK_S` if each takes all the
 time that it may, in both attempts that a failing one has. What it found counts from :data:`COUNTS_AFTER_S`
-after its beginning on, when it is done whatever the records were. Records beyond that number wait for the
-next look; there, one new record may keep one other out for a look, as at the bound of ``max_records``.
+after its beginning on, when it is done whatever the records were; a look that is cut short before that has
+found nothing, also if it was done. Records beyond that number wait for the next look; there, one new record
+may keep one other out for a look, as at the bound of ``max_records``.
 
 It reads its :class:`Order` from standard input, and ends when the other end of that closes. With another exit
 code than 0, it writes the reason why the rows stay as they are to standard output.
@@ -17,6 +18,7 @@ code than 0, it writes the reason why the rows stay as they are to standard outp
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import logging
@@ -47,10 +49,15 @@ log = logging.getLogger(__name__)
 
 LOOK_S: Final = 240.0
 """Of processor time."""
-COUNTS_AFTER_S: Final = 600.0
+NICENESS: Final = 4
+"""More than training has. So a look gets 29 % of a core that both want all the time: enough to be done when
+what it found counts, and so little that training keeps its slots (:mod:`agent.effort`)."""
+COUNTS_AFTER_S: Final = 900.0
 _PUBLISH_S: Final = 10.0
 """What is decoded when the agent starts is published at least this often, so that another start goes on from
 there."""
+_BEGUN: Final = 1
+"""The checksum of a free row that may hold a part of a record."""
 _LISTING_BYTES: Final = 256 << 20
 _LISTING_BYTES_A_RECORD: Final = 1_024
 _MOST_SENTENCES: Final = 100
@@ -96,6 +103,10 @@ def bring_up_to_date(order: Order) -> None:
     settings = order.settings
     store = RowStore(order.state_dir, settings)
     with store.writing():
+        if order.starts:
+            store.take_found()  # All that is new counts now.
+        else:
+            store.drop_found()  # Of a look that was cut short.
         known = store.load()
         format_ = require_declared(settings)
         try:
@@ -125,7 +136,7 @@ def _leave_out_all(store: RowStore, known: Index, why: str) -> None:
     store.erase(known, known.stale)
     now = known.emptied(why)
     if now.header != known.header or (now.table != known.table).any():
-        store.publish(now)
+        store.publish_found(now)
 
 
 def most_new(settings: DataSettings) -> int:
@@ -165,6 +176,7 @@ class _Update:
         self._stale = read.stale
         new = np.flatnonzero(~np.isin(stamps, known.table["stamp"][used]))[: len(free)]
         self._starts, most = order.starts, most_new(order.settings)
+        self._counts = order.starts or not known.header.shape  # at once: nobody reads an index of before
         self._is_whole = order.starts or len(new) <= most
         if not self._is_whole:
             new = new[:most]
@@ -183,9 +195,11 @@ class _Update:
             StorageError: as of :func:`bring_up_to_date`.
         """
         if len(self._new) or len(self._stale):
-            self._publish(None)  # Before a row is written that held another record.
+            if self._counts:
+                self._publish(None)  # Before a row is written that held another record.
             self._store.erase(self._known, self._stale)
             self._table["checksum"][self._stale] = 0
+            self._mark()
         with disk_errors(self._store.rows_file):
             descriptor = os.open(self._store.rows_file, os.O_WRONLY | os.O_CLOEXEC)
         try:
@@ -202,6 +216,17 @@ class _Update:
         finally:
             os.close(descriptor)
         self._publish(glance if self._is_whole and not self._late else None)
+
+    def _mark(self) -> None:
+        """Mark the rows that are written from now on, so that the next look erases them if this one is cut
+        short. What counts stays as it is."""
+        self._table["checksum"][self._rows] = _BEGUN
+        if not self._counts:
+            table = self._known.table.copy()
+            for places in (self._stale, self._rows):
+                table["checksum"][places] = self._table["checksum"][places]
+            self._known = Index(self._known.header, table)
+            self._store.publish(self._known)
 
     def _take(self, place: int, row: int, outcome: Outcome) -> None:
         if not outcome.is_final:
@@ -223,7 +248,7 @@ class _Update:
         )  # fmt: skip
         index = Index(header, self._table.copy())
         if header != self._known.header or (index.table != self._known.table).any():
-            self._store.publish(index)
+            (self._store.publish if self._counts else self._store.publish_found)(index)
             self._known = index
 
     def _left_out(self) -> tuple[str, ...]:
@@ -256,6 +281,15 @@ def _limit_memory(order: Order) -> None:
     )
 
 
+def _end_first() -> None:
+    """Let the system end this process and its forks before any other where memory runs out.
+
+    Else a picture that takes much memory could end the training process, and so a round that is prepared.
+    """
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
+
+
 def _end_with_parent() -> None:
     """Let the kernel end this process and its forks when the other end of standard input closes.
 
@@ -269,7 +303,8 @@ def _end_with_parent() -> None:
 
 def main() -> None:
     """Carry out the order on standard input."""
-    os.nice(10)
+    os.nice(NICENESS)
+    _end_first()
     line = sys.stdin.buffer.readline()
     _end_with_parent()
     order = Order.parsed(line)

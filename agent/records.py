@@ -85,7 +85,9 @@ class Records:
         self._adopted: tuple[int, int] | None = None
         self._are_rows = not require_declared(settings).costs_alike
         if self._are_rows:
-            if not decoded:
+            if decoded:
+                self._store.take_found()  # Of a process that ended after it began to count.
+            else:
                 log.info("data %s: decoding what is new; the first time this takes a while", settings.name)
                 _Look(Order(settings, state_dir, starts=True)).wait()
             self.dataset = self._newest()
@@ -111,6 +113,7 @@ class Records:
         before, self._look = self.dataset, None
         try:
             look.wait()
+            self._store.take_found()
             if self._store.sign() == self._adopted:
                 return
             self.dataset = self._newest()

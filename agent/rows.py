@@ -8,10 +8,12 @@ number of bytes, whatever the record is.
 **Two processes at once.** One process writes rows (:mod:`agent.decoding`, alone by a lock), others read them.
 The index is replaced atomically, after the rows that it tells of are on disk. While the agent runs, rows are
 written only where the index has none, so that a reader of this index, or of any that follows from the same
-look, reads what it tells of. A reader takes the newest index before each look begins (:mod:`agent.records`);
-one that did not, or a row that a power cut left half written, is found by the checksum: that record does not
-count. Before a row that held another record is written, the index without that record is on disk. The row of
-a record that is gone is erased by the look after the one that found it gone.
+look, reads what it tells of. What such a look found becomes the index only when it counts
+(:meth:`RowStore.take_found`). Until then it lies in ``records.found``, and goes if the look is cut short: how
+far that had come shows in nothing. A reader takes the newest index before each look begins
+(:mod:`agent.records`); one that did not, or a row that a power cut left half written, is found by the
+checksum: that record does not count. Before a row that held another record is written, the index without that
+record is on disk. The row of a record that is gone is erased by the look after the one that found it gone.
 
 **A row's place means nothing.** A new record takes any free row, and all others stay where they are. A record
 keeps its row as long as it is there, across restarts too; with more records than rows, it stays used, and a
@@ -23,6 +25,7 @@ them, and for *m* ≥ 2 only all *m* + 1 do. Hence ``max_records`` is to be chos
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import json
@@ -133,7 +136,7 @@ class Index:
 
 
 class RowStore:
-    """The two files.
+    """The two files, and what the last look found.
 
     Args:
         state_dir: where they are.
@@ -142,6 +145,7 @@ class RowStore:
 
     def __init__(self, state_dir: Path, settings: DataSettings) -> None:
         self.rows_file, self._index_file = state_dir / "records.rows", state_dir / "records.index"
+        self._found_file = state_dir / "records.found"
         self._lock_file = state_dir / "records.lock"
         self._settings = settings
 
@@ -182,9 +186,33 @@ class RowStore:
         Raises:
             StorageError: it cannot be written.
         """
-        body = index.table.tobytes()
-        head = json.dumps(asdict(replace(index.header, body=_checksum(body))), ensure_ascii=True)
-        write_atomically(self._index_file, head.encode() + b"\n" + body, mode=0o600)
+        self._save(self._index_file, index)
+
+    def publish_found(self, index: Index) -> None:
+        """Keep an index until it counts.
+
+        Raises:
+            StorageError: it cannot be written.
+        """
+        self._save(self._found_file, index)
+
+    def take_found(self) -> None:
+        """Let what the last look found count, if it is whole and not taken yet.
+
+        Raises:
+            StorageError: the disk fails.
+        """
+        with disk_errors(self._index_file), contextlib.suppress(FileNotFoundError):
+            self._found_file.replace(self._index_file)
+
+    def drop_found(self) -> None:
+        """Forget what the last look found.
+
+        Raises:
+            StorageError: the disk fails.
+        """
+        with disk_errors(self._found_file):
+            self._found_file.unlink(missing_ok=True)
 
     def take_room(self, record_bytes: int) -> bool:
         """Have room for the most records that there may be.
@@ -206,12 +234,12 @@ class RowStore:
         return known
 
     def remove(self) -> None:
-        """Remove both files.
+        """Remove all.
 
         Raises:
             StorageError: they cannot be removed.
         """
-        for file in (self._index_file, self.rows_file):
+        for file in (self._found_file, self._index_file, self.rows_file):
             with disk_errors(file):
                 file.unlink(missing_ok=True)
 
@@ -236,6 +264,11 @@ class RowStore:
         with disk_errors(self.rows_file):
             descriptor = os.open(self.rows_file, os.O_RDONLY | os.O_CLOEXEC)
         return Rows(index, RawFile(self.rows_file, descriptor))
+
+    def _save(self, file: Path, index: Index) -> None:
+        body = index.table.tobytes()
+        head = json.dumps(asdict(replace(index.header, body=_checksum(body))), ensure_ascii=True)
+        write_atomically(file, head.encode() + b"\n" + body, mode=0o600)
 
 
 class Rows(Dataset):

@@ -18,7 +18,6 @@ import hashlib
 import json
 import logging
 import math
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -86,12 +85,10 @@ class Trainer:
     Args:
         settings: ``agent.yaml``, with the data declared.
         profile: The board's.
-        counts_at: As of :class:`~agent.worker.Start`.
     """
 
-    def __init__(self, settings: AgentSettings, profile: Profile, *, counts_at: float = -math.inf) -> None:
+    def __init__(self, settings: AgentSettings, profile: Profile) -> None:
         self._settings, self._profile = settings, profile
-        self._counts_at = -math.inf if require_declared(settings.data).costs_alike else counts_at
         assert settings.data.max_records is not None  # without it the agent had not started
         self._max_records = settings.data.max_records
         self._engine: Engine | None = None
@@ -140,11 +137,6 @@ class Trainer:
         """
         if failure is not None:
             return Work(task, weights, None, None, None, failure=failure)
-        if (wait_s := self._counts_at - time.monotonic()) > 0:
-            raise Declined(
-                "the training process has ended and was started again; it may read no record before what was"
-                f" found since counts, in {wait_s:.0f} s"
-            )
         task.spec.require_weights(weights)
         if task.spec.front_end:
             require_room(task.spec, self._max_records, self._settings.data.features_mib)

@@ -24,7 +24,7 @@ import threading
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
@@ -34,8 +34,9 @@ from numpy.typing import NDArray
 
 from agent.decoding import COUNTS_AFTER_S
 from agent.profile import Profile
+from agent.rows import RowStore
 from agent.settings import AgentSettings
-from dpagent.errors import DpagentError
+from dpagent.errors import DpagentError, StorageError
 from dpagent.protocol.messages import Plan
 
 log = logging.getLogger(__name__)
@@ -72,9 +73,11 @@ class Prepared(NamedTuple):
 
     Attributes:
         longest_s: the time that training takes with the largest lot, by a trial with made-up records. Public.
+        took_s: processor time of the preparation, which a look beside it does not lengthen. Public.
     """
 
     longest_s: float
+    took_s: float = 0.0
 
 
 class Update(NamedTuple):
@@ -119,14 +122,11 @@ class Start:
         settings: ``agent.yaml``.
         profile: the board's.
         log_level: below which nothing is worth sending.
-        counts_at: monotonic time (the system's) from which what the last look found counts. A process that
-            takes the place of another has the newest records, and may use none before.
     """
 
     settings: AgentSettings
     profile: Profile
     log_level: int
-    counts_at: float = -math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +155,11 @@ class Worker:
 
     def __init__(self, settings: AgentSettings, profile: Profile) -> None:
         self._start = Start(settings, profile, logging.getLogger().getEffectiveLevel())
+        self._rows = RowStore(settings.state_dir, settings.data)
+        self._counts_at = -math.inf
+        """When what the last look finds counts at the latest (monotonic)."""
+        self._look_is_cut = False
+        """Whether the process ended before that, and what the look found may still be there."""
         self._running: _Process | None = None
 
     def prepare(self, order: Order) -> Future[Prepared]:
@@ -162,8 +167,9 @@ class Worker:
         if self._running is None or self._running.is_over:
             self.end()
             try:
+                self._forget_cut_look()
                 self._running = _Process(self._start)
-            except OSError as error:
+            except (OSError, StorageError) as error:
                 answer: Future[Any] = Future()
                 answer.set_exception(WorkerError(f"the training process cannot be started: {error}"))
                 return answer
@@ -179,13 +185,25 @@ class Worker:
     def _note_look(self, answer: Future[Update]) -> None:
         """After an update, the process looks at the data."""
         if not answer.exception():
-            self._start = replace(self._start, counts_at=time.monotonic() + COUNTS_AFTER_S)
+            self._counts_at = time.monotonic() + COUNTS_AFTER_S
 
     def end(self) -> None:
-        """As of :class:`Trains`; the process is killed."""
+        """As of :class:`Trains`; the process is killed, and a look with it."""
         if self._running is not None:
             self._running.kill()
+            self._look_is_cut |= self._running.ended_at < self._counts_at
             self._running = None
+
+    def _forget_cut_look(self) -> None:
+        """A look that is cut short has found nothing, whether it was done or not: how far it had come depends
+        on how long its records take, and one of them would decide on all others.
+
+        Raises:
+            StorageError: The disk fails.
+        """
+        if self._look_is_cut:
+            self._rows.drop_found()
+            self._look_is_cut = False
 
 
 class _NoMore:
@@ -211,6 +229,8 @@ class _Process:
         self._asked: list[Future[Any]] = []
         self._lock = threading.Lock()
         self._is_over = False
+        self.ended_at = -math.inf
+        """When it had ended (monotonic)."""
         self._questions: queue.SimpleQueue[Start | Order | _NoMore | None] = queue.SimpleQueue()
         self._questions.put(start)
         self._reader = threading.Thread(target=self._read, name="training answers", daemon=True)
@@ -264,7 +284,7 @@ class _Process:
             self._process.kill()
             self._process.wait()
             with self._lock:
-                self._is_over = True
+                self.ended_at, self._is_over = time.monotonic(), True
                 left, self._asked = self._asked, []
             self._questions.put(_NoMore())
             for answer in left:

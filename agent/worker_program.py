@@ -12,6 +12,7 @@ import queue
 import signal
 import sys
 import threading
+import time
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -73,13 +74,13 @@ def serve(connection: Connection) -> None:
     while True:
         question: Order | None = questions.next()
         try:
-            trainer = trainer or Trainer(start.settings, start.profile, counts_at=start.counts_at)
+            trainer = trainer or Trainer(start.settings, start.profile)
             if question is not None:
-                work = None
+                work, began = None, time.process_time()
                 task = RoundTask.of(question.plan)
                 weights = task.weights_from(question.weights)
                 work = trainer.prepare(task, question.assets, weights, failure=question.failure)
-                answers.send(Prepared(work.longest_s))
+                answers.send(Prepared(work.longest_s, time.process_time() - began))
             else:
                 assert work is not None  # the agent asks for an update once a round is prepared
                 answers.send(trainer.noisy_update(work))

@@ -2,15 +2,18 @@
 
 Claim: which records count in a round does not depend on how long another record takes to decode, also when
     the training process has ended in between.
-Parameters: a folder of pictures; one new record is as slow to decode as the test wants, another came with it.
-    A real training process, killed as the system kills it where memory runs out.
+Parameters: a folder of pictures; one new record is as slow to decode as the test wants, others came with it.
+    A real training process, killed as the system kills it where memory runs out, while a look goes on or
+    after it is done.
 
 Before, a new training process took in what a look had found by then: the records that came with a slow one
-    counted at once if that was not there, and only later if it was. The plan that ends the process is free.
+    counted at once if that was not there, and only later if it was. When it waited until what the look found
+    counted, a slow record still decided: a look ends with its process, so with 20 new pictures and a slow one
+    that was killed in time, the next noisy sum held 10 records, and without the slow one 30, at the price of
+    one. The plan that ends the process is free.
 
-Power: no randomness: on the code of before the new process uses its records at once, whatever they are.
-Outcome: until what the last look finds counts, it reads no record: the plan is declined, or the charged round
-    is noise alone.
+Power: no randomness: on the code of before the new process uses what a look that was done has found.
+Outcome: what a look found counts only if its process lived until then, done or not.
 """
 
 from __future__ import annotations
@@ -21,26 +24,27 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import hostile_files as hostile
 import pytest
 from brokers import wait_until
 from devices import KEY, WEIGHTS, started_trainer
 from fleets import make_plan, terms, write_agent
-from pictures import folder_of
+from pictures import folder_of, write
 
 from agent import worker as worker_module
 from agent.profile import load_profile
+from agent.rows import RowStore
 from agent.settings import load_agent_settings
-from agent.worker import Order, Worker, WorkerError
+from agent.worker import Order, Worker
 
 PATIENCE_S = 60.0
+PICTURE: dict[str, Any] = {"width": 8, "height": 8, "channels": 1}
 ORDER = Order(make_plan(**terms(rate=1.0)), WEIGHTS, {})
 
 
 @pytest.fixture
 def worker(tmp_path: Path) -> Iterator[Worker]:
-    folder_of(
-        tmp_path / "photos", *(f"{number}/a.png" for number in range(10)), width=8, height=8, channels=1
-    )
+    folder_of(tmp_path / "photos", *(f"{number}/a.png" for number in range(10)), **PICTURE)
     data: dict[str, Any] = {
         "path": str(tmp_path / "photos"), "kind": "images", "dtype": "uint8",
         "images": {"size": [8, 8], "mode": "grey", "folder": "."},
@@ -59,22 +63,41 @@ def kill(worker: Worker) -> None:
     wait_until(lambda: running.is_over, "its end")
 
 
-def test_a_new_process_reads_no_record_before_what_a_look_found_counts(
-    worker: Worker, monkeypatch: pytest.MonkeyPatch
+def counted(worker: Worker) -> int:
+    """How many records the last index has."""
+    start = worker._start
+    store = RowStore(start.settings.state_dir, start.settings.data)
+    index = store.load()
+    assert index is not None
+    return len(store.open(index))
+
+
+@pytest.mark.parametrize("is_done", [False, True])
+def test_a_look_whose_process_ends_too_early_has_found_nothing_done_or_not(
+    worker: Worker, tmp_path: Path, *, is_done: bool
 ) -> None:
     worker.prepare(ORDER).result(PATIENCE_S)
-    kill(worker)
-    worker.prepare(ORDER).result(PATIENCE_S)  # There was no look yet.
+    folder_of(tmp_path / "photos", *(f"{number}/b.png" for number in range(5)), **PICTURE)
+    if not is_done:
+        write(tmp_path / "photos" / "0" / "slow.jpg", hostile.slow_jpeg())
     assert worker.update().result(PATIENCE_S).failure is None
-    worker.prepare(ORDER).result(PATIENCE_S)
+    if is_done:
+        wait_until((tmp_path / "state" / "records.found").exists, "the end of the look")
     kill(worker)
-    with pytest.raises(WorkerError, match="started again"):
-        worker.prepare(ORDER).result(PATIENCE_S)
-    noise = Order(ORDER.plan, ORDER.weights, ORDER.assets, failure="it ended twice")
-    worker.prepare(noise).result(PATIENCE_S)
-    assert worker.update().result(PATIENCE_S).failure == "it ended twice"
-    monkeypatch.setattr(worker_module, "COUNTS_AFTER_S", 0.0)
-    worker.prepare(noise).result(PATIENCE_S)
-    worker.update().result(PATIENCE_S)
-    worker.end()
     worker.prepare(ORDER).result(PATIENCE_S)
+    assert worker.update().result(PATIENCE_S).failure is None
+    assert counted(worker) == 10
+
+
+def test_a_look_whose_process_lived_long_enough_counts_in_the_next_one(
+    worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_module, "COUNTS_AFTER_S", 0.0)
+    worker.prepare(ORDER).result(PATIENCE_S)
+    folder_of(tmp_path / "photos", *(f"{number}/b.png" for number in range(5)), **PICTURE)
+    worker.update().result(PATIENCE_S)
+    wait_until((tmp_path / "state" / "records.found").exists, "the end of the look")
+    kill(worker)
+    worker.prepare(ORDER).result(PATIENCE_S)
+    worker.update().result(PATIENCE_S)
+    assert counted(worker) == 15

@@ -128,7 +128,8 @@ def test_pictures_that_end_their_decoder_end_neither_the_agent_nor_a_round(scene
     write(scene.root / "3" / "slow.jpg", hostile.slow_jpeg())
     write(scene.root / "4" / "large.jpg", hostile.PICTURES["progressive-cmyk-at-the-bound.jpg"]())
     write(scene.root / "5" / "broken.png", damaged_inside(encoded(noise(3))))
-    index = scene.file.parent / "state" / "records.index"
+    state = scene.file.parent / "state"
+    index, found = state / "records.index", state / "records.found"
     with run_agent(scene.file) as agent:
         wait_until(lambda: "connected to" in agent.said(), "the start", 3 * PATIENCE_S)
         for name, reason in (
@@ -142,11 +143,12 @@ def test_pictures_that_end_their_decoder_end_neither_the_agent_nor_a_round(scene
         write(scene.root / "6" / "later.jpg", hostile.slow_jpeg())
         for number in (1, 2):
             scene.round(number)
-        wait_until(lambda: b"6/later.jpg: decoding it takes more" in index.read_bytes(), "the look")
+        wait_until(found.exists, "the look")
+        assert b"6/later.jpg: decoding it takes more" in found.read_bytes()
         scene.round(3)
         assert agent.stop() == 0
     # What was left out is not tried again at the next start.
-    before = index.stat().st_mtime_ns
+    before = found.stat().st_mtime_ns
     with run_agent(scene.file) as agent:
         wait_until(lambda: agent.said().count("slow.jpg: decoding it takes more") == 2, "the second start")
         assert agent.stop() == 0

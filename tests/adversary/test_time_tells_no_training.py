@@ -15,13 +15,16 @@ Power: the grid is pinned and the jitter window empty, so the times are compared
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
 from devices import PERIOD_S, Device, Slow, open_device
 from fleets import make_plan
 
+from agent.worker import Order, Prepared, Update
 from dpagent.protocol.messages import Plan
 
 SLOT_S = 8 * PERIOD_S
@@ -109,6 +112,54 @@ def test_a_heavy_plan_takes_as_many_slots_as_the_largest_lot_does_whatever_the_l
             windows.append(window_of(device, 1, b"j" * 16) - began)
     assert windows == pytest.approx([windows[0]] * 3, abs=1e-9)
     assert slots * SLOT_S <= windows[0] <= slots * SLOT_S + PERIOD_S
+
+
+class Prepares:
+    """Prepares a round in a time on the device's clock, with some processor time of its own."""
+
+    def __init__(self, device: Device, seconds: float, took_s: float) -> None:
+        self._at_once, self._clock, self._took_s = device.worker, device.clock, took_s
+        self._done_at, self._seconds = math.inf, seconds
+        self._future: Future[Prepared] = Future()
+        device.cycle._worker = self
+
+    def prepare(self, order: Order) -> Future[Prepared]:
+        self._at_once.prepare(order).result()
+        self._done_at = self._clock.monotonic() + self._seconds
+        return self._future
+
+    def update(self) -> Future[Update]:
+        return self._at_once.update()
+
+    def end(self) -> None:
+        pass
+
+    def answer(self) -> None:
+        """Answer, if it is time."""
+        if self._clock.monotonic() >= self._done_at and not self._future.done():
+            self._future.set_result(Prepared(0.0, self._took_s))
+
+
+@pytest.mark.parametrize("took_s", [0.3 * PERIOD_S, 0.8 * PERIOD_S, 0.95 * PERIOD_S, 3.9 * PERIOD_S])
+def test_a_look_that_wants_the_same_core_while_a_round_is_prepared_moves_no_window(
+    tmp_path: Path, took_s: float
+) -> None:
+    """Before, slots began once the round was prepared: on one core, a look that still decoded a slow picture
+    put that off by up to 42 %, and so by a period where the coordinator chose the model for it."""
+    windows = []
+    for number, stretched in enumerate((1.0, 1.1, 1.42)):
+        with open_device(tmp_path / str(number)) as device:
+            device.cycle._publisher._epoch = device.clock.monotonic() - PERIOD_S / 3
+            slow = Prepares(device, stretched * took_s, took_s)
+            began = device.clock.monotonic()
+            device.take_plan(plan())
+            device.give()
+            for _ in range(400):
+                device.cycle.advance()
+                device.clock.advance(PERIOD_S / 20)
+                slow.answer()
+            windows.append(window_of(device, 1, b"j" * 16) - began)
+    assert windows == pytest.approx([windows[0]] * 3, abs=1e-9)
 
 
 def test_a_slot_too_short_to_hide_anything_is_declined(device: Device) -> None:

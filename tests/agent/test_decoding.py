@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pictures import aged, damaged_inside, encoded, folder_of, noise, write
 
-from agent import decoding
+from agent import decoding, effort
 from agent.bounded_decoding import Outcome
 from agent.data_settings import DataSettings
 from agent.decoding import Order, bring_up_to_date
@@ -35,6 +35,7 @@ class Board:
 
     def look(self, *, starts: bool = False) -> Rows:
         bring_up_to_date(Order(self.settings, self.state, starts))
+        self.store.take_found()
         return self.newest()
 
     def newest(self) -> Rows:
@@ -419,3 +420,28 @@ def test_what_is_gone_is_used_no_more_and_comes_back(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").rename(board.root)
     aged(board.root, 30)
     assert contents(board.look()) == expected(0, 1)
+
+
+def test_a_look_counts_when_it_is_taken_and_one_that_is_cut_short_leaves_nothing(tmp_path: Path) -> None:
+    board = pictures(tmp_path)
+    folder_of(board.root, *named(0, 1))
+    board.look(starts=True)
+    (board.root / "1" / "1.png").unlink()
+    write(board.root / "2" / "2.png", encoded(noise(2)))
+    bring_up_to_date(Order(board.settings, board.state, starts=False))
+    assert contents(board.newest()) == expected(0, 1), "it is done, and does not count yet"
+    held = board.store.rows_file.read_bytes()
+    assert noise(2).tobytes() in held
+    # Its process ends too early.
+    board.store.drop_found()
+    (board.root / "2" / "2.png").unlink()
+    write(board.root / "1" / "1.png", encoded(noise(1)))
+    assert contents(board.look()) == expected(0, 1)
+    assert noise(2).tobytes() not in board.store.rows_file.read_bytes()
+
+
+def test_a_look_beside_training_on_one_core_is_done_when_it_counts_and_training_keeps_its_slots() -> None:
+    """A step of niceness is a factor of 1.25 (sched(7))."""
+    share = 1 / (1 + 1.25**decoding.NICENESS)
+    assert decoding.LOOK_S / share < decoding.COUNTS_AFTER_S
+    assert 1 / (1 - share) < effort._SPARE

@@ -15,6 +15,7 @@ import pytest
 from brokers import wait_until
 from devices import started_trainer
 from fleets import DIGITS, digits, make_task, terms, write_agent
+from hostile_files import slow_jpeg
 from neighbours import is_looking, look_again
 from pictures import damaged_inside, encoded, folder_of, noise, write, zip_of
 
@@ -347,6 +348,18 @@ def test_what_a_look_found_counts_after_a_time_that_no_record_changes(tmp_path: 
     assert records.attempt(sizes) == COUNT + 1
     records.look()
     assert is_looking(records)
+
+
+def test_where_memory_runs_out_a_look_ends_before_any_other_process(tmp_path: Path) -> None:
+    """A picture that takes much memory would else end the training process, and so a round."""
+    root = photos(tmp_path / "photos")
+    records = opened(root, tmp_path / "state")
+    write(root / "0" / "slow.jpg", slow_jpeg())
+    records.look()
+    look = records._look
+    assert look is not None
+    adjusted = Path(f"/proc/{look._process.pid}/oom_score_adj")
+    wait_until(lambda: adjusted.read_text().strip() == "1000", "a look that has begun")
 
 
 def test_with_a_process_that_comes_later_no_more_count_than_declared(tmp_path: Path) -> None:
