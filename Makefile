@@ -6,8 +6,9 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Bytecode is written, whatever the environment says: the tests start hundreds of programs.
 export PYTHONDONTWRITEBYTECODE :=
 
-# One worker per core, each with its own broker; heavy tests start first.
-PYTEST := $(BIN)/python -m pytest -n logical --dist worksteal
+# One worker more than cores, since many tests wait; each with its own broker; heavy tests start first.
+WORKERS := $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 1 )))
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 .PHONY: demo check test test-slow test-kills lint coverage mutation bench format clean help
 
@@ -37,7 +38,7 @@ lint: $(VENV)/dev ## ruff, mypy --strict and the import contract
 
 coverage: $(VENV)/dev ## Which lines and branches the tests reach; build/coverage/html has the pages
 	$(BIN)/coverage erase
-	-$(BIN)/coverage run -m pytest -n logical --dist worksteal $(ARGS)
+	-$(BIN)/coverage run -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage html --quiet
 	$(BIN)/coverage report

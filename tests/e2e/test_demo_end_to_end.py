@@ -256,6 +256,7 @@ def test_stopped_demo_leaves_nothing_behind_and_goes_on(
         check_whole_run(state_dir, json.loads((tmp_path / "results.json").read_text()))
 
 
+@pytest.mark.slow
 def test_sigkilled_demo_takes_its_programs_with_it(
     tmp_path: Path, started: Callable[..., subprocess.Popen[str]]
 ) -> None:

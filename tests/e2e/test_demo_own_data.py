@@ -194,6 +194,7 @@ def test_a_model_file_with_a_network_and_a_projection_is_trained_by_the_onnx_eng
     assert "nan" not in (tmp_path / "demo" / "report" / "index.html").read_text()
 
 
+@pytest.mark.slow
 def test_a_hopeless_run_is_called_so_from_beginning_to_end(tmp_path: Path) -> None:
     labels = np.arange(60, dtype=np.int64) % 2
     inputs = np.random.default_rng(3).normal(size=(60, 20)).astype(np.float32)
