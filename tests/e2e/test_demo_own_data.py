@@ -167,6 +167,7 @@ def write_network(path: Path) -> None:
     path.write_bytes(model.SerializeToString())
 
 
+@pytest.mark.slow
 def test_a_model_file_with_a_network_and_a_projection_is_trained_by_the_onnx_engine(tmp_path: Path) -> None:
     generator = np.random.default_rng(2)
     labels = np.arange(900, dtype=np.int64) % 3
