@@ -68,12 +68,12 @@ def timed_attack(draw: Draw, shift: int, *, releases: int) -> TimedOutcome:
         releases: How many are attacked.
     """
     numbers, seconds = _timed(draw, 2 * releases)
-    known, slope = slice(None, releases), slice(releases, None)
+    known, attacked = slice(None, releases), slice(releases, None)
     sizes = np.abs(numbers)
     estimate = np.poly1d(np.polyfit(seconds[known], sizes[known], 1))
     truth = np.random.default_rng().random(releases) < 0.5
-    outputs = numbers[slope] + shift * truth
-    by_time = estimate(seconds[slope])
+    outputs = numbers[attacked] + shift * truth
+    by_time = estimate(seconds[attacked])
     distances = [np.abs(np.abs(outputs - candidate) - by_time) for candidate in (0, shift)]
     by_output = np.abs(outputs - shift) < np.abs(outputs)
     is_clear = np.abs(np.corrcoef(seconds[known], sizes[known])[0, 1]) > 0.2

@@ -100,15 +100,21 @@ def check_whole_run(state_dir: Path, results: dict[str, Any]) -> None:
     assert len(results["noise_cap"]["norm_kept"]) == ROUNDS
     assert all(0 < kept <= 1 for kept in results["noise_cap"]["norm_kept"])
     for number in range(1, DEVICES + 1):
-        state = state_dir / f"device-{number:03d}" / "state"
-        verified = dpagent("budget", "verify", "--state-dir", str(state))
-        assert verified.returncode == 0, verified.stderr
-        exported = dpagent("budget", "export", "--state-dir", str(state), "--json", "-")
-        charges = json.loads(exported.stdout)["charges"]
+        charges = verified_charges(state_dir, number)
         assert [charge["round"] for charge in charges] == list(range(1, ROUNDS + 1))
         assert charges[-1]["cumulative_epsilon"] == pytest.approx(epsilon_by_dp_accounting(charges), rel=0.01)
     leftovers = processes_of(state_dir)
     assert not leftovers
+
+
+def verified_charges(state_dir: Path, number: int) -> list[dict[str, Any]]:
+    """The charges in the ledger of a device, which verifies."""
+    state = state_dir / f"device-{number:03d}" / "state"
+    verified = dpagent("budget", "verify", "--state-dir", str(state))
+    assert verified.returncode == 0, verified.stderr
+    exported = dpagent("budget", "export", "--state-dir", str(state), "--json", "-")
+    charges: list[dict[str, Any]] = json.loads(exported.stdout)["charges"]
+    return charges
 
 
 def epsilon_by_dp_accounting(charges: list[dict[str, Any]]) -> float:
@@ -207,11 +213,7 @@ def test_laplace_noise_over_mosquitto_survives_kills_and_is_accounted_for(
     assert results["fragments"]["counted"] == DEVICES * ROUNDS * FRAGMENTS
     assert "30 in L1" in (state_dir / "report" / "index.html").read_text()
     for number in range(1, DEVICES + 1):
-        state = state_dir / f"device-{number:03d}" / "state"
-        verified = dpagent("budget", "verify", "--state-dir", str(state))
-        assert verified.returncode == 0, verified.stderr
-        exported = dpagent("budget", "export", "--state-dir", str(state), "--json", "-")
-        charges = json.loads(exported.stdout)["charges"]
+        charges = verified_charges(state_dir, number)
         assert {charge["mechanism"] for charge in charges} == {"discrete-laplace"}
         spent = charges[-1]["cumulative_epsilon"]
         assert 0.9 * spent < epsilon_by_dp_accounting(charges) <= spent <= 20.0

@@ -183,16 +183,12 @@ class DiscretisedGaussian(PlannedMechanism):
         Mechanism.require_noise_as_priced(self, rounds, job_epsilon, delta)
 
     def quantize(self, total: NDArray[np.float64]) -> NDArray[np.int64]:
-        """Round a clipped sum to the grid; see :meth:`Grid.quantize`.
+        """Round a clipped sum to the grid; see :meth:`Grid.quantize_sum`.
 
         Raises:
             ParameterError: ``total`` does not fit, or the noise was not made for a sum.
         """
-        if self.accumulation_slack is None:
-            raise ParameterError(
-                "accumulation slack is None; expected a number, so that sums may be rounded."
-            )
-        return self.grid.quantize(total)
+        return self.grid.quantize_sum(total, self.accumulation_slack)
 
     def sampler(self, *, entropy: Entropy = os.urandom) -> DiscreteGaussianSampler:
         """A sampler of this mechanism's noise, for instance to draw ahead of need."""

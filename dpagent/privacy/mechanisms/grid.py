@@ -166,6 +166,18 @@ class Grid:
         rounding = self.dimension if self.norm is Norm.L1 else _ceil_sqrt(self.dimension)
         return self.resolution + extra + rounding + 1
 
+    def quantize_sum(self, total: NDArray[np.float64], accumulation_slack: float | None) -> NDArray[np.int64]:
+        """As :meth:`quantize`, for noise that was made for sums: that allows for an accumulation slack.
+
+        Raises:
+            ParameterError: ``total`` does not fit, or the slack is None: the noise was not made for a sum.
+        """
+        if accumulation_slack is None:
+            raise ParameterError(
+                "accumulation slack is None; expected a number, so that sums may be rounded."
+            )
+        return self.quantize(total)
+
     def quantize(self, total: NDArray[np.float64]) -> NDArray[np.int64]:
         """A sum of clipped vectors, shape (d,) in the vectors' own units, rounded to whole grid units.
 
