@@ -43,7 +43,7 @@ class Phase(Enum):
     PREPARE = auto()
     """Wait until it is prepared; then charge it, unless it is."""
     TRAIN = auto()
-    """Wait for its update."""
+    """Wait for its update, or where it is sat out, for the end of the time that an update would have."""
     SETTLED = auto()
     """Nothing more: spooled, declined, or given up."""
 

@@ -75,6 +75,16 @@ class _Admitted:
 
 
 @dataclass(frozen=True, slots=True)
+class _SatOut:
+    """A round that is declined, and for which dummies leave when an update would."""
+
+    announced: Announced
+    why_not: str
+    over_at: float
+    """They are not on disk before (monotonic)."""
+
+
+@dataclass(frozen=True, slots=True)
 class _InTraining:
     """A round that is charged, and for which records are read."""
 
@@ -115,8 +125,8 @@ class Cycle:
         self._dataset, self._limits, self._records = dataset, limits, records
         self._state, self._worker, self._publisher, self._clock = state, worker, publisher, clock
         self._sitting_out = SittingOut(announcements, limits, state=state, publisher=publisher, clock=clock)
-        self._at_work: _Admitted | _InTraining | None = None
-        """What the training process is at."""
+        self._at_work: _Admitted | _InTraining | _SatOut | None = None
+        """What the training process is at, or would be."""
         self._answers_by = math.inf
         """When it counts as one that never answers (monotonic)."""
         self._worked_at = math.inf
@@ -129,9 +139,9 @@ class Cycle:
         come."""
         announced, now = self._announcements.current, self._clock.monotonic()
         if self._at_work is not None:
-            if isinstance(self._at_work, _InTraining) and now < self._at_work.over_at:
+            if not isinstance(self._at_work, _Admitted) and now < self._at_work.over_at:
                 return self._at_work.over_at - now
-            return 0.0 if self._at_work.answer.done() else _POLL_S
+            return 0.0 if isinstance(self._at_work, _SatOut) or self._at_work.answer.done() else _POLL_S
         if announced is None or announced.phase is Phase.SETTLED:
             return max(0.0, self._worked_at + _IDLE_S - now)
         if self._announcements.too_large(announced.plan) is not None:
@@ -150,10 +160,13 @@ class Cycle:
         if at_work is not None:
             if self.due_in_s() == 0:
                 self._at_work = None
-                if isinstance(at_work, _Admitted):
-                    self._take_prepared(at_work)
-                else:
-                    self._take_update(at_work)
+                match at_work:
+                    case _Admitted():
+                        self._take_prepared(at_work)
+                    case _InTraining():
+                        self._take_update(at_work)
+                    case _SatOut(announced, why_not):
+                        self._sitting_out.decline_after(announced, why_not)
             elif self._clock.monotonic() >= self._answers_by:
                 log.error("the training process does not answer, and is ended")
                 self._worker.end()  # With that, it has answered.
@@ -279,19 +292,19 @@ class Cycle:
             else:
                 self._sitting_out.decline(announced, admitted.why_not or str(error), admitted.began_at)
             return
-        if admitted.why_not is not None:
-            self._sitting_out.decline(announced, admitted.why_not, admitted.began_at, slots)
-            return
         if admitted.price is not None:
             self._charge(admitted.task, admitted.price)
         # The slots begin at a point of the grid, so that training has whole ones, whatever came before: the
         # coordinator chooses when the last chunk comes, and how long its plan takes to decide on.
         announced.phase = Phase.TRAIN
         self._announcements.begin_slots(announced, slots)
+        over_at = self._publisher.training_ends_at(plan, *slots)
+        if admitted.why_not is not None:
+            self._at_work, self._answers_by = _SatOut(announced, admitted.why_not, over_at), math.inf
+            return
         longest_s = max(self._limits.maximum_training_s, slots.number * self._publisher.slot_s(plan))
         self._answers_by = slots.begins_at + _PATIENCE * longest_s
         faults.reached(FaultPoint.AGENT_TRAINS)
-        over_at = self._publisher.training_ends_at(plan, *slots)
         self._at_work = _InTraining(announced, admitted.task, self._worker.update(), over_at)
 
     def _slots(self, admitted: _Admitted, longest_s: float, took_s: float) -> Slots:

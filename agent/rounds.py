@@ -1,16 +1,16 @@
 """The states of a device's rounds, on disk.
 
     offered ──► charged ──► spooled ──► published ──► receipted
-       │           │            └───────────┴───────► expired
-       │           └► expired
-       └► declined, or sat out
+       │           └────────────┴───────────┴───────► expired
+       └► declined, sat out, or expired
 
 *Offered*: its signed plan has arrived. Admission, which reads no record, declines it or ends it in *charged*;
 the charge and that state are one transaction, so that no state lies between them. A *charged* round has left
 nothing: after a crash it is done again under the same charge, with a fresh lot and fresh noise, but only for
 the very plan that was charged. *Spooled*: its fragments are on disk, and no record is read for it
 again. *Published*: each fragment has left at least once. *Receipted*: the coordinator has counted all of
-them. *Expired*: another round began before that, or the device's limits exclude the round by now.
+them. *Expired*: another round of its job began before that, or one of another was charged; or the device's
+limits exclude the round by now.
 
 A *declined* round is decided on again when its deadline is put off, or after a restart. It is *sat
 out* if dummies are spooled in place of its fragments: fragments beside them would show, so it never runs.
@@ -152,8 +152,8 @@ class Rounds:
         self._expire("NOT (job = ? AND round = ?)", (job, number), now)
 
     def expire_earlier(self, job: str, number: int, now: float) -> None:
-        """Give up a job's earlier rounds that are charged or beyond and not receipted."""
-        self._expire("job = ? AND round < ?", (job, number), now)
+        """Give up a job's earlier rounds that are not receipted."""
+        self._expire("job = ? AND round < ?", (job, number), now, offered=True)
 
     def forget_dummies_of_others(self, job: str, number: int) -> None:
         """Drop the spool's rows of rounds that are sat out, but for one: no budget bounds their number."""
@@ -181,16 +181,19 @@ class Rounds:
         )
 
     def expire_job(self, job: str, now: float) -> None:
-        """Give up a job's rounds that are charged or beyond and not receipted."""
-        self._expire("job = ?", (job,), now)
+        """Give up a job's rounds that are not receipted."""
+        self._expire("job = ?", (job,), now, offered=True)
 
     def expire_all(self, now: float) -> None:
         """Give up all rounds that are charged or beyond and not receipted."""
         self._expire("true", (), now)
 
-    def _expire(self, which: str, values: tuple[str | int, ...], now: float) -> None:
+    def _expire(
+        self, which: str, values: tuple[str | int, ...], now: float, *, offered: bool = False
+    ) -> None:
+        also = "'offered', " if offered else ""
         self._connection.execute(
-            "UPDATE rounds SET state = 'expired', changed_at = ? WHERE state IN ('charged', 'spooled',"
+            f"UPDATE rounds SET state = 'expired', changed_at = ? WHERE state IN ({also}'charged', 'spooled',"
             f" 'published') AND {which}",
             (now, *values),
         )

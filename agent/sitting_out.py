@@ -1,8 +1,10 @@
 """Rounds that a device sits out: it declines them, or gives up a charged one that its limits exclude by now.
 
 If the owner of the device wants that to stay hidden (``limits.dummy_traffic``), a dummy leaves in the place
-of each fragment, when an update would. A round for which the device is *too late* gets none: one that takes
-part would be as late, and as silent. So that round alone is decided on again when its deadline is put off.
+of each fragment, when an update would. They are on disk when an update would be: after a power cut before
+that, a device that sits out decides again, as one that takes part trains again. A round for which the device
+is *too late* gets none: one that takes part would be as late, and as silent. So that round alone is decided
+on again when its deadline is put off.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from agent.admission import may_send
 from agent.announcements import Announced, Announcements, Phase
 from agent.limit_settings import LimitSettings
 from agent.publisher import Publisher, Slots
+from agent.rounds import RoundState
 from agent.spool import SpooledFragment
 from agent.state import AgentState
 from dpagent.clock import Clock
@@ -56,22 +59,31 @@ class SittingOut:
         hide them."""
         return self._limits.dummy_traffic and may_send(plan, self._limits)
 
-    def decline(self, announced: Announced, reason: str, began_at: float, slots: Slots | None = None) -> None:
-        """Decline a round; its dummies, if any, leave when an update would.
+    def decline(self, announced: Announced, reason: str, began_at: float) -> None:
+        """Decline a round without knowing how long training would take; its dummies leave after one slot.
 
         Args:
             announced: the round.
             reason: for the owner.
             began_at: when the decision began (monotonic seconds).
-            slots: the time that training would have; None if that is unknown: one slot, and the next decision
-                waits.
+        """
+        dummies = self._dummies(announced.plan)
+        self._settle(announced, reason, dummies)
+        self._schedule(announced, Slots(self._publisher.first_slot(began_at), 1), dummies)
+        self.rest(began_at)
+
+    def decline_after(self, announced: Announced, reason: str) -> None:
+        """Decline a round at the end of the time that its training would have had; its dummies leave now.
+
+        A round that another has replaced meanwhile is left as it is: an update would not leave either.
         """
         plan = announced.plan
-        dummies = self._dummies(plan)
-        self._settle(announced, reason, dummies)
-        self._schedule(announced, slots or Slots(self._publisher.first_slot(began_at), 1), dummies)
-        if slots is None:
-            self.rest(began_at)
+        known = self._state.round(plan.job.hex(), plan.round)
+        if known is None or known.state is not RoundState.OFFERED:
+            announced.phase = Phase.SETTLED
+            return
+        self._settle(announced, reason, self._dummies(plan))
+        self._publisher.draw_times()
 
     def decline_late(self, announced: Announced, reason: str, began_at: float) -> None:
         """Decline a round for its deadline alone, in silence; see :meth:`decline`."""

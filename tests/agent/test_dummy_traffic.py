@@ -205,6 +205,53 @@ def test_a_round_is_sat_out_once_and_for_all(tmp_path: Path) -> None:
         assert device.charged() == [1]
 
 
+@pytest.mark.parametrize("sits_out", [False, True], ids=["takes part", "sits out"])
+def test_after_a_power_cut_among_the_slots_as_many_slots_begin_again(tmp_path: Path, sits_out: bool) -> None:
+    """Else dummies leave one slot after it, and an update after as many as training takes."""
+    plan, settings = make_plan(), SPENT if sits_out else ON
+    slots, trial_s = 3, 2.5 * make_plan().compute_slot_s
+    with open_device(tmp_path, **settings) as device:
+        device.worker.longest_s = trial_s
+        device.give()
+        device.take_plan(plan)
+        until = device.clock.monotonic() + 1.5 * plan.compute_slot_s
+        while device.clock.monotonic() < until:
+            device.clock.advance(PERIOD_S / 10)
+            device.cycle.advance()
+        assert device.pending() == {}
+    with open_device(tmp_path, **settings) as device:
+        device.worker.longest_s = trial_s
+        device.give()
+        device.take_plan(plan)
+        began_at = device.clock.monotonic()
+        while not device.pending():
+            device.clock.advance(PERIOD_S / 10)
+            device.cycle.advance()
+        assert device.clock.monotonic() >= began_at + (slots - 0.25) * plan.compute_slot_s
+        assert state_of(device, plan) is (RoundState.SAT_OUT if sits_out else RoundState.SPOOLED)
+
+
+@pytest.mark.parametrize("sits_out", [False, True], ids=["takes part", "sits out"])
+def test_a_later_round_among_the_slots_leaves_the_earlier_one_unanswered(
+    tmp_path: Path, sits_out: bool
+) -> None:
+    plan = make_plan()
+    with open_device(tmp_path, **(SPENT if sits_out else ON)) as device:
+        device.worker.longest_s = 2.5 * plan.compute_slot_s
+        device.give()
+        device.take_plan(plan)
+        until = device.clock.monotonic() + 1.5 * plan.compute_slot_s
+        while device.clock.monotonic() < until:
+            device.clock.advance(PERIOD_S / 10)
+            device.cycle.advance()
+        device.take_plan(make_plan(round=2))
+        for _ in range(1_000):
+            device.clock.advance(PERIOD_S / 10)
+            device.cycle.advance()
+        assert state_of(device, plan) is RoundState.EXPIRED
+        assert device.pending().keys() == {2}
+
+
 def test_a_charged_round_that_the_limits_exclude_by_now_is_answered_by_dummies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
