@@ -17,14 +17,14 @@ from agent.database import ledger_errors
 from agent.limits import shown
 from agent.profile import check_board, load_profile
 from agent.publisher import Publisher
-from agent.records import Records
+from agent.records import CACHED_BYTES, Records
 from agent.settings import AgentSettings, on_board
 from agent.state import AgentState
 from agent.worker import Worker
 from dpagent.clock import Clock, SystemClock
 from dpagent.errors import StorageError
 from dpagent.learning.data.opening import require_declared
-from dpagent.learning.front_end.features import reserve
+from dpagent.learning.front_end.features import keep_in_memory, reserve
 from dpagent.protocol.codec import MessageError
 from dpagent.protocol.messages import ModelChunk, Plan, Receipts
 from dpagent.protocol.signing import Verifier
@@ -80,7 +80,10 @@ class Agent:
         self._state = AgentState(settings.ledger_files, settings.data.name, settings.lifetime_budget)
         try:
             records = Records(settings.data, settings.state_dir)
-            reserve(settings.state_dir, settings.data.features_mib << 20)
+            room = settings.data.features_mib << 20
+            reserve(settings.state_dir, room)
+            if room <= CACHED_BYTES:
+                keep_in_memory(settings.state_dir)
         except BaseException:
             self._state.close()
             raise

@@ -54,8 +54,7 @@ NICENESS: Final = 4
 what it found counts, and so little that training keeps its slots (:mod:`agent.effort`)."""
 COUNTS_AFTER_S: Final = 900.0
 _PUBLISH_S: Final = 10.0
-"""What is decoded when the agent starts is published at least this often, so that another start goes on from
-there."""
+"""What is decoded at once is published at least this often, so that another attempt goes on from there."""
 _BEGUN: Final = 1
 """The checksum of a free row that may hold a part of a record."""
 _LISTING_BYTES: Final = 256 << 20
@@ -71,18 +70,19 @@ class Order:
     Attributes:
         settings: of the data, declared.
         state_dir: of the rows.
-        starts: whether the agent starts. Then more records than declared are an error, nobody reads rows yet,
-            and what was written to a moment ago is taken as it is.
+        at_once: whether all that is new is decoded and counts, however long that takes. The agent does not
+            run: nobody reads rows, more records than declared are an error, and what was written to a moment
+            ago is taken as it is.
     """
 
     settings: DataSettings
     state_dir: Path
-    starts: bool
+    at_once: bool
 
     def as_line(self) -> bytes:
         """For the standard input."""
         settings = self.settings.model_dump(mode="json", exclude_unset=True)
-        values = {"settings": settings, "state_dir": str(self.state_dir), "starts": self.starts}
+        values = {"settings": settings, "state_dir": str(self.state_dir), "at_once": self.at_once}
         return json.dumps(values).encode() + b"\n"
 
     @classmethod
@@ -90,7 +90,7 @@ class Order:
         """Of :meth:`as_line`."""
         values = json.loads(data)
         settings = DataSettings.model_validate_json(json.dumps(values["settings"]))
-        return cls(settings, Path(values["state_dir"]), values["starts"])
+        return cls(settings, Path(values["state_dir"]), values["at_once"])
 
 
 def bring_up_to_date(order: Order) -> None:
@@ -103,7 +103,7 @@ def bring_up_to_date(order: Order) -> None:
     settings = order.settings
     store = RowStore(order.state_dir, settings)
     with store.writing():
-        if order.starts:
+        if order.at_once:
             store.take_found()  # All that is new counts now.
         else:
             store.drop_found()  # Of a look that was cut short.
@@ -112,11 +112,11 @@ def bring_up_to_date(order: Order) -> None:
         try:
             require_readable(settings.path)
             glance = format_.glance(source_of(settings))
-            if not order.starts and known is not None and known.is_of(glance):
+            if not order.at_once and known is not None and known.is_of(glance):
                 return
-            dataset = list_declared(settings, growing=not order.starts)
+            dataset = list_declared(settings, growing=not order.at_once)
         except AbsentError as error:
-            if order.starts or known is None:
+            if order.at_once or known is None:
                 raise
             _leave_out_all(store, known, str(error))
             return
@@ -124,12 +124,7 @@ def bring_up_to_date(order: Order) -> None:
             store.remove()  # What it may hold means something else.
         if not store.take_room(dataset.record_bytes) or known is None:
             known = Index.empty(settings)
-        memory = settings.decoding.memory_mib
-        memory_bytes = (
-            format_.decoder_bytes(section_of(settings, format_)) if memory is None else memory << 20
-        )
-        limits = Limits(memory_bytes, _seconds(settings))
-        _Update(store, known, dataset, order, limits).run(glance)
+        _Update(store, known, dataset, order, limits_of(settings)).run(glance)
 
 
 def _leave_out_all(store: RowStore, known: Index, why: str) -> None:
@@ -137,6 +132,13 @@ def _leave_out_all(store: RowStore, known: Index, why: str) -> None:
     now = known.emptied(why)
     if now.header != known.header or (now.table != known.table).any():
         store.publish_found(now)
+
+
+def limits_of(settings: DataSettings) -> Limits:
+    """The limits on decoding a record."""
+    format_, memory = require_declared(settings), settings.decoding.memory_mib
+    memory_bytes = format_.decoder_bytes(section_of(settings, format_)) if memory is None else memory << 20
+    return Limits(memory_bytes, _seconds(settings))
 
 
 def most_new(settings: DataSettings) -> int:
@@ -171,13 +173,13 @@ class _Update:
         gone = used[~np.isin(known.table["stamp"][used], stamps)]
         self._table["state"][gone] = FREE
         # While the agent runs, a reader may have the index of before.
-        read = Index(known.header, self._table) if order.starts else known
+        read = Index(known.header, self._table) if order.at_once else known
         free = np.flatnonzero(read.table["state"] == FREE)
         self._stale = read.stale
         new = np.flatnonzero(~np.isin(stamps, known.table["stamp"][used]))[: len(free)]
-        self._starts, most = order.starts, most_new(order.settings)
-        self._counts = order.starts or not known.header.shape  # at once: nobody reads an index of before
-        self._is_whole = order.starts or len(new) <= most
+        self._at_once, most = order.at_once, most_new(order.settings)
+        self._counts = order.at_once or not known.header.shape  # at once: nobody reads an index of before
+        self._is_whole = order.at_once or len(new) <= most
         if not self._is_whole:
             new = new[:most]
         self._stamps, self._new, self._rows = stamps[new], new, free[: len(new)]
@@ -208,14 +210,15 @@ class _Update:
             with closing(decode_apart(self._dataset, numbers, rows, descriptor, self._limits)) as outcomes:
                 for place, (row, outcome) in enumerate(zip(rows, outcomes, strict=True)):
                     self._take(place, row, outcome)
-                    if self._starts and time.monotonic() >= published + _PUBLISH_S:
+                    if self._at_once and time.monotonic() >= published + _PUBLISH_S:
                         os.fsync(descriptor)
                         self._publish(None)
                         published = time.monotonic()
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-        self._publish(glance if self._is_whole and not self._late else None)
+        is_complete = self._at_once or self._known.header.is_complete
+        self._publish(glance if self._is_whole and not self._late else None, is_complete=is_complete)
 
     def _mark(self) -> None:
         """Mark the rows that are written from now on, so that the next look erases them if this one is cut
@@ -238,13 +241,13 @@ class _Update:
         if outcome.problem:
             self._unusable[str(row)] = outcome.problem[:_LONGEST_SENTENCE]
 
-    def _publish(self, glance: str | None) -> None:
+    def _publish(self, glance: str | None, *, is_complete: bool = False) -> None:
         dataset, origin = self._dataset, self._dataset.origin
         header = replace(
             self._known.header, shape=dataset.shape, dtype=str(dataset.dtype), classes=dataset.classes,
             class_names=dataset.class_names, kind=origin.kind, source=origin.source,
             warnings=origin.warnings, left_out=self._left_out(), unusable=self._said_unusable(),
-            limits=repr(self._limits), glance=glance,
+            limits=repr(self._limits), glance=glance, is_complete=is_complete,
         )  # fmt: skip
         index = Index(header, self._table.copy())
         if header != self._known.header or (index.table != self._known.table).any():

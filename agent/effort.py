@@ -11,8 +11,9 @@ a message, tells when the real ones were done.
 A made-up record is read as a decoded one is (:mod:`agent.rows`), but from memory: of a small model, reading
 is most of the work.
 
-What remains is what arithmetic itself takes, since some processors are slower with numbers below 10⁻³⁸, and
-what a disk takes, where the records are too many for the system to keep in memory.
+Where the files of the records, or of their features, are too large for the system to keep in memory, each
+record of the largest lot counts with a read from a slow disk. What remains is what arithmetic itself takes,
+since some processors are slower with numbers below 10⁻³⁸.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ log = logging.getLogger(__name__)
 
 _SPARE: Final = 1.5
 """Training is expected to take so many times longer than its trial: other programs want the board too."""
+_DISK_READ_S: Final = 0.005
+"""A read at a random place of a memory card: the slowest class made for programs (A1) takes 0.7 ms."""
 _TRIES: Final = 2
 _TRIED_S: Final = 0.2
 """A trial that took longer is not repeated."""
@@ -61,6 +64,7 @@ class Effort:
         most_records: that the device may have.
         front_end: that makes features of records, or None.
         new_records: of which features have to be computed first, at most.
+        disk_reads: how many files are read at a random place for each record, and may not be in memory.
     """
 
     def __init__(
@@ -72,9 +76,10 @@ class Effort:
         *,
         front_end: FrontEnd | None = None,
         new_records: int = 0,
+        disk_reads: int = 0,
     ) -> None:
         self._task, self._weights, self._engine = task, weights, engine
-        self._front_end, self._new_records = front_end, new_records
+        self._front_end, self._new_records, self._disk_reads = front_end, new_records, disk_reads
         self.largest = largest_lot(most_records, task.plan.sampling.rate)
 
     def longest_s(self) -> float:
@@ -85,11 +90,13 @@ class Effort:
         """
         tried = min(_TRIED_MICROBATCHES * self._microbatch, self.largest)
         records_s = _seconds(lambda: self._compute(self._weights, tried)) * self.largest / max(tried, 1)
+        records_s += _DISK_READ_S * self._disk_reads * self.largest
         sampler = self._task.mechanism.sampler()
         noise_s = _seconds(lambda: sampler.sample(_TRIED_NOISE)) * self._task.dimension / _TRIED_NOISE
         total_s = self._task.plan.sampling.local_steps * (records_s + noise_s)
         if self._new_records:
             total_s += _seconds(self._compute_features) * self._new_records / _TRIED_FEATURES
+            total_s += _DISK_READ_S * self._disk_reads * self._new_records
         return _SPARE * total_s
 
     @property

@@ -5,8 +5,12 @@ meaning of no other, and whether the board starts depends on no record. With mor
 agent does not start: that is settled here, before any plan.
 
 **Training costs the same for any record.** Where a record takes as long to read as it makes it take
-(pictures, tables), another process decodes it into a row of a file, before the agent starts and between
+(pictures, tables), another process decodes it into a row of a file, before the agent first starts and between
 rounds (:mod:`agent.decoding`). A round reads rows (:mod:`agent.rows`), and no picture and no table.
+
+**A restart costs the same for any record.** An agent that has rows starts with them and looks for what is new
+after a round, like one that never stopped: how long its start takes, and whether it starts, shows nothing of
+what came meanwhile. Its owner can have all of that decoded before (``dpagent data decode``).
 
 An unreadable record must stay invisible. Participation in a round must not depend on a private record, so
 no record makes a round fail: an unreadable record adds nothing, as if it did not exist, and the log
@@ -32,7 +36,7 @@ from typing import Final, TypeVar
 import numpy as np
 
 from agent.data_settings import DataSettings
-from agent.decoding import COUNTS_AFTER_S, Order
+from agent.decoding import COUNTS_AFTER_S, Order, limits_of
 from agent.rows import RowStore
 from agent.worker import said, search_path
 from dpagent.errors import ConfigurationError, DataError, DpagentError, ExitCode, StorageError
@@ -40,14 +44,17 @@ from dpagent.learning.data.checking import count_non_finite
 from dpagent.learning.data.dataset import Dataset
 from dpagent.learning.data.derived import Subset, Unfailing
 from dpagent.learning.data.opening import list_declared, open_declared, require_declared
+from dpagent.learning.data.stored import require_readable
+from dpagent.learning.front_end.features import forget_features
 from dpagent.wording import counted
 
 log = logging.getLogger(__name__)
 
 ResultT = TypeVar("ResultT")
 
-_READ_AT_START_BYTES: Final = 64 << 20
-"""Larger data are not searched for non-finite values at the start; ``dpagent data check`` does that."""
+CACHED_BYTES: Final = 64 << 20
+"""Files of up to so much are read when the agent starts, and then are in memory; of larger ones, each record
+counts with a read of the disk."""
 _MOST_SAID: Final = 20
 _LEFT_OUT: Final = "left out"
 _ERRORS: Final[dict[int, type[DpagentError]]] = {
@@ -88,8 +95,7 @@ class Records:
             if decoded:
                 self._store.take_found()  # Of a process that ended after it began to count.
             else:
-                log.info("data %s: decoding what is new; the first time this takes a while", settings.name)
-                _Look(Order(settings, state_dir, starts=True)).wait()
+                self._require_rows()
             self.dataset = self._newest()
         else:
             opened = _as_many_as_declared(settings) if decoded else open_declared(settings)
@@ -135,7 +141,7 @@ class Records:
         if not self._are_rows or self._look is not None:
             return
         try:
-            self._look = _Look(Order(self._settings, self._state_dir, starts=False))
+            self._look = _Look(Order(self._settings, self._state_dir, at_once=False))
         except OSError as error:
             log.error("the data cannot be looked at again: %s", error)
         self._looked_at = time.monotonic()
@@ -147,6 +153,14 @@ class Records:
             return work(self.dataset)
         finally:
             self._say("cannot be read and does not count", sorted(self._unreadable))
+
+    def _require_rows(self) -> None:
+        if not self._store.is_complete(repr(limits_of(self._settings))):
+            log.info("data %s: decoding the records, which takes a while this once", self._settings.name)
+            decode_at_once(self._settings, self._state_dir)
+            return
+        require_readable(self._settings.path)
+        self._store.drop_found()  # Of a look that was cut short.
 
     def _newest(self) -> Dataset:
         sign, index = self._store.sign(), self._store.load()
@@ -166,7 +180,10 @@ class Records:
         for warning in self.dataset.origin.warnings:
             log.warning("data %s: %s", self._settings.name, warning)
         self._say_left_out()
-        if len(self.dataset) * self.dataset.record_bytes <= _READ_AT_START_BYTES:
+        assert self._settings.max_records is not None
+        if (
+            self._settings.max_records * self.dataset.record_bytes <= CACHED_BYTES
+        ):  # However many there are. Of more, `dpagent data check` does that.
             self.attempt(self._count_unusable)
 
     def _count_unusable(self, dataset: Dataset) -> None:
@@ -185,6 +202,21 @@ class Records:
         if len(new) > _MOST_SAID:
             log.warning("%s: %d more; `dpagent data check` lists them", what, len(new) - _MOST_SAID)
         self._said[what] = set(sentences)
+
+
+def decode_at_once(settings: DataSettings, state_dir: Path) -> None:
+    """Decode all that is new into rows that count from now on, however long it takes.
+
+    The agent must not run.
+
+    Raises:
+        ConfigurationError: Something is not declared.
+        DataError: The records cannot be opened, or there are too many.
+        StorageError: The disk has no room for decoded records.
+    """
+    # Whatever comes of it: how many features are missing afterwards depends on the records.
+    forget_features(state_dir)
+    _Look(Order(settings, state_dir, at_once=True)).wait()
 
 
 def _as_many_as_declared(settings: DataSettings) -> Dataset:

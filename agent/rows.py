@@ -1,9 +1,9 @@
 """Records decoded ahead of rounds, as rows of one size in a file, and the index of that file.
 
-``records.rows`` has room for as many records as there may be, taken when the agent starts. A row holds the
-bytes of one record. ``records.index`` tells which rows hold a record, of which it is (a stamp that changes
-when the record does), its label, and the checksum of the row. So reading a record costs one read of a fixed
-number of bytes, whatever the record is.
+``records.rows`` has room for as many records as there may be, taken when they are first decoded. A row holds
+the bytes of one record. ``records.index`` tells which rows hold a record, of which it is (a stamp that
+changes when the record does), its label, and the checksum of the row. So reading a record costs one read of a
+fixed number of bytes, whatever the record is.
 
 **Two processes at once.** One process writes rows (:mod:`agent.decoding`, alone by a lock), others read them.
 The index is replaced atomically, after the rows that it tells of are on disk. While the agent runs, rows are
@@ -73,6 +73,7 @@ class Header:
         limits: under which the unusable ones were tried.
         glance: as of :meth:`~dpagent.learning.data.format.Format.glance` when the rows were brought up to
             date.
+        is_complete: whether all that was there at some time has been decoded. Without that, no agent starts.
         body: the digest of the table of rows.
     """
 
@@ -89,6 +90,7 @@ class Header:
     unusable: dict[str, str] = field(default_factory=dict)
     limits: str = ""
     glance: str | None = None
+    is_complete: bool = False
     body: str = ""
 
 
@@ -171,6 +173,13 @@ class RowStore:
         if not whole or header.of != _digest_of(self._settings):
             return None
         return Index(header, np.frombuffer(body, ROW))
+
+    def is_complete(self, limits: str) -> bool:
+        """Whether there are rows that an agent can start with, decoded under these limits."""
+        index = self.load()
+        if index is None or not self.rows_file.exists():
+            return False
+        return index.header.is_complete and index.header.limits == limits
 
     def sign(self) -> tuple[int, int] | None:
         """Two numbers that change with the index."""

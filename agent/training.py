@@ -33,7 +33,7 @@ from agent.decoding import most_new
 from agent.effort import Effort
 from agent.noisy_sums import clipped_sum, noisy_sum, sum_of_moments
 from agent.profile import Profile
-from agent.records import Records
+from agent.records import CACHED_BYTES, Records
 from agent.settings import AgentSettings
 from agent.worker import Update, said
 from dpagent.errors import StorageError
@@ -158,6 +158,7 @@ class Trainer:
         effort = Effort(
             task, weights, engine, self._max_records,
             front_end=front_end, new_records=self._most_new_records(front_end, adopts=adopts),
+            disk_reads=self._disk_reads(task),
         )  # fmt: skip
         if (tried := (self._engine_is_for if engine else "moments", effort.at_once)) != self._tried:
             effort.try_memory()
@@ -205,8 +206,20 @@ class Trainer:
             return 0
         if not has_features(self._settings.state_dir, front_end):
             return self._max_records
-        takes_in = (adopts or self._takes_in) and not require_declared(self._settings.data).costs_alike
-        return min(self._max_records, most_new(self._settings.data)) if takes_in else 0
+        if not (adopts or self._takes_in):
+            return 0
+        if require_declared(self._settings.data).costs_alike:
+            # This process has opened a file that its owner may have replaced.
+            return self._max_records
+        return min(self._max_records, most_new(self._settings.data))
+
+    def _disk_reads(self, task: RoundTask) -> int:
+        """How many files may be read from the disk for each record, and not from memory. Public."""
+        record_bytes = math.prod(task.spec.input_shape) * np.dtype(np.float32).itemsize
+        sizes = [self._max_records * record_bytes]
+        if task.spec.front_end:
+            sizes.append(self._settings.data.features_mib << 20)
+        return sum(size > CACHED_BYTES for size in sizes)
 
     def _lot_sum(self, work: Work, records: Dataset, local: NDArray[np.float32]) -> NDArray[np.float64]:
         assert work.effort is not None

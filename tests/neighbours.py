@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -24,7 +25,7 @@ def opened_by_a_board(path: Path, kind: str, **declared: Any) -> Records:
     settings = DataSettings.model_validate(values)
     if not require_declared(settings).costs_alike:
         # What the agent's other process does, in this one: a start of Python a look adds up.
-        bring_up_to_date(Order(settings, state, starts=True))
+        bring_up_to_date(Order(settings, state, at_once=True))
     return Records(settings, state, decoded=True)
 
 
@@ -55,3 +56,9 @@ def difference(one: Dataset, other: Dataset) -> int:
     assert (one.shape, one.dtype, one.classes) == (other.shape, other.dtype, other.classes)
     first, second = contents(one), contents(other)
     return (first - second).total() + (second - first).total()
+
+
+def children_s() -> float:
+    """Processor time of processes that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime

@@ -1,7 +1,8 @@
-"""``dpagent data check``: what is read, and whether it fits the model."""
+"""``dpagent data check``: what is there, and whether it fits a model; ``dpagent data decode``."""
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +14,7 @@ from cli.options.table import Given, with_options
 from cli.output import write_json
 from cli.tables import reader_may_leave
 from dpagent.errors import DpagentError, ExitCode, UsageError
+from dpagent.wording import counted
 
 app = Commands(help="Look at the data of a device.", no_args_is_help=True)
 
@@ -81,3 +83,30 @@ def check(
                 typer.echo(f"\n{picture} shows private records: keep it to yourself.")
     if misfit is not None or findings.unreadable:
         raise typer.Exit(ExitCode.DATA)
+
+
+@app.command()
+def decode(config: Annotated[Path, typer.Option(help="The device's agent.yaml.")]) -> None:
+    """Decode all pictures or table rows that are new, now. Stop the agent first.
+
+    A running agent decodes a few new records after each round, and what it finds counts fifteen minutes
+    later; one that is started goes on like that. After many records have come, this takes in all at once.
+    The output is private: it counts records. Interrupted, it goes on when it is run again, or at the agent's
+    next start.
+    """
+    from agent.profile import load_profile
+    from agent.records import Records, decode_at_once
+    from agent.settings import load_agent_settings, on_board
+    from dpagent.learning.data.opening import require_declared
+    from dpagent.storage import StateDirectory
+
+    settings = load_agent_settings(config)
+    data = on_board(settings, load_profile(settings.profile)).data
+    if require_declared(data).costs_alike:
+        typer.echo(f"Records of {data.kind} are read where they are: there is nothing to decode.")
+        return
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    with StateDirectory(settings.state_dir):
+        decode_at_once(data, settings.state_dir)
+        records = Records(data, settings.state_dir).dataset
+    typer.echo(f"{data.name}: {counted(len(records), 'record')}, all that can be used.")

@@ -18,7 +18,6 @@ Power: no randomness. The first test measures processor time, with a margin of a
 from __future__ import annotations
 
 import os
-import resource
 import time
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,7 @@ import pytest
 from brokers import wait_until
 from devices import started_trainer
 from fleets import DIGITS, make_task, model_section, terms, write_agent
-from neighbours import is_looking, look_again
+from neighbours import children_s, is_looking, look_again
 from numpy.typing import NDArray
 from pictures import folder_of
 
@@ -40,7 +39,8 @@ from agent.profile import load_profile
 from agent.settings import AgentSettings, load_agent_settings
 from agent.training import Trainer
 from dpagent.errors import DataError
-from dpagent.learning.data.dataset import Dataset, Indices
+from dpagent.learning.data.dataset import ArrayDataset, Dataset, Indices
+from dpagent.learning.data.formats.npz import save_npz
 from dpagent.learning.data.stored import RawFile
 from dpagent.learning.front_end.features import FeatureSet, FrontEnd
 from dpagent.learning.models.description import from_description
@@ -66,12 +66,6 @@ class SlowToFail(Dataset):
         while time.process_time() < until:
             pass
         raise DataError("no picture.")
-
-
-def children_s() -> float:
-    """Processor time of processes that have ended."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
 
 
 def test_a_look_is_counted_with_all_the_attempts_that_its_records_have(tmp_path: Path) -> None:
@@ -232,3 +226,19 @@ def test_whether_there_is_any_record_does_not_show_in_what_the_trial_counts_with
         counted.append(work.effort._new_records)
         assert trainer.noisy_update(work).failure is None
     assert counted == [60, 60, 0]
+
+
+def test_a_file_that_was_replaced_counts_whole_in_a_new_process(tmp_path: Path) -> None:
+    """How many features it computes shows in no slot: it may open another file than the process before."""
+    inputs = np.random.default_rng(0).random((9, 8, 8, 1), np.float32)
+    file = tmp_path / "mine.npz"
+    save_npz(file, ArrayDataset(inputs[:6], np.arange(6), 10))
+    data = {"path": str(file), "kind": "npz", "shape": [8, 8, 1], "dtype": "float32", "max_records": 20,
+            "features_mib": 1}  # fmt: skip
+    settings = load_agent_settings(write_agent(tmp_path, None, KEY, engine="numpy", data=data))
+    assert features_computed(started_trainer(settings)) >= 20
+    for records in (6, 9):
+        save_npz(file, ArrayDataset(inputs[:records], np.arange(records), 10))
+        again = Trainer(settings, load_profile("generic-linux"))
+        assert 20 <= features_computed(again) < 28
+        assert features_computed(again) == 0

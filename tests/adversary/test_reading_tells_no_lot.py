@@ -12,7 +12,7 @@ in the lots.
 
 Power: no randomness; reads are counted. On the code of before, a round reads as often as its lots have
     records.
-Outcome: as many reads. A disk may still take longer than the memory from which made-up records are read.
+Outcome: as many reads. Where the data may not fit in memory, each record counts with a read of a slow disk.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from typing import Any
 import numpy as np
 import pytest
 from devices import KEY, started_trainer
-from fleets import make_task, model_section, terms, write_agent
+from fleets import DIGITS, make_task, model_section, terms, write_agent
 from numpy.typing import NDArray
 
 from agent.settings import load_agent_settings
 from dpagent.learning.data.stored import RawFile
 from dpagent.learning.front_end.features import FeatureSet
 from dpagent.learning.models.description import from_description
+from dpagent.privacy.sampling import largest_lot
 from dpagent.protocol.task import RoundTask
 
 MOST, STEPS = 60, 2
@@ -78,3 +79,13 @@ def test_a_round_reads_as_often_whatever_the_lot_is(
     read["made up"] = 0
     assert trainer.noisy_update(work).failure is None
     assert read == {"made up": STEPS * (MOST - records), "real": STEPS * records}
+
+
+def test_data_that_may_not_fit_in_memory_count_with_a_read_of_the_disk_for_each_record(
+    tmp_path: Path,
+) -> None:
+    """By the declared number: how many there are shows neither in the trial nor in what a start reads."""
+    most, task = 300_000, make_task(**terms(rate=0.001))
+    file = write_agent(tmp_path, None, KEY, engine="numpy", data={"max_records": most})
+    work = started_trainer(load_agent_settings(file)).prepare(task, {}, DIGITS.initial_weights(0))
+    assert work.longest_s > 1.5 * 0.005 * largest_lot(most, 0.001)

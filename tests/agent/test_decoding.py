@@ -33,8 +33,8 @@ class Board:
         )
         self.store = RowStore(self.state, self.settings)
 
-    def look(self, *, starts: bool = False) -> Rows:
-        bring_up_to_date(Order(self.settings, self.state, starts))
+    def look(self, *, at_once: bool = False) -> Rows:
+        bring_up_to_date(Order(self.settings, self.state, at_once))
         self.store.take_found()
         return self.newest()
 
@@ -91,10 +91,10 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_only_what_is_new_or_changed_is_decoded(tmp_path: Path, decoded: list[int]) -> None:
     board = pictures(tmp_path)
     folder_of(board.root, *named(0, 1, 2))
-    assert contents(board.look(starts=True)) == expected(0, 1, 2)
+    assert contents(board.look(at_once=True)) == expected(0, 1, 2)
     sign = board.store.sign()
-    for starts in (True, False):
-        assert contents(board.look(starts=starts)) == expected(0, 1, 2)
+    for at_once in (True, False):
+        assert contents(board.look(at_once=at_once)) == expected(0, 1, 2)
     assert board.store.sign() == sign  # nothing was written
     write(board.root / "0" / "3.png", encoded(noise(3)))
     write(board.root / "1" / "1.png", encoded(noise(4)), age_s=30)
@@ -108,7 +108,7 @@ def test_a_broken_picture_is_not_tried_again_until_it_changes(tmp_path: Path, de
     folder_of(board.root, *named(0, 1))
     broken = write(board.root / "2" / "2.png", damaged_inside(encoded(noise(2))))
     for _ in range(2):
-        rows = board.look(starts=True)
+        rows = board.look(at_once=True)
         assert contents(rows) == expected(0, 1)
         (sentence,) = rows.origin.left_out
         assert sentence == f"{board.root}: 2/2.png: broken data stream when reading image file."
@@ -123,7 +123,7 @@ def test_other_limits_try_a_broken_record_again(tmp_path: Path, decoded: list[in
     write(tmp_path / "data" / "2" / "2.png", damaged_inside(encoded(noise(2))))
     for seconds in (5, 5, 6):
         board = pictures(tmp_path, decoding={"seconds": seconds})
-        rows = board.look(starts=True)
+        rows = board.look(at_once=True)
         assert contents(rows) == expected(0, 1)
         assert len(rows.origin.left_out) == 1
     assert decoded == [3, 0, 1]
@@ -142,7 +142,7 @@ def test_what_the_board_had_no_time_for_is_tried_again(
 
     with monkeypatch.context() as patch:
         patch.setattr(decoding, "decode_apart", late)
-        rows = board.look(starts=True)
+        rows = board.look(at_once=True)
     assert (values_in(rows), rows.origin.left_out) == ([1, 3], ("row 2: late.",))
     rows = board.look()
     assert (values_in(rows), rows.origin.left_out) == ([1, 2, 3], ())
@@ -151,7 +151,7 @@ def test_what_the_board_had_no_time_for_is_tried_again(
 def test_tables_that_did_not_change_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     board = tables(tmp_path)
     table(board, [1, 2])
-    board.look(starts=True)
+    board.look(at_once=True)
     with monkeypatch.context() as patch:
         patch.setattr(decoding, "list_declared", None)
         assert values_in(board.look()) == [1, 2]
@@ -159,15 +159,15 @@ def test_tables_that_did_not_change_are_not_read(tmp_path: Path, monkeypatch: py
     assert values_in(board.look()) == [1, 2, 3]
 
 
-@pytest.mark.parametrize("starts", [True, False])
-def test_a_reader_keeps_its_records_while_a_look_replaces_them(tmp_path: Path, starts: bool) -> None:
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_reader_keeps_its_records_while_a_look_replaces_them(tmp_path: Path, at_once: bool) -> None:
     """With all rows taken, a look has to wait with what is new; when the agent starts, nobody reads yet."""
     board = tables(tmp_path, max_records=3)
     table(board, [1, 2, 3])
-    reader = board.look(starts=True)
+    reader = board.look(at_once=True)
     table(board, [1, 4, 5])
-    now = board.look(starts=starts)
-    if starts:
+    now = board.look(at_once=at_once)
+    if at_once:
         assert values_in(now) == [1, 4, 5]
         assert reader.try_read(np.arange(3))[1].keys() == {1, 2}  # it notices, and mixes nothing up
         return
@@ -181,7 +181,7 @@ def test_a_look_that_is_killed_leaves_the_rows_of_before(
 ) -> None:
     board = tables(tmp_path, max_records=4)
     table(board, [1, 2, 3])
-    board.look(starts=True)
+    board.look(at_once=True)
     table(board, [2, 4, 5])
     real = decoding.decode_apart
 
@@ -192,9 +192,9 @@ def test_a_look_that_is_killed_leaves_the_rows_of_before(
     with monkeypatch.context() as patch:
         patch.setattr(decoding, "decode_apart", dies)
         with pytest.raises(KeyboardInterrupt):
-            board.look(starts=True)
+            board.look(at_once=True)
     assert values_in(board.newest()) == [2]
-    assert values_in(board.look(starts=True)) == [2, 4, 5]
+    assert values_in(board.look(at_once=True)) == [2, 4, 5]
 
 
 def test_what_is_decoded_is_published_on_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,27 +208,27 @@ def test_what_is_decoded_is_published_on_the_way(tmp_path: Path, monkeypatch: py
         seen.append(contents(store.open(index)))
 
     monkeypatch.setattr(RowStore, "publish", noted)
-    board.look(starts=True)
+    board.look(at_once=True)
     assert seen[0] == []
-    assert [len(each) for each in seen][-3:] == [1, 2, 3]
+    assert [len(each) for each in seen][-4:] == [1, 2, 3, 3], "the last says that these are all"
     assert seen[-1] == expected(0, 1, 2)
 
 
 def test_other_settings_begin_anew(tmp_path: Path, decoded: list[int]) -> None:
     folder_of(tmp_path / "data", *named(0, 1))
-    pictures(tmp_path).look(starts=True)
+    pictures(tmp_path).look(at_once=True)
     small = {"size": [2, 2], "mode": "grey", "folder": "."}
     other = pictures(tmp_path, images=small)
     assert other.store.load() is None
-    assert other.look(starts=True).shape == (2, 2, 1)
+    assert other.look(at_once=True).shape == (2, 2, 1)
     assert other.store.rows_file.stat().st_size == 8 * 4
     # The rows of before are gone: going back finds none of them.
     again = pictures(tmp_path)
     assert again.store.load() is None
-    assert contents(again.look(starts=True)) == expected(0, 1)
+    assert contents(again.look(at_once=True)) == expected(0, 1)
     # Limits and the ledger's name give no row its meaning.
     named_otherwise = pictures(tmp_path, name="yours", features_mib=3, decoding={"seconds": 1})
-    assert contents(named_otherwise.look(starts=True)) == expected(0, 1)
+    assert contents(named_otherwise.look(at_once=True)) == expected(0, 1)
     assert decoded == [2, 2, 2, 0]
 
 
@@ -236,7 +236,7 @@ def test_other_settings_begin_anew(tmp_path: Path, decoded: list[int]) -> None:
 def test_damaged_files_are_made_again(tmp_path: Path, damage: str) -> None:
     board = pictures(tmp_path)
     folder_of(board.root, *named(0, 1, 2))
-    board.look(starts=True)
+    board.look(at_once=True)
     index, rows = board.state / "records.index", board.state / "records.rows"
     whole = index.read_bytes()
     match damage:
@@ -252,13 +252,13 @@ def test_damaged_files_are_made_again(tmp_path: Path, damage: str) -> None:
             rows.unlink()
         case "rows cut":
             os.truncate(rows, 5)
-    assert contents(board.look(starts=True)) == expected(0, 1, 2)
+    assert contents(board.look(at_once=True)) == expected(0, 1, 2)
 
 
 def test_a_row_that_the_disk_damaged_costs_itself_alone(tmp_path: Path) -> None:
     board = pictures(tmp_path)
     folder_of(board.root, *named(0, 1, 2))
-    rows = board.look(starts=True)
+    rows = board.look(at_once=True)
     with board.store.rows_file.open("r+b") as file:
         file.seek(rows.record_bytes + 7)
         file.write(b"\x00\x01\x02\x03")
@@ -274,7 +274,7 @@ def test_every_record_is_one_read_of_as_many_bytes(tmp_path: Path, monkeypatch: 
     board = pictures(tmp_path)
     folder_of(board.root, *named(0, 1))
     write(board.root / "2" / "2.jpg", encoded(noise(2, 900, 900), "JPEG", progressive=True))
-    rows = board.look(starts=True)
+    rows = board.look(at_once=True)
     reads, read = [], os.preadv
 
     def noted(descriptor: int, buffers: Any, offset: int) -> int:
@@ -296,8 +296,8 @@ def test_all_rows_are_allocated_at_the_start_and_without_room_nothing_is(
         with pytest.raises(
             StorageError, match=rf"records\.rows: the rows of 5,000 records take {size:,} bytes"
         ):
-            board.look(starts=True)
-    board.look(starts=True)
+            board.look(at_once=True)
+    board.look(at_once=True)
     known = board.store.rows_file.stat()
     assert known.st_size == size <= known.st_blocks * 512
     assert known.st_mode & 0o777 == (board.state / "records.index").stat().st_mode & 0o777 == 0o600
@@ -307,13 +307,13 @@ def test_with_more_than_declared_a_board_does_not_start(tmp_path: Path) -> None:
     board = pictures(tmp_path, max_records=3)
     folder_of(board.root, *named(0, 1, 2, 3))
     with pytest.raises(DataError, match=r"holds 4 records; expected at most 3\. Raise `max_records`"):
-        board.look(starts=True)
+        board.look(at_once=True)
 
 
 def test_a_record_that_is_used_stays_and_a_free_row_goes_to_the_first_that_waits(tmp_path: Path) -> None:
     board = pictures(tmp_path, max_records=2)
     folder_of(board.root, "1/1.png", "2/2.png")
-    before = contents(board.look(starts=True))
+    before = contents(board.look(at_once=True))
     write(board.root / "0" / "3.png", encoded(noise(3)))
     rows = board.look()
     assert contents(rows) == before
@@ -360,7 +360,7 @@ def test_one_record_more_changes_itself_alone_and_at_the_bound_one_other(
         for board, values in zip(boards, sets, strict=True):
             table(board, values)
             fits = len(values) <= most
-            used.append(set(values_in(board.look(starts=fits and (stage == 0 or restarts[stage])))))
+            used.append(set(values_in(board.look(at_once=fits and (stage == 0 or restarts[stage])))))
         assert len(used[0] ^ used[1]) <= (1 if len(sets[1]) <= most else 2)
 
 
@@ -368,7 +368,7 @@ def test_one_record_more_changes_itself_alone_and_at_the_bound_one_other(
 def test_what_its_owner_takes_away_is_erased(tmp_path: Path, gone: str) -> None:
     board = pictures(tmp_path)
     folder_of(board.root, *named(0, 1))
-    board.look(starts=True)
+    board.look(at_once=True)
     if gone == "the folder":
         board.root.rename(tmp_path / "elsewhere")
     else:
@@ -389,7 +389,7 @@ def test_what_its_owner_takes_away_is_erased(tmp_path: Path, gone: str) -> None:
 def test_a_row_that_its_owner_takes_from_a_table_is_erased(tmp_path: Path) -> None:
     board = tables(tmp_path)
     table(board, [1, 2, 77])
-    board.look(starts=True)
+    board.look(at_once=True)
     table(board, [1, 2])
     for erased in (False, True):
         board.look()
@@ -400,19 +400,19 @@ def test_a_row_that_its_owner_takes_from_a_table_is_erased(tmp_path: Path) -> No
 def test_at_the_start_what_is_gone_is_erased_at_once(tmp_path: Path) -> None:
     board = pictures(tmp_path)
     folder_of(board.root, *named(0, 1))
-    board.look(starts=True)
+    board.look(at_once=True)
     (board.root / "0" / "0.png").unlink()
-    board.look(starts=True)
+    board.look(at_once=True)
     assert noise(0).tobytes() not in board.store.rows_file.read_bytes()
     # Rows of other settings mean something else, and are gone whole.
-    pictures(tmp_path, classes=4).look(starts=True)
+    pictures(tmp_path, classes=4).look(at_once=True)
     assert len(board.store.rows_file.read_bytes()) == 8 * 12 * 8 * 3
 
 
 def test_what_is_gone_is_used_no_more_and_comes_back(tmp_path: Path) -> None:
     board = pictures(tmp_path)
     folder_of(board.root, *named(0, 1))
-    board.look(starts=True)
+    board.look(at_once=True)
     board.root.rename(tmp_path / "elsewhere")
     rows = board.look()
     assert len(rows) == 0
@@ -425,10 +425,10 @@ def test_what_is_gone_is_used_no_more_and_comes_back(tmp_path: Path) -> None:
 def test_a_look_counts_when_it_is_taken_and_one_that_is_cut_short_leaves_nothing(tmp_path: Path) -> None:
     board = pictures(tmp_path)
     folder_of(board.root, *named(0, 1))
-    board.look(starts=True)
+    board.look(at_once=True)
     (board.root / "1" / "1.png").unlink()
     write(board.root / "2" / "2.png", encoded(noise(2)))
-    bring_up_to_date(Order(board.settings, board.state, starts=False))
+    bring_up_to_date(Order(board.settings, board.state, at_once=False))
     assert contents(board.newest()) == expected(0, 1), "it is done, and does not count yet"
     held = board.store.rows_file.read_bytes()
     assert noise(2).tobytes() in held

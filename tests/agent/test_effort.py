@@ -136,3 +136,9 @@ def test_second_moments_are_filled_up_too(monkeypatch: pytest.MonkeyPatch) -> No
     sum_of_moments(task, digits(0, 50), lambda done: effort.fill_up(np.zeros(0, np.float32), done))
     assert sum(seen) == MOST
     assert effort.longest_s() > 0
+
+
+def test_where_a_disk_has_to_be_read_each_record_counts_with_a_read_of_a_slow_one() -> None:
+    task = task_at(1.0)
+    within, beyond = (Effort(task, WEIGHTS, Counting(), MOST, disk_reads=reads) for reads in (0, 2))
+    assert beyond.longest_s() > within.longest_s() / 2 + 1.5 * 2 * 0.005 * MOST

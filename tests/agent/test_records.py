@@ -6,6 +6,7 @@ import logging
 import os
 import resource
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from agent.data_settings import DataSettings
 from agent.decoding import most_new
 from agent.noisy_sums import clipped_sum, noisy_sum, sum_of_moments
 from agent.records import Records
+from agent.rows import Index, RowStore
 from agent.settings import load_agent_settings
 from agent.training import Trainer
 from dpagent.errors import DataError, StorageError
@@ -311,6 +313,39 @@ def test_a_process_that_comes_later_takes_the_rows_as_they_are(tmp_path: Path) -
     look_again(later)
     assert later.attempt(sizes) == COUNT - 1
     assert first.attempt(sizes) == COUNT, "rows are not overwritten under a reader of before"
+
+
+def test_what_a_look_found_before_a_restart_does_not_count(tmp_path: Path) -> None:
+    """Whether it was done depends on what its records took."""
+    root, state = photos(tmp_path / "photos"), tmp_path / "state"
+    records = opened(root, state)
+    folder_of(root, "0/more.png", **DIGIT)
+    records.look()
+    wait_until(lambda: not is_looking(records), "a look")
+    again = opened(root, state)
+    assert again.attempt(sizes) == COUNT
+    look_again(again)
+    assert again.attempt(sizes) == COUNT + 1
+
+
+def test_an_agent_whose_data_are_not_there_does_not_start(tmp_path: Path) -> None:
+    root, state = photos(tmp_path / "photos"), tmp_path / "state"
+    opened(root, state)
+    root.rename(tmp_path / "elsewhere")
+    with pytest.raises(DataError, match="There is no file or directory"):
+        opened(root, state)
+
+
+def test_a_first_start_that_is_cut_short_is_finished_by_the_next(tmp_path: Path) -> None:
+    root, state = photos(tmp_path / "photos"), tmp_path / "state"
+    opened(root, state)
+    store = RowStore(state, settings(root))
+    index = store.load()
+    assert index is not None
+    assert index.header.is_complete
+    store.publish(Index(replace(index.header, is_complete=False, glance=None), index.table))
+    folder_of(root, "0/more.png", **DIGIT)
+    assert opened(root, state).attempt(sizes) == COUNT + 1
 
 
 def test_a_look_that_fails_leaves_the_records_as_they_are(

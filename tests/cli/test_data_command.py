@@ -12,16 +12,21 @@ import numpy as np
 import pytest
 import yaml
 from commands import Result, dpagent, dpagent_process
+from fleets import write_agent
 from formats import two_records
 from pictures import encoded, folder_of, noise, write, zip_of
 
 from agent.data_settings import DataSettings
+from agent.settings import load_agent_settings
 from dpagent.configuration import load_settings
+from dpagent.errors import StateInUseError
 from dpagent.learning.data.dataset import ArrayDataset
 from dpagent.learning.data.formats.npz import save_npz
-from dpagent.learning.data.opening import open_dataset, open_declared
+from dpagent.learning.data.opening import declare, open_dataset, open_declared
 from dpagent.learning.data.registry import FORMATS
 from dpagent.learning.data.settings import DatasetSettings
+from dpagent.protocol.signing import Signer, new_signing_secret
+from dpagent.storage import StateDirectory
 
 
 def check(*arguments: str | Path) -> Result:
@@ -254,3 +259,31 @@ def test_control_characters_of_a_file_name_do_not_reach_the_terminal(tmp_path: P
     assert result.returncode == 0, result.stderr
     assert "\x1b" not in result.stdout
     assert "evil.png" in result.stdout
+
+
+def test_decode_takes_in_all_that_is_new_and_says_how_many_there_are(photos: Path, tmp_path: Path) -> None:
+    declared = declare(DatasetSettings(path=photos))[0].model_dump(mode="json", exclude_unset=True)
+    key = Signer(new_signing_secret(), "testers").public_key
+    of_size = {"dtype": "uint8", "shape": [8, 8, 3], "max_records": 20}
+    file = write_agent(tmp_path, None, key, data=declared | of_size)
+    result = dpagent("data", "decode", "--config", str(file))
+    assert (result.returncode, result.stdout) == (0, "digits: 4 records, all that can be used.\n"), (
+        result.stderr
+    )
+    assert "fox/bad.png" in result.stderr
+    folder_of(photos, "cat/5.png", width=8, height=8)
+    with StateDirectory(load_agent_settings(file).state_dir):
+        result = dpagent("data", "decode", "--config", str(file))
+        assert (result.returncode, result.stdout) == (StateInUseError.exit_code, "")
+    assert "digits: 5 records" in dpagent("data", "decode", "--config", str(file)).stdout
+    folder_of(photos, *(f"cat/{number}.png" for number in range(10, 30)), width=8, height=8)
+    result = dpagent("data", "decode", "--config", str(file))
+    assert result.returncode == 4
+    assert "expected at most 20" in result.stderr
+
+
+def test_decode_has_nothing_to_do_with_records_of_one_size(tmp_path: Path) -> None:
+    file = write_agent(tmp_path, None, Signer(new_signing_secret(), "testers").public_key)
+    result = dpagent("data", "decode", "--config", str(file))
+    assert result.returncode == 0
+    assert "nothing to decode" in result.stdout

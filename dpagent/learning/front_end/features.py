@@ -48,6 +48,7 @@ log = logging.getLogger(__name__)
 
 Floats = NDArray[np.float32]
 
+_READ_BYTES: Final = 1 << 20
 _RUN: Final = 4
 """Records read together: no more than a device tries before the charge (:mod:`agent.effort`)."""
 
@@ -148,10 +149,35 @@ def reserve(directory: Path, size: int) -> None:
         os.truncate(file, size)
 
 
+def keep_in_memory(directory: Path) -> None:
+    """Read the file of features, if there is one, so that the system has it in memory.
+
+    Raises:
+        StorageError: it cannot be read.
+    """
+    file, _ = _files(directory)
+    with disk_errors(file):
+        if file.exists():
+            with file.open("rb", buffering=0) as opened:
+                while opened.read(_READ_BYTES):
+                    pass
+
+
 def has_features(directory: Path, front_end: FrontEnd) -> bool:
     """Whether features of a front end have been computed there, of all records that there were."""
     known = _Computed.load(_files(directory)[1])
     return known is not None and known.is_whole and known.front_end == front_end.key
+
+
+def forget_features(directory: Path) -> None:
+    """Let it count as unknown of how many records there are features there; those stay where they are.
+
+    Raises:
+        StorageError: that cannot be written.
+    """
+    digests = _files(directory)[1]
+    if (known := _Computed.load(digests)) is not None:
+        replace(known, is_whole=False).save(digests)
 
 
 @dataclass(frozen=True, slots=True)
