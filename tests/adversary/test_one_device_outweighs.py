@@ -63,8 +63,8 @@ def _attentive() -> Iterator[None]:
 
 def strongest(task: RoundTask, norms: HonestNorms) -> NDArray[np.int64]:
     """The same value in every coordinate of a block, as large as counts."""
-    block, update = task.plan.wire.block, np.zeros(task.dimension, np.int64)
-    for position in range(task.blocks):
+    block, update = task.plan.wire.block, np.zeros(task.release.dimension, np.int64)
+    for position in range(task.release.blocks):
         part = update[position * block : (position + 1) * block]
         value, beyond = 0, MAX_WIRE_VALUE
         while beyond - value > 1:
@@ -145,9 +145,9 @@ class Attacked:
 def mean_of(task: RoundTask, updates: list[NDArray[np.int64]]) -> NDArray[np.float64]:
     """Their sum as a part of the mean over all devices."""
     block = task.plan.wire.block
-    total = np.zeros(task.blocks * block, np.int64)
-    total[: task.dimension] = sum(updates)
-    return fleet_mean(task, {at: (DEVICES, part) for at, part in enumerate(total.reshape(-1, block))})
+    total = np.zeros(task.release.blocks * block, np.int64)
+    total[: task.release.dimension] = sum(updates)
+    return fleet_mean(task.release, {at: (DEVICES, part) for at, part in enumerate(total.reshape(-1, block))})
 
 
 def test_one_device_moves_the_mean_by_little_more_than_an_honest_one(
@@ -160,8 +160,8 @@ def test_one_device_moves_the_mean_by_little_more_than_an_honest_one(
     ):
         task = fleet.task(observer, 1)
         end = MAX_WIRE_VALUE
-        largest = np.full(task.dimension, end, np.int64)
-        one_norm = task.mechanism.clip_norm
+        largest = np.full(task.release.dimension, end, np.int64)
+        one_norm = task.release.mechanism.clip_norm
         before = float(np.linalg.norm(mean_of(task, [largest]))) / one_norm
         assert before > 16
 
@@ -175,13 +175,17 @@ def test_one_device_moves_the_mean_by_little_more_than_an_honest_one(
 
         # The largest that count come to no more than the bound.
         task = fleet.task(observer, 2)
-        norms = HonestNorms(task, fleet.settings)
+        norms = HonestNorms(task.release, fleet.settings)
         updates = [honest_update(task, LOT) for _ in range(DEVICES - 1)]
         for update in [strongest(task, norms), *updates]:
             fleet.send(observer, task, update)
         step = fleet.close_round(task, BLOCKS * DEVICES)
         moved = float(np.linalg.norm(step - mean_of(task, updates))) / one_norm
-        noise = task.mechanism.deviation_units / task.mechanism.grid.resolution * math.sqrt(task.dimension)
+        noise = (
+            task.release.mechanism.deviation_units
+            / task.release.mechanism.grid.resolution
+            * math.sqrt(task.release.dimension)
+        )
         print(f"clip norms of the mean: {before:.1f} before, {norms.pull:.3f} in a block now,")
         print(f"{moved:.3f} in all {BLOCKS}; an honest device's noise {noise / (DEVICES * LOT):.3f}")
         assert norms.pull < 0.15
