@@ -15,7 +15,7 @@ from dpagent.learning.training.augmentation import Augmentation
 from dpagent.learning.training.optimiser import Adam, LearningRate, Optimiser, Sgd
 from dpagent.norm import Norm
 from dpagent.privacy.clipping import MAX_NORM, MIN_NORM
-from dpagent.privacy.mechanisms.mechanism import PlannedMechanism
+from dpagent.privacy.mechanisms.mechanism import CalibratedMechanism
 from dpagent.privacy.methods import DEFAULT_METHOD, method_named
 from dpagent.privacy.schedules import Schedule
 from dpagent.protocol.weights import Precision
@@ -154,7 +154,7 @@ class PrivacySettings(Settings):
     schedule: ScheduleSettings = ScheduleSettings()
 
     @property
-    def mechanism(self) -> type[PlannedMechanism]:
+    def mechanism(self) -> type[CalibratedMechanism]:
         """What adds the noise."""
         return method_named(self.method).mechanism(self.noise)
 
