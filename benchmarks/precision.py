@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from benchmarks.figures import STANDARD_ERROR, Figure
 from benchmarks.simulation import digits_settings, mean_and_error, over_seeds
-from dpagent.protocol.task import RoundTask
+from dpagent.protocol.noisy_sum import NoisySum
 from simulation.training_loop import TrainingLoop
 
 _SEEDS: Final = range(20)
@@ -40,10 +40,9 @@ class _Float32(TrainingLoop):
 class _Fine(_Float32):
     """So it does, and sums go up on a finer grid."""
 
-    def _noisy_mean(self, task: RoundTask) -> NDArray[np.float64]:
-        wire = task.plan.wire
-        finer = wire.model_copy(update={"step": wire.step // _FINER | 1})
-        return super()._noisy_mean(replace(task, plan=task.plan.model_copy(update={"wire": finer})))
+    def _noisy_mean(self, release: NoisySum) -> NDArray[np.float64]:
+        finer = release.terms.model_copy(update={"step": release.terms.step // _FINER | 1})
+        return super()._noisy_mean(replace(release, terms=finer))
 
 
 _SIDES: Final[dict[str, type[TrainingLoop]]] = {

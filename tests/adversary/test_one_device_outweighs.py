@@ -65,9 +65,9 @@ def _attentive() -> Iterator[None]:
 
 def strongest(task: RoundTask, norms: HonestNorms) -> NDArray[np.int64]:
     """As large a norm in each block as counts: in one coordinate, or for L2 spread over all."""
-    block, power = task.plan.wire.block, task.mechanism.norm.power
-    update, honest = np.zeros(task.dimension, np.int64), honest_update(task)
-    for position in range(task.blocks):
+    block, power = task.plan.wire.block, task.release.mechanism.norm.power
+    update, honest = np.zeros(task.release.dimension, np.int64), honest_update(task)
+    for position in range(task.release.blocks):
         here = slice(position * block, (position + 1) * block)
         part = update[here] if power == 2 else update[here][:1]
         # An honest fragment's norm counts; below the least that does, nothing is gained.
@@ -154,9 +154,9 @@ class Attacked:
 def mean_of(task: RoundTask, updates: list[NDArray[np.int64]]) -> NDArray[np.float64]:
     """Their sum as a part of the mean over all devices."""
     block = task.plan.wire.block
-    total = np.zeros(task.blocks * block, np.int64)
-    total[: task.dimension] = sum(updates)
-    return fleet_mean(task, {at: (DEVICES, part) for at, part in enumerate(total.reshape(-1, block))})
+    total = np.zeros(task.release.blocks * block, np.int64)
+    total[: task.release.dimension] = sum(updates)
+    return fleet_mean(task.release, {at: (DEVICES, part) for at, part in enumerate(total.reshape(-1, block))})
 
 
 @pytest.mark.parametrize(("noise", "most"), [("gaussian", 0.15), ("laplace", 0.97)])
@@ -170,9 +170,9 @@ def test_one_device_moves_the_mean_by_little_more_than_an_honest_one(
     ):
         task = fleet.task(observer, 1)
         end = MAX_WIRE_VALUE
-        largest = np.full(task.dimension, end, np.int64)
-        one_norm = task.mechanism.clip_norm
-        power = task.mechanism.norm.power
+        largest = np.full(task.release.dimension, end, np.int64)
+        one_norm = task.release.mechanism.clip_norm
+        power = task.release.mechanism.norm.power
 
         def norm_of(vector: NDArray[np.float64]) -> float:
             return float(np.linalg.norm(vector, power)) / one_norm
@@ -190,7 +190,7 @@ def test_one_device_moves_the_mean_by_little_more_than_an_honest_one(
 
         # The largest that count come to no more than the bound.
         task = fleet.task(observer, 2)
-        norms = HonestNorms(task, fleet.settings)
+        norms = HonestNorms(task.release, fleet.settings)
         updates = [honest_update(task, LOT) for _ in range(DEVICES - 1)]
         for update in [strongest(task, norms), *updates]:
             fleet.send(observer, task, update)

@@ -153,11 +153,11 @@ def test_a_job_of_each_kind_ends_well(name: str, tmp_path: Path, mosquitto: Brok
     assert len(list((job.settings.state_dir / "models").glob("round-*.onnx"))) == ROUNDS
     plan = job.plans[1]
     if name == "layers with norms":
-        assert plan.clipping.norms == [0.5, 0.7, 0.2]
-        assert math.fsum(plan.clipping.shares) == pytest.approx(1.0)
+        assert plan.release.clipping.norms == [0.5, 0.7, 0.2]
+        assert math.fsum(plan.release.clipping.shares) == pytest.approx(1.0)
     if name == "views":
-        assert plan.augmentation is not None
-        assert plan.augmentation.views == 3
+        assert plan.release.augmentation is not None
+        assert plan.release.augmentation.views == 3
 
 
 def test_a_clip_norm_follows_the_quantile(tmp_path: Path, mosquitto: Broker) -> None:

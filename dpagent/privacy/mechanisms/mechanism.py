@@ -336,7 +336,7 @@ class PlannedMechanism(Mechanism):
 
 
 class CalibratedMechanism(PlannedMechanism):
-    """A mechanism whose price follows from the noise multiplier alone: those of a job can be chosen before it."""
+    """A mechanism whose price follows from the noise multiplier alone: a job can choose all of them first."""
 
     __slots__ = ()
 
