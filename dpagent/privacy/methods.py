@@ -88,7 +88,7 @@ METHODS: Final[dict[str, Method]] = {
             "longer than the regulariser's pull.",
             _A_NOISY_SUM,
             _GAUSSIAN | {"laplace": DiscretisedLaplace.name},
-            ("clamp", "none"),
+            ("clamp", "none", "bounded"),
         ),
     )
 }

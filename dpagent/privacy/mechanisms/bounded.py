@@ -43,7 +43,7 @@ from dpagent.errors import (
 from dpagent.privacy.accounting.amplification import unamplified_epsilon
 from dpagent.privacy.accounting.composition import composed
 from dpagent.privacy.calibration import NOISE_RANGE
-from dpagent.privacy.mechanisms.discretised_laplace import MAX_EPSILON, finest_resolution
+from dpagent.privacy.mechanisms.discretised_laplace import MAX_EPSILON, finest_resolution, multiplier_for
 from dpagent.privacy.mechanisms.mechanism import NOISE_SHARE, Query
 from dpagent.privacy.mechanisms.truncated_laplace import TruncatedLaplace
 from dpagent.privacy.schedules import MAX_ROUNDS, Schedule
@@ -54,6 +54,10 @@ _SPARE: Final = 8.0
 the others."""
 _ALIKE: Final = 1e-4
 """Relative difference of two figures that are the same but for the arithmetic of two boards."""
+
+
+class CapNotMetError(PlanError):
+    """What is left of a job's ε meets the cap of no further round."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,24 +124,32 @@ class BoundedJob:
         require_count("rounds", self.rounds, maximum=MAX_ROUNDS)
         require_positive("expected lot", self.expected_lot)
 
+    def multipliers(self, query: Query) -> tuple[float, ...]:
+        """The noise multiplier of each round, if no cap acts.
+
+        Raises:
+            ParameterError: a round's ε is too small.
+        """
+        budgets = self.schedule.budgets(self.epsilon, self.rounds).tolist()
+        return tuple(multiplier_for(_of_a_step(budget, query)) for budget in budgets)
+
     def resolution(self, query: Query) -> int:
         """Grid units to one clip norm, for all rounds.
 
-        The finest on which the wire takes eight times the noise of the first round.
+        The finest on which the wire takes eight times the noise of any round in which no cap acts.
 
         Raises:
-            ParameterError: the first round's ε is too small.
+            ParameterError: a round's ε is too small.
         """
-        step_epsilon = _of_a_step(float(self.schedule.budgets(self.epsilon, self.rounds)[0]), query)
-        return finest_resolution(_SPARE / step_epsilon)
+        return finest_resolution(_SPARE * max(self.multipliers(query)))
 
     def round(
         self,
         number: int,
         query: Query,
-        weights: NDArray[np.floating[Any]],
+        weights: NDArray[np.floating[Any]] | None,
         *,
-        spent: float = 0.0,
+        spent: float,
         resolution: int,
     ) -> BoundedRound:
         """The mechanism of a round, and its cost: a function of public values.
@@ -145,24 +157,28 @@ class BoundedJob:
         Args:
             number: of the round, from 1.
             query: of every round.
-            weights: the model's, shape (d,), as they are sent for the round.
+            weights: the model's, shape (d,), as they are sent for the round; None for no cap.
             spent: ε of the rounds before, at least 0.
             resolution: as :meth:`resolution` gives it.
 
         Raises:
             ParameterError: a value is out of its range.
-            PlanError: the budget is spent, or no remaining ε meets the cap; the text names a sufficient one.
+            CapNotMetError: the budget is spent, or no remaining ε meets the cap; the text names a sufficient
+                one.
         """
-        planned = float(
-            self.schedule.reallocated(self.epsilon, spent, over=number - 1, rounds=self.rounds)[0]
-        )
+        try:
+            planned = self.schedule.reallocated(self.epsilon, spent, over=number - 1, rounds=self.rounds)
+        except ParameterError:
+            raise
+        except PlanError as error:
+            raise CapNotMetError(str(error)) from error
         delta = self.delta * (1 - NOISE_SHARE) / self.rounds / query.steps / query.sampling_rate
         delta = min(delta, 0.5) * _SAFE
-        cap = self.cap.bound(weights, self.expected_lot)
+        cap = math.inf if weights is None else self.cap.bound(weights, self.expected_lot)
         terms = (query.sampling_rate, query.dimension)
         mechanism = TruncatedLaplace.for_delta(
             query.clip_norm,
-            _of_a_step(planned, query),
+            _of_a_step(float(planned[0]), query),
             delta,
             *terms,
             steps=query.steps,
@@ -184,11 +200,11 @@ class BoundedJob:
             except ParameterError:
                 raise
             except PlanError as error:
-                raise PlanError(
+                raise CapNotMetError(
                     f"Round {number} of {self.rounds}, with epsilon {self.epsilon - spent:.3g} of "
                     f"{self.epsilon:g} left: {error} Or give the job more epsilon."
                 ) from error
-        return BoundedRound(mechanism, planned, is_capped, composed(mechanism.event).epsilon)
+        return BoundedRound(mechanism, float(planned[0]), is_capped, composed(mechanism.event).epsilon)
 
 
 @dataclass(frozen=True, slots=True)
