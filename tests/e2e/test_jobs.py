@@ -164,7 +164,7 @@ def test_a_clip_norm_follows_the_quantile(tmp_path: Path, mosquitto: Broker) -> 
     clipping = {"kind": "quantile", "quantile": 0.5, "rate": 1.0}
     job = Job(tmp_path / "quantile", mosquitto, privacy={"clip_norm": 1000.0, "clipping": clipping})
     job.require_sound()
-    norms = [job.plans[number].clipping.norms[0] for number in (1, 2, 3)]
+    norms = [job.plans[number].release.clipping.norms[0] for number in (1, 2, 3)]
     # All records are within 1,000: the share is near 1, and the norm falls by nearly e^(−1/2) a round.
     assert norms[0] == 1000.0
     for before, after in itertools.pairwise(norms):
