@@ -1,4 +1,4 @@
-"""Jobs under the ``bounded`` noise cap on a device, as planned, and as a hostile coordinator would have them."""
+"""Jobs under the ``bounded`` noise cap on a device: as planned, and under a hostile coordinator."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ from dpagent.protocol.task import RoundTask
 from dpagent.protocol.terms import BoundedTerms
 from dpagent.protocol.weights import weights_to_bytes
 
-ROUNDS, EPSILON, LOT = 4, 40.0, 25.0
+ROUNDS, EPSILON, LOT = 4, 16.0, 25.0
 DATA = records(3)
 SHAPE = DIGITS.initial_weights(0)
 SHAPE /= np.abs(SHAPE).max()
-WIDE, TIGHT = 1e6, 0.2
-"""Largest weights: with γ = 1, a lot of 25 and a clip norm of 1, caps of 2.5·10⁷ and 5 clip norms."""
+WIDE, TIGHT = 1e6, 0.088
+"""Largest weights: with γ = 1, a lot of 25 and a clip norm of 1, caps of 2.5·10⁷ and 2.2 clip norms."""
 
 
 def fleet(directory: Path, **changes: Any) -> FleetSettings:
@@ -141,7 +141,7 @@ def test_noise_stays_within_the_cap(tmp_path: Path) -> None:
     update = np.concatenate([noisy_gradients(task.release, SHAPE, nobody, engine) for _ in range(20)])
     mechanism, unit = task.release.mechanism, task.release.wire_unit
     assert isinstance(mechanism, TruncatedLaplace)
-    assert 0.8 * mechanism.cap < np.abs(update).max() * unit <= mechanism.cap + unit / 2
+    assert 0.5 * mechanism.cap < np.abs(update).max() * unit <= mechanism.cap + unit / 2
     assert mechanism.cap <= LOT * TIGHT
 
 
@@ -149,7 +149,7 @@ def test_a_job_whose_next_cap_nothing_meets_says_which_cap_would_do(tmp_path: Pa
     coordinator = Coordinator(fleet(tmp_path))
     with pytest.raises(CapNotMetError, match=r"Round 2 of 4.*has to reach"):
         coordinator.task(2, TIGHT, spent=EPSILON - 1.0)
-    with pytest.raises(CapNotMetError, match="3 of 4 rounds have spent 40 of 40"):
+    with pytest.raises(CapNotMetError, match="3 of 4 rounds have spent 16 of 16"):
         coordinator.task(4, WIDE, spent=EPSILON)
 
 
@@ -189,17 +189,17 @@ def test_wide_and_tight_caps_in_any_order_spend_no_more_than_the_reservation(
 
 def test_a_spent_of_its_own_gets_a_coordinator_the_reservation_and_no_more(tmp_path: Path) -> None:
     """Each round is planned as if it were the first to spend, so that it may take all that is left."""
-    coordinator, charges = Coordinator(fleet(tmp_path / "fleet")), []
+    coordinator = Coordinator(fleet(tmp_path / "fleet"))
+    charges, declined = list[Charge](), list[str]()
     with closing(open_state(tmp_path / "device", Budget(1_000.0, 1e-3))) as state:
         for number in range(1, ROUNDS + 1):
             task = coordinator.task(number, WIDE, spent=0.0)
             try:
                 charges.append(take(state, task, coordinator.weights(WIDE)))
             except Declined as error:
-                assert "it reserved 40" in str(error)
-                break
-        else:
-            pytest.fail("no round was declined")
+                declined.append(str(error))
+        assert declined
+        assert all("it reserved 16" in each for each in declined)
         # The rest of the budget is there, for others.
         assert state.ledger.accounts.reserved(DATASET).epsilon == EPSILON
     assert len(charges) >= 2
@@ -225,11 +225,12 @@ def test_noise_that_does_not_follow_from_the_weights_is_declined(tmp_path: Path)
     for other, named in (
         (changed(task, noise_multipliers=[mechanism.noise_multiplier * 1.01]), "noise multiplier"),
         (changed(task, parameters={"bound_units": bound * 2}), "bound units"),
-        (changed(task, spent=20.0), "cannot be met|noise multiplier"),
-        (changed(task, regularisation=2.0), "noise multiplier|bound units"),
+        (changed(task, regularisation=2.0), "noise multiplier"),
     ):
         with pytest.raises(PlanError, match=named):
             other.release.require_derived(weights)
+    with pytest.raises(PlanError, match="noise multiplier"):
+        changed(coordinator.task(1, WIDE), spent=8.0).release.require_derived(coordinator.weights(WIDE))
     with pytest.raises(PlanError):
         task.release.require_derived(coordinator.weights(TIGHT * 0.9))
 
@@ -246,10 +247,11 @@ def test_terms_of_a_job_that_change_after_its_first_round_are_declined(tmp_path:
         schedule = cap.schedule.model_dump()
         for change in (
             {"epsilon": 50.0}, {"rounds": 5}, {"floor": 1.0}, {"regularisation": 2.0},
-            {"schedule": schedule | {"kind": "uniform"}}, {"parameters": {"resolution": 1 << 20}},
+            {"schedule": schedule | {"kind": "linear"}}, {"parameters": {"resolution": 1 << 20}},
         ):  # fmt: skip
+            altered = changed(second, **change)
             with pytest.raises(Declined, match="changed after its first round"):
-                take(state, changed(second, **change))
+                take(state, altered)
         take(state, second, coordinator.weights(WIDE))
 
 
