@@ -62,7 +62,7 @@ def admit(
         Declined, BeyondLimitError: with the reason.
         PlanError: a later round of the job cannot run.
     """
-    plan, mechanism = task.plan, task.mechanism
+    plan, mechanism = task.plan, task.release.mechanism
     require_time_left(plan, now, plan.compute_slot_s)
     require_within(task, limits)
     try:
@@ -94,7 +94,7 @@ def admit(
     # A cheap check before the expensive pricing.
     _require_noise_as_priced(task, 0.0)
     if account is None:
-        spent, job_epsilon = _priced(task.events, plan.delta)
+        spent, job_epsilon = _priced(task.release.events, plan.delta)
         _require_left("ε", others.epsilon + job_epsilon, ledger.budget(name).epsilon, others.epsilon, name)
     else:
         # It was reserved whole, and goes on though the budget was lowered since.
@@ -172,6 +172,6 @@ def _require_left(symbol: str, total: float, budget: float, others: float, name:
 
 def _require_noise_as_priced(task: RoundTask, job_epsilon: float) -> None:
     try:
-        task.mechanism.require_noise_as_priced(task.plan.rounds, job_epsilon, task.plan.delta)
+        task.release.mechanism.require_noise_as_priced(task.plan.rounds, job_epsilon, task.plan.delta)
     except ParameterError as error:
         raise Declined(f"round {task.plan.round}'s {error}") from error

@@ -120,7 +120,7 @@ class Charge:
     @classmethod
     def of(cls, task: RoundTask, price: Price, dataset: str, *, charged_at: str) -> Charge:
         """The charge for an admitted round."""
-        mechanism = task.mechanism
+        mechanism = task.release.mechanism
         return cls(
             dataset=dataset,
             job=task.plan.job.hex(),
@@ -129,7 +129,7 @@ class Charge:
             noise_multiplier=mechanism.noise_multiplier,
             parameters=mechanism.announced,
             clip_norm=mechanism.clip_norm,
-            accumulation_slack=task.plan.clipping.accumulation_slack,
+            accumulation_slack=task.release.terms.clipping.accumulation_slack,
             dimension=mechanism.dimension,
             sampling_rate=mechanism.sampling_rate,
             steps=mechanism.steps,

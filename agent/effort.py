@@ -79,9 +79,10 @@ class Effort:
         new_records: int = 0,
         disk_reads: int = 0,
     ) -> None:
-        self._task, self._weights, self._engine = task, weights, engine
+        self._task, self._release = task, task.release
+        self._weights, self._engine = weights, engine
         self._front_end, self._new_records, self._disk_reads = front_end, new_records, disk_reads
-        self.largest = largest_lot(most_records, task.plan.sampling.rate)
+        self.largest = largest_lot(most_records, self._release.sampling.rate)
 
     def longest_s(self) -> float:
         """Seconds that training takes with the largest lot, on this board, with something to spare.
@@ -92,9 +93,9 @@ class Effort:
         tried = min(_TRIED_MICROBATCHES * self._microbatch, self.largest)
         records_s = _seconds(lambda: self._compute(self._weights, tried)) * self.largest / max(tried, 1)
         records_s += _DISK_READ_S * self._disk_reads * self.largest
-        sampler = self._task.mechanism.sampler()
-        noise_s = _seconds(lambda: sampler.sample(_TRIED_NOISE)) * self._task.dimension / _TRIED_NOISE
-        total_s = self._task.plan.sampling.local_steps * (records_s + noise_s)
+        sampler = self._release.mechanism.sampler()
+        noise_s = _seconds(lambda: sampler.sample(_TRIED_NOISE)) * self._release.dimension / _TRIED_NOISE
+        total_s = self._release.sampling.local_steps * (records_s + noise_s)
         if self._new_records:
             total_s += _seconds(self._compute_features) * self._new_records / _TRIED_FEATURES
             total_s += _DISK_READ_S * self._disk_reads * self._new_records
@@ -152,7 +153,7 @@ class Effort:
     @cached_property
     def _inputs(self) -> NDArray[np.float32]:
         """Made-up records, (n, …), of the shape that the engine takes."""
-        moments = self._task.second_moments
+        moments = self._release.second_moments
         shape = self._task.spec.head.input_shape if moments is None else (moments.values,)
         inputs: NDArray[Any] = np.random.default_rng(0).random(
             (_AT_ONCE * self._microbatch, *shape), np.float32
@@ -182,14 +183,14 @@ class Effort:
         # Held beside what is made of them, and twice, as where one of them cannot be read.
         held = [self._read(records)]
         held.append(held[0].copy())
-        inputs, task = self._inputs[:records], self._task
-        if task.second_moments is not None:
-            task.second_moments.total(inputs)
+        inputs, release = self._inputs[:records], self._release
+        if release.second_moments is not None:
+            release.second_moments.total(inputs)
             return
         assert self._engine is not None
-        if task.augmentation is not None:
-            inputs = task.augmentation.views_of(inputs)
-        self._engine.clipped_sum(weights, inputs, np.zeros(records, np.int64), task.clipping.norms)
+        if release.augmentation is not None:
+            inputs = release.augmentation.views_of(inputs)
+        self._engine.clipped_sum(weights, inputs, np.zeros(records, np.int64), release.clipping.norms)
 
 
 def _seconds(work: Callable[[], object]) -> float:

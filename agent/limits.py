@@ -52,26 +52,26 @@ def require_within(task: RoundTask, limits: LimitSettings) -> None:
     Raises:
         BeyondLimitError: it does not.
     """
-    plan = task.plan
+    plan, release = task.plan, task.release
     require_times(plan, limits)
     require_size(plan, limits)
-    if task.blocks < limits.minimum_fragments:
+    if release.blocks < limits.minimum_fragments:
         raise BeyondLimitError(
             "the number of fragments",
-            task.blocks,
+            release.blocks,
             f"at least {limits.minimum_fragments}",
             "minimum_fragments",
         )
-    if task.blocks > limits.maximum_fragments:
+    if release.blocks > limits.maximum_fragments:
         raise BeyondLimitError(
             "the number of fragments",
-            task.blocks,
+            release.blocks,
             f"at most {limits.maximum_fragments:,}",
             "maximum_fragments",
         )
-    if plan.sampling.rate > limits.maximum_sampling_rate:
+    if release.sampling.rate > limits.maximum_sampling_rate:
         raise BeyondLimitError(
-            "the sampling rate", plan.sampling.rate, f"at most {limits.maximum_sampling_rate:g}",
+            "the sampling rate", release.sampling.rate, f"at most {limits.maximum_sampling_rate:g}",
             "maximum_sampling_rate",
         )  # fmt: skip
     if limits.maximum_job_delta is not None and plan.delta > limits.maximum_job_delta:
@@ -80,8 +80,8 @@ def require_within(task: RoundTask, limits: LimitSettings) -> None:
         )
     if task.method.name not in limits.methods:
         raise BeyondLimitError("the method", task.method.name, ", ".join(limits.methods), "methods")
-    if task.mechanism.trust not in limits.trust:
-        raise BeyondLimitError("the trusted party", task.mechanism.trust, ", ".join(limits.trust), "trust")
+    if release.mechanism.trust not in limits.trust:
+        raise BeyondLimitError("the trusted party", release.mechanism.trust, ", ".join(limits.trust), "trust")
 
 
 def require_room_for_charges(plan: Plan, charges: int, limits: LimitSettings) -> None:

@@ -28,7 +28,7 @@ from dpagent.learning.training.lots import sum_over_lot
 from dpagent.privacy.covariance import MAX_LOT
 from dpagent.privacy.mechanisms.wire import round_at_random, round_to_wire
 from dpagent.privacy.sampling import poisson_lot, shuffled
-from dpagent.protocol.task import RoundTask
+from dpagent.protocol.noisy_sum import NoisySum
 from dpagent.wording import counted
 
 LotSum: TypeAlias = Callable[[NDArray[np.float32]], NDArray[np.float64]]
@@ -45,47 +45,47 @@ def _nothing_more(_records: int) -> None:
     """What follows a lot where its time may show."""
 
 
-def noisy_sum(task: RoundTask, weights: NDArray[np.float32], lot_sum: LotSum) -> NDArray[np.int64]:
+def noisy_sum(release: NoisySum, weights: NDArray[np.float32], lot_sum: LotSum) -> NDArray[np.int64]:
     """Run the local steps of a round.
 
     Args:
-        task: of the round.
+        release: of the round.
         weights: (parameters,) the global model.
         lot_sum: gives the clipped sum, or the second moments, of a step.
 
     Returns:
         (dimension,) the noisy sum over all local steps, integers in wire units.
     """
-    mechanism, sampling = task.mechanism, task.plan.sampling
+    mechanism, sampling = release.mechanism, release.sampling
     local = weights.copy()
-    update = np.zeros(task.dimension, np.int64)
+    update = np.zeros(release.dimension, np.int64)
     for step in range(sampling.local_steps):
         noisy = mechanism.add_noise(mechanism.quantize(lot_sum(local)))
         update += noisy
-        if task.second_moments is None and step + 1 < sampling.local_steps:
+        if release.second_moments is None and step + 1 < sampling.local_steps:
             # Local steps use only the noisy gradient, so the path is as private as the noisy sum.
-            gradient = task.clipping.gradient(noisy.astype(np.float64) * mechanism.granularity)
+            gradient = release.clipping.gradient(noisy.astype(np.float64) * mechanism.granularity)
             with np.errstate(over="ignore", invalid="ignore"):
                 change = sampling.local_learning_rate / sampling.expected_lot * gradient
                 local -= change.astype(np.float32)
-    if task.device_cap is not None and task.second_moments is None:
+    if release.device_cap is not None and release.second_moments is None:
         # What a cap has moved lacks the noise that makes rounding to the nearest unbiased.
-        return round_at_random(_capped(task, update, weights), task.plan.wire.step)
-    return round_to_wire(update, task.plan.wire.step)
+        return round_at_random(_capped(release, update, weights), release.terms.step)
+    return round_to_wire(update, release.terms.step)
 
 
 def noisy_gradients(
-    task: RoundTask, weights: NDArray[np.float32], dataset: Dataset, engine: Engine
+    release: NoisySum, weights: NDArray[np.float32], dataset: Dataset, engine: Engine
 ) -> NDArray[np.int64]:
     """The noisy sum of the gradients of records with which nothing fails; see :func:`noisy_sum`."""
-    return noisy_sum(task, weights, lambda local: clipped_sum(task, local, dataset, engine))
+    return noisy_sum(release, weights, lambda local: clipped_sum(release, local, dataset, engine))
 
 
-def sum_of_moments(task: RoundTask, dataset: Dataset, done: Done = _nothing_more) -> NDArray[np.float64]:
+def sum_of_moments(release: NoisySum, dataset: Dataset, done: Done = _nothing_more) -> NDArray[np.float64]:
     """The second moments of a fresh lot, without noise. Private.
 
     Args:
-        task: of a round that asks for them.
+        release: of a round that asks for them.
         dataset: the device's records, before the projection.
         done: hears how many records the lot has.
 
@@ -95,10 +95,10 @@ def sum_of_moments(task: RoundTask, dataset: Dataset, done: Done = _nothing_more
     Raises:
         ParameterError: the round asks for gradients, or the lot is too large.
     """
-    moments = task.second_moments
+    moments = release.second_moments
     if moments is None:
-        raise ParameterError(f"round {task.plan.round} asks for gradients; expected second moments.")
-    lot = poisson_lot(len(dataset), task.plan.sampling.rate)
+        raise ParameterError(f"round {release.plan.round} asks for gradients; expected second moments.")
+    lot = poisson_lot(len(dataset), release.sampling.rate)
     if len(lot) > MAX_LOT:
         raise ParameterError(f"a lot has {counted(len(lot), 'record')}; expected at most {MAX_LOT:,}.")
     total = np.zeros(moments.dimension)
@@ -109,7 +109,7 @@ def sum_of_moments(task: RoundTask, dataset: Dataset, done: Done = _nothing_more
 
 
 def clipped_sum(
-    task: RoundTask,
+    release: NoisySum,
     weights: NDArray[np.float32],
     dataset: Dataset,
     engine: Engine,
@@ -118,7 +118,7 @@ def clipped_sum(
     """The sum over a fresh lot, without noise. Private.
 
     Args:
-        task: of the round.
+        release: of the round.
         weights: (parameters,) of the step.
         dataset: the device's records, as the engine takes them.
         engine: computes their gradients, clipped in the mechanism's norm.
@@ -130,21 +130,21 @@ def clipped_sum(
     Raises:
         ParameterError: the engine clips in another norm.
     """
-    if engine.norm is not task.mechanism.norm:
+    if engine.norm is not release.mechanism.norm:
         raise ParameterError(
-            f"the engine clips records in {engine.norm}; mechanism {task.mechanism.name} needs"
-            f" {task.mechanism.norm}."
+            f"the engine clips records in {engine.norm}; mechanism {release.mechanism.name} needs"
+            f" {release.mechanism.norm}."
         )
-    lot = shuffled(poisson_lot(len(dataset), task.plan.sampling.rate))
-    part = sum_over_lot(engine, weights, dataset, lot, task.clipping.norms, task.augmentation)
+    lot = shuffled(poisson_lot(len(dataset), release.sampling.rate))
+    part = sum_over_lot(engine, weights, dataset, lot, release.clipping.norms, release.augmentation)
     done(len(lot))
     # The number of records excluded as not finite is private: it is not reported.
-    return task.clipping.scaled_sum(part.total, int(part.within[0]), len(lot) - part.excluded)
+    return release.clipping.scaled_sum(part.total, int(part.within[0]), len(lot) - part.excluded)
 
 
-def _capped(task: RoundTask, update: NDArray[np.int64], weights: NDArray[np.float32]) -> NDArray[np.int64]:
+def _capped(release: NoisySum, update: NDArray[np.int64], weights: NDArray[np.float32]) -> NDArray[np.int64]:
     """The noise cap on the device: on its own noisy mean, then back onto the grid."""
-    sampling, mechanism, cap = task.plan.sampling, task.mechanism, task.device_cap
+    sampling, mechanism, cap = release.sampling, release.mechanism, release.device_cap
     assert cap is not None
     units_to_one = sampling.expected_lot * sampling.local_steps / mechanism.granularity
     capped, _ = cap.apply(update / units_to_one, weights, radius=mechanism.clip_norm)

@@ -142,11 +142,14 @@ class Trainer:
             require_room(task.spec, self._max_records, self._settings.data.features_mib)
         front_end = self._front_end_for(task, assets)
         engine: Engine | None = None
-        if task.second_moments is not None:
+        if task.release.second_moments is not None:
             self._require_lots(task, MAX_LOT)
         else:
             engine = self._engine_for(task, assets.get("training-graph"))
-            slack, allowed = accumulation_slack(engine.microbatch), task.plan.clipping.accumulation_slack
+            slack, allowed = (
+                accumulation_slack(engine.microbatch),
+                task.release.terms.clipping.accumulation_slack,
+            )
             if slack > allowed:
                 raise Declined(
                     f"microbatches of {engine.microbatch} can add {slack:.3g} to a record's influence; the "
@@ -160,7 +163,7 @@ class Trainer:
             front_end=front_end, new_records=self._most_new_records(front_end, adopts=adopts),
             disk_reads=self._disk_reads(task),
         )  # fmt: skip
-        sums = self._engine_is_for if engine else f"{task.dimension} moments"
+        sums = self._engine_is_for if engine else f"{task.release.dimension} moments"
         if (tried := (sums, effort.at_once)) != self._tried:
             effort.try_memory()
             self._tried = tried
@@ -186,9 +189,9 @@ class Trainer:
                     log.debug("the details", exc_info=True)
                     failures.append(said(error))
                     self._features_are_of = None  # computed again the next time
-            return np.zeros(work.task.dimension)
+            return np.zeros(work.task.release.dimension)
 
-        values = noisy_sum(work.task, work.weights, lot_sum)
+        values = noisy_sum(work.task.release, work.weights, lot_sum)
         return Update(values, failures[0] if failures else None)
 
     def look(self) -> None:
@@ -227,8 +230,8 @@ class Trainer:
         inputs = self._inputs_of(records, work.front_end, work.effort)
         fill_up = partial(work.effort.fill_up, local)
         if work.engine is None:
-            return sum_of_moments(work.task, inputs, fill_up)
-        return clipped_sum(work.task, local, inputs, work.engine, fill_up)
+            return sum_of_moments(work.task.release, inputs, fill_up)
+        return clipped_sum(work.task.release, local, inputs, work.engine, fill_up)
 
     def _require_lots(self, task: RoundTask, most: int) -> None:
         """Decline where a lot of the most records that there may be could be too large.
@@ -236,7 +239,7 @@ class Trainer:
         Raises:
             Declined: It could.
         """
-        records, rate = self._max_records, task.plan.sampling.rate
+        records, rate = self._max_records, task.release.sampling.rate
         largest = largest_lot(records, rate)
         if largest > most:
             raise Declined(
@@ -278,7 +281,7 @@ class Trainer:
                     " which checks the network and prints its digest, and add it if you trust it"
                 )
         needed = {role: data for role, data in assets.items() if role != "training-graph"}
-        front_end = FrontEnd(spec, needed, before_projection=task.second_moments is not None)
+        front_end = FrontEnd(spec, needed, before_projection=task.release.second_moments is not None)
         if self._front_end is None or self._front_end.key != front_end.key:
             self._front_end, self._features_are_of = front_end, None
             front_end(np.zeros((1, *front_end.input_shape), np.float32))
@@ -290,9 +293,9 @@ class Trainer:
             graph=graph,
             microbatch=self._profile.microbatch,
             threads=self._profile.threads,
-            views=1 if task.augmentation is None else task.augmentation.views,
-            groups=len(task.clipping.norms),
-            norm=task.mechanism.norm,
+            views=1 if task.release.augmentation is None else task.release.augmentation.views,
+            groups=len(task.release.clipping.norms),
+            norm=task.release.mechanism.norm,
             trusted=self._settings.trusted_graphs,
         )
         purpose = _purpose(bench)

@@ -33,7 +33,7 @@ from benchmarks.simulation import SEEDS, Run, digits_settings, mean_and_error, o
 from coordinator.influence import HonestNorms
 from coordinator.settings import AggregationSettings
 from dpagent.protocol.codec import MessageError
-from dpagent.protocol.task import RoundTask
+from dpagent.protocol.noisy_sum import NoisySum
 from simulation.training_loop import TrainingLoop
 
 _DEVICES: Final = 10
@@ -49,40 +49,40 @@ class _Watched(TrainingLoop):
 
     largest: ClassVar[float] = 0.0
 
-    def _updates(self, task: RoundTask) -> list[NDArray[np.int64]]:
-        edges = range(task.plan.wire.block, task.dimension, task.plan.wire.block)
-        records = task.plan.sampling.expected_lot * task.mechanism.clip_norm
+    def _updates(self, release: NoisySum) -> list[NDArray[np.int64]]:
+        edges = range(release.plan.wire.block, release.dimension, release.plan.wire.block)
+        records = release.sampling.expected_lot * release.mechanism.clip_norm
         for shard in self._shards:
-            parts = np.split(clipped_sum(task, self.weights, shard, self._engine), edges)
+            parts = np.split(clipped_sum(release, self.weights, shard, self._engine), edges)
             found = max(float(np.linalg.norm(part)) for part in parts) / records
             _Watched.largest = max(_Watched.largest, found)
-        return TrainingLoop._updates(self, task)
+        return TrainingLoop._updates(self, release)
 
 
 class _Largest(TrainingLoop):
     """The first device sends the largest values of the wire."""
 
-    def _updates(self, task: RoundTask) -> list[NDArray[np.int64]]:
-        signs = np.random.default_rng(0).choice(np.array([-1, 1]), task.dimension)
-        return [signs * self._value(task), *TrainingLoop._updates(self, task)[1:]]
+    def _updates(self, release: NoisySum) -> list[NDArray[np.int64]]:
+        signs = np.random.default_rng(0).choice(np.array([-1, 1]), release.dimension)
+        return [signs * self._value(release), *TrainingLoop._updates(self, release)[1:]]
 
-    def _value(self, task: RoundTask) -> int:
+    def _value(self, release: NoisySum) -> int:
         return _LARGEST_BEFORE
 
 
 class _Strongest(_Largest):
     """The first device sends the largest values that count in every block."""
 
-    def _value(self, task: RoundTask) -> int:
-        norms, value = HonestNorms(task, self._fleet), _Largest._value(self, task)
-        while not all(_counts(norms, position, value, task) for position in (0, task.blocks - 1)):
+    def _value(self, release: NoisySum) -> int:
+        norms, value = HonestNorms(release, self._fleet), _Largest._value(self, release)
+        while not all(_counts(norms, position, value, release) for position in (0, release.blocks - 1)):
             value -= 1
         return value
 
 
-def _counts(norms: HonestNorms, position: int, value: int, task: RoundTask) -> bool:
+def _counts(norms: HonestNorms, position: int, value: int, release: NoisySum) -> bool:
     try:
-        norms.require(position, np.full(task.plan.wire.block, value, np.int64), norms.highest_level)
+        norms.require(position, np.full(release.plan.wire.block, value, np.int64), norms.highest_level)
     except MessageError:
         return False
     return True

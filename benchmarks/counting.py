@@ -63,8 +63,8 @@ class _Round:
         assert task is not None
         self.messages = []
         for _ in range(_DEVICES):
-            noise = task.mechanism.sampler().sample(task.dimension)
-            update = round_to_wire(np.asarray(noise), task.plan.wire.step)
+            noise = task.release.mechanism.sampler().sample(task.release.dimension)
+            update = round_to_wire(np.asarray(noise), task.release.terms.step)
             self.messages += [seal(encode(piece), task.plan) for piece in cut(update, task.plan)]
 
     def count(self) -> None:

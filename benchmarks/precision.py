@@ -14,6 +14,7 @@ entropy, so the figures vary within their errors.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -22,7 +23,8 @@ from numpy.typing import NDArray
 
 from benchmarks.figures import STANDARD_ERROR, Figure
 from benchmarks.simulation import digits_settings, mean_and_error, over_seeds
-from dpagent.protocol.task import RoundTask
+from dpagent.protocol.noisy_sum import NoisySum
+from simulation.settings import RunSettings
 from simulation.training_loop import TrainingLoop
 
 _SEEDS: Final = range(20)
@@ -40,10 +42,9 @@ class _Float32(TrainingLoop):
 class _Fine(_Float32):
     """So it does, and sums go up on a finer grid."""
 
-    def _noisy_mean(self, task: RoundTask) -> NDArray[np.float64]:
-        wire = task.plan.wire
-        finer = wire.model_copy(update={"step": wire.step // _FINER | 1})
-        return super()._noisy_mean(replace(task, plan=task.plan.model_copy(update={"wire": finer})))
+    def _noisy_mean(self, release: NoisySum) -> NDArray[np.float64]:
+        finer = release.terms.model_copy(update={"step": release.terms.step // _FINER | 1})
+        return super()._noisy_mean(replace(release, terms=finer))
 
 
 _SIDES: Final[dict[str, type[TrainingLoop]]] = {
@@ -55,9 +56,14 @@ _SIDES: Final[dict[str, type[TrainingLoop]]] = {
 
 def run() -> list[Figure]:
     """Simulate all settings."""
+    return sides(digits_settings(4.0), _SEEDS)
+
+
+def sides(settings: RunSettings, seeds: Sequence[int]) -> list[Figure]:
+    """The accuracy of a job in each of the three ways."""
     figures: list[Figure] = []
     for name, loop in _SIDES.items():
-        runs = over_seeds(digits_settings(4.0), seeds=_SEEDS, loop=loop)
+        runs = over_seeds(settings, seeds=seeds, loop=loop)
         accuracy, error = mean_and_error([100 * run.accuracy for run in runs])
         figures += [
             Figure(f"{name}: accuracy", accuracy, "%"),

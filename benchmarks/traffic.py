@@ -68,7 +68,7 @@ def packet_bytes(topic: str, payload: bytes) -> int:
 
 
 def _fragments(task: RoundTask) -> list[int]:
-    topic, update = Topics("demo").fragments, np.zeros(task.dimension, np.int64)
+    topic, update = Topics("demo").fragments, np.zeros(task.release.dimension, np.int64)
     return [packet_bytes(topic, seal(encode(each), task.plan)) for each in cut(update, task.plan)]
 
 
@@ -88,8 +88,9 @@ def _from_coordinator(task: RoundTask, receipts: int) -> list[int]:
 
 def _coarse(task: RoundTask) -> float:
     """Share of fragments of noise alone that do not fit at level 0."""
-    wire, sampler = task.plan.wire, task.mechanism.sampler()
+    wire, sampler = task.plan.wire, task.release.mechanism.sampler()
+    step = task.release.terms.step
     coarse = 0
     for _ in range(_FRAGMENTS):
-        coarse += pack(round_to_wire(sampler.sample(wire.block), wire.step), wire.bytes)[0] > 0
+        coarse += pack(round_to_wire(sampler.sample(wire.block), step), wire.bytes)[0] > 0
     return coarse / _FRAGMENTS

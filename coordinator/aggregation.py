@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpagent.learning.training.optimiser import Optimiser
-from dpagent.protocol.task import RoundTask
-from dpagent.protocol.weights import weights_to_bytes
+from dpagent.protocol.noisy_sum import NoisySum
+from dpagent.protocol.weights import weights_from_bytes, weights_to_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,22 +26,22 @@ class Step:
     """Share of the mean gradient's L2 norm after the coordinator's cap; 1 without a cap."""
 
 
-def fleet_mean(task: RoundTask, sums: Mapping[int, tuple[int, NDArray[np.int64]]]) -> NDArray[np.float64]:
+def fleet_mean(release: NoisySum, sums: Mapping[int, tuple[int, NDArray[np.int64]]]) -> NDArray[np.float64]:
     """The fleet's noisy mean, per record of the expected lots.
 
     Args:
-        task: the round's.
+        release: the round's.
         sums: by block position, the number of counted fragments and their integer sum in wire units.
 
     Returns:
         (dimension,), the input of ``Clipping.gradient`` or ``SecondMoments.matrix``. A block without
         fragments is zero; otherwise it is the mean over the devices that sent it.
     """
-    return median_of_means(task, [sums])
+    return median_of_means(release, [sums])
 
 
 def median_of_means(
-    task: RoundTask, groups: Sequence[Mapping[int, tuple[int, NDArray[np.int64]]]]
+    release: NoisySum, groups: Sequence[Mapping[int, tuple[int, NDArray[np.int64]]]]
 ) -> NDArray[np.float64]:
     """The median over groups of their noisy means, coordinate by coordinate.
 
@@ -52,31 +52,31 @@ def median_of_means(
     the common ones.
 
     Args:
-        task: the round's.
+        release: the round's.
         groups: for each, the sums as of :func:`fleet_mean`. A block is the median over the groups that have
             it.
 
     Returns:
         As of :func:`fleet_mean`.
     """
-    block = task.plan.wire.block
-    median = np.zeros(task.dimension, np.float64)
-    for position in range(task.blocks):
+    block = release.plan.wire.block
+    median = np.zeros(release.dimension, np.float64)
+    for position in range(release.blocks):
         part = median[position * block : (position + 1) * block]
-        means = [_block_mean(task, *group[position])[: len(part)] for group in groups if position in group]
+        means = [_block_mean(release, *group[position])[: len(part)] for group in groups if position in group]
         if means:
             part[:] = np.median(means, axis=0)
     return median
 
 
-def _block_mean(task: RoundTask, count: int, total: NDArray[np.int64]) -> NDArray[np.float64]:
+def _block_mean(release: NoisySum, count: int, total: NDArray[np.int64]) -> NDArray[np.float64]:
     # The divisor is the public expected lot: a device's true count is private.
-    sampling = task.plan.sampling
-    return np.asarray(total * task.wire_unit / (count * sampling.expected_lot * sampling.local_steps))
+    sampling = release.sampling
+    return np.asarray(total * release.wire_unit / (count * sampling.expected_lot * sampling.local_steps))
 
 
 def take_step(
-    task: RoundTask,
+    release: NoisySum,
     gradient: NDArray[np.float64],
     weights: NDArray[np.float32],
     state: NDArray[np.float64],
@@ -92,12 +92,14 @@ def take_step(
     change the optimiser's moments, so counting it would make Adam's bias correction too small.
     """
     clamped, kept = 0, 1.0
-    if (cap := task.coordinator_cap) is not None:
-        seen = task.weights_from(weights_to_bytes(weights, task.plan.model.precision))
-        gradient, report = cap.apply(gradient, seen, radius=task.clipping.reference)
+    if (cap := release.coordinator_cap) is not None:
+        model = release.plan.model
+        sent = weights_to_bytes(weights, model.precision)
+        seen = weights_from_bytes(sent, model.parameters, model.precision)
+        gradient, report = cap.apply(gradient, seen, radius=release.clipping.reference)
         clamped = report.coordinates_clamped
         kept = report.norm_after / report.norm_before if report.norm_before else 1.0
     stepped, state = optimiser.step(
-        weights, state, gradient, number=task.gradient_step, learning_rate=learning_rate
+        weights, state, gradient, number=release.gradient_step, learning_rate=learning_rate
     )
     return Step(stepped, state, clamped, kept)

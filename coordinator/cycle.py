@@ -36,6 +36,7 @@ from dpagent.privacy.clipping import adapted_norm
 from dpagent.privacy.covariance import SecondMoments
 from dpagent.protocol.codec import MessageError
 from dpagent.protocol.fragments import read_block, require_place
+from dpagent.protocol.noisy_sum import NoisySum
 from dpagent.protocol.sealing import Opener
 from dpagent.protocol.task import RoundTask
 from dpagent.protocol.weights import weights_to_bytes
@@ -164,11 +165,11 @@ class Cycle:
 
     def _collect(self, task: RoundTask) -> None:
         """Take fragments of this round from now on."""
-        self._task, self._norms = task, HonestNorms(task, self._settings)
+        self._task, self._norms = task, HonestNorms(task.release, self._settings)
         if math.isinf(self._norms.pull):
             log.warning(
                 "mechanism %s does not say how its noise is distributed: fragments of any norm count",
-                task.mechanism.name,
+                task.release.mechanism.name,
             )
         else:
             log.debug("one fragment moves the mean by at most %.3g clip norms", self._norms.pull)
@@ -228,9 +229,9 @@ class Cycle:
             return OpenedFragment(fragment.id, fragment.round, 0, _NO_VALUES, now)
         position, values = fragment.position, _NO_VALUES
         if fragment.dummy:
-            require_place(fragment, task.plan.wire, task.blocks)
+            require_place(fragment, task.plan.wire, task.release.blocks)
         else:
-            values, level = read_block(fragment, task.plan.wire, task.blocks)
+            values, level = read_block(fragment, task.plan.wire, task.release.blocks)
             norms.require(position, values, level)
         return OpenedFragment(fragment.id, fragment.round, position, values, now, fragment.dummy)
 
@@ -241,7 +242,7 @@ class Cycle:
         assert self._task is not None
         plan, devices = self._task.plan, self._settings.devices
         counts = self._store.counts(plan.round)
-        scarcest = min(counts.get(position, 0) for position in range(self._task.blocks))
+        scarcest = min(counts.get(position, 0) for position in range(self._task.release.blocks))
         now = self._clock.unix()
         if scarcest >= devices and self._honest_have_sent(now):
             verdict = Verdict.CLOSE
@@ -251,7 +252,7 @@ class Cycle:
             verdict = Verdict.CLOSE
         else:
             verdict = Verdict.EXTEND
-        return Progress(sum(counts.values()), self._task.blocks * devices, scarcest, verdict)
+        return Progress(sum(counts.values()), self._task.release.blocks * devices, scarcest, verdict)
 
     def _honest_have_sent(self, now: float) -> bool:
         """Whether a device that got the plan at once and trained within its slot has had its jitter window.
@@ -283,15 +284,15 @@ class Cycle:
                 "round %d closes at its deadline with %d of %s, at least %d of every block",
                 task.plan.round, progress.counted, counted(progress.expected, "fragment"), progress.scarcest,
             )  # fmt: skip
-        if task.second_moments is not None:
-            self._take_directions(task, task.second_moments)
+        if task.release.second_moments is not None:
+            self._take_directions(task.release, task.release.second_moments)
         else:
-            self._take_step(task)
+            self._take_step(task.release)
         self._task = self._norms = None
 
-    def _take_step(self, task: RoundTask) -> None:
-        number, clipping = task.plan.round, task.clipping
-        mean = median_of_means(task, self._store.sums(number, groups=self._settings.aggregation.dealt))
+    def _take_step(self, release: NoisySum) -> None:
+        number, clipping = release.plan.round, release.clipping
+        mean = median_of_means(release, self._store.sums(number, groups=self._settings.aggregation.dealt))
         clip_norm = self._clip_norm
         if clipping.count_weight:
             wanted = self._settings.privacy.clipping
@@ -299,12 +300,12 @@ class Cycle:
                 clip_norm, clipping.share_within(mean[-1]), quantile=wanted.quantile, rate=wanted.rate
             )
         step = take_step(
-            task,
+            release,
             clipping.gradient(mean),
             self._weights,
             self._state,
             self._optimiser,
-            self._learning_rate.at(task.gradient_step),
+            self._learning_rate.at(release.gradient_step),
         )
         accuracy = self._models.accuracy(step.weights)
         if self._settings.keep_models == "all":
@@ -318,12 +319,12 @@ class Cycle:
         )
         self._weights, self._state, self._clip_norm = step.weights, step.state, clip_norm
         shown = "not evaluated" if accuracy is None else f"accuracy {accuracy:.2%}"
-        log.info("round %d of %d: %s, ε = %s", number, task.plan.rounds, shown, upwards(epsilon))
+        log.info("round %d of %d: %s, ε = %s", number, release.plan.rounds, shown, upwards(epsilon))
 
-    def _take_directions(self, task: RoundTask, moments: SecondMoments) -> None:
+    def _take_directions(self, release: NoisySum, moments: SecondMoments) -> None:
         """Add the fleet's leading directions to the model; the weights do not change."""
-        number = task.plan.round
-        mean = median_of_means(task, self._store.sums(number, groups=self._settings.aggregation.dealt))
+        number = release.plan.round
+        mean = median_of_means(release, self._store.sums(number, groups=self._settings.aggregation.dealt))
         self._models.set_projection(moments.matrix(mean))
         self._announcer.assets_changed()
         epsilon = self._job.epsilon_by_round[number - 1]
@@ -332,7 +333,10 @@ class Cycle:
             number, self._weights, self._state, self._clip_norm, result, closed_at=self._clock.unix()
         )
         log.info(
-            "round %d of %d: directions of the projection, ε = %s", number, task.plan.rounds, upwards(epsilon)
+            "round %d of %d: directions of the projection, ε = %s",
+            number,
+            release.plan.rounds,
+            upwards(epsilon),
         )
 
     # The job is over.

@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coordinator.settings import FleetSettings
-from dpagent.privacy.mechanisms.honest_norms import NormRange, capped_norms, largest_lot, noisy_norms
+from dpagent.privacy.mechanisms.honest_norms import NormRange, capped_norms, largest_lot
 from dpagent.protocol.codec import MessageError
+from dpagent.protocol.noisy_sum import NoisySum
 from dpagent.protocol.packing import MAX_LEVEL, highest_level
-from dpagent.protocol.task import RoundTask
 
 IMPROBABLE: Final = "improbable norm"
 """Why such fragments are rejected."""
@@ -33,13 +33,13 @@ class HonestNorms:
     smaller than that of a block, and one fragment would move the next clip norm at will.
 
     Args:
-        task: the round's.
+        release: the round's.
         settings: the fleet's.
     """
 
-    def __init__(self, task: RoundTask, settings: FleetSettings) -> None:
-        self._task, self._settings = task, settings
-        self._last = task.blocks - 1
+    def __init__(self, release: NoisySum, settings: FleetSettings) -> None:
+        self._release, self._settings = release, settings
+        self._last = release.blocks - 1
         self._whole = self._ranges(self._size(0))
         self._of_last = self._ranges(self._size(self._last))
         self._of_count = self._ranges(1, of_a_record=self._count_share) if self._count_share else None
@@ -65,27 +65,27 @@ class HonestNorms:
 
     @property
     def pull(self) -> float:
-        """Bound on what one fragment moves the mean of all devices, in clip norms.
+        """Bound on what one fragment moves the mean of all devices, in clip norms, in the norm of the range.
 
         Infinite if the mechanism states no law of its noise.
         """
         if self._whole is None:
             return math.inf
-        task, sampling = self._task, self._task.plan.sampling
+        release, sampling = self._release, self._release.sampling
         records = self._settings.devices * sampling.expected_lot * sampling.local_steps
-        most = max(allowed.most for allowed in self._whole)
-        return math.sqrt(most) * task.wire_unit / task.mechanism.clip_norm / records
+        largest = max(allowed.largest for allowed in self._whole)
+        return largest * release.wire_unit / release.mechanism.clip_norm / records
 
     def _size(self, position: int) -> int:
         """Coordinates of a block, without padding."""
-        block = self._task.plan.wire.block
-        return min(block, self._task.dimension - position * block)
+        block = self._release.plan.wire.block
+        return min(block, self._release.dimension - position * block)
 
     @property
     def _count_share(self) -> float:
         """Largest part of a record's clip norm in the coordinate that counts; 0 without one."""
-        clipping = self._task.clipping
-        if self._task.second_moments is not None:
+        clipping = self._release.clipping
+        if self._release.second_moments is not None:
             return 0.0
         return clipping.count_weight / 2 * clipping.reference / clipping.radius
 
@@ -95,13 +95,13 @@ class HonestNorms:
         largest = self._range(self._size(0), 1.0, 0)
         if largest is None:
             return MAX_LEVEL
-        return highest_level(self._task.plan.wire.block, largest.most, self._tail)
+        return highest_level(self._release.plan.wire.block, largest.norm, largest.most, self._tail)
 
     @property
     def _tail(self) -> float:
         """The probability with which one fragment may be rejected, for each reason."""
         # As if each were judged three times: for its norm, for its level, and as the one with the count is.
-        judged = 3 * self._settings.rounds * self._settings.devices * self._task.blocks
+        judged = 3 * self._settings.rounds * self._settings.devices * self._release.blocks
         return self._settings.aggregation.false_rejection / judged
 
     def _ranges(self, coordinates: int, of_a_record: float = 1.0) -> list[NormRange] | None:
@@ -111,18 +111,17 @@ class HonestNorms:
         return known or None
 
     def _range(self, coordinates: int, of_a_record: float, level: int) -> NormRange | None:
-        task, wanted = self._task, self._settings.aggregation
-        mechanism, sampling, step = task.mechanism, task.plan.sampling, task.plan.wire.step
+        release, wanted = self._release, self._settings.aggregation
+        mechanism, sampling, step = release.mechanism, release.sampling, release.terms.step
         tail = self._tail
-        if task.device_cap is not None and task.second_moments is None:
+        if release.device_cap is not None and release.second_moments is None:
             ball = sampling.expected_lot * sampling.local_steps * mechanism.clip_norm / mechanism.granularity
             return capped_norms(step=step, coordinates=coordinates, ball_units=ball, tail=tail, level=level)
         if (law := mechanism.noise_law) is None:
             return None
         records = wanted.largest_signal * sampling.expected_lot * sampling.local_steps
         lot = largest_lot(records, sampling.rate, tail / 2)
-        return noisy_norms(
-            law,
+        return law.norms(
             step,
             coordinates=coordinates,
             steps=sampling.local_steps,

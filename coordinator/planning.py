@@ -27,18 +27,21 @@ from dpagent.protocol.messages import (
     MAX_PAYLOAD_BYTES,
     MAX_WHOLE_BYTES,
     AssetTerms,
-    AugmentationTerms,
-    CapTerms,
-    ClippingTerms,
-    MechanismTerms,
     ModelTerms,
     Plan,
-    ProjectionTerms,
-    SamplingTerms,
     WireTerms,
 )
 from dpagent.protocol.packing import payload_bytes
 from dpagent.protocol.task import RoundTask
+from dpagent.protocol.terms import (
+    AugmentationTerms,
+    CapTerms,
+    ClippingTerms,
+    MechanismTerms,
+    NoisySumTerms,
+    ProjectionTerms,
+    SamplingTerms,
+)
 from dpagent.protocol.weights import weights_to_bytes
 from dpagent.wording import counted
 
@@ -253,32 +256,32 @@ class Planner:
                 AssetTerms.model_validate({"role": role, "digest": content_digest(data), "size": len(data)})
                 for role, data in assets.items()
             ],
-            mechanism=MechanismTerms(
-                name=mechanism.name,
-                noise_multipliers=list(noise.multipliers),
-                parameters=dict(noise.parameters),
-            ),
-            clipping=ClippingTerms(
-                norms=list(clipping.norms),
-                shares=list(clipping.shares),
-                count_weight=clipping.count_weight,
-                accumulation_slack=ACCUMULATION_SLACK,
-            ),
-            sampling=SamplingTerms(
-                rate=privacy.sampling_rate,
-                expected_lot=self._expected_lot,
-                local_steps=privacy.local_steps,
-                local_learning_rate=privacy.local_learning_rate,
-            ),
-            delta=privacy.delta,
-            projection=self._projection(),
-            augmentation=None if augmentation is None else AugmentationTerms(**augmentation.model_dump()),
-            cap=CapTerms(**settings.cap.model_dump()),
-            wire=WireTerms(
-                block=block,
-                bytes=payload_bytes(block, mechanism.wire_bits(self._expected_lot)),
+            release=NoisySumTerms(
+                kind="noisy-sum",
+                mechanism=MechanismTerms(
+                    name=mechanism.name,
+                    noise_multipliers=list(noise.multipliers),
+                    parameters=dict(noise.parameters),
+                ),
+                clipping=ClippingTerms(
+                    norms=list(clipping.norms),
+                    shares=list(clipping.shares),
+                    count_weight=clipping.count_weight,
+                    accumulation_slack=ACCUMULATION_SLACK,
+                ),
+                sampling=SamplingTerms(
+                    rate=privacy.sampling_rate,
+                    expected_lot=self._expected_lot,
+                    local_steps=privacy.local_steps,
+                    local_learning_rate=privacy.local_learning_rate,
+                ),
+                projection=self._projection(),
+                augmentation=None if augmentation is None else AugmentationTerms(**augmentation.model_dump()),
+                cap=CapTerms(**settings.cap.model_dump()),
                 step=mechanism.wire_step,
             ),
+            delta=privacy.delta,
+            wire=WireTerms(block=block, bytes=payload_bytes(block, mechanism.wire_bits(self._expected_lot))),
             sealing_key=self._sealing_key,
             deadline=current.deadline,
             compute_slot_s=settings.round.compute_slot_s,

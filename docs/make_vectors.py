@@ -45,10 +45,11 @@ from vector_fleet import (
 from coordinator.aggregation import fleet_mean
 from dpagent.protocol.codec import encode
 from dpagent.protocol.fragments import chunked, content_digest, read_block
-from dpagent.protocol.messages import Layout, Message
+from dpagent.protocol.messages import Layout
 from dpagent.protocol.packing import pack
 from dpagent.protocol.signing import SignedKind
 from dpagent.protocol.task import RoundTask
+from dpagent.protocol.terms import Message
 
 PAGE = Path(__file__).with_name("protocol.md")
 FOLDER = Path(__file__).parent / "protocol" / "vectors"
@@ -102,7 +103,8 @@ def _plan() -> dict[str, Any]:
         task = RoundTask.of(plan)
         vectors.append(
             _signed_vector(
-                about, TOPICS.plan, plan, "plan", dimension=task.dimension, wire_unit=task.wire_unit,
+                about, TOPICS.plan, plan, "plan",
+                dimension=task.release.dimension, wire_unit=task.release.wire_unit,
                 architecture_text=task.spec.canonical_text(),
             )
         )  # fmt: skip
@@ -155,7 +157,7 @@ def _fragment() -> dict[str, Any]:
             )
         ],
         "updates": UPDATES,
-        "mean": list(fleet_mean(RoundTask.of(PLAN), sums)),
+        "mean": list(fleet_mean(RoundTask.of(PLAN).release, sums)),
     }  # fmt: skip
 
 

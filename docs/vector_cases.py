@@ -34,6 +34,9 @@ def _plans() -> Iterator[Case]:
     def changed(section: str, **changes: Any) -> bytes:
         return signed(plan | {section: plan[section] | changes})
 
+    def asking(section: str, **changes: Any) -> bytes:
+        return changed("release", **{section: plan["release"][section] | changes})
+
     yield "", "the plan again", envelope
     yield "", "other order, floats in 64 bits", signed(cbor2.dumps(dict(reversed(plan.items()))))
     yield "", "integers for floats", signed(plan | {"deadline": 1_800_000_000, "compute_slot_s": 60})
@@ -54,25 +57,26 @@ def _plans() -> Iterator[Case]:
     yield "malformed", "text that is not UTF-8", signed(body.replace(b"porch", b"porc\xff"))
     yield "malformed", "a bignum", signed(plan | {"round": 1 << 64})
     yield "table", "an unknown key", signed(plan | {"x": 1})
-    yield "table", "a missing key", signed({key: plan[key] for key in plan if key != "cap"})
+    yield "table", "a missing key", signed({key: plan[key] for key in plan if key != "wire"})
     yield "table", "text for bytes", signed(plan | {"job": "j" * 16})
     yield "table", "15 bytes for 16", signed(plan | {"job": bytes(15)})
     yield "table", "an integer out of range", signed(plan | {"round": 0})
     yield "table", "a float out of range", signed(plan | {"delta": 1.0})
     yield "table", "a float for an integer", signed(plan | {"round": 2.0})
-    yield "table", "a boolean for an integer", changed("sampling", local_steps=True)
+    yield "table", "a boolean for an integer", asking("sampling", local_steps=True)
     yield "table", "not a number", signed(plan | {"deadline": float("nan")})
     yield "table", "an infinite number", signed(plan | {"deadline": float("inf")})
     yield "table", "an unknown key in a section", changed("wire", x=1)
+    yield "table", "a release of another kind", changed("release", kind="sum")
     yield "table", "an unknown state", signed(plan | {"state": "closed"})
     yield "table", "no fleet's name", signed(plan | {"fleet": "a/b"})
     yield "table", "a round beyond the noise levels", signed(plan | {"round": 4})
     yield "table", "fragments of 59,489 bytes", changed("wire", bytes=59_489)
     yield "table", "fragments too short for their values", changed("wire", bytes=50)
-    yield "table", "an even step", changed("wire", step=2)
-    yield "table", "two norms and one share", changed("clipping", norms=[1.0, 1.0])
+    yield "table", "an even step", changed("release", step=2)
+    yield "table", "two norms and one share", asking("clipping", norms=[1.0, 1.0])
     halves = {"norms": [1.0, 1.0], "shares": [0.5, 0.5]}
-    yield "table", "two norms and a count", changed("clipping", **halves, count_weight=0.2)
+    yield "table", "two norms and a count", asking("clipping", **halves, count_weight=0.2)
     yield "oversized", "60,001 bytes", envelope + bytes(60_001 - len(envelope))
     yield "unsupported version", "an envelope of version 2", b"\2" + envelope[1:]
     yield "unsupported version", "no version", encode(PLAN)

@@ -64,20 +64,27 @@ def make_plan(spec: ModelSpec = _TINY, **changes: Any) -> Plan:
             "digest": content_digest(weights_to_bytes(WEIGHTS, "float32")),
         },
         "assets": [],
+        "delta": 1e-5,
+        "sealing_key": OPENER.public_key, "deadline": 1.8e9, "compute_slot_s": 60.0, "jitter_window_s": 600.0,
+    }  # fmt: skip
+    values |= {key: changes.pop(key) for key in ("assets", "round") if key in changes}
+    release = {
+        "kind": "noisy-sum",
         "mechanism": {
             "name": "discrete-gaussian", "noise_multipliers": levels,
             "parameters": dict(JobNoise.chosen("discrete-gaussian", levels).parameters),
         },
         "clipping": {"norms": [1.0], "shares": [1.0], "count_weight": 0.0, "accumulation_slack": 0.001},
         "sampling": {"rate": 0.25, "expected_lot": 10.0, "local_steps": 1, "local_learning_rate": 0.1},
-        "delta": 1e-5, "projection": None, "augmentation": None,
+        "projection": None, "augmentation": None,
         "cap": {"kind": "none", "where": "coordinator", "regularisation": 0.5, "floor": 0.01},
-        "wire": {"block": 4, "bytes": 64, "step": 1},
-        "sealing_key": OPENER.public_key, "deadline": 1.8e9, "compute_slot_s": 60.0, "jitter_window_s": 600.0,
+        "step": 1,
     } | changes  # fmt: skip
-    mechanism = RoundTask.of(Plan.model_validate(values)).mechanism
-    size = payload_bytes(4, mechanism.wire_bits(values["sampling"]["expected_lot"]))
-    return Plan.model_validate(values | {"wire": {"block": 4, "bytes": size, "step": mechanism.wire_step}})
+    tried = Plan.model_validate(values | {"release": release, "wire": {"block": 4, "bytes": 64}})
+    mechanism = RoundTask.of(tried).release.mechanism
+    size = payload_bytes(4, mechanism.wire_bits(release["sampling"]["expected_lot"]))
+    release["step"] = mechanism.wire_step
+    return Plan.model_validate(values | {"release": release, "wire": {"block": 4, "bytes": size}})
 
 
 PLAN = make_plan()

@@ -27,7 +27,7 @@ from dpagent.learning.data.dataset import Dataset
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.training.numpy_engine.engine import NumpyEngine
 from dpagent.privacy.clipping import adapted_norm
-from dpagent.protocol.task import RoundTask
+from dpagent.protocol.noisy_sum import NoisySum
 from dpagent.protocol.weights import weights_to_bytes
 from simulation.planning import trial_job, trial_planner
 
@@ -81,15 +81,15 @@ class TrainingLoop:
         """Run a round that steps the model, :attr:`first_round` or a later one, in order."""
         sent = weights_to_bytes(self.weights, self._fleet.model.precision)
         task = self._planner.task(OpenRound(number, 0, 0), sent, clip_norm=self._clip_norm)
-        self._received = task.weights_from(sent)
-        clipping = task.clipping
-        mean = self._noisy_mean(task) if self._noise else self._exact_mean(task)
+        self._received, release = task.weights_from(sent), task.release
+        clipping = release.clipping
+        mean = self._noisy_mean(release) if self._noise else self._exact_mean(release)
         if clipping.count_weight:
             wanted, share = self._fleet.privacy.clipping, clipping.share_within(float(mean[-1]))
             self._clip_norm = adapted_norm(self._clip_norm, share, quantile=wanted.quantile, rate=wanted.rate)
         gradient = clipping.gradient(mean)
-        learning_rate = self._learning_rate.at(task.gradient_step)
-        step = take_step(task, gradient, self.weights, self._state, self._optimiser, learning_rate)
+        learning_rate = self._learning_rate.at(release.gradient_step)
+        step = take_step(release, gradient, self.weights, self._state, self._optimiser, learning_rate)
         self.weights, self._state = step.weights, step.state
         norm = step.kept * float(np.linalg.norm(gradient))
         # A shortened vector ends on the ball; no other has exactly that norm.
@@ -103,29 +103,29 @@ class TrainingLoop:
         )
         return right / len(self._test)
 
-    def _noisy_mean(self, task: RoundTask) -> NDArray[np.float64]:
+    def _noisy_mean(self, release: NoisySum) -> NDArray[np.float64]:
         """As the coordinator decodes it from the integer sums of the fragments, dealt to its groups."""
-        updates = self._updates(task)
+        updates = self._updates(release)
         dealt: list[Sums] = [{} for _ in range(self._fleet.aggregation.dealt)]
-        block = task.plan.wire.block
-        for place in range(task.blocks):
+        block = release.plan.wire.block
+        for place in range(release.blocks):
             parts = [update[place * block : (place + 1) * block] for update in updates]
             random.SystemRandom().shuffle(parts)
             for number, group in enumerate(dealt):
                 if own := parts[number :: len(dealt)]:
                     group[place] = (len(own), np.sum(own, axis=0))
-        return median_of_means(task, dealt)
+        return median_of_means(release, dealt)
 
-    def _updates(self, task: RoundTask) -> list[NDArray[np.int64]]:
+    def _updates(self, release: NoisySum) -> list[NDArray[np.int64]]:
         """What each device sends, (dimension,) in wire units."""
-        return [noisy_gradients(task, self._received, shard, self._engine) for shard in self._shards]
+        return [noisy_gradients(release, self._received, shard, self._engine) for shard in self._shards]
 
-    def _exact_mean(self, task: RoundTask) -> NDArray[np.float64]:
+    def _exact_mean(self, release: NoisySum) -> NDArray[np.float64]:
         """The same without noise and rounding."""
-        mean = np.zeros(task.dimension)
+        mean = np.zeros(release.dimension)
         for shard in self._shards:
-            part = clipped_sum(task, self._received, shard, self._engine) / task.plan.sampling.expected_lot
-            if task.device_cap is not None:
-                part, _ = task.device_cap.apply(part, self._received, radius=task.clipping.radius)
+            part = clipped_sum(release, self._received, shard, self._engine) / release.sampling.expected_lot
+            if release.device_cap is not None:
+                part, _ = release.device_cap.apply(part, self._received, radius=release.clipping.radius)
             mean += part
         return mean / len(self._shards)

@@ -50,13 +50,20 @@ def model_section(spec: ModelSpec) -> dict[str, Any]:
 
 
 def plan_values(**changes: Any) -> dict[str, Any]:
-    """The map of a valid plan for the ``digits`` model, as it stands on the wire."""
+    """The map of a valid plan for the ``digits`` model, as it stands on the wire. Changes to the sections of
+    its release are given like those to the plan."""
     weights = weights_to_bytes(DIGITS.initial_weights(0), "float32")
-    base = {
+    base: dict[str, Any] = {
         "fleet": "testers", "job": b"j" * 16, "round": 1, "state": "open",
         "method": "dp-sgd",
         "model": model_section(DIGITS) | {"digest": content_digest(weights)},
-        "assets": [], "augmentation": None, "projection": None,
+        "assets": [],
+        "delta": 1e-5,
+        "wire": {"block": 1_000, "bytes": 1_400},
+        "sealing_key": SEALING_KEY, "deadline": 4e9, "compute_slot_s": 0.5, "jitter_window_s": 0.5,
+    }  # fmt: skip
+    base["release"] = {
+        "kind": "noisy-sum", "augmentation": None, "projection": None, "step": 16_385,
         "mechanism": {
             "name": "discrete-gaussian", "noise_multipliers": [4.0, 3.0, 2.0],
             "parameters": {"resolution": DEFAULT_RESOLUTION},
@@ -67,12 +74,10 @@ def plan_values(**changes: Any) -> dict[str, Any]:
         "sampling": {
             "rate": 0.25, "expected_lot": 10.0, "local_steps": 1, "local_learning_rate": 0.1,
         },
-        "delta": 1e-5,
         "cap": {"kind": "none", "where": "coordinator", "regularisation": 0.5, "floor": 0.01},
-        "wire": {"block": 1_000, "bytes": 1_400, "step": 16_385},
-        "sealing_key": SEALING_KEY, "deadline": 4e9, "compute_slot_s": 0.5, "jitter_window_s": 0.5,
     }  # fmt: skip
-    values = merged(base, changes)
+    of_release = {key: changes.pop(key) for key in base["release"] if key in changes}
+    values = merged(merged(base, changes), {"release": of_release})
     wire = values["wire"]
     if "bytes" not in changes.get("wire", {}) and isinstance(wire["block"], int):
         wire["bytes"] = room_for(wire["block"])
@@ -113,11 +118,13 @@ def make_task(**changes: Any) -> RoundTask:
 
 def honest_update(task: RoundTask, lot: int = 0) -> NDArray[np.int64]:
     """The update, (dimension,), of a device whose records all have one gradient, in one coordinate."""
-    mechanism = task.mechanism
-    total = np.zeros(task.dimension)
+    mechanism = task.release.mechanism
+    total = np.zeros(task.release.dimension)
     total[0] = lot * mechanism.clip_norm
-    noisy = sum(mechanism.add_noise(mechanism.quantize(total)) for _ in range(task.plan.sampling.local_steps))
-    return round_to_wire(np.asarray(noisy), task.plan.wire.step)
+    noisy = sum(
+        mechanism.add_noise(mechanism.quantize(total)) for _ in range(task.release.sampling.local_steps)
+    )
+    return round_to_wire(np.asarray(noisy), task.release.terms.step)
 
 
 def records(count: int) -> ArrayDataset:

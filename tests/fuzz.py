@@ -31,11 +31,12 @@ from dpagent.errors import ConfigurationError, ParameterError, PlanError
 from dpagent.learning.models.description import from_description
 from dpagent.protocol.codec import MessageError, decode, encode, read_cbor
 from dpagent.protocol.fragments import Assembler, read_block
-from dpagent.protocol.messages import Fragment, Layout, Message, ModelChunk, Plan, Receipts, Sealed, Signed
+from dpagent.protocol.messages import Fragment, Layout, ModelChunk, Plan, Receipts, Sealed, Signed
 from dpagent.protocol.packing import unpack
 from dpagent.protocol.sealing import Opener, seal
 from dpagent.protocol.signing import Signer, Verifier
 from dpagent.protocol.task import RoundTask
+from dpagent.protocol.terms import Message
 from dpagent.protocol.weights import Precision, weights_from_bytes
 
 MOST_CPU_S: Final = 10.0
@@ -165,7 +166,14 @@ def _derive(data: bytes, random_: random.Random) -> None:
         )
         plan = plan.model_copy(update={"model": terms})
     task = RoundTask.of(plan)
-    _ = task.events, task.schedule_digest, task.device_cap, task.coordinator_cap, task.blocks, task.wire_unit
+    _ = (
+        task.release.events,
+        task.schedule_digest,
+        task.release.device_cap,
+        task.release.coordinator_cap,
+        task.release.blocks,
+        task.release.wire_unit,
+    )
 
 
 @dataclass(frozen=True, slots=True)

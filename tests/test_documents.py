@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dpagent.privacy.mechanisms.registry import MECHANISMS
-from dpagent.protocol import fragments, messages
+from dpagent.protocol import fragments, messages, terms
 from dpagent.protocol.topics import Topics
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -39,12 +39,12 @@ def test_configuration_page_is_made_from_the_schemas() -> None:
     ],
 )
 def test_protocol_page_lists_exactly_the_fields_of_a_message(
-    section: str, schema: type[messages.Message | messages.Layout]
+    section: str, schema: type[terms.Message | messages.Layout]
 ) -> None:
     page = (DOCS / "protocol.md").read_text()
     text = page.split(f"### {section}\n", 1)[1].split("\n#", 1)[0]
     named = re.findall(r"^\| `(\w+)` \|", text, flags=re.MULTILINE)
-    if issubclass(schema, messages.Message):
+    if issubclass(schema, terms.Message):
         assert set(named) == set(schema.model_fields)
     else:
         assert tuple(named) == schema.__match_args__  # in their order
@@ -54,16 +54,16 @@ def test_protocol_page_lists_exactly_the_fields_of_a_message(
     ("key", "schema"),
     [
         ("model", messages.ModelTerms),
-        ("mechanism", messages.MechanismTerms),
-        ("clipping", messages.ClippingTerms),
-        ("sampling", messages.SamplingTerms),
-        ("projection", messages.ProjectionTerms),
-        ("augmentation", messages.AugmentationTerms),
-        ("cap", messages.CapTerms),
+        ("mechanism", terms.MechanismTerms),
+        ("clipping", terms.ClippingTerms),
+        ("sampling", terms.SamplingTerms),
+        ("projection", terms.ProjectionTerms),
+        ("augmentation", terms.AugmentationTerms),
+        ("cap", terms.CapTerms),
         ("wire", messages.WireTerms),
     ],
 )
-def test_protocol_page_lists_the_keys_of_a_plans_maps(key: str, schema: type[messages.Message]) -> None:
+def test_protocol_page_lists_the_keys_of_a_plans_maps(key: str, schema: type[terms.Message]) -> None:
     row = next(
         line
         for line in (DOCS / "protocol.md").read_text().splitlines()

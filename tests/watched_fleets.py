@@ -137,8 +137,8 @@ class WatchedFleet:
                     count, total = sums.get(position, (0, 0))
                     sums[position] = (count + 1, total + values)
             task = RoundTask.of(plan)
-            gradient = task.clipping.gradient(fleet_mean(task, sums))
-            step = take_step(task, gradient, weights, state, optimiser, rate)
+            gradient = task.release.clipping.gradient(fleet_mean(task.release, sums))
+            step = take_step(task.release, gradient, weights, state, optimiser, rate)
             weights, state = step.weights, step.state
         return weights
 

@@ -8,7 +8,8 @@ from typing import TypeVar
 import cbor2
 from pydantic import ValidationError
 
-from dpagent.protocol.messages import MAX_MESSAGE_BYTES, VERSION, Layout, Message, Sealed, Signed
+from dpagent.protocol.messages import MAX_MESSAGE_BYTES, VERSION, Layout, Sealed, Signed
+from dpagent.protocol.terms import Message
 
 MessageT = TypeVar("MessageT", bound=Message | Layout)
 

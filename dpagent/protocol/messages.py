@@ -11,11 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-from dpagent.privacy.clipping import MAX_NORM, MIN_NORM
-from dpagent.privacy.mechanisms.wire import MAX_STEP
 from dpagent.protocol.packing import least_payload_bytes
+from dpagent.protocol.terms import Message, Name, NoisySumTerms
 from dpagent.protocol.topics import FleetName
 from dpagent.protocol.weights import Precision, weights_bytes
 
@@ -35,22 +34,11 @@ MAX_CHUNKS = -(-MAX_WHOLE_BYTES // MODEL_CHUNK_BYTES)
 RECEIPT_DIGEST_BYTES = 16
 RECEIPTS_PER_MESSAGE = 2_048
 
-MIN_EXPECTED_LOT = 1e-6
-"""No noisy sum that is divided by so much leaves floating point: a device that failed then would tell, by its
-silence, of a sum for which it charged nothing."""
 MIN_SLOT_S = 1e-3
 """Slots of that length can be counted."""
 
-_Probability = Annotated[float, Field(gt=0, le=1)]
 _JobId = Annotated[bytes, Field(min_length=16, max_length=16)]
-_Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,63}$")]
 _Round = Annotated[int, Field(ge=1, le=100_000)]
-
-
-class Message(BaseModel):
-    """Base of all maps on the wire: strict types, no unknown keys, no NaN or infinity."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class ModelTerms(Message):
@@ -80,105 +68,13 @@ class AssetTerms(Message):
     """In bytes."""
 
 
-class ClippingTerms(Message):
-    """The norm that each record's gradient is clipped to; see ``dpagent.privacy.clipping``.
-
-    A norm that follows a quantile changes from round to round; the noise is proportional to it, so the
-    price does not change.
-    """
-
-    norms: Annotated[
-        list[Annotated[float, Field(ge=MIN_NORM, le=MAX_NORM)]], Field(min_length=1, max_length=512)
-    ]
-    """One for the whole gradient, or one for each layer with parameters."""
-    shares: Annotated[list[Annotated[float, Field(gt=0, le=1)]], Field(min_length=1, max_length=512)]
-    """Of the budget, one for each norm."""
-    count_weight: Annotated[float, Field(ge=0, le=1)]
-    """Weight of the coordinate that counts the records within the norm; 0 without one."""
-    accumulation_slack: Annotated[float, Field(ge=0, le=0.01)]
-    """The most that summing in floating point adds to a record's influence, relative to the norm."""
-
-    @model_validator(mode="after")
-    def _fits_together(self) -> ClippingTerms:
-        if len(self.norms) != len(self.shares):
-            raise ValueError(f"there are {len(self.norms)} norms and {len(self.shares)} shares")
-        if self.count_weight and len(self.norms) > 1:
-            raise ValueError("records are counted with a single norm only")
-        return self
-
-
-class MechanismTerms(Message):
-    """The mechanism of the job, by name, and its public parameters.
-
-    Names and ranges of the parameters are the mechanism's own
-    (:class:`dpagent.privacy.mechanisms.mechanism.PlannedMechanism`). The noise multipliers of all rounds are
-    announced with the first and pinned by the device, so that the coordinator cannot choose later ones after
-    seeing earlier results.
-    """
-
-    name: _Name
-    noise_multipliers: Annotated[list[Annotated[float, Field(gt=0)]], Field(min_length=1, max_length=5_000)]
-    """One for each round."""
-    parameters: Annotated[
-        dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")], int | float], Field(max_length=16)
-    ]
-
-
-class SamplingTerms(Message):
-    """The lots of a round."""
-
-    rate: _Probability
-    """Probability that a record enters a lot."""
-    expected_lot: Annotated[float, Field(ge=MIN_EXPECTED_LOT, le=1e7)]
-    """Public expectation of a lot's size; the divisor of sums."""
-    local_steps: Annotated[int, Field(ge=1, le=64)]
-    """Noisy steps in a round, each with a fresh lot."""
-    local_learning_rate: Annotated[float, Field(ge=0, le=1e3)]
-
-
-class ProjectionTerms(Message):
-    """A first round that sums second moments, for the directions on which the other rounds project."""
-
-    values: Annotated[int, Field(ge=1, le=4_096)]
-    """Numbers in a record before the projection."""
-    record_norm: Annotated[float, Field(ge=1e-4, le=1e4)]
-    """L2 norm that a record is scaled down to."""
-
-
-class AugmentationTerms(Message):
-    """Views of each record, whose gradients are averaged before clipping."""
-
-    views: Annotated[int, Field(ge=2, le=64)]
-    shift: Annotated[int, Field(ge=0, le=1024)]
-    flip: bool
-
-
-class CapTerms(Message):
-    """The ``clamp`` noise cap (post-processing), and where it is applied."""
-
-    kind: Literal["none", "clamp"]
-    where: Literal["device", "coordinator"]
-    regularisation: Annotated[float, Field(gt=0, le=1e6)]
-    floor: Annotated[float, Field(gt=0, le=1e6)]
-
-
 class WireTerms(Message):
-    """How an update is cut and packed; see :mod:`dpagent.protocol.packing`."""
+    """How an update is cut into fragments of one size."""
 
     block: Annotated[int, Field(ge=1, le=400_000)]
-    """Coordinates of a fragment."""
+    """Values of a fragment."""
     bytes: Annotated[int, Field(ge=1, le=MAX_PAYLOAD_BYTES)]
     """Of a fragment's payload."""
-    step: Annotated[int, Field(ge=1, le=MAX_STEP)]
-    """Grid units to a unit of a coordinate; odd."""
-
-    @model_validator(mode="after")
-    def _holds_any_values(self) -> WireTerms:
-        if self.bytes < (least := least_payload_bytes(self.block)):
-            raise ValueError(f"a fragment of {self.block} values has {self.bytes} bytes; it needs {least}")
-        if self.step % 2 == 0:
-            raise ValueError(f"step is {self.step}; expected an odd number")
-        return self
 
 
 class Plan(Message):
@@ -188,18 +84,14 @@ class Plan(Message):
     job: _JobId
     round: _Round
     state: Literal["open", "finished"]
-    method: _Name
+    method: Name
     """How the fleet trains; see ``dpagent.privacy.methods``."""
     model: ModelTerms
     assets: Annotated[list[AssetTerms], Field(max_length=3)]
-    mechanism: MechanismTerms
-    clipping: ClippingTerms
-    sampling: SamplingTerms
+    release: NoisySumTerms
+    """What a device makes of its records and sends."""
     delta: Annotated[float, Field(gt=0, lt=1)]
     """δ of the job."""
-    projection: ProjectionTerms | None
-    augmentation: AugmentationTerms | None
-    cap: CapTerms
     wire: WireTerms
     sealing_key: Annotated[bytes, Field(min_length=32, max_length=32)]
     deadline: Annotated[float, Field(ge=0)]
@@ -207,6 +99,13 @@ class Plan(Message):
     compute_slot_s: Annotated[float, Field(ge=MIN_SLOT_S, le=86_400)]
     """Publication starts a whole number of slots after the plan's arrival."""
     jitter_window_s: Annotated[float, Field(ge=0, le=86_400)]
+
+    @model_validator(mode="after")
+    def _fragments_hold_any_values(self) -> Plan:
+        block, least = self.wire.block, least_payload_bytes(self.wire.block)
+        if self.wire.bytes < least:
+            raise ValueError(f"a fragment of {block} values has {self.wire.bytes} bytes; it needs {least}")
+        return self
 
     @model_validator(mode="after")
     def _round_is_scheduled(self) -> Plan:
@@ -217,7 +116,7 @@ class Plan(Message):
     @property
     def rounds(self) -> int:
         """Number of rounds of the job."""
-        return len(self.mechanism.noise_multipliers)
+        return self.release.rounds
 
 
 class Layout:

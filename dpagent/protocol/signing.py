@@ -10,7 +10,8 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from dpagent.protocol.codec import MessageError, MessageT, decode, encode
-from dpagent.protocol.messages import Layout, Message, Signed
+from dpagent.protocol.messages import Layout, Signed
+from dpagent.protocol.terms import Message
 
 SignedKind = Literal["plan", "model", "receipts"]
 """The kinds of signed messages; a signature is valid for only one kind."""

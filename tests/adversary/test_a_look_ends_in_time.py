@@ -92,7 +92,7 @@ def pooled() -> RoundTask:
         "parameters": spec.parameter_count,
         "architecture": spec.digest(),
     }
-    return make_task(model=model, **terms(rate=1.0), wire={"block": 50, "step": 1_025})
+    return make_task(model=model, **terms(rate=1.0), wire={"block": 50}, step=1_025)
 
 
 def features_computed(trainer: Trainer) -> int:

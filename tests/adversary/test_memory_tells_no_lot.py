@@ -13,8 +13,8 @@ Power: no randomness; the limit is the kernel's, on a process of its own.
 Outcome: both decline, before any charge.
 
 The same of a round of second moments: of 250 or 2,000 records, of which there may be 2,100, on a board that
-has 12 MiB left. Before, pieces of a lot were as large as 4 MiB of records, of which the trial computed 256: the
-device with 250 records answered with their sum, that with 2,000 with noise alone.
+has 12 MiB left. Before, pieces of a lot were as large as 4 MiB of records, of which the trial computed 256:
+the device with 250 records answered with their sum, that with 2,000 with noise alone.
 Outcome: pieces are as large as what is tried, and both answer with their sum.
 """
 

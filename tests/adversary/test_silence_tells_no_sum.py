@@ -145,14 +145,17 @@ def test_a_record_that_breaks_its_reader_is_left_out_alone(tmp_path: Path) -> No
     plan = make_plan(
         sampling={"rate": 1.0, "expected_lot": 30.0},
         mechanism={"noise_multipliers": [0.4] * 3},
-        wire={"step": 1},
+        step=1,
         delta=1e-4,
     )
     with open_device(tmp_path, budget={"epsilon": 900.0, "delta": 1e-3}) as device:
         trainer, task = device.trainer, RoundTask.of(plan)
         work = trainer.prepare(task, {}, DIGITS.initial_weights(0))
-        truth = clipped_sum(task, work.weights, ROWS, NumpyEngine(DIGITS)) / task.mechanism.granularity
-        length, deviation = np.linalg.norm(truth), task.mechanism.deviation_units
+        truth = (
+            clipped_sum(task.release, work.weights, ROWS, NumpyEngine(DIGITS))
+            / task.release.mechanism.granularity
+        )
+        length, deviation = np.linalg.norm(truth), task.release.mechanism.deviation_units
         assert length > 11 * deviation, "noise alone would show"
         for name in ("none", "treacherous"):
             trainer.records.dataset = odd_records()[name]

@@ -313,7 +313,7 @@ def test_what_differs_from_round_to_round_is_not_pinned() -> None:
         round=2,
         deadline=5e9,
         jitter_window_s=9.0,
-        wire={"step": 3},
+        step=3,
         model={"digest": b"x" * 32, "precision": "int8"},
     )
     assert later.schedule_digest == digest
@@ -329,11 +329,11 @@ def test_a_sampler_that_would_add_to_delta_is_declined() -> None:
     """At no ε that a budget may have: the sampler is that close. Beyond, it would be seen."""
     task = make_task()
     rounds, delta = task.plan.rounds, task.plan.delta
-    limit = math.log(NOISE_SHARE * delta / (rounds * task.mechanism.statistical_distance))
+    limit = math.log(NOISE_SHARE * delta / (rounds * task.release.mechanism.statistical_distance))
     assert limit > 40
-    task.mechanism.require_noise_as_priced(rounds, limit - 0.1, delta)
+    task.release.mechanism.require_noise_as_priced(rounds, limit - 0.1, delta)
     with pytest.raises(ParameterError, match=r"would add .* to δ; set aside for that is 1e-11"):
-        task.mechanism.require_noise_as_priced(rounds, limit + 0.1, delta)
+        task.release.mechanism.require_noise_as_priced(rounds, limit + 0.1, delta)
 
 
 @pytest.mark.parametrize("delta", [1e-30, 1e-100, 1e-305, 5e-324])
@@ -432,7 +432,7 @@ def test_a_round_up_to_the_last_charged_one_is_declined(states: Any, number: int
 def test_the_check_before_the_pricing_declines_nothing_that_the_price_allows(states: Any) -> None:
     """At the least δ for ε = 0.1, a job that costs less is accepted; at half of it, it is declined."""
     cheap = terms(noise_multipliers=[200.0])
-    distance = make_task(**cheap).mechanism.statistical_distance
+    distance = make_task(**cheap).release.mechanism.statistical_distance
     least = imperfect_delta(0.1, 0.0, distance) / NOISE_SHARE
     state = states(50.0)
     assert 0 < accepted(state, make_plan(**cheap, delta=least)).job_epsilon < 0.1

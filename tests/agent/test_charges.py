@@ -34,8 +34,8 @@ def charge(**changes: Any) -> Charge:
 def test_a_charge_rebuilds_the_mechanism_of_its_round(number: int) -> None:
     task = make_task(**terms(rate=0.125, local_steps=3), round=number)
     made = Charge.of(task, PRICE, "digits", charged_at="2026-11-20T00:00:00+00:00")
-    assert made.rebuilt() == task.mechanism
-    assert made.event == task.events[0]
+    assert made.rebuilt() == task.release.mechanism
+    assert made.event == task.release.events[0]
     assert (made.round, made.job, made.schedule) == (number, task.plan.job.hex(), task.schedule_digest)
 
 

@@ -53,7 +53,7 @@ def test_a_round_is_run_once_however_often_it_is_announced(device: Device) -> No
     assert not device.is_ready
     assert device.charged() == [1]
     (digests,) = device.pending().values()
-    assert len(digests) == RoundTask.of(plan).blocks
+    assert len(digests) == RoundTask.of(plan).release.blocks
     rows = device.state.connection.execute("SELECT min(due_at), max(due_at) FROM fragments").fetchone()
     opens_at = arrived_at + plan.compute_slot_s
     assert opens_at <= rows[0] < rows[1] <= opens_at + PERIOD_S + plan.jitter_window_s
@@ -70,7 +70,7 @@ def test_a_round_is_run_once_however_often_it_is_announced(device: Device) -> No
 
 def test_an_update_is_spooled_whole(device: Device) -> None:
     plan = make_plan()
-    blocks = RoundTask.of(plan).blocks
+    blocks = RoundTask.of(plan).release.blocks
     device.take_plan(plan)
     device.give()
     device.advance()
@@ -162,7 +162,7 @@ def test_a_round_that_was_charged_and_not_spooled_is_run_again_under_its_charge_
     blocks = {}
     for (message,) in rows:
         fragment = decode(message, Fragment)
-        blocks[fragment.position], _ = read_block(fragment, plan.wire, RoundTask.of(plan).blocks)
+        blocks[fragment.position], _ = read_block(fragment, plan.wire, RoundTask.of(plan).release.blocks)
     sent = np.concatenate([blocks[position] for position in sorted(blocks)])[: len(updates[-1].values)]
     assert np.array_equal(sent, updates[-1].values)
     if point in (FaultPoint.AGENT_TRAINED, FaultPoint.AGENT_SPOOL_WRITTEN):
@@ -272,7 +272,7 @@ def test_whatever_fails_once_a_round_is_charged_it_leaves_like_any_other(
     device.give()
     device.advance()
     assert (device.charged(), device.declined()) == ([1], [])
-    assert len(device.pending()[1]) == RoundTask.of(plan).blocks
+    assert len(device.pending()[1]) == RoundTask.of(plan).release.blocks
     ((state, reason),) = device.state.connection.execute("SELECT state, reason FROM rounds")
     # Other errors are about the record that was read, which does not count; these are about the board.
     assert (state, reason) == ("spooled", str(error) if isinstance(error, DpagentError) else None)

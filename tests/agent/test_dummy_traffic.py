@@ -61,7 +61,7 @@ def test_a_declined_round_is_answered_by_as_many_messages_of_one_size(tmp_path: 
     dummies = [decode(message, Fragment) for message in messages(device)]
     assert all(each.dummy and each.payload == Fragment.DUMMY for each in dummies)
     positions = sorted(each.position for each in dummies)
-    assert positions == list(range(RoundTask.of(plan).blocks))
+    assert positions == list(range(RoundTask.of(plan).release.blocks))
     with open_device(tmp_path / "other", **ON) as other:
         other.give()
         other.take_plan(make_plan())
@@ -105,7 +105,7 @@ def test_a_device_without_dummy_traffic_stays_silent(tmp_path: Path) -> None:
     ids=["slot", "jitter", "key", "fragments"],
 )
 def test_a_plan_that_shows_dummies_or_asks_for_too_many_gets_none(tmp_path: Path, plan: Plan) -> None:
-    assert RoundTask.of(plan).blocks < MAX_DUMMIES or plan.wire.block == 1
+    assert RoundTask.of(plan).release.blocks < MAX_DUMMIES or plan.wire.block == 1
     limits = {"dummy_traffic": True, "minimum_compute_slot_s": 0.5, "minimum_jitter_window_s": 0.5}
     with open_device(tmp_path, limits=limits) as device:
         device.give()
@@ -133,7 +133,7 @@ def test_a_spent_budget_is_answered_round_after_round(tmp_path: Path) -> None:
             device.advance()
             ((_, digests),) = device.pending().items()
             assert set(device.pending()) == {number}
-            assert len(digests) == RoundTask.of(plan).blocks
+            assert len(digests) == RoundTask.of(plan).release.blocks
         assert device.state.ledger.epsilon_spent(DATASET) == 0.0
         device.take_plan(make_plan(round=3, state="finished"))
         assert device.pending() == {}
@@ -172,7 +172,7 @@ def test_a_round_that_is_too_short_is_answered_by_nothing_and_decided_on_again(
             device.clock.advance(PERIOD_S)
             device.cycle.advance()
         assert device.charged() == ([] if sits_out else [1])
-        assert len(messages(device)) == RoundTask.of(plan).blocks
+        assert len(messages(device)) == RoundTask.of(plan).release.blocks
         assert state_of(device, plan) is (RoundState.SAT_OUT if sits_out else RoundState.SPOOLED)
 
 
@@ -275,7 +275,7 @@ def test_a_charged_round_that_the_limits_exclude_by_now_is_answered_by_dummies(
             device.take_plan(plan)
             device.advance()
             assert state_of(device, plan) is RoundState.EXPIRED
-            assert len(messages(device)) == RoundTask.of(plan).blocks
+            assert len(messages(device)) == RoundTask.of(plan).release.blocks
             assert all(decode(message, Fragment).dummy for message in messages(device))
             assert device.state.repeatable() == []
     with open_device(tmp_path, **ON) as device:
@@ -296,5 +296,5 @@ def test_dummies_of_many_rounds_repeat_no_id_and_fill_no_disk(
         rows = device.state.connection.execute("SELECT round, digest FROM fragments").fetchall()
         assert {row[0] for row in rows} == {number}
         seen |= {row[1] for row in rows}
-    assert len(seen) == 3 * RoundTask.of(make_plan()).blocks
+    assert len(seen) == 3 * RoundTask.of(make_plan()).release.blocks
     assert "expired" not in caplog.text

@@ -58,11 +58,11 @@ def test_each_lot_makes_the_work_of_the_largest(records: int, rate: float) -> No
         if records
         else ArrayDataset(np.zeros((0, 8, 8, 1), np.float32), np.zeros(0, np.int64), 10)
     )
-    total = clipped_sum(task, WEIGHTS, data, engine, lambda done: effort.fill_up(WEIGHTS, done))
+    total = clipped_sum(task.release, WEIGHTS, data, engine, lambda done: effort.fill_up(WEIGHTS, done))
     assert sum(engine.pieces) == effort.largest == largest_lot(MOST, rate)
     if rate == 1.0:
         # Shuffled in another order, hence off by rounding.
-        alone = clipped_sum(task, WEIGHTS, data, Counting())
+        alone = clipped_sum(task.release, WEIGHTS, data, Counting())
         np.testing.assert_allclose(total, alone, atol=1e-5 * max(1, records), err_msg="and nothing else")
 
 
@@ -72,7 +72,7 @@ def test_a_lot_with_unreadable_records_makes_as_much_work_but_for_them() -> None
     inputs = digits(0, 50).inputs.astype(np.float32)
     inputs[7] = np.nan
     data = ArrayDataset(inputs, np.zeros(50, np.int64), 10)
-    clipped_sum(task, WEIGHTS, data, engine, lambda done: effort.fill_up(WEIGHTS, done))
+    clipped_sum(task.release, WEIGHTS, data, engine, lambda done: effort.fill_up(WEIGHTS, done))
     assert sum(engine.pieces) == MOST, "a record that is not finite is computed, and excluded"
 
 
@@ -99,7 +99,7 @@ def test_what_fails_in_filling_up_costs_the_lot_nothing(caplog: pytest.LogCaptur
 def test_the_trial_counts_steps_and_the_largest_lot(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a clock on which each trial takes a second."""
     monkeypatch.setattr("agent.effort._seconds", lambda work: work() is None or 1.0)
-    noise = RoundTask.of(task_at(1.0).plan).dimension / 4096
+    noise = RoundTask.of(task_at(1.0).plan).release.dimension / 4096
     for steps, most in ((1, MOST), (3, MOST), (1, 600)):
         task = make_task(**terms(rate=1.0, local_steps=steps))
         effort = Effort(task, WEIGHTS, Counting(), most)
@@ -131,14 +131,14 @@ def moments_task() -> RoundTask:
     spec = from_description(DIGITS.describe() | {"front_end": [{"projection": 6}], "layers": [{"dense": 10}]})
     return make_task(
         model=model_section(spec), projection={"values": 64, "record_norm": 4.0},
-        wire={"block": 500, "step": 17}, **terms(rate=1.0),
+        wire={"block": 500}, step=17, **terms(rate=1.0),
     )  # fmt: skip
 
 
 def test_second_moments_are_filled_up_too(moments_of: list[int]) -> None:
     task, none = moments_task(), np.zeros(0, np.float32)
     effort = Effort(task, none, None, MOST)
-    sum_of_moments(task, digits(0, 50), lambda done: effort.fill_up(none, done))
+    sum_of_moments(task.release, digits(0, 50), lambda done: effort.fill_up(none, done))
     assert sum(moments_of) == MOST
     assert effort.longest_s() > 0
 
@@ -148,7 +148,7 @@ def test_no_lot_has_more_second_moments_in_memory_than_are_tried(moments_of: lis
     effort = Effort(task, np.zeros(0, np.float32), None, 1000)
     effort.try_memory()
     assert moments_of == [effort.at_once]
-    sum_of_moments(task, digits(0, 1000))
+    sum_of_moments(task.release, digits(0, 1000))
     assert (max(moments_of), sum(moments_of)) == (effort.at_once, effort.at_once + 1000)
 
 

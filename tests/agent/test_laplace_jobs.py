@@ -76,7 +76,7 @@ def test_an_engine_that_clips_in_another_norm_is_not_taken(tmp_path: Path) -> No
     for task in (make_task(), make_task(**laplace()), make_task()):
         engine = board.prepare(task, graph, WEIGHTS).engine
         assert engine is not None
-        assert engine.norm is task.mechanism.norm
+        assert engine.norm is task.release.mechanism.norm
         if engine.norm is Norm.L1:
             assert isinstance(engine, NumpyEngine)
     told = started_trainer(load_agent_settings(write_agent(tmp_path / "told", None, KEY, engine="onnx")))
@@ -87,14 +87,14 @@ def test_an_engine_that_clips_in_another_norm_is_not_taken(tmp_path: Path) -> No
 def test_a_sum_of_records_clipped_in_another_norm_is_refused() -> None:
     for task, norm in ((make_task(**laplace()), Norm.L2), (make_task(), Norm.L1)):
         with pytest.raises(ParameterError, match=f"clips records in {norm}"):
-            noisy_gradients(task, WEIGHTS, DATA, NumpyEngine(DIGITS, norm=norm))
+            noisy_gradients(task.release, WEIGHTS, DATA, NumpyEngine(DIGITS, norm=norm))
 
 
 def test_updates_scatter_around_the_sum_clipped_in_l1_with_the_announced_noise() -> None:
     sections = laplace(
         noise_multipliers=[0.05], rate=1.0, expected_lot=3.0, clipping={"norms": [20.0]}, resolution=2**28
     )
-    task = make_task(**sections, wire={"step": make_task(**sections).mechanism.wire_step})
+    task = make_task(**sections, step=make_task(**sections).release.mechanism.wire_step)
     engine = NumpyEngine(DIGITS, microbatch=4, norm=Norm.L1)
     truth = np.zeros(DIGITS.parameter_count)
     for index in range(len(DATA)):
@@ -102,9 +102,9 @@ def test_updates_scatter_around_the_sum_clipped_in_l1_with_the_announced_noise()
         length = np.abs(gradient).sum()
         assert length > 20.0, "clipped"
         truth += gradient * 20.0 / length
-    unit = task.wire_unit
-    off = np.stack([noisy_gradients(task, WEIGHTS, DATA, engine) * unit - truth for _ in range(20)])
-    deviation = task.mechanism.deviation_units * task.mechanism.granularity
+    unit = task.release.wire_unit
+    off = np.stack([noisy_gradients(task.release, WEIGHTS, DATA, engine) * unit - truth for _ in range(20)])
+    deviation = task.release.mechanism.deviation_units * task.release.mechanism.granularity
     # The scale of Laplace noise, and rounding of 1/108 of its variance.
     assert abs(off.std() / deviation - 1) < 6 * math.sqrt(5 / off.size) / 2 + 1 / 128
     assert abs(off @ truth).max() < 6 * deviation * np.linalg.norm(truth)
@@ -112,10 +112,10 @@ def test_updates_scatter_around_the_sum_clipped_in_l1_with_the_announced_noise()
 
 
 def test_the_noise_of_a_lot_of_nobody_is_discrete_laplace() -> None:
-    task = make_task(**laplace(noise_multipliers=[1.0]), wire={"step": 1})
-    update = noisy_gradients(task, WEIGHTS, NOBODY, NumpyEngine(DIGITS, microbatch=4, norm=Norm.L1))
-    assert isinstance(task.mechanism, DiscretisedLaplace)
-    assert stats.kstest(update / task.mechanism.scale_units, "laplace").pvalue > 1e-6
+    task = make_task(**laplace(noise_multipliers=[1.0]), step=1)
+    update = noisy_gradients(task.release, WEIGHTS, NOBODY, NumpyEngine(DIGITS, microbatch=4, norm=Norm.L1))
+    assert isinstance(task.release.mechanism, DiscretisedLaplace)
+    assert stats.kstest(update / task.release.mechanism.scale_units, "laplace").pvalue > 1e-6
 
 
 # --- its charges --------------------------------------------------------------------------------
@@ -136,7 +136,7 @@ def test_a_job_is_planned_charged_and_found_no_cheaper_by_dp_accounting(tmp_path
     """dp-accounting prices a Laplace mechanism in one dimension, which is no more than the vector costs."""
     tasks = planned(tmp_path, local_steps=steps)
     charges = admitted(tasks, tmp_path / "device", Budget(20.0, 1e-3))
-    assert [charge.rebuilt() for charge in charges] == [task.mechanism for task in tasks]
+    assert [charge.rebuilt() for charge in charges] == [task.release.mechanism for task in tasks]
     assert {(charge.mechanism, charge.accountant) for charge in charges} == {("discrete-laplace", "pld")}
     theirs = PLDAccountant(value_discretization_interval=1e-3)
     for charge in charges:
@@ -178,6 +178,6 @@ def test_a_coarse_or_fine_grid_costs_the_same_epsilon(tmp_path: Path, resolution
     with closing(open_state(tmp_path)) as state:
         price = admit(task, DATA, state.ledger, DATASET, LIMITS, now=0.0)
     assert price.job_epsilon == pytest.approx(3 * math.log1p(0.25 * math.expm1(0.5)), rel=0.01)
-    mechanism = task.mechanism
+    mechanism = task.release.mechanism
     assert mechanism.sensitivity_units >= resolution + DIGITS.parameter_count
     assert mechanism.deviation_units >= 2.0 * math.sqrt(2) * mechanism.sensitivity_units

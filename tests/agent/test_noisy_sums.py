@@ -16,8 +16,8 @@ from dpagent.learning.data.dataset import ArrayDataset, Dataset
 from dpagent.learning.training.numpy_engine.engine import NumpyEngine
 from dpagent.privacy.clipping import MAX_NORM, MIN_NORM
 from dpagent.privacy.mechanisms.wire import MAX_WIRE_VALUE
-from dpagent.protocol.messages import MIN_EXPECTED_LOT
 from dpagent.protocol.task import RoundTask
+from dpagent.protocol.terms import MIN_EXPECTED_LOT
 
 DATA = records(3)
 WEIGHTS = DIGITS.initial_weights(1)
@@ -30,8 +30,8 @@ def task_for(
     """A task whose wire step follows from the mechanism, as the coordinator makes it."""
     base = {"noise_multipliers": [noise], "rate": 1.0, "expected_lot": 3.0, "local_learning_rate": 0.0}
     sections = terms(**(base | changes)) | {"cap": cap or {}}
-    mechanism = make_task(**sections).mechanism
-    return make_task(**sections, wire={"step": step or mechanism.wire_step})
+    mechanism = make_task(**sections).release.mechanism
+    return make_task(**sections, step=step or mechanism.wire_step)
 
 
 def clipped_sum(
@@ -43,30 +43,30 @@ def clipped_sum(
         inputs, labels = data.batch(np.array([index]))
         gradient = ENGINE.clipped_sum(weights, inputs, labels, [1e9]).total
         total += gradient * min(1.0, clip_norm(task) / np.linalg.norm(gradient))
-    return total * task.mechanism.grid.resolution / clip_norm(task) / task.plan.wire.step
+    return total * task.release.mechanism.grid.resolution / clip_norm(task) / task.release.terms.step
 
 
 def clip_norm(task: RoundTask) -> float:
-    (norm,) = task.clipping.norms
+    (norm,) = task.release.clipping.norms
     return norm
 
 
 def residuals(task: RoundTask, repeats: int, truth: NDArray[np.float64]) -> NDArray[np.float64]:
-    return np.stack([noisy_gradients(task, WEIGHTS, DATA, ENGINE) - truth for _ in range(repeats)])
+    return np.stack([noisy_gradients(task.release, WEIGHTS, DATA, ENGINE) - truth for _ in range(repeats)])
 
 
 def expected_std(task: RoundTask) -> float:
     """σ of all steps, and rounding to the nearest of what is uniform within a wire unit: 1/12."""
-    sigma = task.mechanism.deviation_units / task.plan.wire.step
-    rounding = (1 - task.plan.wire.step**-2.0) / 12
-    return math.sqrt(task.plan.sampling.local_steps * sigma**2 + rounding)
+    sigma = task.release.mechanism.deviation_units / task.release.terms.step
+    rounding = (1 - task.release.terms.step**-2.0) / 12
+    return math.sqrt(task.release.sampling.local_steps * sigma**2 + rounding)
 
 
 @pytest.mark.parametrize("noise", [0.05, 1.3, 40.0])
 @pytest.mark.parametrize("steps", [1, 3])
 def test_an_update_has_the_length_and_range_of_the_wire(noise: float, steps: int) -> None:
     task = task_for(noise, local_steps=steps, local_learning_rate=0.5)
-    update = noisy_gradients(task, WEIGHTS, DATA, ENGINE)
+    update = noisy_gradients(task.release, WEIGHTS, DATA, ENGINE)
     assert update.shape == (DIGITS.parameter_count,)
     assert update.dtype == np.int64
     assert -MAX_WIRE_VALUE < update.min() < 0 < update.max() < MAX_WIRE_VALUE  # never saturated
@@ -93,7 +93,7 @@ def test_updates_scatter_around_the_clipped_sum_with_the_announced_noise(
 def test_little_noise_shows_the_clipped_sum_itself() -> None:
     task = task_for(0.05, step=1)
     truth, std = clipped_sum(task), expected_std(task)
-    update = noisy_gradients(task, WEIGHTS, DATA, ENGINE)
+    update = noisy_gradients(task.release, WEIGHTS, DATA, ENGINE)
     assert np.abs(update - truth).max() < 8 * std
     slack = 6 * std / np.linalg.norm(truth)
     assert slack < 0.5
@@ -103,11 +103,11 @@ def test_little_noise_shows_the_clipped_sum_itself() -> None:
 def test_local_steps_follow_the_noisy_gradients() -> None:
     task = task_for(0.05, local_steps=2, local_learning_rate=2.0, expected_lot=3.0)
     first = clipped_sum(task)
-    moved = WEIGHTS - (2.0 * first * task.plan.wire.step / task.mechanism.grid.resolution / 3.0).astype(
-        np.float32
-    )
+    moved = WEIGHTS - (
+        2.0 * first * task.release.terms.step / task.release.mechanism.grid.resolution / 3.0
+    ).astype(np.float32)
     followed, stayed = first + clipped_sum(task, moved), 2 * first
-    update = noisy_gradients(task, WEIGHTS, DATA, ENGINE)
+    update = noisy_gradients(task.release, WEIGHTS, DATA, ENGINE)
     # How far from the path that stays (0) to the path that follows (1); the noise moves it by 0.05.
     way = followed - stayed
     assert expected_std(task) / np.linalg.norm(way) < 0.07
@@ -116,7 +116,7 @@ def test_local_steps_follow_the_noisy_gradients() -> None:
 
 def test_a_lot_of_nobody_is_noise_all_the_same() -> None:
     task = task_for(1.0, rate=1e-9)
-    update = noisy_gradients(task, WEIGHTS, DATA, ENGINE)
+    update = noisy_gradients(task.release, WEIGHTS, DATA, ENGINE)
     assert abs(update.std() / expected_std(task) - 1) < 5 / math.sqrt(2 * update.size)
 
 
@@ -125,7 +125,8 @@ def test_sampling_takes_records_at_the_announced_rate() -> None:
     task = task_for(0.05, rate=0.5, step=1)
     truth = clipped_sum(task, data=one)
     taken = sum(
-        float(noisy_gradients(task, WEIGHTS, one, ENGINE) @ truth / (truth @ truth)) > 0.5 for _ in range(60)
+        float(noisy_gradients(task.release, WEIGHTS, one, ENGINE) @ truth / (truth @ truth)) > 0.5
+        for _ in range(60)
     )
     assert abs(taken - 30) < 6 * math.sqrt(15)
 
@@ -136,7 +137,7 @@ def test_records_that_are_not_finite_are_left_out() -> None:
     broken = ArrayDataset(inputs, DATA.labels, 10)
     rest = ArrayDataset(DATA.inputs[[0, 2]], DATA.labels[[0, 2]], 10)
     task = task_for(0.05, step=1)
-    update = noisy_gradients(task, WEIGHTS, broken, ENGINE)
+    update = noisy_gradients(task.release, WEIGHTS, broken, ENGINE)
     truth, all_of_it = clipped_sum(task, data=rest), clipped_sum(task)
     assert np.abs(update - truth).max() < 8 * expected_std(task)
     way = all_of_it - truth
@@ -146,12 +147,12 @@ def test_records_that_are_not_finite_are_left_out() -> None:
 def test_the_clamp_on_the_device_holds_each_coordinate_and_the_norm() -> None:
     cap = {"kind": "clamp", "where": "device", "regularisation": 0.5, "floor": 0.001}
     task = task_for(5.0, cap=cap)
-    mechanism = task.mechanism
-    update = noisy_gradients(task, WEIGHTS, DATA, ENGINE)
-    unit = task.plan.sampling.expected_lot / mechanism.granularity / task.plan.wire.step
+    mechanism = task.release.mechanism
+    update = noisy_gradients(task.release, WEIGHTS, DATA, ENGINE)
+    unit = task.release.sampling.expected_lot / mechanism.granularity / task.release.terms.step
     bound = np.maximum(0.5 * np.abs(WEIGHTS.astype(np.float64)), 0.001) * unit
     assert np.all(np.abs(update) <= bound + 1.01)
-    free = noisy_gradients(task_for(5.0), WEIGHTS, DATA, ENGINE)
+    free = noisy_gradients(task_for(5.0).release, WEIGHTS, DATA, ENGINE)
     assert np.mean(np.abs(free) > bound + 1.01) > 0.5, "the clamp had nothing to do"
     slack = math.sqrt(update.size)
     assert np.linalg.norm(update) <= clip_norm(task) * unit + slack
@@ -162,12 +163,12 @@ def test_the_clamp_works_on_the_mean_of_all_steps(steps: int) -> None:
     """A sum far beyond the clip norm is brought to just that; one within all bounds comes as it is."""
     loose = {"kind": "clamp", "where": "device", "regularisation": 1e-6, "floor": 1e6}
     task = task_for(40.0, cap=loose, local_steps=steps)
-    large = (np.arange(task.dimension) % 7 - 3) * 10**9
-    to_mean = task.mechanism.granularity / (task.plan.sampling.expected_lot * steps)
-    length = np.linalg.norm(_capped(task, large, WEIGHTS) * to_mean)
+    large = (np.arange(task.release.dimension) % 7 - 3) * 10**9
+    to_mean = task.release.mechanism.granularity / (task.release.sampling.expected_lot * steps)
+    length = np.linalg.norm(_capped(task.release, large, WEIGHTS) * to_mean)
     assert length == pytest.approx(clip_norm(task), rel=0.001)
-    small = np.arange(task.dimension) % 7 - 3
-    np.testing.assert_array_equal(_capped(task, small, WEIGHTS), small)
+    small = np.arange(task.release.dimension) % 7 - 3
+    np.testing.assert_array_equal(_capped(task.release, small, WEIGHTS), small)
 
 
 @pytest.mark.parametrize("where", ["coordinator", "device"])
@@ -186,7 +187,7 @@ def test_no_clamp_is_applied_where_none_was_asked_for(where: str) -> None:
 
 def test_weights_and_data_are_left_alone() -> None:
     weights, inputs = WEIGHTS.copy(), DATA.inputs.copy()
-    noisy_gradients(task_for(1.0, local_steps=3, local_learning_rate=1.0), weights, DATA, ENGINE)
+    noisy_gradients(task_for(1.0, local_steps=3, local_learning_rate=1.0).release, weights, DATA, ENGINE)
     assert np.array_equal(weights, WEIGHTS)
     assert np.array_equal(DATA.inputs, inputs)
 
@@ -208,5 +209,5 @@ def test_no_lot_that_a_plan_may_expect_keeps_an_update_back(
         sampling={"expected_lot": MIN_EXPECTED_LOT, "local_steps": steps, "local_learning_rate": 1e3},
         cap=cap or {},
     )
-    update = noisy_gradients(task, WEIGHTS, DATA, ENGINE)
+    update = noisy_gradients(task.release, WEIGHTS, DATA, ENGINE)
     assert update.shape == (DIGITS.parameter_count,)

@@ -43,7 +43,7 @@ from dpagent.protocol.task import RoundTask
 COUNT = 12
 DIGIT: dict[str, Any] = {"width": 8, "height": 8, "channels": 1}
 KEY = Signer(new_signing_secret(), "testers").public_key
-TASK = make_task(sampling={"rate": 1.0}, wire={"step": 1_025})
+TASK = make_task(sampling={"rate": 1.0}, step=1_025)
 WEIGHTS = DIGITS.initial_weights(0)
 
 
@@ -108,12 +108,12 @@ def test_a_damaged_picture_makes_no_round_fail_and_adds_nothing(
     update = board.noisy_update(board.prepare(TASK, {}, WEIGHTS)).values
     assert update.shape == (DIGITS.parameter_count,)
     engine = NumpyEngine(DIGITS, microbatch=2)
-    total = board.records.attempt(lambda records: clipped_sum(TASK, WEIGHTS, records, engine))
+    total = board.records.attempt(lambda records: clipped_sum(TASK.release, WEIGHTS, records, engine))
     good = [number for number in range(COUNT) if number not in damaged]
     rest = ArrayDataset(
         np.stack([noise(number, **DIGIT) for number in good]), np.array([number % 10 for number in good]), 10
     )
-    expected = sum_over_lot(engine, WEIGHTS, rest, np.arange(len(rest)), TASK.clipping.norms)
+    expected = sum_over_lot(engine, WEIGHTS, rest, np.arange(len(rest)), TASK.release.clipping.norms)
     np.testing.assert_allclose(total, expected.total, rtol=1e-4, atol=1e-6)
     assert len(board.records.dataset) == len(good)
 
@@ -127,7 +127,7 @@ def test_when_nothing_can_be_read_any_more_the_board_sends_noise_and_says_why(
     with caplog.at_level(logging.WARNING):
         look_again(board.records)
         update = board.noisy_update(board.prepare(TASK, {}, WEIGHTS)).values
-    sigma = TASK.mechanism.deviation_units / TASK.plan.wire.step
+    sigma = TASK.release.mechanism.deviation_units / TASK.release.terms.step
     assert np.abs(update).max() < 8 * sigma
     assert np.std(update) == pytest.approx(sigma, rel=0.1)
     assert "left out: There is no file" in caplog.text
@@ -171,18 +171,18 @@ def test_second_moments_are_those_of_the_records_that_can_be_read(tmp_path: Path
         model=model_of(spec),
         projection={"values": 64, "record_norm": 4.0},
         **terms(rate=1.0, noise_multipliers=[0.05, 1.0, 1.0]),
-        wire={"step": 17},
+        step=17,
     )
     records = opened(photos(tmp_path / "photos", 3, 7), tmp_path / "state")
     weights = np.zeros(task.spec.parameter_count, np.float32)
     released = records.attempt(
-        lambda dataset: noisy_sum(task, weights, lambda _: sum_of_moments(task, dataset))
+        lambda dataset: noisy_sum(task.release, weights, lambda _: sum_of_moments(task.release, dataset))
     )
     good = [number for number in range(COUNT) if number not in (3, 7)]
     values = np.stack([noise(number, **DIGIT).ravel() / 255 for number in good])
-    mechanism = task.mechanism
-    expected = SecondMoments(64, 4.0).total(values) / mechanism.granularity / task.plan.wire.step
-    sigma = mechanism.deviation_units / task.plan.wire.step
+    mechanism = task.release.mechanism
+    expected = SecondMoments(64, 4.0).total(values) / mechanism.granularity / task.release.terms.step
+    sigma = mechanism.deviation_units / task.release.terms.step
     length = np.linalg.norm(expected)
     assert abs((released - expected) @ expected / length) < 6 * sigma
     assert length / COUNT > 12 * sigma  # one record more would show
@@ -201,7 +201,7 @@ def front_end_task() -> RoundTask:
     """The task of a model whose front end makes 4 features of a record."""
     pooling = {"random": {"layers": [{"average_pool2d": {"kernel": 4, "stride": 4}}]}}
     spec = from_description(DIGITS.describe() | {"front_end": [pooling], "layers": [{"dense": 10}]})
-    return make_task(model=model_of(spec), sampling={"rate": 1.0}, wire={"block": 50, "step": 1_025})
+    return make_task(model=model_of(spec), sampling={"rate": 1.0}, wire={"block": 50}, step=1_025)
 
 
 def test_a_process_that_comes_later_computes_features_of_as_many_as_a_look_may_have_found(

@@ -48,7 +48,7 @@ def test_what_is_stated_is_what_an_independent_accountant_says(path: Path, datab
     connection.close()
     accountant = PldAccountant()
     plan = make_plan()
-    for body, noise in zip(bodies, plan.mechanism.noise_multipliers, strict=True):
+    for body, noise in zip(bodies, plan.release.mechanism.noise_multipliers, strict=True):
         assert body["noise_multiplier"] == noise
         accountant.compose(poisson_sampled(GaussianEvent(noise), 0.25, 1))
         assert body["cumulative_epsilon"] == pytest.approx(accountant.epsilon(1e-5), rel=1e-3)
@@ -62,7 +62,10 @@ def test_a_ledger_priced_by_renyi_divergence_verifies_and_goes_on(path: Path) ->
         charge_rounds(state, 1, 2)
     database, accountant = path / "ledger.db", RdpAccountant()
     reserved = accountant.epsilon_after(
-        [poisson_sampled(GaussianEvent(noise), 0.25, 1) for noise in make_plan().mechanism.noise_multipliers],
+        [
+            poisson_sampled(GaussianEvent(noise), 0.25, 1)
+            for noise in make_plan().release.mechanism.noise_multipliers
+        ],
         1e-5,
     )
     for number in (2, 3):

@@ -37,7 +37,7 @@ KEY = Signer(new_signing_secret(), "testers").public_key
 WEIGHTS = DIGITS.initial_weights(0)
 GRAPH = {"training-graph": build_training_graph(DIGITS)}
 TASK_AT_HALF = make_task(**terms(rate=0.5))
-TASK = make_task(**terms(rate=1.0), wire={"step": 1_025})
+TASK = make_task(**terms(rate=1.0), step=1_025)
 
 
 def trainer(directory: Path, *, features_mib: int = 1, **changes: Any) -> Trainer:
@@ -111,7 +111,8 @@ def features_task(stage: dict[str, Any] = POOLING) -> RoundTask:
             "architecture": spec.digest(),
         },
         **terms(rate=1.0),
-        wire={"block": 50, "step": 1_025},
+        wire={"block": 50},
+        step=1_025,
     )
 
 
@@ -245,7 +246,7 @@ def test_what_no_record_can_cause_leaves_noise_alone(
     board.records.dataset = treacherous(error, [])
     update = run(board, task, {}, np.zeros(task.spec.parameter_count, np.float32))
     assert update.failure == str(error)
-    spread = task.mechanism.deviation_units / task.plan.wire.step
+    spread = task.release.mechanism.deviation_units / task.release.terms.step
     assert 0.5 * spread < update.values.std() < 2 * spread
     assert "Traceback" not in caplog.text
 
@@ -268,7 +269,7 @@ def test_an_engine_that_fails_with_every_record_leaves_noise_alone(
     update = board.noisy_update(replace(board.prepare(TASK, {}, WEIGHTS), engine=engine))
     assert update.failure is None
     assert "failed with 50 of the 50 records" in caplog.text
-    spread = TASK.mechanism.deviation_units / TASK.plan.wire.step
+    spread = TASK.release.mechanism.deviation_units / TASK.release.terms.step
     assert 0.5 * spread < update.values.std() < 2 * spread
 
 
@@ -309,7 +310,7 @@ def test_a_first_round_for_a_projection_is_answered_with_second_moments(tmp_path
         },
         projection={"values": 64, "record_norm": 3.0},
         **terms(rate=1.0),
-        wire={"step": 1_025},
+        step=1_025,
     )
     update = run(trainer(tmp_path), task, {}, np.zeros(spec.parameter_count, np.float32))
     assert update.values.shape == (64 * 65 // 2,)

@@ -64,7 +64,7 @@ def test_a_round_is_prepared_and_trained_in_another_process(
     for _ in range(2):
         assert 0 < worker.prepare(order()).result(PATIENCE_S).longest_s < 60
         update = worker.update().result(PATIENCE_S)
-        assert update.values.shape == (RoundTask.of(PLAN).dimension,)
+        assert update.values.shape == (RoundTask.of(PLAN).release.dimension,)
         assert np.ptp(update.values) > 0
         assert update.failure is None
     assert pid_of(worker) != os.getpid()

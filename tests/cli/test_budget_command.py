@@ -54,7 +54,7 @@ def test_statement_is_of_what_is_reserved(state_dir: Path) -> None:
     assert {key: statement[key] for key in SCOPE} == SCOPE
     assert statement["epsilon"] == dataset["epsilon_reserved"] > dataset["epsilon_spent"] > 0
     assert statement["delta"] == dataset["delta_reserved"] == make_plan().delta
-    assert statement["mechanism"] == make_plan().mechanism.name
+    assert statement["mechanism"] == make_plan().release.mechanism.name
     assert statement["guarantee"] == "differential privacy"
 
 
@@ -82,8 +82,8 @@ def test_export_states_the_same(state_dir: Path) -> None:
             "accumulation_slack",
         }  # fmt: skip
         assert "parameters" not in charge
-        assert charge["noise_multiplier"] == make_plan().mechanism.noise_multipliers[number - 1]
-        assert charge["resolution"] == make_plan().mechanism.parameters["resolution"]
+        assert charge["noise_multiplier"] == make_plan().release.mechanism.noise_multipliers[number - 1]
+        assert charge["resolution"] == make_plan().release.mechanism.parameters["resolution"]
     assert exported["datasets"][DATASET]["statement"]["epsilon"] > 0
 
 

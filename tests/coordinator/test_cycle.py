@@ -196,9 +196,9 @@ def test_a_round_with_enough_is_closed_at_its_deadline_and_the_next_one_opened(
     record = reader.rounds()[0]
     reader.close()
     assert (record.closed_at, record.fragments) == (rounds.clock.unix(), 11)
-    assert record.noise_multiplier == first.mechanism.noise_multipliers[0]
+    assert record.noise_multiplier == first.release.mechanism.noise_multipliers[0]
     second = rounds.task.plan
-    assert (second.round, second.job, second.mechanism) == (2, first.job, first.mechanism)
+    assert (second.round, second.job, second.release) == (2, first.job, first.release)
     assert second.model.digest != first.model.digest
     assert second.deadline == rounds.clock.unix() + DEADLINE_S
 
@@ -293,7 +293,7 @@ def test_fragments_that_no_honest_device_sends_are_rejected_before_they_are_coun
     task = rounds.task
     end = MAX_WIRE_VALUE
     for value in (0, end, -end):
-        hostile = cut(np.full(task.dimension, value, np.int64), task.plan)
+        hostile = cut(np.full(task.release.dimension, value, np.int64), task.plan)
         rounds.cycle.take_fragments([seal(encode(each), task.plan) for each in hostile])
     assert rounds.cycle.progress().counted == 0
     assert rounds.counters() == {"rejected: improbable norm": 3 * BLOCKS}

@@ -11,7 +11,7 @@ import cbor2
 import numpy as np
 import pytest
 from examples.l2_laplace import L2Laplace
-from fleets import DIGITS, honest_update, make_task, records, terms, write_fleet
+from fleets import DIGITS, honest_update, make_task, merged, records, terms, write_fleet
 from numpy.typing import NDArray
 from planted import plant
 
@@ -40,9 +40,17 @@ SECOND_MOMENTS: dict[str, Any] = {
     },
 }
 WEIGHTS = DIGITS.initial_weights(0)
+LAPLACE: dict[str, Any] = {
+    "method": "incrementing",
+    "mechanism": {
+        "name": "discrete-laplace", "noise_multipliers": [1.0], "parameters": {"resolution": 1 << 24},
+    }
+}  # fmt: skip
 ROUNDS: dict[str, dict[str, Any]] = {
     "gradients": {},
     "three steps": terms(local_steps=3),
+    "Laplace noise": LAPLACE,
+    "Laplace noise, three steps": merged(LAPLACE, terms(local_steps=3)),
     "a norm for each layer": {
         "clipping": {
             key: list(getattr(Clipping.layers(DIGITS.layer_sizes, [1.0] * len(DIGITS.layer_sizes)), key))
@@ -70,13 +78,13 @@ def task_of(block: int = 1_000, **changes: Any) -> RoundTask:
     """A task with the wire form that its mechanism has."""
     sampling = {"expected_lot": LOT, "rate": RATE} | changes.pop("sampling", {})
     wanted = changes | {"sampling": sampling}
-    return make_task(**wanted, wire={"block": block, "step": make_task(**wanted).mechanism.wire_step})
+    return make_task(**wanted, wire={"block": block}, step=make_task(**wanted).release.mechanism.wire_step)
 
 
 def refused(norms: HonestNorms, task: RoundTask, update: NDArray[np.int64]) -> list[int]:
     """Positions of the fragments that are rejected."""
     block, found = task.plan.wire.block, []
-    padded = np.zeros(task.blocks * block, np.int64)
+    padded = np.zeros(task.release.blocks * block, np.int64)
     padded[: len(update)] = update
     for position, values in enumerate(padded.reshape(-1, block)):
         try:
@@ -100,13 +108,17 @@ def alike(count: int) -> ArrayDataset:
 def test_fragments_of_agents_are_honest_whatever_their_records(kind: str, settings: FleetSettings) -> None:
     """The agent's own code on no record, on different ones, on 40 alike; it fails by chance once in 10⁹."""
     task = task_of(**ROUNDS[kind])
-    norms, engine = HonestNorms(task, settings), NumpyEngine(DIGITS, microbatch=4)
+    release = task.release
+    norms = HonestNorms(release, settings)
+    engine = NumpyEngine(DIGITS, microbatch=4, norm=release.mechanism.norm)
     for data in (NOBODY, records(40), alike(40)):
         for _ in range(3):
-            if task.second_moments is not None:
-                update = noisy_sum(task, WEIGHTS, lambda _, data=data: sum_of_moments(task, data))
+            if task.release.second_moments is not None:
+                update = noisy_sum(
+                    task.release, WEIGHTS, lambda _, data=data: sum_of_moments(task.release, data)
+                )
             else:
-                update = noisy_gradients(task, WEIGHTS, data, engine)
+                update = noisy_gradients(task.release, WEIGHTS, data, engine)
             assert refused(norms, task, update) == []
 
 
@@ -114,22 +126,27 @@ def test_fragments_of_agents_are_honest_whatever_their_records(kind: str, settin
 def test_fragments_with_the_wires_largest_values_are_refused(kind: str, settings: FleetSettings) -> None:
     task = task_of(**ROUNDS[kind])
     end = MAX_WIRE_VALUE
-    update = np.full(task.dimension, end, np.int64)
-    assert refused(HonestNorms(task, settings), task, update) == list(range(task.blocks))
+    update = np.full(task.release.dimension, end, np.int64)
+    assert refused(HonestNorms(task.release, settings), task, update) == list(range(task.release.blocks))
 
 
 def test_fragments_without_noise_are_refused(settings: FleetSettings) -> None:
     task = task_of()
-    assert refused(HonestNorms(task, settings), task, np.zeros(task.dimension, np.int64)) == [*range(10)]
+    assert refused(HonestNorms(task.release, settings), task, np.zeros(task.release.dimension, np.int64)) == [
+        *range(10)
+    ]
     # Below some 100 coordinates even noise is too irregular for a bound from below.
     assert (
-        refused(HonestNorms(task_of(50), settings), task_of(50), np.zeros(DIGITS.parameter_count, int)) == []
+        refused(
+            HonestNorms(task_of(50).release, settings), task_of(50), np.zeros(DIGITS.parameter_count, int)
+        )
+        == []
     )
 
 
 def test_the_last_block_is_judged_without_its_padding(settings: FleetSettings) -> None:
     task = task_of(9_000)
-    norms, size = HonestNorms(task, settings), DIGITS.parameter_count - 9_000
+    norms, size = HonestNorms(task.release, settings), DIGITS.parameter_count - 9_000
     last = np.zeros(9_000, np.int64)
     last[:size] = honest_update(task)[9_000:]
     norms.require(1, last)
@@ -148,29 +165,34 @@ def test_a_device_with_more_records_than_stated_is_at_risk_only_if_all_say_the_s
     lot = 5 * round(LOT)
     one_way = honest_update(task, lot)
     spread = honest_update(task)
-    share = lot * task.mechanism.sensitivity_units / task.plan.wire.step / math.sqrt(task.dimension)
+    share = (
+        lot
+        * task.release.mechanism.sensitivity_units
+        / task.release.terms.step
+        / math.sqrt(task.release.dimension)
+    )
     spread += round(share)
     normal, large = (
         settings_of(tmp_path / "1"),
         settings_of(tmp_path / "5", aggregation={"largest_signal": 5.0}),
     )
-    assert refused(HonestNorms(task, normal), task, one_way) == [0]
-    assert refused(HonestNorms(task, normal), task, spread) == []
-    assert refused(HonestNorms(task, large), task, one_way) == []
-    assert HonestNorms(task, large).pull > 2 * HonestNorms(task, normal).pull
+    assert refused(HonestNorms(task.release, normal), task, one_way) == [0]
+    assert refused(HonestNorms(task.release, normal), task, spread) == []
+    assert refused(HonestNorms(task.release, large), task, one_way) == []
+    assert HonestNorms(task.release, large).pull > 2 * HonestNorms(task.release, normal).pull
 
 
 def test_the_pull_is_what_the_strongest_fragment_moves_the_mean_by(settings: FleetSettings) -> None:
     task = task_of()
-    norms, block = HonestNorms(task, settings), 1_000
+    norms, block = HonestNorms(task.release, settings), 1_000
     low, high = 0, MAX_WIRE_VALUE
     while high - low > 1:
         middle = (low + high) // 2
         strongest = np.full(block, middle, np.int64)
         low, high = (low, middle) if _is_refused(norms, strongest) else (middle, high)
-    moved = fleet_mean(task, {0: (settings.devices, np.full(block, low, np.int64))})
+    moved = fleet_mean(task.release, {0: (settings.devices, np.full(block, low, np.int64))})
     # In clip norms; a wire unit more in each coordinate would have been refused.
-    norm = float(np.linalg.norm(moved)) / task.mechanism.clip_norm
+    norm = float(np.linalg.norm(moved)) / task.release.mechanism.clip_norm
     assert norm <= norms.pull < norm * (low + 1) / low
 
 
@@ -186,21 +208,22 @@ def _is_refused(norms: HonestNorms, values: NDArray[np.int64]) -> bool:
 def test_the_count_of_records_within_the_norm_is_judged_on_its_own(settings: FleetSettings) -> None:
     """Else one device would move the next clip norm at will: its estimate is a share of records, 0 to 1."""
     task = task_of(10_000, **ROUNDS["a norm that follows a quantile"])
-    norms, update = HonestNorms(task, settings), honest_update(task)
+    norms, update = HonestNorms(task.release, settings), honest_update(task)
     fitting = np.zeros(10_000, np.int64)
-    fitting[: task.dimension] = update
+    fitting[: task.release.dimension] = update
     outside = next(
         value
         for value in itertools.count(1)
         if refused(norms, task, np.concatenate([update[:-1], [value]])) == [0]
     )
     mean = fleet_mean(
-        task, {0: (settings.devices, np.where(np.arange(10_000) == task.dimension - 1, outside, 0))}
+        task.release,
+        {0: (settings.devices, np.where(np.arange(10_000) == task.release.dimension - 1, outside, 0))},
     )
-    moved = abs(task.clipping.share_within(float(mean[-1])) - 0.5)
+    moved = abs(task.release.clipping.share_within(float(mean[-1])) - 0.5)
     # One of ten devices has at most 0.05 of the share without noise. With the norm of a whole block it would
     # move 0.6 times this bound.
-    assert 0.05 < moved < 0.25 * norms.pull / task.clipping.count_weight / 2
+    assert 0.05 < moved < 0.25 * norms.pull / task.release.clipping.count_weight / 2
 
 
 def test_a_mechanism_that_states_no_law_bounds_nothing(
@@ -208,14 +231,14 @@ def test_a_mechanism_that_states_no_law_bounds_nothing(
 ) -> None:
     plant(monkeypatch, L2Laplace)
     task = task_of(mechanism={"name": L2Laplace.name})
-    norms, end = HonestNorms(task, settings), MAX_WIRE_VALUE
+    norms, end = HonestNorms(task.release, settings), MAX_WIRE_VALUE
     assert norms.pull == math.inf
-    assert refused(norms, task, np.full(task.dimension, end, np.int64)) == []
-    assert refused(norms, task, np.zeros(task.dimension, np.int64)) == []
+    assert refused(norms, task, np.full(task.release.dimension, end, np.int64)) == []
+    assert refused(norms, task, np.zeros(task.release.dimension, np.int64)) == []
 
 
 def test_more_fragments_of_a_job_make_the_range_a_little_wider(tmp_path: Path) -> None:
     task = task_of()
-    few = HonestNorms(task, settings_of(tmp_path / "few"))
-    many = HonestNorms(task, settings_of(tmp_path / "many", rounds=5_000))
+    few = HonestNorms(task.release, settings_of(tmp_path / "few"))
+    many = HonestNorms(task.release, settings_of(tmp_path / "many", rounds=5_000))
     assert few.pull < many.pull < 1.2 * few.pull

@@ -68,9 +68,9 @@ def test_a_task_is_derived_from_the_plan_that_is_announced(tmp_path: Path) -> No
     first, second = (planner.task(OpenRound(number, 5.0, 9.0), weights) for number in (1, 2))
     assert (first.plan.round, first.plan.deadline, first.plan.state) == (1, 9.0, "open")
     assert first.schedule_digest == second.schedule_digest
-    assert first.blocks == settings.fragments_per_update
-    assert first.plan.sampling.expected_lot == 0.5 * 50
-    assert first.mechanism.noise_multiplier == first.plan.mechanism.noise_multipliers[0]
+    assert first.release.blocks == settings.fragments_per_update
+    assert first.release.sampling.expected_lot == 0.5 * 50
+    assert first.release.mechanism.noise_multiplier == first.release.terms.mechanism.noise_multipliers[0]
     assert planner.task(OpenRound(2, 5.0, 9.0), weights, state="finished").plan.state == "finished"
 
 

@@ -95,7 +95,7 @@ def test_a_stopped_coordinator_ends_well_and_goes_on_with_the_same_job(
             wait_until(lambda: fleet.plans(observer)[1].deadline > plan.deadline, "the plan again")
             again.stop()
         after = fleet.plans(observer)[1]
-        assert (after.job, after.round, after.mechanism) == (plan.job, 1, plan.mechanism)
+        assert (after.job, after.round, after.release) == (plan.job, 1, plan.release)
         assert after.deadline == plan.deadline + 1e6 + SLOW["deadline_s"]
 
 

@@ -79,7 +79,9 @@ def run_round(coordinator: Coordinator, *updates: Callable[[RoundTask], NDArray[
 
 
 def noise(task: RoundTask) -> NDArray[np.int64]:
-    return np.random.default_rng(task.plan.round).integers(-500, 500, task.dimension) * 2 + 1  # never 0
+    return (
+        np.random.default_rng(task.plan.round).integers(-500, 500, task.release.dimension) * 2 + 1
+    )  # never 0
 
 
 def projected_model(directory: Path) -> None:
@@ -114,7 +116,7 @@ def test_steps_are_counted_and_not_rounds(
         if restarts:
             coordinator = begin(settings)
         before = coordinator._cycle._weights.astype(np.float64)
-        run_round(coordinator, lambda task: np.full(task.dimension, -7, np.int64))
+        run_round(coordinator, lambda task: np.full(task.release.dimension, -7, np.int64))
         moved.append(coordinator._cycle._weights - before)
     # From 0.3 to 0.03 over three steps, as of their beginnings: 0.3, 0.21, 0.12.
     for step, expected in zip(moved, (0.3, 0.21, 0.12), strict=True):
@@ -147,7 +149,7 @@ def test_a_crash_between_the_directions_and_the_close_changes_no_plan(
 
 
 def huge(task: RoundTask) -> NDArray[np.int64]:
-    return np.full(task.dimension, 30_000, np.int64)
+    return np.full(task.release.dimension, 30_000, np.int64)
 
 
 @pytest.mark.parametrize("kind", ["gradients", "a projection", "a quantile"])
@@ -172,7 +174,7 @@ def test_a_median_of_three_devices_is_what_two_of_them_agree_on(
             task = run_round(coordinator, noise, noise, third)
         norms = coordinator._cycle._clip_norm
         assets = sorted(coordinator._models.assets.items())
-        found.append((coordinator._cycle._weights.tobytes(), norms, assets, task.clipping.norms))
+        found.append((coordinator._cycle._weights.tobytes(), norms, assets, task.release.clipping.norms))
     assert found[0] == found[1] == found[2]
     assert found[3] != found[2]
 
@@ -204,14 +206,14 @@ def test_a_norm_that_follows_a_quantile_never_leaves_what_plans_allow(
     )
 
     def update(task: RoundTask) -> NDArray[np.int64]:
-        values = np.zeros(task.dimension, np.int64)
+        values = np.zeros(task.release.dimension, np.int64)
         values[-1] = 10**6 if records_within else -(10**6)
         return values
 
     coordinator = begin(settings)
-    norms = [run_round(coordinator, update).clipping.norms[0] for _ in range(2)]
+    norms = [run_round(coordinator, update).release.clipping.norms[0] for _ in range(2)]
     coordinator = begin(settings)  # and it is what the next start finds
-    norms.append(run_round(coordinator, update).clipping.norms[0])
+    norms.append(run_round(coordinator, update).release.clipping.norms[0])
     end = 1e-9 if records_within else 1e6
     assert norms == [first, end, end]
 

@@ -281,7 +281,7 @@ class Checker:
                 )
 
     def _mean(self, plan: dict[str, Any], identities: list[bytes]) -> NDArray[np.float64]:
-        block, sampling = plan["wire"]["block"], plan["sampling"]
+        block, sampling = plan["wire"]["block"], plan["release"]["sampling"]
         sums = np.zeros((self.capture.blocks(plan["round"]), block), np.int64)
         counts = np.zeros(len(sums), np.int64)
         for identity in identities:

@@ -153,18 +153,18 @@ def test_a_job_of_each_kind_ends_well(name: str, tmp_path: Path, mosquitto: Brok
     assert len(list((job.settings.state_dir / "models").glob("round-*.onnx"))) == ROUNDS
     plan = job.plans[1]
     if name == "layers with norms":
-        assert plan.clipping.norms == [0.5, 0.7, 0.2]
-        assert math.fsum(plan.clipping.shares) == pytest.approx(1.0)
+        assert plan.release.clipping.norms == [0.5, 0.7, 0.2]
+        assert math.fsum(plan.release.clipping.shares) == pytest.approx(1.0)
     if name == "views":
-        assert plan.augmentation is not None
-        assert plan.augmentation.views == 3
+        assert plan.release.augmentation is not None
+        assert plan.release.augmentation.views == 3
 
 
 def test_a_clip_norm_follows_the_quantile(tmp_path: Path, mosquitto: Broker) -> None:
     clipping = {"kind": "quantile", "quantile": 0.5, "rate": 1.0}
     job = Job(tmp_path / "quantile", mosquitto, privacy={"clip_norm": 1000.0, "clipping": clipping})
     job.require_sound()
-    norms = [job.plans[number].clipping.norms[0] for number in (1, 2, 3)]
+    norms = [job.plans[number].release.clipping.norms[0] for number in (1, 2, 3)]
     # All records are within 1,000: the share is near 1, and the norm falls by nearly e^(−1/2) a round.
     assert norms[0] == 1000.0
     for before, after in itertools.pairwise(norms):

@@ -62,14 +62,14 @@ def test_a_job_is_planned_admitted_charged_and_audited(tmp_path: Path) -> None:
     tasks = tasks_of(settings_of(tmp_path))
     state = open_state(tmp_path / "device", Budget(EPSILON, DELTA))
     for task in tasks:
-        assert isinstance(task.mechanism, L2Laplace)
+        assert isinstance(task.release.mechanism, L2Laplace)
         limits = LIMITS.model_copy(update={"mechanisms": (L2Laplace.name,)})
         price = admit(task, records(20), state.ledger, "digits", limits, now=0.0)
         charge_and_spool(state, Charge.of(task, price, "digits", charged_at="2026-11-22T00:00:00+00:00"), [])
     assert EPSILON * 0.999 <= state.ledger.epsilon_spent("digits") <= EPSILON
     state.close()
     charges = audit(tmp_path / "device").charges
-    assert [charge.rebuilt() for charge in charges] == [task.mechanism for task in tasks]
+    assert [charge.rebuilt() for charge in charges] == [task.release.mechanism for task in tasks]
     assert {(charge.mechanism, charge.accountant) for charge in charges} == {("l2-laplace", "pld")}
 
 
@@ -77,12 +77,14 @@ def test_a_job_is_planned_admitted_charged_and_audited(tmp_path: Path) -> None:
 def test_its_noise_is_the_noise_that_it_is_charged_for(tmp_path: Path) -> None:
     """The update of a device whose only record does not count is noise alone: 9,930 draws."""
     task, engine = tasks_of(settings_of(tmp_path))[0], NumpyEngine(DIGITS, microbatch=4)
-    update = noisy_gradients(task, DIGITS.initial_weights(0), NOBODY, engine)
-    deviation = task.mechanism.deviation_units / task.plan.wire.step
+    update = noisy_gradients(task.release, DIGITS.initial_weights(0), NOBODY, engine)
+    deviation = task.release.mechanism.deviation_units / task.release.terms.step
     # A kurtosis of 6 makes the deviation of a sample's deviation √(5/n)/2; rounding adds less than 1 %.
     assert abs(update.std() / deviation - 1) < 6 * math.sqrt(5 / update.size) / 2 + 0.01
-    noise = task.mechanism.add_noise(np.zeros(task.dimension, np.int64))
-    assert stats.kstest(noise / task.mechanism.deviation_units * math.sqrt(2), "laplace").pvalue > 1e-6
-    mean = fleet_mean(task, {0: (1, update[: task.plan.wire.block])})
-    expected = update[: task.plan.wire.block] * task.wire_unit / task.plan.sampling.expected_lot
+    noise = task.release.mechanism.add_noise(np.zeros(task.release.dimension, np.int64))
+    assert (
+        stats.kstest(noise / task.release.mechanism.deviation_units * math.sqrt(2), "laplace").pvalue > 1e-6
+    )
+    mean = fleet_mean(task.release, {0: (1, update[: task.plan.wire.block])})
+    expected = update[: task.plan.wire.block] * task.release.wire_unit / task.release.sampling.expected_lot
     np.testing.assert_allclose(mean[: task.plan.wire.block], expected, rtol=1e-12)

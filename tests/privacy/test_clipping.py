@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from dpagent.errors import ParameterError
 from dpagent.privacy.clipping import COUNT_WEIGHT, Clipping, adapted_norm
 from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian
-from dpagent.protocol.messages import ClippingTerms
+from dpagent.protocol.terms import ClippingTerms
 
 THREE = Clipping((3, 4, 2), (0.5, 2.0, 0.1), (0.2, 0.7, 0.1))
 

@@ -248,19 +248,21 @@ def unpack(payload: bytes, count: int) -> list[int]:
 
 def dimension(plan: dict[str, Any]) -> int:
     """Coordinates of an update."""
-    if plan["projection"] is not None and plan["round"] == 1:
-        return plan["projection"]["values"] * (plan["projection"]["values"] + 1) // 2
-    return plan["model"]["parameters"] + (plan["clipping"]["count_weight"] > 0)
+    release = plan["release"]
+    if release["projection"] is not None and plan["round"] == 1:
+        return release["projection"]["values"] * (release["projection"]["values"] + 1) // 2
+    return plan["model"]["parameters"] + (release["clipping"]["count_weight"] > 0)
 
 
 def wire_unit(plan: dict[str, Any]) -> float:
     """What one unit of a coordinate stands for, of the mechanism ``discrete-gaussian``."""
-    clipping = plan["clipping"]
+    release = plan["release"]
+    clipping = release["clipping"]
     bound = math.hypot(*clipping["norms"]) * math.hypot(1, clipping["count_weight"] / 2)
     bound *= math.sqrt(sum(clipping["shares"]))
-    if plan["projection"] is not None and plan["round"] == 1:
-        bound = plan["projection"]["record_norm"] ** 2
-    return bound / plan["mechanism"]["parameters"]["resolution"] * plan["wire"]["step"]
+    if release["projection"] is not None and plan["round"] == 1:
+        bound = release["projection"]["record_norm"] ** 2
+    return bound / release["mechanism"]["parameters"]["resolution"] * release["step"]
 
 
 def weights_of(data: bytes, count: int, precision: str) -> tuple[float, ...]:
@@ -372,7 +374,7 @@ class Coordinator:
 
     def mean(self) -> list[float]:
         """The noisy mean of the fleet, a record of the expected lots."""
-        block, sampling = self.plan["wire"]["block"], self.plan["sampling"]
+        block, sampling = self.plan["wire"]["block"], self.plan["release"]["sampling"]
         unit, mean = wire_unit(self.plan), []
         for place in range(dimension(self.plan)):
             position, row = divmod(place, block)

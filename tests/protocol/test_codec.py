@@ -41,8 +41,14 @@ MESSAGES = [pytest.param(message, id=kind) for kind, message in EXAMPLES.items()
 PLAN = make_plan()
 
 
-SECTIONS = [name for name, value in plan_values().items() if isinstance(value, dict)]
-"""Keys of a plan that hold a map."""
+VALUES = plan_values()
+SECTIONS = [
+    name
+    for values in (VALUES, VALUES["release"])
+    for name, value in values.items()
+    if isinstance(value, dict)
+]
+"""Keys of a plan, or of its release, that hold a map."""
 
 
 def refused(data: bytes, schema: type[Message | Layout]) -> MessageError:
@@ -171,11 +177,12 @@ def test_duplicate_keys_are_refused() -> None:
     data = encode(PLAN)
     doubled = bytes([data[0] + 1]) + data[1:] + cbor2.dumps("round") + b"\x01"
     refused(doubled, Plan)
-    inner = cbor2.dumps(plan_values()["cap"])
+    cap = VALUES["release"]["cap"]
+    inner = cbor2.dumps(cap)
     broken = bytes([inner[0] + 1]) + inner[1:] + cbor2.dumps("kind") + cbor2.dumps("none")
     whole = plan_bytes()
-    assert whole.count(cbor2.dumps(plan_values()["cap"], canonical=True)) == 1
-    refused(whole.replace(cbor2.dumps(plan_values()["cap"], canonical=True), broken), Plan)
+    assert whole.count(cbor2.dumps(cap, canonical=True)) == 1
+    refused(whole.replace(cbor2.dumps(cap, canonical=True), broken), Plan)
 
 
 def test_indefinite_lengths_are_refused() -> None:
@@ -209,7 +216,8 @@ def test_text_that_is_not_utf_8_is_refused() -> None:
 def placed(path: str, value: object) -> dict[str, Any]:
     """The change to a plan that puts ``value`` at a path such as ``wire.block``."""
     section, _, key = path.rpartition(".")
-    assert key in (plan_values()[section] if section else plan_values()), f"a plan has no {path}"
+    known = VALUES | VALUES["release"]
+    assert key in (known[section] if section else known), f"a plan has no {path}"
     return {section: {key: value}} if section else {key: value}
 
 
@@ -289,7 +297,7 @@ RANGES: list[tuple[str, list[Any], list[Any]]] = [
     ("model.precision", ["int8", "float32"], ["int4", "", 8]),
     ("wire.block", [1, 4_000], [0, 10_000, 400_001]),
     ("wire.bytes", [303, 59_488], [-1, 0, 302, 59_489]),
-    ("wire.step", [1, 3, 2**40 - 1], [0, -1, 2, 2**40, 2**40 + 1]),
+    ("step", [1, 3, 2**40 - 1], [0, -1, 2, 2**40, 2**40 + 1]),
     ("sealing_key", [b"x" * 32], [b"x" * 31, b"x" * 33, "x" * 32]),
     ("deadline", [0.0, 4e9], [-1.0]),
     ("compute_slot_s", [1e-3, 86_400.0], [0.0, 5e-324, 9e-4, 86_401.0]),
@@ -298,12 +306,14 @@ RANGES: list[tuple[str, list[Any], list[Any]]] = [
 
 
 def test_the_range_of_every_value_of_a_plan_is_looked_at() -> None:
-    looked_at = {path for path, *_ in RANGES} | {
-        f"clipping.{key}" for key in ("norms", "shares", "count_weight")
-    }
-    values = plan_values()
-    leaves = {key for key in values if key not in SECTIONS} | {
-        f"{section}.{key}" for section in SECTIONS for key in values[section]
+    looked_at = (
+        {path for path, *_ in RANGES}
+        | {"kind"}
+        | {f"clipping.{key}" for key in ("norms", "shares", "count_weight")}
+    )
+    known = VALUES | VALUES["release"]
+    leaves = {key for key in known if key not in SECTIONS} | {
+        f"{section}.{key}" for section in SECTIONS if section != "release" for key in known[section]
     }
     assert leaves == looked_at - {"clipping"}
 
@@ -312,7 +322,9 @@ def test_the_range_of_every_value_of_a_plan_is_looked_at() -> None:
 def test_ranges_of_a_plan(path: str, accepted: list[Any], wrong: list[Any]) -> None:
     section, _, key = path.rpartition(".")
     values = plan_values()
-    place = values[section] if section else values
+    place = values if key in values else values["release"]
+    if section:
+        place = values[section] if section in values else values["release"][section]
     for value in accepted:
         place[key] = value
         decode(cbor2.dumps(values), Plan)

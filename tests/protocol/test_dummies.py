@@ -31,7 +31,7 @@ def test_dummies_are_as_many_as_fragments_and_as_long(plan: Plan) -> None:
 
 @pytest.mark.parametrize("plan", PLANS)
 def test_the_dimension_is_that_of_the_task(plan: Plan) -> None:
-    assert dimension_of(plan) == RoundTask.of(plan).dimension
+    assert dimension_of(plan) == RoundTask.of(plan).release.dimension
 
 
 def test_the_first_round_with_a_projection_has_the_dimension_of_second_moments() -> None:

@@ -40,14 +40,18 @@ VIEWS = {"views": 2, "shift": 1, "flip": False}
 def test_a_task_is_what_its_plan_says() -> None:
     task = make_task(**terms(clipping={"norms": [2.0]}, rate=0.3, local_steps=3), round=2)
     assert task.spec.digest() == DIGITS.digest()
-    assert (task.clipping.norms, task.clipping.sizes) == ((2.0,), (DIGITS.parameter_count,))
+    assert (task.release.clipping.norms, task.release.clipping.sizes) == ((2.0,), (DIGITS.parameter_count,))
     expected = DiscretisedGaussian(
         clip_norm=2.0, noise_multiplier=3.0, sampling_rate=0.3, dimension=DIGITS.parameter_count, steps=3,
-        accumulation_slack=task.plan.clipping.accumulation_slack,
+        accumulation_slack=task.release.terms.clipping.accumulation_slack,
     )  # fmt: skip
-    assert task.mechanism == expected
-    assert (task.dimension, task.second_moments, task.augmentation) == (DIGITS.parameter_count, None, None)
-    assert task.wire_unit == 2.0 / 65_536 * task.plan.wire.step
+    assert task.release.mechanism == expected
+    assert (task.release.dimension, task.release.second_moments, task.release.augmentation) == (
+        DIGITS.parameter_count,
+        None,
+        None,
+    )
+    assert task.release.wire_unit == 2.0 / 65_536 * task.release.terms.step
 
 
 def test_the_mechanism_answers_the_plans_query() -> None:
@@ -55,34 +59,35 @@ def test_the_mechanism_answers_the_plans_query() -> None:
         clipping={"norms": [0.75], "accumulation_slack": 0.003}, sampling={"rate": 0.125, "local_steps": 3}
     )
     query = Query(0.75, 0.003, DIGITS.parameter_count, 0.125, steps=3)
-    assert task.mechanism == task.noise.at(1, query)
-    assert task.mechanism != task.noise.at(2, query)
+    assert task.release.mechanism == task.release.noise.at(1, query)
+    assert task.release.mechanism != task.release.noise.at(2, query)
 
 
 def test_a_plan_may_augment_records() -> None:
-    augmentation = make_task(augmentation=VIEWS).augmentation
+    augmentation = make_task(augmentation=VIEWS).release.augmentation
     assert augmentation is not None
     assert (augmentation.views, augmentation.shift, augmentation.flip) == (2, 1, False)
 
 
 def test_norms_may_be_one_for_each_layer_and_a_count_is_one_coordinate_more() -> None:
-    assert make_task(clipping=LAYERS).clipping.sizes == DIGITS.layer_sizes
+    assert make_task(clipping=LAYERS).release.clipping.sizes == DIGITS.layer_sizes
     counting = make_task(**COUNTING)
-    assert counting.dimension == DIGITS.parameter_count + 1
-    assert counting.mechanism.clip_norm == counting.clipping.radius > 1.0
+    assert counting.release.dimension == DIGITS.parameter_count + 1
+    assert counting.release.mechanism.clip_norm == counting.release.clipping.radius > 1.0
 
 
 def test_the_first_round_of_a_projection_sums_second_moments_and_the_others_gradients() -> None:
     first, second = make_task(**PROJECTION), make_task(**PROJECTION, round=2)
-    assert first.second_moments == SecondMoments(64, 3.0)
-    assert (first.dimension, first.mechanism.clip_norm) == (64 * 65 // 2, first.second_moments.radius)
-    assert second.second_moments is None
-    assert (second.dimension, second.mechanism.clip_norm) == (PROJECTED.parameter_count, 1.0)
+    assert first.release.second_moments == SecondMoments(64, 3.0)
+    assert first.release.dimension == 64 * 65 // 2
+    assert first.release.mechanism.clip_norm == first.release.second_moments.radius
+    assert second.release.second_moments is None
+    assert (second.release.dimension, second.release.mechanism.clip_norm) == (PROJECTED.parameter_count, 1.0)
 
 
 def test_steps_of_the_model_are_counted_without_the_round_of_second_moments() -> None:
-    assert [make_task(round=number).gradient_step for number in (1, 2, 3)] == [1, 2, 3]
-    assert [make_task(**PROJECTION, round=number).gradient_step for number in (1, 2, 3)] == [0, 1, 2]
+    assert [make_task(round=number).release.gradient_step for number in (1, 2, 3)] == [1, 2, 3]
+    assert [make_task(**PROJECTION, round=number).release.gradient_step for number in (1, 2, 3)] == [0, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -90,7 +95,7 @@ def test_steps_of_the_model_are_counted_without_the_round_of_second_moments() ->
 )
 def test_an_update_takes_as_many_fragments_as_hold_it(block: int, blocks: int) -> None:
     assert DIGITS.parameter_count == 9_930
-    assert make_task(wire={"block": block}).blocks == blocks
+    assert make_task(wire={"block": block}).release.blocks == blocks
 
 
 def test_a_cap_acts_where_the_plan_says() -> None:
@@ -98,16 +103,18 @@ def test_a_cap_acts_where_the_plan_says() -> None:
     expected = ClampCap(regularisation=0.25, floor=0.125)
     device = make_task(cap=cap | {"where": "device"})
     coordinator = make_task(cap=cap | {"where": "coordinator"})
-    assert (device.device_cap, device.coordinator_cap) == (expected, None)
-    assert (coordinator.device_cap, coordinator.coordinator_cap) == (None, expected)
+    assert (device.release.device_cap, device.release.coordinator_cap) == (expected, None)
+    assert (coordinator.release.device_cap, coordinator.release.coordinator_cap) == (None, expected)
     for where in ("device", "coordinator"):
         none = make_task(cap=cap | {"kind": "none", "where": where})
-        assert (none.device_cap, none.coordinator_cap) == (None, None)
+        assert (none.release.device_cap, none.release.coordinator_cap) == (None, None)
 
 
 @pytest.mark.parametrize("clipping", [{"count_weight": 0.2}, LAYERS], ids=["quantile", "layers"])
 def test_a_cap_at_the_coordinator_goes_with_every_clipping(clipping: dict[str, Any]) -> None:
-    assert make_task(cap=CLAMP | {"where": "coordinator"}, clipping=clipping).coordinator_cap is not None
+    assert (
+        make_task(cap=CLAMP | {"where": "coordinator"}, clipping=clipping).release.coordinator_cap is not None
+    )
 
 
 @pytest.mark.parametrize("changes", [{}, COUNTING, PROJECTION], ids=["gradients", "count", "projection"])
@@ -116,7 +123,7 @@ def test_what_is_charged_for_is_this_round_and_all_that_follow(changes: dict[str
     changes = changes | {"sampling": {"rate": 0.3, "local_steps": 2}}
     noise = [4.0, 3.0, 2.0][number - 1 :]
     expected = tuple(poisson_sampled(GaussianEvent(sigma), 0.3, 2) for sigma in noise)
-    assert make_task(**changes, round=number).events == expected
+    assert make_task(**changes, round=number).release.events == expected
 
 
 # --- refusals -----------------------------------------------------------------------------------
@@ -188,7 +195,7 @@ def test_a_mechanism_for_l1_is_refused_what_is_bounded_in_l2(changes: dict[str, 
     """Its noise would be for a sensitivity that records exceed, by up to √d."""
     make_task(**changes)
     laplace = {"method": "incrementing", "mechanism": {"name": DiscretisedLaplace.name}}
-    assert make_task(**laplace).mechanism.norm is Norm.L1
+    assert make_task(**laplace).release.mechanism.norm is Norm.L1
     with pytest.raises(PlanError, match=offender) as caught:
         make_task(**changes, **laplace)
     assert "discrete-laplace needs records clipped in L1" in str(caught.value)
@@ -206,7 +213,7 @@ def test_a_later_round_that_no_device_could_run_is_refused_when_it_is_priced(
 ) -> None:
     task = make_task(mechanism=mechanism)
     with pytest.raises(PlanError, match="later round"):
-        _ = task.events
+        _ = task.release.events
     # And where it is this round, before.
     with pytest.raises(PlanError, match="Round 3"):
         make_task(mechanism=mechanism, round=3)
@@ -215,14 +222,17 @@ def test_a_later_round_that_no_device_could_run_is_refused_when_it_is_priced(
 # --- what is pinned -----------------------------------------------------------------------------
 
 #: Sections and keys that price a job. A device declines the job when any of them changes.
-PINNED = {"mechanism", "clipping", "sampling", "delta", "model.parameters", "projection"}
+PINNED = {
+    "delta", "model.parameters", "release.mechanism", "release.clipping", "release.sampling",
+    "release.projection",
+}  # fmt: skip
 #: Values to change to, where another of the same type will not do.
 OTHERS = {
     "fleet": "others", "method": "incrementing", "state": "finished",
-    "wire.step": 3, "model.precision": "int8",
-    "cap.kind": "clamp", "cap.where": "device",
-    "mechanism.name": "another", "assets": [{"role": "projection", "digest": bytes(32), "size": 1}],
-    "augmentation": VIEWS, "projection": {"values": 64, "record_norm": 1.0},
+    "release.step": 3, "model.precision": "int8",
+    "release.cap.kind": "clamp", "release.cap.where": "device",
+    "release.mechanism.name": "another", "assets": [{"role": "projection", "digest": bytes(32), "size": 1}],
+    "release.augmentation": VIEWS, "release.projection": {"values": 64, "record_norm": 1.0},
 }  # fmt: skip
 
 
@@ -252,13 +262,18 @@ def another(path: str, value: Any) -> Any:
 
 def digest_with(values: dict[str, Any]) -> str:
     """Of a plan, also of one that no device could run."""
-    return replace(TASK, plan=Plan.model_validate(values)).schedule_digest
+    return with_plan(TASK, values).schedule_digest
+
+
+def with_plan(task: RoundTask, values: dict[str, Any]) -> RoundTask:
+    plan = Plan.model_validate(values)
+    return replace(task, plan=plan, release=replace(task.release, plan=plan, terms=plan.release))
 
 
 TASK = make_task()
 
 
-@pytest.mark.parametrize("path", leaves(plan_values()))
+@pytest.mark.parametrize("path", [path for path in leaves(plan_values()) if path != "release.kind"])
 def test_what_prices_a_job_is_pinned_and_nothing_else(path: str) -> None:
     values = copy.deepcopy(plan_values())
     *sections, key = path.split(".")
@@ -280,9 +295,9 @@ def test_a_norm_that_follows_a_quantile_is_free_and_the_rest_of_its_clipping_is_
 def test_each_number_of_a_projection_is_pinned() -> None:
     first = make_task(**PROJECTION)
     for changes in ({"values": 63}, {"record_norm": 2.0}):
-        values = plan_values(**PROJECTION)
-        values["projection"] = values["projection"] | changes
-        assert replace(first, plan=Plan.model_validate(values)).schedule_digest != first.schedule_digest
+        values = copy.deepcopy(plan_values(**PROJECTION))
+        values["release"]["projection"] |= changes
+        assert with_plan(first, values).schedule_digest != first.schedule_digest
 
 
 def test_a_digest_survives_the_wire() -> None:

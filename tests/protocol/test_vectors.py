@@ -26,11 +26,12 @@ from coordinator.settings import load_fleet_settings
 from dpagent.learning.data.formats.npz import save_npz
 from dpagent.protocol.codec import MessageError, decode, encode
 from dpagent.protocol.fragments import cut, read_block
-from dpagent.protocol.messages import Fragment, Layout, Message, ModelChunk, Plan, Receipts
+from dpagent.protocol.messages import Fragment, Layout, ModelChunk, Plan, Receipts
 from dpagent.protocol.packing import pack, unpack
 from dpagent.protocol.sealing import Opener, seal
 from dpagent.protocol.signing import SignedKind, Verifier
 from dpagent.protocol.task import RoundTask
+from dpagent.protocol.terms import Message
 from dpagent.protocol.topics import Topics
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -269,14 +270,14 @@ def test_the_second_client_runs_the_round_of_the_vectors() -> None:
 
 def test_dpagent_counts_what_the_second_client_sends() -> None:
     task = RoundTask.of(Plan.model_validate(parsed(PLAN["message"])))
-    total = np.zeros(task.blocks * task.plan.wire.block, np.int64)
+    total = np.zeros(task.release.blocks * task.plan.wire.block, np.int64)
     for update in FILES["fragment"]["updates"]:
         for message in second_device().send(update, os.urandom):
             fragment = OPENER.open(message, JOB)
-            values, _ = read_block(fragment, task.plan.wire, task.blocks)
+            values, _ = read_block(fragment, task.plan.wire, task.release.blocks)
             total[fragment.position * len(values) :][: len(values)] += values
     expected = np.sum(FILES["fragment"]["updates"], axis=0)
-    assert total[: task.dimension].tolist() == expected.tolist()
+    assert total[: task.release.dimension].tolist() == expected.tolist()
 
 
 def test_the_second_client_counts_what_dpagent_sends() -> None:

@@ -1,0 +1,217 @@
+"""A release of a noisy sum, as a round asks for it: of clipped gradients, or of second moments."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from dpagent.errors import ParameterError, PlanError
+from dpagent.learning.models.spec import ModelSpec
+from dpagent.learning.training.augmentation import Augmentation
+from dpagent.norm import Norm
+from dpagent.privacy.caps import ClampCap
+from dpagent.privacy.clipping import Clipping
+from dpagent.privacy.covariance import FLOAT64_SLACK, SecondMoments
+from dpagent.privacy.events import Event
+from dpagent.privacy.mechanisms.job_noise import JobNoise
+from dpagent.privacy.mechanisms.mechanism import PlannedMechanism, Query
+from dpagent.privacy.methods import Method
+from dpagent.protocol.fragments import block_count
+from dpagent.protocol.messages import Plan
+from dpagent.protocol.terms import NoisySumTerms, SamplingTerms
+
+
+@dataclass(frozen=True, slots=True)
+class NoisySum:
+    """One round's noisy sum. Public; private data are arguments of the functions that use it.
+
+    Attributes:
+        plan: its source.
+        terms: of the plan.
+        clipping: how each record's gradient is clipped.
+        noise: of the whole job.
+        mechanism: of this round.
+        augmentation: views of each record, or None.
+    """
+
+    plan: Plan
+    terms: NoisySumTerms
+    clipping: Clipping
+    noise: JobNoise
+    mechanism: PlannedMechanism
+    augmentation: Augmentation | None
+
+    @classmethod
+    def of(cls, plan: Plan, terms: NoisySumTerms, spec: ModelSpec) -> NoisySum:
+        """Derive the release that ``terms`` of ``plan`` ask for.
+
+        Args:
+            plan: the round's.
+            terms: of it.
+            spec: the model.
+
+        Raises:
+            DpagentError: no device could run it; the text says why.
+        """
+        clipping = _clipping_of(plan, terms, spec)
+        augmentation = None
+        if terms.augmentation is not None:
+            augmentation = Augmentation(**terms.augmentation.model_dump())
+            augmentation.check_fits(spec.input_shape)
+        announced = terms.mechanism
+        noise = JobNoise.announced(announced.name, announced.noise_multipliers, announced.parameters)
+        mechanism = noise.at(plan.round, _query(terms, second_moments_of(plan, terms) or clipping))
+        return cls(plan, terms, clipping, noise, mechanism, augmentation)
+
+    @property
+    def second_moments(self) -> SecondMoments | None:
+        """The sum of a round that asks for second moments in place of gradients, or None."""
+        return second_moments_of(self.plan, self.terms)
+
+    @property
+    def sampling(self) -> SamplingTerms:
+        """The lots."""
+        return self.terms.sampling
+
+    @property
+    def dimension(self) -> int:
+        """Coordinates of the sum."""
+        return self.mechanism.dimension
+
+    @property
+    def blocks(self) -> int:
+        """Fragments of an update: ⌈dimension / block⌉."""
+        return block_count(self.dimension, self.plan.wire.block)
+
+    @property
+    def gradient_step(self) -> int:
+        """Which step the model takes with this round, from 1; 0 for a round of second moments."""
+        return self.plan.round - (self.terms.projection is not None)
+
+    @property
+    def wire_unit(self) -> float:
+        """What one unit of an update's integers stands for, in gradient units."""
+        return self.mechanism.granularity * self.terms.step
+
+    @property
+    def device_cap(self) -> ClampCap | None:
+        """The noise cap that each device applies to its own noisy mean, or None."""
+        return self._cap("device")
+
+    @property
+    def coordinator_cap(self) -> ClampCap | None:
+        """The noise cap that the coordinator applies to the fleet's noisy mean, or None."""
+        return self._cap("coordinator")
+
+    @property
+    def events(self) -> tuple[Event, ...]:
+        """The events of this round and all later ones of the job, in order.
+
+        Raises:
+            PlanError: a later round has parameters that no device could run.
+        """
+        query = _query(self.terms, self.clipping)
+        try:
+            later = [
+                self.noise.at(number, query).event
+                for number in range(self.plan.round + 1, self.noise.rounds + 1)
+            ]
+        except ParameterError as error:
+            raise PlanError(f"A later round of the job cannot be run: {error}") from error
+        return (self.mechanism.event, *later)
+
+    @property
+    def pinned(self) -> dict[str, Any]:
+        """The terms that determine the job's price: the mechanism, for all rounds, and the sum.
+
+        A clip norm that follows a quantile is not part of them: the noise follows the norm.
+        """
+        pinned = self.terms.model_dump(exclude={"augmentation", "cap", "step"})
+        if self.terms.clipping.count_weight:
+            del pinned["clipping"]["norms"]
+        return pinned
+
+    def _cap(self, where: str) -> ClampCap | None:
+        cap = self.terms.cap
+        if cap.kind != "clamp" or cap.where != where:
+            return None
+        return ClampCap(regularisation=cap.regularisation, floor=cap.floor)
+
+    def require_consistent(self, spec: ModelSpec, method: Method) -> None:
+        """Refuse terms that exclude each other.
+
+        Raises:
+            PlanError: naming them.
+        """
+        terms = self.terms
+        if self.mechanism.name not in method.mechanisms.values():
+            raise PlanError(
+                f"Method {method.name} and mechanism {self.mechanism.name} do not go together; expected "
+                f"{' or '.join(method.mechanisms.values())}."
+            )
+        if self.mechanism.norm is not Norm.L2:
+            self._require_one_norm_for_all()
+        if self.device_cap is not None and self.clipping.count_weight:
+            raise PlanError("A cap on the device and a clip norm that follows a quantile exclude each other.")
+        if self.device_cap is not None and len(self.clipping.norms) > 1:
+            raise PlanError("A cap on the device and a clip norm for each layer exclude each other.")
+        values = None if spec.projection is None else math.prod(spec.shape_before_projection)
+        if values != (None if terms.projection is None else terms.projection.values):
+            raise PlanError(
+                f"The model projects {values or 'no'} values of a record; the plan has another number."
+            )
+        if self.second_moments is not None and terms.clipping.accumulation_slack < FLOAT64_SLACK:
+            raise PlanError(
+                f"The plan allows for an error of {terms.clipping.accumulation_slack:.3g} of a sum; second "
+                f"moments need {FLOAT64_SLACK:.3g}."
+            )
+        if self.augmentation is not None and spec.front_end:
+            raise PlanError("The plan asks for views of records whose features are computed once.")
+
+    def _require_one_norm_for_all(self) -> None:
+        """Refuse what is bounded in L2 alone, for a mechanism that needs another norm.
+
+        Raises:
+            PlanError: naming it.
+        """
+        for is_asked, what in (
+            (len(self.clipping.norms) > 1, "a clip norm for each layer"),
+            (self.clipping.count_weight > 0, "a clip norm that follows a quantile"),
+            (self.terms.projection is not None, "a model with a projection, whose first round sums moments,"),
+        ):
+            if is_asked:
+                raise PlanError(
+                    f"Mechanism {self.mechanism.name} needs records clipped in {self.mechanism.norm}; {what}"
+                    " is bounded in L2."
+                )
+
+
+def second_moments_of(plan: Plan, terms: NoisySumTerms) -> SecondMoments | None:
+    """The sum that the first round of a job with a projection asks for, or None."""
+    if terms.projection is None or plan.round > 1:
+        return None
+    return SecondMoments(terms.projection.values, terms.projection.record_norm)
+
+
+def sum_dimension(plan: Plan, terms: NoisySumTerms) -> int:
+    """Coordinates of the sum, also for a device that cannot run the round."""
+    if (moments := second_moments_of(plan, terms)) is not None:
+        return moments.dimension
+    return plan.model.parameters + (terms.clipping.count_weight > 0)
+
+
+def _clipping_of(plan: Plan, terms: NoisySumTerms, spec: ModelSpec) -> Clipping:
+    clipping = terms.clipping
+    sizes = (plan.model.parameters,) if len(clipping.norms) == 1 else spec.layer_sizes
+    return Clipping(sizes, tuple(clipping.norms), tuple(clipping.shares), clipping.count_weight)
+
+
+def _query(terms: NoisySumTerms, summed: Clipping | SecondMoments) -> Query:
+    return Query(
+        clip_norm=summed.radius,
+        accumulation_slack=terms.clipping.accumulation_slack,
+        dimension=summed.dimension,
+        sampling_rate=terms.sampling.rate,
+        steps=terms.sampling.local_steps,
+    )

@@ -1,0 +1,135 @@
+"""The terms of a *release*, by which a device's records become what it sends.
+
+A plan's section ``release`` names its kind, and holds what that kind needs. What all rounds have in
+common, whatever they ask for, is in :mod:`dpagent.protocol.messages`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from dpagent.privacy.clipping import MAX_NORM, MIN_NORM
+from dpagent.privacy.mechanisms.wire import MAX_STEP
+
+MIN_EXPECTED_LOT = 1e-6
+"""No noisy sum that is divided by so much leaves floating point: a device that failed then would tell, by its
+silence, of a sum for which it charged nothing."""
+
+Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,63}$")]
+Probability = Annotated[float, Field(gt=0, le=1)]
+
+
+class Message(BaseModel):
+    """Base of all maps on the wire: strict types, no unknown keys, no NaN or infinity."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class ClippingTerms(Message):
+    """The norm that each record's gradient is clipped to; see ``dpagent.privacy.clipping``.
+
+    A norm that follows a quantile changes from round to round; the noise is proportional to it, so the
+    price does not change.
+    """
+
+    norms: Annotated[
+        list[Annotated[float, Field(ge=MIN_NORM, le=MAX_NORM)]], Field(min_length=1, max_length=512)
+    ]
+    """One for the whole gradient, or one for each layer with parameters."""
+    shares: Annotated[list[Annotated[float, Field(gt=0, le=1)]], Field(min_length=1, max_length=512)]
+    """Of the budget, one for each norm."""
+    count_weight: Annotated[float, Field(ge=0, le=1)]
+    """Weight of the coordinate that counts the records within the norm; 0 without one."""
+    accumulation_slack: Annotated[float, Field(ge=0, le=0.01)]
+    """The most that summing in floating point adds to a record's influence, relative to the norm."""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> ClippingTerms:
+        if len(self.norms) != len(self.shares):
+            raise ValueError(f"there are {len(self.norms)} norms and {len(self.shares)} shares")
+        if self.count_weight and len(self.norms) > 1:
+            raise ValueError("records are counted with a single norm only")
+        return self
+
+
+class MechanismTerms(Message):
+    """The mechanism of the job, by name, and its public parameters.
+
+    Names and ranges of the parameters are the mechanism's own
+    (:class:`dpagent.privacy.mechanisms.mechanism.PlannedMechanism`). The noise multipliers of all rounds are
+    announced with the first and pinned by the device, so that the coordinator cannot choose later ones after
+    seeing earlier results.
+    """
+
+    name: Name
+    noise_multipliers: Annotated[list[Annotated[float, Field(gt=0)]], Field(min_length=1, max_length=5_000)]
+    """One for each round."""
+    parameters: Annotated[
+        dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")], int | float], Field(max_length=16)
+    ]
+
+
+class SamplingTerms(Message):
+    """The lots of a round."""
+
+    rate: Probability
+    """Probability that a record enters a lot."""
+    expected_lot: Annotated[float, Field(ge=MIN_EXPECTED_LOT, le=1e7)]
+    """Public expectation of a lot's size; the divisor of sums."""
+    local_steps: Annotated[int, Field(ge=1, le=64)]
+    """Noisy steps in a round, each with a fresh lot."""
+    local_learning_rate: Annotated[float, Field(ge=0, le=1e3)]
+
+
+class ProjectionTerms(Message):
+    """A first round that sums second moments, for the directions on which the other rounds project."""
+
+    values: Annotated[int, Field(ge=1, le=4_096)]
+    """Numbers in a record before the projection."""
+    record_norm: Annotated[float, Field(ge=1e-4, le=1e4)]
+    """L2 norm that a record is scaled down to."""
+
+
+class AugmentationTerms(Message):
+    """Views of each record, whose gradients are averaged before clipping."""
+
+    views: Annotated[int, Field(ge=2, le=64)]
+    shift: Annotated[int, Field(ge=0, le=1024)]
+    flip: bool
+
+
+class CapTerms(Message):
+    """The ``clamp`` noise cap (post-processing), and where it is applied."""
+
+    kind: Literal["none", "clamp"]
+    where: Literal["device", "coordinator"]
+    regularisation: Annotated[float, Field(gt=0, le=1e6)]
+    floor: Annotated[float, Field(gt=0, le=1e6)]
+
+
+class NoisySumTerms(Message):
+    """A sum of clipped gradients, or of second moments, with noise that each device adds itself."""
+
+    kind: Literal["noisy-sum"]
+    mechanism: MechanismTerms
+    clipping: ClippingTerms
+    sampling: SamplingTerms
+    projection: ProjectionTerms | None
+    augmentation: AugmentationTerms | None
+    cap: CapTerms
+    step: Annotated[int, Field(ge=1, le=MAX_STEP)]
+    """Grid units to a unit of a value on the wire; odd."""
+
+    @field_validator("step")
+    @classmethod
+    def _is_odd(cls, step: int) -> int:
+        if step % 2 == 0:
+            raise ValueError(f"step is {step}; expected an odd number")
+        return step
+
+    @property
+    def rounds(self) -> int:
+        """Number of rounds of the job."""
+        return len(self.mechanism.noise_multipliers)
