@@ -15,10 +15,12 @@ from typing import Final
 from agent.accounts import JobAccounts, grid_of, price_after
 from agent.charges import Budget, BudgetChange, Charge, Record, WriteOff, require_ledger_scope
 from dpagent.errors import LedgerError, ParameterError, require_between
+from dpagent.privacy.accounting.basic import BasicAccountant
 from dpagent.privacy.accounting.choice import priced
 from dpagent.privacy.accounting.pld import PldAccountant
 from dpagent.privacy.events import Event
 from dpagent.privacy.mechanisms.mechanism import NOISE_SHARE, PlannedMechanism
+from dpagent.privacy.mechanisms.truncated_laplace import TruncatedLaplace
 
 _TOLERANCE: Final = 1e-6
 """A recomputed figure may differ from the stated one by rounding, at most by this."""
@@ -254,6 +256,11 @@ def _require_derived_values(charge: Charge, mechanism: PlannedMechanism) -> None
 
 
 def _require_accountant(charge: Charge) -> None:
+    if charge.mechanism == TruncatedLaplace.name and charge.accountant != BasicAccountant.name:
+        # Its noise is chosen round by round, so only a filter bounds the job.
+        raise ParameterError(
+            f"accountant is {charge.accountant} with {charge.mechanism}; expected {BasicAccountant.name}."
+        )
     if (charge.loss_grid is None) != (charge.accountant != PldAccountant.name):
         raise ParameterError(f"loss grid is {charge.loss_grid!r} with accountant {charge.accountant}.")
     charge.empty_account()

@@ -13,7 +13,7 @@ from dpagent.configuration import Settings, changed_settings, complaint
 from dpagent.errors import ConfigurationError
 from dpagent.learning.data.format import DType
 from dpagent.norm import Norm
-from dpagent.privacy.mechanisms.mechanism import PlannedMechanism
+from dpagent.privacy.mechanisms.mechanism import CalibratedMechanism
 from dpagent.privacy.methods import method_named
 from dpagent.storage import disk_errors, write_atomically
 from dpagent.wording import named
@@ -93,7 +93,7 @@ class RunSettings(Settings):
     """Whether the same training is also run without noise."""
 
     @property
-    def mechanism(self) -> type[PlannedMechanism]:
+    def mechanism(self) -> type[CalibratedMechanism]:
         """What adds the noise."""
         return method_named(self.method).mechanism(self.noise)
 

@@ -68,7 +68,7 @@ class TrainingLoop:
         self._engine = NumpyEngine(spec.head, norm=fleet.privacy.mechanism.norm)
         self._optimiser = fleet.optimiser.optimiser()
         self._learning_rate = fleet.optimiser.learning_rates(gradient_steps(fleet, spec))
-        self._clip_norm = fleet.privacy.clip_norm
+        self._clip_norm, self._spent = fleet.privacy.clip_norm, 0.0
         self.weights = self._received = spec.initial_weights(fleet.model.seed)
         self._state = np.zeros((self._optimiser.rows, len(self.weights)))
 
@@ -80,8 +80,9 @@ class TrainingLoop:
     def round(self, number: int) -> RoundResult:
         """Run a round that steps the model, :attr:`first_round` or a later one, in order."""
         sent = weights_to_bytes(self.weights, self._fleet.model.precision)
-        task = self._planner.task(OpenRound(number, 0, 0), sent, clip_norm=self._clip_norm)
+        task = self._planner.task(OpenRound(number, 0, 0), sent, clip_norm=self._clip_norm, spent=self._spent)
         self._received, release = task.weights_from(sent), task.release
+        self._spent = self._planner.epsilon_after(release)
         clipping = release.clipping
         mean = self._noisy_mean(release) if self._noise else self._exact_mean(release)
         if clipping.count_weight:

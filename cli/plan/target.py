@@ -13,7 +13,7 @@ from dpagent.configuration import Settings
 from dpagent.errors import ConfigurationError, require_count
 from dpagent.learning.training.engine import ACCUMULATION_SLACK
 from dpagent.privacy.calibration import EPSILON_RANGE
-from dpagent.privacy.mechanisms.mechanism import PlannedMechanism, Query
+from dpagent.privacy.mechanisms.mechanism import CalibratedMechanism, Query
 from dpagent.privacy.methods import DEFAULT_METHOD, method_named
 from dpagent.privacy.schedules import Schedule, ScheduleKind
 from dpagent.wording import named
@@ -83,7 +83,7 @@ class PlanTarget:
     noise: str | None = None
 
     @property
-    def mechanism(self) -> type[PlannedMechanism]:
+    def mechanism(self) -> type[CalibratedMechanism]:
         """What adds the noise.
 
         Raises:

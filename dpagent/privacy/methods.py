@@ -14,8 +14,8 @@ from typing import Final
 from dpagent.errors import ParameterError
 from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian
 from dpagent.privacy.mechanisms.discretised_laplace import DiscretisedLaplace
-from dpagent.privacy.mechanisms.mechanism import PlannedMechanism
-from dpagent.privacy.mechanisms.registry import mechanism_named
+from dpagent.privacy.mechanisms.mechanism import CalibratedMechanism
+from dpagent.privacy.mechanisms.registry import calibrated_named
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Method:
         """The kind of noise where none is asked for."""
         return next(iter(self.mechanisms))
 
-    def mechanism(self, noise: str | None = None) -> type[PlannedMechanism]:
+    def mechanism(self, noise: str | None = None) -> type[CalibratedMechanism]:
         """The mechanism for a kind of noise, by default the method's own.
 
         Raises:
@@ -57,7 +57,7 @@ class Method:
                 f"noise is {noise!r}; expected one of {', '.join(self.mechanisms)}, with which the method "
                 f"{self.name} runs."
             )
-        return mechanism_named(self.mechanisms[noise])
+        return calibrated_named(self.mechanisms[noise])
 
 
 _GAUSSIAN: Final = {"gaussian": DiscretisedGaussian.name}
@@ -88,7 +88,7 @@ METHODS: Final[dict[str, Method]] = {
             "longer than the regulariser's pull.",
             _A_NOISY_SUM,
             _GAUSSIAN | {"laplace": DiscretisedLaplace.name},
-            ("clamp", "none"),
+            ("clamp", "none", "bounded"),
         ),
     )
 }
