@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from coordinator.job_settings import ScheduleSettings
 from coordinator.settings import AggregationSettings
 from dpagent.learning.data.splits import split
+from dpagent.learning.model_files import find_model
 from dpagent.learning.models.built_ins import built_in
 from simulation.choices import settle
 from simulation.data.source import open_source
@@ -25,7 +26,7 @@ from simulation.settings import DataForm, RunSettings
 from simulation.training_loop import TrainingLoop
 
 SEEDS = range(5)
-_DIGITS = DataForm(train_records=1437, test_records=360, shape=(8, 8, 1), classes=10)
+DIGITS = DataForm(train_records=1437, test_records=360, shape=(8, 8, 1), classes=10)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ def digits_settings(
 ) -> RunSettings:
     """The settings of ``dpagent demo`` with its digits preset and another ε, cap or number of devices."""
     request = Request(epsilon=epsilon, cap=cap, cap_at=cap_at, devices=devices)
-    settings, _ = settle(request, _DIGITS, "digits", built_in("digits"))
+    settings, _ = settle(request, DIGITS, "digits", built_in("digits"))
     return settings
 
 
@@ -103,7 +104,7 @@ def simulate(
         seed=settings.seed,
         classes_per_part=dealt.classes_per_device,
     )
-    fleet_of_run = loop(fleet, built_in(settings.model), shards, source.test, noise=True)
+    fleet_of_run = loop(fleet, find_model(settings.model), shards, source.test, noise=True)
     rounds = [fleet_of_run.round(number) for number in range(fleet_of_run.first_round, settings.rounds + 1)]
     return Run(
         fleet_of_run.accuracy(),

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coordinator.settings import FleetSettings
-from dpagent.privacy.mechanisms.honest_norms import NormRange, capped_norms, largest_lot, noisy_norms
+from dpagent.privacy.mechanisms.honest_norms import NormRange, capped_norms, largest_lot
 from dpagent.protocol.codec import MessageError
 from dpagent.protocol.noisy_sum import NoisySum
 from dpagent.protocol.packing import MAX_LEVEL, highest_level
@@ -65,7 +65,7 @@ class HonestNorms:
 
     @property
     def pull(self) -> float:
-        """Bound on what one fragment moves the mean of all devices, in clip norms.
+        """Bound on what one fragment moves the mean of all devices, in clip norms, in the norm of the range.
 
         Infinite if the mechanism states no law of its noise.
         """
@@ -73,8 +73,8 @@ class HonestNorms:
             return math.inf
         release, sampling = self._release, self._release.sampling
         records = self._settings.devices * sampling.expected_lot * sampling.local_steps
-        most = max(allowed.most for allowed in self._whole)
-        return math.sqrt(most) * release.wire_unit / release.mechanism.clip_norm / records
+        largest = max(allowed.largest for allowed in self._whole)
+        return largest * release.wire_unit / release.mechanism.clip_norm / records
 
     def _size(self, position: int) -> int:
         """Coordinates of a block, without padding."""
@@ -95,7 +95,7 @@ class HonestNorms:
         largest = self._range(self._size(0), 1.0, 0)
         if largest is None:
             return MAX_LEVEL
-        return highest_level(self._release.plan.wire.block, largest.most, self._tail)
+        return highest_level(self._release.plan.wire.block, largest.norm, largest.most, self._tail)
 
     @property
     def _tail(self) -> float:
@@ -121,8 +121,7 @@ class HonestNorms:
             return None
         records = wanted.largest_signal * sampling.expected_lot * sampling.local_steps
         lot = largest_lot(records, sampling.rate, tail / 2)
-        return noisy_norms(
-            law,
+        return law.norms(
             step,
             coordinates=coordinates,
             steps=sampling.local_steps,

@@ -20,7 +20,10 @@ are four symbols, so a Huffman code takes at most two bits a value, and its tabl
 less than that of three-step noise by more than Huffman codes lose. Of n values v, rounded at random to 2^k,
 the squared norm in units of 2^k is a² + 2a·r + ‖r‖² for a = ‖v‖/2^k and rounding r with mean 0 in intervals
 of length 1: but for a probability of 2e^−x it is at most a² + 2a·√(x/2) + n/4 + √(nx/2) (Hoeffding, twice),
-and always at most (a + √n)². They fit once that is no more than 4n: see :func:`highest_level`.
+and always at most (a + √n)². They fit once that is no more than 4n. Values with a
+mean magnitude of up to 3/2 fit at level 0 likewise (two-sided geometric values have the greatest entropy,
+3.1 bits), and with a = ‖v‖₁/2^k the L1 norm, in units of 2^k, is at most a + √(nx/2) but for a probability of
+e^−x: see :func:`highest_level`.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from dpagent.norm import Norm
 from dpagent.privacy.mechanisms.wire import MAX_WIRE_VALUE
 from dpagent.privacy.noise.entropy import Entropy, uniform_words
 
@@ -73,19 +77,29 @@ def least_payload_bytes(block: int) -> int:
     return 1 + math.ceil(block / 4) + math.ceil(block / 256) + 48
 
 
-def highest_level(block: int, square: float, tail: float) -> int:
-    """A level that values with a squared norm of at most ``square`` exceed with at most a probability
-    ``tail``.
+def highest_level(block: int, norm: Norm, size: float, tail: float) -> int:
+    """A level that honest values exceed with at most a probability ``tail``; see the module's text.
 
-    See the module's text.
+    Args:
+        block: values in a fragment.
+        norm: which, of power p.
+        size: bound on ‖v‖^p.
+        tail: in (0, 1).
     """
-    x, level = -math.log(tail / 2), 1
-    while True:
-        a = math.sqrt(square) / 2**level
-        likely = a**2 + 2 * a * math.sqrt(x / 2) + block / 4 + math.sqrt(block * x / 2)
-        if min(likely, (a + math.sqrt(block)) ** 2) <= 4 * block:
-            return level
+    square = size if norm is Norm.L2 else size**2  # ‖v‖₂ ≤ ‖v‖₁
+    level = 1
+    while not _fits(block, square, tail, level) and not (
+        norm is Norm.L1 and size / 2**level + math.sqrt(-math.log(tail) * block / 2) <= 1.5 * block
+    ):
         level += 1
+    return level
+
+
+def _fits(block: int, square: float, tail: float, level: int) -> bool:
+    """Whether values of such a squared norm fit at a level, but for a probability ``tail``."""
+    x, a = -math.log(tail / 2), math.sqrt(square) / 2**level
+    likely = a**2 + 2 * a * math.sqrt(x / 2) + block / 4 + math.sqrt(block * x / 2)
+    return bool(min(likely, (a + math.sqrt(block)) ** 2) <= 4 * block)
 
 
 def pack(values: NDArray[np.int64], size: int, *, entropy: Entropy = os.urandom) -> bytes:

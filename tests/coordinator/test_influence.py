@@ -11,7 +11,7 @@ import cbor2
 import numpy as np
 import pytest
 from examples.l2_laplace import L2Laplace
-from fleets import DIGITS, honest_update, make_task, records, terms, write_fleet
+from fleets import DIGITS, honest_update, make_task, merged, records, terms, write_fleet
 from numpy.typing import NDArray
 from planted import plant
 
@@ -40,9 +40,17 @@ SECOND_MOMENTS: dict[str, Any] = {
     },
 }
 WEIGHTS = DIGITS.initial_weights(0)
+LAPLACE: dict[str, Any] = {
+    "method": "incrementing",
+    "mechanism": {
+        "name": "discrete-laplace", "noise_multipliers": [1.0], "parameters": {"resolution": 1 << 24},
+    }
+}  # fmt: skip
 ROUNDS: dict[str, dict[str, Any]] = {
     "gradients": {},
     "three steps": terms(local_steps=3),
+    "Laplace noise": LAPLACE,
+    "Laplace noise, three steps": merged(LAPLACE, terms(local_steps=3)),
     "a norm for each layer": {
         "clipping": {
             key: list(getattr(Clipping.layers(DIGITS.layer_sizes, [1.0] * len(DIGITS.layer_sizes)), key))
@@ -100,7 +108,10 @@ def alike(count: int) -> ArrayDataset:
 def test_fragments_of_agents_are_honest_whatever_their_records(kind: str, settings: FleetSettings) -> None:
     """The agent's own code on no record, on different ones, on 40 alike; it fails by chance once in 10⁹."""
     task = task_of(**ROUNDS[kind])
-    norms, engine = HonestNorms(task.release, settings), NumpyEngine(DIGITS, microbatch=4)
+    norms, engine = (
+        HonestNorms(task.release, settings),
+        NumpyEngine(DIGITS, microbatch=4, norm=task.release.mechanism.norm),
+    )
     for data in (NOBODY, records(40), alike(40)):
         for _ in range(3):
             if task.release.second_moments is not None:

@@ -17,7 +17,6 @@ from dpagent.norm import Norm
 from dpagent.privacy.accounting.composition import composed
 from dpagent.privacy.calibration import EventFamily, laplace_family
 from dpagent.privacy.events import ApproximateEvent, Event, poisson_sampled
-from dpagent.privacy.mechanisms.discretised_laplace import laplace_reach
 from dpagent.privacy.mechanisms.grid import Grid
 from dpagent.privacy.mechanisms.mechanism import Parameter, PlannedMechanism
 from dpagent.privacy.noise.discrete_laplace import DiscreteLaplaceSampler, statistical_distance
@@ -76,11 +75,6 @@ class L2Laplace(PlannedMechanism):
     def deviation_units(self) -> float:
         """λ√2."""
         return self.scale_units * math.sqrt(2)
-
-    @property
-    def reach_units(self) -> float:
-        """Of the noise of all steps."""
-        return laplace_reach(self.scale_units, self.steps)
 
     @property
     def event(self) -> Event:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import tracemalloc
 import zlib
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from dpagent.norm import Norm
 from dpagent.privacy.mechanisms.wire import MAX_WIRE_VALUE
 from dpagent.protocol.packing import (
     MAX_LEVEL,
@@ -103,7 +105,7 @@ def test_a_signal_far_beyond_the_noise_arrives_without_bias(signal: int) -> None
 
 def test_honest_values_need_no_more_than_the_highest_level() -> None:
     for block in (61, 173, 1_626):
-        size = payload_bytes(block, THREE_STEPS)
+        size, highest = payload_bytes(block, THREE_STEPS), partial(highest_level, block, tail=1e-9)
         for deviation in (0.3, 1.0, 2.0, 4.0, 8.1, 33.0, 1_000.0):
             shapes = [
                 noise(block, deviation),
@@ -114,10 +116,11 @@ def test_honest_values_need_no_more_than_the_highest_level() -> None:
                 ),
             ]
             for values in shapes:
-                square = float(values @ values)
+                square, magnitude = float(values @ values), float(np.abs(values).sum())
                 for _ in range(20):
                     level = pack(values, size)[0]
-                    assert level == 0 if square <= 4 * block else level <= highest_level(block, square, 1e-9)
+                    assert level == 0 if square <= 4 * block else level <= highest(Norm.L2, square)
+                    assert level == 0 if magnitude <= 1.5 * block else level <= highest(Norm.L1, magnitude)
 
 
 def test_room_is_made_for_the_signal_that_is_expected() -> None:

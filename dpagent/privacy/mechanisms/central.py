@@ -95,11 +95,6 @@ class _Central(Mechanism):
         return self._noise.deviation_units
 
     @property
-    def reach_units(self) -> float:
-        """The noise exceeds this with probability below 1e-14 a coordinate."""
-        return self._noise.reach_units
-
-    @property
     def statistical_distance(self) -> float:
         """Total variation distance of one round's noise from ideal noise; see ``docs/privacy.md``."""
         return self._noise.statistical_distance

@@ -26,7 +26,7 @@ from dpagent.privacy.accounting.rdp import RdpAccountant
 from dpagent.privacy.calibration import EventFamily, gaussian_family
 from dpagent.privacy.events import SIGMA_RANGE, Event, GaussianEvent, poisson_sampled
 from dpagent.privacy.mechanisms.grid import DEFAULT_RESOLUTION, Grid
-from dpagent.privacy.mechanisms.honest_norms import NoiseLaw
+from dpagent.privacy.mechanisms.honest_norms import SubGaussianLaw
 from dpagent.privacy.mechanisms.mechanism import Mechanism, Parameter, PlannedMechanism
 from dpagent.privacy.noise.discrete_gaussian import (
     MAX_SIGMA,
@@ -128,12 +128,7 @@ class DiscretisedGaussian(PlannedMechanism):
         return self.sigma_units
 
     @property
-    def reach_units(self) -> float:
-        """The noise of all steps exceeds this with probability below 1e-14 a coordinate."""
-        return 8 * self.sigma_units * math.sqrt(self.steps)
-
-    @property
-    def noise_law(self) -> NoiseLaw | None:
+    def noise_law(self) -> SubGaussianLaw | None:
         """That of N_ℤ(0, σ²), for σ of at least one grid unit.
 
         E e^(tN) = e^(t²σ²/2)·Σe^(−(k−tσ²)²/2σ²)/Σe^(−k²/2σ²), and a sum over shifted points is never the
@@ -149,7 +144,7 @@ class DiscretisedGaussian(PlannedMechanism):
         if self.sigma_units < 1:
             return None
         square = self.sigma_units**2
-        return NoiseLaw(square, square * (1 - 1e-6), square**2 * (3 + 1e-5))
+        return SubGaussianLaw(square, square * (1 - 1e-6), square**2 * (3 + 1e-5))
 
     @property
     def event(self) -> Event:

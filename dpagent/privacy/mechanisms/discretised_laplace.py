@@ -33,6 +33,7 @@ from dpagent.privacy.accounting.composition import composed
 from dpagent.privacy.calibration import EventFamily, laplace_family
 from dpagent.privacy.events import ApproximateEvent, Event, poisson_sampled
 from dpagent.privacy.mechanisms.grid import MAX_RESOLUTION, Grid, l1_resolution
+from dpagent.privacy.mechanisms.laplace_law import LaplaceLaw
 from dpagent.privacy.mechanisms.mechanism import Mechanism, Parameter, PlannedMechanism
 from dpagent.privacy.noise.discrete_laplace import (
     MAX_SCALE,
@@ -46,7 +47,6 @@ from dpagent.privacy.statement import Adjacency, Trust, Unit
 #: Mechanisms of the Laplace family are built for an ε of one noisy sum, before sampling, up to this.
 MAX_EPSILON: Final = 1000.0
 _NOISE_MULTIPLIERS: Final = (1 / MAX_EPSILON, 1e12)
-_LOG_REACH: Final = 34.0  # −log of the probability beyond the reach of noise
 _FINEST: Final = 1 << 28
 _WIDEST: Final = 1 << 31  # noise multiplier times resolution: the wire takes deviations of up to 2³² units
 
@@ -156,13 +156,9 @@ class DiscretisedLaplace(LaplaceNoise, PlannedMechanism):
         return self.scale_units * math.sqrt(2)
 
     @property
-    def reach_units(self) -> float:
-        """The noise of all steps exceeds this with probability below 1e-14 a coordinate."""
-        return laplace_reach(self.scale_units, self.steps)
-
-    # No noise law: E e^(tX) is infinite for |t| ≥ 1/λ, so Laplace noise has no variance proxy, on which the
-    # norms of honest fragments (:mod:`dpagent.privacy.mechanisms.honest_norms`) rest. Its L1 norm would bound
-    # them, with the tails of a gamma distribution.
+    def noise_law(self) -> LaplaceLaw:
+        """Its own, whatever its scale."""
+        return LaplaceLaw(self.scale_units)
 
     @property
     def event(self) -> Event:
@@ -210,14 +206,3 @@ def multiplier_for(epsilon: float) -> float:
     """The noise multiplier 1/ε, rounded down, so that an ε of its own is at least ``epsilon``."""
     multiplier = 1 / epsilon
     return multiplier if 1 / multiplier >= epsilon else math.nextafter(multiplier, 0.0)
-
-
-def laplace_reach(scale: float, steps: int) -> float:
-    """A bound that the sum of ``steps`` draws of scale λ exceeds, to either side, with probability < 1e-14.
-
-    The moment generating function of one draw is at most 1/(1 − u²λ²), that of continuous Laplace
-    noise, so the sum of n draws is sub-gamma, and beyond λ(2√(nL) + L) to either side with
-    probability at most e^−L (Boucheron, Lugosi, Massart, *Concentration inequalities*, 2013,
-    Thm 2.3). Truncation only lowers it.
-    """
-    return scale * (2 * math.sqrt(steps * _LOG_REACH) + _LOG_REACH)

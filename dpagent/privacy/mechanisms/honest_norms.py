@@ -4,8 +4,10 @@ A fragment is one block of w = round(s + N): m coordinates, s the quantized clip
 steps, in wire units of a public step, perhaps rounded once more to 2^k (the *level* of
 :mod:`dpagent.protocol.packing`). The noise alone fixes ‖w‖² almost completely, and a record adds no more than
 its clip norm, so a coordinator can reject what no honest device sends. Every tail below is at most e^−x, x =
-−log of the tail probability. In grid units, for one coordinate and one step, a mechanism states
-(:class:`NoiseLaw`)
+−log of the tail probability. A mechanism states the law of its noise
+(:class:`NoiseLaw`), and the norms follow: for Laplace noise in
+:mod:`dpagent.privacy.mechanisms.laplace_law`, in L1, and here in L2, for noise with Gaussian tails. Of that
+a mechanism states (:class:`SubGaussianLaw`), in grid units, for one coordinate and one step,
 
 - a *variance proxy* P: E e^(tN) ≤ e^(t²P/2) for every t;
 - bounds V ≤ E N² and M ≥ E N⁴;
@@ -59,6 +61,7 @@ it is nothing beside them.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Final
 
@@ -66,6 +69,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpagent.errors import require_between, require_count, require_positive
+from dpagent.norm import Norm
 
 _NEAREST_PROXY: Final = 1 / 12
 _RANDOM_PROXY: Final = 1 / 4
@@ -74,8 +78,63 @@ _LEAST_DEVIATION: Final = 0.3
 
 
 @dataclass(frozen=True, slots=True)
-class NoiseLaw:
-    """What is known of one step's noise on one coordinate, which is symmetric and unimodal. Public.
+class NormRange:
+    """The norms of honest fragments, in wire units. Public.
+
+    Attributes:
+        norm: which, of power p.
+        least: of ‖w‖^p, for p = 2 the squared norm.
+        most: likewise.
+    """
+
+    norm: Norm
+    least: float
+    most: float
+
+    def holds(self, values: NDArray[np.int64]) -> bool:
+        """Whether a fragment's coordinates, without padding, have such a norm."""
+        exact = values.astype(np.float64)
+        size = float(exact @ exact) if self.norm is Norm.L2 else float(np.abs(exact).sum())
+        return self.least <= size <= self.most
+
+    @property
+    def largest(self) -> float:
+        """The largest norm."""
+        return self.most if self.norm is Norm.L1 else math.sqrt(self.most)
+
+
+class NoiseLaw(ABC):
+    """What is known of one step's noise on one coordinate. Public."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def norms(
+        self,
+        step: int,
+        *,
+        coordinates: int,
+        steps: int,
+        signal_units: float,
+        tail: float,
+        level: int = 0,
+    ) -> NormRange:
+        """The range that a fragment of a noisy sum leaves with probability at most ``tail``.
+
+        Args:
+            step: grid units to a wire unit, odd.
+            coordinates: m, of the block, without padding.
+            steps: noisy sums in the update.
+            signal_units: bound on the norm of the signal of all steps, in grid units; the norm is that of
+                the range.
+            tail: in (0, 1); half of it to each side.
+            level: of the fragment's values, at least 0.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class SubGaussianLaw(NoiseLaw):
+    """Noise that is symmetric and unimodal, with Gaussian tails. Public.
 
     Attributes:
         proxy: P, a variance proxy of its moment generating function, in grid units squared.
@@ -87,23 +146,41 @@ class NoiseLaw:
     variance: float
     fourth_moment: float
 
+    def norms(
+        self,
+        step: int,
+        *,
+        coordinates: int,
+        steps: int,
+        signal_units: float,
+        tail: float,
+        level: int = 0,
+    ) -> NormRange:
+        """See :meth:`NoiseLaw.norms`: a range of L2 norms, for a bound on the signal's L2 norm."""
+        require_count("coordinates", coordinates)
+        require_count("steps", steps)
+        x, signal = log_inverse(tail / 2), signal_units / step
+        noise = self.proxy * steps / step**2 + _level_proxy(level)
+        if steps == 1:
+            most = _upper(coordinates, noise + (_NEAREST_PROXY if step > 1 else 0.0), signal, x)
+        else:
+            nearest = math.sqrt(coordinates) / 2 if step > 1 else 0.0
+            most = (signal + nearest + math.sqrt(_upper(coordinates, noise, 0.0, x))) ** 2
+        return NormRange(Norm.L2, self._least(step, coordinates, tail, level), most)
 
-@dataclass(frozen=True, slots=True)
-class NormRange:
-    """The squared L2 norms of honest fragments, in wire units squared. Public.
-
-    Attributes:
-        least: of the range.
-        most: of the range.
-    """
-
-    least: float
-    most: float
-
-    def holds(self, values: NDArray[np.int64]) -> bool:
-        """Whether a fragment's coordinates, without padding, have such a norm."""
-        exact = values.astype(np.float64)
-        return bool(self.least <= float(exact @ exact) <= self.most)
+    def _least(self, step: int, coordinates: int, tail: float, level: int) -> float:
+        mean, fourth = self.variance / step**2, self.fourth_moment / step**4
+        if step > 1:
+            if mean < _LEAST_DEVIATION**2:
+                return 0.0
+            # E(a + 1/2)⁴ with a = |N|, and E a³ ≤ (E a⁴)^¾, E a² ≤ (E a⁴)^½, E a ≤ (E a⁴)^¼.
+            fourth = (fourth**0.25 + 0.5) ** 4
+        x = log_inverse(tail / (4 if level else 2))
+        least = max(0.0, coordinates * mean - math.sqrt(2 * x * coordinates * fourth))
+        if level:
+            root, coarse = math.sqrt(least), 2.0**level
+            least = least - coarse * root * math.sqrt(2 * x) if root > coarse * math.sqrt(x / 2) else 0.0
+        return max(0.0, least)
 
 
 def largest_lot(expected: float, rate: float, tail: float) -> float:
@@ -121,58 +198,12 @@ def largest_lot(expected: float, rate: float, tail: float) -> float:
     """
     require_positive("expected lot", expected)
     require_between("sampling rate", rate, 0.0, 1.0, low_open=True)
-    x = _log_inverse(tail)
+    x = log_inverse(tail)
     return expected + math.sqrt(2 * expected * (1 - rate) * x) + (1 - rate) * x / 3
 
 
-def noisy_norms(
-    law: NoiseLaw,
-    step: int,
-    *,
-    coordinates: int,
-    steps: int,
-    signal_units: float,
-    tail: float,
-    level: int = 0,
-) -> NormRange:
-    """The range that a fragment of a noisy sum leaves with probability at most ``tail``.
-
-    Args:
-        law: of the noise.
-        step: grid units to a wire unit.
-        coordinates: m, of the block, without padding.
-        steps: noisy sums in the update.
-        signal_units: bound on the L2 norm of the signal of all steps, in grid units.
-        tail: in (0, 1); half of it to each side.
-        level: of the fragment's values, at least 0.
-    """
-    require_count("coordinates", coordinates)
-    require_count("steps", steps)
-    x, signal = _log_inverse(tail / 2), signal_units / step
-    noise = law.proxy * steps / step**2 + _level_proxy(level)
-    if steps == 1:
-        most = _upper(coordinates, noise + (_NEAREST_PROXY if step > 1 else 0.0), signal, x)
-    else:
-        nearest = math.sqrt(coordinates) / 2 if step > 1 else 0.0
-        most = (signal + nearest + math.sqrt(_upper(coordinates, noise, 0.0, x))) ** 2
-    mean, fourth = law.variance / step**2, law.fourth_moment / step**4
-    if step > 1:
-        if mean < _LEAST_DEVIATION**2:
-            return NormRange(0.0, most)
-        # E(a + 1/2)⁴ with a = |N|, and E a³ ≤ (E a⁴)^¾, E a² ≤ (E a⁴)^½, E a ≤ (E a⁴)^¼.
-        root = fourth**0.25
-        fourth = (root + 0.5) ** 4
-    if level:
-        x = _log_inverse(tail / 4)
-    least = max(0.0, coordinates * mean - math.sqrt(2 * x * coordinates * fourth))
-    if level:
-        root, coarse = math.sqrt(least), 2.0**level
-        least = least - coarse * root * math.sqrt(2 * x) if root > coarse * math.sqrt(x / 2) else 0.0
-    return NormRange(max(0.0, least), most)
-
-
 def capped_norms(*, step: int, coordinates: int, ball_units: float, tail: float, level: int = 0) -> NormRange:
-    """The same for a sum that a device has brought into a ball before rounding it.
+    """The range of L2 norms for a sum that a device has brought into a ball before rounding it.
 
     Args:
         step: grid units to a wire unit.
@@ -184,7 +215,7 @@ def capped_norms(*, step: int, coordinates: int, ball_units: float, tail: float,
     require_count("coordinates", coordinates)
     signal = (ball_units + math.sqrt(coordinates) / 2) / step
     proxy = (_RANDOM_PROXY if step > 1 else 0.0) + _level_proxy(level)
-    return NormRange(0.0, _upper(coordinates, proxy, signal, _log_inverse(tail)))
+    return NormRange(Norm.L2, 0.0, _upper(coordinates, proxy, signal, log_inverse(tail)))
 
 
 def _level_proxy(level: int) -> float:
@@ -198,5 +229,6 @@ def _upper(coordinates: int, proxy: float, signal: float, x: float) -> float:
     return noise + signal**2 + deviation + 2 * proxy * x
 
 
-def _log_inverse(tail: float) -> float:
+def log_inverse(tail: float) -> float:
+    """x with e^−x = ``tail``, in (0, 1)."""
     return -math.log(require_between("tail", tail, 0.0, 1.0, low_open=True, high_open=True))

@@ -217,11 +217,6 @@ class Mechanism(ABC):
     def deviation_units(self) -> float:
         """Bound on the standard deviation of one step's noise, in grid units."""
 
-    @property
-    @abstractmethod
-    def reach_units(self) -> float:
-        """The noise of all steps exceeds this with probability below 1e-14 a coordinate, in grid units."""
-
     @abstractmethod
     def sampler(self, *, entropy: Entropy = os.urandom) -> Sampler:
         """The source of this mechanism's noise, for instance to draw ahead of need."""

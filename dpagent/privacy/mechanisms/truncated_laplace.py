@@ -46,7 +46,6 @@ from dpagent.privacy.events import ApproximateEvent, Event, poisson_sampled
 from dpagent.privacy.mechanisms.discretised_laplace import (
     MAX_EPSILON,
     LaplaceNoise,
-    laplace_reach,
     multiplier_for,
     noise_scale,
     sensitivity_of,
@@ -178,11 +177,6 @@ class TruncatedLaplace(LaplaceNoise):
         """Bound on the standard deviation of one step's noise: that of Laplace or uniform noise."""
         uniform = math.sqrt(self.support_units * (self.support_units + 1) / 3)
         return min(self.scale_units * math.sqrt(2), uniform)
-
-    @property
-    def reach_units(self) -> float:
-        """The noise of all steps exceeds this with probability below 1e-14 a coordinate, or never."""
-        return min(laplace_reach(self.scale_units, self.steps), float(self.steps * self.support_units))
 
     @property
     def event(self) -> Event:

@@ -117,7 +117,6 @@ def test_noise_is_that_of_the_sum_and_drawn_once(make: Callable[..., Central], o
     total = np.arange(50_000, dtype=np.int64)
     noise = m.add_noise(total) - total
     assert noise.std() == pytest.approx(m.deviation_units, rel=0.04)
-    assert np.abs(noise).max() < m.reach_units
     assert 0 < m.statistical_distance < 1e-20
 
 

@@ -20,7 +20,6 @@ from dpagent.privacy.calibration import laplace_family
 from dpagent.privacy.events import ApproximateEvent, PoissonSampledEvent, SelfComposedEvent, poisson_sampled
 from dpagent.privacy.mechanisms.discretised_laplace import (
     DiscretisedLaplace,
-    laplace_reach,
     multiplier_for,
     noise_scale,
 )
@@ -204,17 +203,6 @@ def test_an_attack_on_a_vector_gains_nothing_from_its_dimension() -> None:
     assert max(np.abs(without).max(), np.abs(present).max()) <= epsilon
     proven = proven_epsilon(present, without, np.linspace(-epsilon, epsilon, 21))
     assert 0.5 * epsilon < proven <= epsilon
-
-
-@pytest.mark.parametrize("steps", [1, 10])
-def test_noise_stays_within_its_reach(steps: int) -> None:
-    """At a smaller exponent, where the same inequality can be seen to hold."""
-    assert laplace_reach(1.0, 1) == pytest.approx(2 * math.sqrt(34) + 34)
-    sampler = DiscretisedLaplace(1.0, 1.0, 1.0, 1).sampler()
-    sums = sampler.sample(steps * 200_000).reshape(steps, -1).sum(axis=0)
-    for exponent in (1.0, 4.0, 7.0):
-        reach = sampler.scale * (2 * math.sqrt(steps * exponent) + exponent)
-        assert (sums > reach).mean() <= math.exp(-exponent)
 
 
 def test_bad_values_are_named() -> None:

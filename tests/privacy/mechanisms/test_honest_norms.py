@@ -13,19 +13,18 @@ from scipy import stats
 from dpagent.errors import ParameterError
 from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian
 from dpagent.privacy.mechanisms.honest_norms import (
-    NoiseLaw,
     NormRange,
+    SubGaussianLaw,
     capped_norms,
     largest_lot,
-    noisy_norms,
 )
 from dpagent.privacy.mechanisms.wire import round_to_wire
 
 LEVEL = 1e-6
 
 
-def gaussian(sigma: float) -> NoiseLaw:
-    return NoiseLaw(sigma**2, sigma**2, 3 * sigma**4)
+def gaussian(sigma: float) -> SubGaussianLaw:
+    return SubGaussianLaw(sigma**2, sigma**2, 3 * sigma**4)
 
 
 # --- against exact laws ---------------------------------------------------------------------------
@@ -38,7 +37,7 @@ def test_the_range_holds_a_non_central_chi_square_and_is_not_much_wider(
     coordinates: int, signal: float, tail: float
 ) -> None:
     """Normal noise of deviation 5 that nothing rounds: ‖w‖²/25 is χ² with non-centrality (signal/5)²."""
-    found = noisy_norms(gaussian(5.0), 1, coordinates=coordinates, steps=1, signal_units=signal, tail=tail)
+    found = gaussian(5.0).norms(1, coordinates=coordinates, steps=1, signal_units=signal, tail=tail)
     law = stats.ncx2(coordinates, (signal / 5) ** 2) if signal else stats.chi2(coordinates)
     exact = 25 * float(law.isf(tail / 2))
     assert exact <= found.most <= exact * (1.2 if coordinates >= 1_000 else 2.2)
@@ -106,11 +105,9 @@ def test_an_honest_fragment_is_outside_with_at_most_the_tail_exactly(
     """Every signal of the parameters, spread or in one coordinate; all probabilities by convolution."""
     law = DiscretisedGaussian(1.0, sigma / 258.0, 0.5, 25, 1, 256).noise_law
     assert law is not None
-    law = NoiseLaw(sigma**2, law.variance / law.proxy * sigma**2, 3.00001 * sigma**4)
+    law = SubGaussianLaw(sigma**2, law.variance / law.proxy * sigma**2, 3.00001 * sigma**4)
     for size in (0, round(sigma / 2), round(6 * sigma)):
-        found = noisy_norms(
-            law, step, coordinates=coordinates, steps=1, signal_units=size, tail=tail, level=level
-        )
+        found = law.norms(step, coordinates=coordinates, steps=1, signal_units=size, tail=tail, level=level)
         spread = math.floor(size / math.sqrt(coordinates))
         for signal in ([size] + [0] * (coordinates - 1), [spread] * coordinates, [0] * coordinates):
             laws = {each: wire_law(sigma, each, step, level) for each in set(signal)}
@@ -191,14 +188,10 @@ def test_of_many_honest_fragments_none_is_outside_and_as_few_as_asked_for_with_a
     law = MECHANISM.noise_law
     assert law is not None
     for tail, most in ((1e-9, 0), (1e-3, int(stats.binom.isf(LEVEL, 20_000, 1e-3)))):
-        found = noisy_norms(
-            law, MECHANISM.wire_step, coordinates=BLOCK, steps=1, signal_units=size, tail=tail
-        )
+        found = law.norms(MECHANISM.wire_step, coordinates=BLOCK, steps=1, signal_units=size, tail=tail)
         assert squares_outside(made, found) <= most
     # The statistic can fail: a narrower range, of a tail that is not asked for, loses many.
-    narrow = noisy_norms(
-        law, MECHANISM.wire_step, coordinates=BLOCK, steps=1, signal_units=0.9 * size, tail=0.9
-    )
+    narrow = law.norms(MECHANISM.wire_step, coordinates=BLOCK, steps=1, signal_units=0.9 * size, tail=0.9)
     assert records == 0.0 or squares_outside(made, narrow) > 1_000
 
 
@@ -215,9 +208,7 @@ def test_a_signal_that_follows_the_noise_of_the_step_before_is_within_the_range(
             total += signals + MECHANISM.sampler().sample(total.size).reshape(total.shape)
         made = round_to_wire(total.ravel(), step).reshape(total.shape)
         for tail in (1e-9, 1e-3):
-            found = noisy_norms(
-                law, step, coordinates=BLOCK, steps=steps, signal_units=steps * each, tail=tail
-            )
+            found = law.norms(step, coordinates=BLOCK, steps=steps, signal_units=steps * each, tail=tail)
             assert squares_outside(made, found) <= (0 if tail < 1e-6 else 2_000 * tail + 12)
 
 
@@ -261,5 +252,5 @@ def test_noise_finer_than_the_grid_has_no_law() -> None:
 def test_parameters_out_of_range_are_named(changes: dict[str, float]) -> None:
     values = {"coordinates": 5, "steps": 1, "signal_units": 1.0, "tail": 0.1} | changes
     with pytest.raises(ParameterError) as caught:
-        noisy_norms(gaussian(5.0), 1, **values)
+        gaussian(5.0).norms(1, **values)
     assert next(iter(changes)) in str(caught.value)

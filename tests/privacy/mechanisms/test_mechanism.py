@@ -173,7 +173,6 @@ def test_the_record_states_the_maths() -> None:
     assert m.event == poisson_sampled(GaussianEvent(2.0), 0.1, 3)
     assert 0 < m.statistical_distance < 1e-28
     assert m.deviation_units == m.sigma_units
-    assert m.reach_units == pytest.approx(8 * m.sigma_units * math.sqrt(3))
     statement = m.statement(1e-5)
     assert statement.scope == ("record", "add-or-remove-one", "none")
     assert statement.epsilon == PldAccountant().epsilon_after([m.event], 1e-5)

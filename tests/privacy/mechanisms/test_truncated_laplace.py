@@ -200,7 +200,6 @@ def test_the_record_states_the_maths() -> None:
     statement = m.statement()
     assert statement.epsilon == total.epsilon
     assert total.delta <= statement.delta < total.delta * (1 + 1e-9)
-    assert m.reach_units == 2 * m.support_units
     assert 0 < m.statistical_distance < 1e-20
     assert m.deviation_units <= m.scale_units * math.sqrt(2)
     wide = TruncatedLaplace(1.0, 1000.0, 1.0, 1, resolution=100, bound_units=200)
