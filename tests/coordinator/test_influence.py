@@ -108,10 +108,9 @@ def alike(count: int) -> ArrayDataset:
 def test_fragments_of_agents_are_honest_whatever_their_records(kind: str, settings: FleetSettings) -> None:
     """The agent's own code on no record, on different ones, on 40 alike; it fails by chance once in 10⁹."""
     task = task_of(**ROUNDS[kind])
-    norms, engine = (
-        HonestNorms(task.release, settings),
-        NumpyEngine(DIGITS, microbatch=4, norm=task.release.mechanism.norm),
-    )
+    release = task.release
+    norms = HonestNorms(release, settings)
+    engine = NumpyEngine(DIGITS, microbatch=4, norm=release.mechanism.norm)
     for data in (NOBODY, records(40), alike(40)):
         for _ in range(3):
             if task.release.second_moments is not None:

@@ -295,7 +295,7 @@ def test_a_norm_that_follows_a_quantile_is_free_and_the_rest_of_its_clipping_is_
 def test_each_number_of_a_projection_is_pinned() -> None:
     first = make_task(**PROJECTION)
     for changes in ({"values": 63}, {"record_norm": 2.0}):
-        values = plan_values(**PROJECTION)
+        values = copy.deepcopy(plan_values(**PROJECTION))
         values["release"]["projection"] |= changes
         assert with_plan(first, values).schedule_digest != first.schedule_digest
 
