@@ -13,12 +13,12 @@ from contextlib import contextmanager
 from typing import Final
 
 from agent.accounts import JobAccounts, grid_of, price_after
-from agent.charges import Budget, BudgetChange, Charge, Record, WriteOff, require_ledger_scope
+from agent.charges import Budget, BudgetChange, Charge, Record, WriteOff, require_ledger_scope, require_stated
 from dpagent.errors import LedgerError, ParameterError, require_between
 from dpagent.privacy.accounting.choice import priced
 from dpagent.privacy.accounting.pld import PldAccountant
 from dpagent.privacy.events import Event
-from dpagent.privacy.mechanisms.mechanism import NOISE_SHARE, PlannedMechanism
+from dpagent.privacy.mechanisms.mechanism import NOISE_SHARE
 
 _TOLERANCE: Final = 1e-6
 """A recomputed figure may differ from the stated one by rounding, at most by this."""
@@ -235,22 +235,13 @@ def _event_of(charge: Charge) -> Event:
         event = mechanism.event
         require_ledger_scope(mechanism)
         require_between("delta", charge.delta, 0.0, 1.0, low_open=True, high_open=True)
-        _require_derived_values(charge, mechanism)
+        require_stated("statistical distance", charge.statistical_distance, mechanism.statistical_distance)
         _require_accountant(charge)
         # The ledger does not record the planned number of rounds: check this round's share.
         mechanism.require_noise_as_priced(1, charge.job_epsilon, charge.delta)
         return event
     except (ParameterError, ArithmeticError, ValueError) as error:  # numbers too large for a float, too
         raise _Contradiction(f"is not a charge that can be priced: {error}") from error
-
-
-def _require_derived_values(charge: Charge, mechanism: PlannedMechanism) -> None:
-    for name in ("granularity", "statistical_distance"):
-        stated, computed = getattr(charge, name), getattr(mechanism, name)
-        if not abs(stated - computed) <= _TOLERANCE * computed:
-            raise ParameterError(
-                f"{name.replace('_', ' ')} is {stated!r}; the charge's parameters give {computed!r}."
-            )
 
 
 def _require_accountant(charge: Charge) -> None:

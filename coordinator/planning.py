@@ -11,6 +11,7 @@ from typing import Literal
 import cbor2
 from pydantic import ValidationError
 
+from coordinator.report_planning import fragments_for_reports, report_rounds, report_terms, report_wire
 from coordinator.settings import FleetSettings
 from coordinator.store import Job, OpenRound
 from dpagent.configuration import complaint
@@ -22,6 +23,7 @@ from dpagent.privacy.clipping import COUNT_WEIGHT, Clipping
 from dpagent.privacy.covariance import SecondMoments
 from dpagent.privacy.mechanisms.job_noise import JobNoise
 from dpagent.privacy.mechanisms.mechanism import PlannedMechanism, Query
+from dpagent.privacy.mechanisms.two_point_rounds import TwoPointRounds
 from dpagent.protocol.fragments import content_digest
 from dpagent.protocol.messages import (
     MAX_PAYLOAD_BYTES,
@@ -40,19 +42,24 @@ from dpagent.protocol.terms import (
     MechanismTerms,
     NoisySumTerms,
     ProjectionTerms,
+    ReportTerms,
     SamplingTerms,
 )
 from dpagent.protocol.weights import weights_to_bytes
 from dpagent.wording import counted
 
 
-def job_noise(settings: FleetSettings) -> tuple[JobNoise, tuple[float, ...]]:
+def job_noise(
+    settings: FleetSettings, spec: ModelSpec
+) -> tuple[JobNoise | TwoPointRounds, tuple[float, ...]]:
     """The noise that spends the target over the rounds, and the ε that each round brings it to.
 
     Raises:
         PlanError: No noise meets the target.
     """
     privacy = settings.privacy
+    if not issubclass(privacy.mechanism, PlannedMechanism):
+        return report_rounds(settings, spec)
     budget = calibrate(
         privacy.schedule.schedule(),
         privacy.mechanism.family(privacy.sampling_rate, privacy.local_steps),
@@ -69,7 +76,7 @@ def new_job(settings: FleetSettings) -> Job:
     Raises:
         PlanError: No noise meets the target.
     """
-    return Job(os.urandom(16), settings.job_terms(), *job_noise(settings))
+    return Job(os.urandom(16), settings.job_terms(), *job_noise(settings, settings.model.spec()))
 
 
 def clipping_of(settings: FleetSettings, spec: ModelSpec, norm: float | None = None) -> Clipping:
@@ -182,9 +189,14 @@ class Planner:
         Raises:
             ParameterError: The noise of a round is out of range.
         """
-        noise = self._job.noise
-        rounds = (noise.at(number, self._query_of_round(number)) for number in range(1, noise.rounds + 1))
-        return max(self._fragments_needed(each) for each in rounds)
+        match self._job.noise:
+            case JobNoise() as noise:
+                rounds = range(1, noise.rounds + 1)
+                return max(
+                    self._fragments_needed(noise.at(each, self._query_of_round(each))) for each in rounds
+                )
+            case TwoPointRounds() as reports:
+                return fragments_for_reports(reports, self._spec)
 
     def require_acceptable(self) -> None:
         """Refuse a job that never steps the model, or with a round that every device would decline.
@@ -198,12 +210,13 @@ class Planner:
         """
         settings, job = self._settings, self._job
         gradient_steps(settings, self._spec)
-        try:
-            job.noise.require_acceptable(
-                self._query_of_round, job.epsilon_by_round[-1], settings.privacy.delta
-            )
-        except ParameterError as error:
-            raise PlanError(f"No device would accept this job. Its {error}") from error
+        if isinstance(job.noise, JobNoise):
+            try:
+                job.noise.require_acceptable(
+                    self._query_of_round, job.epsilon_by_round[-1], settings.privacy.delta
+                )
+            except ParameterError as error:
+                raise PlanError(f"No device would accept this job. Its {error}") from error
         if (needed := self.fragments_needed()) > settings.fragments_per_update:
             raise PlanError(
                 f"fragments_per_update is {settings.fragments_per_update}; expected at least {needed}: "
@@ -230,21 +243,22 @@ class Planner:
         assets: Mapping[str, bytes],
         state: Literal["open", "finished"],
     ) -> Plan:
-        settings, spec, privacy, noise = self._settings, self._spec, self._settings.privacy, self._job.noise
-        clipping = clipping_of(settings, spec, clip_norm)
-        summed = self._second_moments(current.number) or clipping
-        mechanism = noise.at(current.number, self._query(summed))
-        block = -(-mechanism.dimension // settings.fragments_per_update)
-        if isinstance(summed, SecondMoments):
-            # The directions are on disk already after a crash just before the round closed.
-            assets = {role: data for role, data in assets.items() if role != "projection"}
-        augmentation = settings.model.augmentation
+        settings, spec = self._settings, self._spec
+        release: NoisySumTerms | ReportTerms
+        match self._job.noise:
+            case JobNoise() as noise:
+                if self._second_moments(current.number) is not None:
+                    # The directions are on disk already after a crash just before the round closed.
+                    assets = {role: data for role, data in assets.items() if role != "projection"}
+                release, wire = self._noisy_sum(current.number, noise, clip_norm)
+            case TwoPointRounds() as reports:
+                release, wire = report_terms(settings, reports), report_wire(settings, reports, spec)
         return Plan(
             fleet=settings.fleet,
             job=self._job.id,
             round=current.number,
             state=state,
-            method=privacy.method,
+            method=settings.privacy.method,
             model=ModelTerms(
                 description=cbor2.dumps(spec.describe(), canonical=True),
                 parameters=spec.parameter_count,
@@ -256,36 +270,49 @@ class Planner:
                 AssetTerms.model_validate({"role": role, "digest": content_digest(data), "size": len(data)})
                 for role, data in assets.items()
             ],
-            release=NoisySumTerms(
-                kind="noisy-sum",
-                mechanism=MechanismTerms(
-                    name=mechanism.name,
-                    noise_multipliers=list(noise.multipliers),
-                    parameters=dict(noise.parameters),
-                ),
-                clipping=ClippingTerms(
-                    norms=list(clipping.norms),
-                    shares=list(clipping.shares),
-                    count_weight=clipping.count_weight,
-                    accumulation_slack=ACCUMULATION_SLACK,
-                ),
-                sampling=SamplingTerms(
-                    rate=privacy.sampling_rate,
-                    expected_lot=self._expected_lot,
-                    local_steps=privacy.local_steps,
-                    local_learning_rate=privacy.local_learning_rate,
-                ),
-                projection=self._projection(),
-                augmentation=None if augmentation is None else AugmentationTerms(**augmentation.model_dump()),
-                cap=CapTerms(**settings.cap.model_dump()),
-                step=mechanism.wire_step,
-            ),
-            delta=privacy.delta,
-            wire=WireTerms(block=block, bytes=payload_bytes(block, mechanism.wire_bits(self._expected_lot))),
+            release=release,
+            delta=settings.privacy.delta,
+            wire=wire,
             sealing_key=self._sealing_key,
             deadline=current.deadline,
             compute_slot_s=settings.round.compute_slot_s,
             jitter_window_s=settings.round.jitter_window_s,
+        )
+
+    def _noisy_sum(
+        self, number: int, noise: JobNoise, clip_norm: float | None
+    ) -> tuple[NoisySumTerms, WireTerms]:
+        """The terms of a round's noisy sum, and how it is cut."""
+        settings, privacy = self._settings, self._settings.privacy
+        clipping, augmentation = clipping_of(settings, self._spec, clip_norm), settings.model.augmentation
+        mechanism = noise.at(number, self._query(self._second_moments(number) or clipping))
+        block = -(-mechanism.dimension // settings.fragments_per_update)
+        release = NoisySumTerms(
+            kind="noisy-sum",
+            mechanism=MechanismTerms(
+                name=mechanism.name,
+                noise_multipliers=list(noise.multipliers),
+                parameters=dict(noise.parameters),
+            ),
+            clipping=ClippingTerms(
+                norms=list(clipping.norms),
+                shares=list(clipping.shares),
+                count_weight=clipping.count_weight,
+                accumulation_slack=ACCUMULATION_SLACK,
+            ),
+            sampling=SamplingTerms(
+                rate=privacy.sampling_rate,
+                expected_lot=self._expected_lot,
+                local_steps=privacy.local_steps,
+                local_learning_rate=privacy.local_learning_rate,
+            ),
+            projection=self._projection(),
+            augmentation=None if augmentation is None else AugmentationTerms(**augmentation.model_dump()),
+            cap=CapTerms(**settings.cap.model_dump()),
+            step=mechanism.wire_step,
+        )
+        return release, WireTerms(
+            block=block, bytes=payload_bytes(block, mechanism.wire_bits(self._expected_lot))
         )
 
     def _query(self, summed: Clipping | SecondMoments) -> Query:
