@@ -11,6 +11,10 @@ schedule follow, the device sends a subset of what all of them would have sent. 
 sequence: a charge for a newer job ends the older one, because the
 theorem covers mechanisms in sequence, not interactive mechanisms with interleaved rounds.
 
+Under a ``bounded`` noise cap, the rounds of a job depend on the weights before them, which the coordinator
+chooses. Such a job reserves a stated ε, its account is one of basic composition, and a round is charged only
+while the sum stays within the reservation: that is the same filter, inside the job.
+
 A write-off, after the ledger was restored from a backup, counts like the reservation of one more job. It ends
 all jobs before it: the backup does not know which of their rounds have been taken since.
 

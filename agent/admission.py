@@ -20,6 +20,7 @@ from dpagent.errors import DataError, DpagentError, ParameterError
 from dpagent.learning.data.dataset import Dataset
 from dpagent.learning.fitting import check_fits
 from dpagent.privacy.accounting.accountant import Accountant
+from dpagent.privacy.accounting.basic import BasicAccountant
 from dpagent.privacy.accounting.choice import priced
 from dpagent.privacy.events import Event
 from dpagent.privacy.mechanisms.mechanism import NOISE_SHARE
@@ -94,15 +95,22 @@ def admit(
     # A cheap check before the expensive pricing.
     _require_noise_as_priced(task, 0.0)
     if account is None:
-        spent, job_epsilon = _priced(task.release.events, plan.delta)
+        spent, job_epsilon = _reservation(task)
         _require_left("ε", others.epsilon + job_epsilon, ledger.budget(name).epsilon, others.epsilon, name)
     else:
         # It was reserved whole, and goes on though the budget was lowered since.
         spent, job_epsilon = account.spent, account.epsilon
     require_price(job_epsilon, limits)
     _require_noise_as_priced(task, job_epsilon)
-    # On the grid of the whole job a few rounds may be priced above it; the whole bounds them too.
-    so_far = min(price_after(spent, [mechanism.event], plan.delta), job_epsilon)
+    so_far = price_after(spent, [mechanism.event], plan.delta)
+    if task.release.reserved_epsilon is None:
+        # On the grid of the whole job a few rounds may be priced above it; the whole bounds them too.
+        so_far = min(so_far, job_epsilon)
+    elif not so_far <= job_epsilon:
+        raise Declined(
+            f"round {plan.round} would bring the job to ε = {so_far:.4g} at its δ; it reserved "
+            f"{job_epsilon:.4g}"
+        )
     return Price(job_epsilon, others.epsilon + so_far, total_delta, spent.name, grid_of(spent))
 
 
@@ -154,6 +162,17 @@ def may_send(plan: Plan, limits: LimitSettings) -> bool:
     except DpagentError:
         return False
     return True
+
+
+def _reservation(task: RoundTask) -> tuple[Accountant, float]:
+    """An empty account for a job that begins with this round, and the ε that it reserves.
+
+    Where later rounds depend on what the coordinator has seen by then, what they cost adds up within the
+    reservation: basic composition is a privacy filter (see :mod:`agent.accounts`).
+    """
+    if (epsilon := task.release.reserved_epsilon) is not None:
+        return BasicAccountant(), epsilon
+    return _priced(task.release.events, task.plan.delta)
 
 
 @lru_cache(maxsize=8)

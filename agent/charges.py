@@ -122,6 +122,15 @@ class Charge(ABC):
             ParameterError: no mechanism has that name, or such parameters.
         """
 
+    def require_derived_values(self) -> None:
+        """Check the figures that follow from the others.
+
+        Raises:
+            ParameterError: one is wrong.
+        """
+        computed = self.rebuilt().statistical_distance
+        _require_stated("statistical distance", self.statistical_distance, computed)
+
     @property
     def event(self) -> Event:
         """The event that the accountant prices."""
@@ -153,9 +162,12 @@ class SumCharge(Charge):
     def rebuilt(self) -> PlannedMechanism:
         """See :class:`Charge`."""
         query = Query(self.clip_norm, self.accumulation_slack, self.dimension, self.sampling_rate, self.steps)
-        mechanism = mechanism_named(self.mechanism).build(query, self.noise_multiplier, self.parameters)
-        require_stated("granularity", self.granularity, mechanism.granularity)
-        return mechanism
+        return mechanism_named(self.mechanism).build(query, self.noise_multiplier, self.parameters)
+
+    def require_derived_values(self) -> None:
+        """See :class:`Charge`."""
+        Charge.require_derived_values(self)
+        _require_stated("granularity", self.granularity, self.rebuilt().granularity)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,12 +220,7 @@ Record = Charge | BudgetChange | WriteOff
 """What an entry of a ledger records."""
 
 
-def require_stated(name: str, stated: float, computed: float) -> None:
-    """Check a figure of a charge against the one that its parameters give.
-
-    Raises:
-        ParameterError: it is another.
-    """
+def _require_stated(name: str, stated: float, computed: float) -> None:
     if not abs(stated - computed) <= _TOLERANCE * computed:
         raise ParameterError(f"{name} is {stated!r}; the charge's parameters give {computed!r}.")
 

@@ -226,7 +226,9 @@ class Cycle:
             DpagentError: the device declines.
         """
         task = RoundTask.of(plan)
-        require_finite(task.weights_from(model.weights))
+        weights = task.weights_from(model.weights)
+        require_finite(weights)
+        task.release.require_derived(weights)
         price = admit(
             task, self._records, self._state.ledger, self._dataset, self._limits, now=self._clock.unix()
         )

@@ -13,12 +13,14 @@ from contextlib import contextmanager
 from typing import Final
 
 from agent.accounts import JobAccounts, grid_of, price_after
-from agent.charges import Budget, BudgetChange, Charge, Record, WriteOff, require_ledger_scope, require_stated
+from agent.charges import Budget, BudgetChange, Charge, Record, WriteOff, require_ledger_scope
 from dpagent.errors import LedgerError, ParameterError, require_between
+from dpagent.privacy.accounting.basic import BasicAccountant
 from dpagent.privacy.accounting.choice import priced
 from dpagent.privacy.accounting.pld import PldAccountant
 from dpagent.privacy.events import Event
 from dpagent.privacy.mechanisms.mechanism import NOISE_SHARE
+from dpagent.privacy.mechanisms.truncated_laplace import TruncatedLaplace
 
 _TOLERANCE: Final = 1e-6
 """A recomputed figure may differ from the stated one by rounding, at most by this."""
@@ -235,7 +237,7 @@ def _event_of(charge: Charge) -> Event:
         event = mechanism.event
         require_ledger_scope(mechanism)
         require_between("delta", charge.delta, 0.0, 1.0, low_open=True, high_open=True)
-        require_stated("statistical distance", charge.statistical_distance, mechanism.statistical_distance)
+        charge.require_derived_values()
         _require_accountant(charge)
         # The ledger does not record the planned number of rounds: check this round's share.
         mechanism.require_noise_as_priced(1, charge.job_epsilon, charge.delta)
@@ -245,6 +247,11 @@ def _event_of(charge: Charge) -> Event:
 
 
 def _require_accountant(charge: Charge) -> None:
+    if charge.mechanism == TruncatedLaplace.name and charge.accountant != BasicAccountant.name:
+        # Its noise is chosen round by round, so only a filter bounds the job.
+        raise ParameterError(
+            f"accountant is {charge.accountant} with {charge.mechanism}; expected {BasicAccountant.name}."
+        )
     if (charge.loss_grid is None) != (charge.accountant != PldAccountant.name):
         raise ParameterError(f"loss grid is {charge.loss_grid!r} with accountant {charge.accountant}.")
     charge.empty_account()

@@ -14,6 +14,7 @@ entropy, so the figures vary within their errors.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -23,6 +24,7 @@ from numpy.typing import NDArray
 from benchmarks.figures import STANDARD_ERROR, Figure
 from benchmarks.simulation import digits_settings, mean_and_error, over_seeds
 from dpagent.protocol.noisy_sum import NoisySum
+from simulation.settings import RunSettings
 from simulation.training_loop import TrainingLoop
 
 _SEEDS: Final = range(20)
@@ -54,9 +56,14 @@ _SIDES: Final[dict[str, type[TrainingLoop]]] = {
 
 def run() -> list[Figure]:
     """Simulate all settings."""
+    return sides(digits_settings(4.0), _SEEDS)
+
+
+def sides(settings: RunSettings, seeds: Sequence[int]) -> list[Figure]:
+    """The accuracy of a job in each of the three ways."""
     figures: list[Figure] = []
     for name, loop in _SIDES.items():
-        runs = over_seeds(digits_settings(4.0), seeds=_SEEDS, loop=loop)
+        runs = over_seeds(settings, seeds=seeds, loop=loop)
         accuracy, error = mean_and_error([100 * run.accuracy for run in runs])
         figures += [
             Figure(f"{name}: accuracy", accuracy, "%"),

@@ -1,4 +1,4 @@
-"""M1's figures 6 and 7: MNIST after 100 and 600 rounds at ε = 1, 5 and 10, by schedule.
+"""M1's figures 4 and 6: MNIST after 100 and 300 rounds at ε = 1, 5 and 10, by schedule.
 
 Luo, Xu and Guan (2022) train the CNN of Abadi et al. at ε = 1, 5 and 10 and find their growing budget
 first, then the one from a least to a greatest budget ("pri-enhanced", here *linear*), then the even split
@@ -17,18 +17,16 @@ from __future__ import annotations
 
 from typing import Final
 
-from benchmarks.demo import mnist_directory
 from benchmarks.figures import Figure
 from benchmarks.plots import METHODS, Panel, Point, draw
 from benchmarks.reproduce_m1 import SCHEDULES, accuracies, difference_figures
-from dpagent.learning.data.settings import DatasetSettings
+from benchmarks.simulation import mnist
 from dpagent.learning.models.built_ins import built_in
 from simulation.choices import settle
-from simulation.data.source import open_source
-from simulation.request import DataSelection, Request
+from simulation.request import Request
 
 _SEEDS: Final = range(3)
-_ROUNDS: Final = (100, 600)
+_ROUNDS: Final = (100, 300)
 _EPSILONS: Final = (1.0, 5.0, 10.0)
 _LOT: Final = 0.02
 
@@ -39,8 +37,7 @@ def run() -> list[Figure]:
     Raises:
         Skipped: The data are not there.
     """
-    data = DataSelection(dataset="mnist", train=DatasetSettings(path=mnist_directory()))
-    form, spec = open_source(data, 0).form, built_in("mnist-cnn")
+    (data, form), spec = mnist(), built_in("mnist-cnn")
     figures: list[Figure] = []
     panels: list[Panel] = []
     for rounds in _ROUNDS:

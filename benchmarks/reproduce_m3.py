@@ -25,14 +25,11 @@ from typing import Any, Final
 
 import yaml
 
-from benchmarks.demo import mnist_directory
 from benchmarks.figures import STANDARD_ERROR, Figure
 from benchmarks.plots import METHODS, Panel, Point, draw
-from benchmarks.simulation import mean_and_error, over_seeds
-from dpagent.learning.data.settings import DatasetSettings
+from benchmarks.simulation import mean_and_error, mnist, over_seeds
 from dpagent.learning.model_files import find_model
 from simulation.choices import settle
-from simulation.data.source import open_source
 from simulation.request import DataSelection, Request
 from simulation.settings import DataForm
 
@@ -52,8 +49,7 @@ def run() -> list[Figure]:
     Raises:
         Skipped: The data are not there.
     """
-    data = DataSelection(dataset="mnist", train=DatasetSettings(path=mnist_directory()))
-    form = open_source(data, 0).form
+    data, form = mnist()
     with tempfile.TemporaryDirectory(prefix="dpagent-bench-") as name:
         sweeps: dict[str, dict[float, dict[str, Any]]] = {
             "ε": {epsilon: {"epsilon": epsilon} for epsilon in _PUBLISHED},

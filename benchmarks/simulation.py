@@ -13,15 +13,17 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from benchmarks.demo import mnist_directory
 from coordinator.job_settings import ScheduleSettings
 from coordinator.settings import AggregationSettings
+from dpagent.learning.data.settings import DatasetSettings
 from dpagent.learning.data.splits import split
 from dpagent.learning.model_files import find_model
 from dpagent.learning.models.built_ins import built_in
 from simulation.choices import settle
 from simulation.data.source import open_source
 from simulation.programs.configurations import fleet_settings
-from simulation.request import CapKind, CapPlace, Request
+from simulation.request import CapKind, CapPlace, DataSelection, Request
 from simulation.settings import DataForm, RunSettings
 from simulation.training_loop import TrainingLoop
 
@@ -55,6 +57,16 @@ def digits_settings(
     request = Request(epsilon=epsilon, cap=cap, cap_at=cap_at, devices=devices)
     settings, _ = settle(request, DIGITS, "digits", built_in("digits"))
     return settings
+
+
+def mnist() -> tuple[DataSelection, DataForm]:
+    """MNIST as the data of a request, and their form.
+
+    Raises:
+        Skipped: they are not there.
+    """
+    data = DataSelection(dataset="mnist", train=DatasetSettings(path=mnist_directory()))
+    return data, open_source(data, 0).form
 
 
 def mean_and_error(values: Sequence[float]) -> tuple[float, float]:

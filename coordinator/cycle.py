@@ -36,13 +36,14 @@ from dpagent.learning.models.spec import ModelSpec
 from dpagent.notation import upwards
 from dpagent.privacy.clipping import adapted_norm
 from dpagent.privacy.covariance import SecondMoments
+from dpagent.privacy.mechanisms.bounded import CapNotMetError
 from dpagent.protocol.codec import MessageError
 from dpagent.protocol.fragments import read_block, read_tally, require_place
-from dpagent.protocol.messages import Fragment, Plan
+from dpagent.protocol.messages import Fragment
 from dpagent.protocol.noisy_sum import NoisySum
 from dpagent.protocol.reports import Reports
 from dpagent.protocol.sealing import Opener
-from dpagent.protocol.task import RoundTask
+from dpagent.protocol.task import Release, RoundTask
 from dpagent.protocol.weights import weights_to_bytes
 from dpagent.wording import counted
 
@@ -122,6 +123,7 @@ class Cycle:
         self._task: RoundTask | None = None
         self._norms: HonestNorms | None = None
         self._announced_at: float | None = None
+        self._is_spent = False
 
     @property
     def _sent(self) -> bytes:
@@ -130,8 +132,8 @@ class Cycle:
 
     @property
     def is_over(self) -> bool:
-        """Whether all rounds of the job are closed."""
-        return self._store.closed_rounds() >= self._settings.rounds
+        """Whether all rounds of the job are closed, or what is left of its ε meets no further cap."""
+        return self._is_spent or self._store.closed_rounds() >= self._settings.rounds
 
     def advance(self) -> None:
         """Close or extend the open round when due, and open the next one if none is open."""
@@ -150,21 +152,29 @@ class Cycle:
     # A round is opened and announced.
 
     def open(self) -> None:
-        """Open the next round, or continue the open one after a restart, and announce it."""
+        """Open the next round, or continue the open one after a restart, and announce it.
+
+        The job is over where its ``bounded`` cap leaves no further round.
+        """
         now = self._clock.unix()
         current = self._store.open_round()
         number = self._store.closed_rounds() + 1 if current is None else current.number
         opened_at = now if current is None else current.opened_at
-        current = self._store.start_round(number, opened_at, now + self._settings.round.deadline_s)
-        self._announced_at = current.announced_at
-        self._collect(
-            self._planner.task(
+        current = OpenRound(number, opened_at, now + self._settings.round.deadline_s)
+        try:
+            task = self._planner.task(
                 current,
                 self._sent,
                 clip_norm=self._clip_norm,
+                spent=self._store.epsilon_spent(),
                 assets=self._models.assets,
             )
-        )
+        except CapNotMetError as error:
+            log.error("the job ends after %s. %s", counted(number - 1, "round"), error)
+            self._is_spent = True
+            return
+        self._announced_at = self._store.start_round(number, opened_at, current.deadline).announced_at
+        self._collect(task)
         self.announce()
 
     def _collect(self, task: RoundTask) -> None:
@@ -332,7 +342,7 @@ class Cycle:
             self._learning_rate.at(release.gradient_step),
         )
         self._clip_norm = clip_norm
-        self._keep(release.plan, step.weights, step.state, step.clamped, step.kept)
+        self._keep(release, step.weights, step.state, step.clamped, step.kept)
 
     def _take_report_step(self, release: Reports) -> None:
         """Count bits, and step towards the means that they tell."""
@@ -351,27 +361,26 @@ class Cycle:
                 "privacy.two_point.margin or floor in the next job, or lower privacy.local_training",
                 number, ", ".join(step.out_of_range),
             )  # fmt: skip
-        self._keep(release.plan, step.weights, step.state, 0, 1.0)
+        self._keep(release, step.weights, step.state, 0, 1.0)
 
     def _keep(
         self,
-        plan: Plan,
+        release: Release,
         weights: NDArray[np.float32],
         state: NDArray[np.float64],
         clamped: int,
         kept: float,
     ) -> None:
         """Evaluate and store the model after a round, and close the round."""
-        number = plan.round
-        accuracy = self._models.accuracy(weights)
+        number = release.plan.round
+        accuracy, epsilon = self._models.accuracy(weights), self._planner.epsilon_after(release)
         if self._settings.keep_models == "all":
-            self._models.write(self._models.of_round(number), weights, self._job, number)
-        epsilon = self._job.epsilon_by_round[number - 1]
-        result = RoundResult(accuracy, clamped, kept, self._job.noise.multipliers[number - 1], epsilon)
+            self._models.write(self._models.of_round(number), weights, self._job, number, epsilon)
+        result = RoundResult(accuracy, clamped, kept, release.mechanism.noise_multiplier, epsilon)
         self._store.close_round(number, weights, state, self._clip_norm, result, closed_at=self._clock.unix())
         self._weights, self._state = weights, state
         shown = "not evaluated" if accuracy is None else f"accuracy {accuracy:.2%}"
-        log.info("round %d of %d: %s, ε = %s", number, plan.rounds, shown, upwards(epsilon))
+        log.info("round %d of %d: %s, ε = %s", number, release.plan.rounds, shown, upwards(epsilon))
 
     def _take_directions(self, release: NoisySum, moments: SecondMoments) -> None:
         """Add the fleet's leading directions to the model; the weights do not change."""
@@ -379,8 +388,8 @@ class Cycle:
         mean = median_of_means(release, self._store.sums(number, groups=self._settings.aggregation.dealt))
         self._models.set_projection(moments.matrix(mean))
         self._announcer.assets_changed()
-        epsilon = self._job.epsilon_by_round[number - 1]
-        result = RoundResult(None, 0, 1.0, self._job.noise.multipliers[number - 1], epsilon)
+        epsilon = self._planner.epsilon_after(release)
+        result = RoundResult(None, 0, 1.0, release.mechanism.noise_multiplier, epsilon)
         self._store.close_round(
             number, self._weights, self._state, self._clip_norm, result, closed_at=self._clock.unix()
         )
@@ -399,8 +408,8 @@ class Cycle:
         Returns:
             Whether the broker took the announcement; if not, the job is not over yet.
         """
-        rounds, now = self._settings.rounds, self._clock.unix()
-        self._models.write(self._models.final, self._weights, self._job, rounds)
+        rounds, now = self._store.closed_rounds(), self._clock.unix()
+        self._models.write(self._models.final, self._weights, self._job, rounds, self._store.epsilon_spent())
         last = self._planner.task(
             OpenRound(rounds, now, now),
             self._sent,

@@ -214,14 +214,17 @@ class PrivacySettings(Settings):
 
 
 class CapSettings(Settings):
-    """The noise cap: post-processing of noisy sums, without privacy cost."""
+    """The noise cap."""
 
-    kind: Literal["none", "clamp"] = "clamp"
-    """``clamp`` bounds each coordinate of the noisy mean by the gradient of an L2 penalty."""
+    kind: Literal["none", "clamp", "bounded"] = "clamp"
+    """``clamp`` bounds each coordinate of the noisy mean by the gradient of an L2 penalty: post-processing,
+    without privacy cost. ``bounded``, for Laplace noise, draws noise that stays within a bound, and charges
+    what that costs."""
     where: Literal["coordinator", "device"] = "coordinator"
-    """The coordinator caps the fleet's mean, or each device its own."""
+    """``clamp``: the coordinator caps the fleet's mean, or each device its own."""
     regularisation: Annotated[float, Field(gt=0, le=1e6)] = 0.5
-    """γ: the bound of a coordinate is γ times the absolute value of its weight."""
+    """γ: the bound of a coordinate is γ times the absolute value of its weight; ``bounded`` takes the largest
+    weight for all."""
     floor: Annotated[float, Field(gt=0, le=1e6)] = 0.05
     """Smallest bound of a coordinate, so that a zero weight can change."""
 

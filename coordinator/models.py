@@ -78,11 +78,11 @@ class ModelFiles:
         """Path of the model after a round."""
         return self._settings.state_dir / "models" / f"round-{number:04d}.onnx"
 
-    def write(self, path: Path, weights: NDArray[np.float32], job: Job, number: int) -> None:
-        """Write the model after round ``number``, with the metadata that its users need."""
+    def write(self, path: Path, weights: NDArray[np.float32], job: Job, number: int, epsilon: float) -> None:
+        """Write the model after round ``number``, at ``epsilon``, with the metadata that its users need."""
         with disk_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        metadata = self._metadata(job, number)
+        metadata = self._metadata(job, number, epsilon)
         model = export_onnx(self._spec, weights, metadata=metadata, assets=self._front_end_assets)
         write_atomically(path, model)
 
@@ -105,7 +105,7 @@ class ModelFiles:
     def _front_end_assets(self) -> dict[str, bytes]:
         return {role: data for role, data in self.assets.items() if role != "training-graph"}
 
-    def _metadata(self, job: Job, number: int) -> dict[str, str]:
+    def _metadata(self, job: Job, number: int, epsilon: float) -> dict[str, str]:
         privacy = self._settings.privacy
         statement = job.noise.mechanism.job_statement(privacy.epsilon, privacy.delta)
         metadata = {
@@ -114,7 +114,7 @@ class ModelFiles:
             "dpagent.round": str(number),
             "dpagent.privacy": statement.sentence(),
             "dpagent.privacy_statement": json.dumps(statement.as_dict(), ensure_ascii=False),
-            "dpagent.epsilon_spent": repr(job.epsilon_by_round[number - 1]),
+            "dpagent.epsilon_spent": repr(epsilon),
             "dpagent.preprocessing": (
                 "input: float32, channels last; images in [0, 1] (uint8 divided by 255). "
                 "Offset and scale are part of the graph."

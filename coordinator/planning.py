@@ -6,9 +6,11 @@ import bisect
 import math
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Literal
 
 import cbor2
+import numpy as np
 from pydantic import ValidationError
 
 from coordinator.report_planning import fragments_for_reports, report_rounds, report_terms, report_wire
@@ -18,11 +20,14 @@ from dpagent.configuration import complaint
 from dpagent.errors import ConfigurationError, ParameterError, PlanError
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.training.engine import ACCUMULATION_SLACK
+from dpagent.privacy.accounting.composition import composed
 from dpagent.privacy.calibration import calibrate
 from dpagent.privacy.clipping import COUNT_WEIGHT, Clipping
 from dpagent.privacy.covariance import SecondMoments
+from dpagent.privacy.mechanisms.bounded import BoundedCap, BoundedJob, CapNotMetError
 from dpagent.privacy.mechanisms.job_noise import JobNoise
-from dpagent.privacy.mechanisms.mechanism import PlannedMechanism, Query
+from dpagent.privacy.mechanisms.mechanism import CalibratedMechanism, PlannedMechanism, Query
+from dpagent.privacy.mechanisms.truncated_laplace import TruncatedLaplace
 from dpagent.privacy.mechanisms.two_point_rounds import TwoPointRounds
 from dpagent.protocol.fragments import content_digest
 from dpagent.protocol.messages import (
@@ -33,10 +38,12 @@ from dpagent.protocol.messages import (
     Plan,
     WireTerms,
 )
-from dpagent.protocol.packing import payload_bytes
-from dpagent.protocol.task import RoundTask
+from dpagent.protocol.noisy_sum import NoisySum
+from dpagent.protocol.packing import MOST_BITS, payload_bytes
+from dpagent.protocol.task import Release, RoundTask
 from dpagent.protocol.terms import (
     AugmentationTerms,
+    BoundedTerms,
     CapTerms,
     ClippingTerms,
     MechanismTerms,
@@ -44,8 +51,9 @@ from dpagent.protocol.terms import (
     ProjectionTerms,
     ReportTerms,
     SamplingTerms,
+    ScheduleTerms,
 )
-from dpagent.protocol.weights import weights_to_bytes
+from dpagent.protocol.weights import weights_from_bytes, weights_to_bytes
 from dpagent.wording import counted
 
 
@@ -58,8 +66,13 @@ def job_noise(
         PlanError: No noise meets the target.
     """
     privacy = settings.privacy
-    if not issubclass(privacy.mechanism, PlannedMechanism):
+    if not issubclass(privacy.mechanism, CalibratedMechanism):
         return report_rounds(settings, spec)
+    if settings.cap.kind == "bounded":
+        # As if no cap acted; each round's own noise follows from its weights.
+        job, query = bounded_job(settings), bounded_query(settings, spec)
+        noise = JobNoise(TruncatedLaplace, job.multipliers(query), {"resolution": job.resolution(query)})
+        return noise, tuple(np.cumsum(job.schedule.budgets(job.epsilon, job.rounds)).tolist())
     budget = calibrate(
         privacy.schedule.schedule(),
         privacy.mechanism.family(privacy.sampling_rate, privacy.local_steps),
@@ -68,6 +81,35 @@ def job_noise(
         rounds=settings.rounds,
     )
     return JobNoise.chosen(privacy.mechanism.name, budget.noise_multipliers), budget.epsilon_by_round
+
+
+def bounded_job(settings: FleetSettings) -> BoundedJob:
+    """The job under a ``bounded`` cap.
+
+    Raises:
+        ParameterError: A setting is out of its range.
+    """
+    privacy, cap = settings.privacy, settings.cap
+    return BoundedJob(
+        epsilon=privacy.epsilon,
+        delta=privacy.delta,
+        rounds=settings.rounds,
+        schedule=privacy.schedule.schedule(),
+        cap=BoundedCap(cap.regularisation, cap.floor),
+        expected_lot=privacy.sampling_rate * settings.records_per_device,
+    )
+
+
+def bounded_query(settings: FleetSettings, spec: ModelSpec) -> Query:
+    """The sum of every round under a ``bounded`` cap."""
+    privacy = settings.privacy
+    return Query(
+        privacy.clip_norm,
+        ACCUMULATION_SLACK,
+        spec.parameter_count,
+        privacy.sampling_rate,
+        privacy.local_steps,
+    )
 
 
 def new_job(settings: FleetSettings) -> Job:
@@ -138,6 +180,15 @@ def require_sendable(spec: ModelSpec, assets: Mapping[str, bytes]) -> None:
             )
 
 
+@dataclass(frozen=True, slots=True)
+class _Noise:
+    """A round's noise as it is announced."""
+
+    mechanism: PlannedMechanism
+    multipliers: list[float]
+    cap: CapTerms | BoundedTerms
+
+
 class Planner:
     """Makes the plan of each round of a job, and checks beforehand that devices can accept all of them.
 
@@ -158,6 +209,7 @@ class Planner:
         weights: bytes,
         *,
         clip_norm: float | None = None,
+        spent: float = 0.0,
         assets: Mapping[str, bytes] | None = None,
         state: Literal["open", "finished"] = "open",
     ) -> RoundTask:
@@ -167,21 +219,32 @@ class Planner:
             current: The round.
             weights: The model's bytes, as they are sent.
             clip_norm: Of this round, if it follows a quantile.
+            spent: ε of the rounds before, by which the cost of a round under a ``bounded`` cap goes.
             assets: The devices' inputs besides the weights, by role.
             state: Whether the job continues.
 
         Raises:
+            CapNotMetError: What is left of ε meets no cap of this round.
             PlanError: No device would accept the plan.
         """
         try:
-            plan = self._plan(current, weights, clip_norm, assets or {}, state)
+            plan = self._plan(current, weights, clip_norm, spent, assets or {}, state)
             return RoundTask.of(plan)
         except ValidationError as error:
             problem = error.errors(include_url=False)[0]
             where = ".".join(str(part) for part in problem["loc"]) or "plan"
             raise PlanError(f"No device would accept this plan: {where}: {complaint(problem)}.") from error
+        except CapNotMetError:
+            raise
         except PlanError as error:
             raise PlanError(f"No device would accept this plan. {error}") from error
+
+    def epsilon_after(self, release: Release) -> float:
+        """ε that a round brings the job to."""
+        match release:
+            case NoisySum(terms=NoisySumTerms(cap=BoundedTerms(spent=spent))):
+                return spent + composed(release.mechanism.event).epsilon
+        return self._job.epsilon_by_round[release.plan.round - 1]
 
     def fragments_needed(self) -> int:
         """The smallest number of fragments that is enough for the update of every round.
@@ -189,14 +252,14 @@ class Planner:
         Raises:
             ParameterError: The noise of a round is out of range.
         """
-        match self._job.noise:
-            case JobNoise() as noise:
-                rounds = range(1, noise.rounds + 1)
-                return max(
-                    self._fragments_needed(noise.at(each, self._query_of_round(each))) for each in rounds
-                )
-            case TwoPointRounds() as reports:
-                return fragments_for_reports(reports, self._spec)
+        if self._settings.cap.kind == "bounded":
+            # The noise of later rounds is not known yet.
+            return _fragments_needed(self._spec.parameter_count, MOST_BITS)
+        noise, lot = self._job.noise, self._expected_lot
+        if isinstance(noise, TwoPointRounds):
+            return fragments_for_reports(noise, self._spec)
+        rounds = (noise.at(number, self._query_of_round(number)) for number in range(1, noise.rounds + 1))
+        return max(_fragments_needed(each.dimension, each.wire_bits(lot)) for each in rounds)
 
     def require_acceptable(self) -> None:
         """Refuse a job that never steps the model, or with a round that every device would decline.
@@ -210,7 +273,7 @@ class Planner:
         """
         settings, job = self._settings, self._job
         gradient_steps(settings, self._spec)
-        if isinstance(job.noise, JobNoise):
+        if isinstance(job.noise, JobNoise) and settings.cap.kind != "bounded":
             try:
                 job.noise.require_acceptable(
                     self._query_of_round, job.epsilon_by_round[-1], settings.privacy.delta
@@ -225,12 +288,10 @@ class Planner:
         weights = self._spec.initial_weights(self._settings.model.seed)
         self.task(OpenRound(1, 0, 0), weights_to_bytes(weights, settings.model.precision))
 
-    def _fragments_needed(self, mechanism: PlannedMechanism) -> int:
-        bits, dimension = mechanism.wire_bits(self._expected_lot), mechanism.dimension
-        return bisect.bisect_left(
-            range(1, dimension), True,
-            key=lambda fragments: payload_bytes(-(-dimension // fragments), bits) <= MAX_PAYLOAD_BYTES,
-        ) + 1  # fmt: skip
+    @property
+    def _job_noise(self) -> JobNoise:
+        assert isinstance(self._job.noise, JobNoise)
+        return self._job.noise
 
     def _query_of_round(self, number: int) -> Query:
         return self._query(self._second_moments(number) or clipping_of(self._settings, self._spec))
@@ -240,19 +301,21 @@ class Planner:
         current: OpenRound,
         weights: bytes,
         clip_norm: float | None,
+        spent: float,
         assets: Mapping[str, bytes],
         state: Literal["open", "finished"],
     ) -> Plan:
         settings, spec = self._settings, self._spec
         release: NoisySumTerms | ReportTerms
-        match self._job.noise:
-            case JobNoise() as noise:
-                if self._second_moments(current.number) is not None:
-                    # The directions are on disk already after a crash just before the round closed.
-                    assets = {role: data for role, data in assets.items() if role != "projection"}
-                release, wire = self._noisy_sum(current.number, noise, clip_norm)
-            case TwoPointRounds() as reports:
-                release, wire = report_terms(settings, reports), report_wire(settings, reports, spec)
+        if isinstance(reports := self._job.noise, TwoPointRounds):
+            release, wire = report_terms(settings, reports), report_wire(settings, reports, spec)
+        else:
+            if self._second_moments(current.number) is not None:
+                # The directions are on disk already after a crash just before the round closed.
+                assets = {role: data for role, data in assets.items() if role != "projection"}
+            # At the end of a job no cap acts: nobody draws that noise.
+            at = None if state == "finished" else weights
+            release, wire = self._noisy_sum(current.number, at, clip_norm, spent)
         return Plan(
             fleet=settings.fleet,
             job=self._job.id,
@@ -280,19 +343,22 @@ class Planner:
         )
 
     def _noisy_sum(
-        self, number: int, noise: JobNoise, clip_norm: float | None
+        self, number: int, weights: bytes | None, clip_norm: float | None, spent: float
     ) -> tuple[NoisySumTerms, WireTerms]:
         """The terms of a round's noisy sum, and how it is cut."""
         settings, privacy = self._settings, self._settings.privacy
         clipping, augmentation = clipping_of(settings, self._spec, clip_norm), settings.model.augmentation
-        mechanism = noise.at(number, self._query(self._second_moments(number) or clipping))
-        block = -(-mechanism.dimension // settings.fragments_per_update)
+        if settings.cap.kind == "bounded":
+            noise = self._bounded(number, weights, spent)
+        else:
+            noise = self._calibrated(number, self._query(self._second_moments(number) or clipping))
+        mechanism = noise.mechanism
         release = NoisySumTerms(
             kind="noisy-sum",
             mechanism=MechanismTerms(
                 name=mechanism.name,
-                noise_multipliers=list(noise.multipliers),
-                parameters=dict(noise.parameters),
+                noise_multipliers=noise.multipliers,
+                parameters=mechanism.announced,
             ),
             clipping=ClippingTerms(
                 norms=list(clipping.norms),
@@ -308,12 +374,47 @@ class Planner:
             ),
             projection=self._projection(),
             augmentation=None if augmentation is None else AugmentationTerms(**augmentation.model_dump()),
-            cap=CapTerms(**settings.cap.model_dump()),
+            cap=noise.cap,
             step=mechanism.wire_step,
         )
-        return release, WireTerms(
-            block=block, bytes=payload_bytes(block, mechanism.wire_bits(self._expected_lot))
+        block = -(-mechanism.dimension // settings.fragments_per_update)
+        size = payload_bytes(block, mechanism.wire_bits(self._expected_lot))
+        return release, WireTerms(block=block, bytes=size)
+
+    def _calibrated(self, number: int, query: Query) -> _Noise:
+        """The noise of all rounds, as the job began with it."""
+        noise, cap = self._job_noise, CapTerms(**self._settings.cap.model_dump())
+        return _Noise(noise.at(number, query), list(noise.multipliers), cap)
+
+    def _bounded(self, number: int, weights: bytes | None, spent: float) -> _Noise:
+        """The noise of a round under a ``bounded`` cap; without weights, as if the cap did not act."""
+        settings, spec, job = self._settings, self._spec, bounded_job(self._settings)
+        at = None
+        if weights is not None:
+            at = weights_from_bytes(weights, spec.parameter_count, settings.model.precision)
+        found = job.round(
+            number,
+            bounded_query(settings, spec),
+            at,
+            spent=0.0 if weights is None else spent,
+            resolution=int(self._job_noise.parameters["resolution"]),
         )
+        schedule, cap = settings.privacy.schedule, settings.cap
+        terms = BoundedTerms(
+            kind="bounded",
+            regularisation=cap.regularisation,
+            floor=cap.floor,
+            epsilon=job.epsilon,
+            rounds=job.rounds,
+            schedule=ScheduleTerms(
+                kind=schedule.kind,
+                step=schedule.step,
+                ratio=schedule.ratio,
+                weights=list(schedule.weights or ()),
+            ),
+            spent=spent,
+        )
+        return _Noise(found.mechanism, [found.mechanism.noise_multiplier], terms)
 
     def _query(self, summed: Clipping | SecondMoments) -> Query:
         privacy = self._settings.privacy
@@ -335,3 +436,10 @@ class Planner:
         """The sum in the first round of a job with a projection; None in other rounds."""
         terms = self._projection()
         return None if terms is None or number > 1 else SecondMoments(terms.values, terms.record_norm)
+
+
+def _fragments_needed(dimension: int, bits: float) -> int:
+    return bisect.bisect_left(
+        range(1, dimension), True,
+        key=lambda fragments: payload_bytes(-(-dimension // fragments), bits) <= MAX_PAYLOAD_BYTES,
+    ) + 1  # fmt: skip

@@ -13,6 +13,7 @@ from dpagent.configuration import FilePath, Settings, changed_settings, load_set
 from dpagent.errors import ConfigurationError
 from dpagent.learning.data.settings import DatasetSettings
 from dpagent.learning.model_files import is_model_file
+from dpagent.privacy.mechanisms.discretised_laplace import DiscretisedLaplace
 from dpagent.privacy.methods import method_named
 from dpagent.protocol.messages import MIN_SLOT_S
 from dpagent.protocol.topics import FleetName
@@ -143,6 +144,11 @@ class FleetSettings(Settings):
             raise ValueError(
                 f"cap.kind is {self.cap.kind}; expected {' or '.join(method.caps)}, the caps of "
                 f"privacy.method {method.name}"
+            )
+        if self.cap.kind == "bounded" and self.privacy.mechanism is not DiscretisedLaplace:
+            raise ValueError(
+                f"cap.kind is bounded and privacy.noise is {self.privacy.noise or method.default_noise}; "
+                "expected laplace, whose noise can be cut off"
             )
         return self
 

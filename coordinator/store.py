@@ -159,6 +159,13 @@ class Store:
             self.connection.execute("SELECT count(*) FROM rounds WHERE closed_at IS NOT NULL").fetchone()[0]
         )
 
+    def epsilon_spent(self) -> float:
+        """ε after the rounds that are over."""
+        row = self.connection.execute(
+            "SELECT max(epsilon) FROM rounds WHERE closed_at IS NOT NULL"
+        ).fetchone()
+        return float(row[0] or 0.0)
+
     def start_round(self, number: int, opened_at: float, deadline: float) -> OpenRound:
         """Open a round, or set a new deadline for the one that is open."""
         with disk_errors(self.file), transaction(self.connection):

@@ -72,7 +72,7 @@ class TrainingLoop:
         self._engine = NumpyEngine(spec.head, norm=fleet.privacy.mechanism.norm or Norm.L2)
         self._optimiser = fleet.optimiser.optimiser()
         self._learning_rate = fleet.optimiser.learning_rates(gradient_steps(fleet, spec))
-        self._clip_norm = fleet.privacy.clip_norm
+        self._clip_norm, self._spent = fleet.privacy.clip_norm, 0.0
         self.weights = self._received = spec.initial_weights(fleet.model.seed)
         self._state = np.zeros((self._optimiser.rows, len(self.weights)))
 
@@ -84,8 +84,9 @@ class TrainingLoop:
     def round(self, number: int) -> RoundResult:
         """Run a round that steps the model, :attr:`first_round` or a later one, in order."""
         sent = weights_to_bytes(self.weights, self._fleet.model.precision)
-        task = self._planner.task(OpenRound(number, 0, 0), sent, clip_norm=self._clip_norm)
+        task = self._planner.task(OpenRound(number, 0, 0), sent, clip_norm=self._clip_norm, spent=self._spent)
         self._received = task.weights_from(sent)
+        self._spent = self._planner.epsilon_after(task.release)
         match task.release:
             case NoisySum() as release:
                 return self._step(release)

@@ -13,7 +13,7 @@ from dpagent.configuration import Settings
 from dpagent.errors import ConfigurationError, ParameterError, require_count
 from dpagent.learning.training.engine import ACCUMULATION_SLACK
 from dpagent.privacy.calibration import EPSILON_RANGE
-from dpagent.privacy.mechanisms.mechanism import PlannedMechanism, Query
+from dpagent.privacy.mechanisms.mechanism import CalibratedMechanism, Query
 from dpagent.privacy.methods import DEFAULT_METHOD, method_named
 from dpagent.privacy.schedules import Schedule, ScheduleKind
 from dpagent.wording import named
@@ -83,14 +83,14 @@ class PlanTarget:
     noise: str | None = None
 
     @property
-    def mechanism(self) -> type[PlannedMechanism]:
+    def mechanism(self) -> type[CalibratedMechanism]:
         """What adds the noise.
 
         Raises:
             ParameterError: there is no such method, or no such noise.
         """
         mechanism = method_named(self.method).mechanism(self.noise)
-        if not issubclass(mechanism, PlannedMechanism):
+        if not issubclass(mechanism, CalibratedMechanism):
             raise ParameterError(
                 f"method is {self.method}, which adds no noise to sums; `dpagent plan` compares schedules of "
                 "methods that do. `dpagent demo` prices and runs it."

@@ -15,7 +15,7 @@ from dpagent.errors import ParameterError
 from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian
 from dpagent.privacy.mechanisms.discretised_laplace import DiscretisedLaplace
 from dpagent.privacy.mechanisms.mechanism import Mechanism
-from dpagent.privacy.mechanisms.registry import MECHANISMS
+from dpagent.privacy.mechanisms.registry import calibrated_named
 from dpagent.privacy.mechanisms.two_point_rounds import TwoPointRound
 
 
@@ -59,7 +59,7 @@ class Method:
                 f"{self.name} runs."
             )
         name = self.mechanisms[noise]
-        return TwoPointRound if name == TwoPointRound.name else MECHANISMS[name]
+        return TwoPointRound if name == TwoPointRound.name else calibrated_named(name)
 
 
 _GAUSSIAN: Final = {"gaussian": DiscretisedGaussian.name}
@@ -90,7 +90,7 @@ METHODS: Final[dict[str, Method]] = {
             "longer than the regulariser's pull.",
             _A_NOISY_SUM,
             _GAUSSIAN | {"laplace": DiscretisedLaplace.name},
-            ("clamp", "none"),
+            ("clamp", "none", "bounded"),
         ),
         Method(
             "ldp-fl",

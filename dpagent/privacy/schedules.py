@@ -35,14 +35,13 @@ costs are functions of public values, and a filter limits the total: basic compo
 >>> schedule = Schedule("incrementing", step=0.5)
 >>> schedule.budgets(3.0, rounds=4).round(3).tolist()
 [0.375, 0.625, 0.875, 1.125]
->>> schedule.reallocated(3.0, spent=[1.0], rounds=4).round(3).tolist()
+>>> schedule.reallocated(3.0, spent=1.0, over=1, rounds=4).round(3).tolist()
 [0.417, 0.667, 0.917]
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
@@ -164,18 +163,19 @@ class Schedule:
             )
         return self.step * 2 * total / (rounds * (rounds - 1)) if rounds > 1 else 0.0
 
-    def reallocated(self, total: float, spent: Sequence[float], rounds: int) -> NDArray[np.float64]:
-        """Budgets of the remaining rounds, given the costs of those before.
+    def reallocated(self, total: float, spent: float, *, over: int, rounds: int) -> NDArray[np.float64]:
+        """Budgets of the remaining rounds, given the cost of those before.
 
         A function of its arguments alone, which have to be public.
 
         Args:
             total: of all rounds, in [1e-12, 1e12].
-            spent: the cost of each round so far, at least 0, in the unit of ``total``; may be empty.
+            spent: the cost of the rounds so far, at least 0, in the unit of ``total``.
+            over: their number.
             rounds: of the whole job, as for :meth:`shares`.
 
         Returns:
-            Shape (rounds − len(spent),), positive, sum ``total`` less the sum of ``spent``.
+            Shape (rounds − over,), positive, sum ``total`` less ``spent``.
 
         Raises:
             ParameterError: a value is out of its range.
@@ -183,16 +183,17 @@ class Schedule:
         """
         require_between("total", total, *_BUDGET_RANGE)
         shares = self.shares(rounds)
-        costs = [require_between("spent", cost, 0.0, _BUDGET_RANGE[1]) for cost in spent]
-        left, rounds_left = math.fsum([total, *(-cost for cost in costs)]), rounds - len(costs)
+        require_between("spent", spent, 0.0, _BUDGET_RANGE[1])
+        require_count("rounds over", over, minimum=0)
+        left, rounds_left = total - spent, rounds - over
         if rounds_left < 1:
             raise PlanError(
-                f"{len(costs)} of {counted(rounds, 'round')} are over, so none is left to spread a budget "
+                f"{over} of {counted(rounds, 'round')} are over, so none is left to spread a budget "
                 "over. Start a new job."
             )
         if left <= _NOTHING * total:
             raise PlanError(
-                f"{len(costs)} of {counted(rounds, 'round')} have spent {math.fsum(costs):g} of {total:g}, "
+                f"{over} of {counted(rounds, 'round')} have spent {spent:g} of {total:g}, "
                 "so nothing is left for the others. End the job, or start one with a greater budget."
             )
         if self.kind == "incrementing":
@@ -200,7 +201,7 @@ class Schedule:
             greatest = 2 * left / (rounds_left * (rounds_left - 1)) if rounds_left > 1 else math.inf
             weights = _progression(min(self.increment(total, rounds) / greatest, MAX_STEP), rounds_left)
         else:
-            weights = shares[len(costs) :]
+            weights = shares[over:]
         return np.asarray(left * (weights / weights.sum()))
 
 

@@ -6,6 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from dpagent.errors import ParameterError, PlanError
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.training.augmentation import Augmentation
@@ -14,12 +17,14 @@ from dpagent.privacy.caps import ClampCap
 from dpagent.privacy.clipping import Clipping
 from dpagent.privacy.covariance import FLOAT64_SLACK, SecondMoments
 from dpagent.privacy.events import Event
+from dpagent.privacy.mechanisms.bounded import BoundedCap, BoundedJob
 from dpagent.privacy.mechanisms.job_noise import JobNoise
 from dpagent.privacy.mechanisms.mechanism import PlannedMechanism, Query
+from dpagent.privacy.mechanisms.truncated_laplace import TruncatedLaplace
 from dpagent.privacy.methods import Method
 from dpagent.protocol.fragments import block_count
 from dpagent.protocol.messages import Plan
-from dpagent.protocol.terms import NoisySumTerms, SamplingTerms
+from dpagent.protocol.terms import BoundedTerms, NoisySumTerms, SamplingTerms
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +35,7 @@ class NoisySum:
         plan: its source.
         terms: of the plan.
         clipping: how each record's gradient is clipped.
-        noise: of the whole job.
+        noise: of the whole job; with a ``bounded`` cap of this round alone.
         mechanism: of this round.
         augmentation: views of each record, or None.
     """
@@ -61,7 +66,8 @@ class NoisySum:
             augmentation.check_fits(spec.input_shape)
         announced = terms.mechanism
         noise = JobNoise.announced(announced.name, announced.noise_multipliers, announced.parameters)
-        mechanism = noise.at(plan.round, _query(terms, second_moments_of(plan, terms) or clipping))
+        number = 1 if isinstance(terms.cap, BoundedTerms) else plan.round
+        mechanism = noise.at(number, _query(terms, second_moments_of(plan, terms) or clipping))
         return cls(plan, terms, clipping, noise, mechanism, augmentation)
 
     @property
@@ -105,12 +111,50 @@ class NoisySum:
         return self._cap("coordinator")
 
     @property
+    def reserved_epsilon(self) -> float | None:
+        """ε that the job reserves, where its rounds are not known before; None where it follows from them."""
+        return self.terms.cap.epsilon if isinstance(self.terms.cap, BoundedTerms) else None
+
+    def require_derived(self, weights: NDArray[np.float32]) -> None:
+        """See that noise of a ``bounded`` cap is what the weights and the schedule give.
+
+        No guarantee rests on that: the ledger charges the noise that is announced.
+
+        Args:
+            weights: (parameters,) as they were sent.
+
+        Raises:
+            PlanError: it is not, or there is none.
+        """
+        cap, mechanism = self.terms.cap, self.mechanism
+        if not (isinstance(cap, BoundedTerms) and isinstance(mechanism, TruncatedLaplace)):
+            return
+        job = BoundedJob(
+            epsilon=cap.epsilon,
+            delta=self.plan.delta,
+            rounds=cap.rounds,
+            schedule=cap.schedule.schedule(),
+            cap=BoundedCap(cap.regularisation, cap.floor),
+            expected_lot=self.sampling.expected_lot,
+        )
+        derived = job.round(
+            self.plan.round,
+            _query(self.terms, self.clipping),
+            weights,
+            spent=cap.spent,
+            resolution=mechanism.grid.resolution,
+        )
+        derived.require_announced(mechanism)
+
+    @property
     def events(self) -> tuple[Event, ...]:
-        """The events of this round and all later ones of the job, in order.
+        """The events of this round and all later ones of the job that are known, in order.
 
         Raises:
             PlanError: a later round has parameters that no device could run.
         """
+        if self.reserved_epsilon is not None:
+            return (self.mechanism.event,)
         query = _query(self.terms, self.clipping)
         try:
             later = [
@@ -128,13 +172,16 @@ class NoisySum:
         A clip norm that follows a quantile is not part of them: the noise follows the norm.
         """
         pinned = self.terms.model_dump(exclude={"augmentation", "cap", "step"})
+        if isinstance(self.terms.cap, BoundedTerms):
+            pinned["cap"] = self.terms.cap.model_dump(exclude={"spent"})
+            del pinned["mechanism"]["noise_multipliers"], pinned["mechanism"]["parameters"]["bound_units"]
         if self.terms.clipping.count_weight:
             del pinned["clipping"]["norms"]
         return pinned
 
     def _cap(self, where: str) -> ClampCap | None:
         cap = self.terms.cap
-        if cap.kind != "clamp" or cap.where != where:
+        if isinstance(cap, BoundedTerms) or cap.kind != "clamp" or cap.where != where:
             return None
         return ClampCap(regularisation=cap.regularisation, floor=cap.floor)
 
@@ -145,10 +192,13 @@ class NoisySum:
             PlanError: naming them.
         """
         terms = self.terms
-        if self.mechanism.name not in method.mechanisms.values():
+        mechanisms = tuple(method.mechanisms.values())
+        if isinstance(terms.cap, BoundedTerms):
+            mechanisms = (TruncatedLaplace.name,) if terms.cap.kind in method.caps else ()
+        if self.mechanism.name not in mechanisms:
             raise PlanError(
-                f"Method {method.name} and mechanism {self.mechanism.name} do not go together; expected "
-                f"{' or '.join(method.mechanisms.values())}."
+                f"Method {method.name}, cap {terms.cap.kind} and mechanism {self.mechanism.name} do not go "
+                f"together; expected {' or '.join(mechanisms) or 'another cap'}."
             )
         if self.mechanism.norm is not Norm.L2:
             self._require_one_norm_for_all()

@@ -51,7 +51,8 @@ _VALUE_OF: Final = np.array(
     [byte // 2 if byte % 2 == 0 else -(byte + 1) // 2 for byte in range(256)], np.int64
 )
 _MOST: Final = 2 << MAX_LEVEL
-_MOST_BITS: Final = 8.0
+MOST_BITS: Final = 8.0
+"""Of a value that a payload makes room for at full precision."""
 _SPREAD: Final = 4
 """Standard deviations of a payload's length that there is room for."""
 
@@ -68,7 +69,7 @@ def payload_bytes(block: int, bits: float) -> int:
         bits: entropy of a value; of more than 8, no more is made room for.
     """
     tables = 24 + block / 250
-    wanted = block * min(bits, _MOST_BITS) / 8 + tables + _SPREAD * 0.14 * math.sqrt(block)
+    wanted = block * min(bits, MOST_BITS) / 8 + tables + _SPREAD * 0.14 * math.sqrt(block)
     return max(1 + math.ceil(wanted), least_payload_bytes(block))
 
 

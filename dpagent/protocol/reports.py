@@ -83,6 +83,19 @@ class Reports:
         return self.mechanism.mechanism(ranges)
 
     @property
+    def reserved_epsilon(self) -> None:
+        """None: what the job costs follows from its rounds."""
+        return
+
+    def require_derived(self, weights: NDArray[np.float32]) -> None:
+        """See that the public weights, (parameters,) as they were sent, give a range for each layer.
+
+        Raises:
+            ParameterError: they do not.
+        """
+        self.two_point(weights)
+
+    @property
     def events(self) -> tuple[Event, ...]:
         """The events of this round and all later ones of the job, in order.
 

@@ -13,14 +13,18 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from dpagent.privacy.clipping import MAX_NORM, MIN_NORM
 from dpagent.privacy.mechanisms.layer_ranges import MAX_DIMENSION
 from dpagent.privacy.mechanisms.wire import MAX_STEP
+from dpagent.privacy.schedules import MAX_STEP as MAX_SCHEDULE_STEP
+from dpagent.privacy.schedules import Schedule, ScheduleKind
 
 MIN_EXPECTED_LOT = 1e-6
 """No noisy sum that is divided by so much leaves floating point: a device that failed then would tell, by its
 silence, of a sum for which it charged nothing."""
 
+MAX_ROUNDS = 5_000
+
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,63}$")]
 Probability = Annotated[float, Field(gt=0, le=1)]
-NoiseMultipliers = Annotated[list[Annotated[float, Field(gt=0)]], Field(min_length=1, max_length=5_000)]
+NoiseMultipliers = Annotated[list[Annotated[float, Field(gt=0)]], Field(min_length=1, max_length=MAX_ROUNDS)]
 
 
 class Message(BaseModel):
@@ -67,7 +71,7 @@ class MechanismTerms(Message):
 
     name: Name
     noise_multipliers: NoiseMultipliers
-    """One for each round."""
+    """One for each round; with a ``bounded`` cap that of this round."""
     parameters: Annotated[
         dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")], int | float], Field(max_length=16)
     ]
@@ -111,6 +115,42 @@ class CapTerms(Message):
     floor: Annotated[float, Field(gt=0, le=1e6)]
 
 
+class ScheduleTerms(Message):
+    """How a budget is spread over the rounds; see ``dpagent.privacy.schedules``."""
+
+    kind: ScheduleKind
+    step: Annotated[float, Field(ge=0, le=MAX_SCHEDULE_STEP)]
+    ratio: Annotated[float, Field(ge=1, le=100)]
+    weights: Annotated[list[Annotated[float, Field(gt=0)]], Field(max_length=MAX_ROUNDS)]
+
+    def schedule(self) -> Schedule:
+        """The schedule that they describe.
+
+        Raises:
+            ParameterError: the weights are no weights of a schedule.
+        """
+        return Schedule(self.kind, self.step, self.ratio, tuple(self.weights))
+
+
+class BoundedTerms(Message):
+    """The ``bounded`` noise cap: no noise exceeds the regulariser's pull on the weights as they are sent.
+
+    The job reserves its ε with the first round. What a round costs follows from its weights
+    (:mod:`dpagent.privacy.mechanisms.bounded`), so a plan has the noise of its own round only.
+    """
+
+    kind: Literal["bounded"]
+    regularisation: Annotated[float, Field(gt=0, le=1e6)]
+    floor: Annotated[float, Field(gt=0, le=1e6)]
+    epsilon: Annotated[float, Field(gt=0, le=1000)]
+    """Of the job."""
+    rounds: Annotated[int, Field(ge=1, le=MAX_ROUNDS)]
+    """Of the job."""
+    schedule: ScheduleTerms
+    spent: Annotated[float, Field(ge=0, le=1000)]
+    """ε of the rounds before, as the coordinator took them."""
+
+
 class NoisySumTerms(Message):
     """A sum of clipped gradients, or of second moments, with noise that each device adds itself."""
 
@@ -120,7 +160,7 @@ class NoisySumTerms(Message):
     sampling: SamplingTerms
     projection: ProjectionTerms | None
     augmentation: AugmentationTerms | None
-    cap: CapTerms
+    cap: Annotated[CapTerms | BoundedTerms, Field(discriminator="kind")]
     step: Annotated[int, Field(ge=1, le=MAX_STEP)]
     """Grid units to a unit of a value on the wire; odd."""
 
@@ -131,9 +171,17 @@ class NoisySumTerms(Message):
             raise ValueError(f"step is {step}; expected an odd number")
         return step
 
+    @model_validator(mode="after")
+    def _announces_what_is_known(self) -> NoisySumTerms:
+        if isinstance(self.cap, BoundedTerms) and (known := len(self.mechanism.noise_multipliers)) != 1:
+            raise ValueError(f"with a bounded cap, {known} noise multipliers are announced; expected one")
+        return self
+
     @property
     def rounds(self) -> int:
         """Number of rounds of the job."""
+        if isinstance(self.cap, BoundedTerms):
+            return self.cap.rounds
         return len(self.mechanism.noise_multipliers)
 
 

@@ -19,7 +19,7 @@ from dpagent.privacy.mechanisms.mechanism import JOB_ASSUMPTIONS
 from dpagent.protocol.messages import Plan
 
 PRICE = Price(2.0, 3.0, 2e-5, "pld", 1e-3)
-CHARGES = TypeAdapter(Charge)
+CHARGES = TypeAdapter(SumCharge)
 
 
 def charge(**changes: Any) -> Charge:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import yaml
 from fleets import DIGITS, write_fleet
@@ -146,6 +147,43 @@ def test_a_crash_between_the_directions_and_the_close_changes_no_plan(
         assert "projection" in coordinator._models.assets
     assert plans[0] == plans[1]
     assert plans[0].round == 1
+
+
+def test_a_bounded_cap_goes_by_what_is_spent_also_after_a_restart_and_ends_a_job_that_meets_it_no_more(
+    tmp_path: Path, begin: Begin
+) -> None:
+    """A cap of 2.2 clip norms costs ε = 7.0 a round at q = 1/2: two rounds of four, with 16."""
+    privacy = {"method": "incrementing", "noise": "laplace", "epsilon": 16.0}
+    settings = settings_of(
+        tmp_path,
+        rounds=4,
+        privacy=privacy,
+        cap={"kind": "bounded", "regularisation": 1e-6, "floor": 0.088},
+    )
+    tasks, spent = [], [0.0]
+    for _ in range(2):
+        coordinator = begin(settings)
+        coordinator._cycle.open()
+        before = coordinator._cycle._task
+        coordinator = begin(settings)
+        tasks.append(run_round(coordinator, noise))
+        assert before is not None
+        same = {"deadline": 0.0}
+        assert before.plan.model_copy(update=same) == tasks[-1].plan.model_copy(update=same)
+        spent.append(coordinator._store.epsilon_spent())
+    assert [task.release.terms.cap.spent for task in tasks] == spent[:2]
+    assert 13.9 < spent[2] < 14.1
+    for _ in range(2):
+        coordinator = begin(settings)
+        assert not coordinator._cycle.is_over
+        coordinator._cycle.advance()
+        assert coordinator._cycle.is_over
+        assert coordinator._store.open_round() is None
+        assert not coordinator._cycle.finish()  # no broker yet
+        model = onnx.load_from_string((settings.state_dir / "model.onnx").read_bytes())
+        metadata = {each.key: each.value for each in model.metadata_props}
+        assert metadata["dpagent.round"] == "2"
+        assert float(metadata["dpagent.epsilon_spent"]) == spent[2]
 
 
 def huge(task: RoundTask) -> NDArray[np.int64]:

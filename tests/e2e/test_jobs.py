@@ -30,6 +30,7 @@ from onnx import TensorProto, helper, numpy_helper
 from agent.audit import audit
 from coordinator.keys import load_signer
 from coordinator.settings import load_fleet_settings
+from coordinator.store import StoreReader
 from dpagent.learning.data.dataset import to_float32
 from dpagent.learning.inference.evaluation import OnnxEvaluator
 from dpagent.protocol.messages import Plan
@@ -158,6 +159,30 @@ def test_a_job_of_each_kind_ends_well(name: str, tmp_path: Path, mosquitto: Brok
     if name == "views":
         assert plan.release.augmentation is not None
         assert plan.release.augmentation.views == 3
+
+
+def test_a_bounded_cap_is_charged_and_the_rest_goes_over_the_rounds_left(
+    tmp_path: Path, mosquitto: Broker
+) -> None:
+    """The first round's share of ε cannot keep its noise within the cap; the others' can."""
+    privacy = {
+        "method": "incrementing", "noise": "laplace", "schedule": {"kind": "incrementing", "step": 0.9},
+    }  # fmt: skip
+    cap = {"kind": "bounded", "regularisation": 1e-3, "floor": 0.057}
+    job = Job(tmp_path / "bounded", mosquitto, privacy=privacy, cap=cap)
+    job.require_sound()
+    shares = 35.0 * job.settings.privacy.schedule.schedule().shares(ROUNDS)
+    for ledger in job.ledgers:
+        spent = [0.0, *(charge.cumulative_epsilon for charge in ledger.charges)]
+        costs = [after - before for before, after in itertools.pairwise(spent)]
+        assert {charge.mechanism for charge in ledger.charges} == {"truncated-laplace"}
+        assert costs[0] > 3 * shares[0]
+        assert costs[1] < costs[2] < shares[2]
+        assert spent[-1] > 34.99
+        assert [job.plans[number].release.cap.spent for number in (1, 2, 3)] == pytest.approx(spent[:3])
+    reader = StoreReader(job.settings.state_dir)
+    assert [each.epsilon for each in reader.rounds()] == pytest.approx(spent[1:])
+    reader.close()
 
 
 def test_a_clip_norm_follows_the_quantile(tmp_path: Path, mosquitto: Broker) -> None:

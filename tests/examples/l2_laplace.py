@@ -18,14 +18,14 @@ from dpagent.privacy.accounting.composition import composed
 from dpagent.privacy.calibration import EventFamily, laplace_family
 from dpagent.privacy.events import ApproximateEvent, Event, poisson_sampled
 from dpagent.privacy.mechanisms.grid import Grid
-from dpagent.privacy.mechanisms.mechanism import Parameter, PlannedMechanism
+from dpagent.privacy.mechanisms.mechanism import CalibratedMechanism, Parameter
 from dpagent.privacy.noise.discrete_laplace import DiscreteLaplaceSampler, statistical_distance
 from dpagent.privacy.noise.entropy import Entropy
 from dpagent.privacy.statement import Adjacency, Trust, Unit
 
 
 @dataclass(frozen=True, slots=True)
-class L2Laplace(PlannedMechanism):
+class L2Laplace(CalibratedMechanism):
     """Laplace noise for an L2 clip norm; the noise multiplier is λ over the L1 sensitivity, 1/ε of a step."""
 
     name: ClassVar[str] = "l2-laplace"

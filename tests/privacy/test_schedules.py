@@ -102,31 +102,30 @@ jobs = st.integers(2, 60).flatmap(
 )
 
 
-@given(job=jobs, total=st.floats(1e-6, 1e6), fractions=st.lists(st.floats(0, 1), min_size=60, max_size=60))
+@given(job=jobs, total=st.floats(1e-6, 1e6), used=st.floats(0, 0.999))
 def test_what_is_reallocated_is_positive_and_sums_to_what_is_left(
-    job: tuple[Schedule, int, int], total: float, fractions: list[float]
+    job: tuple[Schedule, int, int], total: float, used: float
 ) -> None:
     schedule, rounds, over = job
-    spent = [0.999 * total * f / max(1, over) for f in fractions[:over]]  # together below the total
-    left = Fraction(total) - sum(map(Fraction, spent))
-    budgets = schedule.reallocated(total, spent, rounds)
+    spent = used * total if over else 0.0
+    left = Fraction(total) - Fraction(spent)
+    budgets = schedule.reallocated(total, spent, over=over, rounds=rounds)
     assert budgets.shape == (rounds - over,)
     assert (budgets > 0).all()
     assert math.fsum(budgets) == pytest.approx(float(left), rel=1e-12)
     if schedule.kind != "custom":
         assert (np.diff(budgets) >= 0).all()
-    # of its arguments only, in whatever form they come
+    # of its arguments only
     again = Schedule(schedule.kind, schedule.step, schedule.ratio, schedule.weights)
-    assert again.reallocated(total, tuple(spent), rounds).tobytes() == budgets.tobytes()
+    assert again.reallocated(total, spent, over=over, rounds=rounds).tobytes() == budgets.tobytes()
 
 
 @given(job=jobs, total=st.floats(1e-6, 1e6))
 def test_a_job_that_went_as_planned_goes_on_as_planned(job: tuple[Schedule, int, int], total: float) -> None:
     schedule, rounds, over = job
     planned = schedule.budgets(total, rounds)
-    np.testing.assert_allclose(
-        schedule.reallocated(total, planned[:over].tolist(), rounds), planned[over:], rtol=1e-9
-    )
+    again = schedule.reallocated(total, math.fsum(planned[:over]), over=over, rounds=rounds)
+    np.testing.assert_allclose(again, planned[over:], rtol=1e-9)
 
 
 @given(
@@ -142,7 +141,7 @@ def test_incrementing_restarts_as_algorithm_1_does_and_lowers_a_step_too_steep(
     over = min(over, rounds - 2)
     schedule = Schedule("incrementing", step=step)
     left, rounds_left = total - used * total, rounds - over
-    budgets = schedule.reallocated(total, [used * total] + [0.0] * (over - 1), rounds)
+    budgets = schedule.reallocated(total, used * total, over=over, rounds=rounds)
     d, greatest = schedule.increment(total, rounds), 2 * left / (rounds_left * (rounds_left - 1))
     lowered = min(d, 0.99 * greatest)
     assert budgets[0] == pytest.approx(left / rounds_left - (rounds_left - 1) * lowered / 2, rel=1e-9)
@@ -151,10 +150,12 @@ def test_incrementing_restarts_as_algorithm_1_does_and_lowers_a_step_too_steep(
 
 def test_a_saved_round_is_shared_out_in_the_proportions_of_the_rest() -> None:
     custom = Schedule("custom", weights=(1.0, 5.0, 1.0, 3.0))
-    np.testing.assert_allclose(custom.reallocated(10.0, [0.0, 2.0], 4), [2.0, 6.0])
+    np.testing.assert_allclose(custom.reallocated(10.0, 2.0, over=2, rounds=4), [2.0, 6.0])
     linear = Schedule("linear", ratio=3.0)
-    np.testing.assert_allclose(linear.reallocated(9.0, [4.0], 3), [2.0, 3.0])  # planned 1.5, 3, 4.5
-    np.testing.assert_allclose(Schedule("uniform").reallocated(10.0, [7.0], 4), [1.0, 1.0, 1.0])
+    np.testing.assert_allclose(
+        linear.reallocated(9.0, 4.0, over=1, rounds=3), [2.0, 3.0]
+    )  # planned 1.5, 3, 4.5
+    np.testing.assert_allclose(Schedule("uniform").reallocated(10.0, 7.0, over=1, rounds=4), np.ones(3))
 
 
 @pytest.mark.parametrize(
@@ -187,7 +188,7 @@ def test_bad_rounds_are_named(rounds: int) -> None:
         lambda: Schedule().shares(rounds),
         lambda: Schedule().budgets(1.0, rounds),
         lambda: Schedule().increment(1.0, rounds),
-        lambda: Schedule().reallocated(1.0, [], rounds),
+        lambda: Schedule().reallocated(1.0, 0.0, over=0, rounds=rounds),
     ):
         with pytest.raises(ParameterError, match="rounds"):
             call()
@@ -195,7 +196,7 @@ def test_bad_rounds_are_named(rounds: int) -> None:
 
 def test_rounds_are_those_of_the_custom_weights() -> None:
     custom = Schedule("custom", weights=(1.0, 2.0))
-    for call in (lambda: custom.shares(3), lambda: custom.reallocated(1.0, [0.1], 1)):
+    for call in (lambda: custom.shares(3), lambda: custom.reallocated(1.0, 0.1, over=1, rounds=1)):
         with pytest.raises(ParameterError, match=r"rounds is \d; expected 2"):
             call()
 
@@ -205,7 +206,7 @@ def test_bad_totals_are_named(total: float) -> None:
     for call in (
         lambda: Schedule().budgets(total, 3),
         lambda: Schedule().increment(total, 3),
-        lambda: Schedule().reallocated(total, [], 3),
+        lambda: Schedule().reallocated(total, 0.0, over=0, rounds=3),
     ):
         with pytest.raises(ParameterError, match="total"):
             call()
@@ -220,19 +221,19 @@ def test_only_incrementing_has_a_step() -> None:
 @pytest.mark.parametrize("cost", [-1e-9, float("nan"), float("inf"), 1e13])
 def test_bad_costs_are_named(cost: float) -> None:
     with pytest.raises(ParameterError, match="spent"):
-        Schedule().reallocated(1.0, [0.1, cost], 5)
+        Schedule().reallocated(1.0, cost, over=2, rounds=5)
 
 
 @pytest.mark.parametrize(
-    ("spent", "message"),
+    ("spent", "over", "message"),
     [
-        ([0.5, 0.5], "have spent 1 of 1"),
-        ([0.5, 0.5 - 1e-14], "nothing is left"),
-        ([2.0], "have spent 2 of 1"),
-        ([0.1] * 5, "none is left"),
-        ([0.1] * 6, "none is left"),
+        (1.0, 2, "have spent 1 of 1"),
+        (1.0 - 1e-14, 2, "nothing is left"),
+        (2.0, 1, "have spent 2 of 1"),
+        (0.5, 5, "none is left"),
+        (0.6, 6, "none is left"),
     ],
 )
-def test_a_job_with_nothing_left_says_so(spent: list[float], message: str) -> None:
+def test_a_job_with_nothing_left_says_so(spent: float, over: int, message: str) -> None:
     with pytest.raises(PlanError, match=message):
-        Schedule().reallocated(1.0, spent, 5)
+        Schedule().reallocated(1.0, spent, over=over, rounds=5)

@@ -1,9 +1,5 @@
 """The ``bounded`` noise cap: noise never exceeds a public bound, and the ledger is charged for this.
 
-Not wired: no program imports this yet.
-
-``docs/decisions/2026-11-22-bounded-cap-by-a-filter.md`` says how plans will announce it.
-
 It keeps the aims of Algorithm 1 of Luo, Xu and Guan (2022), no absurdly large noise, and a
 schedule that restarts with the remaining budget. Unlike that algorithm, it is differentially private (see
 :mod:`dpagent.privacy.mechanisms.published`). Departures:
@@ -22,14 +18,16 @@ which no cap acts keeps its schedule.
 
 *Validity.* Costs are chosen as the job goes on, but from public values and earlier noisy sums alone.
 (ε, δ) of such mechanisms add up as long as the sum is kept within a bound fixed in advance (Rogers,
-Roth, Ullman, Vadhan, NeurIPS 2016: basic composition is a privacy filter), which
-:meth:`BoundedBudget.next_round` does: it refuses a round that does not fit, before anything is drawn.
-All ε and δ in a budget are those after Poisson sampling.
+Roth, Ullman, Vadhan, NeurIPS 2016: basic composition is a privacy filter). That filter is each device's own
+ledger, which admits a round only if its cost fits the rest of the job's reservation. It trusts nothing here:
+:meth:`BoundedJob.round` is how the coordinator chooses a round, and how a device sees that it kept to the
+rule. All ε and δ of a job are those after Poisson sampling.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import math
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -44,13 +42,22 @@ from dpagent.errors import (
 )
 from dpagent.privacy.accounting.amplification import unamplified_epsilon
 from dpagent.privacy.accounting.composition import composed
-from dpagent.privacy.events import Event
-from dpagent.privacy.mechanisms.discretised_laplace import MAX_EPSILON
+from dpagent.privacy.calibration import NOISE_RANGE
+from dpagent.privacy.mechanisms.discretised_laplace import MAX_EPSILON, finest_resolution, multiplier_for
+from dpagent.privacy.mechanisms.mechanism import NOISE_SHARE, Query
 from dpagent.privacy.mechanisms.truncated_laplace import TruncatedLaplace
 from dpagent.privacy.schedules import MAX_ROUNDS, Schedule
-from dpagent.privacy.statement import Adjacency, BudgetStatement, Trust, Unit
 
 _SAFE: Final = 1 - 2.0**-40
+_SPARE: Final = 8.0
+"""How many times the noise of the first round the grid has room for: a round that costs more leaves less for
+the others."""
+_ALIKE: Final = 1e-4
+"""Relative difference of two figures that are the same but for the arithmetic of two boards."""
+
+
+class CapNotMetError(PlanError):
+    """What is left of a job's ε meets the cap of no further round."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,18 +96,16 @@ class BoundedCap:
 
 
 @dataclass(frozen=True, slots=True)
-class BoundedBudget:
-    """The budget and the charges of a job under the ``bounded`` cap. Public; a new one after each
-    round.
+class BoundedJob:
+    """A job under the ``bounded`` cap, as its first plan announces it. Public.
 
     Attributes:
-        epsilon: total ε of the job, in (0, 1000].
-        delta: total δ, in (0, 1); each round may spend an equal part.
+        epsilon: ε that the job reserves, in (0, 1000].
+        delta: δ of the job, in (0, 1); each round may spend an equal part.
         rounds: T, in [1, 1,000,000].
-        sampling_rate: q, in [1e-300, 1].
         schedule: how ε is spread over the rounds.
-        steps: noisy local steps in each round.
-        spent: charges of the rounds so far.
+        cap: what bounds the noise.
+        expected_lot: public expectation of the number of records in a lot, above 0.
 
     Raises:
         ParameterError: an attribute is out of its range.
@@ -109,128 +114,97 @@ class BoundedBudget:
     epsilon: float
     delta: float
     rounds: int
-    sampling_rate: float
     schedule: Schedule
-    steps: int = 1
-    spent: tuple[Event, ...] = ()
+    cap: BoundedCap
+    expected_lot: float
 
     def __post_init__(self) -> None:
         require_positive("epsilon", self.epsilon, maximum=MAX_EPSILON)
         require_between("delta", self.delta, 0.0, 1.0, low_open=True, high_open=True)
         require_count("rounds", self.rounds, maximum=MAX_ROUNDS)
-        require_between("sampling rate", self.sampling_rate, 1e-300, 1.0)
-        require_count("steps", self.steps)
+        require_positive("expected lot", self.expected_lot)
 
-    @property
-    def spent_epsilon(self) -> float:
-        """ε of the rounds so far."""
-        return composed(*self.spent).epsilon if self.spent else 0.0
-
-    @property
-    def spent_delta(self) -> float:
-        """δ of the rounds so far."""
-        return composed(*self.spent).delta if self.spent else 0.0
-
-    @property
-    def remaining_epsilon(self) -> float:
-        """ε that is left."""
-        return max(0.0, self.epsilon - self.spent_epsilon)
-
-    @property
-    def rounds_left(self) -> int:
-        """Rounds not yet charged."""
-        return self.rounds - len(self.spent)
-
-    def planned(self) -> NDArray[np.float64]:
-        """ε_t of each round left, by the schedule restarted with the remainder, shape (rounds_left,).
+    def multipliers(self, query: Query) -> tuple[float, ...]:
+        """The noise multiplier of each round, if no cap acts.
 
         Raises:
-            PlanError: no round is left, or no budget.
+            ParameterError: a round's ε is too small.
         """
-        costs = [composed(event).epsilon for event in self.spent]
-        return self.schedule.reallocated(self.epsilon, costs, self.rounds)
+        budgets = self.schedule.budgets(self.epsilon, self.rounds).tolist()
+        return tuple(multiplier_for(_of_a_step(budget, query)) for budget in budgets)
 
-    def next_round(
+    def resolution(self, query: Query) -> int:
+        """Grid units to one clip norm, for all rounds.
+
+        The finest on which the wire takes eight times the noise of any round in which no cap acts.
+
+        Raises:
+            ParameterError: a round's ε is too small.
+        """
+        return finest_resolution(_SPARE * max(self.multipliers(query)))
+
+    def round(
         self,
-        cap: float,
+        number: int,
+        query: Query,
+        weights: NDArray[np.floating[Any]] | None,
         *,
-        clip_norm: float,
-        dimension: int,
-        resolution: int | None = None,
-        accumulation_slack: float | None = None,
+        spent: float,
+        resolution: int,
     ) -> BoundedRound:
-        """The mechanism of the next round, and its cost. Charges nothing: see ``after``.
+        """The mechanism of a round, and its cost: a function of public values.
 
         Args:
-            cap: A_t, bound on one step's noise in the sum over a lot, in gradient units, as of
-                :meth:`BoundedCap.bound`; infinity for none.
-            clip_norm: C, in L1.
-            dimension: d.
-            resolution: grid units to one clip norm; by default they follow from d.
-            accumulation_slack: of sums, or None where records are rounded.
+            number: of the round, from 1.
+            query: of every round.
+            weights: the model's, shape (d,), as they are sent for the round; None for no cap.
+            spent: ε of the rounds before, at least 0.
+            resolution: as :meth:`resolution` gives it.
 
         Raises:
             ParameterError: a value is out of its range.
-            PlanError: the budget is spent, or no remaining ε meets the cap; the text names a sufficient one.
+            CapNotMetError: the budget is spent, or no remaining ε meets the cap; the text names a sufficient
+                one.
         """
-        planned, remaining = float(self.planned()[0]), self.remaining_epsilon
-        delta = min(self.delta / self.rounds / self.steps / self.sampling_rate, 0.5) * _SAFE
-        terms = (self.sampling_rate, dimension)
+        try:
+            planned = self.schedule.reallocated(self.epsilon, spent, over=number - 1, rounds=self.rounds)
+        except ParameterError:
+            raise
+        except PlanError as error:
+            raise CapNotMetError(str(error)) from error
+        delta = self.delta * (1 - NOISE_SHARE) / self.rounds / query.steps / query.sampling_rate
+        delta = min(delta, 0.5) * _SAFE
+        cap = math.inf if weights is None else self.cap.bound(weights, self.expected_lot)
+        terms = (query.sampling_rate, query.dimension)
         mechanism = TruncatedLaplace.for_delta(
-            clip_norm,
-            self._of_a_step(planned),
+            query.clip_norm,
+            _of_a_step(float(planned[0]), query),
             delta,
             *terms,
-            steps=self.steps,
+            steps=query.steps,
             resolution=resolution,
-            accumulation_slack=accumulation_slack,
+            accumulation_slack=query.accumulation_slack,
         )
-        capped = not mechanism.cap <= cap
-        if capped:
+        if is_capped := not mechanism.cap <= cap:
             try:
                 mechanism = TruncatedLaplace.for_cap(
-                    clip_norm,
+                    query.clip_norm,
                     cap,
                     delta,
                     *terms,
-                    steps=self.steps,
+                    steps=query.steps,
                     resolution=resolution,
-                    accumulation_slack=accumulation_slack,
-                    max_epsilon=self._of_a_step(remaining),
+                    accumulation_slack=query.accumulation_slack,
+                    max_epsilon=_of_a_step(self.epsilon - spent, query),
                 )
             except ParameterError:
                 raise
             except PlanError as error:
-                raise PlanError(
-                    f"Round {len(self.spent) + 1} of {self.rounds}, with epsilon {remaining:.3g} of "
+                raise CapNotMetError(
+                    f"Round {number} of {self.rounds}, with epsilon {self.epsilon - spent:.3g} of "
                     f"{self.epsilon:g} left: {error} Or give the job more epsilon."
                 ) from error
-        after = replace(self, spent=(*self.spent, mechanism.event))
-        if after.spent_epsilon > self.epsilon or after.spent_delta > self.delta:
-            raise PlanError(
-                f"Round {len(after.spent)} would bring the job to epsilon {after.spent_epsilon:g} and delta "
-                f"{after.spent_delta:g}, above {self.epsilon:g} and {self.delta:g}. Raise the cap."
-            )
-        return BoundedRound(mechanism, planned, capped, after)
-
-    def statement(self) -> BudgetStatement:
-        """The guarantee of the whole job, for any caps."""
-        return BudgetStatement(
-            Unit.RECORD,
-            Adjacency.ADD_OR_REMOVE_ONE,
-            Trust.NONE,
-            TruncatedLaplace.name,
-            self.epsilon,
-            self.delta,
-            (
-                "The cap of each round follows from public values alone.",
-                "Noise is ideal up to the statistical distance that each round's mechanism states.",
-            ),
-        )
-
-    def _of_a_step(self, epsilon: float) -> float:
-        """The ε before sampling of one step, if all steps of a round may cost ``epsilon``."""
-        return min(unamplified_epsilon(epsilon * _SAFE / self.steps, self.sampling_rate), MAX_EPSILON)
+        return BoundedRound(mechanism, float(planned[0]), is_capped, composed(mechanism.event).epsilon)
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,11 +214,31 @@ class BoundedRound:
     Attributes:
         mechanism: of the round; ``mechanism.event`` is the charge.
         planned_epsilon: ε_t by the schedule.
-        capped: whether the cap made it cost more than that.
-        after: the budget once the round is charged.
+        is_capped: whether the cap made it cost more than that.
+        epsilon: what it costs, sampling included.
     """
 
     mechanism: TruncatedLaplace
     planned_epsilon: float
-    capped: bool
-    after: BoundedBudget
+    is_capped: bool
+    epsilon: float
+
+    def require_announced(self, mechanism: TruncatedLaplace) -> None:
+        """See that an announced mechanism is this one, but for the last digits of another board's arithmetic.
+
+        Raises:
+            PlanError: naming the figure that differs.
+        """
+        for name in ("noise_multiplier", "bound_units"):
+            found, derived = getattr(mechanism, name), getattr(self.mechanism, name)
+            if not math.isclose(found, derived, rel_tol=_ALIKE):
+                raise PlanError(
+                    f"{name.replace('_', ' ')} is {found:.9g}; the public weights and the schedule give "
+                    f"{derived:.9g}."
+                )
+
+
+def _of_a_step(epsilon: float, query: Query) -> float:
+    """The ε before sampling of one step, if all steps of a round may cost ``epsilon``."""
+    of_step = unamplified_epsilon(min(epsilon, MAX_EPSILON) * _SAFE / query.steps, query.sampling_rate)
+    return min(of_step, 1 / NOISE_RANGE[0] * _SAFE)

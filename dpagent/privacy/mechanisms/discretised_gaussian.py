@@ -27,7 +27,7 @@ from dpagent.privacy.calibration import EventFamily, gaussian_family
 from dpagent.privacy.events import SIGMA_RANGE, Event, GaussianEvent, poisson_sampled
 from dpagent.privacy.mechanisms.grid import DEFAULT_RESOLUTION, Grid
 from dpagent.privacy.mechanisms.honest_norms import SubGaussianLaw
-from dpagent.privacy.mechanisms.mechanism import Mechanism, Parameter, PlannedMechanism
+from dpagent.privacy.mechanisms.mechanism import CalibratedMechanism, Mechanism, Parameter
 from dpagent.privacy.noise.discrete_gaussian import (
     MAX_SIGMA,
     MIN_SIGMA,
@@ -57,7 +57,7 @@ def finest_resolution(noise_multiplier: float) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class DiscretisedGaussian(PlannedMechanism):
+class DiscretisedGaussian(CalibratedMechanism):
     """The mechanism of one round; the record states all that an accountant or auditor needs. Public.
 
     Attributes:

@@ -34,7 +34,7 @@ from dpagent.privacy.calibration import EventFamily, laplace_family
 from dpagent.privacy.events import ApproximateEvent, Event, poisson_sampled
 from dpagent.privacy.mechanisms.grid import MAX_RESOLUTION, Grid, l1_resolution
 from dpagent.privacy.mechanisms.laplace_law import LaplaceLaw
-from dpagent.privacy.mechanisms.mechanism import Parameter, PlannedMechanism, SumMechanism
+from dpagent.privacy.mechanisms.mechanism import CalibratedMechanism, Parameter, SumMechanism
 from dpagent.privacy.noise.discrete_laplace import (
     MAX_SCALE,
     MIN_SCALE,
@@ -46,6 +46,10 @@ from dpagent.privacy.statement import Adjacency, Trust, Unit
 
 #: Mechanisms of the Laplace family are built for an ε of one noisy sum, before sampling, up to this.
 MAX_EPSILON: Final = 1000.0
+#: The grid, as plans announce it.
+RESOLUTION: Final = Parameter(
+    "resolution", 256, MAX_RESOLUTION[Norm.L1], "grid units to one clip norm", whole=True
+)
 _NOISE_MULTIPLIERS: Final = (1 / MAX_EPSILON, 1e12)
 _FINEST: Final = 1 << 28
 _WIDEST: Final = 1 << 31  # noise multiplier times resolution: the wire takes deviations of up to 2³² units
@@ -134,7 +138,7 @@ class LaplaceNoise(SumMechanism):
 
 
 @dataclass(frozen=True, slots=True)
-class DiscretisedLaplace(LaplaceNoise, PlannedMechanism):
+class DiscretisedLaplace(LaplaceNoise, CalibratedMechanism):
     """The mechanism of one round; the record states all that an accountant or auditor needs. Public.
 
     Its attributes are those of :class:`LaplaceNoise`.
@@ -146,9 +150,7 @@ class DiscretisedLaplace(LaplaceNoise, PlannedMechanism):
 
     name: ClassVar[str] = "discrete-laplace"
     deviation_per_multiplier: ClassVar[float] = math.sqrt(2)
-    parameters: ClassVar[tuple[Parameter, ...]] = (
-        Parameter("resolution", 256, MAX_RESOLUTION[Norm.L1], "grid units to one clip norm", whole=True),
-    )
+    parameters: ClassVar[tuple[Parameter, ...]] = (RESOLUTION,)
 
     @property
     def deviation_units(self) -> float:
@@ -186,8 +188,12 @@ class DiscretisedLaplace(LaplaceNoise, PlannedMechanism):
         Rounding adds a unit a coordinate to the sensitivity: on that grid 0.01 % of it at d = 26,010 and
         0.2 % at 550,000. Noise multipliers above 8, an ε below 1/8 a step, take a coarser one.
         """
-        finest = max(0, math.floor(math.log2(_WIDEST / max(noise_multipliers))))
-        return {"resolution": min(1 << finest, _FINEST)}
+        return {"resolution": finest_resolution(max(noise_multipliers))}
+
+
+def finest_resolution(noise_multiplier: float) -> int:
+    """The finest grid on which the wire takes such noise: a power of two of grid units to C, at most 2²⁸."""
+    return min(1 << max(0, math.floor(math.log2(_WIDEST / noise_multiplier))), _FINEST)
 
 
 def sensitivity_of(grid: Grid, accumulation_slack: float | None) -> int:

@@ -12,7 +12,7 @@ from typing import Self
 
 from dpagent.errors import ParameterError, require_count
 from dpagent.privacy.mechanisms.mechanism import PlannedMechanism, Query
-from dpagent.privacy.mechanisms.registry import mechanism_named
+from dpagent.privacy.mechanisms.registry import calibrated_named, mechanism_named
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class JobNoise:
         Raises:
             ParameterError: there is no such mechanism, or no grid for such noise.
         """
-        mechanism = mechanism_named(name)
+        mechanism = calibrated_named(name)
         return cls(mechanism, tuple(multipliers), mechanism.chosen_parameters(multipliers))
 
     @classmethod

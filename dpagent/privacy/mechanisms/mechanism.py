@@ -300,7 +300,7 @@ class SumMechanism(Mechanism):
 
 
 class PlannedMechanism(SumMechanism):
-    """A mechanism for sums that a plan can name: it is calibrated, announced, and built as announced.
+    """A mechanism for sums that a plan can name: it can be announced, and built from the announcement.
 
     A subclass has the fields of :class:`Query`, a ``noise_multiplier``, and a field for each of its
     ``parameters``.
@@ -316,17 +316,6 @@ class PlannedMechanism(SumMechanism):
     """The parameters that a plan announces besides noise multipliers."""
 
     accumulation_slack: float | None
-
-    @classmethod
-    @abstractmethod
-    def family(cls, sampling_rate: float, steps: int = 1) -> EventFamily:
-        """The cost of a round as a function of the noise multiplier, for
-        :func:`~dpagent.privacy.calibration.calibrate`."""
-
-    @classmethod
-    @abstractmethod
-    def chosen_parameters(cls, noise_multipliers: Sequence[float]) -> dict[str, float]:
-        """The other parameters, chosen once for a job with these noise multipliers."""
 
     @classmethod
     def build(cls, query: Query, noise_multiplier: float, parameters: Mapping[str, float]) -> Self:
@@ -357,3 +346,20 @@ class PlannedMechanism(SumMechanism):
     def announced(self) -> dict[str, float]:
         """The values of ``parameters``: with query and noise multiplier, all that :meth:`build` needs."""
         return {parameter.name: getattr(self, parameter.name) for parameter in self.parameters}
+
+
+class CalibratedMechanism(PlannedMechanism):
+    """A mechanism whose price follows from the noise multiplier alone: a job can choose all of them first."""
+
+    __slots__ = ()
+
+    @classmethod
+    @abstractmethod
+    def family(cls, sampling_rate: float, steps: int = 1) -> EventFamily:
+        """The cost of a round as a function of the noise multiplier, for
+        :func:`~dpagent.privacy.calibration.calibrate`."""
+
+    @classmethod
+    @abstractmethod
+    def chosen_parameters(cls, noise_multipliers: Sequence[float]) -> dict[str, float]:
+        """The other parameters, chosen once for a job with these noise multipliers."""

@@ -10,12 +10,15 @@ from typing import Final
 from dpagent.errors import ParameterError
 from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian
 from dpagent.privacy.mechanisms.discretised_laplace import DiscretisedLaplace
-from dpagent.privacy.mechanisms.mechanism import PlannedMechanism
+from dpagent.privacy.mechanisms.mechanism import CalibratedMechanism, PlannedMechanism
+from dpagent.privacy.mechanisms.truncated_laplace import TruncatedLaplace
 
-#: By name on the wire and in ledgers.
-MECHANISMS: Final[dict[str, type[PlannedMechanism]]] = {
+#: Those whose noise is chosen for a whole job before it begins.
+CALIBRATED: Final[dict[str, type[CalibratedMechanism]]] = {
     mechanism.name: mechanism for mechanism in (DiscretisedGaussian, DiscretisedLaplace)
 }
+#: By name on the wire and in ledgers.
+MECHANISMS: Final[dict[str, type[PlannedMechanism]]] = {**CALIBRATED, TruncatedLaplace.name: TruncatedLaplace}
 
 DEFAULT_MECHANISM: Final = DiscretisedGaussian.name
 
@@ -32,3 +35,14 @@ def mechanism_named(name: str) -> type[PlannedMechanism]:
     if name not in MECHANISMS:
         raise ParameterError(f"mechanism is {name!r}; expected one of {', '.join(sorted(MECHANISMS))}.")
     return MECHANISMS[name]
+
+
+def calibrated_named(name: str) -> type[CalibratedMechanism]:
+    """The mechanism of that name, whose noise is chosen for a whole job.
+
+    Raises:
+        ParameterError: there is none here.
+    """
+    if name not in CALIBRATED:
+        raise ParameterError(f"mechanism is {name!r}; expected one of {', '.join(sorted(CALIBRATED))}.")
+    return CALIBRATED[name]

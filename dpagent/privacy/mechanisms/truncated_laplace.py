@@ -1,6 +1,6 @@
 """The discretised truncated Laplace mechanism: noise that never exceeds A, at a price in δ.
 
-Not wired: no plan can name it yet; ``dpagent plan`` uses it to price the ``bounded`` cap.
+The cap ``bounded`` (:mod:`dpagent.privacy.mechanisms.bounded`) uses it.
 
 Like :mod:`dpagent.privacy.mechanisms.discretised_laplace`, but the integer noise of every coordinate has the
 support [−A, A]: p(x) = r^|x|/Z with r = e^(−1/λ) and Z = (1 + r − 2r^(A+1))/(1 − r). After Geng, Ding, Guo
@@ -45,12 +45,15 @@ from dpagent.norm import Norm
 from dpagent.privacy.events import ApproximateEvent, Event, poisson_sampled
 from dpagent.privacy.mechanisms.discretised_laplace import (
     MAX_EPSILON,
+    RESOLUTION,
     LaplaceNoise,
     multiplier_for,
     noise_scale,
     sensitivity_of,
 )
 from dpagent.privacy.mechanisms.grid import Grid, l1_resolution
+from dpagent.privacy.mechanisms.laplace_law import LaplaceLaw
+from dpagent.privacy.mechanisms.mechanism import Parameter, PlannedMechanism
 from dpagent.privacy.noise.discrete_laplace import (
     MAX_BOUND,
     MAX_SCALE,
@@ -66,7 +69,7 @@ _HALVINGS: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
-class TruncatedLaplace(LaplaceNoise):
+class TruncatedLaplace(LaplaceNoise, PlannedMechanism):
     """The mechanism of one round; the record states all that an accountant or auditor needs. Public.
 
     The other attributes are those of :class:`~dpagent.privacy.mechanisms.discretised_laplace.LaplaceNoise`.
@@ -75,18 +78,28 @@ class TruncatedLaplace(LaplaceNoise):
         bound_units: A, in grid units: at least the sensitivity, at most 2⁵⁰.
 
     Raises:
-        ParameterError: an attribute is out of range, or the noise cannot be drawn.
-        PlanError: A is below the sensitivity.
+        ParameterError: an attribute is out of range, the noise cannot be drawn, or A is below the
+            sensitivity.
     """
 
     name: ClassVar[str] = "truncated-laplace"
+    deviation_per_multiplier: ClassVar[float] = math.sqrt(2)
+    parameters: ClassVar[tuple[Parameter, ...]] = (
+        RESOLUTION,
+        Parameter("bound_units", 1, MAX_BOUND, "largest noise of a step, in grid units", whole=True),
+    )
 
     bound_units: int = field(kw_only=True)
 
     def __post_init__(self) -> None:
         LaplaceNoise.__post_init__(self)
-        require_count("bound steps", self.bound_units, maximum=MAX_BOUND)
-        _require_reach(self.support_units, self.sensitivity_units, self.granularity)
+        require_count("bound units", self.bound_units, maximum=MAX_BOUND)
+        if self.support_units < self.sensitivity_units:
+            raise ParameterError(
+                f"bound units are {self.support_units} ({self.cap:g}), below the L1 sensitivity of "
+                f"{self.sensitivity_units} ({self.sensitivity_units * self.granularity:g}): no epsilon can "
+                "hide that. Raise the cap, or lower the clip norm."
+            )
 
     @classmethod
     def for_delta(
@@ -177,6 +190,11 @@ class TruncatedLaplace(LaplaceNoise):
         """Bound on the standard deviation of one step's noise: that of Laplace or uniform noise."""
         uniform = math.sqrt(self.support_units * (self.support_units + 1) / 3)
         return min(self.scale_units * math.sqrt(2), uniform)
+
+    @property
+    def noise_law(self) -> LaplaceLaw:
+        """That of whole Laplace noise, given that it stays within A."""
+        return LaplaceLaw(self.scale_units, self.support_units)
 
     @property
     def event(self) -> Event:
@@ -292,12 +310,3 @@ def _rounded_up(value: float) -> float:
 def _support(scale: float, bound: int) -> int:
     """A as the sampler takes it; 0 if it is below 1."""
     return (usable_bound(scale, bound) or 0) if bound else 0
-
-
-def _require_reach(support: int, sensitivity: int, granularity: float) -> None:
-    if support < sensitivity:
-        raise PlanError(
-            f"Noise of at most {support} grid units ({support * granularity:g}) is below the L1 sensitivity "
-            f"of {sensitivity} steps ({sensitivity * granularity:g}): no epsilon can hide that. "
-            "Raise the cap, or lower the clip norm."
-        )

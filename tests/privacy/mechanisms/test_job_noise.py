@@ -12,7 +12,7 @@ from dpagent.errors import ParameterError
 from dpagent.privacy.calibration import calibrate
 from dpagent.privacy.mechanisms.job_noise import JobNoise
 from dpagent.privacy.mechanisms.mechanism import PlannedMechanism, Query
-from dpagent.privacy.mechanisms.registry import DEFAULT_MECHANISM, MECHANISMS, mechanism_named
+from dpagent.privacy.mechanisms.registry import CALIBRATED, DEFAULT_MECHANISM, mechanism_named
 from dpagent.privacy.mechanisms.wire import round_to_wire
 from dpagent.privacy.schedules import Schedule
 
@@ -24,9 +24,9 @@ def chosen(name: str = DEFAULT_MECHANISM) -> JobNoise:
     return JobNoise.chosen(name, MULTIPLIERS)
 
 
-@pytest.fixture(params=sorted(MECHANISMS))
+@pytest.fixture(params=sorted(CALIBRATED))
 def mechanism(request: pytest.FixtureRequest) -> type[PlannedMechanism]:
-    return MECHANISMS[request.param]
+    return CALIBRATED[request.param]
 
 
 # --- every mechanism that a plan can name -------------------------------------------------------

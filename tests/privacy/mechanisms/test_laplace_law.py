@@ -17,9 +17,11 @@ from dpagent.privacy.mechanisms.wire import round_to_wire, wire_step
 LEVEL = 1e-6
 
 
-def noise_law(scale: float, steps: int = 1) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Values and masses of the sum of so many discrete Laplace variables."""
-    reach = math.ceil(45 * scale)
+def noise_law(
+    scale: float, steps: int = 1, bound: float = math.inf
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Values and masses of the sum of so many discrete Laplace variables, cut off at the bound."""
+    reach = math.ceil(min(45 * scale, bound))
     one = np.exp(-np.abs(np.arange(-reach, reach + 1)) / scale)
     one /= one.sum()
     masses = one
@@ -28,9 +30,11 @@ def noise_law(scale: float, steps: int = 1) -> tuple[NDArray[np.int64], NDArray[
     return np.arange(-steps * reach, steps * reach + 1), masses
 
 
-def magnitude_law(scale: float, signal: int, step: int, level: int, steps: int = 1) -> NDArray[np.float64]:
+def magnitude_law(
+    scale: float, signal: int, step: int, level: int, steps: int = 1, bound: float = math.inf
+) -> NDArray[np.float64]:
     """P(|w| = k) of one coordinate: noise on a signal, rounded to the nearest, then at random."""
-    points, noise = noise_law(scale, steps)
+    points, noise = noise_law(scale, steps, bound)
     values = np.abs(round_to_wire(points + signal, step))
     unit = 1 << level
     below, rest = values // unit * unit, values % unit
@@ -51,23 +55,36 @@ def sum_law(parts: list[NDArray[np.float64]]) -> NDArray[np.float64]:
 
 
 @pytest.mark.parametrize(
-    ("scale", "step", "steps"),
-    [(4.5, 1, 1), (23.3, 11, 1), (21.3, 15, 1), (10.0, 15, 1), (9.0, 5, 2), (7.0, 1, 3)],
-    ids=["not rounded", "three steps", "two steps", "one step", "two sums", "three sums, not rounded"],
-)
+    ("scale", "step", "steps", "bound"),
+    [
+        (4.5, 1, 1, math.inf),
+        (23.3, 11, 1, math.inf),
+        (21.3, 15, 1, math.inf),
+        (10.0, 15, 1, math.inf),
+        (9.0, 5, 2, math.inf),
+        (7.0, 1, 3, math.inf),
+        (23.3, 11, 1, 150),
+        (23.3, 11, 1, 20),
+        (9.0, 5, 2, 30),
+    ],
+    ids=[
+        "not rounded", "three steps", "two steps", "one step", "two sums", "three sums, not rounded",
+        "cut off", "nearly uniform", "two sums cut off",
+    ],
+)  # fmt: skip
 @pytest.mark.parametrize("level", [0, 2])
 @pytest.mark.parametrize("coordinates", [1, 25])
 def test_an_honest_fragment_is_outside_with_at_most_the_tail_exactly(
-    scale: float, step: int, steps: int, level: int, coordinates: int
+    scale: float, step: int, steps: int, bound: float, level: int, coordinates: int
 ) -> None:
     """Signals in one coordinate, spread, and none, of both signs of the part that rounding removes."""
     for size in (0, round(0.4 * step), round(0.6 * step), round(6 * scale)):
         spread = size // coordinates
         for signal in {(size, 0), (spread, spread)}:
-            first, other = (magnitude_law(scale, each, step, level, steps) for each in signal)
+            first, other = (magnitude_law(scale, each, step, level, steps, bound) for each in signal)
             masses = sum_law([first] + [other] * (coordinates - 1))
             for tail in (0.2, 1e-2, 1e-4, 1e-7):
-                found = LaplaceLaw(scale).norms(
+                found = LaplaceLaw(scale, bound).norms(
                     step, coordinates=coordinates, steps=steps, signal_units=size, tail=tail, level=level
                 )
                 assert float(masses[: math.ceil(found.least)].sum()) <= tail / 2 + 1e-13

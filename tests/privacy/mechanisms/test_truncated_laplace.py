@@ -174,7 +174,7 @@ def test_a_cap_that_nothing_meets_is_refused_with_one_that_will_do() -> None:
         m = TruncatedLaplace.for_cap(1.0, cap, 1e-5, 0.1, 650, max_epsilon=most)
         assert most * 0.99 < m.epsilon <= most
         assert m.cap <= cap
-    with pytest.raises(PlanError, match="below the L1 sensitivity"):
+    with pytest.raises(ParameterError, match="below the L1 sensitivity"):
         TruncatedLaplace(1.0, 1.0, 0.1, 1, resolution=100, bound_units=100)
     # Δ is 101 here; below it, more ε only makes things worse
     p = [least_delta(*with_and_without(noise_scale(e, 101), 99, (101,)), e) for e in (1.0, 10.0, 300.0)]
@@ -266,9 +266,9 @@ def test_rounded_sums_of_neighbouring_lots_meet_epsilon_and_delta(make: str) -> 
 
 
 def test_bad_values_are_named() -> None:
-    with pytest.raises(ParameterError, match="bound steps"):
+    with pytest.raises(ParameterError, match="bound units"):
         TruncatedLaplace(1.0, 1.0, 1.0, 1, bound_units=0)
-    with pytest.raises(ParameterError, match="bound steps"):
+    with pytest.raises(ParameterError, match="bound units"):
         TruncatedLaplace(1.0, 1.0, 1.0, 1, bound_units=2**51)
     with pytest.raises(ParameterError, match="noise multiplier"):
         TruncatedLaplace(1.0, math.nan, 1.0, 1, bound_units=2**30)
