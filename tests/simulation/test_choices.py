@@ -154,9 +154,9 @@ def test_an_update_is_cut_into_as_few_fragments_as_hold_it() -> None:
     spec = ModelSpec("large", (4000,), 800, (Dense(800),))
     fleet = fleet_settings(settled(DataForm(5000, 10, (4000,), 800), spec, rounds=2))
     fewer = fleet.model_copy(update={"fragments_per_update": fleet.fragments_per_update - 1})
-    trial_planner(fleet, spec, trial_job(fleet)).require_acceptable()
+    trial_planner(fleet, spec, trial_job(fleet, spec)).require_acceptable()
     with pytest.raises(PlanError, match="fragments_per_update"):
-        trial_planner(fewer, spec, trial_job(fewer)).require_acceptable()
+        trial_planner(fewer, spec, trial_job(fewer, spec)).require_acceptable()
 
 
 def test_noise_that_no_device_accepts_is_not_blamed_on_fragments() -> None:
