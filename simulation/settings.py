@@ -115,7 +115,8 @@ class RunSettings(Settings):
     @property
     def cap_in_words(self) -> str:
         """The noise cap and where it acts."""
-        return "none" if self.cap == "none" else f"{self.cap} at the {self.cap_at}"
+        places = {"none": "", "clamp": f" at the {self.cap_at}", "bounded": " on each device"}
+        return f"{self.cap}{places[self.cap]}"
 
     def save(self, state_dir: Path) -> None:
         """Keep the settings of a run that can begin.
