@@ -30,6 +30,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from agent.noisy_sums import MOMENTS_AT_ONCE
 from dpagent.learning.data.stored import RawFile
 from dpagent.learning.front_end.features import FrontEnd
 from dpagent.learning.training.engine import Engine
@@ -50,7 +51,7 @@ _TRIED_NOISE: Final = 4096
 _TRIED_FEATURES: Final = 4
 _AT_ONCE: Final = 8
 """Microbatches of made-up records computed together, as many as of real ones."""
-_MOMENTS: Final = 32
+_MOMENTS: Final = MOMENTS_AT_ONCE // _AT_ONCE
 """Records of a microbatch where second moments are asked for."""
 
 

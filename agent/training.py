@@ -94,7 +94,7 @@ class Trainer:
         self._engine: Engine | None = None
         self._engine_is_for = ""
         self._tried = ("", 0)
-        """For which engine, and with how many records, the memory was tried last."""
+        """For which engine or moments, and with how many records, the memory was tried last."""
         self._front_end: FrontEnd | None = None
         self._features: FeatureSet | None = None
         """Of the records below, by the front end."""
@@ -163,7 +163,8 @@ class Trainer:
             front_end=front_end, new_records=self._most_new_records(front_end, adopts=adopts),
             disk_reads=self._disk_reads(task),
         )  # fmt: skip
-        if (tried := (self._engine_is_for if engine else "moments", effort.at_once)) != self._tried:
+        sums = self._engine_is_for if engine else f"{task.release.dimension} moments"
+        if (tried := (sums, effort.at_once)) != self._tried:
             effort.try_memory()
             self._tried = tried
         return Work(task, weights, front_end, engine, effort, adopts=adopts, longest_s=effort.longest_s())
