@@ -115,8 +115,9 @@ class RunSettings(Settings):
     @property
     def cap_in_words(self) -> str:
         """The noise cap and where it acts."""
-        places = {"none": "", "clamp": f" at the {self.cap_at}", "bounded": " on each device"}
-        return f"{self.cap}{places[self.cap]}"
+        if self.cap == "bounded":
+            return "bounded on each device"
+        return "none" if self.cap == "none" else f"{self.cap} at the {self.cap_at}"
 
     def save(self, state_dir: Path) -> None:
         """Keep the settings of a run that can begin.
