@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import asdict, dataclass
+from typing import Any, Final
 
 from pydantic import ConfigDict
 
@@ -14,11 +15,16 @@ from dpagent.privacy.accounting.choice import accountant_named
 from dpagent.privacy.events import Event
 from dpagent.privacy.mechanisms.mechanism import JOB_ASSUMPTIONS, Mechanism, PlannedMechanism, Query
 from dpagent.privacy.mechanisms.registry import mechanism_named
+from dpagent.privacy.mechanisms.two_point_rounds import TwoPointRound
 from dpagent.privacy.statement import Adjacency, BudgetStatement, Trust, Unit
 from dpagent.protocol.task import RoundTask
 
 #: The scope of every figure in a ledger: a ledger adds up only such guarantees.
 LEDGER_SCOPE: Final = (Unit.RECORD, Adjacency.ADD_OR_REMOVE_ONE, Trust.NONE)
+
+_WHOLE_DEVICE: Final = (Unit.DEVICE, Adjacency.REPLACE_ONE, Trust.NONE)
+_TOLERANCE: Final = 1e-6
+"""A recomputed figure may differ from the stated one by rounding, at most by this."""
 
 #: How the records of a ledger, and of its heads, are read from JSON.
 STRICT: Final = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
@@ -78,9 +84,9 @@ class Price:
     """Its loss grid; see :class:`Charge`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Charge:
-    """One round, with everything an auditor needs to price it again."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Charge(ABC):
+    """One round, with everything an auditor needs to price it again. A subclass for each kind of release."""
 
     __pydantic_config__ = STRICT
 
@@ -89,16 +95,7 @@ class Charge:
     round: int
     mechanism: str
     noise_multiplier: float
-    parameters: dict[str, int | float]
-    """The mechanism's other parameters."""
-    clip_norm: float
-    accumulation_slack: float
-    """Most that float summation may have added to a record's influence, relative to the clip norm."""
     dimension: int
-    sampling_rate: float
-    steps: int
-    granularity: float
-    """One grid unit in gradient units."""
     statistical_distance: float
     """Distance of the noise from its ideal distribution."""
     schedule: str
@@ -117,42 +114,22 @@ class Charge:
     loss_grid: float | None
     """Step of the grid for composing privacy losses (``pld``), pinned; None for the other accountants."""
 
-    @classmethod
-    def of(cls, task: RoundTask, price: Price, dataset: str, *, charged_at: str) -> Charge:
-        """The charge for an admitted round."""
-        mechanism = task.release.mechanism
-        return cls(
-            dataset=dataset,
-            job=task.plan.job.hex(),
-            round=task.plan.round,
-            mechanism=mechanism.name,
-            noise_multiplier=mechanism.noise_multiplier,
-            parameters=mechanism.announced,
-            clip_norm=mechanism.clip_norm,
-            accumulation_slack=task.release.terms.clipping.accumulation_slack,
-            dimension=mechanism.dimension,
-            sampling_rate=mechanism.sampling_rate,
-            steps=mechanism.steps,
-            granularity=mechanism.granularity,
-            statistical_distance=mechanism.statistical_distance,
-            schedule=task.schedule_digest,
-            job_epsilon=price.job_epsilon,
-            delta=task.plan.delta,
-            cumulative_epsilon=price.cumulative_epsilon,
-            cumulative_delta=price.cumulative_delta,
-            charged_at=charged_at,
-            accountant=price.accountant,
-            loss_grid=price.loss_grid,
-        )
-
-    def rebuilt(self) -> PlannedMechanism:
+    @abstractmethod
+    def rebuilt(self) -> Mechanism:
         """The charged mechanism.
 
         Raises:
             ParameterError: no mechanism has that name, or such parameters.
         """
-        query = Query(self.clip_norm, self.accumulation_slack, self.dimension, self.sampling_rate, self.steps)
-        return mechanism_named(self.mechanism).build(query, self.noise_multiplier, self.parameters)
+
+    def require_derived_values(self) -> None:
+        """Check the figures that follow from the others.
+
+        Raises:
+            ParameterError: one is wrong.
+        """
+        computed = self.rebuilt().statistical_distance
+        _require_stated("statistical distance", self.statistical_distance, computed)
 
     @property
     def event(self) -> Event:
@@ -168,18 +145,97 @@ class Charge:
         return accountant_named(self.accountant, grid=self.loss_grid)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SumCharge(Charge):
+    """A round that released a noisy sum."""
+
+    parameters: dict[str, int | float]
+    """The mechanism's other parameters."""
+    clip_norm: float
+    accumulation_slack: float
+    """Most that float summation may have added to a record's influence, relative to the clip norm."""
+    sampling_rate: float
+    steps: int
+    granularity: float
+    """One grid unit in gradient units."""
+
+    def rebuilt(self) -> PlannedMechanism:
+        """See :class:`Charge`."""
+        query = Query(self.clip_norm, self.accumulation_slack, self.dimension, self.sampling_rate, self.steps)
+        return mechanism_named(self.mechanism).build(query, self.noise_multiplier, self.parameters)
+
+    def require_derived_values(self) -> None:
+        """See :class:`Charge`."""
+        Charge.require_derived_values(self)
+        _require_stated("granularity", self.granularity, self.rebuilt().granularity)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportCharge(Charge):
+    """A round that released two-point reports."""
+
+    coordinates: int
+    """Bits that the device sent."""
+
+    def rebuilt(self) -> TwoPointRound:
+        """See :class:`Charge`."""
+        if self.mechanism != TwoPointRound.name:
+            raise ParameterError(f"mechanism is {self.mechanism!r}; expected {TwoPointRound.name}.")
+        return TwoPointRound(self.noise_multiplier, self.coordinates, self.dimension)
+
+
+def charge_of(task: RoundTask, price: Price, dataset: str, *, charged_at: str) -> Charge:
+    """The charge for an admitted round."""
+    mechanism = task.release.mechanism
+    common: dict[str, Any] = {
+        "dataset": dataset,
+        "job": task.plan.job.hex(),
+        "round": task.plan.round,
+        "mechanism": mechanism.name,
+        "noise_multiplier": mechanism.noise_multiplier,
+        "dimension": mechanism.dimension,
+        "statistical_distance": mechanism.statistical_distance,
+        "schedule": task.schedule_digest,
+        "delta": task.plan.delta,
+        "charged_at": charged_at,
+        **asdict(price),
+    }
+    match mechanism:
+        case PlannedMechanism():
+            assert mechanism.accumulation_slack is not None
+            return SumCharge(
+                **common,
+                parameters=mechanism.announced,
+                clip_norm=mechanism.clip_norm,
+                accumulation_slack=mechanism.accumulation_slack,
+                sampling_rate=mechanism.sampling_rate,
+                steps=mechanism.steps,
+                granularity=mechanism.granularity,
+            )
+        case TwoPointRound():
+            return ReportCharge(**common, coordinates=mechanism.coordinates)
+
+
 Record = Charge | BudgetChange | WriteOff
 """What an entry of a ledger records."""
 
 
+def _require_stated(name: str, stated: float, computed: float) -> None:
+    if not abs(stated - computed) <= _TOLERANCE * computed:
+        raise ParameterError(f"{name} is {stated!r}; the charge's parameters give {computed!r}.")
+
+
 def require_ledger_scope(mechanism: Mechanism) -> None:
-    """Check that a mechanism's guarantee is of the kind that a ledger adds up.
+    """Check that a mechanism's guarantee is one that a ledger adds up, or implies it.
+
+    A guarantee for a whole device with any other records bounds the presence of one record too: adding or
+    removing it is one way to have other records.
 
     Raises:
         ParameterError: it is not.
     """
     scope = (mechanism.unit, mechanism.adjacency, mechanism.trust)
-    if scope != LEDGER_SCOPE:
+    if scope not in (LEDGER_SCOPE, _WHOLE_DEVICE):
         guarantee, accepted = (
             f"the {adjacency.meaning} of {unit.meaning} (trusted: {trust})"
             for unit, adjacency, trust in (scope, LEDGER_SCOPE)

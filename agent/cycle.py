@@ -23,7 +23,7 @@ from typing import Final
 
 from agent.admission import TooLate, admit, require_finite, require_key, require_time_left
 from agent.announcements import Announced, Announcements, Model, Phase, log_expired
-from agent.charges import Charge, Price
+from agent.charges import Price, charge_of
 from agent.limit_settings import LimitSettings
 from agent.limits import require_training_time, require_within
 from agent.publisher import Publisher, Slots
@@ -321,7 +321,7 @@ class Cycle:
     def _charge(self, task: RoundTask, price: Price) -> None:
         plan, now = task.plan, self._clock.unix()
         charged_at = datetime.fromtimestamp(now, UTC).isoformat(timespec="seconds")
-        self._state.charge(Charge.of(task, price, self._dataset, charged_at=charged_at), now)
+        self._state.charge(charge_of(task, price, self._dataset, charged_at=charged_at), now)
         spent = self._state.ledger.spending(self._dataset)
         log.info("round %d of %d: charged, %s", plan.round, plan.rounds, spent)
         job = plan.job.hex()

@@ -22,7 +22,8 @@ import logging
 import os
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
@@ -33,9 +34,13 @@ from numpy.typing import NDArray
 from agent.noisy_sums import MOMENTS_AT_ONCE
 from dpagent.learning.data.stored import RawFile
 from dpagent.learning.front_end.features import FrontEnd
+from dpagent.learning.training.augmentation import Augmentation
 from dpagent.learning.training.engine import Engine
+from dpagent.privacy.covariance import SecondMoments
 from dpagent.privacy.sampling import largest_lot
-from dpagent.protocol.task import RoundTask
+from dpagent.protocol.noisy_sum import NoisySum
+from dpagent.protocol.reports import Reports
+from dpagent.protocol.task import Release, RoundTask
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +58,53 @@ _AT_ONCE: Final = 8
 """Microbatches of made-up records computed together, as many as of real ones."""
 _MOMENTS: Final = MOMENTS_AT_ONCE // _AT_ONCE
 """Records of a microbatch where second moments are asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """How much a round computes on this board at most. Public.
+
+    Attributes:
+        steps: each of which reads records.
+        records: of a step, at most.
+        norms: to which gradients are clipped.
+        augmentation: views of each record, or None.
+        moments: that are summed in place of gradients, or None.
+        draw: draws a part of the noise.
+        draws: how many such parts the round takes.
+    """
+
+    steps: int
+    records: int
+    norms: Sequence[float]
+    augmentation: Augmentation | None
+    moments: SecondMoments | None
+    draw: Callable[[], object]
+    draws: float
+
+    @classmethod
+    def of(cls, release: Release, weights: NDArray[np.float32], most_records: int) -> Workload:
+        """The work that a release asks for.
+
+        Args:
+            release: of the round.
+            weights: (parameters,) the global model.
+            most_records: that the device may have.
+        """
+        match release:
+            case NoisySum(sampling=sampling):
+                sampler = release.mechanism.sampler()
+                return cls(
+                    sampling.local_steps, largest_lot(most_records, sampling.rate), release.clipping.norms,
+                    release.augmentation, release.second_moments, lambda: sampler.sample(_TRIED_NOISE),
+                    sampling.local_steps * release.dimension / _TRIED_NOISE,
+                )  # fmt: skip
+            case Reports(training=training):
+                two_point = release.two_point(weights)
+                return cls(
+                    training.steps, training.batch, (training.largest_gradient,), None, None,
+                    lambda: two_point.report(weights), 1,
+                )  # fmt: skip
 
 
 class Effort:
@@ -79,10 +131,10 @@ class Effort:
         new_records: int = 0,
         disk_reads: int = 0,
     ) -> None:
-        self._task, self._release = task, task.release
+        self._task, self._load = task, Workload.of(task.release, weights, most_records)
         self._weights, self._engine = weights, engine
         self._front_end, self._new_records, self._disk_reads = front_end, new_records, disk_reads
-        self.largest = largest_lot(most_records, self._release.sampling.rate)
+        self.largest = self._load.records
 
     def longest_s(self) -> float:
         """Seconds that training takes with the largest lot, on this board, with something to spare.
@@ -93,9 +145,7 @@ class Effort:
         tried = min(_TRIED_MICROBATCHES * self._microbatch, self.largest)
         records_s = _seconds(lambda: self._compute(self._weights, tried)) * self.largest / max(tried, 1)
         records_s += _DISK_READ_S * self._disk_reads * self.largest
-        sampler = self._release.mechanism.sampler()
-        noise_s = _seconds(lambda: sampler.sample(_TRIED_NOISE)) * self._release.dimension / _TRIED_NOISE
-        total_s = self._release.sampling.local_steps * (records_s + noise_s)
+        total_s = self._load.steps * records_s + self._load.draws * _seconds(self._load.draw)
         if self._new_records:
             total_s += _seconds(self._compute_features) * self._new_records / _TRIED_FEATURES
             total_s += _DISK_READ_S * self._disk_reads * self._new_records
@@ -153,7 +203,7 @@ class Effort:
     @cached_property
     def _inputs(self) -> NDArray[np.float32]:
         """Made-up records, (n, …), of the shape that the engine takes."""
-        moments = self._release.second_moments
+        moments = self._load.moments
         shape = self._task.spec.head.input_shape if moments is None else (moments.values,)
         inputs: NDArray[Any] = np.random.default_rng(0).random(
             (_AT_ONCE * self._microbatch, *shape), np.float32
@@ -183,14 +233,14 @@ class Effort:
         # Held beside what is made of them, and twice, as where one of them cannot be read.
         held = [self._read(records)]
         held.append(held[0].copy())
-        inputs, release = self._inputs[:records], self._release
-        if release.second_moments is not None:
-            release.second_moments.total(inputs)
+        inputs, load = self._inputs[:records], self._load
+        if load.moments is not None:
+            load.moments.total(inputs)
             return
         assert self._engine is not None
-        if release.augmentation is not None:
-            inputs = release.augmentation.views_of(inputs)
-        self._engine.clipped_sum(weights, inputs, np.zeros(records, np.int64), release.clipping.norms)
+        if load.augmentation is not None:
+            inputs = load.augmentation.views_of(inputs)
+        self._engine.clipped_sum(weights, inputs, np.zeros(records, np.int64), load.norms)
 
 
 def _seconds(work: Callable[[], object]) -> float:

@@ -19,19 +19,25 @@ import json
 import sqlite3
 from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass
-from typing import Final
+from typing import Any, Final
 
 from pydantic import TypeAdapter, ValidationError
 
-from agent.charges import Budget, BudgetChange, Charge, Record, WriteOff
+from agent.charges import Budget, BudgetChange, Charge, Record, ReportCharge, SumCharge, WriteOff
 from agent.heads import GENESIS, Head, SecondHead, Totals
 from agent.replay import replay
 from dpagent.configuration import complaint
 from dpagent.errors import LedgerError
 from dpagent.notation import upwards
 
-_KINDS: Final[dict[type[Record], str]] = {BudgetChange: "budget", Charge: "charge", WriteOff: "write-off"}
-_READERS: Final[dict[str, TypeAdapter[Record]]] = {kind: TypeAdapter(of) for of, kind in _KINDS.items()}
+_KINDS: Final[dict[type[Record], str]] = {
+    BudgetChange: "budget", SumCharge: "charge", ReportCharge: "charge", WriteOff: "write-off",
+}  # fmt: skip
+_READERS: Final[dict[str, TypeAdapter[Any]]] = {
+    "budget": TypeAdapter(BudgetChange),
+    "charge": TypeAdapter(SumCharge | ReportCharge),
+    "write-off": TypeAdapter(WriteOff),
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from agent.limit_settings import LimitSettings
 from dpagent.errors import DpagentError
 from dpagent.protocol.messages import Plan
-from dpagent.protocol.task import RoundTask
+from dpagent.protocol.noisy_sum import NoisySum
+from dpagent.protocol.task import RoundTask, values_of
 
 
 class BeyondLimitError(DpagentError):
@@ -55,7 +56,8 @@ def require_within(task: RoundTask, limits: LimitSettings) -> None:
     plan, release = task.plan, task.release
     require_times(plan, limits)
     require_size(plan, limits)
-    if release.blocks < limits.minimum_fragments:
+    # A few values cannot be cut into more fragments than there are.
+    if release.blocks < min(limits.minimum_fragments, values_of(plan)):
         raise BeyondLimitError(
             "the number of fragments",
             release.blocks,
@@ -69,7 +71,7 @@ def require_within(task: RoundTask, limits: LimitSettings) -> None:
             f"at most {limits.maximum_fragments:,}",
             "maximum_fragments",
         )
-    if release.sampling.rate > limits.maximum_sampling_rate:
+    if isinstance(release, NoisySum) and release.sampling.rate > limits.maximum_sampling_rate:
         raise BeyondLimitError(
             "the sampling rate", release.sampling.rate, f"at most {limits.maximum_sampling_rate:g}",
             "maximum_sampling_rate",

@@ -19,7 +19,7 @@ from dpagent.privacy.accounting.basic import BasicAccountant
 from dpagent.privacy.accounting.choice import priced
 from dpagent.privacy.accounting.pld import PldAccountant
 from dpagent.privacy.events import Event
-from dpagent.privacy.mechanisms.mechanism import NOISE_SHARE, PlannedMechanism
+from dpagent.privacy.mechanisms.mechanism import NOISE_SHARE
 from dpagent.privacy.mechanisms.truncated_laplace import TruncatedLaplace
 
 _TOLERANCE: Final = 1e-6
@@ -237,22 +237,13 @@ def _event_of(charge: Charge) -> Event:
         event = mechanism.event
         require_ledger_scope(mechanism)
         require_between("delta", charge.delta, 0.0, 1.0, low_open=True, high_open=True)
-        _require_derived_values(charge, mechanism)
+        charge.require_derived_values()
         _require_accountant(charge)
         # The ledger does not record the planned number of rounds: check this round's share.
         mechanism.require_noise_as_priced(1, charge.job_epsilon, charge.delta)
         return event
     except (ParameterError, ArithmeticError, ValueError) as error:  # numbers too large for a float, too
         raise _Contradiction(f"is not a charge that can be priced: {error}") from error
-
-
-def _require_derived_values(charge: Charge, mechanism: PlannedMechanism) -> None:
-    for name in ("granularity", "statistical_distance"):
-        stated, computed = getattr(charge, name), getattr(mechanism, name)
-        if not abs(stated - computed) <= _TOLERANCE * computed:
-            raise ParameterError(
-                f"{name.replace('_', ' ')} is {stated!r}; the charge's parameters give {computed!r}."
-            )
 
 
 def _require_accountant(charge: Charge) -> None:

@@ -18,12 +18,12 @@ import hashlib
 import json
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,13 +43,18 @@ from dpagent.learning.front_end.features import FeatureSet, FrontEnd, has_featur
 from dpagent.learning.models.stages import FrozenNetwork
 from dpagent.learning.training.engine import MAX_LOT_MICROBATCHES, Engine, accumulation_slack
 from dpagent.learning.training.engine_choice import Bench, EngineKind, UnsuitableEngineError, choose_engine
+from dpagent.norm import Norm
 from dpagent.privacy.covariance import MAX_LOT
 from dpagent.privacy.sampling import largest_lot
-from dpagent.protocol.task import RoundTask
+from dpagent.protocol.noisy_sum import NoisySum
+from dpagent.protocol.reports import Reports
+from dpagent.protocol.task import Release, RoundTask
 from dpagent.storage import write_atomically
 from dpagent.wording import counted
 
 log = logging.getLogger(__name__)
+
+ResultT = TypeVar("ResultT")
 
 _KINDS: Final[dict[str, EngineKind]] = {"numpy": "numpy", "onnx": "onnx"}
 
@@ -142,21 +147,10 @@ class Trainer:
             require_room(task.spec, self._max_records, self._settings.data.features_mib)
         front_end = self._front_end_for(task, assets)
         engine: Engine | None = None
-        if task.release.second_moments is not None:
-            self._require_lots(task, MAX_LOT)
-        else:
+        if not _sums_moments(task.release):
             engine = self._engine_for(task, assets.get("training-graph"))
-            slack, allowed = (
-                accumulation_slack(engine.microbatch),
-                task.release.terms.clipping.accumulation_slack,
-            )
-            if slack > allowed:
-                raise Declined(
-                    f"microbatches of {engine.microbatch} can add {slack:.3g} to a record's influence; the "
-                    f"plan's noise allows for {allowed:.3g}"
-                )
-            # The greatest L with L·⌈L/m⌉ within the bound is no less than this.
-            self._require_lots(task, math.isqrt(MAX_LOT_MICROBATCHES * engine.microbatch) - engine.microbatch)
+        if isinstance(task.release, NoisySum):
+            self._require_bounded(task.release, engine)
         adopts = self._has_read and self.records.is_due
         effort = Effort(
             task, weights, engine, self._max_records,
@@ -180,18 +174,31 @@ class Trainer:
             self.records.adopt()
             self._takes_in = True
 
-        def lot_sum(local: NDArray[np.float32]) -> NDArray[np.float64]:
-            # Each step tries anew: what fails in one costs no other.
+        def attempt(compute: Callable[[Dataset], ResultT], otherwise: ResultT) -> ResultT:
             if work.failure is None:
                 try:
-                    return self.records.attempt(lambda records: self._lot_sum(work, records, local))
+                    return self.records.attempt(compute)
                 except Exception as error:
                     log.debug("the details", exc_info=True)
                     failures.append(said(error))
                     self._features_are_of = None  # computed again the next time
-            return np.zeros(work.task.release.dimension)
+            return otherwise
 
-        values = noisy_sum(work.task.release, work.weights, lot_sum)
+        weights, release = work.weights, work.task.release
+        match release:
+            case NoisySum():
+                # Each step tries anew: what fails in one costs no other.
+                values = noisy_sum(
+                    release,
+                    weights,
+                    lambda local: attempt(
+                        lambda records: self._lot_sum(work, release, records, local),
+                        np.zeros(release.dimension),
+                    ),
+                )
+            case Reports():
+                trained = attempt(lambda records: self._trained(work, release, records), weights)
+                values = release.update_of(release.two_point(weights).report(trained))
         return Update(values, failures[0] if failures else None)
 
     def look(self) -> None:
@@ -225,21 +232,47 @@ class Trainer:
             sizes.append(self._settings.data.features_mib << 20)
         return sum(size > CACHED_BYTES for size in sizes)
 
-    def _lot_sum(self, work: Work, records: Dataset, local: NDArray[np.float32]) -> NDArray[np.float64]:
+    def _lot_sum(
+        self, work: Work, release: NoisySum, records: Dataset, local: NDArray[np.float32]
+    ) -> NDArray[np.float64]:
         assert work.effort is not None
         inputs = self._inputs_of(records, work.front_end, work.effort)
         fill_up = partial(work.effort.fill_up, local)
         if work.engine is None:
-            return sum_of_moments(work.task.release, inputs, fill_up)
-        return clipped_sum(work.task.release, local, inputs, work.engine, fill_up)
+            return sum_of_moments(release, inputs, fill_up)
+        return clipped_sum(release, local, inputs, work.engine, fill_up)
 
-    def _require_lots(self, task: RoundTask, most: int) -> None:
+    def _trained(self, work: Work, release: Reports, records: Dataset) -> NDArray[np.float32]:
+        assert work.effort is not None
+        assert work.engine is not None
+        inputs = self._inputs_of(records, work.front_end, work.effort)
+        return release.training.train(work.engine, work.weights, inputs, work.effort.fill_up)
+
+    def _require_bounded(self, release: NoisySum, engine: Engine | None) -> None:
+        """Decline where sums on this board could leave the bounds that the noise allows for.
+
+        Raises:
+            Declined: They could.
+        """
+        if engine is None:
+            self._require_lots(release, MAX_LOT)
+            return
+        slack, allowed = accumulation_slack(engine.microbatch), release.terms.clipping.accumulation_slack
+        if slack > allowed:
+            raise Declined(
+                f"microbatches of {engine.microbatch} can add {slack:.3g} to a record's influence; the "
+                f"plan's noise allows for {allowed:.3g}"
+            )
+        # The greatest L with L·⌈L/m⌉ within the bound is no less than this.
+        self._require_lots(release, math.isqrt(MAX_LOT_MICROBATCHES * engine.microbatch) - engine.microbatch)
+
+    def _require_lots(self, release: NoisySum, most: int) -> None:
         """Decline where a lot of the most records that there may be could be too large.
 
         Raises:
             Declined: It could.
         """
-        records, rate = self._max_records, task.release.sampling.rate
+        records, rate = self._max_records, release.sampling.rate
         largest = largest_lot(records, rate)
         if largest > most:
             raise Declined(
@@ -281,22 +314,26 @@ class Trainer:
                     " which checks the network and prints its digest, and add it if you trust it"
                 )
         needed = {role: data for role, data in assets.items() if role != "training-graph"}
-        front_end = FrontEnd(spec, needed, before_projection=task.release.second_moments is not None)
+        front_end = FrontEnd(spec, needed, before_projection=_sums_moments(task.release))
         if self._front_end is None or self._front_end.key != front_end.key:
             self._front_end, self._features_are_of = front_end, None
             front_end(np.zeros((1, *front_end.input_shape), np.float32))
         return self._front_end
 
     def _engine_for(self, task: RoundTask, graph: bytes | None) -> Engine:
+        views, groups, norm = 1, 1, Norm.L2
+        if isinstance(release := task.release, NoisySum):
+            views = 1 if release.augmentation is None else release.augmentation.views
+            groups, norm = len(release.clipping.norms), release.mechanism.norm
         bench = Bench(
             spec=task.spec.head,
             graph=graph,
             microbatch=self._profile.microbatch,
             threads=self._profile.threads,
-            views=1 if task.release.augmentation is None else task.release.augmentation.views,
-            groups=len(task.release.clipping.norms),
-            norm=task.release.mechanism.norm,
             trusted=self._settings.trusted_graphs,
+            views=views,
+            groups=groups,
+            norm=norm,
         )
         purpose = _purpose(bench)
         if self._engine is None or self._engine_is_for != purpose:
@@ -326,6 +363,10 @@ class Trainer:
         except StorageError as error:  # How full the disk is must not show: records may lie on it.
             log.warning("the choice of the engine is made again at the next start: %s", error)
         return engine
+
+
+def _sums_moments(release: Release) -> bool:
+    return isinstance(release, NoisySum) and release.second_moments is not None
 
 
 def _purpose(bench: Bench) -> str:

@@ -28,6 +28,7 @@ from coordinator.settings import FleetSettings
 from dpagent.privacy.mechanisms.wire import round_to_wire
 from dpagent.protocol.codec import encode
 from dpagent.protocol.fragments import cut
+from dpagent.protocol.noisy_sum import NoisySum
 from dpagent.protocol.sealing import seal
 
 _DEVICES: Final = 100
@@ -61,10 +62,11 @@ class _Round:
         self._cycle.open()
         task = self._cycle._task
         assert task is not None
-        self.messages = []
+        release, self.messages = task.release, []
+        assert isinstance(release, NoisySum)
         for _ in range(_DEVICES):
-            noise = task.release.mechanism.sampler().sample(task.release.dimension)
-            update = round_to_wire(np.asarray(noise), task.release.terms.step)
+            noise = release.mechanism.sampler().sample(release.dimension)
+            update = round_to_wire(np.asarray(noise), release.terms.step)
             self.messages += [seal(encode(piece), task.plan) for piece in cut(update, task.plan)]
 
     def count(self) -> None:

@@ -27,10 +27,11 @@ from dpagent.privacy.mechanisms.wire import round_to_wire
 from dpagent.protocol.codec import encode
 from dpagent.protocol.fragments import chunked, cut
 from dpagent.protocol.messages import Receipts
+from dpagent.protocol.noisy_sum import NoisySum
 from dpagent.protocol.packing import pack
 from dpagent.protocol.sealing import Opener, new_sealing_secret, seal
 from dpagent.protocol.signing import Signer, new_signing_secret
-from dpagent.protocol.task import RoundTask
+from dpagent.protocol.task import RoundTask, values_of
 from dpagent.protocol.topics import Topics
 from dpagent.protocol.weights import weights_to_bytes
 from simulation.presets import PRESETS
@@ -68,7 +69,7 @@ def packet_bytes(topic: str, payload: bytes) -> int:
 
 
 def _fragments(task: RoundTask) -> list[int]:
-    topic, update = Topics("demo").fragments, np.zeros(task.release.dimension, np.int64)
+    topic, update = Topics("demo").fragments, np.zeros(values_of(task.plan), np.int64)
     return [packet_bytes(topic, seal(encode(each), task.plan)) for each in cut(update, task.plan)]
 
 
@@ -88,8 +89,9 @@ def _from_coordinator(task: RoundTask, receipts: int) -> list[int]:
 
 def _coarse(task: RoundTask) -> float:
     """Share of fragments of noise alone that do not fit at level 0."""
-    wire, sampler = task.plan.wire, task.release.mechanism.sampler()
-    step = task.release.terms.step
+    wire, release = task.plan.wire, task.release
+    assert isinstance(release, NoisySum)
+    sampler, step = release.mechanism.sampler(), release.terms.step
     coarse = 0
     for _ in range(_FRAGMENTS):
         coarse += pack(round_to_wire(sampler.sample(wire.block), step), wire.bytes)[0] > 0

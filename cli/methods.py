@@ -71,7 +71,7 @@ def _page(method: Method) -> str:
             f"{noise} noise{chosen}: mechanism {mechanism.name}",
             f"  Hides the {mechanism.adjacency.meaning} of {mechanism.unit.meaning}.",
             f"  Trusted: {mechanism.trust.meaning}.",
-            f"  Records are clipped in {mechanism.norm}.",
+            *([] if mechanism.norm is None else [f"  Records are clipped in {mechanism.norm}."]),
         ]
     lines += [
         "",
@@ -105,7 +105,7 @@ def _as_json(method: Method) -> dict[str, Any]:
                 "unit": str(mechanism.unit),
                 "adjacency": str(mechanism.adjacency),
                 "trust": str(mechanism.trust),
-                "norm": str(mechanism.norm),
+                "norm": None if mechanism.norm is None else str(mechanism.norm),
             }
             for noise, mechanism in mechanisms.items()
         },

@@ -18,12 +18,14 @@ from enum import Enum, auto
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from coordinator.aggregation import median_of_means, take_step
 from coordinator.announcer import Announcer
 from coordinator.influence import HonestNorms
 from coordinator.models import ModelFiles
 from coordinator.planning import Planner, gradient_steps
+from coordinator.report_step import take_report_step
 from coordinator.seats import OpenedFragment
 from coordinator.settings import FleetSettings
 from coordinator.store import BLOCK_FULL, Job, OpenRound, RoundResult, Store
@@ -36,10 +38,12 @@ from dpagent.privacy.clipping import adapted_norm
 from dpagent.privacy.covariance import SecondMoments
 from dpagent.privacy.mechanisms.bounded import CapNotMetError
 from dpagent.protocol.codec import MessageError
-from dpagent.protocol.fragments import read_block, require_place
+from dpagent.protocol.fragments import read_block, read_tally, require_place
+from dpagent.protocol.messages import Fragment
 from dpagent.protocol.noisy_sum import NoisySum
+from dpagent.protocol.reports import Reports
 from dpagent.protocol.sealing import Opener
-from dpagent.protocol.task import RoundTask
+from dpagent.protocol.task import Release, RoundTask
 from dpagent.protocol.weights import weights_to_bytes
 from dpagent.wording import counted
 
@@ -175,7 +179,10 @@ class Cycle:
 
     def _collect(self, task: RoundTask) -> None:
         """Take fragments of this round from now on."""
-        self._task, self._norms = task, HonestNorms(task.release, self._settings)
+        self._task, self._norms = task, None
+        if not isinstance(task.release, NoisySum):
+            return
+        self._norms = HonestNorms(task.release, self._settings)
         if math.isinf(self._norms.pull):
             log.warning(
                 "mechanism %s does not say how its noise is distributed: fragments of any norm count",
@@ -229,21 +236,35 @@ class Cycle:
             MessageError: It is not a valid fragment of this job.
         """
         fragment = self._opener.open(payload, self._job.id)
-        task, norms, now = self._task, self._norms, self._clock.unix()
-        if task is None or norms is None:
+        task, now = self._task, self._clock.unix()
+        if task is None:
             raise MessageError("no open round", f"a fragment of round {fragment.round}")
         if fragment.round > task.plan.round:
             raise MessageError("wrong round", f"{fragment.round} while round {task.plan.round} is open")
         if fragment.round < task.plan.round:
             # Too late to count, so its size does not matter.
             return OpenedFragment(fragment.id, fragment.round, 0, _NO_VALUES, now)
-        position, values = fragment.position, _NO_VALUES
+        values = self._values_of(fragment, task)
+        return OpenedFragment(fragment.id, fragment.round, fragment.position, values, now, fragment.dummy)
+
+    def _values_of(self, fragment: Fragment, task: RoundTask) -> NDArray[np.int64]:
+        """What a fragment of the open round adds to its block.
+
+        Raises:
+            MessageError: It is not a valid one.
+        """
+        plan, release = task.plan, task.release
         if fragment.dummy:
-            require_place(fragment, task.plan.wire, task.release.blocks)
-        else:
-            values, level = read_block(fragment, task.plan.wire, task.release.blocks)
-            norms.require(position, values, level)
-        return OpenedFragment(fragment.id, fragment.round, position, values, now, fragment.dummy)
+            require_place(fragment, plan.wire, release.blocks)
+            return _NO_VALUES
+        match release:
+            case NoisySum():
+                values, level = read_block(fragment, plan.wire, release.blocks)
+                assert self._norms is not None
+                self._norms.require(fragment.position, values, level)
+                return values
+            case Reports(terms=terms):
+                return read_tally(fragment, plan, terms, release.blocks)
 
     # The round is over when all fragments are in and honest devices have had their time, or at its deadline.
 
@@ -294,10 +315,13 @@ class Cycle:
                 "round %d closes at its deadline with %d of %s, at least %d of every block",
                 task.plan.round, progress.counted, counted(progress.expected, "fragment"), progress.scarcest,
             )  # fmt: skip
-        if task.release.second_moments is not None:
-            self._take_directions(task.release, task.release.second_moments)
-        else:
-            self._take_step(task.release)
+        match task.release:
+            case NoisySum() as release if release.second_moments is not None:
+                self._take_directions(release, release.second_moments)
+            case NoisySum() as release:
+                self._take_step(release)
+            case Reports() as release:
+                self._take_report_step(release)
         self._task = self._norms = None
 
     def _take_step(self, release: NoisySum) -> None:
@@ -317,14 +341,44 @@ class Cycle:
             self._optimiser,
             self._learning_rate.at(release.gradient_step),
         )
-        accuracy, epsilon = self._models.accuracy(step.weights), self._planner.epsilon_after(release)
-        if self._settings.keep_models == "all":
-            self._models.write(self._models.of_round(number), step.weights, self._job, number, epsilon)
-        result = RoundResult(accuracy, step.clamped, step.kept, release.mechanism.noise_multiplier, epsilon)
-        self._store.close_round(
-            number, step.weights, step.state, clip_norm, result, closed_at=self._clock.unix()
+        self._clip_norm = clip_norm
+        self._keep(release, step.weights, step.state, step.clamped, step.kept)
+
+    def _take_report_step(self, release: Reports) -> None:
+        """Count bits, and step towards the means that they tell."""
+        number = release.plan.round
+        (sums,) = self._store.sums(number)
+        step = take_report_step(
+            release, sums, self._weights, self._state, self._optimiser, self._learning_rate.at(number)
         )
-        self._weights, self._state, self._clip_norm = step.weights, step.state, clip_norm
+        log.info(
+            "round %d: reports of %d of %d weights; the mean over the devices has a standard error of %.2g",
+            number, step.reported, release.mechanism.dimension, step.standard_error,
+        )  # fmt: skip
+        if step.out_of_range:
+            log.warning(
+                "round %d: on the devices, %s lie at the ends of their ranges; raise "
+                "privacy.two_point.margin or floor in the next job, or lower privacy.local_training",
+                number, ", ".join(step.out_of_range),
+            )  # fmt: skip
+        self._keep(release, step.weights, step.state, 0, 1.0)
+
+    def _keep(
+        self,
+        release: Release,
+        weights: NDArray[np.float32],
+        state: NDArray[np.float64],
+        clamped: int,
+        kept: float,
+    ) -> None:
+        """Evaluate and store the model after a round, and close the round."""
+        number = release.plan.round
+        accuracy, epsilon = self._models.accuracy(weights), self._planner.epsilon_after(release)
+        if self._settings.keep_models == "all":
+            self._models.write(self._models.of_round(number), weights, self._job, number, epsilon)
+        result = RoundResult(accuracy, clamped, kept, release.mechanism.noise_multiplier, epsilon)
+        self._store.close_round(number, weights, state, self._clip_norm, result, closed_at=self._clock.unix())
+        self._weights, self._state = weights, state
         shown = "not evaluated" if accuracy is None else f"accuracy {accuracy:.2%}"
         log.info("round %d of %d: %s, ε = %s", number, release.plan.rounds, shown, upwards(epsilon))
 

@@ -15,7 +15,8 @@ from dpagent.learning.training.augmentation import Augmentation
 from dpagent.learning.training.optimiser import Adam, LearningRate, Optimiser, Sgd
 from dpagent.norm import Norm
 from dpagent.privacy.clipping import MAX_NORM, MIN_NORM
-from dpagent.privacy.mechanisms.mechanism import CalibratedMechanism
+from dpagent.privacy.mechanisms.layer_ranges import MAX_DIMENSION
+from dpagent.privacy.mechanisms.mechanism import Mechanism
 from dpagent.privacy.methods import DEFAULT_METHOD, method_named
 from dpagent.privacy.schedules import Schedule
 from dpagent.protocol.weights import Precision
@@ -128,11 +129,36 @@ class ClippingSettings(Settings):
         return self
 
 
+class TwoPointSettings(Settings):
+    """``ldp-fl``: the random bits that a device sends."""
+
+    coordinates: Annotated[int, Field(ge=1, le=MAX_DIMENSION)] | Literal["all"] | None = None
+    """Bits of a device in a round, each of a weight of its own; ``all``: one for each weight, as published.
+    By default, as many as make the mean over the devices most exact."""
+    floor: Annotated[float, Field(ge=1e-6, le=1e6)] = 0.05
+    """Least distance between the middle and the end of a layer's range, in weight units."""
+    margin: Annotated[float, Field(ge=1, le=100)] = 1.02
+    """A layer's range is so many times as wide as the layer was before the round. Noise fills a range that is
+    wider than the weights need, and the next one is wider by as much."""
+
+
+class LocalTrainingSettings(Settings):
+    """``ldp-fl``: training on a device before its bits are drawn."""
+
+    steps: Annotated[int, Field(ge=1, le=10_000)] = 20
+    """Steps in a round."""
+    batch: Annotated[int, Field(ge=1, le=65_536)] = 32
+    """Records of a step, drawn with replacement, however many there are."""
+    learning_rate: Annotated[float, Field(gt=0, le=1000)] = 0.1
+    """Learning rate of these steps."""
+
+
 class PrivacySettings(Settings):
-    """The guarantee of the job on every device: record-level, add-or-remove-one, no trusted party."""
+    """The guarantee of the job on every device, which trusts no party: for each record, add-or-remove-one, or
+    with ``ldp-fl`` for the whole device."""
 
     epsilon: Annotated[float, Field(gt=0, le=1000)]
-    """ε of the whole job for each record."""
+    """ε of the whole job, for each record, or with ``ldp-fl`` for the device."""
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
     """δ of the whole job."""
     method: str = DEFAULT_METHOD
@@ -151,10 +177,12 @@ class PrivacySettings(Settings):
     """Noisy steps of a device in a round."""
     local_learning_rate: Annotated[float, Field(ge=0, le=1000)] = 0.1
     """Learning rate of local steps, if there are several."""
+    two_point: TwoPointSettings = TwoPointSettings()
+    local_training: LocalTrainingSettings = LocalTrainingSettings()
     schedule: ScheduleSettings = ScheduleSettings()
 
     @property
-    def mechanism(self) -> type[CalibratedMechanism]:
+    def mechanism(self) -> type[Mechanism]:
         """What adds the noise."""
         return method_named(self.method).mechanism(self.noise)
 
@@ -172,7 +200,12 @@ class PrivacySettings(Settings):
             mechanism = self.mechanism
         except DpagentError as error:
             raise ValueError(str(error)) from error
-        if mechanism.norm is not Norm.L2 and self.clipping.kind != "whole":
+        if mechanism.norm is None and self.clipping.kind != "whole":
+            raise ValueError(
+                f"clipping.kind is {self.clipping.kind}; expected whole: method {self.method} clips no "
+                "gradient"
+            )
+        if mechanism.norm is Norm.L1 and self.clipping.kind != "whole":
             raise ValueError(
                 f"noise is {self.noise}, which needs records clipped in {mechanism.norm}, and clipping.kind"
                 f" is {self.clipping.kind}, which clips in L2; expected whole, or noise gaussian"

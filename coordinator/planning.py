@@ -13,6 +13,7 @@ import cbor2
 import numpy as np
 from pydantic import ValidationError
 
+from coordinator.report_planning import fragments_for_reports, report_rounds, report_terms, report_wire
 from coordinator.settings import FleetSettings
 from coordinator.store import Job, OpenRound
 from dpagent.configuration import complaint
@@ -25,8 +26,9 @@ from dpagent.privacy.clipping import COUNT_WEIGHT, Clipping
 from dpagent.privacy.covariance import SecondMoments
 from dpagent.privacy.mechanisms.bounded import BoundedCap, BoundedJob, CapNotMetError
 from dpagent.privacy.mechanisms.job_noise import JobNoise
-from dpagent.privacy.mechanisms.mechanism import PlannedMechanism, Query
+from dpagent.privacy.mechanisms.mechanism import CalibratedMechanism, PlannedMechanism, Query
 from dpagent.privacy.mechanisms.truncated_laplace import TruncatedLaplace
+from dpagent.privacy.mechanisms.two_point_rounds import TwoPointRounds
 from dpagent.protocol.fragments import content_digest
 from dpagent.protocol.messages import (
     MAX_PAYLOAD_BYTES,
@@ -38,7 +40,7 @@ from dpagent.protocol.messages import (
 )
 from dpagent.protocol.noisy_sum import NoisySum
 from dpagent.protocol.packing import MOST_BITS, payload_bytes
-from dpagent.protocol.task import RoundTask
+from dpagent.protocol.task import Release, RoundTask
 from dpagent.protocol.terms import (
     AugmentationTerms,
     BoundedTerms,
@@ -47,6 +49,7 @@ from dpagent.protocol.terms import (
     MechanismTerms,
     NoisySumTerms,
     ProjectionTerms,
+    ReportTerms,
     SamplingTerms,
     ScheduleTerms,
 )
@@ -54,13 +57,17 @@ from dpagent.protocol.weights import weights_from_bytes, weights_to_bytes
 from dpagent.wording import counted
 
 
-def job_noise(settings: FleetSettings) -> tuple[JobNoise, tuple[float, ...]]:
+def job_noise(
+    settings: FleetSettings, spec: ModelSpec
+) -> tuple[JobNoise | TwoPointRounds, tuple[float, ...]]:
     """The noise that spends the target over the rounds, and the ε that each round brings it to.
 
     Raises:
         PlanError: No noise meets the target.
     """
     privacy = settings.privacy
+    if not issubclass(privacy.mechanism, CalibratedMechanism):
+        return report_rounds(settings, spec)
     if settings.cap.kind == "bounded":
         # As if no cap acted; each round's own noise follows from its weights.
         job, lots = bounded_job(settings), (privacy.sampling_rate, privacy.local_steps)
@@ -111,7 +118,7 @@ def new_job(settings: FleetSettings) -> Job:
     Raises:
         PlanError: No noise meets the target.
     """
-    return Job(os.urandom(16), settings.job_terms(), *job_noise(settings))
+    return Job(os.urandom(16), settings.job_terms(), *job_noise(settings, settings.model.spec()))
 
 
 def clipping_of(settings: FleetSettings, spec: ModelSpec, norm: float | None = None) -> Clipping:
@@ -232,10 +239,11 @@ class Planner:
         except PlanError as error:
             raise PlanError(f"No device would accept this plan. {error}") from error
 
-    def epsilon_after(self, release: NoisySum) -> float:
+    def epsilon_after(self, release: Release) -> float:
         """ε that a round brings the job to."""
-        if isinstance(cap := release.terms.cap, BoundedTerms):
-            return cap.spent + composed(release.mechanism.event).epsilon
+        match release:
+            case NoisySum(terms=NoisySumTerms(cap=BoundedTerms(spent=spent))):
+                return spent + composed(release.mechanism.event).epsilon
         return self._job.epsilon_by_round[release.plan.round - 1]
 
     def fragments_needed(self) -> int:
@@ -248,6 +256,8 @@ class Planner:
             # The noise of later rounds is not known yet.
             return _fragments_needed(self._spec.parameter_count, MOST_BITS)
         noise, lot = self._job.noise, self._expected_lot
+        if isinstance(noise, TwoPointRounds):
+            return fragments_for_reports(noise, self._spec)
         rounds = (noise.at(number, self._query_of_round(number)) for number in range(1, noise.rounds + 1))
         return max(_fragments_needed(each.dimension, each.wire_bits(lot)) for each in rounds)
 
@@ -263,7 +273,7 @@ class Planner:
         """
         settings, job = self._settings, self._job
         gradient_steps(settings, self._spec)
-        if settings.cap.kind != "bounded":
+        if isinstance(job.noise, JobNoise) and settings.cap.kind != "bounded":
             try:
                 job.noise.require_acceptable(
                     self._query_of_round, job.epsilon_by_round[-1], settings.privacy.delta
@@ -278,6 +288,11 @@ class Planner:
         weights = self._spec.initial_weights(self._settings.model.seed)
         self.task(OpenRound(1, 0, 0), weights_to_bytes(weights, settings.model.precision))
 
+    @property
+    def _job_noise(self) -> JobNoise:
+        assert isinstance(self._job.noise, JobNoise)
+        return self._job.noise
+
     def _query_of_round(self, number: int) -> Query:
         return self._query(self._second_moments(number) or clipping_of(self._settings, self._spec))
 
@@ -290,26 +305,23 @@ class Planner:
         assets: Mapping[str, bytes],
         state: Literal["open", "finished"],
     ) -> Plan:
-        settings, spec, privacy = self._settings, self._spec, self._settings.privacy
-        clipping = clipping_of(settings, spec, clip_norm)
-        summed = self._second_moments(current.number) or clipping
-        if settings.cap.kind == "bounded":
-            # At the end of a job no cap acts: nobody draws that noise.
-            noise = self._bounded(current.number, None if state == "finished" else weights, spent)
+        settings, spec = self._settings, self._spec
+        release: NoisySumTerms | ReportTerms
+        if isinstance(reports := self._job.noise, TwoPointRounds):
+            release, wire = report_terms(settings, reports), report_wire(settings, reports, spec)
         else:
-            noise = self._calibrated(current.number, self._query(summed))
-        mechanism = noise.mechanism
-        block = -(-mechanism.dimension // settings.fragments_per_update)
-        if isinstance(summed, SecondMoments):
-            # The directions are on disk already after a crash just before the round closed.
-            assets = {role: data for role, data in assets.items() if role != "projection"}
-        augmentation = settings.model.augmentation
+            if self._second_moments(current.number) is not None:
+                # The directions are on disk already after a crash just before the round closed.
+                assets = {role: data for role, data in assets.items() if role != "projection"}
+            # At the end of a job no cap acts: nobody draws that noise.
+            at = None if state == "finished" else weights
+            release, wire = self._noisy_sum(current.number, at, clip_norm, spent)
         return Plan(
             fleet=settings.fleet,
             job=self._job.id,
             round=current.number,
             state=state,
-            method=privacy.method,
+            method=settings.privacy.method,
             model=ModelTerms(
                 description=cbor2.dumps(spec.describe(), canonical=True),
                 parameters=spec.parameter_count,
@@ -321,41 +333,57 @@ class Planner:
                 AssetTerms.model_validate({"role": role, "digest": content_digest(data), "size": len(data)})
                 for role, data in assets.items()
             ],
-            release=NoisySumTerms(
-                kind="noisy-sum",
-                mechanism=MechanismTerms(
-                    name=mechanism.name,
-                    noise_multipliers=noise.multipliers,
-                    parameters=mechanism.announced,
-                ),
-                clipping=ClippingTerms(
-                    norms=list(clipping.norms),
-                    shares=list(clipping.shares),
-                    count_weight=clipping.count_weight,
-                    accumulation_slack=ACCUMULATION_SLACK,
-                ),
-                sampling=SamplingTerms(
-                    rate=privacy.sampling_rate,
-                    expected_lot=self._expected_lot,
-                    local_steps=privacy.local_steps,
-                    local_learning_rate=privacy.local_learning_rate,
-                ),
-                projection=self._projection(),
-                augmentation=None if augmentation is None else AugmentationTerms(**augmentation.model_dump()),
-                cap=noise.cap,
-                step=mechanism.wire_step,
-            ),
-            delta=privacy.delta,
-            wire=WireTerms(block=block, bytes=payload_bytes(block, mechanism.wire_bits(self._expected_lot))),
+            release=release,
+            delta=settings.privacy.delta,
+            wire=wire,
             sealing_key=self._sealing_key,
             deadline=current.deadline,
             compute_slot_s=settings.round.compute_slot_s,
             jitter_window_s=settings.round.jitter_window_s,
         )
 
+    def _noisy_sum(
+        self, number: int, weights: bytes | None, clip_norm: float | None, spent: float
+    ) -> tuple[NoisySumTerms, WireTerms]:
+        """The terms of a round's noisy sum, and how it is cut."""
+        settings, privacy = self._settings, self._settings.privacy
+        clipping, augmentation = clipping_of(settings, self._spec, clip_norm), settings.model.augmentation
+        if settings.cap.kind == "bounded":
+            noise = self._bounded(number, weights, spent)
+        else:
+            noise = self._calibrated(number, self._query(self._second_moments(number) or clipping))
+        mechanism = noise.mechanism
+        release = NoisySumTerms(
+            kind="noisy-sum",
+            mechanism=MechanismTerms(
+                name=mechanism.name,
+                noise_multipliers=noise.multipliers,
+                parameters=mechanism.announced,
+            ),
+            clipping=ClippingTerms(
+                norms=list(clipping.norms),
+                shares=list(clipping.shares),
+                count_weight=clipping.count_weight,
+                accumulation_slack=ACCUMULATION_SLACK,
+            ),
+            sampling=SamplingTerms(
+                rate=privacy.sampling_rate,
+                expected_lot=self._expected_lot,
+                local_steps=privacy.local_steps,
+                local_learning_rate=privacy.local_learning_rate,
+            ),
+            projection=self._projection(),
+            augmentation=None if augmentation is None else AugmentationTerms(**augmentation.model_dump()),
+            cap=noise.cap,
+            step=mechanism.wire_step,
+        )
+        block = -(-mechanism.dimension // settings.fragments_per_update)
+        size = payload_bytes(block, mechanism.wire_bits(self._expected_lot))
+        return release, WireTerms(block=block, bytes=size)
+
     def _calibrated(self, number: int, query: Query) -> _Noise:
         """The noise of all rounds, as the job began with it."""
-        noise, cap = self._job.noise, CapTerms(**self._settings.cap.model_dump())
+        noise, cap = self._job_noise, CapTerms(**self._settings.cap.model_dump())
         return _Noise(noise.at(number, query), list(noise.multipliers), cap)
 
     def _bounded(self, number: int, weights: bytes | None, spent: float) -> _Noise:
@@ -369,7 +397,7 @@ class Planner:
             bounded_query(settings, spec),
             at,
             spent=0.0 if weights is None else spent,
-            resolution=int(self._job.noise.parameters["resolution"]),
+            resolution=int(self._job_noise.parameters["resolution"]),
         )
         schedule, cap = settings.privacy.schedule, settings.cap
         terms = BoundedTerms(

@@ -153,6 +153,21 @@ class FleetSettings(Settings):
         return self
 
     @model_validator(mode="after")
+    def _reports_go_with_the_rest(self) -> FleetSettings:
+        if self.privacy.mechanism.norm is not None:
+            return self
+        for is_set, key, expected in (
+            (self.aggregation.kind != "mean", "aggregation.kind", "mean"),
+            (self.model.augmentation is not None, "model.augmentation", "none"),
+        ):
+            if is_set:
+                raise ValueError(
+                    f"{key} is set; expected {expected}, which is all that privacy.method "
+                    f"{self.privacy.method} has"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _cap_on_the_device_knows_one_norm(self) -> FleetSettings:
         if self.cap.kind == "clamp" and self.cap.where == "device" and self.privacy.clipping.kind != "whole":
             raise ValueError(

@@ -11,7 +11,7 @@ import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ from coordinator.seats import Counted, OpenedFragment, Seats, Sums, create_seats
 from dpagent import faults
 from dpagent.faults import FaultPoint
 from dpagent.privacy.mechanisms.job_noise import JobNoise
+from dpagent.privacy.mechanisms.two_point_rounds import TwoPointRounds
 from dpagent.storage import disk_errors, open_database, open_readonly, transaction
 
 BLOCK_FULL: Final = "block full"
@@ -32,7 +33,7 @@ class Job:
 
     id: bytes
     terms: dict[str, object]
-    noise: JobNoise
+    noise: JobNoise | TwoPointRounds
     epsilon_by_round: tuple[float, ...]
 
 
@@ -78,6 +79,13 @@ def _create(connection: sqlite3.Connection) -> None:
     connection.execute("CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT")
 
 
+def _noise_of(budget: dict[str, Any]) -> JobNoise | TwoPointRounds:
+    name, multipliers, parameters = budget["mechanism"], budget["noise_multipliers"], budget["parameters"]
+    if name == TwoPointRounds.mechanism.name:
+        return TwoPointRounds(tuple(multipliers), parameters["coordinates"])
+    return JobNoise.announced(name, multipliers, parameters)
+
+
 class Store:
     """The open database of one job.
 
@@ -106,7 +114,7 @@ class Store:
         return Job(
             row["id"],
             json.loads(row["terms"]),
-            JobNoise.announced(budget["mechanism"], budget["noise_multipliers"], budget["parameters"]),
+            _noise_of(budget),
             tuple(budget["epsilon_by_round"]),
         )
 

@@ -14,13 +14,20 @@ from dpagent.learning.models.built_ins import BUILT_IN
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.models.stages import FrozenNetwork
 from dpagent.norm import Norm
+from dpagent.privacy.mechanisms.two_point_rounds import TwoPointRounds
 from dpagent.privacy.methods import method_named
 from dpagent.wording import counted, named
 from simulation.fitting_model import fitting_model
 from simulation.layout import Layout
-from simulation.outlook import Outlook, signal_to_noise
+from simulation.outlook import Outlook, reports_to_noise, signal_to_noise
 from simulation.planning import trial_job, trial_planner
-from simulation.presets import learning_rate_for, preset_of, sampling_rate_for, typical_stretch
+from simulation.presets import (
+    REPORTS_LEARNING_RATE,
+    learning_rate_for,
+    preset_of,
+    sampling_rate_for,
+    typical_stretch,
+)
 from simulation.programs.configurations import fleet_settings
 from simulation.request import Request
 from simulation.settings import DataForm, RunSettings
@@ -92,9 +99,10 @@ def settle(request: Request, form: DataForm, model: str, spec: ModelSpec) -> tup
             f"{named('rounds')} is {rounds}; expected at least 2: the first one finds the directions that "
             f"model {spec.name!r} projects on."
         )
-    norm = method_named(request.method).mechanism(request.noise).norm
+    norm = method_named(request.method).mechanism(request.noise).norm or Norm.L2
     stretch = typical_stretch(norm, spec.parameter_count)
     clip_norm = request.clip_norm or preset.clip_norm * (1 if norm is Norm.L2 else float(f"{stretch:.2g}"))
+    sends_reports = method_named(request.method).mechanism(request.noise).norm is None
     jitter_s = request.jitter_window_s
     settings = RunSettings(
         data=request.data,
@@ -115,8 +123,8 @@ def settle(request: Request, form: DataForm, model: str, spec: ModelSpec) -> tup
         clipping=request.clipping,
         # This and the number of fragments follow from the noise, which depends on all others.
         learning_rate=1.0,
-        momentum=preset.momentum,
-        cap=request.cap or preset.cap,
+        momentum=0.0 if sends_reports else preset.momentum,
+        cap=request.cap or (preset.cap if preset.cap in method_named(request.method).caps else "none"),
         cap_at=request.cap_at,
         engine=request.engine,
         seed=request.seed,
@@ -126,10 +134,12 @@ def settle(request: Request, form: DataForm, model: str, spec: ModelSpec) -> tup
         baseline=request.baseline,
     )
     fleet = fleet_settings(settings)
-    job = trial_job(fleet)
+    job = trial_job(fleet, spec)
     outlook = _outlook(settings, fleet, job, spec)
     if request.learning_rate is not None:
         learning_rate = request.learning_rate
+    elif isinstance(job.noise, TwoPointRounds):
+        learning_rate = REPORTS_LEARNING_RATE
     elif preset.learning_rate:
         # As long a step as the preset's, for any clip norm.
         learning_rate = float(f"{preset.learning_rate * preset.clip_norm * stretch / clip_norm:.3g}")
@@ -155,16 +165,19 @@ def _cut_into_fragments(settings: RunSettings, job: Job, spec: ModelSpec) -> Run
 
 
 def _outlook(settings: RunSettings, fleet: FleetSettings, job: Job, spec: ModelSpec) -> Outlook:
-    # A clip norm in L1 is as long as its stretch in L2, which is what the ratio compares.
-    mechanism = job.noise.mechanism
-    stretch = typical_stretch(mechanism.norm, spec.parameter_count)
-    ratio = signal_to_noise(
-        clipping_of(fleet, spec),
-        [mechanism.deviation_per_multiplier * stretch * noise for noise in job.noise.multipliers],
-        sampling_rate=settings.sampling_rate,
-        records_per_device=settings.records_per_device,
-        devices=settings.devices,
-    )
+    if isinstance(job.noise, TwoPointRounds):
+        ratio = reports_to_noise(job.noise, parameters=spec.parameter_count, devices=settings.devices)
+    else:
+        # A clip norm in L1 is as long as its stretch in L2, which is what the ratio compares.
+        mechanism = job.noise.mechanism
+        stretch = typical_stretch(mechanism.norm, spec.parameter_count)
+        ratio = signal_to_noise(
+            clipping_of(fleet, spec),
+            [mechanism.deviation_per_multiplier * stretch * noise for noise in job.noise.multipliers],
+            sampling_rate=settings.sampling_rate,
+            records_per_device=settings.records_per_device,
+            devices=settings.devices,
+        )
     return Outlook(
         ratio, settings.records_per_device, settings.devices, spec.parameter_count, settings.epsilon
     )

@@ -26,11 +26,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from dpagent.privacy.clipping import Clipping
+from dpagent.privacy.mechanisms.two_point_rounds import TwoPointRounds
 from dpagent.wording import counted
 
 _HOPELESS: Final = 0.25
 _POOR: Final = 1.0
 _DOUBTFUL: Final = 2.0
+_TYPICAL_MOVE: Final = 1 / 3
 _EXPECTATIONS: Final = {
     "hopeless": "Expect hardly anything to be learnt.",
     "poor": "Expect noise to cost much accuracy.",
@@ -67,9 +69,24 @@ class Outlook:
         return (
             f"{_EXPECTATIONS[self.verdict]} With {counted(self.records_per_device, 'record')} on each of "
             f"{counted(self.devices, 'device')}, {counted(self.parameters, 'parameter')} and ε = "
-            f"{self.epsilon:g}, all gradients together are at most {self.signal_to_noise:.2g} times as long "
-            "as the noise. More records or devices, a larger ε or a model with fewer parameters would help."
+            f"{self.epsilon:g}, all contributions together are at most {self.signal_to_noise:.2g} times as "
+            "long as the noise. More records or devices, a larger ε or a model with fewer parameters would "
+            "help."
         )
+
+
+def reports_to_noise(reports: TwoPointRounds, *, parameters: int, devices: int) -> float:
+    """The ratio r of a run of two-point reports: a third of a range's radius, about as far as training moves
+    a weight, over the error of the mean of all bits that tell of that weight.
+
+    Args:
+        reports: Of each round.
+        parameters: Of the model.
+        devices: That take part.
+    """
+    # A bit has a standard deviation of coth(ε₀/2) radii, and each weight gets k/d of a device's k bits.
+    exactness = sum(math.tanh(0.5 / noise) ** 2 for noise in reports.multipliers)
+    return _TYPICAL_MOVE * math.sqrt(devices * reports.coordinates / parameters * exactness)
 
 
 def signal_to_noise(

@@ -8,13 +8,13 @@ from coordinator.store import Job
 from dpagent.learning.models.spec import ModelSpec
 
 
-def trial_job(fleet: FleetSettings) -> Job:
+def trial_job(fleet: FleetSettings, spec: ModelSpec) -> Job:
     """The job with its noise, under an id that no real job has. Its model need not lie in a file yet.
 
     Raises:
         PlanError: No noise meets the target.
     """
-    return Job(bytes(16), {}, *job_noise(fleet))
+    return Job(bytes(16), {}, *job_noise(fleet, spec))
 
 
 def trial_planner(fleet: FleetSettings, spec: ModelSpec, job: Job) -> Planner:

@@ -69,6 +69,11 @@ OWN_DATA: Final = Preset(
 )  # fmt: skip
 """Of data of one's own, and of known data with a model that has no settings of its own."""
 
+REPORTS_LEARNING_RATE: Final = 0.1
+"""Of ``ldp-fl``, the share of the way to the devices' mean that a reported weight goes."""
+LOCAL_TRAINING: Final = {"steps": 20, "batch": 32, "learning_rate": 0.5}
+"""Of ``ldp-fl``: from the first weights of a small model, nearly as far as training on all data goes."""
+
 _L1_STRETCH: Final = 0.6
 
 # ε at which settings were searched for; between them, all follow the logarithm of ε.

@@ -13,7 +13,7 @@ from dpagent.configuration import Settings, changed_settings, complaint
 from dpagent.errors import ConfigurationError
 from dpagent.learning.data.format import DType
 from dpagent.norm import Norm
-from dpagent.privacy.mechanisms.mechanism import CalibratedMechanism
+from dpagent.privacy.mechanisms.mechanism import Mechanism
 from dpagent.privacy.methods import method_named
 from dpagent.storage import disk_errors, write_atomically
 from dpagent.wording import named
@@ -93,13 +93,13 @@ class RunSettings(Settings):
     """Whether the same training is also run without noise."""
 
     @property
-    def mechanism(self) -> type[CalibratedMechanism]:
+    def mechanism(self) -> type[Mechanism]:
         """What adds the noise."""
         return method_named(self.method).mechanism(self.noise)
 
     @property
-    def norm(self) -> Norm:
-        """In which records are clipped."""
+    def norm(self) -> Norm | None:
+        """In which records are clipped, if they are."""
         return self.mechanism.norm
 
     @property

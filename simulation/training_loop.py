@@ -20,14 +20,18 @@ from numpy.typing import NDArray
 from agent.noisy_sums import clipped_sum, noisy_gradients
 from coordinator.aggregation import median_of_means, take_step
 from coordinator.planning import gradient_steps
+from coordinator.report_step import take_report_step
 from coordinator.seats import Sums
 from coordinator.settings import FleetSettings
 from coordinator.store import OpenRound
 from dpagent.learning.data.dataset import Dataset
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.training.numpy_engine.engine import NumpyEngine
+from dpagent.norm import Norm
 from dpagent.privacy.clipping import adapted_norm
+from dpagent.protocol.fragments import cut, read_tally
 from dpagent.protocol.noisy_sum import NoisySum
+from dpagent.protocol.reports import Reports
 from dpagent.protocol.weights import weights_to_bytes
 from simulation.planning import trial_job, trial_planner
 
@@ -67,8 +71,8 @@ class TrainingLoop:
             fleet = fleet.model_copy(update={"cap": fleet.cap.model_copy(update={"kind": "none"})})
         self._fleet, self._spec, self._shards, self._test = fleet, spec, shards, test
         self._noise = noise
-        self._planner = trial_planner(fleet, spec, trial_job(fleet))
-        self._engine = NumpyEngine(spec.head, norm=fleet.privacy.mechanism.norm)
+        self._planner = trial_planner(fleet, spec, trial_job(fleet, spec))
+        self._engine = NumpyEngine(spec.head, norm=fleet.privacy.mechanism.norm or Norm.L2)
         self._optimiser = fleet.optimiser.optimiser()
         self._learning_rate = fleet.optimiser.learning_rates(gradient_steps(fleet, spec))
         self._clip_norm, self._spent = fleet.privacy.clip_norm, 0.0
@@ -84,8 +88,15 @@ class TrainingLoop:
         """Run a round that steps the model, :attr:`first_round` or a later one, in order."""
         sent = weights_to_bytes(self.weights, self._fleet.model.precision)
         task = self._planner.task(OpenRound(number, 0, 0), sent, clip_norm=self._clip_norm, spent=self._spent)
-        self._received, release = task.weights_from(sent), task.release
-        self._spent = self._planner.epsilon_after(release)
+        self._received = task.weights_from(sent)
+        self._spent = self._planner.epsilon_after(task.release)
+        match task.release:
+            case NoisySum() as release:
+                return self._step(release)
+            case Reports() as reports:
+                return self._step_by_reports(reports)
+
+    def _step(self, release: NoisySum) -> RoundResult:
         clipping = release.clipping
         mean = self._noisy_mean(release) if self._noise else self._exact_mean(release)
         if clipping.count_weight:
@@ -98,6 +109,37 @@ class TrainingLoop:
         norm = step.kept * float(np.linalg.norm(gradient))
         # A shortened vector ends on the ball; no other has exactly that norm.
         return RoundResult(step.clamped, math.isclose(norm, clipping.reference, rel_tol=1e-9))
+
+    def _step_by_reports(self, release: Reports) -> RoundResult:
+        trained = [
+            release.training.train(self._engine, self._received, shard, lambda _local, _done: None)
+            for shard in self._shards
+        ]
+        number = release.plan.round
+        learning_rate = self._learning_rate.at(number)
+        if self._noise:
+            step = take_report_step(
+                release, self._counted(release, trained), self.weights, self._state, self._optimiser,
+                learning_rate,
+            )  # fmt: skip
+            self.weights, self._state = step.weights, step.state
+        else:
+            distance = self._received - np.mean(trained, axis=0, dtype=np.float64)
+            self.weights, self._state = self._optimiser.step(
+                self.weights, self._state, distance, number=number, learning_rate=learning_rate
+            )
+        return RoundResult(0, shortened=False)
+
+    def _counted(self, release: Reports, trained: Sequence[NDArray[np.float32]]) -> Sums:
+        """What the coordinator adds up of the fragments of all devices."""
+        mechanism, plan = release.two_point(self._received), release.plan
+        sums: Sums = {}
+        for weights in trained:
+            for fragment in cut(release.update_of(mechanism.report(weights)), plan):
+                tally = read_tally(fragment, plan, release.terms, release.blocks)
+                count, total = sums.get(fragment.position, (0, np.zeros_like(tally)))
+                sums[fragment.position] = (count + 1, total + tally)
+        return sums
 
     def accuracy(self) -> float:
         """Share of the test records that the model gets right, from 0 to 1."""

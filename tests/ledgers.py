@@ -15,7 +15,7 @@ from fleets import make_plan, records
 
 from agent.admission import admit
 from agent.audit import verify
-from agent.charges import Budget, Charge
+from agent.charges import Budget, Charge, charge_of
 from agent.custody import begin_ledger, raise_budget
 from agent.heads import GENESIS, LedgerFiles, read_second_head, save_head
 from agent.ledger import Ledger, link
@@ -54,7 +54,7 @@ def charge_for(plan: Plan, data: Dataset, ledger: Ledger, dataset: str = DATASET
     """What the daemon charges for a round that the device accepts."""
     task = RoundTask.of(plan)
     price = admit(task, data, ledger, dataset, LIMITS, now=0.0)
-    return replace(Charge.of(task, price, dataset, charged_at="2026-11-20T00:00:00+00:00"), **changes)
+    return replace(charge_of(task, price, dataset, charged_at="2026-11-20T00:00:00+00:00"), **changes)
 
 
 def tamper(database: Path, *statements: str | tuple[str, Sequence[Any]]) -> None:

@@ -119,7 +119,7 @@ def _request(run: Given, data: Given) -> Request:
     request: Request = run.settings(Request, data=selection)
     mechanism = method_named(request.method).mechanism(request.noise)
     for setting, fitting in (("clipping", ("whole",)), ("engine", ("auto", "numpy"))):
-        if mechanism.norm is not Norm.L2 and (given := getattr(request, setting)) not in fitting:
+        if mechanism.norm is Norm.L1 and (given := getattr(request, setting)) not in fitting:
             raise _excluded(
                 setting,
                 f"{given} clips records in L2, and {mechanism.name} needs {mechanism.norm}; give "

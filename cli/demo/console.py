@@ -16,6 +16,7 @@ from dpagent.wording import counted
 from simulation.choices import model_in_words
 from simulation.fleet import Fleet, Listener
 from simulation.observer import Glimpse
+from simulation.presets import LOCAL_TRAINING
 from simulation.programs.broker import BrokerAddress
 from simulation.programs.timing import RoundTimes
 from simulation.settings import RunSettings
@@ -73,9 +74,7 @@ class FleetConsole(Listener):
         )
         self._say(
             f"Settings: {counted(settings.rounds, 'round')}, ε = {settings.epsilon:g}, δ = "
-            f"{settings.delta:g}, sampling rate {settings.sampling_rate:g}, clip norm "
-            f"{settings.clip_norm:g} in {settings.norm} ({settings.clipping}), learning rate "
-            f"{settings.learning_rate:g}"
+            f"{settings.delta:g}, {_lots(settings)}, learning rate {settings.learning_rate:g}"
         )
         if columns := fleet.notes.columns:
             more = f" and {len(columns) - _MOST_COLUMNS:,} more" if len(columns) > _MOST_COLUMNS else ""
@@ -163,3 +162,14 @@ def _panel(settings: RunSettings, glimpse: Glimpse, seconds: float) -> Table:
 
 def _bar(done: float, total: float) -> ProgressBar:
     return ProgressBar(total=total, completed=min(done, total), width=30)
+
+
+def _lots(settings: RunSettings) -> str:
+    """How much of its records a device uses, in the method's own terms."""
+    if settings.norm is None:
+        steps, batch = LOCAL_TRAINING["steps"], LOCAL_TRAINING["batch"]
+        return f"{counted(int(steps), 'local step')} of {counted(int(batch), 'record')}"
+    return (
+        f"sampling rate {settings.sampling_rate:g}, clip norm {settings.clip_norm:g} in {settings.norm} "
+        f"({settings.clipping})"
+    )

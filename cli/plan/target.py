@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import Field
 
 from dpagent.configuration import Settings
-from dpagent.errors import ConfigurationError, require_count
+from dpagent.errors import ConfigurationError, ParameterError, require_count
 from dpagent.learning.training.engine import ACCUMULATION_SLACK
 from dpagent.privacy.calibration import EPSILON_RANGE
 from dpagent.privacy.mechanisms.mechanism import CalibratedMechanism, Query
@@ -89,7 +89,13 @@ class PlanTarget:
         Raises:
             ParameterError: there is no such method, or no such noise.
         """
-        return method_named(self.method).mechanism(self.noise)
+        mechanism = method_named(self.method).mechanism(self.noise)
+        if not issubclass(mechanism, CalibratedMechanism):
+            raise ParameterError(
+                f"method is {self.method}, which adds no noise to sums; `dpagent plan` compares schedules of "
+                "methods that do. `dpagent demo` prices and runs it."
+            )
+        return mechanism
 
     @property
     def expected_lot(self) -> float:

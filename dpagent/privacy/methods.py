@@ -14,8 +14,9 @@ from typing import Final
 from dpagent.errors import ParameterError
 from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian
 from dpagent.privacy.mechanisms.discretised_laplace import DiscretisedLaplace
-from dpagent.privacy.mechanisms.mechanism import CalibratedMechanism
+from dpagent.privacy.mechanisms.mechanism import Mechanism
 from dpagent.privacy.mechanisms.registry import calibrated_named
+from dpagent.privacy.mechanisms.two_point_rounds import TwoPointRound
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class Method:
         """The kind of noise where none is asked for."""
         return next(iter(self.mechanisms))
 
-    def mechanism(self, noise: str | None = None) -> type[CalibratedMechanism]:
+    def mechanism(self, noise: str | None = None) -> type[Mechanism]:
         """The mechanism for a kind of noise, by default the method's own.
 
         Raises:
@@ -57,7 +58,8 @@ class Method:
                 f"noise is {noise!r}; expected one of {', '.join(self.mechanisms)}, with which the method "
                 f"{self.name} runs."
             )
-        return calibrated_named(self.mechanisms[noise])
+        name = self.mechanisms[noise]
+        return TwoPointRound if name == TwoPointRound.name else calibrated_named(name)
 
 
 _GAUSSIAN: Final = {"gaussian": DiscretisedGaussian.name}
@@ -89,6 +91,20 @@ METHODS: Final[dict[str, Method]] = {
             _A_NOISY_SUM,
             _GAUSSIAN | {"laplace": DiscretisedLaplace.name},
             ("clamp", "none", "bounded"),
+        ),
+        Method(
+            "ldp-fl",
+            "A random bit for some of the weights that each device trained",
+            "Sun, Qian, Chen, LDP-FL: Practical private aggregation in federated learning with local "
+            "differential privacy, IJCAI 2021",
+            "Each device trains without noise, and sends for some weights, drawn without a look at its "
+            "records, one random bit each; the coordinator counts bits by weight and steps towards their "
+            "unbiased mean.",
+            "A few random bits a round, in fragments that it cannot link unless it is the broker too: no "
+            "records of the device, whatever they are, change the probability of anything it sees by more "
+            "than ε and δ say.",
+            {"two-point": TwoPointRound.name},
+            ("none",),
         ),
     )
 }

@@ -26,6 +26,8 @@ from dpagent.protocol.messages import (
     WireTerms,
 )
 from dpagent.protocol.packing import pack, unpack
+from dpagent.protocol.report_packing import pack_reports, read_reports, report_width
+from dpagent.protocol.terms import NoisySumTerms, ReportTerms
 
 
 def block_count(dimension: int, block: int) -> int:
@@ -34,17 +36,23 @@ def block_count(dimension: int, block: int) -> int:
 
 
 def cut(update: NDArray[np.int64], plan: Plan) -> Iterator[Fragment]:
-    """The fragments of ``update`` (dimension,), in wire units, each with a fresh random id."""
+    """The fragments of ``update`` (values,), each with a fresh random id: wire units of a noisy sum, or
+    reports."""
     wire = plan.wire
     for position in range(block_count(len(update), wire.block)):
         block = np.zeros(wire.block, np.int64)
         part = update[position * wire.block : (position + 1) * wire.block]
         block[: len(part)] = part
-        yield Fragment(plan.round, position, os.urandom(16), pack(block, wire.bytes))
+        match plan.release:
+            case NoisySumTerms():
+                payload = pack(block, wire.bytes)
+            case ReportTerms(coordinates=coordinates):
+                payload = pack_reports(block, report_width(plan.model.parameters, coordinates))
+        yield Fragment(plan.round, position, os.urandom(16), payload)
 
 
 def read_block(fragment: Fragment, wire: WireTerms, blocks: int) -> tuple[NDArray[np.int64], int]:
-    """The ``wire.block`` integers of a fragment, which is no dummy, and their level.
+    """The ``wire.block`` integers of a noisy sum's fragment, which is no dummy, and their level.
 
     Raises:
         MessageError: The position is none of the ``blocks``, or the payload is not one of such integers.
@@ -52,6 +60,23 @@ def read_block(fragment: Fragment, wire: WireTerms, blocks: int) -> tuple[NDArra
     require_place(fragment, wire, blocks)
     try:
         return unpack(fragment.payload, wire.block, wire.bytes)
+    except ValueError as error:
+        raise MessageError("bad values", str(error)) from error
+
+
+def read_tally(fragment: Fragment, plan: Plan, terms: ReportTerms, blocks: int) -> NDArray[np.int64]:
+    """What a fragment of reports, which is no dummy, adds to the tally of its block; see
+    :func:`~dpagent.protocol.report_packing.read_reports`.
+
+    Raises:
+        MessageError: The position is none of the ``blocks``, or the payload is not one of such reports.
+    """
+    require_place(fragment, plan.wire, blocks)
+    try:
+        return read_reports(
+            fragment.payload, fragment.position, plan.wire.block,
+            dimension=plan.model.parameters, coordinates=terms.coordinates,
+        )  # fmt: skip
     except ValueError as error:
         raise MessageError("bad values", str(error)) from error
 

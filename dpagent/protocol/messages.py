@@ -14,7 +14,8 @@ from typing import Annotated, ClassVar, Final, Literal, Self
 from pydantic import Field, model_validator
 
 from dpagent.protocol.packing import least_payload_bytes
-from dpagent.protocol.terms import Message, Name, NoisySumTerms
+from dpagent.protocol.report_packing import report_width, reports_bytes
+from dpagent.protocol.terms import Message, Name, NoisySumTerms, ReleaseTerms, ReportTerms
 from dpagent.protocol.topics import FleetName
 from dpagent.protocol.weights import Precision, weights_bytes
 
@@ -88,7 +89,7 @@ class Plan(Message):
     """How the fleet trains; see ``dpagent.privacy.methods``."""
     model: ModelTerms
     assets: Annotated[list[AssetTerms], Field(max_length=3)]
-    release: NoisySumTerms
+    release: ReleaseTerms
     """What a device makes of its records and sends."""
     delta: Annotated[float, Field(gt=0, lt=1)]
     """δ of the job."""
@@ -101,10 +102,18 @@ class Plan(Message):
     jitter_window_s: Annotated[float, Field(ge=0, le=86_400)]
 
     @model_validator(mode="after")
-    def _fragments_hold_any_values(self) -> Plan:
-        block, least = self.wire.block, least_payload_bytes(self.wire.block)
-        if self.wire.bytes < least:
-            raise ValueError(f"a fragment of {block} values has {self.wire.bytes} bytes; it needs {least}")
+    def _payloads_hold_any_values(self) -> Plan:
+        block, size = self.wire.block, self.wire.bytes
+        match self.release:
+            case NoisySumTerms():
+                if size < (least := least_payload_bytes(block)):
+                    raise ValueError(f"a fragment of {block} values has {size} bytes; it needs {least}")
+            case ReportTerms(coordinates=coordinates):
+                if coordinates > self.model.parameters:
+                    raise ValueError(f"{coordinates} bits are asked of {self.model.parameters} weights")
+                exact = reports_bytes(block, report_width(self.model.parameters, coordinates))
+                if size != exact:
+                    raise ValueError(f"a fragment of {block} reports has {size} bytes; expected {exact}")
         return self
 
     @model_validator(mode="after")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import cbor2
 import numpy as np
@@ -21,7 +22,12 @@ from dpagent.privacy.methods import Method, method_named
 from dpagent.protocol.codec import MessageError, read_cbor
 from dpagent.protocol.messages import Plan
 from dpagent.protocol.noisy_sum import NoisySum, sum_dimension
+from dpagent.protocol.reports import Reports
+from dpagent.protocol.terms import NoisySumTerms, ReportTerms
 from dpagent.protocol.weights import weights_from_bytes
+
+Release: TypeAlias = NoisySum | Reports
+"""What a device makes of its records and sends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +44,7 @@ class RoundTask:
     plan: Plan
     method: Method
     spec: ModelSpec
-    release: NoisySum
+    release: Release
 
     @classmethod
     def of(cls, plan: Plan) -> RoundTask:
@@ -49,7 +55,7 @@ class RoundTask:
         """
         spec = _model_of(plan)
         try:
-            method, release = method_named(plan.method), NoisySum.of(plan, plan.release, spec)
+            method, release = method_named(plan.method), _release_of(plan, spec)
         except DpagentError as error:
             raise PlanError(f"Round {plan.round}: {error}") from error
         release.require_consistent(spec, method)
@@ -67,9 +73,21 @@ class RoundTask:
         return hashlib.sha256(cbor2.dumps(terms, canonical=True)).hexdigest()
 
 
-def dimension_of(plan: Plan) -> int:
+def values_of(plan: Plan) -> int:
     """Values of an update, also for a device that cannot run the round."""
-    return sum_dimension(plan, plan.release)
+    match plan.release:
+        case NoisySumTerms() as terms:
+            return sum_dimension(plan, terms)
+        case ReportTerms() as terms:
+            return terms.coordinates
+
+
+def _release_of(plan: Plan, spec: ModelSpec) -> Release:
+    match plan.release:
+        case NoisySumTerms() as terms:
+            return NoisySum.of(plan, terms, spec)
+        case ReportTerms() as terms:
+            return Reports.of(plan, terms, spec)
 
 
 def _model_of(plan: Plan) -> ModelSpec:

@@ -6,11 +6,12 @@ common, whatever they ask for, is in :mod:`dpagent.protocol.messages`.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from dpagent.privacy.clipping import MAX_NORM, MIN_NORM
+from dpagent.privacy.mechanisms.layer_ranges import MAX_DIMENSION
 from dpagent.privacy.mechanisms.wire import MAX_STEP
 from dpagent.privacy.schedules import MAX_STEP as MAX_SCHEDULE_STEP
 from dpagent.privacy.schedules import Schedule, ScheduleKind
@@ -23,6 +24,7 @@ MAX_ROUNDS = 5_000
 
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,63}$")]
 Probability = Annotated[float, Field(gt=0, le=1)]
+NoiseMultipliers = Annotated[list[Annotated[float, Field(gt=0)]], Field(min_length=1, max_length=MAX_ROUNDS)]
 
 
 class Message(BaseModel):
@@ -68,9 +70,7 @@ class MechanismTerms(Message):
     """
 
     name: Name
-    noise_multipliers: Annotated[
-        list[Annotated[float, Field(gt=0)]], Field(min_length=1, max_length=MAX_ROUNDS)
-    ]
+    noise_multipliers: NoiseMultipliers
     """One for each round; with a ``bounded`` cap that of this round."""
     parameters: Annotated[
         dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")], int | float], Field(max_length=16)
@@ -183,3 +183,42 @@ class NoisySumTerms(Message):
         if isinstance(self.cap, BoundedTerms):
             return self.cap.rounds
         return len(self.mechanism.noise_multipliers)
+
+
+class RangeTerms(Message):
+    """How far the weights of a layer may be from their middle; see
+    ``dpagent.privacy.mechanisms.layer_ranges``."""
+
+    floor: Annotated[float, Field(ge=1e-6, le=1e6)]
+    """Least radius, in weight units."""
+    margin: Annotated[float, Field(ge=1, le=100)]
+    """Factor on half the width that the layer had before."""
+
+
+class TrainingTerms(Message):
+    """Training on a device, without noise; see ``dpagent.learning.training.local_sgd``."""
+
+    steps: Annotated[int, Field(ge=1, le=10_000)]
+    batch: Annotated[int, Field(ge=1, le=65_536)]
+    """Records of a step, drawn with replacement."""
+    learning_rate: Annotated[float, Field(gt=0, le=1e3)]
+
+
+class ReportTerms(Message):
+    """Random bits of weights that a device has trained."""
+
+    kind: Literal["two-point"]
+    noise_multipliers: NoiseMultipliers
+    """One over ε of a bit, for each round."""
+    coordinates: Annotated[int, Field(ge=1, le=MAX_DIMENSION)]
+    """Bits that a device sends in a round, each of a weight of its own."""
+    ranges: RangeTerms
+    training: TrainingTerms
+
+    @property
+    def rounds(self) -> int:
+        """Number of rounds of the job."""
+        return len(self.noise_multipliers)
+
+
+ReleaseTerms: TypeAlias = Annotated[NoisySumTerms | ReportTerms, Field(discriminator="kind")]

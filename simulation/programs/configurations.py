@@ -19,6 +19,7 @@ from dpagent.learning.training.onnx_graph.signature import graph_digest, known_d
 from dpagent.norm import Norm
 from dpagent.storage import write_atomically
 from simulation.layout import Layout
+from simulation.presets import LOCAL_TRAINING
 from simulation.programs.broker import BrokerAddress
 from simulation.programs.timing import RoundTimes, round_times
 from simulation.settings import RunSettings
@@ -112,6 +113,7 @@ def _fleet(name: str, settings: RunSettings, times: RoundTimes, mqtt: dict[str, 
             "clip_norm": settings.clip_norm,
             "clipping": {"kind": settings.clipping},
             "schedule": {"kind": settings.schedule, "step": settings.step},
+            "local_training": LOCAL_TRAINING,
         },
         "cap": _cap(settings),
         "optimiser": {"learning_rate": settings.learning_rate, "momentum": settings.momentum},
@@ -163,7 +165,7 @@ def _trusted(settings: RunSettings, spec: ModelSpec, assets: Mapping[str, bytes]
 
 def _trusted_graphs(settings: RunSettings, spec: ModelSpec) -> list[str]:
     """The training graph of a model of one's own, which she builds herself."""
-    if settings.engine == "numpy" or settings.norm is not Norm.L2:  # the norm in which graphs clip
+    if settings.engine == "numpy" or settings.norm is Norm.L1:  # graphs clip in L2
         return []
     from dpagent.learning.training.onnx_graph.build import build_training_graph
 

@@ -20,6 +20,7 @@ from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.training.engine_choice import Bench
 from dpagent.norm import Norm
 from dpagent.privacy.sampling import largest_lot
+from simulation.presets import LOCAL_TRAINING
 from simulation.settings import RunSettings
 
 _TRIED_RECORDS: Final = 64
@@ -58,12 +59,21 @@ def round_times(settings: RunSettings, spec: ModelSpec, assets: Mapping[str, byt
     slot_s = settings.compute_slot_s
     if not slot_s:
         # Devices do the work of the largest lot, whatever their lots are.
-        lot = largest_lot(math.ceil(settings.records_per_device), settings.sampling_rate)
-        work_s = lot * _record_s(spec, settings.norm) + _AGENT_S + _PARAMETER_S * spec.parameter_count
+        lot = _most_records(settings)
+        work_s = (
+            lot * _record_s(spec, settings.norm or Norm.L2) + _AGENT_S + _PARAMETER_S * spec.parameter_count
+        )
         slot_s = max(_SHORTEST_SLOT_S, float(f"{max(_SPARE * share, _ALONE) * work_s:.2g}"))
     features_s = share * settings.records_per_device * _feature_s(spec, assets)
     deadline_s = _DEADLINE_S + 3 * slot_s + settings.jitter_window_s + _FEATURES_SPARE * features_s
     return RoundTimes(slot_s, round(deadline_s, 1), features_s)
+
+
+def _most_records(settings: RunSettings) -> int:
+    """Records whose gradients a device computes in a round, at most."""
+    if settings.norm is None:
+        return round(LOCAL_TRAINING["steps"] * LOCAL_TRAINING["batch"])
+    return largest_lot(math.ceil(settings.records_per_device), settings.sampling_rate)
 
 
 def _cores() -> int:

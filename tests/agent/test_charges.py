@@ -11,7 +11,7 @@ from fleets import make_plan, make_task, records, terms
 from ledgers import BUDGET, DATASET, charge_and_spool, charge_for, open_state
 from pydantic import TypeAdapter, ValidationError
 
-from agent.charges import LEDGER_SCOPE, Budget, BudgetChange, Charge, Price, ledger_statement
+from agent.charges import LEDGER_SCOPE, Budget, BudgetChange, Charge, Price, charge_of, ledger_statement
 from agent.replay import replay
 from dpagent.errors import LedgerError, ParameterError
 from dpagent.privacy.accounting.accountant import AccountantName
@@ -19,7 +19,7 @@ from dpagent.privacy.mechanisms.mechanism import JOB_ASSUMPTIONS
 from dpagent.protocol.messages import Plan
 
 PRICE = Price(2.0, 3.0, 2e-5, "pld", 1e-3)
-CHARGES = TypeAdapter(Charge)
+CHARGES = TypeAdapter(SumCharge)
 
 
 def charge(**changes: Any) -> Charge:
@@ -27,13 +27,13 @@ def charge(**changes: Any) -> Charge:
     task = make_task(
         **terms(rate=0.125, local_steps=3, clipping={"norms": [0.75], "accumulation_slack": 0.003}), round=2
     )
-    return replace(Charge.of(task, PRICE, "digits", charged_at="2026-11-20T00:00:00+00:00"), **changes)
+    return replace(charge_of(task, PRICE, "digits", charged_at="2026-11-20T00:00:00+00:00"), **changes)
 
 
 @pytest.mark.parametrize("number", [1, 3])
 def test_a_charge_rebuilds_the_mechanism_of_its_round(number: int) -> None:
     task = make_task(**terms(rate=0.125, local_steps=3), round=number)
-    made = Charge.of(task, PRICE, "digits", charged_at="2026-11-20T00:00:00+00:00")
+    made = charge_of(task, PRICE, "digits", charged_at="2026-11-20T00:00:00+00:00")
     assert made.rebuilt() == task.release.mechanism
     assert made.event == task.release.events[0]
     assert (made.round, made.job, made.schedule) == (number, task.plan.job.hex(), task.schedule_digest)

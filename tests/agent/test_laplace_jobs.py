@@ -19,7 +19,7 @@ from scipy import stats
 
 from agent.admission import Declined, admit
 from agent.audit import audit
-from agent.charges import Budget, Charge
+from agent.charges import Budget, Charge, charge_of
 from agent.limits import BeyondLimitError
 from agent.noisy_sums import noisy_gradients
 from agent.settings import load_agent_settings
@@ -126,7 +126,7 @@ def admitted(tasks: Iterable[RoundTask], directory: Path, budget: Budget) -> tup
     with closing(open_state(directory, budget)) as state:
         for task in tasks:
             price = admit(task, DATA, state.ledger, DATASET, LIMITS, now=0.0)
-            charge = Charge.of(task, price, DATASET, charged_at="2026-11-22T00:00:00+00:00")
+            charge = charge_of(task, price, DATASET, charged_at="2026-11-22T00:00:00+00:00")
             charge_and_spool(state, charge, [])
     return audit(directory).charges
 

@@ -28,7 +28,7 @@ from planted import plant
 
 from agent.accounts import grid_of, price_after
 from agent.audit import open_ledger, verify
-from agent.charges import BudgetChange, Charge
+from agent.charges import BudgetChange, Charge, SumCharge
 from agent.replay import replay
 from dpagent.errors import LedgerError
 from dpagent.privacy.accounting.choice import priced
@@ -111,7 +111,7 @@ def charges_of(delta: float, rounds: int, sigma: float = 20.0) -> list[Charge | 
     spent = [price_after(account, events[:number], delta) for number in numbers]
     epsilons = np.interp(range(1, rounds + 1), numbers, spent).tolist()
     first = rebuilt(
-        Charge(
+        SumCharge(
             dataset=DATASET, job="j", round=1, mechanism="discrete-gaussian",
             noise_multiplier=sigma, parameters={"resolution": 65_536}, clip_norm=1.0,
             accumulation_slack=0.001, dimension=10, sampling_rate=0.1, steps=1, granularity=0.0,
@@ -301,7 +301,7 @@ def test_a_reservation_smaller_than_what_was_spent_is_found(path: Path, database
 
 
 def test_less_noise_than_stated_before_is_found(path: Path, database: Path) -> None:
-    charge = Charge(**body_of(database, 3))
+    charge = SumCharge(**body_of(database, 3))
     changed = rebuilt(charge, noise_multiplier=200.0)
     rechain(database, 3, json.dumps(asdict(changed)))
     assert "Entry 3 states a cumulative ε" in refused(path)

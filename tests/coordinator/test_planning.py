@@ -24,7 +24,7 @@ def settings_of(directory: Path, **changes: Any) -> FleetSettings:
 
 
 def planner_of(settings: FleetSettings, spec: ModelSpec, noise: JobNoise | None = None) -> Planner:
-    planned, epsilons = job_noise(settings)
+    planned, epsilons = job_noise(settings, DIGITS)
     return Planner(settings, spec, Job(b"j" * 16, {}, noise or planned, epsilons), bytes(32))
 
 

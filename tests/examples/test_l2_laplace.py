@@ -15,7 +15,7 @@ from scipy import stats
 
 from agent.admission import admit
 from agent.audit import audit
-from agent.charges import Budget, Charge
+from agent.charges import Budget, charge_of
 from agent.noisy_sums import noisy_gradients
 from coordinator.aggregation import fleet_mean
 from coordinator.planning import Planner, new_job
@@ -65,7 +65,7 @@ def test_a_job_is_planned_admitted_charged_and_audited(tmp_path: Path) -> None:
         assert isinstance(task.release.mechanism, L2Laplace)
         limits = LIMITS.model_copy(update={"mechanisms": (L2Laplace.name,)})
         price = admit(task, records(20), state.ledger, "digits", limits, now=0.0)
-        charge_and_spool(state, Charge.of(task, price, "digits", charged_at="2026-11-22T00:00:00+00:00"), [])
+        charge_and_spool(state, charge_of(task, price, "digits", charged_at="2026-11-22T00:00:00+00:00"), [])
     assert EPSILON * 0.999 <= state.ledger.epsilon_spent("digits") <= EPSILON
     state.close()
     charges = audit(tmp_path / "device").charges

@@ -10,7 +10,7 @@ from dpagent.protocol.codec import encode
 from dpagent.protocol.dummies import MAX_DUMMIES, as_sent, dummies_for
 from dpagent.protocol.fragments import cut
 from dpagent.protocol.messages import Plan
-from dpagent.protocol.task import RoundTask, dimension_of
+from dpagent.protocol.task import RoundTask, values_of
 
 PLANS = [
     make_plan(),
@@ -21,7 +21,7 @@ PLANS = [
 
 @pytest.mark.parametrize("plan", PLANS)
 def test_dummies_are_as_many_as_fragments_and_as_long(plan: Plan) -> None:
-    fragments = list(cut(np.zeros(dimension_of(plan), np.int64), plan))
+    fragments = list(cut(np.zeros(values_of(plan), np.int64), plan))
     dummies = list(dummies_for(plan))
     assert [each.position for each in dummies] == [each.position for each in fragments]
     assert len({each.id for each in dummies}) == len(dummies)
@@ -31,13 +31,13 @@ def test_dummies_are_as_many_as_fragments_and_as_long(plan: Plan) -> None:
 
 @pytest.mark.parametrize("plan", PLANS)
 def test_the_dimension_is_that_of_the_task(plan: Plan) -> None:
-    assert dimension_of(plan) == RoundTask.of(plan).release.dimension
+    assert values_of(plan) == RoundTask.of(plan).release.dimension
 
 
 def test_the_first_round_with_a_projection_has_the_dimension_of_second_moments() -> None:
     projection = {"values": 64, "record_norm": 1.0}
-    assert dimension_of(make_plan(projection=projection)) == 64 * 65 // 2
-    assert dimension_of(make_plan(projection=projection, round=2)) == make_plan().model.parameters
+    assert values_of(make_plan(projection=projection)) == 64 * 65 // 2
+    assert values_of(make_plan(projection=projection, round=2)) == make_plan().model.parameters
 
 
 def test_a_fragment_leaves_as_it_is() -> None:

@@ -164,7 +164,7 @@ def test_with_noise_the_mean_is_the_exact_one_and_noise_of_the_size_that_is_pric
         loop.round(1)
         steps.append(start - loop.weights)
     exact, noisy = steps[0], np.array(steps[1:])
-    multiplier = trial_job(settings).noise.multipliers[0]
+    multiplier = trial_job(settings, spec).noise.multipliers[0]
     deviation = multiplier * 0.8 / (math.sqrt(2) * settings.records_per_device)
     spread = np.sqrt(np.mean((noisy - exact) ** 2))
     # 720 draws, and noise of rounding below a hundredth of the variance.

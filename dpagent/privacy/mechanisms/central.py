@@ -41,7 +41,7 @@ from dpagent.privacy.events import Event
 from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian
 from dpagent.privacy.mechanisms.discretised_laplace import DiscretisedLaplace
 from dpagent.privacy.mechanisms.grid import DEFAULT_RESOLUTION, Constrained, Grid
-from dpagent.privacy.mechanisms.mechanism import Mechanism
+from dpagent.privacy.mechanisms.mechanism import SumMechanism
 from dpagent.privacy.noise.entropy import Entropy, Sampler
 from dpagent.privacy.statement import Adjacency, BudgetStatement, Trust, Unit
 
@@ -50,7 +50,7 @@ PUBLIC_COUNT: Final = "The sum is divided by {count:g}, a number fixed before th
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Central(Mechanism):
+class _Central(SumMechanism):
     """Base of both mechanisms; ``_noise`` is the mechanism that does the work.
 
     Attributes:
@@ -123,7 +123,7 @@ class _Central(Mechanism):
         assumptions = [PUBLIC_COUNT.format(count=self.expected_devices)]
         if self.sampling_rate < 1:
             assumptions.append(SECRET_LOT.format(rate=self.sampling_rate))
-        return replace(Mechanism.statement(self, delta), assumptions=tuple(assumptions))
+        return replace(SumMechanism.statement(self, delta), assumptions=tuple(assumptions))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,7 +34,7 @@ from dpagent.privacy.calibration import EventFamily, laplace_family
 from dpagent.privacy.events import ApproximateEvent, Event, poisson_sampled
 from dpagent.privacy.mechanisms.grid import MAX_RESOLUTION, Grid, l1_resolution
 from dpagent.privacy.mechanisms.laplace_law import LaplaceLaw
-from dpagent.privacy.mechanisms.mechanism import CalibratedMechanism, Mechanism, Parameter
+from dpagent.privacy.mechanisms.mechanism import CalibratedMechanism, Parameter, SumMechanism
 from dpagent.privacy.noise.discrete_laplace import (
     MAX_SCALE,
     MIN_SCALE,
@@ -56,7 +56,7 @@ _WIDEST: Final = 1 << 31  # noise multiplier times resolution: the wire takes de
 
 
 @dataclass(frozen=True, slots=True)
-class LaplaceNoise(Mechanism):
+class LaplaceNoise(SumMechanism):
     """What Laplace noise on an L1-clipped sum has in common, whole or truncated. Public.
 
     Attributes:

@@ -1,7 +1,5 @@
 """The public interval of each layer's weights, adapted from round to round.
 
-Not wired: no program imports this yet.
-
 Sun, Qian, Chen (LDP-FL, IJCAI 2021) give each layer a range [c−r, c+r], because the noise of
 :mod:`dpagent.privacy.mechanisms.two_point` is proportional to r, and layers differ much in width. The ranges
 come from the previous global model, which is public; ranges from a device's own weights would leak them.

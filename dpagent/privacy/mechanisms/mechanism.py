@@ -107,10 +107,7 @@ class Parameter:
 
 
 class Mechanism(ABC):
-    """One round's mechanism on one device.
-
-    A subclass is a frozen dataclass with the fields of :class:`Query`, and its own.
-    """
+    """One round's mechanism on one device: its name, its guarantee and its cost."""
 
     __slots__ = ()
 
@@ -122,15 +119,11 @@ class Mechanism(ABC):
     """Which data sets are neighbours."""
     trust: ClassVar[Trust]
     """The parties that must follow the protocol for the guarantee to hold."""
-    norm: ClassVar[Norm]
-    """In which norm it needs each record's part to be bounded."""
+    norm: ClassVar[Norm | None]
+    """In which norm it needs each record's part to be bounded; None: it bounds none."""
 
-    clip_norm: float
-    sampling_rate: float
-    dimension: int
-    steps: int
-
-    # The cost, and the guarantee.
+    noise_multiplier: float
+    """The noise's parameter over the sensitivity; it follows from the round's budget."""
 
     @property
     @abstractmethod
@@ -150,13 +143,9 @@ class Mechanism(ABC):
         """
 
     @property
+    @abstractmethod
     def inexactness(self) -> float:
-        """Total variation distance of a round on a device from the ideal one: of its noise, and of its lots.
-
-        A device adds up lots of up to a largest size; a larger one, with probability LOT_TAIL or less, counts
-        as empty.
-        """
-        return self.statistical_distance + self.steps * LOT_TAIL
+        """Total variation distance of a round on a device from the ideal one, whatever departs from it."""
 
     def require_noise_as_priced(self, rounds: int, job_epsilon: float, delta: float) -> None:
         """Check that the drawn noise meets the assumptions of the job's price.
@@ -200,6 +189,32 @@ class Mechanism(ABC):
         return BudgetStatement(
             cls.unit, cls.adjacency, cls.trust, cls.name, epsilon, delta, (*JOB_ASSUMPTIONS, *assumptions)
         )
+
+
+class SumMechanism(Mechanism):
+    """A mechanism that adds noise to a clipped sum.
+
+    A subclass is a frozen dataclass with the fields of :class:`Query`, and its own.
+    """
+
+    __slots__ = ()
+
+    norm: ClassVar[Norm]
+    """In which norm it needs each record's part to be bounded."""
+
+    clip_norm: float
+    sampling_rate: float
+    dimension: int
+    steps: int
+
+    @property
+    def inexactness(self) -> float:
+        """Total variation distance of a round on a device from the ideal one: of its noise, and of its lots.
+
+        A device adds up lots of up to a largest size; a larger one, with probability LOT_TAIL or less, counts
+        as empty.
+        """
+        return self.statistical_distance + self.steps * LOT_TAIL
 
     # From a clipped sum to integers that may leave, and back.
 
@@ -285,8 +300,8 @@ class Mechanism(ABC):
         return math.log2(2 * math.pi * math.e * variance) / 2
 
 
-class PlannedMechanism(Mechanism):
-    """A mechanism that a plan can name: it can be announced, and built from the announcement.
+class PlannedMechanism(SumMechanism):
+    """A mechanism for sums that a plan can name: it can be announced, and built from the announcement.
 
     A subclass has the fields of :class:`Query`, a ``noise_multiplier``, and a field for each of its
     ``parameters``.
@@ -302,8 +317,6 @@ class PlannedMechanism(Mechanism):
     """The parameters that a plan announces besides noise multipliers."""
 
     accumulation_slack: float | None
-    noise_multiplier: float
-    """The noise's parameter over the sensitivity; it follows from the round's budget."""
 
     @classmethod
     def build(cls, query: Query, noise_multiplier: float, parameters: Mapping[str, float]) -> Self:

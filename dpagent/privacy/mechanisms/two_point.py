@@ -1,7 +1,5 @@
 """The LDP-FL two-point mechanism: one random bit stands for one weight.
 
-Not wired: no program imports this yet.
-
 After Sun, Qian, Chen, *LDP-FL: Practical private aggregation in federated learning with local
 differential privacy* (IJCAI 2021). A weight w, cut to its layer's public range [c−r, c+r], becomes
 c ± r·B with B = (e^ε+1)/(e^ε−1) = coth(ε/2), the upper one with probability ½ + (w−c)/(2rB).
@@ -235,7 +233,7 @@ class TwoPoint:
 
     def block_edges(self) -> NDArray[np.int64]:
         """Where the k blocks begin and, last, d: shape (k+1,)."""
-        return np.arange(self.coordinates + 1, dtype=np.int64) * self.dimension // self.coordinates
+        return group_edges(self.dimension, self.coordinates, 0, self.coordinates)
 
     def _draw_positions(self, entropy: Entropy) -> NDArray[np.int64]:
         edges = self.block_edges()
@@ -263,6 +261,16 @@ class TwoPoint:
             np.repeat([float(layer.centre) for layer in self.layers], sizes),
             np.repeat([float(layer.radius) for layer in self.layers], sizes),
         )
+
+
+def group_edges(dimension: int, coordinates: int, first: int, last: int) -> NDArray[np.int64]:
+    """Where those blocks begin that are numbered ``first`` to ``last`` − 1, of the k blocks of d weights, and
+    where the last of them ends: shape (last − first + 1,).
+
+    >>> group_edges(10, 3, 0, 3).tolist()
+    [0, 3, 6, 10]
+    """
+    return np.arange(first, last + 1, dtype=np.int64) * dimension // coordinates
 
 
 @lru_cache(maxsize=1024)

@@ -1,0 +1,83 @@
+"""Training on one device without noise: a fixed number of plain steps on batches of a fixed size.
+
+For methods whose noise comes after training, on the weights or on their change. The work does not depend on
+the records: each step draws as many of them as the plan says, with replacement, however many there are. What
+comes out is private, and exact in nothing: mechanisms that follow bound it themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpagent.errors import require_between, require_count
+from dpagent.learning.training.engine import Engine
+from dpagent.learning.training.lots import sum_over_lot
+
+if TYPE_CHECKING:
+    from dpagent.learning.data.dataset import Dataset
+
+Done: TypeAlias = Callable[[NDArray[np.float32], int], None]
+"""Is called after each step with the weights that it began with, and how many records it drew."""
+
+_MAX_STEPS = 10_000
+_MAX_BATCH = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class LocalSgd:
+    """Plain gradient descent on one device. Public.
+
+    Args:
+        steps: on a batch each, in 1..10,000.
+        batch: records of a step, drawn uniformly with replacement, in 1..65,536.
+        learning_rate: of every step, in (0, 1000].
+        largest_gradient: norm to which a record's gradient is clipped: one that no sane record reaches.
+
+    Raises:
+        ParameterError: a value is out of its range.
+    """
+
+    steps: int
+    batch: int
+    learning_rate: float
+    largest_gradient: float
+
+    def __post_init__(self) -> None:
+        require_count("steps", self.steps, maximum=_MAX_STEPS)
+        require_count("batch", self.batch, maximum=_MAX_BATCH)
+        require_between("learning_rate", self.learning_rate, 0.0, 1000.0, low_open=True)
+
+    def train(
+        self, engine: Engine, weights: NDArray[np.float32], dataset: Dataset, done: Done
+    ) -> NDArray[np.float32]:
+        """Weights ``(d,)`` after all steps. Private; they need not be finite.
+
+        A record that cannot be read, or that the engine cannot compute, counts as one without a gradient.
+        Without records the weights stay as they are.
+
+        Args:
+            engine: computes gradients, with one clip norm for all layers.
+            weights: ``(d,)`` to begin with; they are left alone.
+            dataset: the device's records, as the engine takes them.
+            done: hears of each step.
+
+        Raises:
+            ConfigurationError, StorageError: the board fails, which is no record's doing.
+        """
+        generator, local = np.random.default_rng(), weights.copy()
+        for _ in range(self.steps):
+            before, drawn = local, 0
+            if len(dataset):
+                batch = generator.integers(len(dataset), size=self.batch, dtype=np.intp)
+                total = sum_over_lot(engine, local, dataset, batch, [self.largest_gradient]).total
+                with np.errstate(over="ignore", invalid="ignore"):
+                    change = self.learning_rate / self.batch * total
+                    local = local - change.astype(np.float32)
+                drawn = self.batch
+            done(before, drawn)
+        return local
