@@ -48,7 +48,7 @@ from dpagent.privacy.covariance import MAX_LOT
 from dpagent.privacy.sampling import largest_lot
 from dpagent.protocol.noisy_sum import NoisySum
 from dpagent.protocol.reports import Reports
-from dpagent.protocol.task import Release, RoundTask
+from dpagent.protocol.task import Release, RoundTask, values_of
 from dpagent.storage import write_atomically
 from dpagent.wording import counted
 
@@ -157,8 +157,8 @@ class Trainer:
             front_end=front_end, new_records=self._most_new_records(front_end, adopts=adopts),
             disk_reads=self._disk_reads(task),
         )  # fmt: skip
-        sums = self._engine_is_for if engine else f"{task.release.dimension} moments"
-        if (tried := (sums, effort.at_once)) != self._tried:
+        work = self._engine_is_for if engine else f"{values_of(task.plan)} moments"
+        if (tried := (work, effort.largest)) != self._tried:
             effort.try_memory()
             self._tried = tried
         return Work(task, weights, front_end, engine, effort, adopts=adopts, longest_s=effort.longest_s())

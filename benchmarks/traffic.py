@@ -17,7 +17,7 @@ Limits: resends are not counted; the number of messages that receipts come in de
 from __future__ import annotations
 
 import os
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -41,6 +41,15 @@ _RECEIPTS_IN_ONE: Final = 64
 _FRAGMENTS: Final = 2_000
 
 
+def _reports(coordinates: int | str) -> dict[str, Any]:
+    privacy = {"epsilon": 1_000.0, "method": "ldp-fl", "two_point": {"coordinates": coordinates}}
+    return {"privacy": privacy, "cap": {"kind": "none"}}
+
+
+_REPORTS: Final = {"all weights": _reports("all"), "100 weights": _reports(100)}
+"""What a plan asks for; the wire does not depend on ε."""
+
+
 def run() -> list[Figure]:
     """Count the bytes of a round of each preset."""
     figures: list[Figure] = []
@@ -59,6 +68,18 @@ def run() -> list[Figure]:
             ),
             Figure(f"{model}: fragments of noise that are rounded further", 100 * _coarse(task), "%"),
         ]
+        for bits, settings in _REPORTS.items():
+            reports = _fragments(
+                first_task(dataset, records, Opener(new_sealing_secret(), "demo").public_key, **settings)
+            )
+            figures.append(
+                Figure(
+                    f"{model}: up, ldp-fl, {bits}",
+                    8 * (sum(reports) + _PUBACK * len(down)) / parameters,
+                    "bits a parameter",
+                    f"{len(reports)} fragments",
+                )
+            )
     return figures
 
 

@@ -25,6 +25,7 @@ from dpagent.privacy.mechanisms.grid import DEFAULT_RESOLUTION
 from dpagent.privacy.mechanisms.wire import round_to_wire
 from dpagent.protocol.fragments import content_digest
 from dpagent.protocol.messages import MAX_PAYLOAD_BYTES, Plan
+from dpagent.protocol.report_packing import report_width, reports_bytes
 from dpagent.protocol.task import RoundTask
 from dpagent.protocol.weights import weights_to_bytes
 
@@ -82,6 +83,19 @@ def plan_values(**changes: Any) -> dict[str, Any]:
     if "bytes" not in changes.get("wire", {}) and isinstance(wire["block"], int):
         wire["bytes"] = room_for(wire["block"])
     return values
+
+
+def report_plan(*, coordinates: int = 40, block: int = 10, **changes: Any) -> Plan:
+    """A plan that asks for two-point reports of the ``digits`` model."""
+    values = plan_values(method="ldp-fl", **changes)
+    values["release"] = {
+        "kind": "two-point", "noise_multipliers": [0.5, 0.5, 0.25], "coordinates": coordinates,
+        "ranges": {"floor": 0.05, "margin": 1.5},
+        "training": {"steps": 3, "batch": 8, "learning_rate": 0.1},
+    }  # fmt: skip
+    width = report_width(values["model"]["parameters"], coordinates)
+    values["wire"] = {"block": block, "bytes": reports_bytes(block, width)}
+    return Plan.model_validate(values)
 
 
 def room_for(block: int) -> int:

@@ -11,7 +11,16 @@ from fleets import make_plan, make_task, records, terms
 from ledgers import BUDGET, DATASET, charge_and_spool, charge_for, open_state
 from pydantic import TypeAdapter, ValidationError
 
-from agent.charges import LEDGER_SCOPE, Budget, BudgetChange, Charge, Price, charge_of, ledger_statement
+from agent.charges import (
+    LEDGER_SCOPE,
+    Budget,
+    BudgetChange,
+    Charge,
+    Price,
+    SumCharge,
+    charge_of,
+    ledger_statement,
+)
 from agent.replay import replay
 from dpagent.errors import LedgerError, ParameterError
 from dpagent.privacy.accounting.accountant import AccountantName

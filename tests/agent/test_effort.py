@@ -12,7 +12,7 @@ from fleets import DIGITS, digits, make_task, model_section, terms
 from numpy.typing import NDArray
 
 from agent.effort import Effort
-from agent.noisy_sums import clipped_sum, sum_of_moments
+from agent.noisy_sums import MOMENTS_AT_ONCE, clipped_sum, sum_of_moments
 from dpagent.learning.data.dataset import ArrayDataset
 from dpagent.learning.front_end.features import FrontEnd
 from dpagent.learning.models.description import from_description
@@ -147,9 +147,9 @@ def test_no_lot_has_more_second_moments_in_memory_than_are_tried(moments_of: lis
     task = moments_task()
     effort = Effort(task, np.zeros(0, np.float32), None, 1000)
     effort.try_memory()
-    assert moments_of == [effort.at_once]
+    assert moments_of == [MOMENTS_AT_ONCE]
     sum_of_moments(task.release, digits(0, 1000))
-    assert (max(moments_of), sum(moments_of)) == (effort.at_once, effort.at_once + 1000)
+    assert (max(moments_of), sum(moments_of)) == (MOMENTS_AT_ONCE, MOMENTS_AT_ONCE + 1000)
 
 
 def test_where_a_disk_has_to_be_read_each_record_counts_with_a_read_of_a_slow_one() -> None:
