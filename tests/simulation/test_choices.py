@@ -141,7 +141,7 @@ def test_a_bounded_cap_leaves_room_for_noise_that_the_budget_meets_or_is_refused
     lot = options.sampling_rate * options.records_per_device
     assert fleet.cap.kind == "bounded"
     assert fleet.cap.floor * lot == pytest.approx(3 * options.clip_norm, rel=0.01)
-    trial_planner(fleet, spec, trial_job(fleet)).require_acceptable()
+    trial_planner(fleet, spec, trial_job(fleet, spec)).require_acceptable()
     with pytest.raises(PlanError, match="cannot be met"):
         settled(form, spec, epsilon=0.1, **wanted)
 
