@@ -31,12 +31,13 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from agent.noisy_sums import MOMENTS_AT_ONCE
 from dpagent.learning.data.stored import RawFile
 from dpagent.learning.front_end.features import FrontEnd
 from dpagent.learning.training.augmentation import Augmentation
 from dpagent.learning.training.engine import Engine
 from dpagent.privacy.covariance import SecondMoments
-from dpagent.privacy.sampling import largest_lot
+from dpagent.privacy.sampling import largest_lot, shuffled
 from dpagent.protocol.noisy_sum import NoisySum
 from dpagent.protocol.reports import Reports
 from dpagent.protocol.task import Release, RoundTask
@@ -55,7 +56,7 @@ _TRIED_NOISE: Final = 4096
 _TRIED_FEATURES: Final = 4
 _AT_ONCE: Final = 8
 """Microbatches of made-up records computed together, as many as of real ones."""
-_MOMENTS: Final = 32
+_MOMENTS: Final = MOMENTS_AT_ONCE // _AT_ONCE
 """Records of a microbatch where second moments are asked for."""
 
 
@@ -150,11 +151,6 @@ class Effort:
             total_s += _DISK_READ_S * self._disk_reads * self._new_records
         return _SPARE * total_s
 
-    @property
-    def at_once(self) -> int:
-        """How many records are in memory together at most."""
-        return min(self.largest, _AT_ONCE * self._microbatch)
-
     def try_memory(self) -> None:
         """Compute as many made-up records at once as any lot may have in memory together.
 
@@ -164,7 +160,8 @@ class Effort:
         Raises:
             Exception: They cannot be computed.
         """
-        self._compute(self._weights, self.at_once)
+        lot = shuffled(np.arange(self.largest, dtype=np.intp))
+        self._compute(self._weights, min(len(lot), _AT_ONCE * self._microbatch))
 
     def fill_up_features(self, done: int) -> None:
         """Go on with made-up records until features of as many are computed as there may be new ones; once.

@@ -16,7 +16,7 @@ exclude every record.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,9 @@ from dpagent.wording import counted
 
 LotSum: TypeAlias = Callable[[NDArray[np.float32]], NDArray[np.float64]]
 """The sum over a fresh lot at local weights, shape (dimension,). Private. It never fails."""
+
+MOMENTS_AT_ONCE: Final = 256
+"""Records in memory together where second moments are summed: no more than are tried before the charge."""
 
 Done: TypeAlias = Callable[[int], None]
 """Is called with the number of a lot's records once their sum is made."""
@@ -99,7 +102,7 @@ def sum_of_moments(release: NoisySum, dataset: Dataset, done: Done = _nothing_mo
     if len(lot) > MAX_LOT:
         raise ParameterError(f"a lot has {counted(len(lot), 'record')}; expected at most {MAX_LOT:,}.")
     total = np.zeros(moments.dimension)
-    for inputs, _ in dataset.readable_batches(lot):
+    for inputs, _ in dataset.readable_batches(lot, size=MOMENTS_AT_ONCE):
         total += moments.total(to_float32(inputs).reshape(len(inputs), -1))
     done(len(lot))
     return total

@@ -48,7 +48,7 @@ from dpagent.privacy.covariance import MAX_LOT
 from dpagent.privacy.sampling import largest_lot
 from dpagent.protocol.noisy_sum import NoisySum
 from dpagent.protocol.reports import Reports
-from dpagent.protocol.task import Release, RoundTask
+from dpagent.protocol.task import Release, RoundTask, values_of
 from dpagent.storage import write_atomically
 from dpagent.wording import counted
 
@@ -99,7 +99,7 @@ class Trainer:
         self._engine: Engine | None = None
         self._engine_is_for = ""
         self._tried = ("", 0)
-        """For which engine, and with how many records, the memory was tried last."""
+        """For which engine or moments, and with how many records, the memory was tried last."""
         self._front_end: FrontEnd | None = None
         self._features: FeatureSet | None = None
         """Of the records below, by the front end."""
@@ -157,7 +157,8 @@ class Trainer:
             front_end=front_end, new_records=self._most_new_records(front_end, adopts=adopts),
             disk_reads=self._disk_reads(task),
         )  # fmt: skip
-        if (tried := (self._engine_is_for if engine else "moments", effort.at_once)) != self._tried:
+        work = self._engine_is_for if engine else f"{values_of(task.plan)} moments"
+        if (tried := (work, effort.largest)) != self._tried:
             effort.try_memory()
             self._tried = tried
         return Work(task, weights, front_end, engine, effort, adopts=adopts, longest_s=effort.longest_s())

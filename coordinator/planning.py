@@ -70,8 +70,8 @@ def job_noise(
         return report_rounds(settings, spec)
     if settings.cap.kind == "bounded":
         # As if no cap acted; each round's own noise follows from its weights.
-        job, query = bounded_job(settings), bounded_query(settings, spec)
-        noise = JobNoise(TruncatedLaplace, job.multipliers(query), {"resolution": job.resolution(query)})
+        job, lots = bounded_job(settings), (privacy.sampling_rate, privacy.local_steps)
+        noise = JobNoise(TruncatedLaplace, job.multipliers(*lots), {"resolution": job.resolution(*lots)})
         return noise, tuple(np.cumsum(job.schedule.budgets(job.epsilon, job.rounds)).tolist())
     budget = calibrate(
         privacy.schedule.schedule(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from dpagent.wording import counted
 from simulation.chance import beats_by_more_than_chance
 from simulation.layout import Layout
 from simulation.notes import RunNotes
@@ -128,6 +129,11 @@ class RunRecord:
             first.append(
                 f"Training without noise does not beat {majority} either, so noise is not the cause. Look at "
                 "the range of the inputs, the label, the sizes of the classes and the model."
+            )
+        if self.settings.cap == "bounded" and (done := len(self.epsilon_spent)) < self.settings.rounds:
+            first.append(
+                f"The job ended after {done} of {counted(self.settings.rounds, 'round')}: what was left of ε "
+                "met the bounded cap of no further round."
             )
         warning = self.outlook.warning
         return (*first, *self.notes.remarks, *([] if warning is None else [warning]))

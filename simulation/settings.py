@@ -115,6 +115,8 @@ class RunSettings(Settings):
     @property
     def cap_in_words(self) -> str:
         """The noise cap and where it acts."""
+        if self.cap == "bounded":
+            return "bounded on each device"
         return "none" if self.cap == "none" else f"{self.cap} at the {self.cap_at}"
 
     def save(self, state_dir: Path) -> None:

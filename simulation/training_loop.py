@@ -66,6 +66,9 @@ class TrainingLoop:
     def __init__(
         self, fleet: FleetSettings, spec: ModelSpec, shards: Sequence[Dataset], test: Dataset, *, noise: bool
     ) -> None:
+        if not noise and fleet.cap.kind == "bounded":
+            # There is no noise to bound, and no price.
+            fleet = fleet.model_copy(update={"cap": fleet.cap.model_copy(update={"kind": "none"})})
         self._fleet, self._spec, self._shards, self._test = fleet, spec, shards, test
         self._noise = noise
         self._planner = trial_planner(fleet, spec, trial_job(fleet, spec))

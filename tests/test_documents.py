@@ -60,6 +60,7 @@ def test_protocol_page_lists_exactly_the_fields_of_a_message(
         ("projection", terms.ProjectionTerms),
         ("augmentation", terms.AugmentationTerms),
         ("cap", terms.CapTerms),
+        ("schedule", terms.ScheduleTerms),
         ("wire", messages.WireTerms),
     ],
 )

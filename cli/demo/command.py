@@ -106,6 +106,8 @@ def _request(run: Given, data: Given) -> Request:
         raise _excluded(
             "cap_at", f"a cap on the device knows one clip norm; give {named('clipping', 'whole')}."
         )
+    if run.values["cap"] == "bounded" and run.values["noise"] != "laplace":
+        raise _excluded("cap", f"a bounded cap cuts off Laplace noise; give {named('noise', 'laplace')}.")
     selection: dict[str, Any] = {}
     if path is not None:
         known = {"kind": "idx"} if dataset == "mnist" else {}

@@ -138,7 +138,7 @@ RUN: Final = OptionTable(
     Option("clipping", choice("whole", "layers", "quantile"),
            "Clip the whole gradient, each layer, or to a private quantile of the norms.", default="whole",
            panel=_TRAINING),
-    Option("cap", choice("clamp", "none"), "Noise cap.", panel=_TRAINING),
+    Option("cap", choice("clamp", "none", "bounded"), "Noise cap.", panel=_TRAINING),
     Option("cap_at", choice("coordinator", "device"), "Where the cap acts.", default="coordinator",
            panel=_TRAINING),
     Option("engine", choice("auto", "numpy", "onnx"),

@@ -3,9 +3,9 @@
 ``int8``: blocks of 64 weights, each with a scale. The scales come first, as float16, then a signed byte a
 weight, little-endian; the last block may be shorter. A weight is its byte times its block's scale. That
 product has at most 19 significant bits, so it is exact in float32: every receiver has the same weights, to
-the bit. The error is at most half a scale, 1/254 of the largest weight of a block. A scale of float16 loses
-nothing against float32, since weights are rounded to multiples of the scale as it travels: it is rounded up,
-so that the largest fits.
+the bit. The error is at most half a scale: 1/254 of the largest weight of a block, and 2⁻²⁵ for the steps of
+small scales. A scale of float16 loses nothing else against float32, since weights are rounded to multiples of
+the scale as it travels: it is rounded up, so that the largest fits.
 
 Weights of more than 127 · 65,504, some 8.3 million, saturate. If one is not a finite number, its whole block
 is not: a device declines such a model.

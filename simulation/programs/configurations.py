@@ -26,6 +26,8 @@ from simulation.settings import RunSettings
 
 _PERIODS: Final = 16
 """Points of a device's grid to a compute slot, so that no round waits long for one."""
+_BOUNDED: Final = 3.0
+"""Clip norms that noise may reach under a bounded cap, at the least."""
 _MESSAGES_PER_SECOND = 100.0
 """A loopback broker takes more than the 10 messages a second of a hosted one."""
 _MODEL_FILE = "model.yaml"
@@ -113,7 +115,7 @@ def _fleet(name: str, settings: RunSettings, times: RoundTimes, mqtt: dict[str, 
             "schedule": {"kind": settings.schedule, "step": settings.step},
             "local_training": LOCAL_TRAINING,
         },
-        "cap": {"kind": settings.cap, "where": settings.cap_at},
+        "cap": _cap(settings),
         "optimiser": {"learning_rate": settings.learning_rate, "momentum": settings.momentum},
         "round": {
             "deadline_s": times.deadline_s,
@@ -126,6 +128,15 @@ def _fleet(name: str, settings: RunSettings, times: RoundTimes, mqtt: dict[str, 
         "test_data": {"kind": "npz", "path": "test.npz"},
         "mqtt": mqtt,
     }
+
+
+def _cap(settings: RunSettings) -> dict[str, Any]:
+    """The noise cap; a bounded one leaves room for noise that some ε can meet."""
+    cap: dict[str, Any] = {"kind": settings.cap, "where": settings.cap_at}
+    if settings.cap == "bounded":
+        lot = settings.sampling_rate * settings.records_per_device
+        cap["floor"] = float(f"{_BOUNDED * settings.clip_norm / lot:.3g}")
+    return cap
 
 
 def _records(settings: RunSettings, layout: Layout, spec: ModelSpec) -> dict[str, Any]:

@@ -194,7 +194,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _cap_effect(record: RunRecord) -> str | None:
-    if not record.clamped or not record.kept or record.settings.cap_in_words.startswith("none"):
+    if not record.clamped or not record.kept or record.settings.cap != "clamp":
         return None
     if "device" in record.settings.cap_in_words:
         return "its effect is unknown, because devices do not tell"

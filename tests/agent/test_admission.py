@@ -397,7 +397,7 @@ def test_an_unknown_method_and_a_mechanism_of_another_are_refused(monkeypatch: p
         make_task(method="of-tomorrow")
     other: Any = type("Other", (DiscretisedGaussian,), {"name": "of-another"})
     plant(monkeypatch, other)
-    with pytest.raises(PlanError, match="mechanism of-another do not go together"):
+    with pytest.raises(PlanError, match="incrementing, cap none and mechanism of-another do not go together"):
         make_task(method="incrementing", mechanism={"name": "of-another"})
 
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from agent.admission import Declined, admit
 from agent.audit import audit, verify
-from agent.charges import Budget, Charge
+from agent.charges import Budget, Charge, charge_of
 from agent.noisy_sums import noisy_gradients
 from agent.state import AgentState
 from coordinator.planning import Planner, new_job
@@ -87,7 +87,7 @@ def take(state: AgentState, task: RoundTask, weights: NDArray[np.float32] | None
     if weights is not None:
         task.release.require_derived(weights)
     price = admit(task, DATA, state.ledger, DATASET, LIMITS, now=0.0)
-    charge = Charge.of(task, price, DATASET, charged_at="2026-11-23T00:00:00+00:00")
+    charge = charge_of(task, price, DATASET, charged_at="2026-11-23T00:00:00+00:00")
     charge_and_spool(state, charge, [])
     return charge
 

@@ -6,14 +6,13 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-import cbor2
 import numpy as np
 import pytest
-from fleets import DIGITS, digits, make_task, terms
+from fleets import DIGITS, digits, make_task, model_section, terms
 from numpy.typing import NDArray
 
 from agent.effort import Effort
-from agent.noisy_sums import clipped_sum, sum_of_moments
+from agent.noisy_sums import MOMENTS_AT_ONCE, clipped_sum, sum_of_moments
 from dpagent.learning.data.dataset import ArrayDataset
 from dpagent.learning.front_end.features import FrontEnd
 from dpagent.learning.models.description import from_description
@@ -117,25 +116,40 @@ def test_new_features_are_counted_for_all_records_there_may_be(monkeypatch: pyte
     assert effort.longest_s() - without.longest_s() == pytest.approx(1.5 * MOST / 4)
 
 
-def test_second_moments_are_filled_up_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = from_description(DIGITS.describe() | {"front_end": [{"projection": 6}], "layers": [{"dense": 10}]})
-    model = {
-        "description": cbor2.dumps(spec.describe(), canonical=True), "parameters": spec.parameter_count,
-        "architecture": spec.digest(),
-    }  # fmt: skip
-    task = make_task(
-        model=model, projection={"values": 64, "record_norm": 4.0},
-        wire={"block": 500}, step=17, **terms(rate=1.0),
-    )  # fmt: skip
-    effort = Effort(task, np.zeros(spec.parameter_count, np.float32), None, MOST)
+@pytest.fixture
+def moments_of(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Of how many records second moments are computed together, each time."""
     seen: list[int] = []
     total = SecondMoments.total
     monkeypatch.setattr(
         SecondMoments, "total", lambda self, records: seen.append(len(records)) or total(self, records)
     )
-    sum_of_moments(task.release, digits(0, 50), lambda done: effort.fill_up(np.zeros(0, np.float32), done))
-    assert sum(seen) == MOST
+    return seen
+
+
+def moments_task() -> RoundTask:
+    spec = from_description(DIGITS.describe() | {"front_end": [{"projection": 6}], "layers": [{"dense": 10}]})
+    return make_task(
+        model=model_section(spec), projection={"values": 64, "record_norm": 4.0},
+        wire={"block": 500}, step=17, **terms(rate=1.0),
+    )  # fmt: skip
+
+
+def test_second_moments_are_filled_up_too(moments_of: list[int]) -> None:
+    task, none = moments_task(), np.zeros(0, np.float32)
+    effort = Effort(task, none, None, MOST)
+    sum_of_moments(task.release, digits(0, 50), lambda done: effort.fill_up(none, done))
+    assert sum(moments_of) == MOST
     assert effort.longest_s() > 0
+
+
+def test_no_lot_has_more_second_moments_in_memory_than_are_tried(moments_of: list[int]) -> None:
+    task = moments_task()
+    effort = Effort(task, np.zeros(0, np.float32), None, 1000)
+    effort.try_memory()
+    assert moments_of == [MOMENTS_AT_ONCE]
+    sum_of_moments(task.release, digits(0, 1000))
+    assert (max(moments_of), sum(moments_of)) == (MOMENTS_AT_ONCE, MOMENTS_AT_ONCE + 1000)
 
 
 def test_where_a_disk_has_to_be_read_each_record_counts_with_a_read_of_a_slow_one() -> None:

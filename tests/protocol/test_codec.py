@@ -290,7 +290,7 @@ RANGES: list[tuple[str, list[Any], list[Any]]] = [
       [{"role": "malware", "digest": b"x" * 32, "size": 1}],
       [{"role": "projection", "digest": b"x" * 31, "size": 1}],
       [{"role": "projection", "digest": b"x" * 32, "size": 0}]]),
-    ("cap.kind", ["none", "clamp"], ["bounded", ""]),
+    ("cap.kind", ["none", "clamp"], ["published", ""]),
     ("cap.where", ["device", "coordinator"], ["both"]),
     ("cap.regularisation", [1e-9, 1e6], [0.0, 1.1e6]),
     ("cap.floor", [1e-9, 1e6], [0.0, 1.1e6]),

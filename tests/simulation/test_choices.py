@@ -133,6 +133,19 @@ def test_little_data_or_budget_is_called_what_it_is() -> None:
     assert "With 96 records on each of 5 devices, 18,304 parameters and ε = 0.25, all" in str(outlook.warning)
 
 
+def test_a_bounded_cap_leaves_room_for_noise_that_the_budget_meets_or_is_refused() -> None:
+    form, spec = DataForm(2000, 100, (8,), 3), derived_model((8,), 3)
+    wanted = {"method": "incrementing", "noise": "laplace", "cap": "bounded", "rounds": 4}
+    options = settled(form, spec, epsilon=30.0, **wanted)
+    fleet = fleet_settings(options)
+    lot = options.sampling_rate * options.records_per_device
+    assert fleet.cap.kind == "bounded"
+    assert fleet.cap.floor * lot == pytest.approx(3 * options.clip_norm, rel=0.01)
+    trial_planner(fleet, spec, trial_job(fleet, spec)).require_acceptable()
+    with pytest.raises(PlanError, match="cannot be met"):
+        settled(form, spec, epsilon=0.1, **wanted)
+
+
 def test_settings_follow_the_data_and_what_is_given_wins() -> None:
     form, spec = DataForm(2000, 100, (8,), 3), derived_model((8,), 3)
     options = settled(form, spec)

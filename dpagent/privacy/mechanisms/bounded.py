@@ -124,16 +124,16 @@ class BoundedJob:
         require_count("rounds", self.rounds, maximum=MAX_ROUNDS)
         require_positive("expected lot", self.expected_lot)
 
-    def multipliers(self, query: Query) -> tuple[float, ...]:
+    def multipliers(self, sampling_rate: float, steps: int) -> tuple[float, ...]:
         """The noise multiplier of each round, if no cap acts.
 
         Raises:
             ParameterError: a round's ε is too small.
         """
         budgets = self.schedule.budgets(self.epsilon, self.rounds).tolist()
-        return tuple(multiplier_for(_of_a_step(budget, query)) for budget in budgets)
+        return tuple(multiplier_for(_of_a_step(budget, sampling_rate, steps)) for budget in budgets)
 
-    def resolution(self, query: Query) -> int:
+    def resolution(self, sampling_rate: float, steps: int) -> int:
         """Grid units to one clip norm, for all rounds.
 
         The finest on which the wire takes eight times the noise of any round in which no cap acts.
@@ -141,7 +141,7 @@ class BoundedJob:
         Raises:
             ParameterError: a round's ε is too small.
         """
-        return finest_resolution(_SPARE * max(self.multipliers(query)))
+        return finest_resolution(_SPARE * max(self.multipliers(sampling_rate, steps)))
 
     def round(
         self,
@@ -178,7 +178,7 @@ class BoundedJob:
         terms = (query.sampling_rate, query.dimension)
         mechanism = TruncatedLaplace.for_delta(
             query.clip_norm,
-            _of_a_step(float(planned[0]), query),
+            _of_a_step(float(planned[0]), query.sampling_rate, query.steps),
             delta,
             *terms,
             steps=query.steps,
@@ -195,7 +195,7 @@ class BoundedJob:
                     steps=query.steps,
                     resolution=resolution,
                     accumulation_slack=query.accumulation_slack,
-                    max_epsilon=_of_a_step(self.epsilon - spent, query),
+                    max_epsilon=_of_a_step(self.epsilon - spent, query.sampling_rate, query.steps),
                 )
             except ParameterError:
                 raise
@@ -238,7 +238,7 @@ class BoundedRound:
                 )
 
 
-def _of_a_step(epsilon: float, query: Query) -> float:
+def _of_a_step(epsilon: float, sampling_rate: float, steps: int) -> float:
     """The ε before sampling of one step, if all steps of a round may cost ``epsilon``."""
-    of_step = unamplified_epsilon(min(epsilon, MAX_EPSILON) * _SAFE / query.steps, query.sampling_rate)
+    of_step = unamplified_epsilon(min(epsilon, MAX_EPSILON) * _SAFE / steps, sampling_rate)
     return min(of_step, 1 / NOISE_RANGE[0] * _SAFE)

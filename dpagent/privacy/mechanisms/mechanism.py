@@ -40,7 +40,8 @@ from dpagent.privacy.statement import Adjacency, BudgetStatement, Trust, Unit
 
 #: Assumptions of a job's guarantee, besides the code.
 JOB_ASSUMPTIONS: Final = (
-    "The noise multipliers and the sampling rate of a job are fixed before its first round.",
+    "The noise and the sampling rate of a job are fixed before its first round, or the costs of its rounds "
+    "add up within what it reserved.",
     "The operating system's random numbers are uniform and stay secret.",
 )
 

@@ -99,7 +99,10 @@ def test_no_choice_of_weights_spends_more_than_the_reservation(
     """A coordinator that chooses each round's weights, and with them its cap, after all it has seen."""
     query = Query(1.0, 0.001, 101, q, steps)
     terms = job(schedule=schedule, rounds=12, epsilon=40.0, cap=BoundedCap(0.5, 0.02), expected_lot=200.0)
-    shape, resolution = np.linspace(-1, 1, 101, dtype=np.float32), terms.resolution(query)
+    shape, resolution = (
+        np.linspace(-1, 1, 101, dtype=np.float32),
+        terms.resolution(query.sampling_rate, query.steps),
+    )
     spent, events = 0.0, []
     for number, scale in enumerate(scales, 1):
         weights = shape * np.float32(scale)

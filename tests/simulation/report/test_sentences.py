@@ -169,6 +169,13 @@ def test_a_model_that_does_not_beat_guessing_without_noise_is_not_blamed_on_nois
     assert any("noise is not the cause" in sentence for sentence in record.cautions) == blamed
 
 
+def test_a_job_that_a_bounded_cap_ended_says_so() -> None:
+    record = with_settings(record_of(rounds=3), cap="bounded", rounds=5)
+    assert any("ended after 3 of 5 rounds" in sentence for sentence in record.cautions)
+    for other in (with_settings(record, rounds=3), with_settings(record, cap="clamp")):
+        assert not any("ended after" in sentence for sentence in other.cautions)
+
+
 def test_a_round_that_took_no_step_has_no_accuracy(tmp_path: Path) -> None:
     record = replace(record_of(rounds=2), accuracy_history=(math.nan, 0.5), baseline_history=(math.nan, 0.6))
     words = words_of(render_report(record, tmp_path)).replace(NBSP, " ")
