@@ -2,9 +2,9 @@
 
 A pool holds messages of one plan and one length. It leaves whole: when it has ``batch`` messages, or
 ``least`` ``longest_s`` after its first. The order of departure is drawn from the operating system's
-randomness and depends on nothing that arrived. No message leaves twice, as far as digests are remembered: one that the broker delivers twice
-would be known by leaving twice. The digests are keyed, of this process alone, and of what the broker has seen
-leave anyway; none is kept with its time or its place.
+randomness and depends on nothing that arrived. No message leaves twice, as far as digests are remembered:
+one that the broker delivers twice would be known by leaving twice. The digests are keyed, of this process
+alone, and of what the broker has seen leave anyway; none is kept with its time or its place.
 """
 
 from __future__ import annotations

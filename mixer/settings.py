@@ -31,8 +31,8 @@ class MixerSettings(Settings):
     messages_per_second: Annotated[float, Field(gt=0, le=100_000)] = 500.0
     """Maximum publications per second."""
     memory_mib: Annotated[int, Field(ge=1, le=65_536)] = 64
-    """Most memory of held messages. When it is full, a message takes the place of those of another plan, the one
-    with the fewest; devices send them again."""
+    """Most memory of held messages. When it is full, a message takes the place of those of another plan,
+    the one with the fewest; devices send them again."""
     remembered: Annotated[int, Field(ge=0, le=10_000_000)] = 200_000
     """Messages that are known again, at least, after they have left, so that a message that the broker
     delivers twice leaves once. Each takes up to 200 bytes of memory."""
