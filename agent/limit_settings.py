@@ -32,7 +32,7 @@ class LimitSettings(Settings):
     minimum_jitter_window_s: Annotated[float, Field(ge=0, le=86_400)] = 5.0
     """Shortest time over which a plan may have this device spread its fragments."""
     minimum_fragments: Annotated[int, Field(ge=1, le=100_000)] = 4
-    """Fewest fragments that a plan may cut an update into."""
+    """Fewest fragments that a plan may cut an update into; one of fewer values has one for each."""
     maximum_fragments: Annotated[int, Field(ge=1, le=100_000)] = 4_096
     """Most fragments that a plan may cut an update into, as many as coordinators can ask for. Each takes
     some 600 bytes of disk besides its values."""

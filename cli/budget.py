@@ -255,8 +255,8 @@ def export(
                 str(charge["round"]),
                 charge["mechanism"],
                 f"{charge['noise_multiplier']:.4f}",
-                f"{charge['sampling_rate']:g}",
-                f"{charge['granularity']:.3g}",
+                f"{charge['sampling_rate']:g}" if "sampling_rate" in charge else "",
+                f"{charge['granularity']:.3g}" if "granularity" in charge else "",
                 f"{charge['delta']:g}",
                 f"{charge['cumulative_epsilon']:.4f}",
                 charge["hash"][:12],
@@ -269,5 +269,5 @@ def export(
 def _flat(charge: Charge) -> dict[str, Any]:
     """A charge for JSON: the mechanism's parameters next to the other keys."""
     fields = asdict(charge)
-    parameters: dict[str, Any] = fields.pop("parameters")
+    parameters: dict[str, Any] = fields.pop("parameters", {})
     return fields | parameters

@@ -26,6 +26,7 @@ from typing import Final
 import numpy as np
 
 from dpagent.norm import Norm
+from dpagent.wording import counted
 from simulation.request import CapKind, KnownData, Request
 
 
@@ -74,6 +75,8 @@ REPORTS_LEARNING_RATE: Final = 0.1
 LOCAL_TRAINING: Final = {"steps": 20, "batch": 32, "learning_rate": 0.5}
 """Of ``ldp-fl``: from the first weights of a small model, nearly as far as training on all data goes."""
 
+_TRAINED: Final = (("steps", "local step"), ("batch", "record"))
+
 _L1_STRETCH: Final = 0.6
 
 # ε at which settings were searched for; between them, all follow the logarithm of ε.
@@ -102,6 +105,12 @@ def preset_of(request: Request) -> Preset:
             sampling_rate=float(np.interp(at, known, _SCATTERING_SAMPLING_RATES)),
         )
     return replace(OWN_DATA, devices=preset.devices, epsilon=preset.epsilon)
+
+
+def local_training_in_words() -> str:
+    """How much a device trains in a round of ``ldp-fl``."""
+    steps, batch = (counted(round(LOCAL_TRAINING[key]), what) for key, what in _TRAINED)
+    return f"{steps} of {batch}"
 
 
 def typical_stretch(norm: Norm, parameters: int) -> float:

@@ -16,7 +16,7 @@ from dpagent.wording import counted
 from simulation.choices import model_in_words
 from simulation.fleet import Fleet, Listener
 from simulation.observer import Glimpse
-from simulation.presets import LOCAL_TRAINING
+from simulation.presets import local_training_in_words
 from simulation.programs.broker import BrokerAddress
 from simulation.programs.timing import RoundTimes
 from simulation.settings import RunSettings
@@ -167,8 +167,7 @@ def _bar(done: float, total: float) -> ProgressBar:
 def _lots(settings: RunSettings) -> str:
     """How much of its records a device uses, in the method's own terms."""
     if settings.norm is None:
-        steps, batch = LOCAL_TRAINING["steps"], LOCAL_TRAINING["batch"]
-        return f"{counted(int(steps), 'local step')} of {counted(int(batch), 'record')}"
+        return local_training_in_words()
     return (
         f"sampling rate {settings.sampling_rate:g}, clip norm {settings.clip_norm:g} in {settings.norm} "
         f"({settings.clipping})"

@@ -16,8 +16,10 @@ from markupsafe import Markup, escape
 
 from dpagent.notation import upwards
 from dpagent.privacy.methods import method_named
+from dpagent.privacy.statement import Unit
 from dpagent.storage import disk_errors, write_atomically
 from dpagent.wording import counted
+from simulation.presets import local_training_in_words
 from simulation.record import RunRecord
 from simulation.report.device_pictures import MAX_ROWS, arrivals_picture, ledgers_picture
 from simulation.report.drawing import COLOURS, DARK_COLOURS
@@ -79,6 +81,8 @@ def render_report(record: RunRecord, directory: Path) -> str:
         target=plain(record.settings.epsilon),
         delta=plain(record.settings.delta),
         factor=factor(spent),
+        whole_device=record.settings.mechanism.unit is Unit.DEVICE,
+        local_training=local_training_in_words(),
         sampling_rate=percent(record.settings.sampling_rate),
         clip_norm=f"{plain(record.settings.clip_norm)} in {record.settings.norm}",
         parameters=f"{record.parameters:,}",

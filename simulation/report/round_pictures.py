@@ -31,7 +31,7 @@ def accuracy_picture(record: RunRecord) -> Picture:
         place = ", " if together == len(accuracy) else f"; at round {together} it is "
         caption += f"{place}{difference} the run without noise."
         note = (
-            "The run without noise has the same sampling rate, clipping and optimiser. It gives no privacy: "
+            "The run without noise trains in the same way, with the same settings. It gives no privacy: "
             "the simulation can do it because it owns all the data. One run each; a second pair would "
             "differ a little."
         )

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import yaml
 from commands import Result, dpagent
-from fleets import agent_values, make_plan, records
+from fleets import agent_values, make_plan, records, report_plan
 from ledgers import BUDGET, DATASET, charge_and_spool, charge_for, open_state
 
+from agent.charges import Budget
 from cli.tables import render_table
 from dpagent.errors import ExitCode
 from dpagent.privacy.statement import Adjacency, Trust, Unit
@@ -85,6 +86,22 @@ def test_export_states_the_same(state_dir: Path) -> None:
         assert charge["noise_multiplier"] == make_plan().release.mechanism.noise_multipliers[number - 1]
         assert charge["resolution"] == make_plan().release.mechanism.parameters["resolution"]
     assert exported["datasets"][DATASET]["statement"]["epsilon"] > 0
+
+
+def test_reports_are_exported_beside_sums_in_words_and_json(tmp_path: Path) -> None:
+    state = open_state(tmp_path / "state", Budget(400.0, 1e-3))
+    for plan in (make_plan(), report_plan(job=b"k" * 16)):
+        charge_and_spool(state, charge_for(plan, records(20), state.ledger), [])
+    state.close()
+    arguments = ("export", "--state-dir", str(tmp_path / "state"))
+    first, second = json.loads(budget(*arguments, "--json", "-").stdout)["charges"]
+    assert (first["mechanism"], second["mechanism"]) == ("discrete-gaussian", "two-point")
+    assert second["coordinates"] == 40
+    assert "sampling_rate" not in second
+    lines = budget(*arguments).stdout.splitlines()
+    assert sum("two-point" in line for line in lines) == 1
+    verified = budget("verify", "--state-dir", str(tmp_path / "state"))
+    assert verified.returncode == ExitCode.OK
 
 
 # --- the second head ----------------------------------------------------------------------------

@@ -208,3 +208,15 @@ def test_alarms_stand_at_the_top(tmp_path: Path) -> None:
     assert len(alarms) == 3
     assert "1 device: 1." in alarms[0]
     assert 'role="alert"' not in render_report(record_of(rounds=2), tmp_path)
+
+
+def test_a_run_of_reports_promises_what_it_keeps(tmp_path: Path) -> None:
+    """Whole devices, and no word of clipping or of lots."""
+    run = with_settings(record_of(), method="ldp-fl", noise="two-point", cap="none")
+    words = words_of(render_report(run, tmp_path)).replace(NBSP, " ")
+    assert "Take any one device." in words
+    assert "all records of the device replaced by any others" in words
+    assert "20 local steps of 32 records" in words
+    assert "Clip norm" not in words
+    assert "Sampling rate" not in words
+    assert "Take any one record" in words_of(render_report(record_of(), tmp_path))
