@@ -32,7 +32,7 @@ from dpagent.learning.models.description import from_description
 from dpagent.protocol.codec import MessageError, decode, encode, read_cbor
 from dpagent.protocol.fragments import Assembler, read_block
 from dpagent.protocol.messages import Fragment, Layout, ModelChunk, Plan, Receipts, Sealed, Signed
-from dpagent.protocol.mixing import OuterOpener, seal_to_mixer
+from dpagent.protocol.mixing import OuterOpener
 from dpagent.protocol.packing import unpack
 from dpagent.protocol.sealing import Opener, seal
 from dpagent.protocol.signing import Signer, Verifier
@@ -90,6 +90,8 @@ def _messages(name: str, key: str) -> list[bytes]:
 _PLANS: Final = _messages("plan", "bytes")
 _CHUNKS: Final = _messages("model", "bytes")
 _RECEIPTS: Final = _messages("receipts", "bytes")
+_MIXED: Final = [data[:1] + bytes(32) + data[1:] for data in _messages("fragment", "envelope")]
+"""With the place of a plan's digest; sealing to the mixer would not give the same twice."""
 _FRAGMENTS: Final = _messages("fragment", "bytes")
 _TERMS: Final = [decode(plan, Plan) for plan in _PLANS]
 _DESCRIPTIONS: Final = [plan.model.description for plan in _TERMS]
@@ -180,11 +182,6 @@ def _derive(data: bytes, random_: random.Random) -> None:
         task.release.blocks,
         task.release.wire_unit,
     )
-
-
-_MIXED: Final = [
-    seal_to_mixer(sealed, _TERMS[0], _OUTER.public_key) for sealed in _messages("fragment", "envelope")
-]
 
 
 @dataclass(frozen=True, slots=True)

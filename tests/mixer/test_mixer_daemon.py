@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from brokers import Broker, wait_until
-from conftest import BrokerFactory
 from daemons import mixer_thread
 from fleets import make_plan
 from mixers import opener_of, write_mixer
@@ -110,7 +110,7 @@ def test_a_second_one_with_the_same_key_does_not_start(tmp_path: Path, mosquitto
 
 
 @pytest.mark.parametrize("protocol", ["5", "3.1.1"])
-def test_it_comes_back_after_the_broker(tmp_path: Path, new_broker: BrokerFactory, protocol: str) -> None:
+def test_it_comes_back_after_the_broker(tmp_path: Path, new_broker: Any, protocol: str) -> None:
     broker = new_broker("mosquitto", protocol).start()
     file = mixer_file(tmp_path, broker)
     opener = opener_of(file)
