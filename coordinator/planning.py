@@ -6,13 +6,12 @@ import bisect
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Literal
 
 import cbor2
-import numpy as np
 from pydantic import ValidationError
 
+from coordinator.bounded_planning import bounded_round, bounded_rounds
 from coordinator.report_planning import fragments_for_reports, report_rounds, report_terms, report_wire
 from coordinator.settings import FleetSettings
 from coordinator.store import Job, OpenRound
@@ -24,10 +23,9 @@ from dpagent.privacy.accounting.composition import composed
 from dpagent.privacy.calibration import calibrate
 from dpagent.privacy.clipping import COUNT_WEIGHT, Clipping
 from dpagent.privacy.covariance import SecondMoments
-from dpagent.privacy.mechanisms.bounded import BoundedCap, BoundedJob, CapNotMetError
+from dpagent.privacy.mechanisms.bounded import CapNotMetError
 from dpagent.privacy.mechanisms.job_noise import JobNoise
 from dpagent.privacy.mechanisms.mechanism import CalibratedMechanism, PlannedMechanism, Query
-from dpagent.privacy.mechanisms.truncated_laplace import TruncatedLaplace
 from dpagent.privacy.mechanisms.two_point_rounds import TwoPointRounds
 from dpagent.protocol.fragments import content_digest
 from dpagent.protocol.messages import (
@@ -51,9 +49,8 @@ from dpagent.protocol.terms import (
     ProjectionTerms,
     ReportTerms,
     SamplingTerms,
-    ScheduleTerms,
 )
-from dpagent.protocol.weights import weights_from_bytes, weights_to_bytes
+from dpagent.protocol.weights import weights_to_bytes
 from dpagent.wording import counted
 
 
@@ -69,10 +66,7 @@ def job_noise(
     if not issubclass(privacy.mechanism, CalibratedMechanism):
         return report_rounds(settings, spec)
     if settings.cap.kind == "bounded":
-        # As if no cap acted; each round's own noise follows from its weights.
-        job, lots = bounded_job(settings), (privacy.sampling_rate, privacy.local_steps)
-        noise = JobNoise(TruncatedLaplace, job.multipliers(*lots), {"resolution": job.resolution(*lots)})
-        return noise, tuple(np.cumsum(job.schedule.budgets(job.epsilon, job.rounds)).tolist())
+        return bounded_rounds(settings)
     budget = calibrate(
         privacy.schedule.schedule(),
         privacy.mechanism.family(privacy.sampling_rate, privacy.local_steps),
@@ -81,35 +75,6 @@ def job_noise(
         rounds=settings.rounds,
     )
     return JobNoise.chosen(privacy.mechanism.name, budget.noise_multipliers), budget.epsilon_by_round
-
-
-def bounded_job(settings: FleetSettings) -> BoundedJob:
-    """The job under a ``bounded`` cap.
-
-    Raises:
-        ParameterError: A setting is out of its range.
-    """
-    privacy, cap = settings.privacy, settings.cap
-    return BoundedJob(
-        epsilon=privacy.epsilon,
-        delta=privacy.delta,
-        rounds=settings.rounds,
-        schedule=privacy.schedule.schedule(),
-        cap=BoundedCap(cap.regularisation, cap.floor),
-        expected_lot=privacy.sampling_rate * settings.records_per_device,
-    )
-
-
-def bounded_query(settings: FleetSettings, spec: ModelSpec) -> Query:
-    """The sum of every round under a ``bounded`` cap."""
-    privacy = settings.privacy
-    return Query(
-        privacy.clip_norm,
-        ACCUMULATION_SLACK,
-        spec.parameter_count,
-        privacy.sampling_rate,
-        privacy.local_steps,
-    )
 
 
 def new_job(settings: FleetSettings) -> Job:
@@ -178,15 +143,6 @@ def require_sendable(spec: ModelSpec, assets: Mapping[str, bytes]) -> None:
                 f"{what} of model {spec.name!r}: {counted(size, 'byte')}; expected at most "
                 f"{MAX_WHOLE_BYTES:,}, the limit of devices. Choose a smaller model."
             )
-
-
-@dataclass(frozen=True, slots=True)
-class _Noise:
-    """A round's noise as it is announced."""
-
-    mechanism: PlannedMechanism
-    multipliers: list[float]
-    cap: CapTerms | BoundedTerms
 
 
 class Planner:
@@ -348,16 +304,20 @@ class Planner:
         """The terms of a round's noisy sum, and how it is cut."""
         settings, privacy = self._settings, self._settings.privacy
         clipping, augmentation = clipping_of(settings, self._spec, clip_norm), settings.model.augmentation
-        if settings.cap.kind == "bounded":
-            noise = self._bounded(number, weights, spent)
+        noise, cap = self._job_noise, settings.cap
+        mechanism: PlannedMechanism
+        cap_terms: CapTerms | BoundedTerms
+        if cap.kind == "bounded":
+            mechanism, cap_terms = bounded_round(settings, self._spec, noise, number, weights, spent)
+            multipliers = [mechanism.noise_multiplier]
         else:
-            noise = self._calibrated(number, self._query(self._second_moments(number) or clipping))
-        mechanism = noise.mechanism
+            mechanism = noise.at(number, self._query(self._second_moments(number) or clipping))
+            cap_terms, multipliers = CapTerms(**cap.model_dump()), list(noise.multipliers)
         release = NoisySumTerms(
             kind="noisy-sum",
             mechanism=MechanismTerms(
                 name=mechanism.name,
-                noise_multipliers=noise.multipliers,
+                noise_multipliers=multipliers,
                 parameters=mechanism.announced,
             ),
             clipping=ClippingTerms(
@@ -374,47 +334,12 @@ class Planner:
             ),
             projection=self._projection(),
             augmentation=None if augmentation is None else AugmentationTerms(**augmentation.model_dump()),
-            cap=noise.cap,
+            cap=cap_terms,
             step=mechanism.wire_step,
         )
         block = -(-mechanism.dimension // settings.fragments_per_update)
         size = payload_bytes(block, mechanism.wire_bits(self._expected_lot))
         return release, WireTerms(block=block, bytes=size)
-
-    def _calibrated(self, number: int, query: Query) -> _Noise:
-        """The noise of all rounds, as the job began with it."""
-        noise, cap = self._job_noise, CapTerms(**self._settings.cap.model_dump())
-        return _Noise(noise.at(number, query), list(noise.multipliers), cap)
-
-    def _bounded(self, number: int, weights: bytes | None, spent: float) -> _Noise:
-        """The noise of a round under a ``bounded`` cap; without weights, as if the cap did not act."""
-        settings, spec, job = self._settings, self._spec, bounded_job(self._settings)
-        at = None
-        if weights is not None:
-            at = weights_from_bytes(weights, spec.parameter_count, settings.model.precision)
-        found = job.round(
-            number,
-            bounded_query(settings, spec),
-            at,
-            spent=0.0 if weights is None else spent,
-            resolution=int(self._job_noise.parameters["resolution"]),
-        )
-        schedule, cap = settings.privacy.schedule, settings.cap
-        terms = BoundedTerms(
-            kind="bounded",
-            regularisation=cap.regularisation,
-            floor=cap.floor,
-            epsilon=job.epsilon,
-            rounds=job.rounds,
-            schedule=ScheduleTerms(
-                kind=schedule.kind,
-                step=schedule.step,
-                ratio=schedule.ratio,
-                weights=list(schedule.weights or ()),
-            ),
-            spent=spent,
-        )
-        return _Noise(found.mechanism, [found.mechanism.noise_multiplier], terms)
 
     def _query(self, summed: Clipping | SecondMoments) -> Query:
         privacy = self._settings.privacy

@@ -151,6 +151,12 @@ def _remarks(target: PlanTarget, chosen: Candidate) -> Iterator[str]:
         noise.require_acceptable(lambda _: target.query, chosen.plan.epsilon_by_round[-1], target.delta)
     except ParameterError as error:
         yield f"No device would accept this plan. Its {error}"
+    if target.cap == "bounded":
+        yield (
+            "The schedules are priced as if no cap acted. Under the bounded cap of this fleet, a round costs "
+            "its share of ε, or more where the cap is tighter; the rounds' costs add up, and the job ends "
+            "where what is left meets the cap of no further round."
+        )
     if (warning := delta_warning(target.delta, target.records_per_device)) is not None:
         yield warning
     if (worst := max(chosen.mean_noise)) >= 1:

@@ -109,6 +109,15 @@ def test_config_is_what_the_coordinator_would_run(tmp_path: Path) -> None:
     assert re.search(r"^clamp  ", page, flags=re.MULTILINE)
 
 
+def test_a_bounded_cap_is_priced_beside_schedules_that_know_no_cap(tmp_path: Path) -> None:
+    privacy = {"epsilon": 16.0, "method": "incrementing", "noise": "laplace"}
+    page = dpagent(
+        "plan", "--config", str(write_fleet(tmp_path, privacy=privacy, cap={"kind": "bounded"}))
+    ).stdout
+    assert re.search(r"^bounded \*", page, flags=re.MULTILINE)
+    assert "priced as if no cap acted" in " ".join(page.split())
+
+
 def test_the_model_of_a_config_may_be_a_file_of_ones_own(tmp_path: Path) -> None:
     model = {"name": "own", "input_shape": [8], "classes": 3, "layers": [{"dense": 3}]}
     (tmp_path / "models").mkdir()
