@@ -2,7 +2,7 @@
 
     offered ──► charged ──► spooled ──► published ──► receipted
        │           └────────────┴───────────┴───────► expired
-       └► declined, sat out, or expired
+       └► declined, sat out, or missed
 
 *Offered*: its signed plan has arrived. Admission, which reads no record, declines it or ends it in *charged*;
 the charge and that state are one transaction, so that no state lies between them. A *charged* round has left
@@ -11,6 +11,8 @@ the very plan that was charged. *Spooled*: its fragments are on disk, and no rec
 again. *Published*: each fragment has left at least once. *Receipted*: the coordinator has counted all of
 them. *Expired*: another round of its job began before that, or one of another was charged; or the device's
 limits exclude the round by now.
+
+*Missed*: another round of its job began before it was decided on.
 
 A *declined* round is decided on again when its deadline is put off, or after a restart. It is *sat
 out* if dummies are spooled in place of its fragments: fragments beside them would show, so it never runs.
@@ -42,6 +44,7 @@ class RoundState(StrEnum):
     PUBLISHED = "published"
     RECEIPTED = "receipted"
     EXPIRED = "expired"
+    MISSED = "missed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +156,8 @@ class Rounds:
 
     def expire_earlier(self, job: str, number: int, now: float) -> None:
         """Give up a job's earlier rounds that are not receipted."""
-        self._expire("job = ? AND round < ?", (job, number), now, offered=True)
+        self._expire("job = ? AND round < ?", (job, number), now)
+        self._miss("job = ? AND round < ?", (job, number), now)
 
     def forget_dummies_of_others(self, job: str, number: int) -> None:
         """Drop the spool's rows of rounds that are sat out, but for one: no budget bounds their number."""
@@ -182,19 +186,23 @@ class Rounds:
 
     def expire_job(self, job: str, now: float) -> None:
         """Give up a job's rounds that are not receipted."""
-        self._expire("job = ?", (job,), now, offered=True)
+        self._expire("job = ?", (job,), now)
+        self._miss("job = ?", (job,), now)
 
     def expire_all(self, now: float) -> None:
         """Give up all rounds that are charged or beyond and not receipted."""
         self._expire("true", (), now)
 
-    def _expire(
-        self, which: str, values: tuple[str | int, ...], now: float, *, offered: bool = False
-    ) -> None:
-        also = "'offered', " if offered else ""
+    def _expire(self, which: str, values: tuple[str | int, ...], now: float) -> None:
         self._connection.execute(
-            f"UPDATE rounds SET state = 'expired', changed_at = ? WHERE state IN ({also}'charged', 'spooled',"
+            "UPDATE rounds SET state = 'expired', changed_at = ? WHERE state IN ('charged', 'spooled',"
             f" 'published') AND {which}",
+            (now, *values),
+        )
+
+    def _miss(self, which: str, values: tuple[str | int, ...], now: float) -> None:
+        self._connection.execute(
+            f"UPDATE rounds SET state = 'missed', changed_at = ? WHERE state = 'offered' AND {which}",
             (now, *values),
         )
 
@@ -216,7 +224,7 @@ def declined_rounds(connection: sqlite3.Connection) -> list[Explained]:
 
 def noise_alone_rounds(connection: sqlite3.Connection) -> list[Explained]:
     """Rounds for which the device sent noise alone, in order."""
-    which = "state NOT IN ('offered', 'declined', 'sat out') AND reason IS NOT NULL"
+    which = "state NOT IN ('offered', 'declined', 'sat out', 'missed') AND reason IS NOT NULL"
     return _explained(connection, which)
 
 

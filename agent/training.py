@@ -14,21 +14,18 @@ time, takes room on the disk for the features of the most records that there may
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
-from typing import Final, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from agent.admission import Declined
+from agent.board_engine import BoardEngine
 from agent.decoding import most_new
 from agent.effort import Effort
 from agent.noisy_sums import clipped_sum, noisy_sum, sum_of_moments
@@ -36,27 +33,21 @@ from agent.profile import Profile
 from agent.records import CACHED_BYTES, Records
 from agent.settings import AgentSettings
 from agent.worker import Update, said
-from dpagent.errors import StorageError
 from dpagent.learning.data.dataset import Dataset
 from dpagent.learning.data.opening import require_declared
 from dpagent.learning.front_end.features import FeatureSet, FrontEnd, has_features, require_room
 from dpagent.learning.models.stages import FrozenNetwork
 from dpagent.learning.training.engine import MAX_LOT_MICROBATCHES, Engine, accumulation_slack
-from dpagent.learning.training.engine_choice import Bench, EngineKind, UnsuitableEngineError, choose_engine
-from dpagent.norm import Norm
 from dpagent.privacy.covariance import MAX_LOT
 from dpagent.privacy.sampling import largest_lot
 from dpagent.protocol.noisy_sum import NoisySum
 from dpagent.protocol.reports import Reports
 from dpagent.protocol.task import Release, RoundTask, values_of
-from dpagent.storage import write_atomically
 from dpagent.wording import counted
 
 log = logging.getLogger(__name__)
 
 ResultT = TypeVar("ResultT")
-
-_KINDS: Final[dict[str, EngineKind]] = {"numpy": "numpy", "onnx": "onnx"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +84,10 @@ class Trainer:
     """
 
     def __init__(self, settings: AgentSettings, profile: Profile) -> None:
-        self._settings, self._profile = settings, profile
+        self._settings = settings
         assert settings.data.max_records is not None  # without it the agent had not started
         self._max_records = settings.data.max_records
-        self._engine: Engine | None = None
-        self._engine_is_for = ""
+        self._engine = BoardEngine(settings, profile)
         self._tried = ("", 0)
         """For which engine or moments, and with how many records, the memory was tried last."""
         self._front_end: FrontEnd | None = None
@@ -148,7 +138,7 @@ class Trainer:
         front_end = self._front_end_for(task, assets)
         engine: Engine | None = None
         if not _sums_moments(task.release):
-            engine = self._engine_for(task, assets.get("training-graph"))
+            engine = self._engine.of(task, assets.get("training-graph"))
         if isinstance(task.release, NoisySum):
             self._require_bounded(task.release, engine)
         adopts = self._has_read and self.records.is_due
@@ -157,7 +147,7 @@ class Trainer:
             front_end=front_end, new_records=self._most_new_records(front_end, adopts=adopts),
             disk_reads=self._disk_reads(task),
         )  # fmt: skip
-        work = self._engine_is_for if engine else f"{values_of(task.plan)} moments"
+        work = self._engine.purpose if engine else f"{values_of(task.plan)} moments"
         if (tried := (work, effort.largest)) != self._tried:
             effort.try_memory()
             self._tried = tried
@@ -320,80 +310,6 @@ class Trainer:
             front_end(np.zeros((1, *front_end.input_shape), np.float32))
         return self._front_end
 
-    def _engine_for(self, task: RoundTask, graph: bytes | None) -> Engine:
-        views, groups, norm = 1, 1, Norm.L2
-        if isinstance(release := task.release, NoisySum):
-            views = 1 if release.augmentation is None else release.augmentation.views
-            groups, norm = len(release.clipping.norms), release.mechanism.norm
-        bench = Bench(
-            spec=task.spec.head,
-            graph=graph,
-            microbatch=self._profile.microbatch,
-            threads=self._profile.threads,
-            trusted=self._settings.trusted_graphs,
-            views=views,
-            groups=groups,
-            norm=norm,
-        )
-        purpose = _purpose(bench)
-        if self._engine is None or self._engine_is_for != purpose:
-            self._engine = self._make_engine(bench, purpose)
-            self._engine_is_for = purpose
-        return self._engine
-
-    def _make_engine(self, bench: Bench, purpose: str) -> Engine:
-        """The configured engine, the one chosen before, or the faster one."""
-        file = self._settings.state_dir / "engine.json"
-        told = self._settings.engine
-        kind = _KINDS.get(told) or _choice_kept(file, purpose)
-        if kind is not None:
-            try:
-                return bench.make(kind)
-            except UnsuitableEngineError:
-                if told != "auto":
-                    raise
-        engine, trials = choose_engine(bench)
-        best = max(trials, key=lambda trial: trial.examples_per_s)
-        results = "; ".join(
-            f"{trial.kind}: {trial.why_not or f'{trial.examples_per_s:,.0f} examples/s'}" for trial in trials
-        )
-        log.info("engine for %s: %s (%s)", bench.spec.name, best.kind, results)
-        try:
-            write_atomically(file, json.dumps({"purpose": purpose, "engine": best.kind}).encode())
-        except StorageError as error:  # How full the disk is must not show: records may lie on it.
-            log.warning("the choice of the engine is made again at the next start: %s", error)
-        return engine
-
 
 def _sums_moments(release: Release) -> bool:
     return isinstance(release, NoisySum) and release.second_moments is not None
-
-
-def _purpose(bench: Bench) -> str:
-    """The key of an engine choice: another model, thread count or package version needs a new trial."""
-    graph = b"" if bench.graph is None else hashlib.sha256(bench.graph).digest()
-    what = (
-        bench.spec.digest().hex(),
-        graph.hex(),
-        bench.microbatch,
-        bench.threads,
-        bench.views,
-        bench.groups,
-        bench.norm,
-    )
-    return hashlib.sha256(repr((what, *map(_version, ("numpy", "onnxruntime")))).encode()).hexdigest()
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "absent"
-
-
-def _choice_kept(file: Path, purpose: str) -> EngineKind | None:
-    try:
-        kept = json.loads(file.read_bytes())
-        return _KINDS.get(kept["engine"]) if kept["purpose"] == purpose else None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None

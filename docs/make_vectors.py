@@ -32,6 +32,8 @@ from vector_fleet import (
     PLAN,
     PLANS,
     RECEIPTS,
+    REPORTS,
+    REPORTS_PLAN,
     SEALING_SECRET,
     SIGNER,
     SIGNING_SECRET,
@@ -44,9 +46,10 @@ from vector_fleet import (
 
 from coordinator.aggregation import fleet_mean
 from dpagent.protocol.codec import encode
-from dpagent.protocol.fragments import chunked, content_digest, read_block
+from dpagent.protocol.fragments import chunked, content_digest, cut, read_block, read_tally
 from dpagent.protocol.messages import Layout
 from dpagent.protocol.packing import pack
+from dpagent.protocol.reports import Reports
 from dpagent.protocol.signing import SignedKind
 from dpagent.protocol.task import RoundTask
 from dpagent.protocol.terms import Message
@@ -166,6 +169,34 @@ def _packed(values: list[int], level: int, size: int) -> bytes:
     return bytes([level]) + pack(coarse, size)[1:]
 
 
+def _reports() -> dict[str, Any]:
+    release, sums = RoundTask.of(REPORTS_PLAN).release, dict[int, NDArray[np.int64]]()
+    assert isinstance(release, Reports)
+    payloads = []
+    for update in REPORTS:
+        for fragment in cut(np.array(update), REPORTS_PLAN):
+            tally = read_tally(fragment, REPORTS_PLAN, release.terms, release.blocks)
+            sums[fragment.position] = sums.get(fragment.position, 0) + tally
+            payloads.append({"position": fragment.position, "payload": fragment.payload.hex()})
+    mechanism = release.two_point(WEIGHTS)
+    ones, reports = release.tally(sums)
+    estimate = mechanism.estimate(ones, reports)
+    return {
+        "description": "A plan that asks for two-point reports, those of two devices, and their count.",
+        "vectors": [
+            _signed_vector(
+                "two bits of three", TOPICS.plan, REPORTS_PLAN, "plan",
+                ranges=[[layer.size, layer.centre, layer.radius] for layer in mechanism.layers],
+            )
+        ],
+        "updates": REPORTS,
+        "payloads": payloads,
+        "ones": ones.tolist(),
+        "reports": reports.tolist(),
+        "means": [float(mean) if count else None for mean, count in zip(estimate.mean, reports, strict=True)],
+    }  # fmt: skip
+
+
 def _receipts() -> dict[str, Any]:
     ids = [fragment.id.hex() for fragment in FRAGMENTS]
     vector = _signed_vector("all four fragments", TOPICS.receipts, RECEIPTS, "receipts", ids=ids)
@@ -176,7 +207,7 @@ def render() -> dict[str, str]:
     """The files by name."""
     files = {
         "fleet": _fleet(), "plan": _plan(), "model": _model(), "fragment": _fragment(),
-        "receipts": _receipts(), "receiving": receiving(),
+        "reports": _reports(), "receipts": _receipts(), "receiving": receiving(),
     }  # fmt: skip
     return {f"{name}.json": json.dumps(file, indent=1, sort_keys=True) + "\n" for name, file in files.items()}
 

@@ -112,6 +112,20 @@ PLANS = {
         cap={"kind": "clamp", "where": "coordinator", "regularisation": 0.5, "floor": 0.01},
     ),
 }  # fmt: skip
+REPORTS_PLAN = Plan.model_validate(
+    PLAN.model_dump()
+    | {
+        "method": "ldp-fl",
+        "release": {
+            "kind": "two-point", "noise_multipliers": [0.5, 0.5, 0.25], "coordinates": 4,
+            "ranges": {"floor": 0.05, "margin": 1.5},
+            "training": {"steps": 20, "batch": 32, "learning_rate": 0.1},
+        },
+        "wire": {"block": 3, "bytes": 2},
+    }
+)  # fmt: skip
+REPORTS = [[1, 3, 0, 1], [0, 2, 1, 3]]
+"""Of two devices, 2·place + bit each, of groups of 1, 2, 1 and 2 weights."""
 INFO = second_client.info_of(FLEET, PLAN.job)
 FRAGMENTS = [
     replace(fragment, id=fixed(f"id {device} {place}", 16))

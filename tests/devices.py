@@ -15,8 +15,9 @@ from ledgers import DATASET, open_state
 from lines import Line
 
 from agent.announcements import Announcements
+from agent.board_engine import BoardEngine
 from agent.cycle import Cycle
-from agent.profile import load_profile
+from agent.profile import Profile, load_profile
 from agent.publisher import Publisher
 from agent.records import Records
 from agent.settings import AgentSettings, load_agent_settings
@@ -48,13 +49,19 @@ _engines: dict[str, Engine] = {}
 """By their purpose. To make one takes longer than most tests, and it keeps nothing of a round."""
 
 
-class _QuickTrainer(Trainer):
-    def _make_engine(self, bench: Bench, purpose: str) -> Engine:
+class _QuickEngine(BoardEngine):
+    def _make(self, bench: Bench, purpose: str) -> Engine:
         if self._settings.engine != "numpy":
-            return super()._make_engine(bench, purpose)
+            return super()._make(bench, purpose)
         if purpose not in _engines:
-            _engines[purpose] = super()._make_engine(bench, purpose)
+            _engines[purpose] = super()._make(bench, purpose)
         return _engines[purpose]
+
+
+class _QuickTrainer(Trainer):
+    def __init__(self, settings: AgentSettings, profile: Profile) -> None:
+        super().__init__(settings, profile)
+        self._engine = _QuickEngine(settings, profile)
 
 
 def started_trainer(settings: AgentSettings) -> Trainer:

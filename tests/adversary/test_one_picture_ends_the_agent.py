@@ -143,7 +143,7 @@ def test_pictures_that_end_their_decoder_end_neither_the_agent_nor_a_round(scene
         write(scene.root / "6" / "later.jpg", hostile.slow_jpeg())
         for number in (1, 2):
             scene.round(number)
-        wait_until(found.exists, "the look")
+        wait_until(found.exists, "the look", 3 * PATIENCE_S)
         assert b"6/later.jpg: decoding it takes more" in found.read_bytes()
         scene.round(3)
         assert agent.stop() == 0

@@ -265,6 +265,51 @@ def wire_unit(plan: dict[str, Any]) -> float:
     return bound / release["mechanism"]["parameters"]["resolution"] * release["step"]
 
 
+def group_edges(plan: dict[str, Any]) -> list[int]:
+    count, weights = plan["release"]["coordinates"], plan["model"]["parameters"]
+    return [group * weights // count for group in range(count + 1)]
+
+
+def pack_two_point(reports: Sequence[int], plan: dict[str, Any]) -> list[bytes]:
+    """The payloads of an update of two-point reports, 2·place + bit each, in order."""
+    release, block = plan["release"], plan["wire"]["block"]
+    width = math.ceil(math.log2(-(-plan["model"]["parameters"] // release["coordinates"]))) + 1
+    payloads = []
+    for start in range(0, len(reports), block):
+        bits = "".join(f"{report:0{width}b}" for report in reports[start : start + block])
+        size = plan["wire"]["bytes"] - 1
+        payloads.append(b"\0" + int(bits.ljust(8 * size, "0"), 2).to_bytes(size, "big"))
+    return payloads
+
+
+def two_point_means(
+    updates: Sequence[Sequence[int]], plan: dict[str, Any], ranges: Sequence[tuple[int, float, float]]
+) -> list[float | None]:
+    """The mean of each weight over the devices that reported it; ``ranges`` are size, middle and radius."""
+    edges, release = group_edges(plan), plan["release"]
+    amplitude = 1 / math.tanh(0.5 / release["noise_multipliers"][plan["round"] - 1])
+    middles = [(c, r) for size, c, r in ranges for _ in range(size)]
+    bits: list[list[int]] = [[] for _ in middles]
+    for update in updates:
+        for start, report in zip(edges, update, strict=False):
+            bits[start + (report >> 1)].append(report & 1)
+    return [
+        c + r * amplitude * (2 * sum(own) / len(own) - 1) if own else None
+        for (c, r), own in zip(middles, bits, strict=True)
+    ]
+
+
+def ranges_of(weights: Sequence[float], sizes: Sequence[int], plan: dict[str, Any]) -> list[list[float]]:
+    """Size, middle and radius of each tensor's range."""
+    found, start, terms = [], 0, plan["release"]["ranges"]
+    for size in sizes:
+        part = weights[start : start + size]
+        start += size
+        half = (max(part) - min(part)) / 2
+        found.append([size, min(part) + half, max(terms["floor"], terms["margin"] * half)])
+    return found
+
+
 def weights_of(data: bytes, count: int, precision: str) -> tuple[float, ...]:
     if precision == "float32":
         return struct.unpack(f"<{count}f", data)

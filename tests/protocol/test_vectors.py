@@ -289,6 +289,23 @@ def test_the_second_client_counts_what_dpagent_sends() -> None:
     assert coordinator.mean() == pytest.approx(FILES["fragment"]["mean"], rel=1e-12)
 
 
+def test_the_second_client_packs_and_counts_reports_as_dpagent_does() -> None:
+    file = FILES["reports"]
+    (vector,) = file["vectors"]
+    plan = parsed(vector["message"])
+    assert decode(bytes.fromhex(vector["bytes"]), Plan) == Plan.model_validate(plan)
+    packed = [second_client.pack_two_point(update, plan) for update in file["updates"]]
+    payloads = [payload for update in packed for payload in update]
+    assert [payload.hex() for payload in payloads] == [each["payload"] for each in file["payloads"]]
+    weights = FILES["model"]["weights"]
+    ranges = second_client.ranges_of(weights, [size for size, _, _ in vector["ranges"]], plan)
+    np.testing.assert_allclose(ranges, vector["ranges"], rtol=1e-6)
+    means = second_client.two_point_means(file["updates"], plan, ranges)
+    known = [mean for mean in file["means"] if mean is not None]
+    assert [mean for mean in means if mean is not None] == pytest.approx(known, rel=1e-6)
+    assert [count == 0 for count in file["reports"]] == [mean is None for mean in means]
+
+
 def test_topics_and_names() -> None:
     topics = Topics(NAME)
     assert FLEET["topics"] == {

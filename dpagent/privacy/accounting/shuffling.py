@@ -1,5 +1,7 @@
 """Privacy amplification by shuffling: a better guarantee while reports cannot be traced to their senders.
 
+Not wired: no program imports this yet.
+
 Each of n honest devices perturbs a value with an ε₀-LDP randomiser and sends the report; an
 observer sees the reports of the batch in random order, and nothing about their senders. Adjacency:
 one device's value is replaced by any other; all other values are arbitrary, known, and the
@@ -68,16 +70,16 @@ in truth, the bound for the one choice m = n−1 everywhere), 79.3 decomposed, 1
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from fractions import Fraction
 from functools import lru_cache
 from typing import Final
 
 import numpy as np
 
-from dpagent.errors import ParameterError, require_between, require_count, require_finite
+from dpagent.errors import ParameterError, require_between, require_count
+from dpagent.privacy.accounting.composition import exact_sum
 from dpagent.privacy.accounting.finite_loss import FiniteLoss, FloatArray, compose
 
 #: Local ε, and largest number of reports in a batch, that the bounds are evaluated for.
@@ -184,7 +186,7 @@ def central_delta(batches: Sequence[tuple[ShuffledBatch, int]], epsilon: float) 
     """
     require_between("epsilon", epsilon, 0.0, math.inf, high_open=True)
     composed = compose([(batch.loss, count) for batch, count in batches])
-    local = local_epsilon((batch.epsilon, count) for batch, count in batches)
+    local = exact_sum((batch.epsilon, count) for batch, count in batches)
     if epsilon >= local:
         return 0.0
     # δ falls with ε: far out, where there are no cells for it, it is bounded by what it is less far out
@@ -194,34 +196,19 @@ def central_delta(batches: Sequence[tuple[ShuffledBatch, int]], epsilon: float) 
 def central_epsilon(batches: Sequence[tuple[ShuffledBatch, int]], delta: float) -> float:
     """ε at ``delta``, in (0, 1), of everything a device sends; arguments as :func:`central_delta`.
 
-    Never above the local guarantee, :func:`local_epsilon`.
+    Never above the local guarantee, which trusts nobody: the sum of all ε₀.
 
     >>> batch = ShuffledBatch.at_position(reports=500, epsilon=1.0)
     >>> round(central_epsilon([(batch, 10)], delta=1e-5), 3)
     0.531
-    >>> local_epsilon([(1.0, 10)])
-    10.0
 
     Raises:
         ParameterError: a value is out of its range.
     """
     require_between("delta", delta, 0.0, 1.0, low_open=True, high_open=True)
     composed = compose([(batch.loss, count) for batch, count in batches])
-    local = local_epsilon((batch.epsilon, count) for batch, count in batches)
+    local = exact_sum((batch.epsilon, count) for batch, count in batches)
     return min(composed.epsilon(delta), local)
-
-
-def local_epsilon(reports: Iterable[tuple[float, int]]) -> float:
-    """The guarantee that trusts nobody: each report's ε₀ times their number, added up and rounded up.
-
-    Raises:
-        ParameterError: an ε₀ is not a finite number.
-    """
-    total = sum(
-        (Fraction(require_finite("local epsilon", epsilon)) * count for epsilon, count in reports), Fraction()
-    )
-    nearest = float(total)
-    return nearest if nearest >= total else math.nextafter(nearest, math.inf)
 
 
 def clones_closed_form(reports: int, epsilon: float, delta: float) -> float:

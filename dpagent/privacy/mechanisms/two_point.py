@@ -45,7 +45,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpagent.errors import ParameterError, require_between, require_count, require_positive
-from dpagent.privacy.accounting.shuffling import local_epsilon
+from dpagent.privacy.accounting.composition import exact_sum
 from dpagent.privacy.mechanisms.layer_ranges import MAX_DIMENSION, LayerRange
 from dpagent.privacy.noise.entropy import Entropy, uniform_words
 
@@ -139,7 +139,7 @@ class TwoPoint:
     @property
     def device_epsilon(self) -> float:
         """ε of a device's round with no trusted party: k·ε, rounded up."""
-        return local_epsilon([(self.epsilon, self.coordinates)])
+        return exact_sum([(self.epsilon, self.coordinates)])
 
     @property
     def rescale(self) -> float:

@@ -23,12 +23,12 @@ from typing import Final
 import numpy as np
 
 from dpagent.errors import ParameterError, require_between, require_count
+from dpagent.privacy.accounting.composition import exact_sum
 from dpagent.privacy.accounting.shuffling import (
     Bound,
     ShuffledBatch,
     central_epsilon,
     least_reports,
-    local_epsilon,
 )
 from dpagent.privacy.mechanisms.two_point import TwoPoint
 from dpagent.privacy.statement import Adjacency, BudgetStatement, Trust, Unit
@@ -57,7 +57,7 @@ def device_statement(mechanism: TwoPoint, rounds: int = 1) -> BudgetStatement:
         ParameterError: ``rounds`` is below 1.
     """
     require_count("rounds", rounds)
-    epsilon = local_epsilon([(mechanism.epsilon, mechanism.coordinates * rounds)])
+    epsilon = exact_sum([(mechanism.epsilon, mechanism.coordinates * rounds)])
     return BudgetStatement(Unit.DEVICE, Adjacency.REPLACE_ONE, Trust.NONE, _NAME, epsilon, 0.0)
 
 

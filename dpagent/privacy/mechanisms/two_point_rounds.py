@@ -20,7 +20,7 @@ from functools import lru_cache
 from typing import ClassVar, Final
 
 from dpagent.errors import ParameterError, PlanError, require_between, require_count
-from dpagent.privacy.accounting.shuffling import local_epsilon
+from dpagent.privacy.accounting.composition import exact_sum
 from dpagent.privacy.calibration import BudgetPlan, EventFamily, calibrate
 from dpagent.privacy.events import ApproximateEvent, Event, SelfComposedEvent
 from dpagent.privacy.mechanisms.layer_ranges import MAX_DIMENSION, LayerRange
@@ -74,7 +74,7 @@ class TwoPointRound(Mechanism):
 
     def round_cost(self, delta: float) -> tuple[float, float]:
         """k·ε₀, rounded up; no δ."""
-        return local_epsilon([(self.bit_epsilon, self.coordinates)]), 0.0
+        return exact_sum([(self.bit_epsilon, self.coordinates)]), 0.0
 
     @property
     def statistical_distance(self) -> float:

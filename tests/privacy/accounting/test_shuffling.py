@@ -27,7 +27,6 @@ from dpagent.privacy.accounting.shuffling import (
     central_epsilon,
     clones_closed_form,
     least_reports,
-    local_epsilon,
 )
 
 LEVEL = 1e-6
@@ -353,14 +352,6 @@ def test_compositions_of_many_millions_stay_within_memory() -> None:
     assert 0 < central_delta([(batch, times)], 0.9 * times) < 1e-15  # far out in the tail
 
 
-def test_the_local_guarantee_is_rounded_up() -> None:
-    assert local_epsilon([(0.1, 10)]) > 1.0  # 0.1 is a little more than a tenth
-    assert local_epsilon([(0.5, 12), (1.0, 1)]) == 7.0
-    parts = [(0.1, 3), (1 / 3, 7), (1e-6, 10**9)]
-    exact = sum(Fraction(epsilon) * count for epsilon, count in parts)
-    assert exact <= Fraction(local_epsilon(parts)) <= exact * (1 + Fraction(1, 2**51))
-
-
 def test_a_rise_in_epsilon_over_rounds_lies_between_its_ends() -> None:
     rounds = [(ShuffledBatch(500, local), 10) for local in np.linspace(0.5, 1.5, 11)]
     epsilons = [central_epsilon([(ShuffledBatch(500, local), 110)], 1e-5) for local in (0.5, 1.5)]
@@ -465,7 +456,6 @@ def test_an_attack_on_a_shuffled_batch_stays_within_the_bound() -> None:
         (lambda: least_reports(0, 0.5, 1, 0.1), "honest devices is 0"),
         (lambda: least_reports(10, 0.0, 1, 0.1), "reporting probability is 0.0"),
         (lambda: least_reports(10, 0.5, 0, 0.1), "batches is 0"),
-        (lambda: local_epsilon([(math.nan, 1)]), "local epsilon is nan"),
         (lambda: least_reports(10, 0.5, 1, 1.0), "failure probability is 1.0"),
     ],
 )

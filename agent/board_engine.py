@@ -1,0 +1,123 @@
+"""The engine that computes gradients on this board: told, kept from the last start, or the faster of two."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Final
+
+from agent.profile import Profile
+from agent.settings import AgentSettings
+from dpagent.errors import StorageError
+from dpagent.learning.training.engine import Engine
+from dpagent.learning.training.engine_choice import Bench, EngineKind, UnsuitableEngineError, choose_engine
+from dpagent.norm import Norm
+from dpagent.protocol.noisy_sum import NoisySum
+from dpagent.protocol.task import RoundTask
+from dpagent.storage import write_atomically
+
+log = logging.getLogger(__name__)
+
+_KINDS: Final[dict[str, EngineKind]] = {"numpy": "numpy", "onnx": "onnx"}
+
+
+class BoardEngine:
+    """Makes the engine for a round, and keeps it for the next ones that need the same.
+
+    Args:
+        settings: ``agent.yaml``.
+        profile: the board's.
+
+    Attributes:
+        purpose: a digest of what the last engine is for; empty before the first.
+    """
+
+    def __init__(self, settings: AgentSettings, profile: Profile) -> None:
+        self._settings, self._profile = settings, profile
+        self._engine: Engine | None = None
+        self.purpose = ""
+
+    def of(self, task: RoundTask, graph: bytes | None) -> Engine:
+        """The engine for a round, made when it is for another purpose than before.
+
+        Args:
+            task: of the round.
+            graph: its training graph, or None.
+
+        Raises:
+            ConfigurationError: the board has not the engine that it was told to use.
+        """
+        views, groups, norm = 1, 1, Norm.L2
+        if isinstance(release := task.release, NoisySum):
+            views = 1 if release.augmentation is None else release.augmentation.views
+            groups, norm = len(release.clipping.norms), release.mechanism.norm
+        bench = Bench(
+            spec=task.spec.head,
+            graph=graph,
+            microbatch=self._profile.microbatch,
+            threads=self._profile.threads,
+            trusted=self._settings.trusted_graphs,
+            views=views,
+            groups=groups,
+            norm=norm,
+        )
+        purpose = _purpose(bench)
+        if self._engine is None or self.purpose != purpose:
+            self._engine, self.purpose = self._make(bench, purpose), purpose
+        return self._engine
+
+    def _make(self, bench: Bench, purpose: str) -> Engine:
+        """The configured engine, the one chosen before, or the faster one."""
+        file = self._settings.state_dir / "engine.json"
+        told = self._settings.engine
+        kind = _KINDS.get(told) or _choice_kept(file, purpose)
+        if kind is not None:
+            try:
+                return bench.make(kind)
+            except UnsuitableEngineError:
+                if told != "auto":
+                    raise
+        engine, trials = choose_engine(bench)
+        best = max(trials, key=lambda trial: trial.examples_per_s)
+        results = "; ".join(
+            f"{trial.kind}: {trial.why_not or f'{trial.examples_per_s:,.0f} examples/s'}" for trial in trials
+        )
+        log.info("engine for %s: %s (%s)", bench.spec.name, best.kind, results)
+        try:
+            write_atomically(file, json.dumps({"purpose": purpose, "engine": best.kind}).encode())
+        except StorageError as error:  # How full the disk is must not show: records may lie on it.
+            log.warning("the choice of the engine is made again at the next start: %s", error)
+        return engine
+
+
+def _purpose(bench: Bench) -> str:
+    """The key of an engine choice: another model, thread count or package version needs a new trial."""
+    graph = b"" if bench.graph is None else hashlib.sha256(bench.graph).digest()
+    what = (
+        bench.spec.digest().hex(),
+        graph.hex(),
+        bench.microbatch,
+        bench.threads,
+        bench.views,
+        bench.groups,
+        bench.norm,
+    )
+    return hashlib.sha256(repr((what, *map(_version, ("numpy", "onnxruntime")))).encode()).hexdigest()
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "absent"
+
+
+def _choice_kept(file: Path, purpose: str) -> EngineKind | None:
+    try:
+        kept = json.loads(file.read_bytes())
+        return _KINDS.get(kept["engine"]) if kept["purpose"] == purpose else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
