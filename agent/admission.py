@@ -25,7 +25,7 @@ from dpagent.privacy.accounting.choice import priced
 from dpagent.privacy.events import Event
 from dpagent.privacy.mechanisms.mechanism import NOISE_SHARE
 from dpagent.protocol.messages import Plan
-from dpagent.protocol.sealing import seal
+from dpagent.protocol.mixing import seal_for
 from dpagent.protocol.task import RoundTask
 
 # A target and an equal budget can differ in the last bits.
@@ -149,7 +149,7 @@ def require_key(plan: Plan) -> None:
         Declined: 32 bytes that are not a point of the curve, or one of small order.
     """
     try:
-        seal(b"", plan)
+        seal_for(b"", plan)
     except ValueError as error:
         raise Declined(f"the plan's sealing key is invalid: {error}") from error
 

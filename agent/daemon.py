@@ -90,7 +90,7 @@ class Agent:
         self._publisher = Publisher(
             self._state,
             self._session,
-            self._topics.fragments,
+            self._topics,
             messages_per_second=settings.limits.messages_per_second,
             period_s=settings.limits.minimum_compute_slot_s,
             clock=self._clock,

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Final
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from dpagent.configuration import Settings
 from dpagent.errors import DpagentError
 from dpagent.privacy.methods import METHODS, method_named
 from dpagent.privacy.statement import Trust
 from dpagent.protocol.messages import MIN_SLOT_S
+from dpagent.protocol.mixing import MixerKey
 
 _AnyTrust = Annotated[Trust, Field(strict=False)]
 _TRUST_NOBODY: Final = tuple(
@@ -53,6 +54,11 @@ class LimitSettings(Settings):
     nobody."""
     trust: Annotated[tuple[_AnyTrust, ...], Field(strict=False, min_length=1)] = (Trust.NONE,)
     """The parties that a job's guarantee may rest on: ``none`` is a guarantee that rests on nobody."""
+    mixer_keys: Annotated[tuple[MixerKey, ...], Field(strict=False)] = ()
+    """Public keys of mixers that this device's owner trusts not to work with the coordinator. A plan that
+    names another mixer is declined, unless the list is empty: then nothing is claimed of any mixer."""
+    require_mixer: bool = False
+    """Whether a plan without one of ``mixer_keys`` is declined."""
     dummy_traffic: bool = False
     """Whether the device sends as many dummies, of the same size and at such times, for a round that it sits
     out, so that the broker cannot tell whether it takes part. They cost traffic and no privacy."""
@@ -64,3 +70,12 @@ class LimitSettings(Settings):
             return tuple(method_named(name).name for name in methods)
         except DpagentError as error:
             raise ValueError(str(error)) from error
+
+    @model_validator(mode="after")
+    def _required_mixer_is_known(self) -> LimitSettings:
+        if self.require_mixer and not self.mixer_keys:
+            raise ValueError(
+                "require_mixer is true and mixer_keys is empty; expected the keys of mixers that you trust, "
+                "as `dpagent mixer key` prints them"
+            )
+        return self

@@ -5,6 +5,7 @@ from __future__ import annotations
 from agent.limit_settings import LimitSettings
 from dpagent.errors import DpagentError
 from dpagent.protocol.messages import Plan
+from dpagent.protocol.mixing import key_text
 from dpagent.protocol.noisy_sum import NoisySum
 from dpagent.protocol.task import RoundTask, values_of
 
@@ -84,6 +85,20 @@ def require_within(task: RoundTask, limits: LimitSettings) -> None:
         raise BeyondLimitError("the method", task.method.name, ", ".join(limits.methods), "methods")
     if release.mechanism.trust not in limits.trust:
         raise BeyondLimitError("the trusted party", release.mechanism.trust, ", ".join(limits.trust), "trust")
+    require_mixer(plan, limits)
+
+
+def require_mixer(plan: Plan, limits: LimitSettings) -> None:
+    """See that a plan's mixer is one that the owner trusts, where the owner named any.
+
+    Raises:
+        BeyondLimitError: it is another, or it is missing.
+    """
+    if not limits.mixer_keys or (plan.mixer is None and not limits.require_mixer):
+        return
+    named = "none" if plan.mixer is None else key_text(plan.mixer)
+    if named not in limits.mixer_keys:
+        raise BeyondLimitError("the mixer", named, ", ".join(limits.mixer_keys), "mixer_keys")
 
 
 def require_room_for_charges(plan: Plan, charges: int, limits: LimitSettings) -> None:
@@ -140,6 +155,6 @@ def _shown(value: float | bool | tuple[str, ...]) -> str:
         case bool():
             return "on" if value else "off"
         case tuple():
-            return ", ".join(value)
+            return ", ".join(value) or "none"
         case _:
             return f"{value:g}"

@@ -26,7 +26,8 @@ from dpagent.clock import Clock
 from dpagent.faults import FaultPoint
 from dpagent.protocol.dummies import as_sent
 from dpagent.protocol.messages import Plan
-from dpagent.protocol.sealing import seal
+from dpagent.protocol.mixing import seal_for
+from dpagent.protocol.topics import Topics
 from dpagent.transport.session import MqttSession
 
 _RESEND_S: Final = 5.0
@@ -46,8 +47,9 @@ Seal: TypeAlias = Callable[[bytes, Plan], bytes]
 
 
 def sealed_for(fragment: bytes, plan: Plan) -> bytes:
-    """A spooled fragment, sealed to the coordinator that made the plan; anew each time."""
-    return seal(as_sent(fragment, plan.wire), plan)
+    """A spooled fragment, sealed to the coordinator that made the plan, and once more to the mixer that it
+    names; anew each time."""
+    return seal_for(as_sent(fragment, plan.wire), plan)
 
 
 class Slots(NamedTuple):
@@ -72,7 +74,7 @@ class Publisher:
     Args:
         state: the agent's, with the spool.
         session: to publish by.
-        topic: of fragments.
+        topics: of the fleet.
         messages_per_second: most publications, resends included.
         period_s: of the device's grid.
         clock: the program's.
@@ -83,14 +85,14 @@ class Publisher:
         self,
         state: AgentState,
         session: MqttSession,
-        topic: str,
+        topics: Topics,
         *,
         messages_per_second: float,
         period_s: float,
         clock: Clock,
         seal: Seal = sealed_for,
     ) -> None:
-        self._state, self._session, self._topic, self._clock = state, session, topic, clock
+        self._state, self._session, self._topics, self._clock = state, session, topics, clock
         self._seal = seal
         self._random = random.SystemRandom()
         self._rate = messages_per_second
@@ -157,15 +159,16 @@ class Publisher:
         if not self._session.has_room or self._window is None:
             return
         self._refill()
-        now = self._clock.monotonic()
+        now, plan = self._clock.monotonic(), self._window.plan
+        topic = self._topics.fragments if plan.mixer is None else self._topics.mixer
         resend_at: dict[bytes, float] = {}
         for fragment in self._state.spool.due(now, int(self._allowance)):
             # The session would send the excess later, in a burst.
             if not self._session.has_room:
                 break
-            sealed = self._seal(fragment.message, self._window.plan)
+            sealed = self._seal(fragment.message, plan)
             faults.reached(FaultPoint.AGENT_SEALED)
-            if self._session.publish(self._topic, sealed) is None:
+            if self._session.publish(topic, sealed) is None:
                 break
             faults.reached(FaultPoint.AGENT_PUBLISHED)
             self._allowance -= 1

@@ -20,7 +20,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import typer
 
-from cli import budget, coordinator, methods, run
+from cli import budget, coordinator, methods, mixer, run
 from cli.bench import command as bench_command
 from cli.commands import Commands
 from cli.data import command as data_command
@@ -47,6 +47,7 @@ app.command(name="demo")(demo_command.demo)
 app.command(name="run")(run.run)
 app.command(name="plan")(plan_command.plan)
 app.add_typer(coordinator.app, name="coordinator")
+app.add_typer(mixer.app, name="mixer")
 app.add_typer(budget.app, name="budget")
 app.add_typer(data_command.app, name="data")
 app.add_typer(model_command.app, name="model")

@@ -36,6 +36,7 @@ from dpagent.protocol.messages import (
     Plan,
     WireTerms,
 )
+from dpagent.protocol.mixing import raw_key
 from dpagent.protocol.noisy_sum import NoisySum
 from dpagent.protocol.packing import MOST_BITS, payload_bytes
 from dpagent.protocol.task import Release, RoundTask
@@ -293,6 +294,7 @@ class Planner:
             delta=settings.privacy.delta,
             wire=wire,
             sealing_key=self._sealing_key,
+            mixer=None if settings.mixer_key is None else raw_key(settings.mixer_key),
             deadline=current.deadline,
             compute_slot_s=settings.round.compute_slot_s,
             jitter_window_s=settings.round.jitter_window_s,

@@ -16,6 +16,7 @@ from dpagent.learning.model_files import is_model_file
 from dpagent.privacy.mechanisms.discretised_laplace import DiscretisedLaplace
 from dpagent.privacy.methods import method_named
 from dpagent.protocol.messages import MIN_SLOT_S
+from dpagent.protocol.mixing import MixerKey
 from dpagent.protocol.topics import FleetName
 from dpagent.transport.settings import MqttSettings
 from dpagent.wording import counted
@@ -109,6 +110,9 @@ class FleetSettings(Settings):
     aggregation: AggregationSettings = AggregationSettings()
     fragments_per_update: Annotated[int, Field(ge=1, le=4096)] = 16
     """Fragments of a device's update."""
+    mixer_key: MixerKey | None = None
+    """Public key of a mixer (``dpagent mixer key``) that devices' sealed fragments pass through. Someone else
+    than you should run it, and than the broker's operator. Devices trust it only if their owners list it."""
     test_data: TestDataSettings | None = None
     keep_models: Literal["all", "last"] = "all"
     """Keep each round's model, in ``models`` of the state directory, or only the last one."""

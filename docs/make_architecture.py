@@ -21,6 +21,7 @@ GROUPS = (
     "simulation",
     "agent",
     "coordinator",
+    "mixer",
     "dpagent.transport",
     "dpagent.protocol",
     "dpagent.privacy",

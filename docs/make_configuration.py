@@ -20,6 +20,7 @@ from pydantic.fields import FieldInfo
 from agent.profile import Profile
 from agent.settings import AgentSettings
 from coordinator.settings import FleetSettings
+from mixer.settings import MixerSettings
 
 PAGE = Path(__file__).with_name("configuration.md")
 
@@ -41,6 +42,11 @@ _FILES: list[tuple[str, str, type[BaseModel]]] = [
         "fleet.yaml",
         "The operator's settings for the fleet (`dpagent coordinator run --config fleet.yaml`).",
         FleetSettings,
+    ),
+    (
+        "mixer.yaml",
+        "The settings of a mixer (`dpagent mixer run --config mixer.yaml`).",
+        MixerSettings,
     ),
     ("A board profile", "`firmware_profiles/*.yaml`, or your own file, named in `profile`.", Profile),
 ]

@@ -23,6 +23,8 @@ from agent.daemon import Agent
 from agent.settings import AgentSettings, load_agent_settings
 from coordinator.daemon import Coordinator
 from coordinator.settings import load_fleet_settings
+from mixer.daemon import Mixer
+from mixer.settings import load_mixer_settings
 
 _CALM = "description: x\nmemory_mib: 64\nmicrobatch: 8\nniceness: 0\n"
 """A board's profile: the tests' process must not be made nicer."""
@@ -112,6 +114,12 @@ def coordinator_thread(file: Path, clock: MovableClock | None = None) -> Running
     """A coordinator, by its ``fleet.yaml``."""
     settings = load_fleet_settings(file)
     return Running(lambda clock: Coordinator(settings, clock=clock), clock)
+
+
+def mixer_thread(file: Path) -> Running:
+    """A mixer, by its ``mixer.yaml``, on the system's clock: it waits for messages of a real broker."""
+    settings = load_mixer_settings(file)
+    return Running(lambda _clock: Mixer(settings), None)
 
 
 @contextmanager

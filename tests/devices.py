@@ -31,6 +31,7 @@ from dpagent.protocol.fragments import chunked
 from dpagent.protocol.messages import Plan
 from dpagent.protocol.signing import Signer, new_signing_secret
 from dpagent.protocol.task import RoundTask
+from dpagent.protocol.topics import Topics
 from dpagent.protocol.weights import weights_to_bytes
 
 KEY = Signer(new_signing_secret(), "testers").public_key
@@ -171,7 +172,9 @@ def open_device(directory: Path, **changes: Any) -> Iterator[Device]:
     asked_at: list[float] = []
     trainer = started_trainer(settings)
     worker = AtOnce(trainer)
-    publisher = Publisher(state, line, "fragments", messages_per_second=100.0, period_s=PERIOD_S, clock=clock)
+    publisher = Publisher(
+        state, line, Topics("testers"), messages_per_second=100.0, period_s=PERIOD_S, clock=clock
+    )
     announcements = Announcements(
         DATASET, "testers", settings.limits,
         takes_graphs=settings.engine != "numpy",

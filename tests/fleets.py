@@ -61,7 +61,8 @@ def plan_values(**changes: Any) -> dict[str, Any]:
         "assets": [],
         "delta": 1e-5,
         "wire": {"block": 1_000, "bytes": 1_400},
-        "sealing_key": SEALING_KEY, "deadline": 4e9, "compute_slot_s": 0.5, "jitter_window_s": 0.5,
+        "sealing_key": SEALING_KEY, "mixer": None,
+        "deadline": 4e9, "compute_slot_s": 0.5, "jitter_window_s": 0.5,
     }  # fmt: skip
     base["release"] = {
         "kind": "noisy-sum", "augmentation": None, "projection": None, "step": 16_385,

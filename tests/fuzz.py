@@ -32,6 +32,7 @@ from dpagent.learning.models.description import from_description
 from dpagent.protocol.codec import MessageError, decode, encode, read_cbor
 from dpagent.protocol.fragments import Assembler, read_block
 from dpagent.protocol.messages import Fragment, Layout, ModelChunk, Plan, Receipts, Sealed, Signed
+from dpagent.protocol.mixing import OuterOpener
 from dpagent.protocol.packing import unpack
 from dpagent.protocol.sealing import Opener, seal
 from dpagent.protocol.signing import Signer, Verifier
@@ -79,6 +80,7 @@ _NAME: Final[str] = _FLEET["fleet"]
 _SIGNER: Final = Signer(bytes.fromhex(_FLEET["signing_secret"]), _NAME)
 _VERIFIER: Final = Verifier(_SIGNER.public_key, _NAME)
 _OPENER: Final = Opener(bytes.fromhex(_FLEET["sealing_secret"]), _NAME)
+_OUTER: Final = OuterOpener(bytes.fromhex(_FLEET["sealing_secret"]), _NAME)
 
 
 def _messages(name: str, key: str) -> list[bytes]:
@@ -88,6 +90,8 @@ def _messages(name: str, key: str) -> list[bytes]:
 _PLANS: Final = _messages("plan", "bytes")
 _CHUNKS: Final = _messages("model", "bytes")
 _RECEIPTS: Final = _messages("receipts", "bytes")
+_MIXED: Final = [data[:1] + bytes(32) + data[1:] for data in _messages("fragment", "envelope")]
+"""With the place of a plan's digest; sealing to the mixer would not give the same twice."""
 _FRAGMENTS: Final = _messages("fragment", "bytes")
 _TERMS: Final = [decode(plan, Plan) for plan in _PLANS]
 _DESCRIPTIONS: Final = [plan.model.description for plan in _TERMS]
@@ -118,6 +122,10 @@ def _open_sealed(data: bytes, _: random.Random) -> None:
 def _seal_and_open(data: bytes, _: random.Random) -> None:
     """Anybody can seal anything."""
     _OPENER.open(seal(data[:50_000], _TERMS[0]), _TERMS[0].job)
+
+
+def _open_mixed(data: bytes, _: random.Random) -> None:
+    _OUTER.open(data)
 
 
 def _read_block(data: bytes, random_: random.Random) -> None:
@@ -195,6 +203,7 @@ TARGETS: Final = {
     "open signed": Target(_open_signed, _messages("plan", "envelope"), 3),
     "open what is signed": Target(_sign_and_open, _PLANS, 3),
     "open sealed": Target(_open_sealed, _messages("fragment", "envelope"), 3),
+    "open for the mixer": Target(_open_mixed, _MIXED, 3),
     "open what is sealed": Target(_seal_and_open, _FRAGMENTS, 3),
     "read_block": Target(_read_block, _FRAGMENTS),
     "unpack": Target(_unpack, [fragment[24:] for fragment in _FRAGMENTS], 5),

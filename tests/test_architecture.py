@@ -11,7 +11,7 @@ import grimp
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PROGRAMS = ("cli", "simulation", "agent", "coordinator")
+PROGRAMS = ("cli", "simulation", "agent", "coordinator", "mixer")
 MARK = "Not wired: no program imports this yet."
 
 

@@ -95,6 +95,8 @@ class Plan(Message):
     """δ of the job."""
     wire: WireTerms
     sealing_key: Annotated[bytes, Field(min_length=32, max_length=32)]
+    mixer: Annotated[bytes, Field(min_length=32, max_length=32)] | None
+    """The key of the mixer that sealed fragments pass through, if any; see ``dpagent.protocol.mixing``."""
     deadline: Annotated[float, Field(ge=0)]
     """Unix time at which the coordinator closes the round if it is not complete."""
     compute_slot_s: Annotated[float, Field(ge=MIN_SLOT_S, le=86_400)]

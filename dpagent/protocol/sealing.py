@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
 from dpagent.protocol.codec import MessageError, decode, encode
 from dpagent.protocol.messages import Fragment, Plan, Sealed
 
-_SUITE = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.CHACHA20_POLY1305)
+SUITE = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.CHACHA20_POLY1305)
 
 
 def _info(fleet: str, job: bytes) -> bytes:
@@ -31,7 +31,7 @@ def seal(fragment: bytes, plan: Plan) -> bytes:
         ValueError: no point of the curve is encoded so as the plan's sealing key, or one of small order.
     """
     key = X25519PublicKey.from_public_bytes(plan.sealing_key)
-    return encode(Sealed(_SUITE.encrypt(fragment, key, _info(plan.fleet, plan.job))))
+    return encode(Sealed(SUITE.encrypt(fragment, key, _info(plan.fleet, plan.job))))
 
 
 class Opener:
@@ -59,7 +59,7 @@ class Opener:
         """
         envelope = decode(data, Sealed)
         try:
-            plaintext = _SUITE.decrypt(envelope.ciphertext, self._key, _info(self._fleet, job))
+            plaintext = SUITE.decrypt(envelope.ciphertext, self._key, _info(self._fleet, job))
         except (InvalidTag, ValueError):
             raise MessageError(
                 "cannot open", "not sealed to this coordinator's key for this job, or altered"

@@ -57,6 +57,11 @@ class Topics:
         return f"dpagent/v1/{self.fleet}/fragments"
 
     @property
+    def mixer(self) -> str:
+        """The one topic that all devices publish to if the plan names a mixer."""
+        return f"dpagent/v1/{self.fleet}/mixer"
+
+    @property
     def receipts(self) -> str:
         """Digests of the fragments that have been counted."""
         return f"dpagent/v1/{self.fleet}/receipts"

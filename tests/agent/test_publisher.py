@@ -51,7 +51,7 @@ def publisher(state: AgentState, line: Line, clock: MovableClock) -> Publisher:
     return Publisher(
         state,
         session,
-        "fragments",
+        Topics("testers"),
         messages_per_second=RATE,
         period_s=PLAN.compute_slot_s,
         clock=clock,
@@ -276,7 +276,7 @@ def test_nothing_is_marked_as_sent_without_a_connection(
     publisher = Publisher(
         state,
         session,
-        Topics(fleet).fragments,
+        Topics(fleet),
         messages_per_second=RATE,
         period_s=PLAN.compute_slot_s,
         clock=clock,
@@ -303,7 +303,7 @@ def test_no_more_is_handed_to_the_session_than_leaves_at_once(
         publisher = Publisher(
             state,
             session,
-            Topics(fleet).fragments,
+            Topics(fleet),
             messages_per_second=1e6,
             period_s=PLAN.compute_slot_s,
             clock=clock,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dpagent.protocol.codec import MessageError, encode
 from dpagent.protocol.messages import Fragment, Sealed
-from dpagent.protocol.sealing import _SUITE, Opener, new_sealing_secret, seal
+from dpagent.protocol.sealing import SUITE, Opener, new_sealing_secret, seal
 
 OPENER = Opener(new_sealing_secret(), "testers")
 PLAN = make_plan(sealing_key=OPENER.public_key)
@@ -86,7 +86,7 @@ def test_a_well_sealed_message_that_is_no_fragment_is_refused(inside: bytes) -> 
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
 
     key = X25519PublicKey.from_public_bytes(OPENER.public_key)
-    ciphertext = _SUITE.encrypt(inside, key, b"dpagent v1 fragment testers\0" + JOB)
+    ciphertext = SUITE.encrypt(inside, key, b"dpagent v1 fragment testers\0" + JOB)
     message = encode(Sealed(ciphertext))
     assert refused(OPENER, message) == "malformed"
 

@@ -1,0 +1,1 @@
+"""The program that mixes sealed fragments on their way: takes a batch, permutes it, publishes it."""

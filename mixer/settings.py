@@ -1,0 +1,57 @@
+"""``mixer.yaml``: the settings of a mixer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, model_validator
+
+from dpagent.configuration import FilePath, Settings, load_settings, resolve
+from dpagent.protocol.topics import FleetName
+from dpagent.transport.settings import MqttSettings
+
+
+class MixerSettings(Settings):
+    """Everything in ``mixer.yaml``."""
+
+    fleet: FleetName
+    """The fleet whose fragments it mixes."""
+    keys_dir: FilePath = Path("mixer-keys")
+    """Directory of the mixer's key, relative to this file; created at the first start, mode 0600. Neither the
+    coordinator nor the broker's operator may read it."""
+    batch: Annotated[int, Field(ge=2, le=1_000_000)] = 256
+    """Messages of one plan that leave together, in random order, as soon as there are so many. Choose several
+    times the fragments of an update: among its own, a device hides nothing."""
+    least: Annotated[int, Field(ge=2, le=1_000_000)] = 64
+    """Fewest messages of one plan that leave after ``longest_s``; fewer stay until there are so many."""
+    longest_s: Annotated[float, Field(gt=0, le=86_400)] = 2.0
+    """Seconds after which ``least`` messages are enough, counted from the first. A device sends a fragment
+    again that has no receipt after 5 s; longer times cost traffic."""
+    messages_per_second: Annotated[float, Field(gt=0, le=100_000)] = 500.0
+    """Maximum publications per second."""
+    memory_mib: Annotated[int, Field(ge=1, le=65_536)] = 64
+    """Most memory of held messages. When it is full, a message takes the place of those of another plan,
+    the one with the fewest; devices send them again."""
+    remembered: Annotated[int, Field(ge=0, le=10_000_000)] = 200_000
+    """Messages that are known again, at least, after they have left, so that a message that the broker
+    delivers twice leaves once. Each takes up to 200 bytes of memory."""
+    mqtt: MqttSettings = MqttSettings()
+
+    @model_validator(mode="after")
+    def _least_is_a_part(self) -> MixerSettings:
+        if self.least > self.batch:
+            raise ValueError(f"least is {self.least}; expected at most batch = {self.batch}")
+        return self
+
+
+def load_mixer_settings(file: Path) -> MixerSettings:
+    """Read ``mixer.yaml`` with its paths made relative to it.
+
+    Raises:
+        ConfigurationError: The file is invalid.
+    """
+    settings = load_settings(file, MixerSettings)
+    return settings.model_copy(
+        update={"keys_dir": resolve(settings.keys_dir, file), "mqtt": settings.mqtt.resolved(file)}
+    )
