@@ -77,7 +77,6 @@ def run() -> list[Figure]:
                     f"{model}: up, ldp-fl, {bits}",
                     8 * (sum(reports) + _PUBACK * len(down)) / parameters,
                     "bits a parameter",
-                    f"{len(reports)} fragments",
                 )
             )
     return figures

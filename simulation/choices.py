@@ -15,17 +15,17 @@ from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.models.stages import FrozenNetwork
 from dpagent.norm import Norm
 from dpagent.privacy.mechanisms.two_point_rounds import TwoPointRounds
-from dpagent.privacy.methods import method_named
+from dpagent.privacy.methods import DEFAULT_METHOD, method_named
 from dpagent.wording import counted, named
-from simulation.fitting_model import fitting_model
+from simulation.fitting_model import fitting_model, linear_model
 from simulation.layout import Layout
 from simulation.outlook import Outlook, reports_to_noise, signal_to_noise
 from simulation.planning import trial_job, trial_planner
 from simulation.presets import (
-    REPORTS_LEARNING_RATE,
     learning_rate_for,
     preset_of,
     sampling_rate_for,
+    sends_reports,
     typical_stretch,
 )
 from simulation.programs.configurations import fleet_settings
@@ -43,20 +43,24 @@ def wanted_model(request: Request) -> str | None:
     return str(Path(request.model).absolute()) if is_model_file(request.model) else request.model
 
 
-def choose_model(wanted: str | None, form: DataForm, layout: Layout) -> tuple[str, ModelSpec]:
+def choose_model(
+    wanted: str | None, form: DataForm, layout: Layout, method: str = DEFAULT_METHOD
+) -> tuple[str, ModelSpec]:
     """The model and how the settings name it.
 
     Args:
         wanted: See :func:`wanted_model`.
         form: Of the data.
         layout: A run that goes on has its model file.
+        method: How the fleet trains.
 
     Raises:
         ConfigurationError: There is no such model, or it is not the one that the run began with.
     """
     kept = load_model(layout.model_file) if layout.model_file.exists() else None
     if wanted is None:
-        spec = fitting_model(form.shape, form.classes) if kept is None else kept
+        make = linear_model if sends_reports(method) else fitting_model
+        spec = make(form.shape, form.classes) if kept is None else kept
         return (spec.name if BUILT_IN.get(spec.name) == spec else ""), spec
     spec = find_model(wanted)
     if kept is not None and kept.digest() != spec.digest():
@@ -102,7 +106,6 @@ def settle(request: Request, form: DataForm, model: str, spec: ModelSpec) -> tup
     norm = method_named(request.method).mechanism(request.noise).norm or Norm.L2
     stretch = typical_stretch(norm, spec.parameter_count)
     clip_norm = request.clip_norm or preset.clip_norm * (1 if norm is Norm.L2 else float(f"{stretch:.2g}"))
-    sends_reports = method_named(request.method).mechanism(request.noise).norm is None
     jitter_s = request.jitter_window_s
     settings = RunSettings(
         data=request.data,
@@ -123,7 +126,7 @@ def settle(request: Request, form: DataForm, model: str, spec: ModelSpec) -> tup
         clipping=request.clipping,
         # This and the number of fragments follow from the noise, which depends on all others.
         learning_rate=1.0,
-        momentum=0.0 if sends_reports else preset.momentum,
+        momentum=preset.momentum,
         cap=request.cap or (preset.cap if preset.cap in method_named(request.method).caps else "none"),
         cap_at=request.cap_at,
         engine=request.engine,
@@ -139,7 +142,8 @@ def settle(request: Request, form: DataForm, model: str, spec: ModelSpec) -> tup
     if request.learning_rate is not None:
         learning_rate = request.learning_rate
     elif isinstance(job.noise, TwoPointRounds):
-        learning_rate = REPORTS_LEARNING_RATE
+        # As long for any clip norm: there is none.
+        learning_rate = preset.learning_rate
     elif preset.learning_rate:
         # As long a step as the preset's, for any clip norm.
         learning_rate = float(f"{preset.learning_rate * preset.clip_norm * stretch / clip_norm:.3g}")

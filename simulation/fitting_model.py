@@ -60,6 +60,15 @@ def fitting_model(shape: Sequence[int], classes: int) -> ModelSpec:
     )
 
 
+def linear_model(shape: Sequence[int], classes: int) -> ModelSpec:
+    """The model with the fewest weights for records of ``shape``: for methods that pay for each of them."""
+    offset, scale = (0.5, 0.25) if len(shape) == 3 else (0.0, 1.0)
+    return ModelSpec(
+        f"linear-{'x'.join(map(str, shape))}", tuple(shape), classes, (Dense(classes),),
+        input_offset=offset, input_scale=scale,
+    )  # fmt: skip
+
+
 def derived_model(shape: Sequence[int], classes: int) -> ModelSpec:
     """The model that the rules make; see the module."""
     kind = {1: "table", 2: "series", 3: "image"}[len(shape)]

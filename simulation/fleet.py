@@ -113,7 +113,7 @@ class Fleet:
                 request.data, request.seed, None if wanted is None else find_model(wanted)
             )
             form = self._source.form
-        model, self.spec = choose_model(wanted, form, self.layout)
+        model, self.spec = choose_model(wanted, form, self.layout, request.method)
         if self._source is not None:
             check_fits(self._source.train, self.spec)
         self.settings, self.outlook = settle(request, form, model, self.spec)

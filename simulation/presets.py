@@ -26,6 +26,7 @@ from typing import Final
 import numpy as np
 
 from dpagent.norm import Norm
+from dpagent.privacy.methods import method_named
 from dpagent.wording import counted
 from simulation.request import CapKind, KnownData, Request
 
@@ -70,8 +71,13 @@ OWN_DATA: Final = Preset(
 )  # fmt: skip
 """Of data of one's own, and of known data with a model that has no settings of its own."""
 
-REPORTS_LEARNING_RATE: Final = 0.1
-"""Of ``ldp-fl``, the share of the way to the devices' mean that a reported weight goes."""
+_REPORTS: Final = Preset(
+    model="", devices=10, rounds=20, epsilon=900.0, clip_norm=1.0, cap="none", learning_rate=0.1,
+    momentum=0.0, jitter_window_s=0.4,
+)  # fmt: skip
+"""Of ``ldp-fl`` with any data, and a linear model. The learning rate is the share of the way to the devices'
+mean that a reported weight goes. A guarantee for whole devices that trusts nobody needs so large an ε for so
+few of them to learn anything."""
 LOCAL_TRAINING: Final = {"steps": 20, "batch": 32, "learning_rate": 0.5}
 """Of ``ldp-fl``: from the first weights of a small model, nearly as far as training on all data goes."""
 
@@ -88,8 +94,15 @@ _SCATTERING_LEARNING_RATES: Final = (1.5, 3.0, 6.0)
 _SCATTERING_SAMPLING_RATES: Final = (0.1, 0.1, 0.3)
 
 
+def sends_reports(method: str) -> bool:
+    """Whether devices send bits of weights that they train, as in ``ldp-fl``, and no sums."""
+    return method_named(method).mechanism().norm is None
+
+
 def preset_of(request: Request) -> Preset:
     """The settings to start from; those of ``scattering`` on MNIST follow ε."""
+    if sends_reports(request.method):
+        return _REPORTS
     if request.data.dataset is None:
         return OWN_DATA
     preset = PRESETS[request.data.dataset]

@@ -363,3 +363,15 @@ def test_every_setting_that_changed_is_named_by_its_option(tmp_path: Path) -> No
     ):  # fmt: skip
         assert change in result.stderr
     assert "form" not in result.stderr
+
+
+def test_devices_that_pay_for_each_weight_get_the_smallest_model(tmp_path: Path) -> None:
+    """With a preset of its own, and an outlook that says how little of it gets through."""
+    form = DataForm(shape=[8, 8, 1], dtype="float32", classes=10, train_records=1_437, test_records=360)
+    request = Request(method="ldp-fl")
+    model, spec = choose_model(None, form, Layout(tmp_path), "ldp-fl")
+    assert (model, spec.parameter_count) == ("", 650)
+    settings, outlook = settle(request, form, model, spec)
+    assert (settings.cap, settings.momentum, settings.norm) == ("none", 0.0, None)
+    assert outlook.verdict == "poor"
+    assert settle(request.model_copy(update={"epsilon": 9.0}), form, model, spec)[1].verdict == "hopeless"
