@@ -316,15 +316,21 @@ def take_room(path: Path, size: int, *, holds: str, remedy: str) -> bool:
 
 
 def read_secret(path: Path, create: Callable[[], bytes]) -> bytes:
-    """Return the secret in ``path`` (mode 0600), created with ``create`` the first time.
+    """Return the secret in ``path`` (mode 0600), created with ``create`` the first time, by one program of
+    several that begin together.
 
     Raises:
         ConfigurationError: Other users may read the file.
         StorageError: It cannot be read or written.
     """
     with disk_errors(path):
-        if not path.exists():
-            write_atomically(path, create(), mode=0o600)
+        directory = os.open(path.parent, os.O_RDONLY)
+        try:
+            fcntl.flock(directory, fcntl.LOCK_EX)
+            if not path.exists():
+                write_atomically(path, create(), mode=0o600)
+        finally:
+            os.close(directory)
         if path.stat().st_mode & 0o077:
             raise ConfigurationError(f"{path} is a secret that other users may read. Run: chmod 600 {path}")
         return path.read_bytes()

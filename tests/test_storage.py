@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import sqlite3
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -367,6 +370,18 @@ def test_a_secret_that_others_may_read_is_refused(tmp_path: Path, mode: int) -> 
     with pytest.raises(ConfigurationError, match=f"chmod 600 {re.escape(str(path))}"):
         read_secret(path, lambda: b"other")
     assert path.read_bytes() == b"secret"
+
+
+def test_programs_that_begin_together_have_one_secret(tmp_path: Path) -> None:
+    made = itertools.count()
+
+    def create() -> bytes:
+        time.sleep(0.02)
+        return b"%d" % next(made)
+
+    with ThreadPoolExecutor(8) as several:
+        secrets = list(several.map(lambda _: read_secret(tmp_path / "key", create), range(8)))
+    assert secrets == [b"0"] * 8
 
 
 def test_a_secret_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
