@@ -78,7 +78,7 @@ def test_its_log_is_the_agents(tmp_path: Path, caplog: pytest.LogCaptureFixture)
     finally:
         worker.end()
     (line,) = [record for record in caplog.records if record.getMessage().startswith("engine for digits")]
-    assert line.name == "agent.training"
+    assert line.name == "agent.board_engine"
 
 
 def test_a_round_that_the_board_cannot_run_is_refused_in_words(worker: Worker) -> None:

@@ -15,11 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpagent.errors import require_between, require_count
-from dpagent.learning.training.engine import Engine
-from dpagent.learning.training.lots import sum_over_lot
 
 if TYPE_CHECKING:
     from dpagent.learning.data.dataset import Dataset
+    from dpagent.learning.training.engine import Engine
 
 Done: TypeAlias = Callable[[NDArray[np.float32], int], None]
 """Is called after each step with the weights that it began with, and how many records it drew."""
@@ -69,6 +68,8 @@ class LocalSgd:
         Raises:
             ConfigurationError, StorageError: the board fails, which is no record's doing.
         """
+        from dpagent.learning.training.lots import sum_over_lot  # which the agent itself never loads
+
         generator, local = np.random.default_rng(), weights.copy()
         for _ in range(self.steps):
             before, drawn = local, 0

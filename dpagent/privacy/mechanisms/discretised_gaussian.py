@@ -13,7 +13,7 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +26,6 @@ from dpagent.privacy.accounting.rdp import RdpAccountant
 from dpagent.privacy.calibration import EventFamily, gaussian_family
 from dpagent.privacy.events import SIGMA_RANGE, Event, GaussianEvent, poisson_sampled
 from dpagent.privacy.mechanisms.grid import DEFAULT_RESOLUTION, Grid
-from dpagent.privacy.mechanisms.honest_norms import SubGaussianLaw
 from dpagent.privacy.mechanisms.mechanism import CalibratedMechanism, Mechanism, Parameter
 from dpagent.privacy.noise.discrete_gaussian import (
     MAX_SIGMA,
@@ -36,6 +35,9 @@ from dpagent.privacy.noise.discrete_gaussian import (
 )
 from dpagent.privacy.noise.entropy import Entropy
 from dpagent.privacy.statement import Adjacency, Trust, Unit
+
+if TYPE_CHECKING:
+    from dpagent.privacy.mechanisms.honest_norms import SubGaussianLaw
 
 
 def finest_resolution(noise_multiplier: float) -> int:
@@ -141,6 +143,8 @@ class DiscretisedGaussian(CalibratedMechanism):
         t/step + 2πij/step, j ≥ 1, each of which has the factor e^(−2π²j²σ²/step²). For a step of σ/2 or less
         that is below 10⁻³⁴.
         """
+        from dpagent.privacy.mechanisms.honest_norms import SubGaussianLaw  # for a coordinator alone
+
         if self.sigma_units < 1:
             return None
         square = self.sigma_units**2

@@ -22,7 +22,7 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +33,6 @@ from dpagent.privacy.accounting.composition import composed
 from dpagent.privacy.calibration import EventFamily, laplace_family
 from dpagent.privacy.events import ApproximateEvent, Event, poisson_sampled
 from dpagent.privacy.mechanisms.grid import MAX_RESOLUTION, Grid, l1_resolution
-from dpagent.privacy.mechanisms.laplace_law import LaplaceLaw
 from dpagent.privacy.mechanisms.mechanism import CalibratedMechanism, Parameter, SumMechanism
 from dpagent.privacy.noise.discrete_laplace import (
     MAX_SCALE,
@@ -43,6 +42,9 @@ from dpagent.privacy.noise.discrete_laplace import (
 )
 from dpagent.privacy.noise.entropy import Entropy
 from dpagent.privacy.statement import Adjacency, Trust, Unit
+
+if TYPE_CHECKING:
+    from dpagent.privacy.mechanisms.laplace_law import LaplaceLaw
 
 #: Mechanisms of the Laplace family are built for an ε of one noisy sum, before sampling, up to this.
 MAX_EPSILON: Final = 1000.0
@@ -160,6 +162,8 @@ class DiscretisedLaplace(LaplaceNoise, CalibratedMechanism):
     @property
     def noise_law(self) -> LaplaceLaw:
         """Its own, whatever its scale."""
+        from dpagent.privacy.mechanisms.laplace_law import LaplaceLaw  # for a coordinator alone
+
         return LaplaceLaw(self.scale_units)
 
     @property

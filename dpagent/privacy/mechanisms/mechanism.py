@@ -21,7 +21,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import ClassVar, Final, Self, cast
+from typing import TYPE_CHECKING, ClassVar, Final, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,11 +32,13 @@ from dpagent.privacy.accounting.imperfect_noise import imperfect_delta
 from dpagent.privacy.calibration import NOISE_RANGE, EventFamily
 from dpagent.privacy.events import Event
 from dpagent.privacy.mechanisms.grid import Constrained, Grid
-from dpagent.privacy.mechanisms.honest_norms import NoiseLaw
 from dpagent.privacy.mechanisms.wire import STEPS_OF_NOISE, wire_step
 from dpagent.privacy.noise.entropy import Entropy, Sampler
 from dpagent.privacy.sampling import LOT_TAIL
 from dpagent.privacy.statement import Adjacency, BudgetStatement, Trust, Unit
+
+if TYPE_CHECKING:
+    from dpagent.privacy.mechanisms.honest_norms import NoiseLaw
 
 #: Assumptions of a job's guarantee, besides the code.
 JOB_ASSUMPTIONS: Final = (

@@ -38,7 +38,7 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import dataclass, field
-from typing import ClassVar, Final, Self
+from typing import TYPE_CHECKING, ClassVar, Final, Self
 
 from dpagent.errors import ParameterError, PlanError, require_between, require_count, require_positive
 from dpagent.norm import Norm
@@ -52,7 +52,6 @@ from dpagent.privacy.mechanisms.discretised_laplace import (
     sensitivity_of,
 )
 from dpagent.privacy.mechanisms.grid import Grid, l1_resolution
-from dpagent.privacy.mechanisms.laplace_law import LaplaceLaw
 from dpagent.privacy.mechanisms.mechanism import Parameter, PlannedMechanism
 from dpagent.privacy.noise.discrete_laplace import (
     MAX_BOUND,
@@ -63,6 +62,9 @@ from dpagent.privacy.noise.discrete_laplace import (
     usable_bound,
 )
 from dpagent.privacy.noise.entropy import Entropy
+
+if TYPE_CHECKING:
+    from dpagent.privacy.mechanisms.laplace_law import LaplaceLaw
 
 _ROUNDING: Final = 2.0**-36
 _HALVINGS: Final = 200
@@ -194,6 +196,8 @@ class TruncatedLaplace(LaplaceNoise, PlannedMechanism):
     @property
     def noise_law(self) -> LaplaceLaw:
         """That of whole Laplace noise, given that it stays within A."""
+        from dpagent.privacy.mechanisms.laplace_law import LaplaceLaw  # for a coordinator alone
+
         return LaplaceLaw(self.scale_units, self.support_units)
 
     @property
