@@ -192,6 +192,7 @@ def kill_the_coordinator_and_an_agent(state_dir: Path) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not HAS_MOSQUITTO, reason="needs mosquitto")
 def test_laplace_noise_over_mosquitto_survives_kills_and_is_accounted_for(
     tmp_path: Path, started: Callable[..., subprocess.Popen[str]]
