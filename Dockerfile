@@ -7,6 +7,7 @@ COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY dpagent dpagent
 COPY agent agent
 COPY coordinator coordinator
+COPY mixer mixer
 COPY simulation simulation
 COPY cli cli
 COPY firmware_profiles firmware_profiles
