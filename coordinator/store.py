@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from coordinator.model_state import ModelState
 from coordinator.seats import Counted, OpenedFragment, Seats, Sums, create_seats
 from dpagent import faults
 from dpagent.faults import FaultPoint
@@ -66,7 +66,7 @@ def _create(connection: sqlite3.Connection) -> None:
     )
     connection.execute(
         "CREATE TABLE model (one INTEGER PRIMARY KEY CHECK (one = 1), weights BLOB NOT NULL, "
-        "state BLOB NOT NULL, clip_norm REAL NOT NULL) STRICT"
+        "moments BLOB NOT NULL, clip_norm REAL NOT NULL) STRICT"
     )
     connection.execute(
         """CREATE TABLE rounds (
@@ -77,6 +77,10 @@ def _create(connection: sqlite3.Connection) -> None:
     )
     create_seats(connection)
     connection.execute("CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT")
+
+
+def _columns(model: ModelState) -> tuple[bytes, bytes, float]:
+    return model.weights.tobytes(), model.moments.tobytes(), model.clip_norm
 
 
 def _noise_of(budget: dict[str, Any]) -> JobNoise | TwoPointRounds:
@@ -118,10 +122,8 @@ class Store:
             tuple(budget["epsilon_by_round"]),
         )
 
-    def begin(
-        self, job: Job, weights: NDArray[np.float32], state: NDArray[np.float64], clip_norm: float
-    ) -> None:
-        """Begin the job with its initial weights, the optimiser's initial state and the first clip norm."""
+    def begin(self, job: Job, model: ModelState) -> None:
+        """Begin the job with its initial model."""
         budget = {
             "mechanism": job.noise.mechanism.name,
             "noise_multipliers": job.noise.multipliers,
@@ -133,18 +135,16 @@ class Store:
                 "INSERT INTO job (one, id, terms, budget) VALUES (1, ?, ?, ?)",
                 (job.id, json.dumps(job.terms, sort_keys=True), json.dumps(budget)),
             )
-            self.connection.execute(
-                "INSERT INTO model VALUES (1, ?, ?, ?)", (weights.tobytes(), state.tobytes(), clip_norm)
-            )
+            self.connection.execute("INSERT INTO model VALUES (1, ?, ?, ?)", _columns(model))
             faults.reached(FaultPoint.COORDINATOR_JOB_WRITTEN)
         faults.reached(FaultPoint.COORDINATOR_JOB_BEGUN)
 
-    def model(self) -> tuple[NDArray[np.float32], NDArray[np.float64], float]:
-        """The current weights (d,), the optimiser's state (rows, d) and the clip norm of the next round."""
-        row = self.connection.execute("SELECT weights, state, clip_norm FROM model").fetchone()
+    def model(self) -> ModelState:
+        """The current model."""
+        row = self.connection.execute("SELECT weights, moments, clip_norm FROM model").fetchone()
         weights = np.frombuffer(row["weights"], np.float32).copy()
-        state = np.frombuffer(row["state"], np.float64).reshape(-1, len(weights)).copy()
-        return weights, state, float(row["clip_norm"])
+        moments = np.frombuffer(row["moments"], np.float64).reshape(-1, len(weights)).copy()
+        return ModelState(weights, moments, float(row["clip_norm"]))
 
     def open_round(self) -> OpenRound | None:
         """The round that is open, if one is."""
@@ -213,16 +213,7 @@ class Store:
         """Counts and exact integer sums by position in a round, for each of some random groups."""
         return self._seats.sums(number, groups=groups)
 
-    def close_round(
-        self,
-        number: int,
-        weights: NDArray[np.float32],
-        state: NDArray[np.float64],
-        clip_norm: float,
-        result: RoundResult,
-        *,
-        closed_at: float,
-    ) -> None:
+    def close_round(self, number: int, model: ModelState, result: RoundResult, *, closed_at: float) -> None:
         """Close a round and store its model, in one transaction."""
         faults.reached(FaultPoint.COORDINATOR_STEPPED)
         with disk_errors(self.file), transaction(self.connection):
@@ -241,8 +232,7 @@ class Store:
                 ),
             )
             self.connection.execute(
-                "UPDATE model SET weights = ?, state = ?, clip_norm = ?",
-                (weights.tobytes(), state.tobytes(), clip_norm),
+                "UPDATE model SET weights = ?, moments = ?, clip_norm = ?", _columns(model)
             )
             # The values are no longer needed; the counts stay in `rounds`, the ids in `fragments`.
             self._seats.clear(number)
