@@ -18,11 +18,12 @@ from types import TracebackType
 from typing import Any, Final, NamedTuple
 
 from brokers import Broker, wait_until
-from children import PATIENCE_S, Child
+from children import PATIENCE_S
 from crash.checker import Checker, Places
 from fleets import write_agent, write_fleet
 from mixers import key_of, write_mixer
 from observers import Observer
+from wiretaps import Wiretap
 
 from coordinator.keys import load_opener, load_signer
 from coordinator.settings import load_fleet_settings
@@ -177,15 +178,10 @@ class FleetUnderFire:
         self._launcher = start
         self.programs = (*PROGRAMS, MIXER) if is_mixed else PROGRAMS
         self.broker = Broker("mosquitto", directory, protocol="5").start()
-        capture, log = directory / "capture", directory / "wiretap.log"
-        capture.touch()
-        self._wiretap = Child(
-            [sys.executable, "-I", HERE / "wiretap.py", str(self.broker.port), capture, *self.programs], log
-        )
-        ports = json.loads(wait_until(lambda: log.read_text().strip(), "the wiretap's ports"))
+        self._wiretap = Wiretap(directory, self.broker, self.programs)
 
         def mqtt(name: str) -> dict[str, Any]:
-            return self.broker.values | {"url": f"mqtt://127.0.0.1:{ports[name]}"}
+            return self.broker.values | {"url": self._wiretap.url(name)}
 
         self._files: dict[str, Path] = {}
         mixer_key = None
