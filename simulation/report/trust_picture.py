@@ -29,24 +29,29 @@ class _Party:
     sees: str
 
 
-def trust_picture(method: Method, mechanism: type[Mechanism], key: str = "trust") -> Picture:
+def trust_picture(
+    method: Method, mechanism: type[Mechanism], key: str = "trust", *, is_mixed: bool = False
+) -> Picture:
     """Who sees what with a method.
 
     Args:
         method: the method.
         mechanism: what adds its noise.
         key: of the picture in its page.
+        is_mixed: whether fragments pass through a mixer.
     """
     coordinator = f"sees {method.sends}, without a name"
     if mechanism.trust is Trust.COORDINATOR:
         coordinator += "; adds noise to their sum"
+    mixer = _Party("mixer", "takes off the outer seal and mixes; can open nothing else")
     parties = (
         _Party("each device", method.device),
         _Party("broker", "sees who sends, when and how much; can open nothing"),
+        *([mixer] if is_mixed else []),
         _Party("coordinator", coordinator),
         _Party("users of the model", "see the model of every round"),
     )
-    trusted = 3 if mechanism.trust is Trust.COORDINATOR else 1
+    trusted = len(parties) - 1 if mechanism.trust is Trust.COORDINATOR else 1
     title = {
         Trust.NONE: f"{method.name}: all that leaves a device has its noise already",
         Trust.SHUFFLER: f"{method.name}: all that leaves a device has noise, and hides among the others'",
@@ -58,7 +63,8 @@ def trust_picture(method: Method, mechanism: type[Mechanism], key: str = "trust"
     )
     note = (
         "Arrows are sealed fragments: the broker carries them and cannot open them. It knows the sender, so "
-        "a coordinator that is the broker too knows whose they are."
+        "a coordinator that is the broker too knows whose they are"
+        + (", unless it only looks and the mixer works with neither." if is_mixed else ".")
     )
 
     def draw(figure: Figure) -> None:
