@@ -18,7 +18,8 @@ from simulation.report.drawing import COLOURS, Picture, draw_picture
 _WIDTH: Final = 1.0
 _GAP: Final = 0.36
 _HEIGHT: Final = 1.0
-_CHARACTERS: Final = 25
+_CHARACTERS: Final = 100
+"""That fit side by side, of all boxes together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,7 @@ def trust_picture(
         ):
             axes.text(x, _HEIGHT + 0.18, words, ha=side, color=COLOURS[colour], fontweight="bold")
         for place, party in enumerate(parties):
-            _box(axes, place * step, party)
+            _box(axes, place * step, party, _CHARACTERS // len(parties))
             if place:
                 axes.annotate(
                     "", (place * step - 0.02, _HEIGHT / 2), (place * step - _GAP + 0.02, _HEIGHT / 2),
@@ -94,7 +95,7 @@ def trust_picture(
     return draw_picture(key, title, caption, note, 2.0, draw)
 
 
-def _box(axes: Axes, left: float, party: _Party) -> None:
+def _box(axes: Axes, left: float, party: _Party, characters: int) -> None:
     axes.add_patch(
         FancyBboxPatch(
             (left, 0), _WIDTH, _HEIGHT, boxstyle="round,pad=0,rounding_size=0.05", mutation_aspect=0.6,
@@ -102,5 +103,5 @@ def _box(axes: Axes, left: float, party: _Party) -> None:
         )
     )  # fmt: skip
     axes.text(left + 0.07, _HEIGHT - 0.11, party.name, va="top", color=COLOURS["ink"], fontweight="bold")
-    words = textwrap.fill(party.sees, _CHARACTERS, break_on_hyphens=False)
+    words = textwrap.fill(party.sees, characters, break_on_hyphens=False)
     axes.text(left + 0.07, _HEIGHT - 0.31, words, va="top", color=COLOURS["ink"], fontsize=8.0)
