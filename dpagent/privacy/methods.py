@@ -9,7 +9,7 @@ what is wrong in it, what runs here, and what is guaranteed to whom.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 from dpagent.errors import ParameterError
 from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian
@@ -33,6 +33,7 @@ class Method:
         learns: what the coordinator learns of one device.
         mechanisms: names of its mechanisms by the kind of noise, the default first.
         caps: kinds of noise caps that go with it, the default first.
+        schedule: how its rounds share the budget where nothing else is asked for.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Method:
     learns: str
     mechanisms: dict[str, str]
     caps: tuple[str, ...]
+    schedule: Literal["uniform", "incrementing"] = "uniform"
 
     @property
     def default_noise(self) -> str:
@@ -97,6 +99,7 @@ METHODS: Final[dict[str, Method]] = {
             *_OF_A_NOISY_SUM,
             _GAUSSIAN | {"laplace": DiscretisedLaplace.name},
             ("clamp", "none", "bounded"),
+            schedule="incrementing",
         ),
         Method(
             "ldp-fl",
