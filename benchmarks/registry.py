@@ -31,7 +31,7 @@ from benchmarks import (
 )
 
 #: Every benchmark: a module whose docstring gives the subject, the method and the limits, and whose
-#: ``run()`` gives its figures.
+#: ``run()`` gives its figures. Where that is short of what a paper did, ``run_long()`` may come nearer.
 BENCHMARKS: MappingProxyType[str, ModuleType] = MappingProxyType(
     {
         module.__name__.rpartition(".")[2]: module
