@@ -13,6 +13,13 @@ the paper's text gives; their network, their number of epochs and their accounta
 whose ε is larger for the same noise) are others, so they are a reference and no fair comparison. The picture
 is `docs/methods/dp-sgd-mnist.svg`.
 
+Interpretation: three epochs are too few steps for noise to matter. From ε = 0.5 to 8 accuracy rises by
+half a point, where the paper gains seven: the CNN is better than the paper's network at ε = 0.5 and 2, and
+worse at 8. A longer step (learning rate 2.4 at ε = 2) gains 0.8 points. Smaller lots are better, as they
+are more steps. From a clip norm of 0.1 to 10 nothing changes by more than its error, with steps as long.
+Dense networks on the pixels end at 92 % with 50 to 1,000 units. As in the paper, more units do no harm;
+its own network loses about two points of 95 % without a projection, so it has 93 %.
+
 Limits: two seeds. The settings were chosen with the test set in view. The data are not part of the project:
 without the four IDX files in ``../shared/data/mnist``, or the directory that the variable ``MNIST_DIR``
 names, this benchmark is skipped.
