@@ -36,12 +36,13 @@ from dpagent.notation import upwards
 from dpagent.privacy.covariance import SecondMoments
 from dpagent.privacy.mechanisms.bounded import CapNotMetError
 from dpagent.protocol.codec import MessageError
-from dpagent.protocol.fragments import read_block, read_tally, require_place
+from dpagent.protocol.fragments import read_block, read_tally, read_update_block, require_place
 from dpagent.protocol.messages import Fragment
 from dpagent.protocol.noisy_sum import NoisySum
 from dpagent.protocol.reports import Reports
 from dpagent.protocol.sealing import Opener
 from dpagent.protocol.task import Release, RoundTask
+from dpagent.protocol.updates import Updates
 from dpagent.protocol.weights import weights_to_bytes
 from dpagent.wording import counted
 
@@ -257,6 +258,8 @@ class Cycle:
                 return values
             case Reports(terms=terms):
                 return read_tally(fragment, plan, terms, release.blocks)
+            case Updates(terms=terms, mechanism=mechanism):
+                return read_update_block(fragment, plan, terms.largest, mechanism.norm, release.blocks)
 
     # The round is over when all fragments are in and honest devices have had their time, or at its deadline.
 

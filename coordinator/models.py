@@ -48,7 +48,7 @@ class ModelFiles:
             check_fits(test, spec)
             self._class_names = self._class_names or test.class_names
         self.assets: dict[str, bytes] = settings.model.assets()
-        if settings.privacy.mechanism.norm is not Norm.L1:  # graphs clip in L2
+        if settings.privacy.gradient_norm is not Norm.L1:  # graphs clip in L2
             augmentation = settings.model.augmentation
             self.assets["training-graph"] = build_training_graph(
                 spec.head,

@@ -25,7 +25,7 @@ from dpagent.privacy.mechanisms.grid import DEFAULT_RESOLUTION
 from dpagent.privacy.mechanisms.wire import round_to_wire
 from dpagent.protocol.fragments import content_digest
 from dpagent.protocol.messages import MAX_PAYLOAD_BYTES, Plan
-from dpagent.protocol.report_packing import report_width, reports_bytes
+from dpagent.protocol.report_packing import packed_bytes, report_width
 from dpagent.protocol.task import RoundTask
 from dpagent.protocol.weights import weights_to_bytes
 
@@ -95,7 +95,7 @@ def report_plan(*, coordinates: int = 40, block: int = 10, **changes: Any) -> Pl
         "training": {"steps": 3, "batch": 8, "learning_rate": 0.1},
     }  # fmt: skip
     width = report_width(values["model"]["parameters"], coordinates)
-    values["wire"] = {"block": block, "bytes": reports_bytes(block, width)}
+    values["wire"] = {"block": block, "bytes": packed_bytes(block, width)}
     return Plan.model_validate(values)
 
 
@@ -205,7 +205,7 @@ def write_agent(directory: Path, broker: Broker | None, key: str, shard: int = 0
     file.write_text(yaml.safe_dump(agent_values(broker, key, **changes), sort_keys=False))
     settings = load_agent_settings(file)
     if not settings.ledger_files.second_head.exists():
-        begin_ledger(settings.ledger_files, settings.data.name, settings.lifetime_budget)
+        begin_ledger(settings.ledger_files, settings.lifetime_budgets)
     return file
 
 

@@ -116,7 +116,7 @@ def receivers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Agent,
     values = agent_values(None, FLEET["coordinator_key"], fleet=NAME)
     (device / "agent.yaml").write_text(yaml.safe_dump(values))
     settings = load_agent_settings(device / "agent.yaml")
-    begin_ledger(settings.ledger_files, settings.data.name, settings.lifetime_budget)
+    begin_ledger(settings.ledger_files, settings.lifetime_budgets)
     agent = Agent(settings)
     agent._receive(PLAN["topic"], bytes.fromhex(PLAN["envelope"]))
     coordinator = Coordinator(load_fleet_settings(write_fleet(fleet, None, fleet=NAME)))
