@@ -14,6 +14,8 @@ while programs run. The promises:
 * A device that publishes dummies for a round publishes no fragment for it; they have no values.
 * The coordinator counts captured fragments, each once, no more in a block than it has seats, and their values
   as they were sent. Whatever has a receipt is counted, or is a dummy.
+* With a mixer, devices publish to it alone, and it publishes what they sent, each message once, however often
+  it was killed and whatever the broker delivers to it again.
 * A closed round's model is that of the round before and the exact sums of the captured fragments that count.
 
 At the end of a job there are more: see :meth:`Checker.look`.
@@ -57,6 +59,8 @@ class Places:
     rounds: int
     bystanders: dict[str, Path] = field(default_factory=dict)
     """Those of devices that sit every round out."""
+    mixer: Path | None = None
+    """The directory of the mixer's key, if fragments pass through one."""
     is_patient: bool = True
     """Whether no round ends before it has the fragments of all devices."""
 
@@ -74,7 +78,8 @@ class Checker:
         self._promises = Promises()
         self.capture = Capture(
             places.capture, places.fleet, (places.keys / "sealing.key").read_bytes(),
-            signing.public_key().public_bytes_raw(), self._promises,
+            signing.public_key().public_bytes_raw(),
+            None if places.mixer is None else (places.mixer / "mixer.key").read_bytes(), self._promises,
         )  # fmt: skip
         self._models: dict[int, NDArray[np.float32]] = {}
         """Computed here, after each closed round."""
