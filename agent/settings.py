@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from agent.charges import Budget
 from agent.columns import account_name
@@ -84,6 +84,15 @@ class AgentSettings(Settings):
     the built-in models (``dpagent model graph`` prints the digest) and frozen networks of front ends
     (``dpagent model show`` prints it). A graph determines the clipping, a network the features of a record:
     trust only graphs that you have built yourself, and networks that you have inspected."""
+
+    @model_validator(mode="after")
+    def _trust_has_a_budget(self) -> AgentSettings:
+        if Trust.COORDINATOR in self.limits.trust and self.budget.coordinator is None:
+            raise ValueError(
+                "limits.trust has coordinator, and budget.coordinator is not set; expected the ε and δ that "
+                "jobs which trust the coordinator may spend"
+            )
+        return self
 
     @property
     def ledger_files(self) -> LedgerFiles:

@@ -149,6 +149,7 @@ class Cycle:
 
         The job is over where its ``bounded`` cap leaves no further round.
         """
+        self._write_latest()
         now = self._clock.unix()
         current = self._store.open_round()
         number = self._store.closed_rounds() + 1 if current is None else current.number
@@ -328,22 +329,28 @@ class Cycle:
         """Step the model, and evaluate it."""
         step = self._stepper.step(release, self._model, groups)
         accuracy = self._models.accuracy(step.model.weights)
-        if self._settings.keep_models == "all":
-            number = release.plan.round
-            self._models.write(
-                self._models.of_round(number), step.model.weights, self._job, number,
-                self._planner.epsilon_after(release),
-            )  # fmt: skip
         self._keep(release, step, accuracy)
 
     def _keep(self, release: Release, step: Step, accuracy: float | None) -> None:
-        """Close the round."""
+        """Close the round.
+
+        Nothing of the step may be seen before it is in the database: where the coordinator adds noise, a
+        crash would have the next start draw other noise for the same updates, and two answers show them.
+        """
         number, epsilon = release.plan.round, self._planner.epsilon_after(release)
         result = RoundResult(accuracy, step.clamped, step.kept, release.mechanism.noise_multiplier, epsilon)
         self._store.close_round(number, step.model, result, closed_at=self._clock.unix())
         self._model = step.model
         shown = "not evaluated" if accuracy is None else f"accuracy {accuracy:.2%}"
         log.info("round %d of %d: %s, ε = %s", number, release.plan.rounds, shown, upwards(epsilon))
+
+    def _write_latest(self) -> None:
+        """Write the model of the round that closed last, unless it is there: from the database, so that a
+        crash in between leaves no other model."""
+        number = self._store.closed_rounds()
+        file = self._models.of_round(number)
+        if self._settings.keep_models == "all" and number >= self._models.first_round and not file.exists():
+            self._models.write(file, self._model.weights, self._job, number, self._store.epsilon_spent())
 
     # The job is over.
 
@@ -353,6 +360,7 @@ class Cycle:
         Returns:
             Whether the broker took the announcement; if not, the job is not over yet.
         """
+        self._write_latest()
         rounds, now = self._store.closed_rounds(), self._clock.unix()
         self._models.write(
             self._models.final, self._model.weights, self._job, rounds, self._store.epsilon_spent()

@@ -70,6 +70,11 @@ class ModelFiles:
         self.assets["projection"] = directions
 
     @property
+    def first_round(self) -> int:
+        """The first round that steps the model: 2 where the first one only finds a projection."""
+        return 1 + (self._spec.projection is not None)
+
+    @property
     def final(self) -> Path:
         """Path of the finished model."""
         return self._settings.state_dir / "model.onnx"

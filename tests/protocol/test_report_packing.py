@@ -13,17 +13,12 @@ from hypothesis import strategies as st
 
 from dpagent.errors import PlanError
 from dpagent.privacy.mechanisms.two_point import group_edges
+from dpagent.protocol.bit_packing import pack_bits, packed_bytes, unpack_bits
 from dpagent.protocol.codec import MessageError, decode, encode
 from dpagent.protocol.dummies import as_sent, dummies_for
 from dpagent.protocol.fragments import cut, read_tally, require_place
 from dpagent.protocol.messages import Fragment, Plan
-from dpagent.protocol.report_packing import (
-    pack_bits,
-    packed_bytes,
-    read_reports,
-    report_width,
-    unpack_bits,
-)
+from dpagent.protocol.report_packing import read_reports, report_width
 from dpagent.protocol.task import RoundTask, values_of
 
 WEIGHTS = DIGITS.initial_weights(0)
@@ -52,7 +47,7 @@ def test_no_two_payloads_say_the_same(payload: bytes) -> None:
     ("payload", "text"),
     [
         (b"", "0 bytes; expected 3"), (bytes(2), "2 bytes"), (bytes(4), "4 bytes"),
-        (b"\1\0\0", "first byte"), (b"\0\0\1", "beyond the last report"),
+        (b"\1\0\0", "first byte"), (b"\0\0\1", "beyond the last value"),
         (pack_bits(np.array([4, 0, 0, 0, 0]), 3), "a place beyond its group"),
         (pack_bits(np.array([0, 0, 0, 0, 1]), 3), "beyond the last group"),
     ],
