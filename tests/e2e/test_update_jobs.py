@@ -21,6 +21,7 @@ from coordinator.store import Store, StoreReader
 from dpagent import faults
 from dpagent.faults import FaultPoint
 from dpagent.learning.inference.evaluation import OnnxEvaluator
+from dpagent.learning.inference.export.model import export_onnx
 
 pytestmark = pytest.mark.heavy
 
@@ -59,7 +60,7 @@ def agent_of(directory: Path, broker: Broker, coordinator_file: Path, **changes:
     return write_agent(directory, broker, key, fleet=settings.fleet, **changes)
 
 
-@pytest.mark.parametrize("noise", ["gaussian", "laplace"])
+@pytest.mark.parametrize("noise", ["gaussian", pytest.param("laplace", marks=pytest.mark.slow)])
 def test_jobs_with_and_without_trust_are_in_accounts_of_their_own(
     tmp_path: Path, mosquitto: Broker, noise: str
 ) -> None:
@@ -88,6 +89,7 @@ def test_jobs_with_and_without_trust_are_in_accounts_of_their_own(
     assert not any("rejected" in name for name in counters)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
@@ -119,6 +121,7 @@ class PowerCut(BaseException):
     pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "point",
     [
@@ -161,7 +164,5 @@ def test_a_crash_at_the_close_leaves_one_noisy_answer_or_none(
     if is_closed:
         inputs = np.random.default_rng(0).random((5, 8, 8, 1), np.float32)
         spec = settings.model.spec()
-        from dpagent.learning.inference.export.model import export_onnx
-
         expected = OnnxEvaluator(export_onnx(spec, model, metadata={})).logits(inputs)
         np.testing.assert_array_equal(OnnxEvaluator(written.read_bytes()).logits(inputs), expected)
