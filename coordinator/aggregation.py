@@ -22,11 +22,13 @@ class Step:
         model: after it.
         clamped: coordinates beyond their bound, if the coordinator applies the cap.
         kept: share of the mean gradient's L2 norm after the coordinator's cap; 1 without a cap.
+        out_of_range: names of layers whose weights on the devices lie at the ends of their ranges.
     """
 
     model: ModelState
     clamped: int = 0
     kept: float = 1.0
+    out_of_range: tuple[str, ...] = ()
 
 
 def fleet_mean(release: NoisySum, sums: Mapping[int, tuple[int, NDArray[np.int64]]]) -> NDArray[np.float64]:

@@ -338,7 +338,9 @@ class Cycle:
         crash would have the next start draw other noise for the same updates, and two answers show them.
         """
         number, epsilon = release.plan.round, self._planner.epsilon_after(release)
-        result = RoundResult(accuracy, step.clamped, step.kept, release.mechanism.noise_multiplier, epsilon)
+        result = RoundResult(
+            accuracy, step.clamped, step.kept, release.mechanism.noise_multiplier, epsilon, step.out_of_range
+        )
         self._store.close_round(number, step.model, result, closed_at=self._clock.unix())
         self._model = step.model
         shown = "not evaluated" if accuracy is None else f"accuracy {accuracy:.2%}"

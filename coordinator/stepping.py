@@ -114,4 +114,4 @@ class Stepper:
                 "privacy.two_point.margin or floor in the next job, or lower privacy.local_training",
                 number, ", ".join(step.out_of_range),
             )  # fmt: skip
-        return Step(step.model)
+        return Step(step.model, out_of_range=step.out_of_range)

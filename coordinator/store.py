@@ -57,6 +57,8 @@ class RoundResult:
     kept: float
     noise_multiplier: float
     epsilon: float
+    out_of_range: tuple[str, ...] = ()
+    """Layers whose weights on the devices lie at the ends of their ranges."""
 
 
 def _create(connection: sqlite3.Connection) -> None:
@@ -72,7 +74,7 @@ def _create(connection: sqlite3.Connection) -> None:
         """CREATE TABLE rounds (
             number INTEGER PRIMARY KEY, opened_at REAL NOT NULL, deadline REAL NOT NULL, announced_at REAL,
             closed_at REAL, noise_multiplier REAL, epsilon REAL, accuracy REAL, clamped INTEGER, kept REAL,
-            fragments INTEGER
+            fragments INTEGER, out_of_range TEXT
         ) STRICT"""
     )
     create_seats(connection)
@@ -224,9 +226,9 @@ class Store:
         faults.reached(FaultPoint.COORDINATOR_STEPPED)
         with disk_errors(self.file), transaction(self.connection):
             self.connection.execute(
-                "UPDATE rounds SET closed_at = ?, accuracy = ?, clamped = ?, kept = ?, "
-                "noise_multiplier = ?, epsilon = ?, fragments = (SELECT count(*) FROM seats "
-                "WHERE round = rounds.number) WHERE number = ?",
+                "UPDATE rounds SET closed_at = ?, accuracy = ?, clamped = ?, kept = ?, noise_multiplier = ?, "
+                "epsilon = ?, out_of_range = ?, fragments = (SELECT count(*) FROM seats WHERE "
+                "round = rounds.number) WHERE number = ?",
                 (
                     closed_at,
                     result.accuracy,
@@ -234,6 +236,7 @@ class Store:
                     result.kept,
                     result.noise_multiplier,
                     result.epsilon,
+                    json.dumps(result.out_of_range),
                     number,
                 ),
             )
@@ -285,6 +288,8 @@ class RoundRecord:
     accuracy: float | None
     clamped: int | None
     kept: float | None
+    out_of_range: tuple[str, ...]
+    """Layers whose weights on the devices lie at the ends of their ranges."""
     fragments: int
 
 
@@ -311,10 +316,13 @@ class StoreReader:
         with disk_errors(self.file):
             rows = self._connection.execute(
                 "SELECT number, opened_at, closed_at, noise_multiplier, epsilon, accuracy, clamped, kept, "
+                "coalesce(out_of_range, '[]') AS out_of_range, "
                 "coalesce(fragments, (SELECT count(*) FROM seats WHERE round = number)) AS fragments "
                 "FROM rounds ORDER BY number"
             )
-            return [RoundRecord(*row) for row in rows]
+            return [
+                RoundRecord(**{**row, "out_of_range": tuple(json.loads(row["out_of_range"]))}) for row in rows
+            ]
 
     def job_id(self) -> str | None:
         """The job's id in hexadecimal, if one has begun."""

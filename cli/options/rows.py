@@ -148,6 +148,8 @@ RUN: Final = OptionTable(
            default="baseline", panel=_TRAINING),
     Option("seed", COUNT, "Seed of splits and initial weights, never of noise.", default="0",
            panel=_TRAINING),
+    Option("mixer", SWITCH, "Let fragments pass through a mixer.", name="--mixer/--no-mixer",
+           default="no-mixer", panel=_FLEET),
     Option("jitter_window_s", NUMBER, "Seconds over which each agent spreads its fragments.",
            name="--jitter-window", default="by data set", panel=_FLEET),
 )  # fmt: skip

@@ -49,10 +49,7 @@ def render_comparison(records: Mapping[str, RunRecord], pages: Mapping[str, Path
             f"{method}: {sentence}" for method, record in records.items() for sentence in record.cautions
         ],
         picture=_accuracy_picture(records),
-        trust=[
-            trust_picture(method_named(method), record.settings.mechanism, f"trust-{method}")
-            for method, record in records.items()
-        ],
+        trust=[_trust_picture(method, record) for method, record in records.items()],
     )
 
 
@@ -78,6 +75,11 @@ def comparison_rows(records: Sequence[RunRecord]) -> list[list[str]]:
         row("model", *(each.model for each in records)),
         row("parameters", *(f"{each.parameters:,}" for each in records)),
     ]
+
+
+def _trust_picture(method: str, record: RunRecord) -> Picture:
+    mechanism, is_mixed = record.settings.mechanism, record.settings.mixer
+    return trust_picture(method_named(method), mechanism, f"trust-{method}", is_mixed=is_mixed)
 
 
 def _accuracy_picture(records: Mapping[str, RunRecord]) -> Picture:

@@ -16,6 +16,7 @@ from dpagent.wording import counted
 from simulation.presets import local_training_in_words
 from simulation.record import RunRecord
 from simulation.report.device_pictures import MAX_ROWS, arrivals_picture, ledgers_picture
+from simulation.report.linking import mixing_picture, who_could_link
 from simulation.report.notation import duration, factor, mebibytes, percent, plain, size
 from simulation.report.rendering import name_of, render, write_page
 from simulation.report.round_pictures import accuracy_picture, budget_picture
@@ -55,9 +56,11 @@ def render_report(record: RunRecord, directory: Path) -> str:
             accuracy_picture(record),
             budget_picture(record),
             arrivals_picture(record),
+            *([mixing_picture(record)] if record.settings.mixer else []),
             ledgers_picture(record),
-            trust_picture(method, record.settings.mechanism),
+            trust_picture(method, record.settings.mechanism, is_mixed=record.settings.mixer),
         ],
+        linking=who_could_link(record),
         round_rows=_round_rows(record),
         epsilon=upwards(spent),
         target=plain(record.settings.epsilon),

@@ -18,7 +18,8 @@ from simulation.report.drawing import COLOURS, Picture, draw_picture
 _WIDTH: Final = 1.0
 _GAP: Final = 0.36
 _HEIGHT: Final = 1.0
-_CHARACTERS: Final = 25
+_CHARACTERS: Final = 100
+"""That fit side by side, of all boxes together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,24 +30,29 @@ class _Party:
     sees: str
 
 
-def trust_picture(method: Method, mechanism: type[Mechanism], key: str = "trust") -> Picture:
+def trust_picture(
+    method: Method, mechanism: type[Mechanism], key: str = "trust", *, is_mixed: bool = False
+) -> Picture:
     """Who sees what with a method.
 
     Args:
         method: the method.
         mechanism: what adds its noise.
         key: of the picture in its page.
+        is_mixed: whether fragments pass through a mixer.
     """
     coordinator = f"sees {method.sends}, without a name"
     if mechanism.trust is Trust.COORDINATOR:
         coordinator += "; adds noise to their sum"
+    mixer = _Party("mixer", "takes off the outer seal and mixes; can open nothing else")
     parties = (
         _Party("each device", method.device),
         _Party("broker", "sees who sends, when and how much; can open nothing"),
+        *([mixer] if is_mixed else []),
         _Party("coordinator", coordinator),
         _Party("users of the model", "see the model of every round"),
     )
-    trusted = 3 if mechanism.trust is Trust.COORDINATOR else 1
+    trusted = len(parties) - 1 if mechanism.trust is Trust.COORDINATOR else 1
     title = {
         Trust.NONE: f"{method.name}: all that leaves a device has its noise already",
         Trust.SHUFFLER: f"{method.name}: all that leaves a device has noise, and hides among the others'",
@@ -58,7 +64,8 @@ def trust_picture(method: Method, mechanism: type[Mechanism], key: str = "trust"
     )
     note = (
         "Arrows are sealed fragments: the broker carries them and cannot open them. It knows the sender, so "
-        "a coordinator that is the broker too knows whose they are."
+        "a coordinator that is the broker too knows whose they are"
+        + (", unless it only looks and the mixer works with neither." if is_mixed else ".")
     )
 
     def draw(figure: Figure) -> None:
@@ -76,7 +83,7 @@ def trust_picture(method: Method, mechanism: type[Mechanism], key: str = "trust"
         ):
             axes.text(x, _HEIGHT + 0.18, words, ha=side, color=COLOURS[colour], fontweight="bold")
         for place, party in enumerate(parties):
-            _box(axes, place * step, party)
+            _box(axes, place * step, party, _CHARACTERS // len(parties))
             if place:
                 axes.annotate(
                     "", (place * step - 0.02, _HEIGHT / 2), (place * step - _GAP + 0.02, _HEIGHT / 2),
@@ -88,7 +95,7 @@ def trust_picture(method: Method, mechanism: type[Mechanism], key: str = "trust"
     return draw_picture(key, title, caption, note, 2.0, draw)
 
 
-def _box(axes: Axes, left: float, party: _Party) -> None:
+def _box(axes: Axes, left: float, party: _Party, characters: int) -> None:
     axes.add_patch(
         FancyBboxPatch(
             (left, 0), _WIDTH, _HEIGHT, boxstyle="round,pad=0,rounding_size=0.05", mutation_aspect=0.6,
@@ -96,5 +103,5 @@ def _box(axes: Axes, left: float, party: _Party) -> None:
         )
     )  # fmt: skip
     axes.text(left + 0.07, _HEIGHT - 0.11, party.name, va="top", color=COLOURS["ink"], fontweight="bold")
-    words = textwrap.fill(party.sees, _CHARACTERS, break_on_hyphens=False)
+    words = textwrap.fill(party.sees, characters, break_on_hyphens=False)
     axes.text(left + 0.07, _HEIGHT - 0.31, words, va="top", color=COLOURS["ink"], fontsize=8.0)
