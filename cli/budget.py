@@ -168,7 +168,7 @@ def show(
     for row in declined:
         typer.echo(f"Declined round {row['round']} of job {row['job'][:8]}: {row['reason']}")
     for row in noise_alone:
-        typer.echo(f"Sent noise alone in round {row['round']} of job {row['job'][:8]}: {row['reason']}")
+        typer.echo(f"No record counts in round {row['round']} of job {row['job'][:8]}: {row['reason']}")
 
 
 def _print_accounts(datasets: Mapping[str, Mapping[str, Any]]) -> None:
