@@ -390,6 +390,33 @@ def test_the_second_client_packs_and_counts_reports_as_dpagent_does() -> None:
     assert [count == 0 for count in file["reports"]] == [mean is None for mean in means]
 
 
+def test_the_second_client_clips_and_packs_updates_as_dpagent_does() -> None:
+    file = FILES["clipped"]
+    (vector,) = file["vectors"]
+    plan = parsed(vector["message"])
+    assert decode(bytes.fromhex(vector["bytes"]), Plan) == Plan.model_validate(plan)
+    updates = [second_client.clipped_update(change, plan) for change in file["changes"]]
+    assert updates == file["updates"]
+    packed = [second_client.pack_update(update, plan) for update in updates]
+    assert [payload.hex() for each in packed for payload in each] == [
+        each["payload"] for each in file["payloads"]
+    ]
+    read = [
+        [
+            value
+            for place, payload in enumerate(each)
+            for value in second_client.unpack_update(payload, place, plan)
+        ]
+        for each in packed
+    ]
+    assert read == updates
+    total = [sum(values) for values in zip(*read, strict=True)]
+    assert total == file["sum"]
+    unit = plan["release"]["clip_norm"] / plan["release"]["mechanism"]["parameters"]["resolution"]
+    devices = plan["release"]["expected_devices"]
+    assert [value * unit / devices for value in total] == pytest.approx(file["mean"], rel=1e-12)
+
+
 def test_topics_and_names() -> None:
     topics = Topics(NAME)
     assert FLEET["topics"] == {
