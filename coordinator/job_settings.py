@@ -145,10 +145,10 @@ class TwoPointSettings(Settings):
 
 
 class LocalTrainingSettings(Settings):
-    """``ldp-fl``: training on a device before its bits are drawn."""
+    """``ldp-fl`` and ``central``: training on a device, before bits are drawn or its update is clipped."""
 
     steps: Annotated[int, Field(ge=1, le=10_000)] = 20
-    """Steps in a round."""
+    """Steps in a round. With ``central``, one step is FedSGD, more are FedAvg."""
     batch: Annotated[int, Field(ge=1, le=65_536)] = 32
     """Records of a step, drawn with replacement, however many there are."""
     learning_rate: Annotated[float, Field(gt=0, le=1000)] = 0.1
@@ -156,11 +156,11 @@ class LocalTrainingSettings(Settings):
 
 
 class PrivacySettings(Settings):
-    """The guarantee of the job on every device, which trusts no party: for each record, add-or-remove-one, or
-    with ``ldp-fl`` for the whole device."""
+    """The guarantee of the job on every device: for each record, add-or-remove-one, and nobody is trusted; or
+    for the whole device, with ``ldp-fl``, and with ``central``, which trusts the coordinator."""
 
     epsilon: Annotated[float, Field(gt=0, le=1000)]
-    """ε of the whole job, for each record, or with ``ldp-fl`` for the device."""
+    """ε of the whole job, for each record, or with ``ldp-fl`` and ``central`` for the device."""
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
     """δ of the whole job."""
     method: str = DEFAULT_METHOD
@@ -170,8 +170,8 @@ class PrivacySettings(Settings):
     sampling_rate: Annotated[float, Field(gt=0, le=1)] = 0.1
     """Probability that a record is in a lot (Poisson sampling)."""
     clip_norm: Annotated[float, Field(ge=MIN_NORM, le=MAX_NORM)] = 1.0
-    """Clip norm of one record's gradient, in the norm that the noise needs: L2 for ``gaussian``, L1 for
-    ``laplace``; with a quantile, of the first round."""
+    """Clip norm of one record's gradient, or with ``central`` of a device's whole update, in the norm that
+    the noise needs: L2 for ``gaussian``, L1 for ``laplace``; with a quantile, of the first round."""
     clipping: ClippingSettings = ClippingSettings()
     record_norm: Annotated[float, Field(ge=1e-4, le=1e4)] = 1.0
     """L2 clip norm of one record in the first round of a model with a projection."""
@@ -193,6 +193,12 @@ class PrivacySettings(Settings):
         """How the rounds share the budget."""
         return self.schedule.schedule(method_named(self.method).schedule)
 
+    @property
+    def gradient_norm(self) -> Norm:
+        """In which devices clip gradients; where they train without noise, no gradient reaches the bound."""
+        norm = self.mechanism.norm
+        return Norm.L2 if norm is None or method_named(self.method).trains_locally else norm
+
     @field_validator("method")
     @classmethod
     def _is_known(cls, name: str) -> str:
@@ -207,7 +213,7 @@ class PrivacySettings(Settings):
             mechanism = self.mechanism
         except DpagentError as error:
             raise ValueError(str(error)) from error
-        if mechanism.norm is None and self.clipping.kind != "whole":
+        if method_named(self.method).trains_locally and self.clipping.kind != "whole":
             raise ValueError(
                 f"clipping.kind is {self.clipping.kind}; expected whole: method {self.method} clips no "
                 "gradient"

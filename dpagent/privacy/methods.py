@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from dpagent.errors import ParameterError
+from dpagent.privacy.mechanisms.central import CentralGaussian, CentralLaplace, CentralMechanism
 from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian
 from dpagent.privacy.mechanisms.discretised_laplace import DiscretisedLaplace
 from dpagent.privacy.mechanisms.mechanism import Mechanism
@@ -46,6 +47,11 @@ class Method:
     mechanisms: dict[str, str]
     caps: tuple[str, ...]
     schedule: Literal["uniform", "incrementing"] = "uniform"
+
+    @property
+    def trains_locally(self) -> bool:
+        """Whether devices train without noise first, and clip and hide what comes of it."""
+        return issubclass(self.mechanism(), (TwoPointRound, CentralMechanism))
 
     @property
     def default_noise(self) -> str:
@@ -115,6 +121,20 @@ METHODS: Final[dict[str, Method]] = {
             "records of the device, whatever they are, change the probability of anything it sees by more "
             "than ε and δ say.",
             {"two-point": TwoPointRound.name},
+            ("none",),
+        ),
+        Method(
+            "central",
+            "Federated averaging, with noise that the coordinator adds",
+            "Huang, Differential-privacy-based data privacy and security for federated learning, 2022; after "
+            "McMahan, Ramage, Talwar, Zhang, ICLR 2018",
+            "Each device trains without noise, and sends the change of its weights, clipped whole, in whole "
+            "numbers; the coordinator adds noise to their sum, once, steps by it and deletes the sum.",
+            "trains on its records, and clips the change of its weights",
+            "updates without noise",
+            "All of its update, in fragments that it cannot link unless it is the broker too: ε and δ bound "
+            "what everybody else learns from the models, and nothing bounds what the coordinator learns.",
+            {"gaussian": CentralGaussian.name, "laplace": CentralLaplace.name},
             ("none",),
         ),
     )
