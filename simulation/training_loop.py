@@ -111,10 +111,7 @@ class TrainingLoop:
         return RoundResult(step.clamped, math.isclose(norm, clipping.reference, rel_tol=1e-9))
 
     def _step_by_reports(self, release: Reports) -> RoundResult:
-        trained = [
-            release.training.train(self._engine, self._received, shard, lambda _local, _done: None)
-            for shard in self._shards
-        ]
+        trained = [release.training.train(self._engine, self._received, shard) for shard in self._shards]
         number = release.plan.round
         learning_rate = self._learning_rate.at(number)
         if self._noise:
