@@ -28,6 +28,10 @@ from vector_fleet import (
     FRAGMENTS,
     INFO,
     LONG_WEIGHTS,
+    MIXED_INFO,
+    MIXED_PLAN,
+    MIXER,
+    MIXER_SECRET,
     OPENER,
     PLAN,
     PLANS,
@@ -42,12 +46,14 @@ from vector_fleet import (
     WEIGHTS,
     fixed,
     sealed,
+    to_mixer,
 )
 
 from coordinator.aggregation import fleet_mean
 from dpagent.protocol.codec import encode
 from dpagent.protocol.fragments import chunked, content_digest, cut, read_block, read_tally
 from dpagent.protocol.messages import Layout
+from dpagent.protocol.mixing import key_text, plan_digest
 from dpagent.protocol.packing import pack
 from dpagent.protocol.reports import Reports
 from dpagent.protocol.signing import SignedKind
@@ -91,9 +97,11 @@ def _fleet() -> dict[str, Any]:
         "signing_secret": SIGNING_SECRET.hex(), "signing_key": base64.b64decode(SIGNER.public_key).hex(),
         "coordinator_key": SIGNER.public_key,
         "sealing_secret": SEALING_SECRET.hex(), "sealing_key": OPENER.public_key.hex(),
+        "mixer_secret": MIXER_SECRET.hex(), "mixer_key": key_text(MIXER.public_key),
         "topics": {
             "plan": TOPICS.plan, "model chunk 3": TOPICS.model_chunk(3), "receipts": TOPICS.receipts,
             "projection chunk 0": TOPICS.asset_chunk("projection", 0), "fragments": TOPICS.fragments,
+            "mixer": TOPICS.mixer,
         },
         "accepted_names": ["a", "0", "A-9_z", "x" * 63],
         "refused_names": ["", "x" * 64, "-a", "_a", "a/b", "a+", "#", "a b", "a.b", "\u00e4", "a\n", "$SYS"],
@@ -108,7 +116,7 @@ def _plan() -> dict[str, Any]:
             _signed_vector(
                 about, TOPICS.plan, plan, "plan",
                 dimension=task.release.dimension, wire_unit=task.release.wire_unit,
-                architecture_text=task.spec.canonical_text(),
+                architecture_text=task.spec.canonical_text(), digest=plan_digest(plan).hex(),
             )
         )  # fmt: skip
     return {"description": "Plans, and what follows from each.", "vectors": vectors}
@@ -164,6 +172,23 @@ def _fragment() -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _mixed() -> dict[str, Any]:
+    digest = plan_digest(MIXED_PLAN)
+    vectors = []
+    for number, fragment in enumerate(FRAGMENTS):
+        inner = sealed(encode(fragment), str(number))
+        vectors.append({
+            "description": f"device {number // 2}, block {number % 2}", "topic": TOPICS.mixer,
+            "plan": digest.hex(), "info": MIXED_INFO.hex(),
+            "ephemeral_secret": fixed(f"outer ephemeral {number}", 32).hex(),
+            "sealed": inner.hex(), "envelope": to_mixer(inner, str(number)).hex(),
+        })  # fmt: skip
+    return {
+        "description": "The fragments on their way to the mixer that the second plan names.",
+        "vectors": vectors,
+    }
+
+
 def _packed(values: list[int], level: int, size: int) -> bytes:
     coarse = np.array(values) >> level
     return bytes([level]) + pack(coarse, size)[1:]
@@ -206,7 +231,7 @@ def _receipts() -> dict[str, Any]:
 def render() -> dict[str, str]:
     """The files by name."""
     files = {
-        "fleet": _fleet(), "plan": _plan(), "model": _model(), "fragment": _fragment(),
+        "fleet": _fleet(), "plan": _plan(), "model": _model(), "fragment": _fragment(), "mixed": _mixed(),
         "reports": _reports(), "receipts": _receipts(), "receiving": receiving(),
     }  # fmt: skip
     return {f"{name}.json": json.dumps(file, indent=1, sort_keys=True) + "\n" for name, file in files.items()}

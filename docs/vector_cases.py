@@ -9,7 +9,7 @@ from typing import Any
 
 import cbor2
 import numpy as np
-from vector_fleet import FRAGMENTS, PLAN, SEALING_SECRET, SIGNER, TOPICS, fixed, sealed, signed
+from vector_fleet import FRAGMENTS, PLAN, SEALING_SECRET, SIGNER, TOPICS, fixed, sealed, signed, to_mixer
 
 from dpagent.protocol.codec import encode
 from dpagent.protocol.fragments import chunked
@@ -152,6 +152,31 @@ def _other_fragments() -> Iterator[Case]:
     )
 
 
+def _other_mixed() -> Iterator[Case]:
+    inner = sealed(encode(FRAGMENTS[1]))
+    envelope = to_mixer(inner)
+    yield "", "a fragment", envelope
+    yield "", "the same again, which does not leave again", envelope
+    yield "", "sealed anew in both layers", to_mixer(sealed(encode(FRAGMENTS[1]), "anew"), "anew")
+    yield (
+        "",
+        "an answer to another plan, which does not leave with the others",
+        to_mixer(inner, digest=bytes(32)),
+    )
+    yield "", "inside a fragment that no coordinator can open: nobody here can know", to_mixer(bytes(100))
+    yield "malformed", "nothing", b""
+    yield "oversized", "60,001 bytes", envelope + bytes(60_001 - len(envelope))
+    yield "unsupported version", "an envelope of version 2", b"\2" + envelope[1:]
+    yield "cannot open", "a fragment without the outer seal", inner
+    yield "cannot open", "sealed to the coordinator twice", to_mixer(inner, key=PLAN.sealing_key)
+    yield "cannot open", "sealed for another fleet", to_mixer(inner, fleet="garden")
+    yield "cannot open", "of a plan that it was not sealed for", b"\1" + bytes(32) + envelope[33:]
+    yield "cannot open", "one bit changed", envelope[:-1] + bytes([envelope[-1] ^ 1])
+    yield "cannot open", "half a digest", envelope[:17]
+    yield "cannot open", "no more than a digest", envelope[:33]
+    yield "cannot open", "an encapsulated key of low order", envelope[:33] + bytes(32) + envelope[65:]
+
+
 def receiving() -> dict[str, Any]:
     """What ``receiving.json`` holds."""
     found: dict[str, list[dict[str, Any]]] = {"accepted": [], "rejected": [], "outside_the_tables": []}
@@ -160,6 +185,7 @@ def receiving() -> dict[str, Any]:
         (TOPICS.model_chunk(0), _other_chunks()),
         (TOPICS.receipts, _other_receipts()),
         (TOPICS.fragments, _other_fragments()),
+        (TOPICS.mixer, _other_mixed()),
     ):
         for reason, about, data in cases:
             case: dict[str, Any] = {"description": about, "topic": topic, "message": data.hex()}
@@ -170,6 +196,7 @@ def receiving() -> dict[str, Any]:
                 case["reason"] = "malformed" if reason == "table" else reason
             found[{"": "accepted", "table": "outside_the_tables"}.get(reason, "rejected")].append(case)
     about = (
-        "For receivers that have taken the first plan: the coordinator on its topic, a device on the others."
+        "For receivers that have taken the first plan: coordinator and mixer on their topics, a device on "
+        "the others."
     )
     return {"description": about, **found}

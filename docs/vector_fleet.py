@@ -27,6 +27,7 @@ from dpagent.learning.models.stages import Projection
 from dpagent.privacy.mechanisms.job_noise import JobNoise
 from dpagent.protocol.fragments import content_digest, cut, receipt_digest
 from dpagent.protocol.messages import Plan, Receipts
+from dpagent.protocol.mixing import OuterOpener, plan_digest
 from dpagent.protocol.packing import payload_bytes
 from dpagent.protocol.sealing import Opener
 from dpagent.protocol.signing import Signer
@@ -34,8 +35,9 @@ from dpagent.protocol.task import RoundTask
 from dpagent.protocol.topics import Topics
 
 FLEET, TOPICS = "porch", Topics("porch")
-SIGNING_SECRET, SEALING_SECRET = bytes(range(32)), bytes(range(32, 64))
+SIGNING_SECRET, SEALING_SECRET, MIXER_SECRET = bytes(range(32)), bytes(range(32, 64)), bytes(range(64, 96))
 SIGNER, OPENER = Signer(SIGNING_SECRET, FLEET), Opener(SEALING_SECRET, FLEET)
+MIXER = OuterOpener(MIXER_SECRET, FLEET)
 
 
 def fixed(name: str, size: int) -> bytes:
@@ -89,8 +91,10 @@ def make_plan(spec: ModelSpec = _TINY, **changes: Any) -> Plan:
 
 
 PLAN = make_plan()
+MIXED_PLAN = PLAN.model_copy(update={"mixer": MIXER.public_key})
 PLANS = {
     "round 2 of 3: one clip norm, no assets": PLAN,
+    "the same through a mixer": MIXED_PLAN,
     "the job is over": PLAN.model_copy(update={"round": 3, "state": "finished"}),
     "a first round that asks for second moments": make_plan(
         _PROJECTED, round=1, projection={"values": 3, "record_norm": 1.5}
@@ -127,6 +131,7 @@ REPORTS_PLAN = Plan.model_validate(
 REPORTS = [[1, 3, 0, 1], [0, 2, 1, 3]]
 """Of two devices, 2·place + bit each, of groups of 1, 2, 1 and 2 weights."""
 INFO = second_client.info_of(FLEET, PLAN.job)
+MIXED_INFO = second_client.mixer_info(FLEET, plan_digest(MIXED_PLAN))
 FRAGMENTS = [
     replace(fragment, id=fixed(f"id {device} {place}", 16))
     for device, update in enumerate(UPDATES)
@@ -151,3 +156,11 @@ def sealed(
     """An envelope around a plaintext that need not be a fragment; ``name`` gives the ephemeral key."""
     info = second_client.info_of(fleet, job)
     return second_client.seal(body, info, key, fixed(f"ephemeral {name}", 32))
+
+
+def to_mixer(
+    inner: bytes, name: str = "0", fleet: str = FLEET, digest: bytes = plan_digest(MIXED_PLAN),
+    key: bytes = MIXER.public_key,
+) -> bytes:  # fmt: skip
+    """An outer envelope around bytes that need not be a sealed fragment; ``name`` gives the ephemeral key."""
+    return second_client.seal_to_mixer(inner, digest, fleet, key, fixed(f"outer ephemeral {name}", 32))

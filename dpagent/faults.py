@@ -50,6 +50,13 @@ class FaultPoint(StrEnum):
     COORDINATOR_SAID_GOODBYE = "coordinator: broker has the farewell, not noted"
     COORDINATOR_FINISHED = "coordinator: job finished"
 
+    MIXER_OPENED = "mixer: the outer seal is off"
+    MIXER_HELD = "mixer: a message is held"
+    MIXER_BATCH_DRAWN = "mixer: a batch is drawn, not noted"
+    MIXER_BATCH_NOTED = "mixer: a batch is noted, none has left"
+    MIXER_PUBLISHED = "mixer: a message of a batch is published"
+    MIXER_BATCH_LEFT = "mixer: all of a batch is published"
+
     FILE_WRITTEN = "a file is written, not in its place"
 
 

@@ -1,7 +1,7 @@
 """The mixer: takes sealed fragments from a topic of its own, and publishes them in random order.
 
-It keeps nothing on disk but its key, and says nothing of single messages in its log. What a crash loses,
-devices send again, since no receipt came.
+It keeps nothing on disk but its key and digests of what has left, and says nothing of single messages in its
+log. What a crash loses, devices send again, since no receipt came.
 """
 
 from __future__ import annotations
@@ -12,12 +12,15 @@ import threading
 from collections import Counter, deque
 from typing import Final
 
+from dpagent import faults
 from dpagent.clock import Clock, SystemClock
+from dpagent.faults import FaultPoint
 from dpagent.protocol.codec import MessageError
 from dpagent.protocol.topics import Topics
 from dpagent.storage import StateDirectory
 from dpagent.transport.events import Acknowledged, Connected, Disconnected, Received
 from dpagent.transport.session import MqttSession, Subscription
+from mixer.departed import Departed
 from mixer.keys import load_outer_opener
 from mixer.pools import Pools
 from mixer.settings import MixerSettings
@@ -55,17 +58,17 @@ class Mixer:
             least=settings.least,
             longest_s=settings.longest_s,
             memory_bytes=settings.memory_mib << 20,
-            remembered=settings.remembered,
         )
         self._leaving: deque[bytes] = deque()
         """Departed messages that rate and window do not let out yet, already in random order."""
         self._allowance, self._allowance_at = float(_BURST), self._clock.monotonic()
         self._rejected: Counter[str] = Counter()
-        self._published = 0
+        self._published = self._repeats = 0
         self._reported_at = self._clock.monotonic()
         with contextlib.ExitStack() as held:
             held.callback(StateDirectory(settings.keys_dir).close)
             self._opener = load_outer_opener(settings.keys_dir, settings.fleet)
+            self._departed = Departed(settings.keys_dir, settings.remembered)
             self._held = held.pop_all()
 
     def close(self) -> None:
@@ -77,6 +80,7 @@ class Mixer:
 
         Raises:
             BrokerError: The broker refuses us.
+            StorageError: What leaves cannot be noted.
         """
         try:
             with self._session:
@@ -84,7 +88,7 @@ class Mixer:
                     self._take_events()
                     # While departed messages wait, others stay in their pools, whose memory is bounded.
                     if not self._leaving:
-                        self._leaving.extend(self._pools.depart(self._clock.monotonic()))
+                        self._depart()
                     self._publish()
                     self._report()
         finally:
@@ -111,7 +115,21 @@ class Mixer:
         except MessageError as error:
             self._rejected[error.reason] += 1
             return
+        faults.reached(FaultPoint.MIXER_OPENED)
+        if inner.sealed in self._departed:
+            self._repeats += 1
+            return
         self._pools.add(inner, self._clock.monotonic())
+        faults.reached(FaultPoint.MIXER_HELD)
+
+    def _depart(self) -> None:
+        """Let the pools go whose time has come; what leaves is on disk first."""
+        batch = self._pools.depart(self._clock.monotonic())
+        if batch:
+            faults.reached(FaultPoint.MIXER_BATCH_DRAWN)
+            self._departed.note(batch)
+            faults.reached(FaultPoint.MIXER_BATCH_NOTED)
+            self._leaving.extend(batch)
 
     def _may_publish(self) -> bool:
         return bool(self._leaving) and self._session.has_room and self._allowance >= 1.0
@@ -127,6 +145,9 @@ class Mixer:
             self._leaving.popleft()
             self._allowance -= 1.0
             self._published += 1
+            faults.reached(FaultPoint.MIXER_PUBLISHED)
+            if not self._leaving:
+                faults.reached(FaultPoint.MIXER_BATCH_LEFT)
 
     def _report(self) -> None:
         """Totals for the operator, rarely enough to tell nothing of a message."""
@@ -137,5 +158,6 @@ class Mixer:
         rejected = ", ".join(f"{reason} {number}" for reason, number in sorted(self._rejected.items()))
         log.info(
             "published %d, held %d, repeats %d, dropped %d, rejected: %s",
-            self._published, self._pools.held, self._pools.repeats, self._pools.dropped, rejected or "none",
+            self._published, self._pools.held, self._repeats + self._pools.repeats, self._pools.dropped,
+            rejected or "none",
         )  # fmt: skip

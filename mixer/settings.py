@@ -18,8 +18,9 @@ class MixerSettings(Settings):
     fleet: FleetName
     """The fleet whose fragments it mixes."""
     keys_dir: FilePath = Path("mixer-keys")
-    """Directory of the mixer's key, relative to this file; created at the first start, mode 0600. Neither the
-    coordinator nor the broker's operator may read it."""
+    """Directory of the mixer's key, mode 0600, and of digests of the messages that have left, relative to
+    this file; created at the first start. Neither the coordinator nor the broker's operator may read it, or
+    put an older copy in its place."""
     batch: Annotated[int, Field(ge=2, le=1_000_000)] = 256
     """Messages of one plan that leave together, in random order, as soon as there are so many. Choose several
     times the fragments of an update: among its own, a device hides nothing."""
@@ -34,8 +35,8 @@ class MixerSettings(Settings):
     """Most memory of held messages. When it is full, a message takes the place of those of another plan,
     the one with the fewest; devices send them again."""
     remembered: Annotated[int, Field(ge=0, le=10_000_000)] = 200_000
-    """Messages that are known again, at least, after they have left, so that a message that the broker
-    delivers twice leaves once. Each takes up to 200 bytes of memory."""
+    """Messages that are known again, at least, after they have left, also after a restart, so that a message
+    that the broker delivers twice leaves once. Each takes up to 200 bytes of memory and 32 on disk."""
     mqtt: MqttSettings = MqttSettings()
 
     @model_validator(mode="after")

@@ -97,6 +97,11 @@ def settle(request: Request, form: DataForm, model: str, spec: ModelSpec) -> tup
             f"{counted(form.train_records, 'training record')} cannot be split over "
             f"{counted(devices, 'device')}; use fewer devices."
         )
+    if request.mixer and devices == 1:
+        raise PlanError(
+            f"{named('mixer')}: there is 1 device, and nothing to mix its fragments with; expected 2 devices "
+            f"or more. Raise {named('devices')}."
+        )
     rounds = request.rounds or preset.rounds
     if spec.projection is not None and rounds < 2:
         raise PlanError(
@@ -134,6 +139,7 @@ def settle(request: Request, form: DataForm, model: str, spec: ModelSpec) -> tup
         jitter_window_s=preset.jitter_window_s if jitter_s is None else jitter_s,
         compute_slot_s=preset.compute_slot_s,
         fragments_per_update=1,
+        mixer=request.mixer,
         baseline=request.baseline,
     )
     fleet = fleet_settings(settings)

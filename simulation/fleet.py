@@ -197,6 +197,9 @@ class Fleet:
     def _start_programs(self, agents: Sequence[str], supervisor: Supervisor) -> None:
         """As on a real board and at a real operator's: by the ``dpagent`` command."""
         begin_ledgers(self.layout, len(agents))
+        if self.settings.mixer:
+            configuration = str(self.layout.mixer_file)
+            supervisor.start("mixer", python_module("cli.main", "mixer", "run", "--config", configuration))
         supervisor.start(
             "coordinator",
             python_module("cli.main", "coordinator", "run", "--config", str(self.layout.fleet_file)),

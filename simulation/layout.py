@@ -42,6 +42,11 @@ class Layout:
         return self.root / "coordinator" / "keys"
 
     @property
+    def mixer_file(self) -> Path:
+        """The mixer's configuration."""
+        return self.root / "mixer" / "mixer.yaml"
+
+    @property
     def trained_model(self) -> Path:
         """The coordinator's final model."""
         return self.coordinator_state / "model.onnx"

@@ -134,6 +134,8 @@ class Request(Settings):
     cap_at: CapPlace = "coordinator"
     engine: EngineKind = "auto"
     """The engine that computes the agents' gradients."""
+    mixer: bool = False
+    """Whether fragments pass through a mixer, a program of its own."""
     baseline: bool = True
     """Whether the same training is also run without noise."""
     seed: Seed = 0

@@ -89,6 +89,8 @@ class RunSettings(Settings):
     compute_slot_s: float
     """0: as long as training takes on this machine, by trial."""
     fragments_per_update: int
+    mixer: bool
+    """Whether fragments pass through a mixer."""
     baseline: bool
     """Whether the same training is also run without noise."""
 

@@ -47,6 +47,7 @@ def print_summary(results: dict[str, Any]) -> None:
             ["δ", f"{privacy['delta']:g}"],
             ["unit, adjacency", f"{privacy['unit']}, {privacy['adjacency']}"],
             ["trusted parties", privacy["trust"]],
+            ["fragments pass through", "broker and mixer" if results["mixer"] else "broker"],
             [
                 "ledgers verified",
                 f"{sum(d['verified'] for d in privacy['ledgers'])} of {len(privacy['ledgers'])}",

@@ -148,10 +148,18 @@ RUN: Final = OptionTable(
            default="baseline", panel=_TRAINING),
     Option("seed", COUNT, "Seed of splits and initial weights, never of noise.", default="0",
            panel=_TRAINING),
+    Option("mixer", SWITCH, "Let fragments pass through a mixer.", name="--mixer/--no-mixer",
+           default="no-mixer", panel=_FLEET),
     Option("jitter_window_s", NUMBER, "Seconds over which each agent spreads its fragments.",
            name="--jitter-window", default="by data set", panel=_FLEET),
 )  # fmt: skip
 """What a run of the demo is asked for: the fields of a simulation's Request."""
+
+COMPARISON: Final = OptionTable(
+    Option("compare", NAMES, "Train with each of these methods in turn, and put them side by side: "
+           "`dp-sgd,ldp-fl`.", panel=_TRAINING),
+)  # fmt: skip
+"""Which methods a demo puts side by side."""
 
 BROKER: Final = OptionTable(
     Option("broker", TEXT, "auto, embedded, mosquitto, or mqtt://host:port of a running one.", default="auto",

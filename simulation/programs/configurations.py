@@ -7,9 +7,12 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import yaml
+from pydantic import ValidationError
 
 from coordinator.keys import load_signer
 from coordinator.settings import FleetSettings
+from dpagent.configuration import complaint
+from dpagent.errors import UsageError
 from dpagent.learning.data.formats.npz import records_in
 from dpagent.learning.model_files import load_assets, load_model
 from dpagent.learning.models.built_ins import BUILT_IN, built_in
@@ -17,7 +20,10 @@ from dpagent.learning.models.costs import features_mib
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.training.onnx_graph.signature import graph_digest, known_digests
 from dpagent.norm import Norm
+from dpagent.protocol.mixing import key_text
 from dpagent.storage import write_atomically
+from mixer.keys import load_outer_opener
+from mixer.settings import load_mixer_settings
 from simulation.layout import Layout
 from simulation.presets import LOCAL_TRAINING
 from simulation.programs.broker import BrokerAddress
@@ -30,6 +36,8 @@ _BOUNDED: Final = 3.0
 """Clip norms that noise may reach under a bounded cap, at the least."""
 _MESSAGES_PER_SECOND = 100.0
 """A loopback broker takes more than the 10 messages a second of a hosted one."""
+_MOST_MIXED: Final = 1_000
+"""Messages of a batch, where a round has more."""
 _MODEL_FILE = "model.yaml"
 
 
@@ -48,12 +56,19 @@ def assets_of(settings: RunSettings, layout: Layout) -> dict[str, bytes]:
 
 
 def fleet_settings(settings: RunSettings) -> FleetSettings:
-    """The coordinator's settings that determine the job; without slots, names and addresses."""
-    return FleetSettings.model_validate(_fleet("demo", settings, RoundTimes(1.0, 3600.0, 0.0), {}))
+    """The coordinator's settings that determine the job; without slots, names and addresses.
+
+    Raises:
+        UsageError: Some of them do not go together.
+    """
+    try:
+        return FleetSettings.model_validate(_fleet("demo", settings, RoundTimes(1.0, 3600.0, 0.0), {}, None))
+    except ValidationError as error:
+        raise UsageError(f"{complaint(error.errors(include_url=False)[0])}.") from error
 
 
 def write_configurations(settings: RunSettings, layout: Layout, broker: BrokerAddress) -> RoundTimes:
-    """Write ``fleet.yaml`` and every ``agent.yaml``.
+    """Write ``fleet.yaml``, every ``agent.yaml``, and ``mixer.yaml`` if the run has a mixer.
 
     Returns:
         The times of a round that they are made for.
@@ -67,7 +82,8 @@ def write_configurations(settings: RunSettings, layout: Layout, broker: BrokerAd
     key = load_signer(layout.coordinator_keys, "demo").public_key
     # A broker that runs already may hold retained messages of earlier demos: a name for each.
     name = f"demo-{hashlib.sha256(key.encode()).hexdigest()[:8]}"
-    _write_yaml(layout.fleet_file, _fleet(name, settings, times, mqtt))
+    mixer_key = _write_mixer(name, settings, layout, mqtt) if settings.mixer else None
+    _write_yaml(layout.fleet_file, _fleet(name, settings, times, mqtt, mixer_key))
     trusted, records = _trusted(settings, spec, assets), _records(settings, layout, spec)
     for number in range(1, settings.devices + 1):
         agent = {
@@ -82,6 +98,7 @@ def write_configurations(settings: RunSettings, layout: Layout, broker: BrokerAd
                 "minimum_compute_slot_s": times.compute_slot_s / _PERIODS,
                 "minimum_jitter_window_s": settings.jitter_window_s,
                 "minimum_fragments": 1,
+                **({} if mixer_key is None else {"mixer_keys": [mixer_key], "require_mixer": True}),
             },
             "engine": settings.engine,
             "mqtt": mqtt,
@@ -92,9 +109,33 @@ def write_configurations(settings: RunSettings, layout: Layout, broker: BrokerAd
     return times
 
 
-def _fleet(name: str, settings: RunSettings, times: RoundTimes, mqtt: dict[str, Any]) -> dict[str, Any]:
+def _write_mixer(name: str, settings: RunSettings, layout: Layout, mqtt: dict[str, Any]) -> str:
+    """Write ``mixer.yaml``; return the mixer's key, made if need be.
+
+    A batch is a whole round, as long as all devices send; else what two devices send is enough.
+    """
+    fragments = settings.fragments_per_update
+    batch = min(settings.devices * fragments, _MOST_MIXED)
+    mixer = {
+        "fleet": name,
+        "keys_dir": "keys",
+        "batch": batch,
+        "least": min(batch, 2 * fragments),
+        "messages_per_second": _MESSAGES_PER_SECOND * settings.devices,
+        "mqtt": mqtt,
+    }
+    layout.mixer_file.parent.mkdir(parents=True, exist_ok=True)
+    _write_yaml(layout.mixer_file, mixer)
+    keys_dir = load_mixer_settings(layout.mixer_file).keys_dir
+    return key_text(load_outer_opener(keys_dir, name).public_key)
+
+
+def _fleet(
+    name: str, settings: RunSettings, times: RoundTimes, mqtt: dict[str, Any], mixer_key: str | None
+) -> dict[str, Any]:
     return {
         "fleet": name,
+        "mixer_key": mixer_key,
         "devices": settings.devices,
         "records_per_device": settings.records_per_device,
         "rounds": settings.rounds,

@@ -12,14 +12,12 @@ from matplotlib.figure import Figure
 from dpagent.notation import upwards
 from dpagent.wording import counted
 from simulation.record import DeviceBudget, RunRecord
-from simulation.report.drawing import COLOURS, Picture, draw_picture
+from simulation.report.drawing import COLOURS, DEVICE_COLOURS, Picture, draw_picture
 from simulation.report.interleaving import Interleaving, by_round, measure_interleaving
 from simulation.report.notation import percent, plain, span
 
 #: With more devices than this, pictures with a row for each show as many.
 MAX_ROWS: Final = 20
-
-_DEVICE_COLOURS: Final = ("blue", "orange", "green", "purple", "amber", "sky")
 
 
 def arrivals_picture(record: RunRecord) -> Picture:
@@ -54,7 +52,7 @@ def arrivals_picture(record: RunRecord) -> Picture:
             axes.axhspan(bottom - 0.1, bottom + 1.1, color=COLOURS["stone"], alpha=0.13, linewidth=0)
             for row, device in enumerate(shown):
                 times = [arrival.arrived_at - start for arrival in members if arrival.device == device]
-                colour = COLOURS[_DEVICE_COLOURS[row % len(_DEVICE_COLOURS)]]
+                colour = COLOURS[DEVICE_COLOURS[row % len(DEVICE_COLOURS)]]
                 axes.axhline(row, color=COLOURS["grid"], linewidth=0.7, zorder=0)
                 _ticks(axes, times, row, colour, 1.5)
             _ticks(axes, times_of_all, bottom + 0.5, COLOURS["ink"], 1.1)

@@ -32,6 +32,7 @@ COLOURS: Final = {
     "sky": "#3d9fdc",
     "left": "#c3d9e8",
 }
+DEVICE_COLOURS: Final = ("blue", "orange", "green", "purple", "amber", "sky")
 #: The same hues, lightened for a dark page.
 DARK_COLOURS: Final = {
     "ink": "#c3cbd4",

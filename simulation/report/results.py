@@ -29,6 +29,7 @@ def as_json(record: RunRecord) -> dict[str, Any]:
             "warning": record.outlook.warning,
         },
         "broker": notes.broker,
+        "mixer": settings.mixer,
         "minds": list(record.cautions),
         "guessing_accuracy": record.majority_class_accuracy,
         "accuracy": _last(record.accuracy_history),

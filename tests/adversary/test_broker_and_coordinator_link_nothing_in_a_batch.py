@@ -48,9 +48,7 @@ def guessed(arrived: list[tuple[int, bytes]], left: list[bytes]) -> dict[bytes, 
 def hits(*, mixed: bool, batches: int) -> int:
     """Right guesses, of ``DEVICES * FRAGMENTS`` a batch."""
     right = 0
-    pools = Pools(
-        batch=DEVICES * FRAGMENTS, least=2, longest_s=60.0, memory_bytes=1 << 24, remembered=100_000
-    )
+    pools = Pools(batch=DEVICES * FRAGMENTS, least=2, longest_s=60.0, memory_bytes=1 << 24)
     for _ in range(batches):
         sent, truth = updates()
         arrived = [(device, seal_for(data, MIXED if mixed else PLAN)) for device, data in sent]
@@ -78,7 +76,7 @@ def test_with_a_mixer_a_guess_is_chance() -> None:
 
 def test_one_plan_for_each_device_is_not_mixed_with_others() -> None:
     """Of a plan for each device, with fewer fragments than ``least``, nothing leaves."""
-    pools = Pools(batch=64, least=32, longest_s=1.0, memory_bytes=1 << 24, remembered=1_000)
+    pools = Pools(batch=64, least=32, longest_s=1.0, memory_bytes=1 << 24)
     for device in range(DEVICES):
         own = make_plan(sealing_key=COORDINATOR.public_key, mixer=MIXER.public_key, job=bytes([device]) * 16)
         for position in range(FRAGMENTS):
@@ -90,7 +88,7 @@ def test_one_plan_for_each_device_is_not_mixed_with_others() -> None:
 
 def test_a_batch_filled_by_the_adversary_shows_the_one_message_of_a_device() -> None:
     """What a mixer does not prevent: n - 1 messages of the adversary's own in a batch of n."""
-    pools = Pools(batch=64, least=32, longest_s=1.0, memory_bytes=1 << 24, remembered=1_000)
+    pools = Pools(batch=64, least=32, longest_s=1.0, memory_bytes=1 << 24)
     own = set()
     for number in range(64):
         fragment = Fragment(1, number % FRAGMENTS, os.urandom(16), bytes(40))

@@ -33,8 +33,21 @@ class Fragment(NamedTuple):
     position: int
     message: bytes
 
-    def values(self, wire: dict[str, int]) -> NDArray[np.int64]:
-        return np.array(second_client.unpack(self.message[24:], wire["block"]), np.int64)
+    def values(self, plan: dict[str, Any]) -> NDArray[np.int64]:
+        """What it adds to the sum of its block: of reports, by weight the ones, then all."""
+        payload, block = self.message[24:], plan["wire"]["block"]
+        if plan["release"]["kind"] == "noisy-sum":
+            return np.array(second_client.unpack(payload, block), np.int64)
+        edges = second_client.group_edges(plan)
+        first = edges[self.position * block]
+        tally = np.zeros((2, edges[min((self.position + 1) * block, len(edges) - 1)] - first), np.int64)
+        for weight, bit in self.reports(plan):
+            tally[0, weight - first] += bit
+            tally[1, weight - first] += 1
+        return tally.reshape(-1)
+
+    def reports(self, plan: dict[str, Any]) -> list[tuple[int, int]]:
+        return second_client.unpack_two_point(self.message[24:], self.position, plan)
 
 
 class Capture:
@@ -45,14 +58,21 @@ class Capture:
         fleet: its name.
         sealing_secret: of the coordinator.
         signing_key: of the coordinator, public.
+        mixer_secret: of the mixer that all fragments pass through, or None.
         promises: to be kept.
     """
 
     def __init__(
-        self, file: Path, fleet: str, sealing_secret: bytes, signing_key: bytes, promises: Promises
+        self,
+        file: Path,
+        fleet: str,
+        sealing_secret: bytes,
+        signing_key: bytes,
+        mixer_secret: bytes | None,
+        promises: Promises,
     ) -> None:
         self._file, self._fleet, self._promises = file, fleet, promises
-        self._secret, self._public = sealing_secret, signing_key
+        self._secret, self._public, self._mixer_secret = sealing_secret, signing_key, mixer_secret
         self._read = 0
         self._seals: set[bytes] = set()
         self.jobs: set[bytes] = set()
@@ -64,6 +84,12 @@ class Capture:
         self.plan_digests: dict[int, set[bytes]] = defaultdict(set)
         self.chunks: dict[tuple[bytes, int], bytes] = {}
         self.receipted: set[bytes] = set()
+        self.to_mixer: list[bytes] = []
+        """Messages as they were sent to the mixer."""
+        self._entered: set[bytes] = set()
+        """Messages without their outer seal that were sent to the mixer."""
+        self.left: set[bytes] = set()
+        """Messages that the mixer has published."""
         self.over = False
         """Whether the end of the job was announced."""
 
@@ -86,8 +112,14 @@ class Capture:
     def _take_message(self, sender: str, topic: str, payload: bytes) -> None:
         base = f"dpagent/v1/{self._fleet}/"
         kind = topic.removeprefix(base).partition("/")[0]
+        if kind == "mixer":
+            self._take_mixed(sender, payload)
+            return
         if kind == "fragments":
-            self._take_fragment(sender, payload)
+            if self._mixer_secret is None:
+                self._take_fragment(sender, payload)
+            else:
+                self._take_departure(sender, payload)
             return
         self._promises.expect(sender == "coordinator", f"{sender} published on {topic}")
         name = {"plan": "plan", "model": "model", "asset": "model", "receipts": "receipts"}[kind]
@@ -115,7 +147,25 @@ class Capture:
         digest = hashlib.sha256(second_client.encode(plan | {"deadline": 0.0})).digest()
         self.plan_digests[plan["round"]].add(digest)
 
-    def _take_fragment(self, sender: str, payload: bytes) -> None:
+    def _take_mixed(self, sender: str, payload: bytes) -> None:
+        self._promises.expect(payload not in self._seals, f"{sender} sent one outer ciphertext twice")
+        self._seals.add(payload)
+        self.to_mixer.append(payload)
+        assert self._mixer_secret is not None
+        digest, inner = second_client.open_mixed(payload, self._fleet, self._mixer_secret)
+        self._entered.add(inner)
+        fragment = self._take_fragment(sender, inner)
+        self._promises.expect(
+            digest in self.plan_digests[fragment.round], f"{sender} names another plan than it answers"
+        )
+
+    def _take_departure(self, sender: str, payload: bytes) -> None:
+        self._promises.expect(sender == "mixer", f"{sender} published past the mixer")
+        self._promises.expect(payload in self._entered, f"{sender} published what nobody sent")
+        self._promises.expect(payload not in self.left, f"{sender} published a message twice")
+        self.left.add(payload)
+
+    def _take_fragment(self, sender: str, payload: bytes) -> Fragment:
         self._promises.expect(payload not in self._seals, f"{sender} sent one ciphertext twice")
         self._seals.add(payload)
         (job,) = self.jobs  # the seal is bound to it
@@ -128,3 +178,4 @@ class Capture:
         known = known_ones.setdefault(identity, fragment)
         self._promises.expect(not is_dummy or not any(message[25:]), f"{sender} sent a dummy that has values")
         self._promises.expect(known == fragment, f"{sender} sent two fragments with the id {identity.hex()}")
+        return fragment

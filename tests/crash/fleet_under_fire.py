@@ -11,16 +11,19 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, NamedTuple
 
 from brokers import Broker, wait_until
-from children import PATIENCE_S, Child
+from children import PATIENCE_S
 from crash.checker import Checker, Places
-from fleets import write_agent, write_fleet
+from fleets import DIGITS, write_agent, write_fleet
+from mixers import key_of, write_mixer
+from observers import Observer
+from wiretaps import Wiretap
 
 from coordinator.keys import load_opener, load_signer
 from coordinator.settings import load_fleet_settings
@@ -32,12 +35,35 @@ DEVICES: Final = ("device-0", "device-1")
 BYSTANDER: Final = "device-2"
 """Its job never fits its limits: it declines, and sends dummies."""
 PROGRAMS: Final = (COORDINATOR, *DEVICES, BYSTANDER)
+MIXER: Final = "mixer"
+"""Beside them, in a fleet with one."""
 ROUNDS: Final = 3
 NAME: Final = "under-fire"
 BROKER: Final = "broker"
 _ROUND: Final = {"compute_slot_s": 0.1, "jitter_window_s": 0.2, "device_grid_s": 0.001}
 PATIENT_S: Final = 600.0
 _LEARNING_RATE: Final = 0.5
+METHODS: Final[dict[str, dict[str, Any]]] = {
+    "dp-sgd": {"cap": {"kind": "none"}},
+    "incrementing": {
+        "privacy": {"method": "incrementing", "noise": "laplace", "epsilon": 40.0, "clip_norm": 5.0},
+        "cap": {"kind": "none"},
+    },
+    "bounded": {
+        "privacy": {"method": "incrementing", "noise": "laplace", "epsilon": 60.0, "clip_norm": 5.0},
+        "cap": {"kind": "bounded", "floor": 15.0},
+    },
+    "ldp-fl": {
+        "privacy": {
+            "method": "ldp-fl",
+            "epsilon": 60.0,
+            "local_training": {"steps": 4, "batch": 8},
+            "two_point": {"coordinates": 12},
+        },
+        "cap": {"kind": "none"},
+    },
+}
+"""Sections of ``fleet.yaml`` by method, and the cap that gives each round a price of its own."""
 _STUCK_S: Final = 45.0
 """Without a kill, a job takes some seconds."""
 
@@ -80,6 +106,10 @@ class Launcher:
         self._asked += 1
         # It may have ended already.
         wait_until(lambda: self._take() or self._started == self._asked, f"the start of {name}")
+
+    def runs(self, name: str) -> bool:
+        self._take()
+        return name in self.pids
 
     def send(self, name: str, number: signal.Signals) -> None:
         """Send a signal to a program, which may have ended in this moment."""
@@ -128,12 +158,14 @@ class Outcome:
 
     kills: Counter[str] = field(default_factory=Counter)
     """By the point of the kill, or the victim of one at random."""
+    replayed: int = 0
+    """Messages that the broker delivered to the mixer again."""
     broken: list[str] = field(default_factory=list)
     """Promises, each after the kill that showed it."""
     seconds: float = 0.0
 
 
-def places(directory: Path, *, is_patient: bool = True) -> Places:
+def places(directory: Path, *, is_patient: bool = True, is_mixed: bool = False) -> Places:
     """Where the checker finds a fleet under fire."""
     return Places(
         fleet=NAME,
@@ -143,7 +175,9 @@ def places(directory: Path, *, is_patient: bool = True) -> Places:
         capture=directory / "capture",
         learning_rate=_LEARNING_RATE,
         rounds=ROUNDS,
+        tensor_sizes=tuple(tensor.size for tensor in DIGITS.parameter_shapes),
         bystanders={BYSTANDER: directory / BYSTANDER / "state"},
+        mixer=directory / MIXER / "keys" if is_mixed else None,
         is_patient=is_patient,
     )
 
@@ -155,39 +189,55 @@ class FleetUnderFire:
         directory: for all of it.
         start: of programs.
         deadline_s: of a round; a short one closes rounds before all fragments are in.
+        method: one of :data:`METHODS`.
+        is_mixed: whether fragments pass through a mixer, to which the broker delivers all that it has seen
+            again after each kill.
     """
 
-    def __init__(self, directory: Path, start: Launcher, *, deadline_s: float = PATIENT_S) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        start: Launcher,
+        *,
+        method: str = "dp-sgd",
+        deadline_s: float = PATIENT_S,
+        is_mixed: bool = False,
+    ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self._launcher = start
+        self.programs = (*PROGRAMS, MIXER) if is_mixed else PROGRAMS
         self.broker = Broker("mosquitto", directory, protocol="5").start()
-        capture, log = directory / "capture", directory / "wiretap.log"
-        capture.touch()
-        self._wiretap = Child(
-            [sys.executable, "-I", HERE / "wiretap.py", str(self.broker.port), capture, *PROGRAMS], log
-        )
-        ports = json.loads(wait_until(lambda: log.read_text().strip(), "the wiretap's ports"))
+        self._wiretap = Wiretap(directory, self.broker, self.programs)
 
         def mqtt(name: str) -> dict[str, Any]:
-            return self.broker.values | {"url": f"mqtt://127.0.0.1:{ports[name]}"}
+            return self.broker.values | {"url": self._wiretap.url(name)}
 
+        self._files: dict[str, Path] = {}
+        mixer_key = None
+        if is_mixed:
+            self._files[MIXER] = write_mixer(
+                directory / MIXER, None, NAME, keys_dir="keys", batch=6, least=2, longest_s=0.1,
+                mqtt=mqtt(MIXER),
+            )  # fmt: skip
+            mixer_key = key_of(self._files[MIXER])
         file = write_fleet(
             directory / COORDINATOR, None, fleet=NAME, rounds=ROUNDS, model={"precision": "float32"},
+            mixer_key=mixer_key,
             round=_ROUND | {"deadline_s": deadline_s},
             mqtt=mqtt(COORDINATOR), optimiser={"learning_rate": _LEARNING_RATE, "momentum": 0.0},
-            cap={"kind": "none"},
+            **METHODS[method],
         )  # fmt: skip
         settings = load_fleet_settings(file)
         key = load_signer(settings.keys_dir, NAME).public_key
         load_opener(settings.keys_dir, NAME)
-        self._files = {COORDINATOR: file}
+        self._files[COORDINATOR] = file
         for number, name in enumerate((*DEVICES, BYSTANDER)):
             limits = {"dummy_traffic": True} | ({"maximum_job_epsilon": 1e-6} if name == BYSTANDER else {})
             self._files[name] = write_agent(
                 directory / name, None, key, number, fleet=NAME, mqtt=mqtt(name), engine="numpy",
-                limits=limits,
+                budget={"epsilon": 1_000.0}, limits=limits,
             )  # fmt: skip
-        self.checker = Checker(places(directory, is_patient=deadline_s == PATIENT_S))
+        self.checker = Checker(places(directory, is_patient=deadline_s == PATIENT_S, is_mixed=is_mixed))
 
     def run(
         self, next_fault: Callable[[str], Fault | None], next_strike: Callable[[], str | None] = lambda: None
@@ -207,7 +257,7 @@ class FleetUnderFire:
             armed[name] = f"{name} at random" if fault is None else fault.point
             self._start(name, fault)
 
-        for name in PROGRAMS:
+        for name in self.programs:
             start(name)
         is_over = False
         while not is_over:
@@ -215,7 +265,10 @@ class FleetUnderFire:
                 if code == -signal.SIGKILL:
                     outcome.kills[armed[name]] += 1
                     self._check(outcome, f"after the kill of {name}: {armed[name]}")
+                    connections = self._connections_of_mixer()
                     start(name)
+                    if name == MIXER:
+                        outcome.replayed += self._replay(connections)
                     quiet_since = time.monotonic()
                 elif (name, code) == (COORDINATOR, 0):
                     is_over = True
@@ -247,11 +300,36 @@ class FleetUnderFire:
             (self.broker.directory / "mosquitto.db").unlink(missing_ok=True)
         self.broker.start()
 
+    def _connections_of_mixer(self) -> int:
+        if MIXER not in self._files:
+            return 0
+        log = self._log(MIXER)
+        return log.read_text().count("connected to mqtt") if log.exists() else 0
+
+    def _replay(self, connections: int) -> int:
+        """Deliver all to the mixer again that was sent to it, as a broker may; how many they are.
+
+        Args:
+            connections: that it had before its start.
+        """
+        while self._connections_of_mixer() == connections:
+            if not self._launcher.runs(MIXER):
+                return 0  # It was killed before.
+            time.sleep(0.005)
+        messages = self.checker.capture.to_mixer
+        with Observer(self.broker, NAME) as client:
+            for message in messages:
+                client.publish(client.topics.mixer, message)
+        return len(messages)
+
     def _start(self, name: str, fault: Fault | None) -> None:
         file = self._files[name]
-        command = ["coordinator", "run"] if name == COORDINATOR else ["run"]
+        command = {COORDINATOR: ["coordinator", "run"], MIXER: ["mixer", "run"]}.get(name, ["run"])
         arguments = [*command, "--config", str(file), "--log-level", "debug"]
-        self._launcher.start(name, arguments, file.with_suffix(".log"), fault)
+        self._launcher.start(name, arguments, self._log(name), fault)
+
+    def _log(self, name: str) -> Path:
+        return self._files[name].with_suffix(".log")
 
     def _check(self, outcome: Outcome, when: str, *, at_the_end: bool = False) -> None:
         outcome.broken += [f"{when}: {broken}" for broken in self.checker.look(at_the_end=at_the_end)]
@@ -298,10 +376,11 @@ class RandomKills:
     Args:
         seed: of all choices; the programs' own speed is not repeated.
         most: kills of one job.
+        programs: to be killed.
     """
 
-    def __init__(self, seed: int, most: int) -> None:
-        self._random = random.Random(seed)
+    def __init__(self, seed: int, most: int, programs: Sequence[str] = PROGRAMS) -> None:
+        self._random, self._programs = random.Random(seed), programs
         self._left = most
         self._next_at = time.monotonic() + self._random.expovariate(1.0)
 
@@ -310,7 +389,7 @@ class RandomKills:
         if self._left <= 0 or self._random.random() < 0.3:
             return None
         self._left -= 1
-        kind = COORDINATOR if name == COORDINATOR else "agent"
+        kind = name if name in (COORDINATOR, MIXER) else "agent"
         points = [point for point in FaultPoint if point.startswith((kind, "a file"))]
         delay_s = self._random.choice([0.0, self._random.uniform(0.0, 0.05)])
         return Fault(self._random.choice(points), self._random.choice([1, 1, 1, 2, 3]), delay_s)
@@ -322,5 +401,5 @@ class RandomKills:
         self._left -= 1
         self._next_at = time.monotonic() + self._random.expovariate(2.0)
         return self._random.choice(
-            [*PROGRAMS] * 4 + [f"{BROKER} with its store", f"{BROKER} without its store"]
+            [*self._programs] * 4 + [f"{BROKER} with its store", f"{BROKER} without its store"]
         )

@@ -24,6 +24,7 @@ from typing import TypedDict
 import agent.daemon  # noqa: F401
 import coordinator.daemon  # noqa: F401
 import dpagent.learning.data.formats.npz  # noqa: F401
+import mixer.daemon  # noqa: F401
 from cli.main import main
 from dpagent import faults
 from dpagent.faults import FaultPoint

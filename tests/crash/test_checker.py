@@ -15,7 +15,8 @@ import cbor2
 import numpy as np
 import pytest
 from crash.checker import Checker
-from crash.fleet_under_fire import DEVICES, NAME, ROUNDS, FleetUnderFire, launcher, places
+from crash.fleet_under_fire import DEVICES, MIXER, NAME, ROUNDS, FleetUnderFire, launcher, places
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from protocol import second_client
 
 pytestmark = pytest.mark.heavy
@@ -154,11 +155,11 @@ def a_fragment_is_summed_twice(fleet: Path) -> None:
     """The model after the last round steps once more by one fragment's part."""
     checker = seen(fleet)
     plan = checker.capture.plans[ROUNDS]
-    identity = next(key for key, each in checker.capture.fragments.items() if each.round == ROUNDS)
+    fragment = next(each for each in checker.capture.fragments.values() if each.round == ROUNDS)
     with database(counts(fleet)) as connection:
         (raw,) = connection.execute("SELECT weights FROM model").fetchone()
         weights = np.frombuffer(raw, "<f4")
-        extra = checker._mean(plan, [identity])[: len(weights)] / len(DEVICES)
+        extra = checker._mean(plan, [fragment])[: len(weights)] / len(DEVICES)
         stepped = (weights - 0.5 * extra).astype("<f4")
         connection.execute("UPDATE model SET weights = ?", (stepped.tobytes(),))
 
@@ -170,7 +171,7 @@ def a_value_changes_on_its_way_to_the_sum(fleet: Path) -> None:
         connection.execute("UPDATE rounds SET closed_at = NULL WHERE number = ?", (ROUNDS,))
         for number, (identity, each) in enumerate(checker.capture.fragments.items()):
             if each.round == ROUNDS:
-                units = each.values(checker.capture.plans[ROUNDS]["wire"]).astype("<i4").tobytes()
+                units = each.values(checker.capture.plans[ROUNDS]).astype("<i4").tobytes()
                 row = (ROUNDS, each.position, number.to_bytes(16, "big"), identity, units, "<i4")
                 connection.execute("INSERT INTO seats VALUES (?, ?, ?, ?, ?, ?)", row)
         (units,) = connection.execute("SELECT units FROM seats WHERE rowid = 1").fetchone()
@@ -211,6 +212,63 @@ def test_a_planted_break_is_found(fleet: Path, plant: Callable[[Path], None], fi
     assert any(finding in broken for broken in found), found
 
 
+@pytest.fixture(scope="module")
+def done_mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same through a mixer."""
+    directory = tmp_path_factory.mktemp("mixed")
+    with launcher() as programs, FleetUnderFire(directory, programs, is_mixed=True) as fleet:
+        outcome = fleet.run(lambda _name: None)
+    assert outcome.broken == []
+    return directory
+
+
+def departures(fleet: Path) -> list[bytes]:
+    """What the mixer has published, in order."""
+    checker = Checker(places(fleet, is_mixed=True))
+    checker.look()
+    return sorted(checker.capture.left)
+
+
+def a_message_leaves_the_mixer_twice(fleet: Path) -> None:
+    publish(fleet, MIXER, "fragments", departures(fleet)[0])
+
+
+def the_mixer_publishes_its_own(fleet: Path) -> None:
+    publish(fleet, MIXER, "fragments", bytes(100))
+
+
+def a_device_publishes_past_the_mixer(fleet: Path) -> None:
+    publish(fleet, DEVICE, "fragments", departures(fleet)[0])
+
+
+def a_device_answers_another_plan(fleet: Path) -> None:
+    key = X25519PrivateKey.from_private_bytes((fleet / MIXER / "keys/mixer.key").read_bytes())
+    message = second_client.seal_to_mixer(
+        departures(fleet)[0], bytes(32), NAME, key.public_key().public_bytes_raw(), b"e" * 32
+    )
+    publish(fleet, DEVICE, "mixer", message)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("plant", "finding"),
+    [
+        (a_message_leaves_the_mixer_twice, "published a message twice"),
+        (the_mixer_publishes_its_own, "published what nobody sent"),
+        (a_device_publishes_past_the_mixer, "published past the mixer"),
+        (a_device_answers_another_plan, "names another plan"),
+    ],
+)
+def test_a_planted_break_of_a_mixer_is_found(
+    done_mixed: Path, tmp_path: Path, plant: Callable[[Path], None], finding: str
+) -> None:
+    fleet = Path(shutil.copytree(done_mixed, tmp_path / "fleet"))
+    assert Checker(places(fleet, is_mixed=True)).look() == []
+    plant(fleet)
+    found = Checker(places(fleet, is_mixed=True)).look()
+    assert any(finding in broken for broken in found), found
+
+
 def test_the_checker_shares_no_code_with_the_programs() -> None:
     tests = Path(__file__).parents[1]
     own = ("capture", "checker", "databases", "wiretap")
@@ -221,4 +279,4 @@ def test_the_checker_shares_no_code_with_the_programs() -> None:
                 imported |= {alias.name.partition(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom):
                 imported.add(str(node.module).partition(".")[0])
-        assert not imported & {"dpagent", "agent", "coordinator", "cli", "simulation"}, file
+        assert not imported & {"dpagent", "agent", "coordinator", "mixer", "cli", "simulation"}, file

@@ -10,6 +10,9 @@ import pytest
 from crash.fleet_under_fire import (
     COORDINATOR,
     DEVICES,
+    METHODS,
+    MIXER,
+    PROGRAMS,
     Fault,
     FleetUnderFire,
     Launcher,
@@ -49,12 +52,52 @@ def test_every_fault_point_is_survived(tmp_path: Path, programs: Launcher) -> No
     with FleetUnderFire(tmp_path, programs) as fleet:
         outcome = fleet.run(next_fault)
     assert outcome.broken == []
-    assert set(outcome.kills) == {*FaultPoint}
+    assert set(outcome.kills) == {*FaultPoint} - {*of(MIXER)}
+
+
+@pytest.mark.slow
+def test_every_fault_point_of_a_mixer_is_survived_and_nothing_leaves_it_twice(
+    tmp_path: Path, programs: Launcher
+) -> None:
+    # In the midst of a batch, too: of what is published a part.
+    waiting = [*map(Fault, of(MIXER)), Fault(FaultPoint.MIXER_PUBLISHED, times=3)]
+
+    def next_fault(name: str) -> Fault | None:
+        return waiting.pop() if name == MIXER and waiting else None
+
+    with FleetUnderFire(tmp_path, programs, is_mixed=True) as fleet:
+        outcome = fleet.run(next_fault)
+    assert outcome.broken == []
+    assert set(outcome.kills) == {*of(MIXER)}
+    assert outcome.replayed > 0
+
+
+@pytest.mark.slow
+def test_a_job_through_a_mixer_is_done_whatever_is_killed_at_random(
+    tmp_path: Path, programs: Launcher
+) -> None:
+    kills = RandomKills(seed=15, most=10, programs=(*PROGRAMS, MIXER))
+    with FleetUnderFire(tmp_path, programs, is_mixed=True) as fleet:
+        outcome = fleet.run(kills.fault, kills.strike)
+    assert outcome.broken == []
+    assert outcome.kills.total() >= 5
 
 
 def test_a_job_is_done_whatever_is_killed_at_random(tmp_path: Path, programs: Launcher) -> None:
     kills = RandomKills(seed=13, most=10)
     with FleetUnderFire(tmp_path, programs) as fleet:
+        outcome = fleet.run(kills.fault, kills.strike)
+    assert outcome.broken == []
+    assert outcome.kills.total() >= 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [method for method in METHODS if method != "dp-sgd"])
+def test_a_job_of_each_method_is_done_whatever_is_killed_at_random(
+    tmp_path: Path, programs: Launcher, method: str
+) -> None:
+    kills = RandomKills(seed=16, most=10)
+    with FleetUnderFire(tmp_path, programs, method=method) as fleet:
         outcome = fleet.run(kills.fault, kills.strike)
     assert outcome.broken == []
     assert outcome.kills.total() >= 5
@@ -76,7 +119,7 @@ def sources() -> dict[Path, str]:
     root = Path(__file__).parents[2]
     files = [
         file
-        for package in ("dpagent", "agent", "coordinator", "simulation", "cli")
+        for package in ("dpagent", "agent", "coordinator", "mixer", "simulation", "cli")
         for file in (root / package).rglob("*.py")
     ]
     return {file: file.read_text(encoding="utf-8") for file in files if file != Path(str(faults.__file__))}

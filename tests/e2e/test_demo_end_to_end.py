@@ -259,6 +259,56 @@ def test_stopped_demo_leaves_nothing_behind_and_goes_on(
         check_whole_run(state_dir, json.loads((tmp_path / "results.json").read_text()))
 
 
+def mixer_processes(state_dir: Path) -> list[int]:
+    return [pid for pid, command in processes_of(state_dir).items() if "mixer run" in command]
+
+
+@pytest.mark.slow
+def test_demo_through_a_mixer_survives_its_end_and_goes_on_after_ctrl_c(
+    tmp_path: Path, started: Callable[..., subprocess.Popen[str]]
+) -> None:
+    state_dir = tmp_path / "demo"
+    demo = started("--mixer", "--no-baseline")
+    wait_for(lambda: rounds_closed(state_dir) >= 1, "closed round")
+    (victim,) = mixer_processes(state_dir)
+    os.kill(victim, signal.SIGKILL)
+    wait_for(lambda: {*mixer_processes(state_dir)} - {victim}, "another mixer")
+    closed = rounds_closed(state_dir)
+    wait_for(lambda: rounds_closed(state_dir) > min(closed, ROUNDS - 2), "closed round through it")
+    demo.send_signal(signal.SIGINT)
+    _, err = demo.communicate(timeout=60)
+    assert demo.returncode == 130, err
+    assert not processes_of(state_dir)
+    key = (state_dir / "mixer" / "keys" / "mixer.key").read_bytes()
+    other = started("--no-baseline")
+    _, err = other.communicate(timeout=60)
+    assert other.returncode == 3
+    assert "`--mixer` was" in err
+    again = started("--mixer", "--no-baseline")
+    _, err = again.communicate(timeout=200)
+    assert again.returncode == 0, err
+    assert (state_dir / "mixer" / "keys" / "mixer.key").read_bytes() == key
+    results = json.loads((tmp_path / "results.json").read_text())
+    check_whole_run(state_dir, results)
+    assert results["mixer"] is True
+    assert (state_dir / "report" / "index.html").read_text().count("<svg") == 5
+
+
+@pytest.mark.slow
+def test_reports_go_through_a_mixer_over_the_embedded_broker(
+    tmp_path: Path, started: Callable[..., subprocess.Popen[str]]
+) -> None:
+    demo = started("--mixer", "--no-baseline", "--method", "ldp-fl", "--broker", "embedded")
+    out, err = demo.communicate(timeout=200)
+    assert demo.returncode == 0, err
+    fragments = json.loads((tmp_path / "results.json").read_text())["fragments"]
+    assert fragments["charged"] == fragments["counted"] == DEVICES * ROUNDS * FRAGMENTS
+    assert "broker and mixer" in out
+    for number in range(1, DEVICES + 1):
+        settings = (tmp_path / "demo" / f"device-{number:03d}" / "agent.yaml").read_text()
+        assert "require_mixer: true" in settings
+
+
 @pytest.mark.slow
 def test_sigkilled_demo_takes_its_programs_with_it(
     tmp_path: Path, started: Callable[..., subprocess.Popen[str]]
@@ -345,6 +395,10 @@ def test_a_mistyped_first_start_does_not_spoil_the_directory_nor_does_where_one_
         (["--noise", "laplace"], 2, "gaussian"),
         (["--method", "incrementing", "--noise", "laplace", "--clipping", "layers"], 2, "--clipping whole"),
         (["--method", "incrementing", "--noise", "laplace", "--engine", "onnx"], 2, "--engine numpy"),
+        (["--method", "ldp-fl", "--clipping", "layers"], 2, "clips no gradient"),
+        (["--compare", "dp-sgd"], 2, "two or more"),
+        (["--compare", "dp-sgd,ldp-fl", "--method", "dp-sgd"], 2, "--compare"),
+        (["--compare", "dp-sgd,ldp-fl", "--cap", "clamp"], 2, "the caps of privacy.method ldp-fl"),
     ],
 )
 def test_bad_options_get_a_sentence_and_a_code(
@@ -373,3 +427,24 @@ def test_mnist_reaches_95_percent_at_epsilon_2(tmp_path: Path) -> None:
     assert results["accuracy"] >= 0.95
     assert results["privacy"]["epsilon_spent"][-1] <= 2
     assert results["fragments"]["lost"] == results["fragments"]["duplicates"] == 0
+
+
+@pytest.mark.slow
+def test_methods_are_compared_and_a_second_start_trains_nothing(tmp_path: Path) -> None:
+    command = demo_command(tmp_path / "demo", "--compare", "ldp-fl,dp-sgd", "--rounds", "2", "--no-baseline")
+    first = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert first.returncode == 0, first.stderr
+    results = json.loads((tmp_path / "results.json").read_text())["compare"]
+    assert list(results) == ["ldp-fl", "dp-sgd"]
+    for method, each in results.items():
+        assert each["privacy"]["method"] == method
+        assert len(each["accuracy_history"]) == 2
+        assert all(ledger["verified"] for ledger in each["privacy"]["ledgers"])
+        assert (tmp_path / "demo" / "report" / method / "index.html").exists()
+    assert results["ldp-fl"]["data"] == results["dp-sgd"]["data"]
+    assert "no bound" in first.stdout
+    assert not processes_of(tmp_path / "demo")
+    again = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert again.returncode == 0, again.stderr
+    assert again.stderr.count("nothing is trained") == 2
+    assert again.stdout == first.stdout

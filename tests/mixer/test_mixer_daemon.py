@@ -109,6 +109,27 @@ def test_a_second_one_with_the_same_key_does_not_start(tmp_path: Path, mosquitto
             assert isinstance(second.failure(), StateInUseError)
 
 
+def test_what_left_before_a_kill_does_not_leave_again(tmp_path: Path, mosquitto: Broker) -> None:
+    file = mixer_file(tmp_path, mosquitto)
+    with Sender(mosquitto, tmp_path.name, opener_of(file)) as sender:
+        with mixer_thread(file):
+            ready(sender)
+            sent = [sender.message() for _ in range(BATCH)]
+            for _, data in sent:
+                sender.publish(sender.topics.mixer, data)
+            ids = [identity for identity, _ in sent]
+            left(sender, ids)
+        # It notes nothing as it ends, so its end is no other than a kill.
+        before = len(sender.fragments)
+        with mixer_thread(file):
+            wait_until(lambda: sender.send(1) and len(sender.fragments) > before, "the next batch")
+            for _, data in sent:
+                sender.publish(sender.topics.mixer, data)
+            others = sender.send(BATCH)
+            left(sender, others)
+        assert all(sender.opened().count(identity) == 1 for identity in ids)
+
+
 @pytest.mark.parametrize("protocol", ["5", "3.1.1"])
 def test_it_comes_back_after_the_broker(tmp_path: Path, new_broker: Any, protocol: str) -> None:
     broker = new_broker("mosquitto", protocol).start()

@@ -1,4 +1,4 @@
-"""Pools: when they leave, in which order, what leaves once, and what they take of memory."""
+"""Pools: when they leave, in which order, and what they take of memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MESSAGE_BYTES = 100
 
 def pools(**changes: Any) -> Pools:
     values: dict[str, Any] = {
-        "batch": 8, "least": 4, "longest_s": 2.0, "memory_bytes": 1 << 20, "remembered": 1_000,
+        "batch": 8, "least": 4, "longest_s": 2.0, "memory_bytes": 1 << 20,
     }  # fmt: skip
     return Pools(**(values | changes))
 
@@ -67,26 +67,14 @@ def test_every_order_of_departure_is_as_likely() -> None:
     assert sum((seen - trials / 6) ** 2 / (trials / 6) for seen in orders.values()) < 35.9
 
 
-def test_a_message_that_comes_again_leaves_once() -> None:
+def test_a_message_that_comes_again_while_it_waits_leaves_once() -> None:
     held = pools(batch=4)
-    fill(held, range(4))
+    fill(held, range(3))
     fill(held, range(2))
-    assert len(held.depart(0.0)) == 4
-    fill(held, range(4))
-    assert held.depart(1e9) == []
-    assert held.repeats == 6
+    assert held.repeats == 2
+    fill(held, range(3, 4))
+    assert sorted(held.depart(0.0)) == [message(number) for number in range(4)]
     assert held.held == 0
-
-
-def test_as_many_as_said_are_remembered_at_least_and_twice_as_many_at_most() -> None:
-    held = pools(batch=4, remembered=8)
-    for start in range(0, 32, 4):
-        fill(held, range(start, start + 4))
-        assert len(held.depart(0.0)) == 4
-    fill(held, range(24, 32))
-    assert held.repeats == 8
-    fill(held, range(4))
-    assert len(held.depart(0.0)) == 4
 
 
 def test_a_flood_of_plans_takes_bounded_memory_and_leaves_the_fleets_pool() -> None:

@@ -1,8 +1,8 @@
 """A second client, written from ``docs/protocol.md`` and the RFCs it names. It imports nothing of dpagent.
 
-It is how a client in another language would begin: CBOR by hand, HPKE over its primitives, a device
-and a coordinator without network, disk or training. As long as it and dpagent understand each other, the page
-is sufficient.
+It is how a client in another language would begin: CBOR by hand, HPKE over its primitives, a device,
+a mixer and a coordinator without network, disk or training. As long as it and dpagent understand each
+other, the page is sufficient.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import hmac
 import math
 import struct
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from cryptography.exceptions import InvalidSignature, InvalidTag
@@ -170,15 +170,46 @@ def open_signed(data: bytes, kind: str, fleet: str, public_key: bytes) -> bytes:
 
 def seal(plaintext: bytes, info: bytes, sealing_key: bytes, ephemeral: bytes) -> bytes:
     """A sealed envelope. ``ephemeral``: 32 bytes, fresh for every seal except in test vectors."""
-    sender = X25519PrivateKey.from_private_bytes(ephemeral)
-    shared = sender.exchange(X25519PublicKey.from_public_bytes(sealing_key))
-    encapsulated = sender.public_key().public_bytes_raw()
-    key, nonce = _schedule(shared, encapsulated + sealing_key, info)
-    return b"\1" + encapsulated + ChaCha20Poly1305(key).encrypt(nonce, plaintext, b"")
+    return b"\1" + _encrypt(plaintext, info, sealing_key, ephemeral)
 
 
 def open_sealed(data: bytes, info: bytes, secret: bytes) -> bytes:
-    ciphertext = opened(data, 0)
+    return _decrypt(opened(data, 0), info, secret)
+
+
+def info_of(fleet: str, job: bytes) -> bytes:
+    return b"dpagent v1 fragment " + fleet.encode() + b"\0" + job
+
+
+def plan_digest(plan: dict[str, Any]) -> bytes:
+    return hashlib.sha256(encode(plan | {"deadline": 0.0})).digest()
+
+
+def mixer_info(fleet: str, digest: bytes) -> bytes:
+    return b"dpagent v1 mixer " + fleet.encode() + b"\0" + digest
+
+
+def seal_to_mixer(sealed: bytes, digest: bytes, fleet: str, mixer: bytes, ephemeral: bytes) -> bytes:
+    """The outer envelope around a sealed one."""
+    return b"\1" + digest + _encrypt(sealed, mixer_info(fleet, digest), mixer, ephemeral)
+
+
+def open_mixed(data: bytes, fleet: str, secret: bytes) -> tuple[bytes, bytes]:
+    """The plan's digest, and the sealed envelope inside."""
+    envelope = opened(data, 0)
+    digest, ciphertext = envelope[:32], envelope[32:]
+    return digest, _decrypt(ciphertext, mixer_info(fleet, digest), secret)
+
+
+def _encrypt(plaintext: bytes, info: bytes, public_key: bytes, ephemeral: bytes) -> bytes:
+    sender = X25519PrivateKey.from_private_bytes(ephemeral)
+    shared = sender.exchange(X25519PublicKey.from_public_bytes(public_key))
+    encapsulated = sender.public_key().public_bytes_raw()
+    key, nonce = _schedule(shared, encapsulated + public_key, info)
+    return encapsulated + ChaCha20Poly1305(key).encrypt(nonce, plaintext, b"")
+
+
+def _decrypt(ciphertext: bytes, info: bytes, secret: bytes) -> bytes:
     recipient = X25519PrivateKey.from_private_bytes(secret)
     encapsulated = ciphertext[:32]
     try:
@@ -187,10 +218,6 @@ def open_sealed(data: bytes, info: bytes, secret: bytes) -> bytes:
         return ChaCha20Poly1305(key).decrypt(nonce, ciphertext[32:], b"")
     except (ValueError, InvalidTag):  # no such point, too short, altered
         raise Rejected("cannot open") from None
-
-
-def info_of(fleet: str, job: bytes) -> bytes:
-    return b"dpagent v1 fragment " + fleet.encode() + b"\0" + job
 
 
 _KEM = b"KEM" + bytes.fromhex("0020")
@@ -249,6 +276,8 @@ def unpack(payload: bytes, count: int) -> list[int]:
 def dimension(plan: dict[str, Any]) -> int:
     """Coordinates of an update."""
     release = plan["release"]
+    if release["kind"] == "two-point":
+        return int(release["coordinates"])
     if release["projection"] is not None and plan["round"] == 1:
         return release["projection"]["values"] * (release["projection"]["values"] + 1) // 2
     return plan["model"]["parameters"] + (release["clipping"]["count_weight"] > 0)
@@ -282,17 +311,38 @@ def pack_two_point(reports: Sequence[int], plan: dict[str, Any]) -> list[bytes]:
     return payloads
 
 
+def unpack_two_point(payload: bytes, position: int, plan: dict[str, Any]) -> list[tuple[int, int]]:
+    """The weight and the bit of each report in a payload."""
+    release, block, edges = plan["release"], plan["wire"]["block"], group_edges(plan)
+    width = math.ceil(math.log2(-(-plan["model"]["parameters"] // release["coordinates"]))) + 1
+    groups = range(position * block, min((position + 1) * block, release["coordinates"]))
+    bits = f"{int.from_bytes(payload[1:], 'big'):0{8 * (len(payload) - 1)}b}"
+    found = []
+    for at, group in enumerate(groups):
+        report = int(bits[at * width : (at + 1) * width], 2)
+        found.append((edges[group] + (report >> 1), report & 1))
+        if found[-1][0] >= edges[group + 1]:
+            raise Rejected("bad values")
+    if payload[0] or "1" in bits[len(groups) * width :]:
+        raise Rejected("bad values")
+    return found
+
+
 def two_point_means(
-    updates: Sequence[Sequence[int]], plan: dict[str, Any], ranges: Sequence[tuple[int, float, float]]
+    reports: Iterable[tuple[int, int]], plan: dict[str, Any], ranges: Sequence[Sequence[float]]
 ) -> list[float | None]:
-    """The mean of each weight over the devices that reported it; ``ranges`` are size, middle and radius."""
-    edges, release = group_edges(plan), plan["release"]
-    amplitude = 1 / math.tanh(0.5 / release["noise_multipliers"][plan["round"] - 1])
-    middles = [(c, r) for size, c, r in ranges for _ in range(size)]
+    """The mean of each weight over the devices that reported it.
+
+    Args:
+        reports: weight and bit each, of all devices.
+        plan: of the round.
+        ranges: size, middle and radius of each tensor's.
+    """
+    amplitude = 1 / math.tanh(0.5 / plan["release"]["noise_multipliers"][plan["round"] - 1])
+    middles = [(c, r) for size, c, r in ranges for _ in range(int(size))]
     bits: list[list[int]] = [[] for _ in middles]
-    for update in updates:
-        for start, report in zip(edges, update, strict=False):
-            bits[start + (report >> 1)].append(report & 1)
+    for weight, bit in reports:
+        bits[weight].append(bit)
     return [
         c + r * amplitude * (2 * sum(own) / len(own) - 1) if own else None
         for (c, r), own in zip(middles, bits, strict=True)
@@ -374,7 +424,8 @@ class Device:
         return None if data is None else weights_of(data, count, precision)
 
     def send(self, update: Sequence[int], random_bytes: Callable[[int], bytes]) -> list[bytes]:
-        """The sealed fragments of an update that is private already, in wire units."""
+        """The sealed fragments of an update that is private already, in wire units; as the mixer wants them,
+        if the plan names one."""
         plan = self.plan
         assert plan is not None
         block, info = plan["wire"]["block"], info_of(self.fleet, plan["job"])
@@ -385,8 +436,34 @@ class Device:
             fragment = (
                 struct.pack(">II", plan["round"], position) + identity + pack(part, plan["wire"]["bytes"])
             )
-            self.pending[receipt(identity)] = seal(fragment, info, plan["sealing_key"], random_bytes(32))
+            message = seal(fragment, info, plan["sealing_key"], random_bytes(32))
+            if plan["mixer"] is not None:
+                message = seal_to_mixer(
+                    message, plan_digest(plan), self.fleet, plan["mixer"], random_bytes(32)
+                )
+            self.pending[receipt(identity)] = message
         return list(self.pending.values())
+
+
+class Mixer:
+    """Takes the outer envelopes off, and holds what was inside by plan and length."""
+
+    def __init__(self, fleet: str, secret: bytes) -> None:
+        self.fleet, self.secret = fleet, secret
+        self.held: dict[tuple[bytes, int], set[bytes]] = {}
+        self.left: set[bytes] = set()
+
+    def receive(self, data: bytes) -> None:
+        digest, sealed = open_mixed(data, self.fleet, self.secret)
+        if sealed not in self.left:
+            self.held.setdefault((digest, len(sealed)), set()).add(sealed)
+
+    def leave(self, least: int) -> list[bytes]:
+        """Of each kind that has so many, all, sorted: ciphertexts are random, so their order says nothing."""
+        leaving = [kind for kind, messages in self.held.items() if len(messages) >= least]
+        messages = [message for kind in leaving for message in sorted(self.held.pop(kind))]
+        self.left |= {*messages}
+        return messages
 
 
 class Coordinator:

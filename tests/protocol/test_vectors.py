@@ -27,12 +27,15 @@ from dpagent.learning.data.formats.npz import save_npz
 from dpagent.protocol.codec import MessageError, decode, encode
 from dpagent.protocol.fragments import cut, read_block
 from dpagent.protocol.messages import Fragment, Layout, ModelChunk, Plan, Receipts
+from dpagent.protocol.mixing import Inner, OuterOpener, key_text, plan_digest, seal_for
 from dpagent.protocol.packing import pack, unpack
 from dpagent.protocol.sealing import Opener, seal
 from dpagent.protocol.signing import SignedKind, Verifier
 from dpagent.protocol.task import RoundTask
 from dpagent.protocol.terms import Message
 from dpagent.protocol.topics import Topics
+from mixer.daemon import Mixer
+from mixer.settings import MixerSettings
 
 DOCS = Path(__file__).parents[2] / "docs"
 FILES: dict[str, Any] = {
@@ -43,10 +46,11 @@ NAME = FLEET["fleet"]
 SIGNING_SECRET, SIGNING_KEY, SEALING_SECRET, SEALING_KEY = (
     bytes.fromhex(FLEET[key]) for key in ("signing_secret", "signing_key", "sealing_secret", "sealing_key")
 )
+MIXER_SECRET = bytes.fromhex(FLEET["mixer_secret"])
 VERIFIER, OPENER = Verifier(FLEET["coordinator_key"], NAME), Opener(SEALING_SECRET, NAME)
 SIGNED: dict[SignedKind, type[Message | Layout]] = {"plan": Plan, "model": ModelChunk, "receipts": Receipts}
 VECTORS = [(kind, vector) for kind in (*SIGNED, "fragment") for vector in FILES[kind]["vectors"]]
-PLAN = FILES["plan"]["vectors"][0]
+PLAN, MIXED_PLAN = FILES["plan"]["vectors"][:2]
 JOB = bytes.fromhex(PLAN["message"]["job"][2:-1])
 every_vector = pytest.mark.parametrize(
     ("kind", "vector"), [pytest.param(*each, id=f"{each[0]}: {each[1]['description']}") for each in VECTORS]
@@ -108,9 +112,31 @@ def test_dpagent_reads_a_vector(kind: str, vector: dict[str, Any]) -> None:
     assert fields == parsed(vector["message"])
 
 
+def test_dpagents_mixer_opens_a_vector() -> None:
+    opener = OuterOpener(MIXER_SECRET, NAME)
+    assert key_text(opener.public_key) == FLEET["mixer_key"]
+    for vector, fragment in zip(FILES["mixed"]["vectors"], FILES["fragment"]["vectors"], strict=True):
+        inner = opener.open(bytes.fromhex(vector["envelope"]))
+        assert inner == Inner(bytes.fromhex(vector["plan"]), bytes.fromhex(vector["sealed"]))
+        assert inner.sealed.hex() == fragment["envelope"]
+
+
+def test_dpagent_finds_a_plans_digest_whatever_its_deadline_says() -> None:
+    digests = set()
+    for vector in FILES["plan"]["vectors"]:
+        plan = Plan.model_validate(parsed(vector["message"]))
+        assert plan_digest(plan).hex() == vector["digest"]
+        assert plan_digest(plan.model_copy(update={"deadline": plan.deadline + 1})) == plan_digest(plan)
+        digests.add(vector["digest"])
+    assert len(digests) == len(FILES["plan"]["vectors"])
+
+
+Receivers = tuple[Agent, Coordinator, Mixer]
+
+
 @pytest.fixture(scope="module")
-def receivers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Agent, Coordinator]]:
-    """An agent and a coordinator in the round of the first plan."""
+def receivers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Receivers]:
+    """An agent and a coordinator in the round of the first plan, and a mixer."""
     device, fleet = tmp_path_factory.mktemp("device"), tmp_path_factory.mktemp("fleet")
     save_npz(device / "data.npz", records(50))
     values = agent_values(None, FLEET["coordinator_key"], fleet=NAME)
@@ -123,18 +149,22 @@ def receivers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Agent,
     coordinator._cycle._opener = OPENER
     coordinator._cycle._job = replace(coordinator._cycle._job, id=JOB)
     coordinator._cycle._collect(RoundTask.of(Plan.model_validate(parsed(PLAN["message"]))))
-    yield agent, coordinator
+    keys = tmp_path_factory.mktemp("mixer")
+    mixer = Mixer(MixerSettings(fleet=NAME, keys_dir=keys))
+    mixer._opener = OuterOpener(MIXER_SECRET, NAME)
+    yield agent, coordinator, mixer
     agent.close()
     coordinator.close()
+    mixer.close()
 
 
 Outcome = Callable[[dict[str, Any]], str | None]
 
 
 @pytest.fixture
-def outcome(receivers: tuple[Agent, Coordinator], caplog: pytest.LogCaptureFixture) -> Outcome:
+def outcome(receivers: Receivers, caplog: pytest.LogCaptureFixture) -> Outcome:
     """Hands a message to its receiver: the reason for its rejection, or None."""
-    agent, coordinator = receivers
+    agent, coordinator, mixer = receivers
 
     def receive(case: dict[str, Any]) -> str | None:
         if case["topic"] == FLEET["topics"]["fragments"]:
@@ -143,6 +173,10 @@ def outcome(receivers: tuple[Agent, Coordinator], caplog: pytest.LogCaptureFixtu
             except MessageError as error:
                 return error.reason
             return None
+        if case["topic"] == FLEET["topics"]["mixer"]:
+            mixer._rejected.clear()
+            mixer._take(sent(case))
+            return next(iter(mixer._rejected), None)
         agent._warned.clear()
         caplog.clear()
         agent._receive(case["topic"], sent(case))
@@ -169,13 +203,15 @@ def receive(case: dict[str, Any]) -> None:
     """Hand a message to the second client, which has taken the first plan."""
     if case["topic"] == FLEET["topics"]["fragments"]:
         second_client.Coordinator(parsed(PLAN["message"]), SEALING_SECRET).receive(sent(case))
+    elif case["topic"] == FLEET["topics"]["mixer"]:
+        second_client.Mixer(NAME, MIXER_SECRET).receive(sent(case))
     else:
         second_device().receive(case["topic"], sent(case))
 
 
-def second_device() -> second_client.Device:
+def second_device(plan: dict[str, Any] = PLAN) -> second_client.Device:
     device = second_client.Device(NAME, SIGNING_KEY)
-    device.receive(PLAN["topic"], bytes.fromhex(PLAN["envelope"]))
+    device.receive(plan["topic"], bytes.fromhex(plan["envelope"]))
     return device
 
 
@@ -213,6 +249,7 @@ def test_the_second_client_finds_the_same_in_a_plan() -> None:
         plan = parsed(vector["message"])
         assert second_client.dimension(plan) == vector["dimension"]
         assert second_client.wire_unit(plan) == pytest.approx(vector["wire_unit"], rel=1e-12)
+        assert second_client.plan_digest(plan).hex() == vector["digest"]
         text = vector["architecture_text"]
         assert hashlib.sha256(text.encode()).digest() == plan["model"]["architecture"]
         assert json.loads(text)["model"] == second_client.decode(plan["model"]["description"])
@@ -265,6 +302,35 @@ def test_the_second_client_runs_the_round_of_the_vectors() -> None:
     assert coordinator.mean() == pytest.approx(FILES["fragment"]["mean"], rel=1e-12)
 
 
+def test_the_second_client_sends_the_round_of_the_vectors_through_its_mixer() -> None:
+    fragments, vectors = FILES["fragment"]["vectors"], FILES["mixed"]["vectors"]
+    mixer = second_client.Mixer(NAME, MIXER_SECRET)
+    for number, update in enumerate(FILES["fragment"]["updates"]):
+        drawn = [
+            part
+            for place in (2 * number, 2 * number + 1)
+            for part in (
+                fragments[place]["message"]["id"][2:-1], fragments[place]["ephemeral_secret"],
+                vectors[place]["ephemeral_secret"],
+            )
+        ]  # fmt: skip
+        random_bytes = iter(map(bytes.fromhex, drawn))
+        messages = second_device(MIXED_PLAN).send(update, lambda _size, drawn=random_bytes: next(drawn))
+        expected = [vector["envelope"] for vector in vectors[2 * number : 2 * number + 2]]
+        assert [message.hex() for message in messages] == expected
+        for message in messages * 2:
+            mixer.receive(message)
+    assert mixer.leave(5) == []
+    left = mixer.leave(4)
+    assert {message.hex() for message in left} == {each["envelope"] for each in fragments}
+    mixer.receive(bytes.fromhex(vectors[0]["envelope"]))
+    assert mixer.leave(1) == []
+    coordinator = second_client.Coordinator(parsed(MIXED_PLAN["message"]), SEALING_SECRET)
+    for message in left:
+        coordinator.receive(message)
+    assert coordinator.mean() == pytest.approx(FILES["fragment"]["mean"], rel=1e-12)
+
+
 # --- each with the other --------------------------------------------------------------------------
 
 
@@ -289,6 +355,18 @@ def test_the_second_client_counts_what_dpagent_sends() -> None:
     assert coordinator.mean() == pytest.approx(FILES["fragment"]["mean"], rel=1e-12)
 
 
+def test_the_second_clients_mixer_opens_what_dpagent_sends() -> None:
+    plan = Plan.model_validate(parsed(MIXED_PLAN["message"]))
+    mixer = second_client.Mixer(NAME, MIXER_SECRET)
+    coordinator = second_client.Coordinator(parsed(MIXED_PLAN["message"]), SEALING_SECRET)
+    for update in FILES["fragment"]["updates"]:
+        for fragment in cut(np.array(update), plan):
+            mixer.receive(seal_for(encode(fragment), plan))
+    for message in mixer.leave(4):
+        coordinator.receive(message)
+    assert coordinator.mean() == pytest.approx(FILES["fragment"]["mean"], rel=1e-12)
+
+
 def test_the_second_client_packs_and_counts_reports_as_dpagent_does() -> None:
     file = FILES["reports"]
     (vector,) = file["vectors"]
@@ -300,7 +378,13 @@ def test_the_second_client_packs_and_counts_reports_as_dpagent_does() -> None:
     weights = FILES["model"]["weights"]
     ranges = second_client.ranges_of(weights, [size for size, _, _ in vector["ranges"]], plan)
     np.testing.assert_allclose(ranges, vector["ranges"], rtol=1e-6)
-    means = second_client.two_point_means(file["updates"], plan, ranges)
+    blocks = len(packed[0])
+    reports = [
+        report
+        for number, payload in enumerate(payloads)
+        for report in second_client.unpack_two_point(payload, number % blocks, plan)
+    ]
+    means = second_client.two_point_means(reports, plan, ranges)
     known = [mean for mean in file["means"] if mean is not None]
     assert [mean for mean in means if mean is not None] == pytest.approx(known, rel=1e-6)
     assert [count == 0 for count in file["reports"]] == [mean is None for mean in means]
@@ -311,6 +395,7 @@ def test_topics_and_names() -> None:
     assert FLEET["topics"] == {
         "plan": topics.plan, "model chunk 3": topics.model_chunk(3), "receipts": topics.receipts,
         "projection chunk 0": topics.asset_chunk("projection", 0), "fragments": topics.fragments,
+        "mixer": topics.mixer,
     }  # fmt: skip
     for name in FLEET["accepted_names"]:
         Topics(name)

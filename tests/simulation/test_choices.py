@@ -184,6 +184,8 @@ def test_impossible_runs_are_refused() -> None:
         settled(form, spec)
     with pytest.raises(PlanError, match="epsilon"):
         settled(replace(form, train_records=500), spec, epsilon=1e-4)
+    with pytest.raises(PlanError, match="`mixer`: there is 1 device"):
+        settled(replace(form, train_records=500), spec, devices=1, mixer=True)
 
 
 def test_records_are_held_out_of_each_class_and_no_record_is_on_both_sides(tmp_path: Path) -> None:
