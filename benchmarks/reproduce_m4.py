@@ -2,8 +2,8 @@
 
 Huang (2022) compares FedSGD, one step a round, with FedAvg, several, each with and without noise of a fixed
 standard deviation on the mean, which has no ε. Here 20 devices share the bundled digits (a fifth is held out)
-and train a linear model of 650 weights with the product's own steps in one process: clipping of whole updates in
-L2, whole numbers, discrete Gaussian noise on their sum, δ = 1e-5 for a device. FedAvg takes 20 steps of 32
+and train a linear model of 650 weights with the product's own steps in one process: clipping of whole updates
+in L2, whole numbers, discrete Gaussian noise on their sum, δ = 1e-5 for a device. FedAvg takes 20 steps of 32
 records and adds the mean update to the weights; FedSGD takes one step on as many records, with twice the rate
 and twice the rounds. The curves are the accuracy after each fifth of the rounds; then the ε and the clip
 norm of FedAvg differ. The picture is `docs/methods/central-digits.svg`.

@@ -18,7 +18,7 @@ from dpagent.privacy.clipping import MAX_NORM, MIN_NORM
 from dpagent.privacy.mechanisms.layer_ranges import MAX_DIMENSION
 from dpagent.privacy.mechanisms.mechanism import Mechanism
 from dpagent.privacy.methods import DEFAULT_METHOD, method_named
-from dpagent.privacy.schedules import Schedule
+from dpagent.privacy.schedules import Schedule, ScheduleKind, kind_given_by
 from dpagent.protocol.weights import Precision
 
 
@@ -85,9 +85,10 @@ class ModelSettings(Settings):
 class ScheduleSettings(Settings):
     """Distribution of the budget over the rounds."""
 
-    kind: Literal["incrementing", "uniform", "linear", "custom"] = "incrementing"
-    """``incrementing`` increases the budget by a fixed step per round (in zCDP); ``custom`` divides it in
-    proportion to ``weights``."""
+    kind: Literal["incrementing", "uniform", "linear", "custom"] | None = None
+    """``uniform`` shares the budget equally; ``incrementing`` increases it by a fixed step per round (in
+    zCDP); ``custom`` divides it in proportion to ``weights``. By default the one that ``step`` or ``ratio``
+    is given for, and else the method's own: ``uniform``, but for the method ``incrementing``."""
     step: Annotated[float, Field(ge=0, le=0.99)] = 0.3
     """``incrementing``: the step as a fraction of its allowed maximum."""
     ratio: Annotated[float, Field(ge=1, le=100)] = 3.0
@@ -98,14 +99,15 @@ class ScheduleSettings(Settings):
     @model_validator(mode="after")
     def _is_possible(self) -> ScheduleSettings:
         try:
-            self.schedule()
+            self.schedule("uniform")
         except DpagentError as error:
             raise ValueError(str(error)) from error
         return self
 
-    def schedule(self) -> Schedule:
-        """The schedule these settings describe."""
-        return Schedule(kind=self.kind, step=self.step, ratio=self.ratio, weights=tuple(self.weights or ()))
+    def schedule(self, default: ScheduleKind) -> Schedule:
+        """The schedule these settings describe, where they name none ``default``."""
+        kind = self.kind or kind_given_by(self.model_fields_set) or default
+        return Schedule(kind=kind, step=self.step, ratio=self.ratio, weights=tuple(self.weights or ()))
 
 
 class ClippingSettings(Settings):
@@ -185,6 +187,11 @@ class PrivacySettings(Settings):
     def mechanism(self) -> type[Mechanism]:
         """What adds the noise."""
         return method_named(self.method).mechanism(self.noise)
+
+    @property
+    def spending(self) -> Schedule:
+        """How the rounds share the budget."""
+        return self.schedule.schedule(method_named(self.method).schedule)
 
     @property
     def gradient_norm(self) -> Norm:

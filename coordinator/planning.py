@@ -81,7 +81,7 @@ def job_noise(
     if settings.cap.kind == "bounded":
         return bounded_rounds(settings)
     budget = calibrate(
-        privacy.schedule.schedule(),
+        privacy.spending,
         privacy.mechanism.family(privacy.sampling_rate, privacy.local_steps),
         epsilon=privacy.epsilon,
         delta=privacy.delta,

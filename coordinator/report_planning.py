@@ -27,7 +27,7 @@ def report_rounds(settings: FleetSettings, spec: ModelSpec) -> tuple[TwoPointRou
             "the model."
         )
     rounds, budget = calibrated_reports(
-        privacy.schedule.schedule(),
+        privacy.spending,
         epsilon=privacy.epsilon,
         delta=privacy.delta,
         rounds=settings.rounds,

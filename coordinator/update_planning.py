@@ -36,7 +36,7 @@ def update_noise(
     """
     privacy = settings.privacy
     budget = calibrate(
-        privacy.schedule.schedule(),
+        privacy.spending,
         mechanism.family(1.0),
         epsilon=privacy.epsilon,
         delta=privacy.delta,

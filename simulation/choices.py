@@ -33,6 +33,8 @@ from simulation.request import Request
 from simulation.settings import DataForm, RunSettings
 
 _FEWEST_FRAGMENTS: Final = 16
+_STEP: Final = 0.3
+"""Of an incrementing schedule."""
 
 
 def wanted_model(request: Request) -> str | None:
@@ -112,6 +114,9 @@ def settle(request: Request, form: DataForm, model: str, spec: ModelSpec) -> tup
     stretch = typical_stretch(norm, spec.parameter_count)
     clip_norm = request.clip_norm or preset.clip_norm * (1 if norm is Norm.L2 else float(f"{stretch:.2g}"))
     jitter_s = request.jitter_window_s
+    schedule = request.schedule or (
+        "incrementing" if request.step is not None else method_named(request.method).schedule
+    )
     settings = RunSettings(
         data=request.data,
         form=form,
@@ -122,8 +127,8 @@ def settle(request: Request, form: DataForm, model: str, spec: ModelSpec) -> tup
         delta=request.delta,
         method=request.method,
         noise=request.noise or method_named(request.method).default_noise,
-        schedule=request.schedule,
-        step=request.step,
+        schedule=schedule,
+        step=_STEP if request.step is None else request.step,
         sampling_rate=(
             request.sampling_rate or preset.sampling_rate or sampling_rate_for(form.train_records // devices)
         ),

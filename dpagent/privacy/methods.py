@@ -9,7 +9,7 @@ what is wrong in it, what runs here, and what is guaranteed to whom.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 from dpagent.errors import ParameterError
 from dpagent.privacy.mechanisms.central import CentralGaussian, CentralLaplace, CentralMechanism
@@ -34,6 +34,7 @@ class Method:
         learns: what the coordinator learns of one device.
         mechanisms: names of its mechanisms by the kind of noise, the default first.
         caps: kinds of noise caps that go with it, the default first.
+        schedule: how its rounds share the budget where nothing else is asked for.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Method:
     learns: str
     mechanisms: dict[str, str]
     caps: tuple[str, ...]
+    schedule: Literal["uniform", "incrementing"] = "uniform"
 
     @property
     def trains_locally(self) -> bool:
@@ -103,6 +105,7 @@ METHODS: Final[dict[str, Method]] = {
             *_OF_A_NOISY_SUM,
             _GAUSSIAN | {"laplace": DiscretisedLaplace.name},
             ("clamp", "none", "bounded"),
+            schedule="incrementing",
         ),
         Method(
             "ldp-fl",
