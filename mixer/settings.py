@@ -28,7 +28,7 @@ class MixerSettings(Settings):
     """Fewest messages of one plan that leave after ``longest_s``; fewer stay until there are so many."""
     longest_s: Annotated[float, Field(gt=0, le=86_400)] = 2.0
     """Seconds after which ``least`` messages are enough, counted from the first. A device sends a fragment
-    again that has no receipt after 5 s; longer times cost traffic."""
+    again that has no receipt 5 s after its jitter window; longer times cost traffic, and tell who waits."""
     messages_per_second: Annotated[float, Field(gt=0, le=100_000)] = 500.0
     """Maximum publications per second."""
     memory_mib: Annotated[int, Field(ge=1, le=65_536)] = 64
