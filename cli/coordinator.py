@@ -65,12 +65,15 @@ def status(
         job = reader.job_id()
     finally:
         reader.close()
+    privacy, spent = settings.privacy, max((each.epsilon or 0.0 for each in rounds), default=0.0)
+    statement = privacy.mechanism.job_statement(spent, privacy.delta) if spent else None
     if as_json:
         typer.echo(
             json.dumps(
                 {
                     "job": job,
                     "finished": finished,
+                    "spent": None if statement is None else statement.as_dict(),
                     "counters": counters,
                     "rounds": [asdict(r) for r in rounds],
                 },
@@ -95,6 +98,16 @@ def status(
                 ]
                 for r in rounds
             ],
+        )
+    if statement is not None:
+        typer.echo(f"Spent so far: {statement.sentence()}.")
+    left = dict.fromkeys(layer for each in rounds for layer in each.out_of_range)
+    for layer in left:
+        numbers = [each.number for each in rounds if layer in each.out_of_range]
+        typer.echo(
+            f"Layer {layer}: on the devices, its weights lay at the ends of their range in "
+            f"{counted(len(numbers), 'round')}, last in round {numbers[-1]}. Raise privacy.two_point.margin "
+            "or floor in the next job, or lower privacy.local_training."
         )
     for name, value in sorted(counters.items()):
         typer.echo(f"{name}: {value}")

@@ -8,22 +8,27 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from coordinator.model_state import ModelState
 from dpagent.learning.training.optimiser import Optimiser
 from dpagent.protocol.noisy_sum import NoisySum
-from dpagent.protocol.weights import weights_from_bytes, weights_to_bytes
+from dpagent.protocol.weights import weights_as_sent
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A step of the model."""
+    """A step of the model.
 
-    weights: NDArray[np.float32]
-    state: NDArray[np.float64]
-    """The optimiser's, (rows, d)."""
-    clamped: int
-    """Coordinates beyond their bound, if the coordinator applies the cap."""
-    kept: float
-    """Share of the mean gradient's L2 norm after the coordinator's cap; 1 without a cap."""
+    Attributes:
+        model: after it.
+        clamped: coordinates beyond their bound, if the coordinator applies the cap.
+        kept: share of the mean gradient's L2 norm after the coordinator's cap; 1 without a cap.
+        out_of_range: names of layers whose weights on the devices lie at the ends of their ranges.
+    """
+
+    model: ModelState
+    clamped: int = 0
+    kept: float = 1.0
+    out_of_range: tuple[str, ...] = ()
 
 
 def fleet_mean(release: NoisySum, sums: Mapping[int, tuple[int, NDArray[np.int64]]]) -> NDArray[np.float64]:
@@ -78,8 +83,7 @@ def _block_mean(release: NoisySum, count: int, total: NDArray[np.int64]) -> NDAr
 def take_step(
     release: NoisySum,
     gradient: NDArray[np.float64],
-    weights: NDArray[np.float32],
-    state: NDArray[np.float64],
+    model: ModelState,
     optimiser: Optimiser,
     learning_rate: float,
 ) -> Step:
@@ -93,13 +97,9 @@ def take_step(
     """
     clamped, kept = 0, 1.0
     if (cap := release.coordinator_cap) is not None:
-        model = release.plan.model
-        sent = weights_to_bytes(weights, model.precision)
-        seen = weights_from_bytes(sent, model.parameters, model.precision)
+        seen = weights_as_sent(model.weights, release.plan.model.precision)
         gradient, report = cap.apply(gradient, seen, radius=release.clipping.reference)
         clamped = report.coordinates_clamped
         kept = report.norm_after / report.norm_before if report.norm_before else 1.0
-    stepped, state = optimiser.step(
-        weights, state, gradient, number=release.gradient_step, learning_rate=learning_rate
-    )
-    return Step(stepped, state, clamped, kept)
+    stepped = model.stepped(optimiser, gradient, number=release.gradient_step, learning_rate=learning_rate)
+    return Step(stepped, clamped, kept)

@@ -20,21 +20,19 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.aggregation import median_of_means, take_step
+from coordinator.aggregation import Step, median_of_means
 from coordinator.announcer import Announcer
 from coordinator.influence import HonestNorms
 from coordinator.models import ModelFiles
-from coordinator.planning import Planner, gradient_steps
-from coordinator.report_step import take_report_step
-from coordinator.seats import OpenedFragment
+from coordinator.planning import Planner
+from coordinator.seats import OpenedFragment, Sums
 from coordinator.settings import FleetSettings
+from coordinator.stepping import Stepper
 from coordinator.store import BLOCK_FULL, Job, OpenRound, RoundResult, Store
 from dpagent import faults
 from dpagent.clock import Clock
 from dpagent.faults import FaultPoint
-from dpagent.learning.models.spec import ModelSpec
 from dpagent.notation import upwards
-from dpagent.privacy.clipping import adapted_norm
 from dpagent.privacy.covariance import SecondMoments
 from dpagent.privacy.mechanisms.bounded import CapNotMetError
 from dpagent.protocol.codec import MessageError
@@ -87,39 +85,33 @@ class Cycle:
 
     Args:
         settings: ``fleet.yaml``.
-        spec: the model.
         job: with its terms at the start.
         store: the job's database.
         planner: makes plans.
+        stepper: steps the model.
         models: the job's files and its evaluation.
         opener: opens sealed fragments.
         announcer: publishes to the fleet.
         clock: the program's.
-
-    Raises:
-        PlanError: No round of the job steps the model.
     """
 
     def __init__(
         self,
         settings: FleetSettings,
-        spec: ModelSpec,
         job: Job,
         *,
         store: Store,
         planner: Planner,
+        stepper: Stepper,
         models: ModelFiles,
         opener: Opener,
         announcer: Announcer,
         clock: Clock,
     ) -> None:
-        self._settings, self._spec, self._job = settings, spec, job
-        self._store, self._planner, self._models = store, planner, models
+        self._settings, self._job = settings, job
+        self._store, self._planner, self._stepper, self._models = store, planner, stepper, models
         self._opener, self._announcer, self._clock = opener, announcer, clock
-        self._optimiser = settings.optimiser.optimiser()
-        # The learning rate decays over the gradient steps, from its initial value at the first.
-        self._learning_rate = settings.optimiser.learning_rates(gradient_steps(settings, spec))
-        self._weights, self._state, self._clip_norm = store.model()
+        self._model = store.model()
         self._task: RoundTask | None = None
         self._norms: HonestNorms | None = None
         self._announced_at: float | None = None
@@ -128,7 +120,7 @@ class Cycle:
     @property
     def _sent(self) -> bytes:
         """The weights as devices get them: a function of the exact ones, so that a restart sends the same."""
-        return weights_to_bytes(self._weights, self._settings.model.precision)
+        return weights_to_bytes(self._model.weights, self._settings.model.precision)
 
     @property
     def is_over(self) -> bool:
@@ -165,7 +157,7 @@ class Cycle:
             task = self._planner.task(
                 current,
                 self._sent,
-                clip_norm=self._clip_norm,
+                clip_norm=self._model.clip_norm,
                 spent=self._store.epsilon_spent(),
                 assets=self._models.assets,
             )
@@ -315,90 +307,42 @@ class Cycle:
                 "round %d closes at its deadline with %d of %s, at least %d of every block",
                 task.plan.round, progress.counted, counted(progress.expected, "fragment"), progress.scarcest,
             )  # fmt: skip
+        sums = self._store.sums(task.plan.round, groups=self._settings.aggregation.dealt)
         match task.release:
-            case NoisySum() as release if release.second_moments is not None:
-                self._take_directions(release, release.second_moments)
-            case NoisySum() as release:
-                self._take_step(release)
-            case Reports() as release:
-                self._take_report_step(release)
+            case NoisySum(second_moments=SecondMoments() as moments) as release:
+                self._take_directions(release, moments, sums)
+            case release:
+                self._take_step(release, sums)
         self._task = self._norms = None
 
-    def _take_step(self, release: NoisySum) -> None:
-        number, clipping = release.plan.round, release.clipping
-        mean = median_of_means(release, self._store.sums(number, groups=self._settings.aggregation.dealt))
-        clip_norm = self._clip_norm
-        if clipping.count_weight:
-            wanted = self._settings.privacy.clipping
-            clip_norm = adapted_norm(
-                clip_norm, clipping.share_within(mean[-1]), quantile=wanted.quantile, rate=wanted.rate
-            )
-        step = take_step(
-            release,
-            clipping.gradient(mean),
-            self._weights,
-            self._state,
-            self._optimiser,
-            self._learning_rate.at(release.gradient_step),
-        )
-        self._clip_norm = clip_norm
-        self._keep(release, step.weights, step.state, step.clamped, step.kept)
+    def _take_directions(self, release: NoisySum, moments: SecondMoments, groups: Sequence[Sums]) -> None:
+        """Add the fleet's leading directions to the model; the weights do not change."""
+        self._models.set_projection(moments.matrix(median_of_means(release, groups)))
+        self._announcer.assets_changed()
+        self._keep(release, Step(self._model), None)
 
-    def _take_report_step(self, release: Reports) -> None:
-        """Count bits, and step towards the means that they tell."""
-        number = release.plan.round
-        (sums,) = self._store.sums(number)
-        step = take_report_step(
-            release, sums, self._weights, self._state, self._optimiser, self._learning_rate.at(number)
-        )
-        log.info(
-            "round %d: reports of %d of %d weights; the mean over the devices has a standard error of %.2g",
-            number, step.reported, release.mechanism.dimension, step.standard_error,
-        )  # fmt: skip
-        if step.out_of_range:
-            log.warning(
-                "round %d: on the devices, %s lie at the ends of their ranges; raise "
-                "privacy.two_point.margin or floor in the next job, or lower privacy.local_training",
-                number, ", ".join(step.out_of_range),
-            )  # fmt: skip
-        self._keep(release, step.weights, step.state, 0, 1.0)
-
-    def _keep(
-        self,
-        release: Release,
-        weights: NDArray[np.float32],
-        state: NDArray[np.float64],
-        clamped: int,
-        kept: float,
-    ) -> None:
-        """Evaluate and store the model after a round, and close the round."""
-        number = release.plan.round
-        accuracy, epsilon = self._models.accuracy(weights), self._planner.epsilon_after(release)
+    def _take_step(self, release: Release, groups: Sequence[Sums]) -> None:
+        """Step the model, and evaluate it."""
+        step = self._stepper.step(release, self._model, groups)
+        accuracy = self._models.accuracy(step.model.weights)
         if self._settings.keep_models == "all":
-            self._models.write(self._models.of_round(number), weights, self._job, number, epsilon)
-        result = RoundResult(accuracy, clamped, kept, release.mechanism.noise_multiplier, epsilon)
-        self._store.close_round(number, weights, state, self._clip_norm, result, closed_at=self._clock.unix())
-        self._weights, self._state = weights, state
+            number = release.plan.round
+            self._models.write(
+                self._models.of_round(number), step.model.weights, self._job, number,
+                self._planner.epsilon_after(release),
+            )  # fmt: skip
+        self._keep(release, step, accuracy)
+
+    def _keep(self, release: Release, step: Step, accuracy: float | None) -> None:
+        """Close the round."""
+        number, epsilon = release.plan.round, self._planner.epsilon_after(release)
+        result = RoundResult(
+            accuracy, step.clamped, step.kept, release.mechanism.noise_multiplier, epsilon, step.out_of_range
+        )
+        self._store.close_round(number, step.model, result, closed_at=self._clock.unix())
+        self._model = step.model
         shown = "not evaluated" if accuracy is None else f"accuracy {accuracy:.2%}"
         log.info("round %d of %d: %s, ε = %s", number, release.plan.rounds, shown, upwards(epsilon))
-
-    def _take_directions(self, release: NoisySum, moments: SecondMoments) -> None:
-        """Add the fleet's leading directions to the model; the weights do not change."""
-        number = release.plan.round
-        mean = median_of_means(release, self._store.sums(number, groups=self._settings.aggregation.dealt))
-        self._models.set_projection(moments.matrix(mean))
-        self._announcer.assets_changed()
-        epsilon = self._planner.epsilon_after(release)
-        result = RoundResult(None, 0, 1.0, release.mechanism.noise_multiplier, epsilon)
-        self._store.close_round(
-            number, self._weights, self._state, self._clip_norm, result, closed_at=self._clock.unix()
-        )
-        log.info(
-            "round %d of %d: directions of the projection, ε = %s",
-            number,
-            release.plan.rounds,
-            upwards(epsilon),
-        )
 
     # The job is over.
 
@@ -409,11 +353,13 @@ class Cycle:
             Whether the broker took the announcement; if not, the job is not over yet.
         """
         rounds, now = self._store.closed_rounds(), self._clock.unix()
-        self._models.write(self._models.final, self._weights, self._job, rounds, self._store.epsilon_spent())
+        self._models.write(
+            self._models.final, self._model.weights, self._job, rounds, self._store.epsilon_spent()
+        )
         last = self._planner.task(
             OpenRound(rounds, now, now),
             self._sent,
-            clip_norm=self._clip_norm,
+            clip_norm=self._model.clip_norm,
             state="finished",
         )
         if not self._announcer.say_goodbye(last.plan):

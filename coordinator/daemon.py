@@ -10,19 +10,17 @@ import logging
 import threading
 from typing import Final
 
-import numpy as np
-
 from coordinator.announcer import Announcer
 from coordinator.cycle import Cycle
 from coordinator.keys import load_opener, load_signer
 from coordinator.models import ModelFiles
 from coordinator.planning import Planner, new_job, require_sendable
 from coordinator.settings import FleetSettings, require_same_job
+from coordinator.stepping import Stepper
 from coordinator.store import Job, Store
 from dpagent.clock import Clock, SystemClock
 from dpagent.learning.data.dataset import Dataset
 from dpagent.learning.data.opening import open_dataset
-from dpagent.learning.models.spec import ModelSpec
 from dpagent.privacy.statement import delta_warning
 from dpagent.protocol.topics import Topics
 from dpagent.storage import StateDirectory, disk_errors
@@ -76,16 +74,17 @@ class Coordinator:
                     require_same_job(known.terms, settings.job_terms(), settings.state_dir)
                 job = known or new_job(settings)
                 planner = Planner(settings, spec, job, opener.public_key)
+                stepper = Stepper(settings, spec)
                 if known is None:
-                    _begin(settings, spec, job, self._store, planner)
+                    _begin(settings, job, self._store, planner, stepper)
                 else:
                     log.info("job %s continues after round %d", job.id.hex()[:8], self._store.closed_rounds())
                 self._cycle = Cycle(
                     settings,
-                    spec,
                     job,
                     store=self._store,
                     planner=planner,
+                    stepper=stepper,
                     models=self._models,
                     opener=opener,
                     announcer=self._announcer,
@@ -149,12 +148,10 @@ class Coordinator:
         self._session.acknowledge(messages)
 
 
-def _begin(settings: FleetSettings, spec: ModelSpec, job: Job, store: Store, planner: Planner) -> None:
+def _begin(settings: FleetSettings, job: Job, store: Store, planner: Planner, stepper: Stepper) -> None:
     # A plan that no device would accept must fail here, not on a thousand boards.
     planner.require_acceptable()
-    weights = spec.initial_weights(settings.model.seed)
-    state = np.zeros((settings.optimiser.optimiser().rows, len(weights)))
-    store.begin(job, weights, state, settings.privacy.clip_norm)
+    store.begin(job, stepper.initial())
     log.info(
         "job %s begins: %s, ε = %.4g",
         job.id.hex()[:8],

@@ -6,14 +6,14 @@ coordinator by its key, and a new job must keep it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
-from dpagent.errors import StorageError
+from dpagent.keys import read_key
 from dpagent.protocol.sealing import Opener, new_sealing_secret
 from dpagent.protocol.signing import Signer, new_signing_secret
-from dpagent.storage import disk_errors, read_secret
-from dpagent.wording import counted
+
+_REMEDY: Final = "give the agents the new key from `dpagent coordinator key`"
 
 
 def load_signer(keys_dir: Path, fleet: str) -> Signer:
@@ -22,7 +22,7 @@ def load_signer(keys_dir: Path, fleet: str) -> Signer:
     Raises:
         StorageError, ConfigurationError: The key cannot be kept secret or read.
     """
-    return Signer(_read_key(keys_dir / "signing.key", new_signing_secret), fleet)
+    return Signer(read_key(keys_dir / "signing.key", new_signing_secret, remedy=_REMEDY), fleet)
 
 
 def load_opener(keys_dir: Path, fleet: str) -> Opener:
@@ -31,16 +31,4 @@ def load_opener(keys_dir: Path, fleet: str) -> Opener:
     Raises:
         StorageError, ConfigurationError: The key cannot be kept secret or read.
     """
-    return Opener(_read_key(keys_dir / "sealing.key", new_sealing_secret), fleet)
-
-
-def _read_key(file: Path, create: Callable[[], bytes]) -> bytes:
-    with disk_errors(file.parent):
-        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    key = read_secret(file, create)
-    if len(key) != 32:
-        raise StorageError(
-            f"{file} is damaged: {counted(len(key), 'byte')}, expected 32. Restore it from a backup. "
-            "Without a backup, remove it, and give the agents the new key from `dpagent coordinator key`."
-        )
-    return key
+    return Opener(read_key(keys_dir / "sealing.key", new_sealing_secret, remedy=_REMEDY), fleet)

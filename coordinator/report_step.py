@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from coordinator.model_state import ModelState
 from coordinator.seats import Sums
 from dpagent.learning.training.optimiser import Optimiser
 from dpagent.privacy.mechanisms.two_point import TwoPoint
 from dpagent.protocol.reports import Reports
-from dpagent.protocol.weights import weights_from_bytes, weights_to_bytes
+from dpagent.protocol.weights import weights_as_sent
 
 _AT_THE_END: Final = 0.9
 """A layer whose weights lie so far out on average, as a share of the radius, has left its range."""
@@ -25,15 +26,13 @@ class ReportStep:
     """A step of the model.
 
     Attributes:
-        weights: (parameters,) after it.
-        state: the optimiser's, (rows, d).
+        model: after it.
         reported: weights of which a report was counted.
         standard_error: bound on the error of such a weight's mean over the devices, root mean square.
         out_of_range: names of layers whose weights on the devices lie at the ends of their range.
     """
 
-    weights: NDArray[np.float32]
-    state: NDArray[np.float64]
+    model: ModelState
     reported: int
     standard_error: float
     out_of_range: tuple[str, ...]
@@ -42,8 +41,7 @@ class ReportStep:
 def take_report_step(
     release: Reports,
     sums: Sums,
-    weights: NDArray[np.float32],
-    state: NDArray[np.float64],
+    model: ModelState,
     optimiser: Optimiser,
     learning_rate: float,
 ) -> ReportStep:
@@ -55,24 +53,20 @@ def take_report_step(
     Args:
         release: the round's.
         sums: by block position, the number of counted fragments and the sum of their tallies.
-        weights: (parameters,), exact.
-        state: the optimiser's.
+        model: before it.
         optimiser: takes the step.
         learning_rate: of this step.
     """
-    model = release.plan.model
-    sent = weights_to_bytes(weights, model.precision)
-    seen = weights_from_bytes(sent, model.parameters, model.precision)
+    seen = weights_as_sent(model.weights, release.plan.model.precision)
     mechanism = release.two_point(seen)
     ones, counts = release.tally({position: total for position, (_, total) in sums.items()})
     estimate, known = mechanism.estimate(ones, counts), counts > 0
     gradient = np.where(known, seen - estimate.mean, 0.0)
-    stepped, state = optimiser.step(
-        weights, state, gradient, number=release.plan.round, learning_rate=learning_rate
-    )
+    stepped = model.stepped(optimiser, gradient, number=release.plan.round, learning_rate=learning_rate)
+    within = replace(stepped, weights=_within_ranges(mechanism, stepped.weights))
     errors = estimate.standard_error[known]
     return ReportStep(
-        _within_ranges(mechanism, stepped), state, int(known.sum()),
+        within, int(known.sum()),
         float(np.sqrt(np.mean(errors**2))) if errors.size else 0.0,
         _layers_out_of_range(mechanism, seen, ones, counts),
     )  # fmt: skip

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from coordinator.model_state import ModelState
 from coordinator.seats import Counted, OpenedFragment, Seats, Sums, create_seats
 from dpagent import faults
 from dpagent.faults import FaultPoint
@@ -57,6 +57,8 @@ class RoundResult:
     kept: float
     noise_multiplier: float
     epsilon: float
+    out_of_range: tuple[str, ...] = ()
+    """Layers whose weights on the devices lie at the ends of their ranges."""
 
 
 def _create(connection: sqlite3.Connection) -> None:
@@ -66,17 +68,21 @@ def _create(connection: sqlite3.Connection) -> None:
     )
     connection.execute(
         "CREATE TABLE model (one INTEGER PRIMARY KEY CHECK (one = 1), weights BLOB NOT NULL, "
-        "state BLOB NOT NULL, clip_norm REAL NOT NULL) STRICT"
+        "moments BLOB NOT NULL, clip_norm REAL NOT NULL) STRICT"
     )
     connection.execute(
         """CREATE TABLE rounds (
             number INTEGER PRIMARY KEY, opened_at REAL NOT NULL, deadline REAL NOT NULL, announced_at REAL,
             closed_at REAL, noise_multiplier REAL, epsilon REAL, accuracy REAL, clamped INTEGER, kept REAL,
-            fragments INTEGER
+            fragments INTEGER, out_of_range TEXT
         ) STRICT"""
     )
     create_seats(connection)
     connection.execute("CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT")
+
+
+def _columns(model: ModelState) -> tuple[bytes, bytes, float]:
+    return model.weights.tobytes(), model.moments.tobytes(), model.clip_norm
 
 
 def _noise_of(budget: dict[str, Any]) -> JobNoise | TwoPointRounds:
@@ -118,10 +124,8 @@ class Store:
             tuple(budget["epsilon_by_round"]),
         )
 
-    def begin(
-        self, job: Job, weights: NDArray[np.float32], state: NDArray[np.float64], clip_norm: float
-    ) -> None:
-        """Begin the job with its initial weights, the optimiser's initial state and the first clip norm."""
+    def begin(self, job: Job, model: ModelState) -> None:
+        """Begin the job with its initial model."""
         budget = {
             "mechanism": job.noise.mechanism.name,
             "noise_multipliers": job.noise.multipliers,
@@ -133,18 +137,16 @@ class Store:
                 "INSERT INTO job (one, id, terms, budget) VALUES (1, ?, ?, ?)",
                 (job.id, json.dumps(job.terms, sort_keys=True), json.dumps(budget)),
             )
-            self.connection.execute(
-                "INSERT INTO model VALUES (1, ?, ?, ?)", (weights.tobytes(), state.tobytes(), clip_norm)
-            )
+            self.connection.execute("INSERT INTO model VALUES (1, ?, ?, ?)", _columns(model))
             faults.reached(FaultPoint.COORDINATOR_JOB_WRITTEN)
         faults.reached(FaultPoint.COORDINATOR_JOB_BEGUN)
 
-    def model(self) -> tuple[NDArray[np.float32], NDArray[np.float64], float]:
-        """The current weights (d,), the optimiser's state (rows, d) and the clip norm of the next round."""
-        row = self.connection.execute("SELECT weights, state, clip_norm FROM model").fetchone()
+    def model(self) -> ModelState:
+        """The current model."""
+        row = self.connection.execute("SELECT weights, moments, clip_norm FROM model").fetchone()
         weights = np.frombuffer(row["weights"], np.float32).copy()
-        state = np.frombuffer(row["state"], np.float64).reshape(-1, len(weights)).copy()
-        return weights, state, float(row["clip_norm"])
+        moments = np.frombuffer(row["moments"], np.float64).reshape(-1, len(weights)).copy()
+        return ModelState(weights, moments, float(row["clip_norm"]))
 
     def open_round(self) -> OpenRound | None:
         """The round that is open, if one is."""
@@ -213,23 +215,14 @@ class Store:
         """Counts and exact integer sums by position in a round, for each of some random groups."""
         return self._seats.sums(number, groups=groups)
 
-    def close_round(
-        self,
-        number: int,
-        weights: NDArray[np.float32],
-        state: NDArray[np.float64],
-        clip_norm: float,
-        result: RoundResult,
-        *,
-        closed_at: float,
-    ) -> None:
+    def close_round(self, number: int, model: ModelState, result: RoundResult, *, closed_at: float) -> None:
         """Close a round and store its model, in one transaction."""
         faults.reached(FaultPoint.COORDINATOR_STEPPED)
         with disk_errors(self.file), transaction(self.connection):
             self.connection.execute(
-                "UPDATE rounds SET closed_at = ?, accuracy = ?, clamped = ?, kept = ?, "
-                "noise_multiplier = ?, epsilon = ?, fragments = (SELECT count(*) FROM seats "
-                "WHERE round = rounds.number) WHERE number = ?",
+                "UPDATE rounds SET closed_at = ?, accuracy = ?, clamped = ?, kept = ?, noise_multiplier = ?, "
+                "epsilon = ?, out_of_range = ?, fragments = (SELECT count(*) FROM seats WHERE "
+                "round = rounds.number) WHERE number = ?",
                 (
                     closed_at,
                     result.accuracy,
@@ -237,12 +230,12 @@ class Store:
                     result.kept,
                     result.noise_multiplier,
                     result.epsilon,
+                    json.dumps(result.out_of_range),
                     number,
                 ),
             )
             self.connection.execute(
-                "UPDATE model SET weights = ?, state = ?, clip_norm = ?",
-                (weights.tobytes(), state.tobytes(), clip_norm),
+                "UPDATE model SET weights = ?, moments = ?, clip_norm = ?", _columns(model)
             )
             # The values are no longer needed; the counts stay in `rounds`, the ids in `fragments`.
             self._seats.clear(number)
@@ -285,6 +278,8 @@ class RoundRecord:
     accuracy: float | None
     clamped: int | None
     kept: float | None
+    out_of_range: tuple[str, ...]
+    """Layers whose weights on the devices lie at the ends of their ranges."""
     fragments: int
 
 
@@ -311,10 +306,13 @@ class StoreReader:
         with disk_errors(self.file):
             rows = self._connection.execute(
                 "SELECT number, opened_at, closed_at, noise_multiplier, epsilon, accuracy, clamped, kept, "
+                "coalesce(out_of_range, '[]') AS out_of_range, "
                 "coalesce(fragments, (SELECT count(*) FROM seats WHERE round = number)) AS fragments "
                 "FROM rounds ORDER BY number"
             )
-            return [RoundRecord(*row) for row in rows]
+            return [
+                RoundRecord(**{**row, "out_of_range": tuple(json.loads(row["out_of_range"]))}) for row in rows
+            ]
 
     def job_id(self) -> str | None:
         """The job's id in hexadecimal, if one has begun."""

@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Final
 
 from dpagent import faults
-from dpagent.errors import ConfigurationError, DamagedDatabaseError, StateInUseError, StorageError
+from dpagent.errors import DamagedDatabaseError, StateInUseError, StorageError
 from dpagent.faults import FaultPoint
 
 SPACE_LEFT: Final = 256 << 20
@@ -313,24 +313,3 @@ def take_room(path: Path, size: int, *, holds: str, remedy: str) -> bool:
             return False
         finally:
             os.close(descriptor)
-
-
-def read_secret(path: Path, create: Callable[[], bytes]) -> bytes:
-    """Return the secret in ``path`` (mode 0600), created with ``create`` the first time, by one program of
-    several that begin together.
-
-    Raises:
-        ConfigurationError: Other users may read the file.
-        StorageError: It cannot be read or written.
-    """
-    with disk_errors(path):
-        directory = os.open(path.parent, os.O_RDONLY)
-        try:
-            fcntl.flock(directory, fcntl.LOCK_EX)
-            if not path.exists():
-                write_atomically(path, create(), mode=0o600)
-        finally:
-            os.close(directory)
-        if path.stat().st_mode & 0o077:
-            raise ConfigurationError(f"{path} is a secret that other users may read. Run: chmod 600 {path}")
-        return path.read_bytes()

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dpagent.errors import StorageError
+from dpagent.keys import read_key
 from dpagent.protocol.mixing import OuterOpener
 from dpagent.protocol.sealing import new_sealing_secret
-from dpagent.storage import disk_errors, read_secret
-from dpagent.wording import counted
 
 
 def load_outer_opener(keys_dir: Path, fleet: str) -> OuterOpener:
@@ -17,13 +15,5 @@ def load_outer_opener(keys_dir: Path, fleet: str) -> OuterOpener:
     Raises:
         StorageError, ConfigurationError: The key cannot be kept secret or read.
     """
-    with disk_errors(keys_dir):
-        keys_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-    file = keys_dir / "mixer.key"
-    secret = read_secret(file, new_sealing_secret)
-    if len(secret) != 32:
-        raise StorageError(
-            f"{file} is damaged: {counted(len(secret), 'byte')}, expected 32. Restore it from a backup. "
-            "Without a backup, remove it, and give operator and owners the new key from `dpagent mixer key`."
-        )
-    return OuterOpener(secret, fleet)
+    remedy = "give operator and owners the new key from `dpagent mixer key`"
+    return OuterOpener(read_key(keys_dir / "mixer.key", new_sealing_secret, remedy=remedy), fleet)

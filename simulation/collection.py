@@ -155,6 +155,7 @@ def collect(
         baseline_history=read_baseline(layout.baseline_file),
         majority_class_accuracy=int(test.class_counts().max()) / len(test),
         clamped=tuple(r.clamped or 0 for r in rounds),
+        out_of_range=tuple(dict.fromkeys(layer for r in rounds for layer in r.out_of_range)),
         kept=tuple(1.0 if r.kept is None else r.kept for r in rounds),
         budgets=tuple(device.budget for device in devices),
         fragments=tally,

@@ -79,6 +79,8 @@ class RunRecord:
     """Accuracy of always answering the commonest class of the test records."""
     clamped: tuple[int, ...]
     """Coordinates beyond the coordinator's cap in each round."""
+    out_of_range: tuple[str, ...]
+    """Layers whose weights on the devices lay at the ends of their ranges in some round."""
     kept: tuple[float, ...]
     """Share of the mean gradient's L2 norm that the coordinator's cap left in each round."""
     budgets: tuple[DeviceBudget, ...]
@@ -134,6 +136,11 @@ class RunRecord:
             first.append(
                 f"The job ended after {done} of {counted(self.settings.rounds, 'round')}: what was left of ε "
                 "met the bounded cap of no further round."
+            )
+        if self.out_of_range:
+            first.append(
+                f"On the devices, weights of {', '.join(self.out_of_range)} lay at the ends of their ranges, "
+                "and were cut. A larger privacy.two_point.margin or floor or less local training would help."
             )
         warning = self.outlook.warning
         return (*first, *self.notes.remarks, *([] if warning is None else [warning]))

@@ -18,17 +18,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent.noisy_sums import clipped_sum, noisy_gradients
-from coordinator.aggregation import median_of_means, take_step
+from coordinator.aggregation import median_of_means
 from coordinator.planning import gradient_steps
-from coordinator.report_step import take_report_step
 from coordinator.seats import Sums
 from coordinator.settings import FleetSettings
+from coordinator.stepping import Stepper
 from coordinator.store import OpenRound
 from dpagent.learning.data.dataset import Dataset
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.training.numpy_engine.engine import NumpyEngine
 from dpagent.norm import Norm
-from dpagent.privacy.clipping import adapted_norm
 from dpagent.protocol.fragments import cut, read_tally
 from dpagent.protocol.noisy_sum import NoisySum
 from dpagent.protocol.reports import Reports
@@ -59,8 +58,6 @@ class TrainingLoop:
         test: The test data, or their features.
         noise: Whether devices add noise.
 
-    Attributes:
-        weights: (parameters,) after the last round.
     """
 
     def __init__(
@@ -73,11 +70,14 @@ class TrainingLoop:
         self._noise = noise
         self._planner = trial_planner(fleet, spec, trial_job(fleet, spec))
         self._engine = NumpyEngine(spec.head, norm=fleet.privacy.mechanism.norm or Norm.L2)
-        self._optimiser = fleet.optimiser.optimiser()
-        self._learning_rate = fleet.optimiser.learning_rates(gradient_steps(fleet, spec))
-        self._clip_norm, self._spent = fleet.privacy.clip_norm, 0.0
-        self.weights = self._received = spec.initial_weights(fleet.model.seed)
-        self._state = np.zeros((self._optimiser.rows, len(self.weights)))
+        self._stepper = Stepper(fleet, spec)
+        self._model, self._spent = self._stepper.initial(), 0.0
+        self._received = self._model.weights
+
+    @property
+    def weights(self) -> NDArray[np.float32]:
+        """(parameters,) after the last round."""
+        return self._model.weights
 
     @property
     def first_round(self) -> int:
@@ -87,7 +87,9 @@ class TrainingLoop:
     def round(self, number: int) -> RoundResult:
         """Run a round that steps the model, :attr:`first_round` or a later one, in order."""
         sent = weights_to_bytes(self.weights, self._fleet.model.precision)
-        task = self._planner.task(OpenRound(number, 0, 0), sent, clip_norm=self._clip_norm, spent=self._spent)
+        task = self._planner.task(
+            OpenRound(number, 0, 0), sent, clip_norm=self._model.clip_norm, spent=self._spent
+        )
         self._received = task.weights_from(sent)
         self._spent = self._planner.epsilon_after(task.release)
         match task.release:
@@ -99,14 +101,9 @@ class TrainingLoop:
     def _step(self, release: NoisySum) -> RoundResult:
         clipping = release.clipping
         mean = self._noisy_mean(release) if self._noise else self._exact_mean(release)
-        if clipping.count_weight:
-            wanted, share = self._fleet.privacy.clipping, clipping.share_within(float(mean[-1]))
-            self._clip_norm = adapted_norm(self._clip_norm, share, quantile=wanted.quantile, rate=wanted.rate)
-        gradient = clipping.gradient(mean)
-        learning_rate = self._learning_rate.at(release.gradient_step)
-        step = take_step(release, gradient, self.weights, self._state, self._optimiser, learning_rate)
-        self.weights, self._state = step.weights, step.state
-        norm = step.kept * float(np.linalg.norm(gradient))
+        step = self._stepper.step_by_mean(release, self._model, mean)
+        self._model = step.model
+        norm = step.kept * float(np.linalg.norm(clipping.gradient(mean)))
         # A shortened vector ends on the ball; no other has exactly that norm.
         return RoundResult(step.clamped, math.isclose(norm, clipping.reference, rel_tol=1e-9))
 
@@ -115,19 +112,12 @@ class TrainingLoop:
             release.training.train(self._engine, self._received, shard, lambda _local, _done: None)
             for shard in self._shards
         ]
-        number = release.plan.round
-        learning_rate = self._learning_rate.at(number)
         if self._noise:
-            step = take_report_step(
-                release, self._counted(release, trained), self.weights, self._state, self._optimiser,
-                learning_rate,
-            )  # fmt: skip
-            self.weights, self._state = step.weights, step.state
+            step = self._stepper.step(release, self._model, [self._counted(release, trained)])
         else:
             distance = self._received - np.mean(trained, axis=0, dtype=np.float64)
-            self.weights, self._state = self._optimiser.step(
-                self.weights, self._state, distance, number=number, learning_rate=learning_rate
-            )
+            step = self._stepper.step_by_distance(release, self._model, distance)
+        self._model = step.model
         return RoundResult(0, shortened=False)
 
     def _counted(self, release: Reports, trained: Sequence[NDArray[np.float32]]) -> Sums:

@@ -86,7 +86,9 @@ def plan_values(**changes: Any) -> dict[str, Any]:
     return values
 
 
-def report_plan(*, coordinates: int = 40, block: int = 10, **changes: Any) -> Plan:
+def report_plan(
+    *, coordinates: int = 40, block: int = 10, release: dict[str, Any] | None = None, **changes: Any
+) -> Plan:
     """A plan that asks for two-point reports of the ``digits`` model."""
     values = plan_values(method="ldp-fl", **changes)
     values["release"] = {
@@ -94,6 +96,7 @@ def report_plan(*, coordinates: int = 40, block: int = 10, **changes: Any) -> Pl
         "ranges": {"floor": 0.05, "margin": 1.5},
         "training": {"steps": 3, "batch": 8, "learning_rate": 0.1},
     }  # fmt: skip
+    values["release"] = merged(values["release"], release or {})
     width = report_width(values["model"]["parameters"], coordinates)
     values["wire"] = {"block": block, "bytes": reports_bytes(block, width)}
     return Plan.model_validate(values)

@@ -61,6 +61,7 @@ def record_of(devices: int = 5, rounds: int = 30, fragments: int = 16) -> RunRec
         baseline_history=tuple(0.958 - 0.60 * math.exp(-9 * p) + draw.gauss(0, 0.003) for p in progress),
         majority_class_accuracy=0.103,
         clamped=tuple(draw.randrange(180, 260) for _ in progress),
+        out_of_range=(),
         kept=tuple(0.5 + 0.25 * p for p in progress),
         budgets=tuple(DeviceBudget(d, 1.99231, 4.0, rounds, True) for d in range(1, devices + 1)),
         fragments=FragmentTally(

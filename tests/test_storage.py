@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
 import sqlite3
 import stat
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from children import PATIENCE_S
 
-from dpagent.errors import ConfigurationError, StateInUseError, StorageError
+from dpagent.errors import StateInUseError, StorageError
 from dpagent.storage import (
     StateDirectory,
     disk_errors,
     open_database,
     open_readonly,
-    read_secret,
     transaction,
     write_atomically,
 )
@@ -347,43 +343,3 @@ def test_a_left_over_temporary_file_does_not_open_a_secret_to_others(tmp_path: P
     (tmp_path / ".x.new").chmod(0o644)
     write_atomically(tmp_path / "x", b"secret", mode=0o600)
     assert (tmp_path / "x").stat().st_mode & 0o777 == 0o600
-
-
-def test_a_secret_is_made_once_and_private(tmp_path: Path) -> None:
-    made: list[bytes] = []
-
-    def create() -> bytes:
-        made.append(os.urandom(8))
-        return made[-1]
-
-    path = tmp_path / "key"
-    assert read_secret(path, create) == read_secret(path, create) == made[0]
-    assert len(made) == 1
-    assert path.stat().st_mode & 0o777 == 0o600
-
-
-@pytest.mark.parametrize("mode", [0o640, 0o604, 0o644, 0o610])
-def test_a_secret_that_others_may_read_is_refused(tmp_path: Path, mode: int) -> None:
-    path = tmp_path / "key"
-    path.write_bytes(b"secret")
-    path.chmod(mode)
-    with pytest.raises(ConfigurationError, match=f"chmod 600 {re.escape(str(path))}"):
-        read_secret(path, lambda: b"other")
-    assert path.read_bytes() == b"secret"
-
-
-def test_programs_that_begin_together_have_one_secret(tmp_path: Path) -> None:
-    made = itertools.count()
-
-    def create() -> bytes:
-        time.sleep(0.02)
-        return b"%d" % next(made)
-
-    with ThreadPoolExecutor(8) as several:
-        secrets = list(several.map(lambda _: read_secret(tmp_path / "key", create), range(8)))
-    assert secrets == [b"0"] * 8
-
-
-def test_a_secret_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(StorageError, match="No such file"):
-        read_secret(tmp_path / "missing" / "key", lambda: b"secret")

@@ -15,6 +15,7 @@ from observers import Observer
 from agent.audit import verify
 from coordinator.aggregation import fleet_mean, take_step
 from coordinator.keys import load_opener, load_signer
+from coordinator.model_state import ModelState
 from coordinator.settings import load_fleet_settings
 from coordinator.store import RoundRecord, StoreReader
 from dpagent.errors import DpagentError
@@ -126,7 +127,7 @@ class WatchedFleet:
                 continue
             pieces.setdefault(piece.id, piece)
         counted = self.counted()
-        weights, state = DIGITS.initial_weights(0), np.zeros((1, DIGITS.parameter_count))
+        model = ModelState(DIGITS.initial_weights(0), np.zeros((1, DIGITS.parameter_count)), 1.0)
         optimiser, rate = self.settings.optimiser.optimiser(), self.settings.optimiser.learning_rate
         for number, plan in sorted(self.plans(observer).items()):
             sums: dict[int, tuple[int, Any]] = {}
@@ -138,9 +139,8 @@ class WatchedFleet:
                     sums[position] = (count + 1, total + values)
             task = RoundTask.of(plan)
             gradient = task.release.clipping.gradient(fleet_mean(task.release, sums))
-            step = take_step(task.release, gradient, weights, state, optimiser, rate)
-            weights, state = step.weights, step.state
-        return weights
+            model = take_step(task.release, gradient, model, optimiser, rate).model
+        return model.weights
 
     def is_counted(self, message: bytes) -> bool:
         try:

@@ -7,20 +7,22 @@ import shlex
 import signal
 import sys
 import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
-from cli.options.rows import BROKER, DATA, OUTPUT, RUN
+from cli.options.rows import BROKER, COMPARISON, DATA, OUTPUT, RUN
 from cli.options.table import Given, with_options
 from cli.output import write_json
 from dpagent.errors import ConfigurationError, DpagentError, ExitCode, LedgerError, UsageError
 from dpagent.wording import named
 
 if TYPE_CHECKING:
-    from simulation.request import Request
+    from simulation.request import BrokerRequest, Request
 
 
 class DemoStopped(DpagentError):
@@ -29,24 +31,20 @@ class DemoStopped(DpagentError):
     exit_code = ExitCode.INTERRUPTED
 
 
-@with_options(run=RUN, data=DATA.without("half", "max_records"), broker=BROKER, output=OUTPUT)
-def demo(run: Given, data: Given, broker: Given, output: Given) -> None:
+@with_options(
+    run=RUN, compare=COMPARISON, data=DATA.without("half", "max_records"), broker=BROKER, output=OUTPUT
+)
+def demo(run: Given, compare: Given, data: Given, broker: Given, output: Given) -> None:
     """Train a whole fleet privately on this machine: broker, coordinator and agents.
 
     On handwritten digits, MNIST, or your own data (--data-dir). The programs, messages and
     databases are those of a real deployment; each agent has a state directory of its own.
     A program that dies is started again. Everything that was started is stopped at the end,
-    whatever happens.
+    whatever happens. With --compare, a fleet for each method in turn, and a page of all.
     """
-    from cli.demo.console import FleetConsole
-    from cli.demo.next_steps import predict_commands
-    from cli.demo.summary import print_summary
-    from simulation.fleet import Fleet
-    from simulation.report.page import write_report
-    from simulation.report.results import as_json
     from simulation.request import BrokerRequest
 
-    request = _request(run, data)
+    request, methods = _request(run, data), _compared(compare, run)
     root, json_file, report = _outputs(output)
 
     def stopped(_number: int, _frame: object) -> NoReturn:
@@ -56,21 +54,81 @@ def demo(run: Given, data: Given, broker: Given, output: Given) -> None:
 
     signal.signal(signal.SIGINT, stopped)
     signal.signal(signal.SIGTERM, stopped)
-    fleet = Fleet(request, root, broker=broker.settings(BrokerRequest), command=_command_line(root))
+    places = _Places(root, json_file, report)
+    if methods:
+        _run_several(request, methods, broker.settings(BrokerRequest), places)
+    else:
+        _run_one(request, broker.settings(BrokerRequest), places)
+
+
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Where a demo leaves what it makes."""
+
+    root: Path
+    json_file: Path | None
+    report: Path
+
+    @property
+    def prints(self) -> bool:
+        """Whether standard output is for people."""
+        return str(self.json_file) != "-"
+
+
+def _run_one(request: Request, broker: BrokerRequest, places: _Places) -> None:
+    from cli.demo.console import FleetConsole
+    from cli.demo.next_steps import predict_commands
+    from cli.demo.summary import print_summary
+    from simulation.fleet import Fleet
+    from simulation.report.page import write_report
+    from simulation.report.results import as_json
+
+    fleet = Fleet(request, places.root, broker=broker, command=_command_line(places.root))
     with FleetConsole() as console:
         record = fleet.run(console)
     next_steps = predict_commands(request.data.train, record.notes, record.layout)
     results = as_json(record) | {"predict": next_steps}
-    page = write_report(record, report)
-    if json_file is not None:
-        write_json(json_file, results)
-    if json_file is None or str(json_file) != "-":
+    page = write_report(record, places.report)
+    if places.json_file is not None:
+        write_json(places.json_file, results)
+    if places.prints:
         print_summary(results)
         typer.echo(f"Report: {page}")
     if record.unverified:
         raise LedgerError(
             f"The ledgers of devices {list(record.unverified)} do not verify; see `dpagent budget verify`."
         )
+
+
+def _run_several(request: Request, methods: Sequence[str], broker: BrokerRequest, places: _Places) -> None:
+    from cli.demo.comparing import Comparison
+
+    comparison = Comparison(request, methods, places.root, broker=broker, command=_command_line(places.root))
+    comparison.run()
+    page = comparison.write(places.report)
+    if places.json_file is not None:
+        write_json(places.json_file, comparison.results)
+    if places.prints:
+        comparison.print_table()
+        typer.echo(f"Report: {page}")
+    if comparison.unverified:
+        method, devices = next(iter(comparison.unverified.items()))
+        raise LedgerError(
+            f"The ledgers of devices {list(devices)} of {method} do not verify; see `dpagent budget verify`."
+        )
+
+
+def _compared(compare: Given, run: Given) -> list[str]:
+    """The methods to put side by side; none for a run of one.
+
+    Raises:
+        UsageError: The options exclude each other.
+    """
+    methods: list[str] = compare.nested().get("compare", [])
+    for setting in ("method", "noise"):
+        if methods and run.values[setting] is not None:
+            raise _excluded(setting, f"not together with {named('compare')}, which names the methods.")
+    return methods
 
 
 def _request(run: Given, data: Given) -> Request:

@@ -155,6 +155,12 @@ RUN: Final = OptionTable(
 )  # fmt: skip
 """What a run of the demo is asked for: the fields of a simulation's Request."""
 
+COMPARISON: Final = OptionTable(
+    Option("compare", NAMES, "Train with each of these methods in turn, and put them side by side: "
+           "`dp-sgd,ldp-fl`.", panel=_TRAINING),
+)  # fmt: skip
+"""Which methods a demo puts side by side."""
+
 BROKER: Final = OptionTable(
     Option("broker", TEXT, "auto, embedded, mosquitto, or mqtt://host:port of a running one.", default="auto",
            panel=_FLEET),

@@ -28,6 +28,8 @@ class Method:
         title: in a few words.
         source: the paper it comes from.
         summary: what a round does.
+        device: what a device does before anything leaves it.
+        sends: what the coordinator gets of it.
         learns: what the coordinator learns of one device.
         mechanisms: names of its mechanisms by the kind of noise, the default first.
         caps: kinds of noise caps that go with it, the default first.
@@ -37,6 +39,8 @@ class Method:
     title: str
     source: str
     summary: str
+    device: str
+    sends: str
     learns: str
     mechanisms: dict[str, str]
     caps: tuple[str, ...]
@@ -63,9 +67,11 @@ class Method:
 
 
 _GAUSSIAN: Final = {"gaussian": DiscretisedGaussian.name}
-_A_NOISY_SUM: Final = (
+_OF_A_NOISY_SUM: Final = (
+    "clips the gradients of a random lot of its records, adds them up and adds noise",
+    "noisy sums",
     "One noisy sum a round, in fragments that it cannot link unless it is the broker too: no record of the "
-    "device changes the probability of anything it sees by more than ε and δ say."
+    "device changes the probability of anything it sees by more than ε and δ say.",
 )
 
 METHODS: Final[dict[str, Method]] = {
@@ -78,7 +84,7 @@ METHODS: Final[dict[str, Method]] = {
             "Steinke, ICML 2021",
             "Each device draws a random lot, clips each record's gradient, adds them up in integers and adds "
             "its own noise before anything leaves; the coordinator takes a step with the mean.",
-            _A_NOISY_SUM,
+            *_OF_A_NOISY_SUM,
             _GAUSSIAN,
             ("clamp", "none"),
         ),
@@ -88,7 +94,7 @@ METHODS: Final[dict[str, Method]] = {
             "Luo, Xu, Guan, Differential privacy budget optimization based on deep learning in IoT, 2022",
             "As dp-sgd; the early rounds get little of the budget and the last ones most, and no step is "
             "longer than the regulariser's pull.",
-            _A_NOISY_SUM,
+            *_OF_A_NOISY_SUM,
             _GAUSSIAN | {"laplace": DiscretisedLaplace.name},
             ("clamp", "none", "bounded"),
         ),
@@ -100,6 +106,8 @@ METHODS: Final[dict[str, Method]] = {
             "Each device trains without noise, and sends for some weights, drawn without a look at its "
             "records, one random bit each; the coordinator counts bits by weight and steps towards their "
             "unbiased mean.",
+            "trains on its records, and draws one random bit for some of the weights",
+            "random bits",
             "A few random bits a round, in fragments that it cannot link unless it is the broker too: no "
             "records of the device, whatever they are, change the probability of anything it sees by more "
             "than ε and δ say.",

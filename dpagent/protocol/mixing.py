@@ -16,13 +16,12 @@ import hashlib
 from dataclasses import dataclass
 from typing import Annotated, Final
 
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
 from pydantic import AfterValidator
 
-from dpagent.protocol.codec import MessageError, decode, encode
+from dpagent.protocol.codec import decode, encode
 from dpagent.protocol.messages import Plan, Sealed
-from dpagent.protocol.sealing import SUITE, seal
+from dpagent.protocol.sealing import SUITE, OpeningKey, seal
 
 _PLAN_BYTES: Final = 32
 
@@ -104,22 +103,8 @@ class Inner:
     sealed: bytes
 
 
-class OuterOpener:
-    """Takes the outer seal off.
-
-    Args:
-        secret: 32 bytes of an X25519 private key.
-        fleet: The fleet's name.
-    """
-
-    def __init__(self, secret: bytes, fleet: str) -> None:
-        self._key = X25519PrivateKey.from_private_bytes(secret)
-        self._fleet = fleet
-
-    @property
-    def public_key(self) -> bytes:
-        """The mixer's key to announce, 32 bytes."""
-        return self._key.public_key().public_bytes_raw()
+class OuterOpener(OpeningKey):
+    """Takes the outer seal off."""
 
     def open(self, data: bytes) -> Inner:
         """Return what is inside ``data``.
@@ -129,10 +114,5 @@ class OuterOpener:
         """
         body = decode(data, Sealed).ciphertext
         digest = body[:_PLAN_BYTES]
-        try:
-            sealed = SUITE.decrypt(body[_PLAN_BYTES:], self._key, _info(self._fleet, digest))
-        except (InvalidTag, ValueError):
-            raise MessageError(
-                "cannot open", "not sealed to this mixer's key for this fleet, or altered"
-            ) from None
-        return Inner(digest, sealed)
+        info = _info(self._fleet, digest)
+        return Inner(digest, self._decrypt(body[_PLAN_BYTES:], info, "this mixer's key for this fleet"))

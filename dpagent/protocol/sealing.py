@@ -34,8 +34,8 @@ def seal(fragment: bytes, plan: Plan) -> bytes:
     return encode(Sealed(SUITE.encrypt(fragment, key, _info(plan.fleet, plan.job))))
 
 
-class Opener:
-    """Opens sealed fragments.
+class OpeningKey:
+    """The private key of one who opens what devices of a fleet seal.
 
     Args:
         secret: 32 bytes of an X25519 private key.
@@ -48,8 +48,18 @@ class Opener:
 
     @property
     def public_key(self) -> bytes:
-        """The sealing key to announce, 32 bytes."""
+        """The key to seal to, 32 bytes."""
         return self._key.public_key().public_bytes_raw()
+
+    def _decrypt(self, ciphertext: bytes, info: bytes, meant_for: str) -> bytes:
+        try:
+            return SUITE.decrypt(ciphertext, self._key, info)
+        except (InvalidTag, ValueError):
+            raise MessageError("cannot open", f"not sealed to {meant_for}, or altered") from None
+
+
+class Opener(OpeningKey):
+    """Opens sealed fragments."""
 
     def open(self, data: bytes, job: bytes) -> Fragment:
         """Return the fragment inside ``data``.
@@ -58,12 +68,8 @@ class Opener:
             MessageError: Malformed, or not sealed to this key for this job.
         """
         envelope = decode(data, Sealed)
-        try:
-            plaintext = SUITE.decrypt(envelope.ciphertext, self._key, _info(self._fleet, job))
-        except (InvalidTag, ValueError):
-            raise MessageError(
-                "cannot open", "not sealed to this coordinator's key for this job, or altered"
-            ) from None
+        info = _info(self._fleet, job)
+        plaintext = self._decrypt(envelope.ciphertext, info, "this coordinator's key for this job")
         return decode(plaintext, Fragment)
 
 

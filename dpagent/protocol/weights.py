@@ -67,6 +67,11 @@ def weights_from_bytes(data: bytes, parameters: int, precision: Precision) -> ND
         return np.asarray(steps * np.repeat(scales, _BLOCK)[:parameters])
 
 
+def weights_as_sent(weights: NDArray[np.float32], precision: Precision) -> NDArray[np.float32]:
+    """Weights, shape (parameters,), as devices get them."""
+    return weights_from_bytes(weights_to_bytes(weights, precision), weights.size, precision)
+
+
 def _scales(largest: NDArray[np.float32]) -> NDArray[np.float16]:
     """The least float16 of which 127 reach the largest weight of each block; NaN where that is not finite."""
     wanted = largest.astype(np.float64) / _LARGEST

@@ -7,9 +7,12 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import yaml
+from pydantic import ValidationError
 
 from coordinator.keys import load_signer
 from coordinator.settings import FleetSettings
+from dpagent.configuration import complaint
+from dpagent.errors import UsageError
 from dpagent.learning.data.formats.npz import records_in
 from dpagent.learning.model_files import load_assets, load_model
 from dpagent.learning.models.built_ins import BUILT_IN, built_in
@@ -53,8 +56,15 @@ def assets_of(settings: RunSettings, layout: Layout) -> dict[str, bytes]:
 
 
 def fleet_settings(settings: RunSettings) -> FleetSettings:
-    """The coordinator's settings that determine the job; without slots, names and addresses."""
-    return FleetSettings.model_validate(_fleet("demo", settings, RoundTimes(1.0, 3600.0, 0.0), {}, None))
+    """The coordinator's settings that determine the job; without slots, names and addresses.
+
+    Raises:
+        UsageError: Some of them do not go together.
+    """
+    try:
+        return FleetSettings.model_validate(_fleet("demo", settings, RoundTimes(1.0, 3600.0, 0.0), {}, None))
+    except ValidationError as error:
+        raise UsageError(f"{complaint(error.errors(include_url=False)[0])}.") from error
 
 
 def write_configurations(settings: RunSettings, layout: Layout, broker: BrokerAddress) -> RoundTimes:

@@ -1,31 +1,26 @@
-"""The page itself: the values for the template, and the file."""
+"""The page of one run: the values for its template."""
 
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from statistics import fmean, median
 from typing import Final
 
-from jinja2 import Environment, StrictUndefined
-from markupsafe import Markup, escape
-
 from dpagent.notation import upwards
 from dpagent.privacy.methods import method_named
 from dpagent.privacy.statement import Unit
-from dpagent.storage import disk_errors, write_atomically
 from dpagent.wording import counted
 from simulation.presets import local_training_in_words
 from simulation.record import RunRecord
 from simulation.report.device_pictures import MAX_ROWS, arrivals_picture, ledgers_picture
-from simulation.report.drawing import COLOURS, DARK_COLOURS
 from simulation.report.linking import mixing_picture, who_could_link
 from simulation.report.notation import duration, factor, mebibytes, percent, plain, size
+from simulation.report.rendering import name_of, render, write_page
 from simulation.report.round_pictures import accuracy_picture, budget_picture
+from simulation.report.trust_picture import trust_picture
 
 _MOST_NAMES: Final = 12
 _CLIPPING: Final = {
@@ -43,30 +38,16 @@ class _KeyFigure:
 
 
 def write_report(record: RunRecord, directory: Path) -> Path:
-    """Write the report of a finished run to ``directory/index.html``; return that path.
-
-    The directory is made if it is not there; a page already in it is replaced.
-
-    Raises:
-        StorageError: The disk is full, or the page cannot be written there.
-    """
-    page = render_report(record, directory)
-    path = directory / "index.html"
-    with disk_errors(directory):
-        directory.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, page.encode())
-    return path
+    """Write the report of a finished run; see :func:`~simulation.report.rendering.write_page`."""
+    return write_page(render_report(record, directory), directory)
 
 
 def render_report(record: RunRecord, directory: Path) -> str:
     """The page as text. Files beside and below ``directory`` are named relative to it."""
-    template = resources.files("simulation.report").joinpath("report.html.j2").read_text(encoding="utf-8")
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
     spent = record.epsilon
-    environment.filters["with_code"] = _with_code
-    return environment.from_string(template).render(
+    method = method_named(record.settings.method)
+    return render(
+        "report.html.j2",
         record=record,
         key_figures=_key_figures(record),
         fragments=_fragment_figures(record),
@@ -77,6 +58,7 @@ def render_report(record: RunRecord, directory: Path) -> str:
             arrivals_picture(record),
             *([mixing_picture(record)] if record.settings.mixer else []),
             ledgers_picture(record),
+            trust_picture(method, record.settings.mechanism, is_mixed=record.settings.mixer),
         ],
         linking=who_could_link(record),
         round_rows=_round_rows(record),
@@ -90,7 +72,7 @@ def render_report(record: RunRecord, directory: Path) -> str:
         clip_norm=f"{plain(record.settings.clip_norm)} in {record.settings.norm}",
         parameters=f"{record.parameters:,}",
         devices=counted(record.settings.devices, "device"),
-        method=method_named(record.settings.method),
+        method=method,
         shape=" × ".join(map(str, record.settings.form.shape)),
         test_records=f"{record.settings.form.test_records:,}",
         classes=_some(record.settings.form.labels),
@@ -100,32 +82,9 @@ def render_report(record: RunRecord, directory: Path) -> str:
         rounds=counted(record.settings.rounds, "round"),
         accuracy=percent(record.accuracy_history[-1]) if record.accuracy_history else None,
         cap_effect=_cap_effect(record),
-        model_file=_name_of(record.layout.trained_model, directory),
-        state_dir=_name_of(record.layout.root, directory),
-        dark=DARK_COLOURS,
-        light=COLOURS,
+        model_file=name_of(record.layout.trained_model, directory),
+        state_dir=name_of(record.layout.root, directory),
     )
-
-
-def _with_code(sentence: str) -> Markup:
-    """``sentence`` for the page: text in backquotes is code, without line breaks."""
-    parts = sentence.split("`")
-    if len(parts) % 2 == 0:
-        return escape(sentence)
-    pieces = [
-        Markup("<code>{}</code>").format(part) if number % 2 else escape(part)
-        for number, part in enumerate(parts)
-    ]
-    return Markup("").join(pieces)
-
-
-def _name_of(file: Path, directory: Path) -> str:
-    """``file`` as seen from the page, if it lies with it in one directory; else as it is."""
-    try:
-        absolute, here = file.resolve(), directory.resolve()
-    except OSError:
-        return str(file)
-    return os.path.relpath(absolute, here) if absolute.is_relative_to(here.parent) else str(file)
 
 
 def _key_figures(record: RunRecord) -> list[_KeyFigure]:

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 from devices import Device, open_device
-from fleets import DIGITS, digits, make_plan, model_section
+from fleets import DIGITS, digits, make_plan, model_section, report_plan
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -130,6 +130,42 @@ def test_no_record_changes_the_answer_to_any_plan(
         plan = make_plan(model=model, projection=projection, **changes)
     except ValidationError:
         return  # No plan: refused as a message.
+    answers = {}
+    for name, records in odd_records().items():
+        with tempfile.TemporaryDirectory() as directory, open_device(Path(directory)) as device:
+            device.trainer.records.dataset = records
+            answers[name] = answer(device, plan, weights)
+    assert all(each == answers["none"] for each in answers.values()), answers
+    charged, _, fragments = answers["none"]
+    assert bool(charged) == bool(fragments), "what is charged leaves, and nothing else"
+
+
+@st.composite
+def hostile_report_plans(draw: st.DrawFn) -> dict[str, Any]:
+    """The same for reports of trained weights."""
+    return {
+        "coordinates": draw(st.sampled_from([1, 40, DIGITS.parameter_count])),
+        "release": {
+            "noise_multipliers": [draw(st.sampled_from([1 / 32, 0.5, 1e4]))] * 3,
+            "ranges": {
+                "floor": draw(st.sampled_from([1e-6, 1.0, 1e6])),
+                "margin": draw(st.sampled_from([1.0, 1.5, 100.0])),
+            },
+            "training": {
+                "steps": draw(st.sampled_from([1, 3])),
+                "batch": draw(st.sampled_from([1, 8])),
+                "learning_rate": draw(st.sampled_from([5e-324, 0.1, 1e3])),
+            },
+        },
+        "sealing_key": draw(st.sampled_from([bytes(range(32)), b"\xff" * 32, bytes(32)])),
+    }  # fmt: skip
+
+
+@settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
+@given(hostile_report_plans(), st.sampled_from([0.0, 1.0, 1e30, 3e38]))
+def test_no_record_changes_the_answer_to_any_plan_for_reports(changes: dict[str, Any], scale: float) -> None:
+    weights = weights_to_bytes(DIGITS.initial_weights(0).clip(-1, 1) * np.float32(scale), "float32")
+    plan = report_plan(model={"digest": content_digest(weights)}, block=2_000, **changes)
     answers = {}
     for name, records in odd_records().items():
         with tempfile.TemporaryDirectory() as directory, open_device(Path(directory)) as device:

@@ -130,7 +130,8 @@ def test_a_plan_is_answered_by_fragments_until_receipts_come(
         agent.clock.advance(23.0)
         wait_until(lambda: rows(file, scheduled) == [(BLOCKS,)], "the fragments, and their times")
         assert announcer.fragments == [], "nothing leaves before the window opens"
-        agent.clock.advance(7.0 + 60.0)
+        # The slot begins after the preparation's own time, a few tenths of a second.
+        agent.clock.advance(7.0 + 60.0 + 4.0)
         wait_until(lambda: len(ids(announcer, fleet)) == BLOCKS, "all fragments")
         opener = Opener(OPENER_SECRET, fleet)
         opened = [opener.open(message, b"j" * 16) for message in announcer.fragments]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -18,6 +19,10 @@ from brokers import wait_until
 from commands import command_line, dpagent
 from pictures import folder_of
 
+from coordinator.planning import new_job
+from coordinator.settings import load_fleet_settings
+from coordinator.stepping import Stepper
+from coordinator.store import RoundResult, Store
 from dpagent.learning.data.dataset import ArrayDataset
 from dpagent.learning.data.formats.npz import save_npz
 
@@ -231,3 +236,24 @@ def test_coordinator_key_is_stable_and_status_needs_a_job(tmp_path: Path) -> Non
     status = dpagent("coordinator", "status", "--config", str(file))
     assert status.returncode == 8
     assert "coordinator.db" in status.stderr
+
+
+def test_status_says_what_was_spent_for_whom_and_which_layers_left_their_range(tmp_path: Path) -> None:
+    file = write_fleet(tmp_path, privacy={"method": "ldp-fl", "epsilon": 9.0}, cap={"kind": "none"})
+    settings = load_fleet_settings(file)
+    model = Stepper(settings, settings.model.spec()).initial()
+    settings.state_dir.mkdir()
+    store = Store(settings.state_dir)
+    store.begin(new_job(settings), model)
+    store.start_round(1, 10.0, 20.0)
+    assert "Spent" not in dpagent("coordinator", "status", "--config", str(file)).stdout
+    store.close_round(1, model, RoundResult(None, 0, 1.0, 1.0, 4.5, ("dense 1",)), closed_at=15.0)
+    store.close()
+    shown = dpagent("coordinator", "status", "--config", str(file))
+    assert shown.returncode == 0, shown.stderr
+    scope = "device-level, replace-one adjacency, trusted party: none"
+    assert f"Spent so far: ε = 4.5, δ = 1e-5 ({scope})." in shown.stdout
+    assert "Layer dense 1: on the devices" in shown.stdout
+    values = json.loads(dpagent("coordinator", "status", "--config", str(file), "--json").stdout)
+    assert (values["spent"]["epsilon"], values["spent"]["unit"]) == (4.5, "device")
+    assert values["rounds"][0]["out_of_range"] == ["dense 1"]

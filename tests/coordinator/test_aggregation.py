@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from agent.noisy_sums import noisy_gradients
 from coordinator.aggregation import fleet_mean, median_of_means, take_step
+from coordinator.model_state import ModelState
 from coordinator.seats import OpenedFragment
 from coordinator.store import Store
 from dpagent.learning.models.description import from_description
@@ -86,9 +87,10 @@ def test_nothing_at_all_is_a_step_of_the_velocity_alone() -> None:
     task = task_with(1_000)
     gradient = fleet_mean(task.release, {})
     assert not gradient.any()
-    weights, state = DIGITS.initial_weights(0), np.ones((1, DIMENSION))
-    step = take_step(task.release, gradient, weights, state, Sgd(0.9), 0.5)
-    np.testing.assert_allclose(step.weights, weights - 0.45, rtol=1e-5, atol=1e-6)
+    weights = DIGITS.initial_weights(0)
+    model = ModelState(weights, np.ones((1, DIMENSION)), 1.0)
+    step = take_step(task.release, gradient, model, Sgd(0.9), 0.5)
+    np.testing.assert_allclose(step.model.weights, weights - 0.45, rtol=1e-5, atol=1e-6)
     assert (step.clamped, step.kept) == (0, 1.0)
 
 
@@ -162,16 +164,18 @@ def test_adams_first_step_is_as_long_as_the_learning_rate(projection: object, fi
     gradient = np.random.default_rng(4).normal(size=size)
     changes = {"projection": projection, "model": MODELS[projection is not None]}
     task = task_with(1_000, round=first, **changes)
-    step = take_step(task.release, gradient, weights, np.zeros((2, size)), Adam(), 0.01)
-    np.testing.assert_allclose(step.weights, weights - 0.01 * np.sign(gradient), rtol=0, atol=2e-6)
+    model = ModelState(weights, np.zeros((2, size)), 1.0)
+    model = take_step(task.release, gradient, model, Adam(), 0.01).model
+    np.testing.assert_allclose(model.weights, weights - 0.01 * np.sign(gradient), rtol=0, atol=2e-6)
     # The second, on the same gradient, is as long again.
     task = task_with(1_000, round=first + 1, **changes)
-    again = take_step(task.release, gradient, step.weights, step.state, Adam(), 0.01)
-    np.testing.assert_allclose(again.weights, weights - 0.02 * np.sign(gradient), rtol=0, atol=4e-6)
+    model = take_step(task.release, gradient, model, Adam(), 0.01).model
+    np.testing.assert_allclose(model.weights, weights - 0.02 * np.sign(gradient), rtol=0, atol=4e-6)
 
 
 def test_the_cap_acts_at_the_coordinator_only_when_asked() -> None:
-    weights, state = DIGITS.initial_weights(0), np.zeros((1, DIMENSION))
+    weights = DIGITS.initial_weights(0)
+    model = ModelState(weights, np.zeros((1, DIMENSION)), 1.0)
     gradient = np.full(DIMENSION, 5.0)
     for kind, where, clamped in (
         ("none", "coordinator", 0),
@@ -179,10 +183,10 @@ def test_the_cap_acts_at_the_coordinator_only_when_asked() -> None:
         ("clamp", "coordinator", DIMENSION),
     ):
         task = task_with(1_000, cap={"kind": kind, "where": where, "floor": 0.01, "regularisation": 0.5})
-        step = take_step(task.release, gradient, weights, state, Sgd(), 1.0)
+        step = take_step(task.release, gradient, model, Sgd(), 1.0)
         assert step.clamped == clamped
         assert step.kept < 0.1 if clamped else step.kept == 1.0
-        moved = np.linalg.norm(step.weights.astype(np.float64) - weights)
+        moved = np.linalg.norm(step.model.weights.astype(np.float64) - weights)
         assert moved <= 1.001 if clamped else moved > 100
 
 

@@ -9,6 +9,7 @@ import pytest
 from fleets import DIGITS, report_plan
 from numpy.typing import NDArray
 
+from coordinator.model_state import ModelState
 from coordinator.report_step import ReportStep, take_report_step
 from dpagent.learning.training.optimiser import Sgd
 from dpagent.protocol.fragments import cut, read_tally
@@ -17,7 +18,7 @@ from dpagent.protocol.task import RoundTask
 
 WEIGHTS = DIGITS.initial_weights(0)
 DIMENSION = DIGITS.parameter_count
-STATE = np.zeros((1, DIMENSION))
+MODEL = ModelState(WEIGHTS, np.zeros((1, DIMENSION)), 1.0)
 
 
 def release_of(coordinates: int = DIMENSION) -> Reports:
@@ -38,7 +39,7 @@ def counted(release: Reports, devices: list[NDArray[np.float32]]) -> dict[int, t
 
 
 def step(release: Reports, sums: dict[int, tuple[int, Any]], learning_rate: float = 1.0) -> ReportStep:
-    return take_report_step(release, sums, WEIGHTS, STATE, Sgd(0.0), learning_rate)
+    return take_report_step(release, sums, MODEL, Sgd(0.0), learning_rate)
 
 
 def test_weights_go_to_the_mean_over_the_devices() -> None:
@@ -46,7 +47,7 @@ def test_weights_go_to_the_mean_over_the_devices() -> None:
     release = release_of()
     moved = (WEIGHTS * np.float32(0.5)).astype(np.float32)
     found = step(release, counted(release, [moved] * 60), 0.02)
-    change = (WEIGHTS - found.weights.astype(np.float64)) / 0.02
+    change = (WEIGHTS - found.model.weights.astype(np.float64)) / 0.02
     wanted = WEIGHTS - moved
     share = float(change @ wanted) / float(wanted @ wanted)
     spread = found.standard_error / float(np.linalg.norm(wanted))
@@ -57,10 +58,10 @@ def test_weights_go_to_the_mean_over_the_devices() -> None:
 def test_weights_that_nobody_reported_stay() -> None:
     release = release_of(40)
     found = step(release, counted(release, [WEIGHTS] * 2))
-    moved = np.flatnonzero(found.weights != WEIGHTS)
+    moved = np.flatnonzero(found.model.weights != WEIGHTS)
     assert 0 < len(moved) <= found.reported <= 80
     nothing = step(release, {})
-    np.testing.assert_array_equal(nothing.weights, WEIGHTS)
+    np.testing.assert_array_equal(nothing.model.weights, WEIGHTS)
     assert (nothing.reported, nothing.standard_error, nothing.out_of_range) == (0, 0.0, ())
 
 
@@ -70,7 +71,7 @@ def test_weights_never_leave_the_ranges_of_the_round(learning_rate: float) -> No
     found = step(release, counted(release, [WEIGHTS] * 3), learning_rate)
     start = 0
     for layer in release.two_point(WEIGHTS).layers:
-        part = found.weights[start : start + layer.size]
+        part = found.model.weights[start : start + layer.size]
         start += layer.size
         assert np.abs(part - layer.centre).max() <= layer.radius * (1 + 1e-6)
 

@@ -21,6 +21,7 @@ from watched_fleets import SLOW, WatchedFleet, charges
 
 from agent.audit import verify
 from coordinator import announcer
+from coordinator.model_state import ModelState
 from coordinator.planning import new_job
 from coordinator.store import RoundResult, Store
 from dpagent.protocol.fragments import (
@@ -125,10 +126,10 @@ def close_all_rounds(fleet: WatchedFleet) -> None:
     fleet.state.mkdir(mode=0o700)
     store = Store(fleet.state)
     weights = DIGITS.initial_weights(0)
-    state = np.zeros((1, len(weights)))
-    store.begin(new_job(fleet.settings), weights, state, 1.0)
+    model = ModelState(weights, np.zeros((1, len(weights))), 1.0)
+    store.begin(new_job(fleet.settings), model)
     store.start_round(1, 10.0, 70.0)
-    store.close_round(1, weights, state, 1.0, RoundResult(None, 0, 1.0, 1.0, 4.0), closed_at=60.0)
+    store.close_round(1, model, RoundResult(None, 0, 1.0, 1.0, 4.0), closed_at=60.0)
     store.close()
 
 

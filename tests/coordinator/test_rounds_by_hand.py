@@ -109,16 +109,16 @@ def test_steps_are_counted_and_not_rounds(
     )
     coordinator = begin(settings)
     if has_projection:
-        before = coordinator._cycle._weights
+        before = coordinator._store.model().weights
         run_round(coordinator, noise)
-        assert np.array_equal(coordinator._cycle._weights, before)
+        assert np.array_equal(coordinator._store.model().weights, before)
     moved = []
     for _ in range(3):
         if restarts:
             coordinator = begin(settings)
-        before = coordinator._cycle._weights.astype(np.float64)
+        before = coordinator._store.model().weights.astype(np.float64)
         run_round(coordinator, lambda task: np.full(task.release.dimension, -7, np.int64))
-        moved.append(coordinator._cycle._weights - before)
+        moved.append(coordinator._store.model().weights - before)
     # From 0.3 to 0.03 over three steps, as of their beginnings: 0.3, 0.21, 0.12.
     for step, expected in zip(moved, (0.3, 0.21, 0.12), strict=True):
         np.testing.assert_allclose(step, expected, rtol=1e-4)
@@ -210,9 +210,11 @@ def test_a_median_of_three_devices_is_what_two_of_them_agree_on(
         )
         for _ in range(2):
             task = run_round(coordinator, noise, noise, third)
-        norms = coordinator._cycle._clip_norm
+        norms = coordinator._store.model().clip_norm
         assets = sorted(coordinator._models.assets.items())
-        found.append((coordinator._cycle._weights.tobytes(), norms, assets, task.release.clipping.norms))
+        found.append(
+            (coordinator._store.model().weights.tobytes(), norms, assets, task.release.clipping.norms)
+        )
     assert found[0] == found[1] == found[2]
     assert found[3] != found[2]
 
@@ -224,7 +226,7 @@ def test_a_median_of_groups_goes_on_with_fewer_devices_than_groups(tmp_path: Pat
         settings = settings_of(tmp_path, state_dir=kinds, devices=5, aggregation={"kind": kinds, "groups": 5})
         coordinator = begin(settings)
         run_round(coordinator, noise, huge)
-        found.append(coordinator._cycle._weights)
+        found.append(coordinator._store.model().weights)
     np.testing.assert_allclose(found[0], found[1], rtol=1e-5)
 
 

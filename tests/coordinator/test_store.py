@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from coordinator.model_state import ModelState
 from coordinator.seats import Counted, OpenedFragment
 from coordinator.store import Job, RoundResult, Store, StoreReader
 from dpagent.errors import StorageError
@@ -22,6 +23,7 @@ BLOCK = 7
 NOISE = JobNoise.chosen("discrete-gaussian", [3.0, 2.0, 1.0])
 JOB = Job(b"j" * 16, {"rounds": 3, "privacy": {"epsilon": 0.1}}, NOISE, (0.1, 0.2, 0.4))
 WEIGHTS = np.array([0.1, -0.0, np.inf, 1e-40], np.float32)
+MODEL = ModelState(WEIGHTS, np.zeros((1, 4)), 1.5)
 Sums = dict[int, tuple[int, list[int]]]
 
 
@@ -109,14 +111,17 @@ def test_a_repeated_fragment_is_named_again_for_its_receipt(store: Store, tmp_pa
 
 
 def begun(store: Store) -> Store:
-    store.begin(JOB, WEIGHTS, np.zeros((1, 4)), 1.5)
+    store.begin(JOB, MODEL)
     store.start_round(1, 10.0, 20.0)
     return store
 
 
 def close(store: Store, number: int = 1, accuracy: float | None = None) -> None:
     store.close_round(
-        number, WEIGHTS, np.ones((1, 4)), 0.7, RoundResult(accuracy, 3, 0.75, 2.5, 0.1), closed_at=25.0
+        number,
+        ModelState(WEIGHTS, np.ones((1, 4)), 0.7),
+        RoundResult(accuracy, 3, 0.75, 2.5, 0.1, ("dense 1",)),
+        closed_at=25.0,
     )
 
 
@@ -166,15 +171,15 @@ def test_closing_a_round_takes_the_model_and_drops_the_sums(store: Store, tmp_pa
     assert sums_of(store) == {}
     assert store.open_round() is None
     assert store.closed_rounds() == 1
-    weights, state, clip_norm = store.model()
-    assert weights.tobytes() == WEIGHTS.tobytes()
-    assert state.tolist() == [[1.0] * 4]
-    assert clip_norm == 0.7
+    model = store.model()
+    assert model.weights.tobytes() == WEIGHTS.tobytes()
+    assert model.moments.tolist() == [[1.0] * 4]
+    assert model.clip_norm == 0.7
     reader = StoreReader(tmp_path)
     (record,) = reader.rounds()
     reader.close()
     assert (record.fragments, record.accuracy, record.clamped, record.epsilon) == (3, 0.5, 3, 0.1)
-    assert (record.kept, record.noise_multiplier) == (0.75, 2.5)
+    assert (record.kept, record.noise_multiplier, record.out_of_range) == (0.75, 2.5, ("dense 1",))
     assert (record.opened_at, record.closed_at) == (10.0, 25.0)
 
 
@@ -199,15 +204,13 @@ def test_a_full_disk_does_not_close_a_round_by_half(store: Store) -> None:
     with pytest.raises(StorageError, match="disk is full"):
         store.close_round(
             1,
-            large,
-            large[np.newaxis].astype(np.float64),
-            1.0,
+            ModelState(large, large[np.newaxis].astype(np.float64), 1.0),
             RoundResult(None, 0, 1.0, 1.0, 0.1),
             closed_at=25.0,
         )
     assert store.open_round() is not None
     assert set(sums_of(store)) == {0}
-    assert len(store.model()[0]) == 4
+    assert len(store.model().weights) == 4
 
 
 def test_a_job_is_the_same_after_a_restart(tmp_path: Path) -> None:
@@ -217,12 +220,12 @@ def test_a_job_is_the_same_after_a_restart(tmp_path: Path) -> None:
     store.close()
     store = Store(tmp_path)
     assert store.job() == JOB
-    weights, state, clip_norm = store.model()
-    assert weights.tobytes() == WEIGHTS.tobytes()
-    assert state.tolist() == [[0.0] * 4]
-    assert clip_norm == 1.5
+    model = store.model()
+    assert model.weights.tobytes() == WEIGHTS.tobytes()
+    assert model.moments.tolist() == [[0.0] * 4]
+    assert model.clip_norm == 1.5
     with pytest.raises(StorageError):
-        store.begin(JOB, WEIGHTS, np.zeros((1, 4)), 1.5)
+        store.begin(JOB, MODEL)
     store.close()
 
 

@@ -33,8 +33,21 @@ class Fragment(NamedTuple):
     position: int
     message: bytes
 
-    def values(self, wire: dict[str, int]) -> NDArray[np.int64]:
-        return np.array(second_client.unpack(self.message[24:], wire["block"]), np.int64)
+    def values(self, plan: dict[str, Any]) -> NDArray[np.int64]:
+        """What it adds to the sum of its block: of reports, by weight the ones, then all."""
+        payload, block = self.message[24:], plan["wire"]["block"]
+        if plan["release"]["kind"] == "noisy-sum":
+            return np.array(second_client.unpack(payload, block), np.int64)
+        edges = second_client.group_edges(plan)
+        first = edges[self.position * block]
+        tally = np.zeros((2, edges[min((self.position + 1) * block, len(edges) - 1)] - first), np.int64)
+        for weight, bit in self.reports(plan):
+            tally[0, weight - first] += bit
+            tally[1, weight - first] += 1
+        return tally.reshape(-1)
+
+    def reports(self, plan: dict[str, Any]) -> list[tuple[int, int]]:
+        return second_client.unpack_two_point(self.message[24:], self.position, plan)
 
 
 class Capture:

@@ -57,6 +57,8 @@ class Places:
     learning_rate: float
     """Of plain gradient descent."""
     rounds: int
+    tensor_sizes: tuple[int, ...]
+    """Of the model's weights, in order."""
     bystanders: dict[str, Path] = field(default_factory=dict)
     """Those of devices that sit every round out."""
     mixer: Path | None = None
@@ -258,7 +260,7 @@ class Checker:
         for identity, number, position, units, kind in seats:
             self._expect(counted.get(identity) == (number, position), "a seat is of another block")
             if identity in self.capture.fragments:
-                sent = self.capture.fragments[identity].values(self.capture.plans[number]["wire"])
+                sent = self.capture.fragments[identity].values(self.capture.plans[number])
                 stored = np.frombuffer(units, kind)
                 self._expect(
                     np.array_equal(stored, sent[: len(stored)]), f"the values of {identity.hex()} changed"
@@ -271,9 +273,13 @@ class Checker:
         last = max(closed)
         for number in sorted(closed - set(self._models)):
             plan = self.capture.plans[number]
-            mean = self._mean(plan, [identity for identity, (at, _) in counted.items() if at == number])
+            identities = [identity for identity, (at, _) in counted.items() if at == number]
+            found = [self.capture.fragments[each] for each in identities if each in self.capture.fragments]
             before = self._weights(plan)
-            stepped = before - self._at.learning_rate * mean[: len(before)]
+            if plan["release"]["kind"] == "noisy-sum":
+                stepped = before - self._at.learning_rate * self._mean(plan, found)[: len(before)]
+            else:
+                stepped = self._stepped_by_reports(plan, found, before)
             self._models[number] = stepped.astype(np.float32)
         for number in closed:
             after = stored if number == last else None
@@ -285,15 +291,25 @@ class Checker:
                     f"round {number}: its model is not that of the captured fragments that count",
                 )
 
-    def _mean(self, plan: dict[str, Any], identities: list[bytes]) -> NDArray[np.float64]:
+    def _stepped_by_reports(
+        self, plan: dict[str, Any], fragments: list[Fragment], before: NDArray[np.float32]
+    ) -> NDArray[np.float64]:
+        """From the weights towards the means of the reports, within their ranges."""
+        ranges = second_client.ranges_of(before.tolist(), self._at.tensor_sizes, plan)
+        reports = [report for fragment in fragments for report in fragment.reports(plan)]
+        means = second_client.two_point_means(reports, plan, ranges)
+        distance = np.array([0.0 if m is None else w - m for w, m in zip(before, means, strict=True)])
+        sizes = [int(size) for size, _, _ in ranges]
+        low, high = (np.repeat([c + sign * r for _, c, r in ranges], sizes) for sign in (-1, 1))
+        return np.clip(before - self._at.learning_rate * distance, low, high)
+
+    def _mean(self, plan: dict[str, Any], fragments: list[Fragment]) -> NDArray[np.float64]:
         block, sampling = plan["wire"]["block"], plan["release"]["sampling"]
         sums = np.zeros((self.capture.blocks(plan["round"]), block), np.int64)
         counts = np.zeros(len(sums), np.int64)
-        for identity in identities:
-            if identity in self.capture.fragments:
-                fragment = self.capture.fragments[identity]
-                sums[fragment.position] += fragment.values(plan["wire"])
-                counts[fragment.position] += 1
+        for fragment in fragments:
+            sums[fragment.position] += fragment.values(plan)
+            counts[fragment.position] += 1
         share = np.maximum(counts, 1) * sampling["expected_lot"] * sampling["local_steps"]
         mean = sums * second_client.wire_unit(plan) / share[:, np.newaxis]
         return np.asarray(mean.reshape(-1)[: second_client.dimension(plan)])

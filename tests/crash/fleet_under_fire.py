@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 from brokers import Broker, wait_until
 from children import PATIENCE_S
 from crash.checker import Checker, Places
-from fleets import write_agent, write_fleet
+from fleets import DIGITS, write_agent, write_fleet
 from mixers import key_of, write_mixer
 from observers import Observer
 from wiretaps import Wiretap
@@ -43,6 +43,27 @@ BROKER: Final = "broker"
 _ROUND: Final = {"compute_slot_s": 0.1, "jitter_window_s": 0.2, "device_grid_s": 0.001}
 PATIENT_S: Final = 600.0
 _LEARNING_RATE: Final = 0.5
+METHODS: Final[dict[str, dict[str, Any]]] = {
+    "dp-sgd": {"cap": {"kind": "none"}},
+    "incrementing": {
+        "privacy": {"method": "incrementing", "noise": "laplace", "epsilon": 40.0, "clip_norm": 5.0},
+        "cap": {"kind": "none"},
+    },
+    "bounded": {
+        "privacy": {"method": "incrementing", "noise": "laplace", "epsilon": 60.0, "clip_norm": 5.0},
+        "cap": {"kind": "bounded", "floor": 15.0},
+    },
+    "ldp-fl": {
+        "privacy": {
+            "method": "ldp-fl",
+            "epsilon": 60.0,
+            "local_training": {"steps": 4, "batch": 8},
+            "two_point": {"coordinates": 12},
+        },
+        "cap": {"kind": "none"},
+    },
+}
+"""Sections of ``fleet.yaml`` by method, and the cap that gives each round a price of its own."""
 _STUCK_S: Final = 45.0
 """Without a kill, a job takes some seconds."""
 
@@ -154,6 +175,7 @@ def places(directory: Path, *, is_patient: bool = True, is_mixed: bool = False) 
         capture=directory / "capture",
         learning_rate=_LEARNING_RATE,
         rounds=ROUNDS,
+        tensor_sizes=tuple(tensor.size for tensor in DIGITS.parameter_shapes),
         bystanders={BYSTANDER: directory / BYSTANDER / "state"},
         mixer=directory / MIXER / "keys" if is_mixed else None,
         is_patient=is_patient,
@@ -167,12 +189,19 @@ class FleetUnderFire:
         directory: for all of it.
         start: of programs.
         deadline_s: of a round; a short one closes rounds before all fragments are in.
+        method: one of :data:`METHODS`.
         is_mixed: whether fragments pass through a mixer, to which the broker delivers all that it has seen
             again after each kill.
     """
 
     def __init__(
-        self, directory: Path, start: Launcher, *, deadline_s: float = PATIENT_S, is_mixed: bool = False
+        self,
+        directory: Path,
+        start: Launcher,
+        *,
+        method: str = "dp-sgd",
+        deadline_s: float = PATIENT_S,
+        is_mixed: bool = False,
     ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self._launcher = start
@@ -196,7 +225,7 @@ class FleetUnderFire:
             mixer_key=mixer_key,
             round=_ROUND | {"deadline_s": deadline_s},
             mqtt=mqtt(COORDINATOR), optimiser={"learning_rate": _LEARNING_RATE, "momentum": 0.0},
-            cap={"kind": "none"},
+            **METHODS[method],
         )  # fmt: skip
         settings = load_fleet_settings(file)
         key = load_signer(settings.keys_dir, NAME).public_key
@@ -206,7 +235,7 @@ class FleetUnderFire:
             limits = {"dummy_traffic": True} | ({"maximum_job_epsilon": 1e-6} if name == BYSTANDER else {})
             self._files[name] = write_agent(
                 directory / name, None, key, number, fleet=NAME, mqtt=mqtt(name), engine="numpy",
-                limits=limits,
+                budget={"epsilon": 1_000.0}, limits=limits,
             )  # fmt: skip
         self.checker = Checker(places(directory, is_patient=deadline_s == PATIENT_S, is_mixed=is_mixed))
 

@@ -16,7 +16,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from crash.fleet_under_fire import MIXER, PATIENT_S, PROGRAMS, FleetUnderFire, RandomKills, launcher
+from crash.fleet_under_fire import METHODS, MIXER, PATIENT_S, PROGRAMS, FleetUnderFire, RandomKills, launcher
 
 
 def main() -> int:
@@ -34,9 +34,12 @@ def main() -> int:
         while kills.total() < options.kills:
             directory = Path(tempfile.mkdtemp(prefix="dpagent-kills-"))
             seed, is_mixed = choices.randrange(1 << 32), choices.random() < 0.3
+            method = choices.choice([*METHODS])
             under_fire = RandomKills(seed, options.a_job, (*PROGRAMS, MIXER) if is_mixed else PROGRAMS)
             deadline_s = choices.choice([PATIENT_S, PATIENT_S, 0.8])
-            with FleetUnderFire(directory, programs, deadline_s=deadline_s, is_mixed=is_mixed) as fleet:
+            with FleetUnderFire(
+                directory, programs, method=method, deadline_s=deadline_s, is_mixed=is_mixed
+            ) as fleet:
                 outcome = fleet.run(under_fire.fault, under_fire.strike)
             jobs += 1
             kills += outcome.kills
@@ -46,7 +49,7 @@ def main() -> int:
             if not outcome.broken:
                 shutil.rmtree(directory)
             print(
-                f"job {jobs}: {outcome.kills.total()} kills in {outcome.seconds:.1f} s; "
+                f"job {jobs}, {method}: {outcome.kills.total()} kills in {outcome.seconds:.1f} s; "
                 f"all jobs: {kills.total()} kills, {broken} broken promises",
                 flush=True,
             )

@@ -155,11 +155,11 @@ def a_fragment_is_summed_twice(fleet: Path) -> None:
     """The model after the last round steps once more by one fragment's part."""
     checker = seen(fleet)
     plan = checker.capture.plans[ROUNDS]
-    identity = next(key for key, each in checker.capture.fragments.items() if each.round == ROUNDS)
+    fragment = next(each for each in checker.capture.fragments.values() if each.round == ROUNDS)
     with database(counts(fleet)) as connection:
         (raw,) = connection.execute("SELECT weights FROM model").fetchone()
         weights = np.frombuffer(raw, "<f4")
-        extra = checker._mean(plan, [identity])[: len(weights)] / len(DEVICES)
+        extra = checker._mean(plan, [fragment])[: len(weights)] / len(DEVICES)
         stepped = (weights - 0.5 * extra).astype("<f4")
         connection.execute("UPDATE model SET weights = ?", (stepped.tobytes(),))
 
@@ -171,7 +171,7 @@ def a_value_changes_on_its_way_to_the_sum(fleet: Path) -> None:
         connection.execute("UPDATE rounds SET closed_at = NULL WHERE number = ?", (ROUNDS,))
         for number, (identity, each) in enumerate(checker.capture.fragments.items()):
             if each.round == ROUNDS:
-                units = each.values(checker.capture.plans[ROUNDS]["wire"]).astype("<i4").tobytes()
+                units = each.values(checker.capture.plans[ROUNDS]).astype("<i4").tobytes()
                 row = (ROUNDS, each.position, number.to_bytes(16, "big"), identity, units, "<i4")
                 connection.execute("INSERT INTO seats VALUES (?, ?, ?, ?, ?, ?)", row)
         (units,) = connection.execute("SELECT units FROM seats WHERE rowid = 1").fetchone()

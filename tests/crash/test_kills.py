@@ -10,6 +10,7 @@ import pytest
 from crash.fleet_under_fire import (
     COORDINATOR,
     DEVICES,
+    METHODS,
     MIXER,
     PROGRAMS,
     Fault,
@@ -85,6 +86,18 @@ def test_a_job_through_a_mixer_is_done_whatever_is_killed_at_random(
 def test_a_job_is_done_whatever_is_killed_at_random(tmp_path: Path, programs: Launcher) -> None:
     kills = RandomKills(seed=13, most=10)
     with FleetUnderFire(tmp_path, programs) as fleet:
+        outcome = fleet.run(kills.fault, kills.strike)
+    assert outcome.broken == []
+    assert outcome.kills.total() >= 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [method for method in METHODS if method != "dp-sgd"])
+def test_a_job_of_each_method_is_done_whatever_is_killed_at_random(
+    tmp_path: Path, programs: Launcher, method: str
+) -> None:
+    kills = RandomKills(seed=16, most=10)
+    with FleetUnderFire(tmp_path, programs, method=method) as fleet:
         outcome = fleet.run(kills.fault, kills.strike)
     assert outcome.broken == []
     assert outcome.kills.total() >= 5

@@ -395,6 +395,10 @@ def test_a_mistyped_first_start_does_not_spoil_the_directory_nor_does_where_one_
         (["--noise", "laplace"], 2, "gaussian"),
         (["--method", "incrementing", "--noise", "laplace", "--clipping", "layers"], 2, "--clipping whole"),
         (["--method", "incrementing", "--noise", "laplace", "--engine", "onnx"], 2, "--engine numpy"),
+        (["--method", "ldp-fl", "--clipping", "layers"], 2, "clips no gradient"),
+        (["--compare", "dp-sgd"], 2, "two or more"),
+        (["--compare", "dp-sgd,ldp-fl", "--method", "dp-sgd"], 2, "--compare"),
+        (["--compare", "dp-sgd,ldp-fl", "--cap", "clamp"], 2, "the caps of privacy.method ldp-fl"),
     ],
 )
 def test_bad_options_get_a_sentence_and_a_code(
@@ -423,3 +427,24 @@ def test_mnist_reaches_95_percent_at_epsilon_2(tmp_path: Path) -> None:
     assert results["accuracy"] >= 0.95
     assert results["privacy"]["epsilon_spent"][-1] <= 2
     assert results["fragments"]["lost"] == results["fragments"]["duplicates"] == 0
+
+
+@pytest.mark.slow
+def test_methods_are_compared_and_a_second_start_trains_nothing(tmp_path: Path) -> None:
+    command = demo_command(tmp_path / "demo", "--compare", "ldp-fl,dp-sgd", "--rounds", "2", "--no-baseline")
+    first = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert first.returncode == 0, first.stderr
+    results = json.loads((tmp_path / "results.json").read_text())["compare"]
+    assert list(results) == ["ldp-fl", "dp-sgd"]
+    for method, each in results.items():
+        assert each["privacy"]["method"] == method
+        assert len(each["accuracy_history"]) == 2
+        assert all(ledger["verified"] for ledger in each["privacy"]["ledgers"])
+        assert (tmp_path / "demo" / "report" / method / "index.html").exists()
+    assert results["ldp-fl"]["data"] == results["dp-sgd"]["data"]
+    assert "no bound" in first.stdout
+    assert not processes_of(tmp_path / "demo")
+    again = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert again.returncode == 0, again.stderr
+    assert again.stderr.count("nothing is trained") == 2
+    assert again.stdout == first.stdout

@@ -12,7 +12,7 @@ import hmac
 import math
 import struct
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from cryptography.exceptions import InvalidSignature, InvalidTag
@@ -276,6 +276,8 @@ def unpack(payload: bytes, count: int) -> list[int]:
 def dimension(plan: dict[str, Any]) -> int:
     """Coordinates of an update."""
     release = plan["release"]
+    if release["kind"] == "two-point":
+        return int(release["coordinates"])
     if release["projection"] is not None and plan["round"] == 1:
         return release["projection"]["values"] * (release["projection"]["values"] + 1) // 2
     return plan["model"]["parameters"] + (release["clipping"]["count_weight"] > 0)
@@ -309,17 +311,38 @@ def pack_two_point(reports: Sequence[int], plan: dict[str, Any]) -> list[bytes]:
     return payloads
 
 
+def unpack_two_point(payload: bytes, position: int, plan: dict[str, Any]) -> list[tuple[int, int]]:
+    """The weight and the bit of each report in a payload."""
+    release, block, edges = plan["release"], plan["wire"]["block"], group_edges(plan)
+    width = math.ceil(math.log2(-(-plan["model"]["parameters"] // release["coordinates"]))) + 1
+    groups = range(position * block, min((position + 1) * block, release["coordinates"]))
+    bits = f"{int.from_bytes(payload[1:], 'big'):0{8 * (len(payload) - 1)}b}"
+    found = []
+    for at, group in enumerate(groups):
+        report = int(bits[at * width : (at + 1) * width], 2)
+        found.append((edges[group] + (report >> 1), report & 1))
+        if found[-1][0] >= edges[group + 1]:
+            raise Rejected("bad values")
+    if payload[0] or "1" in bits[len(groups) * width :]:
+        raise Rejected("bad values")
+    return found
+
+
 def two_point_means(
-    updates: Sequence[Sequence[int]], plan: dict[str, Any], ranges: Sequence[tuple[int, float, float]]
+    reports: Iterable[tuple[int, int]], plan: dict[str, Any], ranges: Sequence[Sequence[float]]
 ) -> list[float | None]:
-    """The mean of each weight over the devices that reported it; ``ranges`` are size, middle and radius."""
-    edges, release = group_edges(plan), plan["release"]
-    amplitude = 1 / math.tanh(0.5 / release["noise_multipliers"][plan["round"] - 1])
-    middles = [(c, r) for size, c, r in ranges for _ in range(size)]
+    """The mean of each weight over the devices that reported it.
+
+    Args:
+        reports: weight and bit each, of all devices.
+        plan: of the round.
+        ranges: size, middle and radius of each tensor's.
+    """
+    amplitude = 1 / math.tanh(0.5 / plan["release"]["noise_multipliers"][plan["round"] - 1])
+    middles = [(c, r) for size, c, r in ranges for _ in range(int(size))]
     bits: list[list[int]] = [[] for _ in middles]
-    for update in updates:
-        for start, report in zip(edges, update, strict=False):
-            bits[start + (report >> 1)].append(report & 1)
+    for weight, bit in reports:
+        bits[weight].append(bit)
     return [
         c + r * amplitude * (2 * sum(own) / len(own) - 1) if own else None
         for (c, r), own in zip(middles, bits, strict=True)

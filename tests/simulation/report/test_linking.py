@@ -33,7 +33,7 @@ def test_without_a_mixer_broker_and_coordinator_know_all(tmp_path: Path) -> None
     page = render_report(record_of(rounds=3), tmp_path)
     assert "Both in one hand know which device each fragment is from" in words_of(page)
     assert "mixer" not in page
-    assert page.count("<svg") == 4
+    assert page.count("<svg") == 5
 
 
 def test_with_a_mixer_there_is_a_row_for_each_coalition_and_a_picture(tmp_path: Path) -> None:
@@ -43,7 +43,7 @@ def test_with_a_mixer_there_is_a_row_for_each_coalition_and_a_picture(tmp_path: 
         "the broker", "the mixer", "the coordinator", "broker and coordinator in one hand",
         "mixer and broker in one hand", "mixer and coordinator in one hand", "all three in one hand", "here",
     ]  # fmt: skip
-    assert page.count("<svg") == 5
+    assert page.count("<svg") == 6
     assert "Through the mixer, fragments arrive in another order" in words_of(page)
 
 

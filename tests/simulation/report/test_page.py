@@ -1,16 +1,16 @@
-"""The report's page: it stands alone, has four pictures, and is drawn for every edge."""
+"""The report's page: it stands alone, has five pictures, and is drawn for every edge."""
 
 from __future__ import annotations
 
 import math
 import re
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 from demos import own
 from matplotlib.figure import Figure
+from pages import Structure
 from run_records import record_of, with_notes, with_settings, words_of
 
 from dpagent.errors import StorageError
@@ -20,43 +20,6 @@ from simulation.report.device_pictures import MAX_ROWS
 from simulation.report.drawing import round_axis
 from simulation.report.page import render_report, write_report
 from simulation.settings import DataForm
-
-VOID = {"meta", "br", "link", "img", "hr", "input"}
-
-
-class Structure(HTMLParser):
-    """Checks that what is opened is closed, and collects ids and references."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.seen: list[str] = []
-        self.ids: list[str] = []
-        self.references: list[str] = []
-        self.labels: list[str | None] = []
-        self.feed(page)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.handle_startendtag(tag, attrs)
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.seen.append(tag)
-        values = dict(attrs)
-        self.ids += [values["id"] or ""] if "id" in values else []
-        self.references += [
-            value or "" for name, value in attrs if name in ("href", "src", "xlink:href", "data")
-        ]
-        self.references += [
-            match for value in values.values() for match in re.findall(r"url\(([^)]*)\)", value or "")
-        ]
-        if tag == "svg":
-            self.labels.append(values.get("aria-label"))
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
 
 
 def test_page_is_written_and_replaced(tmp_path: Path) -> None:
@@ -75,11 +38,11 @@ def test_disk_error_is_a_storage_error(tmp_path: Path) -> None:
         write_report(record_of(rounds=2), tmp_path / "taken")
 
 
-def test_four_labelled_pictures_in_a_sound_page(tmp_path: Path) -> None:
+def test_five_labelled_pictures_in_a_sound_page(tmp_path: Path) -> None:
     structure = Structure(render_report(record_of(), tmp_path))
     assert structure.open == []
-    assert structure.seen.count("figure") == structure.seen.count("figcaption") == 4
-    assert structure.seen.count("svg") == 4
+    assert structure.seen.count("figure") == structure.seen.count("figcaption") == 5
+    assert structure.seen.count("svg") == 5
     assert all(structure.labels)
     assert len(set(structure.ids)) == len(structure.ids)
     assert structure.seen.count("tr") == 1 + 30
@@ -170,7 +133,7 @@ def test_drawing_leaves_matplotlib_as_it_was(tmp_path: Path) -> None:
 def test_edges_are_drawn(record: RunRecord, tmp_path: Path) -> None:
     structure = Structure(render_report(record, tmp_path))
     assert structure.open == []
-    assert structure.seen.count("svg") == 4
+    assert structure.seen.count("svg") == 5
     assert structure.seen.count("tr") == 1 + record.settings.rounds
 
 
@@ -198,8 +161,8 @@ def test_nothing_measured_is_said(tmp_path: Path) -> None:
     record = with_notes(record, agent_peak_mib=None, coordinator_peak_mib=None)
     page = render_report(record, tmp_path)
     structure = Structure(page)
-    assert structure.seen.count("figure") == 4
-    assert "svg" not in structure.seen
+    assert structure.seen.count("figure") == 5
+    assert structure.seen.count("svg") == 1, "only the method's"
     words = words_of(page)
     assert "No fragment arrived" in words
     assert "not measured" in words

@@ -1,0 +1,103 @@
+"""From what a round counted to the next model, for every release; all post-processing."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import assert_never
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coordinator.aggregation import Step, median_of_means, take_step
+from coordinator.model_state import ModelState
+from coordinator.planning import gradient_steps
+from coordinator.report_step import take_report_step
+from coordinator.seats import Sums
+from coordinator.settings import FleetSettings
+from dpagent.learning.models.spec import ModelSpec
+from dpagent.privacy.clipping import adapted_norm
+from dpagent.protocol.noisy_sum import NoisySum
+from dpagent.protocol.reports import Reports
+from dpagent.protocol.task import Release
+
+log = logging.getLogger(__name__)
+
+
+class Stepper:
+    """Steps the model of a job.
+
+    Args:
+        settings: ``fleet.yaml``.
+        spec: the model.
+
+    Raises:
+        PlanError: No round of the job steps the model.
+    """
+
+    def __init__(self, settings: FleetSettings, spec: ModelSpec) -> None:
+        self._settings, self._spec = settings, spec
+        self._optimiser = settings.optimiser.optimiser()
+        # The learning rate decays over the gradient steps, from its initial value at the first.
+        self._learning_rate = settings.optimiser.learning_rates(gradient_steps(settings, spec))
+
+    def initial(self) -> ModelState:
+        """The model before the first round."""
+        weights = self._spec.initial_weights(self._settings.model.seed)
+        moments = np.zeros((self._optimiser.rows, len(weights)))
+        return ModelState(weights, moments, self._settings.privacy.clip_norm)
+
+    def step(self, release: Release, model: ModelState, groups: Sequence[Sums]) -> Step:
+        """Step by the sums of a round.
+
+        Args:
+            release: the round's; not one of second moments.
+            model: before the round.
+            groups: counts and integer sums by block, for each group of fragments; reports have one group.
+        """
+        match release:
+            case NoisySum():
+                return self.step_by_mean(release, model, median_of_means(release, groups))
+            case Reports():
+                (sums,) = groups
+                return self._step_by_reports(release, model, sums)
+            case _:
+                assert_never(release)
+
+    def step_by_mean(self, release: NoisySum, model: ModelState, mean: NDArray[np.float64]) -> Step:
+        """Step by the fleet's mean, (dimension,), noisy or not."""
+        clipping = release.clipping
+        step = take_step(
+            release,
+            clipping.gradient(mean),
+            model,
+            self._optimiser,
+            self._learning_rate.at(release.gradient_step),
+        )
+        if not clipping.count_weight:
+            return step
+        wanted, share = self._settings.privacy.clipping, clipping.share_within(float(mean[-1]))
+        norm = adapted_norm(model.clip_norm, share, quantile=wanted.quantile, rate=wanted.rate)
+        return replace(step, model=replace(step.model, clip_norm=norm))
+
+    def step_by_distance(self, release: Reports, model: ModelState, distance: NDArray[np.float64]) -> Step:
+        """Step by the model's distance from the devices' mean weights, (parameters,), if it is known."""
+        number = release.plan.round
+        rate = self._learning_rate.at(number)
+        return Step(model.stepped(self._optimiser, distance, number=number, learning_rate=rate))
+
+    def _step_by_reports(self, release: Reports, model: ModelState, sums: Sums) -> Step:
+        number = release.plan.round
+        step = take_report_step(release, sums, model, self._optimiser, self._learning_rate.at(number))
+        log.info(
+            "round %d: reports of %d of %d weights; the mean over the devices has a standard error of %.2g",
+            number, step.reported, release.mechanism.dimension, step.standard_error,
+        )  # fmt: skip
+        if step.out_of_range:
+            log.warning(
+                "round %d: on the devices, %s lie at the ends of their ranges; raise "
+                "privacy.two_point.margin or floor in the next job, or lower privacy.local_training",
+                number, ", ".join(step.out_of_range),
+            )  # fmt: skip
+        return Step(step.model, out_of_range=step.out_of_range)

@@ -1,0 +1,81 @@
+"""Several methods, each with a fleet of its own on the same records, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from dpagent.errors import ConfigurationError, UsageError
+from dpagent.privacy.methods import METHODS
+from dpagent.privacy.statement import Adjacency, Trust, Unit
+from dpagent.wording import named
+from simulation.presets import preset_of
+from simulation.record import RunRecord
+from simulation.request import Request
+from simulation.settings import SETTINGS_FILE
+
+Scope = tuple[Unit, Trust]
+"""The unit that a bound is for, and who has to be trusted for it."""
+
+
+def requests_by_method(request: Request, methods: Sequence[str], state_dir: Path) -> dict[str, Request]:
+    """A request for each method, all with as many devices, so that each holds the same records.
+
+    Args:
+        request: for all of them.
+        methods: at least two different ones.
+        state_dir: of the comparison; each run has a directory in it.
+
+    Raises:
+        UsageError: There are too few methods, or one is unknown or twice.
+        ConfigurationError: The directory holds a single run.
+    """
+    unknown = [method for method in methods if method not in METHODS]
+    if unknown or len(set(methods)) < max(2, len(methods)):
+        raise UsageError(
+            f"{named('compare')}: got {','.join(methods)!r}; expected two or more different ones of "
+            f"{', '.join(METHODS)}, with commas between them."
+        )
+    if (state_dir / SETTINGS_FILE).exists():
+        raise ConfigurationError(
+            f"{state_dir} holds the run of one method. Give another {named('state_dir')}, or leave out "
+            f"{named('compare')}."
+        )
+    requests = {method: request.model_copy(update={"method": method}) for method in methods}
+    devices = max(each.devices or preset_of(each).devices for each in requests.values())
+    return {method: each.model_copy(update={"devices": devices}) for method, each in requests.items()}
+
+
+def bounds_of(record: RunRecord, scopes: Sequence[Scope]) -> list[float | None]:
+    """ε of a run in each scope; None where it gives no bound there.
+
+    A bound for any change of a whole device holds for each of its records, and one that trusts nobody holds
+    whomever one trusts. The reverse of either is no bound. A bound for the presence of a device is none for
+    one of its records: to change that, the device leaves and comes back.
+    """
+    mechanism = record.settings.mechanism
+    hides_any_change = mechanism.unit is Unit.DEVICE and mechanism.adjacency is Adjacency.REPLACE_ONE
+    return [
+        record.epsilon
+        if (mechanism.unit is unit or hides_any_change) and mechanism.trust in (Trust.NONE, trust)
+        else None
+        for unit, trust in scopes
+    ]
+
+
+def scopes_of(records: Sequence[RunRecord]) -> list[Scope]:
+    """The scopes in which some run gives a bound of its own, the strongest promise last."""
+    scopes = {(each.settings.mechanism.unit, each.settings.mechanism.trust) for each in records}
+    units, trusts = list(Unit), [Trust.COORDINATOR, Trust.SHUFFLER, Trust.NONE]
+    return sorted(scopes, key=lambda scope: (units.index(scope[0]), trusts.index(scope[1])))
+
+
+def scope_in_words(scope: Scope) -> str:
+    """For a table."""
+    unit, trust = scope
+    believed = {
+        Trust.NONE: "nobody trusted",
+        Trust.SHUFFLER: "trusting that nobody links fragments",
+        Trust.COORDINATOR: "trusting the coordinator",
+    }[trust]
+    return f"ε of a {unit}, {believed}"
