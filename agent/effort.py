@@ -41,6 +41,7 @@ from dpagent.privacy.sampling import largest_lot, shuffled
 from dpagent.protocol.noisy_sum import NoisySum
 from dpagent.protocol.reports import Reports
 from dpagent.protocol.task import Release, RoundTask
+from dpagent.protocol.updates import Updates
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +71,7 @@ class Workload:
         norms: to which gradients are clipped.
         augmentation: views of each record, or None.
         moments: that are summed in place of gradients, or None.
-        draw: draws a part of the noise.
+        draw: draws a part of the noise, or clips an update.
         draws: how many such parts the round takes.
     """
 
@@ -104,6 +105,11 @@ class Workload:
                 return cls(
                     training.steps, training.batch, (training.largest_gradient,), None, None,
                     lambda: two_point.report(weights), 1,
+                )  # fmt: skip
+            case Updates(training=training):
+                return cls(
+                    training.steps, training.batch, (training.largest_gradient,), None, None,
+                    lambda: release.update_of(weights, weights), 1,
                 )  # fmt: skip
 
 

@@ -8,8 +8,8 @@ time, takes room on the disk for the features of the most records that there may
 * what one record causes costs that record alone. One that cannot be read, is not what was declared, is not
   finite, or makes a front end or an engine fail, counts as if it did not exist;
 * what no record can cause (the disk, memory for the board's own reasons, a lot larger than its bound, which
-  chance makes with a probability that δ pays for) leaves an update of noise alone, and the reason stays on
-  the device.
+  chance makes with a probability that δ pays for) leaves an update of noise alone, or of zeros where the
+  coordinator adds the noise, and the reason stays on the device.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ from dpagent.privacy.sampling import largest_lot
 from dpagent.protocol.noisy_sum import NoisySum
 from dpagent.protocol.reports import Reports
 from dpagent.protocol.task import Release, RoundTask, values_of
+from dpagent.protocol.updates import Updates
 from dpagent.wording import counted
 
 log = logging.getLogger(__name__)
@@ -189,6 +190,9 @@ class Trainer:
             case Reports():
                 trained = attempt(lambda records: self._trained(work, release, records), weights)
                 values = release.update_of(release.two_point(weights).report(trained))
+            case Updates():
+                trained = attempt(lambda records: self._trained(work, release, records), weights)
+                values = release.update_of(trained, weights)
         return Update(values, failures[0] if failures else None)
 
     def look(self) -> None:
@@ -232,7 +236,7 @@ class Trainer:
             return sum_of_moments(release, inputs, fill_up)
         return clipped_sum(release, local, inputs, work.engine, fill_up)
 
-    def _trained(self, work: Work, release: Reports, records: Dataset) -> NDArray[np.float32]:
+    def _trained(self, work: Work, release: Reports | Updates, records: Dataset) -> NDArray[np.float32]:
         assert work.effort is not None
         assert work.engine is not None
         inputs = self._inputs_of(records, work.front_end, work.effort)

@@ -1,4 +1,4 @@
-"""``python -m benchmarks [--list] [NAME …]``: measure, keep the figures, write the page."""
+"""``python -m benchmarks [--list] [--long] [NAME …]``: measure, keep the figures, write the page."""
 
 from __future__ import annotations
 
@@ -24,22 +24,21 @@ from dpagent.storage import write_atomically
 
 _FIGURES = ROOT / "benchmarks" / "figures.json"
 _PAGE = ROOT / "docs" / "benchmarks.md"
+_LONGER = [name for name, module in BENCHMARKS.items() if hasattr(module, "run_long")]
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run the benchmarks that the command line names; returns the exit code."""
-    names = _chosen(arguments)
+    names, long = _chosen(arguments)
     signal.signal(signal.SIGTERM, _interrupt)
     failed = ExitCode.OK
-    skipped: set[str] = set()
     done: list[str] = []
     try:
         figures = read_figures(_FIGURES)
         for name in names:
             try:
-                measured = _measure(name)
+                measured = _measure(name, long=long)
             except Skipped as reason:
-                skipped.add(name)
                 _say(f"{name}: SKIPPED. {reason}")
                 continue
             except ModuleNotFoundError as error:
@@ -55,7 +54,8 @@ def main(arguments: Sequence[str]) -> int:
             figures = merge(read_figures(_FIGURES), measured, list(BENCHMARKS))
             write_figures(_FIGURES, figures)
             done.append(name)
-        _write_page(figures, skipped)
+        write_atomically(_PAGE, render(figures, BENCHMARKS).encode())
+        _say(f"Wrote {_FIGURES.relative_to(ROOT)} and {_PAGE.relative_to(ROOT)}.")
     except KeyboardInterrupt:
         _say(
             f"Interrupted. {_FIGURES.relative_to(ROOT)} has the new figures of: {', '.join(done) or 'none'}."
@@ -67,8 +67,8 @@ def main(arguments: Sequence[str]) -> int:
     return failed
 
 
-def _chosen(arguments: Sequence[str]) -> list[str]:
-    """The benchmarks to run, in the order of the registry."""
+def _chosen(arguments: Sequence[str]) -> tuple[list[str], bool]:
+    """The benchmarks to run, in the order of the registry, and whether in their longer settings."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
         description="Run benchmarks; write benchmarks/figures.json and docs/benchmarks.md. Figures of "
@@ -76,6 +76,9 @@ def _chosen(arguments: Sequence[str]) -> list[str]:
     )
     parser.add_argument(
         "names", nargs="*", metavar="NAME", help="benchmarks to run; all of them if none is named"
+    )
+    parser.add_argument(
+        "--long", action="store_true", help=f"run them in their longer settings: {', '.join(_LONGER)}"
     )
     parser.add_argument("--list", action="store_true", help="list the benchmarks and exit")
     options = parser.parse_args(arguments)
@@ -88,14 +91,19 @@ def _chosen(arguments: Sequence[str]) -> list[str]:
         parser.error(
             f"there is no benchmark {', '.join(map(repr, unknown))}; expected {', '.join(BENCHMARKS)}"
         )
-    return [name for name in BENCHMARKS if not options.names or name in options.names]
+    names = [name for name in BENCHMARKS if not options.names or name in options.names]
+    if options.long and (short := [name for name in names if name not in _LONGER]):
+        parser.error(f"there is no longer setting of {', '.join(short)}; expected {', '.join(_LONGER)}")
+    return names, options.long
 
 
-def _measure(name: str) -> list[Figure]:
-    """Run one benchmark and show its figures."""
+def _measure(name: str, *, long: bool) -> list[Figure]:
+    """Run one benchmark, if ``long`` in its longer setting, and show its figures."""
     _say(f"{name}: {title(BENCHMARKS[name])} …")
     start = time.monotonic()
-    figures = stamp(BENCHMARKS[name].run(), name, describe_machine())
+    module = BENCHMARKS[name]
+    measured = module.run_long() if long else module.run()
+    figures = stamp(measured, name, describe_machine(), options=" --long" * long)
     for figure in figures:
         other = (
             "" if figure.compared_with is None else f"   ({figure.compared_with}; ratio {figure.ratio:.4g})"
@@ -103,20 +111,6 @@ def _measure(name: str) -> list[Figure]:
         _say(f"    {figure.name.partition(': ')[2]}: {figure.value:.6g} {figure.unit}{other}")
     _say(f"    took {time.monotonic() - start:.0f} s")
     return figures
-
-
-def _write_page(figures: Sequence[Figure], skipped: set[str]) -> None:
-    """Write the page, unless figures that it may have are missing from the JSON file."""
-    measured = {figure.benchmark for figure in figures}
-    missing = [name for name in BENCHMARKS if name not in measured and name not in skipped]
-    if missing:
-        _say(
-            f"{_PAGE.relative_to(ROOT)} is left as it is: there are no figures yet of {', '.join(missing)}. "
-            "Run these too."
-        )
-        return
-    write_atomically(_PAGE, render(figures, BENCHMARKS).encode())
-    _say(f"Wrote {_FIGURES.relative_to(ROOT)} and {_PAGE.relative_to(ROOT)}.")
 
 
 def _say(text: str) -> None:

@@ -55,17 +55,24 @@ class Figure:
         return self.name.partition(": ")[0]
 
 
-def stamp(figures: Iterable[Figure], benchmark: str, machine: str) -> list[Figure]:
+def stamp(figures: Iterable[Figure], benchmark: str, machine: str, options: str = "") -> list[Figure]:
     """The figures as they are kept: with the names of benchmark and machine, and a command.
+
+    Args:
+        figures: Fresh ones.
+        benchmark: That measured them.
+        machine: On which, and when.
+        options: Of the command, each with a space before it.
 
     Raises:
         BenchmarkError: Two figures have one name.
     """
+    command = f'make bench ARGS="{benchmark}{options}"' if options else f"make bench ARGS={benchmark}"
     stamped = [
         replace(
             figure,
             name=f"{benchmark}: {figure.name}",
-            command=figure.command or f"make bench ARGS={benchmark}",
+            command=figure.command or command,
             machine=machine,
         )
         for figure in figures

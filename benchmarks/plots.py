@@ -110,7 +110,9 @@ def draw(
                 if place == 0:
                     axis.set_ylabel(y)
         handles, labels = axes[0][0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower left", ncols=len(labels), frameon=False)
+        # Of the longest names, four fit below three panels.
+        columns = min(len(labels), 4 * len(rows[0]) // 3)
+        figure.legend(handles, labels, loc="outside lower left", ncols=columns, frameon=False)
         drawn = io.BytesIO()
         figure.savefig(drawn, format="svg", metadata={"Date": None, "Creator": None})
     write_atomically(file, drawn.getvalue())
