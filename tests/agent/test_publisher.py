@@ -231,7 +231,7 @@ def test_through_a_mixer_nothing_goes_again_before_the_window_is_over(
     while clock.monotonic() < ends_at + 11.0:
         publisher.publish_due()
         clock.advance(0.1)
-    assert sorted(line.sent[8:]) == sorted(first)
+    assert {*line.sent[8:]} == {*first}
 
 
 def test_what_the_session_does_not_take_stays_due(
