@@ -16,7 +16,7 @@ from agent.charges import Price
 from agent.columns import account_name, require_scope
 from agent.ledger import Ledger
 from agent.limit_settings import LimitSettings
-from agent.limits import require_price, require_room_for_charges, require_times, require_within
+from agent.limits import require_mixer, require_price, require_room_for_charges, require_times, require_within
 from dpagent.errors import DataError, DpagentError, ParameterError
 from dpagent.learning.data.dataset import Dataset
 from dpagent.learning.fitting import check_fits
@@ -162,9 +162,14 @@ def require_key(plan: Plan) -> None:
 
 
 def may_send(plan: Plan, limits: LimitSettings) -> bool:
-    """Whether fragments can leave for a plan, and its times hide what they are there to hide."""
+    """Whether fragments can leave for a plan: by a mixer of the owner's, where the owner named any, and at
+    times that hide what they are there to hide.
+
+    A plan that comes again for a round that is charged may be another one by now.
+    """
     try:
         require_times(plan, limits)
+        require_mixer(plan, limits)
         require_key(plan)
     except DpagentError:
         return False

@@ -339,6 +339,7 @@ class Cycle:
         if known is None or known.state is not RoundState.CHARGED:
             training.answer.exception()  # A later round, or the end of the job, has been announced.
             announced.phase = Phase.SETTLED
+            self._worker.look()
             return
         try:
             update = training.answer.result()
@@ -350,6 +351,7 @@ class Cycle:
         self._state.spool_round(plan.job.hex(), plan.round, fragments, self._clock.unix(), update.failure)
         announced.phase = Phase.SETTLED
         self._publisher.draw_times()
+        self._worker.look()
         if update.failure is None:
             log.info("round %d of %d: spooled", plan.round, plan.rounds)
         else:

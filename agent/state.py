@@ -63,6 +63,20 @@ class AgentState(StateDatabase):
                 with self.entry():
                     self.ledger.set_budget(name, budget)
 
+    def save_second_head(self) -> None:
+        """As of :class:`StateDatabase`, unless another agent has written the second head since.
+
+        Two agents with copies of one state directory would spend its budget twice: each has a lock of its
+        own, but they share the second head.
+
+        Raises:
+            LedgerError: It is not the one that this agent wrote.
+            StorageError: It cannot be written.
+        """
+        second = read_second_head(self.files.second_head)
+        require_head(self.ledger.digests, second, self.files.second_head)
+        super().save_second_head()
+
     def round(self, job: str, number: int) -> KnownRound | None:
         """A round on record, or None."""
         with ledger_errors(self.file):
@@ -122,8 +136,14 @@ class AgentState(StateDatabase):
             fragments: all of its update.
             now: Unix time.
             failure: why no record counts in it, if none does.
+
+        Raises:
+            LedgerError: another agent, with a copy of the directory, has spooled it under the same charge.
+            StorageError: it cannot be written.
         """
         faults.reached(FaultPoint.AGENT_TRAINED)
+        if (second := read_second_head(self.files.second_head)) is not None:
+            self.require_kept(second)
         with ledger_errors(self.file), transaction(self.connection):
             self.spool.put(job, number, fragments)
             self.rounds.move(job, number, RoundState.SPOOLED, now, failure)

@@ -18,7 +18,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TypeVar
 
 import numpy as np
@@ -231,16 +231,15 @@ class Trainer:
     ) -> NDArray[np.float64]:
         assert work.effort is not None
         inputs = self._inputs_of(records, work.front_end, work.effort)
-        fill_up = partial(work.effort.fill_up, local)
         if work.engine is None:
-            return sum_of_moments(release, inputs, fill_up)
-        return clipped_sum(release, local, inputs, work.engine, fill_up)
+            return sum_of_moments(release, inputs, work.effort.filling)
+        return clipped_sum(release, local, inputs, work.engine, work.effort.filling)
 
     def _trained(self, work: Work, release: Reports | Updates, records: Dataset) -> NDArray[np.float32]:
         assert work.effort is not None
         assert work.engine is not None
         inputs = self._inputs_of(records, work.front_end, work.effort)
-        return release.training.train(work.engine, work.weights, inputs, work.effort.fill_up)
+        return release.training.train(work.engine, work.weights, inputs, work.effort.filling)
 
     def _require_bounded(self, release: NoisySum, engine: Engine | None) -> None:
         """Decline where sums on this board could leave the bounds that the noise allows for.

@@ -110,10 +110,7 @@ class TrainingLoop:
         return RoundResult(step.clamped, math.isclose(norm, clipping.reference, rel_tol=1e-9))
 
     def _step_by_reports(self, release: Reports) -> RoundResult:
-        trained = [
-            release.training.train(self._engine, self._received, shard, lambda _local, _done: None)
-            for shard in self._shards
-        ]
+        trained = [release.training.train(self._engine, self._received, shard) for shard in self._shards]
         if self._noise:
             step = self._stepper.step(release, self._model, [self._counted(release, trained)])
         else:
@@ -123,10 +120,7 @@ class TrainingLoop:
         return RoundResult(0, shortened=False)
 
     def _step_by_updates(self, release: Updates) -> RoundResult:
-        trained = [
-            release.training.train(self._engine, self._received, shard, lambda _local, _done: None)
-            for shard in self._shards
-        ]
+        trained = [release.training.train(self._engine, self._received, shard) for shard in self._shards]
         if self._noise:
             update = np.sum([release.update_of(each, self._received) for each in trained], axis=0)
             self._model = self._stepper.step_by_update(release, self._model, update).model

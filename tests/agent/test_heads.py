@@ -162,6 +162,42 @@ def test_a_copy_made_between_charge_and_spool_does_not_run_the_round_again(path:
     state.close()
 
 
+@pytest.mark.parametrize("before", [(), (1,)], ids=["as it began", "after a round"])
+def test_two_agents_with_copies_of_one_directory_spend_no_budget_twice(
+    path: Path, before: tuple[int, ...]
+) -> None:
+    """Each holds a lock of its own; the second head, which they share, was read at the start alone."""
+    with closing(open_state(path)) as first:
+        charge_rounds(first, *before)
+        copied(path, "copy")
+        files = LedgerFiles(path.parent / "copy", files_of(path).second_head)
+        with closing(AgentState(files, DATASET, BUDGET)) as second:
+            charge_rounds(first, 2)
+            known = read_second_head(files.second_head)
+            with pytest.raises(LedgerError, match=r"was replaced|Entries are missing"):
+                charge_rounds(second, 3, job=b"k" * 16)
+            assert second.rounds.charged() == {((b"k" * 16).hex(), 3)}, "and nothing is spooled"
+            assert read_second_head(files.second_head) == known
+            charge_rounds(first, 3)
+    with pytest.raises(LedgerError):
+        AgentState(files, DATASET, BUDGET)
+
+
+def test_two_agents_with_copies_of_one_directory_send_no_two_sums_under_one_charge(path: Path) -> None:
+    """The copy was made between the charge and the spool."""
+    with closing(open_state(path)) as first:
+        charge = charge_for(make_plan(), DATA, first.ledger)
+        first.offer(charge.job, charge.round, bytes(32), 0.0)
+        first.charge(charge, 0.0)
+        copied(path, "copy")
+        files = LedgerFiles(path.parent / "copy", files_of(path).second_head)
+        with closing(AgentState(files, DATASET, BUDGET)) as second:
+            first.spool_round(charge.job, charge.round, [], 0.0, None)
+            with pytest.raises(LedgerError, match="has left already"):
+                second.spool_round(charge.job, charge.round, [], 0.0, None)
+            assert second.rounds.charged() == {(charge.job, charge.round)}, "and nothing is spooled"
+
+
 def test_a_second_head_that_cannot_be_written_stops_the_device_before_a_record_is_read(path: Path) -> None:
     state = open_state(path)
     charge_rounds(state, 1)

@@ -278,6 +278,8 @@ def dimension(plan: dict[str, Any]) -> int:
     release = plan["release"]
     if release["kind"] == "two-point":
         return int(release["coordinates"])
+    if release["kind"] == "update":
+        return int(plan["model"]["parameters"])
     if release["projection"] is not None and plan["round"] == 1:
         return release["projection"]["values"] * (release["projection"]["values"] + 1) // 2
     return plan["model"]["parameters"] + (release["clipping"]["count_weight"] > 0)
