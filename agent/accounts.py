@@ -28,6 +28,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agent.charges import Budget, Charge, WriteOff
+from agent.columns import dataset_of
 from dpagent.privacy.accounting.accountant import Accountant
 from dpagent.privacy.accounting.pld import PldAccountant
 from dpagent.privacy.events import Event
@@ -58,7 +59,7 @@ def price_after(account: Accountant, events: Sequence[Event], delta: float) -> f
 
 
 class JobAccounts:
-    """Spending by dataset and job, built from charges and write-offs in their order."""
+    """Spending by account (:mod:`agent.columns`) and job, built from charges and write-offs in order."""
 
     def __init__(self) -> None:
         self._jobs: dict[str, dict[str, JobAccount]] = {}
@@ -80,8 +81,11 @@ class JobAccounts:
         )
 
     def running_job(self, dataset: str) -> str | None:
-        """The job on the dataset that may go on: the last charged one, unless a write-off ended it."""
-        return self._running.get(dataset)
+        """The job on the dataset that may go on: the last charged one, unless a write-off ended it.
+
+        One for all of its accounts: the jobs of one account may not go on between those of another.
+        """
+        return self._running.get(dataset_of(dataset))
 
     def reserved(self, dataset: str) -> Budget:
         """Sum of the reserved ε and δ of all jobs on the dataset, and of what is written off."""
@@ -112,12 +116,12 @@ class JobAccounts:
         self._jobs.setdefault(charge.dataset, {})[charge.job] = JobAccount(
             charge.schedule, charge.job_epsilon, charge.delta, charge.round, spent
         )
-        self._running[charge.dataset] = charge.job
+        self._running[dataset_of(charge.dataset)] = charge.job
         self._spent[charge.dataset] = charge.cumulative_epsilon
 
     def write_off(self, lost: WriteOff) -> None:
         """Add a write-off."""
         known = self.written_off(lost.dataset)
         self._written_off[lost.dataset] = Budget(known.epsilon + lost.epsilon, known.delta + lost.delta)
-        self._running.pop(lost.dataset, None)
+        self._running.pop(dataset_of(lost.dataset), None)
         self._spent[lost.dataset] = lost.cumulative_epsilon

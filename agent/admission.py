@@ -12,10 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent.accounts import grid_of, price_after
-from agent.charges import Price, require_ledger_scope
+from agent.charges import Price
+from agent.columns import account_name, require_scope
 from agent.ledger import Ledger
 from agent.limit_settings import LimitSettings
-from agent.limits import require_price, require_room_for_charges, require_times, require_within
+from agent.limits import require_mixer, require_price, require_room_for_charges, require_times, require_within
 from dpagent.errors import DataError, DpagentError, ParameterError
 from dpagent.learning.data.dataset import Dataset
 from dpagent.learning.fitting import check_fits
@@ -52,7 +53,7 @@ def admit(
         task: of a plan that is signed and well-formed.
         dataset: the device's records, of which only what is declared is looked at.
         ledger: with all earlier charges.
-        name: the ledger's name for the records.
+        name: the ledger's name for the records; the job goes to their account under the trust that it needs.
         limits: the device's own.
         now: Unix time.
 
@@ -64,13 +65,19 @@ def admit(
         PlanError: a later round of the job cannot run.
     """
     plan, mechanism = task.plan, task.release.mechanism
+    name = account_name(name, mechanism.trust)
     require_time_left(plan, now, plan.compute_slot_s)
     require_within(task, limits)
     try:
-        require_ledger_scope(mechanism)
+        require_scope(mechanism, name)
         check_fits(dataset, task.spec)
     except (ParameterError, DataError) as error:
         raise Declined(str(error)) from error
+    if name not in ledger.datasets:
+        raise Declined(
+            f"the ledger has no lifetime budget for {name!r}: set budget.{mechanism.trust} in agent.yaml, "
+            "and run `dpagent budget raise`"
+        )
     job = plan.job.hex()
     account = ledger.accounts.job(name, job)
     if account is not None and account.schedule != task.schedule_digest:
@@ -155,9 +162,14 @@ def require_key(plan: Plan) -> None:
 
 
 def may_send(plan: Plan, limits: LimitSettings) -> bool:
-    """Whether fragments can leave for a plan, and its times hide what they are there to hide."""
+    """Whether fragments can leave for a plan: by a mixer of the owner's, where the owner named any, and at
+    times that hide what they are there to hide.
+
+    A plan that comes again for a round that is charged may be another one by now.
+    """
     try:
         require_times(plan, limits)
+        require_mixer(plan, limits)
         require_key(plan)
     except DpagentError:
         return False

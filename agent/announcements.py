@@ -206,7 +206,7 @@ class Announcements:
         # Only its own rounds: a broker with an older store retains the end of the job before the open one.
         self._state.expire_job(plan.job.hex(), self._clock.unix())
         if is_new:
-            spent = self._state.ledger.spending(self._dataset)
+            spent = self._state.ledger.spending_of(self._dataset)
             log.info("job %s is finished, %s", plan.job.hex()[:8], spent)
 
     def settle_declined(self, announced: Announced) -> None:

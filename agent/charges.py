@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from pydantic import ConfigDict
 
+from agent.columns import scope_of
 from dpagent.errors import ParameterError
 from dpagent.privacy.accounting.accountant import Accountant, AccountantName
 from dpagent.privacy.accounting.choice import accountant_named
@@ -16,13 +17,9 @@ from dpagent.privacy.events import Event
 from dpagent.privacy.mechanisms.mechanism import JOB_ASSUMPTIONS, Mechanism, PlannedMechanism, Query
 from dpagent.privacy.mechanisms.registry import mechanism_named
 from dpagent.privacy.mechanisms.two_point_rounds import TwoPointRound
-from dpagent.privacy.statement import Adjacency, BudgetStatement, Trust, Unit
+from dpagent.privacy.statement import BudgetStatement
 from dpagent.protocol.task import RoundTask
 
-#: The scope of every figure in a ledger: a ledger adds up only such guarantees.
-LEDGER_SCOPE: Final = (Unit.RECORD, Adjacency.ADD_OR_REMOVE_ONE, Trust.NONE)
-
-_WHOLE_DEVICE: Final = (Unit.DEVICE, Adjacency.REPLACE_ONE, Trust.NONE)
 _TOLERANCE: Final = 1e-6
 """A recomputed figure may differ from the stated one by rounding, at most by this."""
 
@@ -40,11 +37,12 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class BudgetChange:
-    """The integrator set the lifetime budget of a dataset."""
+    """The integrator set the lifetime budget of a dataset, or of its jobs that trust a party."""
 
     __pydantic_config__ = STRICT
 
     dataset: str
+    """Name of the account; see :mod:`agent.columns`."""
     epsilon: float
     delta: float
 
@@ -91,6 +89,7 @@ class Charge(ABC):
     __pydantic_config__ = STRICT
 
     dataset: str
+    """Name of the account; see :mod:`agent.columns`."""
     job: str
     round: int
     mechanism: str
@@ -147,13 +146,14 @@ class Charge(ABC):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SumCharge(Charge):
-    """A round that released a noisy sum."""
+    """A round that released a noisy sum, or an update to whose sum the coordinator adds noise."""
 
     parameters: dict[str, int | float]
     """The mechanism's other parameters."""
     clip_norm: float
-    accumulation_slack: float
-    """Most that float summation may have added to a record's influence, relative to the clip norm."""
+    accumulation_slack: float | None
+    """Most that float summation may have added to a record's influence, relative to the clip norm; None where
+    what was summed was whole numbers."""
     sampling_rate: float
     steps: int
     granularity: float
@@ -202,7 +202,6 @@ def charge_of(task: RoundTask, price: Price, dataset: str, *, charged_at: str) -
     }
     match mechanism:
         case PlannedMechanism():
-            assert mechanism.accumulation_slack is not None
             return SumCharge(
                 **common,
                 parameters=mechanism.announced,
@@ -225,35 +224,18 @@ def _require_stated(name: str, stated: float, computed: float) -> None:
         raise ParameterError(f"{name} is {stated!r}; the charge's parameters give {computed!r}.")
 
 
-def require_ledger_scope(mechanism: Mechanism) -> None:
-    """Check that a mechanism's guarantee is one that a ledger adds up, or implies it.
-
-    A guarantee for a whole device with any other records bounds the presence of one record too: adding or
-    removing it is one way to have other records.
-
-    Raises:
-        ParameterError: it is not.
-    """
-    scope = (mechanism.unit, mechanism.adjacency, mechanism.trust)
-    if scope not in (LEDGER_SCOPE, _WHOLE_DEVICE):
-        guarantee, accepted = (
-            f"the {adjacency.meaning} of {unit.meaning} (trusted: {trust})"
-            for unit, adjacency, trust in (scope, LEDGER_SCOPE)
-        )
-        raise ParameterError(
-            f"mechanism {mechanism.name} hides {guarantee}; a ledger adds up only figures for {accepted}."
-        )
-
-
-def ledger_statement(reserved: Budget, mechanisms: Iterable[str], *assumptions: str) -> BudgetStatement:
-    """The guarantee for the records of a ledger, including everything its jobs may still send.
+def ledger_statement(
+    account: str, reserved: Budget, mechanisms: Iterable[str], *assumptions: str
+) -> BudgetStatement:
+    """The guarantee for the records of an account, including everything its jobs may still send.
 
     Args:
+        account: its name.
         reserved: sum over the jobs and write-offs.
         mechanisms: names of the charged mechanisms.
         assumptions: in addition to those of every job.
     """
     names = " + ".join(dict.fromkeys(mechanisms)) or "nothing released"
     return BudgetStatement(
-        *LEDGER_SCOPE, names, reserved.epsilon, reserved.delta, (*JOB_ASSUMPTIONS, *assumptions)
+        *scope_of(account), names, reserved.epsilon, reserved.delta, (*JOB_ASSUMPTIONS, *assumptions)
     )

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -36,8 +36,8 @@ from dpagent.storage import StateDirectory, disk_errors, open_readonly, replace_
 _ROUNDED: Final = 1 + 1e-9
 
 
-def begin_ledger(files: LedgerFiles, dataset: str, budget: Budget) -> None:
-    """Begin a ledger that has spent nothing.
+def begin_ledger(files: LedgerFiles, budgets: Mapping[str, Budget]) -> None:
+    """Begin a ledger that has spent nothing, with a lifetime budget for each account.
 
     What a power cut left of such a beginning is finished.
 
@@ -56,18 +56,19 @@ def begin_ledger(files: LedgerFiles, dataset: str, budget: Budget) -> None:
             raise no_second_head(files)
         require_head(state.ledger.digests, read_head(files.head), files.head)
         with ledger_errors(state.file), transaction(state.connection):
-            state.ledger.set_budget(dataset, budget)
+            for name, budget in budgets.items():
+                state.ledger.set_budget(name, budget)
         state.save_heads()
 
 
-def raise_budget(files: LedgerFiles, dataset: str, budget: Budget) -> Budget | None:
-    """Set a lifetime budget that is larger than the ledger's in ε, δ or both, or is of one more dataset.
+def raise_budget(files: LedgerFiles, budgets: Mapping[str, Budget]) -> dict[str, Budget | None]:
+    """Set the lifetime budgets that are larger than the ledger's in ε, δ or both, or are of one more account.
 
     Returns:
-        The budget before; None for a new dataset.
+        The budget before of each that was set; None for a new account.
 
     Raises:
-        LedgerError: There is no ledger, it is older than its second head, or the budget is not larger.
+        LedgerError: There is no ledger, it is older than its second head, or no budget is larger.
         StateInUseError, StorageError: It cannot be written.
     """
     second = read_second_head(files.second_head)
@@ -77,16 +78,31 @@ def raise_budget(files: LedgerFiles, dataset: str, budget: Budget) -> Budget | N
         raise no_second_head(files)
     with _opened(files) as state:
         state.require_kept(second)
-        known = state.ledger.budget(dataset) if dataset in state.ledger.datasets else None
-        if known is not None and budget.epsilon <= known.epsilon and budget.delta <= known.delta:
+        before = {
+            name: known
+            for name, budget in budgets.items()
+            if (known := _known(state.ledger, name)) is None or _is_larger(budget, known)
+        }
+        if not before:
+            name, budget = next(iter(budgets.items()))
+            known = state.ledger.budget(name)
             raise LedgerError(
-                f"The configuration sets ε = {budget.epsilon:g}, δ = {budget.delta:g} for {dataset!r}, and "
+                f"The configuration sets ε = {budget.epsilon:g}, δ = {budget.delta:g} for {name!r}, and "
                 f"the ledger has ε = {known.epsilon:g}, δ = {known.delta:g}: nothing to raise. The agent "
                 "takes a lower budget when it starts."
             )
         with state.entry():
-            state.ledger.set_budget(dataset, budget)
-        return known
+            for name in before:
+                state.ledger.set_budget(name, budgets[name])
+        return before
+
+
+def _known(ledger: Ledger, name: str) -> Budget | None:
+    return ledger.budget(name) if name in ledger.datasets else None
+
+
+def _is_larger(budget: Budget, known: Budget) -> bool:
+    return budget.epsilon > known.epsilon or budget.delta > known.delta
 
 
 def back_up(state_dir: Path, file: Path) -> VerifiedLedger:
@@ -144,7 +160,7 @@ def put_back(backup: Path, files: LedgerFiles) -> None:
 
 
 def go_on_after_restore(
-    files: LedgerFiles, dataset: str, budget: Budget, *, write_off_all: bool, at: datetime
+    files: LedgerFiles, budgets: Mapping[str, Budget], *, write_off_all: bool, at: datetime
 ) -> tuple[WriteOff, ...]:
     """Write off what the entries that are missing from a restored ledger have reserved, or may have.
 
@@ -152,8 +168,7 @@ def go_on_after_restore(
 
     Args:
         files: The ledger that was put back, or none, and its second head.
-        dataset: The device's, and
-        budget: its configured budget, for ``write_off_all``.
+        budgets: Those that the device's configuration has, by account, for ``write_off_all``.
         write_off_all: The owner's word that the second head is lost, or was itself put back: nothing shows
         what was
             spent, so all that is left is written off.
@@ -178,7 +193,7 @@ def go_on_after_restore(
             return ()
         with ledger_errors(state.file), transaction(state.connection):
             if second is None or write_off_all:
-                owed = _all_owed(state.ledger, second, dataset, budget)
+                owed = _all_owed(state.ledger, second, budgets)
             else:
                 owed = _owed(state.ledger, second)
             lost = tuple(
@@ -221,14 +236,16 @@ def _owed(ledger: Ledger, second: SecondHead) -> dict[str, _Owed]:
     return owed
 
 
-def _all_owed(ledger: Ledger, second: SecondHead | None, dataset: str, budget: Budget) -> dict[str, _Owed]:
+def _all_owed(
+    ledger: Ledger, second: SecondHead | None, configured: Mapping[str, Budget]
+) -> dict[str, _Owed]:
     """All that any budget we know of allowed."""
     known = {} if second is None else second.datasets
     owed = {}
-    for name in dict.fromkeys([*ledger.datasets, *known, dataset]):
+    for name in dict.fromkeys([*ledger.datasets, *known, *configured]):
         budgets = [ledger.budget(name)] if name in ledger.datasets else []
         budgets += [Budget(known[name].epsilon_budget, known[name].delta_budget)] if name in known else []
-        budgets += [budget] if name == dataset else []
+        budgets += [configured[name]] if name in configured else []
         bounds = [*budgets, ledger.accounts.reserved(name)]
         bounds += [Budget(known[name].epsilon_reserved, known[name].delta_reserved)] if name in known else []
         most = Budget(max(each.epsilon for each in bounds), max(each.delta for each in bounds))

@@ -24,6 +24,7 @@ from typing import Final
 from agent.admission import TooLate, admit, require_finite, require_key, require_time_left
 from agent.announcements import Announced, Announcements, Model, Phase, log_expired
 from agent.charges import Price, charge_of
+from agent.columns import account_name
 from agent.limit_settings import LimitSettings
 from agent.limits import require_training_time, require_within
 from agent.publisher import Publisher, Slots
@@ -321,8 +322,9 @@ class Cycle:
     def _charge(self, task: RoundTask, price: Price) -> None:
         plan, now = task.plan, self._clock.unix()
         charged_at = datetime.fromtimestamp(now, UTC).isoformat(timespec="seconds")
-        self._state.charge(charge_of(task, price, self._dataset, charged_at=charged_at), now)
-        spent = self._state.ledger.spending(self._dataset)
+        account = account_name(self._dataset, task.release.mechanism.trust)
+        self._state.charge(charge_of(task, price, account, charged_at=charged_at), now)
+        spent = self._state.ledger.spending(account)
         log.info("round %d of %d: charged, %s", plan.round, plan.rounds, spent)
         job = plan.job.hex()
         log_expired(self._state.expire_other_rounds(job, plan.round, now))
@@ -337,6 +339,7 @@ class Cycle:
         if known is None or known.state is not RoundState.CHARGED:
             training.answer.exception()  # A later round, or the end of the job, has been announced.
             announced.phase = Phase.SETTLED
+            self._worker.look()
             return
         try:
             update = training.answer.result()
@@ -348,11 +351,12 @@ class Cycle:
         self._state.spool_round(plan.job.hex(), plan.round, fragments, self._clock.unix(), update.failure)
         announced.phase = Phase.SETTLED
         self._publisher.draw_times()
+        self._worker.look()
         if update.failure is None:
             log.info("round %d of %d: spooled", plan.round, plan.rounds)
         else:
             log.error(
-                "round %d of %d: spooled noise alone, no record counts: %s",
+                "round %d of %d: spooled, and no record counts in it: %s",
                 plan.round, plan.rounds, update.failure,
             )  # fmt: skip
 

@@ -77,7 +77,7 @@ class Agent:
             persistent=False,
         )
         # It takes the directory's lock: nothing is decoded for a device that is running, or has no ledger.
-        self._state = AgentState(settings.ledger_files, settings.data.name, settings.lifetime_budget)
+        self._state = AgentState(settings.ledger_files, settings.lifetime_budgets)
         try:
             records = Records(settings.data, settings.state_dir)
             room = settings.data.features_mib << 20
@@ -128,7 +128,7 @@ class Agent:
             StorageError: The disk fails; everything published is charged.
             LedgerError: The database was damaged while it ran; likewise.
         """
-        spent = self._state.ledger.spending(self._settings.data.name)
+        spent = self._state.ledger.spending_of(self._settings.data.name)
         log.info("agent of fleet %s, %s", self._settings.fleet, spent)
         log.info("limits of this device: %s", shown(self._settings.limits))
         try:

@@ -25,8 +25,8 @@ class DecodingSettings(Settings):
 class DataSettings(DatasetSettings):
     """The data that stay on the device."""
 
-    name: Annotated[str, Field(min_length=1, max_length=128)]
-    """The ledger's name for these records. The lifetime budget belongs to it."""
+    name: Annotated[str, Field(min_length=1, max_length=128, pattern="^[^@]*$")]
+    """The ledger's name for these records, without an ``@``. The lifetime budget belongs to it."""
     features_mib: Annotated[int, Field(ge=0, le=1 << 24)] = 0
     """Room in ``state_dir`` for the features of models with a front end, taken when the agent starts. A plan
     that needs more for ``max_records`` records is declined; ``dpagent model show`` prints what a model

@@ -4,12 +4,13 @@ every lot.
 The size of a lot is private, and training takes time in proportion to it. So the device settles beforehand
 after how many slots it will publish, from public facts alone: it times made-up records, with the round's own
 weights, norms and views, and counts with the largest lot that there may be (``largest_lot`` of
-:mod:`dpagent.privacy.sampling`). And once the records of the real lot are done, it goes on with made-up ones
-until the work is that of the largest lot, so that nothing it does meanwhile, such as how soon it acknowledges
-a message, tells when the real ones were done.
+:mod:`dpagent.privacy.sampling`), and with all that a step does besides. And every lot is filled up to the
+largest one (:class:`~dpagent.learning.training.lots.Filling`), so that nothing that the device does
+meanwhile, such as how soon it acknowledges a message, tells when the real records were done. What is tried
+runs through the same functions as what is charged: work that only one of them had could be told by its time.
 
 A made-up record is read as a decoded one is (:mod:`agent.rows`), but from memory: of a small model, reading
-is most of the work.
+is most of the work. Its gradient need not be taken, as a blank row of the engine takes as long.
 
 Where the files of the records, or of their features, are too large for the system to keep in memory, each
 record of the largest lot counts with a read from a slow disk. What remains is what arithmetic itself takes,
@@ -31,16 +32,19 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.noisy_sums import MOMENTS_AT_ONCE
+from agent.noisy_sums import MOMENTS_AT_ONCE, for_wire, moments_of, noisy_step
+from dpagent.learning.data.dataset import Dataset, Indices
 from dpagent.learning.data.stored import RawFile
 from dpagent.learning.front_end.features import FrontEnd
 from dpagent.learning.training.augmentation import Augmentation
 from dpagent.learning.training.engine import Engine
+from dpagent.learning.training.lots import AT_ONCE, Filling, total_of
 from dpagent.privacy.covariance import SecondMoments
-from dpagent.privacy.sampling import largest_lot, shuffled
+from dpagent.privacy.sampling import largest_lot, poisson_lot, shuffled
 from dpagent.protocol.noisy_sum import NoisySum
 from dpagent.protocol.reports import Reports
 from dpagent.protocol.task import Release, RoundTask
+from dpagent.protocol.updates import Updates
 
 log = logging.getLogger(__name__)
 
@@ -52,11 +56,8 @@ _TRIES: Final = 2
 _TRIED_S: Final = 0.2
 """A trial that took longer is not repeated."""
 _TRIED_MICROBATCHES: Final = 2
-_TRIED_NOISE: Final = 4096
 _TRIED_FEATURES: Final = 4
-_AT_ONCE: Final = 8
-"""Microbatches of made-up records computed together, as many as of real ones."""
-_MOMENTS: Final = MOMENTS_AT_ONCE // _AT_ONCE
+_MOMENTS: Final = MOMENTS_AT_ONCE // AT_ONCE
 """Records of a microbatch where second moments are asked for."""
 
 
@@ -70,8 +71,8 @@ class Workload:
         norms: to which gradients are clipped.
         augmentation: views of each record, or None.
         moments: that are summed in place of gradients, or None.
-        draw: draws a part of the noise.
-        draws: how many such parts the round takes.
+        move: what a step does besides: it draws a lot, adds noise, and moves the local weights.
+        finish: what follows the last step.
     """
 
     steps: int
@@ -79,8 +80,8 @@ class Workload:
     norms: Sequence[float]
     augmentation: Augmentation | None
     moments: SecondMoments | None
-    draw: Callable[[], object]
-    draws: float
+    move: Callable[[], object]
+    finish: Callable[[], object]
 
     @classmethod
     def of(cls, release: Release, weights: NDArray[np.float32], most_records: int) -> Workload:
@@ -93,18 +94,49 @@ class Workload:
         """
         match release:
             case NoisySum(sampling=sampling):
-                sampler = release.mechanism.sampler()
                 return cls(
                     sampling.local_steps, largest_lot(most_records, sampling.rate), release.clipping.norms,
-                    release.augmentation, release.second_moments, lambda: sampler.sample(_TRIED_NOISE),
-                    sampling.local_steps * release.dimension / _TRIED_NOISE,
+                    release.augmentation, release.second_moments,
+                    lambda: (
+                        poisson_lot(most_records, sampling.rate),
+                        noisy_step(release, weights.copy(), np.zeros(release.dimension)),
+                    ),
+                    lambda: for_wire(release, np.zeros(release.dimension, np.int64), weights),
                 )  # fmt: skip
             case Reports(training=training):
-                two_point = release.two_point(weights)
                 return cls(
                     training.steps, training.batch, (training.largest_gradient,), None, None,
-                    lambda: two_point.report(weights), 1,
+                    lambda: training.moved(weights, np.zeros(len(weights))),
+                    lambda: release.update_of(release.two_point(weights).report(weights)),
                 )  # fmt: skip
+            case Updates(training=training):
+                return cls(
+                    training.steps, training.batch, (training.largest_gradient,), None, None,
+                    lambda: training.moved(weights, np.zeros(len(weights))),
+                    lambda: release.update_of(weights + 1, weights),
+                )  # fmt: skip
+
+
+class MadeUp(Dataset):
+    """Records that are none: each is read as a decoded one is, but from memory. Public.
+
+    Args:
+        records: how many.
+        shape: of each, as the engine takes it.
+    """
+
+    def __init__(self, records: int, shape: Sequence[int]) -> None:
+        super().__init__(np.zeros(records, np.int64), 2, shape=shape, dtype=np.dtype(np.float32))
+        descriptor = os.memfd_create("made up")
+        os.write(descriptor, np.random.default_rng(0).random(self.shape, np.float32).tobytes())
+        self._record = RawFile(Path("made up"), descriptor)
+
+    def _read(self, indices: Indices) -> NDArray[Any]:
+        raw = np.zeros((len(indices), self.record_bytes), np.uint8)
+        for row in raw:
+            self._record.read_into(row, 0)
+            zlib.crc32(row.data)
+        return raw.view(self.dtype).reshape(len(indices), *self.shape)
 
 
 class Effort:
@@ -134,7 +166,7 @@ class Effort:
         self._task, self._load = task, Workload.of(task.release, weights, most_records)
         self._weights, self._engine = weights, engine
         self._front_end, self._new_records, self._disk_reads = front_end, new_records, disk_reads
-        self.largest = self._load.records
+        self.largest, self._most_records = self._load.records, most_records
 
     def longest_s(self) -> float:
         """Seconds that training takes with the largest lot, on this board, with something to spare.
@@ -143,9 +175,9 @@ class Effort:
             Exception: The made-up records cannot be computed.
         """
         tried = min(_TRIED_MICROBATCHES * self._microbatch, self.largest)
-        records_s = _seconds(lambda: self._compute(self._weights, tried)) * self.largest / max(tried, 1)
-        records_s += _DISK_READ_S * self._disk_reads * self.largest
-        total_s = self._load.steps * records_s + self._load.draws * _seconds(self._load.draw)
+        step_s = _seconds(lambda: self._compute(tried)) * self.largest / max(tried, 1)
+        step_s += _DISK_READ_S * self._disk_reads * self.largest + _seconds(self._load.move)
+        total_s = self._load.steps * step_s + _seconds(self._load.finish)
         if self._new_records:
             total_s += _seconds(self._compute_features) * self._new_records / _TRIED_FEATURES
             total_s += _DISK_READ_S * self._disk_reads * self._new_records
@@ -161,7 +193,10 @@ class Effort:
             Exception: They cannot be computed.
         """
         lot = shuffled(np.arange(self.largest, dtype=np.intp))
-        self._compute(self._weights, min(len(lot), _AT_ONCE * self._microbatch))
+        records = min(len(lot), AT_ONCE * self._microbatch)
+        held = [self.filling.made_up.batch(np.arange(records))[0]]
+        held.append(held[0].copy())  # Twice, as where one of them cannot be read.
+        self._compute(records)
 
     def fill_up_features(self, done: int) -> None:
         """Go on with made-up records until features of as many are computed as there may be new ones; once.
@@ -176,67 +211,30 @@ class Effort:
             log.warning("the time of features was not filled up", exc_info=True)
         self._new_records = 0  # The next local step has them.
 
-    def fill_up(self, local: NDArray[np.float32], done: int) -> None:
-        """Go on with made-up records until as many are done as the largest lot has.
-
-        Args:
-            local: (parameters,) the weights of the step.
-            done: records of the lot.
-        """
-        try:
-            while done < self.largest:
-                records = min(self.largest - done, _AT_ONCE * self._microbatch)
-                self._compute(local, records)
-                done += records
-        except Exception:
-            # The sum of the lot is made, and does not depend on this.
-            log.warning("the time of training was not filled up", exc_info=True)
-
     @property
     def _microbatch(self) -> int:
         return _MOMENTS if self._engine is None else self._engine.microbatch
 
     @cached_property
-    def _inputs(self) -> NDArray[np.float32]:
-        """Made-up records, (n, …), of the shape that the engine takes."""
+    def filling(self) -> Filling:
+        """Made-up records, that fill up each lot to the largest."""
         moments = self._load.moments
         shape = self._task.spec.head.input_shape if moments is None else (moments.values,)
-        inputs: NDArray[Any] = np.random.default_rng(0).random(
-            (_AT_ONCE * self._microbatch, *shape), np.float32
-        )
-        return inputs
-
-    @cached_property
-    def _record(self) -> RawFile:
-        """A file in memory, of as many bytes as a record has at most."""
-        descriptor = os.memfd_create("made up")
-        os.write(descriptor, self._inputs[0].tobytes())
-        return RawFile(Path("made up"), descriptor)
-
-    def _read(self, records: int) -> NDArray[np.uint8]:
-        raw = np.zeros((records, self._record.size), np.uint8)
-        for row in raw:
-            self._record.read_into(row, 0)
-            zlib.crc32(row.data)
-        return raw
+        return Filling(self.largest, self._most_records, MadeUp(AT_ONCE * self._microbatch, shape))
 
     def _compute_features(self, records: int = _TRIED_FEATURES) -> None:
         assert self._front_end is not None
         shape = self._front_end.input_shape
         self._front_end(np.random.default_rng(0).random((records, *shape), np.float32))
 
-    def _compute(self, weights: NDArray[np.float32], records: int) -> None:
-        # Held beside what is made of them, and twice, as where one of them cannot be read.
-        held = [self._read(records)]
-        held.append(held[0].copy())
-        inputs, load = self._inputs[:records], self._load
+    def _compute(self, records: int) -> None:
+        """The sum over so many made-up records."""
+        load, made_up, lot = self._load, self.filling.made_up, np.arange(records, dtype=np.intp)
         if load.moments is not None:
-            load.moments.total(inputs)
+            moments_of(load.moments, made_up, lot)
             return
         assert self._engine is not None
-        if load.augmentation is not None:
-            inputs = load.augmentation.views_of(inputs)
-        self._engine.clipped_sum(weights, inputs, np.zeros(records, np.int64), load.norms)
+        total_of(self._engine, self._weights, made_up, lot, load.norms, load.augmentation)
 
 
 def _seconds(work: Callable[[], object]) -> float:

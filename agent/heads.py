@@ -13,6 +13,10 @@ know**: an entry that a power cut kept from it has cost nothing. Likewise, when 
 spooled, the second head ceases to call its charge `unsent` before the first byte leaves: a directory that was
 copied in between, and put back, does not get a second noisy sum for that charge.
 
+A running agent reads the second head before it writes it: one whose state directory was copied, and whose
+copy another agent runs, finds that its chain does not reach the other's entry, and ends before it reads a
+record.
+
 The second head is as trustworthy as its place. Nothing here stops an owner who writes both.
 """
 

@@ -24,11 +24,13 @@ from typing import Any, Final
 from pydantic import TypeAdapter, ValidationError
 
 from agent.charges import Budget, BudgetChange, Charge, Record, ReportCharge, SumCharge, WriteOff
+from agent.columns import SCOPES, account_name, scope_of
 from agent.heads import GENESIS, Head, SecondHead, Totals
 from agent.replay import replay
 from dpagent.configuration import complaint
 from dpagent.errors import LedgerError
 from dpagent.notation import upwards
+from dpagent.privacy.statement import Trust
 
 _KINDS: Final[dict[type[Record], str]] = {
     BudgetChange: "budget", SumCharge: "charge", ReportCharge: "charge", WriteOff: "write-off",
@@ -158,8 +160,9 @@ class Ledger:
         self.accounts.write_off(lost)
 
     def is_charged(self, dataset: str, job: str, round_number: int) -> bool:
-        """Whether the ledger has a charge for that round of that job."""
-        return (dataset, job, round_number) in self._charges
+        """Whether an account of the dataset has a charge for that round of that job."""
+        accounts = (account_name(dataset, trust) for trust in SCOPES)
+        return any((account, job, round_number) in self._charges for account in accounts)
 
     @property
     def number_of_charges(self) -> int:
@@ -187,11 +190,19 @@ class Ledger:
         """Cumulative ε of the dataset as its last charge or write-off states it; 0 before the first."""
         return self.accounts.epsilon_spent(dataset)
 
+    def spending_of(self, dataset: str) -> str:
+        """For the log: :meth:`spending` of each account of a dataset."""
+        accounts = (account_name(dataset, trust) for trust in SCOPES)
+        return "; ".join(self.spending(account) for account in accounts if account in self._budgets)
+
     def spending(self, dataset: str) -> str:
-        """For the log: the spent ε of a dataset, and its budget."""
+        """For the log: the spent ε of an account, and its budget."""
         budget, epsilon = self.budget(dataset), self.epsilon_spent(dataset)
         spent = f"spent ε = {upwards(epsilon)} of {budget.epsilon:g} at δ = {budget.delta:g}"
-        return f"{spent} on {dataset!r} (record level)"
+        unit, _, trust = scope_of(dataset)
+        return (
+            f"{spent} on {dataset!r} ({unit} level{'' if trust is Trust.NONE else f', trusting the {trust}'})"
+        )
 
     @property
     def head(self) -> Head:

@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from dpagent.errors import ParameterError
 from dpagent.learning.data.dataset import Dataset, to_float32
 from dpagent.learning.training.engine import Engine
-from dpagent.learning.training.lots import sum_over_lot
-from dpagent.privacy.covariance import MAX_LOT
+from dpagent.learning.training.lots import Filling, filled_batches, sum_over_lot
+from dpagent.privacy.covariance import MAX_LOT, SecondMoments
 from dpagent.privacy.mechanisms.wire import round_at_random, round_to_wire
 from dpagent.privacy.sampling import poisson_lot, shuffled
 from dpagent.protocol.noisy_sum import NoisySum
@@ -36,13 +36,6 @@ LotSum: TypeAlias = Callable[[NDArray[np.float32]], NDArray[np.float64]]
 
 MOMENTS_AT_ONCE: Final = 256
 """Records in memory together where second moments are summed: no more than are tried before the charge."""
-
-Done: TypeAlias = Callable[[int], None]
-"""Is called with the number of a lot's records once their sum is made."""
-
-
-def _nothing_more(_records: int) -> None:
-    """What follows a lot where its time may show."""
 
 
 def noisy_sum(release: NoisySum, weights: NDArray[np.float32], lot_sum: LotSum) -> NDArray[np.int64]:
@@ -56,18 +49,45 @@ def noisy_sum(release: NoisySum, weights: NDArray[np.float32], lot_sum: LotSum) 
     Returns:
         (dimension,) the noisy sum over all local steps, integers in wire units.
     """
-    mechanism, sampling = release.mechanism, release.sampling
     local = weights.copy()
     update = np.zeros(release.dimension, np.int64)
-    for step in range(sampling.local_steps):
-        noisy = mechanism.add_noise(mechanism.quantize(lot_sum(local)))
-        update += noisy
-        if release.second_moments is None and step + 1 < sampling.local_steps:
-            # Local steps use only the noisy gradient, so the path is as private as the noisy sum.
-            gradient = release.clipping.gradient(noisy.astype(np.float64) * mechanism.granularity)
-            with np.errstate(over="ignore", invalid="ignore"):
-                change = sampling.local_learning_rate / sampling.expected_lot * gradient
-                local -= change.astype(np.float32)
+    for _ in range(release.sampling.local_steps):
+        update += noisy_step(release, local, lot_sum(local))
+    return for_wire(release, update, weights)
+
+
+def noisy_step(
+    release: NoisySum, local: NDArray[np.float32], total: NDArray[np.float64]
+) -> NDArray[np.int64]:
+    """Add noise to the sum over a lot, and move the local weights by the noisy sum.
+
+    Args:
+        release: of the round.
+        local: (parameters,) the weights of the step; they are changed in place.
+        total: (dimension,) the sum over a lot at these weights. Private.
+
+    Returns:
+        (dimension,) the noisy sum, in grid units.
+    """
+    mechanism, sampling = release.mechanism, release.sampling
+    noisy = mechanism.add_noise(mechanism.quantize(total))
+    if release.second_moments is None:
+        # Local steps use only the noisy gradient, so the path is as private as the noisy sum.
+        gradient = release.clipping.gradient(noisy.astype(np.float64) * mechanism.granularity)
+        with np.errstate(over="ignore", invalid="ignore"):
+            change = sampling.local_learning_rate / sampling.expected_lot * gradient
+            local -= change.astype(np.float32)
+    return noisy
+
+
+def for_wire(release: NoisySum, update: NDArray[np.int64], weights: NDArray[np.float32]) -> NDArray[np.int64]:
+    """The update, (dimension,) in grid units, in wire units; capped, where the device caps.
+
+    Args:
+        release: of the round.
+        update: the noisy sum over all local steps.
+        weights: (parameters,) the global model.
+    """
     if release.device_cap is not None and release.second_moments is None:
         # What a cap has moved lacks the noise that makes rounding to the nearest unbiased.
         return round_at_random(_capped(release, update, weights), release.terms.step)
@@ -81,13 +101,15 @@ def noisy_gradients(
     return noisy_sum(release, weights, lambda local: clipped_sum(release, local, dataset, engine))
 
 
-def sum_of_moments(release: NoisySum, dataset: Dataset, done: Done = _nothing_more) -> NDArray[np.float64]:
+def sum_of_moments(
+    release: NoisySum, dataset: Dataset, filling: Filling | None = None
+) -> NDArray[np.float64]:
     """The second moments of a fresh lot, without noise. Private.
 
     Args:
         release: of a round that asks for them.
         dataset: the device's records, before the projection.
-        done: hears how many records the lot has.
+        filling: makes the work that of the largest lot.
 
     Returns:
         (dimension,) in the units of ``SecondMoments.matrix``'s argument.
@@ -95,16 +117,30 @@ def sum_of_moments(release: NoisySum, dataset: Dataset, done: Done = _nothing_mo
     Raises:
         ParameterError: the round asks for gradients, or the lot is too large.
     """
-    moments = release.second_moments
-    if moments is None:
+    if release.second_moments is None:
         raise ParameterError(f"round {release.plan.round} asks for gradients; expected second moments.")
-    lot = poisson_lot(len(dataset), release.sampling.rate)
+    lot = _drawn(release, dataset, filling)
     if len(lot) > MAX_LOT:
         raise ParameterError(f"a lot has {counted(len(lot), 'record')}; expected at most {MAX_LOT:,}.")
+    return moments_of(release.second_moments, dataset, lot, filling)
+
+
+def moments_of(
+    moments: SecondMoments, dataset: Dataset, lot: NDArray[np.intp], filling: Filling | None = None
+) -> NDArray[np.float64]:
+    """The second moments of a lot, (moments.dimension,), without noise. Private.
+
+    Args:
+        moments: that are asked for.
+        dataset: the device's records, before the projection.
+        lot: indices of the records.
+        filling: makes the work that of the largest lot, with blank records, which add exact zeros.
+    """
     total = np.zeros(moments.dimension)
-    for inputs, _ in dataset.readable_batches(lot, size=MOMENTS_AT_ONCE):
-        total += moments.total(to_float32(inputs).reshape(len(inputs), -1))
-    done(len(lot))
+    for inputs, _, made_up in filled_batches(dataset, lot, size=MOMENTS_AT_ONCE, filling=filling):
+        records = np.zeros((len(inputs) + len(made_up), moments.values), np.float32)
+        records[: len(inputs)] = to_float32(inputs).reshape(len(inputs), moments.values)
+        total += moments.total(records)
     return total
 
 
@@ -113,7 +149,7 @@ def clipped_sum(
     weights: NDArray[np.float32],
     dataset: Dataset,
     engine: Engine,
-    done: Done = _nothing_more,
+    filling: Filling | None = None,
 ) -> NDArray[np.float64]:
     """The sum over a fresh lot, without noise. Private.
 
@@ -122,7 +158,7 @@ def clipped_sum(
         weights: (parameters,) of the step.
         dataset: the device's records, as the engine takes them.
         engine: computes their gradients, clipped in the mechanism's norm.
-        done: hears how many records the lot has.
+        filling: makes the work that of the largest lot.
 
     Returns:
         (dimension,) in the units of :meth:`~dpagent.privacy.clipping.Clipping.gradient`'s argument.
@@ -135,11 +171,19 @@ def clipped_sum(
             f"the engine clips records in {engine.norm}; mechanism {release.mechanism.name} needs"
             f" {release.mechanism.norm}."
         )
-    lot = shuffled(poisson_lot(len(dataset), release.sampling.rate))
-    part = sum_over_lot(engine, weights, dataset, lot, release.clipping.norms, release.augmentation)
-    done(len(lot))
+    lot = shuffled(_drawn(release, dataset, filling))
+    norms, augmentation = release.clipping.norms, release.augmentation
+    part = sum_over_lot(engine, weights, dataset, lot, norms, augmentation, filling)
     # The number of records excluded as not finite is private: it is not reported.
     return release.clipping.scaled_sum(part.total, int(part.within[0]), len(lot) - part.excluded)
+
+
+def _drawn(release: NoisySum, dataset: Dataset, filling: Filling | None) -> NDArray[np.intp]:
+    """A lot of the records that there are, drawn among as many as there may be: that takes as long for any
+    number."""
+    population = len(dataset) if filling is None else max(filling.population, len(dataset))
+    lot = poisson_lot(population, release.sampling.rate)
+    return lot[lot < len(dataset)]
 
 
 def _capped(release: NoisySum, update: NDArray[np.int64], weights: NDArray[np.float32]) -> NDArray[np.int64]:

@@ -176,7 +176,9 @@ class Records:
     def _introduce(self) -> None:
         """Tell the owner what was found."""
         if not len(self.dataset):
-            log.warning("data %s: there are no records; this board sends noise alone", self._settings.name)
+            log.warning(
+                "data %s: there are no records; none counts in what this board sends", self._settings.name
+            )
         for warning in self.dataset.origin.warnings:
             log.warning("data %s: %s", self._settings.name, warning)
         self._say_left_out()

@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from typing import Final
 
 from agent.accounts import JobAccounts, grid_of, price_after
-from agent.charges import Budget, BudgetChange, Charge, Record, WriteOff, require_ledger_scope
+from agent.charges import Budget, BudgetChange, Charge, Record, WriteOff
+from agent.columns import require_scope, scope_of
 from dpagent.errors import LedgerError, ParameterError, require_between
 from dpagent.privacy.accounting.basic import BasicAccountant
 from dpagent.privacy.accounting.choice import priced
@@ -85,6 +86,10 @@ class _Replay:
     def set_budget(self, change: BudgetChange) -> None:
         if not (change.epsilon > 0 and 0 < change.delta <= 1):
             raise _Contradiction(f"sets an invalid budget of ε = {change.epsilon!r}, δ = {change.delta!r}")
+        try:
+            scope_of(change.dataset)
+        except ParameterError as error:
+            raise _Contradiction(f"sets a budget of no account: {error}") from error
         self._budgets[change.dataset] = Budget(change.epsilon, change.delta)
 
     def write_off(self, lost: WriteOff) -> None:
@@ -235,7 +240,7 @@ def _event_of(charge: Charge) -> Event:
     try:
         mechanism = charge.rebuilt()
         event = mechanism.event
-        require_ledger_scope(mechanism)
+        require_scope(mechanism, charge.dataset)
         require_between("delta", charge.delta, 0.0, 1.0, low_open=True, high_open=True)
         charge.require_derived_values()
         _require_accountant(charge)

@@ -5,15 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from agent.charges import Budget
+from agent.columns import account_name
 from agent.data_settings import DataSettings
 from agent.heads import LedgerFiles, second_head_beside
 from agent.limit_settings import LimitSettings
 from agent.profile import Profile, is_profile_path
 from dpagent.configuration import FilePath, Settings, load_settings, resolve
 from dpagent.errors import ConfigurationError
+from dpagent.privacy.statement import Trust
 from dpagent.protocol.signing import decode_public_key
 from dpagent.protocol.topics import FleetName
 from dpagent.transport.settings import MqttSettings
@@ -27,6 +29,15 @@ def _public_key(text: str) -> str:
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
+class TrustingBudgetSettings(Settings):
+    """The lifetime budget of the jobs whose guarantee trusts a party."""
+
+    epsilon: Annotated[float, Field(gt=0, le=1000)]
+    """Lifetime ε for the device as a whole."""
+    delta: Annotated[float, Field(gt=0, lt=1)]
+    """Lifetime δ; each job takes its own δ from it."""
+
+
 class BudgetSettings(Settings):
     """The lifetime budget of the data, over all jobs and coordinators."""
 
@@ -34,6 +45,9 @@ class BudgetSettings(Settings):
     """Lifetime ε for each record."""
     delta: Annotated[float, Field(gt=0, lt=1)]
     """Lifetime δ; each job takes its own δ from it. Choose it well below one over the number of records."""
+    coordinator: TrustingBudgetSettings | None = None
+    """A second budget, of jobs that trust the coordinator (``limits.trust``), against everybody else. Without
+    it, the device declines them. ``epsilon`` and ``delta`` above say nothing of them."""
 
 
 class LedgerSettings(Settings):
@@ -71,6 +85,15 @@ class AgentSettings(Settings):
     (``dpagent model show`` prints it). A graph determines the clipping, a network the features of a record:
     trust only graphs that you have built yourself, and networks that you have inspected."""
 
+    @model_validator(mode="after")
+    def _trust_has_a_budget(self) -> AgentSettings:
+        if Trust.COORDINATOR in self.limits.trust and self.budget.coordinator is None:
+            raise ValueError(
+                "limits.trust has coordinator, and budget.coordinator is not set; expected the ε and δ that "
+                "jobs which trust the coordinator may spend"
+            )
+        return self
+
     @property
     def ledger_files(self) -> LedgerFiles:
         """Where the ledger is."""
@@ -78,9 +101,13 @@ class AgentSettings(Settings):
         return LedgerFiles(self.state_dir, self.ledger.second_head or beside)
 
     @property
-    def lifetime_budget(self) -> Budget:
-        """The budget of the data."""
-        return Budget(self.budget.epsilon, self.budget.delta)
+    def lifetime_budgets(self) -> dict[str, Budget]:
+        """The budgets of the data, by the ledger's name of the account (:mod:`agent.columns`)."""
+        budgets = {self.data.name: Budget(self.budget.epsilon, self.budget.delta)}
+        if (trusting := self.budget.coordinator) is not None:
+            account = account_name(self.data.name, Trust.COORDINATOR)
+            budgets[account] = Budget(trusting.epsilon, trusting.delta)
+        return budgets
 
 
 def on_board(settings: AgentSettings, profile: Profile) -> AgentSettings:

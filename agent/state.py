@@ -25,8 +25,7 @@ class AgentState(StateDatabase):
 
     Args:
         files: The directory and the second head.
-        dataset: The ledger's name for the device's records.
-        budget: Their lifetime budget, from the device's own configuration.
+        budgets: The lifetime budgets of the device's own configuration, by account.
 
     Raises:
         StateInUseError: Another agent uses it.
@@ -35,18 +34,18 @@ class AgentState(StateDatabase):
         BudgetRaisedError: The budget is larger than the ledger's.
     """
 
-    def __init__(self, files: LedgerFiles, dataset: str, budget: Budget) -> None:
+    def __init__(self, files: LedgerFiles, budgets: Mapping[str, Budget]) -> None:
         second = read_second_head(files.second_head)
         if not files.database.exists():
             raise no_ledger(files, second)
         super().__init__(files)
         try:
-            self._take_over(second, dataset, budget)
+            self._take_over(second, budgets)
         except BaseException:
             self.close()
             raise
 
-    def _take_over(self, second: SecondHead | None, dataset: str, budget: Budget) -> None:
+    def _take_over(self, second: SecondHead | None, budgets: Mapping[str, Budget]) -> None:
         require_head(self.ledger.digests, read_head(self.files.head), self.files.head)
         if not self.ledger.digests:
             raise no_ledger(self.files, second)
@@ -55,12 +54,28 @@ class AgentState(StateDatabase):
         self.require_kept(second)
         # A crash may have left the heads one entry behind; and what cannot be written should fail here.
         self.save_heads()
-        known = self.ledger.budget(dataset) if dataset in self.ledger.datasets else None
-        if known is None or budget.epsilon > known.epsilon or budget.delta > known.delta:
-            raise BudgetRaisedError(_raised(self.ledger, dataset, known, budget))
-        if budget != known:
-            with self.entry():
-                self.ledger.set_budget(dataset, budget)
+        for name, budget in budgets.items():
+            known = self.ledger.budget(name) if name in self.ledger.datasets else None
+            if known is None or budget.epsilon > known.epsilon or budget.delta > known.delta:
+                raise BudgetRaisedError(_raised(self.ledger, name, known, budget))
+        for name, budget in budgets.items():
+            if budget != self.ledger.budget(name):
+                with self.entry():
+                    self.ledger.set_budget(name, budget)
+
+    def save_second_head(self) -> None:
+        """As of :class:`StateDatabase`, unless another agent has written the second head since.
+
+        Two agents with copies of one state directory would spend its budget twice: each has a lock of its
+        own, but they share the second head.
+
+        Raises:
+            LedgerError: It is not the one that this agent wrote.
+            StorageError: It cannot be written.
+        """
+        second = read_second_head(self.files.second_head)
+        require_head(self.ledger.digests, second, self.files.second_head)
+        super().save_second_head()
 
     def round(self, job: str, number: int) -> KnownRound | None:
         """A round on record, or None."""
@@ -121,8 +136,14 @@ class AgentState(StateDatabase):
             fragments: all of its update.
             now: Unix time.
             failure: why no record counts in it, if none does.
+
+        Raises:
+            LedgerError: another agent, with a copy of the directory, has spooled it under the same charge.
+            StorageError: it cannot be written.
         """
         faults.reached(FaultPoint.AGENT_TRAINED)
+        if (second := read_second_head(self.files.second_head)) is not None:
+            self.require_kept(second)
         with ledger_errors(self.file), transaction(self.connection):
             self.spool.put(job, number, fragments)
             self.rounds.move(job, number, RoundState.SPOOLED, now, failure)

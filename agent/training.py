@@ -8,8 +8,8 @@ time, takes room on the disk for the features of the most records that there may
 * what one record causes costs that record alone. One that cannot be read, is not what was declared, is not
   finite, or makes a front end or an engine fail, counts as if it did not exist;
 * what no record can cause (the disk, memory for the board's own reasons, a lot larger than its bound, which
-  chance makes with a probability that δ pays for) leaves an update of noise alone, and the reason stays on
-  the device.
+  chance makes with a probability that δ pays for) leaves an update of noise alone, or of zeros where the
+  coordinator adds the noise, and the reason stays on the device.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TypeVar
 
 import numpy as np
@@ -43,6 +43,7 @@ from dpagent.privacy.sampling import largest_lot
 from dpagent.protocol.noisy_sum import NoisySum
 from dpagent.protocol.reports import Reports
 from dpagent.protocol.task import Release, RoundTask, values_of
+from dpagent.protocol.updates import Updates
 from dpagent.wording import counted
 
 log = logging.getLogger(__name__)
@@ -189,6 +190,9 @@ class Trainer:
             case Reports():
                 trained = attempt(lambda records: self._trained(work, release, records), weights)
                 values = release.update_of(release.two_point(weights).report(trained))
+            case Updates():
+                trained = attempt(lambda records: self._trained(work, release, records), weights)
+                values = release.update_of(trained, weights)
         return Update(values, failures[0] if failures else None)
 
     def look(self) -> None:
@@ -227,16 +231,15 @@ class Trainer:
     ) -> NDArray[np.float64]:
         assert work.effort is not None
         inputs = self._inputs_of(records, work.front_end, work.effort)
-        fill_up = partial(work.effort.fill_up, local)
         if work.engine is None:
-            return sum_of_moments(release, inputs, fill_up)
-        return clipped_sum(release, local, inputs, work.engine, fill_up)
+            return sum_of_moments(release, inputs, work.effort.filling)
+        return clipped_sum(release, local, inputs, work.engine, work.effort.filling)
 
-    def _trained(self, work: Work, release: Reports, records: Dataset) -> NDArray[np.float32]:
+    def _trained(self, work: Work, release: Reports | Updates, records: Dataset) -> NDArray[np.float32]:
         assert work.effort is not None
         assert work.engine is not None
         inputs = self._inputs_of(records, work.front_end, work.effort)
-        return release.training.train(work.engine, work.weights, inputs, work.effort.fill_up)
+        return release.training.train(work.engine, work.weights, inputs, work.effort.filling)
 
     def _require_bounded(self, release: NoisySum, engine: Engine | None) -> None:
         """Decline where sums on this board could leave the bounds that the noise allows for.

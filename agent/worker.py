@@ -92,6 +92,10 @@ class Update(NamedTuple):
     failure: str | None
 
 
+class Look(NamedTuple):
+    """The question to look at the data; the answer to it, once that has begun."""
+
+
 class Trains(Protocol):
     """Whoever trains for a :class:`~agent.cycle.Cycle`: one round at a time, in two parts."""
 
@@ -106,6 +110,14 @@ class Trains(Protocol):
         """Read the records, and make the update of the round that was prepared last.
 
         The answer fails only if no noise can be drawn, or the process has ended.
+        """
+        ...
+
+    def look(self) -> None:
+        """Begin to look at the data, for later rounds, if a round has read them.
+
+        When that begins shows later, by which round takes in what it found. So it is asked for at a time that
+        does not depend on how long training took.
         """
         ...
 
@@ -178,12 +190,15 @@ class Worker:
     def update(self) -> Future[Update]:
         """As of :class:`Trains`."""
         assert self._running is not None  # a round was prepared
-        answer = self._running.ask(None)
-        answer.add_done_callback(self._note_look)
-        return answer
+        return self._running.ask(None)
 
-    def _note_look(self, answer: Future[Update]) -> None:
-        """After an update, the process looks at the data."""
+    def look(self) -> None:
+        """As of :class:`Trains`."""
+        if self._running is not None and not self._running.is_over:
+            self._counts_at = math.inf  # Until it is known when the look began.
+            self._running.ask(Look()).add_done_callback(self._note_look)
+
+    def _note_look(self, answer: Future[Look]) -> None:
         if not answer.exception():
             self._counts_at = time.monotonic() + COUNTS_AFTER_S
 
@@ -231,7 +246,7 @@ class _Process:
         self._is_over = False
         self.ended_at = -math.inf
         """When it had ended (monotonic)."""
-        self._questions: queue.SimpleQueue[Start | Order | _NoMore | None] = queue.SimpleQueue()
+        self._questions: queue.SimpleQueue[Start | Order | Look | _NoMore | None] = queue.SimpleQueue()
         self._questions.put(start)
         self._reader = threading.Thread(target=self._read, name="training answers", daemon=True)
         self._reader.start()
@@ -242,7 +257,7 @@ class _Process:
         """Whether the process has ended."""
         return self._is_over
 
-    def ask(self, question: Order | None) -> Future[Any]:
+    def ask(self, question: Order | Look | None) -> Future[Any]:
         """The answer to come to a question; questions are answered in turn."""
         answer: Future[Any] = Future()
         with self._lock:

@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from agent.training import Trainer, Work
-from agent.worker import MORE_NICENESS, Failed, Order, Prepared, Said, Start, said
+from agent.worker import MORE_NICENESS, Failed, Look, Order, Prepared, Said, Start, said
 from dpagent.protocol.task import RoundTask
 
 log = logging.getLogger(__name__)
@@ -72,10 +72,13 @@ def serve(connection: Connection) -> None:
     trainer: Trainer | None = None
     work: Work | None = None
     while True:
-        question: Order | None = questions.next()
+        question: Order | Look | None = questions.next()
         try:
             trainer = trainer or Trainer(start.settings, start.profile)
-            if question is not None:
+            if isinstance(question, Look):
+                _look(trainer)
+                answers.send(question)
+            elif question is not None:
                 work, began = None, time.process_time()
                 task = RoundTask.of(question.plan)
                 weights = task.weights_from(question.weights)
@@ -84,14 +87,13 @@ def serve(connection: Connection) -> None:
             else:
                 assert work is not None  # the agent asks for an update once a round is prepared
                 answers.send(trainer.noisy_update(work))
-                _look(trainer)
         except Exception as error:
             log.debug("the details", exc_info=True)
             answers.send(Failed(said(error)))
 
 
 def _look(trainer: Trainer) -> None:
-    """Look at the data once the answer is out; whatever comes of it is no answer."""
+    """Begin to look at the data; whatever comes of it fails no round."""
     try:
         trainer.look()
     except Exception as error:

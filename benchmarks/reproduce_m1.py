@@ -46,7 +46,7 @@ _EVEN: Final = "even split"
 SCHEDULES: Final = {
     _EVEN: ScheduleSettings(kind="uniform"),
     "linear, ratio 3": ScheduleSettings(kind="linear", ratio=3.0),
-    "incrementing, step 0.3 (the default)": ScheduleSettings(kind="incrementing", step=0.3),
+    "incrementing, step 0.3": ScheduleSettings(kind="incrementing", step=0.3),
     "incrementing, step 0.9": ScheduleSettings(kind="incrementing", step=0.9),
 }
 _MODELS: Final = {

@@ -11,7 +11,7 @@ error; a figure is the difference to the even split, with the error of the diffe
 
 Interpretation: the paper's order is not reproduced, but reversed. None of the nine differences to the even
 split favours a budget that grows. Four are worse by more than two errors: the steep schedule (step 0.9) at
-each ε and most at 1, and *linear* at ε = 1. The default's step of 0.3 loses at most 1.0 ± 0.6.
+each ε and most at 1, and *linear* at ε = 1. A step of 0.3 loses at most 1.0 ± 0.6.
 
 Limits: three seeds and one learning rate. The data are not part of the project: without the four IDX files in
 ``../shared/data/mnist``, or the directory that the variable ``MNIST_DIR`` names, this benchmark is skipped.

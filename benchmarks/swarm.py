@@ -100,7 +100,7 @@ class Swarm:
         assert isinstance(release, Reports)
         mechanism = release.two_point(received)
         for shard in self.shards:
-            trained = release.training.train(engine, received, shard, lambda _local, _done: None)
+            trained = release.training.train(engine, received, shard)
             for fragment in cut(release.update_of(mechanism.report(trained)), plan):
                 yield seal_for(encode(fragment), plan)
 

@@ -16,8 +16,11 @@ from cli.tables import print_table
 from dpagent.wording import counted
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from agent.audit import VerifiedLedger
     from agent.charges import Charge
+    from agent.columns import Scope
 
 app = Commands(help="The ledger of a device: begin, read, verify, back up.", no_args_is_help=True)
 app.command(name="init")(custody.init)
@@ -34,25 +37,24 @@ _EXACT_NOISE = (
 _ONE_LEDGER = "These records have no other ledger."
 
 
-def _scope() -> dict[str, str]:
-    """The scope of all figures of a ledger, for JSON."""
-    from agent.charges import LEDGER_SCOPE
+def _scope(account: str = "") -> dict[str, str]:
+    """The scope of an account's figures, for JSON; by default, of an account that trusts nobody."""
+    from agent.columns import scope_of
 
-    unit, adjacency, trust = LEDGER_SCOPE
+    unit, adjacency, trust = scope_of(account)
     return {"unit": str(unit), "adjacency": str(adjacency), "trust": str(trust)}
 
 
-def _scope_in_words() -> str:
-    """The scope of all figures of a ledger, in words."""
-    from agent.charges import LEDGER_SCOPE
-
-    unit, adjacency, trust = LEDGER_SCOPE
+def _in_words(scope: Scope) -> str:
+    unit, adjacency, trust = scope
     return f"Unit: {unit.meaning}. Adjacency: {adjacency}. Trusted: {trust.meaning}."
 
 
 def _summary(ledger: VerifiedLedger) -> dict[str, dict[str, Any]]:
-    """Lifetime budget, reservations and spending by dataset."""
+    """Lifetime budget, reservations and spending by account: that of a dataset, or of its jobs that trust a
+    party."""
     from agent.charges import BudgetChange, Charge, WriteOff, ledger_statement
+    from agent.columns import dataset_of
 
     datasets: dict[str, dict[str, Any]] = {}
     exact_noise: dict[str, bool] = {}
@@ -79,6 +81,7 @@ def _summary(ledger: VerifiedLedger) -> dict[str, dict[str, Any]]:
             case WriteOff():
                 mechanisms.setdefault(record.dataset, []).append("unknown, written off")
     for name, known in datasets.items():
+        unbounded = [_without_trust(other, datasets) for other in datasets if dataset_of(other) == name]
         reserved, written_off = ledger.accounts.reserved(name), ledger.accounts.written_off(name)
         known |= {
             "epsilon_spent": ledger.accounts.epsilon_spent(name),
@@ -89,10 +92,29 @@ def _summary(ledger: VerifiedLedger) -> dict[str, dict[str, Any]]:
             "epsilon_written_off": written_off.epsilon,
             "delta_written_off": written_off.delta,
         }
-        assumptions = (_ONE_LEDGER, _EXACT_NOISE) if exact_noise.get(name) else (_ONE_LEDGER,)
-        statement = ledger_statement(reserved, mechanisms.get(name, ()), *assumptions)
-        known["statement"] = statement.as_dict()
+        assumptions = (
+            _ONE_LEDGER,
+            *([_EXACT_NOISE] if exact_noise.get(name) else []),
+            *filter(None, unbounded),
+        )
+        statement = ledger_statement(name, reserved, mechanisms.get(name, ()), *assumptions)
+        known |= _scope(name) | {"statement": statement.as_dict()}
     return datasets
+
+
+def _without_trust(account: str, datasets: Mapping[str, Mapping[str, Any]]) -> str:
+    """What figures that trust nobody leave out of an account's jobs; empty where they leave out nothing."""
+    from agent.columns import dataset_of, scope_of
+    from dpagent.privacy.statement import Trust
+
+    *_, trust = scope_of(account)
+    jobs = len(datasets[account]["jobs"])
+    if trust is Trust.NONE or not jobs:
+        return ""
+    return (
+        f"Of {dataset_of(account)!r}, {counted(jobs, 'job')} trusted the {trust}: without that trust nothing "
+        "bounds what they told of the records."
+    )
 
 
 @app.command()
@@ -100,7 +122,8 @@ def show(
     state_dir: StateDirOption,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Show the spent and remaining budget of each dataset, and declined plans.
+    """Show the spent and remaining budget of each dataset, and of its jobs that trust the coordinator, and
+    declined plans.
 
     A job reserves its whole ε and δ with its first round; the rest remains for other jobs.
     """
@@ -131,23 +154,7 @@ def show(
     if not datasets:
         typer.echo("The ledger is empty: no budget is set and nothing is spent.")
     else:
-        typer.echo(_scope_in_words())
-        print_table(
-            ["dataset", "ε spent", "ε reserved", "ε budget", "ε left", "δ left", "charges", "jobs"],
-            [
-                [
-                    name,
-                    f"{row['epsilon_spent']:.4f}",
-                    f"{row['epsilon_reserved']:.4f}",
-                    f"{row['epsilon_budget']:g}",
-                    f"{row['epsilon_left']:.4f}",
-                    f"{row['delta_left']:g}",
-                    str(row["charges"]),
-                    str(len(row["jobs"])),
-                ]
-                for name, row in datasets.items()
-            ],
-        )
+        _print_accounts(datasets)
         distance = sum(row["statistical_distance"] for row in datasets.values())
         if distance:
             typer.echo(
@@ -161,7 +168,36 @@ def show(
     for row in declined:
         typer.echo(f"Declined round {row['round']} of job {row['job'][:8]}: {row['reason']}")
     for row in noise_alone:
-        typer.echo(f"Sent noise alone in round {row['round']} of job {row['job'][:8]}: {row['reason']}")
+        typer.echo(f"No record counts in round {row['round']} of job {row['job'][:8]}: {row['reason']}")
+
+
+def _print_accounts(datasets: Mapping[str, Mapping[str, Any]]) -> None:
+    """A table for each trust: their figures are never added up."""
+    from agent.columns import SCOPES, scope_of
+
+    for scope in SCOPES.values():
+        accounts = {name: row for name, row in datasets.items() if scope_of(name) == scope}
+        if not accounts:
+            continue
+        typer.echo(_in_words(scope))
+        print_table(
+            ["dataset", "ε spent", "ε reserved", "ε budget", "ε left", "δ left", "charges", "jobs"],
+            [
+                [
+                    name,
+                    f"{row['epsilon_spent']:.4f}",
+                    f"{row['epsilon_reserved']:.4f}",
+                    f"{row['epsilon_budget']:g}",
+                    f"{row['epsilon_left']:.4f}",
+                    f"{row['delta_left']:g}",
+                    str(row["charges"]),
+                    str(len(row["jobs"])),
+                ]
+                for name, row in accounts.items()
+            ],
+        )
+        for sentence in filter(None, (_without_trust(name, datasets) for name in accounts)):
+            typer.echo(sentence)
 
 
 @app.command()

@@ -22,17 +22,18 @@ def init(config: ConfigOption) -> None:
     from agent.settings import load_agent_settings
 
     settings = load_agent_settings(config)
-    files, budget = settings.ledger_files, settings.lifetime_budget
-    begin_ledger(files, settings.data.name, budget)
-    typer.echo(
-        f"Began the ledger of {settings.data.name!r} in {files.state_dir}, with a lifetime budget of "
-        f"ε = {budget.epsilon:g}, δ = {budget.delta:g}. Its second head is {files.second_head}."
-    )
+    files, budgets = settings.ledger_files, settings.lifetime_budgets
+    begin_ledger(files, budgets)
+    for name, budget in budgets.items():
+        typer.echo(
+            f"Began the ledger of {name!r} in {files.state_dir}, with a lifetime budget of "
+            f"ε = {budget.epsilon:g}, δ = {budget.delta:g}. Its second head is {files.second_head}."
+        )
 
 
 def increase(config: ConfigOption) -> None:
-    """Raise the lifetime budget to that in agent.yaml, or give one to a new `data.name`. Stop the agent
-    first.
+    """Raise the lifetime budget to that in agent.yaml, or give one to a new `data.name`, or to jobs
+    that trust the coordinator. Stop the agent first.
 
     The guarantee for the records is weaker by the difference. The ledger keeps an entry of it.
     """
@@ -40,13 +41,13 @@ def increase(config: ConfigOption) -> None:
     from agent.settings import load_agent_settings
 
     settings = load_agent_settings(config)
-    budget = settings.lifetime_budget
-    before = raise_budget(settings.ledger_files, settings.data.name, budget)
-    was = "none" if before is None else f"ε = {before.epsilon:g}, δ = {before.delta:g}"
-    typer.echo(
-        f"The lifetime budget for {settings.data.name!r} was {was} and is "
-        f"ε = {budget.epsilon:g}, δ = {budget.delta:g}."
-    )
+    budgets = settings.lifetime_budgets
+    for name, before in raise_budget(settings.ledger_files, budgets).items():
+        was = "none" if before is None else f"ε = {before.epsilon:g}, δ = {before.delta:g}"
+        typer.echo(
+            f"The lifetime budget for {name!r} was {was} and is "
+            f"ε = {budgets[name].epsilon:g}, δ = {budgets[name].delta:g}."
+        )
 
 
 def backup(
@@ -90,7 +91,7 @@ def restored(
     if from_backup is not None:
         put_back(from_backup, files)
     lost = go_on_after_restore(
-        files, settings.data.name, settings.lifetime_budget, write_off_all=write_off_all, at=datetime.now(UTC)
+        files, settings.lifetime_budgets, write_off_all=write_off_all, at=datetime.now(UTC)
     )
     for each in lost:
         typer.echo(

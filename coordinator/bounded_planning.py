@@ -66,7 +66,7 @@ def bounded_round(
         spent=0.0 if weights is None else spent,
         resolution=int(noise.parameters["resolution"]),
     )
-    schedule = privacy.schedule
+    schedule = privacy.spending
     terms = BoundedTerms(
         kind="bounded",
         regularisation=cap.regularisation,
@@ -77,7 +77,7 @@ def bounded_round(
             kind=schedule.kind,
             step=schedule.step,
             ratio=schedule.ratio,
-            weights=list(schedule.weights or ()),
+            weights=list(schedule.weights),
         ),
         spent=spent,
     )
@@ -90,7 +90,7 @@ def _job(settings: FleetSettings) -> BoundedJob:
         epsilon=privacy.epsilon,
         delta=privacy.delta,
         rounds=settings.rounds,
-        schedule=privacy.schedule.schedule(),
+        schedule=privacy.spending,
         cap=BoundedCap(cap.regularisation, cap.floor),
         expected_lot=privacy.sampling_rate * settings.records_per_device,
     )

@@ -36,12 +36,13 @@ from dpagent.notation import upwards
 from dpagent.privacy.covariance import SecondMoments
 from dpagent.privacy.mechanisms.bounded import CapNotMetError
 from dpagent.protocol.codec import MessageError
-from dpagent.protocol.fragments import read_block, read_tally, require_place
+from dpagent.protocol.fragments import read_block, read_tally, read_update_block, require_place
 from dpagent.protocol.messages import Fragment
 from dpagent.protocol.noisy_sum import NoisySum
 from dpagent.protocol.reports import Reports
 from dpagent.protocol.sealing import Opener
 from dpagent.protocol.task import Release, RoundTask
+from dpagent.protocol.updates import Updates
 from dpagent.protocol.weights import weights_to_bytes
 from dpagent.wording import counted
 
@@ -148,6 +149,7 @@ class Cycle:
 
         The job is over where its ``bounded`` cap leaves no further round.
         """
+        self._write_latest()
         now = self._clock.unix()
         current = self._store.open_round()
         number = self._store.closed_rounds() + 1 if current is None else current.number
@@ -257,6 +259,8 @@ class Cycle:
                 return values
             case Reports(terms=terms):
                 return read_tally(fragment, plan, terms, release.blocks)
+            case Updates(terms=terms, mechanism=mechanism):
+                return read_update_block(fragment, plan, terms.largest, mechanism.norm, release.blocks)
 
     # The round is over when all fragments are in and honest devices have had their time, or at its deadline.
 
@@ -325,16 +329,14 @@ class Cycle:
         """Step the model, and evaluate it."""
         step = self._stepper.step(release, self._model, groups)
         accuracy = self._models.accuracy(step.model.weights)
-        if self._settings.keep_models == "all":
-            number = release.plan.round
-            self._models.write(
-                self._models.of_round(number), step.model.weights, self._job, number,
-                self._planner.epsilon_after(release),
-            )  # fmt: skip
         self._keep(release, step, accuracy)
 
     def _keep(self, release: Release, step: Step, accuracy: float | None) -> None:
-        """Close the round."""
+        """Close the round.
+
+        Nothing of the step may be seen before it is in the database: where the coordinator adds noise, a
+        crash would have the next start draw other noise for the same updates, and two answers show them.
+        """
         number, epsilon = release.plan.round, self._planner.epsilon_after(release)
         result = RoundResult(
             accuracy, step.clamped, step.kept, release.mechanism.noise_multiplier, epsilon, step.out_of_range
@@ -344,6 +346,14 @@ class Cycle:
         shown = "not evaluated" if accuracy is None else f"accuracy {accuracy:.2%}"
         log.info("round %d of %d: %s, ε = %s", number, release.plan.rounds, shown, upwards(epsilon))
 
+    def _write_latest(self) -> None:
+        """Write the model of the round that closed last, unless it is there: from the database, so that a
+        crash in between leaves no other model."""
+        number = self._store.closed_rounds()
+        file = self._models.of_round(number)
+        if self._settings.keep_models == "all" and number >= self._models.first_round and not file.exists():
+            self._models.write(file, self._model.weights, self._job, number, self._store.epsilon_spent())
+
     # The job is over.
 
     def finish(self) -> bool:
@@ -352,6 +362,7 @@ class Cycle:
         Returns:
             Whether the broker took the announcement; if not, the job is not over yet.
         """
+        self._write_latest()
         rounds, now = self._store.closed_rounds(), self._clock.unix()
         self._models.write(
             self._models.final, self._model.weights, self._job, rounds, self._store.epsilon_spent()

@@ -21,7 +21,7 @@ from coordinator.store import Job, Store
 from dpagent.clock import Clock, SystemClock
 from dpagent.learning.data.dataset import Dataset
 from dpagent.learning.data.opening import open_dataset
-from dpagent.privacy.statement import delta_warning
+from dpagent.privacy.statement import Trust, delta_warning
 from dpagent.protocol.topics import Topics
 from dpagent.storage import StateDirectory, disk_errors
 from dpagent.transport.events import Acknowledged, Connected, Disconnected, Received
@@ -73,6 +73,8 @@ class Coordinator:
                 if known is not None:
                     require_same_job(known.terms, settings.job_terms(), settings.state_dir)
                 job = known or new_job(settings)
+                if job.noise.mechanism.trust is Trust.COORDINATOR:
+                    self._store.erase_what_is_deleted()
                 planner = Planner(settings, spec, job, opener.public_key)
                 stepper = Stepper(settings, spec)
                 if known is None:

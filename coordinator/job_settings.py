@@ -18,7 +18,7 @@ from dpagent.privacy.clipping import MAX_NORM, MIN_NORM
 from dpagent.privacy.mechanisms.layer_ranges import MAX_DIMENSION
 from dpagent.privacy.mechanisms.mechanism import Mechanism
 from dpagent.privacy.methods import DEFAULT_METHOD, method_named
-from dpagent.privacy.schedules import Schedule
+from dpagent.privacy.schedules import Schedule, ScheduleKind, kind_given_by
 from dpagent.protocol.weights import Precision
 
 
@@ -85,9 +85,10 @@ class ModelSettings(Settings):
 class ScheduleSettings(Settings):
     """Distribution of the budget over the rounds."""
 
-    kind: Literal["incrementing", "uniform", "linear", "custom"] = "incrementing"
-    """``incrementing`` increases the budget by a fixed step per round (in zCDP); ``custom`` divides it in
-    proportion to ``weights``."""
+    kind: Literal["incrementing", "uniform", "linear", "custom"] | None = None
+    """``uniform`` shares the budget equally; ``incrementing`` increases it by a fixed step per round (in
+    zCDP); ``custom`` divides it in proportion to ``weights``. By default the one that ``step`` or ``ratio``
+    is given for, and else the method's own: ``uniform``, but for the method ``incrementing``."""
     step: Annotated[float, Field(ge=0, le=0.99)] = 0.3
     """``incrementing``: the step as a fraction of its allowed maximum."""
     ratio: Annotated[float, Field(ge=1, le=100)] = 3.0
@@ -98,14 +99,15 @@ class ScheduleSettings(Settings):
     @model_validator(mode="after")
     def _is_possible(self) -> ScheduleSettings:
         try:
-            self.schedule()
+            self.schedule("uniform")
         except DpagentError as error:
             raise ValueError(str(error)) from error
         return self
 
-    def schedule(self) -> Schedule:
-        """The schedule these settings describe."""
-        return Schedule(kind=self.kind, step=self.step, ratio=self.ratio, weights=tuple(self.weights or ()))
+    def schedule(self, default: ScheduleKind) -> Schedule:
+        """The schedule these settings describe, where they name none ``default``."""
+        kind = self.kind or kind_given_by(self.model_fields_set) or default
+        return Schedule(kind=kind, step=self.step, ratio=self.ratio, weights=tuple(self.weights or ()))
 
 
 class ClippingSettings(Settings):
@@ -143,10 +145,10 @@ class TwoPointSettings(Settings):
 
 
 class LocalTrainingSettings(Settings):
-    """``ldp-fl``: training on a device before its bits are drawn."""
+    """``ldp-fl`` and ``central``: training on a device, before bits are drawn or its update is clipped."""
 
     steps: Annotated[int, Field(ge=1, le=10_000)] = 20
-    """Steps in a round."""
+    """Steps in a round. With ``central``, one step is FedSGD, more are FedAvg."""
     batch: Annotated[int, Field(ge=1, le=65_536)] = 32
     """Records of a step, drawn with replacement, however many there are."""
     learning_rate: Annotated[float, Field(gt=0, le=1000)] = 0.1
@@ -154,11 +156,11 @@ class LocalTrainingSettings(Settings):
 
 
 class PrivacySettings(Settings):
-    """The guarantee of the job on every device, which trusts no party: for each record, add-or-remove-one, or
-    with ``ldp-fl`` for the whole device."""
+    """The guarantee of the job on every device: for each record, add-or-remove-one, and nobody is trusted; or
+    for the whole device, with ``ldp-fl``, and with ``central``, which trusts the coordinator."""
 
     epsilon: Annotated[float, Field(gt=0, le=1000)]
-    """ε of the whole job, for each record, or with ``ldp-fl`` for the device."""
+    """ε of the whole job, for each record, or with ``ldp-fl`` and ``central`` for the device."""
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
     """δ of the whole job."""
     method: str = DEFAULT_METHOD
@@ -168,8 +170,8 @@ class PrivacySettings(Settings):
     sampling_rate: Annotated[float, Field(gt=0, le=1)] = 0.1
     """Probability that a record is in a lot (Poisson sampling)."""
     clip_norm: Annotated[float, Field(ge=MIN_NORM, le=MAX_NORM)] = 1.0
-    """Clip norm of one record's gradient, in the norm that the noise needs: L2 for ``gaussian``, L1 for
-    ``laplace``; with a quantile, of the first round."""
+    """Clip norm of one record's gradient, or with ``central`` of a device's whole update, in the norm that
+    the noise needs: L2 for ``gaussian``, L1 for ``laplace``; with a quantile, of the first round."""
     clipping: ClippingSettings = ClippingSettings()
     record_norm: Annotated[float, Field(ge=1e-4, le=1e4)] = 1.0
     """L2 clip norm of one record in the first round of a model with a projection."""
@@ -186,6 +188,17 @@ class PrivacySettings(Settings):
         """What adds the noise."""
         return method_named(self.method).mechanism(self.noise)
 
+    @property
+    def spending(self) -> Schedule:
+        """How the rounds share the budget."""
+        return self.schedule.schedule(method_named(self.method).schedule)
+
+    @property
+    def gradient_norm(self) -> Norm:
+        """In which devices clip gradients; where they train without noise, no gradient reaches the bound."""
+        norm = self.mechanism.norm
+        return Norm.L2 if norm is None or method_named(self.method).trains_locally else norm
+
     @field_validator("method")
     @classmethod
     def _is_known(cls, name: str) -> str:
@@ -200,7 +213,7 @@ class PrivacySettings(Settings):
             mechanism = self.mechanism
         except DpagentError as error:
             raise ValueError(str(error)) from error
-        if mechanism.norm is None and self.clipping.kind != "whole":
+        if method_named(self.method).trains_locally and self.clipping.kind != "whole":
             raise ValueError(
                 f"clipping.kind is {self.clipping.kind}; expected whole: method {self.method} clips no "
                 "gradient"

@@ -48,7 +48,7 @@ class ModelFiles:
             check_fits(test, spec)
             self._class_names = self._class_names or test.class_names
         self.assets: dict[str, bytes] = settings.model.assets()
-        if settings.privacy.mechanism.norm is not Norm.L1:  # graphs clip in L2
+        if settings.privacy.gradient_norm is not Norm.L1:  # graphs clip in L2
             augmentation = settings.model.augmentation
             self.assets["training-graph"] = build_training_graph(
                 spec.head,
@@ -68,6 +68,11 @@ class ModelFiles:
         directions = leading_directions(moments, self._spec.projection.components).astype("<f4").tobytes()
         write_atomically(self._projection_file, directions)
         self.assets["projection"] = directions
+
+    @property
+    def first_round(self) -> int:
+        """The first round that steps the model: 2 where the first one only finds a projection."""
+        return 1 + (self._spec.projection is not None)
 
     @property
     def final(self) -> Path:

@@ -15,6 +15,13 @@ from coordinator.bounded_planning import bounded_round, bounded_rounds
 from coordinator.report_planning import fragments_for_reports, report_rounds, report_terms, report_wire
 from coordinator.settings import FleetSettings
 from coordinator.store import Job, OpenRound
+from coordinator.update_planning import (
+    fragments_for_update,
+    update_mechanism,
+    update_noise,
+    update_terms,
+    update_wire,
+)
 from dpagent.configuration import complaint
 from dpagent.errors import ConfigurationError, ParameterError, PlanError
 from dpagent.learning.models.spec import ModelSpec
@@ -24,6 +31,7 @@ from dpagent.privacy.calibration import calibrate
 from dpagent.privacy.clipping import COUNT_WEIGHT, Clipping
 from dpagent.privacy.covariance import SecondMoments
 from dpagent.privacy.mechanisms.bounded import CapNotMetError
+from dpagent.privacy.mechanisms.central import CentralMechanism
 from dpagent.privacy.mechanisms.job_noise import JobNoise
 from dpagent.privacy.mechanisms.mechanism import CalibratedMechanism, PlannedMechanism, Query
 from dpagent.privacy.mechanisms.two_point_rounds import TwoPointRounds
@@ -50,7 +58,9 @@ from dpagent.protocol.terms import (
     ProjectionTerms,
     ReportTerms,
     SamplingTerms,
+    UpdateTerms,
 )
+from dpagent.protocol.updates import query_of_update
 from dpagent.protocol.weights import weights_to_bytes
 from dpagent.wording import counted
 
@@ -66,10 +76,12 @@ def job_noise(
     privacy = settings.privacy
     if not issubclass(privacy.mechanism, CalibratedMechanism):
         return report_rounds(settings, spec)
+    if issubclass(privacy.mechanism, CentralMechanism):
+        return update_noise(settings, spec, privacy.mechanism)
     if settings.cap.kind == "bounded":
         return bounded_rounds(settings)
     budget = calibrate(
-        privacy.schedule.schedule(),
+        privacy.spending,
         privacy.mechanism.family(privacy.sampling_rate, privacy.local_steps),
         epsilon=privacy.epsilon,
         delta=privacy.delta,
@@ -215,6 +227,8 @@ class Planner:
         noise, lot = self._job.noise, self._expected_lot
         if isinstance(noise, TwoPointRounds):
             return fragments_for_reports(noise, self._spec)
+        if issubclass(noise.mechanism, CentralMechanism):
+            return fragments_for_update(update_mechanism(self._settings, self._spec, noise, 1))
         rounds = (noise.at(number, self._query_of_round(number)) for number in range(1, noise.rounds + 1))
         return max(_fragments_needed(each.dimension, each.wire_bits(lot)) for each in rounds)
 
@@ -251,6 +265,8 @@ class Planner:
         return self._job.noise
 
     def _query_of_round(self, number: int) -> Query:
+        if issubclass(self._job_noise.mechanism, CentralMechanism):
+            return query_of_update(self._settings.privacy.clip_norm, self._spec.parameter_count)
         return self._query(self._second_moments(number) or clipping_of(self._settings, self._spec))
 
     def _plan(
@@ -263,9 +279,15 @@ class Planner:
         state: Literal["open", "finished"],
     ) -> Plan:
         settings, spec = self._settings, self._spec
-        release: NoisySumTerms | ReportTerms
+        release: NoisySumTerms | ReportTerms | UpdateTerms
         if isinstance(reports := self._job.noise, TwoPointRounds):
             release, wire = report_terms(settings, reports), report_wire(settings, reports, spec)
+        elif issubclass(self._job_noise.mechanism, CentralMechanism):
+            mechanism = update_mechanism(settings, spec, self._job_noise, current.number)
+            release, wire = (
+                update_terms(settings, self._job_noise, mechanism),
+                update_wire(settings, mechanism),
+            )
         else:
             if self._second_moments(current.number) is not None:
                 # The directions are on disk already after a crash just before the round closed.

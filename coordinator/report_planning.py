@@ -6,8 +6,9 @@ from coordinator.settings import FleetSettings
 from dpagent.errors import ConfigurationError
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.privacy.mechanisms.two_point_rounds import TwoPointRounds, calibrated_reports
+from dpagent.protocol.bit_packing import packed_bytes
 from dpagent.protocol.messages import MAX_PAYLOAD_BYTES, WireTerms
-from dpagent.protocol.report_packing import report_width, reports_bytes
+from dpagent.protocol.report_packing import report_width
 from dpagent.protocol.terms import RangeTerms, ReportTerms, TrainingTerms
 
 
@@ -26,7 +27,7 @@ def report_rounds(settings: FleetSettings, spec: ModelSpec) -> tuple[TwoPointRou
             "the model."
         )
     rounds, budget = calibrated_reports(
-        privacy.schedule.schedule(),
+        privacy.spending,
         epsilon=privacy.epsilon,
         delta=privacy.delta,
         rounds=settings.rounds,
@@ -52,7 +53,7 @@ def report_wire(settings: FleetSettings, reports: TwoPointRounds, spec: ModelSpe
     """How the reports are cut: into as many fragments as the settings ask for, or as there are reports."""
     block = -(-reports.coordinates // settings.fragments_per_update)
     width = report_width(spec.parameter_count, reports.coordinates)
-    return WireTerms(block=block, bytes=reports_bytes(block, width))
+    return WireTerms(block=block, bytes=packed_bytes(block, width))
 
 
 def fragments_for_reports(reports: TwoPointRounds, spec: ModelSpec) -> int:

@@ -157,8 +157,8 @@ class FleetSettings(Settings):
         return self
 
     @model_validator(mode="after")
-    def _reports_go_with_the_rest(self) -> FleetSettings:
-        if self.privacy.mechanism.norm is not None:
+    def _trained_weights_go_with_the_rest(self) -> FleetSettings:
+        if not method_named(self.privacy.method).trains_locally:
             return self
         for is_set, key, expected in (
             (self.aggregation.kind != "mean", "aggregation.kind", "mean"),

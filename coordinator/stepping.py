@@ -1,4 +1,5 @@
-"""From what a round counted to the next model, for every release; all post-processing."""
+"""From what a round counted to the next model, for every release: post-processing, but for the noise that the
+coordinator adds to updates."""
 
 from __future__ import annotations
 
@@ -16,11 +17,13 @@ from coordinator.planning import gradient_steps
 from coordinator.report_step import take_report_step
 from coordinator.seats import Sums
 from coordinator.settings import FleetSettings
+from coordinator.update_step import take_update_step
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.privacy.clipping import adapted_norm
 from dpagent.protocol.noisy_sum import NoisySum
 from dpagent.protocol.reports import Reports
 from dpagent.protocol.task import Release
+from dpagent.protocol.updates import Updates
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +57,8 @@ class Stepper:
         Args:
             release: the round's; not one of second moments.
             model: before the round.
-            groups: counts and integer sums by block, for each group of fragments; reports have one group.
+            groups: counts and integer sums by block, for each group of fragments; reports and updates have
+                one group.
         """
         match release:
             case NoisySum():
@@ -62,6 +66,9 @@ class Stepper:
             case Reports():
                 (sums,) = groups
                 return self._step_by_reports(release, model, sums)
+            case Updates():
+                (sums,) = groups
+                return self.step_by_update(release, model, release.total_of(sums))
             case _:
                 assert_never(release)
 
@@ -81,11 +88,18 @@ class Stepper:
         norm = adapted_norm(model.clip_norm, share, quantile=wanted.quantile, rate=wanted.rate)
         return replace(step, model=replace(step.model, clip_norm=norm))
 
-    def step_by_distance(self, release: Reports, model: ModelState, distance: NDArray[np.float64]) -> Step:
+    def step_by_distance(
+        self, release: Reports | Updates, model: ModelState, distance: NDArray[np.float64]
+    ) -> Step:
         """Step by the model's distance from the devices' mean weights, (parameters,), if it is known."""
         number = release.plan.round
         rate = self._learning_rate.at(number)
         return Step(model.stepped(self._optimiser, distance, number=number, learning_rate=rate))
+
+    def step_by_update(self, release: Updates, model: ModelState, total: NDArray[np.int64]) -> Step:
+        """Step by the sum of all updates, (parameters,), which gets its noise here."""
+        rate = self._learning_rate.at(release.plan.round)
+        return Step(take_update_step(release, total, model, self._optimiser, rate))
 
     def _step_by_reports(self, release: Reports, model: ModelState, sums: Sums) -> Step:
         number = release.plan.round

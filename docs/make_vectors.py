@@ -24,6 +24,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from vector_cases import receiving
 from vector_fleet import (
     ASSET,
+    CHANGES,
+    CLIPPED_PLAN,
     FLEET,
     FRAGMENTS,
     INFO,
@@ -51,7 +53,7 @@ from vector_fleet import (
 
 from coordinator.aggregation import fleet_mean
 from dpagent.protocol.codec import encode
-from dpagent.protocol.fragments import chunked, content_digest, cut, read_block, read_tally
+from dpagent.protocol.fragments import chunked, content_digest, cut, read_block, read_tally, read_update_block
 from dpagent.protocol.messages import Layout
 from dpagent.protocol.mixing import key_text, plan_digest
 from dpagent.protocol.packing import pack
@@ -59,6 +61,7 @@ from dpagent.protocol.reports import Reports
 from dpagent.protocol.signing import SignedKind
 from dpagent.protocol.task import RoundTask
 from dpagent.protocol.terms import Message
+from dpagent.protocol.updates import Updates
 
 PAGE = Path(__file__).with_name("protocol.md")
 FOLDER = Path(__file__).parent / "protocol" / "vectors"
@@ -222,6 +225,33 @@ def _reports() -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _clipped() -> dict[str, Any]:
+    release, sums = RoundTask.of(CLIPPED_PLAN).release, dict[int, tuple[int, NDArray[np.int64]]]()
+    assert isinstance(release, Updates)
+    updates, payloads = [], []
+    for change in CHANGES:
+        trained = np.array(change, np.float32)
+        updates.append(release.update_of(trained, np.zeros_like(trained)))
+        for fragment in cut(updates[-1], CLIPPED_PLAN):
+            part = read_update_block(
+                fragment, CLIPPED_PLAN, release.terms.largest, release.mechanism.norm, release.blocks
+            )
+            count, total = sums.get(fragment.position, (0, np.zeros_like(part)))
+            sums[fragment.position] = (count + 1, total + part)
+            payloads.append({"position": fragment.position, "payload": fragment.payload.hex()})
+    total = release.total_of(sums)
+    return {
+        "description": "A plan that asks for updates without noise, those of two devices, and their mean "
+        "over the four that are expected, before the coordinator's noise.",
+        "vectors": [_signed_vector("clipped in L2", TOPICS.plan, CLIPPED_PLAN, "plan")],
+        "changes": CHANGES,
+        "updates": [update.tolist() for update in updates],
+        "payloads": payloads,
+        "sum": total.tolist(),
+        "mean": list(release.mean_of(total)),
+    }
+
+
 def _receipts() -> dict[str, Any]:
     ids = [fragment.id.hex() for fragment in FRAGMENTS]
     vector = _signed_vector("all four fragments", TOPICS.receipts, RECEIPTS, "receipts", ids=ids)
@@ -232,7 +262,7 @@ def render() -> dict[str, str]:
     """The files by name."""
     files = {
         "fleet": _fleet(), "plan": _plan(), "model": _model(), "fragment": _fragment(), "mixed": _mixed(),
-        "reports": _reports(), "receipts": _receipts(), "receiving": receiving(),
+        "reports": _reports(), "clipped": _clipped(), "receipts": _receipts(), "receiving": receiving(),
     }  # fmt: skip
     return {f"{name}.json": json.dumps(file, indent=1, sort_keys=True) + "\n" for name, file in files.items()}
 

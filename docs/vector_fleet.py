@@ -130,6 +130,23 @@ REPORTS_PLAN = Plan.model_validate(
 )  # fmt: skip
 REPORTS = [[1, 3, 0, 1], [0, 2, 1, 3]]
 """Of two devices, 2·place + bit each, of groups of 1, 2, 1 and 2 weights."""
+CLIPPED_PLAN = Plan.model_validate(
+    PLAN.model_dump()
+    | {
+        "method": "central",
+        "release": {
+            "kind": "update", "clip_norm": 0.5, "largest": 1_027, "expected_devices": 4,
+            "mechanism": {
+                "name": "central-gaussian", "noise_multipliers": [4.0, 4.0, 4.0],
+                "parameters": {"resolution": 1_024},
+            },
+            "training": {"steps": 20, "batch": 32, "learning_rate": 0.1},
+        },
+        "wire": {"block": 4, "bytes": 7},
+    }
+)  # fmt: skip
+CHANGES = [[0.25, -0.5, 0.0, 0.125, 1.0, -0.0625], [0.01, 0.02, -0.03, 0.0, 0.0, 0.001]]
+"""Of the weights of two devices: one beyond the clip norm, one within."""
 INFO = second_client.info_of(FLEET, PLAN.job)
 MIXED_INFO = second_client.mixer_info(FLEET, plan_digest(MIXED_PLAN))
 FRAGMENTS = [

@@ -14,18 +14,18 @@ from dpagent.learning.models.built_ins import BUILT_IN
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.models.stages import FrozenNetwork
 from dpagent.norm import Norm
+from dpagent.privacy.mechanisms.job_noise import JobNoise
 from dpagent.privacy.mechanisms.two_point_rounds import TwoPointRounds
 from dpagent.privacy.methods import DEFAULT_METHOD, method_named
 from dpagent.wording import counted, named
 from simulation.fitting_model import fitting_model, linear_model
 from simulation.layout import Layout
-from simulation.outlook import Outlook, reports_to_noise, signal_to_noise
+from simulation.outlook import Outlook, reports_to_noise, signal_to_noise, updates_to_noise
 from simulation.planning import trial_job, trial_planner
 from simulation.presets import (
     learning_rate_for,
     preset_of,
     sampling_rate_for,
-    sends_reports,
     typical_stretch,
 )
 from simulation.programs.configurations import fleet_settings
@@ -33,6 +33,8 @@ from simulation.request import Request
 from simulation.settings import DataForm, RunSettings
 
 _FEWEST_FRAGMENTS: Final = 16
+_STEP: Final = 0.3
+"""Of an incrementing schedule."""
 
 
 def wanted_model(request: Request) -> str | None:
@@ -59,7 +61,7 @@ def choose_model(
     """
     kept = load_model(layout.model_file) if layout.model_file.exists() else None
     if wanted is None:
-        make = linear_model if sends_reports(method) else fitting_model
+        make = linear_model if method_named(method).trains_locally else fitting_model
         spec = make(form.shape, form.classes) if kept is None else kept
         return (spec.name if BUILT_IN.get(spec.name) == spec else ""), spec
     spec = find_model(wanted)
@@ -112,6 +114,9 @@ def settle(request: Request, form: DataForm, model: str, spec: ModelSpec) -> tup
     stretch = typical_stretch(norm, spec.parameter_count)
     clip_norm = request.clip_norm or preset.clip_norm * (1 if norm is Norm.L2 else float(f"{stretch:.2g}"))
     jitter_s = request.jitter_window_s
+    schedule = request.schedule or (
+        "incrementing" if request.step is not None else method_named(request.method).schedule
+    )
     settings = RunSettings(
         data=request.data,
         form=form,
@@ -122,8 +127,8 @@ def settle(request: Request, form: DataForm, model: str, spec: ModelSpec) -> tup
         delta=request.delta,
         method=request.method,
         noise=request.noise or method_named(request.method).default_noise,
-        schedule=request.schedule,
-        step=request.step,
+        schedule=schedule,
+        step=_STEP if request.step is None else request.step,
         sampling_rate=(
             request.sampling_rate or preset.sampling_rate or sampling_rate_for(form.train_records // devices)
         ),
@@ -147,8 +152,8 @@ def settle(request: Request, form: DataForm, model: str, spec: ModelSpec) -> tup
     outlook = _outlook(settings, fleet, job, spec)
     if request.learning_rate is not None:
         learning_rate = request.learning_rate
-    elif isinstance(job.noise, TwoPointRounds):
-        # As long for any clip norm: there is none.
+    elif method_named(request.method).trains_locally:
+        # As long for any clip norm: there is none, or the mean update is taken as it is.
         learning_rate = preset.learning_rate
     elif preset.learning_rate:
         # As long a step as the preset's, for any clip norm.
@@ -175,7 +180,12 @@ def _cut_into_fragments(settings: RunSettings, job: Job, spec: ModelSpec) -> Run
 
 
 def _outlook(settings: RunSettings, fleet: FleetSettings, job: Job, spec: ModelSpec) -> Outlook:
-    if isinstance(job.noise, TwoPointRounds):
+    if method_named(settings.method).trains_locally and isinstance(job.noise, JobNoise):
+        ratio = updates_to_noise(
+            settings.mechanism, job.noise.multipliers,
+            parameters=spec.parameter_count, devices=settings.devices,
+        )  # fmt: skip
+    elif isinstance(job.noise, TwoPointRounds):
         ratio = reports_to_noise(job.noise, parameters=spec.parameter_count, devices=settings.devices)
     else:
         # A clip norm in L1 is as long as its stretch in L2, which is what the ratio compares.

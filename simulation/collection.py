@@ -9,6 +9,7 @@ from pathlib import Path
 
 from agent.audit import VerifiedLedger, audit, open_ledger
 from agent.charges import BudgetChange
+from agent.columns import account_name
 from coordinator.store import StoreReader
 from dpagent.errors import LedgerError
 from dpagent.learning.data.formats.npz import open_npz
@@ -44,7 +45,7 @@ class _Device:
     counters: dict[str, int]
 
 
-def _read_device(number: int, state_dir: Path) -> _Device:
+def _read_device(number: int, state_dir: Path, account: str) -> _Device:
     try:
         spent: VerifiedLedger | None = audit(state_dir)
     except LedgerError:
@@ -56,7 +57,8 @@ def _read_device(number: int, state_dir: Path) -> _Device:
     finally:
         connection.close()
     last = spent.charges[-1] if spent is not None and spent.charges else None
-    changes = [e.record.epsilon for e in spent.entries if isinstance(e.record, BudgetChange)] if spent else []
+    budgets = [] if spent is None else [entry.record for entry in spent.entries]
+    changes = [each.epsilon for each in budgets if isinstance(each, BudgetChange) and each.dataset == account]
     return _Device(
         DeviceBudget(
             number,
@@ -118,7 +120,8 @@ def collect(
         layout: Where its files are.
         spec: Its model.
     """
-    devices = [_read_device(n, layout.agent_state(n)) for n in range(1, settings.devices + 1)]
+    account = account_name(settings.data.name, settings.mechanism.trust)
+    devices = [_read_device(n, layout.agent_state(n), account) for n in range(1, settings.devices + 1)]
     reader = StoreReader(layout.coordinator_state)
     try:
         rounds = [r for r in reader.rounds() if r.closed_at is not None]

@@ -78,8 +78,15 @@ _REPORTS: Final = Preset(
 """Of ``ldp-fl`` with any data, and a linear model. The learning rate is the share of the way to the devices'
 mean that a reported weight goes. A guarantee for whole devices that trusts nobody needs so large an ε for so
 few of them to learn anything."""
+_UPDATES: Final = Preset(
+    model="", devices=20, rounds=10, epsilon=8.0, clip_norm=1.0, cap="none", learning_rate=1.0,
+    momentum=0.0, jitter_window_s=0.4,
+)  # fmt: skip
+"""Of ``central`` with any data, and a linear model: the mean update is added to the weights. One noise for
+the whole fleet is less than one for each device, but it hides a whole device among twenty."""
 LOCAL_TRAINING: Final = {"steps": 20, "batch": 32, "learning_rate": 0.5}
-"""Of ``ldp-fl``: from the first weights of a small model, nearly as far as training on all data goes."""
+"""Of ``ldp-fl`` and ``central``: from the first weights of a small model, nearly as far as training on all
+data goes."""
 
 _TRAINED: Final = (("steps", "local step"), ("batch", "record"))
 
@@ -94,15 +101,10 @@ _SCATTERING_LEARNING_RATES: Final = (1.5, 3.0, 6.0)
 _SCATTERING_SAMPLING_RATES: Final = (0.1, 0.1, 0.3)
 
 
-def sends_reports(method: str) -> bool:
-    """Whether devices send bits of weights that they train, as in ``ldp-fl``, and no sums."""
-    return method_named(method).mechanism().norm is None
-
-
 def preset_of(request: Request) -> Preset:
     """The settings to start from; those of ``scattering`` on MNIST follow ε."""
-    if sends_reports(request.method):
-        return _REPORTS
+    if method_named(request.method).trains_locally:
+        return _REPORTS if method_named(request.method).mechanism().norm is None else _UPDATES
     if request.data.dataset is None:
         return OWN_DATA
     preset = PRESETS[request.data.dataset]
@@ -121,7 +123,7 @@ def preset_of(request: Request) -> Preset:
 
 
 def local_training_in_words() -> str:
-    """How much a device trains in a round of ``ldp-fl``."""
+    """How much a device trains in a round of ``ldp-fl`` or ``central``."""
     steps, batch = (counted(round(LOCAL_TRAINING[key]), what) for key, what in _TRAINED)
     return f"{steps} of {batch}"
 

@@ -118,9 +118,9 @@ class Request(Settings):
     """How the fleet trains; see ``dpagent.privacy.methods``."""
     noise: str | None = None
     """Kind of the noise; None takes the method's own."""
-    schedule: ScheduleKind = "incrementing"
-    """How the budget is spread over the rounds."""
-    step: ScheduleStep = 0.3
+    schedule: ScheduleKind | None = None
+    """How the budget is spread over the rounds; None: ``incrementing`` with a step, else the method's own."""
+    step: ScheduleStep | None = None
     """``incrementing``: the step as a fraction of its maximum."""
     clip_norm: ClipNorm | None = None
     """Norm that a record's gradient is clipped to, in the norm that the noise needs: L1 or L2."""

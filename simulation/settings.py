@@ -101,8 +101,13 @@ class RunSettings(Settings):
 
     @property
     def norm(self) -> Norm | None:
-        """In which records are clipped, if they are."""
+        """In which records are clipped, or whole updates, if they are."""
         return self.mechanism.norm
+
+    @property
+    def gradient_norm(self) -> Norm:
+        """In which devices clip gradients; where they train without noise, no gradient reaches the bound."""
+        return Norm.L2 if self.norm is None or method_named(self.method).trains_locally else self.norm
 
     @property
     def records_per_device(self) -> int:

@@ -27,10 +27,10 @@ from coordinator.store import OpenRound
 from dpagent.learning.data.dataset import Dataset
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.training.numpy_engine.engine import NumpyEngine
-from dpagent.norm import Norm
 from dpagent.protocol.fragments import cut, read_tally
 from dpagent.protocol.noisy_sum import NoisySum
 from dpagent.protocol.reports import Reports
+from dpagent.protocol.updates import Updates
 from dpagent.protocol.weights import weights_to_bytes
 from simulation.planning import trial_job, trial_planner
 
@@ -69,7 +69,7 @@ class TrainingLoop:
         self._fleet, self._spec, self._shards, self._test = fleet, spec, shards, test
         self._noise = noise
         self._planner = trial_planner(fleet, spec, trial_job(fleet, spec))
-        self._engine = NumpyEngine(spec.head, norm=fleet.privacy.mechanism.norm or Norm.L2)
+        self._engine = NumpyEngine(spec.head, norm=fleet.privacy.gradient_norm)
         self._stepper = Stepper(fleet, spec)
         self._model, self._spent = self._stepper.initial(), 0.0
         self._received = self._model.weights
@@ -97,6 +97,8 @@ class TrainingLoop:
                 return self._step(release)
             case Reports() as reports:
                 return self._step_by_reports(reports)
+            case Updates() as updates:
+                return self._step_by_updates(updates)
 
     def _step(self, release: NoisySum) -> RoundResult:
         clipping = release.clipping
@@ -108,16 +110,23 @@ class TrainingLoop:
         return RoundResult(step.clamped, math.isclose(norm, clipping.reference, rel_tol=1e-9))
 
     def _step_by_reports(self, release: Reports) -> RoundResult:
-        trained = [
-            release.training.train(self._engine, self._received, shard, lambda _local, _done: None)
-            for shard in self._shards
-        ]
+        trained = [release.training.train(self._engine, self._received, shard) for shard in self._shards]
         if self._noise:
             step = self._stepper.step(release, self._model, [self._counted(release, trained)])
         else:
             distance = self._received - np.mean(trained, axis=0, dtype=np.float64)
             step = self._stepper.step_by_distance(release, self._model, distance)
         self._model = step.model
+        return RoundResult(0, shortened=False)
+
+    def _step_by_updates(self, release: Updates) -> RoundResult:
+        trained = [release.training.train(self._engine, self._received, shard) for shard in self._shards]
+        if self._noise:
+            update = np.sum([release.update_of(each, self._received) for each in trained], axis=0)
+            self._model = self._stepper.step_by_update(release, self._model, update).model
+        else:
+            distance = self._received - np.mean(trained, axis=0, dtype=np.float64)
+            self._model = self._stepper.step_by_distance(release, self._model, distance).model
         return RoundResult(0, shortened=False)
 
     def _counted(self, release: Reports, trained: Sequence[NDArray[np.float32]]) -> Sums:

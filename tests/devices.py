@@ -89,6 +89,9 @@ class AtOnce:
         assert work is not None, "no round is prepared"
         return _answer(lambda: self._trainer.noisy_update(work))
 
+    def look(self) -> None:
+        pass
+
     def end(self) -> None:
         pass
 
@@ -207,6 +210,7 @@ class Slow:
         self._at_once = device.worker
         self._at_once.longest_s = longest_s
         self._pending: list[tuple[float, Future[Update], Update]] = []
+        self.looked_at: list[float] = []
         device.cycle._worker = self
 
     def prepare(self, order: Order) -> Future[Prepared]:
@@ -217,6 +221,9 @@ class Slow:
         update = self._at_once.update().result()
         self._pending.append((self._device.clock.monotonic() + self._seconds, future, update))
         return future
+
+    def look(self) -> None:
+        self.looked_at.append(self._device.clock.monotonic())
 
     def end(self) -> None:
         pass

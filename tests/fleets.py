@@ -22,11 +22,15 @@ from dpagent.learning.models.built_ins import built_in
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.training.engine import ACCUMULATION_SLACK
 from dpagent.privacy.mechanisms.grid import DEFAULT_RESOLUTION
+from dpagent.privacy.mechanisms.job_noise import JobNoise
 from dpagent.privacy.mechanisms.wire import round_to_wire
+from dpagent.protocol.bit_packing import packed_bytes
 from dpagent.protocol.fragments import content_digest
 from dpagent.protocol.messages import MAX_PAYLOAD_BYTES, Plan
-from dpagent.protocol.report_packing import report_width, reports_bytes
+from dpagent.protocol.report_packing import report_width
 from dpagent.protocol.task import RoundTask
+from dpagent.protocol.update_packing import update_width
+from dpagent.protocol.updates import query_of_update
 from dpagent.protocol.weights import weights_to_bytes
 
 DIGITS = built_in("digits")
@@ -98,7 +102,23 @@ def report_plan(
     }  # fmt: skip
     values["release"] = merged(values["release"], release or {})
     width = report_width(values["model"]["parameters"], coordinates)
-    values["wire"] = {"block": block, "bytes": reports_bytes(block, width)}
+    values["wire"] = {"block": block, "bytes": packed_bytes(block, width)}
+    return Plan.model_validate(values)
+
+
+def update_plan(*, block: int = 200, name: str = "central-gaussian", **changes: Any) -> Plan:
+    """A plan that asks for updates of the ``digits`` model, to whose sum the coordinator adds noise."""
+    values = plan_values(method="central", **changes)
+    noise = JobNoise.announced(name, [2.0, 1.5, 1.0], {"resolution": 1 << (14 if "gaussian" in name else 21)})
+    largest = noise.at(1, query_of_update(1.0, DIGITS.parameter_count)).sensitivity_units
+    values["release"] = {
+        "kind": "update", "clip_norm": 1.0, "largest": largest, "expected_devices": 4,
+        "mechanism": {
+            "name": name, "noise_multipliers": list(noise.multipliers), "parameters": dict(noise.parameters),
+        },
+        "training": {"steps": 3, "batch": 8, "learning_rate": 0.1},
+    }  # fmt: skip
+    values["wire"] = {"block": block, "bytes": packed_bytes(block, update_width(largest))}
     return Plan.model_validate(values)
 
 
@@ -208,7 +228,7 @@ def write_agent(directory: Path, broker: Broker | None, key: str, shard: int = 0
     file.write_text(yaml.safe_dump(agent_values(broker, key, **changes), sort_keys=False))
     settings = load_agent_settings(file)
     if not settings.ledger_files.second_head.exists():
-        begin_ledger(settings.ledger_files, settings.data.name, settings.lifetime_budget)
+        begin_ledger(settings.ledger_files, settings.lifetime_budgets)
     return file
 
 

@@ -42,12 +42,12 @@ def open_state(path: Path, budget: Budget = BUDGET, dataset: str = DATASET) -> A
     """The state of an agent whose owner begins a ledger, and raises its budget, where that is needed."""
     files = files_of(path)
     if not files.database.exists() and not files.second_head.exists():
-        begin_ledger(files, dataset, budget)
+        begin_ledger(files, {dataset: budget})
     try:
-        return AgentState(files, dataset, budget)
+        return AgentState(files, {dataset: budget})
     except BudgetRaisedError:
-        raise_budget(files, dataset, budget)
-        return AgentState(files, dataset, budget)
+        raise_budget(files, {dataset: budget})
+        return AgentState(files, {dataset: budget})
 
 
 def charge_for(plan: Plan, data: Dataset, ledger: Ledger, dataset: str = DATASET, **changes: Any) -> Charge:

@@ -12,6 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 from dpagent.notation import upwards
+from dpagent.privacy.methods import method_named
 from dpagent.wording import counted
 from simulation.choices import model_in_words
 from simulation.fleet import Fleet, Listener
@@ -166,8 +167,10 @@ def _bar(done: float, total: float) -> ProgressBar:
 
 def _lots(settings: RunSettings) -> str:
     """How much of its records a device uses, in the method's own terms."""
-    if settings.norm is None:
-        return local_training_in_words()
+    if method_named(settings.method).trains_locally:
+        trained = local_training_in_words()
+        clipped = f", updates clipped to {settings.clip_norm:g} in {settings.norm}"
+        return trained if settings.norm is None else trained + clipped
     return (
         f"sampling rate {settings.sampling_rate:g}, clip norm {settings.clip_norm:g} in {settings.norm} "
         f"({settings.clipping})"

@@ -58,6 +58,7 @@ _METHOD: Final = (
            default="dp-sgd"),
     Option("noise", registered(_noises, "NOISE"), "Kind of the noise.", default="the method's own"),
 )  # fmt: skip
+_OWN_SCHEDULE: Final = "uniform; incrementing with --step and the method incrementing"
 DATA: Final = OptionTable(
     Option("kind", registered(_kinds, "KIND"), "Format of the data (docs/data.md).", default="auto"),
     Option("half", choice("train", "test"), "Which half, if the data come in two.", default="train"),
@@ -94,7 +95,7 @@ PLAN: Final = OptionTable(
     Option("rounds", COUNT, "Rounds of the job, up to 5000.", default="100"),
     Option("sampling_rate", NUMBER, "Probability that a record is in a round's lot.", default="0.1"),
     Option("schedule", choice("incrementing", "uniform", "linear"), "How the rounds share the budget.",
-           default="incrementing"),
+           default=_OWN_SCHEDULE),
     Option("step", NUMBER, "incrementing: the step, as a fraction (0 to 0.99) of its allowed maximum.",
            default="0.3"),
     Option("ratio", NUMBER, "linear: the last round's budget over the first round's.", default="3"),
@@ -128,7 +129,7 @@ RUN: Final = OptionTable(
            default="2"),
     *(replace(option, panel=_TRAINING) for option in _METHOD),
     Option("schedule", choice("incrementing", "uniform", "linear"),
-           "How the budget is spread over the rounds.", default="incrementing", panel=_TRAINING),
+           "How the budget is spread over the rounds.", default=_OWN_SCHEDULE, panel=_TRAINING),
     Option("step", NUMBER, "incrementing: the step as a fraction of its maximum.", default="0.3",
            panel=_TRAINING),
     Option("clip_norm", NUMBER, "Norm to which each record's gradient is clipped: L2; laplace noise: L1.",

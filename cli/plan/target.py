@@ -15,7 +15,7 @@ from dpagent.learning.training.engine import ACCUMULATION_SLACK
 from dpagent.privacy.calibration import EPSILON_RANGE
 from dpagent.privacy.mechanisms.mechanism import CalibratedMechanism, Query
 from dpagent.privacy.methods import DEFAULT_METHOD, method_named
-from dpagent.privacy.schedules import Schedule, ScheduleKind
+from dpagent.privacy.schedules import Schedule, ScheduleKind, kind_given_by
 from dpagent.wording import named
 
 MAX_ROUNDS: Final = 5000
@@ -71,7 +71,7 @@ class PlanTarget:
     rounds: int = 100
     sampling_rate: float = 0.1
     local_steps: int = 1
-    schedule: ScheduleKind = "incrementing"
+    schedule: ScheduleKind = method_named(DEFAULT_METHOD).schedule
     step: float = 0.3
     ratio: float = 3.0
     weights: tuple[float, ...] = ()
@@ -127,7 +127,7 @@ def target_from(options: PlanOptions, *, config: Path | None) -> PlanTarget:
     """The target of a command line: its options, then the fleet's file, then the defaults.
 
     A custom schedule is the requested one unless the options name another, and sets the number of rounds
-    unless they do.
+    unless they do. Else it is the one that a step or a ratio is given for, or the method's own.
 
     Args:
         options: those that were given.
@@ -142,7 +142,12 @@ def target_from(options: PlanOptions, *, config: Path | None) -> PlanTarget:
         weights = _weights(options.custom)
         require_count(f"the number of weights of {named('custom')}", len(weights), maximum=MAX_ROUNDS)
         values |= {"weights": weights, "schedule": "custom", "rounds": len(weights)}
-    values |= options.model_dump(exclude_none=True, exclude={"custom"})
+    given = options.model_dump(exclude_none=True, exclude={"custom"})
+    if options.custom is None and (kind := kind_given_by(given)) is not None:
+        values["schedule"] = kind
+    values |= given
+    if "schedule" not in values:
+        values["schedule"] = method_named(values.get("method", DEFAULT_METHOD)).schedule
     return PlanTarget(**values)
 
 
@@ -150,7 +155,7 @@ def _from_fleet(file: Path) -> dict[str, Any]:
     from coordinator.settings import load_fleet_settings
 
     settings = load_fleet_settings(file)
-    privacy, schedule = settings.privacy, settings.privacy.schedule.schedule()
+    privacy, schedule = settings.privacy, settings.privacy.spending
     return {
         "epsilon": privacy.epsilon,
         "delta": privacy.delta,

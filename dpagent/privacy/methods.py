@@ -9,9 +9,10 @@ what is wrong in it, what runs here, and what is guaranteed to whom.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 from dpagent.errors import ParameterError
+from dpagent.privacy.mechanisms.central import CentralGaussian, CentralLaplace, CentralMechanism
 from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian
 from dpagent.privacy.mechanisms.discretised_laplace import DiscretisedLaplace
 from dpagent.privacy.mechanisms.mechanism import Mechanism
@@ -33,6 +34,7 @@ class Method:
         learns: what the coordinator learns of one device.
         mechanisms: names of its mechanisms by the kind of noise, the default first.
         caps: kinds of noise caps that go with it, the default first.
+        schedule: how its rounds share the budget where nothing else is asked for.
     """
 
     name: str
@@ -44,6 +46,12 @@ class Method:
     learns: str
     mechanisms: dict[str, str]
     caps: tuple[str, ...]
+    schedule: Literal["uniform", "incrementing"] = "uniform"
+
+    @property
+    def trains_locally(self) -> bool:
+        """Whether devices train without noise first, and clip and hide what comes of it."""
+        return issubclass(self.mechanism(), (TwoPointRound, CentralMechanism))
 
     @property
     def default_noise(self) -> str:
@@ -97,6 +105,7 @@ METHODS: Final[dict[str, Method]] = {
             *_OF_A_NOISY_SUM,
             _GAUSSIAN | {"laplace": DiscretisedLaplace.name},
             ("clamp", "none", "bounded"),
+            schedule="incrementing",
         ),
         Method(
             "ldp-fl",
@@ -112,6 +121,20 @@ METHODS: Final[dict[str, Method]] = {
             "records of the device, whatever they are, change the probability of anything it sees by more "
             "than ε and δ say.",
             {"two-point": TwoPointRound.name},
+            ("none",),
+        ),
+        Method(
+            "central",
+            "Federated averaging, with noise that the coordinator adds",
+            "Huang, Differential-privacy-based data privacy and security for federated learning, 2022; after "
+            "McMahan, Ramage, Talwar, Zhang, ICLR 2018",
+            "Each device trains without noise, and sends the change of its weights, clipped whole, in whole "
+            "numbers; the coordinator adds noise to their sum, once, steps by it and deletes the sum.",
+            "trains on its records, and clips the change of its weights",
+            "updates without noise",
+            "All of its update, in fragments that it cannot link unless it is the broker too: ε and δ bound "
+            "what everybody else learns from the models, and nothing bounds what the coordinator learns.",
+            {"gaussian": CentralGaussian.name, "laplace": CentralLaplace.name},
             ("none",),
         ),
     )

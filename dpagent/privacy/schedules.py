@@ -42,6 +42,7 @@ costs are functions of public values, and a filter limits the total: basic compo
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
@@ -59,6 +60,16 @@ MAX_STEP: Final = 0.99
 _BUDGET_RANGE: Final = (1e-12, 1e12)
 _WEIGHT_RATIO: Final = 1e6
 _NOTHING: Final = 1e-12  # of a total: a remainder below it is rounding
+
+
+def kind_given_by(settings: Collection[str]) -> ScheduleKind | None:
+    """The kind that settings are for, by their names; None where they are for none alone.
+
+    >>> kind_given_by({"step"}), kind_given_by({"weights"})
+    ('incrementing', None)
+    """
+    kinds: tuple[tuple[str, ScheduleKind], ...] = (("step", "incrementing"), ("ratio", "linear"))
+    return next((kind for setting, kind in kinds if setting in settings), None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpagent.errors import ParameterError
+from dpagent.norm import Norm
+from dpagent.protocol.bit_packing import pack_bits
 from dpagent.protocol.codec import MessageError
 from dpagent.protocol.messages import (
     MAX_WHOLE_BYTES,
@@ -26,8 +28,9 @@ from dpagent.protocol.messages import (
     WireTerms,
 )
 from dpagent.protocol.packing import pack, unpack
-from dpagent.protocol.report_packing import pack_reports, read_reports, report_width
-from dpagent.protocol.terms import NoisySumTerms, ReportTerms
+from dpagent.protocol.report_packing import read_reports, report_width
+from dpagent.protocol.terms import NoisySumTerms, ReportTerms, UpdateTerms
+from dpagent.protocol.update_packing import pack_update, read_update
 
 
 def block_count(dimension: int, block: int) -> int:
@@ -36,8 +39,8 @@ def block_count(dimension: int, block: int) -> int:
 
 
 def cut(update: NDArray[np.int64], plan: Plan) -> Iterator[Fragment]:
-    """The fragments of ``update`` (values,), each with a fresh random id: wire units of a noisy sum, or
-    reports."""
+    """The fragments of ``update`` (values,), each with a fresh random id: wire units of a noisy sum,
+    reports, or grid units of an update without noise."""
     wire = plan.wire
     for position in range(block_count(len(update), wire.block)):
         block = np.zeros(wire.block, np.int64)
@@ -47,7 +50,9 @@ def cut(update: NDArray[np.int64], plan: Plan) -> Iterator[Fragment]:
             case NoisySumTerms():
                 payload = pack(block, wire.bytes)
             case ReportTerms(coordinates=coordinates):
-                payload = pack_reports(block, report_width(plan.model.parameters, coordinates))
+                payload = pack_bits(block, report_width(plan.model.parameters, coordinates))
+            case UpdateTerms(largest=largest):
+                payload = pack_update(block, largest)
         yield Fragment(plan.round, position, os.urandom(16), payload)
 
 
@@ -76,6 +81,25 @@ def read_tally(fragment: Fragment, plan: Plan, terms: ReportTerms, blocks: int) 
         return read_reports(
             fragment.payload, fragment.position, plan.wire.block,
             dimension=plan.model.parameters, coordinates=terms.coordinates,
+        )  # fmt: skip
+    except ValueError as error:
+        raise MessageError("bad values", str(error)) from error
+
+
+def read_update_block(
+    fragment: Fragment, plan: Plan, largest: int, norm: Norm, blocks: int
+) -> NDArray[np.int64]:
+    """The values of a fragment of an update, which is no dummy; see
+    :func:`~dpagent.protocol.update_packing.read_update`.
+
+    Raises:
+        MessageError: The position is none of the ``blocks``, or the payload is not one of an honest update.
+    """
+    require_place(fragment, plan.wire, blocks)
+    try:
+        return read_update(
+            fragment.payload, fragment.position, plan.wire.block,
+            dimension=plan.model.parameters, largest=largest, norm=norm,
         )  # fmt: skip
     except ValueError as error:
         raise MessageError("bad values", str(error)) from error

@@ -13,10 +13,12 @@ from typing import Annotated, ClassVar, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
+from dpagent.protocol.bit_packing import packed_bytes
 from dpagent.protocol.packing import least_payload_bytes
-from dpagent.protocol.report_packing import report_width, reports_bytes
-from dpagent.protocol.terms import Message, Name, NoisySumTerms, ReleaseTerms, ReportTerms
+from dpagent.protocol.report_packing import report_width
+from dpagent.protocol.terms import Message, Name, NoisySumTerms, ReleaseTerms, ReportTerms, UpdateTerms
 from dpagent.protocol.topics import FleetName
+from dpagent.protocol.update_packing import update_width
 from dpagent.protocol.weights import Precision, weights_bytes
 
 VERSION: Final = 1
@@ -113,9 +115,13 @@ class Plan(Message):
             case ReportTerms(coordinates=coordinates):
                 if coordinates > self.model.parameters:
                     raise ValueError(f"{coordinates} bits are asked of {self.model.parameters} weights")
-                exact = reports_bytes(block, report_width(self.model.parameters, coordinates))
+                exact = packed_bytes(block, report_width(self.model.parameters, coordinates))
                 if size != exact:
                     raise ValueError(f"a fragment of {block} reports has {size} bytes; expected {exact}")
+            case UpdateTerms(largest=largest):
+                exact = packed_bytes(block, update_width(largest))
+                if size != exact:
+                    raise ValueError(f"a fragment of an update has {size} bytes; expected {exact}")
         return self
 
     @model_validator(mode="after")

@@ -22,6 +22,7 @@ from dpagent.privacy.mechanisms.job_noise import JobNoise
 from dpagent.privacy.mechanisms.mechanism import PlannedMechanism, Query
 from dpagent.privacy.mechanisms.truncated_laplace import TruncatedLaplace
 from dpagent.privacy.methods import Method
+from dpagent.privacy.statement import Trust
 from dpagent.protocol.fragments import block_count
 from dpagent.protocol.messages import Plan
 from dpagent.protocol.terms import BoundedTerms, NoisySumTerms, SamplingTerms
@@ -195,6 +196,9 @@ class NoisySum:
         mechanisms = tuple(method.mechanisms.values())
         if isinstance(terms.cap, BoundedTerms):
             mechanisms = (TruncatedLaplace.name,) if terms.cap.kind in method.caps else ()
+        if self.mechanism.trust is not Trust.NONE:
+            # Its price is for devices whose whole update is clipped, not for records.
+            raise PlanError(f"Noise of mechanism {self.mechanism.name} is for the coordinator to add.")
         if self.mechanism.name not in mechanisms:
             raise PlanError(
                 f"Method {method.name}, cap {terms.cap.kind} and mechanism {self.mechanism.name} do not go "

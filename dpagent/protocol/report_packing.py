@@ -1,9 +1,8 @@
 """Two-point reports of one fragment as bytes: a fixed number of bits a report.
 
-A payload begins with a zero byte, where a dummy has its mark. The reports of consecutive *groups* of weights
-follow, each in as many bits: the place of the weight within its group, most significant bit first, then the
-drawn bit. With a single weight a group, there is no place to tell: one bit a weight. Zeros fill the rest, and
-there is one way to write a report: a place beyond the group, or a bit set in the rest, is malformed.
+A payload holds the reports of consecutive *groups* of weights (:mod:`dpagent.protocol.bit_packing`), each in
+as many bits: the place of the weight within its group, then the drawn bit. With a single weight a group,
+there is no place to tell: one bit a weight. A place beyond the group is malformed.
 
 A report is a whole number here, 2·place + bit.
 """
@@ -14,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpagent.privacy.mechanisms.two_point import group_edges
+from dpagent.protocol.bit_packing import unpack_bits
 
 
 def report_width(dimension: int, coordinates: int) -> int:
@@ -23,46 +23,6 @@ def report_width(dimension: int, coordinates: int) -> int:
     [1, 3, 10]
     """
     return (-(-dimension // coordinates) - 1).bit_length() + 1
-
-
-def reports_bytes(reports: int, width: int) -> int:
-    """Bytes of a payload of so many reports.
-
-    >>> reports_bytes(1_626, 1)
-    205
-    """
-    return 1 + -(-reports * width // 8)
-
-
-def pack_reports(reports: NDArray[np.int64], width: int) -> bytes:
-    """The payload of ``reports`` (n,), each in [0, 2^width).
-
-    >>> pack_reports(np.array([5, 1]), 3).hex(), unpack_reports(pack_reports(np.array([5, 1]), 3), 2, 3)
-    ('00a4', array([5, 1]))
-    """
-    places = np.arange(width - 1, -1, -1, dtype=np.int64)
-    bits = (reports[:, np.newaxis] >> places & 1).astype(np.uint8)
-    return b"\0" + np.packbits(bits).tobytes()
-
-
-def unpack_reports(payload: bytes, reports: int, width: int) -> NDArray[np.int64]:
-    """Inverse of :func:`pack_reports`: shape (reports,).
-
-    Raises:
-        ValueError: the length is another, the first byte is not zero, or a bit is set beyond the reports.
-    """
-    expected = reports_bytes(reports, width)
-    if len(payload) != expected:
-        raise ValueError(f"payload of {len(payload)} bytes; expected {expected}")
-    if payload[0]:
-        raise ValueError(f"the first byte is {payload[0]}; expected 0")
-    bits = np.unpackbits(np.frombuffer(payload, np.uint8, offset=1))
-    if bits[reports * width :].any():
-        raise ValueError("a bit is set beyond the last report")
-    places = np.arange(width - 1, -1, -1, dtype=np.int64)
-    return np.asarray(
-        (bits[: reports * width].reshape(reports, width).astype(np.int64) << places).sum(axis=1)
-    )
 
 
 def read_reports(
@@ -83,7 +43,7 @@ def read_reports(
     Raises:
         ValueError: it is not a payload of one report for each group of the block, with zeros for the rest.
     """
-    values = unpack_reports(payload, block, report_width(dimension, coordinates))
+    values = unpack_bits(payload, block, report_width(dimension, coordinates))
     first = position * block
     last = min(first + block, coordinates)
     if values[last - first :].any():

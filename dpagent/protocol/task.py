@@ -23,10 +23,11 @@ from dpagent.protocol.codec import MessageError, read_cbor
 from dpagent.protocol.messages import Plan
 from dpagent.protocol.noisy_sum import NoisySum, sum_dimension
 from dpagent.protocol.reports import Reports
-from dpagent.protocol.terms import NoisySumTerms, ReportTerms
+from dpagent.protocol.terms import NoisySumTerms, ReportTerms, UpdateTerms
+from dpagent.protocol.updates import Updates
 from dpagent.protocol.weights import weights_from_bytes
 
-Release: TypeAlias = NoisySum | Reports
+Release: TypeAlias = NoisySum | Reports | Updates
 """What a device makes of its records and sends."""
 
 
@@ -80,6 +81,8 @@ def values_of(plan: Plan) -> int:
             return sum_dimension(plan, terms)
         case ReportTerms() as terms:
             return terms.coordinates
+        case UpdateTerms():
+            return plan.model.parameters
 
 
 def _release_of(plan: Plan, spec: ModelSpec) -> Release:
@@ -88,6 +91,8 @@ def _release_of(plan: Plan, spec: ModelSpec) -> Release:
             return NoisySum.of(plan, terms, spec)
         case ReportTerms() as terms:
             return Reports.of(plan, terms, spec)
+        case UpdateTerms() as terms:
+            return Updates.of(plan, terms)
 
 
 def _model_of(plan: Plan) -> ModelSpec:

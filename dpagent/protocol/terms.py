@@ -221,4 +221,23 @@ class ReportTerms(Message):
         return len(self.noise_multipliers)
 
 
-ReleaseTerms: TypeAlias = Annotated[NoisySumTerms | ReportTerms, Field(discriminator="kind")]
+class UpdateTerms(Message):
+    """The change of a device's weights, clipped as a whole, without noise: the coordinator adds it."""
+
+    kind: Literal["update"]
+    mechanism: MechanismTerms
+    clip_norm: Annotated[float, Field(ge=MIN_NORM, le=MAX_NORM)]
+    """Of the change, in the mechanism's norm."""
+    largest: Annotated[int, Field(ge=1, le=1 << 32)]
+    """Bound on a value's magnitude, and on the norm of all, in grid units."""
+    expected_devices: Annotated[int, Field(ge=1, le=1_000_000)]
+    """The divisor of the sum, whoever takes part."""
+    training: TrainingTerms
+
+    @property
+    def rounds(self) -> int:
+        """Number of rounds of the job."""
+        return len(self.mechanism.noise_multipliers)
+
+
+ReleaseTerms: TypeAlias = Annotated[NoisySumTerms | ReportTerms | UpdateTerms, Field(discriminator="kind")]

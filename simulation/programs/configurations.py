@@ -20,6 +20,7 @@ from dpagent.learning.models.costs import features_mib
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.training.onnx_graph.signature import graph_digest, known_digests
 from dpagent.norm import Norm
+from dpagent.privacy.statement import Trust
 from dpagent.protocol.mixing import key_text
 from dpagent.storage import write_atomically
 from mixer.keys import load_outer_opener
@@ -91,13 +92,15 @@ def write_configurations(settings: RunSettings, layout: Layout, broker: BrokerAd
             "coordinator_key": key,
             "state_dir": "state",
             "data": records,
-            "budget": {"epsilon": settings.epsilon, "delta": settings.delta},
+            "budget": _budget(settings),
             # The fleet's own times, which are shorter than those that a device of a stranger's fleet accepts.
             "limits": {
                 "messages_per_second": _MESSAGES_PER_SECOND,
                 "minimum_compute_slot_s": times.compute_slot_s / _PERIODS,
                 "minimum_jitter_window_s": settings.jitter_window_s,
                 "minimum_fragments": 1,
+                "methods": [settings.method],
+                "trust": [str(settings.mechanism.trust)],
                 **({} if mixer_key is None else {"mixer_keys": [mixer_key], "require_mixer": True}),
             },
             "engine": settings.engine,
@@ -171,6 +174,14 @@ def _fleet(
     }
 
 
+def _budget(settings: RunSettings) -> dict[str, Any]:
+    """What the job costs, in the account that it is charged to; next to nothing in another."""
+    wanted = {"epsilon": settings.epsilon, "delta": settings.delta}
+    if settings.mechanism.trust is not Trust.COORDINATOR:
+        return wanted
+    return wanted | {"coordinator": wanted}
+
+
 def _cap(settings: RunSettings) -> dict[str, Any]:
     """The noise cap; a bounded one leaves room for noise that some ε can meet."""
     cap: dict[str, Any] = {"kind": settings.cap, "where": settings.cap_at}
@@ -206,7 +217,7 @@ def _trusted(settings: RunSettings, spec: ModelSpec, assets: Mapping[str, bytes]
 
 def _trusted_graphs(settings: RunSettings, spec: ModelSpec) -> list[str]:
     """The training graph of a model of one's own, which she builds herself."""
-    if settings.engine == "numpy" or settings.norm is Norm.L1:  # graphs clip in L2
+    if settings.engine == "numpy" or settings.gradient_norm is Norm.L1:  # graphs clip in L2
         return []
     from dpagent.learning.training.onnx_graph.build import build_training_graph
 

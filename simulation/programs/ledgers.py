@@ -20,4 +20,4 @@ def begin_ledgers(layout: Layout, devices: int) -> None:
     for number in range(1, devices + 1):
         settings = load_agent_settings(layout.agent_file(number))
         if not settings.ledger_files.second_head.exists():
-            begin_ledger(settings.ledger_files, settings.data.name, settings.lifetime_budget)
+            begin_ledger(settings.ledger_files, settings.lifetime_budgets)

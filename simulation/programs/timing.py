@@ -19,6 +19,7 @@ from dpagent.learning.front_end.features import FrontEnd
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.training.engine_choice import Bench
 from dpagent.norm import Norm
+from dpagent.privacy.methods import method_named
 from dpagent.privacy.sampling import largest_lot
 from simulation.presets import LOCAL_TRAINING
 from simulation.settings import RunSettings
@@ -61,7 +62,7 @@ def round_times(settings: RunSettings, spec: ModelSpec, assets: Mapping[str, byt
         # Devices do the work of the largest lot, whatever their lots are.
         lot = _most_records(settings)
         work_s = (
-            lot * _record_s(spec, settings.norm or Norm.L2) + _AGENT_S + _PARAMETER_S * spec.parameter_count
+            lot * _record_s(spec, settings.gradient_norm) + _AGENT_S + _PARAMETER_S * spec.parameter_count
         )
         slot_s = max(_SHORTEST_SLOT_S, float(f"{max(_SPARE * share, _ALONE) * work_s:.2g}"))
     features_s = share * settings.records_per_device * _feature_s(spec, assets)
@@ -71,7 +72,7 @@ def round_times(settings: RunSettings, spec: ModelSpec, assets: Mapping[str, byt
 
 def _most_records(settings: RunSettings) -> int:
     """Records whose gradients a device computes in a round, at most."""
-    if settings.norm is None:
+    if method_named(settings.method).trains_locally:
         return round(LOCAL_TRAINING["steps"] * LOCAL_TRAINING["batch"])
     return largest_lot(math.ceil(settings.records_per_device), settings.sampling_rate)
 

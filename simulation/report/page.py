@@ -11,7 +11,7 @@ from typing import Final
 
 from dpagent.notation import upwards
 from dpagent.privacy.methods import method_named
-from dpagent.privacy.statement import Unit
+from dpagent.privacy.statement import Trust, Unit
 from dpagent.wording import counted
 from simulation.presets import local_training_in_words
 from simulation.record import RunRecord
@@ -67,6 +67,7 @@ def render_report(record: RunRecord, directory: Path) -> str:
         delta=plain(record.settings.delta),
         factor=factor(spent),
         whole_device=record.settings.mechanism.unit is Unit.DEVICE,
+        trusts_coordinator=record.settings.mechanism.trust is Trust.COORDINATOR,
         local_training=local_training_in_words(),
         sampling_rate=percent(record.settings.sampling_rate),
         clip_norm=f"{plain(record.settings.clip_norm)} in {record.settings.norm}",

@@ -60,7 +60,12 @@ def trust_picture(
     }[mechanism.trust]
     caption = (
         f"To the right of the line, nothing depends on {mechanism.unit.meaning} by more than ε and δ say, "
-        "even if all who stand there work together. Those on its left have to keep to the protocol."
+        "even if all who stand there work together. "
+        + (
+            "The coordinator, on its left, has to keep to the protocol; the broker sees nothing but seals."
+            if mechanism.trust is Trust.COORDINATOR
+            else "The device, on its left, keeps to the protocol for its own sake."
+        )
     )
     note = (
         "Arrows are sealed fragments: the broker carries them and cannot open them. It knows the sender, so "

@@ -81,6 +81,7 @@ def test_a_look_whose_process_ends_too_early_has_found_nothing_done_or_not(
     if not is_done:
         write(tmp_path / "photos" / "0" / "slow.jpg", hostile.slow_jpeg())
     assert worker.update().result(PATIENCE_S).failure is None
+    worker.look()
     if is_done:
         wait_until((tmp_path / "state" / "records.found").exists, "the end of the look")
     kill(worker)
@@ -96,6 +97,7 @@ def test_a_look_whose_process_lived_long_enough_counts_in_the_next_one(
     worker.prepare(ORDER).result(PATIENCE_S)
     folder_of(tmp_path / "photos", *(f"{number}/b.png" for number in range(5)), **PICTURE)
     worker.update().result(PATIENCE_S)
+    worker.look()
     wait_until((tmp_path / "state" / "records.found").exists, "the end of the look")
     kill(worker)
     worker.prepare(ORDER).result(PATIENCE_S)

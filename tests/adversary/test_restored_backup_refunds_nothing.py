@@ -236,7 +236,7 @@ def test_a_copy_that_the_command_made_refunds_nothing_either(board: Board) -> No
 
 def test_another_ledger_and_its_head_in_the_place_of_both_are_refused(board: Board, tmp_path: Path) -> None:
     other = tmp_path / "other"
-    begin_ledger(files_of(other), "digits", Budget(EPSILON, 3.5 * DELTA))
+    begin_ledger(files_of(other), {"digits": Budget(EPSILON, 3.5 * DELTA)})
     for name in ("ledger.db", "ledger.head"):
         shutil.copy(other / name, board.state / name)
     for name in ("ledger.db-wal", "ledger.db-shm"):

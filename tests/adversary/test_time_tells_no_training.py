@@ -87,6 +87,25 @@ def test_training_that_fits_its_slot_moves_no_window(
     assert slow == pytest.approx(quick, abs=1e-9)
 
 
+def test_a_look_at_the_data_begins_when_training_had_to_be_over(tmp_path: Path) -> None:
+    """What it finds counts so long after it began, in the rounds that are prepared from then on, and these
+    count with features of new records: by the slots of a round that is announced about then, a coordinator
+    learnt to the millisecond when training had been over, however many slots hid that."""
+    began = []
+    for number, training_s in enumerate((0.0, 0.3 * SLOT_S, 0.7 * SLOT_S)):
+        with open_device(tmp_path / str(number)) as device:
+            device.cycle._publisher._epoch = device.clock.monotonic() - PERIOD_S / 3
+            slow = Slow(device, training_s)
+            at = device.clock.monotonic()
+            device.take_plan(plan())
+            device.give()
+            slow.pass_time(3 * SLOT_S)
+            (looked_at,) = slow.looked_at
+            began.append(looked_at - at)
+    assert began == pytest.approx([began[0]] * 3, abs=1e-9)
+    assert began[0] >= 0.75 * SLOT_S
+
+
 @pytest.mark.parametrize("late_s", [0.5 * PERIOD_S, 3.3 * PERIOD_S, 0.7 * SLOT_S, 1.9 * SLOT_S])
 def test_a_last_chunk_that_comes_late_leaves_a_whole_slot_all_the_same(tmp_path: Path, late_s: float) -> None:
     """A coordinator that withholds it would else choose the time within which training has to end."""
@@ -139,6 +158,9 @@ class Prepares:
 
     def update(self) -> Future[Update]:
         return self._at_once.update()
+
+    def look(self) -> None:
+        pass
 
     def end(self) -> None:
         pass

@@ -10,7 +10,7 @@ from typing import Any
 import cbor2
 import numpy as np
 import pytest
-from fleets import make_plan, make_task, records, terms
+from fleets import make_plan, make_task, records, terms, update_plan
 from ledgers import DATASET, LIMITS, charge_and_spool, charge_for, open_state
 from planted import plant
 
@@ -382,14 +382,14 @@ def test_a_method_that_this_device_takes_no_part_in_is_declined(states: Any) -> 
     admit(make_task(method="incrementing"), DATA, states(50.0).ledger, DATASET, limits, now=0.0)
 
 
-def test_a_party_that_this_device_does_not_trust_is_declined(
-    states: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trusting: Any = type("Trusting", (DiscretisedGaussian,), {"name": "trusting", "trust": Trust.COORDINATOR})
-    plant(monkeypatch, trusting)
-    task = make_task(mechanism={"name": "trusting"})
+def test_a_party_that_this_device_does_not_trust_is_declined(states: Any) -> None:
+    task, state = RoundTask.of(update_plan()), states(50.0)
+    limits = LIMITS.model_copy(update={"methods": ("central",)})
     with pytest.raises(BeyondLimitError, match=r"coordinator; this device accepts none .limits\.trust"):
-        admit(task, DATA, states(50.0).ledger, DATASET, LIMITS, now=0.0)
+        admit(task, DATA, state.ledger, DATASET, limits, now=0.0)
+    trusting = limits.model_copy(update={"trust": (Trust.NONE, Trust.COORDINATOR)})
+    with pytest.raises(Declined, match=r"no lifetime budget for 'digits@coordinator'.*budget\.coordinator"):
+        admit(task, DATA, state.ledger, DATASET, trusting, now=0.0)
 
 
 def test_an_unknown_method_and_a_mechanism_of_another_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -403,10 +403,10 @@ def test_an_unknown_method_and_a_mechanism_of_another_are_refused(monkeypatch: p
 
 @pytest.mark.parametrize(
     ("part", "value"),
-    [("unit", Unit.DEVICE), ("adjacency", Adjacency.REPLACE_ONE), ("trust", Trust.COORDINATOR)],
+    [("unit", Unit.DEVICE), ("adjacency", Adjacency.REPLACE_ONE)],
 )
 def test_a_guarantee_of_another_kind_is_declined(
-    states: Any, monkeypatch: pytest.MonkeyPatch, part: str, value: Unit | Adjacency | Trust
+    states: Any, monkeypatch: pytest.MonkeyPatch, part: str, value: Unit | Adjacency
 ) -> None:
     """A ledger adds up ε only where unit, neighbours and trust are alike."""
     other: Any = type("Other", (DiscretisedGaussian,), {"name": "other-guarantee", part: value})
@@ -415,7 +415,7 @@ def test_a_guarantee_of_another_kind_is_declined(
     task, ledger = make_task(mechanism={"name": "other-guarantee"}), states(50.0).ledger
     with pytest.raises(Declined, match="other-guarantee") as caught:
         admit(task, DATA, ledger, DATASET, limits, now=0.0)
-    assert (value if part == "trust" else value.meaning) in str(caught.value)
+    assert value.meaning in str(caught.value)
 
 
 @pytest.mark.parametrize("number", [1, 2])

@@ -122,7 +122,7 @@ def test_a_job_is_charged_what_its_rounds_are_and_the_rest_goes_over_the_rounds_
             assert task.release.mechanism.cap <= bound
     costs = [composed(charge.event).epsilon for charge in charges]
     assert 0.999 * EPSILON < math.fsum(costs) <= EPSILON
-    planned = EPSILON * fleet(tmp_path / "again").privacy.schedule.schedule().shares(ROUNDS)
+    planned = EPSILON * fleet(tmp_path / "again").privacy.spending.shares(ROUNDS)
     # The tight cap costs more than its share; the rounds after it get less, and still rise.
     assert costs[0] == pytest.approx(planned[0])
     assert costs[1] > planned[1]

@@ -12,7 +12,6 @@ from ledgers import BUDGET, DATASET, charge_and_spool, charge_for, open_state
 from pydantic import TypeAdapter, ValidationError
 
 from agent.charges import (
-    LEDGER_SCOPE,
     Budget,
     BudgetChange,
     Charge,
@@ -21,10 +20,12 @@ from agent.charges import (
     charge_of,
     ledger_statement,
 )
+from agent.columns import SCOPES
 from agent.replay import replay
 from dpagent.errors import LedgerError, ParameterError
 from dpagent.privacy.accounting.accountant import AccountantName
 from dpagent.privacy.mechanisms.mechanism import JOB_ASSUMPTIONS
+from dpagent.privacy.statement import Trust
 from dpagent.protocol.messages import Plan
 
 PRICE = Price(2.0, 3.0, 2e-5, "pld", 1e-3)
@@ -68,15 +69,15 @@ def test_the_account_is_of_the_kind_and_on_the_grid_that_the_charge_names() -> N
 
 def test_a_ledger_states_the_sum_of_its_jobs_and_each_mechanism_once() -> None:
     reserved = Budget(epsilon=3.5, delta=2e-5)
-    statement = ledger_statement(reserved, ["laplace", "gaussian", "laplace"], "It rains.")
-    assert statement.scope == LEDGER_SCOPE
+    statement = ledger_statement("digits", reserved, ["laplace", "gaussian", "laplace"], "It rains.")
+    assert statement.scope == SCOPES[Trust.NONE]
     assert (statement.epsilon, statement.delta) == (3.5, 2e-5)
     assert statement.mechanism == "laplace + gaussian"
     assert statement.assumptions == (*JOB_ASSUMPTIONS, "It rains.")
 
 
 def test_a_ledger_without_charges_says_that_nothing_was_released() -> None:
-    statement = ledger_statement(Budget(0.0, 0.0), [])
+    statement = ledger_statement("digits", Budget(0.0, 0.0), [])
     assert statement.mechanism == "nothing released"
     assert (statement.epsilon, statement.delta, statement.assumptions) == (0.0, 0.0, JOB_ASSUMPTIONS)
 

@@ -45,7 +45,7 @@ OTHER_JOB = b"k" * 16
 def restore(
     path: Path, *, write_off_all: bool = False, dataset: str = DATASET, budget: Budget = BUDGET
 ) -> tuple[WriteOff, ...]:
-    return go_on_after_restore(files_of(path), dataset, budget, write_off_all=write_off_all, at=AT)
+    return go_on_after_restore(files_of(path), {dataset: budget}, write_off_all=write_off_all, at=AT)
 
 
 def reserved(path: Path, dataset: str = DATASET) -> Budget:
@@ -80,11 +80,11 @@ def swap(older: Path, path: Path) -> None:
 
 def test_a_ledger_is_begun_once(path: Path) -> None:
     files = files_of(path)
-    begin_ledger(files, DATASET, BUDGET)
+    begin_ledger(files, {DATASET: BUDGET})
     assert (verify(path).entries, verify(path).charges) == (1, 0)
     for dataset in (DATASET, "other"):
         with pytest.raises(LedgerError, match="knows a ledger") as caught:
-            begin_ledger(files, dataset, Budget(99.0, 0.5))
+            begin_ledger(files, {dataset: Budget(99.0, 0.5)})
         assert caught.value.exit_code == ExitCode.LEDGER
     assert verify(path).entries == 1
 
@@ -93,7 +93,7 @@ def test_no_ledger_is_begun_over_one_that_has_spent(path: Path, older: Path) -> 
     """Its second head is gone; that alone gives no new budget."""
     files_of(path).second_head.unlink()
     with pytest.raises(LedgerError, match=r"second head.* is missing.*--write-off-all"):
-        begin_ledger(files_of(path), DATASET, BUDGET)
+        begin_ledger(files_of(path), {DATASET: BUDGET})
     assert verify(path).charges == 4
 
 
@@ -103,7 +103,7 @@ def test_no_ledger_is_begun_over_a_shortened_one(path: Path, older: Path) -> Non
     files.second_head.unlink()
     files.database.unlink()
     with pytest.raises(LedgerError, match="the ledger had 5 and has 0"):
-        begin_ledger(files, DATASET, BUDGET)
+        begin_ledger(files, {DATASET: BUDGET})
 
 
 @pytest.mark.parametrize("has_second_head", [True, False])
@@ -113,7 +113,7 @@ def test_an_agent_without_a_ledger_begins_none(path: Path, has_second_head: bool
         open_state(path).close()
         shutil.rmtree(path)
     with pytest.raises(LedgerError, match="holds no ledger") as caught:
-        AgentState(files, DATASET, BUDGET)
+        AgentState(files, {DATASET: BUDGET})
     assert ("budget init" in str(caught.value)) is not has_second_head
     assert "budget restored" in str(caught.value)
     assert not path.exists()
@@ -125,23 +125,23 @@ def test_an_agent_without_a_ledger_begins_none(path: Path, has_second_head: bool
 def test_a_raise_is_an_entry_and_needs_to_be_one(path: Path) -> None:
     open_state(path).close()
     files = files_of(path)
-    assert raise_budget(files, DATASET, Budget(60.0, BUDGET.delta)) == BUDGET
-    assert raise_budget(files, "other", Budget(1.0, 1e-6)) is None
+    assert raise_budget(files, {DATASET: Budget(60.0, BUDGET.delta)}) == {DATASET: BUDGET}
+    assert raise_budget(files, {"other": Budget(1.0, 1e-6)}) == {"other": None}
     assert [asdict(entry.record)["epsilon"] for entry in audit(path).entries] == [50.0, 60.0, 1.0]
     for budget in (Budget(60.0, BUDGET.delta), Budget(10.0, BUDGET.delta)):
         with pytest.raises(LedgerError, match="nothing to raise"):
-            raise_budget(files, DATASET, budget)
+            raise_budget(files, {DATASET: budget})
     assert verify(path).entries == 3
-    AgentState(files, DATASET, Budget(60.0, BUDGET.delta)).close()
+    AgentState(files, {DATASET: Budget(60.0, BUDGET.delta)}).close()
 
 
 def test_no_budget_is_raised_in_an_older_copy_or_without_a_ledger(path: Path, older: Path) -> None:
     swap(older, path)
     with pytest.raises(LedgerError, match="had 5 and has 2"):
-        raise_budget(files_of(path), DATASET, Budget(60.0, BUDGET.delta))
+        raise_budget(files_of(path), {DATASET: Budget(60.0, BUDGET.delta)})
     shutil.rmtree(path)
     with pytest.raises(LedgerError, match="holds no ledger"):
-        raise_budget(files_of(path), DATASET, Budget(60.0, BUDGET.delta))
+        raise_budget(files_of(path), {DATASET: Budget(60.0, BUDGET.delta)})
     assert not path.exists()
 
 
@@ -151,7 +151,7 @@ def test_nothing_of_it_happens_beside_an_agent(path: Path, tmp_path: Path) -> No
     files = files_of(path)
     back_up(path, tmp_path / "copy.db")
     for action in (
-        lambda: raise_budget(files, DATASET, Budget(60.0, 1e-3)),
+        lambda: raise_budget(files, {DATASET: Budget(60.0, 1e-3)}),
         lambda: restore(path),
         lambda: put_back(tmp_path / "copy.db", files),
     ):
@@ -345,7 +345,7 @@ def test_every_dataset_is_written_off(path: Path) -> None:
     assert {lost.dataset for lost in restore(path, dataset="other")} == {DATASET, "other"}
     for name, each in true.items():
         assert reserved(path, name).epsilon == pytest.approx(each.epsilon, rel=1e-9)
-    AgentState(files_of(path), "other", Budget(20.0, 1e-4)).close()
+    AgentState(files_of(path), {"other": Budget(20.0, 1e-4)}).close()
 
 
 def test_a_budget_that_changed_since_is_the_second_heads(path: Path) -> None:
@@ -355,7 +355,7 @@ def test_a_budget_that_changed_since_is_the_second_heads(path: Path) -> None:
         open_state(path, budget).close()
         swap(older, path)
         restore(path)
-        state = AgentState(files_of(path), DATASET, budget)
+        state = AgentState(files_of(path), {DATASET: budget})
         assert state.ledger.budget(DATASET) == budget
         state.close()
 
@@ -387,8 +387,8 @@ def test_the_rest_is_that_of_the_largest_budget_anything_knows(path: Path) -> No
     files_of(path).second_head.unlink()
     restore(path, write_off_all=True, budget=raised)
     assert reserved(path).epsilon >= 80.0
-    raise_budget(files_of(path), DATASET, raised)
-    state = AgentState(files_of(path), DATASET, raised)
+    raise_budget(files_of(path), {DATASET: raised})
+    state = AgentState(files_of(path), {DATASET: raised})
     with pytest.raises(Declined):
         charge_for(make_plan(), DATA, state.ledger)
     state.close()
@@ -423,7 +423,7 @@ def test_a_second_head_of_another_ledger_is_refused(path: Path, older: Path, tmp
     open_state(tmp_path / "third", Budget(49.0, BUDGET.delta)).close()
     shutil.copy(files_of(tmp_path / "third").second_head, files_of(path).second_head)
     with pytest.raises(LedgerError, match="is not the one recorded"):
-        AgentState(files_of(path), DATASET, BUDGET)
+        AgentState(files_of(path), {DATASET: BUDGET})
     with pytest.raises(LedgerError, match="not of one ledger"):
         restore(path)
     assert restore(path, write_off_all=True)

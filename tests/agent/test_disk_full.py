@@ -41,7 +41,7 @@ class Device:
 
     def __init__(self, root: Path, boot: Path) -> None:
         self.files = LedgerFiles(root / "state", boot / "state.head")
-        begin_ledger(self.files, DATASET, BUDGET)
+        begin_ledger(self.files, {DATASET: BUDGET})
         state = self.opened()
         charge_rounds(state, 1)
         self.charge: Charge = charge_for(make_plan(job=bytes.fromhex(JOB)), DATA, state.ledger)
@@ -59,7 +59,7 @@ class Device:
             file.write_bytes(content)
 
     def opened(self) -> AgentState:
-        return AgentState(self.files, DATASET, BUDGET)
+        return AgentState(self.files, {DATASET: BUDGET})
 
     def steps(self, state: AgentState) -> Iterator[tuple[str, Callable[[], object]]]:
         """The writes of a round, in order."""

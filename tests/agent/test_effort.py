@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +12,9 @@ from numpy.typing import NDArray
 
 from agent.effort import Effort
 from agent.noisy_sums import MOMENTS_AT_ONCE, clipped_sum, sum_of_moments
-from dpagent.learning.data.dataset import ArrayDataset
+from dpagent.errors import ParameterError
+from dpagent.learning.data.dataset import ArrayDataset, Dataset, Indices
+from dpagent.learning.data.derived import Unfailing
 from dpagent.learning.front_end.features import FrontEnd
 from dpagent.learning.models.description import from_description
 from dpagent.learning.training.engine import ClippedSum
@@ -27,7 +28,7 @@ MOST = 60
 
 
 class Counting(NumpyEngine):
-    """An engine that knows how many records it was given, and in which pieces."""
+    """An engine that knows how many rows it computed, and in which pieces."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(DIGITS, microbatch=4, **options)
@@ -39,9 +40,22 @@ class Counting(NumpyEngine):
         inputs: NDArray[Any],
         labels: NDArray[np.int64],
         clip_norms: Sequence[float],
+        *,
+        blank: int = 0,
     ) -> ClippedSum:
-        self.pieces.append(len(inputs))
-        return super().clipped_sum(weights, inputs, labels, clip_norms)
+        self.pieces.append(len(inputs) + blank)
+        return super().clipped_sum(weights, inputs, labels, clip_norms, blank=blank)
+
+
+class Gaps(Unfailing):
+    """Records of which some cannot be read."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        super().__init__(dataset, lambda _: None)
+
+    def try_read(self, indices: Indices) -> tuple[NDArray[Any], dict[int, str]]:
+        inputs, problems = super().try_read(indices)
+        return inputs, problems | {place: "gone" for place, number in enumerate(indices) if number % 7 == 3}
 
 
 def task_at(rate: float, **changes: Any) -> RoundTask:
@@ -58,8 +72,9 @@ def test_each_lot_makes_the_work_of_the_largest(records: int, rate: float) -> No
         if records
         else ArrayDataset(np.zeros((0, 8, 8, 1), np.float32), np.zeros(0, np.int64), 10)
     )
-    total = clipped_sum(task.release, WEIGHTS, data, engine, lambda done: effort.fill_up(WEIGHTS, done))
+    total = clipped_sum(task.release, WEIGHTS, data, engine, effort.filling)
     assert sum(engine.pieces) == effort.largest == largest_lot(MOST, rate)
+    assert all(piece == 32 for piece in engine.pieces[:-1]), "in as many pieces"
     if rate == 1.0:
         # Shuffled in another order, hence off by rounding.
         alone = clipped_sum(task.release, WEIGHTS, data, Counting())
@@ -72,39 +87,40 @@ def test_a_lot_with_unreadable_records_makes_as_much_work_but_for_them() -> None
     inputs = digits(0, 50).inputs.astype(np.float32)
     inputs[7] = np.nan
     data = ArrayDataset(inputs, np.zeros(50, np.int64), 10)
-    clipped_sum(task.release, WEIGHTS, data, engine, lambda done: effort.fill_up(WEIGHTS, done))
+    clipped_sum(task.release, WEIGHTS, data, engine, effort.filling)
     assert sum(engine.pieces) == MOST, "a record that is not finite is computed, and excluded"
+
+
+def test_unreadable_records_are_made_up_for() -> None:
+    engine, task = Counting(), task_at(1.0)
+    data = Gaps(digits(0, 50))
+    clipped_sum(task.release, WEIGHTS, data, engine, Effort(task, WEIGHTS, engine, MOST).filling)
+    assert engine.pieces == [32, MOST - 32]
 
 
 def test_views_are_filled_up_with_views() -> None:
     task = task_at(1.0, augmentation={"views": 3, "shift": 1, "flip": False})
     engine = Counting(views=3)
     effort = Effort(task, WEIGHTS, engine, MOST)
-    effort.fill_up(WEIGHTS, 50)
-    assert sum(engine.pieces) == 10
+    clipped_sum(task.release, WEIGHTS, digits(0, 50), engine, effort.filling)
+    assert sum(engine.pieces) == MOST
     assert effort.longest_s() > 0
 
 
-def test_what_fails_in_filling_up_costs_the_lot_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    engine, task = Counting(), task_at(1.0)
-    effort = Effort(task, np.zeros(3, np.float32), engine, MOST)
-    with caplog.at_level(logging.WARNING):
-        effort.fill_up(np.zeros(3, np.float32), 50)
-    assert "was not filled up" in caplog.text
-    with pytest.raises(Exception, match=r".") as caught:
+def test_a_trial_that_fails_is_told() -> None:
+    effort = Effort(task_at(1.0), np.zeros(3, np.float32), Counting(), MOST)
+    with pytest.raises(ParameterError, match=r"\(3,\)"):
         effort.longest_s()
-    assert not isinstance(caught.value, AssertionError), "the trial is before the charge, and may fail"
 
 
 def test_the_trial_counts_steps_and_the_largest_lot(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a clock on which each trial takes a second."""
     monkeypatch.setattr("agent.effort._seconds", lambda work: work() is None or 1.0)
-    noise = RoundTask.of(task_at(1.0).plan).release.dimension / 4096
     for steps, most in ((1, MOST), (3, MOST), (1, 600)):
         task = make_task(**terms(rate=1.0, local_steps=steps))
         effort = Effort(task, WEIGHTS, Counting(), most)
-        # Two microbatches of four make a trial.
-        assert effort.longest_s() == pytest.approx(1.5 * steps * (most / 8 + noise))
+        # Two microbatches of four make a trial; a step adds noise and moves weights; a round ends once.
+        assert effort.longest_s() == pytest.approx(1.5 * (steps * (most / 8 + 1) + 1))
 
 
 def test_new_features_are_counted_for_all_records_there_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,8 +154,9 @@ def moments_task() -> RoundTask:
 def test_second_moments_are_filled_up_too(moments_of: list[int]) -> None:
     task, none = moments_task(), np.zeros(0, np.float32)
     effort = Effort(task, none, None, MOST)
-    sum_of_moments(task.release, digits(0, 50), lambda done: effort.fill_up(none, done))
-    assert sum(moments_of) == MOST
+    filled = sum_of_moments(task.release, digits(0, 50), effort.filling)
+    assert moments_of == [MOST]
+    np.testing.assert_allclose(filled, sum_of_moments(task.release, digits(0, 50)), rtol=1e-12)
     assert effort.longest_s() > 0
 
 

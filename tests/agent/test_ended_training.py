@@ -30,6 +30,9 @@ class Mortal:
         self._updates -= 1
         return _ended() if self._updates >= 0 else self._inner.update()
 
+    def look(self) -> None:
+        pass
+
     def end(self) -> None:
         pass
 
@@ -107,6 +110,9 @@ class Silent:
 
     def update(self) -> Future[Update]:
         return self._silence() if self._kind == "update" else self._inner.update()
+
+    def look(self) -> None:
+        pass
 
     def end(self) -> None:
         for answer in self._asked:

@@ -40,7 +40,7 @@ AT = datetime(2026, 11, 22, tzinfo=UTC)
 
 
 def restore(path: Path, *, write_off_all: bool = False, budget: Budget = BUDGET) -> None:
-    go_on_after_restore(files_of(path), DATASET, budget, write_off_all=write_off_all, at=AT)
+    go_on_after_restore(files_of(path), {DATASET: budget}, write_off_all=write_off_all, at=AT)
 
 
 def reserved(path: Path) -> Budget:
@@ -96,9 +96,9 @@ def test_an_unreadable_second_head_is_named_and_nothing_is_taken_for_it(path: Pa
     files = files_of(path)
     files.second_head.write_bytes(text.encode("latin-1"))
     for attempt in (
-        lambda: AgentState(files, DATASET, BUDGET),
-        lambda: begin_ledger(files, DATASET, BUDGET),
-        lambda: raise_budget(files, DATASET, Budget(60.0, BUDGET.delta)),
+        lambda: AgentState(files, {DATASET: BUDGET}),
+        lambda: begin_ledger(files, {DATASET: BUDGET}),
+        lambda: raise_budget(files, {DATASET: Budget(60.0, BUDGET.delta)}),
         lambda: restore(path, write_off_all=True),
     ):
         with pytest.raises(LedgerError, match=r"state\.head is not readable") as caught:
@@ -118,7 +118,7 @@ def test_an_older_directory_is_refused_though_its_own_head_fits(path: Path) -> N
     put_back(older, path)
     assert verify(path).charges == 1, "alone, the directory looks whole"
     with pytest.raises(LedgerError, match=r"had 3 and has 2, by .*state\.head.*budget restored"):
-        AgentState(files_of(path), DATASET, BUDGET)
+        AgentState(files_of(path), {DATASET: BUDGET})
 
 
 def test_a_second_head_that_is_older_costs_nothing(path: Path) -> None:
@@ -162,6 +162,42 @@ def test_a_copy_made_between_charge_and_spool_does_not_run_the_round_again(path:
     state.close()
 
 
+@pytest.mark.parametrize("before", [(), (1,)], ids=["as it began", "after a round"])
+def test_two_agents_with_copies_of_one_directory_spend_no_budget_twice(
+    path: Path, before: tuple[int, ...]
+) -> None:
+    """Each holds a lock of its own; the second head, which they share, was read at the start alone."""
+    with closing(open_state(path)) as first:
+        charge_rounds(first, *before)
+        copied(path, "copy")
+        files = LedgerFiles(path.parent / "copy", files_of(path).second_head)
+        with closing(AgentState(files, DATASET, BUDGET)) as second:
+            charge_rounds(first, 2)
+            known = read_second_head(files.second_head)
+            with pytest.raises(LedgerError, match=r"was replaced|Entries are missing"):
+                charge_rounds(second, 3, job=b"k" * 16)
+            assert second.rounds.charged() == {((b"k" * 16).hex(), 3)}, "and nothing is spooled"
+            assert read_second_head(files.second_head) == known
+            charge_rounds(first, 3)
+    with pytest.raises(LedgerError):
+        AgentState(files, DATASET, BUDGET)
+
+
+def test_two_agents_with_copies_of_one_directory_send_no_two_sums_under_one_charge(path: Path) -> None:
+    """The copy was made between the charge and the spool."""
+    with closing(open_state(path)) as first:
+        charge = charge_for(make_plan(), DATA, first.ledger)
+        first.offer(charge.job, charge.round, bytes(32), 0.0)
+        first.charge(charge, 0.0)
+        copied(path, "copy")
+        files = LedgerFiles(path.parent / "copy", files_of(path).second_head)
+        with closing(AgentState(files, DATASET, BUDGET)) as second:
+            first.spool_round(charge.job, charge.round, [], 0.0, None)
+            with pytest.raises(LedgerError, match="has left already"):
+                second.spool_round(charge.job, charge.round, [], 0.0, None)
+            assert second.rounds.charged() == {(charge.job, charge.round)}, "and nothing is spooled"
+
+
 def test_a_second_head_that_cannot_be_written_stops_the_device_before_a_record_is_read(path: Path) -> None:
     state = open_state(path)
     charge_rounds(state, 1)
@@ -193,16 +229,16 @@ def test_a_larger_budget_is_refused_and_a_lower_one_taken(path: Path, budget: Bu
     open_state(path).close()
     files = files_of(path)
     with pytest.raises(BudgetRaisedError, match="budget raise") as caught:
-        AgentState(files, DATASET, budget)
+        AgentState(files, {DATASET: budget})
     assert caught.value.exit_code == ExitCode.LEDGER
     with pytest.raises(BudgetRaisedError, match="'others'"):
-        AgentState(files, "others", Budget(1e-3, 1e-9))
+        AgentState(files, {"others": Budget(1e-3, 1e-9)})
     assert verify(path).entries == 1
-    AgentState(files, DATASET, Budget(40.0, 1e-3)).close()
-    AgentState(files, DATASET, Budget(40.0, 1e-4)).close()
+    AgentState(files, {DATASET: Budget(40.0, 1e-3)}).close()
+    AgentState(files, {DATASET: Budget(40.0, 1e-4)}).close()
     assert verify(path).entries == 3
     with pytest.raises(BudgetRaisedError):
-        AgentState(files, DATASET, BUDGET)
+        AgentState(files, {DATASET: BUDGET})
 
 
 # --- power cuts ---------------------------------------------------------------------------------
@@ -277,15 +313,15 @@ def heads_agree(path: Path) -> None:
 
 def begin_if_refused(files: LedgerFiles) -> None:
     try:
-        AgentState(files, DATASET, BUDGET).close()
+        AgentState(files, {DATASET: BUDGET}).close()
     except LedgerError:
-        begin_ledger(files, DATASET, BUDGET)
-        AgentState(files, DATASET, BUDGET).close()
+        begin_ledger(files, {DATASET: BUDGET})
+        AgentState(files, {DATASET: BUDGET}).close()
 
 
 def test_a_power_cut_while_a_ledger_begins_leaves_one_that_can_be_begun(path: Path) -> None:
     files = files_of(path)
-    for _ in cuts(path, lambda: begin_ledger(files, DATASET, BUDGET)):
+    for _ in cuts(path, lambda: begin_ledger(files, {DATASET: BUDGET})):
         begin_if_refused(files)
         heads_agree(path)
         assert verify(path).entries == 1
@@ -342,7 +378,7 @@ def _begin_until(files: LedgerFiles, line: int) -> None:
         return trace
 
     sys.settrace(trace)
-    begin_ledger(files, DATASET, BUDGET)
+    begin_ledger(files, {DATASET: BUDGET})
     sys.settrace(None)
 
 
@@ -355,7 +391,7 @@ def test_a_power_cut_in_a_round_hides_no_charge_and_refunds_nothing(path: Path) 
     price = charge_for(plan, DATA, open_and_close(path).ledger)
 
     def take_part() -> None:
-        state = AgentState(files_of(path), DATASET, BUDGET)
+        state = AgentState(files_of(path), {DATASET: BUDGET})
         charge_and_spool(state, price, [])
 
     seen = set()
@@ -413,17 +449,17 @@ def test_a_power_cut_while_a_budget_changes_leaves_the_old_one_or_the_new(path: 
     new = Budget(40.0, BUDGET.delta) if change == "lower" else Budget(60.0, BUDGET.delta)
 
     def lower() -> None:
-        AgentState(files, DATASET, new)
+        AgentState(files, {DATASET: new})
 
     def raised() -> None:
-        raise_budget(files, DATASET, new)
+        raise_budget(files, {DATASET: new})
 
     for _ in cuts(path, lower if change == "lower" else raised):
         try:
-            AgentState(files, DATASET, new).close()
+            AgentState(files, {DATASET: new}).close()
         except BudgetRaisedError:
-            raise_budget(files, DATASET, new)
-            AgentState(files, DATASET, new).close()
+            raise_budget(files, {DATASET: new})
+            AgentState(files, {DATASET: new}).close()
         heads_agree(path)
         assert verify(path).entries == 2
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+from devices import SLOT_S, Device, open_device
 from fleets import make_plan
+from lines import Line
 from pydantic import ValidationError
 
 from agent.limit_settings import LimitSettings
 from agent.limits import BeyondLimitError, require_mixer
+from dpagent.protocol.messages import Plan
 from dpagent.protocol.mixing import key_text
 
 OWNERS, OTHER = b"o" * 32, b"x" * 32
@@ -45,3 +49,38 @@ def test_a_plan_is_declined(mixer: bytes | None, required: bool, named: str) -> 
 def test_settings_that_name_no_mixer_are_refused(limits: dict[str, Any]) -> None:
     with pytest.raises(ValidationError, match="mixer"):
         LimitSettings(**limits)
+
+
+@pytest.mark.parametrize("mixer", [OTHER, None], ids=["another", "none"])
+@pytest.mark.parametrize("restarts", [False, True])
+def test_an_update_does_not_leave_for_a_plan_with_another_mixer(
+    tmp_path: Path, mixer: bytes | None, restarts: bool
+) -> None:
+    """The round was charged and spooled for the owner's mixer; then its plan comes again, changed."""
+    limits = {"mixer_keys": list(LISTED), "require_mixer": True}
+    plan, changed = make_plan(mixer=OWNERS), make_plan(mixer=mixer)
+    with open_device(tmp_path, limits=limits) as device:
+        device.take_plan(plan)
+        device.give()
+        device.advance()
+        assert device.charged() == [1]
+        assert device.pending()
+        if not restarts:
+            assert _sent_for(device, changed) == 0
+            assert _sent_for(device, plan) > 0
+    if restarts:
+        with open_device(tmp_path, limits=limits) as device:
+            assert _sent_for(device, changed) == 0
+            assert _sent_for(device, plan) > 0
+
+
+def _sent_for(device: Device, plan: Plan) -> int:
+    """How many messages leave once a plan is announced."""
+    publisher, line = device.cycle._publisher, device.cycle._publisher._session
+    assert isinstance(line, Line)
+    before = len(line.sent)
+    device.clock.advance(SLOT_S)
+    device.take_plan(plan)
+    device.clock.advance(3 * SLOT_S)
+    publisher.publish_due()
+    return len(line.sent) - before

@@ -54,7 +54,7 @@ def test_reports_follow_the_trained_weights(tmp_path: Path) -> None:
     task = RoundTask.of(plan.model_copy(update={"release": terms}))
     board, mechanism, rounds = trainer(tmp_path), task.release.two_point(WEIGHTS), 20
     work = board.prepare(task, {}, WEIGHTS)
-    way = task.release.training.train(NumpyEngine(DIGITS), WEIGHTS, digits(0, 50), lambda *_: None) - WEIGHTS
+    way = task.release.training.train(NumpyEngine(DIGITS), WEIGHTS, digits(0, 50)) - WEIGHTS
     trained = sum(float(way @ (board.noisy_update(work).values & 1)) for _ in range(rounds))
     still = sum(float(way @ mechanism.report(WEIGHTS).bits) for _ in range(rounds))
     assert trained - still > 6 * 0.5 * float(np.linalg.norm(way)) * (2 * rounds) ** 0.5

@@ -256,7 +256,7 @@ class Broken(NumpyEngine):
 
     error: Exception
 
-    def clipped_sum(self, *_: Any) -> Any:
+    def clipped_sum(self, *_: Any, **__: Any) -> Any:
         raise self.error
 
 

@@ -102,7 +102,7 @@ def test_json_has_the_price_of_every_cap() -> None:
 
 @pytest.mark.parametrize("arguments", [[], ["--sampling-rate", "1"], ["--local-steps", "3"]])
 def test_bounded_cap_keeps_to_the_published_formula(arguments: list[str]) -> None:
-    plan = plan_json("--rounds", "20", "--epsilon", "3", *arguments)
+    plan = plan_json("--rounds", "20", "--epsilon", "3", "--schedule", "incrementing", *arguments)
     bounded, rate, steps = plan["bounded_cap"], plan["sampling_rate"], plan["local_steps"]
     delta = 1e-5 / (20 * steps) / rate
     assert bounded["step_delta"] == pytest.approx(delta * rate, rel=1e-12)
@@ -141,7 +141,7 @@ def test_json_to_a_missing_directory_is_a_sentence(tmp_path: Path) -> None:
 
 
 def test_page_shows_schedules_side_by_side_and_the_rounds_beside_uniform() -> None:
-    arguments = ("--devices", "200", "--epsilon", "3", "--rounds", "150")
+    arguments = ("--devices", "200", "--epsilon", "3", "--rounds", "150", "--schedule", "incrementing")
     page, plan = dpagent("plan", *arguments).stdout, plan_json(*arguments)
     first = " ".join(page.splitlines()[:2])
     for word in ("ε = 3", "δ = 1e-5", "record-level", "add-or-remove-one", "trusted party: none"):
@@ -206,7 +206,7 @@ def test_poor_terminals_get_text(environment: dict[str, str], arguments: list[st
         capture_output=True, timeout=60, check=False, env=os.environ | environment,
     )  # fmt: skip
     assert (result.returncode, result.stderr) == (0, b"")
-    assert b"incrementing" in result.stdout
+    assert b"uniform" in result.stdout
     if environment.get("PYTHONIOENCODING"):
         assert "┤".encode() not in result.stdout
 

@@ -152,7 +152,7 @@ def test_help_states_the_defaults_in_force() -> None:
         ("delta", "1e-5"),
         ("rounds", "100"),
         ("sampling_rate", "0.1"),
-        ("schedule", "incrementing"),
+        ("schedule", "uniform"),
         ("step", "0.3"),
         ("ratio", "3"),
         ("local_steps", "1"),

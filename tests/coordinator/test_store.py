@@ -274,3 +274,21 @@ def test_totals_are_values_of_their_own(store: Store) -> None:
     count(store, [OpenedFragment(b"a" * 16, 1, 0, values, 0.0)], 1)
     values += 100
     assert sums_of(store)[0][1] == list(range(BLOCK))
+
+
+@pytest.mark.parametrize("erases", [True, False])
+def test_a_closed_round_leaves_no_byte_of_its_values(tmp_path: Path, erases: bool) -> None:
+    """Where no noise hides them; otherwise they may stay in free pages, which this test would see."""
+    store = Store(tmp_path)
+    if erases:
+        store.erase_what_is_deleted()
+    store.begin(JOB, MODEL)
+    store.start_round(1, 0.0, 1.0)
+    marks = [fragment(number, position=number % 5) for number in range(400)]
+    count(store, marks)
+    store.close_round(1, MODEL, RoundResult(None, 0, 1.0, 1.0, 0.5), closed_at=1.0)
+    on_disk = b"".join(file.read_bytes() for file in sorted(tmp_path.glob("coordinator.db*")))
+    store.close()
+    found = [each for each in marks if each.values.astype("<i8").tobytes() in on_disk
+             or each.values.astype("<i4").tobytes() in on_disk]  # fmt: skip
+    assert bool(found) == (not erases)

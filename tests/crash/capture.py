@@ -38,6 +38,9 @@ class Fragment(NamedTuple):
         payload, block = self.message[24:], plan["wire"]["block"]
         if plan["release"]["kind"] == "noisy-sum":
             return np.array(second_client.unpack(payload, block), np.int64)
+        if plan["release"]["kind"] == "update":
+            values = second_client.unpack_update(payload, self.position, plan)
+            return np.array(values + [0] * (block - len(values)), np.int64)
         edges = second_client.group_edges(plan)
         first = edges[self.position * block]
         tally = np.zeros((2, edges[min((self.position + 1) * block, len(edges) - 1)] - first), np.int64)

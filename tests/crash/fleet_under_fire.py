@@ -62,8 +62,18 @@ METHODS: Final[dict[str, dict[str, Any]]] = {
         },
         "cap": {"kind": "none"},
     },
+    "central": {
+        "privacy": {
+            "method": "central",
+            "epsilon": 8.0,
+            "clip_norm": 0.5,
+            "local_training": {"steps": 4, "batch": 8},
+        },
+        "cap": {"kind": "none"},
+    },
 }
 """Sections of ``fleet.yaml`` by method, and the cap that gives each round a price of its own."""
+METHODS_OF_PLANS: Final = ("dp-sgd", "incrementing", "ldp-fl", "central")
 _STUCK_S: Final = 45.0
 """Without a kill, a job takes some seconds."""
 
@@ -235,7 +245,8 @@ class FleetUnderFire:
             limits = {"dummy_traffic": True} | ({"maximum_job_epsilon": 1e-6} if name == BYSTANDER else {})
             self._files[name] = write_agent(
                 directory / name, None, key, number, fleet=NAME, mqtt=mqtt(name), engine="numpy",
-                budget={"epsilon": 1_000.0}, limits=limits,
+                budget={"epsilon": 1_000.0, "coordinator": {"epsilon": 20.0, "delta": 1e-3}},
+                limits=limits | {"methods": [*METHODS_OF_PLANS], "trust": ["none", "coordinator"]},
             )  # fmt: skip
         self.checker = Checker(places(directory, is_patient=deadline_s == PATIENT_S, is_mixed=is_mixed))
 

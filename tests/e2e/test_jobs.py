@@ -171,7 +171,7 @@ def test_a_bounded_cap_is_charged_and_the_rest_goes_over_the_rounds_left(
     cap = {"kind": "bounded", "regularisation": 1e-3, "floor": 0.057}
     job = Job(tmp_path / "bounded", mosquitto, privacy=privacy, cap=cap)
     job.require_sound()
-    shares = 35.0 * job.settings.privacy.schedule.schedule().shares(ROUNDS)
+    shares = 35.0 * job.settings.privacy.spending.shares(ROUNDS)
     for ledger in job.ledgers:
         spent = [0.0, *(charge.cumulative_epsilon for charge in ledger.charges)]
         costs = [after - before for before, after in itertools.pairwise(spent)]

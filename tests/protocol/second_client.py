@@ -278,6 +278,8 @@ def dimension(plan: dict[str, Any]) -> int:
     release = plan["release"]
     if release["kind"] == "two-point":
         return int(release["coordinates"])
+    if release["kind"] == "update":
+        return int(plan["model"]["parameters"])
     if release["projection"] is not None and plan["round"] == 1:
         return release["projection"]["values"] * (release["projection"]["values"] + 1) // 2
     return plan["model"]["parameters"] + (release["clipping"]["count_weight"] > 0)
@@ -309,6 +311,39 @@ def pack_two_point(reports: Sequence[int], plan: dict[str, Any]) -> list[bytes]:
         size = plan["wire"]["bytes"] - 1
         payloads.append(b"\0" + int(bits.ljust(8 * size, "0"), 2).to_bytes(size, "big"))
     return payloads
+
+
+def clipped_update(change: Sequence[float], plan: dict[str, Any]) -> list[int]:
+    """The change of a device's weights as whole numbers, of the mechanism ``central-gaussian``."""
+    bound, units = plan["release"]["clip_norm"], plan["release"]["mechanism"]["parameters"]["resolution"]
+    scale = units / max(bound, math.hypot(*change))
+    return [round(value * scale) for value in change]
+
+
+def pack_update(update: Sequence[int], plan: dict[str, Any]) -> list[bytes]:
+    """The payloads of an update without noise, in order."""
+    largest, block = plan["release"]["largest"], plan["wire"]["block"]
+    width, size = (2 * largest).bit_length(), plan["wire"]["bytes"] - 1
+    payloads = []
+    for start in range(0, len(update), block):
+        values = [*update[start : start + block], *[0] * block][:block]
+        bits = "".join(f"{value + largest:0{width}b}" for value in values)
+        payloads.append(b"\0" + int(bits.ljust(8 * size, "0"), 2).to_bytes(size, "big"))
+    return payloads
+
+
+def unpack_update(payload: bytes, position: int, plan: dict[str, Any]) -> list[int]:
+    """The values of a payload of an update without noise, clipped in L2."""
+    largest, block = plan["release"]["largest"], plan["wire"]["block"]
+    width = (2 * largest).bit_length()
+    bits = f"{int.from_bytes(payload[1:], 'big'):0{8 * (len(payload) - 1)}b}"
+    values = [int(bits[at * width : (at + 1) * width], 2) - largest for at in range(block)]
+    inside = max(0, plan["model"]["parameters"] - position * block)
+    if payload[0] or "1" in bits[block * width :] or any(values[inside:]):
+        raise Rejected("bad values")
+    if sum(value * value for value in values) > largest**2:
+        raise Rejected("bad values")
+    return values[:inside]
 
 
 def unpack_two_point(payload: bytes, position: int, plan: dict[str, Any]) -> list[tuple[int, int]]:

@@ -13,17 +13,12 @@ from hypothesis import strategies as st
 
 from dpagent.errors import PlanError
 from dpagent.privacy.mechanisms.two_point import group_edges
+from dpagent.protocol.bit_packing import pack_bits, packed_bytes, unpack_bits
 from dpagent.protocol.codec import MessageError, decode, encode
 from dpagent.protocol.dummies import as_sent, dummies_for
 from dpagent.protocol.fragments import cut, read_tally, require_place
 from dpagent.protocol.messages import Fragment, Plan
-from dpagent.protocol.report_packing import (
-    pack_reports,
-    read_reports,
-    report_width,
-    reports_bytes,
-    unpack_reports,
-)
+from dpagent.protocol.report_packing import read_reports, report_width
 from dpagent.protocol.task import RoundTask, values_of
 
 WEIGHTS = DIGITS.initial_weights(0)
@@ -32,29 +27,29 @@ WEIGHTS = DIGITS.initial_weights(0)
 @given(st.integers(1, 29), st.data())
 def test_reports_come_back_from_one_length(width: int, data: st.DataObject) -> None:
     reports = data.draw(st.lists(st.integers(0, 2**width - 1), min_size=1, max_size=50))
-    payload = pack_reports(np.array(reports, np.int64), width)
-    assert len(payload) == reports_bytes(len(reports), width)
+    payload = pack_bits(np.array(reports, np.int64), width)
+    assert len(payload) == packed_bytes(len(reports), width)
     assert payload[:1] != Fragment.DUMMY
-    assert unpack_reports(payload, len(reports), width).tolist() == reports
+    assert unpack_bits(payload, len(reports), width).tolist() == reports
 
 
 @given(st.binary(min_size=6, max_size=6))
 def test_no_two_payloads_say_the_same(payload: bytes) -> None:
     """Whatever is accepted is what an honest device would have sent."""
     try:
-        reports = unpack_reports(payload, 9, 4)
+        reports = unpack_bits(payload, 9, 4)
     except ValueError:
         return
-    assert pack_reports(reports, 4) == payload
+    assert pack_bits(reports, 4) == payload
 
 
 @pytest.mark.parametrize(
     ("payload", "text"),
     [
         (b"", "0 bytes; expected 3"), (bytes(2), "2 bytes"), (bytes(4), "4 bytes"),
-        (b"\1\0\0", "first byte"), (b"\0\0\1", "beyond the last report"),
-        (pack_reports(np.array([4, 0, 0, 0, 0]), 3), "a place beyond its group"),
-        (pack_reports(np.array([0, 0, 0, 0, 1]), 3), "beyond the last group"),
+        (b"\1\0\0", "first byte"), (b"\0\0\1", "beyond the last value"),
+        (pack_bits(np.array([4, 0, 0, 0, 0]), 3), "a place beyond its group"),
+        (pack_bits(np.array([0, 0, 0, 0, 1]), 3), "beyond the last group"),
     ],
     ids=["empty", "short", "long", "marked", "a bit more", "a place too far", "a report too many"],
 )  # fmt: skip
@@ -68,7 +63,7 @@ def test_a_tally_counts_each_report_where_it_belongs() -> None:
     edges = group_edges(10, 4, 0, 4).tolist()
     assert edges == [0, 2, 5, 7, 10]
     # The second fragment of two groups: weights 5 to 9. Place 1 with a one, place 2 with a zero.
-    payload = pack_reports(np.array([2 * 1 + 1, 2 * 2 + 0]), report_width(10, 4))
+    payload = pack_bits(np.array([2 * 1 + 1, 2 * 2 + 0]), report_width(10, 4))
     tally = read_reports(payload, 1, 2, dimension=10, coordinates=4)
     assert tally.tolist() == [0, 1, 0, 0, 0, 0, 1, 0, 0, 1]
 

@@ -142,7 +142,7 @@ def receivers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Receivers]:
     values = agent_values(None, FLEET["coordinator_key"], fleet=NAME)
     (device / "agent.yaml").write_text(yaml.safe_dump(values))
     settings = load_agent_settings(device / "agent.yaml")
-    begin_ledger(settings.ledger_files, settings.data.name, settings.lifetime_budget)
+    begin_ledger(settings.ledger_files, settings.lifetime_budgets)
     agent = Agent(settings)
     agent._receive(PLAN["topic"], bytes.fromhex(PLAN["envelope"]))
     coordinator = Coordinator(load_fleet_settings(write_fleet(fleet, None, fleet=NAME)))
@@ -388,6 +388,33 @@ def test_the_second_client_packs_and_counts_reports_as_dpagent_does() -> None:
     known = [mean for mean in file["means"] if mean is not None]
     assert [mean for mean in means if mean is not None] == pytest.approx(known, rel=1e-6)
     assert [count == 0 for count in file["reports"]] == [mean is None for mean in means]
+
+
+def test_the_second_client_clips_and_packs_updates_as_dpagent_does() -> None:
+    file = FILES["clipped"]
+    (vector,) = file["vectors"]
+    plan = parsed(vector["message"])
+    assert decode(bytes.fromhex(vector["bytes"]), Plan) == Plan.model_validate(plan)
+    updates = [second_client.clipped_update(change, plan) for change in file["changes"]]
+    assert updates == file["updates"]
+    packed = [second_client.pack_update(update, plan) for update in updates]
+    assert [payload.hex() for each in packed for payload in each] == [
+        each["payload"] for each in file["payloads"]
+    ]
+    read = [
+        [
+            value
+            for place, payload in enumerate(each)
+            for value in second_client.unpack_update(payload, place, plan)
+        ]
+        for each in packed
+    ]
+    assert read == updates
+    total = [sum(values) for values in zip(*read, strict=True)]
+    assert total == file["sum"]
+    unit = plan["release"]["clip_norm"] / plan["release"]["mechanism"]["parameters"]["resolution"]
+    devices = plan["release"]["expected_devices"]
+    assert [value * unit / devices for value in total] == pytest.approx(file["mean"], rel=1e-12)
 
 
 def test_topics_and_names() -> None:

@@ -334,15 +334,12 @@ class FeatureSet(Dataset):
 def _features_of(front_end: FrontEnd, inputs: NDArray[Any]) -> tuple[Floats, NDArray[np.bool_]]:
     """The features of some records, NaN for each with which the front end fails, and which those are."""
     failed = np.zeros(len(inputs), np.bool_)
-    try:
-        return front_end(inputs), failed
-    except Exception:
-        log.debug("a front end failed with one of %d records", len(inputs), exc_info=True)
     features = np.full((len(inputs), *front_end.output_shape), np.nan, np.float32)
-    for place in range(len(inputs)):
+    for place in range(len(inputs)):  # Each once: a failure makes no work for the others.
         try:
             features[place] = front_end(inputs[place : place + 1])[0]
-        except Exception:  # noqa: BLE001 - whatever a record does to a front end, it costs that record alone
+        except Exception:  # Whatever a record does to a front end, it costs that record alone.
+            log.debug("a front end failed with a record", exc_info=True)
             failed[place] = True
     return features, failed
 

@@ -125,6 +125,8 @@ class Engine(Protocol):
         inputs: NDArray[Any],
         labels: NDArray[np.int64],
         clip_norms: Sequence[float],
+        *,
+        blank: int = 0,
     ) -> ClippedSum:
         """Clip each record's gradient and add up.
 
@@ -135,6 +137,8 @@ class Engine(Protocol):
             labels: ``(n,)`` integers in ``0..classes-1``.
             clip_norms: one for the whole gradient, or one for each layer with parameters, in the order of
                 ``spec.parameter_shapes``; each a bound on the engine's norm.
+            blank: rows of zeros that are computed after the records, add exact zeros, and count nowhere: the
+                work is that of so many records more.
 
         Raises:
             ParameterError: the weights or the clip norms do not fit the model.

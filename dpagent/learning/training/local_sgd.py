@@ -1,15 +1,15 @@
 """Training on one device without noise: a fixed number of plain steps on batches of a fixed size.
 
 For methods whose noise comes after training, on the weights or on their change. The work does not depend on
-the records: each step draws as many of them as the plan says, with replacement, however many there are. What
-comes out is private, and exact in nothing: mechanisms that follow bound it themselves.
+the records: each step draws as many of them as the plan says, with replacement, however many there are; where
+there are none, it draws made-up ones, and comes to nothing. What comes out is private, and exact in nothing:
+mechanisms that follow bound it themselves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,9 +19,7 @@ from dpagent.errors import require_between, require_count
 if TYPE_CHECKING:
     from dpagent.learning.data.dataset import Dataset
     from dpagent.learning.training.engine import Engine
-
-Done: TypeAlias = Callable[[NDArray[np.float32], int], None]
-"""Is called after each step with the weights that it began with, and how many records it drew."""
+    from dpagent.learning.training.lots import Filling
 
 _MAX_STEPS = 10_000
 _MAX_BATCH = 65_536
@@ -52,7 +50,11 @@ class LocalSgd:
         require_between("learning_rate", self.learning_rate, 0.0, 1000.0, low_open=True)
 
     def train(
-        self, engine: Engine, weights: NDArray[np.float32], dataset: Dataset, done: Done
+        self,
+        engine: Engine,
+        weights: NDArray[np.float32],
+        dataset: Dataset,
+        filling: Filling | None = None,
     ) -> NDArray[np.float32]:
         """Weights ``(d,)`` after all steps. Private; they need not be finite.
 
@@ -63,7 +65,8 @@ class LocalSgd:
             engine: computes gradients, with one clip norm for all layers.
             weights: ``(d,)`` to begin with; they are left alone.
             dataset: the device's records, as the engine takes them.
-            done: hears of each step.
+            filling: takes the place of records that there are not, or that cannot be read, so that the work
+                is the same.
 
         Raises:
             ConfigurationError, StorageError: the board fails, which is no record's doing.
@@ -71,14 +74,17 @@ class LocalSgd:
         from dpagent.learning.training.lots import sum_over_lot  # which the agent itself never loads
 
         generator, local = np.random.default_rng(), weights.copy()
-        for _ in range(self.steps):
-            before, drawn = local, 0
+        source = filling.made_up if filling is not None and not len(dataset) else dataset
+        for _ in range(self.steps if len(source) else 0):
+            batch = generator.integers(len(source), size=self.batch, dtype=np.intp)
+            total = sum_over_lot(engine, local, source, batch, [self.largest_gradient], filling=filling).total
+            moved = self.moved(local, total)
             if len(dataset):
-                batch = generator.integers(len(dataset), size=self.batch, dtype=np.intp)
-                total = sum_over_lot(engine, local, dataset, batch, [self.largest_gradient]).total
-                with np.errstate(over="ignore", invalid="ignore"):
-                    change = self.learning_rate / self.batch * total
-                    local = local - change.astype(np.float32)
-                drawn = self.batch
-            done(before, drawn)
+                local = moved
         return local
+
+    def moved(self, local: NDArray[np.float32], total: NDArray[np.float64]) -> NDArray[np.float32]:
+        """Weights ``(d,)`` after a step with a batch whose gradients add up to ``total``, ``(d,)``."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            change = self.learning_rate / self.batch * total
+            return local - change.astype(np.float32)

@@ -98,6 +98,8 @@ class OnnxEngine:
         inputs: NDArray[Any],
         labels: NDArray[np.int64],
         clip_norms: Sequence[float],
+        *,
+        blank: int = 0,
     ) -> ClippedSum:
         """Clip each record's gradient and add up; see :meth:`Engine.clipped_sum`."""
         self.spec.require_weights(weights)
@@ -107,11 +109,13 @@ class OnnxEngine:
         self._check_length(len(labels))
         self._weights[:] = weights
         self._clip_norms[:] = clip_norms
-        starts = range(0, len(labels), self.microbatch)
+        rows = len(labels) + blank
+        starts = range(0, rows, self.microbatch)
         squares = np.full((len(labels), self.groups), np.inf)
 
         def add_up(number: int) -> NDArray[np.float64]:
-            return self._workers[number].add_up(inputs, labels, starts[number :: len(self._workers)], squares)
+            mine = starts[number :: len(self._workers)]
+            return self._workers[number].add_up(inputs, labels, mine, rows, squares)
 
         if self._pool is None:
             totals = [add_up(0)]
@@ -192,9 +196,10 @@ class _Worker:
         inputs: NDArray[Any],
         labels: NDArray[np.int64],
         starts: range,
+        number: int,
         squares: NDArray[np.float64],
     ) -> NDArray[np.float64]:
-        """The clipped sum over the microbatches that begin at ``starts``.
+        """The clipped sum over the microbatches that begin at ``starts``, of ``number`` rows in all.
 
         The squared norms are written to ``squares``, ``(n, groups)``, except for records that are
         not finite.
@@ -202,13 +207,13 @@ class _Worker:
         total = np.zeros(self._sum.shape, np.float64)
         for start in starts:
             self._sum[:] = 0
-            end = min(start + self._microbatch, len(labels))
+            end = min(start + self._microbatch, number)
             for first in range(start, end, len(self.labels)):
                 rows = slice(first, min(first + len(self.labels), end))
                 self._load(inputs[rows], labels[rows])
                 self._run()
                 self._sum += self._run_sum
-                used = slice(rows.stop - rows.start)
+                used = slice(len(labels[rows]))  # The others are blank.
                 np.copyto(squares[rows], self.squared_norms[used], where=self.present[used, np.newaxis])
             total += self._sum
         return total

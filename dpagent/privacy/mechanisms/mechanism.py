@@ -65,14 +65,14 @@ class Query:
     Attributes:
         clip_norm: C, bound on one record's contribution, in the mechanism's norm.
         accumulation_slack: the most that summing in floating point adds to a record's influence, relative
-            to C.
+            to C; None where each record is rounded to whole numbers, whose sum is exact.
         dimension: d, coordinates of the sum.
         sampling_rate: q, the probability with which each record enters a lot, in (0, 1].
         steps: noisy sums in a round, each over a fresh lot with fresh noise.
     """
 
     clip_norm: float
-    accumulation_slack: float
+    accumulation_slack: float | None
     dimension: int
     sampling_rate: float
     steps: int = 1

@@ -1,13 +1,11 @@
-"""The mechanisms that a plan can name.
-
-The other mechanisms in this package are not wired to the programs yet.
-"""
+"""The mechanisms of noisy sums that a plan can name, whoever adds the noise."""
 
 from __future__ import annotations
 
 from typing import Final
 
 from dpagent.errors import ParameterError
+from dpagent.privacy.mechanisms.central import CentralGaussian, CentralLaplace
 from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian
 from dpagent.privacy.mechanisms.discretised_laplace import DiscretisedLaplace
 from dpagent.privacy.mechanisms.mechanism import CalibratedMechanism, PlannedMechanism
@@ -15,7 +13,8 @@ from dpagent.privacy.mechanisms.truncated_laplace import TruncatedLaplace
 
 #: Those whose noise is chosen for a whole job before it begins.
 CALIBRATED: Final[dict[str, type[CalibratedMechanism]]] = {
-    mechanism.name: mechanism for mechanism in (DiscretisedGaussian, DiscretisedLaplace)
+    mechanism.name: mechanism
+    for mechanism in (DiscretisedGaussian, DiscretisedLaplace, CentralGaussian, CentralLaplace)
 }
 #: By name on the wire and in ledgers.
 MECHANISMS: Final[dict[str, type[PlannedMechanism]]] = {**CALIBRATED, TruncatedLaplace.name: TruncatedLaplace}

@@ -96,6 +96,23 @@ def test_lots_are_clipped_and_added_up(name: str, spec: ModelSpec, count: int) -
     assert (result.excluded, result.total.dtype) == (0, np.float64)
 
 
+@pytest.mark.parametrize("spec", [*SPECS[:7], built_in("digits")], ids=ident)
+@pytest.mark.parametrize(("count", "blank"), [(0, 1), (0, 9), (3, 1), (3, 6), (5, 0)])
+def test_blank_rows_add_nothing_whatever_the_weights_are(
+    name: str, spec: ModelSpec, count: int, blank: int
+) -> None:
+    weights, inputs, labels = records(spec, count)
+    for scale in (1.0, np.inf):
+        with np.errstate(invalid="ignore"):
+            scaled = (weights * np.float32(scale)).astype(np.float32)
+        alone = engine_of(name, spec).clipped_sum(scaled, inputs, labels, [0.5])
+        found = engine_of(name, spec).clipped_sum(scaled, inputs, labels, [0.5], blank=blank)
+        close(found.total, alone.total, 1e-6)
+        assert (found.within.tolist(), found.excluded) == (alone.within.tolist(), alone.excluded)
+        if not count:
+            assert not found.total.any()
+
+
 @pytest.mark.parametrize("spec", [*SPECS[1:7], built_in("digits")], ids=ident)
 def test_every_layer_is_clipped_by_its_own_norm(name: str, spec: ModelSpec) -> None:
     weights, inputs, labels = records(spec, 6)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from fleets import DIGITS, records
@@ -9,7 +11,9 @@ from numpy.typing import NDArray
 
 from dpagent.errors import ParameterError
 from dpagent.learning.data.dataset import ArrayDataset
+from dpagent.learning.training.engine import ClippedSum
 from dpagent.learning.training.local_sgd import LocalSgd
+from dpagent.learning.training.lots import Filling
 from dpagent.learning.training.numpy_engine.engine import NumpyEngine
 
 ENGINE = NumpyEngine(DIGITS, microbatch=4)
@@ -17,9 +21,21 @@ WEIGHTS = DIGITS.initial_weights(0)
 SGD = LocalSgd(steps=3, batch=8, learning_rate=0.5, largest_gradient=1e6)
 
 
+class Counting(NumpyEngine):
+    """An engine that knows how many rows it computed at each call."""
+
+    def __init__(self) -> None:
+        super().__init__(DIGITS, microbatch=4)
+        self.rows: list[int] = []
+
+    def clipped_sum(self, *given: Any, blank: int = 0) -> ClippedSum:
+        self.rows.append(len(given[1]) + blank)
+        return super().clipped_sum(*given, blank=blank)
+
+
 def trained(data: ArrayDataset, sgd: LocalSgd = SGD) -> tuple[NDArray[np.float32], list[int]]:
-    drawn: list[int] = []
-    return sgd.train(ENGINE, WEIGHTS, data, lambda _, count: drawn.append(count)), drawn
+    engine, filling = Counting(), Filling(sgd.batch, 100, records(32))
+    return sgd.train(engine, WEIGHTS, data, filling), engine.rows
 
 
 def test_steps_follow_the_mean_gradient() -> None:
@@ -29,9 +45,10 @@ def test_steps_follow_the_mean_gradient() -> None:
     for _ in range(3):
         gradient = ENGINE.clipped_sum(expected, *data.batch(np.array([0])), [1e9]).total
         expected = (expected - 0.5 * gradient).astype(np.float32)
-    found, drawn = trained(data)
+    found, rows = trained(data)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
-    assert drawn == [8, 8, 8]
+    assert rows == [8, 8, 8]
+    np.testing.assert_allclose(SGD.train(ENGINE, WEIGHTS, data), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_weights_change_with_the_records_and_the_arguments_do_not() -> None:
@@ -43,24 +60,25 @@ def test_weights_change_with_the_records_and_the_arguments_do_not() -> None:
     np.testing.assert_array_equal(data.inputs, inputs)
 
 
-def test_without_records_weights_stay_and_every_step_is_told_to_have_drawn_none() -> None:
-    found, drawn = trained(records(0))
+def test_without_records_weights_stay_and_every_step_is_computed_with_made_up_ones() -> None:
+    found, rows = trained(records(0))
     np.testing.assert_array_equal(found, WEIGHTS)
-    assert drawn == [0, 0, 0]
+    assert rows == [8, 8, 8]
+    np.testing.assert_array_equal(SGD.train(ENGINE, WEIGHTS, records(0)), WEIGHTS)
 
 
 def test_a_record_that_is_not_finite_counts_as_one_without_a_gradient() -> None:
     spoilt = records(1)
     spoilt.inputs[:] = np.nan
-    found, drawn = trained(spoilt)
+    found, rows = trained(spoilt)
     np.testing.assert_array_equal(found, WEIGHTS)
-    assert drawn == [8, 8, 8]
+    assert rows == [8, 8, 8]
 
 
 def test_training_that_runs_away_raises_nothing() -> None:
-    found, drawn = trained(records(5), LocalSgd(steps=8, batch=4, learning_rate=1000.0, largest_gradient=1e6))
+    found, rows = trained(records(5), LocalSgd(steps=8, batch=4, learning_rate=1000.0, largest_gradient=1e6))
     assert found.shape == WEIGHTS.shape
-    assert len(drawn) == 8
+    assert rows == [4] * 8
 
 
 @pytest.mark.parametrize(

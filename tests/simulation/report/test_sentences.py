@@ -54,7 +54,7 @@ def test_numbers_of_the_record_are_on_the_page(tmp_path: Path) -> None:
 
 
 def test_guarantee_names_unit_adjacency_trust_and_limits(tmp_path: Path) -> None:
-    words = words_of(render_report(record_of(), tmp_path))
+    words = words_of(render_report(with_settings(record_of(), schedule="incrementing"), tmp_path))
     assert "Unit: the record" in words
     assert "add-or-remove-one" in words
     assert "nobody" in words

@@ -103,13 +103,16 @@ class NumpyEngine:
         inputs: NDArray[Any],
         labels: NDArray[np.int64],
         clip_norms: Sequence[float],
+        *,
+        blank: int = 0,
     ) -> ClippedSum:
         """Clip each record's gradient and add up; see :meth:`Engine.clipped_sum`."""
         self._head.require_weights(weights)
         require_inputs(self._head, inputs, self.views)
         require_labels(self._head, labels, len(inputs))
         norms = self._checked_norms(clip_norms)
-        batches = -(-len(inputs) // self.microbatch)
+        rows = len(inputs) + blank
+        batches = -(-rows // self.microbatch)
         images = inputs.reshape((len(inputs), self.views, *self._head.input_shape))
         flat = np.ascontiguousarray(weights)
 
@@ -119,7 +122,8 @@ class NumpyEngine:
             within, excluded = np.zeros(len(norms), np.int64), 0
             for batch in range(worker, batches, len(self._networks)):
                 part = slice(batch * self.microbatch, (batch + 1) * self.microbatch)
-                found = _add_microbatch(network, images[part], labels[part], norms)
+                size = min(self.microbatch, rows - part.start)
+                found = _add_microbatch(network, images[part], labels[part], norms, size)
                 within += found[0]
                 excluded += found[1]
             return ClippedSum(network.total(), within, excluded)
@@ -221,12 +225,16 @@ def _add_microbatch(
     images: NDArray[Any],
     labels: NDArray[Any],
     clip_norms: NDArray[np.float64],
+    rows: int,
 ) -> tuple[NDArray[np.int64], int]:
-    """Add a microbatch's clipped gradients to the network's; how many were within the norms, and excluded."""
+    """Add a microbatch's clipped gradients to the network's; how many were within the norms, and excluded.
+
+    Of ``rows``, those beyond the records are blank.
+    """
     within, excluded = np.zeros(len(clip_norms), np.int64), 0
     # A record may hold anything: its norm decides whether its gradient counts.
     with np.errstate(all="ignore"):
-        for start in range(0, len(images), network.records):
+        for start in range(0, rows, network.records):
             part = slice(start, start + network.records)
             network.forward(images[part])
             network.backward(labels[part])

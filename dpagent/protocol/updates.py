@@ -1,0 +1,160 @@
+"""A release of whole updates, as a round asks for it: the change of a device's weights, without noise.
+
+The coordinator adds the noise to their sum (:mod:`dpagent.privacy.mechanisms.central`). So the device trusts
+it: to add that noise, once, and to let nobody see an update or a sum without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpagent.errors import ParameterError, PlanError
+from dpagent.learning.models.spec import ModelSpec
+from dpagent.learning.training.local_sgd import LocalSgd
+from dpagent.privacy.clipping import MAX_NORM
+from dpagent.privacy.events import Event
+from dpagent.privacy.mechanisms.central import CentralMechanism
+from dpagent.privacy.mechanisms.job_noise import JobNoise
+from dpagent.privacy.mechanisms.mechanism import Query
+from dpagent.privacy.methods import Method
+from dpagent.protocol.fragments import block_count
+from dpagent.protocol.messages import Plan
+from dpagent.protocol.terms import UpdateTerms
+
+
+@dataclass(frozen=True, slots=True)
+class Updates:
+    """One round's updates. Public; private data are arguments of the functions that use it.
+
+    Attributes:
+        plan: its source.
+        terms: of the plan.
+        noise: of the whole job.
+        mechanism: of this round.
+        training: on the device, before anything is clipped.
+    """
+
+    plan: Plan
+    terms: UpdateTerms
+    noise: JobNoise
+    mechanism: CentralMechanism
+    training: LocalSgd
+
+    @classmethod
+    def of(cls, plan: Plan, terms: UpdateTerms) -> Updates:
+        """Derive the release that ``terms`` of ``plan`` ask for.
+
+        Raises:
+            DpagentError: no device could run it; the text says why.
+        """
+        announced = terms.mechanism
+        noise = JobNoise.announced(announced.name, announced.noise_multipliers, announced.parameters)
+        mechanism = noise.at(plan.round, query_of_update(terms.clip_norm, plan.model.parameters))
+        if not isinstance(mechanism, CentralMechanism):
+            raise PlanError(
+                f"Updates without noise go with mechanism {mechanism.name}, whose noise devices add."
+            )
+        if terms.largest != mechanism.sensitivity_units:
+            raise PlanError(
+                f"Values of an update have up to {mechanism.sensitivity_units} units; the plan makes room "
+                f"for {terms.largest}."
+            )
+        return cls(
+            plan, terms, noise, mechanism, LocalSgd(**terms.training.model_dump(), largest_gradient=MAX_NORM)
+        )
+
+    @property
+    def dimension(self) -> int:
+        """Values of an update: one for each weight."""
+        return self.mechanism.dimension
+
+    @property
+    def blocks(self) -> int:
+        """Fragments of an update."""
+        return block_count(self.dimension, self.plan.wire.block)
+
+    @property
+    def reserved_epsilon(self) -> None:
+        """None: what the job costs follows from its rounds."""
+        return
+
+    def require_derived(self, weights: NDArray[np.float32]) -> None:
+        """Nothing of the round follows from the public weights."""
+
+    @property
+    def events(self) -> tuple[Event, ...]:
+        """The events of this round and all later ones of the job, in order.
+
+        Raises:
+            PlanError: a later round has parameters that no device could run.
+        """
+        query = query_of_update(self.terms.clip_norm, self.dimension)
+        try:
+            later = [
+                self.noise.at(number, query).event
+                for number in range(self.plan.round + 1, self.noise.rounds + 1)
+            ]
+        except ParameterError as error:
+            raise PlanError(f"A later round of the job cannot be run: {error}") from error
+        return (self.mechanism.event, *later)
+
+    @property
+    def pinned(self) -> dict[str, Any]:
+        """The terms that determine the job's price."""
+        return self.terms.model_dump(exclude={"training", "expected_devices"})
+
+    def update_of(self, trained: NDArray[np.float32], weights: NDArray[np.float32]) -> NDArray[np.int64]:
+        """What a device sends of its trained weights, (dimension,). Private.
+
+        A change that is not finite counts as none.
+
+        Args:
+            trained: (dimension,) after training.
+            weights: (dimension,) before it.
+        """
+        with np.errstate(over="ignore", invalid="ignore"):
+            change = (trained - weights)[np.newaxis]
+        return self.mechanism.constrain(change).total
+
+    def total_of(self, sums: Mapping[int, tuple[int, NDArray[np.int64]]]) -> NDArray[np.int64]:
+        """The exact sum of the counted updates, (dimension,) in grid units. Private until it has noise.
+
+        Args:
+            sums: by block position, the number of counted fragments and their integer sum. A block without
+                fragments is zero.
+        """
+        block = self.plan.wire.block
+        total = np.zeros(self.blocks * block, np.int64)
+        for position, (_, part) in sums.items():
+            total[position * block : (position + 1) * block] = part
+        return total[: self.dimension]
+
+    def mean_of(self, noisy: NDArray[np.int64]) -> NDArray[np.float64]:
+        """A sum with noise as the mean update, (dimension,), over the public number of devices."""
+        return np.asarray(noisy * (self.mechanism.granularity / self.terms.expected_devices))
+
+    def require_consistent(self, spec: ModelSpec, method: Method) -> None:
+        """Refuse terms that exclude each other.
+
+        Raises:
+            PlanError: naming them.
+        """
+        if self.mechanism.name not in method.mechanisms.values():
+            raise PlanError(
+                f"Method {method.name} and mechanism {self.mechanism.name} do not go together; expected "
+                f"{' or '.join(method.mechanisms.values())}."
+            )
+        if spec.projection is not None:
+            raise PlanError(
+                f"The model {spec.name} has a projection, for which method {method.name} has no round."
+            )
+
+
+def query_of_update(clip_norm: float, dimension: int) -> Query:
+    """What a round asks of a device: one update, of every device that takes part."""
+    return Query(clip_norm, None, dimension, sampling_rate=1.0)

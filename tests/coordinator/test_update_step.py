@@ -1,0 +1,124 @@
+"""The noise that the coordinator adds: as drawn, to exact sums, fresh at each step; and the plan for it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from fleets import DIGITS, fleet_values, update_plan
+from pydantic import ValidationError
+
+from coordinator.model_state import ModelState
+from coordinator.planning import Planner, new_job
+from coordinator.settings import FleetSettings
+from coordinator.store import OpenRound
+from coordinator.update_planning import update_resolution
+from coordinator.update_step import take_update_step
+from dpagent.errors import PlanError
+from dpagent.learning.training.optimiser import Sgd
+from dpagent.norm import Norm
+from dpagent.privacy.accounting.pld import PldAccountant
+from dpagent.privacy.mechanisms.central import CentralGaussian, CentralLaplace
+from dpagent.privacy.mechanisms.mechanism import NOISE_SHARE
+from dpagent.privacy.statement import Trust, Unit
+from dpagent.protocol.task import RoundTask
+from dpagent.protocol.updates import Updates
+from dpagent.protocol.weights import weights_to_bytes
+
+WEIGHTS = DIGITS.initial_weights(0)
+DIMENSION = DIGITS.parameter_count
+MODEL = ModelState(WEIGHTS, np.zeros((1, DIMENSION)), 1.0)
+
+
+def release_of(name: str) -> Updates:
+    release = RoundTask.of(update_plan(name=name)).release
+    assert isinstance(release, Updates)
+    return release
+
+
+def settings_of(**changes: Any) -> FleetSettings:
+    privacy = {"method": "central", "clip_norm": 0.5} | changes.pop("privacy", {})
+    return FleetSettings.model_validate(
+        fleet_values(None, cap={"kind": "none"}, privacy=privacy, devices=40, **changes)
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "fourth"), [("central-gaussian", 3.0), ("central-laplace", 6.0)], ids=["gaussian", "laplace"]
+)
+def test_the_step_has_the_noise_of_its_price_and_the_mean_of_the_updates(name: str, fourth: float) -> None:
+    """Twenty steps of 9,930 weights: variance and kurtosis within six standard errors."""
+    release = release_of(name)
+    rng = np.random.default_rng(0)
+    total = rng.integers(-3, 4, DIMENSION) * int(release.mechanism.deviation_units)
+    unit = release.mechanism.granularity / release.terms.expected_devices
+    noise = np.concatenate([
+        (take_update_step(release, total, MODEL, Sgd(0.0), 1.0).weights - WEIGHTS.astype(np.float64)) / unit
+        - total
+        for _ in range(20)
+    ])  # fmt: skip
+    scaled = noise / release.mechanism.deviation_units
+    assert abs(scaled.mean()) < 6 / math.sqrt(scaled.size)
+    # The fourth moment of the square, at most that of a Laplace distribution, bounds its standard error.
+    assert scaled.var() == pytest.approx(1.0, abs=6 * math.sqrt((fourth - 1) / scaled.size))
+    assert np.mean(scaled**4) == pytest.approx(fourth, rel=0.1)
+
+
+def test_each_step_draws_noise_of_its_own() -> None:
+    release, nothing = release_of("central-gaussian"), np.zeros(DIMENSION, np.int64)
+    one, other = (take_update_step(release, nothing, MODEL, Sgd(0.0), 1.0).weights for _ in range(2))
+    assert np.count_nonzero(one != other) > 0.9 * DIMENSION
+
+
+@pytest.mark.parametrize("kind", [CentralGaussian, CentralLaplace])
+def test_a_job_spends_its_target_over_the_rounds(kind: type[CentralGaussian | CentralLaplace]) -> None:
+    noise = "gaussian" if kind is CentralGaussian else "laplace"
+    settings = settings_of(privacy={"noise": noise, "epsilon": 6.0}, rounds=4)
+    job, spec = new_job(settings), settings.model.spec()
+    planner = Planner(settings, spec, job, bytes(32))
+    planner.require_acceptable()
+    weights = weights_to_bytes(spec.initial_weights(0), settings.model.precision)
+    releases = [planner.task(OpenRound(number, 0, 0), weights).release for number in (1, 2, 3, 4)]
+    mechanisms = [release.mechanism for release in releases]
+    assert {type(each) for each in mechanisms} == {kind}
+    assert {(each.unit, each.trust) for each in mechanisms} == {(Unit.DEVICE, Trust.COORDINATOR)}
+    assert {each.sampling_rate for each in mechanisms if isinstance(each, kind)} == {1.0}
+    events = [each.event for each in mechanisms]
+    spent = PldAccountant().epsilon_after(events, settings.privacy.delta * (1 - NOISE_SHARE))
+    assert spent <= 6.0 * 1.001
+    assert job.epsilon_by_round[-1] == pytest.approx(6.0, rel=1e-3)
+    assert releases[0].plan.release.expected_devices == 40
+
+
+def test_rounding_adds_little_to_the_sensitivity() -> None:
+    for norm in Norm:
+        for dimension in (10, 650, 26_010, 550_000):
+            units = update_resolution(norm, dimension, 0.5)
+            kind = CentralGaussian if norm is Norm.L2 else CentralLaplace
+            found = kind(1.0, 0.5, 1.0, dimension, resolution=units)
+            assert found.sensitivity_units <= units * (1 + 1 / 100)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"cap": {"kind": "clamp"}}, "cap.kind is clamp"),
+        ({"aggregation": {"kind": "median-of-means", "groups": 3}}, "aggregation.kind"),
+        ({"privacy": {"clipping": {"kind": "layers"}}}, "clipping.kind is layers"),
+        ({"privacy": {"noise": "two-point"}}, "noise is 'two-point'"),
+        ({"model": {"name": "digits", "augmentation": {"views": 2}}}, "augmentation"),
+    ],
+)
+def test_settings_that_do_not_go_with_it_are_named(changes: dict[str, Any], text: str) -> None:
+    privacy = {"method": "central"} | changes.pop("privacy", {})
+    with pytest.raises(ValidationError, match=text):
+        FleetSettings.model_validate(
+            fleet_values(None, **({"cap": {"kind": "none"}, "devices": 40, "privacy": privacy} | changes))
+        )
+
+
+def test_a_target_that_no_noise_meets_is_refused() -> None:
+    with pytest.raises(PlanError, match="cannot be met"):
+        new_job(settings_of(privacy={"epsilon": 1e-5, "delta": 1e-12}, rounds=5_000))

@@ -1,0 +1,168 @@
+"""Noise at the coordinator over Mosquitto: accounts by trust, declines, and one noisy answer a round."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from brokers import Broker
+from clocks import MovableClock
+from daemons import agent_thread, attentive_daemons, coordinator_thread
+from fleets import write_agent, write_fleet
+
+from agent.audit import audit, verify
+from agent.heads import second_head_beside
+from coordinator.keys import load_signer
+from coordinator.settings import load_fleet_settings
+from coordinator.store import Store, StoreReader
+from dpagent import faults
+from dpagent.faults import FaultPoint
+from dpagent.learning.inference.evaluation import OnnxEvaluator
+from dpagent.learning.inference.export.model import export_onnx
+
+pytestmark = pytest.mark.heavy
+
+UPDATES: dict[str, Any] = {
+    "privacy": {
+        "method": "central", "epsilon": 8.0, "clip_norm": 0.5, "local_training": {"steps": 4, "batch": 8},
+    },
+    "cap": {"kind": "none"}, "optimiser": {"learning_rate": 1.0, "momentum": 0.0},
+    "round": {"deadline_s": 86_400.0},
+}  # fmt: skip
+TRUSTING: dict[str, Any] = {
+    "limits": {"methods": ["dp-sgd", "central"], "trust": ["none", "coordinator"]},
+    "budget": {"epsilon": 4.0, "delta": 1e-4, "coordinator": {"epsilon": 20.0, "delta": 1e-3}},
+}
+ROUNDS = 2
+
+
+def fleet(directory: Path, broker: Broker, name: str, **changes: Any) -> Path:
+    return write_fleet(directory, broker, fleet=name, rounds=ROUNDS, devices=1, keys_dir="../keys", **changes)
+
+
+def run(coordinator_file: Path, agent_file: Path, clock: MovableClock) -> None:
+    with (
+        attentive_daemons(),
+        coordinator_thread(coordinator_file, clock) as coordinator,
+        agent_thread(agent_file, clock) as agent,
+    ):
+        clock.advance_until(lambda: not coordinator.is_running, "the end of the job")
+        assert coordinator.result is True
+        agent.stop()
+
+
+def agent_of(directory: Path, broker: Broker, coordinator_file: Path, **changes: Any) -> Path:
+    settings = load_fleet_settings(coordinator_file)
+    key = load_signer(settings.keys_dir, settings.fleet).public_key
+    return write_agent(directory, broker, key, fleet=settings.fleet, **changes)
+
+
+@pytest.mark.parametrize("noise", ["gaussian", pytest.param("laplace", marks=pytest.mark.slow)])
+def test_jobs_with_and_without_trust_are_in_accounts_of_their_own(
+    tmp_path: Path, mosquitto: Broker, noise: str
+) -> None:
+    sums = {"privacy": {"epsilon": 4.0}, "round": {"deadline_s": 86_400.0}}
+    updates = UPDATES | {"privacy": UPDATES["privacy"] | {"noise": noise}}
+    first = fleet(tmp_path / "first", mosquitto, tmp_path.name, **sums)
+    second = fleet(tmp_path / "second", mosquitto, tmp_path.name, **updates)
+    agent = agent_of(tmp_path / "device", mosquitto, first, **TRUSTING)
+    clock = MovableClock()
+    for file in (first, second):
+        run(file, agent, clock)
+    state = tmp_path / "device" / "state"
+    verify(state, second_head_beside(state))
+    ledger = audit(state)
+    assert [charge.dataset for charge in ledger.charges] == ["digits"] * 2 + ["digits@coordinator"] * 2
+    assert {charge.mechanism for charge in ledger.charges[2:]} == {f"central-{noise}"}
+    assert ledger.accounts.epsilon_spent("digits") == pytest.approx(4.0, rel=1e-3)
+    assert ledger.accounts.epsilon_spent("digits@coordinator") == pytest.approx(8.0, rel=1e-3)
+    reader = StoreReader(load_fleet_settings(second).state_dir)
+    try:
+        rounds, counters = reader.rounds(), reader.counters()
+    finally:
+        reader.close()
+    assert [each.fragments for each in rounds] == [5] * ROUNDS
+    assert rounds[-1].epsilon == pytest.approx(8.0, rel=1e-3)
+    assert not any("rejected" in name for name in counters)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, "limits.methods"),
+        ({"limits": {"methods": ["central"]}}, "limits.trust"),
+        (TRUSTING | {"budget": {"coordinator": {"epsilon": 7.0, "delta": 1e-3}}}, "lifetime budget"),
+    ],
+    ids=["method", "trust", "budget"],
+)
+def test_a_device_that_does_not_trust_the_coordinator_or_cannot_pay_declines(
+    tmp_path: Path,
+    mosquitto: Broker,
+    changes: dict[str, Any],
+    expected: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    file = fleet(tmp_path / "coordinator", mosquitto, tmp_path.name, **UPDATES)
+    agent = agent_of(tmp_path / "device", mosquitto, file, **changes)
+    clock = MovableClock()
+    caplog.set_level(logging.WARNING)
+    with attentive_daemons(), coordinator_thread(file, clock) as coordinator, agent_thread(agent, clock):
+        clock.advance_until(lambda: "declined round 1" in caplog.text, "the decline")
+        coordinator.stop()
+    assert expected in caplog.text
+    assert audit(tmp_path / "device" / "state").charges == ()
+
+
+class PowerCut(BaseException):
+    pass
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "point",
+    [
+        FaultPoint.COORDINATOR_CLOSES,
+        FaultPoint.COORDINATOR_STEPPED,
+        FaultPoint.COORDINATOR_CLOSE_WRITTEN,
+        FaultPoint.COORDINATOR_CLOSED,
+    ],
+)
+def test_a_crash_at_the_close_leaves_one_noisy_answer_or_none(
+    tmp_path: Path, mosquitto: Broker, monkeypatch: pytest.MonkeyPatch, point: FaultPoint
+) -> None:
+    """What is outside of the process after the crash is the model that the next start goes on with."""
+    file = fleet(tmp_path / "coordinator", mosquitto, tmp_path.name, **UPDATES)
+    settings = load_fleet_settings(file)
+    agent = agent_of(tmp_path / "device", mosquitto, file, **TRUSTING)
+    clock, died = MovableClock(), []
+
+    def cut(reached: FaultPoint) -> None:
+        if reached is point and not died:
+            died.append(point)
+            raise PowerCut
+
+    monkeypatch.setattr(faults, "reached", cut)
+    written = settings.state_dir / "models" / "round-0001.onnx"
+    with attentive_daemons(), agent_thread(agent, clock):
+        with coordinator_thread(file, clock) as first:
+            clock.advance_until(lambda: not first.is_running, "the power cut")
+            assert isinstance(first.failure(), PowerCut)
+        assert not written.exists()
+        store = Store(settings.state_dir)
+        is_closed, kept, model = store.closed_rounds() == 1, bool(store.counts(1)), store.model().weights
+        store.close()
+        assert is_closed == (point is FaultPoint.COORDINATOR_CLOSED)
+        assert kept == (not is_closed)
+        with coordinator_thread(file, clock) as second:
+            clock.advance_until(lambda: not second.is_running, "the end of the job")
+            assert second.result is True
+    assert written.exists()
+    if is_closed:
+        inputs = np.random.default_rng(0).random((5, 8, 8, 1), np.float32)
+        spec = settings.model.spec()
+        expected = OnnxEvaluator(export_onnx(spec, model, metadata={})).logits(inputs)
+        np.testing.assert_array_equal(OnnxEvaluator(written.read_bytes()).logits(inputs), expected)

@@ -1,0 +1,157 @@
+"""Updates without noise: what a device sends, of one length, and what the coordinator takes and adds up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from fleets import DIGITS, make_plan, report_plan, update_plan
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from dpagent.errors import PlanError
+from dpagent.norm import Norm
+from dpagent.protocol.codec import MessageError
+from dpagent.protocol.dummies import as_sent, dummies_for
+from dpagent.protocol.fragments import cut, read_update_block
+from dpagent.protocol.messages import Fragment, Plan
+from dpagent.protocol.task import RoundTask, values_of
+from dpagent.protocol.update_packing import pack_update, read_update
+from dpagent.protocol.updates import Updates
+
+WEIGHTS = DIGITS.initial_weights(0)
+DIMENSION = DIGITS.parameter_count
+
+
+def release_of(plan: Plan) -> Updates:
+    release = RoundTask.of(plan).release
+    assert isinstance(release, Updates)
+    return release
+
+
+@given(st.integers(1, 1 << 28), st.data())
+def test_values_come_back_from_one_length(largest: int, data: st.DataObject) -> None:
+    values = np.array(data.draw(st.lists(st.integers(-largest, largest), min_size=5, max_size=5)))
+    payload = pack_update(values, largest)
+    assert len(payload) == len(pack_update(np.zeros(5, np.int64), largest))
+    assert payload[:1] != Fragment.DUMMY
+    if np.abs(values).sum() <= largest:
+        read = read_update(payload, 0, 5, dimension=5, largest=largest, norm=Norm.L1)
+        assert read.tolist() == values.tolist()
+
+
+@pytest.mark.parametrize(
+    ("payload", "position", "norm", "text"),
+    [
+        (pack_update(np.array([3, 4, 1]), 5), 0, Norm.L2, "norm in L2 above 5"),
+        (pack_update(np.array([3, -3, 0]), 5), 0, Norm.L1, "norm in L1 above 5"),
+        (b"\0\xff\xf0", 0, Norm.L2, "norm in L2 above 5"),
+        (b"\0\xff\xff", 0, Norm.L2, "beyond the last value"),
+        (pack_update(np.array([1, 0, 1]), 5), 1, Norm.L2, "beyond the update's end"),
+        (b"\0\x55", 0, Norm.L2, "2 bytes; expected 3"),
+    ],
+)
+def test_what_no_honest_device_sends_is_refused(payload: bytes, position: int, norm: Norm, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        read_update(payload, position, 3, dimension=5, largest=5, norm=norm)
+
+
+@pytest.mark.parametrize("name", ["central-gaussian", "central-laplace"])
+def test_devices_updates_add_up_exactly_to_their_mean(name: str) -> None:
+    plan = update_plan(name=name)
+    release, rng = release_of(plan), np.random.default_rng(1)
+    changes = rng.normal(scale=[[1e-5], [1e-6]], size=(2, DIMENSION)).astype(np.float32)
+    sums: dict[int, tuple[int, Any]] = {}
+    for change in changes:
+        for fragment in cut(release.update_of(WEIGHTS + change, WEIGHTS), plan):
+            part = read_update_block(
+                fragment, plan, release.terms.largest, release.mechanism.norm, release.blocks
+            )
+            count, total = sums.get(fragment.position, (0, 0))
+            sums[fragment.position] = (count + 1, total + part)
+    # Of four that are expected, two came.
+    mean = release.mean_of(release.total_of(sums))
+    wanted = ((WEIGHTS + changes) - WEIGHTS).sum(axis=0, dtype=np.float64) / 4
+    assert np.abs(mean - wanted).max() <= release.mechanism.granularity
+
+
+@pytest.mark.parametrize("trained", [np.inf, np.nan, 3e38])
+def test_an_update_is_within_its_bound_whatever_was_trained(trained: float) -> None:
+    release = release_of(update_plan())
+    wild = WEIGHTS.copy()
+    wild[:3] = trained
+    update = release.update_of(wild, WEIGHTS)
+    assert int((update**2).sum()) <= release.terms.largest**2
+    assert bool(update.any()) == (trained == 3e38)
+
+
+def test_dummies_and_updates_have_one_length() -> None:
+    plan = update_plan()
+    release = release_of(plan)
+    sent = [*cut(release.update_of(WEIGHTS, WEIGHTS), plan), *dummies_for(plan)]
+    lengths = {len(as_sent(each.to_bytes(), plan.wire)) for each in sent}
+    assert len(lengths) == 1
+    assert values_of(plan) == DIMENSION
+    assert release.blocks == -(-DIMENSION // 200)
+
+
+@pytest.mark.parametrize(
+    ("section", "changes", "text"),
+    [
+        ("release", {"largest": 3}, "expected"),
+        ("release", {"largest": 0}, "largest"),
+        ("release", {"expected_devices": 0}, "expected_devices"),
+        ("wire", {"bytes": 17}, "17 bytes"),
+    ],
+)
+def test_a_plan_that_no_device_could_run_is_refused(section: str, changes: dict[str, Any], text: str) -> None:
+    values = update_plan().model_dump()
+    values[section] |= changes
+    with pytest.raises(ValidationError, match=text):
+        Plan.model_validate(values)
+
+
+def test_a_plan_makes_room_for_exactly_what_an_update_has() -> None:
+    values = update_plan().model_dump()
+    values["release"]["largest"] += 1
+    with pytest.raises(PlanError, match="the plan makes room for"):
+        RoundTask.of(Plan.model_validate(values))
+
+
+def test_no_device_sends_an_update_under_another_method() -> None:
+    """Otherwise a plan could have a device that trusts nobody send an update without noise."""
+    values = update_plan().model_dump()
+    with pytest.raises(PlanError, match="do not go together"):
+        RoundTask.of(Plan.model_validate(values | {"method": "dp-sgd"}))
+    values["release"]["mechanism"]["name"] = "discrete-gaussian"
+    with pytest.raises(PlanError, match="whose noise devices add"):
+        RoundTask.of(Plan.model_validate(values))
+    sums = make_plan().model_dump()
+    sums["release"]["mechanism"]["name"] = "central-gaussian"
+    with pytest.raises(PlanError, match="for the coordinator to add"):
+        RoundTask.of(Plan.model_validate(sums | {"method": "central"}))
+
+
+def test_what_the_job_costs_is_pinned_and_how_devices_train_is_not() -> None:
+    task = RoundTask.of(update_plan())
+    assert task.schedule_digest == RoundTask.of(update_plan(round=2)).schedule_digest
+    values = update_plan().model_dump()
+    values["release"]["training"]["steps"] = 9
+    assert RoundTask.of(Plan.model_validate(values)).schedule_digest == task.schedule_digest
+    values["release"]["mechanism"]["noise_multipliers"][2] = 0.5
+    assert RoundTask.of(Plan.model_validate(values)).schedule_digest != task.schedule_digest
+    assert len(task.release.events) == 3
+    assert report_plan().wire.bytes != update_plan().wire.bytes
+
+
+def test_a_position_beyond_the_update_is_refused() -> None:
+    plan = update_plan()
+    release = release_of(plan)
+    payload = pack_update(np.zeros(200, np.int64), release.terms.largest)
+    with pytest.raises(MessageError, match="block"):
+        read_update_block(
+            Fragment(1, release.blocks, bytes(16), payload), plan, release.terms.largest, Norm.L2,
+            release.blocks,
+        )  # fmt: skip
