@@ -113,7 +113,7 @@ def _without_trust(account: str, datasets: Mapping[str, Mapping[str, Any]]) -> s
         return ""
     return (
         f"Of {dataset_of(account)!r}, {counted(jobs, 'job')} trusted the {trust}: without that trust nothing "
-        "bounds what they told of the records."
+        "bounds what was told of the records."
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from dpagent.privacy.statement import BudgetStatement
 from dpagent.wording import counted
 from simulation.chance import beats_by_more_than_chance
 from simulation.layout import Layout
@@ -83,6 +84,8 @@ class RunRecord:
     """Layers whose weights on the devices lay at the ends of their ranges in some round."""
     kept: tuple[float, ...]
     """Share of the mean gradient's L2 norm that the coordinator's cap left in each round."""
+    columns: tuple[BudgetStatement, ...]
+    """What the run has spent for whom, its own guarantee first; never added."""
     budgets: tuple[DeviceBudget, ...]
     fragments: FragmentTally
     arrivals: tuple[Arrival, ...]
