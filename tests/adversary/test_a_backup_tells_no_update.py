@@ -2,8 +2,9 @@
 
 Claim: `dpagent budget backup` copies what was spent, and nothing of what a device sends: neither fragments
     that wait nor, in pages that are free by now, those that were counted.
-Parameters: the `digits` model, a round of a job that trusts the coordinator at ε = 2; backups while all of its
-    fragments wait, after half of them were counted, and after all were. Pieces of 24 bytes are looked for.
+Parameters: the `digits` model, a round of a job that trusts the coordinator at ε = 2; backups while all
+    of its fragments wait, after half of them were counted, and after all were; looked for in pieces of 24
+    bytes.
 
 Before, a backup was a copy of the whole database. The spool holds fragments as they are before they are
 sealed: of a noisy sum, what has noise already, but of an update to which the coordinator adds the noise, the
