@@ -48,6 +48,10 @@ class Adjacency(StrEnum):
     """One has a unit that the other lacks."""
     REPLACE_ONE = "replace-one"
     """They differ in the value of one unit; participation is no secret."""
+    ZERO_OUT = "zero-out"
+    """In one, a unit takes part and adds zeros; participation is no secret. After Erlingsson et al., *Encode,
+    shuffle, analyze privacy revisited* (2020), and Kairouz et al., *Practical and private (deep) learning
+    without sampling or shuffling* (ICML 2021)."""
 
     @property
     def meaning(self) -> str:
@@ -55,6 +59,7 @@ class Adjacency(StrEnum):
         return {
             Adjacency.ADD_OR_REMOVE_ONE: "presence or absence",
             Adjacency.REPLACE_ONE: "value",
+            Adjacency.ZERO_OUT: "difference from zeros",
         }[self]
 
 

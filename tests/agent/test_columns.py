@@ -106,7 +106,9 @@ def test_names_of_accounts() -> None:
             scope_of(odd)
         with pytest.raises(LedgerError, match="of no account"):
             replay([BudgetChange(odd, 1.0, 1e-5)])
-    with pytest.raises(ParameterError, match="central-gaussian hides the presence or absence of everything"):
+    with pytest.raises(
+        ParameterError, match="central-gaussian hides the difference from zeros of everything"
+    ):
         require_scope(RoundTask.of(update_plan()).release.mechanism, "digits")
 
 
