@@ -128,6 +128,10 @@ def test_a_restored_backup_refunds_neither_account(tmp_path: Path) -> None:
     assert state.ledger.accounts.reserved(ACCOUNT).epsilon == pytest.approx(lost.epsilon)
     assert state.ledger.accounts.reserved("digits") == Budget(0.0, 0.0)
     state.close()
+    page = dpagent("budget", "show", "--state-dir", path).stdout
+    assert "what a restore wrote off trusted the coordinator: without that trust nothing bounds" in page
+    found = json.loads(dpagent("budget", "show", "--state-dir", path, "--json").stdout)["datasets"]
+    assert any("trusted the coordinator" in each for each in found["digits"]["statement"]["assumptions"])
 
 
 def test_a_budget_for_trusting_jobs_is_given_by_the_owners_command_alone(tmp_path: Path) -> None:
