@@ -31,7 +31,8 @@ from dpagent.protocol.topics import Topics
 from dpagent.transport.session import MqttSession
 
 _RESEND_S: Final = 5.0
-"""A fragment without a receipt is resent after this time, multiplied by a random factor of 1 to 2."""
+"""A fragment without a receipt is resent after this time, multiplied by a random factor of 1 to 2; through a
+mixer, no sooner than so long after the jitter window."""
 _SLOT_MARGIN: Final = 0.25
 """Training leaves this fraction of its last slot free."""
 _SKIPPED: Final = _SLOT_MARGIN / 2
@@ -101,6 +102,8 @@ class Publisher:
         self._period_s = period_s
         self._epoch = clock.monotonic() - self._random.uniform(0.0, period_s)
         self._window: _Window | None = None
+        self._jitter_ends_at = -math.inf
+        """Of the times that were drawn last."""
 
     def grid_time(self, earliest: float) -> float:
         """The first point of the grid at ``earliest`` (monotonic seconds) or later."""
@@ -172,9 +175,18 @@ class Publisher:
                 break
             faults.reached(FaultPoint.AGENT_PUBLISHED)
             self._allowance -= 1
-            resend_at[fragment.digest] = now + _RESEND_S * self._random.uniform(1.0, 2.0)
+            resend_at[fragment.digest] = self._resend_time(plan, now)
         if resend_at:
             self._state.mark_sent(resend_at, self._clock.unix())
+
+    def _resend_time(self, plan: Plan, now: float) -> float:
+        """When a fragment that leaves now is resent.
+
+        A mixer waits until it has a batch. Resends in the window would fill it with copies from those that
+        sent first, and broker and coordinator would know who had sent the fragments that come twice.
+        """
+        after = now if plan.mixer is None else max(now, self._jitter_ends_at)
+        return after + _RESEND_S * self._random.uniform(1.0, 2.0)
 
     def due_in_s(self) -> float:
         """Seconds until something may be published; infinite without a window, a pending fragment or room."""
@@ -195,7 +207,8 @@ class Publisher:
         slot_s = self.slot_s(window.plan)
         passed = math.floor((self._clock.monotonic() - window.begins_at) / slot_s + _SKIPPED)
         opens_at = window.begins_at + max(window.slots, passed + 1) * slot_s
-        return [opens_at + self._random.uniform(0.0, window.plan.jitter_window_s) for _ in range(count)]
+        self._jitter_ends_at = opens_at + window.plan.jitter_window_s
+        return [self._random.uniform(opens_at, self._jitter_ends_at) for _ in range(count)]
 
     def _refill(self) -> None:
         """Let the rate limit's allowance grow with time (a token bucket)."""

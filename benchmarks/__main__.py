@@ -105,9 +105,9 @@ def _measure(name: str, *, long: bool) -> list[Figure]:
     measured = module.run_long() if long else module.run()
     figures = stamp(measured, name, describe_machine(), options=" --long" * long)
     for figure in figures:
-        other = (
-            "" if figure.compared_with is None else f"   ({figure.compared_with}; ratio {figure.ratio:.4g})"
-        )
+        beside = [] if figure.compared_with is None else [figure.compared_with]
+        beside += [] if figure.ratio is None else [f"ratio {figure.ratio:.4g}"]
+        other = f"   ({'; '.join(beside)})" if beside else ""
         _say(f"    {figure.name.partition(': ')[2]}: {figure.value:.6g} {figure.unit}{other}")
     _say(f"    took {time.monotonic() - start:.0f} s")
     return figures

@@ -78,7 +78,7 @@ class _Round:
     def open(self) -> None:
         """Open all, and do nothing with them."""
         for message in self.messages:
-            self._cycle._opener.open(message, self._cycle._job.id)
+            self._cycle._intake._opener.open(message, self._cycle._job.id)
 
     def close(self) -> None:
         """Let go of the database."""

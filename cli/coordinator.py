@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,6 +13,9 @@ from cli.commands import Commands
 from cli.daemons import LogLevel, LogLevelOption, StopSignals, start_logging
 from cli.tables import print_table
 from dpagent.wording import counted
+
+if TYPE_CHECKING:
+    from dpagent.privacy.statement import BudgetStatement
 
 app = Commands(help="Run and inspect the rounds of a fleet.", no_args_is_help=True)
 
@@ -55,6 +58,7 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Show the job's rounds: budget, noise, accuracy and fragments, also during the job."""
+    from coordinator.columns import spent_columns
     from coordinator.settings import load_fleet_settings
     from coordinator.store import StoreReader
 
@@ -62,18 +66,22 @@ def status(
     reader = StoreReader(settings.state_dir)
     try:
         rounds, counters, finished = reader.rounds(), reader.counters(), reader.is_finished()
-        job = reader.job_id()
+        job = reader.job()
     finally:
         reader.close()
-    privacy, spent = settings.privacy, max((each.epsilon or 0.0 for each in rounds), default=0.0)
-    statement = privacy.mechanism.job_statement(spent, privacy.delta) if spent else None
+    closed = [each for each in rounds if each.closed_at is not None]
+    columns: tuple[BudgetStatement, ...] = ()
+    if job is not None and closed:
+        spent = max(each.epsilon or 0.0 for each in closed)
+        columns = spent_columns(settings, job, rounds=len(closed), epsilon=spent)
+    name = None if job is None else job.id.hex()
     if as_json:
         typer.echo(
             json.dumps(
                 {
-                    "job": job,
+                    "job": name,
                     "finished": finished,
-                    "spent": None if statement is None else statement.as_dict(),
+                    "spent": [column.as_dict() for column in columns],
                     "counters": counters,
                     "rounds": [asdict(r) for r in rounds],
                 },
@@ -82,7 +90,7 @@ def status(
         )
         return
     state = "finished" if finished else "running"
-    typer.echo(f"Job {job}: {state}, {len(rounds)} of {counted(settings.rounds, 'round')} started.")
+    typer.echo(f"Job {name}: {state}, {len(rounds)} of {counted(settings.rounds, 'round')} started.")
     if rounds:
         print_table(
             ["round", "noise multiplier", "ε so far", "accuracy", "fragments", "clamped", "norm kept"],
@@ -99,8 +107,10 @@ def status(
                 for r in rounds
             ],
         )
-    if statement is not None:
-        typer.echo(f"Spent so far: {statement.sentence()}.")
+    for column in columns:
+        typer.echo(f"Spent so far: {column.sentence()}.")
+    if len(columns) > 1:
+        typer.echo("These are never added up: each holds for another unit, or trusts other parties.")
     left = dict.fromkeys(layer for each in rounds for layer in each.out_of_range)
     for layer in left:
         numbers = [each.number for each in rounds if layer in each.out_of_range]

@@ -10,39 +10,30 @@ fragments.
 from __future__ import annotations
 
 import logging
-import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from coordinator.aggregation import Step, median_of_means
 from coordinator.announcer import Announcer
-from coordinator.influence import HonestNorms
+from coordinator.intake import Intake
 from coordinator.models import ModelFiles
 from coordinator.planning import Planner
-from coordinator.seats import OpenedFragment, Sums
+from coordinator.seats import Sums
 from coordinator.settings import FleetSettings
 from coordinator.stepping import Stepper
-from coordinator.store import BLOCK_FULL, Job, OpenRound, RoundResult, Store
+from coordinator.store import Job, OpenRound, RoundResult, Store
 from dpagent import faults
 from dpagent.clock import Clock
 from dpagent.faults import FaultPoint
 from dpagent.notation import upwards
 from dpagent.privacy.covariance import SecondMoments
 from dpagent.privacy.mechanisms.bounded import CapNotMetError
-from dpagent.protocol.codec import MessageError
-from dpagent.protocol.fragments import read_block, read_tally, read_update_block, require_place
-from dpagent.protocol.messages import Fragment
 from dpagent.protocol.noisy_sum import NoisySum
-from dpagent.protocol.reports import Reports
-from dpagent.protocol.sealing import Opener
 from dpagent.protocol.task import Release, RoundTask
-from dpagent.protocol.updates import Updates
 from dpagent.protocol.weights import weights_to_bytes
 from dpagent.wording import counted
 
@@ -91,7 +82,7 @@ class Cycle:
         planner: makes plans.
         stepper: steps the model.
         models: the job's files and its evaluation.
-        opener: opens sealed fragments.
+        intake: takes fragments.
         announcer: publishes to the fleet.
         clock: the program's.
     """
@@ -105,16 +96,15 @@ class Cycle:
         planner: Planner,
         stepper: Stepper,
         models: ModelFiles,
-        opener: Opener,
+        intake: Intake,
         announcer: Announcer,
         clock: Clock,
     ) -> None:
         self._settings, self._job = settings, job
         self._store, self._planner, self._stepper, self._models = store, planner, stepper, models
-        self._opener, self._announcer, self._clock = opener, announcer, clock
+        self._intake, self._announcer, self._clock = intake, announcer, clock
         self._model = store.model()
         self._task: RoundTask | None = None
-        self._norms: HonestNorms | None = None
         self._announced_at: float | None = None
         self._is_spent = False
 
@@ -168,22 +158,9 @@ class Cycle:
             self._is_spent = True
             return
         self._announced_at = self._store.start_round(number, opened_at, current.deadline).announced_at
-        self._collect(task)
+        self._task = task
+        self._intake.begin(task)
         self.announce()
-
-    def _collect(self, task: RoundTask) -> None:
-        """Take fragments of this round from now on."""
-        self._task, self._norms = task, None
-        if not isinstance(task.release, NoisySum):
-            return
-        self._norms = HonestNorms(task.release, self._settings)
-        if math.isinf(self._norms.pull):
-            log.warning(
-                "mechanism %s does not say how its noise is distributed: fragments of any norm count",
-                task.release.mechanism.name,
-            )
-        else:
-            log.debug("one fragment moves the mean by at most %.3g clip norms", self._norms.pull)
 
     def announce(self) -> None:
         """Publish the open round, if there is one; without a connection, on the next one."""
@@ -195,72 +172,9 @@ class Cycle:
             self._announced_at = self._clock.unix()
             self._store.mark_announced(plan.round, self._announced_at)
 
-    # Fragments are opened, checked, counted and acknowledged, a batch at a time.
-
     def take_fragments(self, payloads: Sequence[bytes]) -> None:
         """Count each valid fragment exactly once, and send receipts."""
-        opened: list[OpenedFragment] = []
-        rejected: Counter[str] = Counter()
-        for payload in payloads:
-            try:
-                opened.append(self._open_fragment(payload))
-            except MessageError as error:
-                log.debug("rejected a fragment: %s", error)
-                rejected[error.reason] += 1
-        # One line per batch and reason: a flood of invalid messages must not flood the log.
-        for reason, count in rejected.items():
-            log.warning("rejected %s: %s", counted(count, "message"), reason)
-            self._store.reject(reason, count)
-        if not opened or self._task is None:
-            return
-        result = self._store.count(opened, self._task.plan.round, seats=self._settings.devices)
-        if result.unseated:
-            log.warning(
-                "rejected %s: %s. More came than from the %s that are expected",
-                counted(result.unseated, "message"), BLOCK_FULL, counted(self._settings.devices, "device"),
-            )  # fmt: skip
-        if result.late:
-            log.info("%s arrived after the round closed", counted(result.late, "fragment"))
-        self._announcer.acknowledge(result.receipted)
-
-    def _open_fragment(self, payload: bytes) -> OpenedFragment:
-        """Open and check a fragment.
-
-        Raises:
-            MessageError: It is not a valid fragment of this job.
-        """
-        fragment = self._opener.open(payload, self._job.id)
-        task, now = self._task, self._clock.unix()
-        if task is None:
-            raise MessageError("no open round", f"a fragment of round {fragment.round}")
-        if fragment.round > task.plan.round:
-            raise MessageError("wrong round", f"{fragment.round} while round {task.plan.round} is open")
-        if fragment.round < task.plan.round:
-            # Too late to count, so its size does not matter.
-            return OpenedFragment(fragment.id, fragment.round, 0, _NO_VALUES, now)
-        values = self._values_of(fragment, task)
-        return OpenedFragment(fragment.id, fragment.round, fragment.position, values, now, fragment.dummy)
-
-    def _values_of(self, fragment: Fragment, task: RoundTask) -> NDArray[np.int64]:
-        """What a fragment of the open round adds to its block.
-
-        Raises:
-            MessageError: It is not a valid one.
-        """
-        plan, release = task.plan, task.release
-        if fragment.dummy:
-            require_place(fragment, plan.wire, release.blocks)
-            return _NO_VALUES
-        match release:
-            case NoisySum():
-                values, level = read_block(fragment, plan.wire, release.blocks)
-                assert self._norms is not None
-                self._norms.require(fragment.position, values, level)
-                return values
-            case Reports(terms=terms):
-                return read_tally(fragment, plan, terms, release.blocks)
-            case Updates(terms=terms, mechanism=mechanism):
-                return read_update_block(fragment, plan, terms.largest, mechanism.norm, release.blocks)
+        self._intake.take(payloads)
 
     # The round is over when all fragments are in and honest devices have had their time, or at its deadline.
 
@@ -317,7 +231,8 @@ class Cycle:
                 self._take_directions(release, moments, sums)
             case release:
                 self._take_step(release, sums)
-        self._task = self._norms = None
+        self._task = None
+        self._intake.end()
 
     def _take_directions(self, release: NoisySum, moments: SecondMoments, groups: Sequence[Sums]) -> None:
         """Add the fleet's leading directions to the model; the weights do not change."""

@@ -12,6 +12,7 @@ from typing import Final
 
 from coordinator.announcer import Announcer
 from coordinator.cycle import Cycle
+from coordinator.intake import Intake
 from coordinator.keys import load_opener, load_signer
 from coordinator.models import ModelFiles
 from coordinator.planning import Planner, new_job, require_sendable
@@ -48,6 +49,7 @@ class Coordinator:
 
     def __init__(self, settings: FleetSettings, *, clock: Clock | None = None) -> None:
         self._settings = settings
+        clock = clock or SystemClock()
         unit = settings.privacy.mechanism.unit
         units = settings.devices if unit is Unit.DEVICE else settings.records_per_device
         if (warning := delta_warning(settings.privacy.delta, units, unit)) is not None:
@@ -90,9 +92,16 @@ class Coordinator:
                     planner=planner,
                     stepper=stepper,
                     models=self._models,
-                    opener=opener,
+                    intake=Intake(
+                        settings,
+                        job.id,
+                        store=self._store,
+                        opener=opener,
+                        announcer=self._announcer,
+                        clock=clock,
+                    ),
                     announcer=self._announcer,
-                    clock=clock or SystemClock(),
+                    clock=clock,
                 )
             self._held = held.pop_all()
 

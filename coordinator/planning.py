@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
-import math
 import os
 from collections.abc import Mapping
 from typing import Literal
@@ -11,10 +9,11 @@ from typing import Literal
 import cbor2
 from pydantic import ValidationError
 
-from coordinator.bounded_planning import bounded_round, bounded_rounds
+from coordinator.bounded_planning import bounded_rounds
 from coordinator.report_planning import fragments_for_reports, report_rounds, report_terms, report_wire
 from coordinator.settings import FleetSettings
 from coordinator.store import Job, OpenRound
+from coordinator.sum_planning import SumPlanning
 from coordinator.update_planning import (
     fragments_for_update,
     update_mechanism,
@@ -23,17 +22,14 @@ from coordinator.update_planning import (
     update_wire,
 )
 from dpagent.configuration import complaint
-from dpagent.errors import ConfigurationError, ParameterError, PlanError
+from dpagent.errors import ParameterError, PlanError
 from dpagent.learning.models.spec import ModelSpec
-from dpagent.learning.training.engine import ACCUMULATION_SLACK
 from dpagent.privacy.accounting.composition import composed
 from dpagent.privacy.calibration import calibrate
-from dpagent.privacy.clipping import COUNT_WEIGHT, Clipping
-from dpagent.privacy.covariance import SecondMoments
 from dpagent.privacy.mechanisms.bounded import CapNotMetError
 from dpagent.privacy.mechanisms.central import CentralMechanism
 from dpagent.privacy.mechanisms.job_noise import JobNoise
-from dpagent.privacy.mechanisms.mechanism import CalibratedMechanism, PlannedMechanism, Query
+from dpagent.privacy.mechanisms.mechanism import CalibratedMechanism, Query
 from dpagent.privacy.mechanisms.two_point_rounds import TwoPointRounds
 from dpagent.protocol.fragments import content_digest
 from dpagent.protocol.messages import (
@@ -42,22 +38,14 @@ from dpagent.protocol.messages import (
     AssetTerms,
     ModelTerms,
     Plan,
-    WireTerms,
 )
 from dpagent.protocol.mixing import raw_key
 from dpagent.protocol.noisy_sum import NoisySum
-from dpagent.protocol.packing import MOST_BITS, payload_bytes
 from dpagent.protocol.task import Release, RoundTask
 from dpagent.protocol.terms import (
-    AugmentationTerms,
     BoundedTerms,
-    CapTerms,
-    ClippingTerms,
-    MechanismTerms,
     NoisySumTerms,
-    ProjectionTerms,
     ReportTerms,
-    SamplingTerms,
     UpdateTerms,
 )
 from dpagent.protocol.updates import query_of_update
@@ -97,31 +85,6 @@ def new_job(settings: FleetSettings) -> Job:
         PlanError: No noise meets the target.
     """
     return Job(os.urandom(16), settings.job_terms(), *job_noise(settings, settings.model.spec()))
-
-
-def clipping_of(settings: FleetSettings, spec: ModelSpec, norm: float | None = None) -> Clipping:
-    """The clipping of gradients.
-
-    Args:
-        settings: The fleet's.
-        spec: The model.
-        norm: Of the round, if it follows a quantile; by default the first round's.
-
-    Raises:
-        ConfigurationError: The numbers of norms and layers differ.
-    """
-    privacy = settings.privacy
-    if privacy.clipping.kind == "layers":
-        sizes = spec.layer_sizes
-        norms = privacy.clipping.norms or [privacy.clip_norm / len(sizes) ** 0.5] * len(sizes)
-        if len(norms) != len(sizes):
-            raise ConfigurationError(
-                f"privacy.clipping.norms has {counted(len(norms), 'number')}; model {spec.name} has "
-                f"{counted(len(sizes), 'layer')} with parameters. Give one for each."
-            )
-        return Clipping.layers(sizes, norms)
-    weight = COUNT_WEIGHT if privacy.clipping.kind == "quantile" else 0.0
-    return Clipping.whole(spec.parameter_count, norm or privacy.clip_norm, count_weight=weight)
 
 
 def gradient_steps(settings: FleetSettings, spec: ModelSpec) -> int:
@@ -170,7 +133,7 @@ class Planner:
 
     def __init__(self, settings: FleetSettings, spec: ModelSpec, job: Job, sealing_key: bytes) -> None:
         self._settings, self._spec, self._job, self._sealing_key = settings, spec, job, sealing_key
-        self._expected_lot = settings.privacy.sampling_rate * settings.records_per_device
+        self._sums = SumPlanning(settings, spec)
 
     def task(
         self,
@@ -221,16 +184,12 @@ class Planner:
         Raises:
             ParameterError: The noise of a round is out of range.
         """
-        if self._settings.cap.kind == "bounded":
-            # The noise of later rounds is not known yet.
-            return _fragments_needed(self._spec.parameter_count, MOST_BITS)
-        noise, lot = self._job.noise, self._expected_lot
+        noise = self._job.noise
         if isinstance(noise, TwoPointRounds):
             return fragments_for_reports(noise, self._spec)
         if issubclass(noise.mechanism, CentralMechanism):
             return fragments_for_update(update_mechanism(self._settings, self._spec, noise, 1))
-        rounds = (noise.at(number, self._query_of_round(number)) for number in range(1, noise.rounds + 1))
-        return max(_fragments_needed(each.dimension, each.wire_bits(lot)) for each in rounds)
+        return self._sums.fragments_needed(noise)
 
     def require_acceptable(self) -> None:
         """Refuse a job that never steps the model, or with a round that every device would decline.
@@ -267,7 +226,7 @@ class Planner:
     def _query_of_round(self, number: int) -> Query:
         if issubclass(self._job_noise.mechanism, CentralMechanism):
             return query_of_update(self._settings.privacy.clip_norm, self._spec.parameter_count)
-        return self._query(self._second_moments(number) or clipping_of(self._settings, self._spec))
+        return self._sums.query(number)
 
     def _plan(
         self,
@@ -289,12 +248,12 @@ class Planner:
                 update_wire(settings, mechanism),
             )
         else:
-            if self._second_moments(current.number) is not None:
+            if self._sums.second_moments(current.number) is not None:
                 # The directions are on disk already after a crash just before the round closed.
                 assets = {role: data for role, data in assets.items() if role != "projection"}
             # At the end of a job no cap acts: nobody draws that noise.
             at = None if state == "finished" else weights
-            release, wire = self._noisy_sum(current.number, at, clip_norm, spent)
+            release, wire = self._sums.terms(self._job_noise, current.number, at, clip_norm, spent)
         return Plan(
             fleet=settings.fleet,
             job=self._job.id,
@@ -321,74 +280,3 @@ class Planner:
             compute_slot_s=settings.round.compute_slot_s,
             jitter_window_s=settings.round.jitter_window_s,
         )
-
-    def _noisy_sum(
-        self, number: int, weights: bytes | None, clip_norm: float | None, spent: float
-    ) -> tuple[NoisySumTerms, WireTerms]:
-        """The terms of a round's noisy sum, and how it is cut."""
-        settings, privacy = self._settings, self._settings.privacy
-        clipping, augmentation = clipping_of(settings, self._spec, clip_norm), settings.model.augmentation
-        noise, cap = self._job_noise, settings.cap
-        mechanism: PlannedMechanism
-        cap_terms: CapTerms | BoundedTerms
-        if cap.kind == "bounded":
-            mechanism, cap_terms = bounded_round(settings, self._spec, noise, number, weights, spent)
-            multipliers = [mechanism.noise_multiplier]
-        else:
-            mechanism = noise.at(number, self._query(self._second_moments(number) or clipping))
-            cap_terms, multipliers = CapTerms(**cap.model_dump()), list(noise.multipliers)
-        release = NoisySumTerms(
-            kind="noisy-sum",
-            mechanism=MechanismTerms(
-                name=mechanism.name,
-                noise_multipliers=multipliers,
-                parameters=mechanism.announced,
-            ),
-            clipping=ClippingTerms(
-                norms=list(clipping.norms),
-                shares=list(clipping.shares),
-                count_weight=clipping.count_weight,
-                accumulation_slack=ACCUMULATION_SLACK,
-            ),
-            sampling=SamplingTerms(
-                rate=privacy.sampling_rate,
-                expected_lot=self._expected_lot,
-                local_steps=privacy.local_steps,
-                local_learning_rate=privacy.local_learning_rate,
-            ),
-            projection=self._projection(),
-            augmentation=None if augmentation is None else AugmentationTerms(**augmentation.model_dump()),
-            cap=cap_terms,
-            step=mechanism.wire_step,
-        )
-        block = -(-mechanism.dimension // settings.fragments_per_update)
-        size = payload_bytes(block, mechanism.wire_bits(self._expected_lot))
-        return release, WireTerms(block=block, bytes=size)
-
-    def _query(self, summed: Clipping | SecondMoments) -> Query:
-        privacy = self._settings.privacy
-        return Query(
-            clip_norm=summed.radius,
-            accumulation_slack=ACCUMULATION_SLACK,
-            dimension=summed.dimension,
-            sampling_rate=privacy.sampling_rate,
-            steps=privacy.local_steps,
-        )
-
-    def _projection(self) -> ProjectionTerms | None:
-        if self._spec.projection is None:
-            return None
-        values = math.prod(self._spec.shape_before_projection)
-        return ProjectionTerms(values=values, record_norm=self._settings.privacy.record_norm)
-
-    def _second_moments(self, number: int) -> SecondMoments | None:
-        """The sum in the first round of a job with a projection; None in other rounds."""
-        terms = self._projection()
-        return None if terms is None or number > 1 else SecondMoments(terms.values, terms.record_norm)
-
-
-def _fragments_needed(dimension: int, bits: float) -> int:
-    return bisect.bisect_left(
-        range(1, dimension), True,
-        key=lambda fragments: payload_bytes(-(-dimension // fragments), bits) <= MAX_PAYLOAD_BYTES,
-    ) + 1  # fmt: skip

@@ -88,6 +88,15 @@ def _columns(model: ModelState) -> tuple[bytes, bytes, float]:
     return model.weights.tobytes(), model.moments.tobytes(), model.clip_norm
 
 
+def _job_in(connection: sqlite3.Connection) -> Job | None:
+    row = connection.execute("SELECT id, terms, budget FROM job").fetchone()
+    if row is None:
+        return None
+    budget = json.loads(row["budget"])
+    noise = _noise_of(budget)
+    return Job(row["id"], json.loads(row["terms"]), noise, tuple(budget["epsilon_by_round"]))
+
+
 def _noise_of(budget: dict[str, Any]) -> JobNoise | TwoPointRounds:
     name, multipliers, parameters = budget["mechanism"], budget["noise_multipliers"], budget["parameters"]
     if name == TwoPointRounds.mechanism.name:
@@ -126,16 +135,7 @@ class Store:
 
     def job(self) -> Job | None:
         """The job, if one has begun."""
-        row = self.connection.execute("SELECT id, terms, budget FROM job").fetchone()
-        if row is None:
-            return None
-        budget = json.loads(row["budget"])
-        return Job(
-            row["id"],
-            json.loads(row["terms"]),
-            _noise_of(budget),
-            tuple(budget["epsilon_by_round"]),
-        )
+        return _job_in(self.connection)
 
     def begin(self, job: Job, model: ModelState) -> None:
         """Begin the job with its initial model."""
@@ -339,11 +339,10 @@ class StoreReader:
                 RoundRecord(**{**row, "out_of_range": tuple(json.loads(row["out_of_range"]))}) for row in rows
             ]
 
-    def job_id(self) -> str | None:
-        """The job's id in hexadecimal, if one has begun."""
+    def job(self) -> Job | None:
+        """The job, if one has begun."""
         with disk_errors(self.file):
-            row = self._connection.execute("SELECT id FROM job").fetchone()
-        return None if row is None else row["id"].hex()
+            return _job_in(self._connection)
 
     def is_finished(self) -> bool:
         """Whether the job is over."""

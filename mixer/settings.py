@@ -25,10 +25,11 @@ class MixerSettings(Settings):
     """Messages of one plan that leave together, in random order, as soon as there are so many. Choose several
     times the fragments of an update: among its own, a device hides nothing."""
     least: Annotated[int, Field(ge=2, le=1_000_000)] = 64
-    """Fewest messages of one plan that leave after ``longest_s``; fewer stay until there are so many."""
+    """Fewest messages of one plan that leave after ``longest_s``; fewer stay until there are so many, so a
+    round that lacks fewer may have to wait for its deadline."""
     longest_s: Annotated[float, Field(gt=0, le=86_400)] = 2.0
     """Seconds after which ``least`` messages are enough, counted from the first. A device sends a fragment
-    again that has no receipt after 5 s; longer times cost traffic."""
+    again that has no receipt 5 s after its jitter window; longer times cost traffic, and tell who waits."""
     messages_per_second: Annotated[float, Field(gt=0, le=100_000)] = 500.0
     """Maximum publications per second."""
     memory_mib: Annotated[int, Field(ge=1, le=65_536)] = 64

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from coordinator.planning import clipping_of
 from coordinator.settings import FleetSettings
 from coordinator.store import Job
+from coordinator.sum_planning import clipping_of
 from dpagent.errors import ConfigurationError, DataError, PlanError
 from dpagent.learning.model_files import find_model, is_model_file, load_assets, load_model
 from dpagent.learning.models.built_ins import BUILT_IN

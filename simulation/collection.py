@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
 from agent.audit import VerifiedLedger, audit, open_ledger
 from agent.charges import BudgetChange
 from agent.columns import account_name
-from coordinator.store import StoreReader
+from coordinator.columns import spent_columns
+from coordinator.settings import FleetSettings, load_fleet_settings
+from coordinator.store import Job, RoundRecord, StoreReader
 from dpagent.errors import LedgerError
 from dpagent.learning.data.formats.npz import open_npz
 from dpagent.learning.models.spec import ModelSpec
+from dpagent.privacy.statement import BudgetStatement
 from dpagent.protocol.fragments import receipt_digest
 from simulation.layout import Layout
 from simulation.notes import RunNotes
@@ -110,6 +113,15 @@ def tally_fragments(
     )  # fmt: skip
 
 
+def _columns(
+    settings: FleetSettings, job: Job | None, closed: Sequence[RoundRecord]
+) -> tuple[BudgetStatement, ...]:
+    if job is None:
+        return ()
+    epsilon = max((each.epsilon or 0.0 for each in closed), default=0.0)
+    return spent_columns(settings, job, rounds=len(closed), epsilon=epsilon)
+
+
 def collect(
     settings: RunSettings, notes: RunNotes, outlook: Outlook, layout: Layout, spec: ModelSpec
 ) -> RunRecord:
@@ -126,7 +138,7 @@ def collect(
     try:
         rounds = [r for r in reader.rounds() if r.closed_at is not None]
         counted = {receipt_digest(identity): place for identity, place in reader.fragments().items()}
-        counters = reader.counters()
+        counters, job = reader.counters(), reader.job()
     finally:
         reader.close()
     arrivals = [
@@ -160,6 +172,7 @@ def collect(
         clamped=tuple(r.clamped or 0 for r in rounds),
         out_of_range=tuple(dict.fromkeys(layer for r in rounds for layer in r.out_of_range)),
         kept=tuple(1.0 if r.kept is None else r.kept for r in rounds),
+        columns=_columns(load_fleet_settings(layout.fleet_file), job, rounds),
         budgets=tuple(device.budget for device in devices),
         fragments=tally,
         arrivals=tuple(sorted(arrivals, key=lambda arrival: arrival.arrived_at)),

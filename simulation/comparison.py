@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dpagent.errors import ConfigurationError, UsageError
 from dpagent.privacy.methods import METHODS
-from dpagent.privacy.statement import Adjacency, Trust, Unit
+from dpagent.privacy.statement import Adjacency, BudgetStatement, Trust, Unit
 from dpagent.wording import named
 from simulation.presets import preset_of
 from simulation.record import RunRecord
@@ -53,21 +53,25 @@ def bounds_of(record: RunRecord, scopes: Sequence[Scope]) -> list[float | None]:
     whomever one trusts. The reverse of either is no bound. A bound for a device against zeros is none for one
     of its records: to change that, the device sends zeros and then its update again, which costs twice.
     """
-    mechanism = record.settings.mechanism
-    hides_any_change = mechanism.unit is Unit.DEVICE and mechanism.adjacency is Adjacency.REPLACE_ONE
     return [
-        record.epsilon
-        if (mechanism.unit is unit or hides_any_change) and mechanism.trust in (Trust.NONE, trust)
-        else None
-        for unit, trust in scopes
+        min((each.epsilon for each in record.columns if _holds(each, *scope)), default=None)
+        for scope in scopes
     ]
 
 
+def _holds(statement: BudgetStatement, unit: Unit, trust: Trust) -> bool:
+    """Whether a statement bounds what a scope asks for."""
+    hides_any_change = statement.unit is Unit.DEVICE and statement.adjacency is Adjacency.REPLACE_ONE
+    is_bound = statement.unit is unit or (unit is Unit.RECORD and hides_any_change)
+    return is_bound and statement.trust in (Trust.NONE, trust)
+
+
 def scopes_of(records: Sequence[RunRecord]) -> list[Scope]:
-    """The scopes in which some run gives a bound of its own, the strongest promise last."""
-    scopes = {(each.settings.mechanism.unit, each.settings.mechanism.trust) for each in records}
-    units, trusts = list(Unit), [Trust.COORDINATOR, Trust.SHUFFLER, Trust.NONE]
-    return sorted(scopes, key=lambda scope: (units.index(scope[0]), trusts.index(scope[1])))
+    """The scopes of devices and records in which some run gives a bound of its own."""
+    scopes = {(column.unit, column.trust) for each in records for column in each.columns}
+    units, trusts = [Unit.RECORD, Unit.DEVICE], [Trust.COORDINATOR, Trust.SHUFFLER, Trust.NONE]
+    found = [scope for scope in scopes if scope[0] in units]
+    return sorted(found, key=lambda scope: (units.index(scope[0]), trusts.index(scope[1])))
 
 
 def scope_in_words(scope: Scope) -> str:
@@ -75,7 +79,7 @@ def scope_in_words(scope: Scope) -> str:
     unit, trust = scope
     believed = {
         Trust.NONE: "nobody trusted",
-        Trust.SHUFFLER: "trusting that nobody links fragments",
+        Trust.SHUFFLER: "if nobody links fragments",
         Trust.COORDINATOR: "trusting the coordinator",
     }[trust]
     return f"ε of a {unit}, {believed}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from dpagent.privacy.statement import BudgetStatement
 from dpagent.wording import counted
 from simulation.chance import beats_by_more_than_chance
 from simulation.layout import Layout
@@ -74,7 +75,8 @@ class RunRecord:
     accuracy_history: tuple[float, ...]
     """Test accuracy after each round, 0 to 1; NaN after one that only found a projection's directions."""
     baseline_history: tuple[float, ...]
-    """The same of a run without noise: same lots' rate, clipping and optimiser."""
+    """The same of a run without noise: same lots' rate, clipping and optimiser. Where devices train locally,
+    their weights count as they are, neither clipped nor within ranges."""
     majority_class_accuracy: float
     """Accuracy of always answering the commonest class of the test records."""
     clamped: tuple[int, ...]
@@ -83,6 +85,8 @@ class RunRecord:
     """Layers whose weights on the devices lay at the ends of their ranges in some round."""
     kept: tuple[float, ...]
     """Share of the mean gradient's L2 norm that the coordinator's cap left in each round."""
+    columns: tuple[BudgetStatement, ...]
+    """What the run has spent for whom, its own guarantee first; never added."""
     budgets: tuple[DeviceBudget, ...]
     fragments: FragmentTally
     arrivals: tuple[Arrival, ...]

@@ -2,9 +2,9 @@
 
 A round is planned, summed, aggregated and stepped by the functions that coordinator and agents run; no
 fragment is lost. With noise, each device's part equals its agent's message, to the bit, and gives the same
-gradient. Without noise, the lots' clipped sums, or the clipped updates, are added up as they are, for the
-demo's comparison. Such a run gives no privacy. The seed sets the initial weights; lots and noise come from
-the operating system's entropy, as they always do.
+gradient. Without noise, the lots' clipped sums are added up as they are, for the demo's
+comparison. Such a run gives no privacy. The seed sets the initial weights; lots and noise come from the
+operating system's entropy, as they always do.
 """
 
 from __future__ import annotations
@@ -121,11 +121,11 @@ class TrainingLoop:
 
     def _step_by_updates(self, release: Updates) -> RoundResult:
         trained = [release.training.train(self._engine, self._received, shard) for shard in self._shards]
-        total = np.sum([release.update_of(each, self._received) for each in trained], axis=0)
         if self._noise:
-            self._model = self._stepper.step_by_update(release, self._model, total).model
+            update = np.sum([release.update_of(each, self._received) for each in trained], axis=0)
+            self._model = self._stepper.step_by_update(release, self._model, update).model
         else:
-            distance = -release.mean_of(total)
+            distance = self._received - np.mean(trained, axis=0, dtype=np.float64)
             self._model = self._stepper.step_by_distance(release, self._model, distance).model
         return RoundResult(0, shortened=False)
 

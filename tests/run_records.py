@@ -63,6 +63,7 @@ def record_of(devices: int = 5, rounds: int = 30, fragments: int = 16) -> RunRec
         clamped=tuple(draw.randrange(180, 260) for _ in progress),
         out_of_range=(),
         kept=tuple(0.5 + 0.25 * p for p in progress),
+        columns=(settings.mechanism.job_statement(1.99231, settings.delta),),
         budgets=tuple(DeviceBudget(d, 1.99231, 4.0, rounds, True) for d in range(1, devices + 1)),
         fragments=FragmentTally(
             charged=sent, sent=sent - 1, counted=sent - 3, expired=3, duplicates=12, rejected=1, lost=0
@@ -75,7 +76,11 @@ def record_of(devices: int = 5, rounds: int = 30, fragments: int = 16) -> RunRec
 
 
 def with_settings(record: RunRecord, **changes: Any) -> RunRecord:
-    return replace(record, settings=record.settings.model_copy(update=changes))
+    settings = record.settings.model_copy(update=changes)
+    if {"method", "noise"} & {*changes}:
+        own = settings.mechanism.job_statement(record.epsilon, settings.delta)
+        record = replace(record, columns=(own,))
+    return replace(record, settings=settings)
 
 
 def with_notes(record: RunRecord, **changes: Any) -> RunRecord:

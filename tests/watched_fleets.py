@@ -94,7 +94,8 @@ class WatchedFleet:
     def job(self) -> bytes:
         reader = self.reader()
         try:
-            return bytes.fromhex(reader.job_id() or "")
+            job = reader.job()
+            return b"" if job is None else job.id
         finally:
             reader.close()
 

@@ -47,6 +47,11 @@ def print_summary(results: dict[str, Any]) -> None:
             ["δ", f"{privacy['delta']:g}"],
             ["unit, adjacency", f"{privacy['unit']}, {privacy['adjacency']}"],
             ["trusted parties", privacy["trust"]],
+            *(
+                [f"ε of the {column['unit']} if nobody links fragments", f"{column['epsilon']:.4f}"]
+                for column in privacy["columns"]
+                if column["trust"] == "shuffler"
+            ),
             ["fragments pass through", "broker and mixer" if results["mixer"] else "broker"],
             [
                 "ledgers verified",

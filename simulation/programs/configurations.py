@@ -39,6 +39,8 @@ _MESSAGES_PER_SECOND = 100.0
 """A loopback broker takes more than the 10 messages a second of a hosted one."""
 _MOST_MIXED: Final = 1_000
 """Messages of a batch, where a round has more."""
+_AFTER_THE_WINDOW_S: Final = 2.0
+"""That a mixer waits for the rest of a round."""
 _MODEL_FILE = "model.yaml"
 
 
@@ -115,15 +117,15 @@ def write_configurations(settings: RunSettings, layout: Layout, broker: BrokerAd
 def _write_mixer(name: str, settings: RunSettings, layout: Layout, mqtt: dict[str, Any]) -> str:
     """Write ``mixer.yaml``; return the mixer's key, made if need be.
 
-    A batch is a whole round, as long as all devices send; else what two devices send is enough.
+    A batch is a whole round, as long as all devices send in the window. Then two messages are enough: what a
+    program lost that was killed, or not up yet, is not to cost its round the deadline.
     """
-    fragments = settings.fragments_per_update
-    batch = min(settings.devices * fragments, _MOST_MIXED)
     mixer = {
         "fleet": name,
         "keys_dir": "keys",
-        "batch": batch,
-        "least": min(batch, 2 * fragments),
+        "batch": min(settings.devices * settings.fragments_per_update, _MOST_MIXED),
+        "least": 2,
+        "longest_s": settings.jitter_window_s + _AFTER_THE_WINDOW_S,
         "messages_per_second": _MESSAGES_PER_SECOND * settings.devices,
         "mqtt": mqtt,
     }

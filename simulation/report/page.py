@@ -67,6 +67,7 @@ def render_report(record: RunRecord, directory: Path) -> str:
         delta=plain(record.settings.delta),
         factor=factor(spent),
         unit=str(record.settings.mechanism.unit),
+        shuffled=_shuffled(record),
         whole_device=record.settings.mechanism.unit is Unit.DEVICE,
         trusts_coordinator=record.settings.mechanism.trust is Trust.COORDINATOR,
         local_training=local_training_in_words(),
@@ -87,6 +88,21 @@ def render_report(record: RunRecord, directory: Path) -> str:
         model_file=name_of(record.layout.trained_model, directory),
         state_dir=name_of(record.layout.root, directory),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Shuffled:
+    """The figure that holds while nobody links fragments."""
+
+    epsilon: str
+    least: str
+
+
+def _shuffled(record: RunRecord) -> list[_Shuffled]:
+    least = counted(record.settings.minimum_devices, "fragment")
+    return [
+        _Shuffled(upwards(each.epsilon), least) for each in record.columns if each.trust is Trust.SHUFFLER
+    ]
 
 
 def _key_figures(record: RunRecord) -> list[_KeyFigure]:

@@ -48,6 +48,7 @@ def as_json(record: RunRecord) -> dict[str, Any]:
             "adjacency": str(statement.adjacency),
             "trust": str(statement.trust),
             "statement": statement.as_dict(),
+            "columns": [column.as_dict() for column in record.columns],
             "method": settings.method,
             "noise": settings.noise,
             "schedule": settings.schedule,

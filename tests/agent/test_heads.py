@@ -171,7 +171,7 @@ def test_two_agents_with_copies_of_one_directory_spend_no_budget_twice(
         charge_rounds(first, *before)
         copied(path, "copy")
         files = LedgerFiles(path.parent / "copy", files_of(path).second_head)
-        with closing(AgentState(files, DATASET, BUDGET)) as second:
+        with closing(AgentState(files, {DATASET: BUDGET})) as second:
             charge_rounds(first, 2)
             known = read_second_head(files.second_head)
             with pytest.raises(LedgerError, match=r"was replaced|Entries are missing"):
@@ -180,7 +180,7 @@ def test_two_agents_with_copies_of_one_directory_spend_no_budget_twice(
             assert read_second_head(files.second_head) == known
             charge_rounds(first, 3)
     with pytest.raises(LedgerError):
-        AgentState(files, DATASET, BUDGET)
+        AgentState(files, {DATASET: BUDGET})
 
 
 def test_two_agents_with_copies_of_one_directory_send_no_two_sums_under_one_charge(path: Path) -> None:
@@ -191,7 +191,7 @@ def test_two_agents_with_copies_of_one_directory_send_no_two_sums_under_one_char
         first.charge(charge, 0.0)
         copied(path, "copy")
         files = LedgerFiles(path.parent / "copy", files_of(path).second_head)
-        with closing(AgentState(files, DATASET, BUDGET)) as second:
+        with closing(AgentState(files, {DATASET: BUDGET})) as second:
             first.spool_round(charge.job, charge.round, [], 0.0, None)
             with pytest.raises(LedgerError, match="has left already"):
                 second.spool_round(charge.job, charge.round, [], 0.0, None)

@@ -213,6 +213,27 @@ def test_what_no_receipt_names_goes_again_and_what_one_names_does_not(
     assert publisher.due_in_s() == math.inf
 
 
+def test_through_a_mixer_nothing_goes_again_before_the_window_is_over(
+    state: AgentState, line: Line, publisher: Publisher, clock: MovableClock
+) -> None:
+    """A mixer that waits for a batch would be filled with copies, and who sends them would be known."""
+    mixed = PLAN.model_copy(update={"mixer": bytes(range(32))})
+    spool(state, 8)
+    began_at = clock.monotonic()
+    publisher.open_window(mixed, began_at)
+    publisher.draw_times()
+    ends_at = began_at + SLOT_S + JITTER_S
+    while clock.monotonic() < ends_at + 4.9:
+        publisher.publish_due()
+        clock.advance(0.1)
+    first = [*line.sent]
+    assert sorted(first) == [message(number) for number in range(8)]
+    while clock.monotonic() < ends_at + 11.0:
+        publisher.publish_due()
+        clock.advance(0.1)
+    assert {*line.sent[8:]} == {*first}
+
+
 def test_what_the_session_does_not_take_stays_due(
     publisher: Publisher, state: AgentState, line: Line, clock: MovableClock
 ) -> None:

@@ -255,5 +255,10 @@ def test_status_says_what_was_spent_for_whom_and_which_layers_left_their_range(t
     assert f"Spent so far: ε = 4.5, δ = 1e-5 ({scope})." in shown.stdout
     assert "Layer dense 1: on the devices" in shown.stdout
     values = json.loads(dpagent("coordinator", "status", "--config", str(file), "--json").stdout)
-    assert (values["spent"]["epsilon"], values["spent"]["unit"]) == (4.5, "device")
+    assert [(column["unit"], column["trust"]) for column in values["spent"]] == [
+        ("device", "none"), ("device", "shuffler"), ("coordinate", "none"),
+    ]  # fmt: skip
+    assert values["spent"][0]["epsilon"] == 4.5
+    assert values["spent"][1]["epsilon"] == 4.5, "one device hides among no others"
+    assert "never added up" in shown.stdout
     assert values["rounds"][0]["out_of_range"] == ["dense 1"]

@@ -274,7 +274,7 @@ def test_fragments_are_counted_once_and_the_others_by_their_reason(rounds: Round
 def test_fragments_that_come_while_no_round_is_open_are_rejected(rounds: Rounds) -> None:
     rounds.cycle.advance()
     update = sealed(rounds.task)
-    rounds.cycle._task = None
+    rounds.cycle._intake.end()
     rounds.cycle.take_fragments(update)
     assert rounds.counters() == {"rejected: no open round": BLOCKS}
 

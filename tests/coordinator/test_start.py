@@ -61,9 +61,10 @@ def test_a_restart_keeps_job_and_keys(tmp_path: Path) -> None:
     make_and_free(settings)
     key, sealing = load_signer(settings.keys_dir, "testers"), load_opener(settings.keys_dir, "testers")
     reader = StoreReader(settings.state_dir)
-    job = reader.job_id()
+    job = reader.job()
     make_and_free(settings)
-    assert reader.job_id() == job
+    assert job is not None
+    assert reader.job() == job
     reader.close()
     assert load_signer(settings.keys_dir, "testers").public_key == key.public_key
     assert load_opener(settings.keys_dir, "testers").public_key == sealing.public_key

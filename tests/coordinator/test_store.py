@@ -260,7 +260,7 @@ def test_the_end_is_remembered(store: Store, tmp_path: Path) -> None:
     assert not reader.is_finished()
     store.finish(30.0)
     assert reader.is_finished()
-    assert reader.job_id() == JOB.id.hex()
+    assert reader.job() == JOB
     reader.close()
 
 

@@ -291,7 +291,7 @@ def test_demo_through_a_mixer_survives_its_end_and_goes_on_after_ctrl_c(
     results = json.loads((tmp_path / "results.json").read_text())
     check_whole_run(state_dir, results)
     assert results["mixer"] is True
-    assert (state_dir / "report" / "index.html").read_text().count("<svg") == 5
+    assert (state_dir / "report" / "index.html").read_text().count("<svg") == 6
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import os
 import re
 import runpy
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -146,9 +146,9 @@ def receivers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Receivers]:
     agent = Agent(settings)
     agent._receive(PLAN["topic"], bytes.fromhex(PLAN["envelope"]))
     coordinator = Coordinator(load_fleet_settings(write_fleet(fleet, None, fleet=NAME)))
-    coordinator._cycle._opener = OPENER
-    coordinator._cycle._job = replace(coordinator._cycle._job, id=JOB)
-    coordinator._cycle._collect(RoundTask.of(Plan.model_validate(parsed(PLAN["message"]))))
+    intake = coordinator._cycle._intake
+    intake._opener, intake._job = OPENER, JOB
+    intake.begin(RoundTask.of(Plan.model_validate(parsed(PLAN["message"]))))
     keys = tmp_path_factory.mktemp("mixer")
     mixer = Mixer(MixerSettings(fleet=NAME, keys_dir=keys))
     mixer._opener = OuterOpener(MIXER_SECRET, NAME)
@@ -169,7 +169,7 @@ def outcome(receivers: Receivers, caplog: pytest.LogCaptureFixture) -> Outcome:
     def receive(case: dict[str, Any]) -> str | None:
         if case["topic"] == FLEET["topics"]["fragments"]:
             try:
-                coordinator._cycle._open_fragment(sent(case))
+                coordinator._cycle._intake.read(sent(case))
             except MessageError as error:
                 return error.reason
             return None

@@ -90,18 +90,6 @@ def test_steps_are_those_of_softmax_regression_with_clipped_gradients(kind: str)
         np.testing.assert_allclose(loop.weights, weights, rtol=1e-4, atol=1e-6)
 
 
-def test_updates_are_clipped_without_noise_too() -> None:
-    """So that the difference between both runs is the noise's. All devices' updates are longer than C."""
-    spec = ModelSpec("line", (5,), 3, (Dense(3),))
-    form = DataForm(60, 30, spec.input_shape, 3)
-    settings = fleet_settings(settled(form, spec, devices=2, rounds=3, method="central", clip_norm=0.01))
-    loop = TrainingLoop(settings, spec, [records(40, seed=1), records(20, seed=2)], records(30), noise=False)
-    for number in range(1, 4):
-        before = loop.weights
-        loop.round(number)
-        assert 0 < np.linalg.norm(loop.weights - before) <= 0.01 * (1 + 1 / 100)
-
-
 def prepared(root: Path, spec: ModelSpec, train: Dataset, test: Dataset) -> Layout:
     """The directory of a run that has not begun."""
     form = DataForm(len(train), len(test), train.shape, 3)

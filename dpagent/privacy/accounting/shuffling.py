@@ -1,7 +1,5 @@
 """Privacy amplification by shuffling: a better guarantee while reports cannot be traced to their senders.
 
-Not wired: no program imports this yet.
-
 Each of n honest devices perturbs a value with an ε₀-LDP randomiser and sends the report; an
 observer sees the reports of the batch in random order, and nothing about their senders. Adjacency:
 one device's value is replaced by any other; all other values are arbitrary, known, and the

@@ -1,7 +1,5 @@
 """The cost of the two-point mechanism: three figures with three different meanings.
 
-Not wired: no program imports this yet.
-
 Sun, Qian, Chen (LDP-FL, IJCAI 2021) report ε of one weight and claim that anonymity keeps it from adding
 up over weights and rounds. That holds only against an observer who cannot link fragments. So there is
 
@@ -17,6 +15,7 @@ statements differ in scope, so these figures must not be added up.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
@@ -25,25 +24,27 @@ import numpy as np
 from dpagent.errors import ParameterError, require_between, require_count
 from dpagent.privacy.accounting.composition import exact_sum
 from dpagent.privacy.accounting.shuffling import (
+    LOCAL_EPSILON_RANGE,
     Bound,
     ShuffledBatch,
     central_epsilon,
     least_reports,
 )
 from dpagent.privacy.mechanisms.two_point import TwoPoint
+from dpagent.privacy.mechanisms.two_point_rounds import TwoPointRound
 from dpagent.privacy.statement import Adjacency, BudgetStatement, Trust, Unit
 
 _NAME: Final = "LDP-FL two-point"
 
 
-def coordinate_statement(mechanism: TwoPoint) -> BudgetStatement:
-    """The figure for one coordinate that is sent once."""
+def bit_statement(epsilon: float) -> BudgetStatement:
+    """The figure for one coordinate that is sent once, as a bit of so much ε."""
     return BudgetStatement(
         Unit.COORDINATE,
         Adjacency.REPLACE_ONE,
         Trust.NONE,
         _NAME,
-        mechanism.epsilon,
+        epsilon,
         0.0,
         ("It says nothing about a device, which sends many coordinates.",),
     )
@@ -118,6 +119,43 @@ def shuffled_statement(
         delta,
         _assumptions(min(devices for _, devices, _ in rounds), positions_known),
     )
+
+
+def fragments_statement(
+    rounds: Sequence[TwoPointRound], *, block: int, devices: int, local_epsilon: float, delta: float
+) -> BudgetStatement:
+    """The central figure as a fleet runs it, where a fragment holds several reports of one device.
+
+    Reports of one fragment are linked, so the randomiser that hides among others is the fragment, of
+    ``block`` bits: it is (block · ε₀)-LDP, and the same on all devices, since they draw positions alike from
+    the same groups, with the same ranges. Fragments of different positions, and of different rounds, are
+    different batches. So the clones bound holds for each, and they compose. Where it is no better than what
+    holds without the shuffler, or is not defined, that is the figure.
+
+    Args:
+        rounds: those that are over.
+        block: reports in a fragment.
+        devices: the least number of honest devices whose fragments arrive in each round, this one included.
+        local_epsilon: what the same rounds cost at ``delta`` with no trusted party.
+        delta: in (0, 1).
+
+    Raises:
+        ParameterError: a value is out of its range.
+    """
+    require_count("honest devices", devices)
+    require_count("block", block)
+    pieces: Counter[float] = Counter()
+    for each in rounds:
+        bits = min(block, each.coordinates)
+        pieces[exact_sum([(each.bit_epsilon, bits)])] += -(-each.coordinates // block)
+    epsilon = local_epsilon
+    if devices > 1 and all(LOCAL_EPSILON_RANGE[0] <= piece <= LOCAL_EPSILON_RANGE[1] for piece in pieces):
+        batches = [(ShuffledBatch(devices, piece, Bound.CLONES), count) for piece, count in pieces.items()]
+        epsilon = min(local_epsilon, central_epsilon(batches, delta)) if batches else 0.0
+    return BudgetStatement(
+        Unit.DEVICE, Adjacency.REPLACE_ONE, Trust.SHUFFLER, _NAME, epsilon, delta,
+        _assumptions(devices, positions_known=False),
+    )  # fmt: skip
 
 
 def _assumptions(devices: int, positions_known: bool) -> tuple[str, ...]:

@@ -15,10 +15,12 @@ from dpagent.errors import ParameterError
 from dpagent.privacy.accounting.shuffling import Bound, ShuffledBatch, central_epsilon, least_reports
 from dpagent.privacy.mechanisms.two_point import TwoPoint
 from dpagent.privacy.mechanisms.two_point_budget import (
-    coordinate_statement,
+    bit_statement,
     device_statement,
+    fragments_statement,
     shuffled_statement,
 )
+from dpagent.privacy.mechanisms.two_point_rounds import TwoPointRound
 from dpagent.privacy.statement import Adjacency, Trust, Unit
 
 Law = dict[tuple[tuple[int, ...], tuple[int, ...]], Fraction]
@@ -54,7 +56,7 @@ def test_a_devices_price_is_k_epsilon_and_no_less() -> None:
         assert log_worst <= mpmath.mpf(stated.epsilon)
         assert log_worst > mpmath.mpf(stated.epsilon) * (1 - mpmath.mpf(10) ** -15)
     # one coordinate's figure is not enough for a device
-    assert worst > Fraction(8.9) > Fraction(math.exp(coordinate_statement(mechanism).epsilon))
+    assert worst > Fraction(8.9) > Fraction(math.exp(bit_statement(mechanism.epsilon).epsilon))
 
 
 def shuffled_view(laws: list[Law]) -> dict[object, Fraction]:
@@ -91,7 +93,7 @@ def test_the_shuffled_price_holds_for_every_input_of_a_tiny_fleet() -> None:
 
 def test_statements_say_what_they_are_for() -> None:
     mechanism = TwoPoint(one_layer(100), 0.5, 10)
-    coordinate = coordinate_statement(mechanism)
+    coordinate = bit_statement(mechanism.epsilon)
     device = device_statement(mechanism, 20)
     shuffled = shuffled_statement([(mechanism, 500, 20)], 1e-5)
     assert coordinate.scope == (Unit.COORDINATE, Adjacency.REPLACE_ONE, Trust.NONE)
@@ -166,3 +168,50 @@ GOOD = TwoPoint(one_layer(3), 1.0, 2)
 def test_bad_input_is_named(make: Callable[[], object], text: str) -> None:
     with pytest.raises(ParameterError, match=text):
         make()
+
+
+def test_the_price_of_shuffled_fragments_holds_for_every_input_of_a_tiny_fleet() -> None:
+    """3 devices, d = 3, k = 2, both reports of a device in one fragment: H of the fragments, shuffled."""
+    mechanism = TwoPoint(one_layer(3), 0.5, 2)
+    ends = [report_law(mechanism, w) for w in itertools.product((-1.0, 1.0), repeat=3)]
+    rounds = [TwoPointRound(2.0, 2, 3)]
+
+    def view_of(laws: list[Law]) -> dict[object, Fraction]:
+        view: dict[object, Fraction] = {}
+        for outcome in itertools.product(*(law.items() for law in laws)):
+            key = tuple(sorted(report for report, _ in outcome))
+            view[key] = view.get(key, Fraction()) + math.prod(
+                (mass for _, mass in outcome), start=Fraction(1)
+            )
+        return view
+
+    for delta in (0.3, 0.05):
+        stated = fragments_statement(rounds, block=2, devices=3, local_epsilon=1.0, delta=delta)
+        factor = Fraction(math.exp(stated.epsilon))
+        for others in ([ends[0], ends[0]], [ends[0], ends[-1]], [ends[2], ends[5]]):
+            first, second = view_of([ends[0], *others]), view_of([ends[-1], *others])
+            for p, q in ((first, second), (second, first)):
+                assert sum(max(mass - factor * q.get(key, 0), 0) for key, mass in p.items()) <= delta
+
+
+def test_fragments_of_one_report_are_the_clones_and_larger_ones_hide_less() -> None:
+    rounds = [TwoPointRound(2.0, 12, 600)] * 3
+    epsilons = [
+        fragments_statement(rounds, block=block, devices=500, local_epsilon=18.0, delta=1e-5).epsilon
+        for block in (1, 2, 4, 12)
+    ]
+    assert epsilons[0] == central_epsilon([(ShuffledBatch(500, 0.5, Bound.CLONES), 36)], 1e-5)
+    assert epsilons == sorted(epsilons)
+    assert epsilons[0] < 3 < epsilons[-1] <= 18.0
+
+
+@pytest.mark.parametrize(
+    ("devices", "block", "bit"), [(1, 1, 0.5), (500, 12, 4.0)], ids=["nobody to hide among", "too long"]
+)
+def test_where_nothing_hides_the_figure_is_that_without_a_shuffler(
+    devices: int, block: int, bit: float
+) -> None:
+    rounds = [TwoPointRound(1 / bit, 12, 600)]
+    stated = fragments_statement(rounds, block=block, devices=devices, local_epsilon=5.5, delta=1e-5)
+    assert (stated.epsilon, stated.trust, stated.unit) == (5.5, Trust.SHUFFLER, Unit.DEVICE)
+    assert f"at least {devices} device" in stated.assumptions[0]

@@ -1,0 +1,143 @@
+"""The way of a fragment into its round: opened, checked, counted and acknowledged, a batch at a time."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coordinator.announcer import Announcer
+from coordinator.influence import HonestNorms
+from coordinator.seats import OpenedFragment
+from coordinator.settings import FleetSettings
+from coordinator.store import BLOCK_FULL, Store
+from dpagent.clock import Clock
+from dpagent.protocol.codec import MessageError
+from dpagent.protocol.fragments import read_block, read_tally, read_update_block, require_place
+from dpagent.protocol.messages import Fragment
+from dpagent.protocol.noisy_sum import NoisySum
+from dpagent.protocol.reports import Reports
+from dpagent.protocol.sealing import Opener
+from dpagent.protocol.task import RoundTask
+from dpagent.protocol.updates import Updates
+from dpagent.wording import counted
+
+log = logging.getLogger(__name__)
+
+_NO_VALUES: Final = np.zeros(0, np.int64)
+
+
+class Intake:
+    """Takes the fragments of a job.
+
+    Args:
+        settings: ``fleet.yaml``.
+        job: its id.
+        store: counts them.
+        opener: opens them.
+        announcer: sends receipts.
+        clock: the program's.
+    """
+
+    def __init__(
+        self,
+        settings: FleetSettings,
+        job: bytes,
+        *,
+        store: Store,
+        opener: Opener,
+        announcer: Announcer,
+        clock: Clock,
+    ) -> None:
+        self._settings, self._job, self._store = settings, job, store
+        self._opener, self._announcer, self._clock = opener, announcer, clock
+        self._task: RoundTask | None = None
+        self._norms: HonestNorms | None = None
+
+    def begin(self, task: RoundTask) -> None:
+        """Take fragments of this round from now on."""
+        self._task, self._norms = task, None
+        if not isinstance(task.release, NoisySum):
+            return
+        self._norms = HonestNorms(task.release, self._settings)
+        if math.isinf(self._norms.pull):
+            log.warning(
+                "mechanism %s does not say how its noise is distributed: fragments of any norm count",
+                task.release.mechanism.name,
+            )
+        else:
+            log.debug("one fragment moves the mean by at most %.3g clip norms", self._norms.pull)
+
+    def end(self) -> None:
+        """Take no more fragments until a round begins."""
+        self._task = self._norms = None
+
+    def take(self, payloads: Sequence[bytes]) -> None:
+        """Count each valid fragment exactly once, and send receipts."""
+        opened: list[OpenedFragment] = []
+        rejected: Counter[str] = Counter()
+        for payload in payloads:
+            try:
+                opened.append(self.read(payload))
+            except MessageError as error:
+                log.debug("rejected a fragment: %s", error)
+                rejected[error.reason] += 1
+        # One line per batch and reason: a flood of invalid messages must not flood the log.
+        for reason, count in rejected.items():
+            log.warning("rejected %s: %s", counted(count, "message"), reason)
+            self._store.reject(reason, count)
+        if not opened or self._task is None:
+            return
+        result = self._store.count(opened, self._task.plan.round, seats=self._settings.devices)
+        if result.unseated:
+            log.warning(
+                "rejected %s: %s. More came than from the %s that are expected",
+                counted(result.unseated, "message"), BLOCK_FULL, counted(self._settings.devices, "device"),
+            )  # fmt: skip
+        if result.late:
+            log.info("%s arrived after the round closed", counted(result.late, "fragment"))
+        self._announcer.acknowledge(result.receipted)
+
+    def read(self, payload: bytes) -> OpenedFragment:
+        """Open and check a fragment.
+
+        Raises:
+            MessageError: It is not a valid fragment of this job.
+        """
+        fragment = self._opener.open(payload, self._job)
+        task, now = self._task, self._clock.unix()
+        if task is None:
+            raise MessageError("no open round", f"a fragment of round {fragment.round}")
+        if fragment.round > task.plan.round:
+            raise MessageError("wrong round", f"{fragment.round} while round {task.plan.round} is open")
+        if fragment.round < task.plan.round:
+            # Too late to count, so its size does not matter.
+            return OpenedFragment(fragment.id, fragment.round, 0, _NO_VALUES, now)
+        values = self._values_of(fragment, task)
+        return OpenedFragment(fragment.id, fragment.round, fragment.position, values, now, fragment.dummy)
+
+    def _values_of(self, fragment: Fragment, task: RoundTask) -> NDArray[np.int64]:
+        """What a fragment of the open round adds to its block.
+
+        Raises:
+            MessageError: It is not a valid one.
+        """
+        plan, release = task.plan, task.release
+        if fragment.dummy:
+            require_place(fragment, plan.wire, release.blocks)
+            return _NO_VALUES
+        match release:
+            case NoisySum():
+                values, level = read_block(fragment, plan.wire, release.blocks)
+                assert self._norms is not None
+                self._norms.require(fragment.position, values, level)
+                return values
+            case Reports(terms=terms):
+                return read_tally(fragment, plan, terms, release.blocks)
+            case Updates(terms=terms, mechanism=mechanism):
+                return read_update_block(fragment, plan, terms.largest, mechanism.norm, release.blocks)
