@@ -24,7 +24,7 @@ Scope: TypeAlias = tuple[Unit, Adjacency, Trust]
 
 SCOPES: Final[dict[Trust, Scope]] = {
     Trust.NONE: (Unit.RECORD, Adjacency.ADD_OR_REMOVE_ONE, Trust.NONE),
-    Trust.COORDINATOR: (Unit.DEVICE, Adjacency.ADD_OR_REMOVE_ONE, Trust.COORDINATOR),
+    Trust.COORDINATOR: (Unit.DEVICE, Adjacency.ZERO_OUT, Trust.COORDINATOR),
 }
 """Of every figure in an account, by the party that it trusts."""
 

@@ -81,7 +81,6 @@ def _summary(ledger: VerifiedLedger) -> dict[str, dict[str, Any]]:
             case WriteOff():
                 mechanisms.setdefault(record.dataset, []).append("unknown, written off")
     for name, known in datasets.items():
-        unbounded = [_without_trust(other, datasets) for other in datasets if dataset_of(other) == name]
         reserved, written_off = ledger.accounts.reserved(name), ledger.accounts.written_off(name)
         known |= {
             "epsilon_spent": ledger.accounts.epsilon_spent(name),
@@ -92,11 +91,14 @@ def _summary(ledger: VerifiedLedger) -> dict[str, dict[str, Any]]:
             "epsilon_written_off": written_off.epsilon,
             "delta_written_off": written_off.delta,
         }
+    for name, known in datasets.items():
+        unbounded = [_without_trust(other, datasets) for other in datasets if dataset_of(other) == name]
         assumptions = (
             _ONE_LEDGER,
             *([_EXACT_NOISE] if exact_noise.get(name) else []),
             *filter(None, unbounded),
         )
+        reserved = ledger.accounts.reserved(name)
         statement = ledger_statement(name, reserved, mechanisms.get(name, ()), *assumptions)
         known |= _scope(name) | {"statement": statement.as_dict()}
     return datasets
@@ -108,11 +110,13 @@ def _without_trust(account: str, datasets: Mapping[str, Mapping[str, Any]]) -> s
     from dpagent.privacy.statement import Trust
 
     *_, trust = scope_of(account)
-    jobs = len(datasets[account]["jobs"])
+    row = datasets[account]
+    jobs = [counted(len(row["jobs"]), "job")] if row["jobs"] else []
+    jobs += ["what a restore wrote off"] if row["epsilon_written_off"] else []
     if trust is Trust.NONE or not jobs:
         return ""
     return (
-        f"Of {dataset_of(account)!r}, {counted(jobs, 'job')} trusted the {trust}: without that trust nothing "
+        f"Of {dataset_of(account)!r}, {' and '.join(jobs)} trusted the {trust}: without that trust nothing "
         "bounds what was told of the records."
     )
 

@@ -64,6 +64,7 @@ def show(
 
 def _page(method: Method) -> str:
     lines = [f"{method.name}: {method.title}", "", _wrapped(method.source), "", _wrapped(method.summary), ""]
+    clipped = "Whole updates" if method.trains_locally else "Records"
     for noise in method.mechanisms:
         mechanism = method.mechanism(noise)
         chosen = "" if noise == method.default_noise else f" (privacy.noise: {noise})"
@@ -71,7 +72,7 @@ def _page(method: Method) -> str:
             f"{noise} noise{chosen}: mechanism {mechanism.name}",
             f"  Hides the {mechanism.adjacency.meaning} of {mechanism.unit.meaning}.",
             f"  Trusted: {mechanism.trust.meaning}.",
-            *([] if mechanism.norm is None else [f"  Records are clipped in {mechanism.norm}."]),
+            *([] if mechanism.norm is None else [f"  {clipped} are clipped in {mechanism.norm}."]),
         ]
     lines += [
         "",

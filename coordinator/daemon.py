@@ -22,7 +22,7 @@ from coordinator.store import Job, Store
 from dpagent.clock import Clock, SystemClock
 from dpagent.learning.data.dataset import Dataset
 from dpagent.learning.data.opening import open_dataset
-from dpagent.privacy.statement import Trust, delta_warning
+from dpagent.privacy.statement import Trust, Unit, delta_warning
 from dpagent.protocol.topics import Topics
 from dpagent.storage import StateDirectory, disk_errors
 from dpagent.transport.events import Acknowledged, Connected, Disconnected, Received
@@ -50,7 +50,9 @@ class Coordinator:
     def __init__(self, settings: FleetSettings, *, clock: Clock | None = None) -> None:
         self._settings = settings
         clock = clock or SystemClock()
-        if (warning := delta_warning(settings.privacy.delta, settings.records_per_device)) is not None:
+        unit = settings.privacy.mechanism.unit
+        units = settings.devices if unit is Unit.DEVICE else settings.records_per_device
+        if (warning := delta_warning(settings.privacy.delta, units, unit)) is not None:
             log.warning("%s", warning)
         spec = settings.model.spec()
         self._models = ModelFiles(settings, spec, _load_test_data(settings))

@@ -207,6 +207,8 @@ class FleetSettings(Settings):
         )
         # A model file can change without a change of its path, and the reverse.
         terms["model"]["name"] = self.model.spec().name
+        # So can the kind of schedule that follows from other keys, or that no key names.
+        terms["privacy"]["schedule"]["kind"] = self.privacy.spending.kind
         return terms | {"architecture": self.model.spec().digest().hex()}
 
 

@@ -7,6 +7,7 @@ replays and interruptions.
 from __future__ import annotations
 
 import json
+import logging
 import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from dpagent.faults import FaultPoint
 from dpagent.privacy.mechanisms.job_noise import JobNoise
 from dpagent.privacy.mechanisms.two_point_rounds import TwoPointRounds
 from dpagent.storage import disk_errors, open_database, open_readonly, transaction
+
+log = logging.getLogger(__name__)
 
 BLOCK_FULL: Final = "block full"
 """Why a fragment that finds no seat is rejected."""
@@ -118,9 +121,13 @@ class Store:
         self._erases = False
 
     def erase_what_is_deleted(self) -> None:
-        """From now on leave no byte of a closed round's values in the files: no noise hides them."""
+        """From now on leave no byte of a closed round's values in the files: no noise hides them.
+
+        A crash just after a round closed may have left some in the log: they go now.
+        """
         self.connection.execute("PRAGMA secure_delete = ON")
         self._erases = True
+        self._cut_log()
 
     def close(self) -> None:
         """Close the database."""
@@ -248,9 +255,17 @@ class Store:
             faults.reached(FaultPoint.COORDINATOR_CLOSE_WRITTEN)
         faults.reached(FaultPoint.COORDINATOR_CLOSED)
         if self._erases:
-            # The log has the values too, until it is folded into the database.
-            with disk_errors(self.file):
-                self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            self._cut_log()
+
+    def _cut_log(self) -> None:
+        """Fold the log, which has deleted values too, into the database."""
+        with disk_errors(self.file):
+            is_busy, *_ = self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        if is_busy:
+            log.warning(
+                "%s-wal: another program reads the database, so values of the closed round stay in its log "
+                "until the next round closes, or the coordinator starts again", self.file,
+            )  # fmt: skip
 
     def is_finished(self) -> bool:
         """Whether the job is over and the broker took its announcement."""

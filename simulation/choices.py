@@ -14,7 +14,6 @@ from dpagent.learning.models.built_ins import BUILT_IN
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.models.stages import FrozenNetwork
 from dpagent.norm import Norm
-from dpagent.privacy.mechanisms.job_noise import JobNoise
 from dpagent.privacy.mechanisms.two_point_rounds import TwoPointRounds
 from dpagent.privacy.methods import DEFAULT_METHOD, method_named
 from dpagent.wording import counted, named
@@ -180,24 +179,24 @@ def _cut_into_fragments(settings: RunSettings, job: Job, spec: ModelSpec) -> Run
 
 
 def _outlook(settings: RunSettings, fleet: FleetSettings, job: Job, spec: ModelSpec) -> Outlook:
-    if method_named(settings.method).trains_locally and isinstance(job.noise, JobNoise):
-        ratio = updates_to_noise(
-            settings.mechanism, job.noise.multipliers,
-            parameters=spec.parameter_count, devices=settings.devices,
-        )  # fmt: skip
-    elif isinstance(job.noise, TwoPointRounds):
-        ratio = reports_to_noise(job.noise, parameters=spec.parameter_count, devices=settings.devices)
+    parameters, devices = spec.parameter_count, settings.devices
+    if isinstance(job.noise, TwoPointRounds):
+        ratio = reports_to_noise(job.noise, parameters=parameters, devices=devices)
     else:
         # A clip norm in L1 is as long as its stretch in L2, which is what the ratio compares.
         mechanism = job.noise.mechanism
-        stretch = typical_stretch(mechanism.norm, spec.parameter_count)
-        ratio = signal_to_noise(
-            clipping_of(fleet, spec),
-            [mechanism.deviation_per_multiplier * stretch * noise for noise in job.noise.multipliers],
-            sampling_rate=settings.sampling_rate,
-            records_per_device=settings.records_per_device,
-            devices=settings.devices,
-        )
+        stretch = typical_stretch(mechanism.norm, parameters)
+        noise = [mechanism.deviation_per_multiplier * stretch * each for each in job.noise.multipliers]
+        if method_named(settings.method).trains_locally:
+            ratio = updates_to_noise(noise, parameters=parameters, devices=devices)
+        else:
+            ratio = signal_to_noise(
+                clipping_of(fleet, spec),
+                noise,
+                sampling_rate=settings.sampling_rate,
+                records_per_device=settings.records_per_device,
+                devices=devices,
+            )
     return Outlook(
         ratio, settings.records_per_device, settings.devices, spec.parameter_count, settings.epsilon
     )

@@ -50,8 +50,8 @@ def bounds_of(record: RunRecord, scopes: Sequence[Scope]) -> list[float | None]:
     """ε of a run in each scope; None where it gives no bound there.
 
     A bound for any change of a whole device holds for each of its records, and one that trusts nobody holds
-    whomever one trusts. The reverse of either is no bound. A bound for the presence of a device is none for
-    one of its records: to change that, the device leaves and comes back.
+    whomever one trusts. The reverse of either is no bound. A bound for a device against zeros is none for one
+    of its records: to change that, the device sends zeros and then its update again, which costs twice.
     """
     return [
         min((each.epsilon for each in record.columns if _holds(each, *scope)), default=None)

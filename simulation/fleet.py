@@ -10,7 +10,7 @@ from typing import Final
 from dpagent.errors import BrokerError, PlanError
 from dpagent.learning.fitting import check_fits
 from dpagent.learning.model_files import find_model
-from dpagent.privacy.statement import delta_warning
+from dpagent.privacy.statement import Unit, delta_warning
 from dpagent.storage import StateDirectory, write_atomically
 from dpagent.wording import counted, named
 from simulation.choices import choose_model, settle, wanted_model
@@ -123,7 +123,9 @@ class Fleet:
             self.notes = read_notes(state_dir)
         else:
             deal(self.settings, self._source)  # Refuses data that cannot be dealt.
-            warning = delta_warning(self.settings.delta, self.settings.records_per_device)
+            settings, unit = self.settings, self.settings.mechanism.unit
+            units = settings.devices if unit is Unit.DEVICE else settings.records_per_device
+            warning = delta_warning(settings.delta, units, unit)
             self.notes = RunNotes(
                 kind=self._source.train.origin.kind,
                 columns=self._source.columns,

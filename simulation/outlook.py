@@ -25,9 +25,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from dpagent.norm import Norm
 from dpagent.privacy.clipping import Clipping
-from dpagent.privacy.mechanisms.mechanism import Mechanism
 from dpagent.privacy.mechanisms.two_point_rounds import TwoPointRounds
 from dpagent.wording import counted
 
@@ -91,21 +89,16 @@ def reports_to_noise(reports: TwoPointRounds, *, parameters: int, devices: int) 
     return _TYPICAL_MOVE * math.sqrt(devices * reports.coordinates / parameters * exactness)
 
 
-def updates_to_noise(
-    mechanism: type[Mechanism], noise_multipliers: Sequence[float], *, parameters: int, devices: int
-) -> float:
+def updates_to_noise(noise_multipliers: Sequence[float], *, parameters: int, devices: int) -> float:
     """The ratio r of a run in which the coordinator adds noise to clipped updates: all of them, as if each
     was as long as the clip norm, over the noise of all rounds.
 
     Args:
-        mechanism: Adds the noise.
-        noise_multipliers: Of each round.
+        noise_multipliers: Of each round: the noise's standard deviation over the length of an update.
         parameters: Of the model.
         devices: That take part.
     """
-    # In L1, a vector of that norm is shorter in L2 by its stretch; the noise has variance 2λ².
-    longer = 1.0 if mechanism.norm is Norm.L2 else math.sqrt(2) * 0.6 * math.sqrt(parameters)
-    noise = longer * math.sqrt(parameters) * math.hypot(*noise_multipliers)
+    noise = math.sqrt(parameters) * math.hypot(*noise_multipliers)
     return len(noise_multipliers) * devices / noise
 
 

@@ -75,7 +75,8 @@ class RunRecord:
     accuracy_history: tuple[float, ...]
     """Test accuracy after each round, 0 to 1; NaN after one that only found a projection's directions."""
     baseline_history: tuple[float, ...]
-    """The same of a run without noise: same lots' rate, clipping and optimiser."""
+    """The same of a run without noise: same lots' rate, clipping and optimiser. Where devices train locally,
+    their weights count as they are, neither clipped nor within ranges."""
     majority_class_accuracy: float
     """Accuracy of always answering the commonest class of the test records."""
     clamped: tuple[int, ...]

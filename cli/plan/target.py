@@ -14,7 +14,7 @@ from dpagent.errors import ConfigurationError, ParameterError, require_count
 from dpagent.learning.training.engine import ACCUMULATION_SLACK
 from dpagent.privacy.calibration import EPSILON_RANGE
 from dpagent.privacy.mechanisms.mechanism import CalibratedMechanism, Query
-from dpagent.privacy.methods import DEFAULT_METHOD, method_named
+from dpagent.privacy.methods import DEFAULT_METHOD, METHODS, method_named
 from dpagent.privacy.schedules import Schedule, ScheduleKind, kind_given_by
 from dpagent.wording import named
 
@@ -87,13 +87,15 @@ class PlanTarget:
         """What adds the noise.
 
         Raises:
-            ParameterError: there is no such method, or no such noise.
+            ParameterError: there is no such method, or no such noise, or it is not for sums over random lots.
         """
-        mechanism = method_named(self.method).mechanism(self.noise)
-        if not issubclass(mechanism, CalibratedMechanism):
+        method = method_named(self.method)
+        mechanism = method.mechanism(self.noise)
+        if method.trains_locally or not issubclass(mechanism, CalibratedMechanism):
+            expected = [each.name for each in METHODS.values() if not each.trains_locally]
             raise ParameterError(
-                f"method is {self.method}, which adds no noise to sums; `dpagent plan` compares schedules of "
-                "methods that do. `dpagent demo` prices and runs it."
+                f"method is {self.method}; expected {' or '.join(expected)}, whose devices add noise to sums "
+                f"over random lots of records. `dpagent demo --method {self.method}` prices and runs it."
             )
         return mechanism
 

@@ -6,8 +6,8 @@ mechanism completely; an accountant needs to know nothing else of it. Once writt
 meaning of an event never changes; a mechanism that costs something else gets an event of its own.
 
 The neighbouring relation of all events is add-or-remove-one: two data sets are neighbours if one of them
-has a unit (usually a record) that the other lacks. No event knows its unit; mechanisms state it
-(:mod:`dpagent.privacy.statement`).
+has a unit (usually a record) that the other lacks, or for which the other has zeros, which add up to the
+same. No event knows its unit; mechanisms state it (:mod:`dpagent.privacy.statement`).
 
 >>> round_ = SelfComposedEvent(PoissonSampledEvent(0.1, GaussianEvent(2.25)), count=3)
 >>> round_ == poisson_sampled(GaussianEvent(2.25), 0.1, count=3)

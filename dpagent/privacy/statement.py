@@ -48,6 +48,10 @@ class Adjacency(StrEnum):
     """One has a unit that the other lacks."""
     REPLACE_ONE = "replace-one"
     """They differ in the value of one unit; participation is no secret."""
+    ZERO_OUT = "zero-out"
+    """In one, a unit takes part and adds zeros; participation is no secret. After Erlingsson et al., *Encode,
+    shuffle, analyze privacy revisited* (2020), and Kairouz et al., *Practical and private (deep) learning
+    without sampling or shuffling* (ICML 2021)."""
 
     @property
     def meaning(self) -> str:
@@ -55,6 +59,7 @@ class Adjacency(StrEnum):
         return {
             Adjacency.ADD_OR_REMOVE_ONE: "presence or absence",
             Adjacency.REPLACE_ONE: "value",
+            Adjacency.ZERO_OUT: "difference from zeros",
         }[self]
 
 
@@ -152,39 +157,42 @@ class BudgetStatement:
         }
 
 
-def delta_warning(delta: float, records: float) -> str | None:
+def delta_warning(delta: float, units: float, unit: Unit = Unit.RECORD) -> str | None:
     """A warning for a δ that is too large for a meaningful guarantee; None otherwise.
 
-    A mechanism that reveals a record entirely with probability δ is (0, δ)-DP; of n records it reveals
-    δ·n on average. So δ must be well below 1/n (Dwork, Roth, *The algorithmic foundations of differential
-    privacy*, 2014, section 2.3; Vadhan 2017; Ponomareva et al., *How to DP-fy ML*, 2023). The limits here are
-    δ·n ≤ 0.1 and, since n can be small and a fleet has many devices, δ ≤ 10⁻³.
+    A mechanism that reveals a record entirely with probability δ is (0, δ)-DP; of a device's n records it
+    reveals δ·n on average. Likewise of a fleet's n devices, where the guarantee is for a device. So δ must be
+    well below 1/n (Dwork, Roth, *The algorithmic foundations of differential privacy*, 2014, section 2.3;
+    Vadhan 2017; Ponomareva et al., *How to DP-fy ML*, 2023). The limits here are δ·n ≤ 0.1 and, since n can
+    be small and a fleet has many devices, δ ≤ 10⁻³.
 
-    >>> delta_warning(1e-5, records=600) is None
+    >>> delta_warning(1e-5, 600) is None
     True
-    >>> print(delta_warning(0.5, records=600))
+    >>> print(delta_warning(0.5, 600))
     δ = 0.5 is not well below one over a device's records, 1/600 = 0.0017: it permits a mechanism that \
 sometimes publishes a record. Choose a δ of at most 0.0001.
 
     Args:
         delta: of a job or a lifetime budget, in [0, 1].
-        records: expected number of records of a device, above 0.
+        units: expected number of records of a device, or of devices of a fleet, above 0.
+        unit: which of them.
 
     Raises:
         ParameterError: a value is out of range.
     """
     require_between("delta", delta, 0.0, 1.0)
-    require_positive("records", records)
-    limit = min(_MOST_EXPECTED / records, _MOST_DELTA)
+    require_positive(f"{unit}s", units)
+    limit = min(_MOST_EXPECTED / units, _MOST_DELTA)
     if delta <= limit:
         return None
-    if delta > _MOST_EXPECTED / records:
+    if delta > _MOST_EXPECTED / units:
+        whole = "fleet" if unit is Unit.DEVICE else "device"
         reason = (
-            f"is not well below one over a device's records, 1/{records:g} = {1 / records:.2g}: it permits a "
-            "mechanism that sometimes publishes a record"
+            f"is not well below one over a {whole}'s {unit}s, 1/{units:g} = {1 / units:.2g}: it permits a "
+            f"mechanism that sometimes publishes a {unit}"
         )
     else:
-        reason = "permits a mechanism that reveals a record entirely with that probability"
+        reason = f"permits a mechanism that reveals a {unit} entirely with that probability"
     power = 10.0 ** math.floor(math.log10(limit))
     return (
         f"δ = {delta:g} {reason}. Choose a δ of at most {math.floor(limit / power * (1 + 1e-9)) * power:g}."

@@ -10,6 +10,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from dpagent.privacy.methods import method_named
 from dpagent.wording import counted
 from simulation.record import Arrival, RunRecord
 from simulation.report.drawing import COLOURS, DEVICE_COLOURS, Picture, draw_picture
@@ -19,8 +20,7 @@ _WITHOUT_MIXER: Final = (
     ("The broker", "sees which device sends a message and when, and cannot open it."),
     (
         "The coordinator",
-        "opens every fragment and sees noisy values of one block: no name, and nothing of what belongs "
-        "together.",
+        "opens every fragment and sees one block of {sends}: no name, and nothing of what belongs together.",
     ),
     ("Both in one hand", "know which device each fragment is from, and put each device’s update together."),
 )
@@ -57,7 +57,9 @@ _WITH_MIXER: Final = (
 
 def who_could_link(record: RunRecord) -> tuple[tuple[str, str], ...]:
     """Each party, and its knowledge of which device a fragment is from."""
-    return _WITH_MIXER if record.settings.mixer else _WITHOUT_MIXER
+    parties = _WITH_MIXER if record.settings.mixer else _WITHOUT_MIXER
+    sends = method_named(record.settings.method).sends
+    return tuple((party, knowledge.format(sends=sends)) for party, knowledge in parties)
 
 
 def mixing_picture(record: RunRecord) -> Picture:

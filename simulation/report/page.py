@@ -66,6 +66,7 @@ def render_report(record: RunRecord, directory: Path) -> str:
         target=plain(record.settings.epsilon),
         delta=plain(record.settings.delta),
         factor=factor(spent),
+        unit=str(record.settings.mechanism.unit),
         shuffled=_shuffled(record),
         whole_device=record.settings.mechanism.unit is Unit.DEVICE,
         trusts_coordinator=record.settings.mechanism.trust is Trust.COORDINATOR,
@@ -118,7 +119,7 @@ def _key_figures(record: RunRecord) -> list[_KeyFigure]:
             f"{percent(record.majority_class_accuracy)}",
         ),
         _KeyFigure(
-            "Privacy spent, for each record",
+            f"Privacy spent, for each {record.settings.mechanism.unit}",
             f"ε = {upwards(record.epsilon)}",
             f"of {plain(record.settings.epsilon)}, at δ = {plain(record.settings.delta)}",
         ),

@@ -123,6 +123,7 @@ def scene(tmp_path: Path, mosquitto: Broker) -> Iterator[Scene]:
         yield Scene(tmp_path, mosquitto, announcer)
 
 
+@pytest.mark.slow
 @pytest.mark.heavy
 def test_pictures_that_end_their_decoder_end_neither_the_agent_nor_a_round(scene: Scene) -> None:
     write(scene.root / "3" / "slow.jpg", hostile.slow_jpeg())

@@ -121,7 +121,9 @@ def test_names_of_accounts() -> None:
             scope_of(odd)
         with pytest.raises(LedgerError, match="of no account"):
             replay([BudgetChange(odd, 1.0, 1e-5)])
-    with pytest.raises(ParameterError, match="central-gaussian hides the presence or absence of everything"):
+    with pytest.raises(
+        ParameterError, match="central-gaussian hides the difference from zeros of everything"
+    ):
         require_scope(RoundTask.of(update_plan()).release.mechanism, "digits")
 
 
@@ -141,6 +143,10 @@ def test_a_restored_backup_refunds_neither_account(tmp_path: Path) -> None:
     assert state.ledger.accounts.reserved(ACCOUNT).epsilon == pytest.approx(lost.epsilon)
     assert state.ledger.accounts.reserved("digits") == Budget(0.0, 0.0)
     state.close()
+    page = dpagent("budget", "show", "--state-dir", path).stdout
+    assert "what a restore wrote off trusted the coordinator: without that trust nothing bounds" in page
+    found = json.loads(dpagent("budget", "show", "--state-dir", path, "--json").stdout)["datasets"]
+    assert any("trusted the coordinator" in each for each in found["digits"]["statement"]["assumptions"])
 
 
 def test_a_budget_for_trusting_jobs_is_given_by_the_owners_command_alone(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ def test_a_method_is_shown_and_has_a_page(name: str) -> None:
     shown = dpagent("methods", "show", name)
     assert shown.returncode == 0
     assert f"dpagent demo --method {name}" in shown.stdout
+    assert ("Records are clipped" in shown.stdout) == (not method_named(name).trains_locally)
     assert all(len(line) <= 100 for line in shown.stdout.splitlines())
     values = json.loads(dpagent("methods", "show", name, "--json", "-").stdout)
     assert values["noise"].keys() == method_named(name).mechanisms.keys()

@@ -14,7 +14,7 @@ from plans import plan_json, refusal
 
 from coordinator.planning import Planner, new_job
 from coordinator.settings import FleetSettings, load_fleet_settings
-from dpagent.errors import ParameterError, PlanError
+from dpagent.errors import ExitCode, ParameterError, PlanError
 
 KINDS = ["uniform", "incrementing", "linear"]
 
@@ -29,6 +29,14 @@ def test_custom_weights_join_the_comparison_and_are_chosen() -> None:
     assert first == third == pytest.approx(second * math.sqrt(2)) == pytest.approx(last * 2)
     page = dpagent("plan", "--custom", "1,2,1,4").stdout
     assert re.search(r"^custom \* ", page, flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize("method", ["ldp-fl", "central"])
+def test_a_method_without_random_lots_is_refused(method: str) -> None:
+    """Their rounds cost more than those of lots, and hide something else from somebody else."""
+    error = refusal("--method", method)
+    assert error.exit_code == ExitCode.PLAN
+    assert f"method is {method}" in str(error)
 
 
 def test_custom_weights_stand_beside_the_schedule_that_is_named() -> None:

@@ -132,6 +132,30 @@ def test_the_schemas_say_which_keys_exist() -> None:
     assert set(fleet_values(None)) <= set(FleetSettings.model_fields)
 
 
+@pytest.mark.parametrize(
+    ("before", "now", "changes"),
+    [
+        ({}, {"kind": "uniform"}, []),
+        ({"step": 0.4}, {"kind": "incrementing", "step": 0.4}, []),
+        ({"step": 0.3}, {}, ["`privacy.schedule.kind` was 'incrementing' and is 'uniform'"]),
+        ({"ratio": 3.0}, {}, ["`privacy.schedule.kind` was 'linear' and is 'uniform'"]),
+    ],
+)
+def test_a_job_keeps_the_kind_of_schedule_that_it_began_with(
+    before: dict[str, Any], now: dict[str, Any], changes: list[str]
+) -> None:
+    """However the keys say it; of some kinds, the values of all keys are the defaults."""
+    values = fleet_values(None)
+    del values["privacy"]["schedule"]
+    terms = [
+        FleetSettings.model_validate(
+            values | {"privacy": values["privacy"] | {"schedule": schedule}}
+        ).job_terms()
+        for schedule in (before, now)
+    ]
+    assert [str(each) for each in changed_settings(*terms)] == changes
+
+
 def test_job_terms_leave_out_what_may_change_during_a_job() -> None:
     settings = FleetSettings.model_validate(fleet_values(None))
     later = settings.model_copy(update={"devices": 9, "state_dir": Path("/elsewhere")})

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +18,9 @@ from numpy.typing import NDArray
 from coordinator.model_state import ModelState
 from coordinator.seats import Counted, OpenedFragment
 from coordinator.store import Job, RoundResult, Store, StoreReader
+from dpagent import faults
 from dpagent.errors import StorageError
+from dpagent.faults import FaultPoint
 from dpagent.privacy.mechanisms.job_noise import JobNoise
 
 BLOCK = 7
@@ -287,8 +291,95 @@ def test_a_closed_round_leaves_no_byte_of_its_values(tmp_path: Path, erases: boo
     marks = [fragment(number, position=number % 5) for number in range(400)]
     count(store, marks)
     store.close_round(1, MODEL, RoundResult(None, 0, 1.0, 1.0, 0.5), closed_at=1.0)
-    on_disk = b"".join(file.read_bytes() for file in sorted(tmp_path.glob("coordinator.db*")))
+    found = found_on_disk(tmp_path, marks)
     store.close()
-    found = [each for each in marks if each.values.astype("<i8").tobytes() in on_disk
-             or each.values.astype("<i4").tobytes() in on_disk]  # fmt: skip
     assert bool(found) == (not erases)
+
+
+def found_on_disk(directory: Path, fragments: list[OpenedFragment]) -> list[OpenedFragment]:
+    """Those whose values stand in some file of the database, in any width."""
+    on_disk = b"".join(file.read_bytes() for file in sorted(directory.glob("coordinator.db*")))
+    return [
+        each
+        for each in fragments
+        if any(each.values.astype(kind).tobytes() in on_disk for kind in ("<i4", "<i8"))
+    ]
+
+
+class PowerCut(BaseException):
+    pass
+
+
+def test_the_start_after_a_crash_behind_a_close_erases_what_was_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The crash leaves the log as it is: a copy of the files stands for the dead process's."""
+    before, after = tmp_path / "before", tmp_path / "after"
+    before.mkdir()
+    store = Store(before)
+    store.erase_what_is_deleted()
+    store.begin(JOB, MODEL)
+    store.start_round(1, 0.0, 1.0)
+    marks = [fragment(number, position=number % 5) for number in range(400)]
+    count(store, marks)
+
+    def cut(reached: FaultPoint) -> None:
+        if reached is FaultPoint.COORDINATOR_CLOSED:
+            raise PowerCut
+
+    monkeypatch.setattr(faults, "reached", cut)
+    with pytest.raises(PowerCut):
+        close(store)
+    shutil.copytree(before, after)
+    store.close()
+    assert found_on_disk(after, marks)
+    restarted = Store(after)
+    restarted.erase_what_is_deleted()
+    left = found_on_disk(after, marks)
+    restarted.close()
+    assert not left
+
+
+def test_a_reader_that_keeps_deleted_values_in_the_log_is_told_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = Store(tmp_path)
+    store.erase_what_is_deleted()
+    store.begin(JOB, MODEL)
+    store.start_round(1, 0.0, 1.0)
+    marks = [fragment(number) for number in range(40)]
+    count(store, marks)
+    store.connection.execute("PRAGMA busy_timeout = 10")
+    reader = sqlite3.connect(store.file)
+    reader.execute("BEGIN")
+    reader.execute("SELECT count(*) FROM seats").fetchone()
+    close(store)
+    assert "coordinator.db-wal: another program reads" in caplog.text
+    reader.close()
+    store.erase_what_is_deleted()
+    left = found_on_disk(tmp_path, marks)
+    store.close()
+    assert not left
+
+
+@given(seats=st.integers(1, 4), strangers=st.integers(0, 6), comes_last=st.booleans())
+@settings(max_examples=30)
+def test_zeros_in_place_of_an_update_change_the_sum_by_that_update_alone(
+    seats: int, strangers: int, comes_last: bool
+) -> None:
+    """Also where more fragments come than there are seats. Silence would change it by two fragments: that of
+    the device, and one that takes its seat."""
+    own, others = fragment(0), [fragment(number) for number in range(1, 1 + strangers)]
+    totals, seated = [], []
+    with tempfile.TemporaryDirectory() as directory:
+        store = Store(Path(directory))  # One: tickets go by its secret and by the ids.
+        for sent in (own, replace(own, values=np.zeros(BLOCK, np.int64))):
+            count(store, [*others, sent] if comes_last else [sent, *others], seats=seats)
+            (sums,) = store.sums(1)
+            totals.append(sums[0][1])
+            seated.append(own.id in {row["id"] for row in store.connection.execute("SELECT id FROM seats")})
+            store.connection.execute("DELETE FROM seats")
+            store.connection.execute("DELETE FROM fragments")
+        store.close()
+    assert seated[0] == seated[1]
+    assert (totals[0] - totals[1]).tolist() == (own.values * seated[0]).tolist()

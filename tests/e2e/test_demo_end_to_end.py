@@ -220,6 +220,7 @@ def test_laplace_noise_over_mosquitto_survives_kills_and_is_accounted_for(
         assert 0.9 * spent < epsilon_by_dp_accounting(charges) <= spent <= 20.0
 
 
+@pytest.mark.slow
 def test_killed_programs_go_on_where_they_were(
     tmp_path: Path, started: Callable[..., subprocess.Popen[str]]
 ) -> None:

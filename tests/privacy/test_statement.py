@@ -41,6 +41,14 @@ def test_any_other_is_warned_about_with_one_that_will_do(delta: float, records: 
     assert f"at most {limit:g}." in sentence
 
 
+def test_a_guarantee_for_a_device_is_measured_by_the_devices_of_the_fleet() -> None:
+    assert delta_warning(1e-5, 1_000, Unit.DEVICE) is None
+    sentence = delta_warning(1e-5, 1e6, Unit.DEVICE)
+    assert sentence is not None
+    assert "a fleet's devices, 1/1e+06" in sentence
+    assert "record" not in sentence
+
+
 @given(delta=st.floats(0, 1), records=st.floats(1, 1e9))
 def test_what_is_proposed_is_taken(delta: float, records: float) -> None:
     sentence = delta_warning(delta, records)

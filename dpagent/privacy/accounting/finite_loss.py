@@ -1,7 +1,5 @@
 """Privacy losses with finitely many values, brought onto a grid for composition.
 
-Not wired: no program imports this yet.
-
 The pairs (P, Q) of :mod:`dpagent.privacy.accounting.shuffling` have finitely many atoms. Here they are
 brought onto the grid on which :mod:`dpagent.privacy.accounting.composed_loss` composes; what a dominating
 pair is, and why the product of such pairs bounds the composition, is said there.

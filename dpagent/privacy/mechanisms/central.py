@@ -13,9 +13,13 @@ Departures:
   of a norm that is checked exactly, their sum is exact, and the noise is an integer. So cost and
   proof are those of :mod:`dpagent.privacy.mechanisms.discretised_laplace` and
   :mod:`dpagent.privacy.mechanisms.discretised_gaussian`, with devices for records;
-- the sum is divided by a **public** count, fixed before the round (:mod:`dpagent.protocol.updates`). The
-  number that came is private under add-or-remove-one-device adjacency, under which a device's update is
-  present or absent; a device that does not answer counts as zeros;
+- the sum is divided by a **public** count, fixed before the round (:mod:`dpagent.protocol.updates`), and not
+  by the number that came;
+- the neighbour of a device is one that takes part and sends zeros (zero-out), as a device without records
+  does. A silent one is no neighbour: a round may close later without it, and where more fragments come than a
+  block has seats, another's takes its seat, so that the sum changes by two fragments. Zeros in place of an
+  update change the sum by that update, of norm Δ or less, and nothing else. So they cost what the presence or
+  absence of a record does in the mechanisms above;
 - the paper adds noise of a fixed standard deviation (0.001 at C = 1, to the mean of 3 or 10
   updates) and states no ε; here the noise follows from ε, or ε from it.
 
@@ -50,7 +54,7 @@ class CentralMechanism(CalibratedMechanism):
     __slots__ = ()
 
     unit: ClassVar[Unit] = Unit.DEVICE
-    adjacency: ClassVar[Adjacency] = Adjacency.ADD_OR_REMOVE_ONE
+    adjacency: ClassVar[Adjacency] = Adjacency.ZERO_OUT
     trust: ClassVar[Trust] = Trust.COORDINATOR
 
     @property

@@ -70,7 +70,7 @@ def test_the_statement_is_on_devices_and_trusts_the_coordinator(
 ) -> None:
     m = make(rate=0.2)
     statement = m.statement(1e-5) if order == 2 else m.statement()
-    assert statement.scope == ("device", "add-or-remove-one", "coordinator")
+    assert statement.scope == ("device", "zero-out", "coordinator")
     assert (m.unit, m.adjacency, m.trust) == statement.scope
     assert statement.mechanism == m.name == ("central-gaussian" if order == 2 else "central-laplace")
     assert m.norm == ("L2" if order == 2 else "L1")

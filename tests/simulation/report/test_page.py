@@ -195,3 +195,24 @@ def test_title_tells_mixed_from_sorted_arrivals(tmp_path: Path) -> None:
     )
     words = words_of(render_report(replace(mixed, arrivals=one_by_one), tmp_path))
     assert "together more often than in a random order" in words
+
+
+@pytest.mark.parametrize(
+    ("method", "noise", "unit", "sends"),
+    [
+        ("dp-sgd", "gaussian", "record", "one block of noisy sums"),
+        ("ldp-fl", "two-point", "device", "one block of random bits"),
+        ("central", "gaussian", "device", "one block of updates without noise"),
+    ],
+)
+def test_the_words_are_those_of_the_method(
+    tmp_path: Path, method: str, noise: str, unit: str, sends: str
+) -> None:
+    """Of the unit that ε is for, of what the coordinator sees, and of whom ε does not hold against."""
+    run = with_settings(record_of(rounds=2), method=method, noise=noise, cap="none")
+    words = words_of(render_report(run, tmp_path))
+    assert f"1.993 for each {unit}." in words
+    assert f"Privacy spent, for each {unit}" in words
+    assert sends in words
+    assert ("the guarantee counts on nobody’s ignorance" in words) == (method != "central")
+    assert ("but the coordinator and those with whom it shares" in words) == (method == "central")
