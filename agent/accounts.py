@@ -64,7 +64,8 @@ class JobAccounts:
     def __init__(self) -> None:
         self._jobs: dict[str, dict[str, JobAccount]] = {}
         self._written_off: dict[str, Budget] = {}
-        self._running: dict[str, str] = {}
+        self._running: dict[str, tuple[str, str]] = {}
+        """Account and job of the last charge, by data set."""
         self._spent: dict[str, float] = {}
 
     def job(self, dataset: str, job: str) -> JobAccount | None:
@@ -80,12 +81,19 @@ class JobAccounts:
             gone.delta + sum(account.delta for account in rest),
         )
 
-    def running_job(self, dataset: str) -> str | None:
-        """The job on the dataset that may go on: the last charged one, unless a write-off ended it.
+    def is_running(self, dataset: str, job: str) -> bool:
+        """Whether a job of an account may go on: it is that of the last charge, and no write-off ended it.
 
-        One for all of its accounts: the jobs of one account may not go on between those of another.
+        The last one of all accounts of the data set: the jobs of one may not go on between those of another,
+        under the same name either.
         """
-        return self._running.get(dataset_of(dataset))
+        return self._running.get(dataset_of(dataset)) == (dataset, job)
+
+    def running_job(self, dataset: str) -> str | None:
+        """The job that may go on, in any account of the data set; None before the first, or if a write-off
+        ended it."""
+        _, job = self._running.get(dataset_of(dataset), (dataset, None))
+        return job
 
     def reserved(self, dataset: str) -> Budget:
         """Sum of the reserved ε and δ of all jobs on the dataset, and of what is written off."""
@@ -116,7 +124,7 @@ class JobAccounts:
         self._jobs.setdefault(charge.dataset, {})[charge.job] = JobAccount(
             charge.schedule, charge.job_epsilon, charge.delta, charge.round, spent
         )
-        self._running[dataset_of(charge.dataset)] = charge.job
+        self._running[dataset_of(charge.dataset)] = (charge.dataset, charge.job)
         self._spent[charge.dataset] = charge.cumulative_epsilon
 
     def write_off(self, lost: WriteOff) -> None:

@@ -87,9 +87,9 @@ def admit(
         raise Declined(
             f"round {plan.round} arrived after the charge for round {account.last_round} of the same job"
         )
-    running = ledger.accounts.running_job(name)
-    if account is not None and running != job:
+    if account is not None and not ledger.accounts.is_running(name, job):
         # Interleaved rounds of two jobs compose concurrently, which the proof of the sum does not cover.
+        running = ledger.accounts.running_job(name)
         reason = (
             "the ledger was restored from a backup" if running is None else f"a newer job, {running}, began"
         )

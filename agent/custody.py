@@ -30,6 +30,8 @@ from agent.charges import Budget, WriteOff
 from agent.database import LOST, StateDatabase, ledger_errors, no_ledger, no_second_head
 from agent.heads import Head, LedgerFiles, SecondHead, read_head, read_second_head, require_head, save_head
 from agent.ledger import Ledger
+from agent.rounds import Rounds
+from agent.spool import Spool
 from dpagent.errors import DamagedDatabaseError, LedgerError, UsageError
 from dpagent.storage import StateDirectory, disk_errors, open_readonly, replace_durably, transaction
 
@@ -106,10 +108,11 @@ def _is_larger(budget: Budget, known: Budget) -> bool:
 
 
 def back_up(state_dir: Path, file: Path) -> VerifiedLedger:
-    """Copy the state of an agent, also while it runs, and the head of its ledger to ``file`` and
+    """Copy the books of an agent, also while it runs, and the head of its ledger to ``file`` and
     ``file.head``.
 
-    The copy is one moment's, and is checked like a ledger before it takes the place of ``file``.
+    The copy is one moment's, and is checked like a ledger before it takes the place of ``file``. No fragment
+    is in it: one of an update without noise is for the coordinator alone.
 
     Returns:
         The ledger in the copy.
@@ -127,6 +130,7 @@ def back_up(state_dir: Path, file: Path) -> VerifiedLedger:
     new = file.with_name(f".{file.name}.new")
     with closing(connection):
         _copy(connection, new)
+    _empty_spool(new)
     verified = _verified(new, None)
     head_file = _head_of(file)
     with disk_errors(file):
@@ -302,6 +306,17 @@ def _verified(database: Path, head: Head | None) -> VerifiedLedger:
 
 def _head_of(backup: Path) -> Path:
     return backup.with_name(f"{backup.name}.head")
+
+
+def _empty_spool(file: Path) -> None:
+    """Give up, in a copy, what waits to be sent, and leave no byte of it, nor of what was sent."""
+    with disk_errors(file), closing(sqlite3.connect(file, isolation_level=None)) as copy:
+        copy.execute("PRAGMA journal_mode=MEMORY")  # No other file has what is deleted.
+        copy.execute("PRAGMA secure_delete=ON")
+        with transaction(copy):
+            Rounds(copy).expire_spooled()
+            Spool(copy).empty()
+        copy.execute("VACUUM")  # Pages that were free already may hold settled fragments.
 
 
 def _copy(source: sqlite3.Connection, file: Path) -> None:

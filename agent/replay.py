@@ -124,7 +124,7 @@ class _Replay:
             return
         if charge.round <= account.last_round:
             raise _Contradiction(f"is for round {charge.round} after round {account.last_round}")
-        if self.accounts.running_job(charge.dataset) != charge.job:
+        if not self.accounts.is_running(charge.dataset, charge.job):
             raise _Contradiction("continues a job after a newer one or a write-off has ended it")
 
     def _require_pinned_terms(self, charge: Charge) -> None:

@@ -193,6 +193,12 @@ class Rounds:
         """Give up all rounds that are charged or beyond and not receipted."""
         self._expire("true", (), now)
 
+    def expire_spooled(self) -> None:
+        """Give up the rounds whose fragments may have left, in a copy that has no fragments."""
+        self._connection.execute(
+            "UPDATE rounds SET state = 'expired' WHERE state IN ('spooled', 'published')"
+        )
+
     def _expire(self, which: str, values: tuple[str | int, ...], now: float) -> None:
         self._connection.execute(
             "UPDATE rounds SET state = 'expired', changed_at = ? WHERE state IN ('charged', 'spooled',"

@@ -154,6 +154,10 @@ class Spool:
         """Give up all pending fragments; return their number."""
         return self._expire("true", ())
 
+    def empty(self) -> None:
+        """Drop all rows, in a copy that is kept elsewhere."""
+        self._connection.execute("DELETE FROM fragments")
+
     def _expire(self, which: str, values: tuple[str | int, ...]) -> int:
         cursor = self._connection.execute(
             f"UPDATE fragments SET state = 'expired', message = NULL WHERE message IS NOT NULL AND {which}",

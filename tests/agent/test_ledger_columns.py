@@ -72,6 +72,21 @@ def test_jobs_that_trust_the_coordinator_leave_the_budget_of_others_alone(tmp_pa
     assert verify(tmp_path / "state").charges == 2
 
 
+def test_rounds_of_both_accounts_do_not_alternate_under_the_name_of_one_job(tmp_path: Path) -> None:
+    """They are two jobs, and the second ends the first."""
+    state = opened(tmp_path / "state")
+    first = take_part(state, make_plan())
+    second = take_part(state, update_plan(round=2))
+    assert first.job == second.job
+    with pytest.raises(Declined, match="the job has ended on 'digits'"):
+        admit(make_task(round=3), DATA, state.ledger, "digits", TRUSTING, now=0.0)
+    take_part(state, update_plan(round=3))
+    state.close()
+    changes = [BudgetChange(name, budget.epsilon, budget.delta) for name, budget in BUDGETS.items()]
+    with pytest.raises(LedgerError, match=r"^Entry 5 continues a job after a newer one"):
+        replay([*changes, first, second, replace(first, round=3)])
+
+
 @pytest.mark.parametrize(
     ("plan", "account"),
     [(update_plan(), "digits"), (make_plan(), ACCOUNT), (report_plan(), ACCOUNT),
