@@ -22,6 +22,7 @@ from dpagent.privacy.mechanisms.layer_ranges import adapted_ranges
 from dpagent.privacy.mechanisms.two_point import TwoPoint, TwoPointReport, group_edges
 from dpagent.privacy.mechanisms.two_point_rounds import TwoPointRound, TwoPointRounds
 from dpagent.privacy.methods import Method
+from dpagent.protocol.local_training import require_local_training
 from dpagent.protocol.messages import Plan
 from dpagent.protocol.terms import ReportTerms
 
@@ -142,12 +143,4 @@ class Reports:
         Raises:
             PlanError: naming them.
         """
-        if self.mechanism.name not in method.mechanisms.values():
-            raise PlanError(
-                f"Method {method.name} and mechanism {self.mechanism.name} do not go together; expected "
-                f"{' or '.join(method.mechanisms.values())}."
-            )
-        if spec.projection is not None:
-            raise PlanError(
-                f"The model {spec.name} has a projection, for which method {method.name} has no round."
-            )
+        require_local_training(self.mechanism.name, spec, method)

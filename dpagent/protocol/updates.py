@@ -23,6 +23,7 @@ from dpagent.privacy.mechanisms.job_noise import JobNoise
 from dpagent.privacy.mechanisms.mechanism import Query
 from dpagent.privacy.methods import Method
 from dpagent.protocol.fragments import block_count
+from dpagent.protocol.local_training import require_local_training
 from dpagent.protocol.messages import Plan
 from dpagent.protocol.terms import UpdateTerms
 
@@ -144,15 +145,7 @@ class Updates:
         Raises:
             PlanError: naming them.
         """
-        if self.mechanism.name not in method.mechanisms.values():
-            raise PlanError(
-                f"Method {method.name} and mechanism {self.mechanism.name} do not go together; expected "
-                f"{' or '.join(method.mechanisms.values())}."
-            )
-        if spec.projection is not None:
-            raise PlanError(
-                f"The model {spec.name} has a projection, for which method {method.name} has no round."
-            )
+        require_local_training(self.mechanism.name, spec, method)
 
 
 def query_of_update(clip_norm: float, dimension: int) -> Query:

@@ -11,12 +11,11 @@ import pytest
 from brokers import Broker
 from clocks import MovableClock
 from daemons import agent_thread, attentive_daemons, coordinator_thread
-from fleets import write_agent, write_fleet
+from sequences import ROUNDS, agent_of, fleet, run
 
 from agent.audit import audit, verify
 from agent.charges import ReportCharge, SumCharge
 from agent.heads import second_head_beside
-from coordinator.keys import load_signer
 from coordinator.settings import load_fleet_settings
 from coordinator.store import StoreReader
 from dpagent.faults import FaultPoint
@@ -31,41 +30,14 @@ REPORTS: dict[str, Any] = {
     "cap": {"kind": "none"}, "optimiser": {"learning_rate": 0.1, "momentum": 0.0},
     "round": {"deadline_s": 86_400.0},
 }  # fmt: skip
-ROUNDS = 2
-
-
-def fleet(directory: Path, broker: Broker, name: str, **changes: Any) -> Path:
-    return write_fleet(directory, broker, fleet=name, rounds=ROUNDS, devices=1, keys_dir="../keys", **changes)
-
-
-def run(coordinator_file: Path, agent_file: Path, clock: MovableClock) -> None:
-    with (
-        attentive_daemons(),
-        coordinator_thread(coordinator_file, clock) as coordinator,
-        agent_thread(agent_file, clock) as agent,
-    ):
-        clock.advance_until(lambda: not coordinator.is_running, "the end of the job")
-        assert coordinator.result is True
-        agent.stop()
-
-
-def agent_of(directory: Path, broker: Broker, coordinator_file: Path, **changes: Any) -> Path:
-    settings = load_fleet_settings(coordinator_file)
-    key = load_signer(settings.keys_dir, settings.fleet).public_key
-    return write_agent(
-        directory,
-        broker,
-        key,
-        fleet=settings.fleet,
-        **({"budget": {"epsilon": 100.0, "delta": 2.5e-4}} | changes),
-    )
+BUDGET: dict[str, Any] = {"budget": {"epsilon": 100.0, "delta": 2.5e-4}}
 
 
 def test_a_job_of_each_method_in_sequence_on_one_ledger(tmp_path: Path, mosquitto: Broker) -> None:
     sums = {"privacy": {"epsilon": 4.0}, "round": {"deadline_s": 86_400.0}}
     first = fleet(tmp_path / "first", mosquitto, tmp_path.name, **sums)
     second = fleet(tmp_path / "second", mosquitto, tmp_path.name, **REPORTS)
-    agent = agent_of(tmp_path / "device", mosquitto, first)
+    agent = agent_of(tmp_path / "device", mosquitto, first, **BUDGET)
     clock = MovableClock()
     for file in (first, second):
         run(file, agent, clock)
@@ -91,7 +63,7 @@ def test_a_device_that_may_not_or_cannot_pay_declines_in_a_sentence(
     tmp_path: Path, mosquitto: Broker, changes: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     file = fleet(tmp_path / "coordinator", mosquitto, tmp_path.name, **REPORTS)
-    agent = agent_of(tmp_path / "device", mosquitto, file, **changes)
+    agent = agent_of(tmp_path / "device", mosquitto, file, **(BUDGET | changes))
     clock = MovableClock()
     caplog.set_level(logging.WARNING)
     with attentive_daemons(), coordinator_thread(file, clock) as coordinator, agent_thread(agent, clock):
@@ -108,7 +80,7 @@ def test_a_device_that_dies_between_charge_and_spool_sends_its_reports_after_it(
     from dpagent import faults
 
     file = fleet(tmp_path / "coordinator", mosquitto, tmp_path.name, **REPORTS)
-    agent = agent_of(tmp_path / "device", mosquitto, file)
+    agent = agent_of(tmp_path / "device", mosquitto, file, **BUDGET)
     clock, died = MovableClock(), []
 
     class PowerCut(BaseException):

@@ -11,11 +11,10 @@ import pytest
 from brokers import Broker
 from clocks import MovableClock
 from daemons import agent_thread, attentive_daemons, coordinator_thread
-from fleets import write_agent, write_fleet
+from sequences import ROUNDS, agent_of, fleet, run
 
 from agent.audit import audit, verify
 from agent.heads import second_head_beside
-from coordinator.keys import load_signer
 from coordinator.settings import load_fleet_settings
 from coordinator.store import Store, StoreReader
 from dpagent import faults
@@ -36,28 +35,6 @@ TRUSTING: dict[str, Any] = {
     "limits": {"methods": ["dp-sgd", "central"], "trust": ["none", "coordinator"]},
     "budget": {"epsilon": 4.0, "delta": 1e-4, "coordinator": {"epsilon": 20.0, "delta": 1e-3}},
 }
-ROUNDS = 2
-
-
-def fleet(directory: Path, broker: Broker, name: str, **changes: Any) -> Path:
-    return write_fleet(directory, broker, fleet=name, rounds=ROUNDS, devices=1, keys_dir="../keys", **changes)
-
-
-def run(coordinator_file: Path, agent_file: Path, clock: MovableClock) -> None:
-    with (
-        attentive_daemons(),
-        coordinator_thread(coordinator_file, clock) as coordinator,
-        agent_thread(agent_file, clock) as agent,
-    ):
-        clock.advance_until(lambda: not coordinator.is_running, "the end of the job")
-        assert coordinator.result is True
-        agent.stop()
-
-
-def agent_of(directory: Path, broker: Broker, coordinator_file: Path, **changes: Any) -> Path:
-    settings = load_fleet_settings(coordinator_file)
-    key = load_signer(settings.keys_dir, settings.fleet).public_key
-    return write_agent(directory, broker, key, fleet=settings.fleet, **changes)
 
 
 @pytest.mark.parametrize("noise", ["gaussian", pytest.param("laplace", marks=pytest.mark.slow)])
