@@ -66,14 +66,14 @@ def status(
     reader = StoreReader(settings.state_dir)
     try:
         rounds, counters, finished = reader.rounds(), reader.counters(), reader.is_finished()
-        job = reader.job()
+        job, least = reader.job(), reader.least_counted()
     finally:
         reader.close()
     closed = [each for each in rounds if each.closed_at is not None]
     columns: tuple[BudgetStatement, ...] = ()
     if job is not None and closed:
         spent = max(each.epsilon or 0.0 for each in closed)
-        columns = spent_columns(settings, job, rounds=len(closed), epsilon=spent)
+        columns = spent_columns(job, rounds=len(closed), epsilon=spent, devices=max(1, least))
     name = None if job is None else job.id.hex()
     if as_json:
         typer.echo(

@@ -2,39 +2,35 @@
 
 from __future__ import annotations
 
-from coordinator.report_planning import report_wire
-from coordinator.settings import FleetSettings
 from coordinator.store import Job
 from dpagent.privacy.mechanisms.two_point_budget import bit_statement, fragments_statement
 from dpagent.privacy.mechanisms.two_point_rounds import TwoPointRounds
 from dpagent.privacy.statement import BudgetStatement
 
 
-def spent_columns(
-    settings: FleetSettings, job: Job, *, rounds: int, epsilon: float
-) -> tuple[BudgetStatement, ...]:
+def spent_columns(job: Job, *, rounds: int, epsilon: float, devices: int) -> tuple[BudgetStatement, ...]:
     """The guarantee of the rounds that are over, the job's own first. Figures of two columns are never added.
 
     Reports of trained weights (``ldp-fl``) have two columns more. One is for a single bit. The other holds
-    while nobody links fragments, with as many honest devices as a round needs to close:
-    ``round.minimum_devices``; with one, hiding among others is not claimed.
+    while nobody links fragments, with so many honest devices; with one, hiding among others is not claimed.
+    All follows from the job as it began: settings may have changed since.
 
     Args:
-        settings: ``fleet.yaml``.
         job: as it began.
         rounds: that are over.
         epsilon: that they have spent, by the job's own accounting.
+        devices: whose fragments counted in each block of each of these rounds, at the least; at least 1.
     """
-    noise, delta = job.noise, settings.privacy.delta
+    noise, delta = job.noise, job.delta
     own = noise.mechanism.job_statement(epsilon, delta)
     if not isinstance(noise, TwoPointRounds) or not rounds:
         return (own,)
-    spec = settings.model.spec()
-    closed = [noise.at(number, spec.parameter_count) for number in range(1, rounds + 1)]
+    # The price of reports does not depend on how many weights there are.
+    closed = [noise.at(number, noise.coordinates) for number in range(1, rounds + 1)]
     shuffled = fragments_statement(
         closed,
-        block=report_wire(settings, noise, spec).block,
-        devices=settings.round.minimum_devices,
+        block=-(-noise.coordinates // job.fragments_per_update),
+        devices=devices,
         local_epsilon=epsilon,
         delta=delta,
     )

@@ -39,6 +39,18 @@ class Job:
     noise: JobNoise | TwoPointRounds
     epsilon_by_round: tuple[float, ...]
 
+    @property
+    def delta(self) -> float:
+        """δ of the job."""
+        privacy: Any = self.terms["privacy"]
+        return float(privacy["delta"])
+
+    @property
+    def fragments_per_update(self) -> int:
+        """Fragments of a device's update."""
+        fragments: Any = self.terms["fragments_per_update"]
+        return int(fragments)
+
 
 @dataclass(frozen=True, slots=True)
 class OpenRound:
@@ -355,6 +367,15 @@ class StoreReader:
         with disk_errors(self.file):
             rows = self._connection.execute("SELECT id, round, arrived_at FROM fragments")
             return {row["id"]: (row["round"], row["arrived_at"]) for row in rows}
+
+    def least_counted(self) -> int:
+        """The fragments that counted in the block with the fewest, of all closed rounds; 0 without any."""
+        with disk_errors(self.file):
+            row = self._connection.execute(
+                "SELECT min(counted) FROM (SELECT count(*) AS counted FROM fragments JOIN rounds "
+                "ON fragments.round = rounds.number WHERE closed_at IS NOT NULL GROUP BY round, position)"
+            ).fetchone()
+        return int(row[0] or 0)
 
     def counters(self) -> dict[str, int]:
         """Running totals of messages: ``duplicates``, ``dummies``, ``late``, and ``rejected: reason`` by

@@ -11,7 +11,6 @@ from agent.audit import VerifiedLedger, audit, open_ledger
 from agent.charges import BudgetChange
 from agent.columns import account_name
 from coordinator.columns import spent_columns
-from coordinator.settings import FleetSettings, load_fleet_settings
 from coordinator.store import Job, RoundRecord, StoreReader
 from dpagent.errors import LedgerError
 from dpagent.learning.data.formats.npz import open_npz
@@ -113,13 +112,11 @@ def tally_fragments(
     )  # fmt: skip
 
 
-def _columns(
-    settings: FleetSettings, job: Job | None, closed: Sequence[RoundRecord]
-) -> tuple[BudgetStatement, ...]:
+def _columns(job: Job | None, closed: Sequence[RoundRecord], least: int) -> tuple[BudgetStatement, ...]:
     if job is None:
         return ()
     epsilon = max((each.epsilon or 0.0 for each in closed), default=0.0)
-    return spent_columns(settings, job, rounds=len(closed), epsilon=epsilon)
+    return spent_columns(job, rounds=len(closed), epsilon=epsilon, devices=max(1, least))
 
 
 def collect(
@@ -138,7 +135,7 @@ def collect(
     try:
         rounds = [r for r in reader.rounds() if r.closed_at is not None]
         counted = {receipt_digest(identity): place for identity, place in reader.fragments().items()}
-        counters, job = reader.counters(), reader.job()
+        counters, job, least = reader.counters(), reader.job(), reader.least_counted()
     finally:
         reader.close()
     arrivals = [
@@ -172,7 +169,7 @@ def collect(
         clamped=tuple(r.clamped or 0 for r in rounds),
         out_of_range=tuple(dict.fromkeys(layer for r in rounds for layer in r.out_of_range)),
         kept=tuple(1.0 if r.kept is None else r.kept for r in rounds),
-        columns=_columns(load_fleet_settings(layout.fleet_file), job, rounds),
+        columns=_columns(job, rounds, least),
         budgets=tuple(device.budget for device in devices),
         fragments=tally,
         arrivals=tuple(sorted(arrivals, key=lambda arrival: arrival.arrived_at)),

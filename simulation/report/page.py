@@ -95,13 +95,14 @@ class _Shuffled:
     """The figure that holds while nobody links fragments."""
 
     epsilon: str
-    least: str
+    assumption: str
 
 
 def _shuffled(record: RunRecord) -> list[_Shuffled]:
-    least = counted(record.settings.minimum_devices, "fragment")
     return [
-        _Shuffled(upwards(each.epsilon), least) for each in record.columns if each.trust is Trust.SHUFFLER
+        _Shuffled(upwards(each.epsilon), each.assumptions[0])
+        for each in record.columns
+        if each.trust is Trust.SHUFFLER
     ]
 
 

@@ -383,3 +383,14 @@ def test_zeros_in_place_of_an_update_change_the_sum_by_that_update_alone(
         store.close()
     assert seated[0] == seated[1]
     assert (totals[0] - totals[1]).tolist() == (own.values * seated[0]).tolist()
+
+
+def test_the_scarcest_block_of_closed_rounds_is_found(store: Store, tmp_path: Path) -> None:
+    reader = StoreReader(tmp_path)
+    begun(store)
+    assert reader.least_counted() == 0
+    count(store, [fragment(1), fragment(2), fragment(3), fragment(4, position=1), fragment(5, position=1)], 1)
+    assert reader.least_counted() == 0, "the round is open"
+    close(store)
+    assert reader.least_counted() == 2
+    reader.close()
