@@ -174,8 +174,7 @@ def go_on_after_restore(
         files: The ledger that was put back, or none, and its second head.
         budgets: Those that the device's configuration has, by account, for ``write_off_all``.
         write_off_all: The owner's word that the second head is lost, or was itself put back: nothing shows
-        what was
-            spent, so all that is left is written off.
+            what was spent, so all that is left is written off.
         at: The time now.
 
     Returns:

@@ -98,6 +98,11 @@ class ScheduleSettings(Settings):
 
     @model_validator(mode="after")
     def _is_possible(self) -> ScheduleSettings:
+        if self.kind is None and {"step", "ratio"} <= self.model_fields_set:
+            raise ValueError(
+                f"step {self.step:g} (incrementing) and ratio {self.ratio:g} (linear) are both set; "
+                "expected one of them, or kind to choose"
+            )
         try:
             self.schedule("uniform")
         except DpagentError as error:

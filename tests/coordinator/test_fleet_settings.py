@@ -66,6 +66,8 @@ def test_a_fleet_file_is_read_with_paths_relative_to_it(tmp_path: Path) -> None:
          "privacy.schedule.weights.1", "number"),
         ({"privacy": {"schedule": {"weights": [1, 2]}}}, "privacy.schedule",
          "expected none, or the kind custom"),
+        ({"privacy": {"schedule": {"kind": None, "step": 0.2, "ratio": 4}}}, "privacy.schedule",
+         "step 0.2 (incrementing) and ratio 4 (linear) are both set"),
         ({"rounds": 3, "privacy": {"schedule": {"kind": "custom", "weights": [1, 2]}}}, "",
          "privacy.schedule.weights has 2 numbers; expected rounds = 3"),
         ({"privacy": {"method": "dp-sgd", "noise": "laplace"}}, "privacy", "noise is 'laplace'; expected"),
