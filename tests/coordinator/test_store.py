@@ -27,7 +27,7 @@ BLOCK = 7
 NOISE = JobNoise.chosen("discrete-gaussian", [3.0, 2.0, 1.0])
 JOB = Job(b"j" * 16, {"rounds": 3, "privacy": {"epsilon": 0.1}}, NOISE, (0.1, 0.2, 0.4))
 WEIGHTS = np.array([0.1, -0.0, np.inf, 1e-40], np.float32)
-MODEL = ModelState(WEIGHTS, np.zeros((1, 4)), 1.5)
+MODEL = ModelState(WEIGHTS, np.zeros((1, 4)), 1.5, (0.1, 0.2))
 Sums = dict[int, tuple[int, list[int]]]
 
 
@@ -123,7 +123,7 @@ def begun(store: Store) -> Store:
 def close(store: Store, number: int = 1, accuracy: float | None = None) -> None:
     store.close_round(
         number,
-        ModelState(WEIGHTS, np.ones((1, 4)), 0.7),
+        ModelState(WEIGHTS, np.ones((1, 4)), 0.7, (0.3, 0.4)),
         RoundResult(accuracy, 3, 0.75, 2.5, 0.1, ("dense 1",)),
         closed_at=25.0,
     )
@@ -208,7 +208,7 @@ def test_a_full_disk_does_not_close_a_round_by_half(store: Store) -> None:
     with pytest.raises(StorageError, match="disk is full"):
         store.close_round(
             1,
-            ModelState(large, large[np.newaxis].astype(np.float64), 1.0),
+            ModelState(large, large[np.newaxis].astype(np.float64), 1.0, ()),
             RoundResult(None, 0, 1.0, 1.0, 0.1),
             closed_at=25.0,
         )
