@@ -73,7 +73,7 @@ def status(
     columns: tuple[BudgetStatement, ...] = ()
     if job is not None and closed:
         spent = max(each.epsilon or 0.0 for each in closed)
-        columns = spent_columns(job, rounds=len(closed), epsilon=spent, devices=max(1, least))
+        columns = spent_columns(job, rounds=len(closed), epsilon=spent, devices=least)
     name = None if job is None else job.id.hex()
     if as_json:
         typer.echo(

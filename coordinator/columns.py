@@ -19,7 +19,7 @@ def spent_columns(job: Job, *, rounds: int, epsilon: float, devices: int) -> tup
         job: as it began.
         rounds: that are over.
         epsilon: that they have spent, by the job's own accounting.
-        devices: whose fragments counted in each block of each of these rounds, at the least; at least 1.
+        devices: whose fragments counted in each block of each of these rounds, at the least.
     """
     noise, delta = job.noise, job.delta
     own = noise.mechanism.job_statement(epsilon, delta)
@@ -30,7 +30,7 @@ def spent_columns(job: Job, *, rounds: int, epsilon: float, devices: int) -> tup
     shuffled = fragments_statement(
         closed,
         block=-(-noise.coordinates // job.fragments_per_update),
-        devices=devices,
+        devices=max(1, devices),
         local_epsilon=epsilon,
         delta=delta,
     )

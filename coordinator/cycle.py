@@ -13,12 +13,14 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from pathlib import Path
 from typing import Final
 
 import numpy as np
 
 from coordinator.aggregation import Step, median_of_means
 from coordinator.announcer import Announcer
+from coordinator.columns import spent_columns
 from coordinator.intake import Intake
 from coordinator.models import ModelFiles
 from coordinator.planning import Planner
@@ -274,7 +276,16 @@ class Cycle:
         number = self._store.closed_rounds()
         file = self._models.of_round(number)
         if self._settings.keep_models == "all" and number >= self._models.first_round and not file.exists():
-            self._models.write(file, self._model.weights, self._job, number, self._store.epsilon_spent())
+            self._write_model(file, number)
+
+    def _write_model(self, file: Path, rounds: int) -> None:
+        spent = spent_columns(
+            self._job,
+            rounds=rounds,
+            epsilon=self._store.epsilon_spent(),
+            devices=self._store.least_counted(),
+        )
+        self._models.write(file, self._model.weights, self._job, rounds, spent)
 
     # The job is over.
 
@@ -286,9 +297,7 @@ class Cycle:
         """
         self._write_latest()
         rounds, now = self._store.closed_rounds(), self._clock.unix()
-        self._models.write(
-            self._models.final, self._model.weights, self._job, rounds, self._store.epsilon_spent()
-        )
+        self._write_model(self._models.final, rounds)
         last = self._planner.task(
             OpenRound(rounds, now, now),
             self._sent,

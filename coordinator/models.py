@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.training.onnx_graph.build import build_training_graph
 from dpagent.norm import Norm
 from dpagent.privacy.covariance import leading_directions
+from dpagent.privacy.statement import BudgetStatement
 from dpagent.storage import disk_errors, write_atomically
 
 
@@ -83,11 +85,26 @@ class ModelFiles:
         """Path of the model after a round."""
         return self._settings.state_dir / "models" / f"round-{number:04d}.onnx"
 
-    def write(self, path: Path, weights: NDArray[np.float32], job: Job, number: int, epsilon: float) -> None:
-        """Write the model after round ``number``, at ``epsilon``, with the metadata that its users need."""
+    def write(
+        self,
+        path: Path,
+        weights: NDArray[np.float32],
+        job: Job,
+        number: int,
+        spent: Sequence[BudgetStatement],
+    ) -> None:
+        """Write the model after round ``number`` with the metadata that its users need.
+
+        Args:
+            path: of the file.
+            weights: (parameters,).
+            job: as it began.
+            number: of the last round.
+            spent: what the rounds have spent, the job's own guarantee first (:mod:`coordinator.columns`).
+        """
         with disk_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        metadata = self._metadata(job, number, epsilon)
+        metadata = self._metadata(job, number, spent)
         model = export_onnx(self._spec, weights, metadata=metadata, assets=self._front_end_assets)
         write_atomically(path, model)
 
@@ -110,7 +127,7 @@ class ModelFiles:
     def _front_end_assets(self) -> dict[str, bytes]:
         return {role: data for role, data in self.assets.items() if role != "training-graph"}
 
-    def _metadata(self, job: Job, number: int, epsilon: float) -> dict[str, str]:
+    def _metadata(self, job: Job, number: int, spent: Sequence[BudgetStatement]) -> dict[str, str]:
         privacy = self._settings.privacy
         statement = job.noise.mechanism.job_statement(privacy.epsilon, privacy.delta)
         metadata = {
@@ -119,7 +136,8 @@ class ModelFiles:
             "dpagent.round": str(number),
             "dpagent.privacy": statement.sentence(),
             "dpagent.privacy_statement": json.dumps(statement.as_dict(), ensure_ascii=False),
-            "dpagent.epsilon_spent": repr(epsilon),
+            "dpagent.epsilon_spent": repr(spent[0].epsilon),
+            "dpagent.spent": json.dumps([column.as_dict() for column in spent], ensure_ascii=False),
             "dpagent.preprocessing": (
                 "input: float32, channels last; images in [0, 1] (uint8 divided by 255). "
                 "Offset and scale are part of the graph."

@@ -111,6 +111,14 @@ def _job_in(connection: sqlite3.Connection) -> Job | None:
     return Job(row["id"], json.loads(row["terms"]), noise, tuple(budget["epsilon_by_round"]))
 
 
+def _least_counted(connection: sqlite3.Connection) -> int:
+    row = connection.execute(
+        "SELECT min(counted) FROM (SELECT count(*) AS counted FROM fragments JOIN rounds "
+        "ON fragments.round = rounds.number WHERE closed_at IS NOT NULL GROUP BY round, position)"
+    ).fetchone()
+    return int(row[0] or 0)
+
+
 def _noise_of(budget: dict[str, Any]) -> JobNoise | TwoPointRounds:
     name, multipliers, parameters = budget["mechanism"], budget["noise_multipliers"], budget["parameters"]
     if name == TwoPointRounds.mechanism.name:
@@ -194,6 +202,11 @@ class Store:
             "SELECT max(epsilon) FROM rounds WHERE closed_at IS NOT NULL"
         ).fetchone()
         return float(row[0] or 0.0)
+
+    def least_counted(self) -> int:
+        """The fragments that counted in the block with the fewest, of all rounds that are over; 0 without
+        any."""
+        return _least_counted(self.connection)
 
     def start_round(self, number: int, opened_at: float, deadline: float) -> OpenRound:
         """Open a round, or set a new deadline for the one that is open."""
@@ -376,11 +389,7 @@ class StoreReader:
     def least_counted(self) -> int:
         """The fragments that counted in the block with the fewest, of all closed rounds; 0 without any."""
         with disk_errors(self.file):
-            row = self._connection.execute(
-                "SELECT min(counted) FROM (SELECT count(*) AS counted FROM fragments JOIN rounds "
-                "ON fragments.round = rounds.number WHERE closed_at IS NOT NULL GROUP BY round, position)"
-            ).fetchone()
-        return int(row[0] or 0)
+            return _least_counted(self._connection)
 
     def counters(self) -> dict[str, int]:
         """Running totals of messages: ``duplicates``, ``dummies``, ``late``, and ``rejected: reason`` by

@@ -116,7 +116,7 @@ def _columns(job: Job | None, closed: Sequence[RoundRecord], least: int) -> tupl
     if job is None:
         return ()
     epsilon = max((each.epsilon or 0.0 for each in closed), default=0.0)
-    return spent_columns(job, rounds=len(closed), epsilon=epsilon, devices=max(1, least))
+    return spent_columns(job, rounds=len(closed), epsilon=epsilon, devices=least)
 
 
 def collect(

@@ -42,6 +42,7 @@ def write_model(
         "dpagent.privacy": SENTENCE,
         "dpagent.privacy_statement": json.dumps({"epsilon": 2.0}),
         "dpagent.epsilon_spent": "1.5",
+        "dpagent.spent": json.dumps([{"epsilon": 1.5}]),
         **({} if names is None else {"dpagent.classes": json.dumps(list(names))}),
         **changes,
     }

@@ -126,6 +126,7 @@ def _model(model: ExportedModel, class_names: Sequence[str]) -> dict[str, Any]:
         "privacy": model.privacy or None,
         "privacy_statement": model.privacy_statement or None,
         "epsilon_spent": model.epsilon_spent,
+        "spent": model.spent,
     }
 
 

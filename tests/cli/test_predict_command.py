@@ -248,6 +248,7 @@ def test_json_goes_to_a_file_whole_or_not_at_all(model: Path, tmp_path: Path) ->
     assert (result.returncode, result.stdout) == (0, "")
     document = json.loads(target.read_text())
     assert document["model"]["privacy"] == SENTENCE
+    assert document["model"]["spent"] == [{"epsilon": 1.5}]
     assert document["model"]["classes"] == NAMES
     (one,) = document["predictions"]
     assert sum(each["probability"] for each in one["top"]) == pytest.approx(1, abs=1e-5)

@@ -151,6 +151,9 @@ def test_a_job_runs_to_its_end_whatever_strangers_send(tmp_path: Path, mosquitto
     assert json.loads(stated["dpagent.privacy_statement"]) == json.loads(
         json.dumps(DiscretisedGaussian.job_statement(4.0, 1e-4).as_dict())
     )
+    (spent,) = json.loads(stated["dpagent.spent"])
+    assert spent["epsilon"] == rounds[-1].epsilon
+    assert spent["unit"] == "record"
     assert stated["dpagent.privacy"].startswith(
         "ε = 4, δ = 0.0001 (record-level, add-or-remove-one adjacency"
     )

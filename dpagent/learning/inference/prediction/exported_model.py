@@ -43,7 +43,8 @@ class ExportedModel:
         round: after which round of training it was exported, or None.
         privacy: the guarantee in a sentence, or empty.
         privacy_statement: the same by its parts, or empty.
-        epsilon_spent: the cost of the rounds up to this one for a record, or None.
+        epsilon_spent: the cost of the rounds up to this one, or None.
+        spent: statements of that cost by their parts, one for each column, the model's own first; or empty.
 
     Raises:
         DataError: the file is missing, too large, no ONNX file, of another program, or damaged.
@@ -117,6 +118,8 @@ class ExportedModel:
         self.privacy = told.get("dpagent.privacy", "")
         statement = _parsed(told.get("dpagent.privacy_statement"))
         self.privacy_statement: dict[str, Any] = statement if isinstance(statement, dict) else {}
+        columns = _parsed(told.get("dpagent.spent"))
+        self.spent: list[Any] = columns if isinstance(columns, list) else []
 
     def _form(self) -> tuple[tuple[int, ...], int]:
         """Shape of an input and number of classes, as the graph declares them."""
