@@ -279,7 +279,7 @@ def dimension(plan: dict[str, Any]) -> int:
     if release["kind"] == "two-point":
         return int(release["coordinates"])
     if release["kind"] == "update":
-        return int(plan["model"]["parameters"])
+        return int(plan["model"]["parameters"]) + (release["count_weight"] > 0)
     if release["projection"] is not None and plan["round"] == 1:
         return release["projection"]["values"] * (release["projection"]["values"] + 1) // 2
     return plan["model"]["parameters"] + (release["clipping"]["count_weight"] > 0)
@@ -350,7 +350,7 @@ def unpack_update(payload: bytes, position: int, plan: dict[str, Any]) -> list[i
     bits = f"{int.from_bytes(payload[1:], 'big'):0{8 * (len(payload) - 1)}b}"
     values = [int(bits[at * width : (at + 1) * width], 2) - largest for at in range(block)]
     weight = plan["release"]["count_weight"]
-    inside = max(0, plan["model"]["parameters"] + (weight > 0) - position * block)
+    inside = max(0, dimension(plan) - position * block)
     if payload[0] or "1" in bits[block * width :] or any(values[inside:]):
         raise Rejected("bad values")
     if sum(value * value for value in values) > largest**2:
