@@ -125,7 +125,9 @@ class SelfComposedEvent:
         require_count("count", self.count, maximum=MAX_COUNT)
 
 
-Event: TypeAlias = GaussianEvent | ApproximateEvent | NonPrivateEvent | PoissonSampledEvent | SelfComposedEvent
+Event: TypeAlias = (
+    GaussianEvent | ApproximateEvent | NonPrivateEvent | PoissonSampledEvent | SelfComposedEvent
+)
 
 
 def poisson_sampled(event: Event, sampling_rate: float, count: int = 1) -> SelfComposedEvent:

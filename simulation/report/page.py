@@ -123,7 +123,9 @@ def _key_figures(record: RunRecord) -> list[_KeyFigure]:
             f"Privacy spent, for each {record.settings.mechanism.unit}",
             f"ε = {upwards(record.epsilon)}",
             f"of {plain(record.settings.epsilon)}, at δ = {plain(record.settings.delta)}",
-        ),
+        )
+        if record.is_private
+        else _KeyFigure("Privacy", "none", "nothing is guaranteed"),
         _KeyFigure("Devices", f"{record.settings.devices:,}", f"{records}; {restarts}"),
         _KeyFigure("Rounds", f"{record.settings.rounds:,}", f"{record.settings.schedule} schedule"),
         _KeyFigure("Time", duration(record.notes.seconds), pace),
