@@ -114,9 +114,9 @@ class _Replay:
         _require_total("δ", charge.cumulative_delta, reserved.delta)
         if self.accounts.job(charge.dataset, charge.job) is None:
             # A job that has begun goes on under a budget that was lowered since.
-            self._require_within_budget(charge, reserved)
             if math.isfinite(charge.job_epsilon) and self.accounts.is_exposed(charge.dataset):
                 raise _Contradiction("begins a job after rounds on the same records that guarantee nothing")
+            self._require_within_budget(charge, reserved)
         self.accounts.restore(charge, prices.spent)
 
     def _require_order(self, charge: Charge) -> None:

@@ -1,4 +1,4 @@
-"""The rounds of a job under the ``published`` noise cap, as its plans announce them. They guarantee nothing."""
+"""The rounds of a job under the ``published`` noise cap, as plans announce them. They guarantee nothing."""
 
 from __future__ import annotations
 

@@ -153,8 +153,8 @@ class FleetSettings(Settings):
             self._require_algorithm_1()
         if self.cap.kind in ("bounded", "published") and self.privacy.mechanism is not DiscretisedLaplace:
             raise ValueError(
-                f"cap.kind is {self.cap.kind} and privacy.noise is {self.privacy.noise or method.default_noise}; "
-                "expected laplace, whose noise can be cut off"
+                f"cap.kind is {self.cap.kind} and privacy.noise is "
+                f"{self.privacy.noise or method.default_noise}; expected laplace, whose noise it cuts off"
             )
         return self
 

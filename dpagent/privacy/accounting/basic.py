@@ -54,5 +54,5 @@ def basic_composition(charges: Sequence[Runs], delta: float) -> FloatArray:
     ]
     epsilons = np.array([*running_sums((part.epsilon, count) for part, count in parts)])
     deltas = np.array([*running_sums((part.delta, count) for part, count in parts)])
-    is_proven = ~np.maximum.accumulate([isinstance(part, NonPrivateEvent) for part, _ in charges])
-    return np.where((deltas <= delta) & is_proven, epsilons, math.inf)
+    is_none = np.array([isinstance(part, NonPrivateEvent) for part, _ in charges], dtype=bool)
+    return np.where((deltas <= delta) & ~np.logical_or.accumulate(is_none), epsilons, math.inf)

@@ -76,6 +76,10 @@ class PublishedLaplace(LaplaceNoise, PlannedMechanism):
     def require_noise_as_priced(self, rounds: int, job_epsilon: float, delta: float) -> None:
         """It has no price that noise could miss."""
 
+    def statement(self, delta: float = 0.0) -> BudgetStatement:
+        """That nothing is guaranteed."""
+        return self.job_statement(math.inf, delta)
+
     @classmethod
     def job_statement(cls, epsilon: float, delta: float, *assumptions: str) -> BudgetStatement:
         """That nothing is guaranteed, whatever ε the algorithm counts."""
