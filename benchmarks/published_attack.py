@@ -2,7 +2,7 @@
 
 Their noise cap replaces noise that exceeds the regulariser's pull γ·w by that pull, which everyone who sees
 the model knows. Wherever that happens, the step of the model is the exact gradient
-(`dpagent.privacy.mechanisms.published`, which nothing else in the product runs). An observer knows all
+(`dpagent.privacy.mechanisms.published`; a device runs it only where its owner allows that). An observer knows all
 records of a device but not whether one of them was in the lot, sees the model before and after one round, and
 decides.
 
