@@ -165,7 +165,7 @@ def _alarms(record: RunRecord) -> list[str]:
     if broken:
         which = ", ".join(broken[:MAX_ROWS]) + (" and others" if len(broken) > MAX_ROWS else "")
         alarms.append(f"The ledger did not verify on {counted(len(broken), 'device')}: {which}.")
-    if record.epsilon > record.settings.epsilon * (1 + 1e-9):
+    if record.is_private and record.epsilon > record.settings.epsilon * (1 + 1e-9):
         alarms.append("The run spent more than its target.")
     if record.fragments.lost:
         alarms.append(
