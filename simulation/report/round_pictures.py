@@ -31,11 +31,12 @@ def accuracy_picture(record: RunRecord) -> Picture:
             title = "With noise, the model has learned no more than the commonest class"
         place = ", " if together == len(accuracy) else f"; at round {together} it is "
         caption += f"{place}{difference} the run without noise."
-        unbounded = ", but what devices train is neither clipped nor kept within ranges"
+        unbounded = ""
+        if method_named(record.settings.method).trains_locally:
+            unbounded = ", but what devices train is neither clipped nor kept within ranges"
         note = (
-            "The run without noise trains in the same way, with the same settings"
-            f"{unbounded if method_named(record.settings.method).trains_locally else ''}. It gives no privacy: "
-            "the simulation can do it because it owns all the data. One run each; a second pair would "
+            f"The run without noise trains in the same way, with the same settings{unbounded}. It gives no "
+            "privacy: the simulation can do it because it owns all the data. One run each; a second pair would "
             "differ a little."
         )
     else:
