@@ -36,8 +36,8 @@ def accuracy_picture(record: RunRecord) -> Picture:
             unbounded = ", but what devices train is neither clipped nor kept within ranges"
         note = (
             f"The run without noise trains in the same way, with the same settings{unbounded}. It gives no "
-            "privacy: the simulation can do it because it owns all the data. One run each; a second pair would "
-            "differ a little."
+            "privacy: the simulation can do it because it owns all the data. One run each; a second pair "
+            "would differ a little."
         )
     else:
         title = f"Accuracy reaches {percent(accuracy[-1])}"
