@@ -6,6 +6,7 @@ from types import MappingProxyType, ModuleType
 
 from benchmarks import (
     accounting,
+    adaptive_clipping,
     adversary,
     agent_footprint,
     aggregation,
@@ -59,6 +60,7 @@ BENCHMARKS: MappingProxyType[str, ModuleType] = MappingProxyType(
             reproduce_m3,
             reproduce_m4,
             reproduce_m4_images,
+            adaptive_clipping,
             reproduce_m5,
             frameworks,
             step_shares,

@@ -4,14 +4,14 @@ Huang (2022) trains ResNet-18 on CIFAR-10 with ten devices, by FedAvg and by Fed
 a standard deviation of 0.001 on the mean of the updates, clipped to 1; all four end near 75 %, at about the
 same speed, more noise ends lower, and the clip norm hardly matters. Here ten devices share all records and
 train small networks (MNIST: 26,010 parameters; CIFAR-10: 10,986) by the product's own steps in one process:
-updates clipped whole in L2, in whole numbers, with discrete Gaussian noise on their sum. FedAvg takes 40 steps
-of 32 records in each of 10 rounds; FedSGD takes one step of 320 in each of 40. All ten take part in all rounds.
-Levels of noise and clip norms differ for FedAvg. The pictures are `docs/methods/central-mnist.svg` and
-`docs/methods/central-cifar.svg`.
+updates clipped whole in L2, in whole numbers, with discrete Gaussian noise on their sum. FedAvg takes 40
+steps of 32 records in each of 10 rounds; FedSGD takes one step of 320 in each of 40. All ten take part in all
+rounds. Levels of noise and clip norms differ for FedAvg. The pictures are `docs/methods/central-mnist.svg`
+and `docs/methods/central-cifar.svg`.
 
 No ε that a device could accept allows so little noise among ten, so it is set here as the paper sets it, past
-the calibration by ε. The least that the product's mechanism draws is five times the paper's: 0.005 on the mean
-of ten, a noise multiplier of 0.05. That guarantees nothing either: ten rounds of it are 2,000-zCDP.
+the calibration by ε. The least that the product's mechanism draws is five times the paper's: 0.005 on the
+mean of ten, a noise multiplier of 0.05. That guarantees nothing either: ten rounds of it are 2,000-zCDP.
 
 Limits: one run each. Learning rates were chosen with the test sets in view. The networks are smaller than the
 paper's, and see fewer records. The data are not part of the project: without them this benchmark is skipped.

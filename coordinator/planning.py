@@ -10,6 +10,7 @@ import cbor2
 from pydantic import ValidationError
 
 from coordinator.bounded_planning import bounded_rounds
+from coordinator.published_planning import published_rounds
 from coordinator.report_planning import (
     first_radii,
     fragments_for_reports,
@@ -22,10 +23,9 @@ from coordinator.store import Job, OpenRound
 from coordinator.sum_planning import SumPlanning
 from coordinator.update_planning import (
     fragments_for_update,
-    update_mechanism,
+    update_clipping,
     update_noise,
     update_terms,
-    update_wire,
 )
 from dpagent.configuration import complaint
 from dpagent.errors import ParameterError, PlanError
@@ -74,6 +74,8 @@ def job_noise(
         return update_noise(settings, spec, privacy.mechanism)
     if settings.cap.kind == "bounded":
         return bounded_rounds(settings)
+    if settings.cap.kind == "published":
+        return published_rounds(settings)
     budget = calibrate(
         privacy.spending,
         privacy.mechanism.family(privacy.sampling_rate, privacy.local_steps),
@@ -196,7 +198,7 @@ class Planner:
         if isinstance(noise, TwoPointRounds):
             return fragments_for_reports(noise, self._spec)
         if issubclass(noise.mechanism, CentralMechanism):
-            return fragments_for_update(update_mechanism(self._settings, self._spec, noise, 1))
+            return fragments_for_update(self._settings, self._spec, noise)
         return self._sums.fragments_needed(noise)
 
     def require_acceptable(self) -> None:
@@ -233,7 +235,7 @@ class Planner:
 
     def _query_of_round(self, number: int) -> Query:
         if issubclass(self._job_noise.mechanism, CentralMechanism):
-            return query_of_update(self._settings.privacy.clip_norm, self._spec.parameter_count)
+            return query_of_update(update_clipping(self._settings, self._spec))
         return self._sums.query(number)
 
     def _plan(
@@ -252,11 +254,7 @@ class Planner:
             release = report_terms(settings, reports, radii or first_radii(settings, spec))
             wire = report_wire(settings, reports, spec)
         elif issubclass(self._job_noise.mechanism, CentralMechanism):
-            mechanism = update_mechanism(settings, spec, self._job_noise, current.number)
-            release, wire = (
-                update_terms(settings, self._job_noise, mechanism),
-                update_wire(settings, mechanism),
-            )
+            release, wire = update_terms(settings, spec, self._job_noise, current.number, clip_norm)
         else:
             if self._sums.second_moments(current.number) is not None:
                 # The directions are on disk already after a crash just before the round closed.

@@ -26,7 +26,7 @@ SamplingRate: TypeAlias = Annotated[float, Field(gt=0, le=1)]
 ClipNorm: TypeAlias = Annotated[float, Field(ge=1e-6, le=1e6)]
 ClippingKind: TypeAlias = Literal["whole", "layers", "quantile"]
 LearningRate: TypeAlias = Annotated[float, Field(gt=0, le=1000)]
-CapKind: TypeAlias = Literal["clamp", "none", "bounded"]
+CapKind: TypeAlias = Literal["clamp", "none", "bounded", "published"]
 CapPlace: TypeAlias = Literal["coordinator", "device"]
 EngineKind: TypeAlias = Literal["auto", "numpy", "onnx"]
 Jitter: TypeAlias = Annotated[float, Field(ge=0, le=3600)]
@@ -123,14 +123,18 @@ class Request(Settings):
     step: ScheduleStep | None = None
     """``incrementing``: the step as a fraction of its maximum."""
     clip_norm: ClipNorm | None = None
-    """Norm that a record's gradient is clipped to, in the norm that the noise needs: L1 or L2."""
+    """Norm that gradients of records, or updates of devices, are clipped to, in that which the noise needs:
+    L1 or L2."""
     learning_rate: LearningRate | None = None
     """Of the coordinator's step."""
     sampling_rate: SamplingRate | None = None
     """Probability with which each record is in a round's lot."""
     clipping: ClippingKind = "whole"
-    """Whether the gradient is clipped as a whole, layer by layer, or to a private quantile of the norms."""
+    """Whether the gradient, or the update, is clipped as a whole, layer by layer, or to a private quantile of
+    the norms."""
     cap: CapKind | None = None
+    allow_unproven: bool = False
+    """Whether rounds may run that guarantee nothing."""
     cap_at: CapPlace = "coordinator"
     engine: EngineKind = "auto"
     """The engine that computes the agents' gradients."""

@@ -26,18 +26,22 @@ from pathlib import Path
 from typing import Any, Final
 
 import cbor2
+import numpy as np
 
 from dpagent.errors import ConfigurationError, ParameterError, PlanError
 from dpagent.learning.models.description import from_description
 from dpagent.protocol.codec import MessageError, decode, encode, read_cbor
-from dpagent.protocol.fragments import Assembler, read_block
+from dpagent.protocol.fragments import Assembler, read_block, read_tally
 from dpagent.protocol.messages import Fragment, Layout, ModelChunk, Plan, Receipts, Sealed, Signed
 from dpagent.protocol.mixing import OuterOpener
+from dpagent.protocol.noisy_sum import NoisySum
 from dpagent.protocol.packing import unpack
+from dpagent.protocol.reports import Reports
 from dpagent.protocol.sealing import Opener, seal
 from dpagent.protocol.signing import Signer, Verifier
 from dpagent.protocol.task import RoundTask
 from dpagent.protocol.terms import Message
+from dpagent.protocol.updates import Updates
 from dpagent.protocol.weights import Precision, weights_from_bytes
 
 MOST_CPU_S: Final = 10.0
@@ -87,13 +91,21 @@ def _messages(name: str, key: str) -> list[bytes]:
     return [bytes.fromhex(vector[key]) for vector in _vectors(name)["vectors"] if key in vector]
 
 
-_PLANS: Final = _messages("plan", "bytes")
+def _payloads(name: str) -> list[bytes]:
+    return [bytes.fromhex(each["payload"]) for each in _vectors(name)["payloads"]]
+
+
+_REPORTS: Final = _messages("reports", "bytes")
+_UPDATES: Final = [*_messages("clipped", "bytes"), *_messages("counted", "bytes")]
+_SUMS: Final = _messages("plan", "bytes")
+_PLANS: Final = [*_SUMS, *_REPORTS, *_UPDATES]
 _CHUNKS: Final = _messages("model", "bytes")
 _RECEIPTS: Final = _messages("receipts", "bytes")
 _MIXED: Final = [data[:1] + bytes(32) + data[1:] for data in _messages("fragment", "envelope")]
 """With the place of a plan's digest; sealing to the mixer would not give the same twice."""
 _FRAGMENTS: Final = _messages("fragment", "bytes")
 _TERMS: Final = [decode(plan, Plan) for plan in _PLANS]
+_LOCAL_TASKS: Final = [RoundTask.of(decode(plan, Plan)) for plan in (*_REPORTS, *_UPDATES)]
 _DESCRIPTIONS: Final = [plan.model.description for plan in _TERMS]
 
 
@@ -129,8 +141,23 @@ def _open_mixed(data: bytes, _: random.Random) -> None:
 
 
 def _read_block(data: bytes, random_: random.Random) -> None:
-    plan = random_.choice(_TERMS)
+    plan = decode(random_.choice(_SUMS), Plan)
     read_block(decode(data, Fragment), plan.wire, random_.choice((1, 2, 10**6)))
+
+
+def _read_by_task(data: bytes, random_: random.Random) -> None:
+    """A payload, mostly of the right length, as a coordinator reads those of devices that train locally."""
+    task = random_.choice(_LOCAL_TASKS)
+    plan, size = task.plan, task.plan.wire.bytes
+    payload = data[:size].ljust(size, b"\0") if random_.random() < 0.9 else data
+    assert not isinstance(task.release, NoisySum)
+    fragment = Fragment(plan.round, random_.randint(0, task.release.blocks), bytes(16), payload)
+    match task.release:
+        case Reports(terms=terms, blocks=blocks):
+            assert (read_tally(fragment, plan, terms, blocks) >= 0).all()
+        case Updates() as release:
+            values = release.read(fragment)
+            assert abs(values).max(initial=0) <= release.terms.largest
 
 
 def _unpack(data: bytes, random_: random.Random) -> None:
@@ -174,14 +201,12 @@ def _derive(data: bytes, random_: random.Random) -> None:
         )
         plan = plan.model_copy(update={"model": terms})
     task = RoundTask.of(plan)
-    _ = (
-        task.release.events,
-        task.schedule_digest,
-        task.release.device_cap,
-        task.release.coordinator_cap,
-        task.release.blocks,
-        task.release.wire_unit,
-    )
+    _ = (task.release.events, task.schedule_digest, task.release.blocks)
+    if task.spec.parameter_count <= _LONG:
+        weights = np.frombuffer(random_.randbytes(4 * task.spec.parameter_count), np.float32)
+        task.release.require_derived(np.where(np.isfinite(weights), weights, np.float32(0)))
+    if isinstance(task.release, NoisySum):
+        _ = (task.release.device_cap, task.release.coordinator_cap, task.release.wire_unit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +231,9 @@ TARGETS: Final = {
     "open for the mixer": Target(_open_mixed, _MIXED, 3),
     "open what is sealed": Target(_seal_and_open, _FRAGMENTS, 3),
     "read_block": Target(_read_block, _FRAGMENTS),
+    "read_tally, Updates.read": Target(
+        _read_by_task, [*_payloads("reports"), *_payloads("clipped"), *_payloads("counted")]
+    ),
     "unpack": Target(_unpack, [fragment[24:] for fragment in _FRAGMENTS], 5),
     "assemble": Target(_assemble, _CHUNKS),
     "from_description": Target(_describe, _DESCRIPTIONS, 10),

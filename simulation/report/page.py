@@ -28,6 +28,10 @@ _CLIPPING: Final = {
     "layers": "no record’s gradient counts for more than this, and no layer’s for more than its part",
     "quantile": "at first; then it follows the median of the gradients’ norms, estimated with noise",
 }
+_UPDATE_CLIPPING: Final = {
+    "whole": "no device’s update counts for more than this",
+    "quantile": "at first; then it follows the median of the updates’ norms, estimated with noise",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +84,7 @@ def render_report(record: RunRecord, directory: Path) -> str:
         test_records=f"{record.settings.form.test_records:,}",
         classes=_some(record.settings.form.labels),
         learning_rate=plain(record.settings.learning_rate),
-        clipping=_CLIPPING[record.settings.clipping],
+        clipping=(_UPDATE_CLIPPING if method.trains_locally else _CLIPPING)[record.settings.clipping],
         signal_to_noise=f"{record.outlook.signal_to_noise:.2g}",
         rounds=counted(record.settings.rounds, "round"),
         accuracy=percent(record.accuracy_history[-1]) if record.accuracy_history else None,
@@ -123,7 +127,9 @@ def _key_figures(record: RunRecord) -> list[_KeyFigure]:
             f"Privacy spent, for each {record.settings.mechanism.unit}",
             f"ε = {upwards(record.epsilon)}",
             f"of {plain(record.settings.epsilon)}, at δ = {plain(record.settings.delta)}",
-        ),
+        )
+        if record.is_private
+        else _KeyFigure("Privacy", "none", "nothing is guaranteed"),
         _KeyFigure("Devices", f"{record.settings.devices:,}", f"{records}; {restarts}"),
         _KeyFigure("Rounds", f"{record.settings.rounds:,}", f"{record.settings.schedule} schedule"),
         _KeyFigure("Time", duration(record.notes.seconds), pace),
@@ -163,7 +169,7 @@ def _alarms(record: RunRecord) -> list[str]:
     if broken:
         which = ", ".join(broken[:MAX_ROWS]) + (" and others" if len(broken) > MAX_ROWS else "")
         alarms.append(f"The ledger did not verify on {counted(len(broken), 'device')}: {which}.")
-    if record.epsilon > record.settings.epsilon * (1 + 1e-9):
+    if record.is_private and record.epsilon > record.settings.epsilon * (1 + 1e-9):
         alarms.append("The run spent more than its target.")
     if record.fragments.lost:
         alarms.append(
@@ -193,6 +199,7 @@ def _round_rows(record: RunRecord) -> list[tuple[str, ...]]:
     """A row for each round; a dash where its value is missing."""
     rows = itertools.zip_longest(
         map(str, range(1, record.settings.rounds + 1)),
+        *([map("{:.3g}".format, record.clip_norms)] if record.clip_norms else []),
         map("{:.3f}".format, record.noise_multipliers),
         map(upwards, record.epsilon_spent),
         (percent(share, 2) for share in record.accuracy_history),
