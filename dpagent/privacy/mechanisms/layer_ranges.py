@@ -92,8 +92,10 @@ def extent_of(ones: NDArray[np.int64], reports: NDArray[np.int64], amplitude: fl
         return UNKNOWN_EXTENT
     mean = float(np.sum(sums**2 - reports)) / total
     square = min(max(mean, 0.0), 1.0)
-    variance = np.sum(2 * pairs * (1 + 2 * (reports - 2) * square - (2 * reports - 3) * square**2))
-    error = _SURE * math.sqrt(max(0.0, float(variance))) / total
+    excess = 2 * (reports - 2) * square - (2 * reports - 3) * square**2
+    # Never below that of noise alone: few reports agree by chance, and seem to have no variance.
+    variance = float(np.sum(2 * pairs * (1 + np.maximum(excess, 0.0))))
+    error = _SURE * math.sqrt(variance) / total
     low, high = (amplitude * math.sqrt(max(0.0, mean + sign * error)) for sign in (-1, 1))
     return Extent(low, high)
 
