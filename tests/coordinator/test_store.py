@@ -179,6 +179,7 @@ def test_closing_a_round_takes_the_model_and_drops_the_sums(store: Store, tmp_pa
     assert model.weights.tobytes() == WEIGHTS.tobytes()
     assert model.moments.tolist() == [[1.0] * 4]
     assert model.clip_norm == 0.7
+    assert model.radii == (0.3, 0.4)
     reader = StoreReader(tmp_path)
     (record,) = reader.rounds()
     reader.close()
@@ -229,6 +230,7 @@ def test_a_job_is_the_same_after_a_restart(tmp_path: Path) -> None:
     assert model.weights.tobytes() == WEIGHTS.tobytes()
     assert model.moments.tolist() == [[0.0] * 4]
     assert model.clip_norm == 1.5
+    assert model.radii == (0.1, 0.2)
     with pytest.raises(StorageError):
         store.begin(JOB, MODEL)
     store.close()
