@@ -192,22 +192,26 @@ class Announcements:
 
         This program or the coordinator has restarted: at their old times, all would leave at once.
         """
-        if may_send(announced.plan, self._limits) and self._is_still_trusted(announced.plan):
+        if may_send(announced.plan, self._limits) and self._is_of(announced):
             self._publisher.open_window(announced.plan, self._publisher.grid_time(announced.begins_at))
             self._publisher.draw_times()
         else:
             self._publisher.close_window()  # Not the plan that was charged, or not the limits.
 
-    def _is_still_trusted(self, plan: Plan) -> bool:
-        """Whether the owner still trusts whom a spooled update was charged as trusting.
+    def _is_of(self, announced: Announced) -> bool:
+        """Whether what is spooled for the round was made for this very plan, and for a party that the owner
+        still trusts.
 
-        The charge says whom, not the plan, which may be another one by now. Dummies trust nobody.
+        Of two plans for one round, the second could give dummies another length than it gives an update that
+        was cut by the first.
         """
-        job = plan.job.hex()
-        known = self._state.round(job, plan.round)
-        if known is None or known.state not in (RoundState.SPOOLED, RoundState.PUBLISHED):
-            return True
-        return self._state.ledger.trust_of(self._dataset, job, plan.round) in self._limits.trust
+        job, number = announced.plan.job.hex(), announced.plan.round
+        known = self._state.round(job, number)
+        if known is None or known.plan != announced.digest:
+            return False
+        if known.state not in (RoundState.SPOOLED, RoundState.PUBLISHED):
+            return True  # Dummies trust nobody.
+        return self._state.ledger.trust_of(self._dataset, job, number) in self._limits.trust
 
     def _end_job(self, plan: Plan, *, is_new: bool) -> None:
         now = self._clock.monotonic()
