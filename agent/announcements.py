@@ -207,11 +207,13 @@ class Announcements:
         """
         job, number = announced.plan.job.hex(), announced.plan.round
         known = self._state.round(job, number)
-        if known is None or known.plan != announced.digest:
-            return False
-        if known.state not in (RoundState.SPOOLED, RoundState.PUBLISHED):
-            return True  # Dummies trust nobody.
-        return self._state.ledger.trust_of(self._dataset, job, number) in self._limits.trust
+        if known is not None:
+            if known.plan != announced.digest:
+                return False
+            if known.state not in (RoundState.SPOOLED, RoundState.PUBLISHED):
+                return True  # Dummies trust nobody.
+        trust = self._state.ledger.trust_of(self._dataset, job, number)
+        return trust is None or trust in self._limits.trust
 
     def _end_job(self, plan: Plan, *, is_new: bool) -> None:
         now = self._clock.monotonic()
