@@ -23,13 +23,21 @@ from pathlib import Path
 
 import pytest
 from devices import PERIOD_S, Device, Slow, open_device
-from fleets import make_plan, report_plan
+from fleets import make_plan, report_plan, update_plan
 
 from agent.worker import Order, Prepared, Update
 from dpagent.protocol.messages import Plan
 
 SLOT_S = 8 * PERIOD_S
 OTHER_JOB = b"k" * 16
+TAKES_ALL = {
+    "limits": {
+        "methods": ["dp-sgd", "incrementing", "ldp-fl", "central"],
+        "trust": ["none", "coordinator"],
+    },
+    "budget": {"coordinator": {"epsilon": 16.0, "delta": 1e-4}},
+}
+"""A device that takes part in every method."""
 
 
 def plan(make: Callable[..., Plan] = make_plan, **changes: object) -> Plan:
@@ -73,14 +81,14 @@ def answer_to_another(
     return window_of(device, 1, OTHER_JOB) - began
 
 
-@pytest.mark.parametrize("make", [make_plan, cheap_reports])
+@pytest.mark.parametrize("make", [make_plan, cheap_reports, update_plan])
 @pytest.mark.parametrize("training_s", [0.0, 0.2 * SLOT_S, 0.7 * SLOT_S])
 def test_training_that_fits_its_slot_moves_no_window(
     tmp_path: Path, make: Callable[..., Plan], training_s: float
 ) -> None:
     windows = []
     for number, seconds in enumerate((training_s, 0.0)):
-        with open_device(tmp_path / str(number)) as device:
+        with open_device(tmp_path / str(number), **TAKES_ALL) as device:
             device.cycle._publisher._epoch = device.clock.monotonic() - PERIOD_S / 3
             windows.append(answer_to_another(device, seconds, 0.5 * SLOT_S, make))
     slow, quick = windows
