@@ -54,7 +54,7 @@ class Announced:
 
     plan: Plan
     digest: bytes
-    """See :func:`_digest_of`."""
+    """See :func:`digest_of`."""
     phase: Phase
     begins_at: float
     """No work on it begins before; once it trains, the point of the grid from which its slots are counted."""
@@ -153,7 +153,7 @@ class Announcements:
         return is_new
 
     def _offer(self, plan: Plan, *, is_new: bool) -> None:
-        digest, now = _digest_of(plan), self._clock.monotonic()
+        digest, now = digest_of(plan), self._clock.monotonic()
         before = self.current
         if not is_new and before is not None:
             if before.phase is Phase.TRAIN or now < before.fixed_until:
@@ -291,7 +291,7 @@ def log_expired(fragments: int) -> None:
         log.warning("%s expired: the round closed before it counted them", counted(fragments, "fragment"))
 
 
-def _digest_of(plan: Plan) -> bytes:
+def digest_of(plan: Plan) -> bytes:
     """SHA-256 of a plan but for its deadline, which the coordinator puts off, and which nothing is charged
     for."""
     return hashlib.sha256(encode(plan.model_copy(update={"deadline": 0.0}))).digest()
