@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from decimal import ROUND_CEILING, Context
 from enum import StrEnum
 from typing import Any, Final
 
@@ -137,10 +138,9 @@ class BudgetStatement:
         if not self.is_guarantee:
             return f"no guarantee ({scope})"
         delta = f"{self.delta:g}".replace("e-0", "e-")
-        epsilon = f"{self.epsilon:g}"
-        if float(epsilon) < self.epsilon:  # rounded down: a bound must not be
-            epsilon = f"{self.epsilon * (1 + 5e-6):g}"
-        return f"ε = {epsilon}, δ = {delta} ({scope})"
+        # A bound must not be rounded down.
+        epsilon = Context(prec=6, rounding=ROUND_CEILING).create_decimal_from_float(self.epsilon)
+        return f"ε = {float(epsilon):g}, δ = {delta} ({scope})"
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON and model metadata; ``epsilon`` and ``delta`` are null without a guarantee."""
