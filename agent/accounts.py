@@ -15,6 +15,8 @@ Under a ``bounded`` noise cap, the rounds of a job depend on the weights before 
 chooses. Such a job reserves a stated ε, its account is one of basic composition, and a round is charged only
 while the sum stays within the reservation: that is the same filter, inside the job.
 
+A job of rounds that guarantee nothing reserves an infinite ε. No other job fits beside it, ever.
+
 A write-off, after the ledger was restored from a backup, counts like the reservation of one more job. It ends
 all jobs before it: the backup does not know which of their rounds have been taken since.
 
@@ -24,6 +26,7 @@ runs, the guarantee is its reservation.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -98,6 +101,11 @@ class JobAccounts:
     def reserved(self, dataset: str) -> Budget:
         """Sum of the reserved ε and δ of all jobs on the dataset, and of what is written off."""
         return self.others(dataset, "")
+
+    def is_exposed(self, account: str) -> bool:
+        """Whether rounds that guarantee nothing have been run on the data set of an account: then nothing
+        bounds what is known of its records, to anybody."""
+        return math.isinf(self.reserved(dataset_of(account)).epsilon)
 
     def written_off(self, dataset: str) -> Budget:
         """What was written off on the dataset."""

@@ -94,6 +94,10 @@ def admit(
             "the ledger was restored from a backup" if running is None else f"a newer job, {running}, began"
         )
         raise Declined(f"the job has ended on {name!r}: {reason}")
+    if mechanism.is_private and ledger.accounts.is_exposed(name):
+        raise Declined(
+            f"rounds that guarantee nothing have been run on {name!r}: no budget is left for others, ever"
+        )
     others = ledger.accounts.others(name, job)
     total_delta = others.delta + plan.delta
     if account is None:
@@ -103,11 +107,15 @@ def admit(
     _require_noise_as_priced(task, 0.0)
     if account is None:
         spent, job_epsilon = _reservation(task)
-        _require_left("ε", others.epsilon + job_epsilon, ledger.budget(name).epsilon, others.epsilon, name)
+        if mechanism.is_private:
+            _require_left(
+                "ε", others.epsilon + job_epsilon, ledger.budget(name).epsilon, others.epsilon, name
+            )
     else:
         # It was reserved whole, and goes on though the budget was lowered since.
         spent, job_epsilon = account.spent, account.epsilon
-    require_price(job_epsilon, limits)
+    if mechanism.is_private:
+        require_price(job_epsilon, limits)
     _require_noise_as_priced(task, job_epsilon)
     so_far = price_after(spent, [mechanism.event], plan.delta)
     if task.release.reserved_epsilon is None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Annotated, Any, Final, TypeAlias
 
-from pydantic import ConfigDict
+from pydantic import BeforeValidator, ConfigDict, Field, PlainSerializer
 
 from agent.columns import scope_of
 from dpagent.errors import ParameterError
@@ -22,6 +23,19 @@ from dpagent.protocol.task import RoundTask
 
 _TOLERANCE: Final = 1e-6
 """A recomputed figure may differ from the stated one by rounding, at most by this."""
+
+
+def _or_infinite(value: Any) -> Any:
+    return math.inf if value is None else value
+
+
+Epsilon: TypeAlias = Annotated[
+    float,
+    Field(ge=0, allow_inf_nan=True),
+    BeforeValidator(_or_infinite),
+    PlainSerializer(lambda value: value if math.isfinite(value) else None, when_used="json"),
+]
+"""An ε of a ledger. Of rounds that guarantee nothing it is infinite, which is null in JSON."""
 
 #: How the records of a ledger, and of its heads, are read from JSON.
 STRICT: Final = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
@@ -57,9 +71,9 @@ class WriteOff:
     __pydantic_config__ = STRICT
 
     dataset: str
-    epsilon: float
+    epsilon: Epsilon
     delta: float
-    cumulative_epsilon: float
+    cumulative_epsilon: Epsilon
     """Reserved by all jobs and write-offs, including this one."""
     cumulative_delta: float
     is_exact: bool
@@ -99,11 +113,11 @@ class Charge(ABC):
     """Distance of the noise from its ideal distribution."""
     schedule: str
     """SHA-256 of the job's announced schedule, pinned at its first charge."""
-    job_epsilon: float
+    job_epsilon: Epsilon
     """ε reserved for the whole job, at ``delta``, when it was first charged."""
     delta: float
     """δ of the job."""
-    cumulative_epsilon: float
+    cumulative_epsilon: Epsilon
     """The ε reserved by other jobs plus the ε spent by this one, including this charge."""
     cumulative_delta: float
     """Sum of the δ of all jobs on the dataset."""

@@ -32,7 +32,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.noisy_sums import MOMENTS_AT_ONCE, for_wire, moments_of, noisy_step
+from agent.noisy_sums import MOMENTS_AT_ONCE, for_wire, moments_of, noisy_step, published_step
 from dpagent.learning.data.dataset import Dataset, Indices
 from dpagent.learning.data.stored import RawFile
 from dpagent.learning.front_end.features import FrontEnd
@@ -94,14 +94,14 @@ class Workload:
         """
         match release:
             case NoisySum(sampling=sampling):
+                step, finish = _steps_of(release, weights)
                 return cls(
                     sampling.local_steps, largest_lot(most_records, sampling.rate), release.clipping.norms,
                     release.augmentation, release.second_moments,
                     lambda: (
-                        poisson_lot(most_records, sampling.rate),
-                        noisy_step(release, weights.copy(), np.zeros(release.dimension)),
+                        poisson_lot(most_records, sampling.rate), step()
                     ),
-                    lambda: for_wire(release, np.zeros(release.dimension, np.int64), weights),
+                    finish,
                 )  # fmt: skip
             case Reports(training=training):
                 return cls(
@@ -115,6 +115,20 @@ class Workload:
                     lambda: training.moved(weights, np.zeros(len(weights))),
                     lambda: release.update_of(weights + 1, weights),
                 )  # fmt: skip
+
+
+def _steps_of(
+    release: NoisySum, weights: NDArray[np.float32]
+) -> tuple[Callable[[], object], Callable[[], object]]:
+    """What follows the sum of a step, and what follows the last step."""
+    total = np.zeros(release.dimension)
+    if (cap := release.published_cap) is not None:
+        state = cap.start(release.dimension)
+        return lambda: published_step(release, weights, total, state), lambda: None
+    return (
+        lambda: noisy_step(release, weights.copy(), total),
+        lambda: for_wire(release, total.astype(np.int64), weights),
+    )
 
 
 class MadeUp(Dataset):

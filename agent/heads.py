@@ -29,7 +29,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from agent.charges import STRICT
+from agent.charges import STRICT, Epsilon
 from dpagent.configuration import complaint
 from dpagent.errors import LedgerError
 from dpagent.storage import disk_errors, write_atomically
@@ -87,7 +87,7 @@ class Totals:
 
     epsilon_budget: _Amount
     delta_budget: _Amount
-    epsilon_reserved: _Amount
+    epsilon_reserved: Epsilon
     delta_reserved: _Amount
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import sqlite3
 from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass
@@ -198,6 +199,8 @@ class Ledger:
     def spending(self, dataset: str) -> str:
         """For the log: the spent ε of an account, and its budget."""
         budget, epsilon = self.budget(dataset), self.epsilon_spent(dataset)
+        if self.accounts.is_exposed(dataset):
+            return f"no guarantee for {dataset!r}: rounds without one have been run on these records"
         spent = f"spent ε = {upwards(epsilon)} of {budget.epsilon:g} at δ = {budget.delta:g}"
         unit, _, trust = scope_of(dataset)
         return (
@@ -218,7 +221,8 @@ class Ledger:
         return SecondHead(self.head.entries, self.head.hash, tuple(sorted(unsent)), totals)
 
     def _append(self, record: Record) -> None:
-        text = json.dumps(asdict(record), sort_keys=True, separators=(",", ":"), allow_nan=False)
+        body = {key: None if value == math.inf else value for key, value in asdict(record).items()}
+        text = json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False)
         number, kind = len(self.digests) + 1, _KINDS[type(record)]
         digest = link(self.digests[-1] if self.digests else GENESIS, number, kind, text)
         self._connection.execute("INSERT INTO entries VALUES (?, ?, ?, ?)", (number, kind, text, digest))

@@ -59,6 +59,10 @@ class LimitSettings(Settings):
     names another mixer is declined, unless the list is empty: then nothing is claimed of any mixer."""
     require_mixer: bool = False
     """Whether a plan without one of ``mixer_keys`` is declined."""
+    allow_unproven: bool = False
+    """Whether this device runs rounds that guarantee nothing (`cap.kind: published`). The first one ends the
+    privacy budget of its records for good: no other job is admitted on them. For data that are not private
+    alone."""
     dummy_traffic: bool = False
     """Whether the device sends as many dummies, of the same size and at such times, for a round that it sits
     out, so that the broker cannot tell whether it takes part. They cost traffic and no privacy."""

@@ -83,6 +83,8 @@ def require_within(task: RoundTask, limits: LimitSettings) -> None:
         )
     if task.method.name not in limits.methods:
         raise BeyondLimitError("the method", task.method.name, ", ".join(limits.methods), "methods")
+    if not (release.mechanism.is_private or limits.allow_unproven):
+        raise BeyondLimitError("the guarantee", "none", "proven ones alone", "allow_unproven")
     if release.mechanism.trust not in limits.trust:
         raise BeyondLimitError("the trusted party", release.mechanism.trust, ", ".join(limits.trust), "trust")
     require_mixer(plan, limits)

@@ -26,6 +26,7 @@ from dpagent.learning.data.dataset import Dataset, to_float32
 from dpagent.learning.training.engine import Engine
 from dpagent.learning.training.lots import Filling, filled_batches, sum_over_lot
 from dpagent.privacy.covariance import MAX_LOT, SecondMoments
+from dpagent.privacy.mechanisms.published import PublishedState
 from dpagent.privacy.mechanisms.wire import round_at_random, round_to_wire
 from dpagent.privacy.sampling import poisson_lot, shuffled
 from dpagent.protocol.noisy_sum import NoisySum
@@ -34,6 +35,8 @@ from dpagent.wording import counted
 LotSum: TypeAlias = Callable[[NDArray[np.float32]], NDArray[np.float64]]
 """The sum over a fresh lot at local weights, shape (dimension,). Private. It never fails."""
 
+_WIDEST: Final = 1 << 32
+"""Wire units that a value is cut to where weights of any size take the place of noise."""
 MOMENTS_AT_ONCE: Final = 256
 """Records in memory together where second moments are summed: no more than are tried before the charge."""
 
@@ -78,6 +81,28 @@ def noisy_step(
             change = sampling.local_learning_rate / sampling.expected_lot * gradient
             local -= change.astype(np.float32)
     return noisy
+
+
+def published_step(
+    release: NoisySum, weights: NDArray[np.float32], total: NDArray[np.float64], state: PublishedState
+) -> tuple[NDArray[np.int64], PublishedState]:
+    """A round of Algorithm 1 of Luo, Xu and Guan. **Not private**: see
+    :mod:`dpagent.privacy.mechanisms.published`.
+
+    Args:
+        release: of a round that asks for it.
+        weights: (parameters,) the global model.
+        total: (dimension,) the clipped sum over a lot. Private.
+        state: the device's, after the rounds before. Private.
+
+    Returns:
+        (dimension,) what leaves, in wire units, and the state after the round.
+    """
+    cap = release.published_cap
+    assert cap is not None
+    step = cap.noisy_step(total / release.sampling.expected_lot, weights, state)
+    units = np.rint(step.gradient * (release.sampling.expected_lot / release.wire_unit))
+    return np.clip(units, -_WIDEST, _WIDEST).astype(np.int64), step.state
 
 
 def for_wire(release: NoisySum, update: NDArray[np.int64], weights: NDArray[np.float32]) -> NDArray[np.int64]:

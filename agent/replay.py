@@ -114,6 +114,8 @@ class _Replay:
         _require_total("δ", charge.cumulative_delta, reserved.delta)
         if self.accounts.job(charge.dataset, charge.job) is None:
             # A job that has begun goes on under a budget that was lowered since.
+            if math.isfinite(charge.job_epsilon) and self.accounts.is_exposed(charge.dataset):
+                raise _Contradiction("begins a job after rounds on the same records that guarantee nothing")
             self._require_within_budget(charge, reserved)
         self.accounts.restore(charge, prices.spent)
 
@@ -147,7 +149,8 @@ class _Replay:
         if budget is None:
             raise _Contradiction("charges a dataset without a budget")
         for name, total, limit in (
-            ("ε", reserved.epsilon, budget.epsilon),
+            # Of rounds that guarantee nothing, no budget has room, and the owner has allowed them.
+            *([("ε", reserved.epsilon, budget.epsilon)] if math.isfinite(charge.job_epsilon) else []),
             ("δ", reserved.delta, budget.delta),
         ):
             if not total <= limit * (1 + _TOLERANCE):
@@ -221,6 +224,8 @@ class _JobPrices:
         return min(alone, reserved), least
 
     def _is_within(self, stated: float, least: float, most: float) -> bool:
+        if math.isinf(most):
+            return stated == most
         return least - self._tolerance * max(1.0, least) <= stated <= most + self._tolerance * max(1.0, most)
 
 
@@ -244,6 +249,8 @@ def _event_of(charge: Charge) -> Event:
         require_between("delta", charge.delta, 0.0, 1.0, low_open=True, high_open=True)
         charge.require_derived_values()
         _require_accountant(charge)
+        if mechanism.is_private != math.isfinite(charge.job_epsilon):
+            raise ParameterError(f"{charge.mechanism} reserves ε = {charge.job_epsilon:g}")
         # The ledger does not record the planned number of rounds: check this round's share.
         mechanism.require_noise_as_priced(1, charge.job_epsilon, charge.delta)
         return event
@@ -263,7 +270,7 @@ def _require_accountant(charge: Charge) -> None:
 
 
 def _require_total(name: str, stated: float, computed: float) -> None:
-    if not abs(stated - computed) <= _TOLERANCE * computed:
+    if stated != computed and not abs(stated - computed) <= _TOLERANCE * computed < math.inf:
         raise _wrong_total(name, stated, computed)
 
 

@@ -28,8 +28,9 @@ from agent.admission import Declined
 from agent.board_engine import BoardEngine
 from agent.decoding import most_new
 from agent.effort import Effort
-from agent.noisy_sums import clipped_sum, noisy_sum, sum_of_moments
+from agent.noisy_sums import clipped_sum, noisy_sum, published_step, sum_of_moments
 from agent.profile import Profile
+from agent.published_state import PublishedStateFile
 from agent.records import CACHED_BYTES, Records
 from agent.settings import AgentSettings
 from agent.worker import Update, said
@@ -39,6 +40,7 @@ from dpagent.learning.front_end.features import FeatureSet, FrontEnd, has_featur
 from dpagent.learning.models.stages import FrozenNetwork
 from dpagent.learning.training.engine import MAX_LOT_MICROBATCHES, Engine, accumulation_slack
 from dpagent.privacy.covariance import MAX_LOT
+from dpagent.privacy.mechanisms.published import PublishedCap
 from dpagent.privacy.sampling import largest_lot
 from dpagent.protocol.noisy_sum import NoisySum
 from dpagent.protocol.reports import Reports
@@ -177,6 +179,15 @@ class Trainer:
 
         weights, release = work.weights, work.task.release
         match release:
+            case NoisySum(published_cap=PublishedCap() as cap):
+                total = attempt(
+                    lambda records: self._lot_sum(work, release, records, weights),
+                    np.zeros(release.dimension),
+                )
+                kept = PublishedStateFile(self._settings.state_dir)
+                state = kept.before(work.task.plan, cap)
+                values, state = published_step(release, weights, total, state)
+                kept.save(work.task.plan, state)
             case NoisySum():
                 # Each step tries anew: what fails in one costs no other.
                 values = noisy_sum(

@@ -2,9 +2,9 @@
 
 Their noise cap replaces noise that exceeds the regulariser's pull γ·w by that pull, which everyone who sees
 the model knows. Wherever that happens, the step of the model is the exact gradient
-(`dpagent.privacy.mechanisms.published`, which nothing else in the product runs). An observer knows all
-records of a device but not whether one of them was in the lot, sees the model before and after one round, and
-decides.
+(`dpagent.privacy.mechanisms.published`; a device runs it only where its owner allows it). An observer knows
+all records of a device but not whether one of them was in the lot, sees the model before and after one
+round, and decides.
 
 The device has 600 handwritten digits (the bundled ones), the model of the digits demo with 9,930 parameters,
 and the published settings: ε = 1, 5 and 10 over 100 rounds, clip norm 0.002, regularisation 0.5 over 600,

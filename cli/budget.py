@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,7 +12,7 @@ import typer
 
 from cli import custody
 from cli.commands import Commands
-from cli.output import write_json
+from cli.output import finite, write_json
 from cli.tables import print_table
 from dpagent.wording import counted
 
@@ -34,6 +35,10 @@ _EXACT_NOISE = (
     "In jobs priced by Rényi divergence the noise is exactly discrete Gaussian; `statistical_distance` is "
     "its actual distance from that."
 )
+_EXPOSED = (
+    "Rounds that guarantee nothing have been run on these records (`limits.allow_unproven`). The figures of "
+    "all others bound what those alone add."
+)
 _ONE_LEDGER = "These records have no other ledger."
 
 
@@ -53,7 +58,7 @@ def _in_words(scope: Scope) -> str:
 def _summary(ledger: VerifiedLedger) -> dict[str, dict[str, Any]]:
     """Lifetime budget, reservations and spending by account: that of a dataset, or of its jobs that trust a
     party."""
-    from agent.charges import BudgetChange, Charge, WriteOff, ledger_statement
+    from agent.charges import Budget, BudgetChange, Charge, WriteOff, ledger_statement
     from agent.columns import dataset_of
 
     datasets: dict[str, dict[str, Any]] = {}
@@ -99,6 +104,8 @@ def _summary(ledger: VerifiedLedger) -> dict[str, dict[str, Any]]:
             *filter(None, unbounded),
         )
         reserved = ledger.accounts.reserved(name)
+        if ledger.accounts.is_exposed(name):
+            reserved, assumptions = Budget(math.inf, 1.0), (*assumptions, _EXPOSED)
         statement = ledger_statement(name, reserved, mechanisms.get(name, ()), *assumptions)
         known |= _scope(name) | {"statement": statement.as_dict()}
     return datasets
@@ -149,7 +156,7 @@ def show(
     if as_json:
         typer.echo(
             json.dumps(
-                _scope() | {"datasets": datasets, "declined": declined, "noise_alone": noise_alone},
+                finite(_scope() | {"datasets": datasets, "declined": declined, "noise_alone": noise_alone}),
                 indent=2,
                 ensure_ascii=False,
             )
@@ -189,8 +196,8 @@ def _print_accounts(datasets: Mapping[str, Mapping[str, Any]]) -> None:
             [
                 [
                     name,
-                    f"{row['epsilon_spent']:.4f}",
-                    f"{row['epsilon_reserved']:.4f}",
+                    _bound(row["epsilon_spent"]),
+                    _bound(row["epsilon_reserved"]),
                     f"{row['epsilon_budget']:g}",
                     f"{row['epsilon_left']:.4f}",
                     f"{row['delta_left']:g}",
@@ -200,8 +207,15 @@ def _print_accounts(datasets: Mapping[str, Mapping[str, Any]]) -> None:
                 for name, row in accounts.items()
             ],
         )
+        for name, row in accounts.items():
+            if row["statement"]["guarantee"] == "none":
+                typer.echo(f"No guarantee for {name!r}. {_EXPOSED}")
         for sentence in filter(None, (_without_trust(name, datasets) for name in accounts)):
             typer.echo(sentence)
+
+
+def _bound(epsilon: float) -> str:
+    return f"{epsilon:.4f}" if math.isfinite(epsilon) else "no bound"
 
 
 @app.command()
@@ -298,7 +312,7 @@ def export(
                 f"{charge['sampling_rate']:g}" if "sampling_rate" in charge else "",
                 f"{charge['granularity']:.3g}" if "granularity" in charge else "",
                 f"{charge['delta']:g}",
-                f"{charge['cumulative_epsilon']:.4f}",
+                _bound(charge["cumulative_epsilon"]),
                 charge["hash"][:12],
             ]
             for charge in charges

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,6 +12,7 @@ import typer
 
 from cli.commands import Commands
 from cli.daemons import LogLevel, LogLevelOption, StopSignals, start_logging
+from cli.output import finite
 from cli.tables import print_table
 from dpagent.wording import counted
 
@@ -78,13 +80,15 @@ def status(
     if as_json:
         typer.echo(
             json.dumps(
-                {
-                    "job": name,
-                    "finished": finished,
-                    "spent": [column.as_dict() for column in columns],
-                    "counters": counters,
-                    "rounds": [asdict(r) for r in rounds],
-                },
+                finite(
+                    {
+                        "job": name,
+                        "finished": finished,
+                        "spent": [column.as_dict() for column in columns],
+                        "counters": counters,
+                        "rounds": [asdict(r) for r in rounds],
+                    }
+                ),
                 indent=2,
             )
         )
@@ -98,7 +102,11 @@ def status(
                 [
                     str(r.number),
                     "open" if r.noise_multiplier is None else f"{r.noise_multiplier:.3f}",
-                    "" if r.epsilon is None else f"{r.epsilon:.4f}",
+                    ""
+                    if r.epsilon is None
+                    else f"{r.epsilon:.4f}"
+                    if math.isfinite(r.epsilon)
+                    else "no bound",
                     "" if r.accuracy is None else f"{r.accuracy:.2%}",
                     str(r.fragments),
                     "" if r.clamped is None else str(r.clamped),

@@ -234,10 +234,13 @@ class PrivacySettings(Settings):
 class CapSettings(Settings):
     """The noise cap."""
 
-    kind: Literal["none", "clamp", "bounded"] = "clamp"
+    kind: Literal["none", "clamp", "bounded", "published"] = "clamp"
     """``clamp`` bounds each coordinate of the noisy mean by the gradient of an L2 penalty: post-processing,
     without privacy cost. ``bounded``, for Laplace noise, draws noise that stays within a bound, and charges
-    what that costs."""
+    what that costs. ``published`` is Algorithm 1 of Luo, Xu and Guan to the letter, and guarantees nothing:
+    only with ``allow_unproven``, here and on every device."""
+    allow_unproven: bool = False
+    """``published``: whether a job may run that guarantees nothing. For data that are not private alone."""
     where: Literal["coordinator", "device"] = "coordinator"
     """``clamp``: the coordinator caps the fleet's mean, or each device its own."""
     regularisation: Annotated[float, Field(gt=0, le=1e6)] = 0.5

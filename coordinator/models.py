@@ -136,13 +136,14 @@ class ModelFiles:
             "dpagent.round": str(number),
             "dpagent.privacy": statement.sentence(),
             "dpagent.privacy_statement": json.dumps(statement.as_dict(), ensure_ascii=False),
-            "dpagent.epsilon_spent": repr(spent[0].epsilon),
             "dpagent.spent": json.dumps([column.as_dict() for column in spent], ensure_ascii=False),
             "dpagent.preprocessing": (
                 "input: float32, channels last; images in [0, 1] (uint8 divided by 255). "
                 "Offset and scale are part of the graph."
             ),
         }
+        if spent[0].is_guarantee:
+            metadata["dpagent.epsilon_spent"] = repr(spent[0].epsilon)
         if self._class_names:
             metadata["dpagent.classes"] = json.dumps(list(self._class_names), ensure_ascii=False)
         return metadata

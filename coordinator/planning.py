@@ -10,6 +10,7 @@ import cbor2
 from pydantic import ValidationError
 
 from coordinator.bounded_planning import bounded_rounds
+from coordinator.published_planning import published_rounds
 from coordinator.report_planning import fragments_for_reports, report_rounds, report_terms, report_wire
 from coordinator.settings import FleetSettings
 from coordinator.store import Job, OpenRound
@@ -68,6 +69,8 @@ def job_noise(
         return update_noise(settings, spec, privacy.mechanism)
     if settings.cap.kind == "bounded":
         return bounded_rounds(settings)
+    if settings.cap.kind == "published":
+        return published_rounds(settings)
     budget = calibrate(
         privacy.spending,
         privacy.mechanism.family(privacy.sampling_rate, privacy.local_steps),

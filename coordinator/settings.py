@@ -149,12 +149,29 @@ class FleetSettings(Settings):
                 f"cap.kind is {self.cap.kind}; expected {' or '.join(method.caps)}, the caps of "
                 f"privacy.method {method.name}"
             )
-        if self.cap.kind == "bounded" and self.privacy.mechanism is not DiscretisedLaplace:
+        if self.cap.kind == "published":
+            self._require_algorithm_1()
+        if self.cap.kind in ("bounded", "published") and self.privacy.mechanism is not DiscretisedLaplace:
             raise ValueError(
-                f"cap.kind is bounded and privacy.noise is {self.privacy.noise or method.default_noise}; "
-                "expected laplace, whose noise can be cut off"
+                f"cap.kind is {self.cap.kind} and privacy.noise is "
+                f"{self.privacy.noise or method.default_noise}; expected laplace, whose noise it cuts off"
             )
         return self
+
+    def _require_algorithm_1(self) -> None:
+        if not self.cap.allow_unproven:
+            raise ValueError(
+                "cap.kind is published, which guarantees no privacy: it releases exact gradients wherever it "
+                "acts; expected clamp or bounded, or, for data that are not private, cap.allow_unproven: true"
+            )
+        for is_set, key, expected in (
+            (self.privacy.local_steps > 1, "privacy.local_steps", "1"),
+            (self.privacy.spending.kind != "incrementing", "privacy.schedule.kind", "incrementing"),
+        ):  # fmt: skip
+            if is_set:
+                raise ValueError(
+                    f"{key} is another; expected {expected}, as in the paper, with cap.kind published"
+                )
 
     @model_validator(mode="after")
     def _trained_weights_go_with_the_rest(self) -> FleetSettings:

@@ -6,6 +6,7 @@ import bisect
 import math
 
 from coordinator.bounded_planning import bounded_round
+from coordinator.published_planning import published_terms
 from coordinator.settings import FleetSettings
 from dpagent.errors import ConfigurationError
 from dpagent.learning.models.spec import ModelSpec
@@ -24,6 +25,7 @@ from dpagent.protocol.terms import (
     MechanismTerms,
     NoisySumTerms,
     ProjectionTerms,
+    PublishedTerms,
     SamplingTerms,
 )
 from dpagent.wording import counted
@@ -107,13 +109,17 @@ class SumPlanning:
         clipping, augmentation = clipping_of(settings, self._spec, clip_norm), settings.model.augmentation
         cap = settings.cap
         mechanism: PlannedMechanism
-        cap_terms: CapTerms | BoundedTerms
+        cap_terms: CapTerms | BoundedTerms | PublishedTerms
         if cap.kind == "bounded":
             mechanism, cap_terms = bounded_round(settings, self._spec, noise, number, weights, spent)
             multipliers = [mechanism.noise_multiplier]
         else:
             mechanism = noise.at(number, self._query(self.second_moments(number) or clipping))
-            cap_terms, multipliers = CapTerms(**cap.model_dump()), list(noise.multipliers)
+            multipliers = list(noise.multipliers)
+            if cap.kind == "published":
+                cap_terms = published_terms(settings)
+            else:
+                cap_terms = CapTerms(**cap.model_dump(exclude={"allow_unproven"}))
         release = NoisySumTerms(
             kind="noisy-sum",
             mechanism=MechanismTerms(

@@ -90,6 +90,17 @@ def make_plan(spec: ModelSpec = _TINY, **changes: Any) -> Plan:
     return Plan.model_validate(values | {"release": release, "wire": {"block": 4, "bytes": size}})
 
 
+def laplace_plan(name: str, cap: dict[str, Any], noise: list[float], **parameters: int) -> Plan:
+    """A plan for noise that a cap takes part in drawing."""
+    release = PLAN.release.model_dump() | {
+        "mechanism": {
+            "name": name, "noise_multipliers": noise, "parameters": {"resolution": 1 << 20} | parameters,
+        },
+        "cap": cap, "step": 1,
+    }  # fmt: skip
+    return Plan.model_validate(PLAN.model_dump() | {"method": "incrementing", "release": release})
+
+
 PLAN = make_plan()
 MIXED_PLAN = PLAN.model_copy(update={"mixer": MIXER.public_key})
 PLANS = {
@@ -114,6 +125,19 @@ PLANS = {
         sampling={"rate": 1.0, "expected_lot": 10.5, "local_steps": 4, "local_learning_rate": 0.1},
         augmentation={"views": 2, "shift": 1, "flip": True},
         cap={"kind": "clamp", "where": "coordinator", "regularisation": 0.5, "floor": 0.01},
+    ),
+    "Laplace noise within a bounded cap": laplace_plan(
+        "truncated-laplace",
+        {
+            "kind": "bounded", "regularisation": 0.5, "floor": 0.2, "epsilon": 12.0, "rounds": 3,
+            "schedule": {"kind": "uniform", "step": 0.3, "ratio": 3.0, "weights": []}, "spent": 4.0,
+        },
+        [0.25], bound_units=1 << 22,
+    ),
+    "the published cap, which guarantees nothing": laplace_plan(
+        "published-laplace",
+        {"kind": "published", "regularisation": 0.5, "epsilon": 12.0, "step": 1.2},
+        [0.36, 0.25, 0.19],
     ),
 }  # fmt: skip
 REPORTS_PLAN = Plan.model_validate(

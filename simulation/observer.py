@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sqlite3
 from dataclasses import dataclass
 
@@ -67,7 +68,8 @@ class Observer:
                     "SELECT json_extract(body, '$.cumulative_epsilon') FROM entries WHERE kind = 'charge' "
                     "ORDER BY number DESC LIMIT 1"
                 ).fetchone()
-                epsilon = max(epsilon, spent[0] if spent else 0.0)
+                if spent is not None:  # null: without bound
+                    epsilon = max(epsilon, math.inf if spent[0] is None else spent[0])
                 in_flight += connection.execute(
                     "SELECT count(*) FROM fragments WHERE message IS NOT NULL"
                 ).fetchone()[0]

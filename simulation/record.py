@@ -102,6 +102,11 @@ class RunRecord:
         return max([0.0, *self.epsilon_spent[-1:], *(budget.epsilon_spent for budget in self.budgets)])
 
     @property
+    def is_private(self) -> bool:
+        """Whether the run guarantees anything."""
+        return self.settings.mechanism.is_private
+
+    @property
     def accuracy(self) -> float:
         """Test accuracy of the final model; NaN where there is none."""
         return self.accuracy_history[-1] if self.accuracy_history else math.nan
@@ -135,6 +140,12 @@ class RunRecord:
             first.append(
                 f"Training without noise does not beat {majority} either, so noise is not the cause. Look at "
                 "the range of the inputs, the label, the sizes of the classes and the model."
+            )
+        if not self.is_private:
+            first.insert(
+                0,
+                "Nothing is guaranteed: the published cap releases exact gradients wherever it acts. Whoever "
+                "sees the models can name records. The ledgers admit no other job on these data.",
             )
         if self.settings.cap == "bounded" and (done := len(self.epsilon_spent)) < self.settings.rounds:
             first.append(

@@ -26,7 +26,7 @@ SamplingRate: TypeAlias = Annotated[float, Field(gt=0, le=1)]
 ClipNorm: TypeAlias = Annotated[float, Field(ge=1e-6, le=1e6)]
 ClippingKind: TypeAlias = Literal["whole", "layers", "quantile"]
 LearningRate: TypeAlias = Annotated[float, Field(gt=0, le=1000)]
-CapKind: TypeAlias = Literal["clamp", "none", "bounded"]
+CapKind: TypeAlias = Literal["clamp", "none", "bounded", "published"]
 CapPlace: TypeAlias = Literal["coordinator", "device"]
 EngineKind: TypeAlias = Literal["auto", "numpy", "onnx"]
 Jitter: TypeAlias = Annotated[float, Field(ge=0, le=3600)]
@@ -131,6 +131,8 @@ class Request(Settings):
     clipping: ClippingKind = "whole"
     """Whether the gradient is clipped as a whole, layer by layer, or to a private quantile of the norms."""
     cap: CapKind | None = None
+    allow_unproven: bool = False
+    """Whether rounds may run that guarantee nothing."""
     cap_at: CapPlace = "coordinator"
     engine: EngineKind = "auto"
     """The engine that computes the agents' gradients."""

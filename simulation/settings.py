@@ -14,6 +14,7 @@ from dpagent.errors import ConfigurationError
 from dpagent.learning.data.format import DType
 from dpagent.norm import Norm
 from dpagent.privacy.mechanisms.mechanism import Mechanism
+from dpagent.privacy.mechanisms.published import PublishedLaplace
 from dpagent.privacy.methods import method_named
 from dpagent.storage import disk_errors, write_atomically
 from dpagent.wording import named
@@ -97,6 +98,8 @@ class RunSettings(Settings):
     @property
     def mechanism(self) -> type[Mechanism]:
         """What adds the noise."""
+        if self.cap == "published":
+            return PublishedLaplace
         return method_named(self.method).mechanism(self.noise)
 
     @property
@@ -122,8 +125,8 @@ class RunSettings(Settings):
     @property
     def cap_in_words(self) -> str:
         """The noise cap and where it acts."""
-        if self.cap == "bounded":
-            return "bounded on each device"
+        if self.cap in ("bounded", "published"):
+            return f"{self.cap} on each device"
         return "none" if self.cap == "none" else f"{self.cap} at the {self.cap_at}"
 
     def save(self, state_dir: Path) -> None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.noisy_sums import clipped_sum, noisy_gradients
+from agent.noisy_sums import clipped_sum, noisy_gradients, published_step
 from coordinator.aggregation import median_of_means
 from coordinator.planning import gradient_steps
 from coordinator.seats import Sums
@@ -27,6 +27,7 @@ from coordinator.store import OpenRound
 from dpagent.learning.data.dataset import Dataset
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.training.numpy_engine.engine import NumpyEngine
+from dpagent.privacy.mechanisms.published import PublishedState
 from dpagent.protocol.fragments import cut, read_tally
 from dpagent.protocol.noisy_sum import NoisySum
 from dpagent.protocol.reports import Reports
@@ -63,8 +64,8 @@ class TrainingLoop:
     def __init__(
         self, fleet: FleetSettings, spec: ModelSpec, shards: Sequence[Dataset], test: Dataset, *, noise: bool
     ) -> None:
-        if not noise and fleet.cap.kind == "bounded":
-            # There is no noise to bound, and no price.
+        if not noise and fleet.cap.kind in ("bounded", "published"):
+            # There is no noise to bound or to replace, and no price.
             fleet = fleet.model_copy(update={"cap": fleet.cap.model_copy(update={"kind": "none"})})
         self._fleet, self._spec, self._shards, self._test = fleet, spec, shards, test
         self._noise = noise
@@ -73,6 +74,8 @@ class TrainingLoop:
         self._stepper = Stepper(fleet, spec)
         self._model, self._spent = self._stepper.initial(), 0.0
         self._received = self._model.weights
+        self._states: list[PublishedState] = []
+        """Of each device, under the ``published`` cap."""
 
     @property
     def weights(self) -> NDArray[np.float32]:
@@ -163,6 +166,15 @@ class TrainingLoop:
 
     def _updates(self, release: NoisySum) -> list[NDArray[np.int64]]:
         """What each device sends, (dimension,) in wire units."""
+        if (cap := release.published_cap) is not None:
+            self._states = self._states or [cap.start(release.dimension)] * len(self._shards)
+            sums = (clipped_sum(release, self._received, shard, self._engine) for shard in self._shards)
+            steps = [
+                published_step(release, self._received, total, state)
+                for total, state in zip(sums, self._states, strict=True)
+            ]
+            self._states = [state for _, state in steps]
+            return [values for values, _ in steps]
         return [noisy_gradients(release, self._received, shard, self._engine) for shard in self._shards]
 
     def _exact_mean(self, release: NoisySum) -> NDArray[np.float64]:

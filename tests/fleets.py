@@ -106,6 +106,24 @@ def report_plan(
     return Plan.model_validate(values)
 
 
+def published_plan(**changes: Any) -> Plan:
+    """A plan for rounds of Algorithm 1 of Luo, Xu and Guan, which guarantee nothing."""
+    release = {
+        "mechanism": {
+            "name": "published-laplace", "noise_multipliers": [1.0, 0.75, 0.6],
+            "parameters": {"resolution": 1 << 20},
+        },
+        "sampling": {"local_steps": 1},
+        "cap": {"kind": "published", "regularisation": 0.5, "epsilon": 4.0, "step": 0.3},
+        "step": 1,
+    }  # fmt: skip
+    values = plan_values(method="incrementing", **changes)
+    values["release"] = merged(values["release"], release)
+    values["release"]["cap"] = release["cap"]
+    values["release"]["mechanism"] = release["mechanism"]
+    return Plan.model_validate(values)
+
+
 def update_plan(*, block: int = 200, name: str = "central-gaussian", **changes: Any) -> Plan:
     """A plan that asks for updates of the ``digits`` model, to whose sum the coordinator adds noise."""
     values = plan_values(method="central", **changes)

@@ -164,8 +164,14 @@ def _request(run: Given, data: Given) -> Request:
         raise _excluded(
             "cap_at", f"a cap on the device knows one clip norm; give {named('clipping', 'whole')}."
         )
-    if run.values["cap"] == "bounded" and run.values["noise"] != "laplace":
-        raise _excluded("cap", f"a bounded cap cuts off Laplace noise; give {named('noise', 'laplace')}.")
+    if (cap := run.values["cap"]) in ("bounded", "published") and run.values["noise"] != "laplace":
+        raise _excluded("cap", f"{cap} goes with Laplace noise; give {named('noise', 'laplace')}.")
+    if cap == "published" and not run.values["allow_unproven"]:
+        raise _excluded(
+            "cap",
+            "published guarantees no privacy: it releases exact gradients wherever it acts. Give clamp or "
+            f"bounded, or, for data that are not private, {named('allow_unproven')} too.",
+        )
     selection: dict[str, Any] = {}
     if path is not None:
         known = {"kind": "idx"} if dataset == "mnist" else {}

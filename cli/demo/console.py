@@ -119,12 +119,18 @@ class FleetConsole(Listener):
             self._say(
                 f"round {record.number:>{len(str(rounds))}}/{rounds}  "
                 f"accuracy {'  none' if record.accuracy is None else f'{record.accuracy:6.2%}'}  "
-                f"ε {upwards(record.epsilon or 0.0)} of {self._settings.epsilon:g}  "
+                f"{_spent(self._settings, record.epsilon or 0.0)}  "
                 f"fragments counted {record.fragments}, in flight {glimpse.in_flight}"
             )
 
     def _say(self, text: str) -> None:
         self._console.print(text, highlight=False, soft_wrap=True, markup=False)
+
+
+def _spent(settings: RunSettings, epsilon: float) -> str:
+    if not settings.mechanism.is_private:
+        return "no guarantee"
+    return f"ε {upwards(epsilon)} of {settings.epsilon:g}"
 
 
 def _panel(settings: RunSettings, glimpse: Glimpse, seconds: float) -> Table:
@@ -148,7 +154,7 @@ def _panel(settings: RunSettings, glimpse: Glimpse, seconds: float) -> Table:
     table.add_row(
         "budget",
         _bar(glimpse.epsilon_spent, settings.epsilon),
-        f"ε {upwards(glimpse.epsilon_spent)} of {settings.epsilon:g} at δ {settings.delta:g}",
+        f"{_spent(settings, glimpse.epsilon_spent)} at δ {settings.delta:g}",
     )
     expected = settings.devices * settings.fragments_per_update
     counted = current.fragments if current is not None and current.closed_at is None else 0

@@ -23,7 +23,10 @@ def print_summary(results: dict[str, Any]) -> None:
     if 0 < len(history) < results["rounds"]:
         baseline += f" (after {counted(len(history), 'round')}, when its time was over)"
     # A device charged for a round that was not closed has spent more than the closed rounds say.
-    spent = max([0.0, *privacy["epsilon_spent"][-1:], *(d["epsilon_spent"] for d in privacy["ledgers"])])
+    figures = [*privacy["epsilon_spent"][-1:], *(d["epsilon_spent"] for d in privacy["ledgers"])]
+    spent = f"{max([0.0, *figures]):.4f} of {privacy['epsilon_target']:g}"
+    if privacy["statement"]["guarantee"] == "none":
+        spent = "no bound: nothing is guaranteed"
     print_table(
         ["result", "value"],
         [
@@ -43,7 +46,7 @@ def print_summary(results: dict[str, Any]) -> None:
             ["model", f"{results['model']['name']}, {counted(results['model']['parameters'], 'parameter')}"],
             ["method", f"{privacy['method']}, {privacy['noise']} noise"],
             ["devices × rounds", f"{results['devices']} × {results['rounds']}"],
-            ["ε spent of target", f"{spent:.4f} of {privacy['epsilon_target']:g}"],
+            ["ε spent of target", spent],
             ["δ", f"{privacy['delta']:g}"],
             ["unit, adjacency", f"{privacy['unit']}, {privacy['adjacency']}"],
             ["trusted parties", privacy["trust"]],

@@ -101,7 +101,8 @@ def bounded_words(comparison: Comparison) -> str:
         f"clipped in L1 (a gradient of {counted(target.parameters, 'parameter')} is up to "
         f"{plain(math.sqrt(target.parameters))} times as long in L1 as in L2). It costs by pure "
         f"composition: the ε of its rounds add up. This target permits {caps} L1 clip norms. published is "
-        "Algorithm 1 of the paper, unchanged: it is not private, and no program runs it."
+        "Algorithm 1 of the paper, unchanged: it is not private, and a device runs it only where "
+        "its owner allows that."
     )
 
 

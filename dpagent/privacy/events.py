@@ -77,6 +77,11 @@ class ApproximateEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class NonPrivateEvent:
+    """A mechanism that nothing is proven of: (∞, 0)-DP, as any mechanism is."""
+
+
+@dataclass(frozen=True, slots=True)
 class PoissonSampledEvent:
     """An event on a Poisson sample: each unit takes part independently, with the same probability.
 
@@ -120,7 +125,9 @@ class SelfComposedEvent:
         require_count("count", self.count, maximum=MAX_COUNT)
 
 
-Event: TypeAlias = GaussianEvent | ApproximateEvent | PoissonSampledEvent | SelfComposedEvent
+Event: TypeAlias = (
+    GaussianEvent | ApproximateEvent | NonPrivateEvent | PoissonSampledEvent | SelfComposedEvent
+)
 
 
 def poisson_sampled(event: Event, sampling_rate: float, count: int = 1) -> SelfComposedEvent:

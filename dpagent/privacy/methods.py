@@ -104,7 +104,7 @@ METHODS: Final[dict[str, Method]] = {
             "longer than the regulariser's pull.",
             *_OF_A_NOISY_SUM,
             _GAUSSIAN | {"laplace": DiscretisedLaplace.name},
-            ("clamp", "none", "bounded"),
+            ("clamp", "none", "bounded", "published"),
             schedule="incrementing",
         ),
         Method(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,12 +20,16 @@ from dpagent.privacy.events import Event
 from dpagent.privacy.mechanisms.bounded import BoundedCap, BoundedJob
 from dpagent.privacy.mechanisms.job_noise import JobNoise
 from dpagent.privacy.mechanisms.mechanism import PlannedMechanism, Query
+from dpagent.privacy.mechanisms.published import PublishedCap, PublishedLaplace
 from dpagent.privacy.mechanisms.truncated_laplace import TruncatedLaplace
 from dpagent.privacy.methods import Method
 from dpagent.privacy.statement import Trust
 from dpagent.protocol.fragments import block_count
 from dpagent.protocol.messages import Plan
-from dpagent.protocol.terms import BoundedTerms, NoisySumTerms, SamplingTerms
+from dpagent.protocol.terms import BoundedTerms, CapTerms, NoisySumTerms, PublishedTerms, SamplingTerms
+
+_DRAWN_BY: Final = {"bounded": TruncatedLaplace.name, "published": PublishedLaplace.name}
+"""The mechanism of a cap that is part of the drawing of noise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +116,26 @@ class NoisySum:
         return self._cap("coordinator")
 
     @property
+    def published_cap(self) -> PublishedCap | None:
+        """Algorithm 1 of Luo, Xu and Guan, which each device runs in place of adding noise, or None."""
+        cap, mechanism = self.terms.cap, self.mechanism
+        if not isinstance(cap, PublishedTerms):
+            return None
+        return PublishedCap(
+            epsilon=cap.epsilon,
+            rounds=self.noise.rounds,
+            step=cap.step,
+            sensitivity=mechanism.clip_norm / self.sampling.expected_lot,
+            regularisation=cap.regularisation,
+            allow_unproven=True,
+        )
+
+    @property
     def reserved_epsilon(self) -> float | None:
-        """ε that the job reserves, where its rounds are not known before; None where it follows from them."""
+        """ε that the job reserves, where its rounds are not known before, or nothing is proven of them; None
+        where it follows from them."""
+        if not self.mechanism.is_private:
+            return math.inf
         return self.terms.cap.epsilon if isinstance(self.terms.cap, BoundedTerms) else None
 
     def require_derived(self, weights: NDArray[np.float32]) -> None:
@@ -182,7 +204,7 @@ class NoisySum:
 
     def _cap(self, where: str) -> ClampCap | None:
         cap = self.terms.cap
-        if isinstance(cap, BoundedTerms) or cap.kind != "clamp" or cap.where != where:
+        if not isinstance(cap, CapTerms) or cap.kind != "clamp" or cap.where != where:
             return None
         return ClampCap(regularisation=cap.regularisation, floor=cap.floor)
 
@@ -194,8 +216,8 @@ class NoisySum:
         """
         terms = self.terms
         mechanisms = tuple(method.mechanisms.values())
-        if isinstance(terms.cap, BoundedTerms):
-            mechanisms = (TruncatedLaplace.name,) if terms.cap.kind in method.caps else ()
+        if not isinstance(terms.cap, CapTerms):
+            mechanisms = (_DRAWN_BY[terms.cap.kind],) if terms.cap.kind in method.caps else ()
         if self.mechanism.trust is not Trust.NONE:
             # Its price is for devices whose whole update is clipped, not for records.
             raise PlanError(f"Noise of mechanism {self.mechanism.name} is for the coordinator to add.")
@@ -206,6 +228,8 @@ class NoisySum:
             )
         if self.mechanism.norm is not Norm.L2:
             self._require_one_norm_for_all()
+        if self.published_cap is not None and self.sampling.local_steps > 1:
+            raise PlanError(f"A round of Algorithm 1 has one step; the plan has {self.sampling.local_steps}.")
         if self.device_cap is not None and self.clipping.count_weight:
             raise PlanError("A cap on the device and a clip norm that follows a quantile exclude each other.")
         if self.device_cap is not None and len(self.clipping.norms) > 1:

@@ -151,6 +151,18 @@ class BoundedTerms(Message):
     """ε of the rounds before, as the coordinator took them."""
 
 
+class PublishedTerms(Message):
+    """The ``published`` noise cap: Algorithm 1 of Luo, Xu and Guan, which guarantees nothing; see
+    :mod:`dpagent.privacy.mechanisms.published`. The noise multipliers are those of its schedule."""
+
+    kind: Literal["published"]
+    regularisation: Annotated[float, Field(gt=0, le=1e6)]
+    epsilon: Annotated[float, Field(gt=0, le=1000)]
+    """What the algorithm counts for the job."""
+    step: Annotated[float, Field(ge=0, le=1000)]
+    """Rise of ε a round."""
+
+
 class NoisySumTerms(Message):
     """A sum of clipped gradients, or of second moments, with noise that each device adds itself."""
 
@@ -160,7 +172,7 @@ class NoisySumTerms(Message):
     sampling: SamplingTerms
     projection: ProjectionTerms | None
     augmentation: AugmentationTerms | None
-    cap: Annotated[CapTerms | BoundedTerms, Field(discriminator="kind")]
+    cap: Annotated[CapTerms | BoundedTerms | PublishedTerms, Field(discriminator="kind")]
     step: Annotated[int, Field(ge=1, le=MAX_STEP)]
     """Grid units to a unit of a value on the wire; odd."""
 

@@ -103,6 +103,7 @@ def write_configurations(settings: RunSettings, layout: Layout, broker: BrokerAd
                 "minimum_fragments": 1,
                 "methods": [settings.method],
                 "trust": [str(settings.mechanism.trust)],
+                "allow_unproven": settings.cap == "published",
                 **({} if mixer_key is None else {"mixer_keys": [mixer_key], "require_mixer": True}),
             },
             "engine": settings.engine,
@@ -190,6 +191,8 @@ def _cap(settings: RunSettings) -> dict[str, Any]:
     if settings.cap == "bounded":
         lot = settings.sampling_rate * settings.records_per_device
         cap["floor"] = float(f"{_BOUNDED * settings.clip_norm / lot:.3g}")
+    if settings.cap == "published":
+        cap["allow_unproven"] = True
     return cap
 
 

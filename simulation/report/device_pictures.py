@@ -103,6 +103,9 @@ def ledgers_picture(record: RunRecord) -> Picture:
     budgets = sorted(record.budgets, key=lambda budget: budget.device)
     if not budgets:
         return Picture("left", "No ledger was read", "The record holds no budgets.")
+    if not record.is_private:
+        gone = f"{counted(len(budgets), 'ledger')}: no budget is left, and no other job is admitted."
+        return Picture("left", "No device has any privacy budget left", gone)
     has, show = ("The device has", "shows") if len(budgets) == 1 else ("Devices have", "show")
     title = f"{has} {span(map(_share_left, budgets), percent)} of the lifetime budget left"
     charges = span((budget.charges for budget in budgets), "{:,.0f}".format)

@@ -123,7 +123,9 @@ def _key_figures(record: RunRecord) -> list[_KeyFigure]:
             f"Privacy spent, for each {record.settings.mechanism.unit}",
             f"ε = {upwards(record.epsilon)}",
             f"of {plain(record.settings.epsilon)}, at δ = {plain(record.settings.delta)}",
-        ),
+        )
+        if record.is_private
+        else _KeyFigure("Privacy", "none", "nothing is guaranteed"),
         _KeyFigure("Devices", f"{record.settings.devices:,}", f"{records}; {restarts}"),
         _KeyFigure("Rounds", f"{record.settings.rounds:,}", f"{record.settings.schedule} schedule"),
         _KeyFigure("Time", duration(record.notes.seconds), pace),
@@ -163,7 +165,7 @@ def _alarms(record: RunRecord) -> list[str]:
     if broken:
         which = ", ".join(broken[:MAX_ROWS]) + (" and others" if len(broken) > MAX_ROWS else "")
         alarms.append(f"The ledger did not verify on {counted(len(broken), 'device')}: {which}.")
-    if record.epsilon > record.settings.epsilon * (1 + 1e-9):
+    if record.is_private and record.epsilon > record.settings.epsilon * (1 + 1e-9):
         alarms.append("The run spent more than its target.")
     if record.fragments.lost:
         alarms.append(

@@ -71,6 +71,8 @@ def budget_picture(record: RunRecord) -> Picture:
     spent, noise = record.epsilon_spent, record.noise_multipliers
     if not spent or not noise:
         return Picture("budget", "No round was charged", "The record holds no charges.")
+    if not record.is_private:
+        return Picture("budget", "No budget bounds this run", "Its rounds guarantee nothing.")
     first, last = noise[0], noise[-1]
     if math.isclose(first, last, rel_tol=5e-3):
         trend, noise_words = "Every round has the same noise", f"Noise is σ = {last:.2f}"

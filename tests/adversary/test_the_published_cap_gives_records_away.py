@@ -1,7 +1,7 @@
 """An observer reads off the model whose record was in a lot that Luo, Xu and Guan's Algorithm 1 "protects".
 
-Claim: none. The algorithm is in the product to reproduce its paper, says `guarantee: none`, and no plan can
-    name it. Here is why.
+Claim: none. The algorithm is in the product to reproduce its paper, says `guarantee: none`, and a device runs
+    it only where its owner allows that. Here is why.
 Parameters: 600 digits, 9,930 weights that leave with 32 bits each (`float32`), ε = 10 over 100 rounds, first
     round, 40 releases.
 

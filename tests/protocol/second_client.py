@@ -286,13 +286,15 @@ def dimension(plan: dict[str, Any]) -> int:
 
 
 def wire_unit(plan: dict[str, Any]) -> float:
-    """What one unit of a coordinate stands for, of the mechanism ``discrete-gaussian``."""
+    """What one unit of a coordinate of a noisy sum stands for."""
     release = plan["release"]
     clipping = release["clipping"]
     bound = math.hypot(*clipping["norms"]) * math.hypot(1, clipping["count_weight"] / 2)
     bound *= math.sqrt(sum(clipping["shares"]))
     if release["projection"] is not None and plan["round"] == 1:
         bound = release["projection"]["record_norm"] ** 2
+    if release["mechanism"]["name"] != "discrete-gaussian":  # clipped in L1, with one norm
+        bound = clipping["norms"][0]
     return bound / release["mechanism"]["parameters"]["resolution"] * release["step"]
 
 

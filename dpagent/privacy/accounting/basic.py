@@ -20,8 +20,8 @@ import numpy as np
 
 from dpagent.privacy.accounting.accountant import Accountant, AccountantName, FloatArray
 from dpagent.privacy.accounting.composition import running_sums
-from dpagent.privacy.accounting.normal_form import Component, Runs, UnsupportedEventError
-from dpagent.privacy.events import ApproximateEvent
+from dpagent.privacy.accounting.normal_form import Component, Runs, SampledGaussian, UnsupportedEventError
+from dpagent.privacy.events import ApproximateEvent, NonPrivateEvent
 
 
 class BasicAccountant(Accountant):
@@ -31,7 +31,7 @@ class BasicAccountant(Accountant):
     least_delta: ClassVar[float] = 0.0
 
     def _require_supported(self, mechanism: Component) -> None:
-        if not isinstance(mechanism, ApproximateEvent):
+        if not isinstance(mechanism, ApproximateEvent | NonPrivateEvent):
             raise UnsupportedEventError(
                 "an event is a GaussianEvent; expected ApproximateEvents, sampled or not, for basic "
                 "composition. Use the PLD accountant for it."
@@ -45,8 +45,14 @@ class BasicAccountant(Accountant):
 
 
 def basic_composition(charges: Sequence[Runs], delta: float) -> FloatArray:
-    """The sum of ε after each of the charges, which are (ε, δ)-DP; infinite where δ add up to more."""
-    parts = [(part, count) for part, count in charges if isinstance(part, ApproximateEvent)]
+    """The sum of ε after each of the charges; infinite where their δ add up to more, and from the first on of
+    which nothing is proven."""
+    parts = [
+        (part if isinstance(part, ApproximateEvent) else ApproximateEvent(0.0), count)
+        for part, count in charges
+        if not isinstance(part, SampledGaussian)
+    ]
     epsilons = np.array([*running_sums((part.epsilon, count) for part, count in parts)])
     deltas = np.array([*running_sums((part.delta, count) for part, count in parts)])
-    return np.where(deltas <= delta, epsilons, math.inf)
+    is_none = np.array([isinstance(part, NonPrivateEvent) for part, _ in charges], dtype=bool)
+    return np.where((deltas <= delta) & ~np.logical_or.accumulate(is_none), epsilons, math.inf)

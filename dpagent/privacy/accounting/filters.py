@@ -63,7 +63,7 @@ from dpagent.privacy.accounting.divergences import ORDERS
 from dpagent.privacy.accounting.normal_form import Runs, SampledGaussian, UnsupportedEventError, runs_of
 from dpagent.privacy.accounting.rdp import conversion_offsets, renyi_divergences, require_divergence
 from dpagent.privacy.accounting.zcdp import gaussian_rho, pure_rho, zcdp_rho
-from dpagent.privacy.events import Event
+from dpagent.privacy.events import ApproximateEvent, Event
 
 _STATE_VERSION: Final = 1
 _MAX_EPSILON: Final = 1000.0
@@ -241,11 +241,11 @@ class ZcdpFilter(_Filter):
         costs = []
         for mechanism, count in charges:
             require_divergence(mechanism)
-            if not isinstance(mechanism, SampledGaussian):
+            if isinstance(mechanism, ApproximateEvent):
                 costs.append(count * pure_rho(mechanism.epsilon))
-            elif mechanism.sampling_rate == 1.0:
+            elif isinstance(mechanism, SampledGaussian) and mechanism.sampling_rate == 1.0:
                 costs.append(count * gaussian_rho(mechanism.noise_multiplier))
-            else:
+            elif isinstance(mechanism, SampledGaussian):
                 raise UnsupportedEventError(
                     f"sampling rate of a GaussianEvent is {mechanism.sampling_rate!r}; expected 1, as zCDP "
                     "gains nothing from sampling. Use a RenyiFilter."

@@ -1,7 +1,7 @@
 """Normal form of nested events: basic mechanisms, and how often each of them runs.
 
-Accountants price two kinds of mechanism: the Gaussian on a Poisson sample, and any that is (ε, δ)-DP. Here
-each event is brought into that form.
+Accountants price two kinds of mechanism: the Gaussian on a Poisson sample, and any that is (ε, δ)-DP. Of a
+third, nothing is proven, and its ε is infinite. Here each event is brought into that form.
 
 - A :class:`~dpagent.privacy.events.SelfComposedEvent` multiplies the count of the event in it.
 - A sampled (ε, δ)-DP mechanism is (ε', qδ)-DP with e^ε' = 1 + q(e^ε − 1)
@@ -25,6 +25,7 @@ from dpagent.privacy.events import (
     ApproximateEvent,
     Event,
     GaussianEvent,
+    NonPrivateEvent,
     PoissonSampledEvent,
     SelfComposedEvent,
 )
@@ -46,7 +47,7 @@ class SampledGaussian:
 
 
 #: A mechanism that accountants price as a whole.
-Component: TypeAlias = SampledGaussian | ApproximateEvent
+Component: TypeAlias = SampledGaussian | ApproximateEvent | NonPrivateEvent
 #: A mechanism and the number of its runs.
 Runs: TypeAlias = tuple[Component, int]
 
@@ -67,6 +68,8 @@ def runs_of(event: Event) -> Runs:
             return SampledGaussian(float(noise_multiplier), 1.0), 1
         case ApproximateEvent(epsilon, delta):
             return _approximate(epsilon, delta), 1
+        case NonPrivateEvent():
+            return event, 1
         case SelfComposedEvent(part, count):
             mechanism, inner = runs_of(part)
             return mechanism, require_count("count", inner * count, maximum=MAX_COUNT)
@@ -99,6 +102,8 @@ def canonical(counts: Mapping[Component, int]) -> list[Runs]:
                 return 0, noise_multiplier, rate
             case ApproximateEvent(epsilon, delta):
                 return 1, epsilon, delta
+            case NonPrivateEvent():
+                return 2, 0.0, 0.0
             case _ as unreachable:
                 assert_never(unreachable)
 
@@ -112,7 +117,7 @@ def event_of(mechanism: Component, count: int) -> Event:
         case SampledGaussian(noise_multiplier, rate):
             event = GaussianEvent(noise_multiplier)
             event = event if rate == 1 else PoissonSampledEvent(rate, event)
-        case ApproximateEvent():
+        case ApproximateEvent() | NonPrivateEvent():
             event = mechanism
     return event if count == 1 else SelfComposedEvent(event, count)
 

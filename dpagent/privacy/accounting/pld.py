@@ -51,9 +51,16 @@ from dpagent.privacy.accounting.gaussian_loss import (
     fine_step,
     on_grid,
 )
-from dpagent.privacy.accounting.normal_form import Component, Runs, SampledGaussian, canonical, counted
+from dpagent.privacy.accounting.normal_form import (
+    Component,
+    Runs,
+    SampledGaussian,
+    UnsupportedEventError,
+    canonical,
+    counted,
+)
 from dpagent.privacy.accounting.rdp import rdp_composition
-from dpagent.privacy.events import MAX_EVENT_EPSILON, ApproximateEvent, Event
+from dpagent.privacy.events import MAX_EVENT_EPSILON, ApproximateEvent, Event, NonPrivateEvent
 
 _MAX_STAGES: Final = 2048
 _MOST_WORK: Final = 70_000_000  # cells over all transforms of one price
@@ -125,7 +132,8 @@ class PldAccountant(Accountant):
         return max(loss.delta(below) for loss in _composed(charges, step, _DELTA_AT_EPSILON))
 
     def _require_supported(self, mechanism: Component) -> None:
-        """All are."""
+        if isinstance(mechanism, NonPrivateEvent):
+            raise UnsupportedEventError("an event is a NonPrivateEvent; it has no privacy losses.")
 
     def _epsilon(self, charges: Sequence[Runs], delta: float) -> float:
         if _simple_bounds(charges, delta)[-1] == 0:

@@ -45,7 +45,7 @@ from dpagent.privacy.accounting.accountant import Accountant, AccountantName, Fl
 from dpagent.privacy.accounting.composition import running_sums
 from dpagent.privacy.accounting.divergences import ORDERS, cumulants, pure_cumulants
 from dpagent.privacy.accounting.normal_form import Component, Runs, SampledGaussian, UnsupportedEventError
-from dpagent.privacy.events import ApproximateEvent
+from dpagent.privacy.events import ApproximateEvent, NonPrivateEvent
 
 _CHUNK: Final = 4096  # charges priced at a time
 _ORDER_RANGE: Final = (1.01, 1024.0)
@@ -142,7 +142,7 @@ def renyi_divergences(charges: Sequence[Runs], orders: Sequence[float] = ORDERS)
         require_divergence(mechanism)
         if isinstance(mechanism, SampledGaussian):
             gaussian[row] = (mechanism.noise_multiplier, mechanism.sampling_rate)
-        else:
+        elif isinstance(mechanism, ApproximateEvent):
             pure[row] = mechanism.epsilon
     bounds = np.empty((len(charges), len(orders)))
     if gaussian:
@@ -158,6 +158,8 @@ def renyi_divergences(charges: Sequence[Runs], orders: Sequence[float] = ORDERS)
 
 def require_divergence(mechanism: Component) -> None:
     """Raise :class:`UnsupportedEventError` if a mechanism need not have any Rényi divergence."""
+    if isinstance(mechanism, NonPrivateEvent):
+        raise UnsupportedEventError("an event is a NonPrivateEvent; it has no Rényi divergence.")
     if isinstance(mechanism, ApproximateEvent) and mechanism.delta > 0:
         raise UnsupportedEventError(
             f"delta of an ApproximateEvent is {mechanism.delta!r}; expected 0, as a mechanism with δ > 0 may "

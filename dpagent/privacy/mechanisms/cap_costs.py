@@ -18,7 +18,7 @@ from typing import Final
 from dpagent.errors import ParameterError, PlanError
 from dpagent.privacy.accounting.amplification import unamplified_epsilon
 from dpagent.privacy.accounting.composition import composed
-from dpagent.privacy.mechanisms.published import NOT_PRIVATE, PublishedCap
+from dpagent.privacy.mechanisms.published import NOT_PRIVATE, PublishedLaplace
 from dpagent.privacy.mechanisms.truncated_laplace import TruncatedLaplace
 from dpagent.privacy.schedules import Schedule
 from dpagent.privacy.statement import BudgetStatement
@@ -88,7 +88,7 @@ def cap_costs(statement: BudgetStatement) -> tuple[CapCost, ...]:
     bounded = BudgetStatement(
         *scope, TruncatedLaplace.name, statement.epsilon, statement.delta, assumptions=assumptions
     )
-    nothing = BudgetStatement(*scope, PublishedCap.name, math.inf, 1.0, (NOT_PRIVATE,))
+    nothing = BudgetStatement(*scope, PublishedLaplace.name, math.inf, 1.0, (NOT_PRIVATE,))
     return (
         CapCost("none", "0: no cap", statement),
         CapCost("clamp", "0: post-processing of a noisy mean", statement),

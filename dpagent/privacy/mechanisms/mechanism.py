@@ -123,6 +123,8 @@ class Mechanism(ABC):
     """The parties that must follow the protocol for the guarantee to hold."""
     norm: ClassVar[Norm | None]
     """In which norm it needs each record's part to be bounded; None: it bounds none."""
+    is_private: ClassVar[bool] = True
+    """Whether anything is proven of it. A device runs another only where its owner allows that."""
 
     noise_multiplier: float
     """The noise's parameter over the sensitivity; it follows from the round's budget."""

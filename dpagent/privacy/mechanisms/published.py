@@ -1,7 +1,5 @@
 """The ``published`` noise cap: Algorithm 1 of Luo, Xu and Guan to the letter. **Not private.**
 
-Not wired: no program runs it; ``dpagent plan`` lists its name, and that it guarantees nothing.
-
 Luo, Xu, Guan, *Differential privacy budget optimization based on deep learning in IoT* (Chinese
 Journal on Internet of Things, 2022). For each parameter w and each round t of T: draw
 n = Lap(Δ/ε_t). If |n| is below |γ·w|, step with g + n, and ε_t is used up. Otherwise step with
@@ -11,9 +9,8 @@ g + γ·w, count as used up the ε′ with γ·w = Lap(Δ/ε′), and restart th
 **It guarantees nothing.** In the second branch g is recovered exactly: everyone who sees the model
 knows γ·w. ε′ belongs to one value, and privacy to the distribution. Δ is that of a coordinate, and
 the whole vector is released. It is here to reproduce the paper's figures and for nothing else: it
-has to be asked for by ``allow_unproven=True``, is no
-:class:`~dpagent.privacy.mechanisms.mechanism.Mechanism`, has no event an accountant would take, and
-everything it returns says ``guarantee = "none"``.
+has to be asked for by ``allow_unproven=True``, on the coordinator and on every device. Its event is a
+:class:`~dpagent.privacy.events.NonPrivateEvent`, so that its ε is infinite, in every ledger and report.
 
 The paper leaves these points open; we decided:
 
@@ -24,10 +21,13 @@ The paper leaves these points open; we decided:
   means infinite noise, and so the second branch. How many have come to that is reported.
 - The step d has the corrected bound 2ε/(T(T−1)), see :mod:`dpagent.privacy.schedules`.
 - z is a discrete Laplace draw of scale 2²⁰ over 2²⁰: even so, no floating-point generator.
+- *g* is the clipped sum over a Poisson lot by the lot's expected size, and leaves on the grid of the wire,
+  which rounds it.
 """
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
@@ -36,16 +36,79 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpagent.errors import ParameterError, PlanError, require_between, require_count, require_positive
+from dpagent.privacy.events import Event, NonPrivateEvent
+from dpagent.privacy.mechanisms.discretised_laplace import RESOLUTION, LaplaceNoise
+from dpagent.privacy.mechanisms.mechanism import Parameter, PlannedMechanism
 from dpagent.privacy.noise.discrete_laplace import DiscreteLaplaceSampler
 from dpagent.privacy.noise.entropy import Entropy
 from dpagent.privacy.schedules import MAX_ROUNDS
-from dpagent.privacy.statement import Adjacency, BudgetStatement, Trust, Unit
+from dpagent.privacy.statement import BudgetStatement
 
 GUARANTEE: Final = "none"
 NOT_PRIVATE: Final = "Algorithm 1 of Luo, Xu and Guan is not differentially private."
 
 _UNIT_SCALE: Final = 2.0**20
 _MAX_EPSILON: Final = 1000.0
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedLaplace(LaplaceNoise, PlannedMechanism):
+    """A round of Algorithm 1, as plans and ledgers name it. **Not private.**
+
+    Its attributes are those of :class:`~dpagent.privacy.mechanisms.discretised_laplace.LaplaceNoise`, with
+    the noise of a parameter whose noise was never replaced. :class:`PublishedCap` draws it.
+    """
+
+    name: ClassVar[str] = "published-laplace"
+    is_private: ClassVar[bool] = False
+    deviation_per_multiplier: ClassVar[float] = math.sqrt(2)
+    parameters: ClassVar[tuple[Parameter, ...]] = (RESOLUTION,)
+
+    @property
+    def event(self) -> Event:
+        """That nothing is proven."""
+        return NonPrivateEvent()
+
+    def round_cost(self, delta: float) -> tuple[float, float]:
+        """(∞, 0)."""
+        return math.inf, 0.0
+
+    def require_noise_as_priced(self, rounds: int, job_epsilon: float, delta: float) -> None:
+        """It has no price that noise could miss."""
+
+    def statement(self, delta: float = 0.0) -> BudgetStatement:
+        """That nothing is guaranteed."""
+        return self.job_statement(math.inf, delta)
+
+    @classmethod
+    def job_statement(cls, epsilon: float, delta: float, *assumptions: str) -> BudgetStatement:
+        """That nothing is guaranteed, whatever ε the algorithm counts."""
+        return BudgetStatement(
+            cls.unit, cls.adjacency, cls.trust, cls.name, math.inf, 1.0, (NOT_PRIVATE, *assumptions)
+        )
+
+    @property
+    def statistical_distance(self) -> float:
+        """0: there is no ideal that the noise would be distant from."""
+        return 0.0
+
+    @property
+    def deviation_units(self) -> float:
+        """Of noise that is not replaced, in grid units: λ√2."""
+        return self.scale_units * math.sqrt(2)
+
+    @property
+    def wire_step(self) -> int:
+        """1: the noise may be far below that of :attr:`deviation_units`."""
+        return 1
+
+    def wire_bits(self, expected_lot: float) -> float:
+        """The most that the wire has room for, since what replaces noise has any size."""
+        return math.inf
+
+    def sampler(self, *, entropy: Entropy = os.urandom) -> DiscreteLaplaceSampler:
+        """Of the draws z, in 2²⁰ths."""
+        return DiscreteLaplaceSampler(_UNIT_SCALE, entropy=entropy)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,7 +160,6 @@ class PublishedCap:
         ParameterError: another attribute is out of its range.
     """
 
-    name: ClassVar[str] = "published-cap"
     guarantee: ClassVar[str] = GUARANTEE
 
     epsilon: float
@@ -120,18 +182,6 @@ class PublishedCap:
         require_between("step", self.step, 0.0, 2 * self.epsilon / pairs if pairs else 0.0)
         require_positive("sensitivity", self.sensitivity)
         require_positive("regularisation", self.regularisation)
-
-    def statement(self) -> BudgetStatement:
-        """That nothing is guaranteed."""
-        return BudgetStatement(
-            Unit.RECORD,
-            Adjacency.ADD_OR_REMOVE_ONE,
-            Trust.NONE,
-            self.name,
-            epsilon=float("inf"),
-            delta=1.0,
-            assumptions=(NOT_PRIVATE,),
-        )
 
     def start(self, dimension: int) -> PublishedState:
         """Before the first round of a model of ``dimension`` parameters."""

@@ -9,6 +9,7 @@ from dpagent.privacy.mechanisms.central import CentralGaussian, CentralLaplace
 from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian
 from dpagent.privacy.mechanisms.discretised_laplace import DiscretisedLaplace
 from dpagent.privacy.mechanisms.mechanism import CalibratedMechanism, PlannedMechanism
+from dpagent.privacy.mechanisms.published import PublishedLaplace
 from dpagent.privacy.mechanisms.truncated_laplace import TruncatedLaplace
 
 #: Those whose noise is chosen for a whole job before it begins.
@@ -17,7 +18,11 @@ CALIBRATED: Final[dict[str, type[CalibratedMechanism]]] = {
     for mechanism in (DiscretisedGaussian, DiscretisedLaplace, CentralGaussian, CentralLaplace)
 }
 #: By name on the wire and in ledgers.
-MECHANISMS: Final[dict[str, type[PlannedMechanism]]] = {**CALIBRATED, TruncatedLaplace.name: TruncatedLaplace}
+MECHANISMS: Final[dict[str, type[PlannedMechanism]]] = {
+    **CALIBRATED,
+    TruncatedLaplace.name: TruncatedLaplace,
+    PublishedLaplace.name: PublishedLaplace,
+}
 
 DEFAULT_MECHANISM: Final = DiscretisedGaussian.name
 

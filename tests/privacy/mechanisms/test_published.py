@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from dpagent.errors import ParameterError, PlanError
-from dpagent.privacy.mechanisms.published import PublishedCap, PublishedState
+from dpagent.privacy.events import NonPrivateEvent
+from dpagent.privacy.mechanisms.published import PublishedCap, PublishedLaplace, PublishedState
 
 
 def cap(**changes: Any) -> PublishedCap:
@@ -46,14 +47,18 @@ def test_two_neighbouring_data_sets_are_told_apart_with_certainty_from_one_relea
 
 def test_nothing_is_guaranteed_and_everything_says_so() -> None:
     settings = cap()
-    statement = settings.statement()
+    mechanism = PublishedLaplace(clip_norm=1.0, noise_multiplier=2.0, sampling_rate=0.5, dimension=650)
+    assert mechanism.event == NonPrivateEvent()
+    assert not mechanism.is_private
+    mechanism.require_noise_as_priced(100, math.inf, 1e-5)
+    statement = mechanism.job_statement(4.0, 1e-5)
+    assert not mechanism.statement().is_guarantee
     assert not statement.is_guarantee
     assert (statement.epsilon, statement.delta) == (math.inf, 1.0)
     assert statement.as_dict()["guarantee"] == "none"
     assert "no guarantee" in statement.sentence()
     result = settings.noisy_step(np.zeros(3), np.ones(3), settings.start(3))
     assert settings.guarantee == result.guarantee == result.state.guarantee == "none"
-    assert not hasattr(settings, "event")
 
 
 @pytest.mark.parametrize("value", [False, None, 1, "yes"])

@@ -1,0 +1,225 @@
+"""Rounds of Algorithm 1, which guarantee nothing: only where the owner allows it, and for good."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import pytest
+from commands import dpagent
+from devices import started_trainer
+from fleets import DIGITS, digits, make_plan, published_plan, records, update_plan, write_agent
+from ledgers import DATASET, LIMITS, charge_and_spool, files_of
+
+from agent.admission import Declined, admit
+from agent.audit import audit, verify
+from agent.charges import Budget, BudgetChange, Charge, charge_of
+from agent.columns import account_name
+from agent.custody import begin_ledger, go_on_after_restore, raise_budget
+from agent.heads import read_second_head
+from agent.limits import BeyondLimitError
+from agent.published_state import PublishedStateFile
+from agent.replay import replay
+from agent.settings import load_agent_settings
+from agent.state import AgentState
+from dpagent.errors import LedgerError, PlanError
+from dpagent.learning.training.numpy_engine.engine import NumpyEngine
+from dpagent.norm import Norm
+from dpagent.privacy.mechanisms.published import PublishedState
+from dpagent.privacy.statement import Trust
+from dpagent.protocol.messages import Plan
+from dpagent.protocol.signing import Signer, new_signing_secret
+from dpagent.protocol.task import RoundTask
+
+ACCOUNT = f"{DATASET}@coordinator"
+BUDGETS = {DATASET: Budget(8.0, 1e-3), ACCOUNT: Budget(20.0, 1e-3)}
+ALLOWING = LIMITS.model_copy(
+    update={
+        "methods": ("dp-sgd", "incrementing", "ldp-fl", "central"),
+        "trust": (Trust.NONE, Trust.COORDINATOR),
+        "allow_unproven": True,
+    }
+)
+OTHER_JOB = b"k" * 16
+WEIGHTS = DIGITS.initial_weights(0)
+KEY = Signer(new_signing_secret(), "testers").public_key
+
+
+def opened(path: Path, budgets: dict[str, Budget] = BUDGETS) -> AgentState:
+    files = files_of(path)
+    if not files.database.exists():
+        begin_ledger(files, budgets)
+    return AgentState(files, budgets)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "state"
+
+
+@pytest.fixture
+def state(path: Path) -> Iterator[AgentState]:
+    state = opened(path)
+    yield state
+    state.close()
+
+
+def take_part(state: AgentState, plan: Plan) -> Charge:
+    task = RoundTask.of(plan)
+    price = admit(task, records(20), state.ledger, DATASET, ALLOWING, now=0.0)
+    account = account_name(DATASET, task.release.mechanism.trust)
+    charge = charge_of(task, price, account, charged_at="2026-11-23T00:00:00+00:00")
+    charge_and_spool(state, charge, [])
+    return charge
+
+
+def test_a_device_declines_unless_its_owner_allows_it(state: AgentState) -> None:
+    limits = ALLOWING.model_copy(update={"allow_unproven": False})
+    with pytest.raises(BeyondLimitError, match=r"the guarantee is none.*limits\.allow_unproven"):
+        admit(RoundTask.of(published_plan()), records(20), state.ledger, DATASET, limits, now=0.0)
+    assert not LIMITS.allow_unproven
+
+
+def test_its_rounds_are_entries_of_infinite_epsilon(path: Path, state: AgentState) -> None:
+    first = take_part(state, published_plan())
+    take_part(state, published_plan(round=2))
+    assert (first.job_epsilon, first.cumulative_epsilon) == (math.inf, math.inf)
+    assert "no guarantee" in state.ledger.spending(DATASET)
+    state.close()
+    assert verify(path, files_of(path).second_head).charges == 2
+    bodies = [json.loads(line) for line in exported(path)]
+    assert [body["job_epsilon"] for body in bodies] == [None, None]
+    assert audit(path).charges[0] == first
+
+
+def exported(path: Path) -> list[str]:
+    document = json.loads(dpagent("budget", "export", "--state-dir", path, "--json", "-").stdout)
+    return [json.dumps(charge) for charge in document["charges"]]
+
+
+@pytest.mark.parametrize(
+    "plan", [make_plan(job=OTHER_JOB), update_plan(job=OTHER_JOB)], ids=["sum", "update"]
+)
+def test_no_job_with_a_guarantee_follows_ever(path: Path, state: AgentState, plan: Plan) -> None:
+    """In no account of the data set, and no budget is large enough."""
+    take_part(state, make_plan(job=b"b" * 16))
+    take_part(state, published_plan())
+    state.close()
+    larger = {name: Budget(1e6, 0.5) for name in BUDGETS}
+    raise_budget(files_of(path), larger)
+    state = opened(path, larger)
+    with pytest.raises(Declined, match="guarantee nothing have been run on 'digits"):
+        take_part(state, plan)
+    take_part(state, published_plan(job=OTHER_JOB))
+    state.close()
+
+
+def test_a_backup_does_not_forget_them(path: Path, state: AgentState) -> None:
+    take_part(state, make_plan(job=b"b" * 16))
+    state.close()
+    older = Path(shutil.copytree(path, path.with_name("older")))
+    state = opened(path)
+    take_part(state, published_plan())
+    state.close()
+    second = read_second_head(files_of(path).second_head)
+    assert second is not None
+    assert second.datasets[DATASET].epsilon_reserved == math.inf
+    shutil.rmtree(path)
+    shutil.copytree(older, path)
+    lost = go_on_after_restore(files_of(path), BUDGETS, write_off_all=False, at=datetime.now(UTC))
+    assert [each.epsilon for each in lost if each.dataset == DATASET] == [math.inf]
+    assert audit(path).accounts.is_exposed(ACCOUNT)
+    state = opened(path)
+    with pytest.raises(Declined, match="guarantee nothing"):
+        take_part(state, make_plan(job=OTHER_JOB))
+    state.close()
+
+
+def test_the_books_say_that_nothing_is_guaranteed(path: Path, state: AgentState) -> None:
+    take_part(state, published_plan())
+    state.close()
+    shown = dpagent("budget", "show", "--state-dir", path)
+    assert "No guarantee for 'digits'." in shown.stdout
+    document = json.loads(dpagent("budget", "show", "--state-dir", path, "--json").stdout)
+    for account in (DATASET, ACCOUNT):
+        assert document["datasets"][account]["statement"]["guarantee"] == "none"
+    assert document["datasets"][DATASET]["epsilon_reserved"] is None
+
+
+def test_a_ledger_that_says_otherwise_is_found(path: Path, state: AgentState) -> None:
+    private, exact = take_part(state, make_plan(job=b"b" * 16)), take_part(state, published_plan())
+    budgets = [BudgetChange(name, budget.epsilon, budget.delta) for name, budget in BUDGETS.items()]
+    replay([*budgets, private, exact])
+    for wrong, words in (
+        ([replace(exact, job_epsilon=4.0, cumulative_epsilon=4.0)], "reserves ε = 4"),
+        ([replace(private, job_epsilon=math.inf)], "reserves ε = inf"),
+        ([replace(exact, cumulative_epsilon=4.0)], "cumulative ε of 4"),
+        (
+            [
+                replace(exact, cumulative_delta=1e-5),
+                replace(private, cumulative_epsilon=math.inf, cumulative_delta=2e-5),
+            ],
+            "guarantee nothing",
+        ),
+    ):
+        with pytest.raises(LedgerError, match=words):
+            replay([*budgets, *wrong])
+
+
+@pytest.mark.parametrize(
+    "changes", [{"release": {"sampling": {"local_steps": 2}}}, {"release": {"cap": {"step": 999.0}}}]
+)
+def test_a_plan_beyond_the_paper_is_refused(changes: dict[str, dict[str, dict[str, float]]]) -> None:
+    values = published_plan().model_dump()
+    for section, keys in changes["release"].items():
+        values["release"][section] |= keys
+    with pytest.raises(PlanError):
+        RoundTask.of(Plan.model_validate(values))
+
+
+def test_the_exact_sum_leaves_where_noise_is_replaced(tmp_path: Path) -> None:
+    """With hardly any regularisation nearly all noise is replaced, by next to nothing: the update is the sum.
+
+    A device's own records against those without the first: the update fits one of the two alone.
+    """
+    values = published_plan(release={"sampling": {"rate": 1.0, "expected_lot": 50.0}}).model_dump()
+    values["release"]["cap"]["regularisation"] = 1e-9
+    task = RoundTask.of(Plan.model_validate(values))
+    agent = write_agent(tmp_path, None, KEY, engine="numpy")
+    board = started_trainer(load_agent_settings(agent))
+    update = board.noisy_update(board.prepare(task, {}, WEIGHTS))
+    assert update.failure is None
+    engine, data = NumpyEngine(DIGITS, norm=Norm.L1), digits(0, 50)
+    sums = []
+    for first in (0, 1):
+        inputs, labels = data.inputs[first:], data.labels[first:]
+        sums.append(engine.clipped_sum(WEIGHTS, inputs, labels, [1.0]).total / task.release.wire_unit)
+    apart = [float(np.abs(update.values - each).max()) for each in sums]
+    assert apart[0] < 2.0, "units of a millionth of a clip norm"
+    assert apart[1] > 1_000.0
+
+
+# --- the schedules ------------------------------------------------------------------------------
+
+
+def test_a_rounds_schedules_begin_where_the_one_before_ended(tmp_path: Path) -> None:
+    kept, plans = PublishedStateFile(tmp_path), [published_plan(round=number) for number in (1, 2, 3)]
+    cap = RoundTask.of(plans[0]).release.published_cap
+    start = cap.start(DIGITS.parameter_count).remainder
+    assert kept.before(plans[0], cap).remainder == pytest.approx(start)
+    kept.save(plans[0], PublishedState(1, start - 1))
+    kept.save(plans[1], PublishedState(2, start - 2))
+    # One whose update was lost begins again where it began; one that was missed costs nothing.
+    assert kept.before(plans[1], cap).remainder == pytest.approx(start - 1)
+    assert kept.before(plans[2], cap).remainder == pytest.approx(start - 2)
+    assert kept.before(plans[2], cap).rounds_done == 2
+    other = published_plan(job=OTHER_JOB, round=3)
+    assert kept.before(other, cap).remainder == pytest.approx(start)
+    (tmp_path / "published.npz").write_bytes(b"no archive")
+    assert kept.before(plans[2], cap).remainder == pytest.approx(start)
