@@ -22,7 +22,7 @@ from coordinator.store import Job, Store
 from dpagent.clock import Clock, SystemClock
 from dpagent.learning.data.dataset import Dataset
 from dpagent.learning.data.opening import open_dataset
-from dpagent.privacy.statement import Trust, Unit, delta_warning
+from dpagent.privacy.statement import Trust, Unit, delta_warning, epsilon_warning
 from dpagent.protocol.topics import Topics
 from dpagent.storage import StateDirectory, disk_errors
 from dpagent.transport.events import Acknowledged, Connected, Disconnected, Received
@@ -52,7 +52,10 @@ class Coordinator:
         clock = clock or SystemClock()
         unit = settings.privacy.mechanism.unit
         units = settings.devices if unit is Unit.DEVICE else settings.records_per_device
-        if (warning := delta_warning(settings.privacy.delta, units, unit)) is not None:
+        warnings = [delta_warning(settings.privacy.delta, units, unit)]
+        if settings.cap.kind != "published":  # whose ε bounds nothing
+            warnings.append(epsilon_warning(settings.privacy.epsilon, unit))
+        for warning in filter(None, warnings):
             log.warning("%s", warning)
         spec = settings.model.spec()
         self._models = ModelFiles(settings, spec, _load_test_data(settings))
