@@ -6,6 +6,7 @@ from types import MappingProxyType, ModuleType
 
 from benchmarks import (
     accounting,
+    adaptive_clipping,
     adversary,
     agent_footprint,
     aggregation,
@@ -57,6 +58,7 @@ BENCHMARKS: MappingProxyType[str, ModuleType] = MappingProxyType(
             reproduce_m2,
             reproduce_m3,
             reproduce_m4,
+            adaptive_clipping,
             reproduce_m5,
             frameworks,
             step_shares,

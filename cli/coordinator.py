@@ -96,8 +96,12 @@ def status(
     state = "finished" if finished else "running"
     typer.echo(f"Job {name}: {state}, {len(rounds)} of {counted(settings.rounds, 'round')} started.")
     if rounds:
+        follows = settings.privacy.clipping.kind == "quantile"
         print_table(
-            ["round", "noise multiplier", "ε so far", "accuracy", "fragments", "clamped", "norm kept"],
+            [
+                *("round", "noise multiplier", "ε so far", "accuracy", "fragments", "clamped", "norm kept"),
+                *(["clip norm"] if follows else []),
+            ],
             [
                 [
                     str(r.number),
@@ -111,6 +115,7 @@ def status(
                     str(r.fragments),
                     "" if r.clamped is None else str(r.clamped),
                     "" if r.kept is None else f"{r.kept:.1%}",
+                    *(["" if r.clip_norm is None else f"{r.clip_norm:.3g}"] if follows else []),
                 ]
                 for r in rounds
             ],

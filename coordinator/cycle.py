@@ -255,8 +255,15 @@ class Cycle:
         crash would have the next start draw other noise for the same updates, and two answers show them.
         """
         number, epsilon = release.plan.round, self._planner.epsilon_after(release)
+        follows = self._settings.privacy.clipping.kind == "quantile"
         result = RoundResult(
-            accuracy, step.clamped, step.kept, release.mechanism.noise_multiplier, epsilon, step.out_of_range
+            accuracy,
+            step.clamped,
+            step.kept,
+            release.mechanism.noise_multiplier,
+            epsilon,
+            step.out_of_range,
+            self._model.clip_norm if follows else None,
         )
         self._store.close_round(number, step.model, result, closed_at=self._clock.unix())
         self._model = step.model

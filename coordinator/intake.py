@@ -18,7 +18,7 @@ from coordinator.settings import FleetSettings
 from coordinator.store import BLOCK_FULL, Store
 from dpagent.clock import Clock
 from dpagent.protocol.codec import MessageError
-from dpagent.protocol.fragments import read_block, read_tally, read_update_block, require_place
+from dpagent.protocol.fragments import read_block, read_tally, require_place
 from dpagent.protocol.messages import Fragment
 from dpagent.protocol.noisy_sum import NoisySum
 from dpagent.protocol.reports import Reports
@@ -139,5 +139,5 @@ class Intake:
                 return values
             case Reports(terms=terms):
                 return read_tally(fragment, plan, terms, release.blocks)
-            case Updates(terms=terms, mechanism=mechanism):
-                return read_update_block(fragment, plan, terms.largest, mechanism.norm, release.blocks)
+            case Updates():
+                return release.read(fragment)

@@ -116,18 +116,23 @@ class ScheduleSettings(Settings):
 
 
 class ClippingSettings(Settings):
-    """Clipping of each record's gradient."""
+    """Clipping of each record's gradient, or with ``central`` of a device's whole update."""
 
     kind: Literal["whole", "layers", "quantile"] = "whole"
-    """``whole``: clip the gradient to ``clip_norm``. ``layers``: clip each layer to its own norm.
-    ``quantile``: clip to a norm that follows a privately estimated quantile of the records' norms."""
+    """``whole``: clip to ``clip_norm``. ``layers``: clip each layer of a gradient to its own norm.
+    ``quantile``: clip to a norm that follows a privately estimated quantile of the records' norms, or with
+    ``central`` of the devices'."""
     norms: list[Annotated[float, Field(ge=MIN_NORM, le=MAX_NORM)]] | None = None
     """``layers``: one for each layer with parameters; by default, ``clip_norm`` divided by the root of their
     number."""
     quantile: Annotated[float, Field(gt=0, lt=1)] = 0.5
-    """``quantile``: target share of records with an unclipped gradient."""
+    """``quantile``: target share of records with an unclipped gradient, or of devices with an unclipped
+    update."""
     rate: Annotated[float, Field(gt=0, le=1)] = 0.2
     """``quantile``: adaptation rate of the norm."""
+    span: Annotated[float, Field(gt=1, le=1e9)] = 100.0
+    """``quantile``: the norm stays between ``clip_norm`` divided by this number and ``clip_norm`` times this
+    number, whatever devices send."""
 
     @model_validator(mode="after")
     def _norms_are_of_layers(self) -> ClippingSettings:
@@ -199,6 +204,12 @@ class PrivacySettings(Settings):
         return self.schedule.schedule(method_named(self.method).schedule)
 
     @property
+    def clip_norms(self) -> tuple[float, float]:
+        """Least and greatest clip norm of a round, where it follows a quantile."""
+        span = self.clipping.span
+        return max(self.clip_norm / span, MIN_NORM), min(self.clip_norm * span, MAX_NORM)
+
+    @property
     def gradient_norm(self) -> Norm:
         """In which devices clip gradients; where they train without noise, no gradient reaches the bound."""
         norm = self.mechanism.norm
@@ -218,12 +229,18 @@ class PrivacySettings(Settings):
             mechanism = self.mechanism
         except DpagentError as error:
             raise ValueError(str(error)) from error
-        if method_named(self.method).trains_locally and self.clipping.kind != "whole":
-            raise ValueError(
-                f"clipping.kind is {self.clipping.kind}; expected whole: method {self.method} clips no "
-                "gradient"
-            )
-        if mechanism.norm is Norm.L1 and self.clipping.kind != "whole":
+        if method_named(self.method).trains_locally:
+            if mechanism.norm is None and self.clipping.kind != "whole":
+                raise ValueError(
+                    f"clipping.kind is {self.clipping.kind}; expected whole: method {self.method} clips "
+                    "weights to the ranges of their layers"
+                )
+            if self.clipping.kind == "layers":
+                raise ValueError(
+                    f"clipping.kind is layers; expected whole or quantile: method {self.method} clips whole "
+                    "updates"
+                )
+        elif mechanism.norm is Norm.L1 and self.clipping.kind != "whole":
             raise ValueError(
                 f"noise is {self.noise}, which needs records clipped in {mechanism.norm}, and clipping.kind"
                 f" is {self.clipping.kind}, which clips in L2; expected whole, or noise gaussian"

@@ -17,10 +17,9 @@ from coordinator.store import Job, OpenRound
 from coordinator.sum_planning import SumPlanning
 from coordinator.update_planning import (
     fragments_for_update,
-    update_mechanism,
+    update_clipping,
     update_noise,
     update_terms,
-    update_wire,
 )
 from dpagent.configuration import complaint
 from dpagent.errors import ParameterError, PlanError
@@ -191,7 +190,7 @@ class Planner:
         if isinstance(noise, TwoPointRounds):
             return fragments_for_reports(noise, self._spec)
         if issubclass(noise.mechanism, CentralMechanism):
-            return fragments_for_update(update_mechanism(self._settings, self._spec, noise, 1))
+            return fragments_for_update(self._settings, self._spec, noise)
         return self._sums.fragments_needed(noise)
 
     def require_acceptable(self) -> None:
@@ -228,7 +227,7 @@ class Planner:
 
     def _query_of_round(self, number: int) -> Query:
         if issubclass(self._job_noise.mechanism, CentralMechanism):
-            return query_of_update(self._settings.privacy.clip_norm, self._spec.parameter_count)
+            return query_of_update(update_clipping(self._settings, self._spec))
         return self._sums.query(number)
 
     def _plan(
@@ -245,11 +244,7 @@ class Planner:
         if isinstance(reports := self._job.noise, TwoPointRounds):
             release, wire = report_terms(settings, reports), report_wire(settings, reports, spec)
         elif issubclass(self._job_noise.mechanism, CentralMechanism):
-            mechanism = update_mechanism(settings, spec, self._job_noise, current.number)
-            release, wire = (
-                update_terms(settings, self._job_noise, mechanism),
-                update_wire(settings, mechanism),
-            )
+            release, wire = update_terms(settings, spec, self._job_noise, current.number, clip_norm)
         else:
             if self._sums.second_moments(current.number) is not None:
                 # The directions are on disk already after a crash just before the round closed.

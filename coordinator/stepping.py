@@ -84,8 +84,7 @@ class Stepper:
         )
         if not clipping.count_weight:
             return step
-        wanted, share = self._settings.privacy.clipping, clipping.share_within(float(mean[-1]))
-        norm = adapted_norm(model.clip_norm, share, quantile=wanted.quantile, rate=wanted.rate)
+        norm = self._next_norm(model.clip_norm, clipping.share_within(float(mean[-1])))
         return replace(step, model=replace(step.model, clip_norm=norm))
 
     def step_by_distance(
@@ -97,9 +96,26 @@ class Stepper:
         return Step(model.stepped(self._optimiser, distance, number=number, learning_rate=rate))
 
     def step_by_update(self, release: Updates, model: ModelState, total: NDArray[np.int64]) -> Step:
-        """Step by the sum of all updates, (parameters,), which gets its noise here."""
+        """Step by the sum of all updates, (dimension,), which gets its noise here."""
         rate = self._learning_rate.at(release.plan.round)
-        return Step(take_update_step(release, total, model, self._optimiser, rate))
+        step = take_update_step(release, total, model, self._optimiser, rate)
+        if step.share_within is None:
+            return Step(step.model)
+        norm = self._next_norm(model.clip_norm, step.share_within)
+        return Step(replace(step.model, clip_norm=norm))
+
+    def _next_norm(self, norm: float, share_within: float) -> float:
+        """The clip norm of the next round, which follows the quantile within its bounds."""
+        privacy = self._settings.privacy
+        wanted, bounds = privacy.clipping, privacy.clip_norms
+        found = adapted_norm(norm, share_within, quantile=wanted.quantile, rate=wanted.rate, bounds=bounds)
+        if found in bounds and found != norm:
+            log.warning(
+                "the clip norm has come to %g, the %s that privacy.clip_norm and clipping.span allow, and "
+                "goes no further; choose another clip_norm for the next job, unless dishonest devices have "
+                "brought it there", found, "least" if found == bounds[0] else "most",
+            )  # fmt: skip
+        return found
 
     def _step_by_reports(self, release: Reports, model: ModelState, sums: Sums) -> Step:
         number = release.plan.round

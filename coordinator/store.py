@@ -74,6 +74,8 @@ class RoundResult:
     epsilon: float
     out_of_range: tuple[str, ...] = ()
     """Layers whose weights on the devices lie at the ends of their ranges."""
+    clip_norm: float | None = None
+    """Of the round, where it follows a quantile."""
 
 
 def _create(connection: sqlite3.Connection) -> None:
@@ -89,7 +91,7 @@ def _create(connection: sqlite3.Connection) -> None:
         """CREATE TABLE rounds (
             number INTEGER PRIMARY KEY, opened_at REAL NOT NULL, deadline REAL NOT NULL, announced_at REAL,
             closed_at REAL, noise_multiplier REAL, epsilon REAL, accuracy REAL, clamped INTEGER, kept REAL,
-            fragments INTEGER, out_of_range TEXT
+            fragments INTEGER, out_of_range TEXT, clip_norm REAL
         ) STRICT"""
     )
     create_seats(connection)
@@ -259,8 +261,8 @@ class Store:
         with disk_errors(self.file), transaction(self.connection):
             self.connection.execute(
                 "UPDATE rounds SET closed_at = ?, accuracy = ?, clamped = ?, kept = ?, noise_multiplier = ?, "
-                "epsilon = ?, out_of_range = ?, fragments = (SELECT count(*) FROM seats WHERE "
-                "round = rounds.number) WHERE number = ?",
+                "epsilon = ?, out_of_range = ?, clip_norm = ?, fragments = (SELECT count(*) FROM seats "
+                "WHERE round = rounds.number) WHERE number = ?",
                 (
                     closed_at,
                     result.accuracy,
@@ -269,6 +271,7 @@ class Store:
                     result.noise_multiplier,
                     result.epsilon,
                     json.dumps(result.out_of_range),
+                    result.clip_norm,
                     number,
                 ),
             )
@@ -330,6 +333,8 @@ class RoundRecord:
     kept: float | None
     out_of_range: tuple[str, ...]
     """Layers whose weights on the devices lie at the ends of their ranges."""
+    clip_norm: float | None
+    """Of the round, where it follows a quantile."""
     fragments: int
 
 
@@ -356,7 +361,7 @@ class StoreReader:
         with disk_errors(self.file):
             rows = self._connection.execute(
                 "SELECT number, opened_at, closed_at, noise_multiplier, epsilon, accuracy, clamped, kept, "
-                "coalesce(out_of_range, '[]') AS out_of_range, "
+                "clip_norm, coalesce(out_of_range, '[]') AS out_of_range, "
                 "coalesce(fragments, (SELECT count(*) FROM seats WHERE round = number)) AS fragments "
                 "FROM rounds ORDER BY number"
             )

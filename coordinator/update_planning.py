@@ -13,7 +13,7 @@ from dpagent.privacy.calibration import calibrate
 from dpagent.privacy.mechanisms.central import CentralMechanism
 from dpagent.privacy.mechanisms.grid import MAX_RESOLUTION
 from dpagent.privacy.mechanisms.job_noise import JobNoise
-from dpagent.privacy.mechanisms.mechanism import PlannedMechanism
+from dpagent.privacy.update_clipping import COUNT_WEIGHT, UpdateClipping
 from dpagent.protocol.bit_packing import packed_bytes
 from dpagent.protocol.messages import MAX_PAYLOAD_BYTES, WireTerms
 from dpagent.protocol.terms import MechanismTerms, TrainingTerms, UpdateTerms
@@ -66,41 +66,66 @@ def update_resolution(norm: Norm, dimension: int, least_noise: float) -> int:
     return min(1 << math.ceil(math.log2(wanted)), MAX_RESOLUTION[norm])
 
 
-def update_terms(settings: FleetSettings, noise: JobNoise, mechanism: PlannedMechanism) -> UpdateTerms:
-    """What a plan says of its updates; ``mechanism`` is that of the round."""
+def update_clipping(
+    settings: FleetSettings, spec: ModelSpec, clip_norm: float | None = None
+) -> UpdateClipping:
+    """The clipping of updates.
+
+    Args:
+        settings: The fleet's.
+        spec: The model.
+        clip_norm: Of the round, if it follows a quantile; by default the first round's.
+    """
     privacy = settings.privacy
-    return UpdateTerms(
+    assert privacy.mechanism.norm is not None
+    weight = COUNT_WEIGHT if privacy.clipping.kind == "quantile" else 0.0
+    return UpdateClipping(
+        privacy.mechanism.norm, clip_norm or privacy.clip_norm, spec.parameter_count, weight
+    )
+
+
+def update_terms(
+    settings: FleetSettings, spec: ModelSpec, noise: JobNoise, number: int, clip_norm: float | None
+) -> tuple[UpdateTerms, WireTerms]:
+    """What a plan says of its updates, and how they are cut: into as many fragments as the settings ask for.
+
+    Args:
+        settings: The fleet's.
+        spec: The model.
+        noise: Of the job.
+        number: Of the round.
+        clip_norm: Of the round, if it follows a quantile.
+
+    Raises:
+        ParameterError: The noise is out of range.
+    """
+    clipping = update_clipping(settings, spec, clip_norm)
+    mechanism = noise.at(number, query_of_update(clipping))
+    largest = mechanism.sensitivity_units
+    terms = UpdateTerms(
         kind="update",
         mechanism=MechanismTerms(
             name=mechanism.name,
             noise_multipliers=list(noise.multipliers),
             parameters=mechanism.announced,
         ),
-        clip_norm=privacy.clip_norm,
-        largest=mechanism.sensitivity_units,
+        clip_norm=clipping.clip_norm,
+        count_weight=clipping.count_weight,
+        largest=largest,
         expected_devices=settings.devices,
-        training=TrainingTerms(**privacy.local_training.model_dump()),
+        training=TrainingTerms(**settings.privacy.local_training.model_dump()),
     )
+    block = -(-mechanism.dimension // settings.fragments_per_update)
+    return terms, WireTerms(block=block, bytes=packed_bytes(block, update_width(largest)))
 
 
-def update_mechanism(
-    settings: FleetSettings, spec: ModelSpec, noise: JobNoise, number: int
-) -> PlannedMechanism:
-    """The mechanism of a round.
+def fragments_for_update(settings: FleetSettings, spec: ModelSpec, noise: JobNoise) -> int:
+    """The smallest number of fragments that holds an update.
 
     Raises:
         ParameterError: The noise is out of range.
     """
-    return noise.at(number, query_of_update(settings.privacy.clip_norm, spec.parameter_count))
-
-
-def update_wire(settings: FleetSettings, mechanism: PlannedMechanism) -> WireTerms:
-    """How an update is cut: into as many fragments as the settings ask for."""
-    block = -(-mechanism.dimension // settings.fragments_per_update)
-    return WireTerms(block=block, bytes=packed_bytes(block, update_width(mechanism.sensitivity_units)))
-
-
-def fragments_for_update(mechanism: PlannedMechanism) -> int:
-    """The smallest number of fragments that holds an update."""
+    # Its size depends neither on the noise of a round nor on its clip norm.
+    mechanism = noise.at(1, query_of_update(update_clipping(settings, spec)))
     width = update_width(mechanism.sensitivity_units)
     return -(-mechanism.dimension // ((MAX_PAYLOAD_BYTES - 1) * 8 // width))

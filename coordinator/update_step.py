@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -10,9 +12,22 @@ from dpagent.learning.training.optimiser import Optimiser
 from dpagent.protocol.updates import Updates
 
 
+@dataclass(frozen=True, slots=True)
+class UpdateStep:
+    """The outcome of a step.
+
+    Attributes:
+        model: behind it, still with the clip norm of this round.
+        share_within: of the devices, within that norm, as the noisy sum tells it; None where they do not say.
+    """
+
+    model: ModelState
+    share_within: float | None
+
+
 def take_update_step(
     release: Updates, total: NDArray[np.int64], model: ModelState, optimiser: Optimiser, learning_rate: float
-) -> ModelState:
+) -> UpdateStep:
     """Step by the mean update, with fresh noise: of a round, no more than one such step may ever be seen.
 
     With a learning rate of 1 and no momentum, the mean update is added to the weights, as in federated
@@ -20,12 +35,14 @@ def take_update_step(
 
     Args:
         release: the round's.
-        total: (parameters,) the exact sum of the updates, in grid units. Private.
+        total: (dimension,) the exact sum of the updates, in grid units. Private.
         model: before it.
         optimiser: takes the step.
         learning_rate: of this step.
     """
-    noisy = release.mechanism.add_noise(total)
-    return model.stepped(
-        optimiser, -release.mean_of(noisy), number=release.plan.round, learning_rate=learning_rate
+    mean, parameters = release.mean_of(release.mechanism.add_noise(total)), release.clipping.parameters
+    stepped = model.stepped(
+        optimiser, -mean[:parameters], number=release.plan.round, learning_rate=learning_rate
     )
+    share = release.clipping.share_within(float(mean[-1])) if release.clipping.count_weight else None
+    return UpdateStep(stepped, share)

@@ -26,6 +26,7 @@ from vector_fleet import (
     ASSET,
     CHANGES,
     CLIPPED_PLAN,
+    COUNTED_PLAN,
     FLEET,
     FRAGMENTS,
     INFO,
@@ -53,8 +54,8 @@ from vector_fleet import (
 
 from coordinator.aggregation import fleet_mean
 from dpagent.protocol.codec import encode
-from dpagent.protocol.fragments import chunked, content_digest, cut, read_block, read_tally, read_update_block
-from dpagent.protocol.messages import Layout
+from dpagent.protocol.fragments import chunked, content_digest, cut, read_block, read_tally
+from dpagent.protocol.messages import Layout, Plan
 from dpagent.protocol.mixing import key_text, plan_digest
 from dpagent.protocol.packing import pack
 from dpagent.protocol.reports import Reports
@@ -225,17 +226,15 @@ def _reports() -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _clipped() -> dict[str, Any]:
-    release, sums = RoundTask.of(CLIPPED_PLAN).release, dict[int, tuple[int, NDArray[np.int64]]]()
+def _clipped(name: str, plan: Plan) -> dict[str, Any]:
+    release, sums = RoundTask.of(plan).release, dict[int, tuple[int, NDArray[np.int64]]]()
     assert isinstance(release, Updates)
     updates, payloads = [], []
     for change in CHANGES:
         trained = np.array(change, np.float32)
         updates.append(release.update_of(trained, np.zeros_like(trained)))
-        for fragment in cut(updates[-1], CLIPPED_PLAN):
-            part = read_update_block(
-                fragment, CLIPPED_PLAN, release.terms.largest, release.mechanism.norm, release.blocks
-            )
+        for fragment in cut(updates[-1], plan):
+            part = release.read(fragment)
             count, total = sums.get(fragment.position, (0, np.zeros_like(part)))
             sums[fragment.position] = (count + 1, total + part)
             payloads.append({"position": fragment.position, "payload": fragment.payload.hex()})
@@ -243,7 +242,7 @@ def _clipped() -> dict[str, Any]:
     return {
         "description": "A plan that asks for updates without noise, those of two devices, and their mean "
         "over the four that are expected, before the coordinator's noise.",
-        "vectors": [_signed_vector("clipped in L2", TOPICS.plan, CLIPPED_PLAN, "plan")],
+        "vectors": [_signed_vector(name, TOPICS.plan, plan, "plan")],
         "changes": CHANGES,
         "updates": [update.tolist() for update in updates],
         "payloads": payloads,
@@ -262,7 +261,9 @@ def render() -> dict[str, str]:
     """The files by name."""
     files = {
         "fleet": _fleet(), "plan": _plan(), "model": _model(), "fragment": _fragment(), "mixed": _mixed(),
-        "reports": _reports(), "clipped": _clipped(), "receipts": _receipts(), "receiving": receiving(),
+        "reports": _reports(), "receipts": _receipts(), "receiving": receiving(),
+        "clipped": _clipped("clipped in L2", CLIPPED_PLAN),
+        "counted": _clipped("clipped in L2, with a vote on the clip norm", COUNTED_PLAN),
     }  # fmt: skip
     return {f"{name}.json": json.dumps(file, indent=1, sort_keys=True) + "\n" for name, file in files.items()}
 

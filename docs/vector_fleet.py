@@ -159,7 +159,7 @@ CLIPPED_PLAN = Plan.model_validate(
     | {
         "method": "central",
         "release": {
-            "kind": "update", "clip_norm": 0.5, "largest": 1_027, "expected_devices": 4,
+            "kind": "update", "clip_norm": 0.5, "count_weight": 0.0, "largest": 1_027, "expected_devices": 4,
             "mechanism": {
                 "name": "central-gaussian", "noise_multipliers": [4.0, 4.0, 4.0],
                 "parameters": {"resolution": 1_024},
@@ -169,6 +169,9 @@ CLIPPED_PLAN = Plan.model_validate(
         "wire": {"block": 4, "bytes": 7},
     }
 )  # fmt: skip
+COUNTED_PLAN = CLIPPED_PLAN.model_copy(
+    update={"release": CLIPPED_PLAN.release.model_copy(update={"count_weight": 0.5})}
+)
 CHANGES = [[0.25, -0.5, 0.0, 0.125, 1.0, -0.0625], [0.01, 0.02, -0.03, 0.0, 0.0, 0.001]]
 """Of the weights of two devices: one beyond the clip norm, one within."""
 INFO = second_client.info_of(FLEET, PLAN.job)

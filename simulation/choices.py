@@ -8,6 +8,7 @@ from typing import Final
 from coordinator.settings import FleetSettings
 from coordinator.store import Job
 from coordinator.sum_planning import clipping_of
+from coordinator.update_planning import update_clipping
 from dpagent.errors import ConfigurationError, DataError, PlanError
 from dpagent.learning.model_files import find_model, is_model_file, load_assets, load_model
 from dpagent.learning.models.built_ins import BUILT_IN
@@ -188,6 +189,8 @@ def _outlook(settings: RunSettings, fleet: FleetSettings, job: Job, spec: ModelS
         stretch = typical_stretch(mechanism.norm, parameters)
         noise = [mechanism.deviation_per_multiplier * stretch * each for each in job.noise.multipliers]
         if method_named(settings.method).trains_locally:
+            clipping = update_clipping(fleet, spec)
+            noise = [each * clipping.radius / clipping.clip_norm for each in noise]
             ratio = updates_to_noise(noise, parameters=parameters, devices=devices)
         else:
             ratio = signal_to_noise(

@@ -162,6 +162,7 @@ def collect(
         model=spec.name,
         parameters=spec.parameter_count,
         noise_multipliers=tuple(r.noise_multiplier or 0.0 for r in rounds),
+        clip_norms=tuple(r.clip_norm for r in rounds if r.clip_norm is not None),
         epsilon_spent=tuple(r.epsilon or 0.0 for r in rounds),
         accuracy_history=tuple(math.nan if r.accuracy is None else r.accuracy for r in rounds),
         baseline_history=read_baseline(layout.baseline_file),

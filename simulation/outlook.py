@@ -94,7 +94,7 @@ def updates_to_noise(noise_multipliers: Sequence[float], *, parameters: int, dev
     was as long as the clip norm, over the noise of all rounds.
 
     Args:
-        noise_multipliers: Of each round: the noise's standard deviation over the length of an update.
+        noise_multipliers: Of each round: the noise's standard deviation over the length of a clipped update.
         parameters: Of the model.
         devices: That take part.
     """

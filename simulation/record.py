@@ -70,6 +70,8 @@ class RunRecord:
     model: str
     parameters: int
     noise_multipliers: tuple[float, ...]
+    clip_norms: tuple[float, ...]
+    """Of each round, where it follows a quantile; otherwise none."""
     epsilon_spent: tuple[float, ...]
     """Cumulative ε after each round."""
     accuracy_history: tuple[float, ...]

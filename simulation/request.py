@@ -123,13 +123,15 @@ class Request(Settings):
     step: ScheduleStep | None = None
     """``incrementing``: the step as a fraction of its maximum."""
     clip_norm: ClipNorm | None = None
-    """Norm that a record's gradient is clipped to, in the norm that the noise needs: L1 or L2."""
+    """Norm that gradients of records, or updates of devices, are clipped to, in that which the noise needs:
+    L1 or L2."""
     learning_rate: LearningRate | None = None
     """Of the coordinator's step."""
     sampling_rate: SamplingRate | None = None
     """Probability with which each record is in a round's lot."""
     clipping: ClippingKind = "whole"
-    """Whether the gradient is clipped as a whole, layer by layer, or to a private quantile of the norms."""
+    """Whether the gradient, or the update, is clipped as a whole, layer by layer, or to a private quantile of
+    the norms."""
     cap: CapKind | None = None
     allow_unproven: bool = False
     """Whether rounds may run that guarantee nothing."""

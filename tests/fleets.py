@@ -24,6 +24,7 @@ from dpagent.learning.training.engine import ACCUMULATION_SLACK
 from dpagent.privacy.mechanisms.grid import DEFAULT_RESOLUTION
 from dpagent.privacy.mechanisms.job_noise import JobNoise
 from dpagent.privacy.mechanisms.wire import round_to_wire
+from dpagent.privacy.update_clipping import UpdateClipping
 from dpagent.protocol.bit_packing import packed_bytes
 from dpagent.protocol.fragments import content_digest
 from dpagent.protocol.messages import MAX_PAYLOAD_BYTES, Plan
@@ -124,13 +125,22 @@ def published_plan(**changes: Any) -> Plan:
     return Plan.model_validate(values)
 
 
-def update_plan(*, block: int = 200, name: str = "central-gaussian", **changes: Any) -> Plan:
+def update_plan(
+    *,
+    block: int = 200,
+    name: str = "central-gaussian",
+    clip_norm: float = 1.0,
+    count_weight: float = 0.0,
+    **changes: Any,
+) -> Plan:
     """A plan that asks for updates of the ``digits`` model, to whose sum the coordinator adds noise."""
     values = plan_values(method="central", **changes)
     noise = JobNoise.announced(name, [2.0, 1.5, 1.0], {"resolution": 1 << (14 if "gaussian" in name else 21)})
-    largest = noise.at(1, query_of_update(1.0, DIGITS.parameter_count)).sensitivity_units
+    clipping = UpdateClipping(noise.mechanism.norm, clip_norm, DIGITS.parameter_count, count_weight)
+    largest = noise.at(1, query_of_update(clipping)).sensitivity_units
     values["release"] = {
-        "kind": "update", "clip_norm": 1.0, "largest": largest, "expected_devices": 4,
+        "kind": "update", "clip_norm": clip_norm, "count_weight": count_weight, "largest": largest,
+        "expected_devices": 4,
         "mechanism": {
             "name": name, "noise_multipliers": list(noise.multipliers), "parameters": dict(noise.parameters),
         },

@@ -31,7 +31,7 @@ import numpy as np
 from dpagent.errors import ConfigurationError, ParameterError, PlanError
 from dpagent.learning.models.description import from_description
 from dpagent.protocol.codec import MessageError, decode, encode, read_cbor
-from dpagent.protocol.fragments import Assembler, read_block, read_tally, read_update_block
+from dpagent.protocol.fragments import Assembler, read_block, read_tally
 from dpagent.protocol.messages import Fragment, Layout, ModelChunk, Plan, Receipts, Sealed, Signed
 from dpagent.protocol.mixing import OuterOpener
 from dpagent.protocol.noisy_sum import NoisySum
@@ -96,7 +96,7 @@ def _payloads(name: str) -> list[bytes]:
 
 
 _REPORTS: Final = _messages("reports", "bytes")
-_UPDATES: Final = _messages("clipped", "bytes")
+_UPDATES: Final = [*_messages("clipped", "bytes"), *_messages("counted", "bytes")]
 _SUMS: Final = _messages("plan", "bytes")
 _PLANS: Final = [*_SUMS, *_REPORTS, *_UPDATES]
 _CHUNKS: Final = _messages("model", "bytes")
@@ -155,9 +155,9 @@ def _read_by_task(data: bytes, random_: random.Random) -> None:
     match task.release:
         case Reports(terms=terms, blocks=blocks):
             assert (read_tally(fragment, plan, terms, blocks) >= 0).all()
-        case Updates(terms=terms, mechanism=mechanism, blocks=blocks):
-            values = read_update_block(fragment, plan, terms.largest, mechanism.norm, blocks)
-            assert abs(values).max(initial=0) <= terms.largest
+        case Updates() as release:
+            values = release.read(fragment)
+            assert abs(values).max(initial=0) <= release.terms.largest
 
 
 def _unpack(data: bytes, random_: random.Random) -> None:
@@ -231,7 +231,9 @@ TARGETS: Final = {
     "open for the mixer": Target(_open_mixed, _MIXED, 3),
     "open what is sealed": Target(_seal_and_open, _FRAGMENTS, 3),
     "read_block": Target(_read_block, _FRAGMENTS),
-    "read_tally, read_update_block": Target(_read_by_task, [*_payloads("reports"), *_payloads("clipped")]),
+    "read_tally, Updates.read": Target(
+        _read_by_task, [*_payloads("reports"), *_payloads("clipped"), *_payloads("counted")]
+    ),
     "unpack": Target(_unpack, [fragment[24:] for fragment in _FRAGMENTS], 5),
     "assemble": Target(_assemble, _CHUNKS),
     "from_description": Target(_describe, _DESCRIPTIONS, 10),

@@ -175,7 +175,7 @@ def _lots(settings: RunSettings) -> str:
     """How much of its records a device uses, in the method's own terms."""
     if method_named(settings.method).trains_locally:
         trained = local_training_in_words()
-        clipped = f", updates clipped to {settings.clip_norm:g} in {settings.norm}"
+        clipped = f", updates clipped to {settings.clip_norm:g} in {settings.norm} ({settings.clipping})"
         return trained if settings.norm is None else trained + clipped
     return (
         f"sampling rate {settings.sampling_rate:g}, clip norm {settings.clip_norm:g} in {settings.norm} "

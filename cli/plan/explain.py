@@ -29,6 +29,51 @@ _WEAK_EPSILON: Final = 8.0
 
 
 @dataclass(frozen=True, slots=True)
+class _Scope:
+    """The words for what is hidden from whom.
+
+    Attributes:
+        against: against whom the guarantee holds.
+        unknown: what the attacker does not know; and what changes the odds, a plural.
+        found: which units a test finds.
+        people: what does not follow for a person.
+        among: of whom a δ reveals some, the units' place.
+        data: of other jobs, which add to this one.
+    """
+
+    against: str
+    unknown: str
+    found: str
+    people: str
+    among: str
+    data: str
+
+
+_RECORDS: Final = _Scope(
+    "the broker, the coordinator, all other devices and every user of the model, even if they collude and "
+    "record everything.",
+    "whether one record is present: all other records, the program, the plan, and every message of the job. "
+    "The device's messages",
+    "records that are present",
+    "A person or a device as a whole: a person with k records on a device has roughly k·ε; with 10 records "
+    "that is {group}, which {worth}.",
+    "a device",
+    "records",
+)
+_DEVICES: Final = _Scope(
+    "the broker, all other devices and every user of the models, even if they collude and record everything; "
+    "but not against the coordinator, which sees every update.",
+    "whether one device sent its update or zeros: all other updates, the program, the plan, and the model of "
+    "every round. These models",
+    "devices that sent their updates",
+    "A person whose records are on k devices has roughly k·ε; with 10 devices that is {group}, which "
+    "{worth}.",
+    "a fleet",
+    "device",
+)
+
+
+@dataclass(frozen=True, slots=True)
 class Section:
     """A title and its text, one string per paragraph."""
 
@@ -48,25 +93,24 @@ def explanation(comparison: Comparison, *, width: int) -> str:
 def sections(comparison: Comparison) -> Iterator[Section]:
     """The explanation, in reading order."""
     target, statement = comparison.target, comparison.statement
-    epsilon, delta = statement.epsilon, statement.delta
+    epsilon, delta, unit = statement.epsilon, statement.delta, statement.unit
+    scope = _DEVICES if target.sums_updates else _RECORDS
     yield Section(
         "What is protected",
         (
-            f"Unit: {statement.unit.meaning}. Adjacency: {statement.adjacency}, which hides its "
+            f"Unit: {unit.meaning}. Adjacency: {statement.adjacency}, which hides its "
             f"{statement.adjacency.meaning}. Trusted: {statement.trust.meaning}. So the "
-            "guarantee holds against the broker, the coordinator, all other devices and every user of "
-            "the model, even if they collude and record everything.",
+            f"guarantee holds against {scope.against}",
         ),
     )
     yield Section(
         f"What ε = {plain(epsilon)} means",
         (
-            "Assume an attacker who knows everything except whether one record is present: all other "
-            "records, the program, the plan, and every message of the job. The device's messages change the "
+            f"Assume an attacker who knows everything except {scope.unknown} change the "
             f"attacker's odds at most {factor(epsilon)}-fold (e^ε), apart from δ. From even odds, a guess "
             f"is correct at most {_bound(guessing(epsilon, delta))} of the time. A test with "
             f"{percent(_FALSE_ALARMS, 0)} false positives detects at most "
-            f"{_bound(detection(epsilon, delta, _FALSE_ALARMS))} of the records that are present.",
+            f"{_bound(detection(epsilon, delta, _FALSE_ALARMS))} of the {scope.found}.",
             "These are bounds for the best possible attack; a typical attack achieves less.",
             *(
                 (f"With ε = {plain(epsilon)} these bounds are weak. Lower ε, if the accuracy allows.",)
@@ -75,13 +119,13 @@ def sections(comparison: Comparison) -> Iterator[Section]:
             ),
         ),
     )
-    expected = delta * target.records_per_device
+    units = target.devices if target.sums_updates else target.records_per_device
     yield Section(
         f"What δ = {plain(delta)} means",
         (
-            "An allowance beyond ε: in the worst case, a record is revealed entirely with a probability "
-            f"of {plain(delta)}. Over the {counted(target.records_per_device, 'record')} of a device that "
-            f"is {plain(expected)} of them on average, so δ should be well below one over that number. "
+            f"An allowance beyond ε: in the worst case, a {unit} is revealed entirely with a probability "
+            f"of {plain(delta)}. Over the {counted(units, unit)} of {scope.among} that "
+            f"is {plain(delta * units)} of them on average, so δ should be well below one over that number. "
             f"{_LAPLACE_DELTA if comparison.shares_epsilon else _GAUSSIAN_DELTA}",
         ),
     )
@@ -93,10 +137,10 @@ def sections(comparison: Comparison) -> Iterator[Section]:
     yield Section(
         "What is not covered",
         (
-            f"A person or a device as a whole: a person with k records on a device has roughly k·ε; with "
-            f"10 records that is {plain(10 * epsilon)}, which {_worth(10 * epsilon)}.",
+            scope.people.format(group=plain(10 * epsilon), worth=_worth(10 * epsilon)),
             "Participation: the broker sees that a device takes part, and when.",
-            "Other jobs on the same records: their ε and δ add to these, up to the device's own budget.",
+            f"Other jobs on the same {scope.data}: their ε and δ add to these, up to the device's own "
+            "budget.",
             "Choosing clip norm, learning rate or this plan by trials on the private data.",
             "False updates, code that runs on the board, and other sources about a person.",
         ),
@@ -125,6 +169,28 @@ def _means(comparison: Comparison) -> Iterator[str]:
         else f"{figure(sigmas[0])} in round 1 and {figure(sigmas[-1])} in round {target.rounds:,}"
     )
     width = "scale" if comparison.shares_epsilon else "deviation"
+    if target.sums_updates:
+        yield (
+            "Noise: a device clips the change of its weights, whole, to one clip norm; the coordinator adds "
+            f"the updates up, and adds noise once. On each coordinate it has a {width} of σ times the "
+            f"sensitivity; here σ is {span}. Divided by {counted(target.devices, 'device')}, the fleet's "
+            f"mean update has noise of about {figure(chosen.mean_noise[-1], 3)} clip norms in the last round."
+        )
+        yield "Sampling: every device that takes part counts in every round; none is drawn in secret."
+    else:
+        yield from _means_of_lots(comparison, width, span)
+    yield (f"Schedule: {_rule(chosen.plan.schedule)} {verdict(comparison)} The total is the same for all.")
+    half = comparison.target.rounds // 2
+    if half:
+        yield (
+            "Accounting: the figure bounds the composition of all rounds. Stopping at a round "
+            f"fixed in advance costs less: {upwards(chosen.plan.epsilon_by_round[half - 1])} after round "
+            f"{half:,}."
+        )
+
+
+def _means_of_lots(comparison: Comparison, width: str, span: str) -> Iterator[str]:
+    target, chosen = comparison.target, comparison.chosen
     yield (
         "Noise: a device clips every record's gradient to one clip norm, adds up the lot, and adds noise. "
         f"On each coordinate the noise has a {width} of σ times the sensitivity; here σ is {span}. "
@@ -139,14 +205,6 @@ def _means(comparison: Comparison) -> Iterator[str]:
         if target.sampling_rate < 1
         else "Sampling: every record is in every lot. A rate below 1 would make rounds cheaper."
     )
-    yield (f"Schedule: {_rule(chosen.plan.schedule)} {verdict(comparison)} The total is the same for all.")
-    half = comparison.target.rounds // 2
-    if half:
-        yield (
-            "Accounting: the figure bounds the composition of all rounds. Stopping at a round "
-            f"fixed in advance costs less: {upwards(chosen.plan.epsilon_by_round[half - 1])} after round "
-            f"{half:,}."
-        )
 
 
 def _rule(schedule: Schedule) -> str:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 import textwrap
+from collections.abc import Callable
 from typing import Final
 
 from cli.notation import bound, figure, plain
 from cli.plan.chart import noise_chart
 from cli.plan.comparison import Comparison
 from cli.plan.tables import bounded_table, caps_table, legend, rounds_table, schedules_table
+from cli.plan.target import PlanTarget
+from dpagent.privacy.mechanisms.cap_costs import BoundedPrices
 from dpagent.wording import counted
 
 WIDEST: Final = 100
@@ -42,12 +45,20 @@ def page(comparison: Comparison, *, every_round: bool, width: int, encoding: str
             encoding=encoding,
         ),
         rounds_table(comparison, every=every_round),
-        caps_table(comparison) + words(bounded_words(comparison)),
-        bounded_table(comparison),
+        *_caps(comparison, words),
         *(words(f"Note: {remark}") for remark in comparison.remarks),
         words("--explain explains this guarantee; --picture plan.svg draws the schedules."),
     ]
     return "\n".join(part for part in parts if part)
+
+
+def _caps(comparison: Comparison, words: Callable[[str], str]) -> list[str]:
+    if (bounded := comparison.bounded) is None:
+        return []  # no cap goes with noise of the coordinator
+    return [
+        caps_table(comparison) + words(bounded_words(bounded, comparison.target)),
+        bounded_table(bounded, comparison.target),
+    ]
 
 
 def fill(text: str, width: int, *, indent: str = "") -> str:
@@ -68,6 +79,11 @@ def headline(comparison: Comparison) -> str:
 def setting(comparison: Comparison) -> str:
     """The job and the fleet."""
     target = comparison.target
+    if target.sums_updates:
+        return (
+            f"{counted(target.rounds, 'round')}; {counted(target.devices, 'device')}, each of which sends an "
+            f"update a round, clipped whole; a model of {counted(target.parameters, 'parameter')}."
+        )
     steps = f" of {counted(target.local_steps, 'local step')}" if target.local_steps > 1 else ""
     return (
         f"{counted(target.rounds, 'round')}{steps}, sampling rate {plain(target.sampling_rate)}; "
@@ -91,9 +107,8 @@ def verdict(comparison: Comparison) -> str:
     )
 
 
-def bounded_words(comparison: Comparison) -> str:
+def bounded_words(bounded: BoundedPrices, target: PlanTarget) -> str:
     """The requirements of the ``bounded`` cap, and the tightest cap within the target."""
-    target, bounded = comparison.target, comparison.bounded
     first, last = (_cap(allowed) for allowed in (bounded.first_allowed, bounded.last_allowed))
     caps = first if first == last else f"{first} in round 1 and {last} in round {target.rounds:,}"
     return (

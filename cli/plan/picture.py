@@ -76,13 +76,13 @@ def _title(comparison: Comparison) -> str:
     target = comparison.target
     rounds = counted(target.rounds, "round") + (" need" if target.rounds > 1 else " needs")
     return (
-        f"How much noise {rounds} to cost each record at most "
+        f"How much noise {rounds} to cost each {comparison.statement.unit} at most "
         f"ε = {plain(target.epsilon)} (δ = {plain(target.delta)})"
     )
 
 
 def _words(figure: Figure, comparison: Comparison) -> None:
-    statement = comparison.statement
+    statement, target = comparison.statement, comparison.target
     scope = (
         f"Unit: {statement.unit.meaning}. Adjacency: {statement.adjacency}. "
         f"Trusted: {statement.trust.meaning}."
@@ -93,7 +93,8 @@ def _words(figure: Figure, comparison: Comparison) -> None:
     notes = (
         f"{verdict(comparison)}\n"
         "σ: the noise’s standard deviation divided by the sensitivity of the sum.\n"
-        "ε: a device’s messages change an attacker’s odds about a record at most "
+        f"ε: {'the models' if target.sums_updates else 'a device’s messages'} change an attacker’s odds "
+        f"about a {statement.unit} at most "
         f"{factor(comparison.target.epsilon)}-fold (e^ε), apart from δ. dpagent {__version__}"
     )
     figure.text(0.02, 0.075, notes, fontsize=8.5, va="center", linespacing=1.5)

@@ -6,6 +6,7 @@ from typing import Any
 
 from cli.plan.comparison import Candidate, Comparison
 from cli.plan.explain import sections
+from dpagent.privacy.mechanisms.cap_costs import BoundedPrices
 from dpagent.privacy.schedules import Schedule
 
 
@@ -41,29 +42,33 @@ def as_json(comparison: Comparison, *, explained: bool) -> dict[str, Any]:
             "devices": target.devices,
             "records_per_device": target.records_per_device,
             "parameters": target.parameters,
-            "expected_lot": target.expected_lot,
+            "expected_lot": None if target.sums_updates else target.expected_lot,
         },
         "schedules": [_candidate(candidate) for candidate in comparison.candidates],
         "caps": [
             {"kind": cap.kind, "costs": cap.costs, "statement": cap.statement.as_dict()}
             for cap in comparison.caps
         ],
-        "bounded_cap": {
-            "step_delta": comparison.bounded.step_delta,
-            "first_round_l1_clip_norms": comparison.bounded.first_allowed,
-            "last_round_l1_clip_norms": comparison.bounded.last_allowed,
-            "prices": [
-                {
-                    "cap_l1_clip_norms": price.cap,
-                    "release_epsilon": price.release_epsilon,
-                    "step_epsilon": price.step_epsilon,
-                    "job_epsilon": price.job_epsilon,
-                }
-                for price in comparison.bounded.examples
-            ],
-        },
+        "bounded_cap": None if comparison.bounded is None else _bounded(comparison.bounded),
         "remarks": list(comparison.remarks),
     } | (explanation if explained else {})
+
+
+def _bounded(bounded: BoundedPrices) -> dict[str, Any]:
+    return {
+        "step_delta": bounded.step_delta,
+        "first_round_l1_clip_norms": bounded.first_allowed,
+        "last_round_l1_clip_norms": bounded.last_allowed,
+        "prices": [
+            {
+                "cap_l1_clip_norms": price.cap,
+                "release_epsilon": price.release_epsilon,
+                "step_epsilon": price.step_epsilon,
+                "job_epsilon": price.job_epsilon,
+            }
+            for price in bounded.examples
+        ],
+    }
 
 
 def schedule_as_json(schedule: Schedule) -> dict[str, Any]:

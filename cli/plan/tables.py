@@ -7,8 +7,10 @@ from typing import Final
 
 from cli.notation import bound, figure, plain
 from cli.plan.comparison import Candidate, Comparison
+from cli.plan.target import PlanTarget
 from cli.tables import render_table
 from dpagent.notation import upwards
+from dpagent.privacy.mechanisms.cap_costs import BoundedPrices
 from dpagent.wording import counted
 
 _ROWS: Final = 12
@@ -17,10 +19,11 @@ _ROWS: Final = 12
 def legend(comparison: Comparison) -> str:
     """The columns in words."""
     parameter, shared = ("scale", "ε") if comparison.shares_epsilon else ("deviation", "zCDP")
+    summand = "update" if comparison.target.sums_updates else "gradient"
     return (
         f"σ: noise multiplier, the noise's {parameter} divided by the sensitivity. share: of the budget, in "
-        f"{shared}. noise: expected L2 norm of the noise on the fleet's mean gradient, in clip norms; the "
-        "gradient is at most 1 long. ε at: ε spent after that round."
+        f"{shared}. noise: expected L2 norm of the noise on the fleet's mean {summand}, in clip norms; the "
+        f"{summand} is at most 1 long. ε at: ε spent after that round."
     )
 
 
@@ -89,9 +92,9 @@ def caps_table(comparison: Comparison) -> str:
     )
 
 
-def bounded_table(comparison: Comparison) -> str:
+def bounded_table(bounded: BoundedPrices, target: PlanTarget) -> str:
     """Prices of the ``bounded`` cap, a column for each example cap."""
-    prices, target = comparison.bounded.examples, comparison.target
+    prices = bounded.examples
     rows = [
         ("ε of a round", [target.local_steps * price.step_epsilon for price in prices]),
         (f"ε of {counted(target.rounds, 'round')}", [price.job_epsilon for price in prices]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from dpagent.configuration import Settings
 from dpagent.errors import ConfigurationError, ParameterError, require_count
 from dpagent.learning.training.engine import ACCUMULATION_SLACK
 from dpagent.privacy.calibration import EPSILON_RANGE
+from dpagent.privacy.mechanisms.central import CentralMechanism
 from dpagent.privacy.mechanisms.mechanism import CalibratedMechanism, Query
 from dpagent.privacy.methods import DEFAULT_METHOD, METHODS, method_named
 from dpagent.privacy.schedules import Schedule, ScheduleKind, kind_given_by
@@ -21,6 +23,7 @@ from dpagent.wording import named
 MAX_ROUNDS: Final = 5000
 _MAX_WEIGHTS_BYTES: Final = 1_000_000
 
+_OF_LOTS: Final = frozenset({"sampling_rate", "local_steps"})
 _ARITHMETIC: Final[tuple[ScheduleKind, ...]] = ("uniform", "incrementing", "linear")
 
 
@@ -87,17 +90,24 @@ class PlanTarget:
         """What adds the noise.
 
         Raises:
-            ParameterError: there is no such method, or no such noise, or it is not for sums over random lots.
+            ParameterError: there is no such method, or no such noise, or it is not for sums.
         """
-        method = method_named(self.method)
-        mechanism = method.mechanism(self.noise)
-        if method.trains_locally or not issubclass(mechanism, CalibratedMechanism):
-            expected = [each.name for each in METHODS.values() if not each.trains_locally]
+        mechanism = method_named(self.method).mechanism(self.noise)
+        if not issubclass(mechanism, CalibratedMechanism):
+            expected = [
+                name for name, each in METHODS.items() if issubclass(each.mechanism(), CalibratedMechanism)
+            ]
             raise ParameterError(
-                f"method is {self.method}; expected {' or '.join(expected)}, whose devices add noise to sums "
-                f"over random lots of records. `dpagent demo --method {self.method}` prices and runs it."
+                f"method is {self.method}; expected {' or '.join(expected)}, which add noise to sums. "
+                f"`dpagent demo --method {self.method}` prices and runs it."
             )
         return mechanism
+
+    @property
+    def sums_updates(self) -> bool:
+        """Whether the coordinator adds the noise, to a sum of whole updates; else each device does, to sums
+        over random lots of its records."""
+        return issubclass(self.mechanism, CentralMechanism)
 
     @property
     def expected_lot(self) -> float:
@@ -105,11 +115,18 @@ class PlanTarget:
         return self.sampling_rate * self.records_per_device
 
     @property
+    def averaged_over(self) -> float:
+        """How many times smaller a coordinate's noise is in the fleet's mean than as it is drawn."""
+        if self.sums_updates:
+            return self.devices
+        return self.expected_lot * math.sqrt(self.devices * self.local_steps)
+
+    @property
     def query(self) -> Query:
         """The query of a round, in units of the clip norm."""
         return Query(
             clip_norm=1.0,
-            accumulation_slack=ACCUMULATION_SLACK,
+            accumulation_slack=None if self.sums_updates else ACCUMULATION_SLACK,
             dimension=self.parameters,
             sampling_rate=self.sampling_rate,
             steps=self.local_steps,
@@ -148,6 +165,13 @@ def target_from(options: PlanOptions, *, config: Path | None) -> PlanTarget:
     if options.custom is None and (kind := kind_given_by(given)) is not None:
         values["schedule"] = kind
     values |= given
+    if method_named(values.get("method", DEFAULT_METHOD)).trains_locally:
+        for name in _OF_LOTS & given.keys():
+            raise ParameterError(
+                f"{named(name)} is {given[name]:g}, and method {values['method']} draws no lots at random; "
+                f"expected no {named(name)}."
+            )
+        values |= dict.fromkeys(_OF_LOTS, 1)
     if "schedule" not in values:
         values["schedule"] = method_named(values.get("method", DEFAULT_METHOD)).schedule
     return PlanTarget(**values)

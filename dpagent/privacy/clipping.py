@@ -152,7 +152,14 @@ class Clipping:
         return np.repeat(scales, self.sizes)
 
 
-def adapted_norm(norm: float, share_within: float, *, quantile: float, rate: float) -> float:
+def adapted_norm(
+    norm: float,
+    share_within: float,
+    *,
+    quantile: float,
+    rate: float,
+    bounds: tuple[float, float] = (MIN_NORM, MAX_NORM),
+) -> float:
     """The next clip norm: C·exp(−η·(β − γ)), the geometric step of Andrew et al., algorithm 1.
 
     Args:
@@ -160,9 +167,8 @@ def adapted_norm(norm: float, share_within: float, *, quantile: float, rate: flo
         share_within: β as estimated; noise may take it out of [0, 1], so it is brought back.
         quantile: γ in [0, 1], the share of records that should be within C.
         rate: η, above 0; 0.2 in the paper.
-
-    Returns:
-        A norm in [1e-9, 1e6], which the next plan can announce.
+        bounds: least and greatest norm, by default those of a plan. Whatever the counts say, and whoever
+            sent them, the norm stays between them.
 
     Raises:
         ParameterError: a value is out of its range.
@@ -171,4 +177,5 @@ def adapted_norm(norm: float, share_within: float, *, quantile: float, rate: flo
     require_between("quantile", quantile, 0.0, 1.0)
     require_positive("rate", rate)
     off = min(max(share_within, 0.0), 1.0) - quantile
-    return min(max(norm * math.exp(-rate * off), MIN_NORM), MAX_NORM)
+    least, most = bounds
+    return min(max(norm * math.exp(-rate * off), least), most)

@@ -129,7 +129,8 @@ METHODS: Final[dict[str, Method]] = {
             "Huang, Differential-privacy-based data privacy and security for federated learning, 2022; after "
             "McMahan, Ramage, Talwar, Zhang, ICLR 2018",
             "Each device trains without noise, and sends the change of its weights, clipped whole, in whole "
-            "numbers; the coordinator adds noise to their sum, once, steps by it and deletes the sum.",
+            "numbers; the coordinator adds noise to their sum, once, steps by it and deletes the sum. The "
+            "clip norm is given, or follows a quantile of the devices (privacy.clipping).",
             "trains on its records, and clips the change of its weights",
             "updates without noise",
             "All of its update, in fragments that it cannot link unless it is the broker too: ε and δ bound "

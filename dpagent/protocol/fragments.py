@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpagent.errors import ParameterError
-from dpagent.norm import Norm
 from dpagent.protocol.bit_packing import pack_bits
 from dpagent.protocol.codec import MessageError
 from dpagent.protocol.messages import (
@@ -30,7 +29,7 @@ from dpagent.protocol.messages import (
 from dpagent.protocol.packing import pack, unpack
 from dpagent.protocol.report_packing import read_reports, report_width
 from dpagent.protocol.terms import NoisySumTerms, ReportTerms, UpdateTerms
-from dpagent.protocol.update_packing import pack_update, read_update
+from dpagent.protocol.update_packing import pack_update
 
 
 def block_count(dimension: int, block: int) -> int:
@@ -81,25 +80,6 @@ def read_tally(fragment: Fragment, plan: Plan, terms: ReportTerms, blocks: int) 
         return read_reports(
             fragment.payload, fragment.position, plan.wire.block,
             dimension=plan.model.parameters, coordinates=terms.coordinates,
-        )  # fmt: skip
-    except ValueError as error:
-        raise MessageError("bad values", str(error)) from error
-
-
-def read_update_block(
-    fragment: Fragment, plan: Plan, largest: int, norm: Norm, blocks: int
-) -> NDArray[np.int64]:
-    """The values of a fragment of an update, which is no dummy; see
-    :func:`~dpagent.protocol.update_packing.read_update`.
-
-    Raises:
-        MessageError: The position is none of the ``blocks``, or the payload is not one of an honest update.
-    """
-    require_place(fragment, plan.wire, blocks)
-    try:
-        return read_update(
-            fragment.payload, fragment.position, plan.wire.block,
-            dimension=plan.model.parameters, largest=largest, norm=norm,
         )  # fmt: skip
     except ValueError as error:
         raise MessageError("bad values", str(error)) from error

@@ -81,8 +81,8 @@ def values_of(plan: Plan) -> int:
             return sum_dimension(plan, terms)
         case ReportTerms() as terms:
             return terms.coordinates
-        case UpdateTerms():
-            return plan.model.parameters
+        case UpdateTerms(count_weight=weight):
+            return plan.model.parameters + (weight > 0)
 
 
 def _release_of(plan: Plan, spec: ModelSpec) -> Release:

@@ -239,7 +239,9 @@ class UpdateTerms(Message):
     kind: Literal["update"]
     mechanism: MechanismTerms
     clip_norm: Annotated[float, Field(ge=MIN_NORM, le=MAX_NORM)]
-    """Of the change, in the mechanism's norm."""
+    """Of the change, in the mechanism's norm. Where it follows a quantile, it differs from round to round."""
+    count_weight: Annotated[float, Field(ge=0, le=1)]
+    """Weight of the coordinate that counts the devices within the norm; 0 without one."""
     largest: Annotated[int, Field(ge=1, le=1 << 32)]
     """Bound on a value's magnitude, and on the norm of all, in grid units."""
     expected_devices: Annotated[int, Field(ge=1, le=1_000_000)]

@@ -33,13 +33,21 @@ def pack_update(values: NDArray[np.int64], largest: int) -> bytes:
 
 
 def read_update(
-    payload: bytes, position: int, block: int, *, dimension: int, largest: int, norm: Norm
+    payload: bytes,
+    position: int,
+    block: int,
+    *,
+    dimension: int,
+    largest: int,
+    norm: Norm,
+    largest_vote: int | None = None,
 ) -> NDArray[np.int64]:
     """The values of a fragment, zeros beyond the update's end included.
 
     An honest update as a whole has a norm of at most ``largest``, so each of its blocks has. Blocks of one
     device cannot be linked: whoever sends one of that norm in each place sends up to as many times as much,
-    in L1, as there are places, and the root of that in L2.
+    in L1, as there are places, and the root of that in L2. A vote is judged on its own: with a norm of
+    ``largest`` one fragment would have many.
 
     Args:
         payload: of the fragment.
@@ -48,13 +56,17 @@ def read_update(
         dimension: of the update.
         largest: bound on the norm of an honest update.
         norm: which.
+        largest_vote: bound on the magnitude of the update's last value, if that is a vote.
 
     Raises:
         ValueError: it is not a payload of such values.
     """
     values = unpack_bits(payload, block, update_width(largest)) - largest
-    if values[max(0, dimension - position * block) :].any():
+    end = dimension - position * block
+    if values[max(0, end) :].any():
         raise ValueError("there are values beyond the update's end")
+    if largest_vote is not None and 0 < end <= block and abs(vote := int(values[end - 1])) > largest_vote:
+        raise ValueError(f"a vote of {vote}; expected at most {largest_vote} either way")
     size = np.abs(values)
     power = 2 if norm is Norm.L2 else 1
     # Exact: no value above the bound is raised to the power, and grids are coarse enough for 64 bits.

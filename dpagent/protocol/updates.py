@@ -1,4 +1,5 @@
-"""A release of whole updates, as a round asks for it: the change of a device's weights, without noise.
+"""A release of whole updates, as a round asks for it: the change of a device's weights, without noise, and
+where the clip norm follows a quantile, the device's vote on it (:mod:`dpagent.privacy.update_clipping`).
 
 The coordinator adds the noise to their sum (:mod:`dpagent.privacy.mechanisms.central`). So the device trusts
 it: to add that noise, once, and to let nobody see an update or a sum without it.
@@ -6,6 +7,7 @@ it: to add that noise, once, and to let nobody see an update or a sum without it
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -22,10 +24,13 @@ from dpagent.privacy.mechanisms.central import CentralMechanism
 from dpagent.privacy.mechanisms.job_noise import JobNoise
 from dpagent.privacy.mechanisms.mechanism import Query
 from dpagent.privacy.methods import Method
-from dpagent.protocol.fragments import block_count
+from dpagent.privacy.update_clipping import UpdateClipping
+from dpagent.protocol.codec import MessageError
+from dpagent.protocol.fragments import block_count, require_place
 from dpagent.protocol.local_training import require_local_training
-from dpagent.protocol.messages import Plan
+from dpagent.protocol.messages import Fragment, Plan
 from dpagent.protocol.terms import UpdateTerms
+from dpagent.protocol.update_packing import read_update
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +40,7 @@ class Updates:
     Attributes:
         plan: its source.
         terms: of the plan.
+        clipping: of this round.
         noise: of the whole job.
         mechanism: of this round.
         training: on the device, before anything is clipped.
@@ -42,6 +48,7 @@ class Updates:
 
     plan: Plan
     terms: UpdateTerms
+    clipping: UpdateClipping
     noise: JobNoise
     mechanism: CentralMechanism
     training: LocalSgd
@@ -55,24 +62,33 @@ class Updates:
         """
         announced = terms.mechanism
         noise = JobNoise.announced(announced.name, announced.noise_multipliers, announced.parameters)
-        mechanism = noise.at(plan.round, query_of_update(terms.clip_norm, plan.model.parameters))
-        if not isinstance(mechanism, CentralMechanism):
+        if not issubclass(noise.mechanism, CentralMechanism):
             raise PlanError(
-                f"Updates without noise go with mechanism {mechanism.name}, whose noise devices add."
+                f"Updates without noise go with mechanism {announced.name}, whose noise devices add."
             )
+        clipping = UpdateClipping(
+            noise.mechanism.norm, terms.clip_norm, plan.model.parameters, terms.count_weight
+        )
+        mechanism = noise.at(plan.round, query_of_update(clipping))
+        assert isinstance(mechanism, CentralMechanism)
         if terms.largest != mechanism.sensitivity_units:
             raise PlanError(
                 f"Values of an update have up to {mechanism.sensitivity_units} units; the plan makes room "
                 f"for {terms.largest}."
             )
         return cls(
-            plan, terms, noise, mechanism, LocalSgd(**terms.training.model_dump(), largest_gradient=MAX_NORM)
+            plan,
+            terms,
+            clipping,
+            noise,
+            mechanism,
+            LocalSgd(**terms.training.model_dump(), largest_gradient=MAX_NORM),
         )
 
     @property
     def dimension(self) -> int:
-        """Values of an update: one for each weight."""
-        return self.mechanism.dimension
+        """Values of an update: one for each weight, and the vote if there is one."""
+        return self.clipping.dimension
 
     @property
     def blocks(self) -> int:
@@ -94,7 +110,7 @@ class Updates:
         Raises:
             PlanError: a later round has parameters that no device could run.
         """
-        query = query_of_update(self.terms.clip_norm, self.dimension)
+        query = query_of_update(self.clipping)
         try:
             later = [
                 self.noise.at(number, query).event
@@ -106,21 +122,59 @@ class Updates:
 
     @property
     def pinned(self) -> dict[str, Any]:
-        """The terms that determine the job's price."""
-        return self.terms.model_dump(exclude={"training", "expected_devices"})
+        """The terms that determine the job's price.
+
+        A clip norm that follows a quantile is not part of them: the noise follows the norm.
+        """
+        pinned = self.terms.model_dump(exclude={"training", "expected_devices"})
+        if self.terms.count_weight:
+            del pinned["clip_norm"]
+        return pinned
+
+    @property
+    def largest_vote(self) -> int | None:
+        """Bound on the magnitude of the last value, in grid units, where that is a vote; else None.
+
+        It has room for the rounding of a vote to float32 and to the grid.
+        """
+        if not self.terms.count_weight:
+            return None
+        return math.ceil(self.clipping.largest_vote * (1 + 2.0**-20) / self.mechanism.granularity)
 
     def update_of(self, trained: NDArray[np.float32], weights: NDArray[np.float32]) -> NDArray[np.int64]:
         """What a device sends of its trained weights, (dimension,). Private.
 
-        A change that is not finite counts as none.
+        A change that is not finite counts as none, and so does its vote.
 
         Args:
             trained: (dimension,) after training.
             weights: (dimension,) before it.
         """
-        with np.errstate(over="ignore", invalid="ignore"):
-            change = (trained - weights)[np.newaxis]
-        return self.mechanism.constrain(change).total
+        change = trained.astype(np.float64) - weights
+        if not np.isfinite(change).all():
+            change = np.zeros_like(change)
+        return self.mechanism.constrain(self.clipping.clip(change)[np.newaxis].astype(np.float32)).total
+
+    def read(self, fragment: Fragment) -> NDArray[np.int64]:
+        """The values of a fragment, (block,), which is no dummy; see
+        :func:`~dpagent.protocol.update_packing.read_update`.
+
+        Raises:
+            MessageError: the update has no such block, or the payload is not one of an honest update.
+        """
+        require_place(fragment, self.plan.wire, self.blocks)
+        try:
+            return read_update(
+                fragment.payload,
+                fragment.position,
+                self.plan.wire.block,
+                dimension=self.dimension,
+                largest=self.terms.largest,
+                norm=self.mechanism.norm,
+                largest_vote=self.largest_vote,
+            )
+        except ValueError as error:
+            raise MessageError("bad values", str(error)) from error
 
     def total_of(self, sums: Mapping[int, tuple[int, NDArray[np.int64]]]) -> NDArray[np.int64]:
         """The exact sum of the counted updates, (dimension,) in grid units. Private until it has noise.
@@ -136,7 +190,7 @@ class Updates:
         return total[: self.dimension]
 
     def mean_of(self, noisy: NDArray[np.int64]) -> NDArray[np.float64]:
-        """A sum with noise as the mean update, (dimension,), over the public number of devices."""
+        """A sum with noise as the mean over the public number of devices, (dimension,)."""
         return np.asarray(noisy * (self.mechanism.granularity / self.terms.expected_devices))
 
     def require_consistent(self, spec: ModelSpec, method: Method) -> None:
@@ -148,6 +202,6 @@ class Updates:
         require_local_training(self.mechanism.name, spec, method)
 
 
-def query_of_update(clip_norm: float, dimension: int) -> Query:
+def query_of_update(clipping: UpdateClipping) -> Query:
     """What a round asks of a device: one update, of every device that takes part."""
-    return Query(clip_norm, None, dimension, sampling_rate=1.0)
+    return Query(clipping.radius, None, clipping.dimension, sampling_rate=1.0)

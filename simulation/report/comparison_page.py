@@ -63,7 +63,7 @@ def comparison_rows(records: Sequence[RunRecord]) -> list[list[str]]:
     bounds = zip(*(bounds_of(each, scopes) for each in records), strict=True)
     return [
         row("accuracy", *(percent(each.accuracy) for each in records)),
-        row("the same training without noise", *(percent(each.baseline_accuracy) for each in records)),
+        row("without noise", *(percent(each.baseline_accuracy) for each in records)),
         *(
             row(scope_in_words(scope), *(_NO_BOUND if each is None else upwards(each) for each in found))
             for scope, found in zip(scopes, bounds, strict=True)

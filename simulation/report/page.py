@@ -28,6 +28,10 @@ _CLIPPING: Final = {
     "layers": "no record’s gradient counts for more than this, and no layer’s for more than its part",
     "quantile": "at first; then it follows the median of the gradients’ norms, estimated with noise",
 }
+_UPDATE_CLIPPING: Final = {
+    "whole": "no device’s update counts for more than this",
+    "quantile": "at first; then it follows the median of the updates’ norms, estimated with noise",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +84,7 @@ def render_report(record: RunRecord, directory: Path) -> str:
         test_records=f"{record.settings.form.test_records:,}",
         classes=_some(record.settings.form.labels),
         learning_rate=plain(record.settings.learning_rate),
-        clipping=_CLIPPING[record.settings.clipping],
+        clipping=(_UPDATE_CLIPPING if method.trains_locally else _CLIPPING)[record.settings.clipping],
         signal_to_noise=f"{record.outlook.signal_to_noise:.2g}",
         rounds=counted(record.settings.rounds, "round"),
         accuracy=percent(record.accuracy_history[-1]) if record.accuracy_history else None,
@@ -195,6 +199,7 @@ def _round_rows(record: RunRecord) -> list[tuple[str, ...]]:
     """A row for each round; a dash where its value is missing."""
     rows = itertools.zip_longest(
         map(str, range(1, record.settings.rounds + 1)),
+        *([map("{:.3g}".format, record.clip_norms)] if record.clip_norms else []),
         map("{:.3f}".format, record.noise_multipliers),
         map(upwards, record.epsilon_spent),
         (percent(share, 2) for share in record.accuracy_history),

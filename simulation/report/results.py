@@ -55,6 +55,7 @@ def as_json(record: RunRecord) -> dict[str, Any]:
             "sampling_rate": settings.sampling_rate,
             "clip_norm": settings.clip_norm,
             "clipping": settings.clipping,
+            "clip_norms": list(record.clip_norms),
             "epsilon_target": settings.epsilon,
             "delta": settings.delta,
             "epsilon_spent": list(record.epsilon_spent),

@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from dpagent.notation import upwards
+from dpagent.privacy.methods import method_named
 from simulation.record import RunRecord
 from simulation.report.drawing import COLOURS, Picture, draw_picture, line, round_axis
 from simulation.report.notation import percent, plain, points
@@ -30,10 +31,13 @@ def accuracy_picture(record: RunRecord) -> Picture:
             title = "With noise, the model has learned no more than the commonest class"
         place = ", " if together == len(accuracy) else f"; at round {together} it is "
         caption += f"{place}{difference} the run without noise."
+        unbounded = ""
+        if method_named(record.settings.method).trains_locally:
+            unbounded = ", but what devices train is neither clipped nor kept within ranges"
         note = (
-            "The run without noise trains in the same way, with the same settings. It gives no privacy: "
-            "the simulation can do it because it owns all the data. One run each; a second pair would "
-            "differ a little."
+            f"The run without noise trains in the same way, with the same settings{unbounded}. It gives no "
+            "privacy: the simulation can do it because it owns all the data. One run each; a second pair "
+            "would differ a little."
         )
     else:
         title = f"Accuracy reaches {percent(accuracy[-1])}"

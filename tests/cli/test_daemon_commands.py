@@ -262,3 +262,24 @@ def test_status_says_what_was_spent_for_whom_and_which_layers_left_their_range(t
     assert values["spent"][1]["epsilon"] == 4.5, "one device hides among no others"
     assert "never added up" in shown.stdout
     assert values["rounds"][0]["out_of_range"] == ["dense 1"]
+    assert values["rounds"][0]["clip_norm"] is None
+    assert "clip norm" not in shown.stdout
+
+
+def test_status_shows_a_clip_norm_that_follows_a_quantile(tmp_path: Path) -> None:
+    privacy = {"method": "central", "epsilon": 9.0, "clipping": {"kind": "quantile"}}
+    file = write_fleet(tmp_path, privacy=privacy, cap={"kind": "none"})
+    settings = load_fleet_settings(file)
+    model = Stepper(settings, settings.model.spec()).initial()
+    settings.state_dir.mkdir()
+    store = Store(settings.state_dir)
+    store.begin(new_job(settings), model)
+    store.start_round(1, 10.0, 20.0)
+    result = RoundResult(None, 0, 1.0, 1.0, 4.5, clip_norm=0.1875)
+    store.close_round(1, model, result, closed_at=15.0)
+    store.close()
+    shown = dpagent("coordinator", "status", "--config", str(file)).stdout
+    assert "clip norm" in shown
+    assert "0.188" in shown
+    values = json.loads(dpagent("coordinator", "status", "--config", str(file), "--json").stdout)
+    assert values["rounds"][0]["clip_norm"] == 0.1875

@@ -17,6 +17,7 @@ from plans import plan_json, rows_under
 
 from dpagent.learning.training.engine import ACCUMULATION_SLACK
 from dpagent.privacy.calibration import calibrate, gaussian_family
+from dpagent.privacy.mechanisms.central import CentralGaussian, CentralLaplace
 from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian, finest_resolution
 from dpagent.privacy.mechanisms.truncated_laplace import TruncatedLaplace
 from dpagent.privacy.schedules import Schedule
@@ -261,3 +262,42 @@ def test_explanation_holds_for_any_epsilon(epsilon: str) -> None:
     for share in re.findall(r"([\d.]+) %", result.stdout):
         assert 0 <= float(share) <= 100
     assert ("Lower ε" in result.stdout) is (float(epsilon) > 8)
+
+
+@pytest.mark.parametrize(("noise", "kind"), [("gaussian", CentralGaussian), ("laplace", CentralLaplace)])
+def test_a_plan_for_noise_at_the_coordinator_is_for_devices_and_one_noise_a_round(
+    noise: str, kind: type[CentralGaussian | CentralLaplace]
+) -> None:
+    plan = plan_json(
+        "--method", "central", "--noise", noise, "--devices", "50", "--rounds", "6", "--epsilon", "5",
+        "--parameters", "650",
+    )  # fmt: skip
+    assert (plan["unit"], plan["adjacency"], plan["trust"]) == ("device", "zero-out", "coordinator")
+    assert (plan["sampling_rate"], plan["local_steps"], plan["fleet"]["expected_lot"]) == (1, 1, None)
+    assert plan["bounded_cap"] is None
+    assert [cap["kind"] for cap in plan["caps"]] == ["none"]
+    chosen = next(each for each in plan["schedules"] if each["chosen"])
+    assert chosen["schedule"]["kind"] == "uniform"
+    made = calibrate(Schedule(kind="uniform"), kind.family(1.0), epsilon=5, delta=1e-5, rounds=6)
+    assert chosen["noise_multipliers"] == list(made.noise_multipliers)
+    # Noise once, on the sum of fifty updates.
+    spread = kind.deviation_per_multiplier * made.noise_multipliers[0] / 50
+    assert chosen["coordinate_noise_clip_norms"][0] == pytest.approx(spread, rel=2e-3)
+    accountant = PLDAccountant(value_discretization_interval=1e-3)
+    one = dp_accounting.GaussianDpEvent if noise == "gaussian" else dp_accounting.LaplaceDpEvent
+    accountant.compose(one(made.noise_multipliers[0]), 6)
+    assert accountant.get_epsilon(1e-5) <= 5 * 1.001
+
+
+def test_the_words_of_a_plan_for_noise_at_the_coordinator_speak_of_devices() -> None:
+    options = ("plan", "--method", "central", "--devices", "50", "--rounds", "6")
+    page = " ".join(dpagent(*options).stdout.split())
+    assert "trusted party: coordinator" in page
+    assert "50 devices, each of which sends an update a round" in page
+    assert "the update is at most 1 long" in page
+    for word in ("lot", "gradient", "bounded", "record"):
+        assert word not in page, word
+    explained = " ".join(dpagent(*options, "--explain").stdout.split())
+    assert "not against the coordinator" in explained
+    assert "whether one device sent its update or zeros" in explained
+    assert "none is drawn in secret" in explained

@@ -31,12 +31,17 @@ def test_custom_weights_join_the_comparison_and_are_chosen() -> None:
     assert re.search(r"^custom \* ", page, flags=re.MULTILINE)
 
 
-@pytest.mark.parametrize("method", ["ldp-fl", "central"])
-def test_a_method_without_random_lots_is_refused(method: str) -> None:
-    """Their rounds cost more than those of lots, and hide something else from somebody else."""
-    error = refusal("--method", method)
+def test_a_method_without_sums_is_refused() -> None:
+    error = refusal("--method", "ldp-fl")
     assert error.exit_code == ExitCode.PLAN
-    assert f"method is {method}" in str(error)
+    assert "method is ldp-fl" in str(error)
+
+
+@pytest.mark.parametrize("option", ["--sampling-rate", "--local-steps"])
+def test_options_of_random_lots_are_refused_where_there_are_none(option: str) -> None:
+    error = refusal("--method", "central", option, "1")
+    assert error.exit_code == ExitCode.PLAN
+    assert f"`{option}` is 1" in str(error)
 
 
 def test_custom_weights_stand_beside_the_schedule_that_is_named() -> None:

@@ -124,7 +124,7 @@ def close(store: Store, number: int = 1, accuracy: float | None = None) -> None:
     store.close_round(
         number,
         ModelState(WEIGHTS, np.ones((1, 4)), 0.7),
-        RoundResult(accuracy, 3, 0.75, 2.5, 0.1, ("dense 1",)),
+        RoundResult(accuracy, 3, 0.75, 2.5, 0.1, ("dense 1",), 0.25),
         closed_at=25.0,
     )
 
@@ -184,6 +184,7 @@ def test_closing_a_round_takes_the_model_and_drops_the_sums(store: Store, tmp_pa
     reader.close()
     assert (record.fragments, record.accuracy, record.clamped, record.epsilon) == (3, 0.5, 3, 0.1)
     assert (record.kept, record.noise_multiplier, record.out_of_range) == (0.75, 2.5, ("dense 1",))
+    assert record.clip_norm == 0.25
     assert (record.opened_at, record.closed_at) == (10.0, 25.0)
 
 

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from coordinator.model_state import ModelState
 from coordinator.planning import Planner, new_job
 from coordinator.settings import FleetSettings
+from coordinator.stepping import Stepper
 from coordinator.store import OpenRound
 from coordinator.update_planning import update_resolution
 from coordinator.update_step import take_update_step
@@ -54,11 +55,11 @@ def test_the_step_has_the_noise_of_its_price_and_the_mean_of_the_updates(name: s
     rng = np.random.default_rng(0)
     total = rng.integers(-3, 4, DIMENSION) * int(release.mechanism.deviation_units)
     unit = release.mechanism.granularity / release.terms.expected_devices
-    noise = np.concatenate([
-        (take_update_step(release, total, MODEL, Sgd(0.0), 1.0).weights - WEIGHTS.astype(np.float64)) / unit
-        - total
-        for _ in range(20)
-    ])  # fmt: skip
+    steps = [take_update_step(release, total, MODEL, Sgd(0.0), 1.0) for _ in range(20)]
+    assert {step.share_within for step in steps} == {None}
+    noise = np.concatenate(
+        [(step.model.weights - WEIGHTS.astype(np.float64)) / unit - total for step in steps]
+    )
     scaled = noise / release.mechanism.deviation_units
     assert abs(scaled.mean()) < 6 / math.sqrt(scaled.size)
     # The fourth moment of the square, at most that of a Laplace distribution, bounds its standard error.
@@ -68,7 +69,7 @@ def test_the_step_has_the_noise_of_its_price_and_the_mean_of_the_updates(name: s
 
 def test_each_step_draws_noise_of_its_own() -> None:
     release, nothing = release_of("central-gaussian"), np.zeros(DIMENSION, np.int64)
-    one, other = (take_update_step(release, nothing, MODEL, Sgd(0.0), 1.0).weights for _ in range(2))
+    one, other = (take_update_step(release, nothing, MODEL, Sgd(0.0), 1.0).model.weights for _ in range(2))
     assert np.count_nonzero(one != other) > 0.9 * DIMENSION
 
 
@@ -107,6 +108,8 @@ def test_rounding_adds_little_to_the_sensitivity() -> None:
         ({"cap": {"kind": "clamp"}}, "cap.kind is clamp"),
         ({"aggregation": {"kind": "median-of-means", "groups": 3}}, "aggregation.kind"),
         ({"privacy": {"clipping": {"kind": "layers"}}}, "clipping.kind is layers"),
+        ({"privacy": {"clipping": {"kind": "quantile", "norms": [1.0]}}}, "norms are set for kind quantile"),
+        ({"privacy": {"clipping": {"kind": "quantile", "span": 1.0}}}, "span"),
         ({"privacy": {"noise": "two-point"}}, "noise is 'two-point'"),
         ({"model": {"name": "digits", "augmentation": {"views": 2}}}, "augmentation"),
     ],
@@ -122,3 +125,45 @@ def test_settings_that_do_not_go_with_it_are_named(changes: dict[str, Any], text
 def test_a_target_that_no_noise_meets_is_refused() -> None:
     with pytest.raises(PlanError, match="cannot be met"):
         new_job(settings_of(privacy={"epsilon": 1e-5, "delta": 1e-12}, rounds=5_000))
+
+
+@pytest.mark.parametrize("name", ["central-gaussian", "central-laplace"])
+def test_the_step_tells_the_share_of_devices_within_the_norm_with_the_noise_of_its_price(name: str) -> None:
+    """Forty steps; three of the four expected devices came, and two of them were within."""
+    plan = update_plan(name=name, count_weight=1.0, clip_norm=3.0)
+    release = RoundTask.of(plan).release
+    assert isinstance(release, Updates)
+    assert release.dimension == DIMENSION + 1
+    changes = np.zeros((3, DIMENSION), np.float32)
+    changes[:, 0] = (2.9, 3.1, 1.0)
+    total = np.sum([release.update_of(WEIGHTS + each, WEIGHTS) for each in changes], axis=0)
+    shares = [take_update_step(release, total, MODEL, Sgd(0.0), 1.0).share_within for _ in range(40)]
+    deviation = release.mechanism.deviation_units * release.mechanism.granularity / (4 * 3.0)
+    assert np.mean(np.array(shares, float)) == pytest.approx(0.5 + 0.5 / 4, abs=6 * deviation / math.sqrt(40))
+    assert 0.4 < np.std(np.array(shares, float)) / deviation < 1.8
+
+
+def test_the_clip_norm_follows_the_quantile_and_stops_at_its_bounds(caplog: pytest.LogCaptureFixture) -> None:
+    clipping = {"kind": "quantile", "quantile": 0.25, "rate": 1.0, "span": 4.0}
+    settings = settings_of(privacy={"epsilon": 1000.0, "clipping": clipping}, rounds=9)
+    job, spec = new_job(settings), settings.model.spec()
+    planner, stepper = Planner(settings, spec, job, bytes(32)), Stepper(settings, spec)
+    model, norms, digests = stepper.initial(), [], set()
+    for number in range(1, 10):
+        weights = weights_to_bytes(model.weights, settings.model.precision)
+        task = planner.task(OpenRound(number, 0, 0), weights, clip_norm=model.clip_norm)
+        release = task.release
+        assert isinstance(release, Updates)
+        digests.add(task.schedule_digest)
+        norms.append(release.terms.clip_norm)
+        total = np.zeros(release.dimension, np.int64)
+        # All devices are within, until the last rounds, and then none is.
+        assert release.largest_vote is not None
+        total[-1] = (1 if number < 6 else -1) * settings.devices * release.largest_vote
+        model = stepper.step_by_update(release, model, total).model
+    falling, rising = math.exp(-0.75), math.exp(0.25)
+    assert norms[:3] == pytest.approx([0.5, 0.5 * falling, 0.125], rel=0.01)
+    assert norms[3:6] == [0.125] * 3
+    assert norms[6:] == pytest.approx([0.125 * rising**power for power in (1, 2, 3)], rel=0.01)
+    assert len(digests) == 1  # devices charge the same
+    assert caplog.text.count("the clip norm has come to 0.125, the least") == 1

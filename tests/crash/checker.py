@@ -283,7 +283,8 @@ class Checker:
                 case "two-point":
                     stepped = self._stepped_by_reports(plan, found, before)
                 case _:
-                    stepped = before + self._at.learning_rate * self._mean_update(plan, found)
+                    mean = self._mean_update(plan, found)
+                    stepped = before + self._at.learning_rate * mean[: len(before)]
             self._models[number] = stepped.astype(np.float32)
         for number in closed:
             after = stored if number == last else None
@@ -300,11 +301,17 @@ class Checker:
         release, computed = self.capture.plans[number]["release"], self._models[number]
         if release["kind"] != "update":
             return np.allclose(computed, after, rtol=1e-6, atol=1e-7)
-        deviation = release["mechanism"]["noise_multipliers"][number - 1] * release["clip_norm"]
-        deviation *= self._at.learning_rate / release["expected_devices"]
+        deviation = self._at.learning_rate * self._update_noise(self.capture.plans[number])
         noise = (after.astype(np.float64) - computed) / deviation
         # 9,930 normal numbers: each of these fails by chance less than once in a million.
         return bool(np.abs(noise).max() < 7.0 and 0.93 < np.mean(noise**2) < 1.07)
+
+    def _update_noise(self, plan: dict[str, Any]) -> float:
+        """Standard deviation of the coordinator's noise on a coordinate of the mean update."""
+        release = plan["release"]
+        radius = second_client.update_unit(plan) * release["mechanism"]["parameters"]["resolution"]
+        multiplier: float = release["mechanism"]["noise_multipliers"][plan["round"] - 1]
+        return multiplier * radius / release["expected_devices"]
 
     def _mean_update(self, plan: dict[str, Any], fragments: list[Fragment]) -> NDArray[np.float64]:
         """The mean of the updates over the public number of devices, before the coordinator's noise."""
@@ -312,8 +319,7 @@ class Checker:
         total = np.zeros((self.capture.blocks(plan["round"]), block), np.int64)
         for fragment in fragments:
             total[fragment.position] += fragment.values(plan)
-        unit = release["clip_norm"] / release["mechanism"]["parameters"]["resolution"]
-        unit /= release["expected_devices"]
+        unit = second_client.update_unit(plan) / release["expected_devices"]
         return total.reshape(-1)[: second_client.dimension(plan)] * unit
 
     def _stepped_by_reports(

@@ -67,6 +67,7 @@ METHODS: Final[dict[str, dict[str, Any]]] = {
             "method": "central",
             "epsilon": 8.0,
             "clip_norm": 0.5,
+            "clipping": {"kind": "quantile"},
             "local_training": {"steps": 4, "batch": 8},
         },
         "cap": {"kind": "none"},

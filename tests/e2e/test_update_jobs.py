@@ -37,12 +37,21 @@ TRUSTING: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("noise", ["gaussian", pytest.param("laplace", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("noise", "clipping"),
+    [
+        ("gaussian", "quantile"),
+        pytest.param("gaussian", "whole", marks=pytest.mark.slow),
+        pytest.param("laplace", "quantile", marks=pytest.mark.slow),
+    ],
+)
 def test_jobs_with_and_without_trust_are_in_accounts_of_their_own(
-    tmp_path: Path, mosquitto: Broker, noise: str
+    tmp_path: Path, mosquitto: Broker, noise: str, clipping: str
 ) -> None:
     sums = {"privacy": {"epsilon": 4.0}, "round": {"deadline_s": 86_400.0}}
-    updates = UPDATES | {"privacy": UPDATES["privacy"] | {"noise": noise}}
+    updates = UPDATES | {
+        "privacy": UPDATES["privacy"] | {"noise": noise, "clipping": {"kind": clipping, "rate": 1.0}}
+    }
     first = fleet(tmp_path / "first", mosquitto, tmp_path.name, **sums)
     second = fleet(tmp_path / "second", mosquitto, tmp_path.name, **updates)
     agent = agent_of(tmp_path / "device", mosquitto, first, **TRUSTING)
@@ -64,6 +73,12 @@ def test_jobs_with_and_without_trust_are_in_accounts_of_their_own(
     assert [each.fragments for each in rounds] == [5] * ROUNDS
     assert rounds[-1].epsilon == pytest.approx(8.0, rel=1e-3)
     assert not any("rejected" in name for name in counters)
+    norms = [each.clip_norm for each in rounds]
+    if clipping == "whole":
+        assert norms == [None] * ROUNDS
+    else:
+        # Of a single device the noisy vote moves the norm, up or down; the charges above are the same.
+        assert norms[0] == 0.5 != norms[1]
 
 
 @pytest.mark.slow

@@ -279,7 +279,7 @@ def dimension(plan: dict[str, Any]) -> int:
     if release["kind"] == "two-point":
         return int(release["coordinates"])
     if release["kind"] == "update":
-        return int(plan["model"]["parameters"])
+        return int(plan["model"]["parameters"]) + (release["count_weight"] > 0)
     if release["projection"] is not None and plan["round"] == 1:
         return release["projection"]["values"] * (release["projection"]["values"] + 1) // 2
     return plan["model"]["parameters"] + (release["clipping"]["count_weight"] > 0)
@@ -317,9 +317,20 @@ def pack_two_point(reports: Sequence[int], plan: dict[str, Any]) -> list[bytes]:
 
 def clipped_update(change: Sequence[float], plan: dict[str, Any]) -> list[int]:
     """The change of a device's weights as whole numbers, of the mechanism ``central-gaussian``."""
-    bound, units = plan["release"]["clip_norm"], plan["release"]["mechanism"]["parameters"]["resolution"]
-    scale = units / max(bound, math.hypot(*change))
-    return [round(value * scale) for value in change]
+    bound, weight = plan["release"]["clip_norm"], plan["release"]["count_weight"]
+    size = math.hypot(*change)
+    values = [value * min(1.0, bound / size) if size else 0.0 for value in change]
+    if weight:
+        values.append(weight * bound / 2 * (0 if size == 0 else 1 if size <= bound else -1))
+    scale = 1 / update_unit(plan)
+    return [round(value * scale) for value in values]
+
+
+def update_unit(plan: dict[str, Any]) -> float:
+    """One grid unit in the units of weights, of the mechanism ``central-gaussian``."""
+    release = plan["release"]
+    radius = release["clip_norm"] * math.sqrt(1 + release["count_weight"] ** 2 / 4)
+    return float(radius / release["mechanism"]["parameters"]["resolution"])
 
 
 def pack_update(update: Sequence[int], plan: dict[str, Any]) -> list[bytes]:
@@ -340,10 +351,14 @@ def unpack_update(payload: bytes, position: int, plan: dict[str, Any]) -> list[i
     width = (2 * largest).bit_length()
     bits = f"{int.from_bytes(payload[1:], 'big'):0{8 * (len(payload) - 1)}b}"
     values = [int(bits[at * width : (at + 1) * width], 2) - largest for at in range(block)]
-    inside = max(0, plan["model"]["parameters"] - position * block)
+    weight = plan["release"]["count_weight"]
+    inside = max(0, dimension(plan) - position * block)
     if payload[0] or "1" in bits[block * width :] or any(values[inside:]):
         raise Rejected("bad values")
     if sum(value * value for value in values) > largest**2:
+        raise Rejected("bad values")
+    vote = weight * plan["release"]["clip_norm"] / 2 * (1 + 2**-20) / update_unit(plan)
+    if weight and 0 < inside <= block and abs(values[inside - 1]) > math.ceil(vote):
         raise Rejected("bad values")
     return values[:inside]
 

@@ -15,7 +15,7 @@ from dpagent.errors import PlanError
 from dpagent.norm import Norm
 from dpagent.protocol.codec import MessageError
 from dpagent.protocol.dummies import as_sent, dummies_for
-from dpagent.protocol.fragments import cut, read_update_block
+from dpagent.protocol.fragments import cut
 from dpagent.protocol.messages import Fragment, Plan
 from dpagent.protocol.task import RoundTask, values_of
 from dpagent.protocol.update_packing import pack_update, read_update
@@ -66,15 +66,55 @@ def test_devices_updates_add_up_exactly_to_their_mean(name: str) -> None:
     sums: dict[int, tuple[int, Any]] = {}
     for change in changes:
         for fragment in cut(release.update_of(WEIGHTS + change, WEIGHTS), plan):
-            part = read_update_block(
-                fragment, plan, release.terms.largest, release.mechanism.norm, release.blocks
-            )
+            part = release.read(fragment)
             count, total = sums.get(fragment.position, (0, 0))
             sums[fragment.position] = (count + 1, total + part)
     # Of four that are expected, two came.
     mean = release.mean_of(release.total_of(sums))
     wanted = ((WEIGHTS + changes) - WEIGHTS).sum(axis=0, dtype=np.float64) / 4
     assert np.abs(mean - wanted).max() <= release.mechanism.granularity
+
+
+@pytest.mark.parametrize("name", ["central-gaussian", "central-laplace"])
+@pytest.mark.parametrize("block", [200, 325, DIMENSION + 1, 5])
+def test_a_vote_is_the_last_value_and_of_one_length(name: str, block: int) -> None:
+    plan = update_plan(name=name, count_weight=0.5, clip_norm=0.3, block=block)
+    release = release_of(plan)
+    assert values_of(plan) == release.dimension == DIMENSION + 1
+    change = np.zeros(DIMENSION, np.float32)
+    lengths, votes = set(), []
+    for first in (0.0, 0.29, 0.31, np.nan):
+        change[0] = first
+        fragments = list(cut(release.update_of(WEIGHTS + change, WEIGHTS), plan))
+        lengths |= {len(fragment.payload) for fragment in fragments}
+        sums = {each.position: (1, release.read(each)) for each in fragments}
+        votes.append(release.clipping.share_within(4 * release.mean_of(release.total_of(sums))[-1]))
+    assert votes == pytest.approx([0.5, 1.0, 0.0, 0.5], abs=1e-3)
+    assert len(lengths) == 1
+
+
+@pytest.mark.parametrize("name", ["central-gaussian", "central-laplace"])
+@pytest.mark.parametrize("clip_norm", [1e-9, 1e-4, 0.3, 7.0, 1e6])
+def test_a_device_has_one_vote_whatever_it_sends(name: str, clip_norm: float) -> None:
+    """The greatest vote that counts is an honest one's, up to a unit of the grid."""
+    plan = update_plan(name=name, count_weight=0.5, clip_norm=clip_norm)
+    release = release_of(plan)
+    assert release.largest_vote is not None
+    largest, end = release.largest_vote, DIMENSION - (release.blocks - 1) * 200
+    change = np.full(DIMENSION, clip_norm / DIMENSION / 2, np.float32)
+    honest = int(release.update_of(change, np.zeros_like(change))[-1])
+    assert largest - 1 <= honest <= largest
+
+    def last_block(vote: int) -> Fragment:
+        values = np.zeros(200, np.int64)
+        values[end] = vote
+        return Fragment(1, release.blocks - 1, bytes(16), pack_update(values, release.terms.largest))
+
+    for sign in (1, -1):
+        assert release.read(last_block(sign * largest))[end] == sign * largest
+        for vote in (largest + 1, release.terms.largest):
+            with pytest.raises(MessageError, match="vote"):
+                release.read(last_block(sign * vote))
 
 
 @pytest.mark.parametrize("trained", [np.inf, np.nan, 3e38])
@@ -140,6 +180,13 @@ def test_what_the_job_costs_is_pinned_and_how_devices_train_is_not() -> None:
     values = update_plan().model_dump()
     values["release"]["training"]["steps"] = 9
     assert RoundTask.of(Plan.model_validate(values)).schedule_digest == task.schedule_digest
+    values["release"]["clip_norm"] = 0.9
+    assert RoundTask.of(Plan.model_validate(values)).schedule_digest != task.schedule_digest
+    counting = RoundTask.of(update_plan(count_weight=0.5))
+    other = RoundTask.of(update_plan(count_weight=0.5, clip_norm=0.9, round=2))
+    assert counting.schedule_digest == other.schedule_digest != task.schedule_digest
+    assert counting.release.mechanism.event == task.release.mechanism.event
+    values = update_plan().model_dump()
     values["release"]["mechanism"]["noise_multipliers"][2] = 0.5
     assert RoundTask.of(Plan.model_validate(values)).schedule_digest != task.schedule_digest
     assert len(task.release.events) == 3
@@ -151,7 +198,4 @@ def test_a_position_beyond_the_update_is_refused() -> None:
     release = release_of(plan)
     payload = pack_update(np.zeros(200, np.int64), release.terms.largest)
     with pytest.raises(MessageError, match="block"):
-        read_update_block(
-            Fragment(1, release.blocks, bytes(16), payload), plan, release.terms.largest, Norm.L2,
-            release.blocks,
-        )  # fmt: skip
+        release.read(Fragment(1, release.blocks, bytes(16), payload))

@@ -390,8 +390,9 @@ def test_the_second_client_packs_and_counts_reports_as_dpagent_does() -> None:
     assert [count == 0 for count in file["reports"]] == [mean is None for mean in means]
 
 
-def test_the_second_client_clips_and_packs_updates_as_dpagent_does() -> None:
-    file = FILES["clipped"]
+@pytest.mark.parametrize("name", ["clipped", "counted"])
+def test_the_second_client_clips_and_packs_updates_as_dpagent_does(name: str) -> None:
+    file = FILES[name]
     (vector,) = file["vectors"]
     plan = parsed(vector["message"])
     assert decode(bytes.fromhex(vector["bytes"]), Plan) == Plan.model_validate(plan)
@@ -412,7 +413,7 @@ def test_the_second_client_clips_and_packs_updates_as_dpagent_does() -> None:
     assert read == updates
     total = [sum(values) for values in zip(*read, strict=True)]
     assert total == file["sum"]
-    unit = plan["release"]["clip_norm"] / plan["release"]["mechanism"]["parameters"]["resolution"]
+    unit = second_client.update_unit(plan)
     devices = plan["release"]["expected_devices"]
     assert [value * unit / devices for value in total] == pytest.approx(file["mean"], rel=1e-12)
 

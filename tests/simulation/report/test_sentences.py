@@ -124,6 +124,14 @@ def test_many_classes_and_a_poor_outlook_are_said(tmp_path: Path) -> None:
     assert "it follows the median of the gradients’ norms" in words
 
 
+def test_a_clip_norm_of_updates_that_follows_a_quantile_is_in_every_round(tmp_path: Path) -> None:
+    record = with_settings(record_of(rounds=2), method="central", noise="gaussian", clipping="quantile")
+    words = words_of(render_report(replace(record, clip_norms=(0.5, 0.4375)), tmp_path))
+    assert "it follows the median of the updates’ norms" in words
+    assert "round clip norm σ" in words
+    assert "2 0.438" in words
+
+
 def test_all_that_was_said_of_the_data_is_said_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
