@@ -396,7 +396,7 @@ def test_a_mistyped_first_start_does_not_spoil_the_directory_nor_does_where_one_
         (["--noise", "laplace"], 2, "gaussian"),
         (["--method", "incrementing", "--noise", "laplace", "--clipping", "layers"], 2, "--clipping whole"),
         (["--method", "incrementing", "--noise", "laplace", "--engine", "onnx"], 2, "--engine numpy"),
-        (["--method", "ldp-fl", "--clipping", "layers"], 2, "clips no gradient"),
+        (["--method", "ldp-fl", "--clipping", "layers"], 2, "expected whole"),
         (["--method", "ldp-fl", "--cap", "bounded"], 2, "expected none"),
         (["--method", "ldp-fl", "--clip-norm", "2"], 2, "ldp-fl cuts weights to ranges"),
         (["--method", "central", "--sampling-rate", "0.5"], 2, "central draws no lots"),
