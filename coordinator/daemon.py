@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import threading
 from typing import Final
 
@@ -168,12 +169,9 @@ def _begin(settings: FleetSettings, job: Job, store: Store, planner: Planner, st
     # A plan that no device would accept must fail here, not on a thousand boards.
     planner.require_acceptable()
     store.begin(job, stepper.initial())
-    log.info(
-        "job %s begins: %s, ε = %.4g",
-        job.id.hex()[:8],
-        counted(settings.rounds, "round"),
-        job.epsilon_by_round[-1],
-    )
+    epsilon = job.epsilon_by_round[-1]
+    promised = f"ε = {epsilon:.4g}" if math.isfinite(epsilon) else "no guarantee"
+    log.info("job %s begins: %s, %s", job.id.hex()[:8], counted(settings.rounds, "round"), promised)
 
 
 def _load_test_data(settings: FleetSettings) -> Dataset | None:
