@@ -71,7 +71,7 @@ MOMENTS_MODEL = {
     "front_end": [{"projection": 2}], "layers": [{"dense": 2}],
 }  # fmt: skip
 MOMENTS_ROOM_BYTES = 20 << 20
-"""Second moments of 2,000 records take four times 8 MiB, of 256 an eighth of it, and the libraries a few more."""
+"""Second moments of 2,000 records take four times 8 MiB, of 256 an eighth of it, and libraries a few more."""
 
 
 def answer_with_moments(directory: Path, records: int) -> str:
