@@ -54,7 +54,7 @@ class Announced:
 
     plan: Plan
     digest: bytes
-    """See :func:`_digest_of`."""
+    """See :func:`digest_of`."""
     phase: Phase
     begins_at: float
     """No work on it begins before; once it trains, the point of the grid from which its slots are counted."""
@@ -153,7 +153,7 @@ class Announcements:
         return is_new
 
     def _offer(self, plan: Plan, *, is_new: bool) -> None:
-        digest, now = _digest_of(plan), self._clock.monotonic()
+        digest, now = digest_of(plan), self._clock.monotonic()
         before = self.current
         if not is_new and before is not None:
             if before.phase is Phase.TRAIN or now < before.fixed_until:
@@ -192,11 +192,28 @@ class Announcements:
 
         This program or the coordinator has restarted: at their old times, all would leave at once.
         """
-        if may_send(announced.plan, self._limits):
+        if may_send(announced.plan, self._limits) and self._is_of(announced):
             self._publisher.open_window(announced.plan, self._publisher.grid_time(announced.begins_at))
             self._publisher.draw_times()
         else:
-            self._publisher.close_window()  # Not the plan that was charged.
+            self._publisher.close_window()  # Not the plan that was charged, or not the limits.
+
+    def _is_of(self, announced: Announced) -> bool:
+        """Whether what is spooled for the round was made for this very plan, and for a party that the owner
+        still trusts.
+
+        Of two plans for one round, the second could give dummies another length than it gives an update that
+        was cut by the first.
+        """
+        job, number = announced.plan.job.hex(), announced.plan.round
+        known = self._state.round(job, number)
+        if known is not None:
+            if known.plan != announced.digest:
+                return False
+            if known.state not in (RoundState.SPOOLED, RoundState.PUBLISHED):
+                return True  # Dummies trust nobody.
+        trust = self._state.ledger.trust_of(self._dataset, job, number)
+        return trust is None or trust in self._limits.trust
 
     def _end_job(self, plan: Plan, *, is_new: bool) -> None:
         now = self._clock.monotonic()
@@ -274,7 +291,7 @@ def log_expired(fragments: int) -> None:
         log.warning("%s expired: the round closed before it counted them", counted(fragments, "fragment"))
 
 
-def _digest_of(plan: Plan) -> bytes:
+def digest_of(plan: Plan) -> bytes:
     """SHA-256 of a plan but for its deadline, which the coordinator puts off, and which nothing is charged
     for."""
     return hashlib.sha256(encode(plan.model_copy(update={"deadline": 0.0}))).digest()

@@ -162,8 +162,14 @@ class Ledger:
 
     def is_charged(self, dataset: str, job: str, round_number: int) -> bool:
         """Whether an account of the dataset has a charge for that round of that job."""
-        accounts = (account_name(dataset, trust) for trust in SCOPES)
-        return any((account, job, round_number) in self._charges for account in accounts)
+        return self.trust_of(dataset, job, round_number) is not None
+
+    def trust_of(self, dataset: str, job: str, round_number: int) -> Trust | None:
+        """The party that the charge for a round trusts; None if no account of the dataset has one."""
+        charged = (
+            trust for trust in SCOPES if (account_name(dataset, trust), job, round_number) in self._charges
+        )
+        return next(charged, None)
 
     @property
     def number_of_charges(self) -> int:

@@ -10,6 +10,7 @@ fragments.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -269,7 +270,8 @@ class Cycle:
         self._store.close_round(number, step.model, result, closed_at=self._clock.unix())
         self._model = step.model
         shown = "not evaluated" if accuracy is None else f"accuracy {accuracy:.2%}"
-        log.info("round %d of %d: %s, ε = %s", number, release.plan.rounds, shown, upwards(epsilon))
+        spent = f"ε = {upwards(epsilon)}" if math.isfinite(epsilon) else "no guarantee"
+        log.info("round %d of %d: %s, %s", number, release.plan.rounds, shown, spent)
 
     def _write_latest(self) -> None:
         """Write the model of the round that closed last, unless it is there: from the database, so that a

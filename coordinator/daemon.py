@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import threading
 from typing import Final
 
@@ -22,7 +23,7 @@ from coordinator.store import Job, Store
 from dpagent.clock import Clock, SystemClock
 from dpagent.learning.data.dataset import Dataset
 from dpagent.learning.data.opening import open_dataset
-from dpagent.privacy.statement import Trust, Unit, delta_warning
+from dpagent.privacy.statement import Trust, Unit, delta_warning, epsilon_warning
 from dpagent.protocol.topics import Topics
 from dpagent.storage import StateDirectory, disk_errors
 from dpagent.transport.events import Acknowledged, Connected, Disconnected, Received
@@ -52,7 +53,10 @@ class Coordinator:
         clock = clock or SystemClock()
         unit = settings.privacy.mechanism.unit
         units = settings.devices if unit is Unit.DEVICE else settings.records_per_device
-        if (warning := delta_warning(settings.privacy.delta, units, unit)) is not None:
+        warnings = [delta_warning(settings.privacy.delta, units, unit)]
+        if settings.cap.kind != "published":  # whose ε bounds nothing
+            warnings.append(epsilon_warning(settings.privacy.epsilon, unit))
+        for warning in filter(None, warnings):
             log.warning("%s", warning)
         spec = settings.model.spec()
         self._models = ModelFiles(settings, spec, _load_test_data(settings))
@@ -165,12 +169,9 @@ def _begin(settings: FleetSettings, job: Job, store: Store, planner: Planner, st
     # A plan that no device would accept must fail here, not on a thousand boards.
     planner.require_acceptable()
     store.begin(job, stepper.initial())
-    log.info(
-        "job %s begins: %s, ε = %.4g",
-        job.id.hex()[:8],
-        counted(settings.rounds, "round"),
-        job.epsilon_by_round[-1],
-    )
+    epsilon = job.epsilon_by_round[-1]
+    promised = f"ε = {epsilon:.4g}" if math.isfinite(epsilon) else "no guarantee"
+    log.info("job %s begins: %s, %s", job.id.hex()[:8], counted(settings.rounds, "round"), promised)
 
 
 def _load_test_data(settings: FleetSettings) -> Dataset | None:

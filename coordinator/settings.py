@@ -164,13 +164,13 @@ class FleetSettings(Settings):
                 "cap.kind is published, which guarantees no privacy: it releases exact gradients wherever it "
                 "acts; expected clamp or bounded, or, for data that are not private, cap.allow_unproven: true"
             )
-        for is_set, key, expected in (
-            (self.privacy.local_steps > 1, "privacy.local_steps", "1"),
-            (self.privacy.spending.kind != "incrementing", "privacy.schedule.kind", "incrementing"),
-        ):  # fmt: skip
-            if is_set:
+        for key, value, expected in (
+            ("privacy.local_steps", self.privacy.local_steps, 1),
+            ("privacy.schedule.kind", self.privacy.spending.kind, "incrementing"),
+        ):
+            if value != expected:
                 raise ValueError(
-                    f"{key} is another; expected {expected}, as in the paper, with cap.kind published"
+                    f"{key} is {value}; expected {expected}, as in the paper, with cap.kind published"
                 )
 
     @model_validator(mode="after")

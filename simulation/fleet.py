@@ -10,7 +10,7 @@ from typing import Final
 from dpagent.errors import BrokerError, PlanError
 from dpagent.learning.fitting import check_fits
 from dpagent.learning.model_files import find_model
-from dpagent.privacy.statement import Unit, delta_warning
+from dpagent.privacy.statement import Unit, delta_warning, epsilon_warning
 from dpagent.storage import StateDirectory, write_atomically
 from dpagent.wording import counted, named
 from simulation.choices import choose_model, settle, wanted_model
@@ -125,11 +125,13 @@ class Fleet:
             deal(self.settings, self._source)  # Refuses data that cannot be dealt.
             settings, unit = self.settings, self.settings.mechanism.unit
             units = settings.devices if unit is Unit.DEVICE else settings.records_per_device
-            warning = delta_warning(settings.delta, units, unit)
+            warnings = [delta_warning(settings.delta, units, unit)]
+            if settings.mechanism.is_private:
+                warnings.append(epsilon_warning(settings.epsilon, unit))
             self.notes = RunNotes(
                 kind=self._source.train.origin.kind,
                 columns=self._source.columns,
-                remarks=(*remarks_on(self._source, self.spec), *([warning] if warning else [])),
+                remarks=(*remarks_on(self._source, self.spec), *filter(None, warnings)),
                 data=look,
             )
         self.data_changed = self.notes.data not in ("", look)

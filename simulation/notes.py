@@ -24,7 +24,7 @@ class RunNotes:
     Attributes:
         kind: of the data, as they were taken for.
         columns: the inputs of a table.
-        remarks: on the data, and on δ beside them.
+        remarks: on the data, and on ε and δ beside them.
         data: the state of the files; see :func:`look_of_data`.
         broker: which one there was at last.
         seconds: of all starts together.

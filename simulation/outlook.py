@@ -69,9 +69,9 @@ class Outlook:
         return (
             f"{_EXPECTATIONS[self.verdict]} With {counted(self.records_per_device, 'record')} on each of "
             f"{counted(self.devices, 'device')}, {counted(self.parameters, 'parameter')} and ε = "
-            f"{self.epsilon:g}, all contributions together are at most {self.signal_to_noise:.2g} times as "
-            "long as the noise. More records or devices, a larger ε or a model with fewer parameters would "
-            "help."
+            f"{self.epsilon:g}, all contributions together are at best about {self.signal_to_noise:.2g} "
+            "times as long as the noise. More records or devices, a larger ε or a model with fewer "
+            "parameters would help."
         )
 
 

@@ -140,7 +140,7 @@ def _request(run: Given, data: Given) -> Request:
     """
     from dpagent.learning.data.settings import DatasetSettings
     from dpagent.norm import Norm
-    from dpagent.privacy.methods import method_named
+    from dpagent.privacy.methods import DEFAULT_METHOD, method_named
     from simulation.request import Request
 
     dataset, path = run.values["data.dataset"], run.values["data.train.path"]
@@ -164,7 +164,10 @@ def _request(run: Given, data: Given) -> Request:
         raise _excluded(
             "cap_at", f"a cap on the device knows one clip norm; give {named('clipping', 'whole')}."
         )
-    if (cap := run.values["cap"]) in ("bounded", "published") and run.values["noise"] != "laplace":
+    cap, method = run.values["cap"], method_named(run.values["method"] or DEFAULT_METHOD)
+    if cap is not None and cap not in method.caps:
+        raise _excluded("cap", f"got {cap}; expected {' or '.join(method.caps)}, the caps of {method.name}.")
+    if cap in ("bounded", "published") and run.values["noise"] != "laplace":
         raise _excluded("cap", f"{cap} goes with Laplace noise; give {named('noise', 'laplace')}.")
     if cap == "published" and not run.values["allow_unproven"]:
         raise _excluded(
@@ -181,6 +184,7 @@ def _request(run: Given, data: Given) -> Request:
                 DatasetSettings, path=test_path.absolute(), half="test", **known
             )
     request: Request = run.settings(Request, data=selection)
+    _require_effect(run, request)
     mechanism = method_named(request.method).mechanism(request.noise)
     for setting, fitting in (("clipping", ("whole",)), ("engine", ("auto", "numpy"))):
         if mechanism.norm is Norm.L1 and (given := getattr(request, setting)) not in fitting:
@@ -190,6 +194,25 @@ def _request(run: Given, data: Given) -> Request:
                 f"{named(setting, fitting[-1])}.",
             )
     return request
+
+
+def _require_effect(run: Given, request: Request) -> None:
+    """See that no option was given that the method does not look at.
+
+    Raises:
+        UsageError: One was.
+    """
+    from dpagent.privacy.methods import method_named
+
+    method = method_named(request.method)
+    is_clipped = method.mechanism(request.noise).norm is not None
+    for setting, has_effect, why in (
+        ("sampling_rate", not method.trains_locally, f"{method.name} draws no lots of records"),
+        ("clip_norm", is_clipped, f"{method.name} cuts weights to ranges"),
+        ("step", request.schedule in (None, "incrementing"), f"a {request.schedule} schedule has none"),
+    ):
+        if run.values[setting] is not None and not has_effect:
+            raise _excluded(setting, f"{why}. Leave it out.")
 
 
 def _excluded(setting: str, why: str) -> UsageError:

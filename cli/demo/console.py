@@ -74,8 +74,8 @@ class FleetConsole(Listener):
             f"Model: {model_in_words(settings, spec)}, {counted(spec.parameter_count, 'parameter')}{file}"
         )
         self._say(
-            f"Settings: {counted(settings.rounds, 'round')}, ε = {settings.epsilon:g}, δ = "
-            f"{settings.delta:g}, {_lots(settings)}, learning rate {settings.learning_rate:g}"
+            f"Settings: {counted(settings.rounds, 'round')}, {_target(settings)}, {_lots(settings)}, "
+            f"learning rate {settings.learning_rate:g}"
         )
         if columns := fleet.notes.columns:
             more = f" and {len(columns) - _MOST_COLUMNS:,} more" if len(columns) > _MOST_COLUMNS else ""
@@ -125,6 +125,12 @@ class FleetConsole(Listener):
 
     def _say(self, text: str) -> None:
         self._console.print(text, highlight=False, soft_wrap=True, markup=False)
+
+
+def _target(settings: RunSettings) -> str:
+    if not settings.mechanism.is_private:
+        return f"no guarantee (the algorithm counts {settings.epsilon:g})"
+    return f"ε = {settings.epsilon:g}, δ = {settings.delta:g}"
 
 
 def _spent(settings: RunSettings, epsilon: float) -> str:

@@ -109,9 +109,11 @@ PLAN: Final = OptionTable(
 """What a plan is asked for."""
 
 RUN: Final = OptionTable(
-    Option("devices", COUNT, "Agents to run.", default="5; mnist: 10"),
-    Option("rounds", COUNT, "Rounds of training.", default="40; mnist: 100; your own data: 60"),
-    Option("epsilon", NUMBER, "ε of the job, for each record.", default="4; mnist: 2"),
+    Option("devices", COUNT, "Agents to run.", default="5; mnist and ldp-fl: 10; central: 20"),
+    Option("rounds", COUNT, "Rounds of training.",
+           default="40; mnist: 100; your own data: 60; ldp-fl: 20; central: 10"),
+    Option("epsilon", NUMBER, "ε of the job, for each record; ldp-fl and central: for each device.",
+           default="4; mnist: 2; ldp-fl: 900; central: 8"),
     Option("delta", NUMBER, "δ of the job.", default="1e-5"),
     Option("data.dataset", choice("digits", "mnist"), "digits (bundled with scikit-learn) or mnist.",
            default="digits, unless --data-dir is given"),

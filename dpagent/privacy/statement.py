@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from decimal import ROUND_CEILING, Context
 from enum import StrEnum
 from typing import Any, Final
 
@@ -19,6 +20,7 @@ from dpagent.errors import ParameterError, require_between, require_finite, requ
 _VERSION: Final = 1
 _MOST_EXPECTED: Final = 0.1  # most records of one device that δ may reveal, on average
 _MOST_DELTA: Final = 1e-3
+_MOST_EPSILON: Final = 10.0
 
 
 class Unit(StrEnum):
@@ -137,10 +139,9 @@ class BudgetStatement:
         if not self.is_guarantee:
             return f"no guarantee ({scope})"
         delta = f"{self.delta:g}".replace("e-0", "e-")
-        epsilon = f"{self.epsilon:g}"
-        if float(epsilon) < self.epsilon:  # rounded down: a bound must not be
-            epsilon = f"{self.epsilon * (1 + 5e-6):g}"
-        return f"ε = {epsilon}, δ = {delta} ({scope})"
+        # A bound must not be rounded down.
+        epsilon = Context(prec=6, rounding=ROUND_CEILING).create_decimal_from_float(self.epsilon)
+        return f"ε = {float(epsilon):g}, δ = {delta} ({scope})"
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON and model metadata; ``epsilon`` and ``delta`` are null without a guarantee."""
@@ -196,4 +197,27 @@ sometimes publishes a record. Choose a δ of at most 0.0001.
     power = 10.0 ** math.floor(math.log10(limit))
     return (
         f"δ = {delta:g} {reason}. Choose a δ of at most {math.floor(limit / power * (1 + 1e-9)) * power:g}."
+    )
+
+
+def epsilon_warning(epsilon: float, unit: Unit) -> str | None:
+    """A warning for an ε that is a bound and yet protects hardly anybody; None otherwise.
+
+    The limit is 10, above which Ponomareva et al., *How to DP-fy ML* (2023), see a weak guarantee or none.
+
+    >>> epsilon_warning(8.0, Unit.DEVICE) is None
+    True
+    >>> print(epsilon_warning(900.0, Unit.DEVICE))
+    ε = 900 protects hardly any device: what an attacker concludes of one may be e^900 times as likely as \
+without it. Choose an ε of at most 10.
+
+    Args:
+        epsilon: of a job, at least 0.
+        unit: that it is for.
+    """
+    if epsilon <= _MOST_EPSILON:
+        return None
+    return (
+        f"ε = {epsilon:g} protects hardly any {unit}: what an attacker concludes of one may be e^{epsilon:g} "
+        f"times as likely as without it. Choose an ε of at most {_MOST_EPSILON:g}."
     )

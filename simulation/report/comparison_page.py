@@ -82,6 +82,14 @@ def _trust_picture(method: str, record: RunRecord) -> Picture:
     return trust_picture(method_named(method), mechanism, f"trust-{method}", is_mixed=is_mixed)
 
 
+def label_heights(values: Sequence[float], least: float) -> list[float]:
+    """The values, those too near the next lower one moved up: labels of lines that end together."""
+    places = list(values)
+    for lower, upper in itertools.pairwise(sorted(range(len(places)), key=places.__getitem__)):
+        places[upper] = max(places[upper], places[lower] + least)
+    return places
+
+
 def _accuracy_picture(records: Mapping[str, RunRecord]) -> Picture:
     measured = {method: record for method, record in records.items() if record.accuracy_history}
     if not measured:
@@ -96,11 +104,15 @@ def _accuracy_picture(records: Mapping[str, RunRecord]) -> Picture:
 
     def draw(figure: Figure) -> None:
         axes = figure.add_subplot()
-        for (method, record), colour in zip(measured.items(), itertools.cycle(_COLOURS), strict=False):
-            history = record.accuracy_history
+        histories = [record.accuracy_history for record in measured.values()]
+        spread = max(map(max, histories)) - min(map(min, histories))
+        heights = label_heights([history[-1] for history in histories], spread / 14)
+        for method, history, height, colour in zip(
+            measured, histories, heights, itertools.cycle(_COLOURS), strict=False
+        ):
             line(axes, history, colour, 2)
             axes.annotate(
-                f"{method} {percent(history[-1])}", (len(history), history[-1]), xytext=(9, 0),
+                f"{method} {percent(history[-1])}", (len(history), height), xytext=(9, 0),
                 textcoords="offset points", va="center", color=COLOURS[colour], fontweight="bold",
                 annotation_clip=False,
             )  # fmt: skip

@@ -72,20 +72,24 @@ def trust_picture(
         "a coordinator that is the broker too knows whose they are"
         + (", unless it only looks and the mixer works with neither." if is_mixed else ".")
     )
+    if not mechanism.is_private:
+        title = f"{method.name}: nothing is guaranteed, against anybody"
+        caption = "No line separates those who can learn of a record from those who cannot."
+        trusted = len(parties)
 
     def draw(figure: Figure) -> None:
         axes = figure.add_subplot()
         axes.axis("off")
         step = _WIDTH + _GAP
-        line = trusted * step - _GAP / 2
         end = len(parties) * step - _GAP + 0.1
+        line = min(trusted * step - _GAP / 2, end)
         axes.axvspan(-0.1, line, color=COLOURS["amber"], alpha=0.10, linewidth=0)
-        axes.axvspan(line, end, color=COLOURS["green"], alpha=0.10, linewidth=0)
-        axes.axvline(line, color=COLOURS["green"], linewidth=2.0)
-        for words, x, side, colour in (
-            ("without noise", line - 0.07, "right", "amber"),
-            (f"(ε, δ) for each {mechanism.unit}", line + 0.07, "left", "green"),
-        ):
+        labels = [("without noise" if line < end else "no guarantee", line - 0.07, "right", "amber")]
+        if line < end:
+            axes.axvspan(line, end, color=COLOURS["green"], alpha=0.10, linewidth=0)
+            axes.axvline(line, color=COLOURS["green"], linewidth=2.0)
+            labels.append((f"(ε, δ) for each {mechanism.unit}", line + 0.07, "left", "green"))
+        for words, x, side, colour in labels:
             axes.text(x, _HEIGHT + 0.18, words, ha=side, color=COLOURS[colour], fontweight="bold")
         for place, party in enumerate(parties):
             _box(axes, place * step, party, _CHARACTERS // len(parties))

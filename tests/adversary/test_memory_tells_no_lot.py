@@ -70,8 +70,8 @@ MOMENTS_MODEL = {
     "name": "directions", "input_shape": list(MOMENTS_SHAPE), "classes": 2,
     "front_end": [{"projection": 2}], "layers": [{"dense": 2}],
 }  # fmt: skip
-MOMENTS_ROOM_BYTES = 12 << 20
-"""Second moments of 2,000 records take four times 8 MiB, of 256 an eighth of it."""
+MOMENTS_ROOM_BYTES = 20 << 20
+"""Second moments of 2,000 records take four times 8 MiB, of 256 an eighth of it, and libraries a few more."""
 
 
 def answer_with_moments(directory: Path, records: int) -> str:

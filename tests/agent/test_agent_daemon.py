@@ -21,6 +21,7 @@ from fleets import DIGITS, agent_values, make_plan, run_agent, write_agent
 from ledgers import charge_and_spool, charge_for, open_state
 from observers import Announcer, in_an_hour
 
+from agent.announcements import digest_of
 from agent.audit import verify
 from agent.charges import Budget
 from agent.daemon import Agent
@@ -414,7 +415,7 @@ def test_what_waited_for_a_restart_is_spread_over_the_window_again(
     overdue = [
         SpooledFragment(bytes([index]) * 16, b"overdue", clock.monotonic() - 60) for index in range(40)
     ]
-    charge_and_spool(state, charge, overdue)
+    charge_and_spool(state, charge, overdue, plan=digest_of(plan))
     state.close()
     opens_at = clock.monotonic() + plan.compute_slot_s
     announcer.announce(plan)

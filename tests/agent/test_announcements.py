@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
-from devices import Device, open_device
+from devices import SLOT_S, Device, open_device
 from fleets import make_plan
 
 from dpagent.protocol.codec import MessageError
@@ -122,3 +123,23 @@ def test_a_plan_of_another_job_costs_the_present_round_nothing_until_it_is_charg
     assert [row[0] for row in jobs] == [OTHER_JOB.hex()]
     states = device.state.connection.execute("SELECT job, state FROM rounds ORDER BY number").fetchall()
     assert [tuple(row) for row in states] == [(JOB.hex(), "expired"), (OTHER_JOB.hex(), "spooled")]
+
+
+@pytest.mark.parametrize("takes_part", [True, False])
+def test_what_is_spooled_leaves_for_no_other_plan_of_its_round(tmp_path: Path, takes_part: bool) -> None:
+    """Its length would tell an update, which was cut by the first plan, from dummies, which follow the one
+    that is announced."""
+    limits = {"dummy_traffic": True, "maximum_sampling_rate": 1.0 if takes_part else 0.01}
+    changed = make_plan(wire={"block": 1_000, "bytes": make_plan().wire.bytes + 100})
+    with open_device(tmp_path, limits=limits) as device:
+        line: Any = device.cycle._publisher._session
+        device.take_plan(make_plan())
+        device.give()
+        device.advance()
+        assert bool(device.charged()) is takes_part
+        assert device.pending()
+        for announced, leaves in ((changed, False), (make_plan(), True)):
+            device.take_plan(announced)
+            device.clock.advance(8 * SLOT_S)
+            device.cycle._publisher.publish_due()
+            assert bool(line.sent) is leaves

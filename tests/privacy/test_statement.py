@@ -11,7 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpagent.errors import ParameterError
-from dpagent.privacy.statement import Adjacency, BudgetStatement, Trust, Unit, delta_warning
+from dpagent.privacy.statement import (
+    Adjacency,
+    BudgetStatement,
+    Trust,
+    Unit,
+    delta_warning,
+    epsilon_warning,
+)
 
 
 @pytest.mark.parametrize(
@@ -68,6 +75,14 @@ def test_bad_values_are_named(delta: float, records: float, name: str) -> None:
         delta_warning(delta, records)
 
 
+def test_an_epsilon_that_protects_hardly_anybody_is_named() -> None:
+    assert epsilon_warning(10.0, Unit.RECORD) is None
+    sentence = epsilon_warning(10.5, Unit.DEVICE)
+    assert sentence is not None
+    assert "ε = 10.5" in sentence
+    assert "device" in sentence
+
+
 # --- statements -----------------------------------------------------------------------------------
 
 
@@ -93,7 +108,7 @@ def test_a_statement_of_no_sense_is_refused(name: str, value: object) -> None:
 def test_a_sentence_never_states_less_than_the_figure(epsilon: float, delta: float) -> None:
     sentence = stated(epsilon=epsilon, delta=delta).sentence()
     (shown,) = re.findall(r"ε = ([^,]+),", sentence)
-    assert epsilon <= float(shown) <= epsilon * (1 + 2e-5) + 1e-300
+    assert epsilon <= float(shown) <= epsilon * (1 + 1e-5) + 1e-300
 
 
 def test_no_guarantee_is_stated_as_none() -> None:

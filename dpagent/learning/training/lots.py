@@ -75,7 +75,7 @@ def sum_over_lot(
 
     Raises:
         ParameterError: the lot is larger than the bound on the engine's error allows.
-        ConfigurationError, StorageError: the board fails, which is no record's doing.
+        ConfigurationError, StorageError, MemoryError: the board fails, which is no record's doing.
     """
     if len(lot) * -(-len(lot) // engine.microbatch) > MAX_LOT_MICROBATCHES:
         raise ParameterError(
@@ -84,8 +84,8 @@ def sum_over_lot(
         )
     try:
         return total_of(engine, weights, dataset, lot, clip_norms, augmentation, filling)
-    except (ConfigurationError, StorageError):
-        raise
+    except (ConfigurationError, StorageError, MemoryError):
+        raise  # Memory: to try again with less would take in small lots, and leave out large ones.
     except Exception as error:  # noqa: BLE001 - whatever it is, it costs the records at which it shows
         fails = [
             not _is_computed(engine, weights, dataset, lot[place : place + 1], clip_norms, augmentation)
@@ -107,7 +107,7 @@ def _is_computed(
 ) -> bool:
     try:
         total_of(engine, weights, dataset, record, clip_norms, augmentation)
-    except (ConfigurationError, StorageError):
+    except (ConfigurationError, StorageError, MemoryError):
         raise
     except Exception:  # noqa: BLE001 - whatever a record does to an engine, it costs that record alone
         return False
@@ -131,14 +131,15 @@ def total_of(
         dataset, lot, size=AT_ONCE * engine.microbatch, filling=filling
     ):
         excluded -= len(labels)
-        blank = len(made_up)
+        blank, beside = len(made_up), made_up
         if augmentation is not None:
-            augmentation.views_of(made_up)
+            beside = augmentation.views_of(made_up)  # Held, so that any lot takes as much memory.
             inputs = augmentation.views_of(inputs)
         part = engine.clipped_sum(weights, inputs, labels, clip_norms, blank=blank)
         total += part.total
         within += part.within
         excluded += part.excluded
+        del beside
     return ClippedSum(total, within, excluded)
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from pages import Structure
 from run_records import record_of, with_settings, words_of
 
-from simulation.report.comparison_page import comparison_rows, write_comparison
+from simulation.report.comparison_page import comparison_rows, label_heights, write_comparison
 
 RUNS = {
     "dp-sgd": record_of(rounds=4),
@@ -35,6 +36,10 @@ def test_what_has_no_bound_says_so() -> None:
     rows = {row[0]: row[1:] for row in comparison_rows(list(RUNS.values()))}
     assert rows["ε of a device, nobody trusted"] == ["no bound", "1.993"]
     assert rows["ε of a record, nobody trusted"] == ["1.993", "1.993"]
+
+
+def test_labels_of_lines_that_end_together_are_apart() -> None:
+    assert label_heights([0.54, 0.91, 0.56], 0.05) == pytest.approx([0.54, 0.91, 0.59])
 
 
 def test_runs_without_any_round_are_drawn(tmp_path: Path) -> None:

@@ -216,3 +216,11 @@ def test_the_words_are_those_of_the_method(
     assert sends in words
     assert ("the guarantee counts on nobody’s ignorance" in words) == (method != "central")
     assert ("but the coordinator and those with whom it shares" in words) == (method == "central")
+
+
+def test_no_picture_of_a_run_without_guarantee_claims_one(tmp_path: Path) -> None:
+    run = with_settings(record_of(rounds=2), method="incrementing", noise="laplace", cap="published")
+    words = words_of(render_report(run, tmp_path))
+    assert "incrementing: nothing is guaranteed, against anybody" in words
+    assert "by more than ε and δ" not in words
+    assert "(ε, δ) for each" not in words

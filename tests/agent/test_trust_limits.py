@@ -1,0 +1,50 @@
+"""Whom a device trusts is its owner's word, also after the device has been charged for a round."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from devices import SLOT_S, Device, open_device
+from fleets import make_plan, update_plan
+from lines import Line
+
+from dpagent.protocol.messages import Plan
+
+_BUDGET = {"epsilon": 50.0, "delta": 1e-3, "coordinator": {"epsilon": 50.0, "delta": 1e-3}}
+_TRUSTING: dict[str, Any] = {"methods": ["dp-sgd", "central"], "trust": ["none", "coordinator"]}
+_NO_LONGER: dict[str, Any] = {"methods": ["dp-sgd", "central"], "trust": ["none"]}
+
+
+@pytest.mark.parametrize(
+    "announced", [update_plan(), make_plan()], ids=["the same plan", "one that trusts nobody"]
+)
+def test_no_update_leaves_for_a_coordinator_that_the_owner_trusts_no_more(
+    tmp_path: Path, announced: Plan
+) -> None:
+    """It is charged, spooled and has no noise; then the owner strikes the coordinator off the list."""
+    plan = update_plan()
+    assert (announced.job, announced.round) == (plan.job, plan.round)
+    with open_device(tmp_path, limits=_TRUSTING, budget=_BUDGET) as device:
+        device.take_plan(plan)
+        device.give()
+        device.advance()
+        assert device.charged() == [1]
+        assert device.pending()
+    with open_device(tmp_path, limits=_NO_LONGER, budget=_BUDGET) as device:
+        assert _sent_for(device, announced) == 0
+    with open_device(tmp_path, limits=_TRUSTING, budget=_BUDGET) as device:
+        assert _sent_for(device, plan) > 0
+
+
+def _sent_for(device: Device, plan: Plan) -> int:
+    """How many messages leave once a plan is announced."""
+    publisher, line = device.cycle._publisher, device.cycle._publisher._session
+    assert isinstance(line, Line)
+    before = len(line.sent)
+    device.clock.advance(SLOT_S)
+    device.take_plan(plan)
+    device.clock.advance(3 * SLOT_S)
+    publisher.publish_due()
+    return len(line.sent) - before
