@@ -107,7 +107,7 @@ class Workload:
                 return cls(
                     training.steps, training.batch, (training.largest_gradient,), None, None,
                     lambda: training.moved(weights, np.zeros(len(weights))),
-                    lambda: release.update_of(release.two_point(weights).report(weights)),
+                    lambda: release.update_of(weights + 1, weights),
                 )  # fmt: skip
             case Updates(training=training):
                 return cls(

@@ -198,10 +198,7 @@ class Trainer:
                         np.zeros(release.dimension),
                     ),
                 )
-            case Reports():
-                trained = attempt(lambda records: self._trained(work, release, records), weights)
-                values = release.update_of(release.two_point(weights).report(trained))
-            case Updates():
+            case Reports() | Updates():
                 trained = attempt(lambda records: self._trained(work, release, records), weights)
                 values = release.update_of(trained, weights)
         return Update(values, failures[0] if failures else None)

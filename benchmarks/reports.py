@@ -71,7 +71,7 @@ def _accuracy(file: Path, epsilon: float, seed: int, *, noise: bool) -> float:
             "method": "ldp-fl", "epsilon": epsilon, "delta": 1e-5, "schedule": {"kind": "uniform"},
             "local_training": {"steps": 20, "batch": 32, "learning_rate": 0.5},
         },
-        "cap": {"kind": "none"}, "optimiser": {"learning_rate": 0.1, "momentum": 0.0},
+        "cap": {"kind": "none"}, "optimiser": {"learning_rate": 0.5, "momentum": 0.0},
     }  # fmt: skip
     fleet = FleetSettings.model_validate(settings)
     parts = [ArrayDataset(*data.batch(shard), 10) for shard in shards]

@@ -98,10 +98,9 @@ class Swarm:
         task = RoundTask.of(plan)
         release, received, engine = task.release, task.weights_from(weights), NumpyEngine(task.spec.head)
         assert isinstance(release, Reports)
-        mechanism = release.two_point(received)
         for shard in self.shards:
             trained = release.training.train(engine, received, shard)
-            for fragment in cut(release.update_of(mechanism.report(trained)), plan):
+            for fragment in cut(release.update_of(trained, received), plan):
                 yield seal_for(encode(fragment), plan)
 
 

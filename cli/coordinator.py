@@ -128,9 +128,9 @@ def status(
     for layer in left:
         numbers = [each.number for each in rounds if layer in each.out_of_range]
         typer.echo(
-            f"Layer {layer}: on the devices, its weights lay at the ends of their range in "
-            f"{counted(len(numbers), 'round')}, last in round {numbers[-1]}. Raise privacy.two_point.margin "
-            "or floor in the next job, or lower privacy.local_training."
+            f"Layer {layer}: on the devices, its changes lay at the ends of their range in "
+            f"{counted(len(numbers), 'round')}, last in round {numbers[-1]}. Raise privacy.two_point.radius "
+            "in the next job, or lower privacy.local_training."
         )
     for name, value in sorted(counters.items()):
         typer.echo(f"{name}: {value}")

@@ -22,7 +22,7 @@ class Step:
         model: after it.
         clamped: coordinates beyond their bound, if the coordinator applies the cap.
         kept: share of the mean gradient's L2 norm after the coordinator's cap; 1 without a cap.
-        out_of_range: names of layers whose weights on the devices lie at the ends of their ranges.
+        out_of_range: names of layers whose changes on the devices lie at the ends of their ranges.
     """
 
     model: ModelState

@@ -153,6 +153,7 @@ class Cycle:
                 current,
                 self._sent,
                 clip_norm=self._model.clip_norm,
+                radii=self._model.radii,
                 spent=self._store.epsilon_spent(),
                 assets=self._models.assets,
             )
@@ -304,6 +305,7 @@ class Cycle:
             OpenRound(rounds, now, now),
             self._sent,
             clip_norm=self._model.clip_norm,
+            radii=self._model.radii,
             state="finished",
         )
         if not self._announcer.say_goodbye(last.plan):

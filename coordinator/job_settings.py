@@ -15,7 +15,7 @@ from dpagent.learning.training.augmentation import Augmentation
 from dpagent.learning.training.optimiser import Adam, LearningRate, Optimiser, Sgd
 from dpagent.norm import Norm
 from dpagent.privacy.clipping import MAX_NORM, MIN_NORM
-from dpagent.privacy.mechanisms.layer_ranges import MAX_DIMENSION
+from dpagent.privacy.mechanisms.layer_ranges import MAX_DIMENSION, MAX_RADIUS, MIN_RADIUS
 from dpagent.privacy.mechanisms.mechanism import Mechanism
 from dpagent.privacy.methods import DEFAULT_METHOD, method_named
 from dpagent.privacy.schedules import Schedule, ScheduleKind, kind_given_by
@@ -147,11 +147,11 @@ class TwoPointSettings(Settings):
     coordinates: Annotated[int, Field(ge=1, le=MAX_DIMENSION)] | Literal["all"] | None = None
     """Bits of a device in a round, each of a weight of its own; ``all``: one for each weight, as published.
     By default, as many as make the mean over the devices most exact."""
-    floor: Annotated[float, Field(ge=1e-6, le=1e6)] = 0.05
-    """Least distance between the middle and the end of a layer's range, in weight units."""
-    margin: Annotated[float, Field(ge=1, le=100)] = 1.02
-    """A layer's range is so many times as wide as the layer was before the round. Noise fills a range that is
-    wider than the weights need, and the next one is wider by as much."""
+    radius: Annotated[float, Field(ge=MIN_RADIUS, le=MAX_RADIUS)] = 0.1
+    """Greatest change of a weight that a device reports in the first round, in weight units. The noise is
+    proportional to it."""
+    adapts: bool = True
+    """Whether it then follows, layer by layer, the change that the reports show."""
 
 
 class LocalTrainingSettings(Settings):

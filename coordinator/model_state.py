@@ -18,11 +18,13 @@ class ModelState:
         weights: (parameters,), exact.
         moments: the optimiser's state, (rows, parameters).
         clip_norm: of the next round, if it follows a quantile.
+        radii: of the next round's reports, for each tensor.
     """
 
     weights: NDArray[np.float32]
     moments: NDArray[np.float64]
     clip_norm: float
+    radii: tuple[float, ...]
 
     def stepped(
         self, optimiser: Optimiser, gradient: NDArray[np.float64], *, number: int, learning_rate: float

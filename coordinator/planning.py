@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import cbor2
@@ -11,7 +11,13 @@ from pydantic import ValidationError
 
 from coordinator.bounded_planning import bounded_rounds
 from coordinator.published_planning import published_rounds
-from coordinator.report_planning import fragments_for_reports, report_rounds, report_terms, report_wire
+from coordinator.report_planning import (
+    first_radii,
+    fragments_for_reports,
+    report_rounds,
+    report_terms,
+    report_wire,
+)
 from coordinator.settings import FleetSettings
 from coordinator.store import Job, OpenRound
 from coordinator.sum_planning import SumPlanning
@@ -143,6 +149,7 @@ class Planner:
         weights: bytes,
         *,
         clip_norm: float | None = None,
+        radii: Sequence[float] = (),
         spent: float = 0.0,
         assets: Mapping[str, bytes] | None = None,
         state: Literal["open", "finished"] = "open",
@@ -153,6 +160,7 @@ class Planner:
             current: The round.
             weights: The model's bytes, as they are sent.
             clip_norm: Of this round, if it follows a quantile.
+            radii: Of this round's reports, for each tensor; by default those of the first round.
             spent: ε of the rounds before, by which the cost of a round under a ``bounded`` cap goes.
             assets: The devices' inputs besides the weights, by role.
             state: Whether the job continues.
@@ -162,7 +170,7 @@ class Planner:
             PlanError: No device would accept the plan.
         """
         try:
-            plan = self._plan(current, weights, clip_norm, spent, assets or {}, state)
+            plan = self._plan(current, weights, clip_norm, radii, spent, assets or {}, state)
             return RoundTask.of(plan)
         except ValidationError as error:
             problem = error.errors(include_url=False)[0]
@@ -235,6 +243,7 @@ class Planner:
         current: OpenRound,
         weights: bytes,
         clip_norm: float | None,
+        radii: Sequence[float],
         spent: float,
         assets: Mapping[str, bytes],
         state: Literal["open", "finished"],
@@ -242,7 +251,8 @@ class Planner:
         settings, spec = self._settings, self._spec
         release: NoisySumTerms | ReportTerms | UpdateTerms
         if isinstance(reports := self._job.noise, TwoPointRounds):
-            release, wire = report_terms(settings, reports), report_wire(settings, reports, spec)
+            release = report_terms(settings, reports, radii or first_radii(settings, spec))
+            wire = report_wire(settings, reports, spec)
         elif issubclass(self._job_noise.mechanism, CentralMechanism):
             release, wire = update_terms(settings, spec, self._job_noise, current.number, clip_norm)
         else:

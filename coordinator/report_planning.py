@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from coordinator.settings import FleetSettings
 from dpagent.errors import ConfigurationError
 from dpagent.learning.models.spec import ModelSpec
@@ -9,7 +11,7 @@ from dpagent.privacy.mechanisms.two_point_rounds import TwoPointRounds, calibrat
 from dpagent.protocol.bit_packing import packed_bytes
 from dpagent.protocol.messages import MAX_PAYLOAD_BYTES, WireTerms
 from dpagent.protocol.report_packing import report_width
-from dpagent.protocol.terms import RangeTerms, ReportTerms, TrainingTerms
+from dpagent.protocol.terms import ReportTerms, TrainingTerms
 
 
 def report_rounds(settings: FleetSettings, spec: ModelSpec) -> tuple[TwoPointRounds, tuple[float, ...]]:
@@ -37,14 +39,19 @@ def report_rounds(settings: FleetSettings, spec: ModelSpec) -> tuple[TwoPointRou
     return rounds, budget.epsilon_by_round
 
 
-def report_terms(settings: FleetSettings, reports: TwoPointRounds) -> ReportTerms:
-    """What a plan says of its reports."""
+def first_radii(settings: FleetSettings, spec: ModelSpec) -> tuple[float, ...]:
+    """The radii of the first round's reports, for each tensor."""
+    return (settings.privacy.two_point.radius,) * len(spec.parameter_shapes)
+
+
+def report_terms(settings: FleetSettings, reports: TwoPointRounds, radii: Sequence[float]) -> ReportTerms:
+    """What a plan says of its reports, with the radii of its round."""
     privacy = settings.privacy
     return ReportTerms(
         kind="two-point",
         noise_multipliers=list(reports.multipliers),
         coordinates=reports.coordinates,
-        ranges=RangeTerms(floor=privacy.two_point.floor, margin=privacy.two_point.margin),
+        radii=list(radii),
         training=TrainingTerms(**privacy.local_training.model_dump()),
     )
 

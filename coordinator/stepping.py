@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from coordinator.aggregation import Step, median_of_means, take_step
 from coordinator.model_state import ModelState
 from coordinator.planning import gradient_steps
+from coordinator.report_planning import first_radii
 from coordinator.report_step import take_report_step
 from coordinator.seats import Sums
 from coordinator.settings import FleetSettings
@@ -49,7 +50,8 @@ class Stepper:
         """The model before the first round."""
         weights = self._spec.initial_weights(self._settings.model.seed)
         moments = np.zeros((self._optimiser.rows, len(weights)))
-        return ModelState(weights, moments, self._settings.privacy.clip_norm)
+        radii = first_radii(self._settings, self._spec)
+        return ModelState(weights, moments, self._settings.privacy.clip_norm, radii)
 
     def step(self, release: Release, model: ModelState, groups: Sequence[Sums]) -> Step:
         """Step by the sums of a round.
@@ -119,15 +121,18 @@ class Stepper:
 
     def _step_by_reports(self, release: Reports, model: ModelState, sums: Sums) -> Step:
         number = release.plan.round
-        step = take_report_step(release, sums, model, self._optimiser, self._learning_rate.at(number))
+        step = take_report_step(
+            release, sums, model, self._optimiser, self._learning_rate.at(number),
+            adapts=self._settings.privacy.two_point.adapts,
+        )  # fmt: skip
         log.info(
             "round %d: reports of %d of %d weights; the mean over the devices has a standard error of %.2g",
             number, step.reported, release.mechanism.dimension, step.standard_error,
         )  # fmt: skip
         if step.out_of_range:
             log.warning(
-                "round %d: on the devices, %s lie at the ends of their ranges; raise "
-                "privacy.two_point.margin or floor in the next job, or lower privacy.local_training",
+                "round %d: on the devices, changes of %s lie at the ends of their ranges; raise "
+                "privacy.two_point.radius in the next job, or lower privacy.local_training",
                 number, ", ".join(step.out_of_range),
             )  # fmt: skip
         return Step(step.model, out_of_range=step.out_of_range)

@@ -73,7 +73,7 @@ class RoundResult:
     noise_multiplier: float
     epsilon: float
     out_of_range: tuple[str, ...] = ()
-    """Layers whose weights on the devices lie at the ends of their ranges."""
+    """Layers whose changes on the devices lie at the ends of their ranges."""
     clip_norm: float | None = None
     """Of the round, where it follows a quantile."""
 
@@ -85,7 +85,7 @@ def _create(connection: sqlite3.Connection) -> None:
     )
     connection.execute(
         "CREATE TABLE model (one INTEGER PRIMARY KEY CHECK (one = 1), weights BLOB NOT NULL, "
-        "moments BLOB NOT NULL, clip_norm REAL NOT NULL) STRICT"
+        "moments BLOB NOT NULL, clip_norm REAL NOT NULL, radii TEXT NOT NULL) STRICT"
     )
     connection.execute(
         """CREATE TABLE rounds (
@@ -98,8 +98,8 @@ def _create(connection: sqlite3.Connection) -> None:
     connection.execute("CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT")
 
 
-def _columns(model: ModelState) -> tuple[bytes, bytes, float]:
-    return model.weights.tobytes(), model.moments.tobytes(), model.clip_norm
+def _columns(model: ModelState) -> tuple[bytes, bytes, float, str]:
+    return model.weights.tobytes(), model.moments.tobytes(), model.clip_norm, json.dumps(model.radii)
 
 
 def _job_in(connection: sqlite3.Connection) -> Job | None:
@@ -172,16 +172,16 @@ class Store:
                 "INSERT INTO job (one, id, terms, budget) VALUES (1, ?, ?, ?)",
                 (job.id, json.dumps(job.terms, sort_keys=True), json.dumps(budget)),
             )
-            self.connection.execute("INSERT INTO model VALUES (1, ?, ?, ?)", _columns(model))
+            self.connection.execute("INSERT INTO model VALUES (1, ?, ?, ?, ?)", _columns(model))
             faults.reached(FaultPoint.COORDINATOR_JOB_WRITTEN)
         faults.reached(FaultPoint.COORDINATOR_JOB_BEGUN)
 
     def model(self) -> ModelState:
         """The current model."""
-        row = self.connection.execute("SELECT weights, moments, clip_norm FROM model").fetchone()
+        row = self.connection.execute("SELECT weights, moments, clip_norm, radii FROM model").fetchone()
         weights = np.frombuffer(row["weights"], np.float32).copy()
         moments = np.frombuffer(row["moments"], np.float64).reshape(-1, len(weights)).copy()
-        return ModelState(weights, moments, float(row["clip_norm"]))
+        return ModelState(weights, moments, float(row["clip_norm"]), tuple(json.loads(row["radii"])))
 
     def open_round(self) -> OpenRound | None:
         """The round that is open, if one is."""
@@ -276,7 +276,7 @@ class Store:
                 ),
             )
             self.connection.execute(
-                "UPDATE model SET weights = ?, moments = ?, clip_norm = ?", _columns(model)
+                "UPDATE model SET weights = ?, moments = ?, clip_norm = ?, radii = ?", _columns(model)
             )
             # The values are no longer needed; the counts stay in `rounds`, the ids in `fragments`.
             self._seats.clear(number)
@@ -332,7 +332,7 @@ class RoundRecord:
     clamped: int | None
     kept: float | None
     out_of_range: tuple[str, ...]
-    """Layers whose weights on the devices lie at the ends of their ranges."""
+    """Layers whose changes on the devices lie at the ends of their ranges."""
     clip_norm: float | None
     """Of the round, where it follows a quantile."""
     fragments: int

@@ -207,15 +207,14 @@ def _reports() -> dict[str, Any]:
             tally = read_tally(fragment, REPORTS_PLAN, release.terms, release.blocks)
             sums[fragment.position] = sums.get(fragment.position, 0) + tally
             payloads.append({"position": fragment.position, "payload": fragment.payload.hex()})
-    mechanism = release.two_point(WEIGHTS)
     ones, reports = release.tally(sums)
-    estimate = mechanism.estimate(ones, reports)
+    estimate = release.two_point.estimate(ones, reports)
     return {
         "description": "A plan that asks for two-point reports, those of two devices, and their count.",
         "vectors": [
             _signed_vector(
                 "two bits of three", TOPICS.plan, REPORTS_PLAN, "plan",
-                ranges=[[layer.size, layer.centre, layer.radius] for layer in mechanism.layers],
+                sizes=[layer.size for layer in release.two_point.layers],
             )
         ],
         "updates": REPORTS,

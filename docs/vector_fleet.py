@@ -146,7 +146,7 @@ REPORTS_PLAN = Plan.model_validate(
         "method": "ldp-fl",
         "release": {
             "kind": "two-point", "noise_multipliers": [0.5, 0.5, 0.25], "coordinates": 4,
-            "ranges": {"floor": 0.05, "margin": 1.5},
+            "radii": [0.25, 0.125],
             "training": {"steps": 20, "batch": 32, "learning_rate": 0.1},
         },
         "wire": {"block": 3, "bytes": 2},

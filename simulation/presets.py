@@ -72,12 +72,12 @@ OWN_DATA: Final = Preset(
 """Of data of one's own, and of known data with a model that has no settings of its own."""
 
 _REPORTS: Final = Preset(
-    model="", devices=10, rounds=20, epsilon=900.0, clip_norm=1.0, cap="none", learning_rate=0.1,
+    model="", devices=10, rounds=20, epsilon=900.0, clip_norm=1.0, cap="none", learning_rate=0.5,
     momentum=0.0, jitter_window_s=0.4,
 )  # fmt: skip
-"""Of ``ldp-fl`` with any data, and a linear model. The learning rate is the share of the way to the devices'
-mean that a reported weight goes. A guarantee for whole devices that trusts nobody needs so large an ε for so
-few of them to learn anything."""
+"""Of ``ldp-fl`` with any data, and a linear model. The learning rate is the share of the devices' mean change
+that a reported weight takes. A guarantee for whole devices that trusts nobody needs so large an ε for so few
+of them to learn anything."""
 _UPDATES: Final = Preset(
     model="", devices=20, rounds=10, epsilon=8.0, clip_norm=1.0, cap="none", learning_rate=1.0,
     momentum=0.0, jitter_window_s=0.4,

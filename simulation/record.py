@@ -84,7 +84,7 @@ class RunRecord:
     clamped: tuple[int, ...]
     """Coordinates beyond the coordinator's cap in each round."""
     out_of_range: tuple[str, ...]
-    """Layers whose weights on the devices lay at the ends of their ranges in some round."""
+    """Layers whose changes on the devices lay at the ends of their ranges in some round."""
     kept: tuple[float, ...]
     """Share of the mean gradient's L2 norm that the coordinator's cap left in each round."""
     columns: tuple[BudgetStatement, ...]
@@ -156,8 +156,8 @@ class RunRecord:
             )
         if self.out_of_range:
             first.append(
-                f"On the devices, weights of {', '.join(self.out_of_range)} lay at the ends of their ranges, "
-                "and were cut. A larger privacy.two_point.margin or floor or less local training would help."
+                f"On the devices, changes of {', '.join(self.out_of_range)} lay at the ends of their ranges, "
+                "and were cut. A larger privacy.two_point.radius or less local training would help."
             )
         warning = self.outlook.warning
         return (*first, *self.notes.remarks, *([] if warning is None else [warning]))

@@ -91,7 +91,11 @@ class TrainingLoop:
         """Run a round that steps the model, :attr:`first_round` or a later one, in order."""
         sent = weights_to_bytes(self.weights, self._fleet.model.precision)
         task = self._planner.task(
-            OpenRound(number, 0, 0), sent, clip_norm=self._model.clip_norm, spent=self._spent
+            OpenRound(number, 0, 0),
+            sent,
+            clip_norm=self._model.clip_norm,
+            radii=self._model.radii,
+            spent=self._spent,
         )
         self._received = task.weights_from(sent)
         self._spent = self._planner.epsilon_after(task.release)
@@ -134,10 +138,10 @@ class TrainingLoop:
 
     def _counted(self, release: Reports, trained: Sequence[NDArray[np.float32]]) -> Sums:
         """What the coordinator adds up of the fragments of all devices."""
-        mechanism, plan = release.two_point(self._received), release.plan
+        plan = release.plan
         sums: Sums = {}
         for weights in trained:
-            for fragment in cut(release.update_of(mechanism.report(weights)), plan):
+            for fragment in cut(release.update_of(weights, self._received), plan):
                 tally = read_tally(fragment, plan, release.terms, release.blocks)
                 count, total = sums.get(fragment.position, (0, np.zeros_like(tally)))
                 sums[fragment.position] = (count + 1, total + tally)

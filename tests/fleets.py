@@ -98,7 +98,7 @@ def report_plan(
     values = plan_values(method="ldp-fl", **changes)
     values["release"] = {
         "kind": "two-point", "noise_multipliers": [0.5, 0.5, 0.25], "coordinates": coordinates,
-        "ranges": {"floor": 0.05, "margin": 1.5},
+        "radii": [0.5] * len(DIGITS.parameter_shapes),
         "training": {"steps": 3, "batch": 8, "learning_rate": 0.1},
     }  # fmt: skip
     values["release"] = merged(values["release"], release or {})

@@ -128,7 +128,7 @@ class WatchedFleet:
                 continue
             pieces.setdefault(piece.id, piece)
         counted = self.counted()
-        model = ModelState(DIGITS.initial_weights(0), np.zeros((1, DIGITS.parameter_count)), 1.0)
+        model = ModelState(DIGITS.initial_weights(0), np.zeros((1, DIGITS.parameter_count)), 1.0, ())
         optimiser, rate = self.settings.optimiser.optimiser(), self.settings.optimiser.learning_rate
         for number, plan in sorted(self.plans(observer).items()):
             sums: dict[int, tuple[int, Any]] = {}

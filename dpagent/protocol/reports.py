@@ -1,8 +1,7 @@
-"""A release of two-point reports, as a round asks for it: random bits of weights that a device trained.
+"""A release of two-point reports, as a round asks for it: random bits of the change by a device's training.
 
-See :mod:`dpagent.privacy.mechanisms.two_point` for the mechanism. The ranges of the layers are a function of
-the plan and of the public weights that devices train from, as they were sent: so devices and coordinator
-agree on them, and no message names them.
+See :mod:`dpagent.privacy.mechanisms.two_point` for the mechanism. A device reports the change of
+its weights by training; the plan says how far it may go, tensor by tensor.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.training.local_sgd import LocalSgd
 from dpagent.privacy.clipping import MAX_NORM
 from dpagent.privacy.events import Event
-from dpagent.privacy.mechanisms.layer_ranges import adapted_ranges
+from dpagent.privacy.mechanisms.layer_ranges import LayerRange
 from dpagent.privacy.mechanisms.two_point import TwoPoint, TwoPointReport, group_edges
 from dpagent.privacy.mechanisms.two_point_rounds import TwoPointRound, TwoPointRounds
 from dpagent.privacy.methods import Method
@@ -34,17 +33,17 @@ class Reports:
     Attributes:
         plan: its source.
         terms: of the plan.
-        layers: names and sizes of the model's tensors, each of which has a range of its own.
         rounds: the reports of all rounds.
         mechanism: what those of this round cost.
+        two_point: how they are drawn, of changes, (parameters,).
         training: on the device, before anything is drawn.
     """
 
     plan: Plan
     terms: ReportTerms
-    layers: tuple[tuple[str, int], ...]
     rounds: TwoPointRounds
     mechanism: TwoPointRound
+    two_point: TwoPoint
     training: LocalSgd
 
     @classmethod
@@ -59,8 +58,16 @@ class Reports:
         training = LocalSgd(
             terms.training.steps, terms.training.batch, terms.training.learning_rate, MAX_NORM
         )
-        layers = tuple((block.name, block.size) for block in spec.parameter_shapes)
-        return cls(plan, terms, layers, rounds, mechanism, training)
+        tensors = spec.parameter_shapes
+        if len(terms.radii) != len(tensors):
+            raise PlanError(
+                f"The plan has radii for {len(terms.radii)} tensors; the model has {len(tensors)}."
+            )
+        ranges = (
+            LayerRange(tensor.name, tensor.size, 0.0, radius)
+            for tensor, radius in zip(tensors, terms.radii, strict=True)
+        )
+        return cls(plan, terms, rounds, mechanism, mechanism.mechanism(tuple(ranges)), training)
 
     @property
     def values(self) -> int:
@@ -72,29 +79,13 @@ class Reports:
         """Fragments of an update."""
         return -(-self.values // self.plan.wire.block)
 
-    def two_point(self, weights: NDArray[np.float32]) -> TwoPoint:
-        """The mechanism for a round that begins with these public weights, (parameters,), as they were sent.
-
-        Raises:
-            ParameterError: a weight is not finite.
-        """
-        ranges = adapted_ranges(
-            self.layers, weights, floor=self.terms.ranges.floor, margin=self.terms.ranges.margin
-        )
-        return self.mechanism.mechanism(ranges)
-
     @property
     def reserved_epsilon(self) -> None:
         """None: what the job costs follows from its rounds."""
         return
 
     def require_derived(self, weights: NDArray[np.float32]) -> None:
-        """See that the public weights, (parameters,) as they were sent, give a range for each layer.
-
-        Raises:
-            ParameterError: they do not.
-        """
-        self.two_point(weights)
+        """Nothing of the round follows from the public weights."""
 
     @property
     def events(self) -> tuple[Event, ...]:
@@ -116,10 +107,22 @@ class Reports:
     @property
     def pinned(self) -> dict[str, Any]:
         """The terms that determine the job's price."""
-        return self.terms.model_dump(exclude={"ranges", "training"})
+        return self.terms.model_dump(exclude={"radii", "training"})
 
-    def update_of(self, report: TwoPointReport) -> NDArray[np.int64]:
-        """A device's report as the values of its update, (coordinates,)."""
+    def update_of(self, trained: NDArray[np.float32], weights: NDArray[np.float32]) -> NDArray[np.int64]:
+        """What a device sends of its trained weights, (coordinates,): private already.
+
+        A change that is not finite counts as none.
+
+        Args:
+            trained: (parameters,) after training.
+            weights: (parameters,) before it.
+        """
+        with np.errstate(over="ignore", invalid="ignore"):
+            return self.encoded(self.two_point.report(trained - weights))
+
+    def encoded(self, report: TwoPointReport) -> NDArray[np.int64]:
+        """A report as the values of an update, (coordinates,)."""
         starts = group_edges(self.mechanism.dimension, self.values, 0, self.values)[:-1]
         return 2 * (report.positions - starts) + report.bits
 

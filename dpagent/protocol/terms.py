@@ -11,7 +11,7 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from dpagent.privacy.clipping import MAX_NORM, MIN_NORM
-from dpagent.privacy.mechanisms.layer_ranges import MAX_DIMENSION
+from dpagent.privacy.mechanisms.layer_ranges import MAX_DIMENSION, MAX_RADIUS, MIN_RADIUS
 from dpagent.privacy.mechanisms.wire import MAX_STEP
 from dpagent.privacy.schedules import MAX_STEP as MAX_SCHEDULE_STEP
 from dpagent.privacy.schedules import Schedule, ScheduleKind
@@ -197,16 +197,6 @@ class NoisySumTerms(Message):
         return len(self.mechanism.noise_multipliers)
 
 
-class RangeTerms(Message):
-    """How far the weights of a layer may be from their middle; see
-    ``dpagent.privacy.mechanisms.layer_ranges``."""
-
-    floor: Annotated[float, Field(ge=1e-6, le=1e6)]
-    """Least radius, in weight units."""
-    margin: Annotated[float, Field(ge=1, le=100)]
-    """Factor on half the width that the layer had before."""
-
-
 class TrainingTerms(Message):
     """Training on a device, without noise; see ``dpagent.learning.training.local_sgd``."""
 
@@ -224,7 +214,11 @@ class ReportTerms(Message):
     """One over ε of a bit, for each round."""
     coordinates: Annotated[int, Field(ge=1, le=MAX_DIMENSION)]
     """Bits that a device sends in a round, each of a weight of its own."""
-    ranges: RangeTerms
+    radii: Annotated[
+        list[Annotated[float, Field(ge=MIN_RADIUS, le=MAX_RADIUS)]], Field(min_length=1, max_length=512)
+    ]
+    """Greatest change of a weight that this round reports, for each tensor of the model in its order, in
+    weight units; see ``dpagent.privacy.mechanisms.layer_ranges``."""
     training: TrainingTerms
 
     @property

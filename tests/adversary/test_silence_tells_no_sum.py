@@ -147,10 +147,7 @@ def hostile_report_plans(draw: st.DrawFn) -> dict[str, Any]:
         "coordinates": draw(st.sampled_from([1, 40, DIGITS.parameter_count])),
         "release": {
             "noise_multipliers": [draw(st.sampled_from([1 / 32, 0.5, 1e4]))] * 3,
-            "ranges": {
-                "floor": draw(st.sampled_from([1e-6, 1.0, 1e6])),
-                "margin": draw(st.sampled_from([1.0, 1.5, 100.0])),
-            },
+            "radii": [draw(st.sampled_from([1e-6, 1.0, 1e6])) for _ in DIGITS.parameter_shapes],
             "training": {
                 "steps": draw(st.sampled_from([1, 3])),
                 "batch": draw(st.sampled_from([1, 8])),

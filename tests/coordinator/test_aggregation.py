@@ -88,7 +88,7 @@ def test_nothing_at_all_is_a_step_of_the_velocity_alone() -> None:
     gradient = fleet_mean(task.release, {})
     assert not gradient.any()
     weights = DIGITS.initial_weights(0)
-    model = ModelState(weights, np.ones((1, DIMENSION)), 1.0)
+    model = ModelState(weights, np.ones((1, DIMENSION)), 1.0, ())
     step = take_step(task.release, gradient, model, Sgd(0.9), 0.5)
     np.testing.assert_allclose(step.model.weights, weights - 0.45, rtol=1e-5, atol=1e-6)
     assert (step.clamped, step.kept) == (0, 1.0)
@@ -164,7 +164,7 @@ def test_adams_first_step_is_as_long_as_the_learning_rate(projection: object, fi
     gradient = np.random.default_rng(4).normal(size=size)
     changes = {"projection": projection, "model": MODELS[projection is not None]}
     task = task_with(1_000, round=first, **changes)
-    model = ModelState(weights, np.zeros((2, size)), 1.0)
+    model = ModelState(weights, np.zeros((2, size)), 1.0, ())
     model = take_step(task.release, gradient, model, Adam(), 0.01).model
     np.testing.assert_allclose(model.weights, weights - 0.01 * np.sign(gradient), rtol=0, atol=2e-6)
     # The second, on the same gradient, is as long again.
@@ -175,7 +175,7 @@ def test_adams_first_step_is_as_long_as_the_learning_rate(projection: object, fi
 
 def test_the_cap_acts_at_the_coordinator_only_when_asked() -> None:
     weights = DIGITS.initial_weights(0)
-    model = ModelState(weights, np.zeros((1, DIMENSION)), 1.0)
+    model = ModelState(weights, np.zeros((1, DIMENSION)), 1.0, ())
     gradient = np.full(DIMENSION, 5.0)
     for kind, where, clamped in (
         ("none", "coordinator", 0),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 from fleets import DIGITS, report_plan
 from numpy.typing import NDArray
 
@@ -18,7 +17,9 @@ from dpagent.protocol.task import RoundTask
 
 WEIGHTS = DIGITS.initial_weights(0)
 DIMENSION = DIGITS.parameter_count
-MODEL = ModelState(WEIGHTS, np.zeros((1, DIMENSION)), 1.0)
+RADIUS = 0.5
+RADII = (RADIUS,) * len(DIGITS.parameter_shapes)
+MODEL = ModelState(WEIGHTS, np.zeros((1, DIMENSION)), 1.0, RADII)
 
 
 def release_of(coordinates: int = DIMENSION) -> Reports:
@@ -27,59 +28,60 @@ def release_of(coordinates: int = DIMENSION) -> Reports:
     return release
 
 
-def counted(release: Reports, devices: list[NDArray[np.float32]]) -> dict[int, tuple[int, Any]]:
+def counted(release: Reports, changes: list[NDArray[np.float32]]) -> dict[int, tuple[int, Any]]:
     sums: dict[int, tuple[int, Any]] = {}
-    mechanism = release.two_point(WEIGHTS)
-    for weights in devices:
-        for fragment in cut(release.update_of(mechanism.report(weights)), release.plan):
+    for change in changes:
+        for fragment in cut(release.update_of(WEIGHTS + change, WEIGHTS), release.plan):
             count, total = sums.get(fragment.position, (0, 0))
             tally = read_tally(fragment, release.plan, release.terms, release.blocks)
             sums[fragment.position] = (count + 1, total + tally)
     return sums
 
 
-def step(release: Reports, sums: dict[int, tuple[int, Any]], learning_rate: float = 1.0) -> ReportStep:
-    return take_report_step(release, sums, MODEL, Sgd(0.0), learning_rate)
+def step(release: Reports, sums: dict[int, tuple[int, Any]], *, adapts: bool = True) -> ReportStep:
+    return take_report_step(release, sums, MODEL, Sgd(0.0), 1.0, adapts=adapts)
 
 
-def test_weights_go_to_the_mean_over_the_devices() -> None:
-    """Over many devices, and few enough to leave no weight cut: 6 standard errors of the mean of all."""
+NONE = np.zeros(DIMENSION, np.float32)
+
+
+def test_weights_take_the_mean_change_over_the_devices() -> None:
+    """Over many devices: 6 standard errors of the mean of all."""
     release = release_of()
-    moved = (WEIGHTS * np.float32(0.5)).astype(np.float32)
-    found = step(release, counted(release, [moved] * 60), 0.02)
-    change = (WEIGHTS - found.model.weights.astype(np.float64)) / 0.02
-    wanted = WEIGHTS - moved
+    wanted = np.random.default_rng(1).uniform(-RADIUS, RADIUS, DIMENSION).astype(np.float32)
+    found = step(release, counted(release, [wanted] * 60))
+    change = found.model.weights.astype(np.float64) - WEIGHTS
     share = float(change @ wanted) / float(wanted @ wanted)
-    spread = found.standard_error / float(np.linalg.norm(wanted))
-    assert abs(share - 1) < 6 * spread + 0.01
+    assert abs(share - 1) < 6 * found.standard_error / float(np.linalg.norm(wanted)) + 1e-3
     assert found.reported == DIMENSION
 
 
 def test_weights_that_nobody_reported_stay() -> None:
     release = release_of(40)
-    found = step(release, counted(release, [WEIGHTS] * 2))
+    found = step(release, counted(release, [NONE] * 2))
     moved = np.flatnonzero(found.model.weights != WEIGHTS)
     assert 0 < len(moved) <= found.reported <= 80
     nothing = step(release, {})
     np.testing.assert_array_equal(nothing.model.weights, WEIGHTS)
     assert (nothing.reported, nothing.standard_error, nothing.out_of_range) == (0, 0.0, ())
+    assert nothing.model.radii == RADII
 
 
-@pytest.mark.parametrize("learning_rate", [1.0, 100.0])
-def test_weights_never_leave_the_ranges_of_the_round(learning_rate: float) -> None:
-    release = release_of()
-    found = step(release, counted(release, [WEIGHTS] * 3), learning_rate)
-    start = 0
-    for layer in release.two_point(WEIGHTS).layers:
-        part = found.model.weights[start : start + layer.size]
-        start += layer.size
-        assert np.abs(part - layer.centre).max() <= layer.radius * (1 + 1e-6)
-
-
-def test_a_layer_at_the_ends_of_its_range_is_named_and_others_are_not() -> None:
+def test_a_layer_at_the_ends_of_its_range_is_named_and_gets_a_wider_one() -> None:
     release = release_of()
     largest = max(DIGITS.parameter_shapes, key=lambda block: block.size)
-    away, part = WEIGHTS.copy(), slice(largest.offset, largest.offset + largest.size)
-    away[part] = np.where(WEIGHTS[part] >= 0, 10.0, -10.0)
-    assert step(release, counted(release, [away] * 20)).out_of_range == (largest.name,)
-    assert step(release, counted(release, [WEIGHTS] * 20)).out_of_range == ()
+    place, away = DIGITS.parameter_shapes.index(largest), NONE.copy()
+    away[largest.offset : largest.offset + largest.size] = np.resize([10.0, -10.0], largest.size)
+    found = step(release, counted(release, [away] * 20))
+    assert found.out_of_range == (largest.name,)
+    assert RADIUS < found.model.radii[place] <= 2 * RADIUS
+    assert step(release, counted(release, [away] * 20), adapts=False).model.radii == RADII
+
+
+def test_a_layer_that_hardly_changes_gets_a_narrower_range() -> None:
+    release = release_of()
+    found = step(release, counted(release, [NONE] * 60))
+    assert found.out_of_range == ()
+    place = max(range(len(RADII)), key=lambda place: DIGITS.parameter_shapes[place].size)
+    assert RADIUS / 2 <= found.model.radii[place] < RADIUS
+    assert max(found.model.radii) <= RADIUS

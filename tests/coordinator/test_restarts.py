@@ -126,7 +126,7 @@ def close_all_rounds(fleet: WatchedFleet) -> None:
     fleet.state.mkdir(mode=0o700)
     store = Store(fleet.state)
     weights = DIGITS.initial_weights(0)
-    model = ModelState(weights, np.zeros((1, len(weights))), 1.0)
+    model = ModelState(weights, np.zeros((1, len(weights))), 1.0, ())
     store.begin(new_job(fleet.settings), model)
     store.start_round(1, 10.0, 70.0)
     store.close_round(1, model, RoundResult(None, 0, 1.0, 1.0, 4.0), closed_at=60.0)

@@ -27,7 +27,7 @@ BLOCK = 7
 NOISE = JobNoise.chosen("discrete-gaussian", [3.0, 2.0, 1.0])
 JOB = Job(b"j" * 16, {"rounds": 3, "privacy": {"epsilon": 0.1}}, NOISE, (0.1, 0.2, 0.4))
 WEIGHTS = np.array([0.1, -0.0, np.inf, 1e-40], np.float32)
-MODEL = ModelState(WEIGHTS, np.zeros((1, 4)), 1.5)
+MODEL = ModelState(WEIGHTS, np.zeros((1, 4)), 1.5, (0.1, 0.2))
 Sums = dict[int, tuple[int, list[int]]]
 
 
@@ -123,7 +123,7 @@ def begun(store: Store) -> Store:
 def close(store: Store, number: int = 1, accuracy: float | None = None) -> None:
     store.close_round(
         number,
-        ModelState(WEIGHTS, np.ones((1, 4)), 0.7),
+        ModelState(WEIGHTS, np.ones((1, 4)), 0.7, (0.3, 0.4)),
         RoundResult(accuracy, 3, 0.75, 2.5, 0.1, ("dense 1",), 0.25),
         closed_at=25.0,
     )
@@ -179,6 +179,7 @@ def test_closing_a_round_takes_the_model_and_drops_the_sums(store: Store, tmp_pa
     assert model.weights.tobytes() == WEIGHTS.tobytes()
     assert model.moments.tolist() == [[1.0] * 4]
     assert model.clip_norm == 0.7
+    assert model.radii == (0.3, 0.4)
     reader = StoreReader(tmp_path)
     (record,) = reader.rounds()
     reader.close()
@@ -209,7 +210,7 @@ def test_a_full_disk_does_not_close_a_round_by_half(store: Store) -> None:
     with pytest.raises(StorageError, match="disk is full"):
         store.close_round(
             1,
-            ModelState(large, large[np.newaxis].astype(np.float64), 1.0),
+            ModelState(large, large[np.newaxis].astype(np.float64), 1.0, ()),
             RoundResult(None, 0, 1.0, 1.0, 0.1),
             closed_at=25.0,
         )
@@ -229,6 +230,7 @@ def test_a_job_is_the_same_after_a_restart(tmp_path: Path) -> None:
     assert model.weights.tobytes() == WEIGHTS.tobytes()
     assert model.moments.tolist() == [[0.0] * 4]
     assert model.clip_norm == 1.5
+    assert model.radii == (0.1, 0.2)
     with pytest.raises(StorageError):
         store.begin(JOB, MODEL)
     store.close()

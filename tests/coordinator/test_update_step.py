@@ -30,7 +30,7 @@ from dpagent.protocol.weights import weights_to_bytes
 
 WEIGHTS = DIGITS.initial_weights(0)
 DIMENSION = DIGITS.parameter_count
-MODEL = ModelState(WEIGHTS, np.zeros((1, DIMENSION)), 1.0)
+MODEL = ModelState(WEIGHTS, np.zeros((1, DIMENSION)), 1.0, ())
 
 
 def release_of(name: str) -> Updates:

@@ -325,14 +325,11 @@ class Checker:
     def _stepped_by_reports(
         self, plan: dict[str, Any], fragments: list[Fragment], before: NDArray[np.float32]
     ) -> NDArray[np.float64]:
-        """From the weights towards the means of the reports, within their ranges."""
-        ranges = second_client.ranges_of(before.tolist(), self._at.tensor_sizes, plan)
+        """The weights with the mean changes of the reports."""
         reports = [report for fragment in fragments for report in fragment.reports(plan)]
-        means = second_client.two_point_means(reports, plan, ranges)
-        distance = np.array([0.0 if m is None else w - m for w, m in zip(before, means, strict=True)])
-        sizes = [int(size) for size, _, _ in ranges]
-        low, high = (np.repeat([c + sign * r for _, c, r in ranges], sizes) for sign in (-1, 1))
-        return np.clip(before - self._at.learning_rate * distance, low, high)
+        means = second_client.two_point_means(reports, plan, self._at.tensor_sizes)
+        change = np.array([0.0 if mean is None else mean for mean in means])
+        return np.asarray(before + self._at.learning_rate * change)
 
     def _mean(self, plan: dict[str, Any], fragments: list[Fragment]) -> NDArray[np.float64]:
         block, sampling = plan["wire"]["block"], plan["release"]["sampling"]

@@ -381,35 +381,24 @@ def unpack_two_point(payload: bytes, position: int, plan: dict[str, Any]) -> lis
 
 
 def two_point_means(
-    reports: Iterable[tuple[int, int]], plan: dict[str, Any], ranges: Sequence[Sequence[float]]
+    reports: Iterable[tuple[int, int]], plan: dict[str, Any], sizes: Sequence[int]
 ) -> list[float | None]:
-    """The mean of each weight over the devices that reported it.
+    """The mean change of each weight over the devices that reported it.
 
     Args:
         reports: weight and bit each, of all devices.
         plan: of the round.
-        ranges: size, middle and radius of each tensor's.
+        sizes: of the tensors.
     """
     amplitude = 1 / math.tanh(0.5 / plan["release"]["noise_multipliers"][plan["round"] - 1])
-    middles = [(c, r) for size, c, r in ranges for _ in range(int(size))]
-    bits: list[list[int]] = [[] for _ in middles]
+    radii = [r for size, r in zip(sizes, plan["release"]["radii"], strict=True) for _ in range(size)]
+    bits: list[list[int]] = [[] for _ in radii]
     for weight, bit in reports:
         bits[weight].append(bit)
     return [
-        c + r * amplitude * (2 * sum(own) / len(own) - 1) if own else None
-        for (c, r), own in zip(middles, bits, strict=True)
+        r * amplitude * (2 * sum(own) / len(own) - 1) if own else None
+        for r, own in zip(radii, bits, strict=True)
     ]
-
-
-def ranges_of(weights: Sequence[float], sizes: Sequence[int], plan: dict[str, Any]) -> list[list[float]]:
-    """Size, middle and radius of each tensor's range."""
-    found, start, terms = [], 0, plan["release"]["ranges"]
-    for size in sizes:
-        part = weights[start : start + size]
-        start += size
-        half = (max(part) - min(part)) / 2
-        found.append([size, min(part) + half, max(terms["floor"], terms["margin"] * half)])
-    return found
 
 
 def weights_of(data: bytes, count: int, precision: str) -> tuple[float, ...]:

@@ -73,11 +73,11 @@ def test_what_devices_send_is_counted_by_weight(coordinates: int, block: int) ->
     """Three devices' reports, through fragments, against the mechanism's own count."""
     task = RoundTask.of(report_plan(coordinates=coordinates, block=block))
     release, plan = task.release, task.plan
-    mechanism = release.two_point(WEIGHTS)
+    mechanism = release.two_point
     reports = [mechanism.report(WEIGHTS) for _ in range(3)]
     sums: dict[int, Any] = {}
     for report in reports:
-        update = release.update_of(report)
+        update = release.encoded(report)
         assert update.shape == (values_of(plan),) == (coordinates,)
         fragments = list(cut(update, plan))
         assert len(fragments) == release.blocks == -(-coordinates // block)
@@ -92,7 +92,7 @@ def test_what_devices_send_is_counted_by_weight(coordinates: int, block: int) ->
 def test_fragments_elsewhere_and_of_other_lengths_are_refused_and_dummies_have_their_place() -> None:
     task = RoundTask.of(report_plan())
     release, plan = task.release, task.plan
-    fragment = next(cut(release.update_of(release.two_point(WEIGHTS).report(WEIGHTS)), plan))
+    fragment = next(cut(release.update_of(WEIGHTS, WEIGHTS), plan))
     for changes, reason in (
         ({"position": release.blocks}, "bad position"), ({"payload": fragment.payload + b"\0"}, "wrong size"),
         ({"payload": b"\1" + fragment.payload[1:]}, "bad values"),
@@ -114,8 +114,7 @@ def test_fragments_elsewhere_and_of_other_lengths_are_refused_and_dummies_have_t
         ("release", {"coordinates": 0}), ("release", {"coordinates": 2**28 + 1}),
         ("release", {"coordinates": 1.0}), ("release", {"kind": "other"}),
         ("release", {"noise_multipliers": []}), ("release", {"noise_multipliers": [0.0]}),
-        ("release", {"ranges": {"floor": 0.0, "margin": 1.0}}),
-        ("release", {"ranges": {"floor": 0.1, "margin": 0.9}}),
+        ("release", {"radii": []}), ("release", {"radii": [0.0, 0.1]}), ("release", {"radii": [0.1, 2e6]}),
         ("release", {"training": {"steps": 0, "batch": 8, "learning_rate": 0.1}}),
         ("release", {"training": {"steps": 1, "batch": 65_537, "learning_rate": 0.1}}),
         ("release", {"training": {"steps": 1, "batch": 8, "learning_rate": 0.0}}),
@@ -153,17 +152,25 @@ def test_the_events_of_a_job_are_those_of_all_rounds_left(changes: dict[str, Any
             _ = release.events
 
 
-@pytest.mark.parametrize("place", [("training", "steps"), ("ranges", "floor"), None])
-def test_bits_and_noise_are_pinned_and_training_is_not(place: tuple[str, str] | None) -> None:
-    first = RoundTask.of(report_plan())
-    values = report_plan().model_dump()
-    if place is None:
-        values["release"]["noise_multipliers"] = [0.5, 0.5, 0.26]
-    else:
-        section, key = place
-        values["release"][section][key] *= 2
-    other = RoundTask.of(Plan.model_validate(values))
-    assert (other.schedule_digest == first.schedule_digest) is (place is not None)
+@pytest.mark.parametrize(
+    ("changes", "is_pinned"),
+    [
+        ({"noise_multipliers": [0.5, 0.5, 0.26]}, True),
+        ({"training": {"steps": 6, "batch": 8, "learning_rate": 0.1}}, False),
+        ({"radii": [0.25] * len(DIGITS.parameter_shapes)}, False),
+    ],
+)
+def test_bits_and_noise_are_pinned_and_training_and_ranges_are_not(
+    changes: dict[str, Any], is_pinned: bool
+) -> None:
+    first, other = RoundTask.of(report_plan()), RoundTask.of(report_plan(release=changes))
+    assert (other.schedule_digest != first.schedule_digest) is is_pinned
+
+
+@pytest.mark.parametrize("count", [1, len(DIGITS.parameter_shapes) + 1])
+def test_ranges_are_for_the_tensors_of_the_model(count: int) -> None:
+    with pytest.raises(PlanError, match=f"radii for {count} tensors; the model has"):
+        RoundTask.of(report_plan(release={"radii": [0.1] * count}))
 
 
 def test_reports_do_not_go_with_another_method() -> None:

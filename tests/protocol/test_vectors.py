@@ -375,16 +375,13 @@ def test_the_second_client_packs_and_counts_reports_as_dpagent_does() -> None:
     packed = [second_client.pack_two_point(update, plan) for update in file["updates"]]
     payloads = [payload for update in packed for payload in update]
     assert [payload.hex() for payload in payloads] == [each["payload"] for each in file["payloads"]]
-    weights = FILES["model"]["weights"]
-    ranges = second_client.ranges_of(weights, [size for size, _, _ in vector["ranges"]], plan)
-    np.testing.assert_allclose(ranges, vector["ranges"], rtol=1e-6)
     blocks = len(packed[0])
     reports = [
         report
         for number, payload in enumerate(payloads)
         for report in second_client.unpack_two_point(payload, number % blocks, plan)
     ]
-    means = second_client.two_point_means(reports, plan, ranges)
+    means = second_client.two_point_means(reports, plan, vector["sizes"])
     known = [mean for mean in file["means"] if mean is not None]
     assert [mean for mean in means if mean is not None] == pytest.approx(known, rel=1e-6)
     assert [count == 0 for count in file["reports"]] == [mean is None for mean in means]
