@@ -291,7 +291,7 @@ def test_a_problem_names_the_value_and_what_was_expected(tmp_path: Path) -> None
         "privacy: {epsilon: 0}": "privacy.epsilon: got 0; expected a number above 0.",
         "privacy: {epsilon: four}": "privacy.epsilon: got 'four'; expected a number.",
         "rounds: 1.5": "rounds: got 1.5; expected a whole number.",
-        "cap: {kind: clamps}": "cap.kind: got 'clamps'; expected 'none', 'clamp' or 'bounded'.",
+        "cap: {kind: clamps}": "cap.kind: got 'clamps'; expected 'none', 'clamp', 'bounded' or 'published'.",
         "model: 3": "model: got 3; expected keys and values.",
         "model: {name: ''}": "model.name: got ''; expected text of at least 1 character.",
     }
