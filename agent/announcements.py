@@ -16,6 +16,7 @@ from enum import Enum, auto
 from typing import Final
 
 from agent.admission import may_send
+from agent.columns import account_name
 from agent.limit_settings import LimitSettings
 from agent.limits import BeyondLimitError, require_size
 from agent.publisher import Publisher, Slots
@@ -199,8 +200,8 @@ class Announcements:
             self._publisher.close_window()  # Not the plan that was charged, or not the limits.
 
     def _is_of(self, announced: Announced) -> bool:
-        """Whether what is spooled for the round was made for this very plan, and for a party that the owner
-        still trusts.
+        """Whether what is spooled for the round was made for this very plan, and by a job that the owner
+        still allows: for a party that is trusted, and with a guarantee unless none is required.
 
         Of two plans for one round, the second could give dummies another length than it gives an update that
         was cut by the first.
@@ -213,7 +214,11 @@ class Announcements:
             if known.state not in (RoundState.SPOOLED, RoundState.PUBLISHED):
                 return True  # Dummies trust nobody.
         trust = self._state.ledger.trust_of(self._dataset, job, number)
-        return trust is None or trust in self._limits.trust
+        if trust is None:
+            return True
+        account = self._state.ledger.accounts.job(account_name(self._dataset, trust), job)
+        is_proven = account is None or math.isfinite(account.epsilon)
+        return trust in self._limits.trust and (is_proven or self._limits.allow_unproven)
 
     def _end_job(self, plan: Plan, *, is_new: bool) -> None:
         now = self._clock.monotonic()

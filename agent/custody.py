@@ -10,7 +10,8 @@ head. Reservations only grow, and the second head was durable before anything le
 off S − B is enough and exact. Within a job that the chain knows, a missing charge reserved nothing: its
 rounds were paid at its first charge, but each only once, and the chain does not know which have been taken.
 So a write-off ends all jobs before it. Without a second head, new jobs may have taken all the rest: all of it
-is written off, up to the largest budget that the chain, the second head or the configuration has.
+is written off, up to the largest budget that the chain, the second head or the configuration has. Jobs that
+guarantee nothing keep to no budget: where the owner has allowed them, an infinite ε is written off.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from typing import Final
 
 from agent.audit import VerifiedLedger, open_ledger, verified_by
 from agent.charges import Budget, WriteOff
+from agent.columns import dataset_of
 from agent.database import LOST, StateDatabase, ledger_errors, no_ledger, no_second_head
 from agent.heads import Head, LedgerFiles, SecondHead, read_head, read_second_head, require_head, save_head
 from agent.ledger import Ledger
@@ -164,7 +166,12 @@ def put_back(backup: Path, files: LedgerFiles) -> None:
 
 
 def go_on_after_restore(
-    files: LedgerFiles, budgets: Mapping[str, Budget], *, write_off_all: bool, at: datetime
+    files: LedgerFiles,
+    budgets: Mapping[str, Budget],
+    *,
+    write_off_all: bool,
+    allows_unproven: bool,
+    at: datetime,
 ) -> tuple[WriteOff, ...]:
     """Write off what the entries that are missing from a restored ledger have reserved, or may have.
 
@@ -175,6 +182,8 @@ def go_on_after_restore(
         budgets: Those that the device's configuration has, by account, for ``write_off_all``.
         write_off_all: The owner's word that the second head is lost, or was itself put back: nothing shows
             what was spent, so all that is left is written off.
+        allows_unproven: Whether jobs that guarantee nothing may have run (``limits.allow_unproven``); for
+            ``write_off_all``.
         at: The time now.
 
     Returns:
@@ -196,7 +205,7 @@ def go_on_after_restore(
             return ()
         with ledger_errors(state.file), transaction(state.connection):
             if second is None or write_off_all:
-                owed = _all_owed(state.ledger, second, budgets)
+                owed = _all_owed(state.ledger, second, budgets, allows_unproven=allows_unproven)
             else:
                 owed = _owed(state.ledger, second)
             lost = tuple(
@@ -240,9 +249,13 @@ def _owed(ledger: Ledger, second: SecondHead) -> dict[str, _Owed]:
 
 
 def _all_owed(
-    ledger: Ledger, second: SecondHead | None, configured: Mapping[str, Budget]
+    ledger: Ledger,
+    second: SecondHead | None,
+    configured: Mapping[str, Budget],
+    *,
+    allows_unproven: bool,
 ) -> dict[str, _Owed]:
-    """All that any budget we know of allowed."""
+    """All that any budget we know of allowed, or the owner beside all budgets."""
     known = {} if second is None else second.datasets
     owed = {}
     for name in dict.fromkeys([*ledger.datasets, *known, *configured]):
@@ -251,6 +264,8 @@ def _all_owed(
         budgets += [configured[name]] if name in configured else []
         bounds = [*budgets, ledger.accounts.reserved(name)]
         bounds += [Budget(known[name].epsilon_reserved, known[name].delta_reserved)] if name in known else []
+        if allows_unproven and dataset_of(name) == name:  # Those jobs trust nobody.
+            bounds.append(Budget(math.inf, 0.0))
         most = Budget(max(each.epsilon for each in bounds), max(each.delta for each in bounds))
         owed[name] = _Owed(budgets[0], most)
     return owed

@@ -81,7 +81,8 @@ class Agent:
         try:
             records = Records(settings.data, settings.state_dir)
             room = settings.data.features_mib << 20
-            reserve(settings.state_dir, room)
+            assert settings.data.max_records is not None  # or there were no records
+            reserve(settings.state_dir, room, settings.data.max_records)
             if room <= CACHED_BYTES:
                 keep_in_memory(settings.state_dir)
         except BaseException:

@@ -84,14 +84,19 @@ def restored(
     The second head knows that exactly. All jobs that have begun end. Stop the agent first.
     """
     from agent.custody import go_on_after_restore, put_back
-    from agent.settings import load_agent_settings
+    from agent.profile import load_profile
+    from agent.settings import load_agent_settings, on_board
 
     settings = load_agent_settings(config)
-    files = settings.ledger_files
+    files, limits = settings.ledger_files, on_board(settings, load_profile(settings.profile)).limits
     if from_backup is not None:
         put_back(from_backup, files)
     lost = go_on_after_restore(
-        files, settings.lifetime_budgets, write_off_all=write_off_all, at=datetime.now(UTC)
+        files,
+        settings.lifetime_budgets,
+        write_off_all=write_off_all,
+        allows_unproven=limits.allow_unproven,
+        at=datetime.now(UTC),
     )
     for each in lost:
         typer.echo(

@@ -68,7 +68,8 @@ def started_trainer(settings: AgentSettings) -> Trainer:
     """The trainer of an agent that has started: it has seen the records, and taken room for features."""
     settings.state_dir.mkdir(exist_ok=True)
     Records(settings.data, settings.state_dir)
-    reserve(settings.state_dir, settings.data.features_mib << 20)
+    assert settings.data.max_records is not None
+    reserve(settings.state_dir, settings.data.features_mib << 20, settings.data.max_records)
     return _QuickTrainer(settings, load_profile("generic-linux"))
 
 

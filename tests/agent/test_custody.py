@@ -45,7 +45,9 @@ OTHER_JOB = b"k" * 16
 def restore(
     path: Path, *, write_off_all: bool = False, dataset: str = DATASET, budget: Budget = BUDGET
 ) -> tuple[WriteOff, ...]:
-    return go_on_after_restore(files_of(path), {dataset: budget}, write_off_all=write_off_all, at=AT)
+    return go_on_after_restore(
+        files_of(path), {dataset: budget}, write_off_all=write_off_all, allows_unproven=False, at=AT
+    )
 
 
 def reserved(path: Path, dataset: str = DATASET) -> Budget:

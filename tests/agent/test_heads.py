@@ -40,7 +40,9 @@ AT = datetime(2026, 11, 22, tzinfo=UTC)
 
 
 def restore(path: Path, *, write_off_all: bool = False, budget: Budget = BUDGET) -> None:
-    go_on_after_restore(files_of(path), {DATASET: budget}, write_off_all=write_off_all, at=AT)
+    go_on_after_restore(
+        files_of(path), {DATASET: budget}, write_off_all=write_off_all, allows_unproven=False, at=AT
+    )
 
 
 def reserved(path: Path) -> Budget:

@@ -136,7 +136,9 @@ def test_a_restored_backup_refunds_neither_account(tmp_path: Path) -> None:
     for file in path.iterdir():
         file.unlink()
     (lost,) = (
-        each for each in go_on_after_restore(files, BUDGETS, write_off_all=False, at=AT) if each.epsilon
+        each
+        for each in go_on_after_restore(files, BUDGETS, write_off_all=False, allows_unproven=False, at=AT)
+        if each.epsilon
     )
     state = AgentState(files, BUDGETS)
     assert (lost.dataset, lost.is_exact) == (ACCOUNT, True)

@@ -132,10 +132,38 @@ def test_a_backup_does_not_forget_them(path: Path, state: AgentState) -> None:
     assert second.datasets[DATASET].epsilon_reserved == math.inf
     shutil.rmtree(path)
     shutil.copytree(older, path)
-    lost = go_on_after_restore(files_of(path), BUDGETS, write_off_all=False, at=datetime.now(UTC))
+    lost = go_on_after_restore(
+        files_of(path), BUDGETS, write_off_all=False, allows_unproven=False, at=datetime.now(UTC)
+    )
     assert [each.epsilon for each in lost if each.dataset == DATASET] == [math.inf]
     assert audit(path).accounts.is_exposed(ACCOUNT)
     state = opened(path)
+    with pytest.raises(Declined, match="guarantee nothing"):
+        take_part(state, make_plan(job=OTHER_JOB))
+    state.close()
+
+
+def test_what_nothing_shows_any_more_may_have_been_them(path: Path, state: AgentState) -> None:
+    """The whole disk was restored, the second head too: what the owner has allowed has no bound."""
+    take_part(state, make_plan(job=b"b" * 16))
+    state.close()
+    second = files_of(path).second_head
+    older, older_second = Path(shutil.copytree(path, path.with_name("older"))), second.read_bytes()
+    state = opened(path)
+    take_part(state, published_plan())
+    state.close()
+    shutil.rmtree(path)
+    shutil.copytree(older, path)
+    second.write_bytes(older_second)
+    go_on_after_restore(
+        files_of(path), BUDGETS, write_off_all=True, allows_unproven=True, at=datetime.now(UTC)
+    )
+    verify(path, second)
+    for account in BUDGETS:
+        assert audit(path).accounts.is_exposed(account)
+    larger = {name: Budget(1e3, 0.5) for name in BUDGETS}
+    raise_budget(files_of(path), larger)
+    state = opened(path, larger)
     with pytest.raises(Declined, match="guarantee nothing"):
         take_part(state, make_plan(job=OTHER_JOB))
     state.close()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from devices import SLOT_S, Device, open_device
-from fleets import make_plan, update_plan
+from fleets import make_plan, published_plan, update_plan
 from lines import Line
 
 from dpagent.protocol.messages import Plan
@@ -35,6 +35,21 @@ def test_no_update_leaves_for_a_coordinator_that_the_owner_trusts_no_more(
     with open_device(tmp_path, limits=_NO_LONGER, budget=_BUDGET) as device:
         assert _sent_for(device, announced) == 0
     with open_device(tmp_path, limits=_TRUSTING, budget=_BUDGET) as device:
+        assert _sent_for(device, plan) > 0
+
+
+def test_no_update_of_algorithm_1_leaves_once_the_owner_allows_none(tmp_path: Path) -> None:
+    allowing = {"methods": ["incrementing"], "allow_unproven": True}
+    plan = published_plan()
+    with open_device(tmp_path, limits=allowing) as device:
+        device.take_plan(plan)
+        device.give()
+        device.advance()
+        assert device.charged() == [1]
+        assert device.pending()
+    with open_device(tmp_path, limits=allowing | {"allow_unproven": False}) as device:
+        assert _sent_for(device, plan) == 0
+    with open_device(tmp_path, limits=allowing) as device:
         assert _sent_for(device, plan) > 0
 
 

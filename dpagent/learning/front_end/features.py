@@ -9,6 +9,9 @@ Beside it stand the front end that made them and a digest of each record they we
 set that grows, or changes, is computed anew only where it did. A digest is removed before its row is
 overwritten: what is left after a crash is computed again.
 
+Both files are overwritten in place, in room that was taken before: on a full disk, the one record that is new
+would decide whether the round counts any.
+
 Features may not fill the disk that the ledger needs, and whether a device takes part may not depend on what
 else fills it, such as records. So a device takes the room that its owner declares when it starts
 (:func:`reserve`), and judges plans by that number (:func:`require_room`).
@@ -42,13 +45,15 @@ from dpagent.learning.front_end.transforms import (
 from dpagent.learning.models.costs import features_mib
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.models.stages import FrozenNetwork, Projection, RandomLayers, Scattering
-from dpagent.storage import disk_errors, take_room, write_atomically
+from dpagent.storage import disk_errors, take_room
 
 log = logging.getLogger(__name__)
 
 Floats = NDArray[np.float32]
 
 _READ_BYTES: Final = 1 << 20
+_HEAD_BYTES: Final = 4096
+"""Of the file of digests, before them."""
 _RUN: Final = 4
 """Records read together: no more than a device tries before the charge (:mod:`agent.effort`)."""
 
@@ -126,8 +131,9 @@ def require_room(spec: ModelSpec, records: int, room_mib: int) -> None:
         )
 
 
-def reserve(directory: Path, size: int) -> None:
-    """Give the file of features a size, on blocks of the disk that are its own; 0 removes it.
+def reserve(directory: Path, size: int, records: int) -> None:
+    """Give the file of features a size, on blocks of the disk that are its own, and as well the file that
+    tells of so many records; a size of 0 removes both.
 
     Raises:
         StorageError: there is no such room, or the file cannot be written.
@@ -142,10 +148,11 @@ def reserve(directory: Path, size: int) -> None:
         if there < size and (known := _Computed.load(digests)) is not None:
             # What is not there yet is allocated as zeros: no digest may stand for it.
             known.without(np.arange(there // known.row_bytes, len(known.digests))).save(digests)
-        take_room(
-            file, size, holds="features",
-            remedy="Free space, put state_dir on a larger disk, or lower data.features_mib.",
-        )  # fmt: skip
+        for each, needed in ((file, size), (digests, _HEAD_BYTES + records * DIGEST_BYTES)):
+            take_room(
+                each, needed, holds="features",
+                remedy="Free space, put state_dir on a larger disk, or lower data.features_mib.",
+            )  # fmt: skip
         os.truncate(file, size)
 
 
@@ -201,9 +208,11 @@ class _Computed:
     def load(cls, file: Path) -> _Computed | None:
         """What was saved; None where there is nothing, or something else."""
         try:
-            head, _, body = file.read_bytes().partition(b"\n")
-            values = json.loads(head)
-            digests = np.frombuffer(body, np.uint8).reshape(-1, DIGEST_BYTES)
+            content = file.read_bytes()
+            values = json.loads(content[:_HEAD_BYTES])
+            places = int(values["places"])
+            body = np.frombuffer(content, np.uint8, places * DIGEST_BYTES, _HEAD_BYTES)
+            digests = body.reshape(places, DIGEST_BYTES)
             known = cls(
                 str(values["front_end"]), int(values["row_bytes"]), digests, values["is_whole"] is True
             )
@@ -212,15 +221,27 @@ class _Computed:
         return known if known.row_bytes > 0 else None
 
     def save(self, file: Path) -> None:
-        """Replace what was saved.
+        """Replace what was saved, in place. A crash leaves that, all of this, or nothing.
 
         Raises:
             StorageError: it cannot be written.
         """
-        head = json.dumps(
-            {"front_end": self.front_end, "row_bytes": self.row_bytes, "is_whole": self.is_whole}
-        )
-        write_atomically(file, head.encode() + b"\n" + self.digests.tobytes(), mode=0o600)
+        values = {
+            "front_end": self.front_end, "row_bytes": self.row_bytes, "is_whole": self.is_whole,
+            "places": len(self.digests),
+        }  # fmt: skip
+        with disk_errors(file):
+            descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                for data, offset in (
+                    (b"", 0),  # Until both are there, nothing counts.
+                    (self.digests.tobytes(), _HEAD_BYTES),
+                    (json.dumps(values).encode(), 0),
+                ):
+                    _overwrite(descriptor, data.ljust(_HEAD_BYTES) if not offset else data, offset)
+                    os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
 
     def without(self, places: NDArray[np.integer[Any]]) -> _Computed:
         """The same, with no features at some places."""
@@ -286,7 +307,7 @@ class FeatureSet(Dataset):
         """Have room for the features, where nobody has reserved it."""
         with disk_errors(self._file):
             if not self._file.exists() or self._file.stat().st_size < size:
-                reserve(self._file.parent, max(size, 1))
+                reserve(self._file.parent, max(size, 1), self._room)
 
     def _fill(self, dataset: Dataset, front_end: FrontEnd) -> None:
         """Compute the features that the file does not hold yet."""
@@ -306,20 +327,14 @@ class FeatureSet(Dataset):
             finite = np.isfinite(features).all(axis=tuple(range(1, features.ndim)))
             self.unusable += len(features) - int(np.count_nonzero(finite))
             for place, row in zip(self._places[some].tolist(), features, strict=True):
-                self._write(row.tobytes(), place * self._row_bytes)
+                with disk_errors(self._file):
+                    _overwrite(self._descriptor, row.tobytes(), place * self._row_bytes)
             made.digests[self._places[some]] = digests[some]
             made.digests[self._places[some[failed]]] = 0  # They are tried again the next time.
         self.computed = len(new)
         with disk_errors(self._file):
             os.fsync(self._descriptor)
         replace(made, is_whole=True).save(self._digests)
-
-    def _write(self, data: bytes, offset: int) -> None:
-        rest = memoryview(data)
-        with disk_errors(self._file):
-            while rest:
-                written = os.pwrite(self._descriptor, rest, offset)
-                rest, offset = rest[written:], offset + written
 
     def _read(self, indices: NDArray[np.integer[Any]]) -> Floats:
         rows = np.empty((len(indices), *self.shape), np.float32)
@@ -342,6 +357,13 @@ def _features_of(front_end: FrontEnd, inputs: NDArray[Any]) -> tuple[Floats, NDA
             log.debug("a front end failed with a record", exc_info=True)
             failed[place] = True
     return features, failed
+
+
+def _overwrite(descriptor: int, data: bytes, offset: int) -> None:
+    rest = memoryview(data)
+    while rest:
+        written = os.pwrite(descriptor, rest, offset)
+        rest, offset = rest[written:], offset + written
 
 
 def _asset(where: str, assets: Mapping[str, bytes] | None, role: str) -> bytes:

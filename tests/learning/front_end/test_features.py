@@ -203,7 +203,7 @@ def test_rows_that_a_crash_left_behind_are_not_taken_for_others(
     write = os.pwrite
 
     def dies(file: int, rows: bytes, offset: int) -> int:
-        if offset:
+        if offset and Path(f"/proc/self/fd/{file}").readlink().suffix == ".f32":
             write(file, rows[:survives], offset)
             raise KeyboardInterrupt
         return write(file, rows, offset)
@@ -342,8 +342,9 @@ def test_a_network_that_does_not_fit_is_named(network: bytes, shape: tuple[int, 
 def test_digests_are_of_what_the_features_were_made_from(tmp_path: Path) -> None:
     computed(records(130), tmp_path)
     (file,) = tmp_path.glob("*.index")
-    head, _, digests = file.read_bytes().partition(b"\n")
-    assert json.loads(head)["row_bytes"] == 16
+    content = file.read_bytes()
+    head, digests = json.loads(content[:4096]), content[4096 : 4096 + 130 * 16]
+    assert head["row_bytes"] == 16
     assert len({digests[start : start + 16] for start in range(0, len(digests), 16)}) == 130
 
 
@@ -358,22 +359,64 @@ def test_room_for_features_is_judged_by_public_numbers_alone() -> None:
 
 
 def test_features_live_in_the_room_that_was_reserved(tmp_path: Path) -> None:
-    reserve(tmp_path, 1 << 20)
+    reserve(tmp_path, 1 << 20, 200)
     file = tmp_path / "features.f32"
     assert file.stat().st_blocks * 512 >= 1 << 20
     data = records(150)
     assert computed(data, tmp_path) == 150
-    reserve(tmp_path, 1 << 20)
+    reserve(tmp_path, 1 << 20, 200)
     assert (computed(data, tmp_path), file.stat().st_size) == (0, 1 << 20)
     # What was cut off is zeros afterwards, and no features of any record.
-    reserve(tmp_path, 64 * 16)
-    reserve(tmp_path, 1 << 20)
+    reserve(tmp_path, 64 * 16, 200)
+    reserve(tmp_path, 1 << 20, 200)
     assert computed(data, tmp_path) == 150 - 64
     file.unlink()
-    reserve(tmp_path, 1 << 20)
+    reserve(tmp_path, 1 << 20, 200)
     assert computed(data, tmp_path) == 150
-    reserve(tmp_path, 0)
+    reserve(tmp_path, 0, 200)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("survives", [0, 1, 100, 1 << 20])
+@pytest.mark.parametrize("after", range(6))
+def test_digests_that_a_crash_left_behind_are_those_of_the_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int, survives: int
+) -> None:
+    """At each of the writes of the file that tells of the rows, before the rows are overwritten and after."""
+    data, changed = records(6), records(8, seed=1)
+    computed(data, tmp_path)
+    write, left = os.pwrite, [after]
+
+    def dies(file: int, content: bytes, offset: int) -> int:
+        if Path(f"/proc/self/fd/{file}").readlink().suffix == ".index":
+            if not left[0]:
+                write(file, content[:survives], offset)
+                raise KeyboardInterrupt
+            left[0] -= 1
+        return write(file, content, offset)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", dies)
+        with pytest.raises(KeyboardInterrupt):
+            computed(changed, tmp_path)
+    front_end = FrontEnd(SPEC, ASSETS)
+    for each in (data, changed):
+        features = FeatureSet(each, front_end, tmp_path)
+        np.testing.assert_array_equal(features.batch(np.arange(len(each)))[0], front_end(each.inputs))
+        features.close()
+
+
+def test_a_new_record_takes_no_room_of_the_disk(tmp_path: Path) -> None:
+    """Otherwise, on a full disk, the one record that is new decides whether the round counts any."""
+    reserve(tmp_path, 1 << 20, 200)
+    assert computed(records(150), tmp_path) == 150
+
+    def taken() -> dict[str, tuple[int, int]]:
+        return {file.name: (file.stat().st_ino, file.stat().st_blocks) for file in tmp_path.iterdir()}
+
+    before = taken()
+    assert computed(records(200, seed=1), tmp_path) == 200
+    assert taken() == before
 
 
 def test_a_record_that_a_front_end_fails_with_is_tried_once_and_so_are_the_others(tmp_path: Path) -> None:
