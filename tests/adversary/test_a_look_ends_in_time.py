@@ -42,7 +42,8 @@ from dpagent.errors import DataError
 from dpagent.learning.data.dataset import ArrayDataset, Dataset, Indices
 from dpagent.learning.data.formats.npz import save_npz
 from dpagent.learning.data.stored import RawFile
-from dpagent.learning.front_end.features import FeatureSet, FrontEnd
+from dpagent.learning.front_end import features
+from dpagent.learning.front_end.features import FrontEnd
 from dpagent.learning.models.description import from_description
 from dpagent.protocol.signing import Signer, new_signing_secret
 from dpagent.protocol.task import RoundTask
@@ -174,6 +175,10 @@ def test_a_new_process_compares_no_record_with_its_features(
     assert len(read) == 1, "one that has changed"
 
 
+ROW_BYTES = 16
+"""Of the features of a record."""
+
+
 class _PowerCutError(BaseException):
     """Ends the process, as far as the test goes."""
 
@@ -185,14 +190,17 @@ def test_after_a_power_cut_among_the_features_the_trial_counts_with_all_that_may
     with those of one look, and the slot of the answer told how many records there are."""
     trainer = started_trainer(settings)
     written: list[bytes] = []
+    overwrite = features._overwrite
 
-    def write(_features: FeatureSet, data: bytes, _offset: int) -> None:
-        written.append(data)
+    def write(descriptor: int, data: bytes, offset: int) -> None:
+        overwrite(descriptor, data, offset)
+        if len(data) == ROW_BYTES:  # and no digests
+            written.append(data)
         if len(written) == 3:
             raise _PowerCutError
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(FeatureSet, "_write", write)
+        patch.setattr(features, "_overwrite", write)
         with pytest.raises(_PowerCutError):
             features_computed(trainer)
     assert len(written) == 3
