@@ -48,9 +48,13 @@ class PublishedStateFile:
     def save(self, plan: Plan, state: PublishedState) -> None:
         """Keep the state after a round. A disk that fails costs the schedule alone."""
         rounds = self._rounds(plan.job, plan.model.parameters) | {plan.round: state.remainder}
-        newest = {str(number): rounds[number] for number in sorted(rounds)[-_KEPT:] if number <= plan.round}
-        stream = io.BytesIO()
-        np.savez(stream, job=np.frombuffer(plan.job, np.uint8), **newest)  # type: ignore[arg-type]
+        newest, stream = sorted(rounds)[-_KEPT:], io.BytesIO()
+        np.savez(
+            stream,
+            job=np.frombuffer(plan.job, np.uint8),
+            rounds=np.array(newest),
+            remainders=np.array([rounds[number] for number in newest]),
+        )
         try:
             write_atomically(self._file, stream.getvalue(), mode=0o600)
         except StorageError as error:
@@ -66,7 +70,7 @@ class PublishedStateFile:
             with np.load(io.BytesIO(data), allow_pickle=False) as kept:
                 if kept["job"].tobytes() != job:
                     return {}
-                rounds = {int(name): kept[name] for name in kept.files if name != "job"}
+                rounds = dict(zip(kept["rounds"].tolist(), kept["remainders"], strict=True))
         except (StorageError, ValueError, KeyError, OSError, EOFError) as error:
             log.warning("the schedules of the published cap begin anew: %s", error)
             return {}

@@ -197,6 +197,18 @@ def open_device(directory: Path, **changes: Any) -> Iterator[Device]:
         state.close()
 
 
+def sent_for(device: Device, plan: Plan) -> int:
+    """How many messages leave once a plan is announced."""
+    publisher, line = device.cycle._publisher, device.cycle._publisher._session
+    assert isinstance(line, Line)
+    before = len(line.sent)
+    device.clock.advance(SLOT_S)
+    device.take_plan(plan)
+    device.clock.advance(3 * SLOT_S)
+    publisher.publish_due()
+    return len(line.sent) - before
+
+
 class Slow:
     """Training that takes a time on the device's clock.
 

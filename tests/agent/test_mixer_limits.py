@@ -6,14 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from devices import SLOT_S, Device, open_device
+from devices import open_device, sent_for
 from fleets import make_plan
-from lines import Line
 from pydantic import ValidationError
 
 from agent.limit_settings import LimitSettings
 from agent.limits import BeyondLimitError, require_mixer
-from dpagent.protocol.messages import Plan
 from dpagent.protocol.mixing import key_text
 
 OWNERS, OTHER = b"o" * 32, b"x" * 32
@@ -66,21 +64,9 @@ def test_an_update_does_not_leave_for_a_plan_with_another_mixer(
         assert device.charged() == [1]
         assert device.pending()
         if not restarts:
-            assert _sent_for(device, changed) == 0
-            assert _sent_for(device, plan) > 0
+            assert sent_for(device, changed) == 0
+            assert sent_for(device, plan) > 0
     if restarts:
         with open_device(tmp_path, limits=limits) as device:
-            assert _sent_for(device, changed) == 0
-            assert _sent_for(device, plan) > 0
-
-
-def _sent_for(device: Device, plan: Plan) -> int:
-    """How many messages leave once a plan is announced."""
-    publisher, line = device.cycle._publisher, device.cycle._publisher._session
-    assert isinstance(line, Line)
-    before = len(line.sent)
-    device.clock.advance(SLOT_S)
-    device.take_plan(plan)
-    device.clock.advance(3 * SLOT_S)
-    publisher.publish_due()
-    return len(line.sent) - before
+            assert sent_for(device, changed) == 0
+            assert sent_for(device, plan) > 0

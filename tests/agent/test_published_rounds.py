@@ -59,11 +59,6 @@ def opened(path: Path, budgets: dict[str, Budget] = BUDGETS) -> AgentState:
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "state"
-
-
-@pytest.fixture
 def state(path: Path) -> Iterator[AgentState]:
     state = opened(path)
     yield state

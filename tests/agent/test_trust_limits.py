@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from devices import SLOT_S, Device, open_device
+from devices import open_device, sent_for
 from fleets import make_plan, published_plan, update_plan
-from lines import Line
 
 from dpagent.protocol.messages import Plan
 
@@ -33,9 +32,9 @@ def test_no_update_leaves_for_a_coordinator_that_the_owner_trusts_no_more(
         assert device.charged() == [1]
         assert device.pending()
     with open_device(tmp_path, limits=_NO_LONGER, budget=_BUDGET) as device:
-        assert _sent_for(device, announced) == 0
+        assert sent_for(device, announced) == 0
     with open_device(tmp_path, limits=_TRUSTING, budget=_BUDGET) as device:
-        assert _sent_for(device, plan) > 0
+        assert sent_for(device, plan) > 0
 
 
 def test_no_update_of_algorithm_1_leaves_once_the_owner_allows_none(tmp_path: Path) -> None:
@@ -48,18 +47,6 @@ def test_no_update_of_algorithm_1_leaves_once_the_owner_allows_none(tmp_path: Pa
         assert device.charged() == [1]
         assert device.pending()
     with open_device(tmp_path, limits=allowing | {"allow_unproven": False}) as device:
-        assert _sent_for(device, plan) == 0
+        assert sent_for(device, plan) == 0
     with open_device(tmp_path, limits=allowing) as device:
-        assert _sent_for(device, plan) > 0
-
-
-def _sent_for(device: Device, plan: Plan) -> int:
-    """How many messages leave once a plan is announced."""
-    publisher, line = device.cycle._publisher, device.cycle._publisher._session
-    assert isinstance(line, Line)
-    before = len(line.sent)
-    device.clock.advance(SLOT_S)
-    device.take_plan(plan)
-    device.clock.advance(3 * SLOT_S)
-    publisher.publish_due()
-    return len(line.sent) - before
+        assert sent_for(device, plan) > 0
