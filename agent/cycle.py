@@ -323,7 +323,7 @@ class Cycle:
         plan, now = task.plan, self._clock.unix()
         charged_at = datetime.fromtimestamp(now, UTC).isoformat(timespec="seconds")
         account = account_name(self._dataset, task.release.mechanism.trust)
-        self._state.charge(charge_of(task, price, account, charged_at=charged_at), now)
+        self._state.charge([charge_of(task, price, account, charged_at=charged_at)], now)
         spent = self._state.ledger.spending(account)
         log.info("round %d of %d: charged, %s", plan.round, plan.rounds, spent)
         job = plan.job.hex()

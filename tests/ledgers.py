@@ -83,7 +83,7 @@ def charge_and_spool(
 ) -> None:
     """What a device does with a round, from its offer to its spool."""
     state.offer(charge.job, charge.round, plan, 0.0)
-    state.charge(charge, 0.0)
+    state.charge([charge], 0.0)
     state.spool_round(charge.job, charge.round, spooled, 0.0, None)
 
 

@@ -60,7 +60,7 @@ def spooled_update(settings: AgentSettings, state: AgentState) -> tuple[list[Spo
     price = admit(task, trainer.records.dataset, state.ledger, name, settings.limits, now=0.0)
     account = account_name(name, task.release.mechanism.trust)
     state.offer(job, PLAN.round, bytes(32), 0.0)
-    state.charge(charge_of(task, price, account, charged_at="2026-11-20T00:00:00+00:00"), 0.0)
+    state.charge([charge_of(task, price, account, charged_at="2026-11-20T00:00:00+00:00")], 0.0)
     values = trainer.noisy_update(trainer.prepare(task, {}, DIGITS.initial_weights(0))).values
     assert np.count_nonzero(values) > len(values) / 2
     fragments = list(cut(values, PLAN))
