@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coordinator.announcer import Announcer
-from coordinator.influence import HonestNorms
+from coordinator.influence import HonestNorms, UpdateNorms
 from coordinator.seats import OpenedFragment
 from coordinator.settings import FleetSettings
 from coordinator.store import BLOCK_FULL, Store
@@ -58,10 +58,13 @@ class Intake:
         self._opener, self._announcer, self._clock = opener, announcer, clock
         self._task: RoundTask | None = None
         self._norms: HonestNorms | None = None
+        self._update_norms: UpdateNorms | None = None
 
     def begin(self, task: RoundTask) -> None:
         """Take fragments of this round from now on."""
-        self._task, self._norms = task, None
+        self._task, self._norms, self._update_norms = task, None, None
+        if isinstance(task.release, Updates) and task.release.own_noise is not None:
+            self._update_norms = UpdateNorms(task.release)
         if not isinstance(task.release, NoisySum):
             return
         self._norms = HonestNorms(task.release, self._settings)
@@ -75,7 +78,7 @@ class Intake:
 
     def end(self) -> None:
         """Take no more fragments until a round begins."""
-        self._task = self._norms = None
+        self._task = self._norms = self._update_norms = None
 
     def take(self, payloads: Sequence[bytes]) -> None:
         """Count each valid fragment exactly once, and send receipts."""
@@ -140,4 +143,7 @@ class Intake:
             case Reports(terms=terms):
                 return read_tally(fragment, plan, terms, release.blocks)
             case Updates():
-                return release.read(fragment)
+                values = release.read(fragment)
+                if self._update_norms is not None:
+                    self._update_norms.require(fragment.position, values)
+                return values

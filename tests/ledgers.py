@@ -53,8 +53,8 @@ def open_state(path: Path, budget: Budget = BUDGET, dataset: str = DATASET) -> A
 def charge_for(plan: Plan, data: Dataset, ledger: Ledger, dataset: str = DATASET, **changes: Any) -> Charge:
     """What the daemon charges for a round that the device accepts."""
     task = RoundTask.of(plan)
-    price = admit(task, data, ledger, dataset, LIMITS, now=0.0)
-    return replace(charge_of(task, price, dataset, charged_at="2026-11-20T00:00:00+00:00"), **changes)
+    (price,) = admit(task, data, ledger, dataset, LIMITS, now=0.0)
+    return replace(charge_of(task, price, charged_at="2026-11-20T00:00:00+00:00"), **changes)
 
 
 def tamper(database: Path, *statements: str | tuple[str, Sequence[Any]]) -> None:
