@@ -44,6 +44,12 @@ def test_options_of_random_lots_are_refused_where_there_are_none(option: str) ->
     assert f"`{option}` is 1" in str(error)
 
 
+def test_noise_of_devices_is_refused_where_there_is_no_other() -> None:
+    error = refusal("--method", "dp-sgd", "--device-noise", "30")
+    assert error.exit_code == ExitCode.PLAN
+    assert "`--device-noise` is 30" in str(error)
+
+
 def test_custom_weights_stand_beside_the_schedule_that_is_named() -> None:
     plan = plan_json("--custom", "1,2,4", "--schedule", "linear")
     assert plan["schedule"]["kind"] == "linear"

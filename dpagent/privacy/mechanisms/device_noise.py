@@ -43,6 +43,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
@@ -147,6 +148,11 @@ class DeviceGaussian(DeviceNoise, DiscretisedGaussian):
         DiscretisedGaussian.__post_init__(self)
         self._require_one_update()
 
+    @classmethod
+    def chosen_parameters(cls, noise_multipliers: Sequence[float]) -> dict[str, float]:
+        """As of :class:`DiscretisedGaussian`, for twice the sensitivity."""
+        return DiscretisedGaussian.chosen_parameters([2 * each for each in noise_multipliers])
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceLaplace(DeviceNoise, DiscretisedLaplace):
@@ -162,6 +168,11 @@ class DeviceLaplace(DeviceNoise, DiscretisedLaplace):
     def __post_init__(self) -> None:
         DiscretisedLaplace.__post_init__(self)
         self._require_one_update()
+
+    @classmethod
+    def chosen_parameters(cls, noise_multipliers: Sequence[float]) -> dict[str, float]:
+        """As of :class:`DiscretisedLaplace`, for twice the sensitivity."""
+        return DiscretisedLaplace.chosen_parameters([2 * each for each in noise_multipliers])
 
 
 DEVICE_NOISE: Final[dict[Norm, type[DeviceNoise]]] = {Norm.L2: DeviceGaussian, Norm.L1: DeviceLaplace}
