@@ -75,9 +75,7 @@ class UpdateNorms:
             return None
         # As if each fragment were judged twice: for its norm, and as the one with the vote is.
         tail = REFUSAL_TAIL / (2 * self._blocks)
-        honest = law.norms(
-            1, coordinates=coordinates, steps=1, signal_units=float(signal_units), tail=tail
-        )  # fmt: skip
+        honest = law.norms(1, coordinates=coordinates, steps=1, signal_units=signal_units, tail=tail)
         return NormRange(honest.norm, 0.0, honest.most)
 
 

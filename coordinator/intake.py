@@ -57,14 +57,13 @@ class Intake:
         self._settings, self._job, self._store = settings, job, store
         self._opener, self._announcer, self._clock = opener, announcer, clock
         self._task: RoundTask | None = None
-        self._norms: HonestNorms | None = None
-        self._update_norms: UpdateNorms | None = None
+        self._norms: HonestNorms | UpdateNorms | None = None
 
     def begin(self, task: RoundTask) -> None:
         """Take fragments of this round from now on."""
-        self._task, self._norms, self._update_norms = task, None, None
+        self._task, self._norms = task, None
         if isinstance(task.release, Updates) and task.release.own_noise is not None:
-            self._update_norms = UpdateNorms(task.release)
+            self._norms = UpdateNorms(task.release)
         if not isinstance(task.release, NoisySum):
             return
         self._norms = HonestNorms(task.release, self._settings)
@@ -78,7 +77,7 @@ class Intake:
 
     def end(self) -> None:
         """Take no more fragments until a round begins."""
-        self._task = self._norms = self._update_norms = None
+        self._task = self._norms = None
 
     def take(self, payloads: Sequence[bytes]) -> None:
         """Count each valid fragment exactly once, and send receipts."""
@@ -137,13 +136,13 @@ class Intake:
         match release:
             case NoisySum():
                 values, level = read_block(fragment, plan.wire, release.blocks)
-                assert self._norms is not None
+                assert isinstance(self._norms, HonestNorms)
                 self._norms.require(fragment.position, values, level)
                 return values
             case Reports(terms=terms):
                 return read_tally(fragment, plan, terms, release.blocks)
             case Updates():
                 values = release.read(fragment)
-                if self._update_norms is not None:
-                    self._update_norms.require(fragment.position, values)
+                if isinstance(self._norms, UpdateNorms):
+                    self._norms.require(fragment.position, values)
                 return values

@@ -157,3 +157,23 @@ def test_an_attack_on_opposite_updates_proves_no_more_than_claimed(
     thresholds = np.linspace(-4, 4, 33) * m.deviation_units
     claimed = m.statement(1e-5).epsilon if order == 2 else composed(m.event).epsilon
     assert (1.5 if order == 2 else 0.9) < proven_epsilon(one, other, thresholds, delta) <= claimed
+
+
+def test_noise_that_is_not_as_priced_is_refused() -> None:
+    """A grid too coarse for the price, and an ε at which the sampler is too far from exact."""
+    coarse = DeviceGaussian(1.0, 2.0, 1.0, 650, resolution=256)
+    with pytest.raises(ParameterError, match="grid units"):
+        coarse.require_noise_as_priced(1, 1.0, 1e-5)
+    fine = gaussian(26_010)
+    fine.require_noise_as_priced(10, 40.0, 1e-5)
+    with pytest.raises(ParameterError, match="noise as it is drawn"):
+        fine.require_noise_as_priced(10, 50.0, 1e-5)
+
+
+@pytest.mark.parametrize("noise", [8.0, 15.0, 9_999.0])
+def test_the_grid_is_the_finest_on_which_the_noise_can_be_drawn(noise: float) -> None:
+    """For a sensitivity of two clip norms, not one."""
+    resolution = int(DeviceGaussian.chosen_parameters([noise])["resolution"])
+    DeviceGaussian(1.0, noise, 1.0, 650, resolution=resolution)
+    with pytest.raises(ParameterError, match="noise can be drawn for"):
+        DeviceGaussian(1.0, noise, 1.0, 650, resolution=4 * resolution)
