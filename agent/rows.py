@@ -287,14 +287,16 @@ class Rows(Dataset):
 
     def __init__(self, index: Index, file: RawFile) -> None:
         header, table = index.header, index.table
-        self._file, self._rows = file, np.flatnonzero(table["state"] == DECODED)
-        self._checksums: NDArray[np.uint32] = table["checksum"][self._rows]
-        signs = np.zeros(len(self._rows), _SIGNS)
-        signs["stamp"], signs["checksum"] = table["stamp"][self._rows], self._checksums
+        here = np.flatnonzero(table["state"] == DECODED)
+        most = len(table)
+        self._file, self._rows = file, _within(most, here)
+        self._checksums: NDArray[np.uint32] = _within(most, table["checksum"][here])
+        signs = _within(most, np.zeros(len(here), _SIGNS))
+        signs["stamp"], signs["checksum"] = table["stamp"][here], self._checksums
         signs["is_one"] = 1
         self._digests = signs.view(np.uint8).reshape(-1, DIGEST_BYTES)
         super().__init__(
-            table["label"][self._rows].astype(np.int64), header.classes, shape=header.shape,
+            _within(most, table["label"][here].astype(np.int64)), header.classes, shape=header.shape,
             dtype=np.dtype(header.dtype), class_names=header.class_names,
             origin=Origin(header.kind, header.source, index.sentences(), header.warnings),
         )  # fmt: skip
@@ -327,6 +329,13 @@ class Rows(Dataset):
             except DataError as error:
                 problems[place] = str(error)
         return raw.view(self.dtype).reshape(len(indices), *self.shape), problems
+
+
+def _within(most: int, values: NDArray[Any]) -> NDArray[Any]:
+    """A copy in memory for as many as there may be: how many there are shows in none that is taken."""
+    room = np.zeros(most, values.dtype)
+    room[: len(values)] = values
+    return room[: len(values)]
 
 
 def _parsed(head: bytes) -> Header:

@@ -110,6 +110,9 @@ class Format(ABC, Generic[SectionT]):
     costs_alike: ClassVar[bool] = False
     """Whether each record takes as long to read as any other. If not, a board decodes the records ahead of
     rounds, so that the time of a round tells of no record."""
+    fits_memory: ClassVar[bool] = False
+    """Whether records that take at most :data:`~dpagent.learning.data.stored.IN_MEMORY_BYTES` are kept in
+    memory."""
     section: type[SectionT]
 
     @abstractmethod

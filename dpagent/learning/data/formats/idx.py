@@ -52,6 +52,7 @@ class IdxFormat(Format[NoSettings]):
 
     kind, title, section = "idx", "a folder of IDX files", NoSettings
     costs_alike = True
+    fits_memory = True
 
     def recognises(self, location: Location) -> bool:
         """As of :class:`Format`."""

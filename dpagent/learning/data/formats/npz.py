@@ -38,6 +38,7 @@ class NpzFormat(Format[NoSettings]):
 
     kind, title, example, section = "npz", "an NPZ file", "NEW.npz", NoSettings
     costs_alike = True
+    fits_memory = True
 
     def recognises(self, location: Location) -> bool:
         """As of :class:`Format`."""
