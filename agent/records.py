@@ -30,6 +30,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -43,8 +44,8 @@ from dpagent.errors import ConfigurationError, DataError, DpagentError, ExitCode
 from dpagent.learning.data.checking import count_non_finite
 from dpagent.learning.data.dataset import Dataset
 from dpagent.learning.data.derived import Subset, Unfailing
-from dpagent.learning.data.opening import list_declared, open_declared, require_declared
-from dpagent.learning.data.stored import IN_MEMORY_BYTES, require_readable
+from dpagent.learning.data.opening import list_declared, open_declared, require_declared, source_of
+from dpagent.learning.data.stored import require_readable
 from dpagent.learning.front_end.features import forget_features
 from dpagent.wording import counted
 
@@ -228,12 +229,10 @@ def decode_at_once(settings: DataSettings, state_dir: Path) -> None:
 def kept_bytes(settings: DataSettings, records: int | None, record_bytes: int) -> int:
     """Memory that records are kept in, and their labels: of so many, or of as many as there may be."""
     assert settings.max_records is not None
-    number, size = settings.max_records if records is None else records, 0
-    if require_declared(settings).fits_memory:
-        size = number * record_bytes
-        if size > IN_MEMORY_BYTES:
-            size = IN_MEMORY_BYTES if records is None else 0
-    return size + _LABEL_BYTES * number
+    number, known = settings.max_records if records is None else records, require_declared(settings)
+    source = replace(source_of(settings), declared_records=settings.max_records)
+    is_kept = known.fits_memory and source.keeps_in_memory(number, record_bytes)
+    return (record_bytes * is_kept + _LABEL_BYTES) * number
 
 
 def _as_many_as_declared(settings: DataSettings) -> Dataset:

@@ -57,6 +57,8 @@ UNUSABLE: Final = 2
 ROW: Final = np.dtype([("stamp", "<u8"), ("checksum", "<u4"), ("label", "<i4"), ("state", "u1")])
 _SIGNS: Final = np.dtype([("stamp", "<u8"), ("checksum", "<u4"), ("is_one", "<u4")])
 _KEY_BYTES: Final = 16
+_PRIVATE_BYTES: Final = 64 << 10
+"""Of a header, for what it says of the records."""
 
 
 @dataclass(frozen=True)
@@ -276,8 +278,8 @@ class RowStore:
 
     def _save(self, file: Path, index: Index) -> None:
         body = index.table.tobytes()
-        head = json.dumps(asdict(replace(index.header, body=_checksum(body))), ensure_ascii=True)
-        write_atomically(file, head.encode() + b"\n" + body, mode=0o600)
+        head = _of_one_size(replace(index.header, body=_checksum(body)))
+        write_atomically(file, head + b"\n" + body, mode=0o600)
 
 
 class Rows(Dataset):
@@ -336,6 +338,30 @@ def _within(most: int, values: NDArray[Any]) -> NDArray[Any]:
     room = np.zeros(most, values.dtype)
     room[: len(values)] = values
     return room[: len(values)]
+
+
+def _of_one_size(header: Header) -> bytes:
+    """A header as text, with as many of its sentences as there is room for.
+
+    It has a size that follows from the settings: on a disk that is nearly full, a sentence about one record
+    would decide whether those of a look count.
+    """
+    public = _text(replace(header, left_out=(), unusable={}, warnings=(), glance=None, source=""))
+    size = len(public) + _PRIVATE_BYTES
+    while len(text := _text(header)) > size:
+        if header.unusable:
+            header = replace(header, unusable=dict(list(header.unusable.items())[:-1]))
+        elif header.left_out:
+            header = replace(header, left_out=header.left_out[:-1])
+        elif header.warnings:
+            header = replace(header, warnings=header.warnings[:-1])
+        else:
+            header = replace(header, glance=None, source="")
+    return text.ljust(size)
+
+
+def _text(header: Header) -> bytes:
+    return json.dumps(asdict(header)).encode()
 
 
 def _parsed(head: bytes) -> Header:

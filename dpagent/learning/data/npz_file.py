@@ -57,6 +57,11 @@ class Member:
         """Bytes of the values."""
         return math.prod(self.shape) * self.dtype.itemsize
 
+    @property
+    def is_stored(self) -> bool:
+        """Whether its values stand in the file as they are, so that they can be read by number."""
+        return self.info.compress_type == zipfile.ZIP_STORED and not self.info.flag_bits & 1
+
 
 class NpzFile:
     """The archive, with a bound on whatever is read of it.
@@ -179,7 +184,7 @@ class NpzFile:
     def raw(self, member: Member) -> RawFile:
         """The bytes of a member's values, to be read by number."""
         path = self.path
-        if member.info.compress_type != zipfile.ZIP_STORED or member.info.flag_bits & 1:
+        if not member.is_stored:
             with self.archive.open(member.info) as stream:
                 # One byte too many shows that there are more than the header says.
                 raw = unpack(stream, path, most=member.info.file_size + 1).part(member.header_bytes)
