@@ -18,6 +18,7 @@ from simulation.report.drawing import COLOURS, Picture, draw_picture
 _WIDTH: Final = 1.0
 _GAP: Final = 0.36
 _HEIGHT: Final = 1.0
+_UNPROVEN: Final = "clips the gradients of its records, adds noise by a rule that proves nothing"
 _CHARACTERS: Final = 100
 """That fit side by side, of all boxes together."""
 
@@ -46,7 +47,7 @@ def trust_picture(
         coordinator += "; adds noise to their sum"
     mixer = _Party("mixer", "takes off the outer seal and mixes; can open nothing else")
     parties = (
-        _Party("each device", method.device),
+        _Party("each device", method.device if mechanism.is_private else _UNPROVEN),
         _Party("broker", "sees who sends, when and how much; can open nothing"),
         *([mixer] if is_mixed else []),
         _Party("coordinator", coordinator),
