@@ -62,7 +62,7 @@ def admit(
 
     Args:
         task: of a plan that is signed and well-formed.
-        dataset: the device's records, of which only what is declared is looked at.
+        dataset: no records, of the form of the device's, which is declared.
         ledger: with all earlier charges.
         name: the ledger's name for the records.
         limits: the device's own.

@@ -103,7 +103,7 @@ class Cycle:
         announcements: the coordinator's.
         dataset: the ledger's name for the device's records.
         limits: the device's own.
-        records: the device's, of which only what is declared is looked at.
+        records: none, of the form of the device's, which is declared.
         state: ledger, rounds and spool.
         worker: prepares rounds and trains.
         publisher: sends the spooled fragments.

@@ -23,6 +23,7 @@ from agent.state import AgentState
 from agent.worker import Worker
 from dpagent.clock import Clock, SystemClock
 from dpagent.errors import StorageError
+from dpagent.learning.data.dataset import without_records
 from dpagent.learning.data.opening import require_declared
 from dpagent.learning.front_end.features import keep_in_memory, reserve
 from dpagent.protocol.codec import MessageError
@@ -79,7 +80,8 @@ class Agent:
         # It takes the directory's lock: nothing is decoded for a device that is running, or has no ledger.
         self._state = AgentState(settings.ledger_files, settings.lifetime_budgets)
         try:
-            records = Records(settings.data, settings.state_dir)
+            # What this process has in memory does not depend on how many there are.
+            records = without_records(Records(settings.data, settings.state_dir).dataset)
             room = settings.data.features_mib << 20
             assert settings.data.max_records is not None  # or there were no records
             reserve(settings.state_dir, room, settings.data.max_records)
@@ -110,7 +112,7 @@ class Agent:
             self._announcements,
             settings.data.name,
             settings.limits,
-            records=records.dataset,
+            records=records,
             state=self._state,
             worker=Worker(settings, profile),
             publisher=self._publisher,

@@ -24,7 +24,7 @@ import os
 import time
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
@@ -38,7 +38,7 @@ from dpagent.learning.data.stored import RawFile
 from dpagent.learning.front_end.features import FrontEnd
 from dpagent.learning.training.augmentation import Augmentation
 from dpagent.learning.training.engine import Engine
-from dpagent.learning.training.lots import AT_ONCE, Filling, total_of
+from dpagent.learning.training.lots import AT_ONCE, Filling, Room, total_of
 from dpagent.privacy.covariance import SecondMoments
 from dpagent.privacy.sampling import largest_lot, poisson_lot, shuffled
 from dpagent.protocol.noisy_sum import NoisySum
@@ -198,19 +198,15 @@ class Effort:
         return _SPARE * total_s
 
     def try_memory(self) -> None:
-        """Compute as many made-up records at once as any lot may have in memory together.
+        """Compute a batch of made-up records, as large as any lot has, in the memory that all lots use.
 
-        If they do not, the plan is declined, or the process ends, before the charge. After it, a lot that is
-        one record too large for the memory would be noise alone.
+        If that cannot be done, the plan is declined, or the process ends, before the charge.
 
         Raises:
             Exception: They cannot be computed.
         """
-        lot = shuffled(np.arange(self.largest, dtype=np.intp))
-        records = min(len(lot), AT_ONCE * self._microbatch)
-        held = [self.filling.made_up.batch(np.arange(records))[0]]
-        held.append(held[0].copy())  # Twice, as where one of them cannot be read.
-        self._compute(records)
+        shuffled(np.arange(self.largest, dtype=np.intp))
+        self._compute(len(self.filling.room.labels))
 
     def fill_up_features(self, done: int) -> None:
         """Go on with made-up records until features of as many are computed as there may be new ones; once.
@@ -231,10 +227,12 @@ class Effort:
 
     @cached_property
     def filling(self) -> Filling:
-        """Made-up records, that fill up each lot to the largest."""
-        moments = self._load.moments
-        shape = self._task.spec.head.input_shape if moments is None else (moments.values,)
-        return Filling(self.largest, self._most_records, MadeUp(AT_ONCE * self._microbatch, shape))
+        """Made-up records, that fill up each lot to the largest, and the memory for them and for it."""
+        load = self._load
+        shape = self._task.spec.head.input_shape if load.moments is None else (load.moments.values,)
+        rows = min(AT_ONCE * self._microbatch, max(self.largest, 1))
+        room = Room(rows, shape, load.augmentation)
+        return Filling(self.largest, self._most_records, MadeUp(rows, shape), room)
 
     def _compute_features(self, records: int = _TRIED_FEATURES) -> None:
         assert self._front_end is not None
@@ -244,11 +242,12 @@ class Effort:
     def _compute(self, records: int) -> None:
         """The sum over so many made-up records."""
         load, made_up, lot = self._load, self.filling.made_up, np.arange(records, dtype=np.intp)
+        filling = replace(self.filling, records=records)
         if load.moments is not None:
-            moments_of(load.moments, made_up, lot)
+            moments_of(load.moments, made_up, lot, filling)
             return
         assert self._engine is not None
-        total_of(self._engine, self._weights, made_up, lot, load.norms, load.augmentation)
+        total_of(self._engine, self._weights, made_up, lot, load.norms, load.augmentation, filling)
 
 
 def _seconds(work: Callable[[], object]) -> float:

@@ -22,9 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpagent.errors import ParameterError
-from dpagent.learning.data.dataset import Dataset, to_float32
+from dpagent.learning.data.dataset import Dataset
 from dpagent.learning.training.engine import Engine
-from dpagent.learning.training.lots import Filling, filled_batches, sum_over_lot
+from dpagent.learning.training.lots import Filling, Room, batches_of, sum_over_lot
 from dpagent.privacy.covariance import MAX_LOT, SecondMoments
 from dpagent.privacy.mechanisms.published import PublishedState
 from dpagent.privacy.mechanisms.wire import round_at_random, round_to_wire
@@ -161,11 +161,10 @@ def moments_of(
         lot: indices of the records.
         filling: makes the work that of the largest lot, with blank records, which add exact zeros.
     """
+    room = filling.room if filling else Room(min(MOMENTS_AT_ONCE, len(lot)), (moments.values,))
     total = np.zeros(moments.dimension)
-    for inputs, _, made_up in filled_batches(dataset, lot, size=MOMENTS_AT_ONCE, filling=filling):
-        records = np.zeros((len(inputs) + len(made_up), moments.values), np.float32)
-        records[: len(inputs)] = to_float32(inputs).reshape(len(inputs), moments.values)
-        total += moments.total(records)
+    for inputs, _ in batches_of(dataset, lot, room, filling):
+        total += moments.total(inputs)
     return total
 
 
@@ -204,11 +203,10 @@ def clipped_sum(
 
 
 def _drawn(release: NoisySum, dataset: Dataset, filling: Filling | None) -> NDArray[np.intp]:
-    """A lot of the records that there are, drawn among as many as there may be: that takes as long for any
-    number."""
+    """A lot, drawn among as many records as there may be: that takes as long, and as much memory, for any
+    number of them. Indices from that number on are nobody's."""
     population = len(dataset) if filling is None else max(filling.population, len(dataset))
-    lot = poisson_lot(population, release.sampling.rate)
-    return lot[lot < len(dataset)]
+    return poisson_lot(population, release.sampling.rate)
 
 
 def _capped(release: NoisySum, update: NDArray[np.int64], weights: NDArray[np.float32]) -> NDArray[np.int64]:

@@ -30,6 +30,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -38,12 +39,12 @@ import numpy as np
 from agent.data_settings import DataSettings
 from agent.decoding import COUNTS_AFTER_S, Order, limits_of
 from agent.rows import RowStore
-from agent.worker import said, search_path
+from agent.worker import child_environment, said
 from dpagent.errors import ConfigurationError, DataError, DpagentError, ExitCode, StorageError
 from dpagent.learning.data.checking import count_non_finite
 from dpagent.learning.data.dataset import Dataset
 from dpagent.learning.data.derived import Subset, Unfailing
-from dpagent.learning.data.opening import list_declared, open_declared, require_declared
+from dpagent.learning.data.opening import list_declared, open_declared, require_declared, source_of
 from dpagent.learning.data.stored import require_readable
 from dpagent.learning.front_end.features import forget_features
 from dpagent.wording import counted
@@ -55,6 +56,7 @@ ResultT = TypeVar("ResultT")
 CACHED_BYTES: Final = 64 << 20
 """Files of up to so much are read when the agent starts, and then are in memory; of larger ones, each record
 counts with a read of the disk."""
+_LABEL_BYTES: Final = 8
 _MOST_SAID: Final = 20
 _LEFT_OUT: Final = "left out"
 _ERRORS: Final[dict[int, type[DpagentError]]] = {
@@ -100,6 +102,9 @@ class Records:
         else:
             opened = _as_many_as_declared(settings) if decoded else open_declared(settings)
             self.dataset = self._unfailing(opened)
+            in_memory = kept_bytes(settings, len(opened), opened.record_bytes)
+            self._as_many = bytearray(kept_bytes(settings, None, opened.record_bytes) - in_memory)
+            """So that what the program has in memory does not depend on how many records there are."""
         if decoded:
             self._said[_LEFT_OUT] = set(self.dataset.origin.left_out)  # by that process
         else:
@@ -221,6 +226,15 @@ def decode_at_once(settings: DataSettings, state_dir: Path) -> None:
     _Look(Order(settings, state_dir, at_once=True)).wait()
 
 
+def kept_bytes(settings: DataSettings, records: int | None, record_bytes: int) -> int:
+    """Memory that records are kept in, and their labels: of so many, or of as many as there may be."""
+    assert settings.max_records is not None
+    number, known = settings.max_records if records is None else records, require_declared(settings)
+    source = replace(source_of(settings), declared_records=settings.max_records)
+    is_kept = known.fits_memory and source.keeps_in_memory(number, record_bytes)
+    return (record_bytes * is_kept + _LABEL_BYTES) * number
+
+
 def _as_many_as_declared(settings: DataSettings) -> Dataset:
     """The first records where there are more than declared: the agent has started, and goes on."""
     dataset, most = list_declared(settings, growing=True), settings.max_records
@@ -244,7 +258,7 @@ class _Look:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             # A fork takes along no thread of numpy's.
-            env=os.environ | search_path() | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
+            env=child_environment() | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
             process_group=0,
         )
         self.kill = weakref.finalize(self, _end, self._process)

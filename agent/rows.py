@@ -57,6 +57,8 @@ UNUSABLE: Final = 2
 ROW: Final = np.dtype([("stamp", "<u8"), ("checksum", "<u4"), ("label", "<i4"), ("state", "u1")])
 _SIGNS: Final = np.dtype([("stamp", "<u8"), ("checksum", "<u4"), ("is_one", "<u4")])
 _KEY_BYTES: Final = 16
+_PRIVATE_BYTES: Final = 64 << 10
+"""Of a header, for what it says of the records."""
 
 
 @dataclass(frozen=True)
@@ -276,8 +278,8 @@ class RowStore:
 
     def _save(self, file: Path, index: Index) -> None:
         body = index.table.tobytes()
-        head = json.dumps(asdict(replace(index.header, body=_checksum(body))), ensure_ascii=True)
-        write_atomically(file, head.encode() + b"\n" + body, mode=0o600)
+        head = _of_one_size(replace(index.header, body=_checksum(body)))
+        write_atomically(file, head + b"\n" + body, mode=0o600)
 
 
 class Rows(Dataset):
@@ -287,14 +289,16 @@ class Rows(Dataset):
 
     def __init__(self, index: Index, file: RawFile) -> None:
         header, table = index.header, index.table
-        self._file, self._rows = file, np.flatnonzero(table["state"] == DECODED)
-        self._checksums: NDArray[np.uint32] = table["checksum"][self._rows]
-        signs = np.zeros(len(self._rows), _SIGNS)
-        signs["stamp"], signs["checksum"] = table["stamp"][self._rows], self._checksums
+        here = np.flatnonzero(table["state"] == DECODED)
+        most = len(table)
+        self._file, self._rows = file, _within(most, here)
+        self._checksums: NDArray[np.uint32] = _within(most, table["checksum"][here])
+        signs = _within(most, np.zeros(len(here), _SIGNS))
+        signs["stamp"], signs["checksum"] = table["stamp"][here], self._checksums
         signs["is_one"] = 1
         self._digests = signs.view(np.uint8).reshape(-1, DIGEST_BYTES)
         super().__init__(
-            table["label"][self._rows].astype(np.int64), header.classes, shape=header.shape,
+            _within(most, table["label"][here].astype(np.int64)), header.classes, shape=header.shape,
             dtype=np.dtype(header.dtype), class_names=header.class_names,
             origin=Origin(header.kind, header.source, index.sentences(), header.warnings),
         )  # fmt: skip
@@ -327,6 +331,37 @@ class Rows(Dataset):
             except DataError as error:
                 problems[place] = str(error)
         return raw.view(self.dtype).reshape(len(indices), *self.shape), problems
+
+
+def _within(most: int, values: NDArray[Any]) -> NDArray[Any]:
+    """A copy in memory for as many as there may be: how many there are shows in none that is taken."""
+    room = np.zeros(most, values.dtype)
+    room[: len(values)] = values
+    return room[: len(values)]
+
+
+def _of_one_size(header: Header) -> bytes:
+    """A header as text, with as many of its sentences as there is room for.
+
+    It has a size that follows from the settings: on a disk that is nearly full, a sentence about one record
+    would decide whether those of a look count.
+    """
+    public = _text(replace(header, left_out=(), unusable={}, warnings=(), glance=None, source=""))
+    size = len(public) + _PRIVATE_BYTES
+    while len(text := _text(header)) > size:
+        if header.unusable:
+            header = replace(header, unusable=dict(list(header.unusable.items())[:-1]))
+        elif header.left_out:
+            header = replace(header, left_out=header.left_out[:-1])
+        elif header.warnings:
+            header = replace(header, warnings=header.warnings[:-1])
+        else:
+            header = replace(header, glance=None, source="")
+    return text.ljust(size)
+
+
+def _text(header: Header) -> bytes:
+    return json.dumps(asdict(header)).encode()
 
 
 def _parsed(head: bytes) -> Header:

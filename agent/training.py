@@ -19,7 +19,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +31,7 @@ from agent.effort import Effort
 from agent.noisy_sums import clipped_sum, noisy_sum, published_step, sum_of_moments
 from agent.profile import Profile
 from agent.published_state import PublishedStateFile
-from agent.records import CACHED_BYTES, Records
+from agent.records import CACHED_BYTES, Records, kept_bytes
 from agent.settings import AgentSettings
 from agent.worker import Update, said
 from dpagent.learning.data.dataset import Dataset
@@ -51,6 +51,13 @@ from dpagent.wording import counted
 log = logging.getLogger(__name__)
 
 ResultT = TypeVar("ResultT")
+
+_SPARE_BYTES: Final = 8 << 20
+_OPENING_TIMES: Final = 3
+"""As often as they are kept, records are in memory while a file is opened whose numbers are converted."""
+_TABLE_BYTES: Final = 200
+"""Of each record, in the index of rows and in that of features, while they are read."""
+_VECTORS: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +161,9 @@ class Trainer:
         if (tried := (work, effort.largest)) != self._tried:
             effort.try_memory()
             self._tried = tried
-        return Work(task, weights, front_end, engine, effort, adopts=adopts, longest_s=effort.longest_s())
+        longest_s = effort.longest_s()
+        self._take_memory(task)
+        return Work(task, weights, front_end, engine, effort, adopts=adopts, longest_s=longest_s)
 
     def noisy_update(self, work: Work) -> Update:
         """The round's noisy sum over the usable records, or noise alone.
@@ -225,6 +234,22 @@ class Trainer:
             # This process has opened a file that its owner may have replaced.
             return self._max_records
         return min(self._max_records, most_new(self._settings.data))
+
+    def _take_memory(self, task: RoundTask) -> None:
+        """Have the memory that the round takes besides that of a batch, which is tried: for the records as
+        they are opened, and for vectors of the model's size. What is freed stays with this process
+        (:mod:`agent.worker`). Public.
+
+        Raises:
+            MemoryError: There is none.
+        """
+        value = np.dtype(self._settings.data.dtype or np.float32).itemsize
+        record_bytes = math.prod(task.spec.input_shape) * value
+        opening = _OPENING_TIMES * kept_bytes(self._settings.data, None, record_bytes)
+        tables = _TABLE_BYTES * self._max_records
+        release, parameters = task.release, task.spec.parameter_count
+        vectors = _VECTORS * 8 * (release.dimension if isinstance(release, NoisySum) else parameters)
+        np.ones(_SPARE_BYTES + opening + tables + vectors, np.uint8)  # Written to, not just promised.
 
     def _disk_reads(self, task: RoundTask) -> int:
         """How many files may be read from the disk for each record, and not from memory. Public."""

@@ -43,6 +43,12 @@ log = logging.getLogger(__name__)
 
 _PROGRAM: Final = "agent.worker_program"
 _ENDING_S: Final = 5.0
+_MEMORY: Final = {
+    "MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
+    "PYTHONMALLOC": "malloc",
+}  # fmt: skip
+"""With these, the C library (glibc) gives back no memory that the process once had: so training has what was
+tried before the charge, whatever others have taken from the board since."""
 MORE_NICENESS: Final = 5
 """Training gives way to the agent by so much, where both want the same core."""
 
@@ -238,7 +244,7 @@ class _Process:
                 [sys.executable, "-P", "-m", _PROGRAM, str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
-                env=os.environ | search_path(),
+                env=child_environment() | _MEMORY,
             )
             self._connection = Connection(ours.detach())
         self._asked: list[Future[Any]] = []
@@ -312,10 +318,11 @@ class _Process:
         return WorkerError(f"the training process ended: {how}{hint}")
 
 
-def search_path() -> dict[str, str]:
-    """For the environment of a child: it imports from where this program does, and not from the directory
-    that it runs in, whose folders may be called like the packages."""
-    return {"PYTHONPATH": os.pathsep.join(place or str(Path.cwd()) for place in sys.path)}
+def child_environment() -> dict[str, str]:
+    """The environment of a child: it imports from where this program does, and not from the directory that it
+    runs in, whose folders may be called like the packages. It does not keep its memory."""
+    kept = {key: value for key, value in os.environ.items() if key not in _MEMORY}
+    return kept | {"PYTHONPATH": os.pathsep.join(place or str(Path.cwd()) for place in sys.path)}
 
 
 def said(error: Exception) -> str:

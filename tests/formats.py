@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import struct
 from collections.abc import Sequence
 from dataclasses import replace
@@ -31,7 +30,7 @@ def two_records(kind: str, folder: Path) -> Path:
             save_npz(folder / "data.npz", data)
             return folder / "data.npz"
         case "idx":
-            write(folder / "train-images-idx3-ubyte.gz", gzip.compress(_IMAGES))
+            write(folder / "train-images-idx3-ubyte", _IMAGES)
             write(folder / "train-labels-idx1-ubyte", _LABELS)
         case "cifar":
             write(folder / "data_batch_1.bin", (bytes(3073) + b"\1" + bytes(3072)))

@@ -74,7 +74,7 @@ class SecondMoments:
         if records.ndim != 2 or records.shape[1] != self.values:
             raise ParameterError(f"records have shape {records.shape}; expected (n, {self.values}).")
         rows = records.astype(np.float64)
-        rows = rows[np.isfinite(rows).all(axis=1)]
+        rows[~np.isfinite(rows).all(axis=1)] = 0
         norms = np.sqrt(np.square(rows).sum(axis=1))
         rows *= (self.record_norm / np.maximum(norms, self.record_norm))[:, np.newaxis]
         moments = rows.T @ rows

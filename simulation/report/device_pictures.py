@@ -92,8 +92,8 @@ def _interleaving_words(measured: Interleaving | None, devices: int, rounds: int
     caption = (
         f"{where} {percent(measured.share)} of {counted(measured.pairs, 'pair')} of consecutive arrivals "
         "came from different devices; a uniformly random order would give "
-        f"{percent(measured.expected_share)}, give or take {200 * measured.deviation / measured.pairs:.1f} "
-        "points (two standard deviations)."
+        f"{percent(measured.expected_share)}, give or take {300 * measured.deviation / measured.pairs:.1f} "
+        "points (three standard deviations)."
     )
     return title, caption
 

@@ -78,7 +78,7 @@ def mixing_picture(record: RunRecord) -> Picture:
     caption = (
         f"Over {counted(len(rounds), 'round')}, the place of a fragment among those that left the devices "
         f"and its place among those that arrived have a rank correlation of {correlation:+.2f}. Uniformly "
-        f"random orders would give 0, give or take {2 * deviation:.2f} (two standard deviations); a round "
+        f"random orders would give 0, give or take {4 * deviation:.2f} (four standard deviations); a round "
         "that goes in several batches leaves some."
     )
     note = (

@@ -71,6 +71,7 @@ def render_report(record: RunRecord, directory: Path) -> str:
         ],
         linking=who_could_link(record),
         round_rows=_round_rows(record),
+        shows_cap=_shows_cap(record),
         epsilon=upwards(spent),
         target=plain(record.settings.epsilon),
         delta=plain(record.settings.delta),
@@ -194,6 +195,11 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:_MOST_NAMES]) + (f" and {more:,} more" if more > 0 else "")
 
 
+def _shows_cap(record: RunRecord) -> bool:
+    """Whether the coordinator clamps, and knows what that changes."""
+    return record.settings.cap == "clamp" and record.settings.cap_at == "coordinator"
+
+
 def _cap_effect(record: RunRecord) -> str | None:
     if not record.clamped or not record.kept or record.settings.cap != "clamp":
         return None
@@ -214,8 +220,7 @@ def _round_rows(record: RunRecord) -> list[tuple[str, ...]]:
         map(upwards, record.epsilon_spent),
         (percent(share, 2) for share in record.accuracy_history),
         (percent(share, 2) for share in record.baseline_history),
-        map("{:,.0f}".format, record.clamped),
-        map(percent, record.kept),
+        *([map("{:,.0f}".format, record.clamped), map(percent, record.kept)] if _shows_cap(record) else []),
         map("{:.1f}".format, record.seconds_by_round),
         fillvalue="–",
     )

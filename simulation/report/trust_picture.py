@@ -19,6 +19,7 @@ from simulation.settings import NOISY_UPDATES
 _WIDTH: Final = 1.0
 _GAP: Final = 0.36
 _HEIGHT: Final = 1.0
+_UNPROVEN: Final = "clips the gradients of its records, adds noise by a rule that proves nothing"
 _CHARACTERS: Final = 100
 """That fit side by side, of all boxes together."""
 
@@ -52,9 +53,11 @@ def trust_picture(
     coordinator = f"sees {sends}, without a name"
     if mechanism.trust is Trust.COORDINATOR:
         coordinator += "; adds noise to their sum"
+    device = method.device if mechanism.is_private else _UNPROVEN
+    device += ", and adds its own noise" if has_device_noise else ""
     mixer = _Party("mixer", "takes off the outer seal and mixes; can open nothing else")
     parties = (
-        _Party("each device", method.device + (", and adds its own noise" if has_device_noise else "")),
+        _Party("each device", device),
         _Party("broker", "sees who sends, when and how much; can open nothing"),
         *([mixer] if is_mixed else []),
         _Party("coordinator", coordinator),

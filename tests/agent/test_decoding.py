@@ -255,6 +255,21 @@ def test_damaged_files_are_made_again(tmp_path: Path, damage: str) -> None:
     assert contents(board.look(at_once=True)) == expected(0, 1, 2)
 
 
+def test_the_size_of_an_index_tells_nothing_of_the_records(tmp_path: Path) -> None:
+    """On a full disk, a sentence about one record would decide whether those of a look count."""
+    sizes = set()
+    for number, (good, bad) in enumerate([(0, 0), (1, 0), (2, 1), (0, 20)]):
+        (tmp_path / str(number)).mkdir()
+        board = pictures(tmp_path / str(number), max_records=30)
+        folder_of(board.root, *named(*range(good)))
+        for place in range(bad):
+            write(board.root / "1" / ("\U0001f4f7" * 50 + f"{place}.png"), b"\x89PNG\r\n\x1a\n" + bytes(40))
+        rows = board.look(at_once=True)
+        assert (len(rows), len(rows.origin.left_out) > 0) == (good, bad > 0)
+        sizes.add((board.state / "records.index").stat().st_size)
+    assert len(sizes) == 1, sizes
+
+
 def test_a_row_that_the_disk_damaged_costs_itself_alone(tmp_path: Path) -> None:
     board = pictures(tmp_path)
     folder_of(board.root, *named(0, 1, 2))

@@ -56,7 +56,8 @@ def test_a_round_is_run_once_however_often_it_is_announced(device: Device) -> No
     assert len(digests) == RoundTask.of(plan).release.blocks
     rows = device.state.connection.execute("SELECT min(due_at), max(due_at) FROM fragments").fetchone()
     opens_at = arrived_at + plan.compute_slot_s
-    assert opens_at <= rows[0] < rows[1] <= opens_at + PERIOD_S + plan.jitter_window_s
+    # Slots begin on the grid, a quarter of a period after the decision did or later.
+    assert opens_at <= rows[0] < rows[1] <= opens_at + 1.25 * PERIOD_S + plan.jitter_window_s
     query = "SELECT body ->> 'charged_at' FROM entries WHERE kind = 'charge'"
     charged_at = device.state.connection.execute(query)
     assert charged_at.fetchone()[0] == "1970-01-01T01:23:20+00:00"

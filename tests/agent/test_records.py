@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import resource
 import shutil
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -419,3 +421,32 @@ def test_records_that_are_not_finite_are_told_to_the_owner(
     with caplog.at_level(logging.WARNING):
         opened(tmp_path / "x.npz", tmp_path / "state")
     assert "1 of 3 records contain NaN or infinity" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["npz", "csv"])
+def test_what_is_in_memory_does_not_depend_on_how_many_records_there_are(tmp_path: Path, kind: str) -> None:
+    """Of up to 4,000 records of 64 numbers: a megabyte, and 144 kB beside it."""
+    most, columns, held = 4_000, [f"c{number}" for number in range(64)], []
+    for count in (0, 1, 2_000, most):
+        folder = tmp_path / str(count)
+        folder.mkdir()
+        declared: dict[str, Any] = {"kind": kind, "classes": 2, "max_records": most}
+        if kind == "npz":
+            inputs, labels = np.ones((count, 64), np.float32), np.arange(count) % 2
+            np.savez_compressed(folder / "data.npz", inputs=inputs, labels=labels)
+            declared |= {"path": folder / "data.npz", "shape": [64], "dtype": "float32"}
+        else:
+            lines = [",".join([*["0.5"] * 64, str(row % 2)]) for row in range(count)]
+            (folder / "data.csv").write_text("\n".join([",".join([*columns, "label"]), *lines, ""]))
+            declared |= {"path": folder / "data.csv", "csv": {"features": columns}, "classes": ["0", "1"]}
+        data = DataSettings.model_validate({"name": "mine", **declared})
+        Records(data, folder)  # What an agent's start does.
+        gc.collect()
+        tracemalloc.start()
+        records = Records(data, folder, decoded=True)
+        gc.collect()
+        held.append(tracemalloc.get_traced_memory()[0])
+        tracemalloc.stop()
+        assert len(records.dataset) == count
+    assert held[0] > most * 36
+    assert max(held) - min(held) < 8 << 10, held

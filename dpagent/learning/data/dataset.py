@@ -369,6 +369,14 @@ class ArrayDataset(Dataset):
         return chosen
 
 
+def without_records(dataset: Dataset) -> Dataset:
+    """An empty set of the same form, which keeps nothing of the other."""
+    return ArrayDataset(
+        np.zeros((0, *dataset.shape), dataset.dtype), np.zeros(0, np.int64), dataset.classes,
+        dataset.class_names,
+    )  # fmt: skip
+
+
 def to_float32(inputs: NDArray[Any]) -> NDArray[np.float32]:
     """``inputs`` as a network takes them: uint8 divided by 255, float32 as it is.
 

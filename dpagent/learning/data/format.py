@@ -19,6 +19,7 @@ from dpagent.learning.data.classes import Classes, ClassTable
 from dpagent.learning.data.dataset import MAX_RECORDS, Dataset
 from dpagent.learning.data.inputs import Input, Say, Target
 from dpagent.learning.data.location import Location
+from dpagent.learning.data.stored import IN_MEMORY_BYTES
 from dpagent.wording import counted, named
 
 Half = Literal["train", "test"]
@@ -45,6 +46,9 @@ class Source:
         shape: of a record; None: not declared, or follows from the section of the format.
         dtype: of a record's values; None as for ``shape``.
         max_records: the largest number of records.
+        declared_records: on a board, the largest number of records that its owner declares. What is kept in
+            memory follows from it, and nothing is unpacked onto the disk, whose free space others may choose:
+            whether there is room would tell how many records there are. None: it follows from the files.
     """
 
     path: Path
@@ -53,6 +57,7 @@ class Source:
     shape: tuple[int, ...] | None = None
     dtype: DType | None = None
     max_records: int = MAX_RECORDS
+    declared_records: int | None = None
 
     @property
     def class_table(self) -> ClassTable:
@@ -64,6 +69,11 @@ class Source:
         if self.classes is None:
             raise DataError(f"{self.path} is opened without {named('classes')}; expected them declared.")
         return ClassTable(self.classes)
+
+    def keeps_in_memory(self, records: int, record_bytes: int) -> bool:
+        """Whether so many records are kept in memory, where their format can do that."""
+        number = records if self.declared_records is None else self.declared_records
+        return number * record_bytes <= IN_MEMORY_BYTES
 
     def require_room(self, records: int) -> None:
         """Refuse more records than there may be at the start, before any of them is read.
@@ -110,6 +120,8 @@ class Format(ABC, Generic[SectionT]):
     costs_alike: ClassVar[bool] = False
     """Whether each record takes as long to read as any other. If not, a board decodes the records ahead of
     rounds, so that the time of a round tells of no record."""
+    fits_memory: ClassVar[bool] = False
+    """Whether records are kept in memory where :meth:`Source.keeps_in_memory` allows it."""
     section: type[SectionT]
 
     @abstractmethod

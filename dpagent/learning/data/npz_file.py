@@ -30,6 +30,7 @@ from dpagent.learning.data.stored import RawFile, open_raw, require_readable, un
 from dpagent.wording import counted
 
 _LOCAL_HEADER: Final = struct.Struct("<4s22xHH")  # of a zip: signature, lengths of name and extra field
+_PIECE: Final = 1 << 20
 _LONGEST_HEADER: Final = 16_384
 _MOST_LIST_BYTES: Final = 1 << 16
 _MOST_NAMES_BYTES: Final = 16 << 20
@@ -55,6 +56,11 @@ class Member:
     def value_bytes(self) -> int:
         """Bytes of the values."""
         return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether its values stand in the file as they are, so that they can be read by number."""
+        return self.info.compress_type == zipfile.ZIP_STORED and not self.info.flag_bits & 1
 
 
 class NpzFile:
@@ -125,10 +131,14 @@ class NpzFile:
             )
         with self.archive.open(member.info) as stream:
             stream.read(member.header_bytes)
+            values, begins = bytearray(member.value_bytes), 0
+            # In pieces, so that they are not in memory twice.
+            while piece := stream.read(min(_PIECE, len(values) - begins)):
+                values[begins : begins + len(piece)] = piece
+                begins += len(piece)
             # One more than there should be, so that the end is reached and the checksum looked at.
-            values = bytearray(stream.read(member.value_bytes))
             excess = stream.read(1)
-        if len(values) != member.value_bytes or excess:
+        if begins != member.value_bytes or excess:
             raise DataError(f"{member.info.filename} is shorter or longer than it says. Copy the file again.")
         return np.frombuffer(values, member.dtype).reshape(member.shape)
 
@@ -174,7 +184,7 @@ class NpzFile:
     def raw(self, member: Member) -> RawFile:
         """The bytes of a member's values, to be read by number."""
         path = self.path
-        if member.info.compress_type != zipfile.ZIP_STORED or member.info.flag_bits & 1:
+        if not member.is_stored:
             with self.archive.open(member.info) as stream:
                 # One byte too many shows that there are more than the header says.
                 raw = unpack(stream, path, most=member.info.file_size + 1).part(member.header_bytes)

@@ -48,7 +48,7 @@ def open_dataset(settings: DatasetSettings) -> Dataset:
 def open_inferred(settings: DatasetSettings) -> tuple[Dataset, DatasetSettings]:
     """As :func:`open_dataset`, and the settings with which a board opens the same records."""
     declared, warnings = declare(settings)
-    dataset = open_declared(declared)
+    dataset = open_declared(declared, on_board=False)
     if not len(dataset):
         raise DataError(f"{settings.path} holds no record. {' '.join(dataset.origin.left_out[:3])}".rstrip())
     origin = dataset.origin
@@ -87,7 +87,7 @@ def declare(settings: DatasetSettings) -> tuple[DatasetSettings, tuple[str, ...]
     return settings.model_copy(update=changes), found.warnings
 
 
-def open_declared(settings: DatasetSettings) -> Dataset:
+def open_declared(settings: DatasetSettings, *, on_board: bool = True) -> Dataset:
     """The records that ``settings`` describe, which declare what gives them their meaning; maybe none.
 
     Whether they can be opened depends on the files' frame and on their number, settled here, and on nothing
@@ -95,6 +95,8 @@ def open_declared(settings: DatasetSettings) -> Dataset:
 
     Args:
         settings: with its path resolved.
+        on_board: whether what is kept in memory follows from ``max_records``, and nothing is unpacked onto
+            the disk.
 
     Raises:
         ConfigurationError: something is not declared; names the keys. Or as of :func:`open_dataset`.
@@ -102,6 +104,8 @@ def open_declared(settings: DatasetSettings) -> Dataset:
     """
     known = require_declared(settings)
     source = source_of(settings)
+    if on_board:
+        source = replace(source, declared_records=settings.max_records)
     require_readable(settings.path)
     with _reading_any(settings.path):
         dataset = known.open(source, section_of(settings, known))
@@ -121,7 +125,7 @@ def list_declared(settings: DatasetSettings, *, growing: bool) -> Dataset:
         ConfigurationError, DataError: as of :func:`open_declared`.
     """
     known = require_declared(settings)
-    source = source_of(settings)
+    source = replace(source_of(settings), declared_records=settings.max_records)
     if growing:
         source = replace(source, max_records=MAX_RECORDS)
     require_readable(settings.path)

@@ -1,7 +1,9 @@
-"""Checks of the records that engines are given: their form and their labels, before anything is computed."""
+"""Checks of the records that engines are given: their form and their labels, before anything is computed, and
+which of them are finite."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -9,6 +11,7 @@ from numpy.typing import NDArray
 
 from dpagent.errors import DataError
 from dpagent.learning.models.spec import ModelSpec
+from dpagent.learning.training.engine import NOBODY
 
 
 def require_inputs(spec: ModelSpec, inputs: NDArray[Any], views: int = 1) -> None:
@@ -22,13 +25,22 @@ def require_inputs(spec: ModelSpec, inputs: NDArray[Any], views: int = 1) -> Non
 
 
 def require_labels(spec: ModelSpec, labels: NDArray[Any], count: int) -> None:
-    """Raise :class:`DataError` unless ``labels`` are ``count`` classes of ``spec``, one for each input."""
+    """Raise :class:`DataError` unless ``labels`` are ``count`` classes of ``spec``, or nobody's, one for each
+    input."""
     if labels.shape != (count,) or labels.dtype.kind not in "iu":
         raise DataError(
             f"The labels are {labels.dtype} of shape {labels.shape}; expected whole numbers of shape"
             f" ({count},), one for each input."
         )
-    if count and (labels.min() < 0 or labels.max() >= spec.classes):
+    if count and (labels.min() < NOBODY or labels.max() >= spec.classes):
         raise DataError(
             f"The labels run from {labels.min()} to {labels.max()}; expected 0 to {spec.classes - 1}."
         )
+
+
+def are_finite(inputs: NDArray[Any]) -> NDArray[np.bool_]:
+    """Which of the records ``(n, …)`` hold finite numbers only, ``(n,)``; in no memory of their size."""
+    rows = inputs.reshape(len(inputs), math.prod(inputs.shape[1:]))
+    with np.errstate(invalid="ignore"):
+        finite: NDArray[np.bool_] = np.isfinite(rows.max(axis=1)) & np.isfinite(rows.min(axis=1))
+    return finite

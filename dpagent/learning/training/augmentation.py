@@ -58,14 +58,19 @@ class Augmentation:
         if self.flip and len(shape) != 3:
             raise ConfigurationError(f"flip mirrors images; the records have shape {shape}.")
 
-    def views_of(self, inputs: NDArray[Any]) -> NDArray[Any]:
+    def views_of(self, inputs: NDArray[Any], *, into: NDArray[Any] | None = None) -> NDArray[Any]:
         """Views of ``inputs`` (n, *shape): (n, views, *shape), of the same type.
+
+        Args:
+            inputs: the records.
+            into: an array for the views, which are its values then.
 
         >>> Augmentation(views=4, shift=2, flip=True).views_of(np.ones((3, 8, 8, 1), np.uint8)).shape
         (3, 4, 8, 8, 1)
         """
         count, shape = len(inputs), inputs.shape[1:]
-        views = np.zeros((count, self.views, *shape), inputs.dtype)
+        views = np.empty((count, self.views, *shape), inputs.dtype) if into is None else into
+        views[...] = 0
         draws = np.frombuffer(os.urandom(12 * count * self.views), "<u4").reshape(count, self.views, 3)
         # The bias of the remainder is below 2⁻²⁰, and of no importance here.
         shifts = (draws[..., : len(shape) - 1] % (2 * self.shift + 1)).astype(np.intp) - self.shift

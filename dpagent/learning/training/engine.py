@@ -47,7 +47,8 @@ Numerical Algorithms", 2nd ed., section 3.1).
 * *One record more.* The lot is taken in uniformly random order. Couple the orders of a lot and of the lot
   with one more record: put the new record at a uniformly random place and move the one that stood
   there to the end. Both orders are uniform, and only two microbatches differ: so the sums differ by one
-  contribution and the errors of two microbatches on either side, however large the lot is.
+  contribution and the errors of two microbatches on either side, however large the lot is. The row of a
+  record that cannot be read, or that is nobody's, stays blank: no other moves.
 * *Float64.* Adding up B microbatches of L records is off by at most B·2⁻⁵²·L·(1+η)·C, in either norm by the
   same argument; lots are limited to B·L ≤ 2³³ (:data:`MAX_LOT_MICROBATCHES`), which makes both sides together
   less than 2⁻¹⁷·C, half of it spare.
@@ -70,6 +71,9 @@ from dpagent.norm import Norm
 NORM_RUN: Final = 1024
 """No float32 sum of squares or magnitudes is longer: longer vectors are measured piece by piece, and the
 pieces added in float64."""
+
+NOBODY: Final = -1
+"""In place of a label: the row holds no record."""
 
 UNDERFLOW: Final = 2.0**-125
 """The most that a float32 square or magnitude and its addition lose to underflow: twice the least normal
@@ -125,8 +129,6 @@ class Engine(Protocol):
         inputs: NDArray[Any],
         labels: NDArray[np.int64],
         clip_norms: Sequence[float],
-        *,
-        blank: int = 0,
     ) -> ClippedSum:
         """Clip each record's gradient and add up.
 
@@ -134,11 +136,10 @@ class Engine(Protocol):
             weights: ``(d,)`` float32.
             inputs: ``(n, *input_shape)``, or ``(n, views, *input_shape)`` with several views;
                 float32, or uint8 in 0..255, which is divided by 255. n may be 0.
-            labels: ``(n,)`` integers in ``0..classes-1``.
+            labels: ``(n,)`` integers in ``0..classes-1``, or :data:`NOBODY`: such a row is computed like any
+                other, adds exact zeros, and counts nowhere.
             clip_norms: one for the whole gradient, or one for each layer with parameters, in the order of
                 ``spec.parameter_shapes``; each a bound on the engine's norm.
-            blank: rows of zeros that are computed after the records, add exact zeros, and count nowhere: the
-                work is that of so many records more.
 
         Raises:
             ParameterError: the weights or the clip norms do not fit the model.

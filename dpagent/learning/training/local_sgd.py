@@ -2,7 +2,7 @@
 
 For methods whose noise comes after training, on the weights or on their change. The work does not depend on
 the records: each step draws as many of them as the plan says, with replacement, however many there are; where
-there are none, it draws made-up ones, and comes to nothing. What comes out is private, and exact in nothing:
+there are none, its rows are blank, and it comes to nothing. What comes out is private, and exact in nothing:
 mechanisms that follow bound it themselves.
 """
 
@@ -74,13 +74,13 @@ class LocalSgd:
         from dpagent.learning.training.lots import sum_over_lot  # which the agent itself never loads
 
         generator, local = np.random.default_rng(), weights.copy()
-        source = filling.made_up if filling is not None and not len(dataset) else dataset
-        for _ in range(self.steps if len(source) else 0):
-            batch = generator.integers(len(source), size=self.batch, dtype=np.intp)
-            total = sum_over_lot(engine, local, source, batch, [self.largest_gradient], filling=filling).total
-            moved = self.moved(local, total)
-            if len(dataset):
-                local = moved
+        for _ in range(self.steps):
+            # Without records, the index 0 is nobody's.
+            batch = generator.integers(max(len(dataset), 1), size=self.batch, dtype=np.intp)
+            total = sum_over_lot(
+                engine, local, dataset, batch, [self.largest_gradient], filling=filling
+            ).total
+            local = self.moved(local, total)
         return local
 
     def moved(self, local: NDArray[np.float32], total: NDArray[np.float64]) -> NDArray[np.float32]:

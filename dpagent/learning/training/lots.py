@@ -3,11 +3,11 @@
 Records are read and computed a few microbatches at a time, so neither a lot nor a data set has to
 fit in memory.
 
-**The work of a lot can be that of a larger one** (:class:`Filling`), so that the time it takes does not tell
-its size. Engines compute records in blocks, of which a half empty one takes as long as a full one, and
-several blocks at a time. So blank rows take the places of the missing records in the very calls, and with
-them in the very blocks, that the largest lot has: a lot that is computed first and filled up afterwards takes
-a block more.
+**The work of a lot can be that of a larger one** (:class:`Filling`), so that neither the time nor the memory
+that it takes tells its size. Engines compute records in blocks, of which a half empty one takes as long as a
+full one, and several blocks at a time. So each row of each batch that the largest lot has is there in any
+lot, in the same place of the same memory (:class:`Room`): where it holds no record it is blank, and a made-up
+record is read in its stead.
 """
 
 from __future__ import annotations
@@ -15,22 +15,49 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpagent.errors import ConfigurationError, ParameterError, StorageError
-from dpagent.learning.training.engine import MAX_LOT_MICROBATCHES, ClippedSum, Engine
+from dpagent.learning.data.dataset import to_float32
+from dpagent.learning.training.engine import MAX_LOT_MICROBATCHES, NOBODY, ClippedSum, Engine
 
 if TYPE_CHECKING:
-    from dpagent.learning.data.dataset import Dataset
+    from dpagent.learning.data.dataset import Batch, Dataset
     from dpagent.learning.training.augmentation import Augmentation
 
 log = logging.getLogger(__name__)
 
 AT_ONCE: Final = 8
 """Microbatches read together: enough to share among threads, few enough to be small."""
+_READ_AT_ONCE: Final = 32
+"""Records that are asked for together: a batch is not in memory twice, as it was stored and as it is used."""
+
+
+class Room:
+    """Memory for a batch of records, taken once, in which all batches of a round take each other's place.
+
+    Args:
+        rows: records of a batch, at most.
+        shape: of a record, as the engine takes it.
+        augmentation: of whose views there is room as well.
+
+    Attributes:
+        inputs: (rows, *shape) float32.
+        views: (rows, views, *shape), or None.
+        labels: (rows,), of the classes or :data:`~dpagent.learning.training.engine.NOBODY`.
+    """
+
+    def __init__(self, rows: int, shape: Sequence[int], augmentation: Augmentation | None = None) -> None:
+        self.inputs = np.empty((rows, *shape), np.float32)
+        self.labels = np.empty(rows, np.int64)
+        views = None if augmentation is None else np.empty((rows, augmentation.views, *shape), np.float32)
+        self.views = views
+        for array in (self.inputs, self.labels, self.views):
+            if array is not None:
+                array[...] = 0  # Until it is written to, the system only promises it.
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +68,13 @@ class Filling:
         records: of the largest lot. Public.
         population: the most records that a data set may have, for all of which a lot is drawn. Public.
         made_up: is read in place of missing records; it has as many as are read together.
+        room: for a batch.
     """
 
     records: int
     population: int
     made_up: Dataset
+    room: Room
 
 
 def sum_over_lot(
@@ -59,19 +88,23 @@ def sum_over_lot(
 ) -> ClippedSum:
     """Σ of the clipped gradients of the records in ``lot``, in its order. Private.
 
-    A record that cannot be read is excluded, like one whose gradient is not finite. So is one with which the
-    engine fails: if it does, each record is tried alone, and the sum is that of a lot that never held those
-    which fail, so that a record can cost its own part and nothing else.
+    A record that cannot be read is excluded, like one whose gradient is not finite: its row stays blank. So
+    does the row of one with which the engine fails: if it does, each record is tried alone, so that a record
+    can cost its own part and nothing else.
 
     Args:
         engine: computes microbatches; with ``augmentation``, of as many views.
         weights: ``(d,)`` float32.
         dataset: the records that the lot is drawn from.
         lot: indices in uniformly random order, as the bound on the engine's error asks for
-            (:func:`dpagent.privacy.sampling.shuffled`); may be empty.
+            (:func:`dpagent.privacy.sampling.shuffled`); may be empty. From ``len(dataset)`` on, they are
+            nobody's.
         clip_norms: as :meth:`Engine.clipped_sum`.
         augmentation: how the views of a record differ.
-        filling: makes the work that of the largest lot, unless the engine fails.
+        filling: makes the work that of the largest lot.
+
+    Returns:
+        The sum, with the number of indices that add nothing to it as ``excluded``.
 
     Raises:
         ParameterError: the lot is larger than the bound on the engine's error allows.
@@ -87,14 +120,14 @@ def sum_over_lot(
     except (ConfigurationError, StorageError, MemoryError):
         raise  # Memory: to try again with less would take in small lots, and leave out large ones.
     except Exception as error:  # noqa: BLE001 - whatever it is, it costs the records at which it shows
-        fails = [
-            not _is_computed(engine, weights, dataset, lot[place : place + 1], clip_norms, augmentation)
-            for place in range(len(lot))
-        ]
-        # Only for the owner of the device: the number is private.
-        log.warning("an engine failed with %d of the %d records of a lot: %r", sum(fails), len(lot), error)
-        part = total_of(engine, weights, dataset, lot[~np.array(fails, np.bool_)], clip_norms, augmentation)
-        return part._replace(excluded=part.excluded + sum(fails))
+        rest, records = lot.copy(), np.flatnonzero(lot < len(dataset))
+        for place in records.tolist():
+            if not _is_computed(engine, weights, dataset, lot[place : place + 1], clip_norms, augmentation):
+                rest[place] = len(dataset)
+        failed = np.count_nonzero(rest != lot)
+        # Only for the owner of the device: the numbers are private.
+        log.warning("an engine failed with %d of the %d records of a lot: %r", failed, len(records), error)
+        return total_of(engine, weights, dataset, rest, clip_norms, augmentation, filling)
 
 
 def _is_computed(
@@ -124,45 +157,62 @@ def total_of(
     filling: Filling | None = None,
 ) -> ClippedSum:
     """As :func:`sum_over_lot`, but it raises whatever the engine raises."""
+    if filling is None:
+        room = Room(min(AT_ONCE * engine.microbatch, len(lot)), dataset.shape, augmentation)
+    else:
+        room = filling.room
     total = np.zeros(engine.spec.parameter_count)
     within = np.zeros(len(clip_norms), np.int64)
-    excluded = len(lot)
-    for inputs, labels, made_up in filled_batches(
-        dataset, lot, size=AT_ONCE * engine.microbatch, filling=filling
-    ):
-        excluded -= len(labels)
-        blank, beside = len(made_up), made_up
+    counted = 0
+    for inputs, labels in batches_of(dataset, lot, room, filling):
+        views = inputs
         if augmentation is not None:
-            beside = augmentation.views_of(made_up)  # Held, so that any lot takes as much memory.
-            inputs = augmentation.views_of(inputs)
-        part = engine.clipped_sum(weights, inputs, labels, clip_norms, blank=blank)
+            assert room.views is not None
+            views = augmentation.views_of(inputs, into=room.views[: len(inputs)])
+        part = engine.clipped_sum(weights, views, labels, clip_norms)
         total += part.total
         within += part.within
-        excluded += part.excluded
-        del beside
-    return ClippedSum(total, within, excluded)
+        counted += int(np.count_nonzero(labels != NOBODY)) - part.excluded
+    return ClippedSum(total, within, len(lot) - counted)
 
 
-def filled_batches(
-    dataset: Dataset, lot: NDArray[np.intp], *, size: int, filling: Filling | None
-) -> Iterator[tuple[NDArray[Any], NDArray[np.int64], NDArray[Any]]]:
-    """The readable records of a lot in batches of ``size``, as many batches as the largest lot has.
+def batches_of(
+    dataset: Dataset, lot: NDArray[np.intp], room: Room, filling: Filling | None = None
+) -> Iterator[Batch]:
+    """The records of a lot in batches that each fill the room, with a row for each index of the lot, and for
+    as many more as the largest lot has.
+
+    The row of an index that is no record's, or of a record that cannot be read, is blank: zeros, and nobody's
+    label.
 
     Returns:
-        Inputs and labels of the records, and the made-up inputs that were read to fill up the batch.
+        Inputs, float32, and labels. They are valid until the next ones.
     """
-    left = 0 if filling is None else filling.records
+    rows = len(lot) if filling is None else max(len(lot), filling.records)
+    for start in range(0, rows, max(len(room.labels), 1)):
+        count = min(len(room.labels), rows - start)
+        inputs, labels = room.inputs[:count], room.labels[:count]
+        for first in range(0, count, _READ_AT_ONCE):
+            part = slice(first, min(first + _READ_AT_ONCE, count))
+            indices = lot[start + part.start : start + part.stop]
+            _fill(inputs[part], labels[part], dataset, indices, filling)
+        yield inputs, labels
 
-    def made_up(records: int) -> NDArray[Any]:
-        nonlocal left
-        missing = max(0, min(size, left) - records)
-        left -= records + missing
-        if filling is None or not missing:
-            return np.zeros((0, *dataset.shape), dataset.dtype)
-        return filling.made_up.try_read(np.arange(missing))[0]
 
-    for inputs, labels in dataset.readable_batches(lot, size=size):
-        yield inputs, labels, made_up(len(labels))
-    nobody = np.zeros((0, *dataset.shape), dataset.dtype), np.zeros(0, np.int64)
-    while left > 0:
-        yield *nobody, made_up(0)
+def _fill(
+    inputs: NDArray[np.float32],
+    labels: NDArray[np.int64],
+    dataset: Dataset,
+    indices: NDArray[np.intp],
+    filling: Filling | None,
+) -> None:
+    """Read records into rows, of which there may be more than indices."""
+    places = np.flatnonzero(indices < len(dataset))
+    if filling is not None:
+        filling.made_up.try_read(np.arange(len(labels) - len(places)))
+    inputs[...], labels[...] = 0, NOBODY
+    records, problems = dataset.try_read(indices[places])
+    inputs[places] = to_float32(records).reshape(len(places), *inputs.shape[1:])
+    labels[places] = dataset.labels[indices[places]]
+    unreadable = places[list(problems)]
+    inputs[unreadable], labels[unreadable] = 0, NOBODY

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import wait
 from typing import Any, Final
 
 import numpy as np
@@ -31,10 +31,11 @@ from dpagent.errors import DataError, ParameterError, require_count, require_pos
 from dpagent.learning.models.layers import Convolution
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.onnx_session import RUNTIME_ERRORS, first_line
-from dpagent.learning.training.arguments import require_inputs, require_labels
-from dpagent.learning.training.engine import MAX_LOT_MICROBATCHES, MAX_MICROBATCH, ClippedSum
+from dpagent.learning.training.arguments import are_finite, require_inputs, require_labels
+from dpagent.learning.training.engine import MAX_LOT_MICROBATCHES, MAX_MICROBATCH, NOBODY, ClippedSum
 from dpagent.learning.training.onnx_graph.session import LoadedGraph, load_graph
 from dpagent.learning.training.onnx_graph.signature import LARGEST_SQUARE, Tensor, matrix_shape, sum_of
+from dpagent.learning.training.pool import started_pool
 from dpagent.norm import Norm
 
 # Bytes that a run's windows and gradients may take: with more, caches lose more than fixed costs gain.
@@ -90,7 +91,7 @@ class OnnxEngine:
             _Worker(spec, loaded, self._weights, self._clip_norms, self.rows, self.microbatch)
             for _ in range(threads)
         ]
-        self._pool = ThreadPoolExecutor(threads) if threads > 1 else None
+        self._pool = started_pool(threads)
 
     def clipped_sum(
         self,
@@ -98,8 +99,6 @@ class OnnxEngine:
         inputs: NDArray[Any],
         labels: NDArray[np.int64],
         clip_norms: Sequence[float],
-        *,
-        blank: int = 0,
     ) -> ClippedSum:
         """Clip each record's gradient and add up; see :meth:`Engine.clipped_sum`."""
         self.spec.require_weights(weights)
@@ -109,13 +108,12 @@ class OnnxEngine:
         self._check_length(len(labels))
         self._weights[:] = weights
         self._clip_norms[:] = clip_norms
-        rows = len(labels) + blank
-        starts = range(0, rows, self.microbatch)
+        starts = range(0, len(labels), self.microbatch)
         squares = np.full((len(labels), self.groups), np.inf)
 
         def add_up(number: int) -> NDArray[np.float64]:
             mine = starts[number :: len(self._workers)]
-            return self._workers[number].add_up(inputs, labels, mine, rows, squares)
+            return self._workers[number].add_up(inputs, labels, mine, squares)
 
         if self._pool is None:
             totals = [add_up(0)]
@@ -128,7 +126,7 @@ class OnnxEngine:
             total += share
         finite = (squares <= LARGEST_SQUARE).all(axis=1)
         within = np.count_nonzero(np.sqrt(squares[finite]) <= self._clip_norms, axis=0)
-        return ClippedSum(total, within, int(np.count_nonzero(~finite)))
+        return ClippedSum(total, within, int(np.count_nonzero(~finite & (labels != NOBODY))))
 
     def is_batch_invariant(self, seed: int = 0) -> bool:
         """Whether this machine computes a record alike at every place and beside any other.
@@ -196,10 +194,9 @@ class _Worker:
         inputs: NDArray[Any],
         labels: NDArray[np.int64],
         starts: range,
-        number: int,
         squares: NDArray[np.float64],
     ) -> NDArray[np.float64]:
-        """The clipped sum over the microbatches that begin at ``starts``, of ``number`` rows in all.
+        """The clipped sum over the microbatches that begin at ``starts``.
 
         The squared norms are written to ``squares``, ``(n, groups)``, except for records that are
         not finite.
@@ -207,13 +204,13 @@ class _Worker:
         total = np.zeros(self._sum.shape, np.float64)
         for start in starts:
             self._sum[:] = 0
-            end = min(start + self._microbatch, number)
+            end = min(start + self._microbatch, len(labels))
             for first in range(start, end, len(self.labels)):
                 rows = slice(first, min(first + len(self.labels), end))
                 self._load(inputs[rows], labels[rows])
                 self._run()
                 self._sum += self._run_sum
-                used = slice(len(labels[rows]))  # The others are blank.
+                used = slice(len(labels[rows]))
                 np.copyto(squares[rows], self.squared_norms[used], where=self.present[used, np.newaxis])
             total += self._sum
         return total
@@ -235,17 +232,16 @@ class _Worker:
 
     def _load(self, inputs: NDArray[Any], labels: NDArray[np.int64]) -> None:
         count = len(labels)
-        target = self.inputs[:count]
+        target, present = self.inputs[:count], self.present[:count]
+        np.not_equal(labels, NOBODY, out=present)
         if inputs.dtype == np.uint8:
             np.divide(inputs, np.float32(255), out=target)
-            self.present[:count] = True
         else:
             # The runtime's maxima may lose a NaN on its way, so records are looked at here.
-            axes = tuple(range(1, inputs.ndim))
-            np.isfinite(inputs).all(axis=axes, out=self.present[:count])
+            present &= are_finite(inputs)
             np.copyto(target, inputs)
-            target[~self.present[:count]] = 0
-        self.labels[:count] = labels
+        target[~present] = 0
+        np.maximum(labels, 0, out=self.labels[:count], casting="same_kind")
         self.inputs[count:], self.labels[count:], self.present[count:] = 0, 0, False
 
     def _run(self) -> None:

@@ -152,7 +152,7 @@ class TruncatedLaplace(LaplaceNoise, PlannedMechanism):
 
         Raises:
             ParameterError: a value is out of its range.
-            PlanError: no ε up to ``max_epsilon`` meets the cap; says which cap would do.
+            PlanError: no ε up to ``max_epsilon`` meets the cap; says which cap or ε would do.
         """
         require_positive("cap", cap)
         grid = _grid(clip_norm, dimension, resolution)
@@ -163,11 +163,12 @@ class TruncatedLaplace(LaplaceNoise, PlannedMechanism):
         except PlanError as error:
             highest = _highest_epsilon(max_epsilon, sensitivity)
             needed = least_bound(highest, delta, sensitivity) * grid.granularity
+            enough = _enough_epsilon(bound, delta, sensitivity)
             raise PlanError(
                 f"A noise cap of {cap:g} cannot be met: the L1 sensitivity is "
                 f"{sensitivity * grid.granularity:g}, and with epsilon up to {highest:g} at "
-                f"delta {delta:g} noise has to reach {_rounded_up(needed):g}. Raise the cap to that, or "
-                "lower the clip norm."
+                f"delta {delta:g} noise has to reach {_rounded_up(needed):g}. Raise the cap to that, "
+                f"{f'let it be {enough:.3g}, before sampling, ' if enough else ''}or lower the clip norm."
             ) from error
         noise, own = multiplier_for(epsilon), (steps, resolution, accumulation_slack)
         return cls(clip_norm, noise, sampling_rate, dimension, *own, bound_units=bound)
@@ -295,6 +296,14 @@ def least_epsilon(bound: int, delta: float, sensitivity: int, *, max_epsilon: fl
             break
         low, high = (low, middle) if is_met(middle) else (middle, high)
     return high
+
+
+def _enough_epsilon(bound: int, delta: float, sensitivity: int) -> float | None:
+    """The least ε at which noise of at most A costs no more than ``delta``; None if there is none."""
+    try:
+        return least_epsilon(bound, delta, sensitivity)
+    except PlanError:
+        return None
 
 
 def _grid(clip_norm: float, dimension: int, resolution: int | None) -> Grid:

@@ -103,14 +103,17 @@ KINDS: list[tuple[Callable[[Path], tuple[Dataset, list[int]]], ModelSpec]] = [
 def test_the_sum_over_a_lot_is_that_of_the_records_that_can_be_read(
     tmp_path: Path, make: Callable[[Path], tuple[Dataset, list[int]]], model: ModelSpec
 ) -> None:
-    """To the last bit: the microbatches are those of the lot without them."""
+    """To the last bit: the microbatches are those of the lot with nobody in their places."""
     data, bad = make(tmp_path)
     engine, weights = NumpyEngine(model, microbatch=2, products="stacked"), model.initial_weights(0)
     lot = np.random.default_rng(5).permutation(len(data))
     rest = lot[~np.isin(lot, bad)]
     alone = Subset(data, rest)
     inputs, labels = alone.batch(np.arange(len(rest)))
-    expected = sum_over_lot(engine, weights, ArrayDataset(inputs, labels, 10), np.arange(len(rest)), [0.5])
+    places = np.full(len(lot), len(rest))
+    places[~np.isin(lot, bad)] = np.arange(len(rest))
+    expected = sum_over_lot(engine, weights, ArrayDataset(inputs, labels, 10), places, [0.5])
+    assert expected.excluded == len(bad)
     for each in (
         data,
         Unfailing(data, lambda _: None),

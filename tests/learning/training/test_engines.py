@@ -25,7 +25,7 @@ from dpagent.learning.models.layers import (
     Tanh,
 )
 from dpagent.learning.models.spec import ModelSpec
-from dpagent.learning.training.engine import accumulation_slack
+from dpagent.learning.training.engine import NOBODY, accumulation_slack
 
 pytestmark = pytest.mark.parametrize("name", ENGINES)
 
@@ -97,16 +97,20 @@ def test_lots_are_clipped_and_added_up(name: str, spec: ModelSpec, count: int) -
 
 
 @pytest.mark.parametrize("spec", [*SPECS[:7], built_in("digits")], ids=ident)
-@pytest.mark.parametrize(("count", "blank"), [(0, 1), (0, 9), (3, 1), (3, 6), (5, 0)])
-def test_blank_rows_add_nothing_whatever_the_weights_are(
-    name: str, spec: ModelSpec, count: int, blank: int
+@pytest.mark.parametrize(("count", "nobodies"), [(0, 1), (0, 9), (3, 1), (3, 6)])
+@pytest.mark.parametrize("value", [0.0, 1.0, np.nan])
+def test_rows_of_nobody_add_nothing_whatever_they_hold_and_the_weights_are(
+    name: str, spec: ModelSpec, count: int, nobodies: int, value: float
 ) -> None:
     weights, inputs, labels = records(spec, count)
+    places = np.random.default_rng(count).permutation(count + nobodies)
+    rows = np.concatenate([inputs, np.full((nobodies, *inputs.shape[1:]), value, inputs.dtype)])[places]
+    owners = np.concatenate([labels, np.full(nobodies, NOBODY)])[places]
     for scale in (1.0, np.inf):
         with np.errstate(invalid="ignore"):
             scaled = (weights * np.float32(scale)).astype(np.float32)
         alone = engine_of(name, spec).clipped_sum(scaled, inputs, labels, [0.5])
-        found = engine_of(name, spec).clipped_sum(scaled, inputs, labels, [0.5], blank=blank)
+        found = engine_of(name, spec).clipped_sum(scaled, rows, owners, [0.5])
         close(found.total, alone.total, 1e-6)
         assert (found.within.tolist(), found.excluded) == (alone.within.tolist(), alone.excluded)
         if not count:
@@ -326,7 +330,7 @@ def test_what_does_not_fit_is_named_before_anything_is_computed(name: str) -> No
     refuse(DataError, r"shape \(4, 8, 8\)", inputs=inputs[..., 0])
     refuse(DataError, "int32", inputs=inputs.astype(np.int32))
     refuse(DataError, r"shape \(3,\)", labels=labels[:3])
-    refuse(DataError, "-1", labels=np.array([-1, 0, 0, 0]))
+    refuse(DataError, "-2", labels=np.array([-2, 0, 0, 0]))
     refuse(DataError, "10", labels=np.array([10, 0, 0, 0]))
     refuse(ParameterError, "clip norm", clip_norms=[1.0, 1.0])
     for norm in (0.0, -1.0, np.nan, np.inf):

@@ -9,7 +9,7 @@ import pytest
 from fleets import DIGITS, records
 
 from dpagent.learning.training.engine import ClippedSum
-from dpagent.learning.training.lots import Filling, sum_over_lot
+from dpagent.learning.training.lots import Filling, Room, sum_over_lot
 from dpagent.learning.training.numpy_engine.engine import NumpyEngine
 
 MOST = 8
@@ -19,16 +19,16 @@ MOST = 8
 class Cramped(NumpyEngine):
     """An engine on a board with memory for a few rows."""
 
-    def clipped_sum(self, weights: Any, inputs: Any, *rest: Any, blank: int = 0) -> ClippedSum:
-        if len(inputs) + blank > MOST:
+    def clipped_sum(self, weights: Any, inputs: Any, *rest: Any) -> ClippedSum:
+        if len(inputs) > MOST:
             raise MemoryError
-        return super().clipped_sum(weights, inputs, *rest, blank=blank)
+        return super().clipped_sum(weights, inputs, *rest)
 
 
 @pytest.mark.parametrize("size", [0, 1, MOST, MOST + 1])
 def test_lack_of_memory_leaves_no_record_out(size: int) -> None:
-    """Whatever the lot: a small one, tried again without its filling, would fit."""
+    """Whatever the lot."""
     engine, data = Cramped(DIGITS, microbatch=2), records(20)
-    filling = Filling(MOST + 1, 20, records(16))
+    filling = Filling(MOST + 1, 20, records(16), Room(16, DIGITS.input_shape))
     with pytest.raises(MemoryError):
         sum_over_lot(engine, DIGITS.initial_weights(0), data, np.arange(size), [1.0], filling=filling)

@@ -23,7 +23,6 @@ from dpagent.learning.data.dataset import ArrayDataset, Dataset, Origin
 from dpagent.learning.data.format import Format, Half, Inferred, NoSettings, Source
 from dpagent.learning.data.location import Location
 from dpagent.learning.data.stored import (
-    IN_MEMORY_BYTES,
     StoredArray,
     StoredDataset,
     input_dtype,
@@ -99,11 +98,22 @@ class IdxFormat(Format[NoSettings]):
 
 
 def _files(source: Source) -> tuple[StoredArray, StoredArray]:
-    """Records and labels, as many of each, and no more than there may be."""
+    """Records and labels, as many of each, and no more than there may be.
+
+    Raises:
+        DataError: they are damaged, are too many, or are compressed on a board.
+    """
     path, half, most = source.path, source.half, source.max_records
-    labels = _open(_find(path, half, "labels"), _LABEL_TYPES, (1,), most * 4)
+    files = _find(path, half, "labels"), _find(path, half, "images")
+    if source.declared_records is not None:
+        for file in files:
+            if file.suffix == ".gz":
+                raise DataError(
+                    f"{file} is compressed; a board reads IDX files by number. Unpack it: gunzip {file}"
+                )
+    labels = _open(files[0], _LABEL_TYPES, (1,), most * 4)
     values = None if source.shape is None else most * math.prod(source.shape) * 8
-    inputs = _open(_find(path, half, "images"), _TYPES, (2, 3, 4), values)
+    inputs = _open(files[1], _TYPES, (2, 3, 4), values)
     if inputs.shape[0] != labels.shape[0]:
         raise DataError(
             f"{inputs.file.path} holds {counted(inputs.shape[0], 'record')} and {labels.file.path} "
@@ -129,7 +139,7 @@ def _dataset(inputs: StoredArray, numbers: StoredArray, source: Source) -> Datas
 
     try:
         packed = inputs.file.path.suffix == ".gz"
-        if packed and math.prod(inputs.shape) * dtype.itemsize <= IN_MEMORY_BYTES:
+        if packed and source.keeps_in_memory(inputs.shape[0], math.prod(shape) * dtype.itemsize):
             values = convert(inputs.read_all() if places is None else inputs.read(places))
             return ArrayDataset(values, used, table.count, table.names, origin=origin)
         return StoredDataset(

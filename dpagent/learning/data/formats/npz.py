@@ -38,6 +38,7 @@ class NpzFormat(Format[NoSettings]):
 
     kind, title, example, section = "npz", "an NPZ file", "NEW.npz", NoSettings
     costs_alike = True
+    fits_memory = True
 
     def recognises(self, location: Location) -> bool:
         """As of :class:`Format`."""
@@ -109,7 +110,8 @@ def records_in(path: Path) -> int:
 
 
 def save_npz(path: str | Path, dataset: Dataset) -> None:
-    """Write ``dataset`` as a compressed NPZ that :func:`open_npz` reads back, a piece at a time.
+    """Write ``dataset`` as an NPZ that :func:`open_npz` reads back, a piece at a time. It is not compressed,
+    so that it can be read by number.
 
     Raises:
         StorageError: the file cannot be written.
@@ -128,7 +130,7 @@ def save_npz(path: str | Path, dataset: Dataset) -> None:
     if dataset.class_names:
         small["class_names"] = np.array(dataset.class_names)
     try:
-        with path.open("wb") as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        with path.open("wb") as file, zipfile.ZipFile(file, "w") as archive:
             with archive.open("inputs.npy", "w", force_zip64=True) as member:
                 shape = (len(dataset), *dataset.shape)
                 header = {"descr": npy.dtype_to_descr(dataset.dtype), "fortran_order": False, "shape": shape}
@@ -160,10 +162,17 @@ def _dataset(file: NpzFile, source: Source) -> Dataset:
     places, left_out = within(labels, table.count)
     used = (labels if places is None else labels[places]).astype(np.int64)
     origin = Origin("npz", f"{path}, NPZ", left_out)
-    if math.prod(inputs.shape) * input_dtype(inputs.dtype).itemsize <= IN_MEMORY_BYTES:
+    record_bytes = math.prod(inputs.shape[1:]) * input_dtype(inputs.dtype).itemsize
+    if source.keeps_in_memory(inputs.shape[0], record_bytes):
         values = to_inputs(file.values(inputs, IN_MEMORY_BYTES * 4))
         values = values if places is None else values[places]
         return ArrayDataset(values, used, table.count, table.names, origin=origin)
+    if source.declared_records is not None and not inputs.is_stored:
+        raise DataError(
+            f"{path} is compressed, and {counted(source.declared_records, 'record')} (data.max_records) take"
+            f" {source.declared_records * record_bytes >> 20:,} MiB; a board unpacks at most"
+            f" {IN_MEMORY_BYTES >> 20}. Write the file with numpy.savez, or lower data.max_records."
+        )
     stored = StoredArray(file.raw(inputs), inputs.dtype, inputs.shape)
     return StoredDataset(
         [stored], to_inputs, used, table.count, places=places, shape=inputs.shape[1:],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import wait
 from itertools import cycle
 from typing import Any, Literal
 
@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 from dpagent.errors import DataError, ParameterError, require_count, require_positive
 from dpagent.learning.models.layers import Dense
 from dpagent.learning.models.spec import ModelSpec
-from dpagent.learning.training.arguments import require_inputs, require_labels
-from dpagent.learning.training.engine import MAX_MICROBATCH, ClippedSum
+from dpagent.learning.training.arguments import are_finite, require_inputs, require_labels
+from dpagent.learning.training.engine import MAX_MICROBATCH, NOBODY, ClippedSum
 from dpagent.learning.training.numpy_engine.network import Network
 from dpagent.learning.training.numpy_engine.workspaces import Floats
+from dpagent.learning.training.pool import started_pool
 from dpagent.norm import Norm
 
 # Floats of activations and gradients of the records computed at a time: 8 MiB, of which each moment's part
@@ -90,7 +91,7 @@ class NumpyEngine:
             for network in self._networks[1:]:
                 for name, choice in network.choices.items():
                     choice.form = self.forms[name]
-        self._pool = ThreadPoolExecutor(threads) if threads > 1 else None
+        self._pool = started_pool(threads)
 
     @property
     def forms(self) -> dict[str, str]:
@@ -103,16 +104,13 @@ class NumpyEngine:
         inputs: NDArray[Any],
         labels: NDArray[np.int64],
         clip_norms: Sequence[float],
-        *,
-        blank: int = 0,
     ) -> ClippedSum:
         """Clip each record's gradient and add up; see :meth:`Engine.clipped_sum`."""
         self._head.require_weights(weights)
         require_inputs(self._head, inputs, self.views)
         require_labels(self._head, labels, len(inputs))
         norms = self._checked_norms(clip_norms)
-        rows = len(inputs) + blank
-        batches = -(-rows // self.microbatch)
+        batches = -(-len(inputs) // self.microbatch)
         images = inputs.reshape((len(inputs), self.views, *self._head.input_shape))
         flat = np.ascontiguousarray(weights)
 
@@ -122,8 +120,7 @@ class NumpyEngine:
             within, excluded = np.zeros(len(norms), np.int64), 0
             for batch in range(worker, batches, len(self._networks)):
                 part = slice(batch * self.microbatch, (batch + 1) * self.microbatch)
-                size = min(self.microbatch, rows - part.start)
-                found = _add_microbatch(network, images[part], labels[part], norms, size)
+                found = _add_microbatch(network, images[part], labels[part], norms)
                 within += found[0]
                 excluded += found[1]
             return ClippedSum(network.total(), within, excluded)
@@ -225,16 +222,12 @@ def _add_microbatch(
     images: NDArray[Any],
     labels: NDArray[Any],
     clip_norms: NDArray[np.float64],
-    rows: int,
 ) -> tuple[NDArray[np.int64], int]:
-    """Add a microbatch's clipped gradients to the network's; how many were within the norms, and excluded.
-
-    Of ``rows``, those beyond the records are blank.
-    """
+    """Add a microbatch's clipped gradients to the network's; how many were within the norms, and excluded."""
     within, excluded = np.zeros(len(clip_norms), np.int64), 0
     # A record may hold anything: its norm decides whether its gradient counts.
     with np.errstate(all="ignore"):
-        for start in range(0, rows, network.records):
+        for start in range(0, len(images), network.records):
             part = slice(start, start + network.records)
             network.forward(images[part])
             network.backward(labels[part])
@@ -247,19 +240,20 @@ def _add_microbatch(
             count = len(images[part])
             if images.dtype != np.uint8:
                 # A value that no window reads does not show in a gradient, and a maximum may lose a NaN.
-                axes = tuple(range(1, images.ndim))
-                usable[:count] &= np.isfinite(images[part]).all(axis=axes)
+                usable[:count] &= are_finite(images[part])
+            present = np.zeros(len(usable), np.bool_)
+            np.not_equal(labels[part], NOBODY, out=present[:count])
             factors = np.minimum(clip_norms[:, np.newaxis] / norms, 1).astype(np.float32)
-            factors[:, count:] = 0
+            factors[:, ~present] = 0
             unusable = _NOBODY
             if not usable.all():
                 unusable = np.flatnonzero(~usable)
                 factors[:, unusable] = 0
             for stage, layer in zip(network.trained, cycle(factors)):
                 stage.add_clipped(layer, unusable)
-            fitting = (norms[:, :count] <= clip_norms[:, np.newaxis]) & usable[:count]
+            fitting = (norms <= clip_norms[:, np.newaxis]) & usable & present
             within += np.add.reduce(fitting, axis=1)
-            excluded += int(np.count_nonzero(unusable < count))
+            excluded += int(np.count_nonzero(present & ~usable))
         for stage in network.trained:
             stage.finish()
     return within, excluded

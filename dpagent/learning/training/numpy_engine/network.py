@@ -111,8 +111,9 @@ class Network:
             stage.forward()
 
     def backward(self, labels: NDArray[np.int64]) -> None:
-        """Compute the gradient of each record of the last ``forward``, for its labels ``(n,)``."""
-        self._labels[: len(labels)] = labels
+        """Compute the gradient of each record of the last ``forward``, for its labels ``(n,)``; that of a row
+        without one, for any."""
+        np.maximum(labels, 0, out=self._labels[: len(labels)])
         self.loss.backward(self._labels)
         for stage in reversed(self._stages):
             stage.backward()

@@ -14,9 +14,12 @@ import pytest
 from formats import open_as
 
 from dpagent.errors import DataError, StorageError
+from dpagent.learning.data import format as format_module
 from dpagent.learning.data.dataset import ArrayDataset, Dataset
-from dpagent.learning.data.formats import idx, npz
+from dpagent.learning.data.formats import npz
 from dpagent.learning.data.formats.npz import open_npz, save_npz
+from dpagent.learning.data.opening import open_dataset, open_declared
+from dpagent.learning.data.settings import DatasetSettings
 from dpagent.learning.fitting import check_fits
 from dpagent.learning.models.built_ins import built_in
 
@@ -54,7 +57,7 @@ def same(one: Dataset, other: Dataset) -> bool:
 def memory(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Both ways in which records are kept, whatever their size."""
     limit = 1 << 30 if request.param == "in memory" else 0
-    for module in (npz, idx):
+    for module in (format_module, npz):
         monkeypatch.setattr(module, "IN_MEMORY_BYTES", limit)
     return str(request.param)
 
@@ -223,3 +226,30 @@ def test_mnist_is_what_its_checksums_say(split: Any, count: int) -> None:
     labels = struct.pack(">II", 0x801, count) + data.labels.astype(np.uint8).tobytes()
     assert hashlib.md5(pixels, usedforsecurity=False).hexdigest() == MNIST_MD5[split, "images"]
     assert hashlib.md5(labels, usedforsecurity=False).hexdigest() == MNIST_MD5[split, "labels"]
+
+
+def test_a_board_unpacks_nothing_onto_its_disk(tmp_path: Path) -> None:
+    """Whether there is room would tell how many records there are. It is settled at the start, by what is
+    declared: not by how many there are."""
+    plain, packed = tmp_path / "plain.npz", tmp_path / "packed.npz"
+    arrays = {"inputs": np.ones((3, 1024), np.float32), "labels": np.arange(3)}
+    np.savez(plain, **arrays)
+    np.savez_compressed(packed, **arrays)
+    declared = {"kind": "npz", "classes": 3, "shape": [1024], "dtype": "float32"}
+
+    def on_board(path: Path, most: int) -> Dataset:
+        return open_declared(DatasetSettings.model_validate({"path": path, "max_records": most} | declared))
+
+    kept = 8_192  # 4 KiB each
+    for path, most in ((plain, kept), (packed, kept), (plain, kept + 1)):
+        assert np.array_equal(all_of(on_board(path, most)), arrays["inputs"])
+    with pytest.raises(DataError, match=r"packed\.npz is compressed, and 8,193 records .*savez"):
+        on_board(packed, kept + 1)
+
+    images = tmp_path / "train-images-idx3-ubyte.gz"
+    images.write_bytes(gzip.compress(struct.pack(">IIII", 0x803, 1, 2, 2) + bytes(4)))
+    (tmp_path / "train-labels-idx1-ubyte").write_bytes(struct.pack(">II", 0x801, 1) + bytes(1))
+    folder = {"path": tmp_path, "kind": "idx", "classes": 2, "shape": [2, 2, 1], "dtype": "uint8"}
+    with pytest.raises(DataError, match=f"gunzip {images}"):
+        open_declared(DatasetSettings.model_validate(folder | {"max_records": 1}))
+    assert len(open_dataset(DatasetSettings.model_validate({"path": tmp_path}))) == 1
