@@ -175,5 +175,5 @@ def test_the_grid_is_the_finest_on_which_the_noise_can_be_drawn(noise: float) ->
     """For a sensitivity of two clip norms, not one."""
     resolution = int(DeviceGaussian.chosen_parameters([noise])["resolution"])
     DeviceGaussian(1.0, noise, 1.0, 650, resolution=resolution)
-    with pytest.raises(ParameterError, match="noise can be drawn for|resolution is"):
+    with pytest.raises(ParameterError, match=r"noise can be drawn for|resolution is"):
         DeviceGaussian(1.0, noise, 1.0, 650, resolution=4 * resolution)
