@@ -19,7 +19,7 @@ from coordinator.report_planning import (
     report_wire,
 )
 from coordinator.settings import FleetSettings
-from coordinator.store import DeviceBudget, Job, OpenRound
+from coordinator.store import Job, NoiseOfDevices, OpenRound
 from coordinator.sum_planning import SumPlanning
 from coordinator.update_planning import (
     fragments_for_update,
@@ -61,7 +61,7 @@ from dpagent.wording import counted
 
 def job_noise(
     settings: FleetSettings, spec: ModelSpec
-) -> tuple[JobNoise | TwoPointRounds, tuple[float, ...], DeviceBudget | None]:
+) -> tuple[JobNoise | TwoPointRounds, tuple[float, ...], NoiseOfDevices | None]:
     """The noise that spends the target over the rounds, and the ε that each round brings it to; and the same
     of noise that devices add besides, if they do.
 

@@ -31,7 +31,7 @@ BLOCK_FULL: Final = "block full"
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceBudget:
+class NoiseOfDevices:
     """Noise that devices add to their updates besides the coordinator's, and the ε without trust that each
     round brings it to."""
 
@@ -47,7 +47,7 @@ class Job:
     terms: dict[str, object]
     noise: JobNoise | TwoPointRounds
     epsilon_by_round: tuple[float, ...]
-    device: DeviceBudget | None = None
+    device: NoiseOfDevices | None = None
 
     @property
     def delta(self) -> float:
@@ -121,7 +121,7 @@ def _job_in(connection: sqlite3.Connection) -> Job | None:
     device = None
     if own is not None:
         added = JobNoise.announced(own["mechanism"], own["noise_multipliers"], own["parameters"])
-        device = DeviceBudget(added, tuple(own["epsilon_by_round"]))
+        device = NoiseOfDevices(added, tuple(own["epsilon_by_round"]))
     return Job(row["id"], json.loads(row["terms"]), noise, tuple(budget["epsilon_by_round"]), device)
 
 

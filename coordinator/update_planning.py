@@ -6,7 +6,8 @@ import math
 from typing import Final
 
 from coordinator.settings import FleetSettings
-from coordinator.store import DeviceBudget
+from coordinator.store import NoiseOfDevices
+from dpagent.errors import PlanError
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.norm import Norm
 from dpagent.privacy.accounting.gaussian_loss import MIN_SIGMA_UNITS
@@ -27,11 +28,13 @@ _SLACK: Final = 1 / 128
 """Most that rounding adds to the sensitivity, relative to the clip norm, where the finest grid allows it.
 Each halving costs a bit a value."""
 _LEAST: Final = 256
+_EXACT: Final = 2**53
+"""The coordinator adds noise to sums of up to so many units."""
 
 
 def update_noise(
     settings: FleetSettings, spec: ModelSpec, mechanism: type[CentralMechanism]
-) -> tuple[JobNoise, tuple[float, ...], DeviceBudget | None]:
+) -> tuple[JobNoise, tuple[float, ...], NoiseOfDevices | None]:
     """The noise that spends the target over the rounds, the ε that each round brings it to, and the same of
     noise of devices, if there is any. Both are on one grid.
 
@@ -56,7 +59,7 @@ def update_noise(
     device = None
     if of_devices is not None:
         added = JobNoise(own, of_devices.noise_multipliers, grid)
-        device = DeviceBudget(added, of_devices.epsilon_by_round)
+        device = NoiseOfDevices(added, of_devices.epsilon_by_round)
     return JobNoise(mechanism, budget.noise_multipliers, grid), budget.epsilon_by_round, device
 
 
@@ -116,10 +119,17 @@ def update_terms(
 
     Raises:
         ParameterError: The noise is out of range.
+        PlanError: Sums of such updates could not be exact.
     """
     clipping = update_clipping(settings, spec, clip_norm)
     query = query_of_update(clipping)
     mechanism, largest = noise.at(number, query), _largest(noise, own, number, query)
+    if settings.devices * largest > _EXACT:
+        raise PlanError(
+            f"Values of an update have up to {largest:,} units, and their sum over "
+            f"{settings.devices:,} devices could have more than {_EXACT:,}; expected fewer devices, or less "
+            "noise of each."
+        )
     terms = UpdateTerms(
         kind="update",
         mechanism=_announced(noise),

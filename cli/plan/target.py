@@ -117,9 +117,9 @@ class PlanTarget:
     @property
     def device_mechanism(self) -> type[DeviceNoise] | None:
         """What each device adds to its own update besides, if anything."""
-        if self.device_noise is None or (norm := self.mechanism.norm) is None:
+        if self.device_noise is None or not self.sums_updates:
             return None
-        return DEVICE_NOISE[norm]
+        return DEVICE_NOISE[self.mechanism.norm]
 
     @property
     def expected_lot(self) -> float:

@@ -118,6 +118,17 @@ def test_noise_of_devices_spends_a_target_of_its_own(noise: str, schedule: str) 
     assert planner.fragments_needed() <= settings.fragments_per_update
 
 
+def test_noise_whose_sum_could_not_be_exact_is_refused() -> None:
+    """A million hostile devices may all send the largest value."""
+    privacy = {"noise": "laplace", "epsilon": 1.0, "device_noise": {"epsilon": 0.02}}
+    settings = settings_of(privacy=privacy, rounds=100)
+    job, spec = new_job(settings), settings.model.spec()
+    Planner(settings, spec, job, bytes(32)).require_acceptable()
+    many = settings.model_copy(update={"devices": 1_000_000})
+    with pytest.raises(PlanError, match="1,000,000 devices"):
+        Planner(many, spec, job, bytes(32)).require_acceptable()
+
+
 def test_rounding_adds_little_to_the_sensitivity() -> None:
     for norm in Norm:
         for dimension in (10, 650, 26_010, 550_000):
