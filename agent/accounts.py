@@ -11,6 +11,10 @@ schedule follow, the device sends a subset of what all of them would have sent. 
 sequence: a charge for a newer job ends the older one, because the
 theorem covers mechanisms in sequence, not interactive mechanisms with interleaved rounds.
 
+A job is its id and its schedule. A round that has a guarantee without trust and another one with it is
+charged in the account of each (:mod:`agent.columns`): two charges of one job, of which neither ends the
+other. A job of another schedule does, whatever id it goes by.
+
 Under a ``bounded`` noise cap, the rounds of a job depend on the weights before them, which the coordinator
 chooses. Such a job reserves a stated ε, its account is one of basic composition, and a round is charged only
 while the sum stays within the reservation: that is the same filter, inside the job.
@@ -68,7 +72,7 @@ class JobAccounts:
         self._jobs: dict[str, dict[str, JobAccount]] = {}
         self._written_off: dict[str, Budget] = {}
         self._running: dict[str, tuple[str, str]] = {}
-        """Account and job of the last charge, by data set."""
+        """Id and schedule of the job that was charged last, in whichever account, by data set."""
         self._spent: dict[str, float] = {}
 
     def job(self, dataset: str, job: str) -> JobAccount | None:
@@ -88,15 +92,25 @@ class JobAccounts:
         """Whether a job of an account may go on: it is that of the last charge, and no write-off ended it.
 
         The last one of all accounts of the data set: the jobs of one may not go on between those of another,
-        under the same name either.
+        under the same id either.
         """
-        return self._running.get(dataset_of(dataset)) == (dataset, job)
+        account = self.job(dataset, job)
+        return account is not None and self._running.get(dataset_of(dataset)) == (job, account.schedule)
 
     def running_job(self, dataset: str) -> str | None:
         """The job that may go on, in any account of the data set; None before the first, or if a write-off
         ended it."""
-        _, job = self._running.get(dataset_of(dataset), (dataset, None))
-        return job
+        running = self._running.get(dataset_of(dataset))
+        return None if running is None else running[0]
+
+    def jobs_without_bound(self, account: str) -> int:
+        """Number of an account's jobs that are not charged to the account of the data set that trusts nobody
+        too."""
+        bounded = self._jobs.get(dataset_of(account), {})
+        return sum(
+            job not in bounded or bounded[job].schedule != known.schedule
+            for job, known in self._jobs.get(account, {}).items()
+        )
 
     def reserved(self, dataset: str) -> Budget:
         """Sum of the reserved ε and δ of all jobs on the dataset, and of what is written off."""
@@ -132,7 +146,7 @@ class JobAccounts:
         self._jobs.setdefault(charge.dataset, {})[charge.job] = JobAccount(
             charge.schedule, charge.job_epsilon, charge.delta, charge.round, spent
         )
-        self._running[dataset_of(charge.dataset)] = (charge.dataset, charge.job)
+        self._running[dataset_of(charge.dataset)] = (charge.job, charge.schedule)
         self._spent[charge.dataset] = charge.cumulative_epsilon
 
     def write_off(self, lost: WriteOff) -> None:

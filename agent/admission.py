@@ -16,7 +16,13 @@ from agent.charges import Price
 from agent.columns import account_name, require_scope
 from agent.ledger import Ledger
 from agent.limit_settings import LimitSettings
-from agent.limits import require_mixer, require_price, require_room_for_charges, require_times, require_within
+from agent.limits import (
+    require_mixer,
+    require_price,
+    require_room_for_charges,
+    require_times,
+    require_within,
+)
 from dpagent.errors import DataError, DpagentError, ParameterError
 from dpagent.learning.data.dataset import Dataset
 from dpagent.learning.fitting import check_fits
@@ -24,10 +30,11 @@ from dpagent.privacy.accounting.accountant import Accountant
 from dpagent.privacy.accounting.basic import BasicAccountant
 from dpagent.privacy.accounting.choice import priced
 from dpagent.privacy.events import Event
-from dpagent.privacy.mechanisms.mechanism import NOISE_SHARE
+from dpagent.privacy.mechanisms.mechanism import NOISE_SHARE, Mechanism
+from dpagent.privacy.statement import Trust
 from dpagent.protocol.messages import Plan
 from dpagent.protocol.mixing import seal_for
-from dpagent.protocol.task import RoundTask
+from dpagent.protocol.task import Priced, RoundTask
 
 # A target and an equal budget can differ in the last bits.
 _ROUNDING = 1e-9
@@ -43,8 +50,12 @@ class TooLate(Declined):
 
 def admit(
     task: RoundTask, dataset: Dataset, ledger: Ledger, name: str, limits: LimitSettings, *, now: float
-) -> Price:
+) -> tuple[Price, ...]:
     """Price a round, or decline it.
+
+    A round may have two guarantees, one of them without trust. Each is charged to the account of its trust,
+    that with trust only where the owner trusts that party. If one of these accounts cannot pay, the device
+    declines.
 
     The entire rest of the job must fit the lifetime budget, not only this round: the first charge
     reserves it (see :mod:`agent.accounts`), and a job that cannot finish would waste its budget.
@@ -53,25 +64,43 @@ def admit(
         task: of a plan that is signed and well-formed.
         dataset: no records, of the form of the device's, which is declared.
         ledger: with all earlier charges.
-        name: the ledger's name for the records; the job goes to their account under the trust that it needs.
+        name: the ledger's name for the records.
         limits: the device's own.
         now: Unix time.
 
     Returns:
-        The price to charge.
+        The prices to charge, each in an account of its own; at least one.
 
     Raises:
         Declined, BeyondLimitError: with the reason.
         PlanError: a later round of the job cannot run.
     """
-    plan, mechanism = task.plan, task.release.mechanism
-    name = account_name(name, mechanism.trust)
-    require_time_left(plan, now, plan.compute_slot_s)
+    require_time_left(task.plan, now, task.plan.compute_slot_s)
     require_within(task, limits)
     try:
-        require_scope(mechanism, name)
         check_fits(dataset, task.spec)
-    except (ParameterError, DataError) as error:
+    except DataError as error:
+        raise Declined(str(error)) from error
+    charged = [each for each in task.priced if each.mechanism.trust in (Trust.NONE, *limits.trust)]
+    accounts = [account_name(name, each.mechanism.trust) for each in charged]
+    if begun := sum(ledger.accounts.job(account, task.plan.job.hex()) is None for account in accounts):
+        require_room_for_charges(task.plan, ledger.number_of_charges, begun, limits)
+    return tuple(
+        _price(task, each, ledger, account, limits) for each, account in zip(charged, accounts, strict=True)
+    )
+
+
+def _price(task: RoundTask, priced: Priced, ledger: Ledger, name: str, limits: LimitSettings) -> Price:
+    """What a guarantee of a round costs its account.
+
+    Raises:
+        Declined, BeyondLimitError: with the reason.
+        PlanError: a later round of the job cannot run.
+    """
+    plan, mechanism = task.plan, priced.mechanism
+    try:
+        require_scope(mechanism, name)
+    except ParameterError as error:
         raise Declined(str(error)) from error
     if name not in ledger.datasets:
         raise Declined(
@@ -101,12 +130,11 @@ def admit(
     others = ledger.accounts.others(name, job)
     total_delta = others.delta + plan.delta
     if account is None:
-        require_room_for_charges(plan, ledger.number_of_charges, limits)
         _require_left("δ", total_delta, ledger.budget(name).delta, others.delta, name)
     # A cheap check before the expensive pricing.
-    _require_noise_as_priced(task, 0.0)
+    _require_noise_as_priced(plan, mechanism, 0.0)
     if account is None:
-        spent, job_epsilon = _reservation(task)
+        spent, job_epsilon = _reservation(priced, plan.delta)
         if mechanism.is_private:
             _require_left(
                 "ε", others.epsilon + job_epsilon, ledger.budget(name).epsilon, others.epsilon, name
@@ -116,9 +144,9 @@ def admit(
         spent, job_epsilon = account.spent, account.epsilon
     if mechanism.is_private:
         require_price(job_epsilon, limits)
-    _require_noise_as_priced(task, job_epsilon)
+    _require_noise_as_priced(plan, mechanism, job_epsilon)
     so_far = price_after(spent, [mechanism.event], plan.delta)
-    if task.release.reserved_epsilon is None:
+    if priced.reserved_epsilon is None:
         # On the grid of the whole job a few rounds may be priced above it; the whole bounds them too.
         so_far = min(so_far, job_epsilon)
     elif not so_far <= job_epsilon:
@@ -126,7 +154,9 @@ def admit(
             f"round {plan.round} would bring the job to ε = {so_far:.4g} at its δ; it reserved "
             f"{job_epsilon:.4g}"
         )
-    return Price(job_epsilon, others.epsilon + so_far, total_delta, spent.name, grid_of(spent))
+    return Price(
+        name, mechanism, job_epsilon, others.epsilon + so_far, total_delta, spent.name, grid_of(spent)
+    )
 
 
 def require_time_left(plan: Plan, now: float, until_it_sends_s: float) -> None:
@@ -184,15 +214,15 @@ def may_send(plan: Plan, limits: LimitSettings) -> bool:
     return True
 
 
-def _reservation(task: RoundTask) -> tuple[Accountant, float]:
+def _reservation(release: Priced, delta: float) -> tuple[Accountant, float]:
     """An empty account for a job that begins with this round, and the ε that it reserves.
 
     Where later rounds depend on what the coordinator has seen by then, what they cost adds up within the
     reservation: basic composition is a privacy filter (see :mod:`agent.accounts`).
     """
-    if (epsilon := task.release.reserved_epsilon) is not None:
+    if (epsilon := release.reserved_epsilon) is not None:
         return BasicAccountant(), epsilon
-    return _priced(task.release.events, task.plan.delta)
+    return _priced(release.events, delta)
 
 
 @lru_cache(maxsize=8)
@@ -209,8 +239,8 @@ def _require_left(symbol: str, total: float, budget: float, others: float, name:
         )
 
 
-def _require_noise_as_priced(task: RoundTask, job_epsilon: float) -> None:
+def _require_noise_as_priced(plan: Plan, mechanism: Mechanism, job_epsilon: float) -> None:
     try:
-        task.release.mechanism.require_noise_as_priced(task.plan.rounds, job_epsilon, task.plan.delta)
+        mechanism.require_noise_as_priced(plan.rounds, job_epsilon, plan.delta)
     except ParameterError as error:
-        raise Declined(f"round {task.plan.round}'s {error}") from error
+        raise Declined(f"round {plan.round}'s {error}") from error

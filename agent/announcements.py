@@ -201,7 +201,8 @@ class Announcements:
 
     def _is_of(self, announced: Announced) -> bool:
         """Whether what is spooled for the round was made for this very plan, and by a job that the owner
-        still allows: for a party that is trusted, and with a guarantee unless none is required.
+        still allows: for a party that is trusted, in one of its accounts, and with a guarantee unless none is
+        required.
 
         Of two plans for one round, the second could give dummies another length than it gives an update that
         was cut by the first.
@@ -213,12 +214,13 @@ class Announcements:
                 return False
             if known.state not in (RoundState.SPOOLED, RoundState.PUBLISHED):
                 return True  # Dummies trust nobody.
-        trust = self._state.ledger.trust_of(self._dataset, job, number)
-        if trust is None:
+        ledger, limits = self._state.ledger, self._limits
+        trusts = ledger.trusts_of(self._dataset, job, number)
+        if not trusts:
             return True
-        account = self._state.ledger.accounts.job(account_name(self._dataset, trust), job)
-        is_proven = account is None or math.isfinite(account.epsilon)
-        return trust in self._limits.trust and (is_proven or self._limits.allow_unproven)
+        charged = [ledger.accounts.job(account_name(self._dataset, trust), job) for trust in trusts]
+        is_proven = all(account is None or math.isfinite(account.epsilon) for account in charged)
+        return any(trust in limits.trust for trust in trusts) and (is_proven or limits.allow_unproven)
 
     def _end_job(self, plan: Plan, *, is_new: bool) -> None:
         now = self._clock.monotonic()

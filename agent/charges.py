@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Annotated, Any, Final, TypeAlias
 
 from pydantic import BeforeValidator, ConfigDict, Field, PlainSerializer
@@ -83,8 +83,12 @@ class WriteOff:
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """The price of participation in a round."""
+    """The price of one guarantee of a round."""
 
+    account: str
+    """That pays it; see :mod:`agent.columns`."""
+    mechanism: PlannedMechanism | TwoPointRound
+    """That gives the guarantee."""
     job_epsilon: float
     """ε reserved for the whole job."""
     cumulative_epsilon: float
@@ -198,11 +202,11 @@ class ReportCharge(Charge):
         return TwoPointRound(self.noise_multiplier, self.coordinates, self.dimension)
 
 
-def charge_of(task: RoundTask, price: Price, dataset: str, *, charged_at: str) -> Charge:
-    """The charge for an admitted round."""
-    mechanism = task.release.mechanism
+def charge_of(task: RoundTask, price: Price, *, charged_at: str) -> Charge:
+    """The charge of a price for an admitted round."""
+    mechanism = price.mechanism
     common: dict[str, Any] = {
-        "dataset": dataset,
+        "dataset": price.account,
         "job": task.plan.job.hex(),
         "round": task.plan.round,
         "mechanism": mechanism.name,
@@ -212,7 +216,11 @@ def charge_of(task: RoundTask, price: Price, dataset: str, *, charged_at: str) -
         "schedule": task.schedule_digest,
         "delta": task.plan.delta,
         "charged_at": charged_at,
-        **asdict(price),
+        "job_epsilon": price.job_epsilon,
+        "cumulative_epsilon": price.cumulative_epsilon,
+        "cumulative_delta": price.cumulative_delta,
+        "accountant": price.accountant,
+        "loss_grid": price.loss_grid,
     }
     match mechanism:
         case PlannedMechanism():

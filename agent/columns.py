@@ -6,7 +6,8 @@ account of the ledger, under the data set's name, and those that trust the coord
 name contains an ``@``.
 
 A figure of the second account bounds what anybody but the coordinator learns of the device by those jobs.
-Without that trust they have no bound, so the first account says nothing of them.
+Without that trust they have no bound, so the first account says nothing of them: unless the device adds noise
+of its own. Then a job has a figure of each kind, and a charge for each round in both accounts.
 """
 
 from __future__ import annotations

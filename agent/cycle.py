@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -24,7 +25,6 @@ from typing import Final
 from agent.admission import TooLate, admit, require_finite, require_key, require_time_left
 from agent.announcements import Announced, Announcements, Model, Phase, log_expired
 from agent.charges import Price, charge_of
-from agent.columns import account_name
 from agent.limit_settings import LimitSettings
 from agent.limits import require_training_time, require_within
 from agent.publisher import Publisher, Slots
@@ -66,8 +66,8 @@ class _Admitted:
 
     announced: Announced
     task: RoundTask
-    price: Price | None
-    """To be charged; None: it is charged already, or is sat out."""
+    prices: tuple[Price, ...]
+    """To be charged; none: it is charged already, or is sat out."""
     began_at: float
     asked_at: float
     answer: Future[Prepared]
@@ -199,7 +199,7 @@ class Cycle:
     def _decide(self, announced: Announced, model: Model) -> None:
         began_at = self._clock.monotonic()
         try:
-            task, price = self._admit(announced.plan, model)
+            task, prices = self._admit(announced.plan, model)
         except TooLate as error:
             self._sitting_out.decline_late(announced, str(error), began_at)
         except DpagentError as error:
@@ -209,7 +209,7 @@ class Cycle:
             log.debug("the details", exc_info=True)
             self._sit_out(announced, model, said(error), began_at)
         else:
-            self._prepare(announced, task, price, model, began_at)
+            self._prepare(announced, task, prices, model, began_at)
 
     def _refuse_model(self, announced: Announced, reason: str) -> None:
         """Sit out a round whose model is not fetched."""
@@ -220,8 +220,8 @@ class Cycle:
         else:
             self._sitting_out.decline(announced, reason, now)
 
-    def _admit(self, plan: Plan, model: Model) -> tuple[RoundTask, Price]:
-        """The price of a round.
+    def _admit(self, plan: Plan, model: Model) -> tuple[RoundTask, tuple[Price, ...]]:
+        """The prices of a round.
 
         Raises:
             DpagentError: the device declines.
@@ -230,11 +230,11 @@ class Cycle:
         weights = task.weights_from(model.weights)
         require_finite(weights)
         task.release.require_derived(weights)
-        price = admit(
+        prices = admit(
             task, self._records, self._state.ledger, self._dataset, self._limits, now=self._clock.unix()
         )
         require_key(plan)
-        return task, price
+        return task, prices
 
     def _sit_out(self, announced: Announced, model: Model, reason: str, began_at: float) -> None:
         """Decline a round; where dummies hide that, once it is known how many slots training would take."""
@@ -244,7 +244,7 @@ class Cycle:
             except Exception:
                 log.debug("no device can run it", exc_info=True)
             else:
-                self._prepare(announced, task, None, model, began_at, why_not=reason)
+                self._prepare(announced, task, (), model, began_at, why_not=reason)
                 return
         self._sitting_out.decline(announced, reason, began_at)
 
@@ -257,20 +257,20 @@ class Cycle:
             self._sitting_out.give_up(announced, str(error))
             return
         log.info("round %d of %d: again, under the charge it has", task.plan.round, task.plan.rounds)
-        self._prepare(announced, task, None, model, self._clock.monotonic())
+        self._prepare(announced, task, (), model, self._clock.monotonic())
 
     # The training process prepares the round. It has read no record either.
 
     def _prepare(
-        self, announced: Announced, task: RoundTask, price: Price | None, model: Model, began_at: float,
-        *, why_not: str | None = None,
+        self, announced: Announced, task: RoundTask, prices: tuple[Price, ...], model: Model,
+        began_at: float, *, why_not: str | None = None,
     ) -> None:  # fmt: skip
         announced.phase = Phase.PREPARE
         failure = announced.failure if announced.attempts >= _ATTEMPTS else None
         answer = self._worker.prepare(Order(announced.plan, model.weights, model.assets, failure))
         self._worked_at = self._clock.monotonic()
         self._answers_by = self._worked_at + self._limits.maximum_training_s
-        self._at_work = _Admitted(announced, task, price, began_at, self._worked_at, answer, why_not)
+        self._at_work = _Admitted(announced, task, prices, began_at, self._worked_at, answer, why_not)
 
     def _take_prepared(self, admitted: _Admitted) -> None:
         announced, plan = admitted.announced, admitted.task.plan
@@ -278,7 +278,7 @@ class Cycle:
             admitted.answer.exception()  # Another round has begun.
             self._sitting_out.rest(admitted.began_at)
             return
-        is_charged = admitted.price is None and admitted.why_not is None
+        is_charged = not admitted.prices and admitted.why_not is None
         try:
             longest_s, took_s = admitted.answer.result()
             require_training_time(longest_s, self._limits)
@@ -295,8 +295,8 @@ class Cycle:
             else:
                 self._sitting_out.decline(announced, admitted.why_not or str(error), admitted.began_at)
             return
-        if admitted.price is not None:
-            self._charge(admitted.task, admitted.price)
+        if admitted.prices:
+            self._charge(admitted.task, admitted.prices)
         # The slots begin at a point of the grid, so that training has whole ones, whatever came before: the
         # coordinator chooses when the last chunk comes, and how long its plan takes to decide on.
         announced.phase = Phase.TRAIN
@@ -319,12 +319,11 @@ class Cycle:
         begins_at = max(self._publisher.first_slot(admitted.began_at), self._publisher.grid_time(prepared_at))
         return Slots(begins_at, self._publisher.slots_for(admitted.task.plan, longest_s))
 
-    def _charge(self, task: RoundTask, price: Price) -> None:
+    def _charge(self, task: RoundTask, prices: Sequence[Price]) -> None:
         plan, now = task.plan, self._clock.unix()
         charged_at = datetime.fromtimestamp(now, UTC).isoformat(timespec="seconds")
-        account = account_name(self._dataset, task.release.mechanism.trust)
-        self._state.charge(charge_of(task, price, account, charged_at=charged_at), now)
-        spent = self._state.ledger.spending(account)
+        self._state.charge([charge_of(task, each, charged_at=charged_at) for each in prices], now)
+        spent = "; ".join(self._state.ledger.spending(each.account) for each in prices)
         log.info("round %d of %d: charged, %s", plan.round, plan.rounds, spent)
         job = plan.job.hex()
         log_expired(self._state.expire_other_rounds(job, plan.round, now))

@@ -8,10 +8,10 @@ no more.
 
 Order of writes, each durable before the next: the commit of an entry, ``ledger.head``, the second head, and
 only then whatever follows from the entry; for a charge, the first look at a record. So a head never leads the
-chain, lags behind it by one entry at most, and **nothing leaves under an entry that the second head does not
-know**: an entry that a power cut kept from it has cost nothing. Likewise, when the fragments of a round are
-spooled, the second head ceases to call its charge `unsent` before the first byte leaves: a directory that was
-copied in between, and put back, does not get a second noisy sum for that charge.
+chain, lags behind it by the entries of one transaction at most, and **nothing leaves under an entry that the
+second head does not know**: an entry that a power cut kept from it has cost nothing. Likewise, when the
+fragments of a round are spooled, the second head ceases to call its charges `unsent` before the first byte
+leaves: a directory that was copied in between, and put back, does not get a second noisy sum for them.
 
 A running agent reads the second head before it writes it: one whose state directory was copied, and whose
 copy another agent runs, finds that its chain does not reach the other's entry, and ends before it reads a

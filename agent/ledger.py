@@ -4,9 +4,9 @@ An entry is one line of canonical JSON and the hash
 ``SHA-256(previous hash ‖ number ‖ kind ‖ body)``. Triggers refuse every change to an entry;
 the chain reveals a change made outside SQLite; its heads (:mod:`agent.heads`) reveal a shortened or older
 copy. There are three kinds of entry: ``budget`` (the integrator set a lifetime budget), ``charge`` (the price
-of a round, before any of its data left the device) and ``write-off`` (the ledger was restored from a backup:
-what its missing entries may have cost). :mod:`agent.accounts` adds them up, :mod:`agent.replay` checks them,
-:mod:`agent.audit` reads a ledger that another program owns.
+of a round in one account, before any of its data left the device) and ``write-off`` (the ledger was restored
+from a backup: what its missing entries may have cost). :mod:`agent.accounts` adds them up,
+:mod:`agent.replay` checks them, :mod:`agent.audit` reads a ledger that another program owns.
 
 The hashes protect against accidents and honest mistakes, not against the owner of the
 device, who can rewrite the files and every hash in them.
@@ -151,7 +151,8 @@ class Ledger:
             self._append(BudgetChange(dataset, budget.epsilon, budget.delta))
 
     def charge(self, charge: Charge) -> None:
-        """Append a charge. Must run inside the transaction that notes the round's state."""
+        """Append a charge. Must run inside the transaction that notes the round's state, with all other
+        charges for the round."""
         self._append(charge)
         self.accounts.add(charge)
 
@@ -162,14 +163,14 @@ class Ledger:
 
     def is_charged(self, dataset: str, job: str, round_number: int) -> bool:
         """Whether an account of the dataset has a charge for that round of that job."""
-        return self.trust_of(dataset, job, round_number) is not None
+        return bool(self.trusts_of(dataset, job, round_number))
 
-    def trust_of(self, dataset: str, job: str, round_number: int) -> Trust | None:
-        """The party that the charge for a round trusts; None if no account of the dataset has one."""
-        charged = (
+    def trusts_of(self, dataset: str, job: str, round_number: int) -> tuple[Trust, ...]:
+        """The parties that the charges for a round trust, one for each account of the dataset that has
+        one."""
+        return tuple(
             trust for trust in SCOPES if (account_name(dataset, trust), job, round_number) in self._charges
         )
-        return next(charged, None)
 
     @property
     def number_of_charges(self) -> int:

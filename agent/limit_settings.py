@@ -47,8 +47,9 @@ class LimitSettings(Settings):
     maximum_job_delta: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Largest δ of one job; without it, all that the lifetime budget has left."""
     maximum_charges: Annotated[int, Field(ge=1, le=10_000_000)] = 50_000
-    """Most charges, one for each round, that the ledger takes in the device's life. Each has 1.4 kB on disk
-    and is priced again at each start; jobs whose rounds cost next to nothing would fill the disk."""
+    """Most charges, one for each round and account, that the ledger takes in the device's life. Each has 1.4
+    kB on disk and is priced again at each start; jobs whose rounds cost next to nothing would fill the
+    disk."""
     methods: Annotated[tuple[str, ...], Field(strict=False, min_length=1)] = _TRUST_NOBODY
     """Methods that this device takes part in, by name (``dpagent methods list``); by default all that trust
     nobody."""

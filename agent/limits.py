@@ -85,9 +85,20 @@ def require_within(task: RoundTask, limits: LimitSettings) -> None:
         raise BeyondLimitError("the method", task.method.name, ", ".join(limits.methods), "methods")
     if not (release.mechanism.is_private or limits.allow_unproven):
         raise BeyondLimitError("the guarantee", "none", "proven ones alone", "allow_unproven")
-    if release.mechanism.trust not in limits.trust:
-        raise BeyondLimitError("the trusted party", release.mechanism.trust, ", ".join(limits.trust), "trust")
+    require_trusted(task, limits)
     require_mixer(plan, limits)
+
+
+def require_trusted(task: RoundTask, limits: LimitSettings) -> None:
+    """See that a round has a guarantee that rests on nobody else than the owner allows.
+
+    Raises:
+        BeyondLimitError: it has none.
+    """
+    if not any(each.mechanism.trust in limits.trust for each in task.priced):
+        raise BeyondLimitError(
+            "the trusted party", task.release.mechanism.trust, ", ".join(limits.trust), "trust"
+        )
 
 
 def require_mixer(plan: Plan, limits: LimitSettings) -> None:
@@ -103,18 +114,19 @@ def require_mixer(plan: Plan, limits: LimitSettings) -> None:
         raise BeyondLimitError("the mixer", named, ", ".join(limits.mixer_keys), "mixer_keys")
 
 
-def require_room_for_charges(plan: Plan, charges: int, limits: LimitSettings) -> None:
+def require_room_for_charges(plan: Plan, charges: int, accounts: int, limits: LimitSettings) -> None:
     """See that the ledger has room for the rounds that a job has left.
 
     Args:
         plan: of the first round that the device takes part in.
         charges: that the ledger has.
+        accounts: that each round is charged to.
         limits: the device's own.
 
     Raises:
         BeyondLimitError: it has not.
     """
-    if (wanted := charges + plan.rounds - plan.round + 1) > limits.maximum_charges:
+    if (wanted := charges + accounts * (plan.rounds - plan.round + 1)) > limits.maximum_charges:
         raise BeyondLimitError(
             "the number of charges in the ledger, with the rounds of this job,", wanted,
             f"at most {limits.maximum_charges:,}", "maximum_charges",

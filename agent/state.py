@@ -112,16 +112,22 @@ class AgentState(StateDatabase):
         # From here on, an older copy of the state may not run the round.
         self.save_second_head()
 
-    def charge(self, charge: Charge, now: float) -> None:
+    def charge(self, charges: Sequence[Charge], now: float) -> None:
         """Charge for a round. Only then may a record be read for it.
 
+        Args:
+            charges: all of one round, at least one; each in an account of its own.
+            now: Unix time.
+
         Raises:
-            StorageError: The charge is not durable; or, if only a head could not be written, it is.
+            StorageError: The charges are not durable, none of them; or, if only a head could not be written,
+                all are.
         """
         faults.reached(FaultPoint.AGENT_ADMITTED)
         with self.entry():
-            self.ledger.charge(charge)
-            self.rounds.move(charge.job, charge.round, RoundState.CHARGED, now)
+            for charge in charges:
+                self.ledger.charge(charge)
+            self.rounds.move(charges[0].job, charges[0].round, RoundState.CHARGED, now)
             faults.reached(FaultPoint.AGENT_CHARGE_WRITTEN)
         faults.reached(FaultPoint.AGENT_HEAD_SAVED)
 

@@ -97,7 +97,7 @@ def _summary(ledger: VerifiedLedger) -> dict[str, dict[str, Any]]:
             "delta_written_off": written_off.delta,
         }
     for name, known in datasets.items():
-        unbounded = [_without_trust(other, datasets) for other in datasets if dataset_of(other) == name]
+        unbounded = [_without_trust(ledger, other) for other in datasets if dataset_of(other) == name]
         assumptions = (
             _ONE_LEDGER,
             *([_EXACT_NOISE] if exact_noise.get(name) else []),
@@ -111,15 +111,15 @@ def _summary(ledger: VerifiedLedger) -> dict[str, dict[str, Any]]:
     return datasets
 
 
-def _without_trust(account: str, datasets: Mapping[str, Mapping[str, Any]]) -> str:
+def _without_trust(ledger: VerifiedLedger, account: str) -> str:
     """What figures that trust nobody leave out of an account's jobs; empty where they leave out nothing."""
     from agent.columns import dataset_of, scope_of
     from dpagent.privacy.statement import Trust
 
     *_, trust = scope_of(account)
-    row = datasets[account]
-    jobs = [counted(len(row["jobs"]), "job")] if row["jobs"] else []
-    jobs += ["what a restore wrote off"] if row["epsilon_written_off"] else []
+    unbounded = ledger.accounts.jobs_without_bound(account)
+    jobs = [counted(unbounded, "job")] if unbounded else []
+    jobs += ["what a restore wrote off"] if ledger.accounts.written_off(account).epsilon else []
     if trust is Trust.NONE or not jobs:
         return ""
     return (
@@ -165,7 +165,7 @@ def show(
     if not datasets:
         typer.echo("The ledger is empty: no budget is set and nothing is spent.")
     else:
-        _print_accounts(datasets)
+        _print_accounts(ledger, datasets)
         distance = sum(row["statistical_distance"] for row in datasets.values())
         if distance:
             typer.echo(
@@ -182,7 +182,7 @@ def show(
         typer.echo(f"No record counts in round {row['round']} of job {row['job'][:8]}: {row['reason']}")
 
 
-def _print_accounts(datasets: Mapping[str, Mapping[str, Any]]) -> None:
+def _print_accounts(ledger: VerifiedLedger, datasets: Mapping[str, Mapping[str, Any]]) -> None:
     """A table for each trust: their figures are never added up."""
     from agent.columns import SCOPES, scope_of
 
@@ -210,7 +210,7 @@ def _print_accounts(datasets: Mapping[str, Mapping[str, Any]]) -> None:
         for name, row in accounts.items():
             if row["statement"]["guarantee"] == "none":
                 typer.echo(f"No guarantee for {name!r}. {_EXPOSED}")
-        for sentence in filter(None, (_without_trust(name, datasets) for name in accounts)):
+        for sentence in filter(None, (_without_trust(ledger, name) for name in accounts)):
             typer.echo(sentence)
 
 

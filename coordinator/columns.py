@@ -11,8 +11,9 @@ from dpagent.privacy.statement import BudgetStatement
 def spent_columns(job: Job, *, rounds: int, epsilon: float, devices: int) -> tuple[BudgetStatement, ...]:
     """The guarantee of the rounds that are over, the job's own first. Figures of two columns are never added.
 
-    Reports of trained weights (``ldp-fl``) have two columns more. One is for a single bit. The other holds
-    while nobody links fragments, with so many honest devices; with one, hiding among others is not claimed.
+    Where devices add noise to their updates besides the coordinator, a second column trusts nobody. Reports
+    of trained weights (``ldp-fl``) have two columns more. One is for a single bit. The other holds while
+    nobody links fragments, with so many honest devices; with one, hiding among others is not claimed.
     All follows from the job as it began: settings may have changed since.
 
     Args:
@@ -23,6 +24,11 @@ def spent_columns(job: Job, *, rounds: int, epsilon: float, devices: int) -> tup
     """
     noise, delta = job.noise, job.delta
     own = noise.mechanism.job_statement(epsilon, delta)
+    if job.device is not None and rounds:
+        without_trust = job.device.noise.mechanism.job_statement(
+            job.device.epsilon_by_round[rounds - 1], delta
+        )
+        return (own, without_trust)
     if not isinstance(noise, TwoPointRounds) or not rounds:
         return (own,)
     # The price of reports does not depend on how many weights there are.

@@ -5,6 +5,7 @@ The maths is in :mod:`dpagent.privacy.mechanisms.honest_norms`; this module appl
 whatever they are. The probability that it loses any fragment of all such devices in the job is at most
 ``false_rejection``. A device with k times as many records is inside as long as, in each block, the mean of
 its clipped gradients has a norm of at most 1/k clip norms; only records that all say the same come near 1.
+An update with noise of its device is judged likewise, for a signal of one update.
 """
 
 from __future__ import annotations
@@ -17,17 +18,69 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coordinator.settings import FleetSettings
+from dpagent.privacy.mechanisms.device_noise import REFUSAL_TAIL
 from dpagent.privacy.mechanisms.honest_norms import NormRange, capped_norms, largest_lot
 from dpagent.protocol.codec import MessageError
 from dpagent.protocol.noisy_sum import NoisySum
 from dpagent.protocol.packing import MAX_LEVEL, highest_level
+from dpagent.protocol.updates import Updates
 
 IMPROBABLE: Final = "improbable norm"
 """Why such fragments are rejected."""
 
 
+class UpdateNorms:
+    """The norms of honest fragments of updates with noise of their devices, and how much a vote can be.
+
+    An honest device loses no fragment of a round but for a probability that its figure with trust in the
+    coordinator allows for (:mod:`dpagent.privacy.mechanisms.device_noise`), so no setting changes it. There
+    is no least norm: a fragment without noise weighs less than one with it.
+
+    Args:
+        release: the round's, with noise of devices.
+    """
+
+    def __init__(self, release: Updates) -> None:
+        assert release.own_noise is not None
+        self._mechanism, self._blocks = release.own_noise.mechanism, release.blocks
+        self._block, self._dimension = release.plan.wire.block, release.dimension
+        largest = release.mechanism.sensitivity_units
+        self._most = {size: self._range(size, largest) for size in map(self._size, range(self._blocks))}
+        vote = release.largest_vote
+        self._of_vote = None if vote is None else self._range(1, vote)
+
+    def require(self, position: int, values: NDArray[np.int64]) -> None:
+        """Refuse a fragment that no honest device sends, except with a negligible probability.
+
+        Args:
+            position: of its block.
+            values: ``(block,)`` in grid units; padding does not matter.
+
+        Raises:
+            MessageError: its norm, or that of its vote, is above the range.
+        """
+        own = values[: self._size(position)]
+        parts = [(self._most[len(own)], own)]
+        if position == self._blocks - 1:
+            parts.append((self._of_vote, own[-1:]))
+        if any(honest is not None and not honest.holds(part) for honest, part in parts):
+            raise MessageError(IMPROBABLE, f"block {position}")
+
+    def _size(self, position: int) -> int:
+        """Coordinates of a block, without padding."""
+        return min(self._block, self._dimension - position * self._block)
+
+    def _range(self, coordinates: int, signal_units: int) -> NormRange | None:
+        if (law := self._mechanism.noise_law) is None:
+            return None
+        # As if each fragment were judged twice: for its norm, and as the one with the vote is.
+        tail = REFUSAL_TAIL / (2 * self._blocks)
+        honest = law.norms(1, coordinates=coordinates, steps=1, signal_units=signal_units, tail=tail)
+        return NormRange(honest.norm, 0.0, honest.most)
+
+
 class HonestNorms:
-    """The norms of honest fragments in a round.
+    """The norms of honest fragments of noisy sums in a round.
 
     A coordinate that counts the records within a clip norm is judged on its own too: its signal is much
     smaller than that of a block, and one fragment would move the next clip norm at will.

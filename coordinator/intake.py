@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coordinator.announcer import Announcer
-from coordinator.influence import HonestNorms
+from coordinator.influence import HonestNorms, UpdateNorms
 from coordinator.seats import OpenedFragment
 from coordinator.settings import FleetSettings
 from coordinator.store import BLOCK_FULL, Store
@@ -57,11 +57,13 @@ class Intake:
         self._settings, self._job, self._store = settings, job, store
         self._opener, self._announcer, self._clock = opener, announcer, clock
         self._task: RoundTask | None = None
-        self._norms: HonestNorms | None = None
+        self._norms: HonestNorms | UpdateNorms | None = None
 
     def begin(self, task: RoundTask) -> None:
         """Take fragments of this round from now on."""
         self._task, self._norms = task, None
+        if isinstance(task.release, Updates) and task.release.own_noise is not None:
+            self._norms = UpdateNorms(task.release)
         if not isinstance(task.release, NoisySum):
             return
         self._norms = HonestNorms(task.release, self._settings)
@@ -134,10 +136,13 @@ class Intake:
         match release:
             case NoisySum():
                 values, level = read_block(fragment, plan.wire, release.blocks)
-                assert self._norms is not None
+                assert isinstance(self._norms, HonestNorms)
                 self._norms.require(fragment.position, values, level)
                 return values
             case Reports(terms=terms):
                 return read_tally(fragment, plan, terms, release.blocks)
             case Updates():
-                return release.read(fragment)
+                values = release.read(fragment)
+                if isinstance(self._norms, UpdateNorms):
+                    self._norms.require(fragment.position, values)
+                return values

@@ -154,6 +154,15 @@ class TwoPointSettings(Settings):
     """Whether it then follows, layer by layer, the change that the reports show."""
 
 
+class DeviceNoiseSettings(Settings):
+    """``central``: noise that each device adds to its own update, besides the coordinator's on the sum. So
+    the device has a guarantee that trusts nobody too, and takes part even if its owner does not trust the
+    coordinator."""
+
+    epsilon: Annotated[float, Field(gt=0, le=1000)]
+    """ε of the whole job for the device, nobody trusted, at ``privacy.delta``."""
+
+
 class LocalTrainingSettings(Settings):
     """``ldp-fl`` and ``central``: training on a device, before bits are drawn or its update is clipped."""
 
@@ -190,6 +199,7 @@ class PrivacySettings(Settings):
     local_learning_rate: Annotated[float, Field(ge=0, le=1000)] = 0.1
     """Learning rate of local steps, if there are several."""
     two_point: TwoPointSettings = TwoPointSettings()
+    device_noise: DeviceNoiseSettings | None = None
     local_training: LocalTrainingSettings = LocalTrainingSettings()
     schedule: ScheduleSettings = ScheduleSettings()
 
@@ -222,6 +232,15 @@ class PrivacySettings(Settings):
             return method_named(name).name
         except DpagentError as error:
             raise ValueError(str(error)) from error
+
+    @model_validator(mode="after")
+    def _noise_of_devices_is_beside_another(self) -> PrivacySettings:
+        if self.device_noise is not None and self.method != "central":
+            raise ValueError(
+                f"device_noise is set and method is {self.method}; expected method central: with the others, "
+                "the only noise is the devices' own"
+            )
+        return self
 
     @model_validator(mode="after")
     def _has_such_noise(self) -> PrivacySettings:

@@ -19,7 +19,7 @@ from coordinator.report_planning import (
     report_wire,
 )
 from coordinator.settings import FleetSettings
-from coordinator.store import Job, OpenRound
+from coordinator.store import Job, NoiseOfDevices, OpenRound
 from coordinator.sum_planning import SumPlanning
 from coordinator.update_planning import (
     fragments_for_update,
@@ -61,17 +61,26 @@ from dpagent.wording import counted
 
 def job_noise(
     settings: FleetSettings, spec: ModelSpec
-) -> tuple[JobNoise | TwoPointRounds, tuple[float, ...]]:
-    """The noise that spends the target over the rounds, and the ε that each round brings it to.
+) -> tuple[JobNoise | TwoPointRounds, tuple[float, ...], NoiseOfDevices | None]:
+    """The noise that spends the target over the rounds, and the ε that each round brings it to; and the same
+    of noise that devices add besides, if they do.
 
     Raises:
-        PlanError: No noise meets the target.
+        PlanError: No noise meets a target.
     """
+    mechanism = settings.privacy.mechanism
+    if issubclass(mechanism, CentralMechanism):
+        return update_noise(settings, spec, mechanism)
+    return (*_noise_of_devices(settings, spec), None)
+
+
+def _noise_of_devices(
+    settings: FleetSettings, spec: ModelSpec
+) -> tuple[JobNoise | TwoPointRounds, tuple[float, ...]]:
+    """The noise where devices add all of it, and the ε that each round brings it to."""
     privacy = settings.privacy
     if not issubclass(privacy.mechanism, CalibratedMechanism):
         return report_rounds(settings, spec)
-    if issubclass(privacy.mechanism, CentralMechanism):
-        return update_noise(settings, spec, privacy.mechanism)
     if settings.cap.kind == "bounded":
         return bounded_rounds(settings)
     if settings.cap.kind == "published":
@@ -198,7 +207,7 @@ class Planner:
         if isinstance(noise, TwoPointRounds):
             return fragments_for_reports(noise, self._spec)
         if issubclass(noise.mechanism, CentralMechanism):
-            return fragments_for_update(self._settings, self._spec, noise)
+            return fragments_for_update(self._settings, self._spec, noise, self._noise_of_devices)
         return self._sums.fragments_needed(noise)
 
     def require_acceptable(self) -> None:
@@ -218,6 +227,10 @@ class Planner:
                 job.noise.require_acceptable(
                     self._query_of_round, job.epsilon_by_round[-1], settings.privacy.delta
                 )
+                if job.device is not None:
+                    job.device.noise.require_acceptable(
+                        self._query_of_round, job.device.epsilon_by_round[-1], settings.privacy.delta
+                    )
             except ParameterError as error:
                 raise PlanError(f"No device would accept this job. Its {error}") from error
         if (needed := self.fragments_needed()) > settings.fragments_per_update:
@@ -232,6 +245,11 @@ class Planner:
     def _job_noise(self) -> JobNoise:
         assert isinstance(self._job.noise, JobNoise)
         return self._job.noise
+
+    @property
+    def _noise_of_devices(self) -> JobNoise | None:
+        """That which they add to updates, besides the coordinator's on the sum."""
+        return None if self._job.device is None else self._job.device.noise
 
     def _query_of_round(self, number: int) -> Query:
         if issubclass(self._job_noise.mechanism, CentralMechanism):
@@ -254,7 +272,9 @@ class Planner:
             release = report_terms(settings, reports, radii or first_radii(settings, spec))
             wire = report_wire(settings, reports, spec)
         elif issubclass(self._job_noise.mechanism, CentralMechanism):
-            release, wire = update_terms(settings, spec, self._job_noise, current.number, clip_norm)
+            release, wire = update_terms(
+                settings, spec, self._job_noise, self._noise_of_devices, current.number, clip_norm
+            )
         else:
             if self._sums.second_moments(current.number) is not None:
                 # The directions are on disk already after a crash just before the round closed.

@@ -31,6 +31,15 @@ BLOCK_FULL: Final = "block full"
 
 
 @dataclass(frozen=True, slots=True)
+class NoiseOfDevices:
+    """Noise that devices add to their updates besides the coordinator's, and the ε without trust that each
+    round brings it to."""
+
+    noise: JobNoise
+    epsilon_by_round: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     """The job's definition, fixed at its start."""
 
@@ -38,6 +47,7 @@ class Job:
     terms: dict[str, object]
     noise: JobNoise | TwoPointRounds
     epsilon_by_round: tuple[float, ...]
+    device: NoiseOfDevices | None = None
 
     @property
     def delta(self) -> float:
@@ -107,8 +117,12 @@ def _job_in(connection: sqlite3.Connection) -> Job | None:
     if row is None:
         return None
     budget = json.loads(row["budget"])
-    noise = _noise_of(budget)
-    return Job(row["id"], json.loads(row["terms"]), noise, tuple(budget["epsilon_by_round"]))
+    noise, own = _noise_of(budget), budget["device"]
+    device = None
+    if own is not None:
+        added = JobNoise.announced(own["mechanism"], own["noise_multipliers"], own["parameters"])
+        device = NoiseOfDevices(added, tuple(own["epsilon_by_round"]))
+    return Job(row["id"], json.loads(row["terms"]), noise, tuple(budget["epsilon_by_round"]), device)
 
 
 def _least_counted(connection: sqlite3.Connection) -> int:
@@ -117,6 +131,15 @@ def _least_counted(connection: sqlite3.Connection) -> int:
         "ON fragments.round = rounds.number WHERE closed_at IS NOT NULL GROUP BY round, position)"
     ).fetchone()
     return int(row[0] or 0)
+
+
+def _budget_of(noise: JobNoise | TwoPointRounds, epsilon_by_round: Sequence[float]) -> dict[str, Any]:
+    return {
+        "mechanism": noise.mechanism.name,
+        "noise_multipliers": noise.multipliers,
+        "parameters": dict(noise.parameters),
+        "epsilon_by_round": epsilon_by_round,
+    }
 
 
 def _noise_of(budget: dict[str, Any]) -> JobNoise | TwoPointRounds:
@@ -161,12 +184,8 @@ class Store:
 
     def begin(self, job: Job, model: ModelState) -> None:
         """Begin the job with its initial model."""
-        budget = {
-            "mechanism": job.noise.mechanism.name,
-            "noise_multipliers": job.noise.multipliers,
-            "parameters": dict(job.noise.parameters),
-            "epsilon_by_round": job.epsilon_by_round,
-        }
+        own = job.device and _budget_of(job.device.noise, job.device.epsilon_by_round)
+        budget = _budget_of(job.noise, job.epsilon_by_round) | {"device": own}
         with disk_errors(self.file), transaction(self.connection):
             self.connection.execute(
                 "INSERT INTO job (one, id, terms, budget) VALUES (1, ?, ?, ?)",

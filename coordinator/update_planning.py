@@ -1,4 +1,4 @@
-"""The job's plan where devices send whole updates, and the coordinator adds the noise (``central``)."""
+"""The job's plan where devices send whole updates, to whose sum the coordinator adds noise (``central``)."""
 
 from __future__ import annotations
 
@@ -6,13 +6,17 @@ import math
 from typing import Final
 
 from coordinator.settings import FleetSettings
+from coordinator.store import NoiseOfDevices
+from dpagent.errors import PlanError
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.norm import Norm
 from dpagent.privacy.accounting.gaussian_loss import MIN_SIGMA_UNITS
-from dpagent.privacy.calibration import calibrate
+from dpagent.privacy.calibration import BudgetPlan, calibrate
 from dpagent.privacy.mechanisms.central import CentralMechanism
+from dpagent.privacy.mechanisms.device_noise import DEVICE_NOISE, DeviceNoise
 from dpagent.privacy.mechanisms.grid import MAX_RESOLUTION
 from dpagent.privacy.mechanisms.job_noise import JobNoise
+from dpagent.privacy.mechanisms.mechanism import CalibratedMechanism, Query
 from dpagent.privacy.update_clipping import COUNT_WEIGHT, UpdateClipping
 from dpagent.protocol.bit_packing import packed_bytes
 from dpagent.protocol.messages import MAX_PAYLOAD_BYTES, WireTerms
@@ -24,28 +28,39 @@ _SLACK: Final = 1 / 128
 """Most that rounding adds to the sensitivity, relative to the clip norm, where the finest grid allows it.
 Each halving costs a bit a value."""
 _LEAST: Final = 256
+_EXACT: Final = 2**53
+"""The coordinator adds noise to sums of up to so many units."""
 
 
 def update_noise(
     settings: FleetSettings, spec: ModelSpec, mechanism: type[CentralMechanism]
-) -> tuple[JobNoise, tuple[float, ...]]:
-    """The noise that spends the target over the rounds, and the ε that each round brings it to.
+) -> tuple[JobNoise, tuple[float, ...], NoiseOfDevices | None]:
+    """The noise that spends the target over the rounds, the ε that each round brings it to, and the same of
+    noise of devices, if there is any. Both are on one grid.
 
     Raises:
-        PlanError: No noise meets the target.
+        PlanError: No noise meets a target.
     """
-    privacy = settings.privacy
-    budget = calibrate(
-        privacy.spending,
-        mechanism.family(1.0),
-        epsilon=privacy.epsilon,
-        delta=privacy.delta,
-        rounds=settings.rounds,
-    )
-    grid = {
-        "resolution": update_resolution(mechanism.norm, spec.parameter_count, min(budget.noise_multipliers))
-    }
-    return JobNoise(mechanism, budget.noise_multipliers, grid), budget.epsilon_by_round
+
+    def budget_for(each: type[CalibratedMechanism], epsilon: float) -> BudgetPlan:
+        privacy = settings.privacy
+        return calibrate(
+            privacy.spending, each.family(1.0), epsilon=epsilon, delta=privacy.delta, rounds=settings.rounds
+        )
+
+    wanted = settings.privacy.device_noise
+    budget = budget_for(mechanism, settings.privacy.epsilon)
+    least, own = min(budget.noise_multipliers), DEVICE_NOISE[mechanism.norm]
+    of_devices = None if wanted is None else budget_for(own, wanted.epsilon)
+    if of_devices is not None:
+        # Relative to twice the norm of an update, and so of twice as many units.
+        least = min(least, 2 * min(of_devices.noise_multipliers))
+    grid = {"resolution": update_resolution(mechanism.norm, spec.parameter_count, least)}
+    device = None
+    if of_devices is not None:
+        added = JobNoise(own, of_devices.noise_multipliers, grid)
+        device = NoiseOfDevices(added, of_devices.epsilon_by_round)
+    return JobNoise(mechanism, budget.noise_multipliers, grid), budget.epsilon_by_round, device
 
 
 def update_resolution(norm: Norm, dimension: int, least_noise: float) -> int:
@@ -85,30 +100,40 @@ def update_clipping(
 
 
 def update_terms(
-    settings: FleetSettings, spec: ModelSpec, noise: JobNoise, number: int, clip_norm: float | None
+    settings: FleetSettings,
+    spec: ModelSpec,
+    noise: JobNoise,
+    own: JobNoise | None,
+    number: int,
+    clip_norm: float | None,
 ) -> tuple[UpdateTerms, WireTerms]:
     """What a plan says of its updates, and how they are cut: into as many fragments as the settings ask for.
 
     Args:
         settings: The fleet's.
         spec: The model.
-        noise: Of the job.
+        noise: Of the job, at the coordinator.
+        own: Of the job, on devices, if they add any.
         number: Of the round.
         clip_norm: Of the round, if it follows a quantile.
 
     Raises:
         ParameterError: The noise is out of range.
+        PlanError: Sums of such updates could not be exact.
     """
     clipping = update_clipping(settings, spec, clip_norm)
-    mechanism = noise.at(number, query_of_update(clipping))
-    largest = mechanism.sensitivity_units
+    query = query_of_update(clipping)
+    mechanism, largest = noise.at(number, query), _largest(noise, own, number, query)
+    if settings.devices * largest > _EXACT:
+        raise PlanError(
+            f"Values of an update have up to {largest:,} units, and their sum over "
+            f"{settings.devices:,} devices could have more than {_EXACT:,}; expected fewer devices, or less "
+            "noise of each."
+        )
     terms = UpdateTerms(
         kind="update",
-        mechanism=MechanismTerms(
-            name=mechanism.name,
-            noise_multipliers=list(noise.multipliers),
-            parameters=mechanism.announced,
-        ),
+        mechanism=_announced(noise),
+        device_noise=None if own is None else _announced(own),
         clip_norm=clipping.clip_norm,
         count_weight=clipping.count_weight,
         largest=largest,
@@ -119,13 +144,33 @@ def update_terms(
     return terms, WireTerms(block=block, bytes=packed_bytes(block, update_width(largest)))
 
 
-def fragments_for_update(settings: FleetSettings, spec: ModelSpec, noise: JobNoise) -> int:
-    """The smallest number of fragments that holds an update.
+def fragments_for_update(
+    settings: FleetSettings, spec: ModelSpec, noise: JobNoise, own: JobNoise | None
+) -> int:
+    """The smallest number of fragments that holds the update of any round.
 
     Raises:
         ParameterError: The noise is out of range.
     """
-    # Its size depends neither on the noise of a round nor on its clip norm.
-    mechanism = noise.at(1, query_of_update(update_clipping(settings, spec)))
-    width = update_width(mechanism.sensitivity_units)
-    return -(-mechanism.dimension // ((MAX_PAYLOAD_BYTES - 1) * 8 // width))
+    # Its size does not depend on the clip norm, and it rises with the noise of devices.
+    query = query_of_update(update_clipping(settings, spec))
+    number = 1 if own is None else 1 + own.multipliers.index(max(own.multipliers))
+    width = update_width(_largest(noise, own, number, query))
+    return -(-query.dimension // ((MAX_PAYLOAD_BYTES - 1) * 8 // width))
+
+
+def _announced(noise: JobNoise) -> MechanismTerms:
+    return MechanismTerms(
+        name=noise.mechanism.name,
+        noise_multipliers=list(noise.multipliers),
+        parameters=dict(noise.parameters),
+    )
+
+
+def _largest(noise: JobNoise, own: JobNoise | None, number: int, query: Query) -> int:
+    """The largest value of an update in a round, in grid units."""
+    if own is None:
+        return noise.at(number, query).sensitivity_units
+    mechanism = own.at(number, query)
+    assert isinstance(mechanism, DeviceNoise)
+    return mechanism.largest_units

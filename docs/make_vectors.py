@@ -9,7 +9,7 @@ import base64
 import json
 import re
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,8 @@ from vector_fleet import (
     MIXED_PLAN,
     MIXER,
     MIXER_SECRET,
+    NOISE,
+    NOISY_PLAN,
     OPENER,
     PLAN,
     PLANS,
@@ -228,10 +230,14 @@ def _reports() -> dict[str, Any]:
 def _clipped(name: str, plan: Plan) -> dict[str, Any]:
     release, sums = RoundTask.of(plan).release, dict[int, tuple[int, NDArray[np.int64]]]()
     assert isinstance(release, Updates)
+    quiet, has_noise = replace(release, own_noise=None), release.own_noise is not None
     updates, payloads = [], []
-    for change in CHANGES:
+    for change, noise in zip(CHANGES, NOISE, strict=True):
         trained = np.array(change, np.float32)
-        updates.append(release.update_of(trained, np.zeros_like(trained)))
+        update = quiet.update_of(trained, np.zeros_like(trained))
+        if has_noise:
+            update = (update + noise).clip(-release.terms.largest, release.terms.largest)
+        updates.append(update)
         for fragment in cut(updates[-1], plan):
             part = release.read(fragment)
             count, total = sums.get(fragment.position, (0, np.zeros_like(part)))
@@ -239,10 +245,11 @@ def _clipped(name: str, plan: Plan) -> dict[str, Any]:
             payloads.append({"position": fragment.position, "payload": fragment.payload.hex()})
     total = release.total_of(sums)
     return {
-        "description": "A plan that asks for updates without noise, those of two devices, and their mean "
-        "over the four that are expected, before the coordinator's noise.",
+        "description": f"A plan that asks for updates {'with' if has_noise else 'without'} noise of devices, "
+        "those of two, and their mean over the four that are expected, before the coordinator's noise.",
         "vectors": [_signed_vector(name, TOPICS.plan, plan, "plan")],
         "changes": CHANGES,
+        **({"noise": NOISE} if has_noise else {}),
         "updates": [update.tolist() for update in updates],
         "payloads": payloads,
         "sum": total.tolist(),
@@ -263,6 +270,7 @@ def render() -> dict[str, str]:
         "reports": _reports(), "receipts": _receipts(), "receiving": receiving(),
         "clipped": _clipped("clipped in L2", CLIPPED_PLAN),
         "counted": _clipped("clipped in L2, with a vote on the clip norm", COUNTED_PLAN),
+        "noisy": _clipped("the same with noise of devices besides", NOISY_PLAN),
     }  # fmt: skip
     return {f"{name}.json": json.dumps(file, indent=1, sort_keys=True) + "\n" for name, file in files.items()}
 

@@ -25,6 +25,7 @@ from dpagent.learning.models.layers import Conv2d, Dense, Relu
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.models.stages import Projection
 from dpagent.privacy.mechanisms.job_noise import JobNoise
+from dpagent.protocol.bit_packing import packed_bytes
 from dpagent.protocol.fragments import content_digest, cut, receipt_digest
 from dpagent.protocol.messages import Plan, Receipts
 from dpagent.protocol.mixing import OuterOpener, plan_digest
@@ -33,6 +34,7 @@ from dpagent.protocol.sealing import Opener
 from dpagent.protocol.signing import Signer
 from dpagent.protocol.task import RoundTask
 from dpagent.protocol.topics import Topics
+from dpagent.protocol.update_packing import update_width
 
 FLEET, TOPICS = "porch", Topics("porch")
 SIGNING_SECRET, SEALING_SECRET, MIXER_SECRET = bytes(range(32)), bytes(range(32, 64)), bytes(range(64, 96))
@@ -160,6 +162,7 @@ CLIPPED_PLAN = Plan.model_validate(
         "method": "central",
         "release": {
             "kind": "update", "clip_norm": 0.5, "count_weight": 0.0, "largest": 1_027, "expected_devices": 4,
+            "device_noise": None,
             "mechanism": {
                 "name": "central-gaussian", "noise_multipliers": [4.0, 4.0, 4.0],
                 "parameters": {"resolution": 1_024},
@@ -172,6 +175,23 @@ CLIPPED_PLAN = Plan.model_validate(
 COUNTED_PLAN = CLIPPED_PLAN.model_copy(
     update={"release": CLIPPED_PLAN.release.model_copy(update={"count_weight": 0.5})}
 )
+_LARGEST = 1_027 + 8 * 4_108 + 1
+NOISY_PLAN = Plan.model_validate(
+    COUNTED_PLAN.model_dump()
+    | {
+        "release": COUNTED_PLAN.release.model_dump()
+        | {
+            "largest": _LARGEST,
+            "device_noise": {
+                "name": "device-gaussian", "noise_multipliers": [2.0, 2.0, 2.0],
+                "parameters": {"resolution": 1_024},
+            },
+        },
+        "wire": {"block": 4, "bytes": packed_bytes(4, update_width(_LARGEST))},
+    }
+)  # fmt: skip
+NOISE = [[4_100, -3_000, 17, 0, 33_800, -33_900, 500], [-1, 2, -7_000, 90, 6_000, -12_000, -2_500]]
+"""Of two devices, whose own each would draw: some of it is clamped."""
 CHANGES = [[0.25, -0.5, 0.0, 0.125, 1.0, -0.0625], [0.01, 0.02, -0.03, 0.0, 0.0, 0.001]]
 """Of the weights of two devices: one beyond the clip norm, one within."""
 INFO = second_client.info_of(FLEET, PLAN.job)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Final
 
@@ -134,6 +135,7 @@ def settle(request: Request, form: DataForm, model: str, spec: ModelSpec) -> tup
         ),
         clip_norm=clip_norm,
         clipping=request.clipping,
+        device_noise=request.device_noise,
         # This and the number of fragments follow from the noise, which depends on all others.
         learning_rate=1.0,
         momentum=preset.momentum,
@@ -190,6 +192,11 @@ def _outlook(settings: RunSettings, fleet: FleetSettings, job: Job, spec: ModelS
         noise = [mechanism.deviation_per_multiplier * stretch * each for each in job.noise.multipliers]
         if method_named(settings.method).trains_locally:
             clipping = update_clipping(fleet, spec)
+            if job.device is not None:
+                # Over twice the norm of an update, and from every device.
+                share = 2 * math.sqrt(devices) * mechanism.deviation_per_multiplier * stretch
+                pairs = zip(noise, job.device.noise.multipliers, strict=True)
+                noise = [math.hypot(each, share * own) for each, own in pairs]
             noise = [each * clipping.radius / clipping.clip_norm for each in noise]
             ratio = updates_to_noise(noise, parameters=parameters, devices=devices)
         else:

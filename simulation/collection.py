@@ -58,15 +58,15 @@ def _read_device(number: int, state_dir: Path, account: str) -> _Device:
         counters = dict(connection.execute("SELECT name, value FROM counters").fetchall())
     finally:
         connection.close()
-    last = spent.charges[-1] if spent is not None and spent.charges else None
+    charges = [] if spent is None else [each for each in spent.charges if each.dataset == account]
     budgets = [] if spent is None else [entry.record for entry in spent.entries]
     changes = [each.epsilon for each in budgets if isinstance(each, BudgetChange) and each.dataset == account]
     return _Device(
         DeviceBudget(
             number,
-            last.cumulative_epsilon if last is not None else 0.0,
+            charges[-1].cumulative_epsilon if charges else 0.0,
             changes[-1] if changes else 0.0,
-            len(spent.charges) if spent is not None else 0,
+            len(charges),
             spent is not None,
         ),
         [

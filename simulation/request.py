@@ -125,6 +125,8 @@ class Request(Settings):
     clip_norm: ClipNorm | None = None
     """Norm that gradients of records, or updates of devices, are clipped to, in that which the noise needs:
     L1 or L2."""
+    device_noise: Epsilon | None = None
+    """``central``: ε of the job for each device, nobody trusted, by noise that it adds itself; None: none."""
     learning_rate: LearningRate | None = None
     """Of the coordinator's step."""
     sampling_rate: SamplingRate | None = None

@@ -62,6 +62,10 @@ class DataForm:
         return self.class_names or tuple(map(str, range(self.classes)))
 
 
+NOISY_UPDATES: Final = "updates with noise of their devices"
+"""What the coordinator gets where devices add noise besides."""
+
+
 class RunSettings(Settings):
     """A run, every value settled. All of it is part of the job, and may not change when the run goes on."""
 
@@ -80,6 +84,8 @@ class RunSettings(Settings):
     sampling_rate: SamplingRate
     clip_norm: ClipNorm
     clipping: ClippingKind
+    device_noise: Epsilon | None
+    """ε of the job for each device, nobody trusted, by noise that it adds itself; None: it adds none."""
     learning_rate: LearningRate
     momentum: float
     cap: CapKind
@@ -101,6 +107,11 @@ class RunSettings(Settings):
         if self.cap == "published":
             return PublishedLaplace
         return method_named(self.method).mechanism(self.noise)
+
+    @property
+    def sends(self) -> str:
+        """What the coordinator gets of a device."""
+        return method_named(self.method).sends if self.device_noise is None else NOISY_UPDATES
 
     @property
     def norm(self) -> Norm | None:

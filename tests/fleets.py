@@ -131,16 +131,27 @@ def update_plan(
     name: str = "central-gaussian",
     clip_norm: float = 1.0,
     count_weight: float = 0.0,
+    device_noise: list[float] | None = None,
     **changes: Any,
 ) -> Plan:
-    """A plan that asks for updates of the ``digits`` model, to whose sum the coordinator adds noise."""
+    """A plan that asks for updates of the ``digits`` model, to whose sum the coordinator adds noise, and
+    devices besides, if they are given noise multipliers."""
     values = plan_values(method="central", **changes)
     noise = JobNoise.announced(name, [2.0, 1.5, 1.0], {"resolution": 1 << (14 if "gaussian" in name else 21)})
     clipping = UpdateClipping(noise.mechanism.norm, clip_norm, DIGITS.parameter_count, count_weight)
-    largest = noise.at(1, query_of_update(clipping)).sensitivity_units
+    query = query_of_update(clipping)
+    largest, own = noise.at(1, query).sensitivity_units, None
+    if device_noise is not None:
+        added = JobNoise.announced(name.replace("central", "device"), device_noise, noise.parameters)
+        largest = added.at(values["round"], query).largest_units
+        own = {
+            "name": added.mechanism.name,
+            "noise_multipliers": device_noise,
+            "parameters": dict(noise.parameters),
+        }
     values["release"] = {
         "kind": "update", "clip_norm": clip_norm, "count_weight": count_weight, "largest": largest,
-        "expected_devices": 4,
+        "expected_devices": 4, "device_noise": own,
         "mechanism": {
             "name": name, "noise_multipliers": list(noise.multipliers), "parameters": dict(noise.parameters),
         },

@@ -96,7 +96,11 @@ def _payloads(name: str) -> list[bytes]:
 
 
 _REPORTS: Final = _messages("reports", "bytes")
-_UPDATES: Final = [*_messages("clipped", "bytes"), *_messages("counted", "bytes")]
+_UPDATES: Final = [
+    *_messages("clipped", "bytes"),
+    *_messages("counted", "bytes"),
+    *_messages("noisy", "bytes"),
+]
 _SUMS: Final = _messages("plan", "bytes")
 _PLANS: Final = [*_SUMS, *_REPORTS, *_UPDATES]
 _CHUNKS: Final = _messages("model", "bytes")

@@ -53,8 +53,8 @@ def open_state(path: Path, budget: Budget = BUDGET, dataset: str = DATASET) -> A
 def charge_for(plan: Plan, data: Dataset, ledger: Ledger, dataset: str = DATASET, **changes: Any) -> Charge:
     """What the daemon charges for a round that the device accepts."""
     task = RoundTask.of(plan)
-    price = admit(task, data, ledger, dataset, LIMITS, now=0.0)
-    return replace(charge_of(task, price, dataset, charged_at="2026-11-20T00:00:00+00:00"), **changes)
+    (price,) = admit(task, data, ledger, dataset, LIMITS, now=0.0)
+    return replace(charge_of(task, price, charged_at="2026-11-20T00:00:00+00:00"), **changes)
 
 
 def tamper(database: Path, *statements: str | tuple[str, Sequence[Any]]) -> None:
@@ -83,7 +83,7 @@ def charge_and_spool(
 ) -> None:
     """What a device does with a round, from its offer to its spool."""
     state.offer(charge.job, charge.round, plan, 0.0)
-    state.charge(charge, 0.0)
+    state.charge([charge], 0.0)
     state.spool_round(charge.job, charge.round, spooled, 0.0, None)
 
 

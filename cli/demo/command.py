@@ -209,6 +209,7 @@ def _require_effect(run: Given, request: Request) -> None:
     for setting, has_effect, why in (
         ("sampling_rate", not method.trains_locally, f"{method.name} draws no lots of records"),
         ("clip_norm", is_clipped, f"{method.name} cuts weights to ranges"),
+        ("device_noise", method.name == "central", "it is noise beside the coordinator's, for central alone"),
         ("step", request.schedule in (None, "incrementing"), f"a {request.schedule} schedule has none"),
     ):
         if run.values[setting] is not None and not has_effect:

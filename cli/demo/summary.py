@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import typer
 
 from cli.tables import print_table
 from dpagent.wording import counted
+
+_WITH: Final = {"shuffler": " if nobody links fragments", "none": ", nobody trusted"}
+"""On whom a figure besides the run's own rests."""
 
 
 def print_summary(results: dict[str, Any]) -> None:
@@ -51,9 +54,9 @@ def print_summary(results: dict[str, Any]) -> None:
             ["unit, adjacency", f"{privacy['unit']}, {privacy['adjacency']}"],
             ["trusted parties", privacy["trust"]],
             *(
-                [f"ε of the {column['unit']} if nobody links fragments", f"{column['epsilon']:.4f}"]
-                for column in privacy["columns"]
-                if column["trust"] == "shuffler"
+                [f"ε of the {column['unit']}{_WITH[column['trust']]}", f"{column['epsilon']:.4f}"]
+                for column in privacy["columns"][1:]
+                if column["unit"] != "coordinate"
             ),
             ["fragments pass through", "broker and mixer" if results["mixer"] else "broker"],
             [

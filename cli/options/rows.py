@@ -92,6 +92,8 @@ PLAN: Final = OptionTable(
     *_METHOD,
     Option("epsilon", NUMBER, "Target ε of the whole job, for each record.", default="2"),
     Option("delta", NUMBER, "Target δ of the whole job.", default="1e-5"),
+    Option("device_noise", NUMBER,
+           "central: target ε for each device, nobody trusted, of noise that it adds itself besides."),
     Option("rounds", COUNT, "Rounds of the job, up to 5000.", default="100"),
     Option("sampling_rate", NUMBER, "Probability that a record is in a round's lot.", default="0.1"),
     Option("schedule", choice("incrementing", "uniform", "linear"), "How the rounds share the budget.",
@@ -137,6 +139,9 @@ RUN: Final = OptionTable(
     Option("clip_norm", NUMBER,
            "Norm that gradients of records, or updates of devices, are clipped to: L2; laplace noise: L1.",
            panel=_TRAINING),
+    Option("device_noise", NUMBER,
+           "central: let each device add noise to its update besides, for this ε of the job for each device "
+           "with nobody trusted.", panel=_TRAINING),
     Option("learning_rate", NUMBER, "Learning rate of the coordinator's step.", panel=_TRAINING),
     Option("sampling_rate", NUMBER, "Probability that a record is in a round's lot.", panel=_TRAINING),
     Option("clipping", choice("whole", "layers", "quantile"),

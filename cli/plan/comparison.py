@@ -9,7 +9,7 @@ noise; these figures omit it.
 
 Where the coordinator adds the noise (``central``), it adds s once to the sum of n updates, and divides by n:
 each coordinate of the mean update has noise of s/n. A clip norm that follows a quantile adds 3 % in L2 and
-25 % in L1; these figures are without.
+25 % in L1; these figures are without. If devices add noise of t each besides, that is √(s² + n·t²)/n.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from dpagent.errors import ParameterError
 from dpagent.privacy.calibration import BudgetPlan, calibrate
 from dpagent.privacy.mechanisms.cap_costs import BoundedPrices, CapCost, bounded_prices, cap_costs
 from dpagent.privacy.mechanisms.job_noise import JobNoise
+from dpagent.privacy.mechanisms.mechanism import CalibratedMechanism
+from dpagent.privacy.schedules import Schedule
 from dpagent.privacy.statement import BudgetStatement, delta_warning
 
 
@@ -38,6 +40,8 @@ class Candidate:
             norms, for every round.
         mean_noise: expected L2 norm of the noise on the whole mean gradient, in clip norms, for every round.
         chosen: whether it is the requested schedule.
+        device: noise and ε, without trust, of what devices add to their updates besides; None without such
+            noise.
     """
 
     plan: BudgetPlan
@@ -45,6 +49,7 @@ class Candidate:
     coordinate_noise: tuple[float, ...]
     mean_noise: tuple[float, ...]
     chosen: bool
+    device: BudgetPlan | None = None
 
     @property
     def name(self) -> str:
@@ -83,6 +88,14 @@ class Comparison:
         return next(candidate for candidate in self.candidates if candidate.chosen)
 
     @property
+    def device_statement(self) -> BudgetStatement | None:
+        """The guarantee of the noise that devices add besides, which trusts nobody; None without it."""
+        target = self.target
+        if (own := target.device_mechanism) is None:
+            return None
+        return own.job_statement(target.device_noise or 0.0, target.delta)
+
+    @property
     def uniform(self) -> Candidate:
         """The schedule with equal shares, as a reference."""
         return self.candidates[0]
@@ -101,16 +114,16 @@ def compare(target: PlanTarget) -> Comparison:
         ParameterError: a value is out of range.
         PlanError: no noise meets the target.
     """
-    mechanism = target.mechanism
+    mechanism, own = target.mechanism, target.device_mechanism
+
+    def planned(schedule: Schedule, kind: type[CalibratedMechanism], epsilon: float) -> BudgetPlan:
+        family = kind.family(target.sampling_rate, target.local_steps)
+        return calibrate(schedule, family, epsilon=epsilon, delta=target.delta, rounds=target.rounds)
+
     candidates = tuple(
         _candidate(
-            calibrate(
-                schedule,
-                mechanism.family(target.sampling_rate, target.local_steps),
-                epsilon=target.epsilon,
-                delta=target.delta,
-                rounds=target.rounds,
-            ),
+            planned(schedule, mechanism, target.epsilon),
+            None if own is None else planned(schedule, own, target.device_noise or 0.0),
             target,
         )
         for schedule in target.schedules()
@@ -133,27 +146,38 @@ def compare(target: PlanTarget) -> Comparison:
     return Comparison(target, candidates, statement, caps, bounded, tuple(_remarks(target, chosen)))
 
 
-def _candidate(plan: BudgetPlan, target: PlanTarget) -> Candidate:
-    noise, query = JobNoise.chosen(target.mechanism.name, plan.noise_multipliers), target.query
-    mechanisms = (noise.at(number, query) for number in range(1, noise.rounds + 1))
-    coordinate_noise = tuple(
-        each.deviation_units * each.granularity / target.averaged_over for each in mechanisms
-    )
+def _candidate(plan: BudgetPlan, device: BudgetPlan | None, target: PlanTarget) -> Candidate:
+    drawn = _deviations(target.mechanism, plan, target)
+    if device is not None and (own := target.device_mechanism) is not None:
+        added = (math.sqrt(target.devices) * each for each in _deviations(own, device, target))
+        drawn = [math.hypot(each, more) for each, more in zip(drawn, added, strict=True)]
+    coordinate_noise = tuple(each / target.averaged_over for each in drawn)
     return Candidate(
         plan,
         shares=tuple(plan.schedule.shares(plan.rounds).tolist()),
         coordinate_noise=coordinate_noise,
         mean_noise=tuple(noise * math.sqrt(target.parameters) for noise in coordinate_noise),
         chosen=plan.schedule.kind == target.schedule,
+        device=device,
     )
 
 
+def _deviations(kind: type[CalibratedMechanism], plan: BudgetPlan, target: PlanTarget) -> list[float]:
+    """Of the noise on a coordinate as it is drawn, in clip norms, for every round."""
+    noise = JobNoise.chosen(kind.name, plan.noise_multipliers)
+    mechanisms = (noise.at(number, target.query) for number in range(1, noise.rounds + 1))
+    return [each.deviation_units * each.granularity for each in mechanisms]
+
+
 def _remarks(target: PlanTarget, chosen: Candidate) -> Iterator[str]:
-    try:
-        noise = JobNoise.chosen(target.mechanism.name, chosen.plan.noise_multipliers)
-        noise.require_acceptable(lambda _: target.query, chosen.plan.epsilon_by_round[-1], target.delta)
-    except ParameterError as error:
-        yield f"No device would accept this plan. Its {error}"
+    for kind, plan in ((target.mechanism, chosen.plan), (target.device_mechanism, chosen.device)):
+        if kind is None or plan is None:
+            continue
+        try:
+            noise = JobNoise.chosen(kind.name, plan.noise_multipliers)
+            noise.require_acceptable(lambda _: target.query, plan.epsilon_by_round[-1], target.delta)
+        except ParameterError as error:
+            yield f"No device would accept this plan. Its {error}"
     if target.cap == "bounded":
         yield (
             "The schedules are priced as if no cap acted. Under the bounded cap of this fleet, a round costs "

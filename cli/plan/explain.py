@@ -101,6 +101,7 @@ def sections(comparison: Comparison) -> Iterator[Section]:
             f"Unit: {unit.meaning}. Adjacency: {statement.adjacency}, which hides its "
             f"{statement.adjacency.meaning}. Trusted: {statement.trust.meaning}. So the "
             f"guarantee holds against {scope.against}",
+            *_against_the_coordinator(comparison),
         ),
     )
     yield Section(
@@ -205,6 +206,16 @@ def _means_of_lots(comparison: Comparison, width: str, span: str) -> Iterator[st
         if target.sampling_rate < 1
         else "Sampling: every record is in every lot. A rate below 1 would make rounds cheaper."
     )
+
+
+def _against_the_coordinator(comparison: Comparison) -> Iterator[str]:
+    """What noise of devices gives besides, if they add any."""
+    if (statement := comparison.device_statement) is not None:
+        yield (
+            f"Against the coordinator too, everybody together: ε = {plain(statement.epsilon)}, for any other "
+            "records on the device, by the noise that it adds to its own update. The two figures are never "
+            "added."
+        )
 
 
 def _rule(schedule: Schedule) -> str:

@@ -38,6 +38,7 @@ def page(comparison: Comparison, *, every_round: bool, width: int, encoding: str
         words(headline(comparison)) + words(setting(comparison)),
         schedules_table(comparison) + words(f"* requested. {legend(comparison)}"),
         words(verdict(comparison)),
+        words(device_words(comparison)) if comparison.device_statement else "",
         noise_chart(
             {candidate.name: candidate.plan.noise_multipliers for candidate in comparison.candidates},
             first=chosen.name,
@@ -104,6 +105,19 @@ def verdict(comparison: Comparison) -> str:
     return (
         f"For the same total, the noise of {chosen.name} is {_against(first)} that of uniform in round 1 and "
         f"{_against(last)} it in round {comparison.target.rounds:,}."
+    )
+
+
+def device_words(comparison: Comparison) -> str:
+    """The noise that devices add besides, and its guarantee."""
+    statement, device = comparison.device_statement, comparison.chosen.device
+    assert statement is not None
+    assert device is not None
+    first, last = (figure(device.noise_multipliers[place], 3) for place in (0, -1))
+    span = first if first == last else f"{first} in round 1 and {last} in round {comparison.target.rounds:,}"
+    return (
+        f"Each device adds noise to its own update besides, {span} times twice the clip norm: "
+        f"{statement.sentence()}. The noise on the mean counts both."
     )
 
 

@@ -50,8 +50,20 @@ def as_json(comparison: Comparison, *, explained: bool) -> dict[str, Any]:
             for cap in comparison.caps
         ],
         "bounded_cap": None if comparison.bounded is None else _bounded(comparison.bounded),
+        "device_noise": _device_noise(comparison),
         "remarks": list(comparison.remarks),
     } | (explanation if explained else {})
+
+
+def _device_noise(comparison: Comparison) -> dict[str, Any] | None:
+    statement, device = comparison.device_statement, comparison.chosen.device
+    if statement is None or device is None:
+        return None
+    return {
+        "statement": statement.as_dict(),
+        "noise_multipliers": list(device.noise_multipliers),
+        "epsilon": list(device.epsilon_by_round),
+    }
 
 
 def _bounded(bounded: BoundedPrices) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from dpagent.errors import ConfigurationError, ParameterError, require_count
 from dpagent.learning.training.engine import ACCUMULATION_SLACK
 from dpagent.privacy.calibration import EPSILON_RANGE
 from dpagent.privacy.mechanisms.central import CentralMechanism
+from dpagent.privacy.mechanisms.device_noise import DEVICE_NOISE, DeviceNoise
 from dpagent.privacy.mechanisms.mechanism import CalibratedMechanism, Query
 from dpagent.privacy.methods import DEFAULT_METHOD, METHODS, method_named
 from dpagent.privacy.schedules import Schedule, ScheduleKind, kind_given_by
@@ -45,6 +46,7 @@ class PlanOptions(Settings):
     parameters: Annotated[int, Field(ge=1, le=2**28)] | None = None
     method: str | None = None
     noise: str | None = None
+    device_noise: Annotated[float, Field(ge=EPSILON_RANGE[0], le=EPSILON_RANGE[1])] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,8 @@ class PlanTarget:
         cap: the noise cap in the fleet's file, or None.
         method: by name.
         noise: the kind of its noise; None for the method's own.
+        device_noise: of ``central``, ε of the whole job for each device with nobody trusted, which noise of
+            its own gives it besides; None without such noise.
     """
 
     epsilon: float = 2.0
@@ -84,6 +88,7 @@ class PlanTarget:
     cap: str | None = None
     method: str = DEFAULT_METHOD
     noise: str | None = None
+    device_noise: float | None = None
 
     @property
     def mechanism(self) -> type[CalibratedMechanism]:
@@ -108,6 +113,13 @@ class PlanTarget:
         """Whether the coordinator adds the noise, to a sum of whole updates; else each device does, to sums
         over random lots of its records."""
         return issubclass(self.mechanism, CentralMechanism)
+
+    @property
+    def device_mechanism(self) -> type[DeviceNoise] | None:
+        """What each device adds to its own update besides, if anything."""
+        if self.device_noise is None or not self.sums_updates:
+            return None
+        return DEVICE_NOISE[self.mechanism.norm]
 
     @property
     def expected_lot(self) -> float:
@@ -172,6 +184,11 @@ def target_from(options: PlanOptions, *, config: Path | None) -> PlanTarget:
                 f"expected no {named(name)}."
             )
         values |= dict.fromkeys(_OF_LOTS, 1)
+    if "device_noise" in given and (method := values.get("method", DEFAULT_METHOD)) != "central":
+        raise ParameterError(
+            f"{named('device_noise')} is {given['device_noise']:g}, and method {method} has no other noise "
+            "than that of devices; expected method central."
+        )
     if "schedule" not in values:
         values["schedule"] = method_named(values.get("method", DEFAULT_METHOD)).schedule
     return PlanTarget(**values)
@@ -198,6 +215,7 @@ def _from_fleet(file: Path) -> dict[str, Any]:
         "cap": settings.cap.kind,
         "method": privacy.method,
         "noise": privacy.noise,
+        "device_noise": privacy.device_noise and privacy.device_noise.epsilon,
     }
 
 

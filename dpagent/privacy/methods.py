@@ -130,11 +130,13 @@ METHODS: Final[dict[str, Method]] = {
             "McMahan, Ramage, Talwar, Zhang, ICLR 2018",
             "Each device trains without noise, and sends the change of its weights, clipped whole, in whole "
             "numbers; the coordinator adds noise to their sum, once, steps by it and deletes the sum. The "
-            "clip norm is given, or follows a quantile of the devices (privacy.clipping).",
+            "clip norm is given, or follows a quantile of the devices (privacy.clipping). Devices may add "
+            "noise of their own besides (privacy.device_noise): then a second ε trusts nobody.",
             "trains on its records, and clips the change of its weights",
             "updates without noise",
             "All of its update, in fragments that it cannot link unless it is the broker too: ε and δ bound "
-            "what everybody else learns from the models, and nothing bounds what the coordinator learns.",
+            "what everybody else learns from the models, and nothing bounds what the coordinator learns, "
+            "unless devices add noise of their own: then the second ε does.",
             {"gaussian": CentralGaussian.name, "laplace": CentralLaplace.name},
             ("none",),
         ),

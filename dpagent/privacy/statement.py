@@ -51,9 +51,9 @@ class Adjacency(StrEnum):
     REPLACE_ONE = "replace-one"
     """They differ in the value of one unit; participation is no secret."""
     ZERO_OUT = "zero-out"
-    """In one, a unit takes part and adds zeros; participation is no secret. After Erlingsson et al., *Encode,
-    shuffle, analyze privacy revisited* (2020), and Kairouz et al., *Practical and private (deep) learning
-    without sampling or shuffling* (ICML 2021)."""
+    """In one, a unit takes part and adds zeros, and noise if it adds any; participation is no secret. After
+    Erlingsson et al., *Encode, shuffle, analyze privacy revisited* (2020), and Kairouz et al., *Practical and
+    private (deep) learning without sampling or shuffling* (ICML 2021)."""
 
     @property
     def meaning(self) -> str:

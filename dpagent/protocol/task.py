@@ -22,6 +22,7 @@ from dpagent.privacy.methods import Method, method_named
 from dpagent.protocol.codec import MessageError, read_cbor
 from dpagent.protocol.messages import Plan
 from dpagent.protocol.noisy_sum import NoisySum, sum_dimension
+from dpagent.protocol.own_noise import OwnNoise
 from dpagent.protocol.reports import Reports
 from dpagent.protocol.terms import NoisySumTerms, ReportTerms, UpdateTerms
 from dpagent.protocol.updates import Updates
@@ -29,6 +30,8 @@ from dpagent.protocol.weights import weights_from_bytes
 
 Release: TypeAlias = NoisySum | Reports | Updates
 """What a device makes of its records and sends."""
+Priced: TypeAlias = Release | OwnNoise
+"""What has a guarantee of its own, and a price."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,14 @@ class RoundTask:
     def weights_from(self, data: bytes) -> NDArray[np.float32]:
         """The weights that devices train from, (parameters,), from the bytes that the plan names."""
         return weights_from_bytes(data, self.plan.model.parameters, self.plan.model.precision)
+
+    @property
+    def priced(self) -> tuple[Priced, ...]:
+        """Each guarantee of the round: the release's own; before it, where devices add noise to updates
+        besides, the one that trusts nobody. A device charges each in an account of its own."""
+        release = self.release
+        own_noise = release.own_noise if isinstance(release, Updates) else None
+        return (release,) if own_noise is None else (own_noise, release)
 
     @property
     def schedule_digest(self) -> str:

@@ -228,7 +228,7 @@ class ReportTerms(Message):
 
 
 class UpdateTerms(Message):
-    """The change of a device's weights, clipped as a whole, without noise: the coordinator adds it."""
+    """The change of a device's weights, clipped as a whole, to whose sum the coordinator adds noise."""
 
     kind: Literal["update"]
     mechanism: MechanismTerms
@@ -236,8 +236,11 @@ class UpdateTerms(Message):
     """Of the change, in the mechanism's norm. Where it follows a quantile, it differs from round to round."""
     count_weight: Annotated[float, Field(ge=0, le=1)]
     """Weight of the coordinate that counts the devices within the norm; 0 without one."""
-    largest: Annotated[int, Field(ge=1, le=1 << 32)]
-    """Bound on a value's magnitude, and on the norm of all, in grid units."""
+    device_noise: MechanismTerms | None
+    """What each device adds to its own update besides, on the same grid; its noise multipliers are over twice
+    the norm of an update. None: it adds nothing."""
+    largest: Annotated[int, Field(ge=1, le=1 << 40)]
+    """Bound on a value's magnitude, and without noise of devices on the norm of all, in grid units."""
     expected_devices: Annotated[int, Field(ge=1, le=1_000_000)]
     """The divisor of the sum, whoever takes part."""
     training: TrainingTerms

@@ -1,8 +1,10 @@
-"""A release of whole updates, as a round asks for it: the change of a device's weights, without noise, and
-where the clip norm follows a quantile, the device's vote on it (:mod:`dpagent.privacy.update_clipping`).
+"""A release of whole updates, as a round asks for it: the change of a device's weights, and where the clip
+norm follows a quantile, the device's vote on it (:mod:`dpagent.privacy.update_clipping`).
 
-The coordinator adds the noise to their sum (:mod:`dpagent.privacy.mechanisms.central`). So the device trusts
-it: to add that noise, once, and to let nobody see an update or a sum without it.
+The coordinator adds noise to their sum (:mod:`dpagent.privacy.mechanisms.central`). So the device trusts it:
+to add that noise, once, and to let nobody see an update or a sum without it. If the plan asks for it, the
+device adds noise of its own besides (:mod:`dpagent.protocol.own_noise`). Then it need not trust the
+coordinator: the round has a second guarantee, which trusts nobody.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpagent.errors import ParameterError, PlanError
+from dpagent.errors import PlanError
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.training.local_sgd import LocalSgd
 from dpagent.privacy.clipping import MAX_NORM
@@ -29,6 +31,7 @@ from dpagent.protocol.codec import MessageError
 from dpagent.protocol.fragments import block_count, require_place
 from dpagent.protocol.local_training import require_local_training
 from dpagent.protocol.messages import Fragment, Plan
+from dpagent.protocol.own_noise import OwnNoise, events_from
 from dpagent.protocol.terms import UpdateTerms
 from dpagent.protocol.update_packing import read_update
 
@@ -41,8 +44,9 @@ class Updates:
         plan: its source.
         terms: of the plan.
         clipping: of this round.
-        noise: of the whole job.
+        noise: of the coordinator, for the whole job.
         mechanism: of this round.
+        own_noise: of each device besides, or None.
         training: on the device, before anything is clipped.
     """
 
@@ -51,6 +55,7 @@ class Updates:
     clipping: UpdateClipping
     noise: JobNoise
     mechanism: CentralMechanism
+    own_noise: OwnNoise | None
     training: LocalSgd
 
     @classmethod
@@ -64,17 +69,21 @@ class Updates:
         noise = JobNoise.announced(announced.name, announced.noise_multipliers, announced.parameters)
         if not issubclass(noise.mechanism, CentralMechanism):
             raise PlanError(
-                f"Updates without noise go with mechanism {announced.name}, whose noise devices add."
+                f"Noise of mechanism {announced.name} is not for the coordinator to add to updates."
             )
         clipping = UpdateClipping(
             noise.mechanism.norm, terms.clip_norm, plan.model.parameters, terms.count_weight
         )
-        mechanism = noise.at(plan.round, query_of_update(clipping))
+        query = query_of_update(clipping)
+        mechanism = noise.at(plan.round, query)
         assert isinstance(mechanism, CentralMechanism)
-        if terms.largest != mechanism.sensitivity_units:
+        own_noise = None
+        if terms.device_noise is not None:
+            own_noise = OwnNoise.of(terms.device_noise, plan.round, query, noise)
+        largest = mechanism.sensitivity_units if own_noise is None else own_noise.mechanism.largest_units
+        if terms.largest != largest:
             raise PlanError(
-                f"Values of an update have up to {mechanism.sensitivity_units} units; the plan makes room "
-                f"for {terms.largest}."
+                f"Values of an update have up to {largest} units; the plan makes room for {terms.largest}."
             )
         return cls(
             plan,
@@ -82,6 +91,7 @@ class Updates:
             clipping,
             noise,
             mechanism,
+            own_noise,
             LocalSgd(**terms.training.model_dump(), largest_gradient=MAX_NORM),
         )
 
@@ -110,15 +120,7 @@ class Updates:
         Raises:
             PlanError: a later round has parameters that no device could run.
         """
-        query = query_of_update(self.clipping)
-        try:
-            later = [
-                self.noise.at(number, query).event
-                for number in range(self.plan.round + 1, self.noise.rounds + 1)
-            ]
-        except ParameterError as error:
-            raise PlanError(f"A later round of the job cannot be run: {error}") from error
-        return (self.mechanism.event, *later)
+        return events_from(self.plan.round, query_of_update(self.clipping), self.noise)
 
     @property
     def pinned(self) -> dict[str, Any]:
@@ -126,7 +128,7 @@ class Updates:
 
         A clip norm that follows a quantile is not part of them: the noise follows the norm.
         """
-        pinned = self.terms.model_dump(exclude={"training", "expected_devices"})
+        pinned = self.terms.model_dump(exclude={"training", "expected_devices", "largest"})
         if self.terms.count_weight:
             del pinned["clip_norm"]
         return pinned
@@ -142,7 +144,7 @@ class Updates:
         return math.ceil(self.clipping.largest_vote * (1 + 2.0**-20) / self.mechanism.granularity)
 
     def update_of(self, trained: NDArray[np.float32], weights: NDArray[np.float32]) -> NDArray[np.int64]:
-        """What a device sends of its trained weights, (dimension,). Private.
+        """What a device sends of its trained weights, (dimension,). Private, unless it adds noise of its own.
 
         A change that is not finite counts as none, and so does its vote.
 
@@ -153,7 +155,9 @@ class Updates:
         change = trained.astype(np.float64) - weights
         if not np.isfinite(change).all():
             change = np.zeros_like(change)
-        return self.mechanism.constrain(self.clipping.clip(change)[np.newaxis].astype(np.float32)).total
+        clipped = self.clipping.clip(change)[np.newaxis].astype(np.float32)
+        update = self.mechanism.constrain(clipped).total
+        return update if self.own_noise is None else self.own_noise.mechanism.add_clamped(update)
 
     def read(self, fragment: Fragment) -> NDArray[np.int64]:
         """The values of a fragment, (block,), which is no dummy; see
@@ -170,8 +174,8 @@ class Updates:
                 self.plan.wire.block,
                 dimension=self.dimension,
                 largest=self.terms.largest,
-                norm=self.mechanism.norm,
-                largest_vote=self.largest_vote,
+                norm=self.mechanism.norm if self.own_noise is None else None,
+                largest_vote=self.largest_vote if self.own_noise is None else None,
             )
         except ValueError as error:
             raise MessageError("bad values", str(error)) from error

@@ -159,6 +159,7 @@ def _fleet(
             "sampling_rate": settings.sampling_rate,
             "clip_norm": settings.clip_norm,
             "clipping": {"kind": settings.clipping},
+            "device_noise": settings.device_noise and {"epsilon": settings.device_noise},
             "schedule": {"kind": settings.schedule, "step": settings.step},
             "local_training": LOCAL_TRAINING,
         },
@@ -182,7 +183,7 @@ def _budget(settings: RunSettings) -> dict[str, Any]:
     wanted = {"epsilon": settings.epsilon, "delta": settings.delta}
     if settings.mechanism.trust is not Trust.COORDINATOR:
         return wanted
-    return wanted | {"coordinator": wanted}
+    return wanted | {"epsilon": settings.device_noise or settings.epsilon, "coordinator": wanted}
 
 
 def _cap(settings: RunSettings) -> dict[str, Any]:

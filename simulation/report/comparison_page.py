@@ -79,7 +79,10 @@ def comparison_rows(records: Sequence[RunRecord]) -> list[list[str]]:
 
 def _trust_picture(method: str, record: RunRecord) -> Picture:
     mechanism, is_mixed = record.settings.mechanism, record.settings.mixer
-    return trust_picture(method_named(method), mechanism, f"trust-{method}", is_mixed=is_mixed)
+    return trust_picture(
+        method_named(method), mechanism, f"trust-{method}",
+        is_mixed=is_mixed, has_device_noise=record.settings.device_noise is not None,
+    )  # fmt: skip
 
 
 def label_heights(values: Sequence[float], least: float) -> list[float]:

@@ -10,7 +10,6 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from dpagent.privacy.methods import method_named
 from dpagent.wording import counted
 from simulation.record import Arrival, RunRecord
 from simulation.report.drawing import COLOURS, DEVICE_COLOURS, Picture, draw_picture
@@ -58,8 +57,7 @@ _WITH_MIXER: Final = (
 def who_could_link(record: RunRecord) -> tuple[tuple[str, str], ...]:
     """Each party, and its knowledge of which device a fragment is from."""
     parties = _WITH_MIXER if record.settings.mixer else _WITHOUT_MIXER
-    sends = method_named(record.settings.method).sends
-    return tuple((party, knowledge.format(sends=sends)) for party, knowledge in parties)
+    return tuple((party, knowledge.format(sends=record.settings.sends)) for party, knowledge in parties)
 
 
 def mixing_picture(record: RunRecord) -> Picture:

@@ -11,7 +11,7 @@ from typing import Final
 
 from dpagent.notation import upwards
 from dpagent.privacy.methods import method_named
-from dpagent.privacy.statement import Trust, Unit
+from dpagent.privacy.statement import BudgetStatement, Trust, Unit
 from dpagent.wording import counted
 from simulation.presets import local_training_in_words
 from simulation.record import RunRecord
@@ -62,7 +62,12 @@ def render_report(record: RunRecord, directory: Path) -> str:
             arrivals_picture(record),
             *([mixing_picture(record)] if record.settings.mixer else []),
             ledgers_picture(record),
-            trust_picture(method, record.settings.mechanism, is_mixed=record.settings.mixer),
+            trust_picture(
+                method,
+                record.settings.mechanism,
+                is_mixed=record.settings.mixer,
+                has_device_noise=record.settings.device_noise is not None,
+            ),
         ],
         linking=who_could_link(record),
         round_rows=_round_rows(record),
@@ -73,6 +78,7 @@ def render_report(record: RunRecord, directory: Path) -> str:
         factor=factor(spent),
         unit=str(record.settings.mechanism.unit),
         shuffled=_shuffled(record),
+        untrusting=[upwards(each.epsilon) for each in record.columns[1:] if _is_without_trust(each)],
         whole_device=record.settings.mechanism.unit is Unit.DEVICE,
         trusts_coordinator=record.settings.mechanism.trust is Trust.COORDINATOR,
         local_training=local_training_in_words(),
@@ -109,6 +115,10 @@ def _shuffled(record: RunRecord) -> list[_Shuffled]:
         for each in record.columns
         if each.trust is Trust.SHUFFLER
     ]
+
+
+def _is_without_trust(column: BudgetStatement) -> bool:
+    return column.unit is Unit.DEVICE and column.trust is Trust.NONE
 
 
 def _key_figures(record: RunRecord) -> list[_KeyFigure]:

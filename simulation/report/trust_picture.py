@@ -14,6 +14,7 @@ from dpagent.privacy.mechanisms.mechanism import Mechanism
 from dpagent.privacy.methods import Method
 from dpagent.privacy.statement import Trust
 from simulation.report.drawing import COLOURS, Picture, draw_picture
+from simulation.settings import NOISY_UPDATES
 
 _WIDTH: Final = 1.0
 _GAP: Final = 0.36
@@ -32,7 +33,12 @@ class _Party:
 
 
 def trust_picture(
-    method: Method, mechanism: type[Mechanism], key: str = "trust", *, is_mixed: bool = False
+    method: Method,
+    mechanism: type[Mechanism],
+    key: str = "trust",
+    *,
+    is_mixed: bool = False,
+    has_device_noise: bool = False,
 ) -> Picture:
     """Who sees what with a method.
 
@@ -41,13 +47,17 @@ def trust_picture(
         mechanism: what adds its noise.
         key: of the picture in its page.
         is_mixed: whether fragments pass through a mixer.
+        has_device_noise: whether devices add noise to updates besides the coordinator.
     """
-    coordinator = f"sees {method.sends}, without a name"
+    sends = NOISY_UPDATES if has_device_noise else method.sends
+    coordinator = f"sees {sends}, without a name"
     if mechanism.trust is Trust.COORDINATOR:
         coordinator += "; adds noise to their sum"
+    device = method.device if mechanism.is_private else _UNPROVEN
+    device += ", and adds its own noise" if has_device_noise else ""
     mixer = _Party("mixer", "takes off the outer seal and mixes; can open nothing else")
     parties = (
-        _Party("each device", method.device if mechanism.is_private else _UNPROVEN),
+        _Party("each device", device),
         _Party("broker", "sees who sends, when and how much; can open nothing"),
         *([mixer] if is_mixed else []),
         _Party("coordinator", coordinator),
@@ -68,6 +78,9 @@ def trust_picture(
             else "The device, on its left, keeps to the protocol for its own sake."
         )
     )
+    if has_device_noise:
+        title = f"{method.name}: the coordinator sees {NOISY_UPDATES}"
+        caption += " Without trust in it, the ε of the devices' own noise holds, from the broker on."
     note = (
         "Arrows are sealed fragments: the broker carries them and cannot open them. It knows the sender, so "
         "a coordinator that is the broker too knows whose they are"
@@ -85,7 +98,8 @@ def trust_picture(
         end = len(parties) * step - _GAP + 0.1
         line = min(trusted * step - _GAP / 2, end)
         axes.axvspan(-0.1, line, color=COLOURS["amber"], alpha=0.10, linewidth=0)
-        labels = [("without noise" if line < end else "no guarantee", line - 0.07, "right", "amber")]
+        left = "noise of devices alone" if has_device_noise else "without noise"
+        labels = [(left if line < end else "no guarantee", line - 0.07, "right", "amber")]
         if line < end:
             axes.axvspan(line, end, color=COLOURS["green"], alpha=0.10, linewidth=0)
             axes.axvline(line, color=COLOURS["green"], linewidth=2.0)

@@ -28,7 +28,6 @@ from fleets import DIGITS, update_plan, write_agent
 
 from agent.admission import admit
 from agent.charges import charge_of
-from agent.columns import account_name
 from agent.custody import back_up
 from agent.rounds import RoundState
 from agent.settings import AgentSettings, load_agent_settings
@@ -57,10 +56,9 @@ def spooled_update(settings: AgentSettings, state: AgentState) -> tuple[list[Spo
     """The fragments of a round, and their payloads."""
     trainer, task = started_trainer(settings), RoundTask.of(PLAN)
     name, job = settings.data.name, PLAN.job.hex()
-    price = admit(task, trainer.records.dataset, state.ledger, name, settings.limits, now=0.0)
-    account = account_name(name, task.release.mechanism.trust)
+    (price,) = admit(task, trainer.records.dataset, state.ledger, name, settings.limits, now=0.0)
     state.offer(job, PLAN.round, bytes(32), 0.0)
-    state.charge(charge_of(task, price, account, charged_at="2026-11-20T00:00:00+00:00"), 0.0)
+    state.charge([charge_of(task, price, charged_at="2026-11-20T00:00:00+00:00")], 0.0)
     values = trainer.noisy_update(trainer.prepare(task, {}, DIGITS.initial_weights(0))).values
     assert np.count_nonzero(values) > len(values) / 2
     fragments = list(cut(values, PLAN))

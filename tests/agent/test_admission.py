@@ -67,7 +67,8 @@ def states(path: Path) -> Iterator[Any]:
 
 
 def accepted(state: AgentState, plan: Plan, dataset: str = DATASET, now: float = 0.0) -> Price:
-    return admit(RoundTask.of(plan), DATA, state.ledger, dataset, LIMITS, now=now)
+    (price,) = admit(RoundTask.of(plan), DATA, state.ledger, dataset, LIMITS, now=now)
+    return price
 
 
 def declined(
@@ -138,9 +139,8 @@ def test_data_of_another_shape_and_labels_beyond_the_model_are_declined(states: 
 
 def test_the_number_of_records_is_not_looked_at(states: Any) -> None:
     state = states(50.0)
-    assert admit(make_task(), records(1), state.ledger, DATASET, LIMITS, now=0.0) == accepted(
-        state, make_plan()
-    )
+    (price,) = admit(make_task(), records(1), state.ledger, DATASET, LIMITS, now=0.0)
+    assert price == accepted(state, make_plan())
 
 
 def test_views_of_records_and_a_front_end_exclude_each_other(states: Any) -> None:
@@ -367,7 +367,8 @@ def test_a_ledger_that_is_full_takes_no_more_charges(states: Any) -> None:
         take_part(state, make_plan(round=number, **free))
     task = make_task(job=b"n" * 16, **free)
     room = LIMITS.model_copy(update={"maximum_charges": 5})
-    assert admit(task, DATA, state.ledger, DATASET, room, now=0.0).job_epsilon < 1e-6
+    (price,) = admit(task, DATA, state.ledger, DATASET, room, now=0.0)
+    assert price.job_epsilon < 1e-6
     full = LIMITS.model_copy(update={"maximum_charges": 4})
     with pytest.raises(BeyondLimitError, match=r"is 5; this device accepts at most 4 .*maximum_charges"):
         admit(task, DATA, state.ledger, DATASET, full, now=0.0)

@@ -86,8 +86,8 @@ def take(state: AgentState, task: RoundTask, weights: NDArray[np.float32] | None
     """
     if weights is not None:
         task.release.require_derived(weights)
-    price = admit(task, DATA, state.ledger, DATASET, LIMITS, now=0.0)
-    charge = charge_of(task, price, DATASET, charged_at="2026-11-23T00:00:00+00:00")
+    (price,) = admit(task, DATA, state.ledger, DATASET, LIMITS, now=0.0)
+    charge = charge_of(task, price, charged_at="2026-11-23T00:00:00+00:00")
     charge_and_spool(state, charge, [])
     return charge
 

@@ -27,9 +27,14 @@ from dpagent.privacy.accounting.accountant import AccountantName
 from dpagent.privacy.mechanisms.mechanism import JOB_ASSUMPTIONS
 from dpagent.privacy.statement import Trust
 from dpagent.protocol.messages import Plan
+from dpagent.protocol.task import RoundTask
 
-PRICE = Price(2.0, 3.0, 2e-5, "pld", 1e-3)
 CHARGES = TypeAdapter(SumCharge)
+
+
+def made_of(task: RoundTask) -> Charge:
+    price = Price("digits", task.release.mechanism, 2.0, 3.0, 2e-5, "pld", 1e-3)
+    return charge_of(task, price, charged_at="2026-11-20T00:00:00+00:00")
 
 
 def charge(**changes: Any) -> Charge:
@@ -37,13 +42,13 @@ def charge(**changes: Any) -> Charge:
     task = make_task(
         **terms(rate=0.125, local_steps=3, clipping={"norms": [0.75], "accumulation_slack": 0.003}), round=2
     )
-    return replace(charge_of(task, PRICE, "digits", charged_at="2026-11-20T00:00:00+00:00"), **changes)
+    return replace(made_of(task), **changes)
 
 
 @pytest.mark.parametrize("number", [1, 3])
 def test_a_charge_rebuilds_the_mechanism_of_its_round(number: int) -> None:
     task = make_task(**terms(rate=0.125, local_steps=3), round=number)
-    made = charge_of(task, PRICE, "digits", charged_at="2026-11-20T00:00:00+00:00")
+    made = made_of(task)
     assert made.rebuilt() == task.release.mechanism
     assert made.event == task.release.events[0]
     assert (made.round, made.job, made.schedule) == (number, task.plan.job.hex(), task.schedule_digest)

@@ -64,7 +64,7 @@ class Device:
     def steps(self, state: AgentState) -> Iterator[tuple[str, Callable[[], object]]]:
         """The writes of a round, in order."""
         yield "offer", lambda: state.offer(JOB, 1, bytes(32), 0.0)
-        yield "charge", lambda: state.charge(self.charge, 0.0)
+        yield "charge", lambda: state.charge([self.charge], 0.0)
         yield "spool", lambda: state.spool_round(JOB, 1, SENT, 0.0, None)
         yield "draw times", lambda: state.reschedule((1.0, each.digest) for each in SENT)
         yield "send", lambda: state.mark_sent({each.digest: 9.0 for each in SENT}, 1.0)

@@ -143,7 +143,7 @@ def test_a_copy_made_between_charge_and_spool_does_not_run_the_round_again(path:
     state = open_state(path)
     charge = charge_for(make_plan(), DATA, state.ledger)
     state.offer(JOB, 1, bytes(32), 0.0)
-    state.charge(charge, 0.0)
+    state.charge([charge], 0.0)
     between = copied(path, "between")
     state.close()
     put_back(between, path)
@@ -190,7 +190,7 @@ def test_two_agents_with_copies_of_one_directory_send_no_two_sums_under_one_char
     with closing(open_state(path)) as first:
         charge = charge_for(make_plan(), DATA, first.ledger)
         first.offer(charge.job, charge.round, bytes(32), 0.0)
-        first.charge(charge, 0.0)
+        first.charge([charge], 0.0)
         copied(path, "copy")
         files = LedgerFiles(path.parent / "copy", files_of(path).second_head)
         with closing(AgentState(files, {DATASET: BUDGET})) as second:
@@ -209,7 +209,7 @@ def test_a_second_head_that_cannot_be_written_stops_the_device_before_a_record_i
     with pytest.raises(StorageError):
         charge_rounds(state, 2)
     with pytest.raises(StorageError):  # It would lag by two.
-        state.charge(charge_for(make_plan(round=3), DATA, state.ledger), 0.0)
+        state.charge([charge_for(make_plan(round=3), DATA, state.ledger)], 0.0)
     assert [row[0] for row in state.connection.execute("SELECT number FROM entries")] == [1, 2, 3]
     state.close()
     with pytest.raises(StorageError):

@@ -125,8 +125,8 @@ def admitted(tasks: Iterable[RoundTask], directory: Path, budget: Budget) -> tup
     """The charges of a device that takes all rounds, as its auditor reads them."""
     with closing(open_state(directory, budget)) as state:
         for task in tasks:
-            price = admit(task, DATA, state.ledger, DATASET, LIMITS, now=0.0)
-            charge = charge_of(task, price, DATASET, charged_at="2026-11-22T00:00:00+00:00")
+            (price,) = admit(task, DATA, state.ledger, DATASET, LIMITS, now=0.0)
+            charge = charge_of(task, price, charged_at="2026-11-22T00:00:00+00:00")
             charge_and_spool(state, charge, [])
     return audit(directory).charges
 
@@ -176,7 +176,7 @@ def test_a_coarse_or_fine_grid_costs_the_same_epsilon(tmp_path: Path, resolution
     """What rounding adds is in the sensitivity, and so in the noise."""
     task = make_task(**laplace(noise_multipliers=[2.0] * 3, resolution=resolution))
     with closing(open_state(tmp_path)) as state:
-        price = admit(task, DATA, state.ledger, DATASET, LIMITS, now=0.0)
+        (price,) = admit(task, DATA, state.ledger, DATASET, LIMITS, now=0.0)
     assert price.job_epsilon == pytest.approx(3 * math.log1p(0.25 * math.expm1(0.5)), rel=0.01)
     mechanism = task.release.mechanism
     assert mechanism.sensitivity_units >= resolution + DIGITS.parameter_count

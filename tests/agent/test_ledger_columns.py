@@ -47,9 +47,8 @@ def opened(path: Path) -> AgentState:
 
 def take_part(state: AgentState, plan: Plan) -> Charge:
     task = RoundTask.of(plan)
-    price = admit(task, DATA, state.ledger, "digits", TRUSTING, now=0.0)
-    account = account_name("digits", task.release.mechanism.trust)
-    charge = charge_of(task, price, account, charged_at="2026-11-20T00:00:00+00:00")
+    (price,) = admit(task, DATA, state.ledger, "digits", TRUSTING, now=0.0)
+    charge = charge_of(task, price, charged_at="2026-11-20T00:00:00+00:00")
     charge_and_spool(state, charge, [])
     return charge
 

@@ -20,7 +20,6 @@ from ledgers import DATASET, LIMITS, charge_and_spool, files_of
 from agent.admission import Declined, admit
 from agent.audit import audit, verify
 from agent.charges import Budget, BudgetChange, Charge, charge_of
-from agent.columns import account_name
 from agent.custody import begin_ledger, go_on_after_restore, raise_budget
 from agent.heads import read_second_head
 from agent.limits import BeyondLimitError
@@ -67,9 +66,8 @@ def state(path: Path) -> Iterator[AgentState]:
 
 def take_part(state: AgentState, plan: Plan) -> Charge:
     task = RoundTask.of(plan)
-    price = admit(task, records(20), state.ledger, DATASET, ALLOWING, now=0.0)
-    account = account_name(DATASET, task.release.mechanism.trust)
-    charge = charge_of(task, price, account, charged_at="2026-11-23T00:00:00+00:00")
+    (price,) = admit(task, records(20), state.ledger, DATASET, ALLOWING, now=0.0)
+    charge = charge_of(task, price, charged_at="2026-11-23T00:00:00+00:00")
     charge_and_spool(state, charge, [])
     return charge
 

@@ -65,7 +65,7 @@ def test_a_round_goes_through_its_states(state: AgentState) -> None:
     state.decline(job, 1, "too dear", 2.0)
     assert state_of(state, 1) == "declined"
     state.offer(job, 1, b"p" * 32, 3.0)
-    state.charge(charge_for(make_plan(), DATA, state.ledger), 4.0)
+    state.charge([charge_for(make_plan(), DATA, state.ledger)], 4.0)
     assert state_of(state, 1) == "charged"
     assert state.ledger.is_charged(DATASET, job, 1)
     state.offer(job, 1, b"q" * 32, 5.0)
@@ -91,7 +91,7 @@ def test_a_round_goes_through_its_states(state: AgentState) -> None:
 def test_another_round_expires_what_is_not_receipted(state: AgentState, last: str) -> None:
     job = (b"j" * 16).hex()
     state.offer(job, 1, bytes(32), 1.0)
-    state.charge(charge_for(make_plan(), DATA, state.ledger), 1.0)
+    state.charge([charge_for(make_plan(), DATA, state.ledger)], 1.0)
     if last != "charged":
         state.spool_round(job, 1, fragments(1), 1.0, None)
     if last == "published":
@@ -141,12 +141,12 @@ def test_a_full_disk_while_charging_leaves_no_charge(path: Path, state: AgentSta
     pages = state.connection.execute("PRAGMA page_count").fetchone()[0]
     state.connection.execute(f"PRAGMA max_page_count={pages}")
     with pytest.raises(StorageError, match="disk is full"):
-        state.charge(charge, 0.0)
+        state.charge([charge], 0.0)
     assert entries(state.connection) == before
     assert state.ledger.epsilon_spent(DATASET) == spent
     assert state_of(state, 2) == "offered"
     state.connection.execute("PRAGMA max_page_count=1000000")
-    state.charge(charge, 0.0)
+    state.charge([charge], 0.0)
     assert verify(path).charges == 2
 
 

@@ -37,6 +37,19 @@ def test_no_update_leaves_for_a_coordinator_that_the_owner_trusts_no_more(
         assert sent_for(device, plan) > 0
 
 
+def test_an_update_with_noise_of_its_device_leaves_all_the_same(tmp_path: Path) -> None:
+    """It is charged in the account that trusts nobody too."""
+    plan = update_plan(device_noise=[4.0, 3.0, 2.0])
+    with open_device(tmp_path, limits=_TRUSTING, budget=_BUDGET) as device:
+        device.take_plan(plan)
+        device.give()
+        device.advance()
+        assert device.charged() == [1, 1]
+        assert device.pending()
+    with open_device(tmp_path, limits=_NO_LONGER, budget=_BUDGET) as device:
+        assert sent_for(device, plan) > 0
+
+
 def test_no_update_of_algorithm_1_leaves_once_the_owner_allows_none(tmp_path: Path) -> None:
     allowing = {"methods": ["incrementing"], "allow_unproven": True}
     plan = published_plan()

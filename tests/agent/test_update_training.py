@@ -70,6 +70,15 @@ def test_after_the_charge_a_failure_leaves_an_update_of_zeros_or_of_what_was_rea
         assert not update.values.any()
 
 
+def test_after_the_charge_a_failure_leaves_noise_alone_where_devices_add_any(tmp_path: Path) -> None:
+    task, board = RoundTask.of(update_plan(device_noise=[4.0, 3.0, 2.0])), trainer(tmp_path)
+    assert isinstance(task.release, Updates)
+    assert task.release.own_noise is not None
+    update = board.noisy_update(board.prepare(task, {}, WEIGHTS, failure="the board is on fire"))
+    assert update.failure == "the board is on fire"
+    assert update.values.std() == pytest.approx(task.release.own_noise.mechanism.deviation_units, rel=0.1)
+
+
 def test_records_that_make_weights_infinite_leave_an_update_all_the_same(tmp_path: Path) -> None:
     plan = update_plan()
     wild = plan.release.training.model_copy(update={"learning_rate": 1000.0, "steps": 30})

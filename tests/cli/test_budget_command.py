@@ -136,7 +136,7 @@ def test_verify_says_that_a_round_would_be_run_twice(tmp_path: Path) -> None:
     state = open_state(tmp_path / "state")
     charge = charge_for(make_plan(), records(20), state.ledger)
     state.offer(charge.job, 1, bytes(32), 0.0)
-    state.charge(charge, 0.0)
+    state.charge([charge], 0.0)
     between = Path(shutil.copytree(tmp_path / "state", tmp_path / "between"))
     command = ("verify", "--second-head", str(tmp_path / "state.head"), "--state-dir")
     assert budget(*command, str(between)).returncode == ExitCode.OK

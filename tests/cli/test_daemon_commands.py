@@ -283,3 +283,24 @@ def test_status_shows_a_clip_norm_that_follows_a_quantile(tmp_path: Path) -> Non
     assert "0.188" in shown
     values = json.loads(dpagent("coordinator", "status", "--config", str(file), "--json").stdout)
     assert values["rounds"][0]["clip_norm"] == 0.1875
+
+
+def test_status_shows_what_noise_of_devices_has_spent_without_trust(tmp_path: Path) -> None:
+    privacy = {"method": "central", "epsilon": 9.0, "device_noise": {"epsilon": 30.0}}
+    file = write_fleet(tmp_path, privacy=privacy, cap={"kind": "none"})
+    settings = load_fleet_settings(file)
+    model = Stepper(settings, settings.model.spec()).initial()
+    settings.state_dir.mkdir()
+    store, job = Store(settings.state_dir), new_job(settings)
+    store.begin(job, model)
+    assert store.job() == job
+    store.start_round(1, 10.0, 20.0)
+    store.close_round(1, model, RoundResult(None, 0, 1.0, 1.0, 4.5), closed_at=15.0)
+    store.close()
+    assert job.device is not None
+    values = json.loads(dpagent("coordinator", "status", "--config", str(file), "--json").stdout)
+    assert [(each["trust"], each["adjacency"]) for each in values["spent"]] == [
+        ("coordinator", "zero-out"), ("none", "replace-one"),
+    ]  # fmt: skip
+    assert values["spent"][1]["epsilon"] == job.device.epsilon_by_round[0] < 30.0
+    assert "never added up" in dpagent("coordinator", "status", "--config", str(file)).stdout

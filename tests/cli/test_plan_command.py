@@ -289,6 +289,34 @@ def test_a_plan_for_noise_at_the_coordinator_is_for_devices_and_one_noise_a_roun
     assert accountant.get_epsilon(1e-5) <= 5 * 1.001
 
 
+@pytest.mark.parametrize("noise", ["gaussian", "laplace"])
+def test_noise_of_devices_is_planned_beside_the_coordinators(noise: str) -> None:
+    options = ("--method", "central", "--noise", noise, "--devices", "50", "--rounds", "6", "--epsilon", "5")
+    alone, plan = plan_json(*options), plan_json(*options, "--device-noise", "30")
+    assert alone["device_noise"] is None
+    assert plan["noise_multipliers"] == alone["noise_multipliers"]
+    stated = plan["device_noise"]["statement"]
+    assert (stated["unit"], stated["adjacency"], stated["trust"]) == ("device", "replace-one", "none")
+    multipliers = plan["device_noise"]["noise_multipliers"]
+    accountant = PLDAccountant(value_discretization_interval=1e-3)
+    one = dp_accounting.GaussianDpEvent if noise == "gaussian" else dp_accounting.LaplaceDpEvent
+    accountant.compose(one(multipliers[0]), 6)
+    assert accountant.get_epsilon(1e-5) <= 30 * 1.001
+    assert plan["device_noise"]["epsilon"][-1] == pytest.approx(30, rel=1e-3)
+    # On the mean of fifty updates: the coordinator's noise once, and fifty times a device's, over twice the
+    # norm of an update.
+    chosen = next(each for each in plan["schedules"] if each["chosen"])
+    each = math.sqrt(50) * 2 * multipliers[0]
+    spread = (
+        (1 if noise == "gaussian" else math.sqrt(2)) * math.hypot(plan["noise_multipliers"][0], each) / 50
+    )
+    assert chosen["coordinate_noise_clip_norms"][0] == pytest.approx(spread, rel=1e-2)
+    page = " ".join(dpagent("plan", *options, "--device-noise", "30").stdout.split())
+    assert "ε = 30, δ = 1e-5 (device-level, replace-one adjacency, trusted party: none)" in page
+    explained = " ".join(dpagent("plan", *options, "--device-noise", "30", "--explain").stdout.split())
+    assert "Against the coordinator too" in explained
+
+
 def test_the_words_of_a_plan_for_noise_at_the_coordinator_speak_of_devices() -> None:
     options = ("plan", "--method", "central", "--devices", "50", "--rounds", "6")
     page = " ".join(dpagent(*options).stdout.split())

@@ -44,6 +44,20 @@ def test_options_of_random_lots_are_refused_where_there_are_none(option: str) ->
     assert f"`{option}` is 1" in str(error)
 
 
+def test_noise_of_devices_is_refused_where_there_is_no_other() -> None:
+    error = refusal("--method", "dp-sgd", "--device-noise", "30")
+    assert error.exit_code == ExitCode.PLAN
+    assert "`--device-noise` is 30" in str(error)
+
+
+def test_noise_of_devices_is_taken_from_the_fleets_file_for_central_alone(tmp_path: Path) -> None:
+    privacy = {"method": "central", "epsilon": 8.0, "device_noise": {"epsilon": 30.0}}
+    file = write_fleet(tmp_path, privacy=privacy)
+    planned = plan_json("--config", str(file))["device_noise"]
+    assert planned["epsilon"][-1] == pytest.approx(30, rel=1e-3)
+    assert plan_json("--config", str(file), "--method", "dp-sgd")["device_noise"] is None
+
+
 def test_custom_weights_stand_beside_the_schedule_that_is_named() -> None:
     plan = plan_json("--custom", "1,2,4", "--schedule", "linear")
     assert plan["schedule"]["kind"] == "linear"

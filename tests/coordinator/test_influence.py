@@ -11,13 +11,13 @@ import cbor2
 import numpy as np
 import pytest
 from examples.l2_laplace import L2Laplace
-from fleets import DIGITS, honest_update, make_task, merged, records, terms, write_fleet
+from fleets import DIGITS, honest_update, make_task, merged, records, terms, update_plan, write_fleet
 from numpy.typing import NDArray
 from planted import plant
 
 from agent.noisy_sums import noisy_gradients, noisy_sum, sum_of_moments
 from coordinator.aggregation import fleet_mean
-from coordinator.influence import HonestNorms
+from coordinator.influence import HonestNorms, UpdateNorms
 from coordinator.settings import FleetSettings, load_fleet_settings
 from dpagent.learning.data.dataset import ArrayDataset
 from dpagent.learning.models.description import from_description
@@ -26,6 +26,7 @@ from dpagent.privacy.clipping import Clipping
 from dpagent.privacy.mechanisms.wire import MAX_WIRE_VALUE
 from dpagent.protocol.codec import MessageError
 from dpagent.protocol.task import RoundTask
+from dpagent.protocol.updates import Updates
 
 LOT, RATE = 20.0, 0.5
 PROJECTED = from_description(
@@ -242,3 +243,47 @@ def test_more_fragments_of_a_job_make_the_range_a_little_wider(tmp_path: Path) -
     few = HonestNorms(task.release, settings_of(tmp_path / "few"))
     many = HonestNorms(task.release, settings_of(tmp_path / "many", rounds=5_000))
     assert few.pull < many.pull < 1.2 * few.pull
+
+
+# --- updates with noise of their devices --------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["central-gaussian", "central-laplace"])
+@pytest.mark.parametrize("block", [DIGITS.parameter_count + 1, 300, 40])
+def test_honest_updates_with_noise_count_and_stronger_ones_do_not(name: str, block: int) -> None:
+    """The largest honest signal is an update that lies in one block, whole. A fragment far beyond it is
+    refused; one without noise counts, and weighs less."""
+    plan = update_plan(name=name, block=block, count_weight=0.5, device_noise=[2.0, 2.0, 2.0])
+    release = RoundTask.of(plan).release
+    assert isinstance(release, Updates)
+    assert release.own_noise is not None
+    norms, mechanism = UpdateNorms(release), release.own_noise.mechanism
+
+    def blocks_of(values: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.pad(values, (0, release.blocks * block - len(values))).reshape(release.blocks, block)
+
+    signal = np.zeros(release.dimension, np.int64)
+    signal[0] = release.mechanism.sensitivity_units
+    for _ in range(20):
+        for position, values in enumerate(blocks_of(mechanism.add_clamped(signal))):
+            norms.require(position, values)
+    norms.require(0, np.zeros(block, np.int64))
+    noise = blocks_of(mechanism.add_noise(np.zeros(release.dimension, np.int64)))
+    factor = {DIGITS.parameter_count + 1: 2, 300: 3, 40: 6}[block] * (1 if name == "central-gaussian" else 2)
+    with pytest.raises(MessageError, match="improbable norm: block 0"):
+        norms.require(0, factor * noise[0])
+
+
+@pytest.mark.parametrize(("name", "deviations"), [("central-gaussian", 20), ("central-laplace", 140)])
+def test_a_vote_with_noise_is_judged_on_its_own(name: str, deviations: int) -> None:
+    """With as much in any other place, a fragment counts."""
+    block = DIGITS.parameter_count + 1
+    plan = update_plan(name=name, block=block, count_weight=0.5, device_noise=[2.0, 2.0, 2.0])
+    release = RoundTask.of(plan).release
+    assert isinstance(release, Updates)
+    assert release.own_noise is not None
+    norms, values = UpdateNorms(release), np.zeros(block, np.int64)
+    values[5] = deviations * release.own_noise.mechanism.deviation_units
+    norms.require(0, values)
+    with pytest.raises(MessageError, match="improbable norm"):
+        norms.require(0, np.roll(values, -6))

@@ -24,8 +24,8 @@ def settings_of(directory: Path, **changes: Any) -> FleetSettings:
 
 
 def planner_of(settings: FleetSettings, spec: ModelSpec, noise: JobNoise | None = None) -> Planner:
-    planned, epsilons = job_noise(settings, DIGITS)
-    return Planner(settings, spec, Job(b"j" * 16, {}, noise or planned, epsilons), bytes(32))
+    planned, epsilons, device = job_noise(settings, DIGITS)
+    return Planner(settings, spec, Job(b"j" * 16, {}, noise or planned, epsilons, device), bytes(32))
 
 
 def test_an_update_needs_as_many_fragments_as_hold_it(tmp_path: Path) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from fleets import write_fleet
 
 from coordinator.columns import spent_columns
 from coordinator.planning import new_job
 from coordinator.settings import load_fleet_settings
-from dpagent.privacy.statement import Trust, Unit
+from dpagent.privacy.statement import Adjacency, Trust, Unit
 
 REPORTS = {"method": "ldp-fl", "epsilon": 4.0, "two_point": {"coordinates": 4}}
 
@@ -30,3 +31,17 @@ def test_sums_have_one_column(tmp_path: Path) -> None:
     job = new_job(load_fleet_settings(write_fleet(tmp_path, None)))
     (own,) = spent_columns(job, rounds=1, epsilon=2.0, devices=2)
     assert (own.unit, own.trust, own.epsilon, own.delta) == (Unit.RECORD, Trust.NONE, 2.0, 1e-4)
+
+
+def test_noise_of_devices_has_a_column_that_trusts_nobody(tmp_path: Path) -> None:
+    privacy = {"method": "central", "epsilon": 4.0, "device_noise": {"epsilon": 60.0}}
+    file = write_fleet(tmp_path, None, privacy=privacy, cap={"kind": "none"})
+    job = new_job(load_fleet_settings(file))
+    for rounds, expected in ((1, job.device and job.device.epsilon_by_round[0]), (2, 60.0)):
+        own, alone = spent_columns(job, rounds=rounds, epsilon=3.0, devices=2)
+        assert (own.unit, own.adjacency, own.trust) == (Unit.DEVICE, Adjacency.ZERO_OUT, Trust.COORDINATOR)
+        assert (alone.unit, alone.adjacency, alone.trust) == (
+            Unit.DEVICE, Adjacency.REPLACE_ONE, Trust.NONE,
+        )  # fmt: skip
+        assert own.epsilon == 3.0
+        assert alone.epsilon == pytest.approx(expected, rel=1e-3)

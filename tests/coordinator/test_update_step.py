@@ -93,6 +93,42 @@ def test_a_job_spends_its_target_over_the_rounds(kind: type[CentralGaussian | Ce
     assert releases[0].plan.release.expected_devices == 40
 
 
+@pytest.mark.parametrize("noise", ["gaussian", "laplace"])
+@pytest.mark.parametrize("schedule", ["uniform", "linear"])
+def test_noise_of_devices_spends_a_target_of_its_own(noise: str, schedule: str) -> None:
+    """On the grid of the coordinator's noise, which spends its own as if there were none."""
+    privacy = {"noise": noise, "epsilon": 6.0, "schedule": {"kind": schedule}}
+    settings = settings_of(privacy=privacy | {"device_noise": {"epsilon": 30.0}}, rounds=4)
+    job, spec = new_job(settings), settings.model.spec()
+    planner = Planner(settings, spec, job, bytes(32))
+    planner.require_acceptable()
+    weights = weights_to_bytes(spec.initial_weights(0), settings.model.precision)
+    tasks = [planner.task(OpenRound(number, 0, 0), weights) for number in (1, 2, 3, 4)]
+    assert {len(task.priced) for task in tasks} == {2}
+    for place, target in enumerate((30.0, 6.0)):
+        events = [task.priced[place].mechanism.event for task in tasks]
+        spent = PldAccountant().epsilon_after(events, settings.privacy.delta * (1 - NOISE_SHARE))
+        assert spent == pytest.approx(target, rel=1e-3)
+    assert len({task.schedule_digest for task in tasks}) == 1
+    alone = new_job(settings_of(privacy=privacy, rounds=4))
+    assert alone.noise.multipliers == job.noise.multipliers
+    assert alone.device is None
+    # A payload of a round with more noise is longer.
+    assert (len({task.plan.wire.bytes for task in tasks}) == 1) == (schedule == "uniform")
+    assert planner.fragments_needed() <= settings.fragments_per_update
+
+
+def test_noise_whose_sum_could_not_be_exact_is_refused() -> None:
+    """A million hostile devices may all send the largest value."""
+    privacy = {"noise": "laplace", "epsilon": 1.0, "device_noise": {"epsilon": 0.02}}
+    settings = settings_of(privacy=privacy, rounds=100)
+    job, spec = new_job(settings), settings.model.spec()
+    Planner(settings, spec, job, bytes(32)).require_acceptable()
+    many = settings.model_copy(update={"devices": 1_000_000})
+    with pytest.raises(PlanError, match="1,000,000 devices"):
+        Planner(many, spec, job, bytes(32)).require_acceptable()
+
+
 def test_rounding_adds_little_to_the_sensitivity() -> None:
     for norm in Norm:
         for dimension in (10, 650, 26_010, 550_000):
@@ -111,6 +147,11 @@ def test_rounding_adds_little_to_the_sensitivity() -> None:
         ({"privacy": {"clipping": {"kind": "quantile", "norms": [1.0]}}}, "norms are set for kind quantile"),
         ({"privacy": {"clipping": {"kind": "quantile", "span": 1.0}}}, "span"),
         ({"privacy": {"noise": "two-point"}}, "noise is 'two-point'"),
+        (
+            {"privacy": {"method": "dp-sgd", "device_noise": {"epsilon": 9.0}}},
+            "device_noise is set and method",
+        ),
+        ({"privacy": {"device_noise": {"epsilon": 0.0}}}, "device_noise"),
         ({"model": {"name": "digits", "augmentation": {"views": 2}}}, "augmentation"),
     ],
 )

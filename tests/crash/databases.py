@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
@@ -18,8 +17,8 @@ from crash.capture import Promises
 class Device:
     """The contents of a device's database."""
 
-    charges: Counter[int] = field(default_factory=Counter)
-    """Entries by round."""
+    charges: dict[int, list[str]] = field(default_factory=dict)
+    """Accounts that were charged by round, one for each entry."""
     rounds: dict[int, tuple[str, bytes]] = field(default_factory=dict)
     """State and the plan's digest by round."""
     fragments: dict[bytes, tuple[int, str, bytes | None]] = field(default_factory=dict)

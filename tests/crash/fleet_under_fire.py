@@ -72,6 +72,16 @@ METHODS: Final[dict[str, dict[str, Any]]] = {
         },
         "cap": {"kind": "none"},
     },
+    "noise of devices": {
+        "privacy": {
+            "method": "central",
+            "epsilon": 8.0,
+            "clip_norm": 0.5,
+            "device_noise": {"epsilon": 30.0},
+            "local_training": {"steps": 4, "batch": 8},
+        },
+        "cap": {"kind": "none"},
+    },
 }
 """Sections of ``fleet.yaml`` by method, and the cap that gives each round a price of its own."""
 METHODS_OF_PLANS: Final = ("dp-sgd", "incrementing", "ldp-fl", "central")

@@ -400,6 +400,8 @@ def test_a_mistyped_first_start_does_not_spoil_the_directory_nor_does_where_one_
         (["--method", "ldp-fl", "--cap", "bounded"], 2, "expected none"),
         (["--method", "ldp-fl", "--clip-norm", "2"], 2, "ldp-fl cuts weights to ranges"),
         (["--method", "central", "--sampling-rate", "0.5"], 2, "central draws no lots"),
+        (["--method", "dp-sgd", "--device-noise", "30"], 2, "--device-noise"),
+        (["--method", "central", "--device-noise", "300"], 9, "noise as it is drawn"),
         (["--schedule", "uniform", "--step", "0.5"], 2, "--step"),
         (["--compare", "dp-sgd"], 2, "two or more"),
         (["--compare", "dp-sgd,ldp-fl", "--method", "dp-sgd"], 2, "--compare"),
@@ -453,3 +455,24 @@ def test_methods_are_compared_and_a_second_start_trains_nothing(tmp_path: Path) 
     assert again.returncode == 0, again.stderr
     assert again.stderr.count("nothing is trained") == 2
     assert again.stdout == first.stdout
+
+
+@pytest.mark.slow
+def test_noise_of_devices_is_paid_by_an_account_of_its_own(
+    tmp_path: Path, started: Callable[..., subprocess.Popen[str]]
+) -> None:
+    demo = started("--method", "central", "--device-noise", "30", "--no-baseline")
+    out, err = demo.communicate(timeout=200)
+    assert demo.returncode == 0, err
+    results = json.loads((tmp_path / "results.json").read_text())
+    own, alone = results["privacy"]["columns"]
+    assert (own["trust"], alone["trust"]) == ("coordinator", "none")
+    assert alone["epsilon"] == pytest.approx(30, rel=1e-3)
+    assert "ε of the device, nobody trusted" in out
+    assert results["fragments"]["counted"] == DEVICES * ROUNDS * FRAGMENTS
+    for ledger in results["privacy"]["ledgers"]:
+        assert (ledger["verified"], ledger["charges"]) == (True, ROUNDS)
+        assert ledger["epsilon_spent"] == pytest.approx(8.0, rel=1e-3)
+    for number in range(1, DEVICES + 1):
+        accounts = [charge["dataset"] for charge in verified_charges(tmp_path / "demo", number)]
+        assert accounts == ["digits", "digits@coordinator"] * ROUNDS

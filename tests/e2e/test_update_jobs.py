@@ -15,6 +15,7 @@ from sequences import ROUNDS, agent_of, fleet, run
 
 from agent.audit import audit, verify
 from agent.heads import second_head_beside
+from coordinator.columns import spent_columns
 from coordinator.settings import load_fleet_settings
 from coordinator.store import Store, StoreReader
 from dpagent import faults
@@ -35,6 +36,9 @@ TRUSTING: dict[str, Any] = {
     "limits": {"methods": ["dp-sgd", "central"], "trust": ["none", "coordinator"]},
     "budget": {"epsilon": 4.0, "delta": 1e-4, "coordinator": {"epsilon": 20.0, "delta": 1e-3}},
 }
+
+
+NOISY = UPDATES | {"privacy": UPDATES["privacy"] | {"device_noise": {"epsilon": 30.0}}}
 
 
 @pytest.mark.parametrize(
@@ -83,22 +87,24 @@ def test_jobs_with_and_without_trust_are_in_accounts_of_their_own(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("changes", "expected"),
+    ("job", "changes", "expected"),
     [
-        ({}, "limits.methods"),
-        ({"limits": {"methods": ["central"]}}, "limits.trust"),
-        (TRUSTING | {"budget": {"coordinator": {"epsilon": 7.0, "delta": 1e-3}}}, "lifetime budget"),
+        (UPDATES, {}, "limits.methods"),
+        (UPDATES, {"limits": {"methods": ["central"]}}, "limits.trust"),
+        (UPDATES, TRUSTING | {"budget": {"coordinator": {"epsilon": 7.0, "delta": 1e-3}}}, "lifetime budget"),
+        (NOISY, TRUSTING, "lifetime budget for 'digits'"),
     ],
-    ids=["method", "trust", "budget"],
+    ids=["method", "trust", "budget", "budget of the account that trusts nobody"],
 )
 def test_a_device_that_does_not_trust_the_coordinator_or_cannot_pay_declines(
     tmp_path: Path,
     mosquitto: Broker,
+    job: dict[str, Any],
     changes: dict[str, Any],
     expected: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    file = fleet(tmp_path / "coordinator", mosquitto, tmp_path.name, **UPDATES)
+    file = fleet(tmp_path / "coordinator", mosquitto, tmp_path.name, **job)
     agent = agent_of(tmp_path / "device", mosquitto, file, **changes)
     clock = MovableClock()
     caplog.set_level(logging.WARNING)
@@ -107,6 +113,57 @@ def test_a_device_that_does_not_trust_the_coordinator_or_cannot_pay_declines(
         coordinator.stop()
     assert expected in caplog.text
     assert audit(tmp_path / "device" / "state").charges == ()
+
+
+OF_DEVICES: dict[str, Any] = {"budget": {"epsilon": 40.0, "delta": 1e-3}}
+
+
+@pytest.mark.parametrize(
+    ("noise", "trusting"),
+    [
+        ("gaussian", False),
+        pytest.param("gaussian", True, marks=pytest.mark.slow),
+        pytest.param("laplace", True, marks=pytest.mark.slow),
+    ],
+)
+def test_with_noise_of_its_own_a_device_takes_part_whomever_it_trusts(
+    tmp_path: Path, mosquitto: Broker, noise: str, trusting: bool
+) -> None:
+    """Without trust there is one account. With it there are two; a job of sums comes before, and another
+    after."""
+    sums = {"privacy": {"epsilon": 2.0}, "round": {"deadline_s": 86_400.0}}
+    privacy = NOISY["privacy"] | {"noise": noise, "clipping": {"kind": "quantile", "rate": 1.0}}
+    jobs, accounts, before = [NOISY | {"privacy": privacy}], ["digits"], []
+    changes = {"limits": {"methods": ["dp-sgd", "central"]}} | OF_DEVICES
+    if trusting:
+        changes = TRUSTING | {"budget": TRUSTING["budget"] | OF_DEVICES["budget"]}
+        jobs, accounts, before = [sums, *jobs, sums], ["digits", "digits@coordinator"], ["digits"] * 2
+    files = [
+        fleet(tmp_path / f"job {number}", mosquitto, tmp_path.name, **changed)
+        for number, changed in enumerate(jobs)
+    ]
+    agent = agent_of(tmp_path / "device", mosquitto, files[0], **changes)
+    clock = MovableClock()
+    for file in files:
+        run(file, agent, clock)
+    state = tmp_path / "device" / "state"
+    verify(state, second_head_beside(state))
+    ledger = audit(state)
+    assert [charge.dataset for charge in ledger.charges] == before + accounts * 2 + before
+    assert ledger.accounts.reserved("digits").epsilon == pytest.approx(30.0 + 2 * len(before), rel=1e-3)
+    if trusting:
+        assert ledger.accounts.reserved("digits@coordinator").epsilon == pytest.approx(8.0, rel=1e-3)
+    reader = StoreReader(load_fleet_settings(files[len(files) // 2]).state_dir)
+    try:
+        rounds, counters, job = reader.rounds(), reader.counters(), reader.job()
+    finally:
+        reader.close()
+    assert [each.fragments for each in rounds] == [5] * ROUNDS
+    assert not any("rejected" in name for name in counters)
+    assert job is not None
+    assert [each.trust for each in spent_columns(job, rounds=2, epsilon=8.0, devices=1)] == [
+        "coordinator", "none",
+    ]  # fmt: skip
 
 
 class PowerCut(BaseException):

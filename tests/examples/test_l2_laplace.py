@@ -64,8 +64,8 @@ def test_a_job_is_planned_admitted_charged_and_audited(tmp_path: Path) -> None:
     for task in tasks:
         assert isinstance(task.release.mechanism, L2Laplace)
         limits = LIMITS.model_copy(update={"mechanisms": (L2Laplace.name,)})
-        price = admit(task, records(20), state.ledger, "digits", limits, now=0.0)
-        charge_and_spool(state, charge_of(task, price, "digits", charged_at="2026-11-22T00:00:00+00:00"), [])
+        (price,) = admit(task, records(20), state.ledger, "digits", limits, now=0.0)
+        charge_and_spool(state, charge_of(task, price, charged_at="2026-11-22T00:00:00+00:00"), [])
     assert EPSILON * 0.999 <= state.ledger.epsilon_spent("digits") <= EPSILON
     state.close()
     charges = audit(tmp_path / "device").charges

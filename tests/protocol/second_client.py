@@ -326,6 +326,14 @@ def clipped_update(change: Sequence[float], plan: dict[str, Any]) -> list[int]:
     return [round(value * scale) for value in values]
 
 
+def with_noise(update: Sequence[int], noise: Sequence[int], plan: dict[str, Any]) -> list[int]:
+    """An update with noise of its device, if the plan asks for that."""
+    if not plan["release"]["device_noise"]:
+        return list(update)
+    largest = plan["release"]["largest"]
+    return [max(-largest, min(largest, x + n)) for x, n in zip(update, noise, strict=True)]
+
+
 def update_unit(plan: dict[str, Any]) -> float:
     """One grid unit in the units of weights, of the mechanism ``central-gaussian``."""
     release = plan["release"]
@@ -334,7 +342,7 @@ def update_unit(plan: dict[str, Any]) -> float:
 
 
 def pack_update(update: Sequence[int], plan: dict[str, Any]) -> list[bytes]:
-    """The payloads of an update without noise, in order."""
+    """The payloads of an update, in order."""
     largest, block = plan["release"]["largest"], plan["wire"]["block"]
     width, size = (2 * largest).bit_length(), plan["wire"]["bytes"] - 1
     payloads = []
@@ -346,7 +354,7 @@ def pack_update(update: Sequence[int], plan: dict[str, Any]) -> list[bytes]:
 
 
 def unpack_update(payload: bytes, position: int, plan: dict[str, Any]) -> list[int]:
-    """The values of a payload of an update without noise, clipped in L2."""
+    """The values of a payload of an update, clipped in L2."""
     largest, block = plan["release"]["largest"], plan["wire"]["block"]
     width = (2 * largest).bit_length()
     bits = f"{int.from_bytes(payload[1:], 'big'):0{8 * (len(payload) - 1)}b}"
@@ -355,6 +363,10 @@ def unpack_update(payload: bytes, position: int, plan: dict[str, Any]) -> list[i
     inside = max(0, dimension(plan) - position * block)
     if payload[0] or "1" in bits[block * width :] or any(values[inside:]):
         raise Rejected("bad values")
+    if any(abs(value) > largest for value in values):
+        raise Rejected("bad values")
+    if plan["release"]["device_noise"]:
+        return values[:inside]
     if sum(value * value for value in values) > largest**2:
         raise Rejected("bad values")
     vote = weight * plan["release"]["clip_norm"] / 2 * (1 + 2**-20) / update_unit(plan)

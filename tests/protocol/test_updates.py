@@ -47,7 +47,7 @@ def test_values_come_back_from_one_length(largest: int, data: st.DataObject) -> 
     [
         (pack_update(np.array([3, 4, 1]), 5), 0, Norm.L2, "norm in L2 above 5"),
         (pack_update(np.array([3, -3, 0]), 5), 0, Norm.L1, "norm in L1 above 5"),
-        (b"\0\xff\xf0", 0, Norm.L2, "norm in L2 above 5"),
+        (b"\0\xff\xf0", 0, Norm.L2, "a value of 10; expected at most 5"),
         (b"\0\xff\xff", 0, Norm.L2, "beyond the last value"),
         (pack_update(np.array([1, 0, 1]), 5), 1, Norm.L2, "beyond the update's end"),
         (b"\0\x55", 0, Norm.L2, "2 bytes; expected 3"),
@@ -166,7 +166,7 @@ def test_no_device_sends_an_update_under_another_method() -> None:
     with pytest.raises(PlanError, match="do not go together"):
         RoundTask.of(Plan.model_validate(values | {"method": "dp-sgd"}))
     values["release"]["mechanism"]["name"] = "discrete-gaussian"
-    with pytest.raises(PlanError, match="whose noise devices add"):
+    with pytest.raises(PlanError, match="not for the coordinator to add"):
         RoundTask.of(Plan.model_validate(values))
     sums = make_plan().model_dump()
     sums["release"]["mechanism"]["name"] = "central-gaussian"
@@ -199,3 +199,86 @@ def test_a_position_beyond_the_update_is_refused() -> None:
     payload = pack_update(np.zeros(200, np.int64), release.terms.largest)
     with pytest.raises(MessageError, match="block"):
         release.read(Fragment(1, release.blocks, bytes(16), payload))
+
+
+# --- with noise of devices besides --------------------------------------------------------------
+
+NAMES = pytest.mark.parametrize("name", ["central-gaussian", "central-laplace"])
+
+
+def noisy_plan(name: str = "central-gaussian", **changes: Any) -> Plan:
+    return update_plan(name=name, device_noise=[4.0, 3.0, 2.0], **changes)
+
+
+@NAMES
+@pytest.mark.parametrize("count_weight", [0.0, 0.5])
+def test_a_device_adds_its_own_noise_to_its_whole_vector(name: str, count_weight: float) -> None:
+    """Vote included, afresh each time, and whatever was trained: zeros, the largest update, or nonsense."""
+    plan = noisy_plan(name, count_weight=count_weight)
+    release = release_of(plan)
+    assert release.own_noise is not None
+    mechanism, lengths = release.own_noise.mechanism, set()
+    wild = np.where(np.arange(DIMENSION) % 2, np.inf, WEIGHTS).astype(np.float32)
+    for trained in (WEIGHTS, WEIGHTS + 100, wild):
+        sent = release.update_of(trained, WEIGHTS)
+        assert sent.shape == (DIMENSION + (count_weight > 0),)
+        assert sent.std() == pytest.approx(mechanism.deviation_units, rel=0.2)
+        assert sent[-1] != release.update_of(trained, WEIGHTS)[-1]
+        assert np.abs(sent).max() <= release.terms.largest
+        fragments = list(cut(sent, plan))
+        lengths |= {len(each.payload) for each in fragments}
+        sums = {each.position: (1, release.read(each)) for each in fragments}
+        np.testing.assert_array_equal(release.total_of(sums), sent)
+    assert lengths == {plan.wire.bytes}
+
+
+@NAMES
+def test_a_round_with_noise_of_devices_has_two_guarantees(name: str) -> None:
+    task = RoundTask.of(noisy_plan(name, round=2))
+    own, release = task.priced
+    assert (own.mechanism.name, own.mechanism.noise_multiplier) == (name.replace("central", "device"), 3.0)
+    assert own.mechanism.granularity == release.mechanism.granularity
+    assert [len(each.events) for each in (own, release)] == [2, 2]
+    assert [each.mechanism.trust for each in (own, release)] == ["none", "coordinator"]
+    alone = RoundTask.of(update_plan(name=name))
+    assert alone.priced == (alone.release,)
+
+
+def test_noise_of_devices_is_pinned_and_what_follows_from_it_is_not() -> None:
+    tasks = [RoundTask.of(noisy_plan(round=number)) for number in (1, 2, 3)]
+    assert len({task.plan.wire.bytes for task in tasks}) > 1
+    assert len({task.schedule_digest for task in tasks}) == 1
+    other = RoundTask.of(update_plan(device_noise=[4.0, 3.0, 1.9]))
+    assert (
+        len({tasks[0].schedule_digest, other.schedule_digest, RoundTask.of(update_plan()).schedule_digest})
+        == 3
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"name": "central-gaussian"}, "not for a device to add"),
+        ({"name": "discrete-gaussian"}, "not for a device to add"),
+        ({"name": "device-laplace"}, "not for a device to add"),
+        ({"parameters": {"resolution": 1 << 15}}, "on a grid of"),
+        ({"noise_multipliers": [4.0, 3.0]}, "is for 2 rounds"),
+        ({"noise_multipliers": [4.0, 3.0, 2.0, 1.0]}, "is for 4 rounds"),
+        ({"noise_multipliers": [5.0, 3.0, 2.0]}, "the plan makes room for"),
+    ],
+)
+def test_noise_that_a_device_does_not_add_is_refused(changes: dict[str, Any], text: str) -> None:
+    values = noisy_plan().model_dump()
+    values["release"]["device_noise"] |= changes
+    with pytest.raises(PlanError, match=text):
+        RoundTask.of(Plan.model_validate(values))
+
+
+def test_no_fragment_has_a_value_beyond_what_devices_send() -> None:
+    plan = noisy_plan()
+    release = release_of(plan)
+    values = np.full(200, release.terms.largest)
+    release.read(Fragment(1, 0, bytes(16), pack_update(values, release.terms.largest)))
+    values[7] += 1
+    with pytest.raises(MessageError, match="expected at most"):
+        release.read(Fragment(1, 0, bytes(16), pack_update(values, release.terms.largest)))

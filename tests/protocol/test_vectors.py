@@ -387,13 +387,16 @@ def test_the_second_client_packs_and_counts_reports_as_dpagent_does() -> None:
     assert [count == 0 for count in file["reports"]] == [mean is None for mean in means]
 
 
-@pytest.mark.parametrize("name", ["clipped", "counted"])
+@pytest.mark.parametrize("name", ["clipped", "counted", "noisy"])
 def test_the_second_client_clips_and_packs_updates_as_dpagent_does(name: str) -> None:
     file = FILES[name]
     (vector,) = file["vectors"]
     plan = parsed(vector["message"])
     assert decode(bytes.fromhex(vector["bytes"]), Plan) == Plan.model_validate(plan)
     updates = [second_client.clipped_update(change, plan) for change in file["changes"]]
+    if "noise" in file:
+        drawn = zip(updates, file["noise"], strict=True)
+        updates = [second_client.with_noise(update, noise, plan) for update, noise in drawn]
     assert updates == file["updates"]
     packed = [second_client.pack_update(update, plan) for update in updates]
     assert [payload.hex() for each in packed for payload in each] == [

@@ -117,6 +117,21 @@ def test_signal_to_noise_is_the_ratio_of_lengths_that_noise_and_aligned_gradient
         assert ratio == pytest.approx(signal / np.linalg.norm(walk), rel=0.12)
 
 
+@pytest.mark.parametrize("noise", ["gaussian", "laplace"])
+def test_noise_of_every_device_is_in_the_outlook(noise: str) -> None:
+    """Of each over twice the norm of an update; so twenty add √20 times that to the coordinator's."""
+    form, spec = DataForm(1_437, 360, (8, 8, 1), 10), built_in("digits")
+    request = Request(method="central", noise=noise, devices=20)
+    (_, alone), (settings, both) = (
+        settle(each, form, "digits", spec)
+        for each in (request, request.model_copy(update={"device_noise": 30.0}))
+    )
+    job = trial_job(fleet_settings(settings), spec)
+    assert job.device is not None
+    own, added = job.noise.multipliers[0], 2 * math.sqrt(20) * job.device.noise.multipliers[0]
+    assert alone.signal_to_noise / both.signal_to_noise == pytest.approx(math.hypot(1, added / own), rel=1e-3)
+
+
 def test_little_data_or_budget_is_called_what_it_is() -> None:
     spec = derived_model((40, 40, 3), 4)
     said = []

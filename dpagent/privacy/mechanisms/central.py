@@ -19,7 +19,8 @@ Departures:
   does. A silent one is no neighbour: a round may close later without it, and where more fragments come than a
   block has seats, another's takes its seat, so that the sum changes by two fragments. Zeros in place of an
   update change the sum by that update, of norm Δ or less, and nothing else. So they cost what the presence or
-  absence of a record does in the mechanisms above;
+  absence of a record does in the mechanisms above. Where devices add noise of their own besides, a device
+  without records adds it too, and the price is the same (:mod:`dpagent.privacy.mechanisms.device_noise`);
 - the paper adds noise of a fixed standard deviation (0.001 at C = 1, to the mean of 3 or 10
   updates) and states no ε; here the noise follows from ε, or ε from it.
 
@@ -36,6 +37,7 @@ from typing import ClassVar, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from dpagent.privacy.mechanisms.device_noise import refusal_distance
 from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian
 from dpagent.privacy.mechanisms.discretised_laplace import DiscretisedLaplace
 from dpagent.privacy.mechanisms.grid import Constrained
@@ -59,9 +61,9 @@ class CentralMechanism(CalibratedMechanism):
 
     @property
     def inexactness(self) -> float:
-        """Total variation distance of a round from the ideal one: that of the noise, since there are no lots
-        that could be too large."""
-        return self.statistical_distance
+        """Total variation distance of a round from the ideal one: that of the noise, and the probability
+        that a fragment with noise of its device is refused. There are no lots that could be too large."""
+        return self.statistical_distance + refusal_distance(self.dimension)
 
     def constrain(self, updates: NDArray[np.float32]) -> Constrained:
         """Clip, round and add up whole updates, a device's in each row; see :meth:`Grid.constrain`.

@@ -6,6 +6,7 @@ from typing import Final
 
 from dpagent.errors import ParameterError
 from dpagent.privacy.mechanisms.central import CentralGaussian, CentralLaplace
+from dpagent.privacy.mechanisms.device_noise import DeviceGaussian, DeviceLaplace
 from dpagent.privacy.mechanisms.discretised_gaussian import DiscretisedGaussian
 from dpagent.privacy.mechanisms.discretised_laplace import DiscretisedLaplace
 from dpagent.privacy.mechanisms.mechanism import CalibratedMechanism, PlannedMechanism
@@ -15,7 +16,14 @@ from dpagent.privacy.mechanisms.truncated_laplace import TruncatedLaplace
 #: Those whose noise is chosen for a whole job before it begins.
 CALIBRATED: Final[dict[str, type[CalibratedMechanism]]] = {
     mechanism.name: mechanism
-    for mechanism in (DiscretisedGaussian, DiscretisedLaplace, CentralGaussian, CentralLaplace)
+    for mechanism in (
+        DiscretisedGaussian,
+        DiscretisedLaplace,
+        CentralGaussian,
+        CentralLaplace,
+        DeviceGaussian,
+        DeviceLaplace,
+    )
 }
 #: By name on the wire and in ledgers.
 MECHANISMS: Final[dict[str, type[PlannedMechanism]]] = {

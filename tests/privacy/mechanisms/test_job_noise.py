@@ -10,6 +10,7 @@ import pytest
 
 from dpagent.errors import ParameterError
 from dpagent.privacy.calibration import calibrate
+from dpagent.privacy.mechanisms.device_noise import DeviceNoise
 from dpagent.privacy.mechanisms.job_noise import JobNoise
 from dpagent.privacy.mechanisms.mechanism import PlannedMechanism, Query
 from dpagent.privacy.mechanisms.registry import CALIBRATED, DEFAULT_MECHANISM, mechanism_named
@@ -29,6 +30,11 @@ def mechanism(request: pytest.FixtureRequest) -> type[PlannedMechanism]:
     return CALIBRATED[request.param]
 
 
+def query_of(mechanism: type[PlannedMechanism]) -> Query:
+    """One that the mechanism answers: noise on one device's update has neither lots nor steps."""
+    return replace(QUERY, sampling_rate=1.0, steps=1) if issubclass(mechanism, DeviceNoise) else QUERY
+
+
 # --- every mechanism that a plan can name -------------------------------------------------------
 
 
@@ -37,40 +43,43 @@ def test_a_mechanism_goes_by_its_own_name(mechanism: type[PlannedMechanism]) -> 
 
 
 def test_what_is_announced_makes_the_same_mechanism_again(mechanism: type[PlannedMechanism]) -> None:
+    query = query_of(mechanism)
     noise = chosen(mechanism.name)
     again = JobNoise.announced(mechanism.name, noise.multipliers, noise.parameters)
     assert again == noise
     for number, multiplier in enumerate(MULTIPLIERS, start=1):
-        built = noise.at(number, QUERY)
+        built = noise.at(number, query)
         assert type(built) is mechanism
-        assert {name: getattr(built, name) for name in asdict(QUERY)} == asdict(QUERY)
+        assert {name: getattr(built, name) for name in asdict(query)} == asdict(query)
         assert (built.noise_multiplier, built.announced) == (multiplier, noise.parameters)
-        assert mechanism.build(QUERY, built.noise_multiplier, built.announced) == built
+        assert mechanism.build(query, built.noise_multiplier, built.announced) == built
 
 
 def test_parameters_are_those_of_the_mechanism_and_in_its_ranges(mechanism: type[PlannedMechanism]) -> None:
+    query = query_of(mechanism)
     parameters = chosen(mechanism.name).parameters
     names = {each.name for each in mechanism.parameters}
     assert set(parameters) == names
     with pytest.raises(ParameterError, match="unknown_one"):
-        mechanism.build(QUERY, 1.0, {**parameters, "unknown_one": 1})
+        mechanism.build(query, 1.0, {**parameters, "unknown_one": 1})
     for each in mechanism.parameters:
         with pytest.raises(ParameterError, match=mechanism.name):
-            mechanism.build(QUERY, 1.0, {name: parameters[name] for name in names - {each.name}})
+            mechanism.build(query, 1.0, {name: parameters[name] for name in names - {each.name}})
         low, high = math.nextafter(each.least, -math.inf), math.nextafter(each.most, math.inf)
         beyond = (int(each.least) - 1, int(each.most) + 1) if each.whole else (low, high)
         for value in (*beyond, math.nan):
             with pytest.raises(ParameterError, match=each.name.replace("_", " ")):
-                mechanism.build(QUERY, 1.0, {**parameters, each.name: value})
+                mechanism.build(query, 1.0, {**parameters, each.name: value})
     least, most = mechanism.noise_range
     for multiplier in (0.0, -1.0, math.nextafter(least, 0), math.nextafter(most, math.inf), math.nan):
         with pytest.raises(ParameterError, match="noise multiplier"):
-            mechanism.build(QUERY, multiplier, parameters)
+            mechanism.build(query, multiplier, parameters)
 
 
 def test_noise_is_as_announced_and_comes_through_the_wire(mechanism: type[PlannedMechanism]) -> None:
-    built = chosen(mechanism.name).at(1, QUERY)
-    total = np.linspace(-5, 5, QUERY.dimension)
+    query = query_of(mechanism)
+    built = chosen(mechanism.name).at(1, query)
+    total = np.linspace(-5, 5, query.dimension)
     quantized = built.quantize(total)
     np.testing.assert_allclose(quantized * built.granularity, total, atol=built.granularity)
     noisy = built.add_noise(quantized)
@@ -81,13 +90,14 @@ def test_noise_is_as_announced_and_comes_through_the_wire(mechanism: type[Planne
 
 
 def test_a_calibrated_job_is_accepted(mechanism: type[PlannedMechanism]) -> None:
-    family = mechanism.family(QUERY.sampling_rate, QUERY.steps)
+    query = query_of(mechanism)
+    family = mechanism.family(query.sampling_rate, query.steps)
     budget = calibrate(Schedule(), family, epsilon=2.0, delta=1e-5, rounds=5)
     noise = JobNoise.chosen(mechanism.name, budget.noise_multipliers)
     assert noise.rounds == 5
-    noise.require_acceptable(lambda _: QUERY, budget.epsilon_by_round[-1], 1e-5)
+    noise.require_acceptable(lambda _: query, budget.epsilon_by_round[-1], 1e-5)
     # What the accountant was asked for is what the mechanisms say that they cost.
-    assert [noise.at(number, QUERY).event for number in range(1, 6)] == [
+    assert [noise.at(number, query).event for number in range(1, 6)] == [
         family.event(multiplier) for multiplier in budget.noise_multipliers
     ]
 

@@ -14,6 +14,7 @@ from pages import Structure
 from run_records import record_of, with_notes, with_settings, words_of
 
 from dpagent.errors import StorageError
+from dpagent.privacy.mechanisms.device_noise import DeviceGaussian
 from simulation.layout import Layout
 from simulation.record import RunRecord
 from simulation.report.device_pictures import MAX_ROWS
@@ -216,6 +217,17 @@ def test_the_words_are_those_of_the_method(
     assert sends in words
     assert ("the guarantee counts on nobody’s ignorance" in words) == (method != "central")
     assert ("but the coordinator and those with whom it shares" in words) == (method == "central")
+
+
+def test_the_words_with_noise_of_devices_name_both_figures(tmp_path: Path) -> None:
+    run = with_settings(
+        record_of(rounds=2), method="central", noise="gaussian", cap="none", device_noise=30.0
+    )
+    alone = DeviceGaussian.job_statement(29.5, run.settings.delta)
+    words = words_of(render_report(replace(run, columns=(*run.columns, alone)), tmp_path))
+    assert "Against the coordinator too: ε = 29.500 for the device" in words
+    assert "one block of updates with noise of their devices" in words
+    assert "updates without noise" not in words
 
 
 def test_no_picture_of_a_run_without_guarantee_claims_one(tmp_path: Path) -> None:
