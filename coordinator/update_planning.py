@@ -23,6 +23,7 @@ from dpagent.protocol.messages import MAX_PAYLOAD_BYTES, WireTerms
 from dpagent.protocol.terms import MechanismTerms, TrainingTerms, UpdateTerms
 from dpagent.protocol.update_packing import update_width
 from dpagent.protocol.updates import query_of_update
+from dpagent.wording import counted
 
 _SLACK: Final = 1 / 128
 """Most that rounding adds to the sensitivity, relative to the clip norm, where the finest grid allows it.
@@ -127,8 +128,8 @@ def update_terms(
     if settings.devices * largest > _EXACT:
         raise PlanError(
             f"Values of an update have up to {largest:,} units, and their sum over "
-            f"{settings.devices:,} devices could have more than {_EXACT:,}; expected fewer devices, or less "
-            "noise of each."
+            f"{counted(settings.devices, 'device')} could have more than {_EXACT:,}; expected fewer "
+            "devices, or less noise of each."
         )
     terms = UpdateTerms(
         kind="update",
