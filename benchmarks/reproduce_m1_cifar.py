@@ -12,10 +12,10 @@ Figures are those after the last round: the loss of each line, and of a schedule
 the loss without noise. They are means over three seeds ± their standard error, that of a difference over
 pairs with the same initial weights. The curves are in `docs/methods/incrementing-cifar.svg`.
 
-Interpretation: that the loss falls faster with noise is not reproduced. After 100 rounds it has fallen
-by 0.47 from chance in all lines, and each schedule ends within 0.004 of the line without noise, on either side: of
-three pairs, no evidence of a difference. Lots of 500 from 50,000 records in one place leave so little noise
-at ε = 1 that no schedule can gain or lose much.
+Interpretation: that the loss falls faster with noise is not reproduced. After 100 rounds it has fallen by
+0.47 from chance in all lines, and each schedule ends within 0.004 of the line without noise, on either side:
+of three pairs, no evidence of a difference. Lots of 500 from 50,000 records in one place leave so little
+noise at ε = 1 that no schedule can gain or lose much.
 
 Limits: 100 rounds and three seeds, where the paper looks every 200 iterations and shows curves without
 numbers; one learning rate, chosen without a search. Its Algorithm 1, which guarantees nothing, is not among
