@@ -37,7 +37,8 @@ import numpy as np
 
 from agent.bounded_decoding import ATTEMPTS, Limits, Outcome, address_space, decode_apart
 from agent.data_settings import DataSettings
-from agent.rows import DECODED, FREE, UNUSABLE, Index, RowStore
+from agent.row_index import DECODED, FREE, UNUSABLE, Index
+from agent.rows import RowStore
 from dpagent.errors import DpagentError, ExitCode
 from dpagent.learning.data.dataset import Dataset
 from dpagent.learning.data.opening import list_declared, require_declared, section_of, source_of

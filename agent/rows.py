@@ -27,15 +27,11 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
-import json
 import math
 import os
-import secrets
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -43,100 +39,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent.data_settings import DataSettings
+from agent.row_index import DECODED, Index
 from dpagent.errors import DataError
 from dpagent.learning.data.dataset import DIGEST_BYTES, Dataset, Indices, Origin
 from dpagent.learning.data.stored import RawFile
 from dpagent.storage import disk_errors, take_room, write_atomically
 from dpagent.wording import counted
 
-FREE: Final = 0
-DECODED: Final = 1
-UNUSABLE: Final = 2
-"""Its record cannot be decoded, and is not tried again until its stamp changes, or the limits do."""
-
-ROW: Final = np.dtype([("stamp", "<u8"), ("checksum", "<u4"), ("label", "<i4"), ("state", "u1")])
 _SIGNS: Final = np.dtype([("stamp", "<u8"), ("checksum", "<u4"), ("is_one", "<u4")])
-_KEY_BYTES: Final = 16
-_PRIVATE_BYTES: Final = 64 << 10
-"""Of a header, for what it says of the records."""
-
-
-@dataclass(frozen=True)
-class Header:
-    """What an index says of all rows.
-
-    Attributes:
-        of: the digest of the settings that the rows were made for.
-        key: in hexadecimal digits, of the stamps.
-        shape, dtype, classes, class_names: as of the dataset.
-        kind, source, warnings: as of its origin.
-        left_out: data that are in no row, a sentence each. Private.
-        unusable: why a row holds no record, by its number. Private.
-        limits: under which the unusable ones were tried.
-        glance: as of :meth:`~dpagent.learning.data.format.Format.glance` when the rows were brought up to
-            date.
-        is_complete: whether all that was there at some time has been decoded. Without that, no agent starts.
-        body: the digest of the table of rows.
-    """
-
-    of: str
-    key: str
-    shape: tuple[int, ...] = ()
-    dtype: str = ""
-    classes: int = 0
-    class_names: tuple[str, ...] = ()
-    kind: str = ""
-    source: str = ""
-    warnings: tuple[str, ...] = ()
-    left_out: tuple[str, ...] = ()
-    unusable: dict[str, str] = field(default_factory=dict)
-    limits: str = ""
-    glance: str | None = None
-    is_complete: bool = False
-    body: str = ""
-
-
-@dataclass(frozen=True)
-class Index:
-    """Which rows hold which records.
-
-    Attributes:
-        header: of all.
-        table: ``(max_records,)`` of :data:`ROW`.
-    """
-
-    header: Header
-    table: NDArray[Any]
-
-    @classmethod
-    def empty(cls, settings: DataSettings) -> Index:
-        """Of no record."""
-        assert settings.max_records is not None
-        header = Header(of=_digest_of(settings), key=secrets.token_hex(_KEY_BYTES))
-        return cls(header, np.zeros(settings.max_records, ROW))
-
-    def emptied(self, why: str) -> Index:
-        """Of no record any more, when the rows in :attr:`stale` have been erased."""
-        table = self.table.copy()
-        table[self.stale] = 0
-        table["state"] = FREE
-        return Index(replace(self.header, left_out=(why,), unusable={}, glance=None), table)
-
-    def is_of(self, glance: str | None) -> bool:
-        """Whether a look can find nothing new, and nothing is left to be done."""
-        return glance is not None and glance == self.header.glance and not len(self.stale)
-
-    @property
-    def stale(self) -> NDArray[np.intp]:
-        """The rows that still hold a record which is gone."""
-        return np.flatnonzero((self.table["state"] == FREE) & (self.table["checksum"] != 0))
-
-    def sentences(self) -> tuple[str, ...]:
-        """What was found and is not used, for the owner."""
-        said = self.header.unusable
-        more = int(np.count_nonzero(self.table["state"] == UNUSABLE)) - len(said)
-        rest = [f"{more:,} more that cannot be decoded."] if more > 0 else []
-        return (*self.header.left_out, *said.values(), *rest)
 
 
 class RowStore:
@@ -165,16 +75,10 @@ class RowStore:
     def load(self) -> Index | None:
         """The newest index; None where there is none for these settings, or a damaged one."""
         try:
-            head, _, body = self._index_file.read_bytes().partition(b"\n")
-            header = _parsed(head)
-        except (OSError, ValueError, TypeError, RecursionError):
+            data = self._index_file.read_bytes()
+        except OSError:
             return None
-        whole = header.body == _checksum(body) and len(body) == ROW.itemsize * (
-            self._settings.max_records or 0
-        )
-        if not whole or header.of != _digest_of(self._settings):
-            return None
-        return Index(header, np.frombuffer(body, ROW))
+        return Index.parsed(data, self._settings)
 
     def is_complete(self, limits: str) -> bool:
         """Whether there are rows that an agent can start with, decoded under these limits."""
@@ -197,7 +101,7 @@ class RowStore:
         Raises:
             StorageError: it cannot be written.
         """
-        self._save(self._index_file, index)
+        write_atomically(self._index_file, index.as_bytes(), mode=0o600)
 
     def publish_found(self, index: Index) -> None:
         """Keep an index until it counts.
@@ -205,7 +109,7 @@ class RowStore:
         Raises:
             StorageError: it cannot be written.
         """
-        self._save(self._found_file, index)
+        write_atomically(self._found_file, index.as_bytes(), mode=0o600)
 
     def take_found(self) -> None:
         """Let what the last look found count, if it is whole and not taken yet.
@@ -276,11 +180,6 @@ class RowStore:
             descriptor = os.open(self.rows_file, os.O_RDONLY | os.O_CLOEXEC)
         return Rows(index, RawFile(self.rows_file, descriptor))
 
-    def _save(self, file: Path, index: Index) -> None:
-        body = index.table.tobytes()
-        head = _of_one_size(replace(index.header, body=_checksum(body)))
-        write_atomically(file, head + b"\n" + body, mode=0o600)
-
 
 class Rows(Dataset):
     """The decoded records of an index."""
@@ -338,44 +237,3 @@ def _within(most: int, values: NDArray[Any]) -> NDArray[Any]:
     room = np.zeros(most, values.dtype)
     room[: len(values)] = values
     return room[: len(values)]
-
-
-def _of_one_size(header: Header) -> bytes:
-    """A header as text, with as many of its sentences as there is room for.
-
-    It has a size that follows from the settings: on a disk that is nearly full, a sentence about one record
-    would decide whether those of a look count.
-    """
-    public = _text(replace(header, left_out=(), unusable={}, warnings=(), glance=None, source=""))
-    size = len(public) + _PRIVATE_BYTES
-    while len(text := _text(header)) > size:
-        if header.unusable:
-            header = replace(header, unusable=dict(list(header.unusable.items())[:-1]))
-        elif header.left_out:
-            header = replace(header, left_out=header.left_out[:-1])
-        elif header.warnings:
-            header = replace(header, warnings=header.warnings[:-1])
-        else:
-            header = replace(header, glance=None, source="")
-    return text.ljust(size)
-
-
-def _text(header: Header) -> bytes:
-    return json.dumps(asdict(header)).encode()
-
-
-def _parsed(head: bytes) -> Header:
-    values = json.loads(head)
-    for key in ("shape", "class_names", "warnings", "left_out"):
-        values[key] = tuple(values[key])
-    return Header(**values)
-
-
-def _digest_of(settings: DataSettings) -> str:
-    """Of all that gives a row its meaning."""
-    values = settings.model_dump(mode="json", exclude={"name", "decoding", "features_mib"})
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
-
-
-def _checksum(body: bytes) -> str:
-    return hashlib.blake2b(body, digest_size=16).hexdigest()

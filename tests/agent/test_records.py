@@ -27,7 +27,8 @@ from agent.decoding import most_new
 from agent.noisy_sums import clipped_sum, noisy_sum, sum_of_moments
 from agent.profile import load_profile
 from agent.records import Records
-from agent.rows import Index, RowStore
+from agent.row_index import Index
+from agent.rows import RowStore
 from agent.settings import load_agent_settings
 from agent.training import Trainer
 from dpagent.errors import DataError, StorageError

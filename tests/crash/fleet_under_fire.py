@@ -53,6 +53,16 @@ METHODS: Final[dict[str, dict[str, Any]]] = {
         "privacy": {"method": "incrementing", "noise": "laplace", "epsilon": 60.0, "clip_norm": 5.0},
         "cap": {"kind": "bounded", "floor": 15.0},
     },
+    "published": {
+        "privacy": {
+            "method": "incrementing",
+            "noise": "laplace",
+            "epsilon": 40.0,
+            "clip_norm": 5.0,
+            "schedule": {"kind": "incrementing"},
+        },
+        "cap": {"kind": "published", "allow_unproven": True, "regularisation": 1e-6},
+    },
     "ldp-fl": {
         "privacy": {
             "method": "ldp-fl",
@@ -253,7 +263,8 @@ class FleetUnderFire:
         load_opener(settings.keys_dir, NAME)
         self._files[COORDINATOR] = file
         for number, name in enumerate((*DEVICES, BYSTANDER)):
-            limits = {"dummy_traffic": True} | ({"maximum_job_epsilon": 1e-6} if name == BYSTANDER else {})
+            limits = {"dummy_traffic": True, "allow_unproven": name != BYSTANDER}
+            limits |= {"maximum_job_epsilon": 1e-6} if name == BYSTANDER else {}
             self._files[name] = write_agent(
                 directory / name, None, key, number, fleet=NAME, mqtt=mqtt(name), engine="numpy",
                 budget={"epsilon": 1_000.0, "coordinator": {"epsilon": 20.0, "delta": 1e-3}},
