@@ -67,14 +67,15 @@ class AgentState(StateDatabase):
         """As of :class:`StateDatabase`, unless another agent has written the second head since.
 
         Two agents with copies of one state directory would spend its budget twice: each has a lock of its
-        own, but they share the second head.
+        own, but they share the second head. Nor may one call a charge unsent again under which the other has
+        sent.
 
         Raises:
             LedgerError: It is not the one that this agent wrote.
             StorageError: It cannot be written.
         """
-        second = read_second_head(self.files.second_head)
-        require_head(self.ledger.digests, second, self.files.second_head)
+        if (second := read_second_head(self.files.second_head)) is not None:
+            self.require_kept(second)
         super().save_second_head()
 
     def round(self, job: str, number: int) -> KnownRound | None:

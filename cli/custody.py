@@ -75,7 +75,8 @@ def restored(
         bool,
         typer.Option(
             "--write-off-all",
-            help="The second head is lost, or was put back too: write off all that is left of the budget.",
+            help="The second head is lost, or was put back too: write off all that is left of the budget. Set"
+            " the largest that it ever was in agent.yaml first.",
         ),
     ] = False,
 ) -> None:

@@ -340,7 +340,7 @@ def test_every_dataset_is_written_off(path: Path) -> None:
     state.close()
     older = Path(shutil.copytree(path, path.with_name("older")))
     state = open_state(path, Budget(20.0, 1e-4), "other")
-    charge_and_spool(state, charge_for(make_plan(), DATA, state.ledger, "other"), fragments(77))
+    charge_and_spool(state, charge_for(make_plan(job=OTHER_JOB), DATA, state.ledger, "other"), fragments(77))
     state.close()
     true = {name: reserved(path, name) for name in (DATASET, "other")}
     swap(older, path)

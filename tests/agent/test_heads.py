@@ -200,6 +200,25 @@ def test_two_agents_with_copies_of_one_directory_send_no_two_sums_under_one_char
             assert second.rounds.charged() == {(charge.job, charge.round)}, "and nothing is spooled"
 
 
+def test_a_second_agent_cannot_have_a_round_count_as_unsent_again(path: Path) -> None:
+    """By its next charge; after a power cut before it gave the round up, it would run it again."""
+    with closing(open_state(path)) as first:
+        charge = charge_for(make_plan(), DATA, first.ledger)
+        first.offer(charge.job, charge.round, bytes(32), 0.0)
+        first.charge(charge, 0.0)
+        copied(path, "copy")
+        files = LedgerFiles(path.parent / "copy", files_of(path).second_head)
+        with closing(AgentState(files, {DATASET: BUDGET})) as second:
+            first.spool_round(charge.job, charge.round, [], 0.0, None)
+            with pytest.raises(LedgerError, match="has left already"):
+                charge_rounds(second, 2)
+        with pytest.raises(LedgerError):
+            AgentState(files, {DATASET: BUDGET})
+        known = read_second_head(files.second_head)
+        assert known is not None
+        assert known.unsent == ()
+
+
 def test_a_second_head_that_cannot_be_written_stops_the_device_before_a_record_is_read(path: Path) -> None:
     state = open_state(path)
     charge_rounds(state, 1)

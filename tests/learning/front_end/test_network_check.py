@@ -54,6 +54,25 @@ BAD: dict[str, tuple[bytes, str]] = {
     ),
     "an exponent of the record": (of([node("Pow", "x x", "y")]), "depends on the record"),
     "a sine": (of([node("Sin", "x", "y")]), r"\(Sin\) is not among"),
+    "a branch for each sign": (
+        of([node("PRelu", "x slope", "y")], slope=np.ones(4, np.float32)), r"\(PRelu\) is not among"
+    ),
+    "a root as a power": (of([node("Pow", "x half", "y")], half=np.float32(0.5)), "Pow.* 2 or 3"),
+    "several powers": (of([node("Pow", "x two", "y")], two=np.full(4, 2, np.float32)), "Pow.* 2 or 3"),
+    "64 bits": (
+        of([node("Cast", "x", "d", to=11), node("Exp", "d", "e"), node("Cast", "e", "y", to=1)]),
+        "makes 'd' of type double",
+    ),
+    "16 bits": (
+        of([node("Cast", "x", "h", to=10), node("Cast", "h", "y", to=1)]),
+        "makes 'h' of type float16",
+    ),
+    "an activation by its name": (
+        of([node("Unsqueeze", "x a", "u"), node("GRU", "u w w", "g", hidden_size=4, activations=["Elu"] * 2),
+            node("Reshape", "g flat", "y")],
+           a=np.array([1]), w=np.ones((1, 12, 4), np.float32), flat=np.array([-1, 4])),
+        r"\(GRU\) names activations",
+    ),
     "a constant of two minds": (
         of([helper.make_node("Constant", [], ["w"], value_float=1.0, value_int=1), node("Add", "x w", "y")]),
         "2 attributes|does not fit together",
@@ -211,6 +230,18 @@ def test_an_ordinary_network_passes_and_runs() -> None:
     check_network("images.onnx", data)
     (features,) = quiet_session(data).run(None, {"x": np.zeros((1, 4, 4, 1), np.float32)})
     assert features.shape == (1, 5)
+
+
+def test_squares_cubes_and_plain_recurrent_layers_pass() -> None:
+    """What takes the same time for all numbers, of operators that do not always."""
+    check_network("square.onnx", of([node("Pow", "x two", "y")], two=np.float32(2)))
+    check_network("cube.onnx", of([node("Pow", "x three", "y")], three=np.full((1, 1), 3, np.float32)))
+    nodes = [
+        node("Unsqueeze", "x a", "u"), node("GRU", "u w w", "g", hidden_size=4),
+        node("Reshape", "g flat", "y"),
+    ]  # fmt: skip
+    weights = np.ones((1, 12, 4), np.float32)
+    check_network("gates.onnx", of(nodes, a=np.array([1]), w=weights, flat=np.array([-1, 4])))
 
 
 def test_no_operator_that_draws_or_branches_is_on_the_list() -> None:
