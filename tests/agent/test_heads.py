@@ -205,7 +205,7 @@ def test_a_second_agent_cannot_have_a_round_count_as_unsent_again(path: Path) ->
     with closing(open_state(path)) as first:
         charge = charge_for(make_plan(), DATA, first.ledger)
         first.offer(charge.job, charge.round, bytes(32), 0.0)
-        first.charge(charge, 0.0)
+        first.charge([charge], 0.0)
         copied(path, "copy")
         files = LedgerFiles(path.parent / "copy", files_of(path).second_head)
         with closing(AgentState(files, {DATASET: BUDGET})) as second:
