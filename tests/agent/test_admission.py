@@ -247,7 +247,7 @@ def test_another_datasets_charges_do_not_count(states: Any) -> None:
     state = states(WHOLE, 1e-5)
     take_part(state, make_plan())
     other = states(WHOLE, 1e-5, "other")
-    take_part(other, make_plan(), "other")
+    take_part(other, make_plan(job=b"o" * 16), "other")
     assert other.ledger.epsilon_spent("other") == pytest.approx(price_of(NOISE[0]), rel=1e-3)
     assert other.ledger.epsilon_spent(DATASET) == pytest.approx(price_of(NOISE[0]), rel=1e-3)
 

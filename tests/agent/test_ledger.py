@@ -71,7 +71,8 @@ def test_the_same_round_of_another_job_or_dataset_is_another_charge(path: Path) 
     charge_rounds(state, 1, job=b"k" * 16)
     state.close()
     state = open_state(path, dataset="other")
-    charge_and_spool(state, charge_for(make_plan(), DATA, state.ledger, "other"), fragments(77))
+    with state.entry():
+        state.ledger.charge(charge_for(make_plan(), DATA, state.ledger, "other"))
     state.close()
     assert verify(path).charges == 3
 
