@@ -176,8 +176,15 @@ def address_space_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * resource.getpagesize()
 
 
-@pytest.mark.parametrize("kind", CASES)
-@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+QUICK = ("views, three threads", "rows of a table")
+ROUNDS = [
+    pytest.param(kind, share, marks=[] if kind in QUICK and share != 0.5 else pytest.mark.slow)
+    for kind in CASES
+    for share in (0.0, 0.5, 1.0)
+]
+
+
+@pytest.mark.parametrize(("kind", "share"), ROUNDS)
 def test_training_takes_no_memory_that_the_process_did_not_have_before_the_charge(
     tmp_path: Path, kind: str, share: float
 ) -> None:

@@ -97,8 +97,8 @@ def test_lots_are_clipped_and_added_up(name: str, spec: ModelSpec, count: int) -
 
 
 @pytest.mark.parametrize("spec", [*SPECS[:7], built_in("digits")], ids=ident)
-@pytest.mark.parametrize(("count", "nobodies"), [(0, 1), (0, 9), (3, 1), (3, 6)])
-@pytest.mark.parametrize("value", [0.0, 1.0, np.nan])
+@pytest.mark.parametrize(("count", "nobodies"), [(0, 9), (3, 6)])
+@pytest.mark.parametrize("value", [1.0, np.nan])
 def test_rows_of_nobody_add_nothing_whatever_they_hold_and_the_weights_are(
     name: str, spec: ModelSpec, count: int, nobodies: int, value: float
 ) -> None:
