@@ -102,8 +102,9 @@ class Records:
         else:
             opened = _as_many_as_declared(settings) if decoded else open_declared(settings)
             self.dataset = self._unfailing(opened)
-            in_memory = kept_bytes(settings, len(opened), opened.record_bytes)
-            self._as_many = bytearray(kept_bytes(settings, None, opened.record_bytes) - in_memory)
+            assert settings.max_records is not None
+            missing = settings.max_records - len(opened)
+            self._as_many = bytearray(kept_bytes(settings, missing, opened.record_bytes))
             """So that what the program has in memory does not depend on how many records there are."""
         if decoded:
             self._said[_LEFT_OUT] = set(self.dataset.origin.left_out)  # by that process
@@ -226,13 +227,11 @@ def decode_at_once(settings: DataSettings, state_dir: Path) -> None:
     _Look(Order(settings, state_dir, at_once=True)).wait()
 
 
-def kept_bytes(settings: DataSettings, records: int | None, record_bytes: int) -> int:
-    """Memory that records are kept in, and their labels: of so many, or of as many as there may be."""
-    assert settings.max_records is not None
-    number, known = settings.max_records if records is None else records, require_declared(settings)
+def kept_bytes(settings: DataSettings, records: int, record_bytes: int) -> int:
+    """Memory that so many records are kept in, and their labels."""
     source = replace(source_of(settings), declared_records=settings.max_records)
-    is_kept = known.fits_memory and source.keeps_in_memory(number, record_bytes)
-    return (record_bytes * is_kept + _LABEL_BYTES) * number
+    is_kept = require_declared(settings).fits_memory and source.keeps_in_memory(records, record_bytes)
+    return (record_bytes * is_kept + _LABEL_BYTES) * records
 
 
 def _as_many_as_declared(settings: DataSettings) -> Dataset:

@@ -53,11 +53,13 @@ log = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
 
 _SPARE_BYTES: Final = 8 << 20
+"""For all that is small."""
 _OPENING_TIMES: Final = 3
 """As often as they are kept, records are in memory while a file is opened whose numbers are converted."""
 _TABLE_BYTES: Final = 200
 """Of each record, in the index of rows and in that of features, while they are read."""
 _VECTORS: Final = 8
+"""Of the update's size, that a step has at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +247,7 @@ class Trainer:
         """
         value = np.dtype(self._settings.data.dtype or np.float32).itemsize
         record_bytes = math.prod(task.spec.input_shape) * value
-        opening = _OPENING_TIMES * kept_bytes(self._settings.data, None, record_bytes)
+        opening = _OPENING_TIMES * kept_bytes(self._settings.data, self._max_records, record_bytes)
         tables = _TABLE_BYTES * self._max_records
         release, parameters = task.release, task.spec.parameter_count
         vectors = _VECTORS * 8 * (release.dimension if isinstance(release, NoisySum) else parameters)

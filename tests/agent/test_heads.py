@@ -28,7 +28,7 @@ import agent.heads
 import agent.state
 import dpagent.storage
 from agent.audit import audit, open_ledger, verify
-from agent.charges import Budget
+from agent.charges import Budget, Charge
 from agent.custody import begin_ledger, go_on_after_restore, raise_budget
 from agent.heads import LedgerFiles, read_second_head
 from agent.rounds import declined_rounds
@@ -185,8 +185,10 @@ def test_two_agents_with_copies_of_one_directory_spend_no_budget_twice(
         AgentState(files, {DATASET: BUDGET})
 
 
-def test_two_agents_with_copies_of_one_directory_send_no_two_sums_under_one_charge(path: Path) -> None:
-    """The copy was made between the charge and the spool."""
+@contextmanager
+def copied_after_a_charge(path: Path) -> Iterator[tuple[AgentState, Charge]]:
+    """A second agent, with a copy of the directory of one that has charged a round and then spooled it, and
+    the charge: the copy was made in between."""
     with closing(open_state(path)) as first:
         charge = charge_for(make_plan(), DATA, first.ledger)
         first.offer(charge.job, charge.round, bytes(32), 0.0)
@@ -195,26 +197,25 @@ def test_two_agents_with_copies_of_one_directory_send_no_two_sums_under_one_char
         files = LedgerFiles(path.parent / "copy", files_of(path).second_head)
         with closing(AgentState(files, {DATASET: BUDGET})) as second:
             first.spool_round(charge.job, charge.round, [], 0.0, None)
-            with pytest.raises(LedgerError, match="has left already"):
-                second.spool_round(charge.job, charge.round, [], 0.0, None)
-            assert second.rounds.charged() == {(charge.job, charge.round)}, "and nothing is spooled"
+            yield second, charge
+
+
+def test_two_agents_with_copies_of_one_directory_send_no_two_sums_under_one_charge(path: Path) -> None:
+    with copied_after_a_charge(path) as (second, charge):
+        with pytest.raises(LedgerError, match="has left already"):
+            second.spool_round(charge.job, charge.round, [], 0.0, None)
+        assert second.rounds.charged() == {(charge.job, charge.round)}, "and nothing is spooled"
 
 
 def test_a_second_agent_cannot_have_a_round_count_as_unsent_again(path: Path) -> None:
     """By its next charge; after a power cut before it gave the round up, it would run it again."""
-    with closing(open_state(path)) as first:
-        charge = charge_for(make_plan(), DATA, first.ledger)
-        first.offer(charge.job, charge.round, bytes(32), 0.0)
-        first.charge([charge], 0.0)
-        copied(path, "copy")
-        files = LedgerFiles(path.parent / "copy", files_of(path).second_head)
-        with closing(AgentState(files, {DATASET: BUDGET})) as second:
-            first.spool_round(charge.job, charge.round, [], 0.0, None)
-            with pytest.raises(LedgerError, match="has left already"):
-                charge_rounds(second, 2)
+    with copied_after_a_charge(path) as (second, _):
+        with pytest.raises(LedgerError, match="has left already"):
+            charge_rounds(second, 2)
+        second.close()
         with pytest.raises(LedgerError):
-            AgentState(files, {DATASET: BUDGET})
-        known = read_second_head(files.second_head)
+            AgentState(second.files, {DATASET: BUDGET})
+        known = read_second_head(second.files.second_head)
         assert known is not None
         assert known.unsent == ()
 
