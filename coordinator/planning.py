@@ -71,10 +71,10 @@ def job_noise(
     mechanism = settings.privacy.mechanism
     if issubclass(mechanism, CentralMechanism):
         return update_noise(settings, spec, mechanism)
-    return (*_noise_of_devices(settings, spec), None)
+    return (*_noise_without_trust(settings, spec), None)
 
 
-def _noise_of_devices(
+def _noise_without_trust(
     settings: FleetSettings, spec: ModelSpec
 ) -> tuple[JobNoise | TwoPointRounds, tuple[float, ...]]:
     """The noise where devices add all of it, and the ε that each round brings it to."""
