@@ -1,7 +1,7 @@
 """Proves from the databases and the captured traffic of a fleet that no crash broke a promise.
 
 It shares no code with the programs: it reads SQLite and CBOR itself, and opens messages with the client that
-was written from ``docs/protocol.md`` (``tests/protocol/second_client.py``). It may look at any moment, also
+was written from ``docs/protocol.md`` (``tests/protocol/second_client/``). It may look at any moment, also
 while programs run. The promises:
 
 * A published fragment was charged: before the wiretap knew its first byte, its device's ledger had the
