@@ -109,10 +109,16 @@ def draw(
                 axis.set_xlabel(x)
                 if place == 0:
                     axis.set_ylabel(y)
-        handles, labels = axes[0][0].get_legend_handles_labels()
+        by_name = {
+            label: handle
+            for axis in axes.flat
+            for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
+        }
         # Of the longest names, four fit below three panels.
-        columns = min(len(labels), 4 * len(rows[0]) // 3)
-        figure.legend(handles, labels, loc="outside lower left", ncols=columns, frameon=False)
+        columns = min(len(by_name), 4 * len(rows[0]) // 3)
+        figure.legend(
+            list(by_name.values()), list(by_name), loc="outside lower left", ncols=columns, frameon=False
+        )
         drawn = io.BytesIO()
         figure.savefig(drawn, format="svg", metadata={"Date": None, "Creator": None})
     write_atomically(file, drawn.getvalue())

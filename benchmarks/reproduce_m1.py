@@ -42,9 +42,9 @@ from simulation.settings import RunSettings
 _SEEDS: Final = range(12)
 _ROUNDS: Final = (5, 20, 100)
 _EPSILONS: Final = {"gaussian": (0.5, 1.0, 4.0), "laplace": (4.0, 10.0, 25.0)}
-_EVEN: Final = "even split"
+EVEN: Final = "even split"
 SCHEDULES: Final = {
-    _EVEN: ScheduleSettings(kind="uniform"),
+    EVEN: ScheduleSettings(kind="uniform"),
     "linear, ratio 3": ScheduleSettings(kind="linear", ratio=3.0),
     "incrementing, step 0.3": ScheduleSettings(kind="incrementing", step=0.3),
     "incrementing, step 0.9": ScheduleSettings(kind="incrementing", step=0.9),
@@ -76,7 +76,7 @@ def run() -> list[Figure]:
                         points[schedule].append(Point(rounds, accuracy, error))
                     where = f"{noise}, ε = {epsilon:g}, {rounds} rounds"
                     figures += difference_figures(where, found)
-                    scores = [_score(found, schedule) for schedule in SCHEDULES if schedule != _EVEN]
+                    scores = [_score(found, schedule) for schedule in SCHEDULES if schedule != EVEN]
                     better += sum(score > _BEYOND for score in scores)
                     worse += sum(score < -_BEYOND for score in scores)
                     compared += len(scores)
@@ -110,7 +110,7 @@ def accuracies(settings: RunSettings, seeds: Sequence[int]) -> dict[str, tuple[f
 
 def _score(found: Mapping[str, tuple[float, float]], schedule: str) -> float:
     """A schedule's difference to the even split in standard errors."""
-    (accuracy, error), (even, even_error) = found[schedule], found[_EVEN]
+    (accuracy, error), (even, even_error) = found[schedule], found[EVEN]
     return (accuracy - even) / math.hypot(error, even_error)
 
 
@@ -122,11 +122,11 @@ def difference_figures(where: str, found: Mapping[str, tuple[float, float]]) -> 
         found: by schedule, mean accuracy in percent and its standard error.
     """
     figures: list[Figure] = []
-    even, even_error = found[_EVEN]
+    even, even_error = found[EVEN]
     for schedule, (accuracy, error) in found.items():
-        if schedule == _EVEN:
-            figures.append(Figure(f"{where}: {_EVEN}", accuracy, "%"))
-            figures.append(Figure(f"{where}: {_EVEN}{STANDARD_ERROR}", error, "%"))
+        if schedule == EVEN:
+            figures.append(Figure(f"{where}: {EVEN}", accuracy, "%"))
+            figures.append(Figure(f"{where}: {EVEN}{STANDARD_ERROR}", error, "%"))
             continue
         name = f"{where}: {schedule}"
         of_difference = math.hypot(error, even_error)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import yaml
 
-from benchmarks.reproduce_m1_cifar import _figures, losses
+from benchmarks.reproduce_m1_cifar import Line, _figures, losses
 from dpagent.learning.data.dataset import ArrayDataset
 from simulation.data.source import Source
 
@@ -22,14 +22,14 @@ def test_the_loss_falls_from_chance_where_the_classes_are_plain(tmp_path: Path) 
     pictures = np.broadcast_to((200 * labels)[:, None, None, None], (1_000, 4, 4, 3)).astype(np.uint8)
     records = ArrayDataset(pictures, labels, 2)
     (file := tmp_path / "tiny.yaml").write_text(yaml.safe_dump(_TINY))
-    first, last = losses(Source(records, records), str(file), None, rounds=8, every=4, seed=0)
+    first, last = losses(Source(records, records), str(file), Line("gaussian"), rounds=8, every=4, seed=0)
     assert last < math.log(2)
     assert last < first
 
 
 def test_noise_is_compared_with_its_absence_seed_by_seed() -> None:
-    figures = _figures(8, {"without noise": [1.0, 2.0], "even split": [1.5, 2.5]})
-    found = {figure.name.removeprefix("loss after 8 rounds, "): figure.value for figure in figures}
+    figures = _figures("8 rounds", {"without noise": [1.0, 2.0], "even split": [1.5, 2.5]})
+    found = {figure.name.removeprefix("8 rounds: loss, "): figure.value for figure in figures}
     assert found["even split"] == pytest.approx(2.0)
     assert found["even split, above without noise"] == pytest.approx(500.0)
     assert found["even split, above without noise, standard error"] == pytest.approx(0.0)
