@@ -125,6 +125,23 @@ def published_plan(**changes: Any) -> Plan:
     return Plan.model_validate(values)
 
 
+def bounded_plan(*, noise_multiplier: float, bound_units: int, **changes: Any) -> Plan:
+    """A plan for a round of a job that reserves ε = 6, and chooses each round's noise as it goes."""
+    values = plan_values(method="incrementing", **changes)
+    values["release"] |= {
+        "mechanism": {
+            "name": "truncated-laplace", "noise_multipliers": [noise_multiplier],
+            "parameters": {"resolution": 1 << 24, "bound_units": bound_units},
+        },
+        "cap": {
+            "kind": "bounded", "regularisation": 0.5, "floor": 0.01, "epsilon": 6.0, "rounds": 5,
+            "spent": 0.0, "schedule": {"kind": "uniform", "step": 0.0, "ratio": 1.0, "weights": []},
+        },
+        "step": 1,
+    }  # fmt: skip
+    return Plan.model_validate(values)
+
+
 def update_plan(
     *,
     block: int = 200,

@@ -1,15 +1,18 @@
 """A ledger through years of misfortune: no walk at random through what happens to one refunds anything.
 
-An accountant of the tests' own notes every job of which all rounds have been charged, in whichever of the
+An accountant of the tests' own notes every job of which the last round has been charged, in whichever of the
 lives of the ledger: what is lost with a disk has left the device all the same. After each step the ledger
-must have reserved at least as much in each account, and no more than the owner's budgets.
+must have reserved at least as much in each account, and no more than the owner's budgets. Of a job whose
+noise is chosen as it goes (``bounded``), by a coordinator that does so at random, it notes each round, at a
+price by a formula of its own.
 """
 
 from __future__ import annotations
 
+import math
 import random
 import shutil
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -17,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fleets import make_plan, records, report_plan, terms, update_plan
+from fleets import bounded_plan, make_plan, records, report_plan, terms, update_plan
 from ledgers import LIMITS, files_of
 
 from agent.admission import Declined, admit
@@ -26,6 +29,7 @@ from agent.charges import Budget, charge_of
 from agent.custody import back_up, begin_ledger, go_on_after_restore, put_back, raise_budget
 from agent.state import AgentState, BudgetRaisedError
 from dpagent.errors import LedgerError
+from dpagent.privacy.mechanisms.truncated_laplace import TruncatedLaplace
 from dpagent.privacy.statement import Trust
 from dpagent.protocol.messages import Plan
 from dpagent.protocol.task import RoundTask
@@ -34,7 +38,7 @@ DATA = records(20)
 ACCOUNTS = ("digits", "digits@coordinator")
 READY = LIMITS.model_copy(
     update={
-        "methods": ("dp-sgd", "ldp-fl", "central"),
+        "methods": ("dp-sgd", "incrementing", "ldp-fl", "central"),
         "trust": (Trust.NONE, Trust.COORDINATOR),
     }
 )
@@ -43,8 +47,18 @@ PLANS: dict[str, Callable[..., Plan]] = {
     "one round": lambda **of: make_plan(**of, **terms(noise_multipliers=[16.0])),
     "three rounds": lambda **of: make_plan(**of, **terms(noise_multipliers=[24.0, 20.0, 16.0])),
     "reports": report_plan,
+    "bounded": bounded_plan,
     "two accounts": lambda **of: update_plan(**of, device_noise=[18.0, 15.0, 12.0]),
 }
+
+
+def cost(noise_multiplier: float, bound_units: int, sensitivity: int, rate: float) -> tuple[float, float]:
+    """(ε, δ) of truncated Laplace noise on a sampled lot: within the support, the densities differ by a
+    factor of e^ε at most, and δ is the mass that the shift takes out of it."""
+    decay = math.exp(-1 / (noise_multiplier * sensitivity))
+    all_of_it = 1 + 2 * decay * (1 - decay**bound_units) / (1 - decay)
+    out_of_it = decay ** (bound_units - sensitivity + 1) * (1 - decay**sensitivity) / (1 - decay)
+    return math.log1p(rate * math.expm1(1 / noise_multiplier)), rate * out_of_it / all_of_it
 
 
 @dataclass
@@ -58,9 +72,10 @@ class Walk:
     )
     jobs: dict[bytes, tuple[str, int]] = field(default_factory=dict)
     """By id: which plan, and the last round that was charged."""
-    left: Counter[str] = field(default_factory=Counter)
-    """ε of the jobs that were charged in whole, by account."""
-    whole: set[bytes] = field(default_factory=set)
+    left: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    """ε of the jobs that were charged in whole, by account; of a bounded one, of its rounds."""
+    rounds: dict[bytes, dict[int, tuple[float, float]]] = field(default_factory=dict)
+    """Of each job that the ledger knows: its rounds, and of a bounded one what they cost."""
     done: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
@@ -100,8 +115,15 @@ class Walk:
             job = self.choices.randbytes(16)
             self.jobs[job] = self.choices.choice(list(PLANS)), 0
         kind, last = self.jobs[job]
+        number = last + 1 if self.choices.random() < 0.8 else self.choices.randint(1, last + 1)
+        chosen: dict[str, Any] = {}
+        if kind == "bounded":
+            chosen = {
+                "noise_multiplier": self.choices.choice([0.2, 0.5, 1.0, 4.0]),
+                "bound_units": 1 << self.choices.choice([26, 27, 28]),
+            }
         try:
-            task = RoundTask.of(PLANS[kind](job=job, round=last + 1))
+            task = RoundTask.of(PLANS[kind](job=job, round=number, **chosen))
             prices = admit(task, DATA, self.state.ledger, "digits", READY, now=0.0)
         except (Declined, LedgerError):
             self.done["declined"] += 1
@@ -110,15 +132,33 @@ class Walk:
             del self.jobs[job]
             return
         charges = [charge_of(task, price, charged_at="2026-11-23T00:00:00+00:00") for price in prices]
-        self.state.offer(job.hex(), last + 1, bytes(32), 0.0)
+        if self.state.ledger.accounts.job("digits", job.hex()) is None:
+            # Or it was lost with its ledger, and written off: then it is paid for once more.
+            self.rounds[job] = {}
+        assert number not in self.rounds[job]
+        self.state.offer(job.hex(), number, bytes(32), 0.0)
         self.state.charge(charges, 0.0)
-        self.state.spool_round(job.hex(), last + 1, [], 0.0, None)
-        self.jobs[job] = kind, last + 1
+        self.state.spool_round(job.hex(), number, [], 0.0, None)
+        self.jobs[job] = kind, number
         self.done["charged"] += 1
-        if last + 1 == task.plan.rounds and job not in self.whole:
-            self.whole.add(job)
+        self.rounds[job][number] = 0.0, 0.0
+        if kind == "bounded":
+            self._count(task, chosen)
+        elif number == task.plan.rounds:
             for each in charges:
                 self.left[each.dataset] += each.job_epsilon
+
+    def _count(self, task: RoundTask, chosen: dict[str, Any]) -> None:
+        """The rounds of a bounded job cost no more than its plans reserve."""
+        mechanism = task.priced[0].mechanism
+        assert isinstance(mechanism, TruncatedLaplace)
+        price = cost(**chosen, sensitivity=mechanism.sensitivity_units, rate=mechanism.sampling_rate)
+        self.rounds[task.plan.job][task.plan.round] = price
+        self.left["digits"] += price[0]
+        epsilons, deltas = zip(*self.rounds[task.plan.job].values(), strict=True)
+        assert math.fsum(epsilons) <= 6.0
+        assert math.fsum(deltas) <= task.plan.delta
+        self.done["bounded"] += 1
 
     def reopen(self) -> None:
         """What follows every step."""
