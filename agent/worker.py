@@ -43,6 +43,8 @@ log = logging.getLogger(__name__)
 
 _PROGRAM: Final = "agent.worker_program"
 _ENDING_S: Final = 5.0
+_HANGING_UP_S: Final = 1.0
+"""From the end of its answers to that of the process."""
 _MEMORY: Final = {
     "MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
     "PYTHONMALLOC": "malloc",
@@ -302,6 +304,8 @@ class _Process:
         except (EOFError, OSError):
             pass
         finally:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_HANGING_UP_S)  # Its own exit code says why.
             self._process.kill()
             self._process.wait()
             with self._lock:

@@ -113,6 +113,12 @@ def test_one_that_was_killed_is_said_and_replaced(worker: Worker, when: str) -> 
     assert pid_of(worker) != pid
 
 
+def test_how_one_ended_by_itself_is_said(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agent.worker._PROGRAM", "agent.no_such_program")
+    with pytest.raises(WorkerError, match=r"the training process ended: exit code 1$"):
+        worker.prepare(order()).result(PATIENCE_S)
+
+
 def test_one_that_reads_nothing_keeps_the_agent_from_nothing(worker: Worker) -> None:
     worker.prepare(order()).result(PATIENCE_S)
     os.kill(pid_of(worker), signal.SIGSTOP)
