@@ -7,6 +7,7 @@ announces, :mod:`agent.cycle` has the phases of a round.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 from typing import Final
@@ -38,6 +39,8 @@ log = logging.getLogger(__name__)
 _IDLE_S: Final = 0.5
 _COUNT_S: Final = 2.0
 """Counters of rejections are written no more often than this."""
+_START_S: Final = 5.0
+"""An agent connects first after a whole number of these, or of periods of its grid where that is shorter."""
 _BATCH: Final = 256
 """Messages handled before the next turn of training and publishing."""
 
@@ -56,6 +59,7 @@ class Agent:
 
     def __init__(self, settings: AgentSettings, *, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
+        self._began_at = self._clock.monotonic()
         profile = load_profile(settings.profile)
         check_board(profile)
         self._settings = settings = on_board(settings, profile)
@@ -135,6 +139,7 @@ class Agent:
         log.info("agent of fleet %s, %s", self._settings.fleet, spent)
         log.info("limits of this device: %s", shown(self._settings.limits))
         try:
+            self._wait_to_connect(stop)
             # The session handles network errors; errors here are the disk's.
             with self._session, ledger_errors(self._state.file):
                 while not stop.is_set():
@@ -155,6 +160,16 @@ class Agent:
         """End training, close the database and let go of the directory."""
         self._cycle.rest()
         self._state.close()
+
+    def _wait_to_connect(self, stop: threading.Event) -> None:
+        """Wait for a time that follows from when the program began, and not from how long its start took:
+        the more records there are, the longer it takes to read them."""
+        period_s = min(self._settings.limits.minimum_compute_slot_s, _START_S)
+        connects_at = self._began_at + period_s * math.ceil(
+            (self._clock.monotonic() - self._began_at) / period_s
+        )
+        while (left_s := connects_at - self._clock.monotonic()) > 0 and not stop.is_set():
+            stop.wait(min(left_s, _IDLE_S))
 
     def _take_events(self) -> None:
         """Handle the events that have arrived; wait only when nothing else is due."""

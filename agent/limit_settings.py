@@ -26,7 +26,8 @@ class LimitSettings(Settings):
     messages_per_second: Annotated[float, Field(gt=0, le=1000)] = 10.0
     """Maximum publications per second, including resends."""
     minimum_compute_slot_s: Annotated[float, Field(ge=MIN_SLOT_S, le=86_400)] = 5.0
-    """Shortest compute slot that a plan may have, and the period of the grid on which this device acts."""
+    """Shortest compute slot that a plan may have, and the period of the grid on which this device acts; its
+    first connection waits for the end of a period, or of 5 s."""
     maximum_training_s: Annotated[float, Field(gt=0, le=604_800)] = 3600.0
     """Longest that training for a round may take with the largest lot, by a trial with made-up records. The
     device publishes after as many slots as that takes, whatever the lot is."""
