@@ -184,7 +184,7 @@ def test_all_rounds_are_shown_on_demand_and_uniform_not_twice() -> None:
 
 
 def test_lines_fit_80_columns() -> None:
-    page = dpagent("plan", "--devices", "200", "--epsilon", "3", "--rounds", "5000", COLUMNS="80").stdout
+    page = dpagent("plan", "--devices", "200", "--epsilon", "3", "--rounds", "1000", COLUMNS="80").stdout
     assert max(map(len, page.splitlines())) <= 80
     assert "noise multiplier σ by round" in page
 

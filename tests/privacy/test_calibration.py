@@ -90,7 +90,7 @@ def test_meets_its_target_by_renyi_divergences_too(
     rounds=st.integers(1, 20),
     rate=st.floats(1e-3, 1),
 )
-@settings(max_examples=25)
+@settings(max_examples=12)
 def test_meets_any_reachable_target(
     kind: Kind, epsilon: float, log_delta: float, rounds: int, rate: float
 ) -> None:

@@ -24,7 +24,7 @@ def test_rho_of_a_pure_mechanism_covers_all_orders_and_is_tight(epsilon: float, 
 
 
 @given(rho=st.floats(1e-12, 1e6), delta=st.floats(1e-100, 0.99), epsilon=st.floats(1e-6, 1e3))
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 def test_conversions_are_on_the_safe_side_of_their_formula(rho: float, delta: float, epsilon: float) -> None:
     """Whatever order they chose, no order gives less: against the best of many in exact arithmetic."""
     with mpmath.workdps(50):
@@ -80,7 +80,7 @@ def test_zcdp_covers_the_gaussian_exactly_computed(rho: float, epsilon: float) -
 
 
 @given(rho=st.floats(1e-20, 1e12), delta=st.floats(1e-300, 0.999), more=st.floats(1.001, 10))
-@settings(max_examples=200)
+@settings(max_examples=100)
 def test_zcdp_conversion_is_monotone_and_finite_everywhere(rho: float, delta: float, more: float) -> None:
     epsilon = zcdp_epsilon(rho, delta)
     assert 0 <= epsilon < math.inf

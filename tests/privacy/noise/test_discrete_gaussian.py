@@ -106,6 +106,7 @@ def test_wide_decomposition_is_exact_and_smooth(sigma: float) -> None:
     assert table_radius(second) < 2**15
 
 
+@pytest.mark.slow
 def test_the_largest_table_is_built_in_little_memory() -> None:
     largest = max(variance for _, variance in decompose(MAX_SIGMA))
     tracemalloc.start()
