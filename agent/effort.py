@@ -34,6 +34,7 @@ from numpy.typing import NDArray
 
 from agent.noisy_sums import MOMENTS_AT_ONCE, for_wire, moments_of, noisy_step, published_step
 from dpagent.learning.data.dataset import Dataset, Indices
+from dpagent.learning.data.format import DType
 from dpagent.learning.data.stored import RawFile
 from dpagent.learning.front_end.features import FrontEnd
 from dpagent.learning.training.augmentation import Augmentation
@@ -137,12 +138,14 @@ class MadeUp(Dataset):
     Args:
         records: how many.
         shape: of each, as the engine takes it.
+        dtype: of each, as it is stored: uint8 or float32.
     """
 
-    def __init__(self, records: int, shape: Sequence[int]) -> None:
-        super().__init__(np.zeros(records, np.int64), 2, shape=shape, dtype=np.dtype(np.float32))
+    def __init__(self, records: int, shape: Sequence[int], dtype: DType) -> None:
+        super().__init__(np.zeros(records, np.int64), 2, shape=shape, dtype=np.dtype(dtype))
         descriptor = os.memfd_create("made up")
-        os.write(descriptor, np.random.default_rng(0).random(self.shape, np.float32).tobytes())
+        values = np.random.default_rng(0).random(self.shape, np.float32)
+        os.write(descriptor, (255 * values if dtype == "uint8" else values).astype(dtype).tobytes())
         self._record = RawFile(Path("made up"), descriptor)
 
     def _read(self, indices: Indices) -> NDArray[Any]:
@@ -164,6 +167,7 @@ class Effort:
         front_end: that makes features of records, or None.
         new_records: of which features have to be computed first, at most.
         disk_reads: how many files are read at a random place for each record, and may not be in memory.
+        dtype: of the records as they are stored; of their features, float32.
     """
 
     def __init__(
@@ -176,11 +180,12 @@ class Effort:
         front_end: FrontEnd | None = None,
         new_records: int = 0,
         disk_reads: int = 0,
+        dtype: DType = "float32",
     ) -> None:
         self._task, self._load = task, Workload.of(task.release, weights, most_records)
         self._weights, self._engine = weights, engine
         self._front_end, self._new_records, self._disk_reads = front_end, new_records, disk_reads
-        self.largest, self._most_records = self._load.records, most_records
+        self.largest, self._most_records, self._dtype = self._load.records, most_records, dtype
 
     def longest_s(self) -> float:
         """Seconds that training takes with the largest lot, on this board, with something to spare.
@@ -232,7 +237,7 @@ class Effort:
         shape = self._task.spec.head.input_shape if load.moments is None else (load.moments.values,)
         rows = min(AT_ONCE * self._microbatch, max(self.largest, 1))
         room = Room(rows, shape, load.augmentation)
-        return Filling(self.largest, self._most_records, MadeUp(rows, shape), room)
+        return Filling(self.largest, self._most_records, MadeUp(rows, shape, self._dtype), room)
 
     def _compute_features(self, records: int = _TRIED_FEATURES) -> None:
         assert self._front_end is not None

@@ -35,6 +35,7 @@ from agent.records import CACHED_BYTES, Records, kept_bytes
 from agent.settings import AgentSettings
 from agent.worker import Update, said
 from dpagent.learning.data.dataset import Dataset
+from dpagent.learning.data.format import DType
 from dpagent.learning.data.opening import require_declared
 from dpagent.learning.front_end.features import FeatureSet, FrontEnd, has_features, require_room
 from dpagent.learning.models.stages import FrozenNetwork
@@ -158,6 +159,7 @@ class Trainer:
             task, weights, engine, self._max_records,
             front_end=front_end, new_records=self._most_new_records(front_end, adopts=adopts),
             disk_reads=self._disk_reads(task),
+            dtype="float32" if front_end else self._dtype,
         )  # fmt: skip
         work = self._engine.purpose if engine else f"{values_of(task.plan)} moments"
         if (tried := (work, effort.largest)) != self._tried:
@@ -237,6 +239,11 @@ class Trainer:
             return self._max_records
         return min(self._max_records, most_new(self._settings.data))
 
+    @property
+    def _dtype(self) -> DType:
+        """Of the records, as they are declared."""
+        return self._settings.data.dtype or require_declared(self._settings.data).dtype or "float32"
+
     def _take_memory(self, task: RoundTask) -> None:
         """Have the memory that the round takes besides that of a batch, which is tried: for the records as
         they are opened, and for vectors of the model's size. What is freed stays with this process
@@ -245,7 +252,7 @@ class Trainer:
         Raises:
             MemoryError: There is none.
         """
-        value = np.dtype(self._settings.data.dtype or np.float32).itemsize
+        value = np.dtype(self._dtype).itemsize
         record_bytes = math.prod(task.spec.input_shape) * value
         opening = _OPENING_TIMES * kept_bytes(self._settings.data, self._max_records, record_bytes)
         tables = _TABLE_BYTES * self._max_records

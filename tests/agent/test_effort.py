@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from agent.effort import Effort
 from agent.noisy_sums import MOMENTS_AT_ONCE, clipped_sum, sum_of_moments
 from dpagent.errors import ParameterError
-from dpagent.learning.data.dataset import ArrayDataset, Dataset, Indices
+from dpagent.learning.data.dataset import ArrayDataset, Dataset, Indices, to_float32
 from dpagent.learning.data.derived import Unfailing
+from dpagent.learning.data.format import DType
 from dpagent.learning.front_end.features import FrontEnd
 from dpagent.learning.models.description import from_description
 from dpagent.learning.training.engine import ClippedSum
@@ -58,6 +59,30 @@ class Gaps(Unfailing):
 
 def task_at(rate: float, **changes: Any) -> RoundTask:
     return make_task(**terms(rate=rate), **changes)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float32"])
+def test_made_up_records_are_stored_and_converted_as_real_ones_are(
+    dtype: DType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of uint8, a division each, which a small model shows by its time."""
+    converted = list[tuple[str, int]]()
+
+    def counting(inputs: NDArray[Any]) -> NDArray[np.float32]:
+        converted.append((str(inputs.dtype), len(inputs)))
+        return to_float32(inputs)
+
+    monkeypatch.setattr("dpagent.learning.training.lots.to_float32", counting)
+    values = np.zeros((20, 8, 8, 1), dtype)
+    task, engine = task_at(1.0), Counting()
+    for records in (0, 7, 20):
+        converted.clear()
+        data = ArrayDataset(values[:records], np.zeros(records, np.int64), 10)
+        clipped_sum(
+            task.release, WEIGHTS, data, engine, Effort(task, WEIGHTS, engine, 20, dtype=dtype).filling
+        )
+        assert {name for name, _ in converted} == {dtype}
+        assert sum(count for _, count in converted) == 20
 
 
 @pytest.mark.parametrize("records", [0, 1, 17, 50, 60])

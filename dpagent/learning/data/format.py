@@ -11,7 +11,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Final, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Final, Generic, Literal, TypeVar
+
+import numpy as np
 
 from dpagent.configuration import Settings
 from dpagent.errors import DataError
@@ -75,6 +77,24 @@ class Source:
         number = records if self.declared_records is None else self.declared_records
         return number * record_bytes <= IN_MEMORY_BYTES
 
+    def require_as_used(self, path: Path, stored: np.dtype[Any]) -> None:
+        """See that a board has nothing to convert: that takes time and memory, by how many records there are.
+
+        Args:
+            path: a file of the source.
+            stored: type of its numbers.
+
+        Raises:
+            DataError: on a board, it is not the type that is used.
+        """
+        if self.declared_records is not None and stored not in (np.uint8, np.float32):
+            order = "" if stored.isnative else " in another byte order"
+            raise DataError(
+                f"{path} holds {stored.newbyteorder('=')}{order}; a board reads uint8, or float32 in its own"
+                " byte order, as they are stored. Convert them before:"
+                " numpy.savez('data.npz', inputs=inputs.astype('float32'), labels=labels)"
+            )
+
     def require_room(self, records: int) -> None:
         """Refuse more records than there may be at the start, before any of them is read.
 
@@ -122,6 +142,8 @@ class Format(ABC, Generic[SectionT]):
     rounds, so that the time of a round tells of no record."""
     fits_memory: ClassVar[bool] = False
     """Whether records are kept in memory where :meth:`Source.keeps_in_memory` allows it."""
+    dtype: ClassVar[DType | None] = None
+    """Of a record's values; None: as declared."""
     section: type[SectionT]
 
     @abstractmethod

@@ -209,7 +209,8 @@ def _fill(
     """Read records into rows, of which there may be more than indices."""
     places = np.flatnonzero(indices < len(dataset))
     if filling is not None:
-        filling.made_up.try_read(np.arange(len(labels) - len(places)))
+        made_up, _ = filling.made_up.try_read(np.arange(len(labels) - len(places)))
+        to_float32(made_up)
     inputs[...], labels[...] = 0, NOBODY
     records, problems = dataset.try_read(indices[places])
     inputs[places] = to_float32(records).reshape(len(places), *inputs.shape[1:])

@@ -49,6 +49,7 @@ class CifarFormat(Format[NoSettings]):
 
     kind, title, section = "cifar", "CIFAR in binary form", NoSettings
     costs_alike = True
+    dtype = "uint8"
 
     def recognises(self, location: Location) -> bool:
         """As of :class:`Format`."""

@@ -114,6 +114,7 @@ def _files(source: Source) -> tuple[StoredArray, StoredArray]:
     labels = _open(files[0], _LABEL_TYPES, (1,), most * 4)
     values = None if source.shape is None else most * math.prod(source.shape) * 8
     inputs = _open(files[1], _TYPES, (2, 3, 4), values)
+    source.require_as_used(inputs.file.path, inputs.dtype)
     if inputs.shape[0] != labels.shape[0]:
         raise DataError(
             f"{inputs.file.path} holds {counted(inputs.shape[0], 'record')} and {labels.file.path} "

@@ -157,6 +157,7 @@ def _dataset(file: NpzFile, source: Source) -> Dataset:
         )
     if inputs.dtype != np.uint8 and inputs.dtype.kind != "f":
         raise DataError(f"{path}: {_odd_inputs(inputs)}")
+    source.require_as_used(path, inputs.dtype)
     if source.shape is not None:
         require_as_many_values(inputs.shape[1:], source.shape)  # before they are unpacked
     places, left_out = within(labels, table.count)

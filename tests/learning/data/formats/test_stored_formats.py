@@ -253,3 +253,31 @@ def test_a_board_unpacks_nothing_onto_its_disk(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=f"gunzip {images}"):
         open_declared(DatasetSettings.model_validate(folder | {"max_records": 1}))
     assert len(open_dataset(DatasetSettings.model_validate({"path": tmp_path}))) == 1
+
+
+@pytest.mark.parametrize(
+    ("dtype", "named"),
+    [("<f2", "float16"), ("<f8", "float64"), ("longdouble", "float128"), (">f4", "float32 in another")],
+)
+def test_a_board_converts_nothing(tmp_path: Path, dtype: str, named: str) -> None:
+    """That would take time and memory by how many records there are. Before, all of 16,000 records of long
+    doubles failed in memory that was enough for half of them."""
+    np.savez(file := tmp_path / "data.npz", inputs=np.ones((3, 4), dtype), labels=np.arange(3))
+    declared = {"path": file, "kind": "npz", "classes": 3, "shape": [4], "dtype": "float32"}
+    with pytest.raises(DataError, match=rf"data\.npz holds {named}.*numpy\.savez"):
+        open_declared(DatasetSettings.model_validate(declared | {"max_records": 3}))
+    assert all_of(open_dataset(DatasetSettings.model_validate({"path": file}))).dtype == np.float32
+
+
+def test_a_board_swaps_no_bytes_of_idx_files(tmp_path: Path) -> None:
+    values = np.ones((2, 2, 2), ">f4")
+    (tmp_path / "train-images-idx3-float").write_bytes(
+        struct.pack(">IIII", 0xD03, 2, 2, 2) + values.tobytes()
+    )
+    (tmp_path / "train-labels-idx1-ubyte").write_bytes(struct.pack(">II", 0x801, 2) + bytes([0, 1]))
+    declared = {"path": tmp_path, "kind": "idx", "classes": 2, "shape": [2, 2, 1], "dtype": "float32"}
+    with pytest.raises(DataError, match="images-idx3-float holds float32 in another byte order"):
+        open_declared(DatasetSettings.model_validate(declared | {"max_records": 2}))
+    assert np.array_equal(
+        all_of(open_dataset(DatasetSettings.model_validate({"path": tmp_path}))), values[..., None]
+    )

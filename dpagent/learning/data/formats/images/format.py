@@ -44,6 +44,7 @@ class ImageFormat(Format[ImageSettings]):
     kind, title, example, section = (
         "images", "a folder or zip archive of pictures by class", "NEW.png", ImageSettings,
     )  # fmt: skip
+    dtype = "uint8"
 
     def recognises(self, location: Location) -> bool:
         """As of :class:`Format`."""

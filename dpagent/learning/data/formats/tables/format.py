@@ -37,6 +37,7 @@ class CsvFormat(Format[CsvSettings]):
     """A CSV file, or a folder of them."""
 
     kind, title, example, section = "csv", "CSV files", "NEW.csv", CsvSettings
+    dtype = "float32"
     decoder_seconds = 0.2
 
     def recognises(self, location: Location) -> bool:
