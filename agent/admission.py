@@ -83,8 +83,8 @@ def admit(
         raise Declined(str(error)) from error
     charged = [each for each in task.priced if each.mechanism.trust in (Trust.NONE, *limits.trust)]
     accounts = [account_name(name, each.mechanism.trust) for each in charged]
-    if begun := sum(ledger.accounts.job(account, task.plan.job.hex()) is None for account in accounts):
-        require_room_for_charges(task.plan, ledger.number_of_charges, begun, limits)
+    if any(ledger.accounts.job(account, task.plan.job.hex()) is None for account in accounts):
+        require_room_for_charges(task.plan, ledger.number_of_charges, len(accounts), limits)
     return tuple(
         _price(task, each, ledger, account, limits) for each, account in zip(charged, accounts, strict=True)
     )

@@ -118,7 +118,7 @@ def require_room_for_charges(plan: Plan, charges: int, accounts: int, limits: Li
     """See that the ledger has room for the rounds that a job has left.
 
     Args:
-        plan: of the first round that the device takes part in.
+        plan: of the first round that an account pays for.
         charges: that the ledger has.
         accounts: that each round is charged to.
         limits: the device's own.

@@ -236,3 +236,15 @@ def test_both_charges_count_among_those_that_the_ledger_has_room_for(tmp_path: P
         charges_for(state, noisy_plan(), READY.model_copy(update={"maximum_charges": 5}))
     assert len(charges_for(state, noisy_plan(), READY.model_copy(update={"maximum_charges": 6}))) == 2
     state.close()
+
+
+def test_a_job_that_begins_in_one_account_needs_room_for_both(tmp_path: Path) -> None:
+    """The owner trusts the coordinator from the second round on: four charges more, beside the first."""
+    alone = {"trust": (Trust.NONE,)}
+    charged(tmp_path / "state", 1, READY.model_copy(update=alone))
+    state = opened(tmp_path / "state")
+    state.spool_round(JOB, 1, [], 0.0, None)
+    with pytest.raises(BeyondLimitError, match=r"is 5; this device accepts at most 4 .*maximum_charges"):
+        charges_for(state, noisy_plan(2), READY.model_copy(update={"maximum_charges": 4}))
+    assert len(charges_for(state, noisy_plan(2), READY.model_copy(update={"maximum_charges": 5}))) == 2
+    state.close()
