@@ -239,7 +239,17 @@ class Planner:
                 f"a fragment's values must fit {MAX_PAYLOAD_BYTES:,} bytes in every round."
             )
         weights = self._spec.initial_weights(self._settings.model.seed)
-        self.task(OpenRound(1, 0, 0), weights_to_bytes(weights, settings.model.precision))
+        for number in sorted({1} | self._rounds_of_extreme_noise()):
+            self.task(OpenRound(number, 0, 0), weights_to_bytes(weights, settings.model.precision))
+
+    def _rounds_of_extreme_noise(self) -> set[int]:
+        """The rounds with the least and the most noise: what they can be planned with, the others can."""
+        if not isinstance(self._job.noise, JobNoise) or self._settings.cap.kind == "bounded":
+            return set()
+        jobs = [self._job.noise.multipliers]
+        if self._noise_of_devices is not None:
+            jobs.append(self._noise_of_devices.multipliers)
+        return {1 + each.index(pick(each)) for each in jobs for pick in (min, max)}
 
     @property
     def _job_noise(self) -> JobNoise:

@@ -129,6 +129,17 @@ def test_noise_whose_sum_could_not_be_exact_is_refused() -> None:
         Planner(many, spec, job, bytes(32)).require_acceptable()
 
 
+def test_noise_whose_sum_could_not_be_exact_in_a_later_round_is_refused_before_the_first() -> None:
+    privacy = {
+        "noise": "laplace", "epsilon": 4.0, "device_noise": {"epsilon": 4.0},
+        "schedule": {"kind": "custom", "weights": [30_000.0, 1.0]},
+    }  # fmt: skip
+    settings = settings_of(privacy=privacy, rounds=2, fragments_per_update=100)
+    settings = settings.model_copy(update={"devices": 20_000})
+    with pytest.raises(PlanError, match="20,000 devices"):
+        Planner(settings, settings.model.spec(), new_job(settings), bytes(32)).require_acceptable()
+
+
 def test_rounding_adds_little_to_the_sensitivity() -> None:
     for norm in Norm:
         for dimension in (10, 650, 26_010, 550_000):
