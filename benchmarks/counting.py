@@ -5,7 +5,7 @@ batches of 256, as they come from its network session: open, decode, check the n
 with its values to the database, receipts made and signed; without MQTT. Opening alone is timed in turns with
 it, over the same messages. Medians of 7 rounds, each in a new database.
 
-Interpretation: the seal is most of the work: X25519 and HKDF, in OpenSSL, for each fragment.
+Interpretation: the seal is two fifths of the work: X25519 and HKDF, in OpenSSL, for each fragment.
 
 Limits: one thread, one machine. A round at a real broker adds what MQTT costs, about half as much again.
 """

@@ -20,7 +20,6 @@ from benchmarks import (
     precision,
     precision_mnist,
     published_attack,
-    report_rounds,
     reports,
     reproduce_m1,
     reproduce_m1_cifar,
@@ -33,6 +32,7 @@ from benchmarks import (
     sampler,
     seal,
     step_shares,
+    swarm_rounds,
     traffic,
 )
 
@@ -54,7 +54,7 @@ BENCHMARKS: MappingProxyType[str, ModuleType] = MappingProxyType(
             pld,
             published_attack,
             reports,
-            report_rounds,
+            swarm_rounds,
             reproduce_m1,
             reproduce_m1_mnist,
             reproduce_m1_cifar,

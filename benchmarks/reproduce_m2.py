@@ -183,9 +183,10 @@ class _Job:
 
     def over_mosquitto(self, devices: int, two_point: Mapping[str, Any]) -> float:
         """Accuracy in percent of one run."""
-        last = run_swarm(self.values(devices, 0, two_point), self.shards(devices, 0), self.source.test)[-1]
-        assert last.accuracy is not None
-        return 100 * last.accuracy
+        rounds, _ = run_swarm(self.values(devices, 0, two_point), self.shards(devices, 0), self.source.test)
+        accuracy = rounds[-1].accuracy
+        assert accuracy is not None
+        return 100 * accuracy
 
 
 def run() -> list[Figure]:

@@ -1,22 +1,28 @@
-"""Many devices of ``ldp-fl`` in one process, over a real Mosquitto and with the real coordinator.
+"""Many devices in one process, over a real Mosquitto and with the real coordinator.
 
 An agent is a process of its own with another for training, which no machine has room for five hundred times.
 A swarm does in one process what so many of them do between charge and publication, with their functions:
-derive the round from the signed plan, train, report, cut, encode and seal. It has one connection for all,
+derive the round from the signed plan, train, add noise, cut, encode and seal. It has one connection for all,
 no ledger and no spool, and waits for no slot and no jitter, so that it shows a fleet's accuracy and the
-coordinator's work, and no device's privacy.
+coordinator's work, and no device's privacy. The coordinator is stopped (SIGSTOP) while the swarm sends to the
+broker, so that each has the machine to itself.
 """
 
 from __future__ import annotations
 
+import signal
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import yaml
 
+from agent.noisy_sums import noisy_gradients
 from benchmarks.figures import BenchmarkError, Skipped
 from coordinator.keys import load_signer
 from coordinator.store import RoundRecord, StoreReader
@@ -27,11 +33,13 @@ from dpagent.protocol.codec import encode
 from dpagent.protocol.fragments import Assembler, cut
 from dpagent.protocol.messages import ModelChunk, Plan
 from dpagent.protocol.mixing import seal_for
+from dpagent.protocol.noisy_sum import NoisySum
 from dpagent.protocol.reports import Reports
 from dpagent.protocol.signing import Verifier
 from dpagent.protocol.task import RoundTask
 from dpagent.protocol.topics import Topics
-from dpagent.transport.events import Received
+from dpagent.protocol.updates import Updates
+from dpagent.transport.events import Acknowledged, Received
 from dpagent.transport.session import MqttSession, Subscription
 from dpagent.transport.settings import MqttSettings
 from simulation.programs.broker import BrokerChild, choose_broker, find_mosquitto, wait_until_ready
@@ -54,59 +62,76 @@ class Swarm:
     """Devices, and where their coordinator is.
 
     Attributes:
-        shards: each device's records; one without any reports the public weights.
+        shards: each device's records; one without any sends noise alone, and trains nothing.
         mqtt: the broker.
         key: the coordinator's public key.
+        signal: sends the coordinator a signal.
     """
 
     shards: Sequence[Dataset]
     mqtt: MqttSettings
     key: str
+    signal: Callable[[signal.Signals], None]
 
-    def play(self) -> None:
+    def play(self) -> dict[int, float]:
         """Take part in every round, to the end of the job.
+
+        Returns:
+            When the broker had all fragments and the coordinator went on, in Unix time, by round.
 
         Raises:
             BenchmarkError: The coordinator is silent.
         """
         verifier, topics, assembler = Verifier(self.key, _FLEET), Topics(_FLEET), Assembler()
         plan: Plan | None = None
-        played, quiet_s = 0, 0.0
+        played, unanswered, quiet_s = 0, 0, 0.0
+        went_on_at: dict[int, float] = {}
         subscriptions = [Subscription(topics.plan), Subscription(topics.model_chunks)]
         with MqttSession(self.mqtt, client_id=None, subscriptions=subscriptions, persistent=False) as session:
             waiting: Iterator[bytes] = iter(())
             while quiet_s < _SILENCE_S:
                 while session.has_room and (message := next(waiting, None)) is not None:
                     session.publish(topics.fragments, message)
+                    unanswered += 1
+                if played > len(went_on_at) and not unanswered:
+                    went_on_at[played] = time.time()
+                    self.signal(signal.SIGCONT)
                 event = session.next_event(_LOOK_S)
                 quiet_s = quiet_s + _LOOK_S if event is None else 0.0
-                if isinstance(event, Received) and event.topic == topics.plan:
+                if isinstance(event, Acknowledged):
+                    unanswered -= 1
+                elif isinstance(event, Received) and event.topic == topics.plan:
                     plan = verifier.open(event.payload, Plan, "plan")
                     if plan.state == "finished":
-                        return
+                        return went_on_at
                     assembler.keep_for(plan)
                 elif isinstance(event, Received):
                     assembler.add(verifier.open(event.payload, ModelChunk, "model"))
                 if plan is not None and plan.round > played:
                     weights = assembler.get(plan.model.digest, plan.model.size)
                     if weights is not None:
-                        waiting, played = self._messages(plan, weights), plan.round
+                        waiting, played = iter([*self._messages(plan, weights)]), plan.round
+                        self.signal(signal.SIGSTOP)
         raise BenchmarkError(f"The coordinator was silent for {_SILENCE_S:g} s in round {played}.")
 
     def _messages(self, plan: Plan, weights: bytes) -> Iterator[bytes]:
         """All devices' sealed fragments of a round."""
         task = RoundTask.of(plan)
         release, received, engine = task.release, task.weights_from(weights), NumpyEngine(task.spec.head)
-        assert isinstance(release, Reports)
         for shard in self.shards:
-            trained = release.training.train(engine, received, shard)
-            for fragment in cut(release.update_of(trained, received), plan):
+            match release:
+                case NoisySum():
+                    update = noisy_gradients(release, received, shard, engine)
+                case Reports() | Updates():
+                    trained = release.training.train(engine, received, shard) if len(shard) else received
+                    update = release.update_of(trained, received)
+            for fragment in cut(update, plan):
                 yield seal_for(encode(fragment), plan)
 
 
 def run_swarm(
     settings: Mapping[str, Any], shards: Sequence[Dataset], test: Dataset | None = None
-) -> list[RoundRecord]:
+) -> tuple[list[RoundRecord], list[float]]:
     """Run a job from start to end.
 
     Args:
@@ -115,7 +140,7 @@ def run_swarm(
         test: the coordinator's, if it is to evaluate the model.
 
     Returns:
-        The rounds, as the coordinator keeps them.
+        The rounds, as the coordinator keeps them, and for how many seconds it worked on each one's fragments.
 
     Raises:
         Skipped: Mosquitto is not installed.
@@ -148,9 +173,9 @@ def run_swarm(
             key = load_signer(root / "keys", _FLEET).public_key
             program = python_module("cli.main", "coordinator", "run", "--config", str(file))
             supervisor.start("coordinator", program, may_end=True)
-            Swarm(shards, mqtt, key).play()
-        reader = StoreReader(root / "state")
-        try:
-            return reader.rounds()
-        finally:
-            reader.close()
+            went_on_at = Swarm(shards, mqtt, key, partial(supervisor.signal, "coordinator")).play()
+        with closing(StoreReader(root / "state")) as reader:
+            rounds = reader.rounds()
+        return rounds, [
+            each.closed_at - went_on_at[each.number] for each in rounds if each.closed_at is not None
+        ]

@@ -79,6 +79,10 @@ class Supervisor:
         child = self._children.get(name)
         return child.peak_kib / 1024 if child is not None and child.peak_kib else None
 
+    def signal(self, name: str, number: signal.Signals) -> None:
+        """Send a program a signal."""
+        _signal(self._children[name].process, number)
+
     def watch(self) -> None:
         """Watch all programs: note their memory, restart those that died.
 

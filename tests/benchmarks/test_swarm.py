@@ -27,6 +27,8 @@ def test_every_fragment_of_every_device_is_counted_in_every_round() -> None:
         },
         "cap": {"kind": "none"}, "optimiser": {"learning_rate": 1.0, "momentum": 0.0},
     }  # fmt: skip
-    rounds = run_swarm(settings, shards, test=shards[0])
+    rounds, worked_s = run_swarm(settings, shards, test=shards[0])
+    assert len(worked_s) == ROUNDS
+    assert min(worked_s) > 0
     assert [each.fragments for each in rounds] == [DEVICES * FRAGMENTS] * ROUNDS
     assert all(each.accuracy is not None for each in rounds)
