@@ -138,8 +138,9 @@ def test_a_second_head_that_is_older_costs_nothing(path: Path) -> None:
     assert second.entries == 3
 
 
-def test_a_copy_made_between_charge_and_spool_does_not_run_the_round_again(path: Path) -> None:
-    """At one length of the chain: a second noisy sum would be free."""
+@pytest.mark.parametrize("ends", ["spooled", "given up"])
+def test_a_copy_made_after_the_charge_does_not_run_a_round_again(path: Path, ends: str) -> None:
+    """At one length of the chain: a second noisy sum would be free, or one where dummies have left."""
     state = open_state(path)
     charge = charge_for(make_plan(), DATA, state.ledger)
     state.offer(JOB, 1, bytes(32), 0.0)
@@ -151,7 +152,10 @@ def test_a_copy_made_between_charge_and_spool_does_not_run_the_round_again(path:
     known = state.round(JOB, 1)
     assert known is not None
     assert known.state == "charged"
-    state.spool_round(JOB, 1, [], 0.0, None)
+    if ends == "spooled":
+        state.spool_round(JOB, 1, [], 0.0, None)
+    else:
+        state.give_up(JOB, 1, 0.0, [])
     state.close()
     put_back(between, path)
     with pytest.raises(LedgerError, match="is an older copy"):

@@ -87,6 +87,17 @@ def test_the_statement_is_on_devices_and_trusts_the_coordinator(
 
 
 @both
+@pytest.mark.parametrize("dimension", [650, 26_010])
+def test_that_an_honest_fragment_may_be_refused_is_part_of_the_distance_from_the_ideal(
+    make: Callable[..., Central], order: int, dimension: int
+) -> None:
+    """With noise of devices, one whose norm is beyond that of all honest ones but 2⁻¹²⁸ of them; and each
+    number of that noise is 2⁻¹¹⁹ from exact at the most."""
+    m = make(dimension)
+    assert m.inexactness == pytest.approx(m.statistical_distance + 2.0**-128 + dimension * 2.0**-119)
+
+
+@both
 def test_noise_is_that_of_the_sum_and_drawn_once(make: Callable[..., Central], order: int) -> None:
     m = make(50_000)
     total = np.arange(50_000, dtype=np.int64)
