@@ -23,7 +23,7 @@ from dpagent.learning.data.dataset import Dataset
 from dpagent.learning.data.formats.images.dataset import ImageDataset
 from dpagent.learning.data.formats.images.decoding import PictureForm, read_form
 
-CIFAR = Path(__file__).parents[4] / "shared" / "data" / "cifar10-jpeg.zip"
+CIFAR = Path(__file__).parents[5] / "shared" / "data" / "cifar10-jpeg.zip"
 
 
 def all_of(data: Dataset) -> Any:

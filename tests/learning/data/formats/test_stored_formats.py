@@ -23,7 +23,7 @@ from dpagent.learning.data.settings import DatasetSettings
 from dpagent.learning.fitting import check_fits
 from dpagent.learning.models.built_ins import built_in
 
-MNIST = Path(__file__).parents[4] / "shared" / "data" / "mnist"
+MNIST = Path(__file__).parents[5] / "shared" / "data" / "mnist"
 # MD5 of the values in the uncompressed IDX files, from the README beside the data.
 MNIST_MD5 = {
     ("train", "images"): "6bbc9ace898e44ae57da46a324031adb",
