@@ -51,17 +51,32 @@ def update_noise(
 
     wanted = settings.privacy.device_noise
     budget = budget_for(mechanism, settings.privacy.epsilon)
-    least, own = min(budget.noise_multipliers), DEVICE_NOISE[mechanism.norm]
+    own = DEVICE_NOISE[mechanism.norm]
     of_devices = None if wanted is None else budget_for(own, wanted.epsilon)
-    if of_devices is not None:
-        # Relative to twice the norm of an update, and so of twice as many units.
-        least = min(least, 2 * min(of_devices.noise_multipliers))
-    grid = {"resolution": update_resolution(mechanism.norm, spec.parameter_count, least)}
+    grid = update_grid(mechanism.norm, spec.parameter_count, budget, of_devices)
     device = None
     if of_devices is not None:
         added = JobNoise(own, of_devices.noise_multipliers, grid)
         device = NoiseOfDevices(added, of_devices.epsilon_by_round)
     return JobNoise(mechanism, budget.noise_multipliers, grid), budget.epsilon_by_round, device
+
+
+def update_grid(
+    norm: Norm, dimension: int, budget: BudgetPlan, of_devices: BudgetPlan | None
+) -> dict[str, float]:
+    """The parameters of both kinds of noise: one grid, fine enough for the least of them.
+
+    Args:
+        norm: of the mechanisms.
+        dimension: d, weights of the model.
+        budget: that the coordinator's noise spends.
+        of_devices: that the noise of devices spends, if they add any.
+    """
+    least = min(budget.noise_multipliers)
+    if of_devices is not None:
+        # Relative to twice the norm of an update, and so of twice as many units.
+        least = min(least, 2 * min(of_devices.noise_multipliers))
+    return {"resolution": update_resolution(norm, dimension, least)}
 
 
 def update_resolution(norm: Norm, dimension: int, least_noise: float) -> int:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 from cli.notation import plain
 from cli.plan.target import PlanTarget
+from coordinator.update_planning import update_grid
 from dpagent.errors import ParameterError
 from dpagent.privacy.calibration import BudgetPlan, calibrate
 from dpagent.privacy.mechanisms.cap_costs import BoundedPrices, CapCost, bounded_prices, cap_costs
@@ -147,9 +148,10 @@ def compare(target: PlanTarget) -> Comparison:
 
 
 def _candidate(plan: BudgetPlan, device: BudgetPlan | None, target: PlanTarget) -> Candidate:
-    drawn = _deviations(target.mechanism, plan, target)
-    if device is not None and (own := target.device_mechanism) is not None:
-        added = (math.sqrt(target.devices) * each for each in _deviations(own, device, target))
+    noise, own = _noises(target, plan, device)
+    drawn = _deviations(noise, target)
+    if own is not None:
+        added = (math.sqrt(target.devices) * each for each in _deviations(own, target))
         drawn = [math.hypot(each, more) for each, more in zip(drawn, added, strict=True)]
     coordinate_noise = tuple(each / target.averaged_over for each in drawn)
     return Candidate(
@@ -162,19 +164,32 @@ def _candidate(plan: BudgetPlan, device: BudgetPlan | None, target: PlanTarget) 
     )
 
 
-def _deviations(kind: type[CalibratedMechanism], plan: BudgetPlan, target: PlanTarget) -> list[float]:
+def _noises(
+    target: PlanTarget, plan: BudgetPlan, device: BudgetPlan | None
+) -> tuple[JobNoise, JobNoise | None]:
+    """The job's noise as a coordinator chooses it, and that of devices besides, if there is any."""
+    kind, own = target.mechanism, target.device_mechanism
+    if kind.norm is None or not target.sums_updates:
+        return JobNoise.chosen(kind.name, plan.noise_multipliers), None
+    grid = update_grid(kind.norm, target.parameters, plan, device)
+    noise = JobNoise(kind, plan.noise_multipliers, grid)
+    if device is None or own is None:
+        return noise, None
+    return noise, JobNoise(own, device.noise_multipliers, grid)
+
+
+def _deviations(noise: JobNoise, target: PlanTarget) -> list[float]:
     """Of the noise on a coordinate as it is drawn, in clip norms, for every round."""
-    noise = JobNoise.chosen(kind.name, plan.noise_multipliers)
     mechanisms = (noise.at(number, target.query) for number in range(1, noise.rounds + 1))
     return [each.deviation_units * each.granularity for each in mechanisms]
 
 
 def _remarks(target: PlanTarget, chosen: Candidate) -> Iterator[str]:
-    for kind, plan in ((target.mechanism, chosen.plan), (target.device_mechanism, chosen.device)):
-        if kind is None or plan is None:
+    noises = _noises(target, chosen.plan, chosen.device)
+    for noise, plan in zip(noises, (chosen.plan, chosen.device), strict=True):
+        if noise is None or plan is None:
             continue
         try:
-            noise = JobNoise.chosen(kind.name, plan.noise_multipliers)
             noise.require_acceptable(lambda _: target.query, plan.epsilon_by_round[-1], target.delta)
         except ParameterError as error:
             yield f"No device would accept this plan. Its {error}"
