@@ -65,13 +65,13 @@ class Swarm:
         shards: each device's records; one without any sends noise alone, and trains nothing.
         mqtt: the broker.
         key: the coordinator's public key.
-        signal: sends the coordinator a signal.
+        send_signal: to the coordinator.
     """
 
     shards: Sequence[Dataset]
     mqtt: MqttSettings
     key: str
-    signal: Callable[[signal.Signals], None]
+    send_signal: Callable[[signal.Signals], None]
 
     def play(self) -> dict[int, float]:
         """Take part in every round, to the end of the job.
@@ -95,7 +95,7 @@ class Swarm:
                     unanswered += 1
                 if played > len(went_on_at) and not unanswered:
                     went_on_at[played] = time.time()
-                    self.signal(signal.SIGCONT)
+                    self.send_signal(signal.SIGCONT)
                 event = session.next_event(_LOOK_S)
                 quiet_s = quiet_s + _LOOK_S if event is None else 0.0
                 if isinstance(event, Acknowledged):
@@ -111,7 +111,7 @@ class Swarm:
                     weights = assembler.get(plan.model.digest, plan.model.size)
                     if weights is not None:
                         waiting, played = iter([*self._messages(plan, weights)]), plan.round
-                        self.signal(signal.SIGSTOP)
+                        self.send_signal(signal.SIGSTOP)
         raise BenchmarkError(f"The coordinator was silent for {_SILENCE_S:g} s in round {played}.")
 
     def _messages(self, plan: Plan, weights: bytes) -> Iterator[bytes]:
@@ -173,7 +173,7 @@ def run_swarm(
             key = load_signer(root / "keys", _FLEET).public_key
             program = python_module("cli.main", "coordinator", "run", "--config", str(file))
             supervisor.start("coordinator", program, may_end=True)
-            went_on_at = Swarm(shards, mqtt, key, partial(supervisor.signal, "coordinator")).play()
+            went_on_at = Swarm(shards, mqtt, key, partial(supervisor.send_signal, "coordinator")).play()
         with closing(StoreReader(root / "state")) as reader:
             rounds = reader.rounds()
         return rounds, [

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sqlite3
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,9 @@ import pytest
 from fleets import make_plan, records
 
 from agent.admission import admit
-from agent.audit import verify
-from agent.charges import Budget, Charge, charge_of
-from agent.custody import begin_ledger, raise_budget
+from agent.audit import audit, verify
+from agent.charges import Budget, Charge, WriteOff, charge_of
+from agent.custody import begin_ledger, go_on_after_restore, raise_budget
 from agent.heads import GENESIS, LedgerFiles, read_second_head, save_head
 from agent.ledger import Ledger, link
 from agent.limit_settings import LimitSettings
@@ -29,6 +31,7 @@ from dpagent.protocol.task import RoundTask
 
 DATASET = "digits"
 DATA = records(20)
+AT = datetime(2026, 11, 22, 12, tzinfo=UTC)
 BUDGET = Budget(epsilon=50.0, delta=1e-3)
 LIMITS = LimitSettings(minimum_compute_slot_s=0.05, minimum_jitter_window_s=0.0, minimum_fragments=1)
 
@@ -48,6 +51,33 @@ def open_state(path: Path, budget: Budget = BUDGET, dataset: str = DATASET) -> A
     except BudgetRaisedError:
         raise_budget(files, {dataset: budget})
         return AgentState(files, {dataset: budget})
+
+
+def restore(
+    path: Path, *, write_off_all: bool = False, dataset: str = DATASET, budget: Budget = BUDGET
+) -> tuple[WriteOff, ...]:
+    """What ``dpagent budget restored`` does: what it writes off."""
+    return go_on_after_restore(
+        files_of(path), {dataset: budget}, write_off_all=write_off_all, allows_unproven=False, at=AT
+    )
+
+
+def reserved(path: Path, dataset: str = DATASET) -> Budget:
+    """What the jobs and write-offs of a ledger reserve."""
+    return audit(path).accounts.reserved(dataset)
+
+
+def copied(path: Path, to: str) -> Path:
+    """A copy of a state directory, whether an agent has it open or not."""
+    target = path.with_name(to)
+    shutil.rmtree(target, ignore_errors=True)
+    return Path(shutil.copytree(path, target))
+
+
+def put_copy_back(copy: Path, path: Path) -> None:
+    """Of a whole state directory, as a thief does; not by a command."""
+    shutil.rmtree(path)
+    shutil.copytree(copy, path)
 
 
 def charge_for(plan: Plan, data: Dataset, ledger: Ledger, dataset: str = DATASET, **changes: Any) -> Charge:

@@ -79,7 +79,7 @@ class Supervisor:
         child = self._children.get(name)
         return child.peak_kib / 1024 if child is not None and child.peak_kib else None
 
-    def signal(self, name: str, number: signal.Signals) -> None:
+    def send_signal(self, name: str, number: signal.Signals) -> None:
         """Send a program a signal."""
         _signal(self._children[name].process, number)
 

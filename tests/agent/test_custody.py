@@ -8,13 +8,13 @@ import subprocess
 import sys
 import time
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fleets import make_plan, records
 from ledgers import (
+    AT,
     BUDGET,
     DATA,
     DATASET,
@@ -27,31 +27,20 @@ from ledgers import (
     open_state,
     rechain,
     refused,
+    reserved,
+    restore,
 )
 
 from agent.accounts import JobAccounts
 from agent.admission import Declined
 from agent.audit import audit, verify
-from agent.charges import Budget, WriteOff
-from agent.custody import back_up, begin_ledger, go_on_after_restore, put_back, raise_budget
+from agent.charges import Budget
+from agent.custody import back_up, begin_ledger, put_back, raise_budget
 from agent.heads import read_head, read_second_head
 from agent.state import AgentState
 from dpagent.errors import ExitCode, LedgerError, StateInUseError, UsageError
 
-AT = datetime(2026, 11, 22, 12, tzinfo=UTC)
 OTHER_JOB = b"k" * 16
-
-
-def restore(
-    path: Path, *, write_off_all: bool = False, dataset: str = DATASET, budget: Budget = BUDGET
-) -> tuple[WriteOff, ...]:
-    return go_on_after_restore(
-        files_of(path), {dataset: budget}, write_off_all=write_off_all, allows_unproven=False, at=AT
-    )
-
-
-def reserved(path: Path, dataset: str = DATASET) -> Budget:
-    return audit(path).accounts.reserved(dataset)
 
 
 def accounts(path: Path) -> JobAccounts:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import struct
 from collections import defaultdict
 from pathlib import Path
@@ -147,7 +146,7 @@ class Capture:
             known | {"deadline": 0.0} == plan | {"deadline": 0.0},
             f"round {plan['round']} was announced with another plan",
         )
-        digest = hashlib.sha256(second_client.encode(plan | {"deadline": 0.0})).digest()
+        digest = second_client.plan_digest(plan)
         self.plan_digests[plan["round"]].add(digest)
 
     def _take_mixed(self, sender: str, payload: bytes) -> None:
