@@ -29,10 +29,12 @@ from benchmarks.reproduce_m1 import SCHEDULES, accuracies, difference_figures
 from benchmarks.simulation import mnist
 from dpagent.learning.models.built_ins import built_in
 from simulation.choices import settle
-from simulation.request import Request
+from simulation.request import DataSelection, Request
+from simulation.settings import DataForm, RunSettings
 
 _EPSILONS: Final = (1.0, 5.0, 10.0)
-_LOT: Final = 0.02
+LOT: Final = 0.02
+"""The probability of a record in a round."""
 
 
 def run() -> list[Figure]:
@@ -54,17 +56,13 @@ def run_long() -> list[Figure]:
 
 
 def _train(*, rounds_of_panels: Sequence[int], seeds: Sequence[int]) -> list[Figure]:
-    (data, form), spec = mnist(), built_in("mnist-cnn")
+    data, form = mnist()
     figures: list[Figure] = []
     panels: list[Panel] = []
     for rounds in rounds_of_panels:
         points: dict[str, list[Point]] = {schedule: [] for schedule in SCHEDULES}
         for epsilon in _EPSILONS:
-            request = Request(
-                data=data, method="incrementing", epsilon=epsilon, rounds=rounds, sampling_rate=_LOT
-            )
-            settings, _ = settle(request, form, "mnist-cnn", spec)
-            found = accuracies(settings, seeds)
+            found = accuracies(settings_of(data, form, epsilon=epsilon, rounds=rounds), seeds)
             for schedule, (accuracy, error) in found.items():
                 points[schedule].append(Point(epsilon, accuracy, error))
             figures += difference_figures(f"{rounds} rounds, ε = {epsilon:g}", found)
@@ -74,3 +72,19 @@ def _train(*, rounds_of_panels: Sequence[int], seeds: Sequence[int]) -> list[Fig
         x="ε", y="accuracy, %",
     )  # fmt: skip
     return figures
+
+
+def settings_of(
+    data: DataSelection, form: DataForm, *, epsilon: float, rounds: int, lot: float = LOT
+) -> RunSettings:
+    """The settings of a run on MNIST.
+
+    Args:
+        data: where MNIST is.
+        form: of these data.
+        epsilon: that the job spends.
+        rounds: of training.
+        lot: the probability of a record in a round.
+    """
+    request = Request(data=data, method="incrementing", epsilon=epsilon, rounds=rounds, sampling_rate=lot)
+    return settle(request, form, "mnist-cnn", built_in("mnist-cnn"))[0]

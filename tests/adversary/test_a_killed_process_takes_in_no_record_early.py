@@ -72,7 +72,7 @@ def counted(worker: Worker) -> int:
     return len(store.open(index))
 
 
-@pytest.mark.parametrize("is_done", [False, True])
+@pytest.mark.parametrize("is_done", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_look_whose_process_ends_too_early_has_found_nothing_done_or_not(
     worker: Worker, tmp_path: Path, *, is_done: bool
 ) -> None:
@@ -90,6 +90,7 @@ def test_a_look_whose_process_ends_too_early_has_found_nothing_done_or_not(
     assert counted(worker) == 10
 
 
+@pytest.mark.slow
 def test_a_look_whose_process_lived_long_enough_counts_in_the_next_one(
     worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -29,7 +29,9 @@ MOST_MIB = 16
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize(("protocol", "version"), [("3.1.1", 4), ("5", 5)])
+@pytest.mark.parametrize(
+    ("protocol", "version"), [pytest.param("3.1.1", 4, marks=pytest.mark.slow), ("5", 5)]
+)
 def test_the_longest_packet_takes_no_memory(tmp_path: Path, protocol: str, version: int) -> None:
     topic = Topics("testers").receipts
     with HostileBroker() as broker:

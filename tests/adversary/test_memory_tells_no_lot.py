@@ -88,7 +88,7 @@ def _tell(directory: Path, records: int, told: Connection) -> None:
     told.send(answer_of(directory, records))
 
 
-@pytest.mark.parametrize("records", [60, 100])
+@pytest.mark.parametrize("records", [pytest.param(60, marks=pytest.mark.slow), 100])
 def test_the_memory_is_tried_with_as_many_records_as_any_lot_has(tmp_path: Path, records: int) -> None:
     ours, theirs = multiprocessing.Pipe()
     child = multiprocessing.get_context("spawn").Process(target=_tell, args=(tmp_path, records, theirs))

@@ -159,7 +159,9 @@ def mean_of(task: RoundTask, updates: list[NDArray[np.int64]]) -> NDArray[np.flo
     return fleet_mean(task.release, {at: (DEVICES, part) for at, part in enumerate(total.reshape(-1, block))})
 
 
-@pytest.mark.parametrize(("noise", "most"), [("gaussian", 0.15), ("laplace", 0.97)])
+@pytest.mark.parametrize(
+    ("noise", "most"), [("gaussian", 0.15), pytest.param("laplace", 0.97, marks=pytest.mark.slow)]
+)
 def test_one_device_moves_the_mean_by_little_more_than_an_honest_one(
     tmp_path: Path, mosquitto: Broker, noise: str, most: float
 ) -> None:

@@ -56,6 +56,7 @@ def test_a_progressive_jpeg_costs_itself_alone_and_no_memory(tmp_path: Path) -> 
         assert one["peak"] < MOST_MIB
 
 
+@pytest.mark.slow
 @pytest.mark.heavy
 def test_it_may_come_while_the_agent_runs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     root = tmp_path / "photos"
@@ -67,6 +68,7 @@ def test_it_may_come_while_the_agent_runs(tmp_path: Path, caplog: pytest.LogCapt
     assert "large.jpg: it is 8000 × 8000 pixels large; expected at most 8,388,608" in caplog.text
 
 
+@pytest.mark.slow
 @pytest.mark.heavy
 def test_the_limit_on_memory_lets_every_picture_within_the_bound_pass_and_is_real(tmp_path: Path) -> None:
     """In the process that decodes: this one may hold memory that a fork of it finds mapped."""

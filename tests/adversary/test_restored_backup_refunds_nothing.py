@@ -320,6 +320,7 @@ def test_a_budget_that_was_lowered_stays_lowered(board: Board) -> None:
     assert "ε = 30" in board.refused(), "the old value, too, needs the command"
 
 
+@pytest.mark.slow
 def test_a_thief_who_waits_gains_nothing(board: Board) -> None:
     """The same copy is put back again after each restore."""
     for _ in range(2):

@@ -384,7 +384,9 @@ def test_a_killed_agent_resends_what_it_had_charged(announcer: Announcer, file: 
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("room", [4_000, pytest.param(16_000, marks=pytest.mark.slow), 50_000])
+@pytest.mark.parametrize(
+    "room", [4_000, *(pytest.param(room, marks=pytest.mark.slow) for room in (16_000, 50_000))]
+)
 def test_an_agent_whose_disk_fills_ends_with_a_sentence_and_goes_on_when_there_is_room(
     announcer: Announcer, file: Path, fleet: str, room: int
 ) -> None:

@@ -103,7 +103,7 @@ def test_records_that_vanish_or_break_do_not_count_and_are_told_to_the_owner(
     assert "a/3.png: broken data stream" in caplog.text
 
 
-@pytest.mark.parametrize("damaged", [(3,), tuple(range(1, COUNT))])
+@pytest.mark.parametrize("damaged", [pytest.param((3,), marks=pytest.mark.slow), tuple(range(1, COUNT))])
 def test_a_damaged_picture_makes_no_round_fail_and_adds_nothing(
     tmp_path: Path, damaged: tuple[int, ...]
 ) -> None:
@@ -243,6 +243,7 @@ def test_a_process_that_comes_later_computes_features_of_as_many_as_a_look_may_h
         assert computed_in_a_round(later) == 0
 
 
+@pytest.mark.slow
 def test_what_a_look_leaves_out_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     root = tmp_path / "photos"
     folder_of(root, "a/1.png", "b/2.png")
@@ -319,6 +320,7 @@ def test_a_process_that_comes_later_takes_the_rows_as_they_are(tmp_path: Path) -
     assert first.attempt(sizes) == COUNT, "rows are not overwritten under a reader of before"
 
 
+@pytest.mark.slow
 def test_what_a_look_found_before_a_restart_does_not_count(tmp_path: Path) -> None:
     """Whether it was done depends on what its records took."""
     root, state = photos(tmp_path / "photos"), tmp_path / "state"
@@ -352,6 +354,7 @@ def test_a_first_start_that_is_cut_short_is_finished_by_the_next(tmp_path: Path)
     assert opened(root, state).attempt(sizes) == COUNT + 1
 
 
+@pytest.mark.slow
 def test_a_look_that_fails_leaves_the_records_as_they_are(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -424,7 +427,7 @@ def test_records_that_are_not_finite_are_told_to_the_owner(
     assert "1 of 3 records contain NaN or infinity" in caplog.text
 
 
-@pytest.mark.parametrize("kind", ["npz", "csv"])
+@pytest.mark.parametrize("kind", ["npz", pytest.param("csv", marks=pytest.mark.slow)])
 def test_what_is_in_memory_does_not_depend_on_how_many_records_there_are(tmp_path: Path, kind: str) -> None:
     """Of up to 2,000 records of 64 numbers: half a megabyte, and 72 kB beside it."""
     most, columns, held = 2_000, [f"c{number}" for number in range(64)], []

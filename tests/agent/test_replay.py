@@ -136,6 +136,7 @@ def rebuilt(charge: Charge, **changes: Any) -> Charge:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.heavy
 def test_a_long_job_is_replayed_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     """Thousands of prices, each of a second or more, would keep a board from starting for hours."""

@@ -95,7 +95,7 @@ def test_noise_alone_is_made_for_a_reason(worker: Worker) -> None:
     assert np.ptp(update.values) > 0
 
 
-@pytest.mark.parametrize("when", ["idle", "asked"])
+@pytest.mark.parametrize("when", ["idle", pytest.param("asked", marks=pytest.mark.slow)])
 def test_one_that_was_killed_is_said_and_replaced(worker: Worker, when: str) -> None:
     worker.prepare(order()).result(PATIENCE_S)
     pid = pid_of(worker)

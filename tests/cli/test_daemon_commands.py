@@ -145,7 +145,12 @@ def members(group: int) -> set[int]:
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)]
+    ("number", "code"),
+    [
+        pytest.param(signal.SIGTERM, 0, marks=pytest.mark.slow),
+        pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow),
+        (signal.SIGKILL, -signal.SIGKILL),
+    ],
 )
 def test_an_agent_that_is_stopped_while_it_decodes_leaves_no_process_behind(
     tmp_path: Path, number: signal.Signals, code: int
@@ -172,7 +177,9 @@ def test_an_agent_that_is_stopped_while_it_decodes_leaves_no_process_behind(
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "code"), [pytest.param(signal.SIGTERM, 0, marks=pytest.mark.slow), (signal.SIGINT, 130)]
+)
 @pytest.mark.parametrize("daemon", ["agent", "coordinator"])
 def test_daemons_keep_trying_and_stop_when_told(
     tmp_path: Path, daemon: str, number: signal.Signals, code: int

@@ -200,7 +200,7 @@ def test_lines_fit_80_columns() -> None:
         {"PYTHONIOENCODING": "latin-1"},
     ],
 )
-@pytest.mark.parametrize("arguments", [[], ["--explain"]])
+@pytest.mark.parametrize("arguments", [[], pytest.param(["--explain"], marks=pytest.mark.slow)])
 def test_poor_terminals_get_text(environment: dict[str, str], arguments: list[str]) -> None:
     result = subprocess.run(
         command_line("plan", "--rounds", "5", *arguments),
@@ -289,7 +289,7 @@ def test_a_plan_for_noise_at_the_coordinator_is_for_devices_and_one_noise_a_roun
     assert accountant.get_epsilon(1e-5) <= 5 * 1.001
 
 
-@pytest.mark.parametrize("noise", ["gaussian", "laplace"])
+@pytest.mark.parametrize("noise", [pytest.param("gaussian", marks=pytest.mark.slow), "laplace"])
 def test_noise_of_devices_is_planned_beside_the_coordinators(noise: str) -> None:
     options = ("--method", "central", "--noise", noise, "--devices", "50", "--rounds", "6", "--epsilon", "5")
     alone, plan = plan_json(*options), plan_json(*options, "--device-noise", "30")

@@ -313,6 +313,7 @@ def test_what_is_wrong_is_one_sentence_and_a_code(
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.heavy
 def test_memory_does_not_grow_with_the_inputs(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model.onnx", (256, 256, 1), 2)

@@ -114,6 +114,7 @@ def test_a_coordinator_and_a_broker_that_are_killed_lose_no_message(flood: Flood
         assert coordinator.stop() == 0
 
 
+@pytest.mark.slow
 def test_rubbish_does_not_starve_fragments(flood: Flood) -> None:
     """It is acknowledged like any other message, so that the broker sends on."""
     with run_coordinator(flood.fleet.file) as coordinator:

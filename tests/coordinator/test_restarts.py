@@ -38,6 +38,7 @@ def _attentive() -> Iterator[None]:
         yield
 
 
+@pytest.mark.slow
 def test_a_coordinator_killed_in_the_middle_of_a_round_goes_on_with_its_counts(
     tmp_path: Path, mosquitto: Broker
 ) -> None:

@@ -149,6 +149,7 @@ def test_a_crash_between_the_directions_and_the_close_changes_no_plan(
     assert plans[0].round == 1
 
 
+@pytest.mark.slow
 def test_a_bounded_cap_goes_by_what_is_spent_also_after_a_restart_and_ends_a_job_that_meets_it_no_more(
     tmp_path: Path, begin: Begin
 ) -> None:

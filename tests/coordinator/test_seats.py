@@ -80,10 +80,10 @@ def test_the_same_fragments_hold_the_seats_in_any_order_and_any_batches(store: S
 def test_a_flood_that_comes_first_has_no_more_than_its_share(store: Store) -> None:
     """As many hostile fragments as honest ones, all before them: each side has half of the seats on average.
 
-    500 blocks; the number of honest fragments is hypergeometric in each, so their sum is known. First come,
+    200 blocks; the number of honest fragments is hypergeometric in each, so their sum is known. First come,
     first served would give 0.
     """
-    blocks = 500
+    blocks = 200
     for value in (0, 1):
         store.count(
             [fragment(value, position) for position in range(blocks) for _ in range(SEATS)], 1, seats=SEATS

@@ -147,7 +147,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", list(VARIANTS))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in ("layers", "local steps") else ())
+        for name in VARIANTS
+    ],
+)
 def test_a_job_of_each_kind_ends_well(name: str, tmp_path: Path, mosquitto: Broker) -> None:
     job = Job(tmp_path / f"job-{list(VARIANTS).index(name)}", mosquitto, **VARIANTS[name])
     job.require_sound()

@@ -44,7 +44,7 @@ TARGETS = pytest.mark.parametrize(
         (1.0, 1e-5, 30, 1.0, 1),
         (1.0, 1e-5, 1, 0.1, 1),
         (300.0, 1e-5, 10, 1.0, 1),
-        (1.0, 1e-9, 1, 0.001, 1),
+        pytest.param(1.0, 1e-9, 1, 0.001, 1, marks=pytest.mark.slow),
     ],
 )
 

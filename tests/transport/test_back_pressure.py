@@ -79,7 +79,7 @@ def take(receiver: MqttSession, wanted: set[bytes], *, acknowledge: bool = True)
 
 
 @pytest.mark.parametrize(("software", "protocol"), KINDS, ids="-".join)
-@pytest.mark.parametrize("persistent", [True, False])
+@pytest.mark.parametrize("persistent", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_program_that_takes_nothing_holds_a_window_and_then_gets_everything(
     request: pytest.FixtureRequest, software: Software, protocol: str, persistent: bool, topic: str
 ) -> None:

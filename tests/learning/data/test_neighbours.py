@@ -111,7 +111,7 @@ def test_no_format_is_left_out() -> None:
     ("kind", "make"), [(kind, make) for kind, makers in MAKERS.items() for make in makers]
 )
 @settings(
-    max_examples=300,
+    max_examples=100,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

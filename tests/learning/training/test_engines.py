@@ -62,7 +62,7 @@ def test_gradients_of_built_in_models_along_random_directions(name: str, model: 
         assert gradient @ direction == pytest.approx((above - below) / 2e-6, rel=1e-4)
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(spec=architectures(), seed=st.integers(0, 1000))
 def test_any_architecture_is_differentiated_and_clipped(name: str, spec: ModelSpec, seed: int) -> None:
     weights, inputs, labels = records(spec, 3, seed)

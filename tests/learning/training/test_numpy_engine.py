@@ -207,8 +207,8 @@ _SHARED_OUT = [name for name in BUILT_IN if name not in _LARGEST]
     ("threads", "models"),
     [
         pytest.param(1, [], id="1-small"),
-        pytest.param(1, list(BUILT_IN), id="1-built-in"),
-        pytest.param(2, _SHARED_OUT, id="2-shared-out"),
+        pytest.param(1, list(BUILT_IN), id="1-built-in", marks=pytest.mark.slow),
+        pytest.param(2, _SHARED_OUT, id="2-shared-out", marks=pytest.mark.slow),
         pytest.param(2, _LARGEST, id="2-largest", marks=pytest.mark.slow),
     ],
 )

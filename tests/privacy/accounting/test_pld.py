@@ -99,7 +99,7 @@ def sampled_delta(sigma: float, rate: float, epsilon: float) -> float:
         (2.25, 0.1, 100, 1e-5),
         pytest.param(1.0, 0.5, 20, 1e-3, marks=pytest.mark.slow),
         (10.0, 1.0, 100, 1e-5),
-        (0.5, 0.05, 5, 1e-8),
+        pytest.param(0.5, 0.05, 5, 1e-8, marks=pytest.mark.slow),
         (0.8, 0.01, 1000, 1e-5),
         (1.3, 0.02, 300, 1e-9),
     ],
@@ -196,7 +196,7 @@ def test_pure_releases_compose_as_the_composition_theorem_says(
 # --- discrete noise ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shift", [0, 7])
+@pytest.mark.parametrize("shift", [0, pytest.param(7, marks=pytest.mark.slow)])
 def test_a_discrete_gaussian_is_post_processing_of_a_continuous_one(shift: int) -> None:
     """The module's lemma at s = 7, τ = 3: quadrature against the discrete probabilities."""
     with mpmath.workdps(25):
@@ -313,6 +313,7 @@ def test_equal_rounds_are_one_charge_of_many_steps() -> None:
     assert spent(rounds, 1e-5) == spent([poisson_sampled(GaussianEvent(2.0), 0.1, 30)], 1e-5)
 
 
+@pytest.mark.slow
 def test_long_jobs_are_looked_at_here_and_there_and_never_from_below() -> None:
     events = [poisson_sampled(GaussianEvent(5.0), 0.01, 1)] * 5_000
     running = PldAccountant().running_epsilon(events, 1e-5)

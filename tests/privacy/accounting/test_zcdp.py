@@ -24,7 +24,7 @@ def test_rho_of_a_pure_mechanism_covers_all_orders_and_is_tight(epsilon: float, 
 
 
 @given(rho=st.floats(1e-12, 1e6), delta=st.floats(1e-100, 0.99), epsilon=st.floats(1e-6, 1e3))
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=10)
 def test_conversions_are_on_the_safe_side_of_their_formula(rho: float, delta: float, epsilon: float) -> None:
     """Whatever order they chose, no order gives less: against the best of many in exact arithmetic."""
     with mpmath.workdps(50):

@@ -300,6 +300,7 @@ def test_without_pillow_the_extra_is_named(tmp_path: Path) -> None:
     assert "'images'" in result.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not CIFAR.is_file(), reason="CIFAR-10 is not beside the project")
 def test_cifar_10_as_jpeg_is_read_from_its_archive() -> None:
     data = open_images(CIFAR, "test")
