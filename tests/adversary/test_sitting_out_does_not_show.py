@@ -61,9 +61,9 @@ def seen_by(broker: Broker, fleet: str) -> dict[str, Counter[str]]:
 def test_the_brokers_log_does_not_tell_who_takes_part(tmp_path: Path, new_broker: Any) -> None:
     for attempt in range(3):
         first, second = logs_of_two(tmp_path / str(attempt), new_broker())
-        if asked(first) == asked(second):
+        if asked(first) == asked(second) == 1:
             break
-        # A machine so busy that chunks came late for one of them, which asked for them again.
+        # A machine so busy that chunks came late, and one or both asked for them again.
     assert first == second
 
 
