@@ -101,7 +101,7 @@ def _create(connection: sqlite3.Connection) -> None:
         """CREATE TABLE rounds (
             number INTEGER PRIMARY KEY, opened_at REAL NOT NULL, deadline REAL NOT NULL, announced_at REAL,
             closed_at REAL, noise_multiplier REAL, epsilon REAL, accuracy REAL, clamped INTEGER, kept REAL,
-            fragments INTEGER, out_of_range TEXT, clip_norm REAL
+            fragments INTEGER, least_counted INTEGER, out_of_range TEXT, clip_norm REAL
         ) STRICT"""
     )
     create_seats(connection)
@@ -126,10 +126,7 @@ def _job_in(connection: sqlite3.Connection) -> Job | None:
 
 
 def _least_counted(connection: sqlite3.Connection) -> int:
-    row = connection.execute(
-        "SELECT min(counted) FROM (SELECT count(*) AS counted FROM fragments JOIN rounds "
-        "ON fragments.round = rounds.number WHERE closed_at IS NOT NULL GROUP BY round, position)"
-    ).fetchone()
+    row = connection.execute("SELECT min(least_counted) FROM rounds WHERE closed_at IS NOT NULL").fetchone()
     return int(row[0] or 0)
 
 
@@ -278,10 +275,11 @@ class Store:
         """Close a round and store its model, in one transaction."""
         faults.reached(FaultPoint.COORDINATOR_STEPPED)
         with disk_errors(self.file), transaction(self.connection):
+            counts = self.counts(number).values()
             self.connection.execute(
                 "UPDATE rounds SET closed_at = ?, accuracy = ?, clamped = ?, kept = ?, noise_multiplier = ?, "
-                "epsilon = ?, out_of_range = ?, clip_norm = ?, fragments = (SELECT count(*) FROM seats "
-                "WHERE round = rounds.number) WHERE number = ?",
+                "epsilon = ?, out_of_range = ?, clip_norm = ?, fragments = ?, least_counted = ? "
+                "WHERE number = ?",
                 (
                     closed_at,
                     result.accuracy,
@@ -291,6 +289,8 @@ class Store:
                     result.epsilon,
                     json.dumps(result.out_of_range),
                     result.clip_norm,
+                    sum(counts),
+                    min(counts, default=0),
                     number,
                 ),
             )
