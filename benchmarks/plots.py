@@ -49,16 +49,16 @@ class Panel:
         title: above it.
         lines: by name; names mean the same in all panels.
         level: of a line that points are compared with, and its name.
+        logarithmic: whether the horizontal axis is.
     """
 
     title: str
     lines: Mapping[str, Sequence[Point]]
     level: tuple[str, float] | None = None
+    logarithmic: bool = True
 
 
-def draw(
-    file: Path, title: str, rows: Sequence[Sequence[Panel]], *, x: str, y: str, logarithmic: bool = True
-) -> None:
+def draw(file: Path, title: str, rows: Sequence[Sequence[Panel]], *, x: str, y: str) -> None:
     """Write a picture of panels in rows, each with lines and error bars.
 
     Args:
@@ -67,7 +67,6 @@ def draw(
         rows: of panels, all of one length.
         x: what the horizontal axes show, with the unit.
         y: what the vertical axes show, with the unit.
-        logarithmic: whether the horizontal axes are.
 
     Raises:
         StorageError: it cannot be written.
@@ -100,7 +99,7 @@ def draw(
                         [point.error for point in points], label=name, color=_COLOURS[number],
                         marker=_MARKERS[number], markersize=4, linewidth=1.2, capsize=2,
                     )  # fmt: skip
-                if logarithmic:
+                if panel.logarithmic:
                     axis.set_xscale("log")
                 places = sorted({point.x for points in panel.lines.values() for point in points})
                 axis.set_xticks(places)

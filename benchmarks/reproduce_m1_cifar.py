@@ -132,10 +132,10 @@ def _train(*, rounds: int, every: int, seeds: Sequence[int]) -> list[Figure]:
                 for title, curves in found.items()
                 if fmean(last[title]) < _CHANCE
             }
-            panels.append(Panel(_NOISES[noise], drawn))
+            panels.append(Panel(_NOISES[noise], drawn, logarithmic=False))
     draw(
         METHODS / "incrementing-cifar.svg", f"CIFAR-10 (JPEG) at ε = 1, {len(seeds)} seeds", [panels],
-        x="rounds", y="loss on the test records", logarithmic=False,
+        x="rounds", y="loss on the test records",
     )  # fmt: skip
     return figures
 

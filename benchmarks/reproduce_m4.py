@@ -113,9 +113,11 @@ def run() -> list[Figure]:
     )  # fmt: skip
     draw(
         METHODS / "central-digits.svg", f"Digits, {_Job().devices} devices, {len(_SEEDS)} seeds",
-        [[Panel("rounds, in percent", curves), *(Panel(what, {"FedAvg, ε = 8": points})
-                                              for what, points in swept.items())]],
-        x="", y="accuracy, %", logarithmic=False,
+        [[
+            Panel("rounds, in percent", curves, logarithmic=False),
+            *(Panel(what, {"FedAvg, ε = 8": points}) for what, points in swept.items()),
+        ]],
+        x="", y="accuracy, %",
     )  # fmt: skip
     return figures
 

@@ -189,11 +189,11 @@ def _measure(
     draw(
         METHODS / picture, f"{data.title}, {_DEVICES} devices, one run each",
         [[
-            Panel("rounds, in percent", curves),
-            Panel("deviation of the noise on the mean", _line(levels)),
+            Panel("rounds, in percent", curves, logarithmic=False),
+            Panel("deviation of the noise on the mean", _line(levels), logarithmic=False),
             Panel("clip norm", _line(norms)),
         ]],
-        x="", y="accuracy, %", logarithmic=False,
+        x="", y="accuracy, %",
     )  # fmt: skip
     return figures
 
