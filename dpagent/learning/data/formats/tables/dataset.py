@@ -7,7 +7,6 @@ that one reading in k windows is protected k times less: roughly k·ε.
 from __future__ import annotations
 
 import csv
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -20,6 +19,7 @@ from dpagent.learning.data.classes import ClassTable
 from dpagent.learning.data.dataset import Dataset, Indices, Origin, Stamps
 from dpagent.learning.data.formats.tables.header import UnfitError
 from dpagent.learning.data.formats.tables.index import TableIndex, index_table, stamp_of
+from dpagent.learning.data.formats.tables.rows import cells_of
 from dpagent.learning.data.formats.tables.settings import CsvSettings
 from dpagent.learning.data.stored import RawFile, open_raw, reading, require_readable
 from dpagent.wording import counted, named
@@ -144,8 +144,8 @@ class TableDataset(Dataset):
         start, end = int(index.starts[place]), int(index.ends[place])
         data = _bytes_of(file, start, end)
         try:
-            text = io.StringIO(data.decode("utf-8").removeprefix("\ufeff"), newline="")
-            cells = list(filter(None, csv.reader(text, delimiter=self._form.delimiter, strict=True)))
+            lines = data.decode("utf-8").removeprefix("\ufeff").split("\n")
+            cells = [row for line in lines if (row := cells_of(line, self._form))]
             if len(cells) != rows or any(len(row) != index.columns.width for row in cells):
                 raise ValueError
             return np.array([index.columns.values(row) for row in cells], np.float64)

@@ -1,9 +1,8 @@
 """The rows of a CSV file: where each begins and ends, and text that fits in none.
 
-Quoted line breaks are understood, because the rows are found by the ``csv`` module itself. A quotation mark
-that is never closed, or too late, takes no other row with it: a row over several lines fits only if none of
-its later lines would be a row by itself, and after one that does not fit, reading goes on at the line after
-its first.
+A row is a line. A quotation mark that is open at the end of a line makes that line unfit: were a quoted cell
+to go on in the next one, one line more could take a line break's place among the cells of another row, and
+that row with it.
 """
 
 from __future__ import annotations
@@ -23,10 +22,8 @@ from dpagent.learning.data.stored import RawFile, reading
 from dpagent.wording import counted, named
 
 LONGEST_ROW: Final = 1 << 20
-"""Bytes of a row, all its lines together: a row in memory takes some forty times as much."""
+"""Bytes: a row in memory takes some forty times as much."""
 _LONGEST_GROUP: Final = 256
-_MOST_LINES: Final = 32
-"""Of one row. Were there no bound, marks that are never closed would be looked for to the end, row by row."""
 _BOM: Final = b"\xef\xbb\xbf"
 
 
@@ -73,76 +70,45 @@ def opened_lines(raw: RawFile, *, growing: bool = False) -> Iterator[Lines]:
 def first_row(lines: Lines, form: CsvSettings) -> list[str] | None:
     """The cells of the first row that is not empty, if there is one."""
     try:
-        return next(filter(None, csv.reader(lines, delimiter=form.delimiter, strict=True)), None)
-    except csv.Error as error:
-        raise DataError(f"{lines.path}:{lines.number}: not valid CSV: {error}.") from error
-    except UnfitError as error:
-        raise DataError(f"{lines.path}:{lines.number}: {error}") from error
+        return next((cells for line in lines if (cells := cells_of(line, form))), None)
+    except (csv.Error, UnfitError) as error:
+        raise DataError(f"{lines.path}:{lines.number}: {_reason(error)}") from error
 
 
 def checked_rows(
     lines: Lines, columns: Columns, form: CsvSettings, classes: ClassTable | None
 ) -> Iterator[Row]:
-    """Rows that are not empty. Where one does not fit, the next begins one line on."""
-    row_lines = _RowLines(lines)
-    reader = csv.reader(row_lines, delimiter=form.delimiter, strict=True)
+    """Rows that are not empty."""
     while True:
-        start, before = lines.place, lines.number
-        row_lines.clear()
-        cells: list[str] = []
+        start, cells = lines.place, list[str]()
         try:
-            cells = next(reader)
+            cells = cells_of(next(lines), form)
             if cells:
                 _require_fit(cells, columns, form, classes)
-            if any(_is_row(text, columns, form, classes) for text in row_lines.texts[1:]):
-                raise UnfitError("a quotation mark is open over the end of the line. Close it.")
         except StopIteration:
             return
         except (csv.Error, UnfitError) as error:
-            if lines.number > before + 1:
-                lines.go_to(start, before)
-                lines.skip()
-            reason = f"not valid CSV: {error}." if isinstance(error, csv.Error) else error
-            yield Row(start, lines.place, cells, f"{lines.path}:{before + 1}: {reason}")
+            yield Row(start, lines.place, cells, f"{lines.path}:{lines.number}: {_reason(error)}")
         else:
             if cells:
                 yield Row(start, lines.place, cells, "")
 
 
-class _RowLines:
-    """The lines of one row, as many as one may have."""
+def cells_of(line: str, form: CsvSettings) -> list[str]:
+    """The cells of a line.
 
-    def __init__(self, lines: Lines) -> None:
-        self._lines = lines
-        self.texts: list[str] = []
-        self._characters = 0
-
-    def clear(self) -> None:
-        """Begin a row."""
-        self.texts.clear()
-        self._characters = 0
-
-    def __iter__(self) -> Iterator[str]:
-        return self
-
-    def __next__(self) -> str:
-        if len(self.texts) == _MOST_LINES:
-            raise UnfitError(f"a quoted cell has more than {_MOST_LINES} lines. Close the quotation mark.")
-        text = next(self._lines)
-        self._characters += len(text)
-        if self._characters > LONGEST_ROW:
-            raise UnfitError(f"a row has more than {LONGEST_ROW:,} characters. Close the quotation mark.")
-        self.texts.append(text)
-        return text
+    Raises:
+        csv.Error: it has none, such as one with a quotation mark that is open at its end.
+    """
+    return next(csv.reader([line], delimiter=form.delimiter, strict=True))
 
 
-def _is_row(text: str, columns: Columns, form: CsvSettings, classes: ClassTable | None) -> bool:
-    try:
-        cells = next(csv.reader([text], delimiter=form.delimiter, strict=True))
-        _require_fit(cells, columns, form, classes)
-    except (csv.Error, UnfitError):
-        return False
-    return bool(cells)
+def _reason(error: csv.Error | UnfitError) -> str:
+    if isinstance(error, UnfitError):
+        return str(error)
+    if str(error) == "unexpected end of data":
+        return "a quotation mark is open at the end of the line. Close it: a row is a line."
+    return f"not valid CSV: {error}."
 
 
 class Lines:
@@ -175,10 +141,6 @@ class Lines:
         """Go on at byte ``place``, where the line after line ``number`` begins."""
         self._stream.seek(place)
         self.place, self.number = place, number
-
-    def skip(self) -> None:
-        """Go on after the next line."""
-        self._next()
 
     def _next(self) -> bytes:
         """A line, of one that is too long the beginning; nothing at the end."""
