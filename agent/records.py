@@ -56,7 +56,8 @@ ResultT = TypeVar("ResultT")
 CACHED_BYTES: Final = 64 << 20
 """Files of up to so much are read when the agent starts, and then are in memory; of larger ones, each record
 counts with a read of the disk."""
-_LABEL_BYTES: Final = 8
+_LABEL_BYTES: Final = 16
+"""Of each record, its label, and where it stands."""
 _MOST_SAID: Final = 20
 _LEFT_OUT: Final = "left out"
 _ERRORS: Final[dict[int, type[DpagentError]]] = {

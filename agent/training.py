@@ -101,6 +101,8 @@ class Trainer:
         assert settings.data.max_records is not None  # without it the agent had not started
         self._max_records = settings.data.max_records
         self._engine = BoardEngine(settings, profile)
+        self._taken_bytes = 0
+        """The most memory that was taken at once for a round. Public."""
         self._tried = ("", 0)
         """For which engine or moments, and with how many records, the memory was tried last."""
         self._front_end: FrontEnd | None = None
@@ -247,18 +249,24 @@ class Trainer:
     def _take_memory(self, task: RoundTask) -> None:
         """Have the memory that the round takes besides that of a batch, which is tried: for the records as
         they are opened, and for vectors of the model's size. What is freed stays with this process
-        (:mod:`agent.worker`). Public.
+        (:mod:`agent.worker`), so it is taken only if no round before has taken as much: it might not be there
+        in one piece any more, and that is a matter of records. Public.
 
         Raises:
             MemoryError: There is none.
         """
         value = np.dtype(self._dtype).itemsize
         record_bytes = math.prod(task.spec.input_shape) * value
-        opening = _OPENING_TIMES * kept_bytes(self._settings.data, self._max_records, record_bytes)
+        opening = 0
+        if not self._has_read:
+            opening = _OPENING_TIMES * kept_bytes(self._settings.data, self._max_records, record_bytes)
         tables = _TABLE_BYTES * self._max_records
         release, parameters = task.release, task.spec.parameter_count
         vectors = _VECTORS * 8 * (release.dimension if isinstance(release, NoisySum) else parameters)
-        np.ones(_SPARE_BYTES + opening + tables + vectors, np.uint8)  # Written to, not just promised.
+        taken = _SPARE_BYTES + opening + tables + vectors
+        if taken > self._taken_bytes:
+            np.ones(taken, np.uint8)  # Written to, not just promised.
+            self._taken_bytes = taken
 
     def _disk_reads(self, task: RoundTask) -> int:
         """How many files may be read from the disk for each record, and not from memory. Public."""

@@ -5,14 +5,16 @@ Claim: whether training has the memory that it takes is settled before the charg
     takes. From then on the training process takes none from the system, whatever the lot.
 Parameters: 64 views of 60 or 100 records, all in the lot, of which there may be 110; a limit on memory
     within which the views of 64 records fit, which the trial of before computed, but not those of 100. And
-    none, half, or all of the records in seven kinds of rounds, in a real training process to which the kernel
+    none, half, or all of the records in nine kinds of rounds, in a real training process to which the kernel
     gives no memory any more once the round is prepared, neither a page of its heap nor the stack of a thread.
 
 Before, the device with 60 records answered with their sum, and that with 100 with noise alone, under one
 charge: of two numbers of records next to each other, one gave the clipped gradients of all and the other
-nothing, where the budget pays for those of one. Where memory was taken after the trial (256 MiB of chunks
-that no plan names, in the agent), 705 to 782 MiB were enough for the sum, by how many records there were. And
-pieces of a lot for second moments were as large as 4 MiB of records, of which the trial computed 256.
+nothing, where the budget pays for those of one. Records of 1 MiB were read 32 at a time, in pieces as
+large as there were records: some lots found none in one piece. Where memory was taken after the trial (256
+MiB of chunks that no plan names, in the agent), 705 to 782 MiB were enough for the sum, by how many records
+there were. And pieces of a lot for second moments were as large as 4 MiB of records, of which the trial
+computed 256.
 
 Power: no randomness; the limit is the kernel's, on a process of its own. On the code of before, training
     fails with every lot once the limit is set, and above it with some.
@@ -108,6 +110,7 @@ class Case:
         changes: of its settings.
         threads: that train.
         is_table: whether its records are rows of a table, which are decoded, and no array.
+        is_stored: whether they are read from the file, and not unpacked into memory.
     """
 
     plan: Plan
@@ -115,6 +118,7 @@ class Case:
     changes: Mapping[str, Any] = field(default_factory=dict)
     threads: int = 1
     is_table: bool = False
+    is_stored: bool = False
 
 
 PIXELS = {"name": "few", "input_shape": [16, 16, 2], "classes": 2}
@@ -142,14 +146,21 @@ CASES = {
         changes={"data": {"features_mib": 4}},
     ),
     "rows of a table": Case(plan_for(LINE, wire={"block": 18}), changes={"data": TABLE}, is_table=True),
+    "records of a MiB": Case(
+        plan_for(MODEL | {"input_shape": [512, 512, 1]}, wire={"block": 600}), 48, is_stored=True
+    ),
+    "kept records": Case(
+        plan_for(MODEL | {"input_shape": [64, 64, 1], "layers": [{"dense": 2}]}, wire={"block": 9_000}), 1_900
+    ),
     "reports": Case(report_plan()),
     "updates": Case(update_plan()),
 }  # fmt: skip
 
 
 @contextmanager
-def worker_for(directory: Path, case: Case, records: int) -> Iterator[Worker]:
-    """The training process of a device that has started."""
+def worker_for(directory: Path, case: Case, records: int, *, has_odd_label: bool = False) -> Iterator[Worker]:
+    """The training process of a device that has started, of whose records one may have a label that is no
+    class."""
     spec = RoundTask.of(case.plan).spec
     changes = merged(case.changes, {"data": {"max_records": case.most, "classes": spec.classes}})
     shape = spec.input_shape
@@ -161,7 +172,10 @@ def worker_for(directory: Path, case: Case, records: int) -> Iterator[Worker]:
         changes["data"]["shape"] = list(shape)
     settings = load_agent_settings(write_agent(directory, None, KEY, **changes))
     made = np.random.default_rng(0).random((records, *shape), np.float32)
-    np.savez_compressed(directory / "data.npz", inputs=made, labels=np.arange(records) % spec.classes)
+    labels = np.arange(records) % spec.classes
+    labels[: 1 if has_odd_label else 0] = spec.classes
+    save = np.savez if case.is_stored else np.savez_compressed
+    save(directory / "data.npz", inputs=made, labels=labels)
     started_trainer(settings)
     profile = load_profile("generic-linux").model_copy(update={"threads": case.threads})
     worker = Worker(settings, profile)
@@ -202,3 +216,24 @@ def test_training_takes_no_memory_that_the_process_did_not_have_before_the_charg
             update = worker.update().result(60)
             assert update.failure is None
             resource.prlimit(pid, resource.RLIMIT_AS, (hard, hard))
+
+
+@pytest.mark.parametrize("has_odd_label", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("share", [pytest.param(0.0, marks=pytest.mark.slow), 1.0])
+def test_a_later_preparation_takes_no_memory_whatever_the_records_of_the_first_round_were(
+    tmp_path: Path, share: float, has_odd_label: bool
+) -> None:
+    """Else a device whose memory is used up declines the second round or prepares it, by its records. Before,
+    a label that is no class cost as much as all records, and what a round had left in pieces was asked for in
+    one piece: 30 to 60 MiB."""
+    case = CASES["kept records"]
+    weights = RoundTask.of(case.plan).spec.initial_weights(0)
+    order = Order(case.plan, weights_to_bytes(weights, case.plan.model.precision), {})
+    with worker_for(tmp_path, case, int(share * case.most), has_odd_label=has_odd_label) as worker:
+        worker.prepare(order).result(60)
+        assert worker._running is not None
+        pid = worker._running._process.pid
+        before = address_space_of(pid)
+        assert worker.update().result(60).failure is None
+        worker.prepare(order).result(60)
+        assert address_space_of(pid) == before

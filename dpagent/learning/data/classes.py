@@ -124,18 +124,16 @@ def classes_of_numbers(labels: NDArray[Any]) -> int:
     return max(2, int(largest) + 1)
 
 
-def within(labels: NDArray[Any], count: int) -> tuple[NDArray[np.int64] | None, tuple[str, ...]]:
+def within(labels: NDArray[Any], count: int) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     """Which records have a label that is a class, for labels that are stored as numbers of any type.
 
     Returns:
-        The places of these records, rising, or None where it is all of them; and a sentence for each of the
-        others, of many for the first.
+        The places of these records, rising, and a sentence for each of the others, of many for the first.
+        There is no other answer where it is all of them, so that the memory that opening takes does not tell.
     """
     is_class = (labels >= 0) & (labels < count)
     if labels.dtype.kind == "f":
         is_class &= labels == np.floor(labels)
-    if is_class.all():
-        return None, ()
     others = np.flatnonzero(~is_class)
     sentences = [
         f"record {place}: the label is {labels[place]}; expected 0 to {count - 1}."

@@ -126,7 +126,7 @@ class StoredDataset(Dataset):
         convert: from stored records ``(m, …)`` to inputs ``(m, *shape)`` of ``dtype``.
         labels: of the records that are used.
         classes: number of classes.
-        places: which of the stored records these are, rising; None: all.
+        places: which of the stored records these are, rising.
         others: as of :class:`Dataset`.
     """
 
@@ -137,7 +137,7 @@ class StoredDataset(Dataset):
         labels: NDArray[np.int64],
         classes: int,
         *,
-        places: NDArray[np.int64] | None = None,
+        places: NDArray[np.int64],
         **others: Any,
     ) -> None:
         self._parts, self._convert, self._places = tuple(parts), convert, places
@@ -145,8 +145,7 @@ class StoredDataset(Dataset):
         super().__init__(labels, classes, **others)
 
     def _read(self, indices: Indices) -> NDArray[Any]:
-        if self._places is not None:
-            indices = self._places[indices]
+        indices = self._places[indices]
         inputs = np.empty((len(indices), *self.shape), self.dtype)
         owners = np.searchsorted(self._ends, indices, side="right")
         for number in np.unique(owners):

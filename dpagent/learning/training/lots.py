@@ -13,6 +13,7 @@ record is read in its stead.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -34,6 +35,9 @@ AT_ONCE: Final = 8
 """Microbatches read together: enough to share among threads, few enough to be small."""
 _READ_AT_ONCE: Final = 32
 """Records that are asked for together: a batch is not in memory twice, as it was stored and as it is used."""
+_READ_BYTES: Final = 256 << 10
+"""Of such records, if one has no more. Memory for larger ones might not be in one piece after the trial, and
+how many of a lot's rows are records says how large the pieces are."""
 
 
 class Room:
@@ -189,11 +193,13 @@ def batches_of(
         Inputs, float32, and labels. They are valid until the next ones.
     """
     rows = len(lot) if filling is None else max(len(lot), filling.records)
+    record_bytes = max(math.prod(room.inputs.shape[1:]) * room.inputs.itemsize, 1)
+    at_once = min(max(_READ_BYTES // record_bytes, 1), _READ_AT_ONCE)
     for start in range(0, rows, max(len(room.labels), 1)):
         count = min(len(room.labels), rows - start)
         inputs, labels = room.inputs[:count], room.labels[:count]
-        for first in range(0, count, _READ_AT_ONCE):
-            part = slice(first, min(first + _READ_AT_ONCE, count))
+        for first in range(0, count, at_once):
+            part = slice(first, min(first + at_once, count))
             indices = lot[start + part.start : start + part.stop]
             _fill(inputs[part], labels[part], dataset, indices, filling)
         yield inputs, labels

@@ -84,8 +84,7 @@ def _dataset(source: Source) -> Dataset:
     labels = np.concatenate([_labels(part, layout) for part in parts])
     groups = np.repeat(np.arange(len(parts)), [part.shape[0] for part in parts])
     places, left_out = within(labels, table.count)
-    if places is not None:
-        labels, groups = labels[places], groups[places]
+    labels, groups = labels[places], groups[places]
 
     def convert(stored: NDArray[Any]) -> NDArray[Any]:
         pixels: NDArray[Any] = stored[:, layout.label_bytes :].reshape(-1, 3, 32, 32)

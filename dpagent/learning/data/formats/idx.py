@@ -132,7 +132,7 @@ def _dataset(inputs: StoredArray, numbers: StoredArray, source: Source) -> Datas
     table, shape, dtype = source.class_table, _record_shape(inputs), input_dtype(inputs.dtype)
     labels = numbers.read_all().astype(np.int64)
     places, left_out = within(labels, table.count)
-    used = labels if places is None else labels[places]
+    used = labels[places]
     origin = Origin("idx", f"{inputs.file.path} and {numbers.file.path.name}, IDX files", left_out)
 
     def convert(stored: NDArray[np.generic]) -> NDArray[np.generic]:
@@ -141,7 +141,7 @@ def _dataset(inputs: StoredArray, numbers: StoredArray, source: Source) -> Datas
     try:
         packed = inputs.file.path.suffix == ".gz"
         if packed and source.keeps_in_memory(inputs.shape[0], math.prod(shape) * dtype.itemsize):
-            values = convert(inputs.read_all() if places is None else inputs.read(places))
+            values = convert(inputs.read(places))
             return ArrayDataset(values, used, table.count, table.names, origin=origin)
         return StoredDataset(
             [inputs], convert, used, table.count, places=places, shape=shape, dtype=dtype,

@@ -161,12 +161,11 @@ def _dataset(file: NpzFile, source: Source) -> Dataset:
     if source.shape is not None:
         require_as_many_values(inputs.shape[1:], source.shape)  # before they are unpacked
     places, left_out = within(labels, table.count)
-    used = (labels if places is None else labels[places]).astype(np.int64)
+    used = labels[places].astype(np.int64)
     origin = Origin("npz", f"{path}, NPZ", left_out)
     record_bytes = math.prod(inputs.shape[1:]) * input_dtype(inputs.dtype).itemsize
     if source.keeps_in_memory(inputs.shape[0], record_bytes):
-        values = to_inputs(file.values(inputs, IN_MEMORY_BYTES * 4))
-        values = values if places is None else values[places]
+        values = to_inputs(file.values(inputs, IN_MEMORY_BYTES * 4))[places]
         return ArrayDataset(values, used, table.count, table.names, origin=origin)
     if source.declared_records is not None and not inputs.is_stored:
         raise DataError(
