@@ -168,6 +168,9 @@ class Effort:
         new_records: of which features have to be computed first, at most.
         disk_reads: how many files are read at a random place for each record, and may not be in memory.
         dtype: of the records as they are stored; of their features, float32.
+
+    Attributes:
+        new_records: of which features have to be computed yet, at most. Public.
     """
 
     def __init__(
@@ -184,7 +187,7 @@ class Effort:
     ) -> None:
         self._task, self._load = task, Workload.of(task.release, weights, most_records)
         self._weights, self._engine = weights, engine
-        self._front_end, self._new_records, self._disk_reads = front_end, new_records, disk_reads
+        self._front_end, self.new_records, self._disk_reads = front_end, new_records, disk_reads
         self.largest, self._most_records, self._dtype = self._load.records, most_records, dtype
 
     def longest_s(self) -> float:
@@ -197,9 +200,9 @@ class Effort:
         step_s = _seconds(lambda: self._compute(tried)) * self.largest / max(tried, 1)
         step_s += _DISK_READ_S * self._disk_reads * self.largest + _seconds(self._load.move)
         total_s = self._load.steps * step_s + _seconds(self._load.finish)
-        if self._new_records:
-            total_s += _seconds(self._compute_features) * self._new_records / _TRIED_FEATURES
-            total_s += _DISK_READ_S * self._disk_reads * self._new_records
+        if self.new_records:
+            total_s += _seconds(self._compute_features) * self.new_records / _TRIED_FEATURES
+            total_s += _DISK_READ_S * self._disk_reads * self.new_records
         return _SPARE * total_s
 
     def try_memory(self) -> None:
@@ -220,11 +223,11 @@ class Effort:
             done: new records whose features are computed.
         """
         try:
-            for start in range(done, self._new_records, _TRIED_FEATURES):
-                self._compute_features(min(_TRIED_FEATURES, self._new_records - start))
+            for start in range(done, self.new_records, _TRIED_FEATURES):
+                self._compute_features(min(_TRIED_FEATURES, self.new_records - start))
         except Exception:
             log.warning("the time of features was not filled up", exc_info=True)
-        self._new_records = 0  # The next local step has them.
+        self.new_records = 0  # The next local step has them.
 
     @property
     def _microbatch(self) -> int:

@@ -56,8 +56,9 @@ ResultT = TypeVar("ResultT")
 CACHED_BYTES: Final = 64 << 20
 """Files of up to so much are read when the agent starts, and then are in memory; of larger ones, each record
 counts with a read of the disk."""
-_LABEL_BYTES: Final = 16
-"""Of each record, its label, and where it stands."""
+_LABEL_BYTES: Final = 8
+_PLACE_BYTES: Final = 8
+"""Of each record that stays in its file, where it stands there."""
 _MOST_SAID: Final = 20
 _LEFT_OUT: Final = "left out"
 _ERRORS: Final[dict[int, type[DpagentError]]] = {
@@ -121,10 +122,15 @@ class Records:
         """Take the records as the last look found them, if they count by now. Raises nothing, and waits for
         nothing."""
         look = self._look
-        if look is None or not self.is_due or look.goes_on():
+        if look is None or not self.is_due:
             return
-        before, self._look = self.dataset, None
+        before = self.dataset
         try:
+            # Whatever comes of it: after a crash, what has to be computed yet would tell of the look.
+            forget_features(self._state_dir)
+            if look.goes_on():
+                return
+            self._look = None
             look.wait()
             self._store.take_found()
             if self._store.sign() == self._adopted:
@@ -229,10 +235,10 @@ def decode_at_once(settings: DataSettings, state_dir: Path) -> None:
 
 
 def kept_bytes(settings: DataSettings, records: int, record_bytes: int) -> int:
-    """Memory that so many records are kept in, and their labels."""
+    """Memory that so many records are kept in, or their places, and their labels."""
     source = replace(source_of(settings), declared_records=settings.max_records)
     is_kept = require_declared(settings).fits_memory and source.keeps_in_memory(records, record_bytes)
-    return (record_bytes * is_kept + _LABEL_BYTES) * records
+    return ((record_bytes if is_kept else _PLACE_BYTES) + _LABEL_BYTES) * records
 
 
 def _as_many_as_declared(settings: DataSettings) -> Dataset:

@@ -327,12 +327,12 @@ class Trainer:
         """The engine's inputs: the records, or their features."""
         if front_end is None:
             return records
-        computed = 0
-        if self._features is None or self._features_are_of is not records:
+        # Also where no record has come in, which must not show, not even after a power cut in the middle.
+        if self._features is None or self._features_are_of is not records or effort.new_records:
             if self._features is not None:
                 self._features.close()
                 self._features = None
-            self._features = FeatureSet(records, front_end, self._settings.state_dir)
+            self._features = FeatureSet(records, front_end, self._settings.state_dir, effort.fill_up_features)
             if computed := self._features.computed:
                 log.info("computed features of %s", counted(computed, "record"))
             self._features_are_of = records
@@ -340,8 +340,6 @@ class Trainer:
                 # Only for the owner of the device: the number is private.
                 total = counted(len(records), "record")
                 log.warning("%d of %s have no finite features and do not count", unusable, total)
-        # Also where no record has come in, which must not show.
-        effort.fill_up_features(computed)
         self._takes_in = False
         return self._features
 

@@ -31,10 +31,15 @@ def opened_by_a_board(path: Path, kind: str, **declared: Any) -> Records:
 
 def look_again(records: Records) -> None:
     """Let an agent's records be brought up to date, as after a round, and take them."""
+    look_only(records)
+    records.adopt()
+
+
+def look_only(records: Records) -> None:
+    """Let an agent's records be brought up to date, as after a round, for whoever takes them."""
     records.counts_after_s = 0.0
     records.look()
     wait_until(lambda: not is_looking(records), "a look at the records")
-    records.adopt()
 
 
 def is_looking(records: Records) -> bool:

@@ -25,7 +25,7 @@ import logging
 import math
 import os
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -269,6 +269,9 @@ class FeatureSet(Dataset):
         dataset: the records; its labels, classes and names are those of the features.
         front_end: of the features.
         directory: the directory of the file; see :func:`reserve`.
+        fill_up: what is done before all features count as computed, with how many of them were: so that
+            whoever sees after a crash whether they did count sees when ``fill_up`` was over, and not when the
+            records were. Nothing by default, for records that are nobody's.
 
     Attributes:
         computed: how many records' features were computed just now. Private.
@@ -279,7 +282,13 @@ class FeatureSet(Dataset):
         StorageError: the disk has no room for the features, or the file cannot be written.
     """
 
-    def __init__(self, dataset: Dataset, front_end: FrontEnd, directory: Path) -> None:
+    def __init__(
+        self,
+        dataset: Dataset,
+        front_end: FrontEnd,
+        directory: Path,
+        fill_up: Callable[[int], None] | None = None,
+    ) -> None:
         super().__init__(
             dataset.labels, dataset.classes, shape=front_end.output_shape, dtype=np.dtype(np.float32),
             class_names=dataset.class_names, groups=dataset.groups, origin=dataset.origin,
@@ -297,7 +306,7 @@ class FeatureSet(Dataset):
             self._descriptor = os.open(self._file, os.O_RDWR | os.O_CLOEXEC)
         self._closing = weakref.finalize(self, os.close, self._descriptor)
         self.computed = self.unusable = 0
-        self._fill(dataset, front_end)
+        self._fill(dataset, front_end, fill_up)
 
     def close(self) -> None:
         """Close the file."""
@@ -309,7 +318,7 @@ class FeatureSet(Dataset):
             if not self._file.exists() or self._file.stat().st_size < size:
                 reserve(self._file.parent, max(size, 1), self._room)
 
-    def _fill(self, dataset: Dataset, front_end: FrontEnd) -> None:
+    def _fill(self, dataset: Dataset, front_end: FrontEnd, fill_up: Callable[[int], None] | None) -> None:
         """Compute the features that the file does not hold yet."""
         known = _Computed.load(self._digests)
         if known is None or (known.front_end, known.row_bytes) != (front_end.key, self._row_bytes):
@@ -317,7 +326,7 @@ class FeatureSet(Dataset):
         known = known.of_size(max(self._room, len(known.digests)))
         digests = dataset.digests()
         new = np.flatnonzero((known.digests[self._places] != digests).any(axis=1))
-        if not len(new) and known.is_whole:
+        if not len(new) and known.is_whole and fill_up is None:
             return  # Of no records, too, it has to be noted that they have been computed.
         known.without(self._places[new]).save(self._digests)
         made = known.of_size(len(known.digests))
@@ -334,6 +343,8 @@ class FeatureSet(Dataset):
         self.computed = len(new)
         with disk_errors(self._file):
             os.fsync(self._descriptor)
+        if fill_up is not None:
+            fill_up(self.computed)
         replace(made, is_whole=True).save(self._digests)
 
     def _read(self, indices: NDArray[np.integer[Any]]) -> Floats:

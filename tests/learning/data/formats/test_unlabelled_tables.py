@@ -42,7 +42,7 @@ def test_packed_tables_and_byte_order_marks_are_read(tmp_path: Path) -> None:
         (b"\xff\xfe,2", "x.csv:3: not UTF-8 text"),
         (b"1,\x002", "x.csv:3: holds a null character"),
         (b"1" * 1_100_000 + b",2", "x.csv:3: a line has more than"),
-        (b'"1,2', "x.csv:3: not valid CSV"),
+        (b'"1,2', "x.csv:3: a quotation mark is open"),
     ],
 )
 def test_a_row_that_does_not_fit_is_an_input_that_cannot_be_read(
