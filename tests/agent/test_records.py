@@ -360,14 +360,19 @@ def test_a_look_that_fails_leaves_the_records_as_they_are(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     files = {f"{number % 2}/{number}.png": encoded(noise(number)) for number in range(4)}
-    archive = zip_of(tmp_path / "x.zip", files)
-    records = opened(archive, tmp_path / "state", classes=2)
-    archive.write_bytes(b"PK, and nothing that an archive has")
+    root = tmp_path / "photos"
+    for name, data in files.items():
+        write(root / name, data)
+    records = opened(root, tmp_path / "state", classes=2)
+    root.rename(tmp_path / "elsewhere")
+    zip_of(root, files)
     look_again(records)
     assert "the records are those of before: " in caplog.text
-    assert "is not a zip archive, or a damaged one" in caplog.text
+    assert "is no folder; expected one" in caplog.text
     assert records.attempt(sizes) == 4
-    zip_of(archive, dict(list(files.items())[:3]))
+    root.unlink()
+    for name, data in list(files.items())[:3]:
+        write(root / name, data)
     look_again(records)
     assert records.attempt(sizes) == 3
 

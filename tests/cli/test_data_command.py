@@ -99,7 +99,8 @@ def test_a_half_of_an_archive_is_declared_by_its_folder(tmp_path: Path) -> None:
     path = zip_of(tmp_path / "x.zip", files)
     block = yaml.safe_load(check(path, "--half", "test").stdout.split("for these records):")[1])
     assert block["data"]["images"] == {"size": [12, 8], "mode": "rgb", "folder": "all/val"}
-    assert len(open_declared(DataSettings.model_validate({**block["data"], "path": path}))) == 2
+    declared = DataSettings.model_validate({**block["data"], "path": path})
+    assert len(open_declared(declared, on_board=False)) == 2
 
 
 def test_a_script_is_told_the_same_as_json(photos: Path, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from neighbours import difference
-from pictures import encoded, noise, write, zip_of
+from pictures import encoded, noise, write
 
 from dpagent.learning.data.opening import list_declared, open_declared
 from dpagent.learning.data.registry import FORMATS
@@ -64,12 +64,6 @@ def images(folder: Path, items: list[Item]) -> tuple[Path, dict[str, Any]]:
     return folder / "p", {"images": {"size": [3, 3], "mode": "rgb", "folder": "."}}
 
 
-def archive(folder: Path, items: list[Item]) -> tuple[Path, dict[str, Any]]:
-    files = dict(picture(item, items.index(item)) for item in items)
-    path = zip_of(folder / "x.zip", files)
-    return path, {"images": {"size": [3, 3], "mode": "grey", "folder": "."}}
-
-
 def row(item: Item) -> bytes:
     value, label, raw = item
     if len(raw) < 20:
@@ -98,7 +92,7 @@ MAKERS: dict[str, list[Callable[[Path, list[Item]], tuple[Path, dict[str, Any]]]
     "npz": [npz],
     "idx": [idx],
     "cifar": [cifar],
-    "images": [images, archive],
+    "images": [images],
     "csv": [csv, csv_without_header, csv_of_windows],
 }
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pictures import aged, encoded, folder_of, noise, write, zip_of
+from pictures import aged, encoded, folder_of, noise, write
 
 from dpagent.errors import DataError
 from dpagent.learning.data.dataset import Dataset
@@ -56,15 +56,6 @@ def test_pictures_are_known_again_by_name_size_and_time(tmp_path: Path) -> None:
     assert list(now) == ["a/0.png", "a/1.png", "b/2.png"]
     assert now["a/1.png"] == before["a/1.png"]
     assert now["b/2.png"] != before["b/2.png"]
-
-
-def test_members_of_an_archive_are_known_again_by_their_checksum(tmp_path: Path) -> None:
-    files = {"a/1.png": encoded(noise(1)), "b/2.png": encoded(noise(2))}
-    before = known(look(pictures(zip_of(tmp_path / "x.zip", files))))
-    assert known(look(pictures(zip_of(tmp_path / "y.zip", files)))) == before
-    files["b/2.png"] = encoded(noise(3))
-    now = known(look(pictures(zip_of(tmp_path / "x.zip", files))))
-    assert [now[name] == before[name] for name in files] == [True, False]
 
 
 def test_nobody_makes_two_records_with_one_stamp_without_the_key(tmp_path: Path) -> None:

@@ -22,6 +22,8 @@ from dpagent.errors import ConfigurationError, DataError
 from dpagent.learning.data.dataset import Dataset
 from dpagent.learning.data.formats.images.dataset import ImageDataset
 from dpagent.learning.data.formats.images.decoding import PictureForm, read_form
+from dpagent.learning.data.opening import list_declared, open_declared
+from dpagent.learning.data.settings import DatasetSettings
 
 CIFAR = Path(__file__).parents[5] / "shared" / "data" / "cifar10-jpeg.zip"
 
@@ -313,3 +315,17 @@ def test_cifar_10_as_jpeg_is_read_from_its_archive() -> None:
         for number, found in zip(indices, inputs, strict=True):
             with archive.open(names[number]) as member:
                 assert np.array_equal(found, np.asarray(Image.open(member)))
+
+
+def test_a_board_takes_no_archive(tmp_path: Path) -> None:
+    """One entry that is odd in the archive's list alone kept all others out: a version that nobody has."""
+    settings = DatasetSettings.model_validate(
+        {
+            "path": zip_of(tmp_path / "x.zip", {"a/1.png": encoded(noise(1))}), "kind": "images",
+            "classes": ["a", "b"], "max_records": 5, "images": {"size": [12, 8], "mode": "rgb", "folder": "."},
+        }
+    )  # fmt: skip
+    assert len(open_declared(settings, on_board=False)) == 1
+    for listing in (False, True):
+        with pytest.raises(DataError, match=r"x\.zip is no folder; expected one.*Unpack it there"):
+            list_declared(settings, growing=True) if listing else open_declared(settings)

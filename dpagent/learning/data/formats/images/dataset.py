@@ -115,12 +115,11 @@ class ImageDataset(Dataset):
         return self._found.names
 
     def stamps(self, key: bytes) -> NDArray[np.uint64]:
-        """As of :meth:`Dataset.stamps`: of name, size and time of change, in an archive of the checksum."""
+        """As of :meth:`Dataset.stamps`: of name, size and time of change. Of files in a folder."""
         numbers, found = Stamps(key), self._found
         for number, (name, signs) in enumerate(zip(found.names, found.signs, strict=True)):
             # Times are coarse: one that is young may change once more unseen, and is not known again.
-            young = isinstance(self._files, FolderFiles) and found.is_young(number)
-            numbers.add(name, *signs, found.listed_at_ns if young else 0)
+            numbers.add(name, *signs, found.listed_at_ns if found.is_young(number) else 0)
         return numbers.taken()
 
     def place_of(self, number: int) -> str:

@@ -123,6 +123,11 @@ class ImageFormat(Format[ImageSettings]):
         assert mode is not None
         assert folder is not None
         is_folder = source.path.is_dir()
+        if source.declared_records is not None and not is_folder:
+            raise DataError(
+                f"{source.path} is no folder; expected one, since one odd entry in an archive's list would"
+                " keep all others out. Unpack it there."
+            )
         what = "a folder" if is_folder else "a zip archive"
         return PictureTerms(
             root=source.path / folder if is_folder else source.path,

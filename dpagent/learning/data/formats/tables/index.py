@@ -109,7 +109,7 @@ def index_table(
         builder = _Builder(form, columns)
         for row in checked_rows(lines, columns, form, classes):
             builder.add(row)
-            if len(builder.label_codes) > MAX_CLASSES:
+            if classes is None and len(builder.label_codes) > MAX_CLASSES:
                 raise DataError(
                     f"{path}:{lines.number}: the column {form.label!r} has more than {MAX_CLASSES:,}"
                     " different labels. Is it the label column?"
