@@ -35,7 +35,14 @@ from agent.ledger import Ledger
 from agent.rounds import Rounds
 from agent.spool import Spool
 from dpagent.errors import DamagedDatabaseError, LedgerError, UsageError
-from dpagent.storage import StateDirectory, disk_errors, open_readonly, replace_durably, transaction
+from dpagent.storage import (
+    StateDirectory,
+    disk_errors,
+    open_readonly,
+    real_path,
+    replace_durably,
+    transaction,
+)
 
 _ROUNDED: Final = 1 + 1e-9
 
@@ -124,7 +131,7 @@ def back_up(state_dir: Path, file: Path) -> VerifiedLedger:
         StorageError: The copy cannot be written.
         UsageError: ``file`` is in the state directory.
     """
-    if file.resolve().is_relative_to(state_dir.resolve()):
+    if real_path(file).is_relative_to(real_path(state_dir)):
         raise UsageError(
             f"{file} is in the state directory {state_dir}; expected a place that is not lost with it."
         )

@@ -32,7 +32,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from agent.charges import STRICT, Epsilon
 from dpagent.configuration import complaint
 from dpagent.errors import LedgerError
-from dpagent.storage import disk_errors, write_atomically
+from dpagent.storage import disk_errors, real_path, write_atomically
 
 GENESIS: Final = bytes(32)
 """Stands before the first entry of a chain."""
@@ -60,7 +60,7 @@ class LedgerFiles:
 
 def second_head_beside(state_dir: Path) -> Path:
     """Where the second head is by default: beside the state directory, under its name and ``.head``."""
-    return Path(f"{state_dir.resolve()}.head")
+    return Path(f"{real_path(state_dir)}.head")
 
 
 @dataclass(frozen=True, slots=True)

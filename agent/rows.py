@@ -15,6 +15,11 @@ far that had come shows in nothing. A reader takes the newest index before each 
 checksum: that record does not count. Before a row that held another record is written, the index without that
 record is on disk. The row of a record that is gone is erased by the look after the one that found it gone.
 
+**A look takes no room on the disk.** An index has one size, and there are two files of it: ``records.index``,
+and another that is ``records.found`` or, if nothing was found, ``records.spare``. A new index is written over
+the spare one, which then changes places with the old one. On a disk that is nearly full, a look that found
+something would else take what the ledger needs, and one that did not would leave it.
+
 **A row's place means nothing.** A new record takes any free row, and all others stay where they are. A record
 keeps its row as long as it is there, across restarts too; with more records than rows, it stays used, and a
 free row goes to the first of those that wait. No deterministic rule does better that uses up to *m* records
@@ -40,10 +45,12 @@ from numpy.typing import NDArray
 
 from agent.data_settings import DataSettings
 from agent.row_index import DECODED, Index
+from dpagent import faults
 from dpagent.errors import DataError
+from dpagent.faults import FaultPoint
 from dpagent.learning.data.dataset import DIGEST_BYTES, Dataset, Indices, Origin
 from dpagent.learning.data.stored import RawFile
-from dpagent.storage import disk_errors, take_room, write_atomically
+from dpagent.storage import disk_errors, replace_durably, take_room
 from dpagent.wording import counted
 
 _SIGNS: Final = np.dtype([("stamp", "<u8"), ("checksum", "<u4"), ("is_one", "<u4")])
@@ -59,7 +66,9 @@ class RowStore:
 
     def __init__(self, state_dir: Path, settings: DataSettings) -> None:
         self.rows_file, self._index_file = state_dir / "records.rows", state_dir / "records.index"
-        self._found_file = state_dir / "records.found"
+        self._found_file, self._spare_file = state_dir / "records.found", state_dir / "records.spare"
+        self._old_file = state_dir / "records.old"
+        """A second name of the index, while another takes its place."""
         self._lock_file = state_dir / "records.lock"
         self._settings = settings
 
@@ -101,7 +110,8 @@ class RowStore:
         Raises:
             StorageError: it cannot be written.
         """
-        write_atomically(self._index_file, index.as_bytes(), mode=0o600)
+        self._write_spare(index.as_bytes())
+        self._replace_index(self._spare_file)
 
     def publish_found(self, index: Index) -> None:
         """Keep an index until it counts.
@@ -109,7 +119,9 @@ class RowStore:
         Raises:
             StorageError: it cannot be written.
         """
-        write_atomically(self._found_file, index.as_bytes(), mode=0o600)
+        self._write_spare(index.as_bytes())
+        with disk_errors(self._found_file):
+            replace_durably(self._found_file, self._spare_file)
 
     def take_found(self) -> None:
         """Let what the last look found count, if it is whole and not taken yet.
@@ -117,8 +129,8 @@ class RowStore:
         Raises:
             StorageError: the disk fails.
         """
-        with disk_errors(self._index_file), contextlib.suppress(FileNotFoundError):
-            self._found_file.replace(self._index_file)
+        if self._found_file.exists():
+            self._replace_index(self._found_file)
 
     def drop_found(self) -> None:
         """Forget what the last look found.
@@ -126,8 +138,50 @@ class RowStore:
         Raises:
             StorageError: the disk fails.
         """
-        with disk_errors(self._found_file):
-            self._found_file.unlink(missing_ok=True)
+        with disk_errors(self._found_file), contextlib.suppress(FileNotFoundError):
+            self._found_file.replace(self._spare_file)
+
+    def _write_spare(self, data: bytes) -> None:
+        """Write an index over the spare one."""
+        self._recover()
+        self.drop_found()
+        with disk_errors(self._spare_file):
+            descriptor = os.open(self._spare_file, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            with os.fdopen(descriptor, "wb", buffering=0) as file:
+                os.posix_fallocate(descriptor, 0, len(data))
+                os.truncate(descriptor, len(data))
+                rest = memoryview(data)
+                while rest:
+                    rest = rest[file.write(rest) :]
+                os.fsync(descriptor)
+        faults.reached(FaultPoint.FILE_WRITTEN)
+
+    def _replace_index(self, new: Path) -> None:
+        """Let another file be the index; the old one becomes the spare one."""
+        self._recover()
+        with disk_errors(self._index_file):
+            if self._index_file.exists():
+                os.link(self._index_file, self._old_file)
+            replace_durably(self._index_file, new)
+            if self._old_file.exists():
+                replace_durably(self._spare_file, self._old_file)
+                return
+            # The first one: from now on there are two.
+            descriptor = os.open(self._spare_file, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                os.posix_fallocate(descriptor, 0, self._index_file.stat().st_size)
+            finally:
+                os.close(descriptor)
+
+    def _recover(self) -> None:
+        """Put right what a crash left while an index took another's place."""
+        with disk_errors(self._index_file):
+            if not self._old_file.exists():
+                return
+            if self._spare_file.exists() or self._found_file.exists():
+                self._old_file.unlink()
+            else:
+                self._old_file.replace(self._spare_file)
 
     def take_room(self, record_bytes: int) -> bool:
         """Have room for the most records that there may be.
@@ -154,7 +208,7 @@ class RowStore:
         Raises:
             StorageError: they cannot be removed.
         """
-        for file in (self._found_file, self._index_file, self.rows_file):
+        for file in (self._found_file, self._spare_file, self._old_file, self._index_file, self.rows_file):
             with disk_errors(file):
                 file.unlink(missing_ok=True)
 

@@ -18,6 +18,7 @@ from dpagent.errors import ConfigurationError
 from dpagent.privacy.statement import Trust
 from dpagent.protocol.signing import decode_public_key
 from dpagent.protocol.topics import FleetName
+from dpagent.storage import real_path
 from dpagent.transport.settings import MqttSettings
 
 
@@ -139,7 +140,7 @@ def load_agent_settings(file: Path) -> AgentSettings:
         }
     )
     files = settings.ledger_files
-    if files.second_head.resolve().is_relative_to(files.state_dir.resolve()):
+    if real_path(files.second_head).is_relative_to(real_path(files.state_dir)):
         raise ConfigurationError(
             f"{file}: ledger.second_head: {files.second_head} is in the state directory {files.state_dir}; "
             "expected a place that a copy of that directory does not contain."

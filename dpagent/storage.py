@@ -232,6 +232,12 @@ def transaction(connection: sqlite3.Connection, *, durable: bool = True) -> Iter
         raise
 
 
+def real_path(path: Path) -> Path:
+    """A path without links, as far as there are files. One that is a link to itself stays as it is, for the
+    system to refuse, where ``Path.resolve`` of Python before 3.13 raises a RuntimeError."""
+    return Path(os.path.realpath(path))
+
+
 def write_atomically(path: Path, data: bytes, *, mode: int = 0o644) -> None:
     """Replace ``path`` by ``data``: a reader sees the old file or the new one, never a partial one.
 
@@ -242,20 +248,24 @@ def write_atomically(path: Path, data: bytes, *, mode: int = 0o644) -> None:
         StorageError: The disk is full, the file cannot be written, or the target is not a regular file.
     """
     with disk_errors(path):
-        path = path.resolve()
+        path = real_path(path)
         if path.exists() and not path.is_file():
             raise StorageError(f"{path} is not a regular file; give the name of a file to write.")
         temporary = path.with_name(f".{path.name}.new")
         # A file or link from a crash or another user: do not write through it.
         temporary.unlink(missing_ok=True)
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-        with os.fdopen(descriptor, "wb") as stream:
-            # os.open applies the umask: set the mode explicitly.
-            if stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
-                os.fchmod(stream.fileno(), mode)
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
+        try:
+            with os.fdopen(descriptor, "wb") as stream:
+                # os.open applies the umask: set the mode explicitly.
+                if stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+                    os.fchmod(stream.fileno(), mode)
+                stream.write(data)
+                stream.flush()
+                os.fsync(stream.fileno())
+        except OSError:
+            temporary.unlink(missing_ok=True)  # A full disk is wanted for what is in use.
+            raise
         faults.reached(FaultPoint.FILE_WRITTEN)
         replace_durably(path, temporary)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pictures import aged, damaged_inside, encoded, folder_of, noise, write
 
+import agent.rows
 from agent import decoding, effort
 from agent.bounded_decoding import Outcome
 from agent.data_settings import DataSettings
@@ -268,6 +270,63 @@ def test_the_size_of_an_index_tells_nothing_of_the_records(tmp_path: Path) -> No
         assert (len(rows), len(rows.origin.left_out) > 0) == (good, bad > 0)
         sizes.add((board.state / "records.index").stat().st_size)
     assert len(sizes) == 1, sizes
+
+
+def index_files(board: Board) -> set[tuple[int, int]]:
+    """The numbers and blocks of the files that are, or may become, an index."""
+    names = ("index", "found", "spare")
+    known = [board.state / f"records.{name}" for name in names]
+    return {(each.stat().st_ino, each.stat().st_blocks) for each in known if each.exists()}
+
+
+def test_a_look_takes_no_room_on_the_disk_whatever_it_finds(tmp_path: Path) -> None:
+    """Before, one new picture took 400 kB, which on a full disk the ledger lacked: the device fell silent."""
+    board = pictures(tmp_path, max_records=2_000)
+    folder_of(board.root, *named(0, 1, 2))
+    board.look(at_once=True)
+    before = index_files(board)
+    assert len(before) == 2
+    for names in ([], named(3), named(4, 5)):
+        folder_of(board.root, *names)
+        bring_up_to_date(Order(board.settings, board.state, at_once=False))
+        assert index_files(board) == before
+        board.store.take_found()
+        assert index_files(board) == before
+    assert len(board.newest()) == 6
+
+
+@pytest.mark.parametrize("takes_found", [False, True])
+@pytest.mark.parametrize("name", ["link", "replace_durably"])
+@pytest.mark.parametrize("step", [0, 1, 2])
+def test_a_crash_while_indexes_change_places_leaves_two(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, step: int, takes_found: bool
+) -> None:
+    board = pictures(tmp_path)
+    folder_of(board.root, *named(0, 1))
+    board.look(at_once=True)
+    before = index_files(board)
+    index = board.store.load()
+    assert index is not None
+    if takes_found:
+        board.store.publish_found(index)
+    where = os if name == "link" else agent.rows
+    original, calls = getattr(where, name), []
+
+    def dies(*arguments: Any) -> None:
+        if len(calls) == step:
+            raise KeyboardInterrupt
+        calls.append(arguments)
+        original(*arguments)
+
+    with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
+        patch.setattr(where, name, dies)
+        board.store.take_found() if takes_found else board.store.publish(index)
+    assert contents(board.newest()) == expected(0, 1)
+    board.store.drop_found()
+    board.store.publish(index)
+    assert index_files(board) == before
+    assert contents(board.newest()) == expected(0, 1)
+    assert not (board.state / "records.old").exists()
 
 
 def test_a_row_that_the_disk_damaged_costs_itself_alone(tmp_path: Path) -> None:

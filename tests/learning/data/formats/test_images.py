@@ -322,7 +322,8 @@ def test_a_board_takes_no_archive(tmp_path: Path) -> None:
     settings = DatasetSettings.model_validate(
         {
             "path": zip_of(tmp_path / "x.zip", {"a/1.png": encoded(noise(1))}), "kind": "images",
-            "classes": ["a", "b"], "max_records": 5, "images": {"size": [12, 8], "mode": "rgb", "folder": "."},
+            "classes": ["a", "b"], "max_records": 5,
+            "images": {"size": [12, 8], "mode": "rgb", "folder": "."},
         }
     )  # fmt: skip
     assert len(open_declared(settings, on_board=False)) == 1
