@@ -20,12 +20,14 @@ from frozen_networks import choosy
 from numpy.typing import NDArray
 
 from agent.admission import Declined
+from agent.profile import load_profile
 from agent.settings import load_agent_settings
 from agent.training import Trainer, Update
 from dpagent import storage
 from dpagent.errors import ConfigurationError, StorageError
 from dpagent.learning.data.dataset import ArrayDataset, Dataset
 from dpagent.learning.data.derived import Unfailing
+from dpagent.learning.front_end.features import reserve
 from dpagent.learning.models.description import from_description
 from dpagent.learning.training.engine_choice import UnsuitableEngineError
 from dpagent.learning.training.numpy_engine.engine import NumpyEngine
@@ -128,6 +130,34 @@ def test_features_are_computed_once(tmp_path: Path, caplog: pytest.LogCaptureFix
     inputs, _ = digits(0, 50).batch(np.arange(50))
     pooled = inputs.reshape(50, 2, 4, 2, 4).mean(axis=(2, 4))
     np.testing.assert_allclose(features, (pooled - 0.3) / 0.37, rtol=1e-4, atol=1e-5)
+
+
+CIFAR = {"kind": "cifar", "path": "batches", "classes": 10, "shape": None, "dtype": None}
+
+
+@pytest.mark.parametrize(
+    ("data", "front_end", "expected"),
+    [
+        ({"dtype": "float32"}, False, "float32"),
+        ({"dtype": "uint8"}, False, "uint8"),
+        ({"dtype": "uint8"}, True, "float32"),
+        (CIFAR, False, "uint8"),
+    ],
+    ids=["declared", "bytes", "features of bytes", "the format's own"],
+)
+def test_made_up_records_are_stored_as_the_declared_ones_are(
+    tmp_path: Path, data: dict[str, Any], front_end: bool, expected: str
+) -> None:
+    """What a trial reads and converts is what training does: of features, those of the file of features."""
+    settings = load_agent_settings(
+        write_agent(tmp_path, None, KEY, engine="numpy", data={"features_mib": 1} | data)
+    )
+    reserve(settings.state_dir, 1 << 20, 60)
+    board = Trainer(settings, load_profile("generic-linux"))
+    task = features_task() if front_end else TASK
+    effort = board.prepare(task, {}, np.zeros(task.spec.parameter_count, np.float32)).effort
+    assert effort is not None
+    assert effort.filling.made_up.dtype == np.dtype(expected)
 
 
 NETWORK = choosy((8, 8, 1))
