@@ -109,6 +109,8 @@ class Cycle:
         self._model = store.model()
         self._task: RoundTask | None = None
         self._announced_at: float | None = None
+        self._opened = clock.unix(), clock.monotonic()
+        """When the open round was opened, or went on after a restart, by both clocks."""
         self._is_spent = False
 
     @property
@@ -143,7 +145,7 @@ class Cycle:
         The job is over where its ``bounded`` cap leaves no further round.
         """
         self._write_latest()
-        now = self._clock.unix()
+        self._opened = now, _ = self._clock.unix(), self._clock.monotonic()
         current = self._store.open_round()
         number = self._store.closed_rounds() + 1 if current is None else current.number
         opened_at = now if current is None else current.opened_at
@@ -161,7 +163,8 @@ class Cycle:
             log.error("the job ends after %s. %s", counted(number - 1, "round"), error)
             self._is_spent = True
             return
-        self._announced_at = self._store.start_round(number, opened_at, current.deadline).announced_at
+        announced_at = self._store.start_round(number, opened_at, current.deadline).announced_at
+        self._announced_at = announced_at and min(announced_at, now)
         self._task = task
         self._intake.begin(task)
         self.announce()
@@ -173,7 +176,7 @@ class Cycle:
         plan = self._task.plan
         is_out = self._announcer.announce(plan, self._sent, self._models.assets)
         if is_out and self._announced_at is None:
-            self._announced_at = self._clock.unix()
+            self._announced_at = self._now()
             self._store.mark_announced(plan.round, self._announced_at)
 
     def take_fragments(self, payloads: Sequence[bytes]) -> None:
@@ -188,7 +191,7 @@ class Cycle:
         plan, devices = self._task.plan, self._settings.devices
         counts = self._store.counts(plan.round)
         scarcest = min(counts.get(position, 0) for position in range(self._task.release.blocks))
-        now = self._clock.unix()
+        now = self._now()
         if scarcest >= devices and self._honest_have_sent(now):
             verdict = Verdict.CLOSE
         elif now < plan.deadline:
@@ -198,6 +201,12 @@ class Cycle:
         else:
             verdict = Verdict.EXTEND
         return Progress(sum(counts.values()), self._task.release.blocks * devices, scarcest, verdict)
+
+    def _now(self) -> float:
+        """Unix time as of the round's opening, and what has passed since: a board's clock that is set
+        meanwhile neither ends a round nor keeps it open."""
+        unix, monotonic = self._opened
+        return unix + self._clock.monotonic() - monotonic
 
     def _honest_have_sent(self, now: float) -> bool:
         """Whether a device that got the plan at once and trained within its slot has had its jitter window.

@@ -117,12 +117,29 @@ def test_a_round_is_over_when_all_is_in_after_the_jitter_or_at_its_deadline_when
     for elapsed, verdict in (
         (0.0, Verdict.COLLECT),
         (HONEST_S - 1e-3, Verdict.COLLECT),
-        (HONEST_S, after_jitter),
+        (HONEST_S + 1e-3, after_jitter),
         (DEADLINE_S - 1e-3, after_jitter),
-        (DEADLINE_S, at_deadline),
+        (DEADLINE_S + 1e-3, at_deadline),
     ):
         rounds.clock.advance(elapsed - (rounds.clock.unix() - START))
         assert rounds.cycle.progress() == Progress(*rest, verdict)
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize("seconds", [-3_600.0, 3_600.0])
+def test_a_clock_that_is_set_neither_ends_a_round_nor_keeps_it_open(
+    rounds: Rounds, seconds: float, restarts: bool
+) -> None:
+    """Before, a clock set back by an hour kept a round open for an hour, with all fragments in."""
+    rounds.announced()
+    rounds.count(DEVICES, DEVICES, DEVICES, DEVICES, DEVICES)
+    rounds.clock.set_by(seconds)
+    if restarts:
+        rounds.cycle.open()
+    if not (restarts and seconds > 0):  # After that, nobody knows how long ago it was announced.
+        assert rounds.cycle.progress().verdict is Verdict.COLLECT
+    rounds.clock.advance(HONEST_S + 1e-3)
+    assert rounds.cycle.progress().verdict is Verdict.CLOSE
 
 
 def test_a_round_that_no_broker_has_heard_of_is_not_closed_before_its_deadline(rounds: Rounds) -> None:
