@@ -57,6 +57,10 @@ def disk_errors(path: Path) -> Iterator[None]:
             raise StorageError(
                 f"{path}: the disk is full. Nothing was lost; free some space and restart."
             ) from error
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise StorageError(
+                f"{path}: {error.strerror}. End what holds them, raise the limit (`ulimit -n`), and restart."
+            ) from error
         raise StorageError(
             f"{path}: {error.strerror or error}. Check that the path exists and is writable."
         ) from error

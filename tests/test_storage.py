@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import sqlite3
@@ -71,6 +72,13 @@ def version_of(path: Path) -> int:
 
 
 # --- the lock -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
+def test_without_a_descriptor_the_path_is_not_blamed(number: int) -> None:
+    with pytest.raises(StorageError, match=r"x: .*raise the limit") as raised, disk_errors(Path("x")):
+        raise OSError(number, os.strerror(number))
+    assert "writable" not in str(raised.value)
 
 
 def test_a_second_process_is_told_who_holds_the_directory(tmp_path: Path) -> None:
