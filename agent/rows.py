@@ -45,9 +45,7 @@ from numpy.typing import NDArray
 
 from agent.data_settings import DataSettings
 from agent.row_index import DECODED, Index
-from dpagent import faults
 from dpagent.errors import DataError
-from dpagent.faults import FaultPoint
 from dpagent.learning.data.dataset import DIGEST_BYTES, Dataset, Indices, Origin
 from dpagent.learning.data.stored import RawFile
 from dpagent.storage import disk_errors, replace_durably, take_room
@@ -154,7 +152,6 @@ class RowStore:
                 while rest:
                     rest = rest[file.write(rest) :]
                 os.fsync(descriptor)
-        faults.reached(FaultPoint.FILE_WRITTEN)
 
     def _replace_index(self, new: Path) -> None:
         """Let another file be the index; the old one becomes the spare one."""
