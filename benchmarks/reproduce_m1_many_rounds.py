@@ -6,6 +6,10 @@ noise, δ = 1e-5) with more rounds and smaller lots, of 30 records on each devic
 ε. Means over three seeds ± their standard error; a figure is the difference to the even split, with the error
 of the difference. With ``--long`` the lots are of 120 records, as in `reproduce_m1_mnist`.
 
+Interpretation: the paper's order is not reproduced. No schedule is better by as much as one error; a step of
+0.3 is worse by two after 2,400 rounds. More rounds of the same ε do not help any of them: noise grows with
+their number, and lots of 30 leave little of the signal.
+
 Limits: three seeds and one learning rate, the demo's for so many rounds and such lots. The data are not part
 of the project: without them this benchmark is skipped, as `reproduce_m1_mnist` says.
 """

@@ -101,6 +101,8 @@ class ImageFormat(Format[ImageSettings]):
             if size is None:
                 size = list(pair)
                 warnings.append(f"The pictures are taken at the size they have. {_no_size()}")
+        if not path.is_dir():
+            warnings.append("A board takes pictures from a folder: unpack the archive there.")
         complete = section.model_copy(update={"size": size, "mode": mode, "folder": folder})
         return Inferred(replace(source, classes=classes), complete, tuple(warnings))
 
