@@ -48,7 +48,7 @@ from agent.row_index import DECODED, Index
 from dpagent.errors import DataError
 from dpagent.learning.data.dataset import DIGEST_BYTES, Dataset, Indices, Origin
 from dpagent.learning.data.stored import RawFile
-from dpagent.storage import disk_errors, replace_durably, take_room
+from dpagent.storage import disk_errors, overwrite, replace_durably, take_room
 from dpagent.wording import counted
 
 _SIGNS: Final = np.dtype([("stamp", "<u8"), ("checksum", "<u4"), ("is_one", "<u4")])
@@ -145,13 +145,13 @@ class RowStore:
         self.drop_found()
         with disk_errors(self._spare_file):
             descriptor = os.open(self._spare_file, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            with os.fdopen(descriptor, "wb", buffering=0) as file:
+            try:
                 os.posix_fallocate(descriptor, 0, len(data))
                 os.truncate(descriptor, len(data))
-                rest = memoryview(data)
-                while rest:
-                    rest = rest[file.write(rest) :]
+                overwrite(descriptor, data, 0)
                 os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
 
     def _replace_index(self, new: Path) -> None:
         """Let another file be the index; the old one becomes the spare one."""

@@ -288,6 +288,18 @@ def replace_durably(path: Path, new: Path) -> None:
         os.close(directory)
 
 
+def overwrite(descriptor: int, data: bytes, offset: int) -> None:
+    """Write all of ``data`` into an open file, from a byte on.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    rest = memoryview(data)
+    while rest:
+        written = os.pwrite(descriptor, rest, offset)
+        rest, offset = rest[written:], offset + written
+
+
 def take_room(path: Path, size: int, *, holds: str, remedy: str) -> bool:
     """Make a file at least so large, with blocks of the disk that are its own: later writes find room.
 

@@ -22,6 +22,7 @@ from dpagent.storage import (
     disk_errors,
     open_database,
     open_readonly,
+    real_path,
     transaction,
     write_atomically,
 )
@@ -72,13 +73,6 @@ def version_of(path: Path) -> int:
 
 
 # --- the lock -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
-def test_without_a_descriptor_the_path_is_not_blamed(number: int) -> None:
-    with pytest.raises(StorageError, match=r"x: .*raise the limit") as raised, disk_errors(Path("x")):
-        raise OSError(number, os.strerror(number))
-    assert "writable" not in str(raised.value)
 
 
 def test_a_second_process_is_told_who_holds_the_directory(tmp_path: Path) -> None:
@@ -300,6 +294,7 @@ def test_a_write_that_fails_leaves_the_old_content(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, before)
     assert path.read_bytes() == b"old"
+    assert [each.name for each in tmp_path.iterdir()] == ["x"], "what is in use wants that room"
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
@@ -351,3 +346,18 @@ def test_a_left_over_temporary_file_does_not_open_a_secret_to_others(tmp_path: P
     (tmp_path / ".x.new").chmod(0o644)
     write_atomically(tmp_path / "x", b"secret", mode=0o600)
     assert (tmp_path / "x").stat().st_mode & 0o777 == 0o600
+
+
+# --- errors of the system ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
+def test_without_a_descriptor_the_path_is_not_blamed(number: int) -> None:
+    with pytest.raises(StorageError, match=r"x: .*raise the limit") as raised, disk_errors(Path("x")):
+        raise OSError(number, os.strerror(number))
+    assert "writable" not in str(raised.value)
+
+
+def test_a_link_to_itself_is_a_path(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    assert real_path(tmp_path / "loop") == tmp_path / "loop"

@@ -192,7 +192,7 @@ def test_after_a_power_cut_among_the_features_the_trial_counts_with_all_that_may
     with those of one look, and the slot of the answer told how many records there are."""
     trainer = started_trainer(settings)
     written: list[bytes] = []
-    overwrite = features._overwrite
+    overwrite = features.overwrite
 
     def write(descriptor: int, data: bytes, offset: int) -> None:
         overwrite(descriptor, data, offset)
@@ -202,7 +202,7 @@ def test_after_a_power_cut_among_the_features_the_trial_counts_with_all_that_may
             raise _PowerCutError
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(features, "_overwrite", write)
+        patch.setattr(features, "overwrite", write)
         with pytest.raises(_PowerCutError):
             features_computed(trainer)
     assert len(written) == 3

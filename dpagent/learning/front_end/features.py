@@ -45,7 +45,7 @@ from dpagent.learning.front_end.transforms import (
 from dpagent.learning.models.costs import features_mib
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.models.stages import FrozenNetwork, Projection, RandomLayers, Scattering
-from dpagent.storage import disk_errors, take_room
+from dpagent.storage import disk_errors, overwrite, take_room
 
 log = logging.getLogger(__name__)
 
@@ -238,7 +238,7 @@ class _Computed:
                     (self.digests.tobytes(), _HEAD_BYTES),
                     (json.dumps(values).encode(), 0),
                 ):
-                    _overwrite(descriptor, data.ljust(_HEAD_BYTES) if not offset else data, offset)
+                    overwrite(descriptor, data.ljust(_HEAD_BYTES) if not offset else data, offset)
                     os.fsync(descriptor)
             finally:
                 os.close(descriptor)
@@ -337,7 +337,7 @@ class FeatureSet(Dataset):
             self.unusable += len(features) - int(np.count_nonzero(finite))
             for place, row in zip(self._places[some].tolist(), features, strict=True):
                 with disk_errors(self._file):
-                    _overwrite(self._descriptor, row.tobytes(), place * self._row_bytes)
+                    overwrite(self._descriptor, row.tobytes(), place * self._row_bytes)
             made.digests[self._places[some]] = digests[some]
             made.digests[self._places[some[failed]]] = 0  # They are tried again the next time.
         self.computed = len(new)
@@ -368,13 +368,6 @@ def _features_of(front_end: FrontEnd, inputs: NDArray[Any]) -> tuple[Floats, NDA
             log.debug("a front end failed with a record", exc_info=True)
             failed[place] = True
     return features, failed
-
-
-def _overwrite(descriptor: int, data: bytes, offset: int) -> None:
-    rest = memoryview(data)
-    while rest:
-        written = os.pwrite(descriptor, rest, offset)
-        rest, offset = rest[written:], offset + written
 
 
 def _asset(where: str, assets: Mapping[str, bytes] | None, role: str) -> bytes:

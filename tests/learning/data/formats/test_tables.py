@@ -19,6 +19,7 @@ from pydantic import ValidationError
 
 from dpagent.errors import ConfigurationError, DataError
 from dpagent.learning.data.dataset import Dataset
+from dpagent.learning.data.formats.tables import index
 from dpagent.learning.data.formats.tables.settings import CsvSettings
 from dpagent.wording import counted
 
@@ -259,6 +260,15 @@ def test_an_open_quotation_mark_does_not_swallow_a_row_that_closes_it(tmp_path: 
     assert all_of(data)[:, 0].tolist() == [7, 2, 3]
     (sentence,) = data.origin.left_out
     assert "x.csv:3: a quotation mark is open at the end of the line" in sentence
+
+
+def test_spellings_of_declared_labels_are_no_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One spelling more than there may be classes left the whole file out."""
+    monkeypatch.setattr(index, "MAX_CLASSES", 2)
+    path = written(tmp_path / "x.csv", "x,label\n1,0\n2,00\n3,000\n4,1\n")
+    assert open_table(path, classes=2).labels.tolist() == [0, 0, 0, 1]
+    with pytest.raises(DataError, match="more than 2 different labels"):
+        open_table(path)
 
 
 @pytest.mark.parametrize("more", ['9,"q', '9,"q,a', '9,",a', '9,"', '"', "9,q,a", '9,"q,a\n",a'])

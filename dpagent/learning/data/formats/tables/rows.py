@@ -1,8 +1,8 @@
 """The rows of a CSV file: where each begins and ends, and text that fits in none.
 
-A row is a line. A quotation mark that is open at the end of a line makes that line unfit: were a quoted cell
-to go on in the next one, one line more could take a line break's place among the cells of another row, and
-that row with it.
+A row is a line, and one with a quotation mark that is open at its end does not fit. Were a cell to go on in
+the next line, one line more, with an open mark, could take the beginning of another row's cell for its end,
+and that row with it.
 """
 
 from __future__ import annotations
