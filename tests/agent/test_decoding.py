@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from pathlib import Path
 from typing import Any
@@ -12,68 +11,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pictures import aged, damaged_inside, encoded, folder_of, noise, write
+from row_boards import contents, expected, named, pictures, table, tables, values_in
 
-import agent.rows
 from agent import decoding, effort
 from agent.bounded_decoding import Outcome
-from agent.data_settings import DataSettings
 from agent.decoding import Order, bring_up_to_date
-from agent.rows import Rows, RowStore
-from dpagent import storage
-from dpagent.errors import DataError, StorageError
-
-
-class Board:
-    """Rows of pictures, or of tables of one column."""
-
-    def __init__(self, folder: Path, **declared: Any) -> None:
-        self.root, self.state = folder / "data", folder / "state"
-        for each in (self.root, self.state):
-            each.mkdir(exist_ok=True)
-        self.settings = DataSettings.model_validate(
-            {"name": "mine", "path": self.root, "classes": 3, "max_records": 8} | declared
-        )
-        self.store = RowStore(self.state, self.settings)
-
-    def look(self, *, at_once: bool = False) -> Rows:
-        bring_up_to_date(Order(self.settings, self.state, at_once))
-        self.store.take_found()
-        return self.newest()
-
-    def newest(self) -> Rows:
-        index = self.store.load()
-        assert index is not None
-        return self.store.open(index)
-
-
-def pictures(folder: Path, **declared: Any) -> Board:
-    section = {"size": [12, 8], "mode": "rgb", "folder": "."}
-    return Board(folder, **({"kind": "images", "images": section} | declared))
-
-
-def tables(folder: Path, **declared: Any) -> Board:
-    return Board(folder, **({"kind": "csv", "csv": {"features": ["x"]}} | declared))
-
-
-def table(board: Board, values: list[int], name: str = "1.csv") -> None:
-    write(board.root / name, "".join(["x,label\n", *(f"{value},{value % 3}\n" for value in values)]).encode())
-
-
-def contents(rows: Rows) -> list[tuple[bytes, int]]:
-    inputs, labels = rows.batch(np.arange(len(rows)))
-    return sorted(zip((one.tobytes() for one in inputs), labels.tolist(), strict=True))
-
-
-def values_in(rows: Rows) -> list[int]:
-    return sorted(int(value) for value in rows.batch(np.arange(len(rows)))[0].ravel())
-
-
-def expected(*seeds: int) -> list[tuple[bytes, int]]:
-    return sorted((noise(seed).tobytes(), seed % 3) for seed in seeds)
-
-
-def named(*seeds: int) -> list[str]:
-    return [f"{seed % 3}/{seed}.png" for seed in seeds]
+from agent.rows import RowStore
+from dpagent.errors import DataError
 
 
 @pytest.fixture
@@ -232,149 +176,6 @@ def test_other_settings_begin_anew(tmp_path: Path, decoded: list[int]) -> None:
     named_otherwise = pictures(tmp_path, name="yours", features_mib=3, decoding={"seconds": 1})
     assert contents(named_otherwise.look(at_once=True)) == expected(0, 1)
     assert decoded == [2, 2, 2, 0]
-
-
-@pytest.mark.parametrize("damage", ["no index", "rubbish", "a bit", "cut", "no rows", "rows cut"])
-def test_damaged_files_are_made_again(tmp_path: Path, damage: str) -> None:
-    board = pictures(tmp_path)
-    folder_of(board.root, *named(0, 1, 2))
-    board.look(at_once=True)
-    index, rows = board.state / "records.index", board.state / "records.rows"
-    whole = index.read_bytes()
-    match damage:
-        case "no index":
-            index.unlink()
-        case "rubbish":
-            index.write_bytes(b"[" * 10_000)
-        case "a bit":
-            index.write_bytes(whole[:-3] + bytes([whole[-3] ^ 1]) + whole[-2:])
-        case "cut":
-            index.write_bytes(whole[:-3])
-        case "no rows":
-            rows.unlink()
-        case "rows cut":
-            os.truncate(rows, 5)
-    assert contents(board.look(at_once=True)) == expected(0, 1, 2)
-
-
-def test_the_size_of_an_index_tells_nothing_of_the_records(tmp_path: Path) -> None:
-    """On a full disk, a sentence about one record would decide whether those of a look count."""
-    sizes = set()
-    for number, (good, bad) in enumerate([(0, 0), (2, 1), (0, 20)]):
-        (tmp_path / str(number)).mkdir()
-        board = pictures(tmp_path / str(number), max_records=30)
-        folder_of(board.root, *named(*range(good)))
-        for place in range(bad):
-            write(board.root / "1" / ("\U0001f4f7" * 50 + f"{place}.png"), b"\x89PNG\r\n\x1a\n" + bytes(40))
-        rows = board.look(at_once=True)
-        assert (len(rows), len(rows.origin.left_out) > 0) == (good, bad > 0)
-        sizes.add((board.state / "records.index").stat().st_size)
-    assert len(sizes) == 1, sizes
-
-
-def index_files(board: Board) -> set[tuple[int, int]]:
-    """The numbers and blocks of the files that are, or may become, an index."""
-    names = ("index", "found", "spare")
-    known = [board.state / f"records.{name}" for name in names]
-    return {(each.stat().st_ino, each.stat().st_blocks) for each in known if each.exists()}
-
-
-def test_a_look_takes_no_room_on_the_disk_whatever_it_finds(tmp_path: Path) -> None:
-    """Before, one new picture took 400 kB, which on a full disk the ledger lacked: the device fell silent."""
-    board = pictures(tmp_path, max_records=2_000)
-    folder_of(board.root, *named(0, 1, 2))
-    board.look(at_once=True)
-    before = index_files(board)
-    assert len(before) == 2
-    for names in ([], named(3), named(4, 5)):
-        folder_of(board.root, *names)
-        bring_up_to_date(Order(board.settings, board.state, at_once=False))
-        assert index_files(board) == before
-        board.store.take_found()
-        assert index_files(board) == before
-    assert len(board.newest()) == 6
-
-
-@pytest.mark.parametrize("takes_found", [False, True])
-@pytest.mark.parametrize("name", ["link", "replace_durably"])
-@pytest.mark.parametrize("step", [0, 1, 2])
-def test_a_crash_while_indexes_change_places_leaves_two(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, step: int, takes_found: bool
-) -> None:
-    board = pictures(tmp_path)
-    folder_of(board.root, *named(0, 1))
-    board.look(at_once=True)
-    before = index_files(board)
-    index = board.store.load()
-    assert index is not None
-    if takes_found:
-        board.store.publish_found(index)
-    where = os if name == "link" else agent.rows
-    original, calls = getattr(where, name), []
-
-    def dies(*arguments: Any) -> None:
-        if len(calls) == step:
-            raise KeyboardInterrupt
-        calls.append(arguments)
-        original(*arguments)
-
-    with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
-        patch.setattr(where, name, dies)
-        board.store.take_found() if takes_found else board.store.publish(index)
-    assert contents(board.newest()) == expected(0, 1)
-    board.store.drop_found()
-    board.store.publish(index)
-    assert index_files(board) == before
-    assert contents(board.newest()) == expected(0, 1)
-    assert not (board.state / "records.old").exists()
-
-
-def test_a_row_that_the_disk_damaged_costs_itself_alone(tmp_path: Path) -> None:
-    board = pictures(tmp_path)
-    folder_of(board.root, *named(0, 1, 2))
-    rows = board.look(at_once=True)
-    with board.store.rows_file.open("r+b") as file:
-        file.seek(rows.record_bytes + 7)
-        file.write(b"\x00\x01\x02\x03")
-    _, problems = rows.try_read(np.arange(3))
-    assert problems.keys() == {1}
-    assert "row 1 is damaged" in problems[1]
-    with pytest.raises(DataError, match="row 1 is damaged"):
-        rows.batch(np.arange(3))
-
-
-def test_every_record_is_one_read_of_as_many_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So what a round reads is a matter of how many records there are, and of none of them."""
-    board = pictures(tmp_path)
-    folder_of(board.root, *named(0, 1))
-    write(board.root / "2" / "2.jpg", encoded(noise(2, 900, 900), "JPEG", progressive=True))
-    rows = board.look(at_once=True)
-    reads, read = [], os.preadv
-
-    def noted(descriptor: int, buffers: Any, offset: int) -> int:
-        reads.append(sum(len(buffer) for buffer in buffers))
-        return read(descriptor, buffers, offset)
-
-    monkeypatch.setattr(os, "preadv", noted)
-    rows.batch(np.array([2, 0, 1]))
-    assert reads == [rows.record_bytes] * 3 == [12 * 8 * 3] * 3
-
-
-def test_all_rows_are_allocated_at_the_start_and_without_room_nothing_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    board = pictures(tmp_path, max_records=5_000)
-    size = 5_000 * 12 * 8 * 3
-    with monkeypatch.context() as patch:
-        patch.setattr(storage, "SPACE_LEFT", 1 << 60)
-        with pytest.raises(
-            StorageError, match=rf"records\.rows: the rows of 5,000 records take {size:,} bytes"
-        ):
-            board.look(at_once=True)
-    board.look(at_once=True)
-    known = board.store.rows_file.stat()
-    assert known.st_size == size <= known.st_blocks * 512
-    assert known.st_mode & 0o777 == (board.state / "records.index").stat().st_mode & 0o777 == 0o600
 
 
 def test_with_more_than_declared_a_board_does_not_start(tmp_path: Path) -> None:

@@ -1,0 +1,66 @@
+"""A board without an agent, whose rows a test brings up to date, and what they hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pictures import noise, write
+
+from agent.data_settings import DataSettings
+from agent.decoding import Order, bring_up_to_date
+from agent.rows import Rows, RowStore
+
+
+class Board:
+    """Rows of pictures, or of tables of one column."""
+
+    def __init__(self, folder: Path, **declared: Any) -> None:
+        self.root, self.state = folder / "data", folder / "state"
+        for each in (self.root, self.state):
+            each.mkdir(exist_ok=True)
+        self.settings = DataSettings.model_validate(
+            {"name": "mine", "path": self.root, "classes": 3, "max_records": 8} | declared
+        )
+        self.store = RowStore(self.state, self.settings)
+
+    def look(self, *, at_once: bool = False) -> Rows:
+        bring_up_to_date(Order(self.settings, self.state, at_once))
+        self.store.take_found()
+        return self.newest()
+
+    def newest(self) -> Rows:
+        index = self.store.load()
+        assert index is not None
+        return self.store.open(index)
+
+
+def pictures(folder: Path, **declared: Any) -> Board:
+    section = {"size": [12, 8], "mode": "rgb", "folder": "."}
+    return Board(folder, **({"kind": "images", "images": section} | declared))
+
+
+def tables(folder: Path, **declared: Any) -> Board:
+    return Board(folder, **({"kind": "csv", "csv": {"features": ["x"]}} | declared))
+
+
+def table(board: Board, values: list[int], name: str = "1.csv") -> None:
+    write(board.root / name, "".join(["x,label\n", *(f"{value},{value % 3}\n" for value in values)]).encode())
+
+
+def contents(rows: Rows) -> list[tuple[bytes, int]]:
+    inputs, labels = rows.batch(np.arange(len(rows)))
+    return sorted(zip((one.tobytes() for one in inputs), labels.tolist(), strict=True))
+
+
+def values_in(rows: Rows) -> list[int]:
+    return sorted(int(value) for value in rows.batch(np.arange(len(rows)))[0].ravel())
+
+
+def expected(*seeds: int) -> list[tuple[bytes, int]]:
+    return sorted((noise(seed).tobytes(), seed % 3) for seed in seeds)
+
+
+def named(*seeds: int) -> list[str]:
+    return [f"{seed % 3}/{seed}.png" for seed in seeds]
