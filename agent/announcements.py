@@ -40,11 +40,12 @@ class Phase(Enum):
     DECIDE = auto()
     """Admit it, or decline it."""
     REPEAT = auto()
-    """It is charged, and nothing has left: a crash came between. Run it under that charge."""
+    """It is charged, and nothing has left: a crash came between. Run it under that charge. Or it is sat out,
+    and what was rehearsed ended."""
     PREPARE = auto()
     """Wait until it is prepared; then charge it, unless it is."""
     TRAIN = auto()
-    """Wait for its update, or where it is sat out, for the end of the time that an update would have."""
+    """Wait for its update, or where it is sat out, for the end of what is rehearsed in its place."""
     SETTLED = auto()
     """Nothing more: spooled, declined, or given up."""
 
@@ -64,6 +65,8 @@ class Announced:
     """How often it was run without an update."""
     failure: str | None = None
     """Why the last attempt failed."""
+    why_not: str | None = None
+    """Why it is sat out, if dummies leave when an update would."""
     fixed_until: float = -math.inf
     """Until its slots are about to end, no announcement changes when it sends."""
 
@@ -159,7 +162,7 @@ class Announcements:
         if not is_new and before is not None:
             if before.phase is Phase.TRAIN or now < before.fixed_until:
                 return  # It will send in the window of the plan that was decided on, whatever that is.
-            if before.phase is Phase.PREPARE and before.digest == digest:
+            if before.phase in (Phase.PREPARE, Phase.REPEAT) and before.digest == digest:
                 return
         underway = self._underway
         if is_new and underway is not None and now < underway.fixed_until and underway.digest == digest:

@@ -71,23 +71,14 @@ class _Admitted:
     began_at: float
     asked_at: float
     answer: Future[Prepared]
-    why_not: str | None
-    """Why it is sat out. It is prepared all the same where dummies shall leave when an update would."""
-
-
-@dataclass(frozen=True, slots=True)
-class _SatOut:
-    """A round that is declined, and for which dummies leave when an update would."""
-
-    announced: Announced
-    why_not: str
-    over_at: float
-    """They are not on disk before (monotonic)."""
+    is_decided: bool
+    """Whether it is charged, or sat out, whatever comes of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class _InTraining:
-    """A round that is charged, and for which records are read."""
+    """A round that is charged, and for which records are read; or one that is sat out, whose work is done
+    without a record."""
 
     announced: Announced
     task: RoundTask
@@ -126,7 +117,7 @@ class Cycle:
         self._dataset, self._limits, self._records = dataset, limits, records
         self._state, self._worker, self._publisher, self._clock = state, worker, publisher, clock
         self._sitting_out = SittingOut(announcements, limits, state=state, publisher=publisher, clock=clock)
-        self._at_work: _Admitted | _InTraining | _SatOut | None = None
+        self._at_work: _Admitted | _InTraining | None = None
         """What the training process is at, or would be."""
         self._answers_by = math.inf
         """When it counts as one that never answers (monotonic)."""
@@ -142,7 +133,7 @@ class Cycle:
         if self._at_work is not None:
             if not isinstance(self._at_work, _Admitted) and now < self._at_work.over_at:
                 return self._at_work.over_at - now
-            return 0.0 if isinstance(self._at_work, _SatOut) or self._at_work.answer.done() else _POLL_S
+            return 0.0 if self._at_work.answer.done() else _POLL_S
         if announced is None or announced.phase is Phase.SETTLED:
             return max(0.0, self._worked_at + _IDLE_S - now)
         if self._announcements.too_large(announced.plan) is not None:
@@ -164,10 +155,10 @@ class Cycle:
                 match at_work:
                     case _Admitted():
                         self._take_prepared(at_work)
+                    case _InTraining(announced) if announced.why_not is not None:
+                        self._take_rehearsal(at_work, announced.why_not)
                     case _InTraining():
                         self._take_update(at_work)
-                    case _SatOut(announced, why_not):
-                        self._sitting_out.decline_after(announced, why_not)
             elif self._clock.monotonic() >= self._answers_by:
                 log.error("the training process does not answer, and is ended")
                 self._worker.end()  # With that, it has answered.
@@ -244,33 +235,38 @@ class Cycle:
             except Exception:
                 log.debug("no device can run it", exc_info=True)
             else:
-                self._prepare(announced, task, (), model, began_at, why_not=reason)
+                announced.why_not = reason
+                self._prepare(announced, task, (), model, began_at)
                 return
         self._sitting_out.decline(announced, reason, began_at)
 
     def _repeat(self, announced: Announced, model: Model) -> None:
-        """Run a charged round again: nothing of it has left."""
+        """Run a charged round again, or the rehearsal of one that is sat out: nothing of it has left."""
         task = RoundTask.of(announced.plan)
-        try:
-            require_within(task, self._limits)
-        except DpagentError as error:  # The device's limits have changed since.
-            self._sitting_out.give_up(announced, str(error))
-            return
-        log.info("round %d of %d: again, under the charge it has", task.plan.round, task.plan.rounds)
-        self._prepare(announced, task, (), model, self._clock.monotonic())
+        if announced.why_not is None:
+            try:
+                require_within(task, self._limits)
+            except DpagentError as error:  # The device's limits have changed since.
+                self._sitting_out.give_up(announced, str(error))
+                return
+            log.info("round %d of %d: again, under the charge it has", task.plan.round, task.plan.rounds)
+        self._prepare(announced, task, (), model, self._clock.monotonic(), is_decided=True)
 
     # The training process prepares the round. It has read no record either.
 
     def _prepare(
         self, announced: Announced, task: RoundTask, prices: tuple[Price, ...], model: Model,
-        began_at: float, *, why_not: str | None = None,
+        began_at: float, *, is_decided: bool = False,
     ) -> None:  # fmt: skip
         announced.phase = Phase.PREPARE
         failure = announced.failure if announced.attempts >= _ATTEMPTS else None
-        answer = self._worker.prepare(Order(announced.plan, model.weights, model.assets, failure))
+        is_rehearsal = announced.why_not is not None
+        answer = self._worker.prepare(
+            Order(announced.plan, model.weights, model.assets, failure, is_rehearsal=is_rehearsal)
+        )
         self._worked_at = self._clock.monotonic()
         self._answers_by = self._worked_at + self._limits.maximum_training_s
-        self._at_work = _Admitted(announced, task, prices, began_at, self._worked_at, answer, why_not)
+        self._at_work = _Admitted(announced, task, prices, began_at, self._worked_at, answer, is_decided)
 
     def _take_prepared(self, admitted: _Admitted) -> None:
         announced, plan = admitted.announced, admitted.task.plan
@@ -278,22 +274,22 @@ class Cycle:
             admitted.answer.exception()  # Another round has begun.
             self._sitting_out.rest(admitted.began_at)
             return
-        is_charged = not admitted.prices and admitted.why_not is None
+        why_not = announced.why_not
         try:
             longest_s, took_s = admitted.answer.result()
             require_training_time(longest_s, self._limits)
             slots = self._slots(admitted, longest_s, took_s)
-            if not is_charged:
+            if not admitted.is_decided:
                 ends_at = slots.begins_at + slots.number * self._publisher.slot_s(plan)
                 require_time_left(plan, self._clock.unix(), ends_at - self._clock.monotonic())
         except TooLate as error:
-            self._sitting_out.decline_late(announced, admitted.why_not or str(error), admitted.began_at)
+            self._sitting_out.decline_late(announced, why_not or str(error), admitted.began_at)
             return
         except DpagentError as error:
-            if is_charged:
+            if admitted.is_decided:
                 self._try_again(announced, str(error))
             else:
-                self._sitting_out.decline(announced, admitted.why_not or str(error), admitted.began_at)
+                self._sitting_out.decline(announced, why_not or str(error), admitted.began_at)
             return
         if admitted.prices:
             self._charge(admitted.task, admitted.prices)
@@ -302,18 +298,16 @@ class Cycle:
         announced.phase = Phase.TRAIN
         self._announcements.begin_slots(announced, slots)
         over_at = self._publisher.training_ends_at(plan, *slots)
-        if admitted.why_not is not None:
-            self._at_work, self._answers_by = _SatOut(announced, admitted.why_not, over_at), math.inf
-            return
         longest_s = max(self._limits.maximum_training_s, slots.number * self._publisher.slot_s(plan))
         self._answers_by = slots.begins_at + _PATIENCE * longest_s
-        faults.reached(FaultPoint.AGENT_TRAINS)
+        if why_not is None:
+            faults.reached(FaultPoint.AGENT_TRAINS)
         self._at_work = _InTraining(announced, admitted.task, self._worker.update(), over_at)
 
     def _slots(self, admitted: _Admitted, longest_s: float, took_s: float) -> Slots:
         """The time that training has, or would have had the device admitted the round."""
         prepared_at = max(self._clock.monotonic(), admitted.asked_at + _BESIDE_A_LOOK * took_s)
-        if admitted.why_not is not None:
+        if admitted.announced.why_not is not None:
             # A plan that is declined may have been slow to price; one that is run is priced once.
             prepared_at -= admitted.asked_at - admitted.began_at
         begins_at = max(self._publisher.first_slot(admitted.began_at), self._publisher.grid_time(prepared_at))
@@ -359,8 +353,22 @@ class Cycle:
                 plan.round, plan.rounds, update.failure,
             )  # fmt: skip
 
+    def _take_rehearsal(self, rehearsal: _InTraining, why_not: str) -> None:
+        """Dummies leave as an update would, and no sooner where the training process has to do its work
+        again."""
+        announced = rehearsal.announced
+        if self._sitting_out.is_open(announced.plan):
+            try:
+                rehearsal.answer.result()
+            except Exception as error:  # noqa: BLE001 - as with an update
+                self._try_again(announced, said(error))
+                return
+            self._worked_at = self._clock.monotonic()
+        self._sitting_out.decline_after(announced, why_not)
+        self._worker.look()
+
     def _try_again(self, announced: Announced, reason: str) -> None:
-        """A charged round has no update: the training process has ended, or no noise can be drawn."""
+        """A round has no update: the training process has ended, or no noise can be drawn."""
         announced.attempts += 1
         announced.failure = reason
         plan = announced.plan

@@ -67,7 +67,8 @@ class LimitSettings(Settings):
     alone."""
     dummy_traffic: bool = False
     """Whether the device sends as many dummies, of the same size and at such times, for a round that it sits
-    out, so that the broker cannot tell whether it takes part. They cost traffic and no privacy."""
+    out, so that the broker cannot tell whether it takes part. They cost traffic and the work of a round, and
+    no privacy."""
 
     @field_validator("methods")
     @classmethod

@@ -1,10 +1,11 @@
 """Rounds that a device sits out: it declines them, or gives up a charged one that its limits exclude by now.
 
 If the owner of the device wants that to stay hidden (``limits.dummy_traffic``), a dummy leaves in the place
-of each fragment, when an update would. They are on disk when an update would be: after a power cut before
-that, a device that sits out decides again, as one that takes part trains again. A round for which the device
-is *too late* gets none: one that takes part would be as late, and as silent. So that round alone is decided
-on again when its deadline is put off.
+of each fragment, when an update would. The training process does the work of an update, without a record, and
+its failures have the same consequences. The dummies are on disk when an update would be: after a power cut
+before that, a device that sits out decides again, as one that takes part trains again. A round for which the
+device is *too late* gets none: one that takes part would be as late, and as silent. So that round alone is
+decided on again when its deadline is put off.
 """
 
 from __future__ import annotations
@@ -77,13 +78,16 @@ class SittingOut:
 
         A round that another has replaced meanwhile is left as it is: an update would not leave either.
         """
-        plan = announced.plan
-        known = self._state.round(plan.job.hex(), plan.round)
-        if known is None or known.state is not RoundState.OFFERED:
+        if not self.is_open(announced.plan):
             announced.phase = Phase.SETTLED
             return
-        self._settle(announced, reason, self._dummies(plan))
+        self._settle(announced, reason, self._dummies(announced.plan))
         self._publisher.draw_times()
+
+    def is_open(self, plan: Plan) -> bool:
+        """Whether a round that is sat out still is the one that is offered."""
+        known = self._state.round(plan.job.hex(), plan.round)
+        return known is not None and known.state is RoundState.OFFERED
 
     def decline_late(self, announced: Announced, reason: str, began_at: float) -> None:
         """Decline a round for its deadline alone, in silence; see :meth:`decline`."""

@@ -34,7 +34,7 @@ from agent.published_state import PublishedStateFile
 from agent.records import CACHED_BYTES, Records, kept_bytes
 from agent.settings import AgentSettings
 from agent.worker import Update, said
-from dpagent.learning.data.dataset import Dataset
+from dpagent.learning.data.dataset import ArrayDataset, Dataset
 from dpagent.learning.data.format import DType
 from dpagent.learning.data.opening import require_declared
 from dpagent.learning.front_end.features import FeatureSet, FrontEnd, has_features, require_room
@@ -75,6 +75,7 @@ class Work:
         adopts: whether what was found of the data since then counts from this round on.
         effort: that makes the work the same for every lot; None where no record is read.
         failure: why this board cannot run the round after all, once it is charged; or None.
+        is_rehearsal: whether it is done without a record, and for nothing.
         longest_s: seconds that training takes with the largest lot, by a trial. Public.
     """
 
@@ -85,6 +86,7 @@ class Work:
     effort: Effort | None
     adopts: bool = False
     failure: str | None = None
+    is_rehearsal: bool = False
     longest_s: float = 0.0
 
 
@@ -130,6 +132,7 @@ class Trainer:
         weights: NDArray[np.float32],
         *,
         failure: str | None = None,
+        is_rehearsal: bool = False,
     ) -> Work:
         """See that this board can run a round. Reads no record, and does not ask how many there are.
 
@@ -138,6 +141,7 @@ class Trainer:
             assets: of its model, by role.
             weights: (parameters,) the global model.
             failure: why the update shall be noise alone, which this board can always run; or None.
+            is_rehearsal: whether the work shall be done without a record.
 
         Raises:
             Declined: It cannot, as the guarantee requires.
@@ -146,7 +150,7 @@ class Trainer:
             StorageError: The disk has no room for features, or fails.
         """
         if failure is not None:
-            return Work(task, weights, None, None, None, failure=failure)
+            return Work(task, weights, None, None, None, failure=failure, is_rehearsal=is_rehearsal)
         task.spec.require_weights(weights)
         if task.spec.front_end:
             require_room(task.spec, self._max_records, self._settings.data.features_mib)
@@ -169,7 +173,10 @@ class Trainer:
             self._tried = tried
         longest_s = effort.longest_s()
         self._take_memory(task)
-        return Work(task, weights, front_end, engine, effort, adopts=adopts, longest_s=longest_s)
+        return Work(
+            task, weights, front_end, engine, effort,
+            adopts=adopts, is_rehearsal=is_rehearsal, longest_s=longest_s,
+        )  # fmt: skip
 
     def noisy_update(self, work: Work) -> Update:
         """The round's noisy sum over the usable records, or noise alone.
@@ -178,13 +185,15 @@ class Trainer:
             Exception: No noise can be drawn on this board; nothing may leave.
         """
         failures = [] if work.failure is None else [work.failure]
-        if work.adopts:
+        if work.adopts and not work.is_rehearsal:
             self.records.adopt()
             self._takes_in = True
 
         def attempt(compute: Callable[[Dataset], ResultT], otherwise: ResultT) -> ResultT:
             if work.failure is None:
                 try:
+                    if work.is_rehearsal:
+                        return compute(_nobodys(work.task))
                     return self.records.attempt(compute)
                 except Exception as error:
                     log.debug("the details", exc_info=True)
@@ -202,7 +211,8 @@ class Trainer:
                 kept = PublishedStateFile(self._settings.state_dir)
                 state = kept.before(work.task.plan, cap)
                 values, state = published_step(release, weights, total, state)
-                kept.save(work.task.plan, state)
+                if not work.is_rehearsal:
+                    kept.save(work.task.plan, state)
             case NoisySum():
                 # Each step tries anew: what fails in one costs no other.
                 values = noisy_sum(
@@ -280,7 +290,7 @@ class Trainer:
         self, work: Work, release: NoisySum, records: Dataset, local: NDArray[np.float32]
     ) -> NDArray[np.float64]:
         assert work.effort is not None
-        inputs = self._inputs_of(records, work.front_end, work.effort)
+        inputs = self._inputs_of(records, work)
         if work.engine is None:
             return sum_of_moments(release, inputs, work.effort.filling)
         return clipped_sum(release, local, inputs, work.engine, work.effort.filling)
@@ -288,7 +298,7 @@ class Trainer:
     def _trained(self, work: Work, release: Reports | Updates, records: Dataset) -> NDArray[np.float32]:
         assert work.effort is not None
         assert work.engine is not None
-        inputs = self._inputs_of(records, work.front_end, work.effort)
+        inputs = self._inputs_of(records, work)
         return release.training.train(work.engine, work.weights, inputs, work.effort.filling)
 
     def _require_bounded(self, release: NoisySum, engine: Engine | None) -> None:
@@ -323,10 +333,15 @@ class Trainer:
                 f" can have {largest:,}; this board adds up at most {most:,}"
             )
 
-    def _inputs_of(self, records: Dataset, front_end: FrontEnd | None, effort: Effort) -> Dataset:
+    def _inputs_of(self, records: Dataset, work: Work) -> Dataset:
         """The engine's inputs: the records, or their features."""
+        front_end, effort = work.front_end, work.effort
+        assert effort is not None
         if front_end is None:
             return records
+        if work.is_rehearsal:
+            effort.fill_up_features(0)
+            return _nobodys(work.task, front_end)
         # Also where no record has come in, which must not show, not even after a power cut in the middle.
         if self._features is None or self._features_are_of is not records or effort.new_records:
             if self._features is not None:
@@ -364,3 +379,9 @@ class Trainer:
 
 def _sums_moments(release: Release) -> bool:
     return isinstance(release, NoisySum) and release.second_moments is not None
+
+
+def _nobodys(task: RoundTask, front_end: FrontEnd | None = None) -> Dataset:
+    """No records, or the features of none."""
+    shape = task.spec.input_shape if front_end is None else front_end.output_shape
+    return ArrayDataset(np.zeros((0, *shape), np.float32), np.zeros(0, np.int64), task.spec.classes)

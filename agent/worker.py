@@ -68,12 +68,14 @@ class Order:
         weights: of the global model, as they came.
         assets: by role.
         failure: why the update shall be noise alone; None: it shall not.
+        is_rehearsal: whether the device sits the round out: all is done as for an update, without a record.
     """
 
     plan: Plan
     weights: bytes
     assets: Mapping[str, bytes]
     failure: str | None = None
+    is_rehearsal: bool = False
 
 
 class Prepared(NamedTuple):

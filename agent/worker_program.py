@@ -82,7 +82,10 @@ def serve(connection: Connection) -> None:
                 work, began = None, time.process_time()
                 task = RoundTask.of(question.plan)
                 weights = task.weights_from(question.weights)
-                work = trainer.prepare(task, question.assets, weights, failure=question.failure)
+                work = trainer.prepare(
+                    task, question.assets, weights,
+                    failure=question.failure, is_rehearsal=question.is_rehearsal,
+                )  # fmt: skip
                 answers.send(Prepared(work.longest_s, time.process_time() - began))
             else:
                 assert work is not None  # the agent asks for an update once a round is prepared

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from clocks import MovableClock
 from fleets import DIGITS, write_agent
@@ -99,7 +99,9 @@ class AtOnce:
     def _prepared(self, order: Order) -> Prepared:
         task = RoundTask.of(order.plan)
         weights = task.weights_from(order.weights)
-        self._work = self._trainer.prepare(task, order.assets, weights, failure=order.failure)
+        self._work = self._trainer.prepare(
+            task, order.assets, weights, failure=order.failure, is_rehearsal=order.is_rehearsal
+        )
         return Prepared(self.longest_s)
 
 
@@ -251,3 +253,37 @@ class Slow:
                     self._pending.remove(entry)
                     future.set_result(update)
             self._device.cycle.advance()
+
+
+class Mortal:
+    """A training process that ends at the first questions of each kind, and then goes on.
+
+    Args:
+        device: whose training it becomes, in the place of what trains for it.
+        prepares: questions to prepare a round at which it ends.
+        updates: questions for an update at which it ends.
+    """
+
+    def __init__(self, device: Device, *, prepares: int = 0, updates: int = 0) -> None:
+        self._inner, self._prepares, self._updates = device.cycle._worker, prepares, updates
+        self.orders: list[Order] = []
+        device.cycle._worker = self
+
+    def prepare(self, order: Order) -> Future[Prepared]:
+        self.orders.append(order)
+        self._prepares -= 1
+        return _answer(_end) if self._prepares >= 0 else self._inner.prepare(order)
+
+    def update(self) -> Future[Update]:
+        self._updates -= 1
+        return _answer(_end) if self._updates >= 0 else self._inner.update()
+
+    def look(self) -> None:
+        pass
+
+    def end(self) -> None:
+        pass
+
+
+def _end() -> NoReturn:
+    raise WorkerError("the training process ended: signal 9")

@@ -28,11 +28,11 @@ import pytest
 from brokers import Broker, wait_until
 from clocks import MovableClock
 from daemons import agent_thread, attentive_daemons, coordinator_thread
-from devices import PERIOD_S, Device, open_device
+from devices import PERIOD_S, Device, Mortal, Slow, open_device
 from fleets import make_plan, write_agent
 from observers import Observer
 from scipy import stats
-from test_time_tells_no_training import OTHER_JOB, SLOT_S, Slow, plan
+from test_time_tells_no_training import OTHER_JOB, SLOT_S, plan
 from watched_fleets import WatchedFleet, charges
 
 ROUNDS, LEVEL = 2, 1e-6
@@ -209,5 +209,40 @@ def test_plans_that_the_broker_sends_again_do_not_tell_who_takes_part(
     was declined took them away, and made a device that trained begin again."""
     takes_part = left_at(tmp_path / "a", after, kind, slots)
     sits_out = left_at(tmp_path / "b", after, kind, slots, **SITS_OUT)
+    assert len(takes_part) == 1
+    assert sits_out == pytest.approx(takes_part, abs=1e-9)
+
+
+def left_with_failures(
+    directory: Path, prepares: int, updates: int, again: str, **limits: Any
+) -> list[float]:
+    """When the messages of a round leave, if training ends at the first questions of each kind."""
+    with open_device(directory, limits={"dummy_traffic": True, **limits}) as device:
+        device.cycle._publisher._epoch = device.clock.monotonic() - PERIOD_S / 3
+        slow = Slow(device, SLOT_S / 2, 1.5 * SLOT_S)
+        Mortal(device, prepares=prepares, updates=updates)
+        device.give()
+        began_at = device.clock.monotonic()
+        # By the time of the second attempt it would be too late for a device that had still to decide.
+        soon = device.clock.unix() + 3 * SLOT_S + 1.0
+        device.take_plan(plan(deadline=soon))
+        for _ in range(4):
+            slow.pass_time(10.0)
+            if again == "again":
+                device.take_plan(plan(deadline=soon))
+        rows = device.state.connection.execute(
+            "SELECT DISTINCT due_at FROM fragments WHERE message IS NOT NULL"
+        )
+        return [float(row[0]) - began_at for row in rows]
+
+
+@pytest.mark.parametrize("again", ["once", "again"])
+@pytest.mark.parametrize(("prepares", "updates"), [(1, 0), (0, 1), (0, 2), (0, 3)])
+def test_ending_the_training_process_does_not_tell_who_takes_part(
+    tmp_path: Path, prepares: int, updates: int, again: str
+) -> None:
+    """Before, a device that sat out needed none: dummies left after 3.5 s, and an update after 31."""
+    sits_out = left_with_failures(tmp_path / "b", prepares, updates, again, **SITS_OUT)
+    takes_part = left_with_failures(tmp_path / "a", prepares, updates, again)
     assert len(takes_part) == 1
     assert sits_out == pytest.approx(takes_part, abs=1e-9)

@@ -7,40 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from devices import Device
+from devices import Device, Mortal
 from fleets import make_plan
 
 from agent.worker import Order, Prepared, Update, WorkerError
-
-
-class Mortal:
-    """A training process that ends at chosen questions, and then goes on."""
-
-    def __init__(self, device: Device, *, prepares: int = 0, updates: int = 0) -> None:
-        self._inner, self._prepares, self._updates = device.worker, prepares, updates
-        self.orders: list[Order] = []
-        device.cycle._worker = self
-
-    def prepare(self, order: Order) -> Future[Prepared]:
-        self.orders.append(order)
-        self._prepares -= 1
-        return _ended() if self._prepares >= 0 else self._inner.prepare(order)
-
-    def update(self) -> Future[Update]:
-        self._updates -= 1
-        return _ended() if self._updates >= 0 else self._inner.update()
-
-    def look(self) -> None:
-        pass
-
-    def end(self) -> None:
-        pass
-
-
-def _ended() -> Future[Any]:
-    answer: Future[Any] = Future()
-    answer.set_exception(WorkerError("the training process ended: signal 9"))
-    return answer
 
 
 def test_a_plan_that_ends_training_before_the_charge_is_declined(device: Device) -> None:
