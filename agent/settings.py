@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from agent.charges import Budget
 from agent.columns import account_name
@@ -16,16 +16,10 @@ from agent.profile import Profile, is_profile_path
 from dpagent.configuration import FilePath, Settings, load_settings, resolve
 from dpagent.errors import ConfigurationError
 from dpagent.privacy.statement import Trust
-from dpagent.protocol.signing import decode_public_key
+from dpagent.protocol.signing import CoordinatorKey
 from dpagent.protocol.topics import FleetName
 from dpagent.storage import real_path
 from dpagent.transport.settings import MqttSettings
-
-
-def _public_key(text: str) -> str:
-    decode_public_key(text)
-    return text
-
 
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
@@ -66,7 +60,7 @@ class AgentSettings(Settings):
 
     fleet: FleetName
     """The fleet this device belongs to."""
-    coordinator_key: Annotated[str, AfterValidator(_public_key)]
+    coordinator_key: CoordinatorKey
     """The coordinator's public key, as ``dpagent coordinator key`` prints it."""
     state_dir: FilePath = Path("state")
     """Directory of the ledger and the spool, relative to this file. ``dpagent budget init`` begins the

@@ -160,19 +160,22 @@ def _other_mixed() -> Iterator[Case]:
     yield "", "sealed anew in both layers", to_mixer(sealed(encode(FRAGMENTS[1]), "anew"), "anew")
     yield (
         "",
-        "an answer to another plan, which does not leave with the others",
-        to_mixer(inner, digest=bytes(32)),
+        "inside a fragment that no coordinator can open: nobody here can know",
+        to_mixer(bytes(len(inner))),
     )
-    yield "", "inside a fragment that no coordinator can open: nobody here can know", to_mixer(bytes(100))
     yield "malformed", "nothing", b""
     yield "oversized", "60,001 bytes", envelope + bytes(60_001 - len(envelope))
     yield "unsupported version", "an envelope of version 2", b"\2" + envelope[1:]
-    yield "cannot open", "a fragment without the outer seal", inner
+    yield "unknown plan", "a fragment without the outer seal", inner
     yield "cannot open", "sealed to the coordinator twice", to_mixer(inner, key=PLAN.sealing_key)
     yield "cannot open", "sealed for another fleet", to_mixer(inner, fleet="garden")
-    yield "cannot open", "of a plan that it was not sealed for", b"\1" + bytes(32) + envelope[33:]
+    other = to_mixer(inner, digest=bytes(32))
+    yield "unknown plan", "an answer to a plan that was not announced", other
+    yield "cannot open", "of a plan that it was not sealed for", envelope[:33] + other[33:]
+    yield "wrong size", "inside a byte less than a fragment of the plan has", to_mixer(inner[:-1])
+    yield "wrong size", "inside a byte more", to_mixer(inner + b"\0")
     yield "cannot open", "one bit changed", envelope[:-1] + bytes([envelope[-1] ^ 1])
-    yield "cannot open", "half a digest", envelope[:17]
+    yield "unknown plan", "half a digest", envelope[:17]
     yield "cannot open", "no more than a digest", envelope[:33]
     yield "cannot open", "an encapsulated key of low order", envelope[:33] + bytes(32) + envelope[65:]
 
@@ -196,7 +199,7 @@ def receiving() -> dict[str, Any]:
                 case["reason"] = "malformed" if reason == "table" else reason
             found[{"": "accepted", "table": "outside_the_tables"}.get(reason, "rejected")].append(case)
     about = (
-        "For receivers that have taken the first plan: coordinator and mixer on their topics, a device on "
-        "the others."
+        "For receivers that have taken the first plan, a mixer the second: coordinator and mixer on their "
+        "topics, a device on the others."
     )
     return {"description": about, **found}

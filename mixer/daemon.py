@@ -1,7 +1,8 @@
 """The mixer: takes sealed fragments from a topic of its own, and publishes them in random order.
 
-It keeps nothing on disk but its key and digests of what has left, and says nothing of single messages in its
-log. What a crash loses, devices send again, since no receipt came.
+It reads the coordinator's plans, and holds messages that answer one of the last few. It keeps nothing on disk
+but its key and digests of what has left, and says nothing of single messages in its log. What a crash loses,
+devices send again, since no receipt came.
 """
 
 from __future__ import annotations
@@ -16,6 +17,10 @@ from dpagent import faults
 from dpagent.clock import Clock, SystemClock
 from dpagent.faults import FaultPoint
 from dpagent.protocol.codec import MessageError
+from dpagent.protocol.messages import Plan
+from dpagent.protocol.mixing import plan_digest, plan_of
+from dpagent.protocol.sealing import sealed_bytes
+from dpagent.protocol.signing import Verifier
 from dpagent.protocol.topics import Topics
 from dpagent.storage import StateDirectory
 from dpagent.transport.events import Acknowledged, Connected, Disconnected, Received
@@ -46,11 +51,13 @@ class Mixer:
 
     def __init__(self, settings: MixerSettings, *, clock: Clock | None = None) -> None:
         self._settings, self._clock = settings, clock or SystemClock()
+        self._verifier = Verifier(settings.coordinator_key, settings.fleet)
         self._topics = Topics(settings.fleet)
         self._session = MqttSession(
             settings.mqtt,
             client_id=f"dpagent-mixer-{settings.fleet}",
-            subscriptions=[Subscription(self._topics.mixer)],
+            # The plan first: messages that come before it are of no plan.
+            subscriptions=[Subscription(self._topics.plan), Subscription(self._topics.mixer)],
             persistent=False,
         )
         self._pools = Pools(
@@ -104,17 +111,30 @@ class Mixer:
                     log.info("connected to %s", self._settings.mqtt.url)
                 case Disconnected(reason):
                     log.warning("%s; reconnecting", reason)
-                case Received(_, payload):
-                    self._take(payload)
+                case Received(topic, payload):
+                    self._receive(topic, payload)
                 case Acknowledged():
                     pass
 
-    def _take(self, payload: bytes) -> None:
+    def _receive(self, topic: str, payload: bytes) -> None:
         try:
-            inner = self._opener.open(payload)
+            if topic == self._topics.plan:
+                self._take_plan(self._verifier.open(payload, Plan, "plan"))
+            else:
+                self._take(payload)
         except MessageError as error:
             self._rejected[error.reason] += 1
-            return
+
+    def _take_plan(self, plan: Plan) -> None:
+        """Hold messages that answer a plan, if it names this mixer."""
+        if plan.fleet != self._settings.fleet:
+            raise MessageError("wrong fleet", plan.fleet)
+        if plan.mixer == self._opener.public_key and plan.state == "open":
+            self._pools.announce(plan_digest(plan), sealed_bytes(plan))
+
+    def _take(self, payload: bytes) -> None:
+        self._pools.require(plan_of(payload))  # Before the work of opening what a flood brings.
+        inner = self._opener.open(payload)
         faults.reached(FaultPoint.MIXER_OPENED)
         if inner.sealed in self._departed:
             self._repeats += 1

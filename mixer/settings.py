@@ -8,6 +8,7 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from dpagent.configuration import FilePath, Settings, load_settings, resolve
+from dpagent.protocol.signing import CoordinatorKey
 from dpagent.protocol.topics import FleetName
 from dpagent.transport.settings import MqttSettings
 
@@ -17,6 +18,9 @@ class MixerSettings(Settings):
 
     fleet: FleetName
     """The fleet whose fragments it mixes."""
+    coordinator_key: CoordinatorKey
+    """The coordinator's public key, as ``dpagent coordinator key`` prints it: messages are held for plans
+    that it signed."""
     keys_dir: FilePath = Path("mixer-keys")
     """Directory of the mixer's key, mode 0600, and of digests of the messages that have left, relative to
     this file; created at the first start. Neither the coordinator nor the broker's operator may read it, or
@@ -33,8 +37,8 @@ class MixerSettings(Settings):
     messages_per_second: Annotated[float, Field(gt=0, le=100_000)] = 500.0
     """Maximum publications per second."""
     memory_mib: Annotated[int, Field(ge=1, le=65_536)] = 64
-    """Most memory of held messages. When it is full, a message takes the place of those of another plan,
-    the one with the fewest; devices send them again."""
+    """Most memory of held messages. When it is full, a message takes the place of those of an older plan, or
+    is dropped; devices send it again."""
     remembered: Annotated[int, Field(ge=0, le=10_000_000)] = 200_000
     """Messages that are known again, at least, after they have left, also after a restart, so that a message
     that the broker delivers twice leaves once. Each takes up to 200 bytes of memory and 32 on disk."""

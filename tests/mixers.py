@@ -13,10 +13,11 @@ from mixer.keys import load_outer_opener
 from mixer.settings import load_mixer_settings
 
 
-def write_mixer(directory: Path, broker: Broker | None, fleet: str, **changes: Any) -> Path:
+def write_mixer(directory: Path, broker: Broker | None, fleet: str, key: str, **changes: Any) -> Path:
+    """A ``mixer.yaml``; ``key`` is the coordinator's."""
     directory.mkdir(parents=True, exist_ok=True)
     file = directory / "mixer.yaml"
-    values: dict[str, Any] = {"fleet": fleet} | changes
+    values: dict[str, Any] = {"fleet": fleet, "coordinator_key": key} | changes
     if broker is not None:
         values["mqtt"] = broker.values
     file.write_text(yaml.safe_dump(values, sort_keys=False))

@@ -103,6 +103,15 @@ class Inner:
     sealed: bytes
 
 
+def plan_of(data: bytes) -> bytes:
+    """The digest of the plan that a message to a mixer says it answers, before anything is opened.
+
+    Raises:
+        MessageError: Malformed.
+    """
+    return decode(data, Sealed).ciphertext[:_PLAN_BYTES]
+
+
 class OuterOpener(OpeningKey):
     """Takes the outer seal off."""
 

@@ -7,6 +7,8 @@ ciphertexts of one length; position, round and values are inside.
 
 from __future__ import annotations
 
+from typing import Final
+
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
@@ -15,6 +17,7 @@ from dpagent.protocol.codec import MessageError, decode, encode
 from dpagent.protocol.messages import Fragment, Plan, Sealed
 
 SUITE = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.CHACHA20_POLY1305)
+_KEY_AND_TAG_BYTES: Final = 32 + 16
 
 
 def _info(fleet: str, job: bytes) -> bytes:
@@ -32,6 +35,12 @@ def seal(fragment: bytes, plan: Plan) -> bytes:
     """
     key = X25519PublicKey.from_public_bytes(plan.sealing_key)
     return encode(Sealed(SUITE.encrypt(fragment, key, _info(plan.fleet, plan.job))))
+
+
+def sealed_bytes(plan: Plan) -> int:
+    """The length of every sealed fragment of a plan."""
+    fragment = Fragment(0, 0, bytes(16), bytes(plan.wire.bytes)).to_bytes()
+    return len(encode(Sealed(bytes(_KEY_AND_TAG_BYTES) + fragment)))
 
 
 class OpeningKey:

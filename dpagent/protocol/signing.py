@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import base64
 import binascii
-from typing import Literal
+from typing import Annotated, Literal
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from pydantic import AfterValidator
 
 from dpagent.protocol.codec import MessageError, MessageT, decode, encode
 from dpagent.protocol.messages import Layout, Signed
@@ -76,6 +77,15 @@ class Verifier:
                 "coordinator now, set coordinator_key to what `dpagent coordinator key` prints there",
             ) from None
         return decode(envelope.body, schema)
+
+
+def _checked(text: str) -> str:
+    decode_public_key(text)
+    return text
+
+
+CoordinatorKey = Annotated[str, AfterValidator(_checked)]
+"""A coordinator's public key in a settings file: base64, as ``dpagent coordinator key`` prints it."""
 
 
 def new_signing_secret() -> bytes:

@@ -85,7 +85,7 @@ def write_configurations(settings: RunSettings, layout: Layout, broker: BrokerAd
     key = load_signer(layout.coordinator_keys, "demo").public_key
     # A broker that runs already may hold retained messages of earlier demos: a name for each.
     name = f"demo-{hashlib.sha256(key.encode()).hexdigest()[:8]}"
-    mixer_key = _write_mixer(name, settings, layout, mqtt) if settings.mixer else None
+    mixer_key = _write_mixer(name, key, settings, layout, mqtt) if settings.mixer else None
     _write_yaml(layout.fleet_file, _fleet(name, settings, times, mqtt, mixer_key))
     trusted, records = _trusted(settings, spec, assets), _records(settings, layout, spec)
     for number in range(1, settings.devices + 1):
@@ -115,7 +115,9 @@ def write_configurations(settings: RunSettings, layout: Layout, broker: BrokerAd
     return times
 
 
-def _write_mixer(name: str, settings: RunSettings, layout: Layout, mqtt: dict[str, Any]) -> str:
+def _write_mixer(
+    name: str, coordinator_key: str, settings: RunSettings, layout: Layout, mqtt: dict[str, Any]
+) -> str:
     """Write ``mixer.yaml``; return the mixer's key, made if need be.
 
     A batch is a whole round, as long as all devices send in the window. Then two messages are enough: what a
@@ -123,6 +125,7 @@ def _write_mixer(name: str, settings: RunSettings, layout: Layout, mqtt: dict[st
     """
     mixer = {
         "fleet": name,
+        "coordinator_key": coordinator_key,
         "keys_dir": "keys",
         "batch": min(settings.devices * settings.fragments_per_update, _MOST_MIXED),
         "least": 2,

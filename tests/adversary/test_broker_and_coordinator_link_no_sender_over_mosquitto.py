@@ -92,7 +92,8 @@ def run_job(directory: Path, new_broker: Any, *, mixed: bool) -> Captured:
         clock, limits = MovableClock(), {}
         if mixed:
             mixer_file = write_mixer(
-                directory / "mixer", None, fleet.name, batch=BATCH, least=BATCH, longest_s=86_400.0,
+                directory / "mixer", None, fleet.name, fleet.public_key,
+                batch=BATCH, least=BATCH, longest_s=86_400.0,
                 mqtt=broker.values | {"url": tap.url("mixer")},
             )  # fmt: skip
             limits = {"mixer_keys": [key_of(mixer_file)], "require_mixer": True}

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import math
 import os
+from typing import Any
 
 from fleets import make_plan
 
-from dpagent.protocol.messages import Fragment
-from dpagent.protocol.mixing import OuterOpener, seal_for
-from dpagent.protocol.sealing import Opener, new_sealing_secret
+from dpagent.protocol.messages import Fragment, Plan
+from dpagent.protocol.mixing import OuterOpener, plan_digest, seal_for
+from dpagent.protocol.sealing import Opener, new_sealing_secret, sealed_bytes
 from mixer.pools import Pools
 
 DEVICES, FRAGMENTS, BATCHES = 4, 16, 40
@@ -30,7 +31,7 @@ def updates() -> tuple[list[tuple[int, bytes]], dict[bytes, int]]:
     sent, truth = [], {}
     for device in range(DEVICES):
         for position in range(FRAGMENTS):
-            fragment = Fragment(1, position, os.urandom(16), os.urandom(40))
+            fragment = Fragment(1, position, os.urandom(16), os.urandom(MIXED.wire.bytes))
             sent.append((device, fragment.to_bytes()))
             truth[fragment.id] = device
     return sent, truth
@@ -45,10 +46,18 @@ def guessed(arrived: list[tuple[int, bytes]], left: list[bytes]) -> dict[bytes, 
     }
 
 
+def pools_for(*plans: Plan, **settings: Any) -> Pools:
+    """A mixer's, to which these were announced, the payloads of :func:`updates` being theirs."""
+    pools = Pools(**settings, memory_bytes=1 << 24)
+    for plan in plans:
+        pools.announce(plan_digest(plan), sealed_bytes(plan))
+    return pools
+
+
 def hits(*, mixed: bool, batches: int) -> int:
     """Right guesses, of ``DEVICES * FRAGMENTS`` a batch."""
     right = 0
-    pools = Pools(batch=DEVICES * FRAGMENTS, least=2, longest_s=60.0, memory_bytes=1 << 24)
+    pools = pools_for(MIXED, batch=DEVICES * FRAGMENTS, least=2, longest_s=60.0)
     for _ in range(batches):
         sent, truth = updates()
         arrived = [(device, seal_for(data, MIXED if mixed else PLAN)) for device, data in sent]
@@ -76,11 +85,11 @@ def test_with_a_mixer_a_guess_is_chance() -> None:
 
 def test_one_plan_for_each_device_is_not_mixed_with_others() -> None:
     """Of a plan for each device, with fewer fragments than ``least``, nothing leaves."""
-    pools = Pools(batch=64, least=32, longest_s=1.0, memory_bytes=1 << 24)
-    for device in range(DEVICES):
-        own = make_plan(sealing_key=COORDINATOR.public_key, mixer=MIXER.public_key, job=bytes([device]) * 16)
+    own_plans = [MIXED.model_copy(update={"job": bytes([device]) * 16}) for device in range(DEVICES)]
+    pools = pools_for(*own_plans, batch=64, least=32, longest_s=1.0)
+    for own in own_plans:
         for position in range(FRAGMENTS):
-            fragment = Fragment(1, position, os.urandom(16), bytes(40))
+            fragment = Fragment(1, position, os.urandom(16), bytes(MIXED.wire.bytes))
             pools.add(MIXER.open(seal_for(fragment.to_bytes(), own)), 0.0)
     assert pools.held == DEVICES * FRAGMENTS
     assert pools.depart(1e9) == []
@@ -88,10 +97,10 @@ def test_one_plan_for_each_device_is_not_mixed_with_others() -> None:
 
 def test_a_batch_filled_by_the_adversary_shows_the_one_message_of_a_device() -> None:
     """What a mixer does not prevent: n - 1 messages of the adversary's own in a batch of n."""
-    pools = Pools(batch=64, least=32, longest_s=1.0, memory_bytes=1 << 24)
+    pools = pools_for(MIXED, batch=64, least=32, longest_s=1.0)
     own = set()
     for number in range(64):
-        fragment = Fragment(1, number % FRAGMENTS, os.urandom(16), bytes(40))
+        fragment = Fragment(1, number % FRAGMENTS, os.urandom(16), bytes(MIXED.wire.bytes))
         if number:
             own.add(fragment.id)
         else:

@@ -11,9 +11,13 @@ from brokers import wait_until
 from commands import command_line, dpagent
 from mixers import key_of, write_mixer
 
+from dpagent.protocol.signing import Signer, new_signing_secret
+
+KEY = Signer(new_signing_secret(), "test").public_key
+
 
 def test_the_key_is_the_same_each_time(tmp_path: Path) -> None:
-    file = write_mixer(tmp_path, None, "test")
+    file = write_mixer(tmp_path, None, "test", KEY)
     first, second = (dpagent("mixer", "key", "--config", str(file)) for _ in range(2))
     assert first.returncode == second.returncode == 0
     assert first.stdout == second.stdout == key_of(file) + "\n"
@@ -22,17 +26,22 @@ def test_the_key_is_the_same_each_time(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("changes", "words"),
-    [({"batch": 3}, "least"), ({"colour": "green"}, "colour"), ({"least": 1}, "least")],
+    [
+        ({"coordinator_key": "abc"}, "coordinator_key"),
+        ({"batch": 3}, "least"),
+        ({"colour": "green"}, "colour"),
+        ({"least": 1}, "least"),
+    ],
 )
 def test_bad_settings_are_named(tmp_path: Path, changes: dict[str, object], words: str) -> None:
-    result = dpagent("mixer", "run", "--config", str(write_mixer(tmp_path, None, "test", **changes)))
+    result = dpagent("mixer", "run", "--config", str(write_mixer(tmp_path, None, "test", KEY, **changes)))
     assert result.returncode == 3
     assert words in result.stderr
     assert "Traceback" not in result.stderr
 
 
 def test_a_damaged_key_is_named(tmp_path: Path) -> None:
-    file = write_mixer(tmp_path, None, "test")
+    file = write_mixer(tmp_path, None, "test", KEY)
     key_of(file)
     (tmp_path / "mixer-keys" / "mixer.key").write_bytes(b"short")
     result = dpagent("mixer", "key", "--config", str(file))
@@ -45,7 +54,7 @@ def test_a_damaged_key_is_named(tmp_path: Path) -> None:
 def test_without_a_broker_it_waits_and_ends_by_a_signal(
     tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
-    file = write_mixer(tmp_path, None, "test", mqtt={"url": "mqtt://127.0.0.1:1"})
+    file = write_mixer(tmp_path, None, "test", KEY, mqtt={"url": "mqtt://127.0.0.1:1"})
     log = tmp_path / "log"
     with log.open("w") as out:
         command = command_line("mixer", "run", "--config", str(file))

@@ -246,8 +246,9 @@ class FleetUnderFire:
         self._files: dict[str, Path] = {}
         mixer_key = None
         if is_mixed:
+            key = load_signer(directory / COORDINATOR / "keys", NAME).public_key
             self._files[MIXER] = write_mixer(
-                directory / MIXER, None, NAME, keys_dir="keys", batch=6, least=2, longest_s=0.1,
+                directory / MIXER, None, NAME, key, keys_dir="keys", batch=6, least=2, longest_s=0.1,
                 mqtt=mqtt(MIXER),
             )  # fmt: skip
             mixer_key = key_of(self._files[MIXER])

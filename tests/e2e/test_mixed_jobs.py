@@ -29,18 +29,20 @@ class Fleet:
 
     def __init__(self, directory: Path, broker: Broker, **limits: Any) -> None:
         self.name, self.directory, self.broker = directory.name, directory, broker
+        self.key = load_signer(directory / "coordinator" / "keys", self.name).public_key
         self.mixer = self.mixer_file(batch=2 * FRAGMENTS, least=2, longest_s=0.1)
         self.coordinator = write_fleet(
             directory / "coordinator", broker, fleet=self.name, rounds=ROUNDS, devices=1,
             fragments_per_update=FRAGMENTS, mixer_key=key_of(self.mixer), round={"deadline_s": 86_400.0},
         )  # fmt: skip
         self.settings = load_fleet_settings(self.coordinator)
-        key = load_signer(self.settings.keys_dir, self.name).public_key
         listed = {"mixer_keys": [key_of(self.mixer)], "require_mixer": True}
-        self.agent = write_agent(directory / "device", broker, key, fleet=self.name, limits=listed | limits)
+        self.agent = write_agent(
+            directory / "device", broker, self.key, fleet=self.name, limits=listed | limits
+        )
 
     def mixer_file(self, **settings: Any) -> Path:
-        return write_mixer(self.directory / "mixer", self.broker, self.name, **settings)
+        return write_mixer(self.directory / "mixer", self.broker, self.name, self.key, **settings)
 
 
 def test_a_job_goes_through_a_mixer_that_ends_with_what_it_holds(tmp_path: Path, mosquitto: Broker) -> None:

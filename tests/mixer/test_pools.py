@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+import pytest
+
+from dpagent.protocol.codec import MessageError
 from dpagent.protocol.mixing import Inner
 from mixer.pools import Pools
 
@@ -12,11 +15,14 @@ PLAN, OTHER = b"p" * 32, b"q" * 32
 MESSAGE_BYTES = 100
 
 
-def pools(**changes: Any) -> Pools:
+def pools(*plans: bytes, **changes: Any) -> Pools:
     values: dict[str, Any] = {
         "batch": 8, "least": 4, "longest_s": 2.0, "memory_bytes": 1 << 20,
     }  # fmt: skip
-    return Pools(**(values | changes))
+    held = Pools(**(values | changes))
+    for plan in plans or (PLAN, OTHER):
+        held.announce(plan, MESSAGE_BYTES)
+    return held
 
 
 def message(number: int, size: int = MESSAGE_BYTES) -> bytes:
@@ -46,13 +52,20 @@ def test_fewer_leave_after_the_longest_time_and_too_few_never() -> None:
     assert sorted(held.depart(2.0)) == [message(number) for number in range(4)]
 
 
-def test_plans_and_lengths_do_not_mix_among_each_other() -> None:
+def test_plans_do_not_mix_among_each_other() -> None:
     held = pools()
     fill(held, range(7))
     fill(held, range(7, 14), plan=OTHER)
-    held.add(Inner(PLAN, message(99, MESSAGE_BYTES + 1)), 0.0)
     assert held.depart(1.0) == []
-    assert held.held == 15
+    assert held.held == 14
+
+
+@pytest.mark.parametrize("size", [MESSAGE_BYTES - 1, MESSAGE_BYTES + 1])
+def test_another_length_than_that_of_the_plan_is_refused(size: int) -> None:
+    held = pools()
+    with pytest.raises(MessageError, match="wrong size"):
+        held.add(Inner(PLAN, message(99, size)), 0.0)
+    assert held.held == 0
 
 
 def test_every_order_of_departure_is_as_likely() -> None:
@@ -77,22 +90,40 @@ def test_a_message_that_comes_again_while_it_waits_leaves_once() -> None:
     assert held.held == 0
 
 
-def test_a_flood_of_plans_takes_bounded_memory_and_leaves_the_fleets_pool() -> None:
-    held = pools(batch=50, least=40)
-    fill(held, range(39))
-    for number in range(5_000):
-        held.add(Inner(number.to_bytes(32, "big"), message(number)), 0.0)
-    assert held.held <= 39 + 64
-    fill(held, range(39, 50))
-    assert len(held.depart(0.0)) == 50
+def test_what_answers_no_plan_that_was_announced_is_refused() -> None:
+    held = pools(PLAN)
+    fill(held, range(7))
+    for number in range(100):
+        with pytest.raises(MessageError, match="unknown plan"):
+            held.add(Inner(number.to_bytes(32, "big"), message(number)), 0.0)
+    fill(held, range(7, 8))
+    assert len(held.depart(0.0)) == 8
 
 
-def test_a_full_memory_gives_way_to_the_plan_with_more() -> None:
-    held = pools(memory_bytes=10 * (MESSAGE_BYTES + 256), batch=100, least=9)
-    fill(held, range(4), plan=OTHER)
+def test_the_last_four_plans_count_and_a_plan_that_comes_again_is_a_new_one() -> None:
+    plans = [bytes([number]) * 32 for number in range(6)]
+    held = pools(*plans[:4], batch=100)
+    for plan in plans[:4]:
+        fill(held, range(3), plan=plan)
+    held.announce(plans[0], MESSAGE_BYTES)
+    assert held.held == 12
+    for plan in plans[4:]:
+        held.announce(plan, MESSAGE_BYTES)
+    assert (held.held, held.dropped) == (6, 6)
+    for plan in plans[1:3]:
+        with pytest.raises(MessageError, match="unknown plan"):
+            held.require(plan)
+    for plan in (plans[0], *plans[3:]):
+        held.require(plan)
+
+
+def test_a_full_memory_drops_what_answers_an_older_plan() -> None:
+    held = pools(OTHER, PLAN, memory_bytes=10 * (MESSAGE_BYTES + 256), batch=100, least=9)
+    fill(held, range(8), plan=OTHER)
     fill(held, range(10, 19))
     assert len(held.depart(2.0)) == 9
-    assert held.dropped == 4
-    fill(held, range(20, 40))
-    assert held.held == 10
-    assert held.dropped == 14
+    assert (held.held, held.dropped) == (0, 8)
+    fill(held, range(20, 29))
+    fill(held, range(40, 50), plan=OTHER)
+    assert len(held.depart(2.0)) == 9, "no older plan takes the room of a newer one"
+    assert (held.held, held.dropped) == (1, 17)

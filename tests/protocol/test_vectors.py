@@ -150,8 +150,9 @@ def receivers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Receivers]:
     intake._opener, intake._job = OPENER, JOB
     intake.begin(RoundTask.of(Plan.model_validate(parsed(PLAN["message"]))))
     keys = tmp_path_factory.mktemp("mixer")
-    mixer = Mixer(MixerSettings(fleet=NAME, keys_dir=keys))
+    mixer = Mixer(MixerSettings(fleet=NAME, coordinator_key=FLEET["coordinator_key"], keys_dir=keys))
     mixer._opener = OuterOpener(MIXER_SECRET, NAME)
+    mixer._receive(MIXED_PLAN["topic"], bytes.fromhex(MIXED_PLAN["envelope"]))
     yield agent, coordinator, mixer
     agent.close()
     coordinator.close()
@@ -175,7 +176,7 @@ def outcome(receivers: Receivers, caplog: pytest.LogCaptureFixture) -> Outcome:
             return None
         if case["topic"] == FLEET["topics"]["mixer"]:
             mixer._rejected.clear()
-            mixer._take(sent(case))
+            mixer._receive(case["topic"], sent(case))
             return next(iter(mixer._rejected), None)
         agent._warned.clear()
         caplog.clear()
@@ -204,9 +205,15 @@ def receive(case: dict[str, Any]) -> None:
     if case["topic"] == FLEET["topics"]["fragments"]:
         second_client.Coordinator(parsed(PLAN["message"]), SEALING_SECRET).receive(sent(case))
     elif case["topic"] == FLEET["topics"]["mixer"]:
-        second_client.Mixer(NAME, MIXER_SECRET).receive(sent(case))
+        second_mixer().receive(case["topic"], sent(case))
     else:
         second_device().receive(case["topic"], sent(case))
+
+
+def second_mixer() -> second_client.Mixer:
+    mixer = second_client.Mixer(NAME, MIXER_SECRET, SIGNING_KEY)
+    mixer.receive(MIXED_PLAN["topic"], bytes.fromhex(MIXED_PLAN["envelope"]))
+    return mixer
 
 
 def second_device(plan: dict[str, Any] = PLAN) -> second_client.Device:
@@ -304,7 +311,7 @@ def test_the_second_client_runs_the_round_of_the_vectors() -> None:
 
 def test_the_second_client_sends_the_round_of_the_vectors_through_its_mixer() -> None:
     fragments, vectors = FILES["fragment"]["vectors"], FILES["mixed"]["vectors"]
-    mixer = second_client.Mixer(NAME, MIXER_SECRET)
+    mixer = second_mixer()
     for number, update in enumerate(FILES["fragment"]["updates"]):
         drawn = [
             part
@@ -319,11 +326,11 @@ def test_the_second_client_sends_the_round_of_the_vectors_through_its_mixer() ->
         expected = [vector["envelope"] for vector in vectors[2 * number : 2 * number + 2]]
         assert [message.hex() for message in messages] == expected
         for message in messages * 2:
-            mixer.receive(message)
+            mixer.receive(FLEET["topics"]["mixer"], message)
     assert mixer.leave(5) == []
     left = mixer.leave(4)
     assert {message.hex() for message in left} == {each["envelope"] for each in fragments}
-    mixer.receive(bytes.fromhex(vectors[0]["envelope"]))
+    mixer.receive(FLEET["topics"]["mixer"], bytes.fromhex(vectors[0]["envelope"]))
     assert mixer.leave(1) == []
     coordinator = second_client.Coordinator(parsed(MIXED_PLAN["message"]), SEALING_SECRET)
     for message in left:
@@ -357,11 +364,11 @@ def test_the_second_client_counts_what_dpagent_sends() -> None:
 
 def test_the_second_clients_mixer_opens_what_dpagent_sends() -> None:
     plan = Plan.model_validate(parsed(MIXED_PLAN["message"]))
-    mixer = second_client.Mixer(NAME, MIXER_SECRET)
+    mixer = second_mixer()
     coordinator = second_client.Coordinator(parsed(MIXED_PLAN["message"]), SEALING_SECRET)
     for update in FILES["fragment"]["updates"]:
         for fragment in cut(np.array(update), plan):
-            mixer.receive(seal_for(encode(fragment), plan))
+            mixer.receive(FLEET["topics"]["mixer"], seal_for(encode(fragment), plan))
     for message in mixer.leave(4):
         coordinator.receive(message)
     assert coordinator.mean() == pytest.approx(FILES["fragment"]["mean"], rel=1e-12)

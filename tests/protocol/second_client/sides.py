@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from .cbor import Rejected
-from .envelopes import info_of, open_mixed, open_sealed, open_signed, seal, seal_to_mixer
+from .envelopes import info_of, open_mixed, open_sealed, open_signed, opened, seal, seal_to_mixer
 from .payloads import pack, unpack
 from .plans import dimension, plan_digest, read_plan, wire_unit
 
@@ -98,17 +98,27 @@ class Device:
 
 
 class Mixer:
-    """Takes the outer envelopes off, and holds what was inside by plan and length."""
+    """Takes the outer envelopes off, and holds what was inside by plan."""
 
-    def __init__(self, fleet: str, secret: bytes) -> None:
-        self.fleet, self.secret = fleet, secret
-        self.held: dict[tuple[bytes, int], set[bytes]] = {}
+    def __init__(self, fleet: str, secret: bytes, public_key: bytes) -> None:
+        self.fleet, self.secret, self.public_key = fleet, secret, public_key
+        self.sizes: dict[bytes, int] = {}
+        self.held: dict[bytes, set[bytes]] = {}
         self.left: set[bytes] = set()
 
-    def receive(self, data: bytes) -> None:
+    def receive(self, topic: str, data: bytes) -> None:
+        if topic.endswith("/plan"):
+            plan = read_plan(open_signed(data, "plan", self.fleet, self.public_key))
+            # Version, encapsulated key and tag; round, position and id.
+            self.sizes[plan_digest(plan)] = 1 + 32 + 16 + 24 + plan["wire"]["bytes"]
+            return
+        if opened(data, 0)[:32] not in self.sizes:
+            raise Rejected("unknown plan")
         digest, sealed = open_mixed(data, self.fleet, self.secret)
+        if len(sealed) != self.sizes[digest]:
+            raise Rejected("wrong size")
         if sealed not in self.left:
-            self.held.setdefault((digest, len(sealed)), set()).add(sealed)
+            self.held.setdefault(digest, set()).add(sealed)
 
     def leave(self, least: int) -> list[bytes]:
         """Of each kind that has so many, all, sorted: ciphertexts are random, so their order says nothing."""
