@@ -17,7 +17,7 @@ from cli.predict.page import class_label
 from dpagent.errors import StorageError
 from dpagent.learning.inference.prediction.exported_model import ExportedModel
 from dpagent.learning.inference.prediction.outcome import Outcome, Tally
-from dpagent.storage import disk_errors
+from dpagent.storage import disk_errors, real_path
 
 
 class JsonOutput:
@@ -35,7 +35,7 @@ class JsonOutput:
 
     def __init__(self, target: Path, model: ExportedModel, class_names: Sequence[str], top: int) -> None:
         self._names, self._top = class_names, top
-        self._target = None if str(target) == "-" else target.resolve()
+        self._target = None if str(target) == "-" else real_path(target)
         self._stream: IO[str] | None = None
         self._temporary: Path | None = None
         self._separator = "\n"

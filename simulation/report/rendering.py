@@ -9,7 +9,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from dpagent.storage import disk_errors, write_atomically
+from dpagent.storage import disk_errors, real_path, write_atomically
 from simulation.report.drawing import COLOURS, DARK_COLOURS
 
 
@@ -43,10 +43,7 @@ def write_page(page: str, directory: Path) -> Path:
 
 def name_of(file: Path, directory: Path) -> str:
     """``file`` as seen from a page in ``directory``, if both lie in one directory; else as it is."""
-    try:
-        absolute, here = file.resolve(), directory.resolve()
-    except OSError:
-        return str(file)
+    absolute, here = real_path(file), real_path(directory)
     return os.path.relpath(absolute, here) if absolute.is_relative_to(here.parent) else str(file)
 
 

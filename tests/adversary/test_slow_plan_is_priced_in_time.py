@@ -108,6 +108,28 @@ def test_a_long_history_is_replayed_by_little_work(
     assert (np.diff(running) >= 0).all()
 
 
+@pytest.mark.parametrize(
+    ("sigma", "rounds", "rate", "delta", "known"),
+    [(0.3, 2, 1e-8, 1e-9, 5.31e-4), (0.5, 50, 1e-6, 1e-6, 2.34e-4)],
+)
+def test_where_great_losses_are_rare_no_search_for_a_grid_takes_long(
+    sigma: float, rounds: int, rate: float, delta: float, known: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing but the last grid was transformed, and so counted: six finer ones were tried and given up, each
+    after a search for its tilt. That took 18 s, and four times these cells."""
+    seen: list[int] = []
+    moments = ComposedLoss._moments
+
+    def counted(self: ComposedLoss, tilt: float) -> Any:
+        seen.append(sum(block.masses.size for block in self._blocks))
+        return moments(self, tilt)
+
+    monkeypatch.setattr(ComposedLoss, "_moments", counted)
+    _, epsilon = priced([poisson_sampled(GaussianEvent(sigma), rate, rounds)], delta)
+    assert 0 < sum(seen) <= MOST_CELLS
+    assert epsilon <= known, "as the code of before found"
+
+
 def test_a_device_declines_a_slow_plan_by_little_work(tmp_path: Path, cells: list[int]) -> None:
     noise = terms(noise_multipliers=geometric(10.0, 100.0, 2_048), rate=0.9999, local_steps=64)
     task = make_task(**noise | {"mechanism": noise["mechanism"] | {"parameters": {"resolution": 65_536}}})

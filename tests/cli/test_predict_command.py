@@ -294,6 +294,7 @@ def test_a_file_that_is_no_model_of_ours_is_refused(tmp_path: Path) -> None:
         (["{model}", "{empty}"], 4, "is an empty folder"),
         (["{model}", "{png}", "--json", "no/x.json"], 8, "no/x.json"),
         (["{model}", "{png}", "--json", "/dev/null"], 8, "regular file"),
+        (["{model}", "{png}", "--json", "{loop}/x.json"], 8, "x.json"),
         (["{model}", "{png}", "--top", "0"], 9, "`--top`: got '0'; expected a number of at least 1"),
     ],
 )
@@ -302,10 +303,12 @@ def test_what_is_wrong_is_one_sentence_and_a_code(
 ) -> None:
     folder_of(tmp_path, "a.png")
     (tmp_path / "empty").mkdir()
+    (tmp_path / "loop").symlink_to("loop")
     save_npz(tmp_path / "x.npz", ArrayDataset(np.zeros((3, 4), np.uint8), np.arange(3), 3))
     places = {
         "tmp": tmp_path, "model": model, "png": tmp_path / "a.png", "npz": tmp_path / "x.npz",
-        "empty": tmp_path / "empty", "flat": write_model(tmp_path / "flat.onnx", (4,), 3),
+        "empty": tmp_path / "empty", "loop": tmp_path / "loop",
+        "flat": write_model(tmp_path / "flat.onnx", (4,), 3),
     }  # fmt: skip
     result = run(*(part.format(**places) for part in arguments))
     assert result.returncode == code, result.stderr

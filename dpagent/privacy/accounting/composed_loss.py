@@ -143,6 +143,9 @@ class ComposedLoss:
         stages: which mechanisms, and how often, stage by stage: (number, count) with counts of at least 1.
         most_work: cells that the transforms of one law may have in all, each law counted as 32 more.
 
+    Attributes:
+        work: share of ``most_work`` that the largest law so far has taken.
+
     Raises:
         ParameterError: there is no stage, or nothing in one.
     """
@@ -158,6 +161,7 @@ class ComposedLoss:
         if not stages or not all(stages):
             raise ParameterError("no privacy losses to compose; expected at least one.")
         self._step, self._blocks, self._most_work = step, blocks, most_work
+        self.work = 0.0
         self._place = [(block, row) for block in blocks for row in range(len(block.masses))]
         sequence = [entry for stage in stages for entry in stage]
         self._mechanisms = np.array([mechanism for mechanism, _ in sequence], dtype=np.intp)
@@ -274,13 +278,14 @@ class ComposedLoss:
             math.log(delta * _TAIL_SHARE),
             reaching,
         )
-        work = (_FIXED_WORK + len(mechanisms)) * window.cells
-        if work > self._most_work:
+        work = (_FIXED_WORK + len(mechanisms)) * window.cells / self._most_work
+        if work > 1:
             raise GridTooFineError(
                 f"composing {len(mechanisms):,} mechanisms on {window.cells:,} cells each takes too long. "
                 "Choose a coarser grid.",
-                work / self._most_work,
+                work,
             )
+        self.work = max(self.work, work)
         lost = above_window + running(self._infinite)
         greatest = running(self._greatest)
         product = np.ones(window.cells // 2 + 1, dtype=np.complex128)

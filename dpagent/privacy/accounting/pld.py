@@ -215,14 +215,16 @@ def _evaluated(
     """
     most_work = _MOST_RUNNING_WORK if grid and stages else math.inf if grid or stages else _MOST_WORK
 
-    def worse_on(step: float) -> Any:
-        return np.max([figure(loss) for loss in _composed(charges, step, delta, stages, most_work)], axis=0)
+    def worse_on(step: float) -> tuple[Any, float]:
+        """The figure, and the share of the work that it took."""
+        losses = _composed(charges, step, delta, stages, most_work)
+        return np.max([figure(loss) for loss in losses], axis=0), max(loss.work for loss in losses)
 
     finest, cells = (grid, 0) if grid else fine_step(charges, delta, _tail(charges, delta))
     step = finest if cells < _MANY_CELLS else max(finest, coarse_step(charges, delta))
     while True:
         try:
-            worse = worse_on(step)
+            worse, work = worse_on(step)
         except GridTooFineError as error:
             if grid is not None or step >= GRID_RANGE[1]:
                 raise
@@ -230,7 +232,9 @@ def _evaluated(
             continue
         if step <= finest:
             return worse, step
-        needed = max(finest, _needed_step(charges, delta, step, float(np.max(worse))))
+        # Work grows with the cells: to find by trial how fine a grid may be took many times as long.
+        allowed = _SPARE * work * step
+        needed = max(finest, allowed, _needed_step(charges, delta, step, float(np.max(worse))))
         if needed >= _NEARLY * step:
             return worse, step
         step = needed

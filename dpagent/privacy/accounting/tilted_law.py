@@ -30,8 +30,7 @@ class LossWindow:
         with np.errstate(under="ignore"):
             self._decay = np.exp(-(step * np.arange(self.losses.size)))
             self._tilt_decay = np.exp(-(tilt * step * np.arange(self.losses.size)))
-        self._reach = math.ceil(MAX_EXPONENT / step)
-        self._tilt_reach = self.losses.size if tilt == 0 else math.ceil(MAX_EXPONENT / (tilt * step))
+        self._reach, self._tilt_reach = self._reach_of(step), self._reach_of(tilt * step)
 
     def column(self, loss: float) -> int:
         """The last column with a loss of at most ``loss``; the first or last if it lies outside."""
@@ -44,6 +43,12 @@ class LossWindow:
     def discount(self, column: int) -> tuple[int, FloatArray]:
         """e^(t_column − t_j) likewise."""
         return self._around(self._decay, self._reach, column)
+
+    def _reach_of(self, decay: float) -> int:
+        """Over how many columns, of which each has e^−decay of the one before, nothing overflows."""
+        return (
+            self.losses.size if self.losses.size * decay < MAX_EXPONENT else math.ceil(MAX_EXPONENT / decay)
+        )
 
     def _around(self, decay: FloatArray, reach: int, column: int) -> tuple[int, FloatArray]:
         begin = max(0, column - reach + 1)
