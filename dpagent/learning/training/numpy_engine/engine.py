@@ -18,7 +18,7 @@ from dpagent.learning.training.arguments import are_finite, require_inputs, requ
 from dpagent.learning.training.engine import MAX_MICROBATCH, NOBODY, ClippedSum
 from dpagent.learning.training.numpy_engine.network import Network
 from dpagent.learning.training.numpy_engine.workspaces import Floats
-from dpagent.learning.training.pool import started_pool
+from dpagent.learning.training.pool import multiply_together, started_pool
 from dpagent.norm import Norm
 
 # Floats of activations and gradients of the records computed at a time: 8 MiB, of which each moment's part
@@ -92,6 +92,8 @@ class NumpyEngine:
                 for name, choice in network.choices.items():
                     choice.form = self.forms[name]
         self._pool = started_pool(threads)
+        if self._pool:
+            multiply_together(self._pool, threads)
 
     @property
     def forms(self) -> dict[str, str]:
