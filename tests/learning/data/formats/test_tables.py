@@ -102,22 +102,18 @@ def test_offset_and_scale_are_applied_column_by_column(tmp_path: Path) -> None:
 def windows_of(
     rows: list[tuple[float, str, str]], window: int, stride: int, mixed: str
 ) -> list[tuple[list[float], str]]:
-    """The plainest oracle: cut into runs of one group, then slide."""
-    runs: list[list[tuple[float, str, str]]] = []
-    for row in rows:
-        if not runs or runs[-1][-1][2] != row[2]:
-            runs.append([])
-        runs[-1].append(row)
+    """The plainest oracle: slide over all rows."""
     made = []
-    for run in runs:
-        for start in range(0, len(run) - window + 1, stride):
-            part = run[start : start + window]
-            counts = Counter(label for _, label, _ in part)
-            if len(counts) > 1 and mixed == "drop":
-                continue
-            best = max(counts.values())
-            label = next(label for _, label, _ in part if counts[label] == best)
-            made.append(([value for value, _, _ in part], label))
+    for start in range(0, len(rows) - window + 1, stride):
+        part = rows[start : start + window]
+        if len({group for _, _, group in part}) > 1:
+            continue
+        counts = Counter(label for _, label, _ in part)
+        if len(counts) > 1 and mixed == "drop":
+            continue
+        best = max(counts.values())
+        label = next(label for _, label, _ in part if counts[label] == best)
+        made.append(([value for value, _, _ in part], label))
     return made
 
 
@@ -318,10 +314,42 @@ def test_only_windows_with_a_row_that_does_not_fit_are_left_out(
     assert made.labels.tolist() == ["ab".index(label) for _, label in expected]
 
 
-def test_a_row_of_another_length_is_of_the_group_before_it(tmp_path: Path) -> None:
-    path = written(tmp_path / "x.csv", "x,label,who\n1,a,p\n2\n3,a,p\n4,a,p\n5,a,q\n6\n7,a,q\n8,a,q\n")
-    data = open_table(path, CsvSettings(window=2, group="who"), ["a", "b"])
-    assert all_of(data)[..., 0].tolist() == [[3, 4], [7, 8]]
+EDITS = {
+    "a stray quotation mark": lambda line: '"' + line,
+    "a cell less": lambda line: line.rpartition(",")[0] + "\n",
+    "a cell more": lambda line: "1," + line,
+    "no number": lambda line: "oops" + line,
+    "another label": lambda line: line.replace("a", "b"),
+    "a label that is no class": lambda line: line.replace("a", "zebra"),
+    "another group": lambda line: line.replace("p", "q"),
+    "no group": lambda line: line.replace("p", ""),
+    "a long group": lambda line: line.replace("p", "p" * 300),
+    "another group and no number": lambda line: "oops" + line.replace("p", "q"),
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+@pytest.mark.parametrize("stride", [2, 3, 4])
+def test_whatever_becomes_of_a_row_no_window_without_it_changes(
+    tmp_path: Path, edit: str, stride: int
+) -> None:
+    """Windows began anew at each change of the group: one row of another moved all after it, so the sum by as
+    many records."""
+    form = CsvSettings(window=3, stride=stride, group="who")
+    lines = [f"{number},a,p\n" for number in range(20)] + [f"{number},b,q\n" for number in range(20, 40)]
+
+    def made(lines: list[str]) -> set[tuple[tuple[float, ...], int]]:
+        data = open_table(written(tmp_path / "x.csv", "x,label,who\n" + "".join(lines)), form, ["a", "b"])
+        return {
+            (tuple(values), label)
+            for values, label in zip(all_of(data)[..., 0].tolist(), data.labels.tolist(), strict=True)
+        }
+
+    before = made(lines)
+    assert {values[0] % stride for values, _ in before} == {0}
+    for row in range(40):
+        after = made([*lines[:row], EDITS[edit](lines[row]), *lines[row + 1 :]])
+        assert all(row - 2 <= values[0] <= row for values, _ in before ^ after), row
 
 
 def test_of_many_rows_that_do_not_fit_the_first_are_named_and_the_others_counted(tmp_path: Path) -> None:

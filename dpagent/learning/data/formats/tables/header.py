@@ -66,11 +66,9 @@ class Columns:
                 numbers.append(math.nan)
         return numbers
 
-    def group_of(self, cells: Sequence[str]) -> str | None:
-        """The group of a row; None where the row has too few or too many cells to tell."""
-        if self.group is None:
-            return ""
-        return cells[self.group].strip() if len(cells) == self.width else None
+    def group_of(self, cells: Sequence[str]) -> str:
+        """The group of a row that fits."""
+        return "" if self.group is None else cells[self.group].strip()
 
     def _no_number(self, name: str, cell: str) -> str:
         advice = f"Name the columns of numbers in {named('features')}"

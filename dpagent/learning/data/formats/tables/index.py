@@ -3,8 +3,8 @@
 A record is one row, or ``window`` rows on end. Only two offsets and its label are kept, so that a
 file may be larger than memory; its numbers are parsed again when it is asked for.
 
-A row that does not fit is left out alone. It keeps its place in the series: windows after it begin where they
-would have begun, and only those with the row in them are no records.
+A row that does not fit is left out alone. It keeps its place in the file: windows after it begin where they
+would have begun, and only those with the row in them are no records. Likewise one whose group is another.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from __future__ import annotations
 import time
 from array import array
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -117,12 +118,20 @@ def index_table(
     return builder.made(path, stamp, raw if path.suffix == ".gz" else None)
 
 
+class _Seen(NamedTuple):
+    """What a window has to know of a row: where it begins, the codes of its label and its group."""
+
+    start: int
+    label: int
+    group: str
+
+
 class _Builder:
     """Gathers rows to records."""
 
     def __init__(self, form: CsvSettings, columns: Columns) -> None:
         self._columns = columns
-        self._windows: Windows[tuple[int, int]] = Windows(form)
+        self._windows: Windows[_Seen] = Windows(form)
         self._drops = form.mixed == "drop"
         self._longest = LONGEST_ROW + _CELL_BYTES * columns.width * (form.window or 1)
         self._starts, self._ends, self._labels, self._groups = (array("q") for _ in range(4))
@@ -133,7 +142,7 @@ class _Builder:
 
     def add(self, row: Row) -> None:
         """Take a row."""
-        code = _UNFIT
+        code, group = _UNFIT, ""
         if row.problem:
             self._unfit += 1
             if len(self._problems) < _MOST_PROBLEMS:
@@ -141,16 +150,17 @@ class _Builder:
         else:
             assert self._columns.label is not None
             code = self.label_codes.setdefault(row.cells[self._columns.label].strip(), len(self.label_codes))
-        window = self._windows.add((row.start, code), self._columns.group_of(row.cells))
+            group = self._columns.group_of(row.cells)
+        window = self._windows.add(_Seen(row.start, code, group))
         self._rows += 1
-        if window is None or (label := self._label([code for _, code in window])) is None:
+        if window is None or (label := self._label(window)) is None:
             return
-        if row.end - window[0][0] > self._longest:  # it is read at once
+        if row.end - window[0].start > self._longest:  # it is read at once
             return
-        self._starts.append(window[0][0])
+        self._starts.append(window[0].start)
         self._ends.append(row.end)
         self._labels.append(label)
-        self._groups.append(self.group_codes.setdefault(self._windows.group, len(self.group_codes)))
+        self._groups.append(self.group_codes.setdefault(group, len(self.group_codes)))
         self._used += self._rows - max(self._used_until, self._rows - len(window))
         self._used_until = self._rows
 
@@ -166,8 +176,11 @@ class _Builder:
             tuple(self.group_codes), self._rows - self._unfit - self._used, tuple(self._problems),
         )  # fmt: skip
 
-    def _label(self, codes: list[int]) -> int | None:
-        counts = Counter(codes)  # in the order in which they come
+    def _label(self, window: Sequence[_Seen]) -> int | None:
+        """The label of a window; None: it is no record."""
+        counts = Counter(row.label for row in window)  # in the order in which they come
         if _UNFIT in counts or (len(counts) > 1 and self._drops):
+            return None
+        if any(row.group != window[0].group for row in window):
             return None
         return counts.most_common(1)[0][0]

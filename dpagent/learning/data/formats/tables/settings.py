@@ -48,7 +48,7 @@ class CsvSettings(Settings):
     """Rows from one window to the next; by default ``window``. Below it a reading is in several records and
     protected that many times less."""
     group: PlainName | None = None
-    """A column, such as a person or a session: no window goes across a change of its value."""
+    """A column, such as a person or a session: a window whose rows have several values of it is left out."""
     mixed: Literal["majority", "drop"] = "majority"
     """A window whose rows have several labels takes that of most rows (of those alike, the one that comes
     first), or is left out."""

@@ -67,11 +67,13 @@ def _records(file: Path, form: CsvSettings) -> Iterator[Input]:
         windows: Windows[Row] = Windows(form)
         number = 0
         for row in checked_rows(lines, columns, form, None):
-            window = windows.add(row, columns.group_of(row.cells))
+            window = windows.add(row)
             if window is None:
                 continue
             if problem := next((each.problem for each in window if each.problem), ""):
                 yield Input(str(file), number, problem=problem)
+            elif len({columns.group_of(each.cells) for each in window}) > 1:
+                continue
             else:
                 values = np.array([columns.values(each.cells) for each in window], np.float64)
                 with np.errstate(over="ignore", invalid="ignore"):
