@@ -24,7 +24,7 @@ check: lint ## Lint, type-check, check the imports and run the quick tests: the 
 test: lint ## Lint, and run every test that is not marked slow
 	$(PYTEST) $(ARGS)
 
-test-slow: $(VENV)/dev ## The slow tests too (about ten minutes more)
+test-slow: $(VENV)/dev ## The slow tests too (half an hour more, on two cores)
 	$(PYTEST) -m "slow or not slow" $(ARGS)
 
 test-kills: $(VENV)/dev ## A thousand kills of programs and brokers: make test-kills ARGS="--kills 1000 --seed 7"

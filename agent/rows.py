@@ -66,7 +66,8 @@ class RowStore:
         self.rows_file, self._index_file = state_dir / "records.rows", state_dir / "records.index"
         self._found_file, self._spare_file = state_dir / "records.found", state_dir / "records.spare"
         self._old_file = state_dir / "records.old"
-        """A second name of the index, while another takes its place."""
+        """A second name of the index, while another takes its place; before the first, the file that becomes
+        its spare."""
         self._lock_file = state_dir / "records.lock"
         self._settings = settings
 
@@ -143,15 +144,9 @@ class RowStore:
         """Write an index over the spare one."""
         self._recover()
         self.drop_found()
-        with disk_errors(self._spare_file):
-            descriptor = os.open(self._spare_file, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                os.posix_fallocate(descriptor, 0, len(data))
-                os.truncate(descriptor, len(data))
-                overwrite(descriptor, data, 0)
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+        with disk_errors(self._spare_file), _of_size(self._spare_file, len(data)) as descriptor:
+            overwrite(descriptor, data, 0)
+            os.fsync(descriptor)
 
     def _replace_index(self, new: Path) -> None:
         """Let another file be the index; the old one becomes the spare one."""
@@ -159,16 +154,11 @@ class RowStore:
         with disk_errors(self._index_file):
             if self._index_file.exists():
                 os.link(self._index_file, self._old_file)
+            else:  # So that there are two from the first one on.
+                with _of_size(self._old_file, new.stat().st_size):
+                    pass
             replace_durably(self._index_file, new)
-            if self._old_file.exists():
-                replace_durably(self._spare_file, self._old_file)
-                return
-            # The first one: from now on there are two.
-            descriptor = os.open(self._spare_file, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                os.posix_fallocate(descriptor, 0, self._index_file.stat().st_size)
-            finally:
-                os.close(descriptor)
+            replace_durably(self._spare_file, self._old_file)
 
     def _recover(self) -> None:
         """Put right what a crash left while an index took another's place."""
@@ -281,6 +271,18 @@ class Rows(Dataset):
             except DataError as error:
                 problems[place] = str(error)
         return raw.view(self.dtype).reshape(len(indices), *self.shape), problems
+
+
+@contextmanager
+def _of_size(file: Path, size: int) -> Iterator[int]:
+    """A file of a size, on blocks of its own, open for writing."""
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.posix_fallocate(descriptor, 0, size)
+        os.truncate(descriptor, size)
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def _within(most: int, values: NDArray[Any]) -> NDArray[Any]:

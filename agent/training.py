@@ -55,8 +55,8 @@ ResultT = TypeVar("ResultT")
 
 _SPARE_BYTES: Final = 8 << 20
 """For all that is small."""
-_OPENING_TIMES: Final = 3
-"""As often as they are kept, records are in memory while a file is opened whose numbers are converted."""
+_OPENING_TIMES: Final = 2
+"""As often as they are kept, records are in memory while a file is opened: those of a class are copied."""
 _TABLE_BYTES: Final = 200
 """Of each record, in the index of rows and in that of features, while they are read."""
 _VECTORS: Final = 8

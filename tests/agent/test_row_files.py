@@ -113,6 +113,34 @@ def test_a_crash_while_indexes_change_places_leaves_two(
     assert not (board.state / "records.old").exists()
 
 
+@pytest.mark.parametrize("step", [0, 1, 2])
+def test_a_crash_at_the_very_first_index_leaves_two_files_or_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    """Before, a crash between the two left one, and the first look that found something took the other's
+    room."""
+    board, calls = pictures(tmp_path), []
+    folder_of(board.root, *named(0, 1))
+    replace = agent.rows.replace_durably
+
+    def dies(*arguments: Any) -> None:
+        if len(calls) == step:
+            raise KeyboardInterrupt
+        calls.append(arguments)
+        replace(*arguments)
+
+    with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
+        patch.setattr(agent.rows, "replace_durably", dies)
+        bring_up_to_date(Order(board.settings, board.state, at_once=True))
+    held = [file.stat() for file in board.state.glob("records.[ios]*")]
+    assert len({known.st_ino for known in held}) == 2
+    assert len({known.st_blocks for known in held}) == 1
+    board.look(at_once=True)
+    assert len(index_files(board)) == 2
+    assert not (board.state / "records.old").exists()
+    assert contents(board.newest()) == expected(0, 1)
+
+
 def test_a_row_that_the_disk_damaged_costs_itself_alone(tmp_path: Path) -> None:
     board = pictures(tmp_path)
     folder_of(board.root, *named(0, 1, 2))

@@ -82,7 +82,7 @@ def list_pictures(terms: PictureTerms, *, growing: bool) -> ImageDataset:
     """
 
     def require_grown(found: Listing, files: PictureFiles, number: int) -> None:
-        if growing and isinstance(files, FolderFiles) and found.is_young(number):
+        if growing and found.is_young(number):  # A board takes no archive.
             raise DataError("it was written to a moment ago, and is left for later.")
 
     return _made(terms, require_grown)
