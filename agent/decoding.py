@@ -37,7 +37,7 @@ import numpy as np
 
 from agent.bounded_decoding import ATTEMPTS, Limits, Outcome, address_space, decode_apart
 from agent.data_settings import DataSettings
-from agent.row_index import DECODED, FREE, UNUSABLE, Index
+from agent.row_index import DECODED, FREE, TO_ERASE, UNUSABLE, Index
 from agent.rows import RowStore
 from dpagent.errors import DpagentError, ExitCode
 from dpagent.learning.data.dataset import Dataset
@@ -56,8 +56,6 @@ what it found counts, and so little that training keeps its slots (:mod:`agent.e
 COUNTS_AFTER_S: Final = 900.0
 _PUBLISH_S: Final = 10.0
 """What is decoded at once is published at least this often, so that another attempt goes on from there."""
-_BEGUN: Final = 1
-"""The checksum of a free row that may hold a part of a record."""
 _LISTING_BYTES: Final = 256 << 20
 _LISTING_BYTES_A_RECORD: Final = 1_024
 _MOST_SENTENCES: Final = 100
@@ -173,11 +171,14 @@ class _Update:
         used = np.flatnonzero(is_used)
         gone = used[~np.isin(known.table["stamp"][used], stamps)]
         self._table["state"][gone] = FREE
+        self._table["checksum"][gone] = np.maximum(self._table["checksum"][gone], TO_ERASE)
         # While the agent runs, a reader may have the index of before.
         read = Index(known.header, self._table) if order.at_once else known
         free = np.flatnonzero(read.table["state"] == FREE)
         self._stale = read.stale
-        new = np.flatnonzero(~np.isin(stamps, known.table["stamp"][used]))[: len(free)]
+        is_new = ~np.isin(stamps, known.table["stamp"][used])
+        is_new[dataset.unfinished] = False  # Left for later.
+        new = np.flatnonzero(is_new)[: len(free)]
         self._at_once, most = order.at_once, most_new(order.settings)
         self._counts = order.at_once or not known.header.shape  # at once: nobody reads an index of before
         self._is_whole = order.at_once or len(new) <= most
@@ -224,7 +225,7 @@ class _Update:
     def _mark(self) -> None:
         """Mark the rows that are written from now on, so that the next look erases them if this one is cut
         short. What counts stays as it is."""
-        self._table["checksum"][self._rows] = _BEGUN
+        self._table["checksum"][self._rows] = TO_ERASE
         if not self._counts:
             table = self._known.table.copy()
             for places in (self._stale, self._rows):

@@ -160,12 +160,29 @@ class Records:
         self._looked_at = time.monotonic()
 
     def attempt(self, work: Callable[[Dataset], ResultT]) -> ResultT:
-        """The result of ``work`` on the records; the log names the unreadable ones."""
+        """The result of ``work`` on the records; the log names the unreadable ones.
+
+        Labels are read when a file is opened, and values later, by number: where somebody has written to it
+        in between, it is opened anew, so that no record gets another's label.
+
+        Raises:
+            StorageError: somebody has written to the file meanwhile.
+            Exception: whatever ``work`` raises.
+        """
+        if not self.dataset.is_as_opened():
+            log.warning("data %s: the file was written to, and is opened anew", self._settings.name)
+            self.dataset = self._unfailing(_as_many_as_declared(self._settings))
         self._unreadable.clear()
         try:
-            return work(self.dataset)
+            result = work(self.dataset)
         finally:
             self._say("cannot be read and does not count", sorted(self._unreadable))
+        if not self.dataset.is_as_opened():
+            raise StorageError(
+                f"{self._settings.path} was written to while its records were read. Write another file, and"
+                " rename it when it is whole."
+            )
+        return result
 
     def _require_rows(self) -> None:
         if not self._store.is_complete(repr(limits_of(self._settings))):

@@ -21,6 +21,9 @@ DECODED: Final = 1
 UNUSABLE: Final = 2
 """Its record cannot be decoded, and is not tried again until its stamp changes, or the limits do."""
 
+TO_ERASE: Final = 1
+"""The least checksum of a free row that holds a record, or a part of one; that of an erased row is 0."""
+
 ROW: Final = np.dtype([("stamp", "<u8"), ("checksum", "<u4"), ("label", "<i4"), ("state", "u1")])
 _KEY_BYTES: Final = 16
 _PRIVATE_BYTES: Final = 64 << 10
@@ -102,7 +105,9 @@ class Index:
     def emptied(self, why: str) -> Index:
         """Of no record any more, when the rows in :attr:`stale` have been erased."""
         table = self.table.copy()
+        used = self.table["state"] != FREE
         table[self.stale] = 0
+        table["checksum"][used] = np.maximum(table["checksum"][used], TO_ERASE)
         table["state"] = FREE
         return Index(replace(self.header, left_out=(why,), unusable={}, glance=None), table)
 

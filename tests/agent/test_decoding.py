@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -270,6 +271,43 @@ def test_a_row_that_its_owner_takes_from_a_table_is_erased(tmp_path: Path) -> No
         board.look()
         rows = np.fromfile(board.store.rows_file, np.float32)
         assert (77.0 not in rows) == erased
+
+
+def test_a_record_whose_row_has_the_checksum_0_is_erased_too(tmp_path: Path) -> None:
+    """0 was what an erased row has, so that this one stayed on the disk for good."""
+    odd = np.frombuffer(bytes.fromhex("9d0ad96d"), "<f4")[0]
+    assert zlib.crc32(odd.tobytes()) == 0
+    for change in ("taken away", "no folder"):
+        (tmp_path / change).mkdir()
+        board = tables(tmp_path / change)
+        write(board.root / "1.csv", f"x,label\n1,1\n{float(odd)!r},1\n".encode())
+        board.look(at_once=True)
+        if change == "taken away":
+            table(board, [1])
+        else:
+            board.root.rename(tmp_path / "elsewhere")
+        for _ in range(2):
+            board.look()
+        assert odd not in np.frombuffer(board.store.rows_file.read_bytes(), "<f4")
+
+
+def test_a_last_row_without_an_end_stays_where_it_is_known(tmp_path: Path) -> None:
+    """It was left out of a file written a moment ago, also one that had been there before: one row more at
+    the front took it along."""
+    board = tables(tmp_path, max_records=20)
+
+    def put(*values: int) -> None:
+        rows = "\n".join(f"{value},{value % 3}" for value in values)
+        (board.root / "1.csv").write_text(f"x,label\n{rows}")
+
+    put(1, 2, 3)
+    assert values_in(board.look(at_once=True)) == [1, 2, 3]
+    put(9, 1, 2, 3)
+    assert values_in(board.look()) == [1, 2, 3, 9]
+    put(9, 1, 2, 3, 4)
+    assert values_in(board.look()) == [1, 2, 3, 9], "4 may still become 42"
+    aged(board.root / "1.csv", 60)
+    assert values_in(board.look()) == [1, 2, 3, 4, 9]
 
 
 def test_at_the_start_what_is_gone_is_erased_at_once(tmp_path: Path) -> None:

@@ -259,16 +259,55 @@ def test_what_a_look_leaves_out_is_said_once(tmp_path: Path, caplog: pytest.LogC
     assert caplog.text.count(f"left out: {root}: a/bad.png") == 1
 
 
-def test_a_file_cut_off_while_the_agent_runs_takes_only_what_is_gone(tmp_path: Path) -> None:
-    """Records of one cost are read where they are."""
-    file = tmp_path / "data_batch_1.bin"
-    file.write_bytes(b"".join(bytes([number]) * 3073 for number in range(6)))
+def batches(folder: Path, *values: int) -> Path:
+    """A file of records that each hold one number, which is their label, written in its place."""
+    file = folder / "data_batch_1.bin"
+    with file.open("wb") as stream:
+        stream.write(b"".join(bytes([value]) * 3073 for value in values))
+    return file
+
+
+def labelled(dataset: Dataset) -> list[tuple[int, int]]:
+    return [
+        (int(record.flat[0]), int(label))
+        for inputs, labels in dataset.readable_batches()
+        for record, label in zip(inputs, labels, strict=True)
+    ]
+
+
+def test_a_file_that_is_written_anew_in_its_place_is_opened_anew(tmp_path: Path) -> None:
+    """Its values were read by number, and its labels were those of the file of before."""
+    batches(tmp_path, *range(6))
+    records = opened(tmp_path, tmp_path / "state")
+    assert records.attempt(labelled) == [(value, value) for value in range(6)]
+    for values in ((9, *range(6)), (1, 2, 3), (3, 2, 1)):
+        batches(tmp_path, *values)
+        assert records.attempt(labelled) == [(value, value) for value in values]
+    assert list((tmp_path / "state").iterdir()) == []
+
+
+def test_what_is_read_of_a_file_while_it_is_written_to_does_not_count(tmp_path: Path) -> None:
+    batches(tmp_path, *range(6))
+    records = opened(tmp_path, tmp_path / "state")
+
+    def read_beside_a_writer(dataset: Dataset) -> int:
+        batches(tmp_path, 7, *range(6))
+        return sizes(dataset)
+
+    with pytest.raises(StorageError, match="was written to while its records were read"):
+        records.attempt(read_beside_a_writer)
+    assert records.attempt(sizes) == 7
+
+
+def test_a_file_that_is_cut_off_is_an_error_until_it_is_whole(tmp_path: Path) -> None:
+    file = batches(tmp_path, *range(6))
     records = opened(tmp_path, tmp_path / "state")
     os.truncate(file, 4 * 3073 + 1000)
     for _ in range(2):
-        assert records.attempt(sizes) == 4
-        look_again(records)
-    assert list((tmp_path / "state").iterdir()) == []
+        with pytest.raises(DataError, match="expected a whole number of records"):
+            records.attempt(sizes)
+    batches(tmp_path, *range(6))
+    assert records.attempt(sizes) == 6
 
 
 def test_one_bad_row_of_a_table_neither_keeps_the_agent_from_starting_nor_takes_other_rows(

@@ -207,6 +207,15 @@ class Dataset(ABC):
                 numbers.add(values.tobytes(), label)
         return numbers.taken()
 
+    def is_as_opened(self) -> bool:
+        """Whether its labels and its records are still of one file: nobody has written to it since."""
+        return True
+
+    @property
+    def unfinished(self) -> Indices:
+        """The records that may still be being written: they count only if they were known before."""
+        return np.zeros(0, np.intp)
+
     def place_of(self, number: int) -> str:
         """Where a record lies, in words for its owner."""
         return f"{self.origin.source}: record {number}"

@@ -30,6 +30,10 @@ class Subset(Dataset):
             groups=None if dataset.groups is None else dataset.groups[indices],
         )  # fmt: skip
 
+    def is_as_opened(self) -> bool:
+        """As of :meth:`Dataset.is_as_opened`."""
+        return self._dataset.is_as_opened()
+
     def _read(self, indices: Indices) -> NDArray[Any]:
         return self._dataset.batch(self._indices[indices])[0]
 
@@ -58,6 +62,10 @@ class Reshaped(Dataset):
         """As of :attr:`Dataset.places`."""
         return self._dataset.places
 
+    def is_as_opened(self) -> bool:
+        """As of :meth:`Dataset.is_as_opened`."""
+        return self._dataset.is_as_opened()
+
     def _read(self, indices: Indices) -> NDArray[Any]:
         return self._dataset.batch(indices)[0].reshape(len(indices), *self.shape)
 
@@ -69,6 +77,11 @@ class Reshaped(Dataset):
     def stamps(self, key: bytes) -> NDArray[np.uint64]:
         """As of :meth:`Dataset.stamps`."""
         return self._dataset.stamps(key)
+
+    @property
+    def unfinished(self) -> Indices:
+        """As of :attr:`Dataset.unfinished`."""
+        return self._dataset.unfinished
 
     def place_of(self, number: int) -> str:
         """As of :meth:`Dataset.place_of`."""
@@ -115,6 +128,10 @@ class Unfailing(Dataset):
     def digests(self) -> NDArray[np.uint8]:
         """As of :meth:`Dataset.digests`."""
         return self._dataset.digests() if self._dataset.knows_digests else super().digests()
+
+    def is_as_opened(self) -> bool:
+        """As of :meth:`Dataset.is_as_opened`."""
+        return self._dataset.is_as_opened()
 
     def _read(self, indices: Indices) -> NDArray[Any]:
         inputs, problems = self.try_read(indices)

@@ -119,7 +119,7 @@ def list_declared(settings: DatasetSettings, *, growing: bool) -> Dataset:
     Args:
         settings: with its path resolved.
         growing: the files are in use: there may be more records than declared, and what was written to a
-            moment ago is left for later.
+            moment ago is left for later, or unfinished.
 
     Raises:
         ConfigurationError, DataError: as of :func:`open_declared`.

@@ -62,11 +62,22 @@ class RawFile:
     def __init__(self, path: Path, descriptor: int, start: int = 0) -> None:
         weakref.finalize(self, os.close, descriptor)
         self.path, self.descriptor, self._start = path, descriptor, start
-        self.size = os.fstat(descriptor).st_size - start
+        self._stamp = self._stamp_now()
+        self.size = self._stamp[0] - start
 
     def part(self, start: int) -> RawFile:
         """The part from byte ``start`` on."""
-        return RawFile(self.path, os.dup(self.descriptor), self._start + start)
+        part = RawFile(self.path, os.dup(self.descriptor), self._start + start)
+        part._stamp = self._stamp
+        return part
+
+    def is_as_opened(self) -> bool:
+        """Whether nobody has written to the file since it was opened."""
+        return self._stamp_now() == self._stamp
+
+    def _stamp_now(self) -> tuple[int, int]:
+        known = os.fstat(self.descriptor)
+        return known.st_size, known.st_mtime_ns
 
     def read_into(self, target: NDArray[np.uint8], place: int) -> None:
         """Fill ``target``, contiguous, from byte ``place`` on.
@@ -143,6 +154,10 @@ class StoredDataset(Dataset):
         self._parts, self._convert, self._places = tuple(parts), convert, places
         self._ends = np.cumsum([part.shape[0] for part in parts])
         super().__init__(labels, classes, **others)
+
+    def is_as_opened(self) -> bool:
+        """As of :meth:`Dataset.is_as_opened`."""
+        return all(part.file.is_as_opened() for part in self._parts)
 
     def _read(self, indices: Indices) -> NDArray[Any]:
         indices = self._places[indices]

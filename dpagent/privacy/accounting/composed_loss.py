@@ -244,12 +244,15 @@ class ComposedLoss:
             top = float(max(tilt * losses[0], tilt * losses[-1]))
             with np.errstate(under="ignore"):
                 weights = np.exp(tilt * losses - top)
-                powers = np.stack((weights, weights * losses, weights * losses**2), axis=1)
-                sums = block.masses @ powers
-            total = np.maximum(sums[:, 0], _TINY)
-            log_moments, mean = np.log(total) + top, sums[:, 1] / total
-            variance = sums[:, 2] / total - mean**2
-            for row in np.flatnonzero(sums[:, 0] < _SMALL):  # far from the block's top: by itself
+                sum_of_masses = block.masses @ weights
+                weights *= losses
+                sum_of_losses = block.masses @ weights
+                weights *= losses
+                sum_of_squares = block.masses @ weights
+            total = np.maximum(sum_of_masses, _TINY)
+            log_moments, mean = np.log(total) + top, sum_of_losses / total
+            variance = sum_of_squares / total - mean**2
+            for row in np.flatnonzero(sum_of_masses < _SMALL):  # far from the block's top: by itself
                 log_moments[row], mean[row], variance[row] = _row_moments(block.masses[row], losses, tilt)
             logs.append(log_moments)
             means.append(mean)

@@ -145,9 +145,11 @@ def test_a_last_line_without_an_end_is_taken_once_it_is_old(tmp_path: Path) -> N
     for text, old in (("3,a", [1, 2, 3]), ('"3,a', [1, 2])):
         file.write_text(f"x,label\n1,a\n2,b\n{text}")
         young = look(tables(tmp_path))
-        assert (inputs_of(young), young.origin.left_out) == ([1, 2], ())
+        assert (inputs_of(young), young.origin.left_out) == (old, ())
+        assert young.unfinished.tolist() == [2][: len(old) - 2]
         aged(file, 60)
         assert inputs_of(look(tables(tmp_path))) == old
+        assert look(tables(tmp_path)).unfinished.tolist() == []
     assert "1.csv:4: a quotation mark is open" in " ".join(look(tables(tmp_path)).origin.left_out)
 
 

@@ -34,8 +34,8 @@ def open_table(path: Path, form: CsvSettings, classes: ClassTable, *, growing: b
         path: the file or folder; files may be packed (``.csv.gz``).
         form: how rows become records, with the columns of the inputs.
         classes: of the labels.
-        growing: the files are in use: one that cannot be read is left out, and so is a last line without an
-            end, if it was written to a moment ago.
+        growing: the files are in use: one that cannot be read is left out, and a last line without an end is
+            unfinished, if it was written to a moment ago.
 
     A row that does not fit is left out, with the windows that hold it.
 
@@ -116,6 +116,12 @@ class TableDataset(Dataset):
             for start, end in zip(index.starts.tolist(), index.ends.tolist(), strict=True):
                 numbers.add(meaning, _bytes_of(file, start, end))
         return numbers.taken()
+
+    @property
+    def unfinished(self) -> Indices:
+        """As of :attr:`Dataset.unfinished`: last rows that have no end yet."""
+        lasts = [end - 1 for end, index in zip(self._ends, self._indexes, strict=True) if not index.is_whole]
+        return np.array(lasts, np.intp)
 
     def place_of(self, number: int) -> str:
         """As of :meth:`Dataset.place_of`."""

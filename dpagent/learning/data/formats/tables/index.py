@@ -56,6 +56,7 @@ class TableIndex:
         groups: ``(n,)`` int64, positions in ``group_texts``.
         rows_unused: how many rows that fit are in no record.
         problems: a sentence for each row that does not fit, of many for the first.
+        is_whole: whether the last record cannot be still being written.
     """
 
     path: Path
@@ -70,6 +71,7 @@ class TableIndex:
     group_texts: tuple[str, ...]
     rows_unused: int
     problems: tuple[str, ...]
+    is_whole: bool
 
 
 def stamp_of(path: Path) -> Stamp:
@@ -98,7 +100,7 @@ def index_table(
         path: CSV in UTF-8, with ``.gz`` if packed.
         form: how rows become records.
         classes: the labels that are allowed, or None for any, to infer them.
-        growing: whether a young last line that has no end is left for later.
+        growing: whether a young last line that has no end may still be being written.
 
     Raises:
         DataError: the file cannot be read, or its first row does not fit; names file, line and column.
@@ -106,10 +108,13 @@ def index_table(
     stamp = stamp_of(path)
     raw = open_raw(path)
     growing = growing and time.time_ns() - stamp[2] < GRACE_S * 1e9
-    with opened_rows(raw, form, growing=growing) as (lines, columns):
+    with opened_rows(raw, form) as (lines, columns):
         builder = _Builder(form, columns)
         for row in checked_rows(lines, columns, form, classes):
-            builder.add(row)
+            is_whole = lines.is_ended or not growing
+            if row.problem and not is_whole:
+                break
+            builder.add(row, is_whole=is_whole)
             if classes is None and len(builder.label_codes) > MAX_CLASSES:
                 raise DataError(
                     f"{path}:{lines.number}: the column {form.label!r} has more than {MAX_CLASSES:,}"
@@ -139,9 +144,10 @@ class _Builder:
         self.group_codes: dict[str, int] = {}
         self._rows, self._unfit, self._used, self._used_until = 0, 0, 0, 0
         self._problems: list[str] = []
+        self._is_whole = True
 
-    def add(self, row: Row) -> None:
-        """Take a row."""
+    def add(self, row: Row, *, is_whole: bool) -> None:
+        """Take a row; the last one may not be whole."""
         code, group = _UNFIT, ""
         if row.problem:
             self._unfit += 1
@@ -163,6 +169,7 @@ class _Builder:
         self._groups.append(self.group_codes.setdefault(group, len(self.group_codes)))
         self._used += self._rows - max(self._used_until, self._rows - len(window))
         self._used_until = self._rows
+        self._is_whole = is_whole
 
     def made(self, path: Path, stamp: Stamp, raw: RawFile | None) -> TableIndex:
         """The index of the rows that were added."""
@@ -174,6 +181,7 @@ class _Builder:
         return TableIndex(
             path, stamp, raw, self._columns, starts, ends, labels, tuple(self.label_codes), groups,
             tuple(self.group_codes), self._rows - self._unfit - self._used, tuple(self._problems),
+            self._is_whole,
         )  # fmt: skip
 
     def _label(self, window: Sequence[_Seen]) -> int | None:

@@ -37,21 +37,18 @@ class Row(NamedTuple):
 
 
 @contextlib.contextmanager
-def opened_rows(
-    raw: RawFile, form: CsvSettings, *, labelled: bool = True, growing: bool = False
-) -> Iterator[tuple[Lines, Columns]]:
+def opened_rows(raw: RawFile, form: CsvSettings, *, labelled: bool = True) -> Iterator[tuple[Lines, Columns]]:
     """The lines of a file from its first record on, and the columns that its first row tells of.
 
     Args:
         raw: the file, unpacked.
         form: how rows become records.
         labelled: whether there is to be a column of labels.
-        growing: whether a last line without an end is left for later.
 
     Raises:
         DataError: the first row cannot be read, or lacks a column; names file, line and column.
     """
-    with opened_lines(raw, growing=growing) as lines:
+    with opened_lines(raw) as lines:
         first = first_row(lines, form) if form.header or form.width is None else None
         columns = columns_of(first, raw.path, form, labelled=labelled)
         if not form.header:
@@ -60,11 +57,11 @@ def opened_rows(
 
 
 @contextlib.contextmanager
-def opened_lines(raw: RawFile, *, growing: bool = False) -> Iterator[Lines]:
+def opened_lines(raw: RawFile) -> Iterator[Lines]:
     """The lines of a file from its beginning on."""
     with open(raw.descriptor, "rb", closefd=False) as stream:
         stream.seek(0)
-        yield Lines(raw.path, stream, growing=growing)
+        yield Lines(raw.path, stream)
 
 
 def first_row(lines: Lines, form: CsvSettings) -> list[str] | None:
@@ -112,11 +109,11 @@ def _reason(error: csv.Error | UnfitError) -> str:
 
 
 class Lines:
-    """Lines of a file as text, with the place and number of the last one read."""
+    """Lines of a file as text, with the place and number of the last one read, and whether it has an end."""
 
-    def __init__(self, path: Path, stream: io.BufferedReader, *, growing: bool) -> None:
-        self.path, self._stream, self._growing = path, stream, growing
-        self.place, self.number, self.cut = 0, 0, False
+    def __init__(self, path: Path, stream: io.BufferedReader) -> None:
+        self.path, self._stream = path, stream
+        self.place, self.number, self.is_ended = 0, 0, True
 
     def __iter__(self) -> Iterator[str]:
         return self
@@ -150,10 +147,8 @@ class Lines:
             while len(end) > LONGEST_ROW and not end.endswith(b"\n"):
                 end = self._stream.readline(LONGEST_ROW + 1)
                 size += len(end)
-        self.cut = self._growing and size > 0 and not end.endswith(b"\n")
-        if self.cut:
-            self._stream.seek(self.place)
-            return b""
+        if size:
+            self.is_ended = end.endswith(b"\n")
         self.place += size
         self.number += bool(line)
         return line
