@@ -27,6 +27,7 @@ import numpy as np
 
 from dpagent.errors import DpagentError, StorageError
 from dpagent.learning.data.dataset import Dataset
+from dpagent.learning.data.stored import ChangedError
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +61,8 @@ class Outcome:
     Attributes:
         checksum: CRC-32 of its row; 0 where it is unusable.
         problem: why it is, or empty.
-        is_final: whether the record is the reason, and not a disk or a board that did not answer in time.
+        is_final: whether the record is the reason, and not a file that has changed meanwhile, or a disk or a
+            board that did not answer in time.
     """
 
     checksum: int
@@ -183,7 +185,8 @@ def _work(
             log.debug("a record cannot be decoded", exc_info=True)
             if not alone:
                 return _FAILED
-            _report(reports, Outcome(0, _sentence(dataset, number, error)))
+            is_final = not isinstance(error, ChangedError)
+            _report(reports, Outcome(0, _sentence(dataset, number, error), is_final))
             return 0
         try:
             _write(descriptor, data, row * len(data))
@@ -200,7 +203,8 @@ def _sentence(dataset: Dataset, number: int, error: Exception) -> str:
 
 
 def _report(pipe: int, outcome: Outcome) -> None:
-    os.write(pipe, json.dumps([outcome.checksum, outcome.problem[:_LONGEST]]).encode() + b"\n")
+    values = outcome.checksum, outcome.problem[:_LONGEST], outcome.is_final
+    os.write(pipe, json.dumps(values).encode() + b"\n")
 
 
 def _write(descriptor: int, data: bytes, offset: int) -> None:

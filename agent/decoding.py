@@ -58,6 +58,8 @@ _PUBLISH_S: Final = 10.0
 """What is decoded at once is published at least this often, so that another attempt goes on from there."""
 _LISTING_BYTES: Final = 256 << 20
 _LISTING_BYTES_A_RECORD: Final = 1_024
+_TRIES_AT_ONCE: Final = 3
+"""So often, where all is decoded at once, if a file that changes meanwhile leaves something for later."""
 _MOST_SENTENCES: Final = 100
 _LONGEST_SENTENCE: Final = 300
 
@@ -99,6 +101,13 @@ def bring_up_to_date(order: Order) -> None:
         ConfigurationError, DataError: the data cannot be opened, or there are more than declared.
         StorageError: there is no room for the rows, or they cannot be written.
     """
+    for _ in range(_TRIES_AT_ONCE if order.at_once else 1):
+        if _look(order):
+            return
+
+
+def _look(order: Order) -> bool:
+    """Whether nothing is left for later."""
     settings = order.settings
     store = RowStore(order.state_dir, settings)
     with store.writing():
@@ -112,18 +121,18 @@ def bring_up_to_date(order: Order) -> None:
             require_readable(settings.path)
             glance = format_.glance(source_of(settings))
             if not order.at_once and known is not None and known.is_of(glance):
-                return
+                return True
             dataset = list_declared(settings, growing=not order.at_once)
         except AbsentError as error:
             if order.at_once or known is None:
                 raise
             _leave_out_all(store, known, str(error))
-            return
+            return True
         if known is None:
             store.remove()  # What it may hold means something else.
         if not store.take_room(dataset.record_bytes) or known is None:
             known = Index.empty(settings)
-        _Update(store, known, dataset, order, limits_of(settings)).run(glance)
+        return _Update(store, known, dataset, order, limits_of(settings)).run(glance)
 
 
 def _leave_out_all(store: RowStore, known: Index, why: str) -> None:
@@ -192,8 +201,8 @@ class _Update:
             if self._table["state"][int(row)] == UNUSABLE
         }
 
-    def run(self, glance: str | None) -> None:
-        """Decode what is new, and publish.
+    def run(self, glance: str | None) -> bool:
+        """Decode what is new, and publish; whether nothing is left for later.
 
         Raises:
             StorageError: as of :func:`bring_up_to_date`.
@@ -220,7 +229,9 @@ class _Update:
         finally:
             os.close(descriptor)
         is_complete = self._at_once or self._known.header.is_complete
-        self._publish(glance if self._is_whole and not self._late else None, is_complete=is_complete)
+        is_whole = self._is_whole and not self._late
+        self._publish(glance if is_whole else None, is_complete=is_complete)
+        return is_whole
 
     def _mark(self) -> None:
         """Mark the rows that are written from now on, so that the next look erases them if this one is cut

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pictures import aged, damaged_inside, encoded, folder_of, noise, write
-from row_boards import contents, expected, named, pictures, table, tables, values_in
+from row_boards import Board, contents, expected, named, pictures, table, tables, values_in
 
 from agent import decoding, effort
 from agent.bounded_decoding import Outcome
@@ -83,8 +84,8 @@ def test_what_the_board_had_no_time_for_is_tried_again(
     table(board, [1, 2, 3])
     real = decoding.decode_apart
 
-    def late(*arguments: Any) -> Any:
-        for number, outcome in enumerate(real(*arguments)):
+    def late(dataset: Any, numbers: Any, *others: Any) -> Any:
+        for number, outcome in zip(numbers, real(dataset, numbers, *others), strict=True):
             yield Outcome(0, "row 2: late.", is_final=False) if number == 1 else outcome
 
     with monkeypatch.context() as patch:
@@ -308,6 +309,69 @@ def test_a_last_row_without_an_end_stays_where_it_is_known(tmp_path: Path) -> No
     assert values_in(board.look()) == [1, 2, 3, 9], "4 may still become 42"
     aged(board.root / "1.csv", 60)
     assert values_in(board.look()) == [1, 2, 3, 4, 9]
+
+
+ROWS = [*range(100, 160)]
+
+
+def rows_of(board: Board) -> list[tuple[int, int]]:
+    """The number in each row, and its label."""
+    rows = board.newest()
+    inputs, labels = rows.batch(np.arange(len(rows)))
+    return sorted(zip(inputs.ravel().astype(int).tolist(), labels.tolist(), strict=True))
+
+
+@pytest.fixture
+def changed_meanwhile(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], None]], None]:
+    """Has something done once, between listing and decoding."""
+    real, left = decoding.decode_apart, list[Callable[[], None]]()
+
+    def after_a_change(dataset: Any, numbers: Any, *others: Any) -> Any:
+        if left:
+            left.pop()()
+        return real(dataset, numbers, *others)
+
+    monkeypatch.setattr(decoding, "decode_apart", after_a_change)
+    return left.append
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_table_that_is_replaced_while_it_is_decoded_loses_no_row(
+    tmp_path: Path, changed_meanwhile: Callable[[Callable[[], None]], None], at_once: bool
+) -> None:
+    """All rows that were not decoded yet counted as unusable for good: one row at the end took 595 along."""
+    board = tables(tmp_path, max_records=100)
+    table(board, [1])
+    board.look(at_once=True)
+    table(board, [1, *ROWS])
+
+    def replaced() -> None:
+        table(board, [1, *ROWS, 99], "new")
+        (board.root / "new").replace(board.root / "1.csv")
+
+    changed_meanwhile(replaced)
+    board.look(at_once=at_once)
+    assert rows_of(board) == [(value, value % 3) for value in [1, *ROWS]]
+    board.look()
+    assert rows_of(board) == [(value, value % 3) for value in [1, 99, *ROWS]]
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_table_that_is_written_anew_while_it_is_decoded_gives_no_row_the_label_of_another(
+    tmp_path: Path, changed_meanwhile: Callable[[Callable[[], None]], None], at_once: bool
+) -> None:
+    """A row more at the front did so with all that follow, and for good."""
+    board = tables(tmp_path, max_records=100)
+    table(board, [111])
+    board.look(at_once=True)
+    table(board, [111, *ROWS])
+    changed_meanwhile(lambda: table(board, [112, 111, *ROWS]))
+    board.look(at_once=at_once)
+    assert {label == value % 3 for value, label in rows_of(board)} == {True}
+    if not at_once:  # What is left for later is tried again at the next look.
+        assert rows_of(board) == [(111, 0)]
+        board.look()
+    assert rows_of(board) == sorted((value, value % 3) for value in [111, 112, *ROWS])
 
 
 def test_at_the_start_what_is_gone_is_erased_at_once(tmp_path: Path) -> None:

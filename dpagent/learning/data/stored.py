@@ -39,6 +39,10 @@ class AbsentError(DataError):
     """There is no such file or folder."""
 
 
+class ChangedError(DataError):
+    """A record is not what it was when it was listed; it is to be listed again."""
+
+
 class Readable(Protocol):
     """A stream that can be read in pieces."""
 

@@ -7,7 +7,9 @@ that one reading in k windows is protected k times less: roughly k·ε.
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+import hashlib
+from array import array
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,7 +23,7 @@ from dpagent.learning.data.formats.tables.header import UnfitError
 from dpagent.learning.data.formats.tables.index import TableIndex, index_table, stamp_of
 from dpagent.learning.data.formats.tables.rows import cells_of
 from dpagent.learning.data.formats.tables.settings import CsvSettings
-from dpagent.learning.data.stored import RawFile, open_raw, reading, require_readable
+from dpagent.learning.data.stored import ChangedError, RawFile, open_raw, reading, require_readable
 from dpagent.wording import counted, named
 
 SUFFIXES: Final = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
@@ -102,6 +104,8 @@ class TableDataset(Dataset):
         self.columns = tuple(form.features or ())
         self._ends = np.cumsum([len(index.starts) for index in indexes], dtype=np.int64)
         self._offset, self._scale = form.constants(self.columns)
+        self._contents: array[int] | None = None
+        """Of each record, a digest of the bytes that its stamp was made of."""
         shape = (len(self.columns),) if form.window is None else (form.window, len(self.columns))
         super().__init__(
             self._labels(), classes.count, shape=shape, dtype=np.dtype(np.float32), class_names=classes.names,
@@ -109,12 +113,20 @@ class TableDataset(Dataset):
         )  # fmt: skip
 
     def stamps(self, key: bytes) -> NDArray[np.uint64]:
-        """As of :meth:`Dataset.stamps`: of a record's bytes and their meaning, wherever they lie."""
-        numbers = Stamps(key)
+        """As of :meth:`Dataset.stamps`: of a record's bytes, its label and their meaning, wherever they lie.
+
+        From then on a record is what has this stamp: to read one whose bytes are others raises
+        :class:`ChangedError`, and a file in its file's place that has the same bytes there is as good.
+        """
+        numbers, contents, labels = Stamps(key), array("Q"), iter(self.labels.tolist())
         for index in self._indexes:
             file, meaning = _reopened(index), repr(index.columns)
             for start, end in zip(index.starts.tolist(), index.ends.tolist(), strict=True):
-                numbers.add(meaning, _bytes_of(file, start, end))
+                data = _bytes_of(file, start, end)
+                # With the label, which was read before: if the file has changed, it may be another's.
+                numbers.add(meaning, next(labels), data)
+                contents.append(_digest(data))
+        self._contents = contents
         return numbers.taken()
 
     @property
@@ -137,18 +149,39 @@ class TableDataset(Dataset):
         for number in np.unique(owners):
             index = self._indexes[number]
             first = self._ends[number] - len(index.starts)
-            file = _reopened(index)
-            for row in np.flatnonzero(owners == number):
-                place = int(indices[row] - first)
-                values = self._record(file, index, place, rows)
+            mine = np.flatnonzero(owners == number)
+            records = self._bytes_at(index, indices[mine] - first, int(first))
+            for row, place, data in zip(
+                mine.tolist(), (indices[mine] - first).tolist(), records, strict=True
+            ):
+                values = self._values(index, place, data, rows)
                 # A value too large for float32 becomes infinite: the record does not count.
                 with np.errstate(over="ignore", invalid="ignore"):
                     inputs[row] = ((values - self._offset) / self._scale).reshape(self.shape)
         return inputs
 
-    def _record(self, file: RawFile, index: TableIndex, place: int, rows: int) -> NDArray[np.float64]:
-        start, end = int(index.starts[place]), int(index.ends[place])
-        data = _bytes_of(file, start, end)
+    def _bytes_at(self, index: TableIndex, places: Indices, first: int) -> Iterator[bytes]:
+        """The bytes of records of a file, whose first is the record ``first``."""
+        if self._contents is None:
+            file = _reopened(index)
+            for place in places.tolist():
+                yield _bytes_of(file, int(index.starts[place]), int(index.ends[place]))
+            return
+        try:
+            file = open_raw(index.path) if index.unpacked is None else index.unpacked
+            for place in places.tolist():
+                data = _bytes_of(file, int(index.starts[place]), int(index.ends[place]))
+                if _digest(data) != self._contents[first + place]:
+                    raise DataError("the file was written anew.")
+                yield data
+        except DataError as error:
+            raise ChangedError(
+                f"{index.path} is not what it was when it was listed; it is listed again at the next look."
+            ) from error
+
+    def _values(self, index: TableIndex, place: int, data: bytes, rows: int) -> NDArray[np.float64]:
+        """The numbers of a record."""
+        start = int(index.starts[place])
         try:
             lines = data.decode("utf-8").removeprefix("\ufeff").split("\n")
             cells = [row for line in lines if (row := cells_of(line, self._form))]
@@ -220,6 +253,10 @@ def _bytes_of(file: RawFile, start: int, end: int) -> bytes:
     data = np.empty(end - start, np.uint8)
     file.read_into(data, start)
     return data.tobytes()
+
+
+def _digest(data: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
 
 
 def _reopened(index: TableIndex) -> RawFile:
