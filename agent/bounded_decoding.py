@@ -181,12 +181,14 @@ def _work(
         signal.setitimer(signal.ITIMER_REAL, _PATIENCE * limits.seconds)
         try:
             data = np.ascontiguousarray(dataset.batch(np.array([number]))[0]).tobytes()
+        except ChangedError as error:  # Whoever is asked, and after whatever else.
+            _report(reports, Outcome(0, _sentence(dataset, number, error), is_final=False))
+            continue
         except Exception as error:
             log.debug("a record cannot be decoded", exc_info=True)
             if not alone:
                 return _FAILED
-            is_final = not isinstance(error, ChangedError)
-            _report(reports, Outcome(0, _sentence(dataset, number, error), is_final))
+            _report(reports, Outcome(0, _sentence(dataset, number, error)))
             return 0
         try:
             _write(descriptor, data, row * len(data))

@@ -42,7 +42,7 @@ from agent.rows import RowStore
 from dpagent.errors import DpagentError, ExitCode
 from dpagent.learning.data.dataset import Dataset
 from dpagent.learning.data.opening import list_declared, require_declared, section_of, source_of
-from dpagent.learning.data.stored import AbsentError, require_readable
+from dpagent.learning.data.stored import AbsentError, ChangedError, require_readable
 from dpagent.storage import disk_errors
 from dpagent.wording import counted, named
 
@@ -101,9 +101,14 @@ def bring_up_to_date(order: Order) -> None:
         ConfigurationError, DataError: the data cannot be opened, or there are more than declared.
         StorageError: there is no room for the rows, or they cannot be written.
     """
-    for _ in range(_TRIES_AT_ONCE if order.at_once else 1):
-        if _look(order):
-            return
+    tries = _TRIES_AT_ONCE if order.at_once else 1
+    for left in reversed(range(tries)):
+        try:
+            if _look(order):
+                return
+        except ChangedError:
+            if not left:
+                raise
 
 
 def _look(order: Order) -> bool:

@@ -117,17 +117,32 @@ class TableDataset(Dataset):
 
         From then on a record is what has this stamp: to read one whose bytes are others raises
         :class:`ChangedError`, and a file in its file's place that has the same bytes there is as good.
+
+        Raises:
+            ChangedError: a file is another than it was when it was listed, and has not just grown.
         """
         numbers, contents, labels = Stamps(key), array("Q"), iter(self.labels.tolist())
-        for index in self._indexes:
-            file, meaning = _reopened(index), repr(index.columns)
-            for start, end in zip(index.starts.tolist(), index.ends.tolist(), strict=True):
-                data = _bytes_of(file, start, end)
-                # With the label, which was read before: if the file has changed, it may be another's.
-                numbers.add(meaning, next(labels), data)
-                contents.append(_digest(data))
+        try:
+            for index in self._indexes:
+                file, meaning = _reopened(index), repr(index.columns)
+                for start, end in zip(index.starts.tolist(), index.ends.tolist(), strict=True):
+                    data = _bytes_of(file, start, end)
+                    numbers.add(meaning, next(labels), data)
+                    contents.append(_digest(data))
+                self._require_grown(index)
+        except DataError as error:
+            raise ChangedError(str(error)) from error
         self._contents = contents
         return numbers.taken()
+
+    def _require_grown(self, index: TableIndex) -> None:
+        """See that a file that has changed since it was listed has grown: its rows have the labels that were
+        listed, the last one aside, which may not have been whole."""
+        if index.unpacked is not None or stamp_of(index.path) == index.stamp:
+            return
+        now, most = index_table(index.path, self._form, self._classes, growing=True), len(index.starts) - 1
+        if _listed(now, most) != _listed(index, most):
+            raise DataError(f"{index.path} was written anew since it was listed.")
 
     @property
     def unfinished(self) -> Indices:
@@ -253,6 +268,12 @@ def _bytes_of(file: RawFile, start: int, end: int) -> bytes:
     data = np.empty(end - start, np.uint8)
     file.read_into(data, start)
     return data.tobytes()
+
+
+def _listed(index: TableIndex, most: int) -> list[tuple[int, int, str]]:
+    """Where the first records of a file lie, and their labels."""
+    texts = (index.label_texts[label] for label in index.labels[: max(most, 0)].tolist())
+    return list(zip(index.starts.tolist(), index.ends.tolist(), texts, strict=False))
 
 
 def _digest(data: bytes) -> int:
