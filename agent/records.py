@@ -166,23 +166,29 @@ class Records:
         in between, it is opened anew, so that no record gets another's label.
 
         Raises:
-            StorageError: somebody has written to the file meanwhile.
+            StorageError: somebody has written to the file meanwhile, and not just at its end.
             Exception: whatever ``work`` raises.
         """
         if not self.dataset.is_as_opened():
-            log.warning("data %s: the file was written to, and is opened anew", self._settings.name)
-            self.dataset = self._unfailing(_as_many_as_declared(self._settings))
+            self._open_anew()
         self._unreadable.clear()
         try:
             result = work(self.dataset)
         finally:
             self._say("cannot be read and does not count", sorted(self._unreadable))
         if not self.dataset.is_as_opened():
-            raise StorageError(
-                f"{self._settings.path} was written to while its records were read. Write another file, and"
-                " rename it when it is whole."
-            )
+            before = self.dataset.labels
+            self._open_anew()
+            if not np.array_equal(self.dataset.labels[: len(before)], before):
+                raise StorageError(
+                    f"{self._settings.path} was written anew while its records were read, and not just at its"
+                    " end. Write another file, and rename it when it is whole."
+                )
         return result
+
+    def _open_anew(self) -> None:
+        log.warning("data %s: the file was written to, and is opened anew", self._settings.name)
+        self.dataset = self._unfailing(_as_many_as_declared(self._settings))
 
     def _require_rows(self) -> None:
         if not self._store.is_complete(repr(limits_of(self._settings))):

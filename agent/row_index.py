@@ -25,6 +25,8 @@ TO_ERASE: Final = 1
 """The least checksum of a free row that holds a record, or a part of one; that of an erased row is 0."""
 
 ROW: Final = np.dtype([("stamp", "<u8"), ("checksum", "<u4"), ("label", "<i4"), ("state", "u1")])
+_VERSION: Final = 2
+"""Of stamps and rows: those of another are decoded anew."""
 _KEY_BYTES: Final = 16
 _PRIVATE_BYTES: Final = 64 << 10
 """Of a header, for what it says of the records."""
@@ -162,7 +164,7 @@ def _parsed(head: bytes) -> Header:
 def _digest_of(settings: DataSettings) -> str:
     """Of all that gives a row its meaning."""
     values = settings.model_dump(mode="json", exclude={"name", "decoding", "features_mib"})
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps([_VERSION, values], sort_keys=True).encode()).hexdigest()
 
 
 def _checksum(body: bytes) -> str:

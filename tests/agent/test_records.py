@@ -286,17 +286,44 @@ def test_a_file_that_is_written_anew_in_its_place_is_opened_anew(tmp_path: Path)
     assert list((tmp_path / "state").iterdir()) == []
 
 
-def test_what_is_read_of_a_file_while_it_is_written_to_does_not_count(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("values", "counts"), [((*range(6), 7), True), ((7, *range(6)), False)])
+def test_what_is_read_of_a_file_that_is_written_to_counts_if_it_has_just_grown(
+    tmp_path: Path, values: tuple[int, ...], counts: bool
+) -> None:
+    """A record that is appended while a round reads must not make noise alone of it."""
     batches(tmp_path, *range(6))
     records = opened(tmp_path, tmp_path / "state")
 
-    def read_beside_a_writer(dataset: Dataset) -> int:
-        batches(tmp_path, 7, *range(6))
-        return sizes(dataset)
+    def read_beside_a_writer(dataset: Dataset) -> list[tuple[int, int]]:
+        batches(tmp_path, *values)
+        return labelled(dataset)
 
-    with pytest.raises(StorageError, match="was written to while its records were read"):
-        records.attempt(read_beside_a_writer)
+    if counts:
+        assert records.attempt(read_beside_a_writer) == [(value, value) for value in range(6)]
+    else:
+        with pytest.raises(StorageError, match="was written anew while its records were read"):
+            records.attempt(read_beside_a_writer)
     assert records.attempt(sizes) == 7
+
+
+def test_labels_of_their_own_file_are_watched_too(tmp_path: Path) -> None:
+    """IDX: images were written anew, and then labels, with a round in between."""
+    images, labels = tmp_path / "train-images-idx3-ubyte", tmp_path / "train-labels-idx1-ubyte"
+
+    def put(file: Path, *shape: int, values: list[int]) -> None:
+        head = bytes([0, 0, 8, len(shape)]) + b"".join(size.to_bytes(4, "big") for size in shape)
+        size = int(np.prod(shape[1:], dtype=int))
+        with file.open("wb") as stream:
+            stream.write(head + b"".join(bytes([value]) * size for value in values))
+
+    put(images, 4, 8, 8, values=[0, 1, 2, 3])
+    put(labels, 4, values=[0, 1, 2, 3])
+    declared = {"kind": "idx", "shape": [8, 8, 1], "dtype": "uint8"}
+    records = opened(tmp_path, tmp_path / "state", **declared)
+    put(images, 4, 8, 8, values=[3, 0, 1, 2])
+    records.attempt(labelled)
+    put(labels, 4, values=[3, 0, 1, 2])
+    assert records.attempt(labelled) == [(3, 3), (0, 0), (1, 1), (2, 2)]
 
 
 def test_a_file_that_is_cut_off_is_an_error_until_it_is_whole(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import math
+import os
 import struct
 import tokenize
 import zipfile
@@ -26,7 +27,7 @@ from dpagent.errors import DataError
 from dpagent.learning.data.archive import listed_zip, obstacle
 from dpagent.learning.data.classes import Classes
 from dpagent.learning.data.format import Source
-from dpagent.learning.data.stored import RawFile, open_raw, require_readable, unpack
+from dpagent.learning.data.stored import RawFile, require_readable, unpack
 from dpagent.wording import counted
 
 _LOCAL_HEADER: Final = struct.Struct("<4s22xHH")  # of a zip: signature, lengths of name and extra field
@@ -76,6 +77,9 @@ class NpzFile:
 
     def __init__(self, path: Path, archive: zipfile.ZipFile) -> None:
         self.path, self.archive = path, archive
+        assert archive.fp is not None
+        # Values are read by number from the very file whose labels are read first.
+        self._whole = RawFile(path, os.dup(archive.fp.fileno()))
         self.members = {
             info.filename.removesuffix(".npy"): info
             for info in archive.infolist()
@@ -189,13 +193,13 @@ class NpzFile:
                 # One byte too many shows that there are more than the header says.
                 raw = unpack(stream, path, most=member.info.file_size + 1).part(member.header_bytes)
         else:
-            whole, header = open_raw(path), np.empty(_LOCAL_HEADER.size, np.uint8)
-            whole.read_into(header, member.info.header_offset)
+            header = np.empty(_LOCAL_HEADER.size, np.uint8)
+            self._whole.read_into(header, member.info.header_offset)
             signature, name_bytes, extra_bytes = _LOCAL_HEADER.unpack(header.tobytes())
             if signature != b"PK\x03\x04":
                 raise DataError(f"{path} is damaged: a member is not where it should be. Copy it again.")
             start = member.info.header_offset + _LOCAL_HEADER.size + name_bytes + extra_bytes
-            raw = whole.part(start + member.header_bytes)
+            raw = self._whole.part(start + member.header_bytes)
         if raw.size < member.value_bytes:
             raise DataError(f"{path} is shorter than it says. Copy it again.")
         return raw

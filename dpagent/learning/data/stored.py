@@ -142,6 +142,7 @@ class StoredDataset(Dataset):
         labels: of the records that are used.
         classes: number of classes.
         places: which of the stored records these are, rising.
+        read: other files, which the labels were read from.
         others: as of :class:`Dataset`.
     """
 
@@ -153,15 +154,17 @@ class StoredDataset(Dataset):
         classes: int,
         *,
         places: NDArray[np.int64],
+        read: Sequence[RawFile] = (),
         **others: Any,
     ) -> None:
         self._parts, self._convert, self._places = tuple(parts), convert, places
+        self._files = (*(part.file for part in parts), *read)
         self._ends = np.cumsum([part.shape[0] for part in parts])
         super().__init__(labels, classes, **others)
 
     def is_as_opened(self) -> bool:
         """As of :meth:`Dataset.is_as_opened`."""
-        return all(part.file.is_as_opened() for part in self._parts)
+        return all(file.is_as_opened() for file in self._files)
 
     def _read(self, indices: Indices) -> NDArray[Any]:
         indices = self._places[indices]

@@ -28,7 +28,7 @@ def priced(events: Iterable[Event], delta: float) -> tuple[Accountant, float]:
 
     A :class:`PldAccountant` has its grid pinned to the one chosen for the whole job; from its ``name`` and
     that ``grid``, :func:`accountant_named` makes an equal one. Whatever the events are, it takes some
-    seconds on one core of a PC; the slowest that were found, 18.
+    seconds on one core of a PC; the slowest that were found, 10.
 
     >>> from dpagent.privacy.events import ApproximateEvent, GaussianEvent, poisson_sampled
     >>> accountant, epsilon = priced([poisson_sampled(GaussianEvent(2.0), 0.1)], delta=1e-5)

@@ -144,8 +144,8 @@ def _dataset(inputs: StoredArray, numbers: StoredArray, source: Source) -> Datas
             values = convert(inputs.read(places))
             return ArrayDataset(values, used, table.count, table.names, origin=origin)
         return StoredDataset(
-            [inputs], convert, used, table.count, places=places, shape=shape, dtype=dtype,
-            class_names=table.names, origin=origin,
+            [inputs], convert, used, table.count, places=places, read=[numbers.file],
+            shape=shape, dtype=dtype, class_names=table.names, origin=origin,
         )  # fmt: skip
     except DataError as error:
         raise DataError(f"{source.path}, {source.half} half: {error}") from error
