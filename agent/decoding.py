@@ -58,8 +58,9 @@ _PUBLISH_S: Final = 10.0
 """What is decoded at once is published at least this often, so that another attempt goes on from there."""
 _LISTING_BYTES: Final = 256 << 20
 _LISTING_BYTES_A_RECORD: Final = 1_024
-_TRIES_AT_ONCE: Final = 3
-"""So often, where all is decoded at once, if a file that changes meanwhile leaves something for later."""
+_TRIES: Final = 3
+"""So often, if a file is written anew meanwhile; where all is decoded at once, also if something is left for
+later."""
 _MOST_SENTENCES: Final = 100
 _LONGEST_SENTENCE: Final = 300
 
@@ -101,10 +102,9 @@ def bring_up_to_date(order: Order) -> None:
         ConfigurationError, DataError: the data cannot be opened, or there are more than declared.
         StorageError: there is no room for the rows, or they cannot be written.
     """
-    tries = _TRIES_AT_ONCE if order.at_once else 1
-    for left in reversed(range(tries)):
+    for left in reversed(range(_TRIES)):
         try:
-            if _look(order):
+            if _look(order) or not order.at_once:
                 return
         except ChangedError:
             if not left:

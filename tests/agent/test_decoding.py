@@ -374,6 +374,30 @@ def test_a_table_that_is_written_anew_while_it_is_decoded_gives_no_row_the_label
     assert rows_of(board) == sorted((value, value % 3) for value in [111, 112, *ROWS])
 
 
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_table_that_is_replaced_while_it_is_listed_keeps_no_row_of_others_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: bool
+) -> None:
+    """The whole look was given up: 20 new rows of another table waited, as long as somebody wrote."""
+    board = tables(tmp_path, max_records=100)
+    table(board, [1], "a.csv")
+    table(board, [2], "b.csv")
+    board.look(at_once=True)
+    table(board, [1, *ROWS], "a.csv")
+    real, changes = decoding.list_declared, []
+
+    def replaced_afterwards(*arguments: Any, **others: Any) -> Any:
+        listed = real(*arguments, **others)
+        changes.append(1)
+        table(board, [200 + len(changes), 2], "new")
+        (board.root / "new").replace(board.root / "b.csv")
+        return listed
+
+    monkeypatch.setattr(decoding, "list_declared", replaced_afterwards)
+    board.look(at_once=at_once)
+    assert rows_of(board) == [(value, value % 3) for value in [1, 2, *ROWS]]
+
+
 def test_at_the_start_what_is_gone_is_erased_at_once(tmp_path: Path) -> None:
     board = pictures(tmp_path)
     folder_of(board.root, *named(0, 1))

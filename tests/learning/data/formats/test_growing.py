@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import os
 from pathlib import Path
 from typing import Any
 
@@ -184,17 +186,30 @@ def test_a_row_that_does_not_fit_takes_no_other_with_it_when_a_table_grows(tmp_p
     ]
 
 
-def test_a_table_that_was_replaced_is_not_read_at_the_old_places(tmp_path: Path) -> None:
+def test_a_table_that_was_replaced_is_read_as_it_was_listed(tmp_path: Path) -> None:
     file = table(tmp_path / "1.csv", "1,a", "2,b")
     data = look(tables(tmp_path))
     table(tmp_path / "new", "77,a", "88,b").replace(file)
-    with pytest.raises(DataError, match=r"1\.csv was replaced since it was read"):
-        inputs_of(data)
+    assert inputs_of(data) == [1, 2]
     assert inputs_of(look(tables(tmp_path))) == [77, 88]
     file.unlink()
-    with pytest.raises(DataError, match="no file"):
-        inputs_of(data)
+    assert inputs_of(data) == [1, 2]
     assert len(look(tables(tmp_path))) == 0
+
+
+@pytest.mark.parametrize("is_stamped", [False, True])
+def test_of_very_many_tables_one_that_was_replaced_is_not_read_at_the_old_places(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_stamped: bool
+) -> None:
+    monkeypatch.setattr("dpagent.learning.data.formats.tables.dataset._MOST_OPEN", 0)
+    file = table(tmp_path / "1.csv", "1,a", "2,b")
+    data = look(tables(tmp_path))
+    if is_stamped:
+        data.stamps(KEY)
+    table(tmp_path / "new", "7,a", "8,b").replace(file)
+    said = "is not what it was when it was listed" if is_stamped else "was replaced since it was read"
+    with pytest.raises(DataError, match=said):
+        inputs_of(data)
 
 
 def test_a_glance_tells_whether_tables_may_have_changed(tmp_path: Path) -> None:
@@ -212,3 +227,19 @@ def test_a_glance_tells_whether_tables_may_have_changed(tmp_path: Path) -> None:
     assert len(set(seen)) == 3
     file.write_text("x,label\n")  # It may change once more, unseen.
     assert glance() is None
+
+
+def test_a_table_with_holes_or_a_packed_one_is_left_out_alone_unread(tmp_path: Path) -> None:
+    """Listing took as long as their bytes, and what came with them did not count."""
+    table(tmp_path / "1.csv", "1,a", "2,b")
+    table(tmp_path / "2.csv", "5,a")
+    os.truncate(tmp_path / "2.csv", 2 << 40)
+    (tmp_path / "3.csv.gz").write_bytes(gzip.compress(b"x,label\n3,a\n"))
+    now = look(tables(tmp_path))
+    assert inputs_of(now) == [1, 2]
+    holes, packed = now.origin.left_out
+    assert "2.csv has 2,199,023,255,552 bytes; a board reads tables of at most" in holes
+    assert "3.csv.gz is packed; a board unpacks no table. Unpack it: gunzip 3.csv.gz" in packed
+    (tmp_path / "2.csv").unlink()
+    with pytest.raises(DataError, match="is packed"):
+        list_declared(tables(tmp_path), growing=False)

@@ -20,16 +20,25 @@ from dpagent.errors import DataError
 from dpagent.learning.data.classes import ClassTable
 from dpagent.learning.data.dataset import Dataset, Indices, Origin, Stamps
 from dpagent.learning.data.formats.tables.header import UnfitError
-from dpagent.learning.data.formats.tables.index import TableIndex, index_table, stamp_of
+from dpagent.learning.data.formats.tables.index import TableIndex, index_open, index_table, stamp_of
 from dpagent.learning.data.formats.tables.rows import cells_of
 from dpagent.learning.data.formats.tables.settings import CsvSettings
 from dpagent.learning.data.stored import ChangedError, RawFile, open_raw, reading, require_readable
 from dpagent.wording import counted, named
 
+_MOST_OPEN: Final = 256
 SUFFIXES: Final = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
 
 
-def open_table(path: Path, form: CsvSettings, classes: ClassTable, *, growing: bool = False) -> Dataset:
+def open_table(
+    path: Path,
+    form: CsvSettings,
+    classes: ClassTable,
+    *,
+    growing: bool = False,
+    most_bytes: int | None = None,
+    keeps_open: bool = False,
+) -> Dataset:
     """A CSV file, or all CSV files of a folder in the order of their names; maybe no record.
 
     Args:
@@ -38,6 +47,9 @@ def open_table(path: Path, form: CsvSettings, classes: ClassTable, *, growing: b
         classes: of the labels.
         growing: the files are in use: one that cannot be read is left out, and a last line without an end is
             unfinished, if it was written to a moment ago.
+        most_bytes: of a file on a board, which takes no larger one, and no packed one.
+        keeps_open: whether records are read from the files that are listed, whatever takes their place
+            meanwhile; of very many, their bytes are compared.
 
     A row that does not fit is left out, with the windows that hold it.
 
@@ -57,9 +69,15 @@ def open_table(path: Path, form: CsvSettings, classes: ClassTable, *, growing: b
     require_readable(path)
     form.constants(form.features or ())
     indexes, rejected = [], []
-    for file in table_files(path):
+    files = table_files(path)
+    keeps_open = keeps_open and len(files) <= _MOST_OPEN
+    for file in files:
         try:
-            indexes.append(index_table(file, form, classes, growing=growing))
+            indexes.append(
+                index_table(
+                    file, form, classes, growing=growing, most_bytes=most_bytes, keeps_open=keeps_open
+                )
+            )
         except DataError as error:
             if not growing:
                 raise
@@ -138,9 +156,10 @@ class TableDataset(Dataset):
     def _require_grown(self, index: TableIndex) -> None:
         """See that a file that has changed since it was listed has grown: its rows have the labels that were
         listed, the last one aside, which may not have been whole."""
-        if index.unpacked is not None or stamp_of(index.path) == index.stamp:
+        file, most = index.file, len(index.starts) - 1
+        if stamp_of(index.path) == index.stamp if file is None else file.is_as_opened():
             return
-        now, most = index_table(index.path, self._form, self._classes, growing=True), len(index.starts) - 1
+        now = index_open(file or open_raw(index.path), index.stamp, self._form, self._classes, growing=False)
         if _listed(now, most) != _listed(index, most):
             raise DataError(f"{index.path} was written anew since it was listed.")
 
@@ -183,7 +202,7 @@ class TableDataset(Dataset):
                 yield _bytes_of(file, int(index.starts[place]), int(index.ends[place]))
             return
         try:
-            file = open_raw(index.path) if index.unpacked is None else index.unpacked
+            file = index.file or open_raw(index.path)
             for place in places.tolist():
                 data = _bytes_of(file, int(index.starts[place]), int(index.ends[place]))
                 if _digest(data) != self._contents[first + place]:
@@ -282,8 +301,8 @@ def _digest(data: bytes) -> int:
 
 def _reopened(index: TableIndex) -> RawFile:
     """The file again: a folder may hold more files than a process may have open."""
-    if index.unpacked is not None:
-        return index.unpacked
+    if index.file is not None:
+        return index.file
     inode, size, _ = stamp_of(index.path)
     if inode != index.stamp[0] or size < index.stamp[1]:
         raise DataError(f"{index.path} was replaced since it was read. It is read anew at the next look.")

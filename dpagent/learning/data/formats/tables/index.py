@@ -13,7 +13,7 @@ import time
 from array import array
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -49,7 +49,7 @@ class TableIndex:
     Attributes:
         path: the file.
         stamp: its inode, size and time of change when it was read.
-        unpacked: the file without a name, if it was packed.
+        file: the file, if it is open: one without a name, if it was packed.
         columns: their places in a row.
         starts, ends: ``(n,)`` int64, bytes.
         labels: ``(n,)`` int64, positions in ``label_texts``.
@@ -61,7 +61,7 @@ class TableIndex:
 
     path: Path
     stamp: Stamp
-    unpacked: RawFile | None
+    file: RawFile | None
     columns: Columns
     starts: NDArray[np.int64]
     ends: NDArray[np.int64]
@@ -92,7 +92,13 @@ def columns_in(path: Path, form: CsvSettings) -> Columns:
 
 
 def index_table(
-    path: Path, form: CsvSettings, classes: ClassTable | None, *, growing: bool = False
+    path: Path,
+    form: CsvSettings,
+    classes: ClassTable | None,
+    *,
+    growing: bool = False,
+    most_bytes: int | None = None,
+    keeps_open: bool = False,
 ) -> TableIndex:
     """Look through a file. No row makes it fail for another.
 
@@ -101,12 +107,36 @@ def index_table(
         form: how rows become records.
         classes: the labels that are allowed, or None for any, to infer them.
         growing: whether a young last line that has no end may still be being written.
+        most_bytes: on a board, which takes no larger file, and no packed one.
+        keeps_open: whether the records are read from this very file, whatever takes its place.
 
     Raises:
         DataError: the file cannot be read, or its first row does not fit; names file, line and column.
     """
     stamp = stamp_of(path)
+    if most_bytes is not None:
+        _require_bounded(path, stamp[1], most_bytes)
     raw = open_raw(path)
+    made = index_open(raw, stamp, form, classes, growing=growing)
+    return made if keeps_open or path.suffix == ".gz" else replace(made, file=None)
+
+
+def _require_bounded(path: Path, size: int, most: int) -> None:
+    if path.suffix == ".gz":
+        raise DataError(f"{path} is packed; a board unpacks no table. Unpack it: gunzip {path.name}")
+    if size > most:
+        raise DataError(
+            f"{path} has {counted(size, 'byte')}; a board reads tables of at most {most:,}, by"
+            " data.max_records and the columns that it uses. Remove rows or columns, or raise"
+            " data.max_records."
+        )
+
+
+def index_open(
+    raw: RawFile, stamp: Stamp, form: CsvSettings, classes: ClassTable | None, *, growing: bool
+) -> TableIndex:
+    """The same of a file that is open."""
+    path = raw.path
     growing = growing and time.time_ns() - stamp[2] < GRACE_S * 1e9
     with opened_rows(raw, form) as (lines, columns):
         builder = _Builder(form, columns)
@@ -120,7 +150,7 @@ def index_table(
                     f"{path}:{lines.number}: the column {form.label!r} has more than {MAX_CLASSES:,}"
                     " different labels. Is it the label column?"
                 )
-    return builder.made(path, stamp, raw if path.suffix == ".gz" else None)
+    return builder.made(path, stamp, raw)
 
 
 class _Seen(NamedTuple):
@@ -171,7 +201,7 @@ class _Builder:
         self._used_until = self._rows
         self._is_whole = is_whole
 
-    def made(self, path: Path, stamp: Stamp, raw: RawFile | None) -> TableIndex:
+    def made(self, path: Path, stamp: Stamp, raw: RawFile) -> TableIndex:
         """The index of the rows that were added."""
         starts, ends, labels, groups = (
             np.array(values, np.int64) for values in (self._starts, self._ends, self._labels, self._groups)
