@@ -31,7 +31,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from agent.charges import STRICT, Epsilon
 from dpagent.configuration import complaint
-from dpagent.errors import LedgerError
+from dpagent.errors import LedgerError, StorageError
 from dpagent.storage import disk_errors, real_path, write_atomically
 
 GENESIS: Final = bytes(32)
@@ -189,6 +189,8 @@ def require_kept(
 def _read(file: Path, kind: TypeAdapter[Any], advice: str) -> Any:
     try:
         with disk_errors(file):
+            if file.exists() and not file.is_file():
+                raise StorageError(f"{file} is no regular file. {advice}.")
             text = file.read_bytes() if file.exists() else None
         return None if text is None else kind.validate_json(text)
     except ValidationError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict
@@ -80,6 +81,13 @@ def test_an_unreadable_second_head_is_named_and_nothing_is_taken_for_it(path: Pa
             attempt()
         assert caught.value.exit_code == ExitCode.LEDGER
     assert verify(path).entries == 1
+
+
+def test_a_second_head_that_is_a_pipe_is_named_and_not_waited_for(path: Path) -> None:
+    second = path.with_name("head")
+    os.mkfifo(second)
+    with pytest.raises(StorageError, match="is no regular file"):
+        read_second_head(second)
 
 
 def test_an_older_directory_is_refused_though_its_own_head_fits(path: Path) -> None:

@@ -35,7 +35,7 @@ from dpagent.errors import DataError, StorageError
 from dpagent.learning.data.dataset import ArrayDataset, Dataset
 from dpagent.learning.data.formats.npz import save_npz
 from dpagent.learning.data.opening import declare
-from dpagent.learning.front_end.features import FrontEnd
+from dpagent.learning.front_end.features import FeatureSet, FrontEnd, has_features
 from dpagent.learning.models.description import from_description
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.training.lots import sum_over_lot
@@ -245,6 +245,21 @@ def test_a_process_that_comes_later_computes_features_of_as_many_as_a_look_may_h
 
 
 @pytest.mark.slow
+def test_features_do_not_count_as_computed_once_what_a_look_found_counts(tmp_path: Path) -> None:
+    """Else a crash before those of new records are computed would tell whether there are any."""
+    spec = front_end_task().spec
+    front_end, state = FrontEnd(spec), tmp_path / "state"
+    records = opened(
+        photos(tmp_path / "photos"), state, images={"size": [8, 8], "mode": "grey", "folder": "."}
+    )
+    FeatureSet(records.dataset, front_end, state, lambda done: None).close()
+    records.look()
+    records.adopt()
+    assert has_features(state, front_end), "it does not count yet"
+    look_again(records)
+    assert not has_features(state, front_end)
+
+
 def test_what_a_look_leaves_out_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     root = tmp_path / "photos"
     folder_of(root, "a/1.png", "b/2.png")
