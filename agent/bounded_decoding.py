@@ -28,6 +28,7 @@ import numpy as np
 from dpagent.errors import DpagentError, StorageError
 from dpagent.learning.data.dataset import Dataset
 from dpagent.learning.data.stored import ChangedError
+from dpagent.storage import overwrite
 
 log = logging.getLogger(__name__)
 
@@ -191,7 +192,7 @@ def _work(
             _report(reports, Outcome(0, _sentence(dataset, number, error)))
             return 0
         try:
-            _write(descriptor, data, row * len(data))
+            overwrite(descriptor, data, row * len(data))
         except OSError:
             return _CANNOT_WRITE
         _report(reports, Outcome(zlib.crc32(data)))
@@ -207,13 +208,6 @@ def _sentence(dataset: Dataset, number: int, error: Exception) -> str:
 def _report(pipe: int, outcome: Outcome) -> None:
     values = outcome.checksum, outcome.problem[:_LONGEST], outcome.is_final
     os.write(pipe, json.dumps(values).encode() + b"\n")
-
-
-def _write(descriptor: int, data: bytes, offset: int) -> None:
-    rest = memoryview(data)
-    while rest:
-        written = os.pwrite(descriptor, rest, offset)
-        rest, offset = rest[written:], offset + written
 
 
 def address_space() -> int:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from brokers import wait_until
 from devices import KEY, WEIGHTS, started_trainer
 from fleets import DIGITS, make_task, published_plan, report_plan, terms, update_plan, write_agent
+from numpy.typing import NDArray
 from test_training import features_task
 
 from agent.profile import load_profile
@@ -49,11 +51,11 @@ def test_the_work_is_that_of_an_update_and_no_record_is_read(
     weights = np.zeros(task.spec.parameter_count, np.float32)
     gradients, features, attempt = NumpyEngine.clipped_sum, FrontEnd.__call__, Records.attempt
 
-    def counted_gradients(self: NumpyEngine, *arguments: object) -> object:
-        rows.append(("gradients", len(arguments[2])))  # type: ignore[arg-type]
-        return gradients(self, *arguments)  # type: ignore[arg-type]
+    def counted_gradients(self: NumpyEngine, *arguments: Any) -> Any:
+        rows.append(("gradients", len(arguments[2])))
+        return gradients(self, *arguments)
 
-    def counted_features(self: FrontEnd, inputs: np.ndarray) -> object:  # type: ignore[type-arg]
+    def counted_features(self: FrontEnd, inputs: NDArray[Any]) -> Any:
         rows.append(("features", len(inputs)))
         return features(self, inputs)
 

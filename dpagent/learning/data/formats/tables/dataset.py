@@ -157,7 +157,8 @@ class TableDataset(Dataset):
         """See that a file that has changed since it was listed has grown: its rows have the labels that were
         listed, the last one aside, which may not have been whole."""
         file, most = index.file, len(index.starts) - 1
-        if stamp_of(index.path) == index.stamp if file is None else file.is_as_opened():
+        is_as_listed = file.is_as_opened() if file else stamp_of(index.path) == index.stamp
+        if is_as_listed:
             return
         now = index_open(file or open_raw(index.path), index.stamp, self._form, self._classes, growing=False)
         if _listed(now, most) != _listed(index, most):
