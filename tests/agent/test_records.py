@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import os
 import resource
 import shutil
 import tracemalloc
@@ -272,84 +271,6 @@ def test_what_a_look_leaves_out_is_said_once(tmp_path: Path, caplog: pytest.LogC
     assert len(records.dataset) == 3
     assert caplog.text.count("the data changed: 3 records, 2 before") == 1
     assert caplog.text.count(f"left out: {root}: a/bad.png") == 1
-
-
-def batches(folder: Path, *values: int) -> Path:
-    """A file of records that each hold one number, which is their label, written in its place."""
-    file = folder / "data_batch_1.bin"
-    with file.open("wb") as stream:
-        stream.write(b"".join(bytes([value]) * 3073 for value in values))
-    return file
-
-
-def labelled(dataset: Dataset) -> list[tuple[int, int]]:
-    return [
-        (int(record.flat[0]), int(label))
-        for inputs, labels in dataset.readable_batches()
-        for record, label in zip(inputs, labels, strict=True)
-    ]
-
-
-def test_a_file_that_is_written_anew_in_its_place_is_opened_anew(tmp_path: Path) -> None:
-    """Its values were read by number, and its labels were those of the file of before."""
-    batches(tmp_path, *range(6))
-    records = opened(tmp_path, tmp_path / "state")
-    assert records.attempt(labelled) == [(value, value) for value in range(6)]
-    for values in ((9, *range(6)), (1, 2, 3), (3, 2, 1)):
-        batches(tmp_path, *values)
-        assert records.attempt(labelled) == [(value, value) for value in values]
-    assert list((tmp_path / "state").iterdir()) == []
-
-
-@pytest.mark.parametrize(("values", "counts"), [((*range(6), 7), True), ((7, *range(6)), False)])
-def test_what_is_read_of_a_file_that_is_written_to_counts_if_it_has_just_grown(
-    tmp_path: Path, values: tuple[int, ...], counts: bool
-) -> None:
-    """A record that is appended while a round reads must not make noise alone of it."""
-    batches(tmp_path, *range(6))
-    records = opened(tmp_path, tmp_path / "state")
-
-    def read_beside_a_writer(dataset: Dataset) -> list[tuple[int, int]]:
-        batches(tmp_path, *values)
-        return labelled(dataset)
-
-    if counts:
-        assert records.attempt(read_beside_a_writer) == [(value, value) for value in range(6)]
-    else:
-        with pytest.raises(StorageError, match="was written anew while its records were read"):
-            records.attempt(read_beside_a_writer)
-    assert records.attempt(sizes) == 7
-
-
-def test_labels_of_their_own_file_are_watched_too(tmp_path: Path) -> None:
-    """IDX: images were written anew, and then labels, with a round in between."""
-    images, labels = tmp_path / "train-images-idx3-ubyte", tmp_path / "train-labels-idx1-ubyte"
-
-    def put(file: Path, *shape: int, values: list[int]) -> None:
-        head = bytes([0, 0, 8, len(shape)]) + b"".join(size.to_bytes(4, "big") for size in shape)
-        size = int(np.prod(shape[1:], dtype=int))
-        with file.open("wb") as stream:
-            stream.write(head + b"".join(bytes([value]) * size for value in values))
-
-    put(images, 4, 8, 8, values=[0, 1, 2, 3])
-    put(labels, 4, values=[0, 1, 2, 3])
-    declared = {"kind": "idx", "shape": [8, 8, 1], "dtype": "uint8"}
-    records = opened(tmp_path, tmp_path / "state", **declared)
-    put(images, 4, 8, 8, values=[3, 0, 1, 2])
-    records.attempt(labelled)
-    put(labels, 4, values=[3, 0, 1, 2])
-    assert records.attempt(labelled) == [(3, 3), (0, 0), (1, 1), (2, 2)]
-
-
-def test_a_file_that_is_cut_off_is_an_error_until_it_is_whole(tmp_path: Path) -> None:
-    file = batches(tmp_path, *range(6))
-    records = opened(tmp_path, tmp_path / "state")
-    os.truncate(file, 4 * 3073 + 1000)
-    for _ in range(2):
-        with pytest.raises(DataError, match="expected a whole number of records"):
-            records.attempt(sizes)
-    batches(tmp_path, *range(6))
-    assert records.attempt(sizes) == 6
 
 
 def test_one_bad_row_of_a_table_neither_keeps_the_agent_from_starting_nor_takes_other_rows(
