@@ -16,7 +16,7 @@ from agent.announcements import Announcements
 from agent.cycle import Cycle
 from agent.database import ledger_errors
 from agent.limits import shown
-from agent.profile import check_board, load_profile
+from agent.profile import check_board, open_profile
 from agent.publisher import Publisher
 from agent.records import CACHED_BYTES, Records
 from agent.settings import AgentSettings, on_board
@@ -60,8 +60,10 @@ class Agent:
     def __init__(self, settings: AgentSettings, *, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
         self._began_at = self._clock.monotonic()
-        profile = load_profile(settings.profile)
+        loaded = open_profile(settings.profile)
+        profile = loaded.profile
         check_board(profile)
+        log.info("board profile %s: %s", loaded.name, profile.description)
         self._settings = settings = on_board(settings, profile)
         require_declared(settings.data)
         os.nice(max(0, profile.niceness - os.nice(0)))

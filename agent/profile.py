@@ -1,27 +1,69 @@
-"""Board profiles: the resources that training may use."""
+"""Board profiles: what a board is, and the resources that training may use on it.
+
+A profile is a YAML file. It may build on another (``extends``), whose values it keeps where it gives none of
+its own: so a fleet's own profile is a few lines over one of the package.
+"""
 
 from __future__ import annotations
 
 import importlib.resources
-import os
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
+from agent.board import Board
 from agent.limit_settings import LimitSettings
-from dpagent.configuration import Settings, load_settings
+from dpagent.configuration import Settings, load_settings, load_yaml, overlaid
 from dpagent.errors import ConfigurationError
 from dpagent.learning.data.dataset import MAX_RECORDS
+
+AUTO: Final = "auto"
+"""In place of a profile's name: the one that fits this board."""
+_GENERIC: Final = {"aarch64": "generic-arm64", "armv7l": "generic-armv7", "x86_64": "generic-x86-64"}
+_MEMORY_SHARE: Final = 0.8
+"""Of a board's installed memory: firmware and kernel keep some for themselves."""
+
+Text = Annotated[str, Field(min_length=1)]
+Texts = Annotated[tuple[Text, ...], Field(strict=False)]
+
+
+class BoardFacts(Settings):
+    """What the board is. Facts for people and for ``dpagent profiles detect``."""
+
+    architecture: Literal["aarch64", "armv6l", "armv7l", "x86_64"]
+    """Of its processor, as `uname -m` names it."""
+    processor: Text
+    """Cores and clock, in words."""
+    cores: Annotated[int, Field(ge=1, le=1024)]
+    """Number of them."""
+    memory_mib: Annotated[int, Field(ge=64)]
+    """Installed memory, in the smallest variant; the agent refuses a profile with more than the board has."""
+    storage: Text
+    """Where its system and state lie, in words."""
+    heat: Text
+    """From when on it slows down, in words."""
+    power: Text
+    """Its supply, in words."""
+    compatible: Texts = ()
+    """Names of the board in the root of its device tree (`/proc/device-tree/compatible`)."""
+    sources: Texts = ()
+    """Where these facts are from."""
 
 
 class Profile(Settings):
     """One YAML file of ``firmware_profiles/``."""
 
-    description: str
+    extends: Text | None = None
+    """Another profile: its name in the package, or the path of its file, relative to this one. Its values
+    hold where this file has none."""
+    description: Text
     """The board, in words."""
-    memory_mib: Annotated[int, Field(ge=64)]
-    """Installed memory; the agent refuses a profile with more memory than the board has."""
+    board: BoardFacts
+    engine: Literal["auto", "numpy", "onnx"] = "auto"
+    """As ``engine`` of ``agent.yaml``, which replaces it."""
     microbatch: Annotated[int, Field(ge=1, le=64)]
     """Records whose gradients are in memory at once; small caches need few."""
     threads: Annotated[int, Field(ge=1, le=64)] = 1
@@ -32,6 +74,25 @@ class Profile(Settings):
     """Of data that do not declare ``data.max_records``."""
     limits: LimitSettings = LimitSettings()
     """As ``limits`` of ``agent.yaml``, where a key that is set there replaces the one here."""
+
+
+_Chain = tuple[tuple[str, Mapping[str, Any]], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedProfile:
+    """A profile, and the files that it is from.
+
+    Attributes:
+        name: as it was asked for, or as it was detected.
+        profile: its values, with those of all that it extends.
+        chain: the names of the file and of those that it extends, nearest first, each with the values that
+            stand in it.
+    """
+
+    name: str
+    profile: Profile
+    chain: _Chain
 
 
 def profile_names() -> list[str]:
@@ -48,19 +109,85 @@ def is_profile_path(name: str) -> bool:
 
 
 def load_profile(name: str) -> Profile:
-    """Load a profile by name, or from a path when ``name`` ends in ``.yaml``.
+    """Load a profile by name, from a path when ``name`` ends in ``.yaml``, or this board's for ``auto``.
 
     Raises:
         ConfigurationError: There is no such profile, or it is malformed.
     """
+    return open_profile(name).profile
+
+
+def open_profile(name: str) -> LoadedProfile:
+    """As :func:`load_profile`, with where each value is from.
+
+    Raises:
+        ConfigurationError: as there.
+    """
+    if name == AUTO:
+        name = detect_profile(Board.this())
+    profile, chain = _opened(name, Path(), ())
+    return LoadedProfile(name, profile, chain)
+
+
+def _opened(name: str, folder: Path, heirs: tuple[Path, ...]) -> tuple[Profile, _Chain]:
+    """A profile and its chain; ``heirs`` are the files that extend it."""
     if is_profile_path(name):
-        return load_settings(Path(name), Profile)
+        return _read(name, folder / name, heirs)
     if name not in profile_names():
         raise ConfigurationError(
-            f"profile is {name!r}; expected one of {', '.join(profile_names())}, or the path of a .yaml file."
+            f"profile is {name!r}; expected {AUTO}, one of {', '.join(profile_names())}, or the path of a "
+            ".yaml file."
         )
     with importlib.resources.as_file(importlib.resources.files("firmware_profiles") / f"{name}.yaml") as path:
-        return load_settings(path, Profile)
+        return _read(name, path, heirs)
+
+
+def _read(name: str, path: Path, heirs: tuple[Path, ...]) -> tuple[Profile, _Chain]:
+    file = path.resolve()
+    if file in heirs:
+        raise ConfigurationError(f"{path}: extends: this profile builds on itself, by way of {heirs[-1]}.")
+    values = load_yaml(path, example="extends: raspberry-pi-4")
+    below: _Chain = ()
+    parent = values.get("extends")
+    if isinstance(parent, str) and parent:
+        try:
+            _, below = _opened(parent, path.parent, (*heirs, file))
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{path}: extends {parent!r}. {error}") from error
+    base: dict[str, Any] = {}
+    for _, inherited in reversed(below):
+        base = overlaid(base, inherited)
+    return load_settings(path, Profile, base=base), ((name, values), *below)
+
+
+def detect_profile(board: Board) -> str:
+    """The name of the package's profile that fits a board best: its own, or the generic one.
+
+    A system of 32 bits on a 64-bit board gets the generic one: the packages of its own need 64 bits.
+
+    Raises:
+        ConfigurationError: There is none for its architecture.
+    """
+    folder = importlib.resources.files("firmware_profiles")
+    texts = {name: (folder / f"{name}.yaml").read_text("utf-8") for name in profile_names()}
+    for known in board.compatible:
+        for name, text in texts.items():
+            if known not in text:
+                continue  # Parsing all of them takes a small board a second.
+            facts = load_profile(name).board
+            if known in facts.compatible and board.architecture == facts.architecture:
+                return name
+    if (generic := _GENERIC.get(board.architecture)) is not None:
+        return generic
+    raise ConfigurationError(
+        f"There is no profile for the architecture {board.architecture!r} of this board; expected one of "
+        f"{', '.join(_GENERIC)}. Set profile to the path of your own .yaml file."
+    )
+
+
+def fits_memory(facts: BoardFacts, board: Board) -> bool:
+    """Whether a board has the memory that a profile is for."""
+    return board.memory_mib >= _MEMORY_SHARE * facts.memory_mib
 
 
 def check_board(profile: Profile) -> None:
@@ -70,9 +197,9 @@ def check_board(profile: Profile) -> None:
         ConfigurationError: The board has less than 80 % of the profile's memory
             (firmware and kernel reserve some of the installed memory).
     """
-    fitted_mib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20
-    if fitted_mib < 0.8 * profile.memory_mib:
+    board = Board.this()
+    if not fits_memory(profile.board, board):
         raise ConfigurationError(
-            f"The profile is for a board of {profile.memory_mib} MiB ({profile.description}); this one has "
-            f"{fitted_mib} MiB. Choose another profile: {', '.join(profile_names())}."
+            f"The profile is for a board of {profile.board.memory_mib} MiB ({profile.description}); this one "
+            f"has {board.memory_mib} MiB. Choose another profile: {', '.join(profile_names())}."
         )

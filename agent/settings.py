@@ -12,7 +12,7 @@ from agent.columns import account_name
 from agent.data_settings import DataSettings
 from agent.heads import LedgerFiles, second_head_beside
 from agent.limit_settings import LimitSettings
-from agent.profile import Profile, is_profile_path
+from agent.profile import AUTO, Profile, is_profile_path
 from dpagent.configuration import FilePath, Settings, load_settings, resolve
 from dpagent.errors import ConfigurationError
 from dpagent.privacy.statement import Trust
@@ -69,11 +69,13 @@ class AgentSettings(Settings):
     budget: BudgetSettings
     ledger: LedgerSettings = LedgerSettings()
     mqtt: MqttSettings = MqttSettings()
-    profile: Annotated[str, Field(min_length=1)] = "generic-linux"
-    """A board in ``firmware_profiles/``, or the path of your own profile, relative to this file."""
+    profile: Annotated[str, Field(min_length=1)] = AUTO
+    """A board, as ``dpagent profiles list`` names it, or the path of your own profile, relative to this file.
+    ``auto``: the one that ``dpagent profiles detect`` finds."""
     limits: LimitSettings = LimitSettings()
     engine: Literal["auto", "numpy", "onnx"] = "auto"
-    """The engine that computes gradients; ``auto`` measures both on this board and keeps the faster one."""
+    """The engine that computes gradients; ``auto`` measures both on this board and keeps the faster one. By
+    default the profile's."""
     trusted_graphs: Annotated[tuple[Sha256, ...], Field(strict=False)] = ()
     """SHA-256 of ONNX files from the coordinator that the device may run: training graphs other than those of
     the built-in models (``dpagent model graph`` prints the digest) and frozen networks of front ends
@@ -111,7 +113,10 @@ def on_board(settings: AgentSettings, profile: Profile) -> AgentSettings:
     data = settings.data
     if data.max_records is None:
         data = data.model_copy(update={"max_records": profile.max_records})
-    return settings.model_copy(update={"limits": LimitSettings.model_validate(limits), "data": data})
+    engine = settings.engine if "engine" in settings.model_fields_set else profile.engine
+    return settings.model_copy(
+        update={"limits": LimitSettings.model_validate(limits), "data": data, "engine": engine}
+    )
 
 
 def load_agent_settings(file: Path) -> AgentSettings:

@@ -20,7 +20,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import typer
 
-from cli import budget, coordinator, methods, mixer, run
+from cli import budget, coordinator, methods, mixer, profiles, run
 from cli.bench import command as bench_command
 from cli.commands import Commands
 from cli.data import command as data_command
@@ -52,6 +52,7 @@ app.add_typer(budget.app, name="budget")
 app.add_typer(data_command.app, name="data")
 app.add_typer(model_command.app, name="model")
 app.add_typer(methods.app, name="methods")
+app.add_typer(profiles.app, name="profiles")
 app.command(name="predict")(predict_command.predict)
 app.command(name="bench")(bench_command.bench)
 

@@ -61,11 +61,16 @@ FilePath = Annotated[Path, Field(strict=False), AfterValidator(_not_empty)]
 SettingsT = TypeVar("SettingsT", bound=Settings)
 
 
-def load_settings(path: Path, schema: type[SettingsT]) -> SettingsT:
+def load_settings(path: Path, schema: type[SettingsT], *, base: Mapping[str, Any] | None = None) -> SettingsT:
     """Read a YAML file as ``schema``.
 
     Relative paths inside the file are unchanged; :func:`resolve` makes them relative
     to the file.
+
+    Args:
+        path: The file.
+        schema: What it must be.
+        base: Values that hold where the file has none (:func:`overlaid`).
 
     Raises:
         ConfigurationError: The file is missing or not YAML, a key is unknown or missing, or
@@ -75,7 +80,7 @@ def load_settings(path: Path, schema: type[SettingsT]) -> SettingsT:
     node, values = _read(path, example=f"{_first_key(schema)}: …")
     lines, _ = _line_numbers(node)
     try:
-        return schema.model_validate(values)
+        return schema.model_validate(overlaid(base or {}, values))
     except ValidationError as error:
         raise ConfigurationError(
             "\n".join(_sentence(path, lines, problem, schema) for problem in error.errors(include_url=False))
@@ -184,6 +189,22 @@ def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any], section:
         elif old != new:
             changes.append(Change(f"{section}{key}", old, new))
     return changes
+
+
+def overlaid(base: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """``base`` with ``values`` over it: sections key by key, all else (lists too) as a whole.
+
+    >>> overlaid({"a": {"b": 1, "c": [2]}, "d": 3}, {"a": {"c": []}, "e": 4})
+    {'a': {'b': 1, 'c': []}, 'd': 3, 'e': 4}
+    """
+    both = dict(base)
+    for key, value in values.items():
+        below = both.get(key)
+        if isinstance(below, Mapping) and isinstance(value, Mapping):
+            both[key] = overlaid(below, value)
+        else:
+            both[key] = value
+    return both
 
 
 def load_yaml(path: Path, *, example: str) -> dict[Any, Any]:

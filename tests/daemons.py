@@ -26,7 +26,7 @@ from coordinator.settings import load_fleet_settings
 from mixer.daemon import Mixer
 from mixer.settings import load_mixer_settings
 
-_CALM = "description: x\nmemory_mib: 64\nmicrobatch: 8\nniceness: 0\n"
+_CALM = "extends: generic-x86-64\nboard: {memory_mib: 64}\nmicrobatch: 8\nniceness: 0\n"
 """A board's profile: the tests' process must not be made nicer."""
 
 

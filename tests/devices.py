@@ -70,7 +70,7 @@ def started_trainer(settings: AgentSettings) -> Trainer:
     Records(settings.data, settings.state_dir)
     assert settings.data.max_records is not None
     reserve(settings.state_dir, settings.data.features_mib << 20, settings.data.max_records)
-    return _QuickTrainer(settings, load_profile("generic-linux"))
+    return _QuickTrainer(settings, load_profile("generic-x86-64"))
 
 
 class AtOnce:

@@ -51,7 +51,7 @@ def worker(tmp_path: Path) -> Iterator[Worker]:
     }  # fmt: skip
     settings = load_agent_settings(write_agent(tmp_path, None, KEY, engine="numpy", data=data))
     started_trainer(settings)
-    worker = Worker(settings, load_profile("generic-linux"))
+    worker = Worker(settings, load_profile("generic-x86-64"))
     yield worker
     worker.end()
 

@@ -177,7 +177,7 @@ def worker_for(directory: Path, case: Case, records: int, *, has_odd_label: bool
     save = np.savez if case.is_stored else np.savez_compressed
     save(directory / "data.npz", inputs=made, labels=labels)
     started_trainer(settings)
-    profile = load_profile("generic-linux").model_copy(update={"threads": case.threads})
+    profile = load_profile("generic-x86-64").model_copy(update={"threads": case.threads})
     worker = Worker(settings, profile)
     try:
         yield worker

@@ -50,7 +50,7 @@ def test_an_agent_file_is_read_with_paths_relative_to_it(tmp_path: Path) -> None
 def test_a_profile_of_ones_own_is_relative_to_the_agent_file_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "board.yaml").write_text("description: mine\nmemory_mib: 64\nmicrobatch: 2\n")
+    (tmp_path / "board.yaml").write_text("extends: generic-arm64\nmicrobatch: 2\n")
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     settings = load_agent_settings(agent_file(tmp_path, profile="board.yaml"))
@@ -123,7 +123,7 @@ def test_every_profile_is_valid(name: str) -> None:
 
 
 def test_an_unknown_profile_names_those_that_exist() -> None:
-    with pytest.raises(ConfigurationError, match="generic-linux"):
+    with pytest.raises(ConfigurationError, match="generic-x86-64"):
         load_profile("toaster")
 
 
@@ -162,18 +162,19 @@ def test_a_second_head_in_the_state_directory_is_refused(tmp_path: Path, place: 
 def test_a_boards_profile_limits_what_the_device_leaves_open(tmp_path: Path) -> None:
     board = tmp_path / "board.yaml"
     board.write_text(
-        "description: x\nmemory_mib: 64\nmicrobatch: 8\nmax_records: 700\n"
-        "limits: {maximum_training_s: 60, minimum_fragments: 9}\n"
+        "extends: generic-armv7\nmax_records: 700\nlimits: {maximum_training_s: 60, minimum_fragments: 9}\n"
     )
     limits = {"minimum_fragments": 2, "minimum_compute_slot_s": 1.0}
-    for declared, expected in ({"max_records": 50}, 50), ({}, 700):
+    for declared, expected, engine in ({"max_records": 50}, 50, "auto"), ({}, 700, "numpy"):
         values = agent_values(None, KEY, limits=limits, data=declared)
         if not declared:
             del values["data"]["max_records"]
+        else:
+            values["engine"] = engine
         file = tmp_path / "agent.yaml"
         file.write_text(yaml.safe_dump(values))
         settings = on_board(load_agent_settings(file), load_profile(str(board)))
-        assert settings.data.max_records == expected
+        assert (settings.data.max_records, settings.engine) == (expected, engine)
         assert settings.limits.maximum_training_s == 60
         assert settings.limits.minimum_fragments == 2, "agent.yaml comes first"
         assert settings.limits.minimum_compute_slot_s == 1.0

@@ -236,7 +236,7 @@ def test_a_process_that_comes_later_computes_features_of_as_many_as_a_look_may_h
     for name in ([], ["0/more.png", "1/more.png"]):
         folder_of(root, *name, **DIGIT)
         look_only(first.records)
-        later = Trainer(first._settings, load_profile("generic-linux"))
+        later = Trainer(first._settings, load_profile("generic-x86-64"))
         assert computed_in_a_round(later) == a_look_may_find
         assert len(later.records.dataset) == COUNT + len(name)
         assert computed_in_a_round(later) == 0

@@ -94,7 +94,7 @@ def test_a_rehearsal_that_failed_often_ends_like_an_update_of_noise_alone(tmp_pa
 def test_a_training_process_that_is_ended_fails_the_rehearsal(tmp_path: Path) -> None:
     settings = load_agent_settings(write_agent(tmp_path, None, KEY, engine="numpy"))
     settings.state_dir.mkdir(exist_ok=True)
-    worker = Worker(settings, load_profile("generic-linux"))
+    worker = Worker(settings, load_profile("generic-x86-64"))
     order = Order(make_task(**terms(rate=0.5)).plan, WEIGHTS, {}, is_rehearsal=True)
     try:
         worker.prepare(order).result(30.0)

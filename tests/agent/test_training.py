@@ -153,7 +153,7 @@ def test_made_up_records_are_stored_as_the_declared_ones_are(
         write_agent(tmp_path, None, KEY, engine="numpy", data={"features_mib": 1} | data)
     )
     reserve(settings.state_dir, 1 << 20, 60)
-    board = Trainer(settings, load_profile("generic-linux"))
+    board = Trainer(settings, load_profile("generic-x86-64"))
     task = features_task() if front_end else TASK
     effort = board.prepare(task, {}, np.zeros(task.spec.parameter_count, np.float32)).effort
     assert effort is not None

@@ -41,7 +41,7 @@ def worker(tmp_path: Path) -> Iterator[Worker]:
 def made(directory: Path, **changes: Any) -> Worker:
     settings = load_agent_settings(write_agent(directory, None, KEY, **({"engine": "numpy"} | changes)))
     settings.state_dir.mkdir(exist_ok=True)
-    return Worker(settings, load_profile("generic-linux"))
+    return Worker(settings, load_profile("generic-x86-64"))
 
 
 def pid_of(worker: Worker) -> int:

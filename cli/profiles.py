@@ -1,0 +1,221 @@
+"""``dpagent profiles list|show|check|detect``: the boards that are known, and whether this one fits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from cli.commands import Commands
+from cli.output import write_json
+from cli.tables import reader_may_leave, render_table
+from dpagent.errors import ExitCode
+
+if TYPE_CHECKING:
+    from agent.board import Board
+    from agent.profile import LoadedProfile
+
+app = Commands(help="The boards that are known: list, show, detect, check.", no_args_is_help=True)
+
+JsonOption = Annotated[
+    Path | None, typer.Option("--json", help="Write JSON to this file (`-`: standard output) instead.")
+]
+ProfileArgument = Annotated[
+    str, typer.Argument(help="A name of `profiles list`, the path of a .yaml file, or `auto`: this board's.")
+]
+_DEFAULT: Final = "default"
+_NOT_IN_THE_TABLE: Final = ("extends", "description", "board.sources")
+
+
+@app.command("list")
+def list_profiles(json_file: JsonOption = None) -> None:
+    """List the profiles of the package; `*` is this board's."""
+    from agent.profile import load_profile, profile_names
+
+    here = _detected()
+    profiles = {name: load_profile(name) for name in profile_names()}
+    with reader_may_leave():
+        if json_file is not None:
+            write_json(
+                json_file,
+                [
+                    {"name": name, "this_board": name == here, **each.model_dump(mode="json")}
+                    for name, each in profiles.items()
+                ],
+            )
+            return
+        rows = [
+            [
+                f"{name} *" if name == here else name, each.board.architecture, str(each.board.cores),
+                f"{each.board.memory_mib:,}", each.description,
+            ]
+            for name, each in profiles.items()
+        ]  # fmt: skip
+        header = ["profile", "processor", "cores", "MiB", "board"]
+        typer.echo(render_table(header, rows, words=len(header)), nl=False)
+
+
+@app.command()
+def show(profile: ProfileArgument = "auto", json_file: JsonOption = None) -> None:
+    """Show a profile: each value, and the file that it is from."""
+    from agent.profile import open_profile
+
+    loaded = open_profile(profile)
+    with reader_may_leave():
+        if json_file is not None:
+            write_json(json_file, {"name": loaded.name, **loaded.profile.model_dump(mode="json")})
+            return
+        rows = [
+            [key, _shown(value), origin]
+            for key, value, origin in _values(loaded)
+            if key not in _NOT_IN_THE_TABLE
+        ]
+        typer.echo(f"{loaded.name}: {loaded.profile.description}\n")
+        typer.echo(render_table(["key", "value", "from"], rows, words=3), nl=False)
+        if sources := loaded.profile.board.sources:
+            typer.echo("\n".join(["", "The board's facts are from:", *sources]))
+
+
+@app.command()
+def detect(json_file: JsonOption = None) -> None:
+    """Say what this board is, and which profile `profile: auto` takes."""
+    from agent.board import Board
+    from agent.profile import detect_profile, load_profile
+
+    board = Board.this()
+    name = detect_profile(board)
+    facts = {
+        "board": board.model or None,
+        "device_tree": list(board.compatible),
+        "architecture": board.architecture,
+        "cores": board.cores,
+        "memory_mib": board.memory_mib,
+        "profile": name,
+    }
+    with reader_may_leave():
+        if json_file is not None:
+            write_json(json_file, facts)
+            return
+        typer.echo(f"board         {board.model or 'not named: no device tree'}")
+        if board.compatible:
+            typer.echo(f"device tree   {', '.join(board.compatible)}")
+        typer.echo(f"architecture  {board.architecture}")
+        typer.echo(f"cores         {board.cores}")
+        typer.echo(f"memory        {board.memory_mib:,} MiB")
+        typer.echo(f"profile       {name} ({load_profile(name).description})")
+
+
+@app.command()
+def check(profile: ProfileArgument = "auto", json_file: JsonOption = None) -> None:
+    """Check a profile against this board. Exit code 3 if it does not fit."""
+    from agent.board import Board
+    from agent.profile import open_profile
+
+    loaded = open_profile(profile)
+    findings = list(_findings(loaded, Board.this()))
+    fits = all(finding.fits for finding in findings)
+    with reader_may_leave():
+        if json_file is not None:
+            write_json(
+                json_file,
+                {
+                    "name": loaded.name,
+                    "fits": fits,
+                    "checks": [
+                        {"check": each.what, "fits": each.fits, "finding": each.text} for each in findings
+                    ],
+                },
+            )
+        else:
+            rows = [["ok" if each.fits else "NO", each.what, each.text] for each in findings]
+            typer.echo(f"{loaded.name}: {loaded.profile.description}\n")
+            typer.echo(render_table(["", "check", "finding"], rows, words=3), nl=False)
+    if not fits:
+        raise typer.Exit(ExitCode.CONFIGURATION)
+
+
+@dataclass(frozen=True, slots=True)
+class _Finding:
+    what: str
+    fits: bool
+    text: str
+
+
+def _findings(loaded: LoadedProfile, board: Board) -> Iterator[_Finding]:
+    from agent.profile import fits_memory
+
+    profile, facts = loaded.profile, loaded.profile.board
+    same = facts.architecture == board.architecture
+    text = f"this system is {board.architecture}"
+    yield _Finding("architecture", same, text if same else f"{text}; the profile is for {facts.architecture}")
+    fits = fits_memory(facts, board)
+    text = f"this board has {board.memory_mib:,} MiB"
+    wanted = f"; the profile is for {facts.memory_mib:,}: take one of a smaller board"
+    yield _Finding("memory", fits, text if fits else text + wanted)
+    fits = profile.threads <= board.cores
+    text = f"this system may use {board.cores}"
+    yield _Finding("cores", fits, text if fits else f"{text}; threads is {profile.threads}: lower it")
+    if facts.compatible and board.compatible:
+        fits = bool({*facts.compatible} & {*board.compatible})
+        text = f"this is {board.model or board.compatible[0]}"
+        other = f"; the profile is for {facts.compatible[0]}: `dpagent profiles detect` names another"
+        yield _Finding("board", fits, text if fits else text + other)
+    yield _engine(profile.engine)
+
+
+def _engine(engine: str) -> _Finding:
+    from importlib.util import find_spec
+
+    if find_spec("onnxruntime") is not None:
+        return _Finding("engine", True, f"{engine}; onnxruntime is installed")
+    fits = engine != "onnx"
+    text = f"{engine}; onnxruntime is not installed" + (", so numpy trains" if fits else "")
+    return _Finding("engine", fits, text if fits else f"{text}: install it, or set engine: numpy")
+
+
+def _detected() -> str | None:
+    from agent.board import Board
+    from agent.profile import detect_profile
+    from dpagent.errors import ConfigurationError
+
+    try:
+        return detect_profile(Board.this())
+    except ConfigurationError:
+        return None
+
+
+def _values(loaded: LoadedProfile) -> Iterator[tuple[str, Any, str]]:
+    """Every value by its dotted key, and the file that it is from."""
+
+    def walk(section: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[tuple[str, Any, str]]:
+        for key, value in section.items():
+            place = (*path, key)
+            if isinstance(value, dict):
+                yield from walk(value, place)
+            else:
+                yield ".".join(place), value, _origin(loaded, place)
+
+    return walk(loaded.profile.model_dump(mode="json"), ())
+
+
+def _origin(loaded: LoadedProfile, place: tuple[str, ...]) -> str:
+    for name, values in loaded.chain:
+        found: Any = values
+        for part in place:
+            found = found.get(part) if isinstance(found, Mapping) else None
+        if found is not None:
+            return name
+    return _DEFAULT
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "not set"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
+    return str(value)
