@@ -31,7 +31,7 @@ from dpagent.protocol.codec import MessageError
 from dpagent.protocol.messages import ModelChunk, Plan, Receipts
 from dpagent.protocol.signing import Verifier
 from dpagent.protocol.topics import Topics
-from dpagent.transport.events import Acknowledged, Connected, Disconnected, Received
+from dpagent.transport.events import Acknowledged, Connected, Disconnected, Received, Subscribed
 from dpagent.transport.session import MqttSession, Subscription
 
 log = logging.getLogger(__name__)
@@ -41,6 +41,8 @@ _COUNT_S: Final = 2.0
 """Counters of rejections are written no more often than this."""
 _START_S: Final = 5.0
 """An agent connects first after a whole number of these, or of periods of its grid where that is shorter."""
+_SILENCE_S: Final = 30.0
+"""Without a plan, after which the log says what that may mean."""
 _BATCH: Final = 256
 """Messages handled before the next turn of training and publishing."""
 
@@ -127,6 +129,8 @@ class Agent:
         self._reported_bytes = (0, 0)
         self._rejected = 0
         self._counted_at = 0.0
+        self._silent_until = math.inf
+        """When to say that no plan has come (monotonic)."""
         self._warned: set[str] = set()
 
     def run(self, stop: threading.Event) -> None:
@@ -148,6 +152,7 @@ class Agent:
                     self._take_events()
                     self._cycle.advance()
                     self._publisher.publish_due()
+                    self._complain_of_silence()
                     if self._rejected and self._clock.monotonic() >= self._counted_at + _COUNT_S:
                         self._count_traffic()
         finally:
@@ -184,12 +189,28 @@ class Agent:
                 case Connected():
                     log.info("connected to %s", self._settings.mqtt.url)
                     self._publisher.draw_times()
+                case Subscribed():
+                    if self._announcements.current is None:
+                        log.info("waiting for a plan on %s", self._topics.plan)
+                        self._silent_until = self._clock.monotonic() + _SILENCE_S
                 case Disconnected(reason):
+                    self._silent_until = math.inf
                     log.warning("%s; reconnecting", reason)
                 case Received(topic, payload):
                     self._receive(topic, payload)
                 case Acknowledged():
                     pass  # A PUBACK does not confirm delivery; only a receipt does.
+
+    def _complain_of_silence(self) -> None:
+        """Say, once a connection, what it may mean that no plan comes."""
+        if self._announcements.current is None and self._clock.monotonic() >= self._silent_until:
+            self._silent_until = math.inf
+            log.warning(
+                "no plan has come on %s for %g s: the coordinator of fleet %s has announced no job, `fleet` "
+                "is another's name, or this user may not read the topic. The board goes on waiting; `dpagent "
+                "doctor` tries each step",
+                self._topics.plan, _SILENCE_S, self._settings.fleet,
+            )  # fmt: skip
 
     def _receive(self, topic: str, payload: bytes) -> None:
         try:

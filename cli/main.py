@@ -20,7 +20,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import typer
 
-from cli import budget, coordinator, methods, mixer, profiles, run
+from cli import budget, coordinator, doctor, methods, mixer, profiles, run
 from cli.bench import command as bench_command
 from cli.commands import Commands
 from cli.data import command as data_command
@@ -45,6 +45,7 @@ app = Commands(
 )
 app.command(name="demo")(demo_command.demo)
 app.command(name="run")(run.run)
+app.command(name="doctor")(doctor.doctor)
 app.command(name="plan")(plan_command.plan)
 app.add_typer(coordinator.app, name="coordinator")
 app.add_typer(mixer.app, name="mixer")

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from cli.commands import Commands
+from cli.findings import as_json, exit_code_of, lines_of
 from cli.output import write_json
 from cli.tables import reader_may_leave, render_table
-from dpagent.errors import ExitCode
 
 if TYPE_CHECKING:
-    from agent.board import Board
     from agent.profile import LoadedProfile
 
 app = Commands(help="The boards that are known: list, show, detect, check.", no_args_is_help=True)
@@ -112,68 +110,19 @@ def detect(json_file: JsonOption = None) -> None:
 def check(profile: ProfileArgument = "auto", json_file: JsonOption = None) -> None:
     """Check a profile against this board. Exit code 3 if it does not fit."""
     from agent.board import Board
+    from agent.diagnosis import misfits
     from agent.profile import open_profile
 
     loaded = open_profile(profile)
-    findings = list(_findings(loaded, Board.this()))
-    fits = all(finding.fits for finding in findings)
+    findings = list(misfits(loaded, Board.this()))
     with reader_may_leave():
         if json_file is not None:
-            write_json(
-                json_file,
-                {
-                    "name": loaded.name,
-                    "fits": fits,
-                    "checks": [
-                        {"check": each.what, "fits": each.fits, "finding": each.text} for each in findings
-                    ],
-                },
-            )
+            write_json(json_file, {"name": loaded.name, **as_json(findings)})
         else:
-            rows = [["ok" if each.fits else "NO", each.what, each.text] for each in findings]
             typer.echo(f"{loaded.name}: {loaded.profile.description}\n")
-            typer.echo(render_table(["", "check", "finding"], rows, words=3), nl=False)
-    if not fits:
-        raise typer.Exit(ExitCode.CONFIGURATION)
-
-
-@dataclass(frozen=True, slots=True)
-class _Finding:
-    what: str
-    fits: bool
-    text: str
-
-
-def _findings(loaded: LoadedProfile, board: Board) -> Iterator[_Finding]:
-    from agent.profile import fits_memory
-
-    profile, facts = loaded.profile, loaded.profile.board
-    same = facts.architecture == board.architecture
-    text = f"this system is {board.architecture}"
-    yield _Finding("architecture", same, text if same else f"{text}; the profile is for {facts.architecture}")
-    fits = fits_memory(facts, board)
-    text = f"this board has {board.memory_mib:,} MiB"
-    wanted = f"; the profile is for {facts.memory_mib:,}: take one of a smaller board"
-    yield _Finding("memory", fits, text if fits else text + wanted)
-    fits = profile.threads <= board.cores
-    text = f"this system may use {board.cores}"
-    yield _Finding("cores", fits, text if fits else f"{text}; threads is {profile.threads}: lower it")
-    if facts.compatible and board.compatible:
-        fits = bool({*facts.compatible} & {*board.compatible})
-        text = f"this is {board.model or board.compatible[0]}"
-        other = f"; the profile is for {facts.compatible[0]}: `dpagent profiles detect` names another"
-        yield _Finding("board", fits, text if fits else text + other)
-    yield _engine(profile.engine)
-
-
-def _engine(engine: str) -> _Finding:
-    from importlib.util import find_spec
-
-    if find_spec("onnxruntime") is not None:
-        return _Finding("engine", True, f"{engine}; onnxruntime is installed")
-    fits = engine != "onnx"
-    text = f"{engine}; onnxruntime is not installed" + (", so numpy trains" if fits else "")
-    return _Finding("engine", fits, text if fits else f"{text}: install it, or set engine: numpy")
+            for finding in findings:
+                typer.echo(lines_of(finding))
+    raise typer.Exit(exit_code_of(findings))
 
 
 def _detected() -> str | None:

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
@@ -82,10 +82,19 @@ def reserved_port() -> socket.socket:
 
 
 class Broker:
-    """One broker on one port, which can be killed and started again there."""
+    """One broker on one port, which can be killed and started again there.
 
-    def __init__(self, software: Software, directory: Path, protocol: str = "auto") -> None:
-        self.software = software
+    Args:
+        software: Which.
+        directory: For its files.
+        protocol: What programs are told of the version.
+        options: Lines of Mosquitto's configuration: of the listener, and of access.
+    """
+
+    def __init__(
+        self, software: Software, directory: Path, protocol: str = "auto", *, options: Sequence[str] = ()
+    ) -> None:
+        self.software, self._options = software, options
         self.directory = directory
         self.protocol = protocol
         self._reservation = reserved_port()
@@ -168,6 +177,7 @@ class Broker:
             f"listener {self.port} 127.0.0.1", "allow_anonymous false", f"password_file {passwords}",
             f"user {getpass.getuser()}", "persistence true", f"persistence_location {self.directory}/",
             "autosave_interval 1", "max_queued_messages 100000", "log_dest stderr", "log_type error",
+            *self._options,
         ]  # fmt: skip
         file.write_text("\n".join(lines) + "\n")
         return file

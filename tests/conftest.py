@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 # Read when numpy is first imported. Several processes share the cores: each has one thread.
@@ -50,10 +50,10 @@ def new_broker(tmp_path: Path) -> Iterator[BrokerFactory]:
     """Makes brokers, not yet started, that end with the test."""
     made: list[Broker] = []
 
-    def make(software: Software = "mosquitto", protocol: str = "auto") -> Broker:
+    def make(software: Software = "mosquitto", protocol: str = "auto", options: Sequence[str] = ()) -> Broker:
         directory = tmp_path / f"broker-{len(made)}"
         directory.mkdir()
-        made.append(Broker(software, directory, protocol))
+        made.append(Broker(software, directory, protocol, options=options))
         return made[-1]
 
     yield make

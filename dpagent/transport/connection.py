@@ -28,7 +28,16 @@ from paho.mqtt.reasoncodes import ReasonCode
 from dpagent.errors import ConfigurationError
 from dpagent.protocol.messages import MAX_MESSAGE_BYTES
 from dpagent.transport.bounds import MAX_PACKET_BYTES, BoundedClient, require_bounded
-from dpagent.transport.events import Acknowledged, Connected, ConnectionEvent, Ended, Received, Refused
+from dpagent.transport.events import (
+    Acknowledged,
+    BrokerLimits,
+    Connected,
+    ConnectionEvent,
+    Ended,
+    Received,
+    Refused,
+    Subscribed,
+)
 from dpagent.transport.settings import MqttSettings
 
 MQTT5: Final = MQTTProtocolVersion.MQTTv5
@@ -79,6 +88,7 @@ class Connection:
     ) -> None:
         self._settings, self._topics, self._persistent = settings, tuple(topics), persistent
         self._room, self._report = room, report
+        self._version = "5" if protocol == MQTT5 else "3.1.1"
         require_bounded()
         self._is_given_up = False
         self._in_flight: set[int] = set()
@@ -182,14 +192,14 @@ class Connection:
         _userdata: Any,
         _flags: Any,
         reason: ReasonCode,
-        _properties: Properties | None,
+        properties: Properties | None,
     ) -> None:
         self.asked_at = None
         name = str(reason)
         if not reason.is_failure:
             self.subscribe()
             self.accepted_at = time.monotonic()
-            self._tell(Connected())
+            self._tell(Connected(self._version, _limits(properties)))
         elif name == "Unsupported protocol version":
             self._tell(Ended("the broker does not support this version", speaks_older=True))
         elif name in ("Not authorized", "Bad user name or password", "Banned", "Client identifier not valid"):
@@ -207,6 +217,8 @@ class Connection:
     ) -> None:
         if any(reason.is_failure for reason in reasons):
             self._tell(Refused(f"no permission to subscribe to {', '.join(self._topics)}"))
+        else:
+            self._tell(Subscribed())
 
     def _on_connect_fail(self, client: paho.Client, _userdata: Any) -> None:
         # The library calls this while handling the error.
@@ -260,6 +272,15 @@ class Connection:
             self._tell(Refused(f"no permission to publish ({reason})"))
         else:
             self._tell(Acknowledged(handle))
+
+
+def _limits(properties: Properties | None) -> BrokerLimits:
+    standard = BrokerLimits()
+    return BrokerLimits(
+        getattr(properties, "MaximumPacketSize", standard.maximum_packet_bytes),
+        getattr(properties, "MaximumQoS", standard.maximum_qos),
+        bool(getattr(properties, "RetainAvailable", standard.retains)),
+    )
 
 
 def _properties(packet: int) -> Any:

@@ -6,8 +6,26 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
+class BrokerLimits:
+    """What a broker of MQTT 5 said when it accepted a connection; by default what the standard has."""
+
+    maximum_packet_bytes: int = 256 << 20
+    maximum_qos: int = 2
+    retains: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Connected:
     """The broker accepted the connection; subscriptions are pending."""
+
+    protocol: str = field(default="", compare=False)
+    """The version of MQTT: 5 or 3.1.1."""
+    limits: BrokerLimits = field(default=BrokerLimits(), compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Subscribed:
+    """The broker took the subscriptions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +74,7 @@ class Ended:
     """The broker sent what no broker may send."""
 
 
-Event = Connected | Disconnected | Received | Acknowledged
+Event = Connected | Subscribed | Disconnected | Received | Acknowledged
 """For the program."""
-ConnectionEvent = Connected | Received | Acknowledged | Refused | Ended
+ConnectionEvent = Connected | Subscribed | Received | Acknowledged | Refused | Ended
 """For the session."""

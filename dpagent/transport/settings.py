@@ -91,7 +91,8 @@ class MqttSettings(Settings):
             lines = self.password_file.read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigurationError(
-                f"mqtt.password_file {self.password_file} cannot be read ({error})."
+                f"mqtt.password_file {self.password_file} cannot be read "
+                f"({getattr(error, 'strerror', None) or 'not UTF-8'}). Its first line is the password."
             ) from error
         if not lines or not lines[0]:
             raise ConfigurationError(

@@ -429,6 +429,24 @@ def test_what_waited_for_a_restart_is_spread_over_the_window_again(
     assert times[1] - times[0] > 1_500
 
 
+def test_an_agent_that_hears_nothing_says_what_it_waits_for_and_what_silence_may_mean(
+    file: Path, fleet: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = f"dpagent/v1/{fleet}/plan"
+    with caplog.at_level("INFO", "agent.daemon"), agent_thread(file) as agent:
+
+        def said(words: str) -> list[str]:
+            return [text for each in caplog.records if words in (text := each.getMessage())]
+
+        wait_until(lambda: said(f"waiting for a plan on {topic}"), "a word on what is awaited")
+        agent.clock.advance(28.0)
+        assert not said("no plan has come")
+        agent.clock.advance_until(lambda: said("no plan has come"), "a word on the silence")
+        agent.clock.advance_until(lambda: agent.clock.monotonic() > 1_200, "some minutes more", step_s=20)
+    (sentence,) = said("no plan has come")
+    assert all(part in sentence for part in (topic, fleet, "`fleet` is another's name", "dpagent doctor"))
+
+
 def test_the_end_of_a_job_ends_the_resending(announcer: Announcer, file: Path, fleet: str) -> None:
     with agent_thread(file) as agent:
         announcer.announce(plan_for(fleet))

@@ -1,0 +1,318 @@
+"""What is right and what is wrong with a board, before and while its agent runs; for ``dpagent doctor``.
+
+Everything is read as the agent would read it, and nothing is changed. What it finds of the data (how many
+records, which are left out) is private, like a look at them: it is for their owner's eyes.
+"""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from importlib.util import find_spec
+from typing import Final
+
+from agent.audit import audit, open_ledger, verify
+from agent.board import Board
+from agent.charges import Budget, BudgetChange, Charge
+from agent.database import no_ledger, no_second_head
+from agent.heads import read_second_head
+from agent.limit_settings import LimitSettings
+from agent.limits import BeyondLimitError, require_within
+from agent.profile import LoadedProfile, fits_memory, open_profile
+from agent.rounds import declined_rounds
+from agent.settings import AgentSettings, on_board
+from dpagent.diagnosis import (
+    Finding,
+    clock,
+    entropy,
+    fine,
+    memory,
+    problem,
+    problem_of,
+    skipped,
+    storage,
+    warning,
+)
+from dpagent.errors import DpagentError, ExitCode, PlanError
+from dpagent.learning.data.opening import list_declared
+from dpagent.learning.models.built_ins import built_in
+from dpagent.learning.training.engine_choice import Bench, UnsuitableEngineError
+from dpagent.protocol.codec import MessageError
+from dpagent.protocol.messages import Plan
+from dpagent.protocol.signing import Verifier
+from dpagent.protocol.task import RoundTask
+from dpagent.protocol.topics import Topics
+from dpagent.storage import disk_errors
+from dpagent.transport.diagnosis import BrokerExamination
+from dpagent.wording import counted
+
+_LEDGER_BYTES_A_CHARGE: Final = 1_400
+_SPOOL_BYTES: Final = 16 << 20
+_TRAINING_MIB: Final = 160
+_IMPORT_S: Final = 60.0
+_SOON: Final = 0.1
+"""Share of a lifetime budget below which its owner is warned."""
+
+
+def examine(settings: AgentSettings, *, asks_broker: bool = True) -> Iterator[Finding]:
+    """Look at a board, from the ground up: machine, profile, engine, ledger, data, broker, plan.
+
+    Args:
+        settings: ``agent.yaml``.
+        asks_broker: whether to connect. Who runs the broker sees that, as any connection of the agent.
+    """
+    yield clock()
+    yield entropy()
+    try:
+        loaded = open_profile(settings.profile)
+    except DpagentError as error:
+        yield problem_of("profile", error)
+        return
+    yield from misfits(loaded, Board.this())
+    settings = on_board(settings, loaded.profile)
+    yield memory(_TRAINING_MIB)
+    yield from storage(
+        settings.state_dir, settings.limits.maximum_charges * _LEDGER_BYTES_A_CHARGE + _SPOOL_BYTES
+    )
+    yield from _engine(settings, loaded)
+    yield from _ledger(settings)
+    yield _data(settings)
+    if not asks_broker:
+        yield skipped("broker", "not asked")
+        return
+    topics = Topics(settings.fleet)
+    examination = BrokerExamination(
+        settings.mqtt,
+        reads=(topics.plan, topics.model_chunks, topics.asset_chunks, topics.receipts),
+        writes=(topics.fragments,),
+        awaited=(topics.plan,),
+    )
+    yield from examination.run()
+    if examination.is_through:
+        yield from _plan(settings, topics, examination.received.get(topics.plan))
+    else:
+        yield skipped("plan", "not tried: see above")
+
+
+def misfits(loaded: LoadedProfile, board: Board) -> Iterator[Finding]:
+    """Where a profile fits a board, and where not."""
+    profile, facts = loaded.profile, loaded.profile.board
+    other = "`dpagent profiles detect` names the profile of this board."
+    text = f"this system is {board.architecture}"
+    if facts.architecture == board.architecture:
+        yield fine("architecture", text)
+    else:
+        yield problem("architecture", f"{text}; profile {loaded.name} is for {facts.architecture}", other)
+    text = f"this board has {board.memory_mib:,} MiB"
+    if fits_memory(facts, board):
+        yield fine("board memory", text)
+    else:
+        yield problem("board memory", f"{text}; profile {loaded.name} is for {facts.memory_mib:,}", other)
+    text = f"this system may use {counted(board.cores, 'core')}"
+    if profile.threads <= board.cores:
+        yield fine("cores", text)
+    else:
+        yield problem("cores", f"{text}; threads is {profile.threads}", "Lower it in a profile of your own.")
+    if not (facts.compatible and board.compatible):
+        yield fine("profile", f"{loaded.name}: {profile.description}")
+    elif {*facts.compatible} & {*board.compatible}:
+        yield fine("profile", f"{loaded.name}; this is {board.model or board.compatible[0]}")
+    else:
+        name = board.model or board.compatible[0]
+        yield warning("profile", f"{loaded.name} is for another board; this is {name}", other)
+
+
+def _engine(settings: AgentSettings, loaded: LoadedProfile) -> Iterator[Finding]:
+    profile = loaded.profile
+    threads = min(profile.threads, Board.this().cores)
+    bench = Bench(built_in("digits"), microbatch=profile.microbatch, threads=threads)
+    try:
+        bench.make("numpy")
+    except UnsuitableEngineError as error:
+        yield problem_of("engine", error)
+    else:
+        yield fine("engine", "numpy: a record's numbers do not depend on its neighbours")
+    if settings.engine == "numpy":
+        return
+    if find_spec("onnxruntime") is None:
+        if settings.engine == "onnx":
+            yield problem("engine", "onnxruntime is not installed", "Install it, or set engine: numpy.")
+        else:
+            yield fine("engine", "onnxruntime is not installed, so numpy trains")
+        return
+    # In a process of its own: a build for another processor ends it (SIGILL).
+    try:
+        ended = subprocess.run(
+            [sys.executable, "-c", "import onnxruntime"], capture_output=True, timeout=_IMPORT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        yield problem("engine", f"onnxruntime cannot be tried ({error})", "Set engine: numpy.")
+        return
+    if ended.returncode:
+        how = f"signal {-ended.returncode}" if ended.returncode < 0 else f"exit code {ended.returncode}"
+        yield problem(
+            "engine", f"importing onnxruntime ends with {how}", "Install another build, or set engine: numpy."
+        )
+    else:
+        yield fine("engine", "onnxruntime can be imported")
+
+
+def _ledger(settings: AgentSettings) -> Iterator[Finding]:
+    files = settings.ledger_files
+    try:
+        second = read_second_head(files.second_head)
+        if not files.database.exists():
+            yield problem_of("ledger", no_ledger(files, second))
+            return
+        if second is None:
+            yield problem_of("ledger", no_second_head(files))
+            return
+        verified = verify(files.state_dir, files.second_head)
+        ledger = audit(files.state_dir)
+    except DpagentError as error:
+        yield problem_of("ledger", error)
+        return
+    yield fine(
+        "ledger", f"{counted(verified.charges, 'charge')}; chain, prices and both heads are as they should be"
+    )
+    known = {
+        entry.record.dataset: entry.record
+        for entry in ledger.entries
+        if isinstance(entry.record, BudgetChange)
+    }
+    jobs: dict[str, dict[str, None]] = {}
+    for entry in ledger.entries:
+        if isinstance(entry.record, Charge):
+            jobs.setdefault(entry.record.dataset, {})[entry.record.job] = None
+    for account, wanted in settings.lifetime_budgets.items():
+        last = next(reversed(jobs.get(account, {})), None)
+        job = None if last is None else ledger.accounts.job(account, last)
+        reserved = ledger.accounts.reserved(account)
+        yield _budget(account, wanted, known.get(account), reserved, 0.0 if job is None else job.epsilon)
+    yield from _declined(settings)
+
+
+def _budget(
+    account: str, wanted: Budget, known: BudgetChange | None, reserved: Budget, last_price: float
+) -> Finding:
+    """What is left of an account's lifetime budget.
+
+    Args:
+        account: its name in the ledger.
+        wanted: the budget in ``agent.yaml``.
+        known: that in the ledger.
+        reserved: by all jobs so far.
+        last_price: ε of the last job; 0 before the first.
+    """
+    if known is None or wanted.epsilon > known.epsilon or wanted.delta > known.delta:
+        have = "none" if known is None else f"ε = {known.epsilon:g}, δ = {known.delta:g}"
+        return problem(
+            "budget",
+            f"agent.yaml gives {account!r} ε = {wanted.epsilon:g}, δ = {wanted.delta:g}; the ledger: {have}",
+            "If that is meant, run `dpagent budget raise`. Else write what the ledger has.",
+            ExitCode.LEDGER,
+        )
+    epsilon, delta = wanted.epsilon - reserved.epsilon, wanted.delta - reserved.delta
+    if epsilon <= 0 or delta <= 0:
+        return problem(
+            "budget",
+            f"{account}: nothing is left of ε = {wanted.epsilon:g}, δ = {wanted.delta:g}",
+            "Nothing, if these data have trained enough. `dpagent budget raise` gives away more privacy.",
+            ExitCode.LEDGER,
+        )
+    text = f"{account}: ε = {epsilon:.4g} of {wanted.epsilon:g} is left"
+    if last_price > 0 and math.isfinite(last_price):
+        text += f", for {counted(int(epsilon / last_price), 'job')} like the last one (ε = {last_price:.4g})"
+    if epsilon < _SOON * wanted.epsilon:
+        return warning("budget", text, "Soon these records train no more: that is what a budget is for.")
+    return fine("budget", text)
+
+
+def _declined(settings: AgentSettings) -> Iterator[Finding]:
+    """Why the board sat out rounds of the job that it heard of last."""
+    try:
+        with closing(open_ledger(settings.state_dir)[0]) as connection, disk_errors(settings.state_dir):
+            declined = declined_rounds(connection)
+    except DpagentError:
+        return  # The ledger was read just now.
+    if declined:
+        last = declined[-1]
+        yield warning(
+            "rounds", f"round {last.round} of job {last.job[:8]} was declined: {last.reason}",
+            "`dpagent budget show` lists all.",
+        )  # fmt: skip
+
+
+def _data(settings: AgentSettings) -> Finding:
+    data = settings.data
+    try:
+        dataset = list_declared(data, growing=True)
+    except DpagentError as error:
+        return problem_of("data", error)
+    number, left_out = len(dataset), dataset.origin.left_out
+    text = f"{data.name}: {counted(number, 'record')} in {data.path}"
+    remedy = f"`dpagent data check {data.path}` looks at each."
+    assert data.max_records is not None  # or they could not be listed
+    if number > data.max_records:
+        return problem(
+            "data", f"{text}, and data.max_records is {data.max_records:,}", "Raise it, or remove records.",
+            ExitCode.DATA,
+        )  # fmt: skip
+    if not number:
+        return warning("data", f"{text}: the board would send noise alone", remedy)
+    if left_out:
+        return warning("data", f"{text}; left out: {left_out[0]}", remedy)
+    return fine("data", text)
+
+
+def _plan(settings: AgentSettings, topics: Topics, payload: bytes | None) -> Iterator[Finding]:
+    if payload is None:
+        yield warning(
+            "plan", f"the broker has none on {topics.plan}",
+            f"The coordinator of {settings.fleet} has announced no job yet, or `fleet` is another's name, "
+            "or this user may not read the topic.",
+        )  # fmt: skip
+        return
+    try:
+        plan = Verifier(settings.coordinator_key, settings.fleet).open(payload, Plan, "plan")
+    except MessageError as error:
+        if error.reason == "bad signature":
+            text, remedy = (
+                f"that on {topics.plan} is signed by another key than coordinator_key",
+                "Set coordinator_key to what `dpagent coordinator key` prints there.",
+            )
+        else:
+            text, remedy = f"that on {topics.plan}: {error}", "Install the coordinator's version of dpagent."
+        yield problem("plan", text, remedy)
+        return
+    name = f"job {plan.job.hex()[:8]}"
+    if plan.state == "finished":
+        yield fine("plan", f"{name} is finished; the board waits for the next")
+        return
+    late_s = time.time() - plan.deadline
+    text = f"round {plan.round} of {name}, {plan.method}"
+    if late_s > 0:
+        yield warning(
+            "plan", f"{text}, was to end {_ago(late_s)} ago",
+            "Is the coordinator running? Is this machine's clock right?",
+        )  # fmt: skip
+    yield _would_run(plan, text, settings.limits)
+
+
+def _would_run(plan: Plan, text: str, limits: LimitSettings) -> Finding:
+    try:
+        require_within(RoundTask.of(plan), limits)
+    except (BeyondLimitError, PlanError) as error:
+        return problem("plan", f"{text}: this board declines: {error}", "")
+    return fine("plan", f"{text}, is within this board's limits")
+
+
+def _ago(seconds: float) -> str:
+    for size, unit in (86_400, "day"), (3_600, "hour"), (60, "minute"):
+        if seconds >= size:
+            return counted(int(seconds // size), unit)
+    return counted(int(seconds), "second")

@@ -1,0 +1,73 @@
+"""``dpagent doctor``: what is wrong with a board or a coordinator, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cli.findings import as_json, exit_code_of, lines_of, summary_of
+from cli.output import write_json
+from cli.tables import reader_may_leave
+
+if TYPE_CHECKING:
+    from dpagent.diagnosis import Finding
+
+
+def doctor(
+    config: Annotated[Path, typer.Option(help="A board's agent.yaml, or a coordinator's fleet.yaml.")],
+    broker: Annotated[
+        bool,
+        typer.Option(
+            "--broker/--no-broker", help="Whether to connect to the broker, as the program itself would."
+        ),
+    ] = True,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write JSON to this file (`-`: standard output) instead.")
+    ] = None,
+) -> None:
+    """Say what is wrong with a board or a coordinator: machine, files, data, broker, plan.
+
+    It changes nothing, and works beside a running program. To the broker it is a connection like any other,
+    which sends an empty message to see whether it may. What it says of the data is private. The exit code is
+    that of the first problem, 0 without one.
+    """
+    found: list[Finding] = []
+    with reader_may_leave():
+        for finding in _findings(config, asks_broker=broker):
+            found.append(finding)
+            if json_file is None:
+                typer.echo(lines_of(finding))
+        if json_file is None:
+            typer.echo(f"\n{summary_of(found)}")
+        else:
+            write_json(json_file, as_json(found))
+    raise typer.Exit(exit_code_of(found))
+
+
+def _findings(config: Path, *, asks_broker: bool) -> Iterator[Finding]:
+    from dpagent.configuration import load_yaml
+    from dpagent.diagnosis import problem, problem_of
+    from dpagent.errors import DpagentError
+
+    try:
+        keys = load_yaml(config, example="fleet: meadow").keys()
+        if "coordinator_key" in keys and "data" in keys:
+            from agent.diagnosis import examine as examine_board
+            from agent.settings import load_agent_settings
+
+            yield from examine_board(load_agent_settings(config), asks_broker=asks_broker)
+        elif "privacy" in keys or "rounds" in keys:
+            from coordinator.diagnosis import examine as examine_coordinator
+            from coordinator.settings import load_fleet_settings
+
+            yield from examine_coordinator(load_fleet_settings(config), asks_broker=asks_broker)
+        else:
+            yield problem(
+                "configuration", f"{config} is neither an agent.yaml nor a fleet.yaml",
+                "The one has the keys coordinator_key and data, the other rounds and privacy.",
+            )  # fmt: skip
+    except DpagentError as error:
+        yield problem_of("configuration", error)
