@@ -31,6 +31,7 @@ from dpagent.protocol.codec import MessageError
 from dpagent.protocol.messages import ModelChunk, Plan, Receipts
 from dpagent.protocol.signing import Verifier
 from dpagent.protocol.topics import Topics
+from dpagent.service_manager import ServiceManager
 from dpagent.transport.events import Acknowledged, Connected, Disconnected, Received, Subscribed
 from dpagent.transport.session import MqttSession, Subscription
 
@@ -144,11 +145,15 @@ class Agent:
         spent = self._state.ledger.spending_of(self._settings.data.name)
         log.info("agent of fleet %s, %s", self._settings.fleet, spent)
         log.info("limits of this device: %s", shown(self._settings.limits))
+        manager = ServiceManager()
         try:
             self._wait_to_connect(stop)
             # The session handles network errors; errors here are the disk's.
             with self._session, ledger_errors(self._state.file):
+                manager.ready()
                 while not stop.is_set():
+                    manager.alive()
+                    manager.status(self._activity())
                     self._take_events()
                     self._cycle.advance()
                     self._publisher.publish_due()
@@ -156,6 +161,7 @@ class Agent:
                     if self._rejected and self._clock.monotonic() >= self._counted_at + _COUNT_S:
                         self._count_traffic()
         finally:
+            manager.stopping()
             try:
                 self._count_traffic()
             except StorageError as error:  # A stop succeeds on a full disk, too.
@@ -200,6 +206,17 @@ class Agent:
                     self._receive(topic, payload)
                 case Acknowledged():
                     pass  # A PUBACK does not confirm delivery; only a receipt does.
+
+    def _activity(self) -> str:
+        """What the agent does, in a line for its owner."""
+        if not self._session.connected:
+            return f"not connected to {self._settings.mqtt.url}"
+        if (current := self._announcements.current) is None:
+            return f"connected; waiting for a plan on {self._topics.plan}"
+        plan, phase = current.plan, current.phase.name.lower()
+        if plan.state == "finished":
+            return f"connected; job {plan.job.hex()[:8]} is finished"
+        return f"connected; round {plan.round} of job {plan.job.hex()[:8]}: {phase}"
 
     def _complain_of_silence(self) -> None:
         """Say, once a connection, what it may mean that no plan comes."""

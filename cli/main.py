@@ -28,6 +28,7 @@ from cli.demo import command as demo_command
 from cli.model import command as model_command
 from cli.plan import command as plan_command
 from cli.predict import command as predict_command
+from cli.service import command as service_command
 from dpagent import __version__
 from dpagent.errors import DpagentError, ExitCode
 
@@ -54,6 +55,7 @@ app.add_typer(data_command.app, name="data")
 app.add_typer(model_command.app, name="model")
 app.add_typer(methods.app, name="methods")
 app.add_typer(profiles.app, name="profiles")
+app.add_typer(service_command.app, name="service")
 app.command(name="predict")(predict_command.predict)
 app.command(name="bench")(bench_command.bench)
 

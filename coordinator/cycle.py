@@ -123,6 +123,12 @@ class Cycle:
         """Whether all rounds of the job are closed, or what is left of its ε meets no further cap."""
         return self._is_spent or self._store.closed_rounds() >= self._settings.rounds
 
+    def activity(self) -> str:
+        """What the coordinator does, in a line for its operator."""
+        if self._task is None:
+            return "between rounds"
+        return f"round {self._task.plan.round} of {self._settings.rounds} is open"
+
     def advance(self) -> None:
         """Close or extend the open round when due, and open the next one if none is open."""
         if self._task is not None:

@@ -25,6 +25,7 @@ from dpagent.learning.data.dataset import Dataset
 from dpagent.learning.data.opening import open_dataset
 from dpagent.privacy.statement import Trust, Unit, delta_warning, epsilon_warning
 from dpagent.protocol.topics import Topics
+from dpagent.service_manager import ServiceManager
 from dpagent.storage import StateDirectory, disk_errors
 from dpagent.transport.events import Acknowledged, Connected, Disconnected, Received
 from dpagent.transport.session import MqttSession, Subscription
@@ -128,8 +129,12 @@ class Coordinator:
                 log.info("the job is finished; the model is in %s", self._models.final)
                 return True
             # The session handles network errors; errors here are the disk's.
+            manager = ServiceManager()
             with disk_errors(self._store.file), self._session:
+                manager.ready()
                 while not stop.is_set():
+                    manager.alive()
+                    manager.status(self._cycle.activity())
                     self._cycle.advance()
                     if not self._cycle.is_over:
                         self._take_events()

@@ -22,6 +22,7 @@ from dpagent.protocol.mixing import plan_digest, plan_of
 from dpagent.protocol.sealing import sealed_bytes
 from dpagent.protocol.signing import Verifier
 from dpagent.protocol.topics import Topics
+from dpagent.service_manager import ServiceManager
 from dpagent.storage import StateDirectory
 from dpagent.transport.events import Acknowledged, Connected, Disconnected, Received
 from dpagent.transport.session import MqttSession, Subscription
@@ -90,8 +91,11 @@ class Mixer:
             StorageError: What leaves cannot be noted.
         """
         try:
+            manager = ServiceManager()
             with self._session:
+                manager.ready()
                 while not stop.is_set():
+                    manager.alive()
                     self._take_events()
                     # While departed messages wait, others stay in their pools, whose memory is bounded.
                     if not self._leaving:

@@ -1,0 +1,1 @@
+"""``dpagent service``: agent, coordinator or mixer as a service of systemd."""

@@ -1,0 +1,304 @@
+"""``dpagent service install|remove|status``: a daemon that systemd starts, watches and keeps in bounds."""
+
+from __future__ import annotations
+
+import grp
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from cli.commands import Commands
+from cli.output import write_json
+from cli.tables import reader_may_leave
+from dpagent.errors import ConfigurationError, ExitCode, StorageError, UsageError
+
+if TYPE_CHECKING:
+    from cli.service.unit import Kind, Service
+
+app = Commands(help="Run agent, coordinator or mixer as a service of systemd.", no_args_is_help=True)
+
+ConfigOption = Annotated[Path, typer.Option(help="The agent.yaml, fleet.yaml or mixer.yaml of the service.")]
+RootOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="Write below this directory, as into a package, and start nothing.", show_default=False
+    ),
+]
+_UNITS: Final = Path("etc/systemd/system")
+_SYSUSERS: Final = Path("etc/sysusers.d/dpagent.conf")
+_RUNS_SYSTEMD: Final = Path("/run/systemd/system")
+_KINDS: Final = ("agent", "coordinator", "mixer")
+_SHOWN: Final = ("ActiveState", "SubState", "StatusText", "MainPID", "NRestarts", "MemoryCurrent", "Result")
+
+
+@app.command()
+def install(config: ConfigOption, root: RootOption = None) -> None:
+    """Install a daemon as a service that starts with the machine, in a sandbox, and start it.
+
+    It runs as the user `dpagent`, which is made, and writes below /var/lib/dpagent alone (the agent) or
+    /var/lib/dpagent-coordinator: its configuration has to put its state there. The file of the password is
+    given to that user's group. Run it again after a change of the configuration. Needs root.
+    """
+    from cli.service.unit import SYSUSERS
+
+    service = _service_of(config.absolute())
+    _require_sound(service, config.absolute())
+    base = root or Path("/")
+    if root is None:
+        _require_root()
+        _require_systemd()
+    unit = base / _UNITS / f"{service.name}.service"
+    _write(base / _SYSUSERS, SYSUSERS)
+    _write(unit, service.unit(_program()))
+    if root is not None:
+        typer.echo(f"{unit} and {base / _SYSUSERS} are written; nothing is started.")
+        return
+    _run("systemd-sysusers", str(base / _SYSUSERS))
+    for secret in _secrets(config.absolute()):
+        _give(secret)
+    _run("systemctl", "daemon-reload")
+    _run("systemctl", "enable", f"{service.name}.service")
+    _run("systemctl", "restart", f"{service.name}.service")
+    typer.echo(
+        f"{service.name} runs and starts with this machine. `dpagent service status` shows how it does, "
+        f"`journalctl -u {service.name}` its log."
+    )
+
+
+@app.command()
+def remove(root: RootOption = None) -> None:
+    """Stop the services, and remove them. Ledger, keys, configuration and data stay where they are."""
+    base = root or Path("/")
+    units = [base / _UNITS / f"dpagent-{kind}.service" for kind in _KINDS]
+    found = [unit for unit in units if unit.exists()]
+    if not found:
+        typer.echo("No service of dpagent is installed.")
+        return
+    if root is None:
+        _require_root()
+        _require_systemd()
+        for unit in found:
+            _run("systemctl", "disable", "--now", unit.name)
+    for file in (*found, base / _SYSUSERS):
+        _unlink(file)
+    if root is None:
+        _run("systemctl", "daemon-reload")
+    names = ", ".join(unit.stem for unit in found)
+    typer.echo(
+        f"Removed: {names}. The state in /var/lib, with its ledger and keys, and the user dpagent stay."
+    )
+
+
+@app.command()
+def status(
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write JSON to this file (`-`: standard output) instead.")
+    ] = None,
+) -> None:
+    """Show what the services do. Exit code 10 if one that is installed does not run."""
+    _require_systemd()
+    states = list(_states())
+    with reader_may_leave():
+        if json_file is not None:
+            write_json(json_file, [{"service": state.name} | state.values for state in states])
+        elif not states:
+            typer.echo("No service of dpagent is installed: `dpagent service install --config agent.yaml`.")
+        else:
+            for state in states:
+                typer.echo(state.line)
+    if any(state.values.get("ActiveState") != "active" for state in states):
+        raise typer.Exit(ExitCode.CHILD)
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    name: str
+    values: dict[str, str]
+
+    @property
+    def line(self) -> str:
+        values = self.values
+        parts = [f"{self.name}: {values.get('ActiveState', 'unknown')} ({values.get('SubState', '')})"]
+        if text := values.get("StatusText"):
+            parts.append(text)
+        if values.get("MemoryCurrent", "").isdigit():
+            parts.append(f"{int(values['MemoryCurrent']) >> 20} MiB")
+        if values.get("NRestarts", "0") != "0":
+            parts.append(f"restarted {values['NRestarts']} times")
+        if values.get("Result", "success") != "success":
+            parts.append(f"last end: {values['Result']}; journalctl -u {self.name}")
+        return "; ".join(parts)
+
+
+def _states() -> Iterator[_State]:
+    for kind in _KINDS:
+        name = f"dpagent-{kind}"
+        if not (Path("/") / _UNITS / f"{name}.service").exists():
+            continue
+        shown = _run("systemctl", "show", f"--property={','.join(_SHOWN)}", f"{name}.service")
+        values = dict(line.partition("=")[::2] for line in shown.splitlines() if "=" in line)
+        yield _State(name, values)
+
+
+def _service_of(config: Path) -> Service:
+    """The service of a configuration, which is checked as the daemon would check it.
+
+    Raises:
+        ConfigurationError: It is none, or something in it is wrong.
+    """
+    from agent.board import Board
+    from cli.service.unit import Service
+    from dpagent.configuration import load_yaml
+
+    keys = load_yaml(config, example="fleet: meadow").keys()
+    memory = Board.this().memory_mib
+    kind: Kind
+    if "data" in keys:
+        from agent.profile import is_profile_path
+        from agent.settings import load_agent_settings
+
+        board = load_agent_settings(config)
+        kind, fleet, reads = "agent", board.fleet, [board.data.path]
+        writes, mqtt = [board.state_dir, board.ledger_files.second_head], board.mqtt
+        if is_profile_path(board.profile):
+            reads.append(Path(board.profile).parent)  # It may extend others there.
+    elif "rounds" in keys:
+        from coordinator.settings import load_fleet_settings
+
+        coordinator = load_fleet_settings(config)
+        kind, fleet = "coordinator", coordinator.fleet
+        reads = [] if coordinator.test_data is None else [coordinator.test_data.path]
+        writes, mqtt = [coordinator.state_dir, coordinator.keys_dir], coordinator.mqtt
+    else:
+        from mixer.settings import load_mixer_settings
+
+        mixer = load_mixer_settings(config)
+        kind, fleet, reads, writes, mqtt = "mixer", mixer.fleet, [], [mixer.keys_dir], mixer.mqtt
+    reads += [path for path in (mqtt.ca_file, mqtt.password_file) if path is not None]
+    service = Service(kind, config, fleet, tuple(reads), _groups_of(reads), max(256, memory * 6 // 10))
+    for path in writes:
+        if not path.is_relative_to(service.state_dir):
+            raise ConfigurationError(
+                f"{config}: {path} is not below {service.state_dir}, where alone the service may write. Set "
+                "state_dir (and keys_dir) to a directory there. If there is a ledger or a key already, stop "
+                f"its program and move the directory, with the second head beside it, to {service.state_dir}."
+            )
+    return service
+
+
+def _groups_of(paths: Sequence[Path]) -> tuple[str, ...]:
+    """The groups that may read what others may not."""
+    from cli.service.unit import USER
+
+    names = set()
+    for path in paths:
+        try:
+            state = path.stat()
+        except OSError:
+            continue  # The daemon says so, as it is started.
+        if not state.st_mode & stat.S_IROTH and state.st_mode & stat.S_IRGRP and state.st_gid:
+            try:
+                names.add(grp.getgrgid(state.st_gid).gr_name)
+            except KeyError:
+                names.add(str(state.st_gid))
+    return tuple(sorted(names - {USER}))
+
+
+def _require_sound(service: Service, config: Path) -> None:
+    """Refuse what the service could not read.
+
+    Raises:
+        ConfigurationError: Only their owner may read its files.
+    """
+    secrets = _secrets(config)
+    for path in (config, *service.reads):
+        if path in secrets or not path.exists():
+            continue
+        if not path.stat().st_mode & (stat.S_IROTH | stat.S_IRGRP):
+            raise ConfigurationError(
+                f"{path} is for its owner alone, and the service runs as the user dpagent. Let a group read "
+                f"it: chgrp dpagent {path} && chmod g+r {path} (of a directory: chmod g+rX -R)."
+            )
+
+
+def _secrets(config: Path) -> list[Path]:
+    """The file of the password, if there is one."""
+    from dpagent.configuration import load_yaml, resolve
+
+    section = load_yaml(config, example="fleet: meadow").get("mqtt") or {}
+    name = section.get("password_file")
+    return [] if name is None else [resolve(Path(str(name)), config)]
+
+
+def _give(secret: Path) -> None:
+    """Let the service's group, and nobody else, read a file of root's."""
+    from cli.service.unit import USER
+
+    try:
+        shutil.chown(secret, group=USER)
+        secret.chmod(0o640)
+    except (OSError, LookupError) as error:
+        raise StorageError(f"{secret} cannot be given to the group {USER}: {error}.") from error
+    typer.echo(f"{secret}: the group {USER} may read it, and nobody else but its owner.")
+
+
+def _program() -> Path:
+    """The ``dpagent`` command of this installation.
+
+    Raises:
+        UsageError: There is none.
+    """
+    program = Path(sys.executable).parent / "dpagent"
+    if not program.exists():
+        raise UsageError(f"There is no command {program}: install dpagent into this Python with pip.")
+    return program
+
+
+def _require_root() -> None:
+    if os.geteuid() != 0:
+        raise UsageError("A service is installed and removed by root: run this with sudo.")
+
+
+def _require_systemd() -> None:
+    if not _RUNS_SYSTEMD.is_dir():
+        raise UsageError(
+            "systemd does not run here. `--root DIR` writes the files of the service for another system."
+        )
+
+
+def _run(*command: str) -> str:
+    """The output of a command of the system.
+
+    Raises:
+        StorageError: It fails.
+    """
+    try:
+        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout
+    except FileNotFoundError as error:
+        raise StorageError(f"{command[0]} is not installed on this system.") from error
+    except subprocess.SubprocessError as error:
+        said = getattr(error, "stderr", "") or error
+        raise StorageError(f"`{' '.join(command)}` failed: {str(said).strip()}") from error
+
+
+def _write(file: Path, text: str) -> None:
+    from dpagent.storage import disk_errors, write_atomically
+
+    with disk_errors(file):
+        file.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(file, text.encode(), mode=0o644)
+
+
+def _unlink(file: Path) -> None:
+    from dpagent.storage import disk_errors
+
+    with disk_errors(file):
+        file.unlink(missing_ok=True)

@@ -1,0 +1,172 @@
+"""Units of systemd for the three daemons: what each may do is what it needs, and nothing else.
+
+The sandbox is systemd.exec(5)'s. A service writes below its own state directory alone, sees no home but the
+places that its configuration names, and has no capability. `systemd-analyze security` rates it; a test keeps
+the rating.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+Kind = Literal["agent", "coordinator", "mixer"]
+
+USER: Final = "dpagent"
+_HIDDEN: Final = (Path("/home"), Path("/root"), Path("/run/user"))
+"""What ``ProtectHome`` hides."""
+_DAEMONS: Final[dict[Kind, tuple[str, str]]] = {
+    "agent": ("run", "trains on this board's records"),
+    "coordinator": ("coordinator run", "runs a fleet's rounds"),
+    "mixer": ("mixer run", "mixes a fleet's fragments"),
+}
+"""The command of each, and what it does."""
+_RESTARTS_NOT: Final = "2 3 4 5 9"
+"""docs/exit-codes.md: errors that a restart would repeat."""
+
+SYSUSERS: Final = f"""\
+# Written by `dpagent service install`. A user of its own, so that files can be given to it.
+u {USER} - "dpagent" /var/lib/dpagent
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """A daemon as a service.
+
+    Attributes:
+        kind: which daemon.
+        config: the path of its configuration.
+        fleet: the name of its fleet.
+        reads: further paths that it reads.
+        groups: of the system, whose files it reads.
+        memory_mib: that it may take.
+    """
+
+    kind: Kind
+    config: Path
+    fleet: str
+    reads: tuple[Path, ...]
+    groups: tuple[str, ...]
+    memory_mib: int
+
+    @property
+    def name(self) -> str:
+        """Of its unit, without ``.service``."""
+        return f"dpagent-{self.kind}"
+
+    @property
+    def state_dir(self) -> Path:
+        """The directory that it may write to."""
+        return Path("/var/lib") / self._state_name
+
+    @property
+    def _state_name(self) -> str:
+        return "dpagent" if self.kind == "agent" else self.name
+
+    def unit(self, program: Path) -> str:
+        """The text of its unit.
+
+        Args:
+            program: the ``dpagent`` command.
+        """
+        command, does = _DAEMONS[self.kind]
+        shown = hidden([self.config, *self.reads, *_own_places(program)])
+        lines = [
+            "# Written by `dpagent service install`; changes belong into a drop-in: systemctl edit",
+            "[Unit]",
+            f"Description=dpagent {self.kind} of fleet {self.fleet}: {does}",
+            "Wants=network-online.target",
+            "After=network-online.target time-sync.target",
+            "StartLimitIntervalSec=0",
+            "",
+            "[Service]",
+            "Type=notify",
+            "NotifyAccess=main",
+            f"ExecStart={_quoted(program)} {command} --config {_quoted(self.config)}",
+            "Environment=PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1",
+            "# Records may have to be decoded first.",
+            "TimeoutStartSec=infinity",
+            "TimeoutStopSec=60",
+            "# The loop of the daemon feeds it: pricing a plan may take a small board a minute.",
+            "WatchdogSec=300",
+            "Restart=on-failure",
+            "RestartSec=30",
+            f"RestartPreventExitStatus={_RESTARTS_NOT}",
+            "",
+            "# What it may take.",
+            f"MemoryMax={self.memory_mib}M",
+            "TasksMax=64",
+            "LimitNOFILE=4096",
+            "CPUWeight=20",
+            "IOWeight=20",
+            *(["OOMScoreAdjust=500"] if self.kind == "agent" else []),
+            "",
+            "# Where it may write: below its state directory, and nowhere else.",
+            f"User={USER}",
+            "DynamicUser=yes",
+            *([f"SupplementaryGroups={' '.join(self.groups)}"] if self.groups else []),
+            f"StateDirectory={self._state_name}",
+            "StateDirectoryMode=0700",
+            f"WorkingDirectory={self.state_dir}",
+            "UMask=0077",
+            "ProtectSystem=strict",
+            "ProtectHome=tmpfs",
+            *(f"BindReadOnlyPaths={_quoted(path)}" for path in shown),
+            "PrivateTmp=yes",
+            "RemoveIPC=yes",
+            "",
+            "# What it may do: nothing that needs a privilege.",
+            "NoNewPrivileges=yes",
+            "CapabilityBoundingSet=",
+            "AmbientCapabilities=",
+            "PrivateDevices=yes",
+            "DevicePolicy=closed",
+            "PrivateUsers=yes",
+            "ProtectProc=invisible",
+            "ProtectClock=yes",
+            "ProtectHostname=yes",
+            "ProtectControlGroups=yes",
+            "ProtectKernelLogs=yes",
+            "ProtectKernelModules=yes",
+            "ProtectKernelTunables=yes",
+            "RestrictNamespaces=yes",
+            "RestrictRealtime=yes",
+            "RestrictSUIDSGID=yes",
+            "LockPersonality=yes",
+            "KeyringMode=private",
+            "MemoryDenyWriteExecute=yes",
+            "RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX",
+            "SystemCallArchitectures=native",
+            "SystemCallFilter=@system-service",
+            "SystemCallFilter=~@privileged @chown @keyring @memlock",
+            "SystemCallErrorNumber=EPERM",
+            "",
+            "[Install]",
+            "WantedBy=multi-user.target",
+        ]
+        return "\n".join(lines) + "\n"
+
+
+def hidden(paths: Iterable[Path]) -> list[Path]:
+    """Those of the paths that a service without a home would not see, each once, none below another."""
+    there = sorted({path for path in paths if any(path.is_relative_to(place) for place in _HIDDEN)})
+    return [path for path in there if not any(other in path.parents for other in there)]
+
+
+def _own_places(program: Path) -> list[Path]:
+    """Where this program, its packages and its Python are."""
+    import cli
+
+    assert cli.__file__ is not None
+    code = Path(cli.__file__).resolve().parent.parent
+    return [program.parent.parent, Path(sys.prefix), Path(sys.base_prefix).resolve(), code]
+
+
+def _quoted(path: Path) -> str:
+    """A path in a unit: % begins a specifier there, and a blank ends a word."""
+    text = str(path).replace("%", "%%")
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"' if " " in text else text
