@@ -286,13 +286,23 @@ class Announcements:
                 assets[asset.role] = data
         return Model(weights, assets)
 
-    def wait_for_model(self, announced: Announced) -> None:
-        """Chunks are still arriving, or one was lost: then, after a while, request all, which the broker
-        has."""
+    def finished_model(self, plan: Plan) -> bytes | None:
+        """The model that came of a job, or None while a part of it is missing."""
+        asset = plan.finished_model
+        return None if asset is None else self._assembler.get(asset.digest, asset.size)
+
+    def wait_for_model(self, announced: Announced) -> bool:
+        """Chunks are still arriving, or one was lost: then, after a while, request all, which the broker has.
+
+        Returns:
+            Whether they were requested now.
+        """
         now = self._clock.monotonic()
-        if now >= announced.ask_again_at:
-            announced.ask_again_at = now + _ASK_AGAIN_S
-            self._ask_again()
+        if now < announced.ask_again_at:
+            return False
+        announced.ask_again_at = now + _ASK_AGAIN_S
+        self._ask_again()
+        return True
 
 
 def log_expired(fragments: int) -> None:

@@ -15,6 +15,7 @@ from typing import Final
 from agent.announcements import Announcements
 from agent.cycle import Cycle
 from agent.database import ledger_errors
+from agent.latest_model import LatestModel
 from agent.limits import shown
 from agent.profile import check_board, open_profile
 from agent.publisher import Publisher
@@ -129,6 +130,7 @@ class Agent:
         )
         self._reported_bytes = (0, 0)
         self._rejected = 0
+        self._latest_model = LatestModel(settings, self._clock)
         self._counted_at = 0.0
         self._silent_until = math.inf
         """When to say that no plan has come (monotonic)."""
@@ -158,6 +160,7 @@ class Agent:
                     self._cycle.advance()
                     self._publisher.publish_due()
                     self._complain_of_silence()
+                    self._take_model()
                     if self._rejected and self._clock.monotonic() >= self._counted_at + _COUNT_S:
                         self._count_traffic()
         finally:
@@ -171,6 +174,7 @@ class Agent:
 
     def close(self) -> None:
         """End training, close the database and let go of the directory."""
+        self._latest_model.stop()
         self._cycle.rest()
         self._state.close()
 
@@ -206,6 +210,20 @@ class Agent:
                     self._receive(topic, payload)
                 case Acknowledged():
                     pass  # A PUBACK does not confirm delivery; only a receipt does.
+
+    def _take_model(self) -> None:
+        """Keep the model of a job that is finished, once it is here."""
+        self._latest_model.tend()
+        current = self._announcements.current
+        if current is None or (asset := current.plan.finished_model) is None:
+            return
+        if not self._latest_model.wants(asset) or self._announcements.too_large(current.plan):
+            return
+        data = self._announcements.finished_model(current.plan)
+        if data is not None:
+            self._latest_model.take(asset, data)
+        elif self._announcements.wait_for_model(current):
+            self._latest_model.note_request(asset)
 
     def _activity(self) -> str:
         """What the agent does, in a line for its owner."""

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from datetime import UTC, datetime
 from importlib.util import find_spec
 from typing import Final
 
@@ -37,7 +38,7 @@ from dpagent.diagnosis import (
     storage,
     warning,
 )
-from dpagent.errors import DpagentError, ExitCode, PlanError
+from dpagent.errors import DpagentError, ExitCode, PlanError, StorageError
 from dpagent.learning.data.opening import list_declared
 from dpagent.learning.models.built_ins import built_in
 from dpagent.learning.training.engine_choice import Bench, UnsuitableEngineError
@@ -81,6 +82,7 @@ def examine(settings: AgentSettings, *, asks_broker: bool = True) -> Iterator[Fi
     yield from _engine(settings, loaded)
     yield from _ledger(settings)
     yield _data(settings)
+    yield _model(settings)
     if not asks_broker:
         yield skipped("broker", "not asked")
         return
@@ -267,6 +269,18 @@ def _data(settings: AgentSettings) -> Finding:
     if left_out:
         return warning("data", f"{text}; left out: {left_out[0]}", remedy)
     return fine("data", text)
+
+
+def _model(settings: AgentSettings) -> Finding:
+    file = settings.model_file
+    try:
+        with disk_errors(file):
+            written_at = file.stat().st_mtime if file.exists() else None
+    except StorageError as error:
+        return problem_of("model", error)
+    if written_at is None:
+        return fine("model", "none yet; it comes when a job is finished")
+    return fine("model", f"{file}, of {datetime.fromtimestamp(written_at, UTC):%Y-%m-%d %H:%M} UTC")
 
 
 def _plan(settings: AgentSettings, topics: Topics, payload: bytes | None) -> Iterator[Finding]:

@@ -55,6 +55,18 @@ class LedgerSettings(Settings):
     backup leaves out: another disk or partition, which the agent may write."""
 
 
+class ModelFileSettings(Settings):
+    """Where a finished model goes, for the board's own use."""
+
+    file: FilePath | None = None
+    """File that the model of a finished job is written to (ONNX), replaced in one step; relative to this
+    file. The one before stays beside it, with ``.previous`` in its name. Default: ``model.onnx`` in
+    ``state_dir``."""
+    command: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    """Program and arguments to run when the file has changed, with its path as the last argument; it has 60
+    seconds. Nothing is run by default."""
+
+
 class AgentSettings(Settings):
     """Everything in ``agent.yaml``."""
 
@@ -68,6 +80,7 @@ class AgentSettings(Settings):
     data: DataSettings
     budget: BudgetSettings
     ledger: LedgerSettings = LedgerSettings()
+    model: ModelFileSettings = ModelFileSettings()
     mqtt: MqttSettings = MqttSettings()
     profile: Annotated[str, Field(min_length=1)] = AUTO
     """A board, as ``dpagent profiles list`` names it, or the path of your own profile, relative to this file.
@@ -96,6 +109,11 @@ class AgentSettings(Settings):
         """Where the ledger is."""
         beside = second_head_beside(self.state_dir)
         return LedgerFiles(self.state_dir, self.ledger.second_head or beside)
+
+    @property
+    def model_file(self) -> Path:
+        """Where the model of the last finished job is."""
+        return self.model.file or self.state_dir / "model.onnx"
 
     @property
     def lifetime_budgets(self) -> dict[str, Budget]:
@@ -131,6 +149,9 @@ def load_agent_settings(file: Path) -> AgentSettings:
         update={
             "state_dir": resolve(settings.state_dir, file),
             "ledger": LedgerSettings(second_head=second_head),
+            "model": settings.model.model_copy(
+                update={"file": settings.model.file and resolve(settings.model.file, file)}
+            ),
             "data": settings.data.model_copy(update={"path": resolve(settings.data.path, file)}),
             "mqtt": settings.mqtt.resolved(file),
             "profile": str(resolve(Path(settings.profile), file))

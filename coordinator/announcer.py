@@ -42,10 +42,7 @@ class Announcer:
         if not self._session.connected:
             return False
         if not self._assets_are_out:
-            for role, data in assets.items():
-                for chunk in chunked(data):
-                    topic = self._topics.asset_chunk(role, chunk.index)
-                    self._session.publish(topic, self._signer.sign(chunk, "model"), retain=True)
+            self._publish_assets(assets)
             self._assets_are_out = True
         for chunk in chunked(weights):
             topic = self._topics.model_chunk(chunk.index)
@@ -55,6 +52,12 @@ class Announcer:
         is_out = self._session.publish(self._topics.plan, message, retain=True) is not None
         faults.reached(FaultPoint.COORDINATOR_PLAN_PUBLISHED)
         return is_out
+
+    def _publish_assets(self, assets: Mapping[str, bytes]) -> None:
+        for role, data in assets.items():
+            for chunk in chunked(data):
+                topic = self._topics.asset_chunk(role, chunk.index)
+                self._session.publish(topic, self._signer.sign(chunk, "model"), retain=True)
 
     def assets_changed(self) -> None:
         """Publish the assets with the next plan: they changed, or the broker may lack them."""
@@ -71,8 +74,8 @@ class Announcer:
             self._session.publish(self._topics.receipts, self._signer.sign(receipts, "receipts"))
             faults.reached(FaultPoint.COORDINATOR_RECEIPTS_PUBLISHED)
 
-    def say_goodbye(self, plan: Plan) -> bool:
-        """Publish the end of the job; return whether the broker took it within a few seconds.
+    def say_goodbye(self, plan: Plan, assets: Mapping[str, bytes]) -> bool:
+        """Publish what came of the job, and its end; return whether the broker took it within a few seconds.
 
         An acknowledgement that takes longer counts at a later call.
         """
@@ -80,7 +83,8 @@ class Announcer:
         # The session waits in real time, so this does too.
         until = time.monotonic() + _FAREWELL_S
         while time.monotonic() < until:
-            if self._farewell is None:
+            if self._farewell is None and self._session.connected:
+                self._publish_assets(assets)
                 self._farewell = self._session.publish(self._topics.plan, message, retain=True)
             event = self._session.next_event(0.2)
             if self._farewell is not None and event == Acknowledged(self._farewell):

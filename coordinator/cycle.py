@@ -316,14 +316,16 @@ class Cycle:
         self._write_latest()
         rounds, now = self._store.closed_rounds(), self._clock.unix()
         self._write_model(self._models.final, rounds)
+        model = self._models.finished()
         last = self._planner.task(
             OpenRound(rounds, now, now),
             self._sent,
             clip_norm=self._model.clip_norm,
             radii=self._model.radii,
+            assets=model,
             state="finished",
         )
-        if not self._announcer.say_goodbye(last.plan):
+        if not self._announcer.say_goodbye(last.plan, model):
             log.warning("the broker did not accept the announcement that the job is over; trying again")
             return False
         self._store.finish(self._clock.unix())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,7 +23,10 @@ from dpagent.learning.training.onnx_graph.build import build_training_graph
 from dpagent.norm import Norm
 from dpagent.privacy.covariance import leading_directions
 from dpagent.privacy.statement import BudgetStatement
+from dpagent.protocol.messages import MAX_WHOLE_BYTES
 from dpagent.storage import disk_errors, write_atomically
+
+log = logging.getLogger(__name__)
 
 
 class ModelFiles:
@@ -80,6 +84,19 @@ class ModelFiles:
     def final(self) -> Path:
         """Path of the finished model."""
         return self._settings.state_dir / "model.onnx"
+
+    def finished(self) -> dict[str, bytes]:
+        """The finished model, as what devices are sent at the end; none where it is too large for that.
+
+        Raises:
+            StorageError: It cannot be read.
+        """
+        with disk_errors(self.final):
+            data = self.final.read_bytes()
+        if len(data) > MAX_WHOLE_BYTES:
+            log.warning("the model has %d MiB: too many to send it to the devices", len(data) >> 20)
+            return {}
+        return {"model": data}
 
     def of_round(self, number: int) -> Path:
         """Path of the model after a round."""

@@ -23,7 +23,9 @@ def predict(
     model: Annotated[
         Path,
         typer.Argument(
-            metavar="MODEL", help="A model that the coordinator exported (.onnx).", show_default=False
+            metavar="MODEL",
+            help="A model that the coordinator exported (.onnx), or a board's agent.yaml: its last one.",
+            show_default=False,
         ),
     ],
     inputs: Annotated[
@@ -60,7 +62,7 @@ def predict(
 
     path = inputs[0].absolute() if inputs[0] == Path() else inputs[0]
     settings = data.settings(DatasetSettings, path=path, half=data.values["half"] or "test")
-    exported = ExportedModel(model)
+    exported = ExportedModel(_model_file(model))
     reader = InputReader(exported, settings, say)
     say(about(exported))
     tally = Tally()
@@ -84,6 +86,21 @@ def predict(
     say(closing(tally, exported))
     if tally.unanswered:
         raise typer.Exit(ExitCode.DATA)
+
+
+def _model_file(model: Path) -> Path:
+    """The model, or that of a board."""
+    if model.suffix not in (".yaml", ".yml"):
+        return model
+    from agent.settings import load_agent_settings
+
+    file = load_agent_settings(model).model_file
+    if not file.exists():
+        raise DataError(
+            f"The board of {model} has no model yet: {file} comes when a job of its fleet is finished. Is "
+            "the agent running?"
+        )
+    return file
 
 
 def say(sentence: str) -> None:

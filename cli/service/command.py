@@ -167,7 +167,7 @@ def _service_of(config: Path) -> Service:
 
         board = load_agent_settings(config)
         kind, fleet, reads = "agent", board.fleet, [board.data.path]
-        writes, mqtt = [board.state_dir, board.ledger_files.second_head], board.mqtt
+        writes, mqtt = [board.state_dir, board.ledger_files.second_head, board.model_file], board.mqtt
         if is_profile_path(board.profile):
             reads.append(Path(board.profile).parent)  # It may extend others there.
     elif "rounds" in keys:
@@ -188,8 +188,8 @@ def _service_of(config: Path) -> Service:
         if not path.is_relative_to(service.state_dir):
             raise ConfigurationError(
                 f"{config}: {path} is not below {service.state_dir}, where alone the service may write. Set "
-                "state_dir (and keys_dir) to a directory there. If there is a ledger or a key already, stop "
-                f"its program and move the directory, with the second head beside it, to {service.state_dir}."
+                "it (state_dir, keys_dir, model.file) to a place there. If there is a ledger or a key, "
+                "stop its program and move the directory, with the second head beside it, there."
             )
     return service
 

@@ -63,9 +63,9 @@ class ModelTerms(Message):
 
 
 class AssetTerms(Message):
-    """A large input of the round besides the weights."""
+    """A large input of the round besides the weights; at the end of a job, what came of it."""
 
-    role: Literal["training-graph", "frozen-network", "projection"]
+    role: Literal["training-graph", "frozen-network", "projection", "model"]
     digest: Annotated[bytes, Field(min_length=32, max_length=32)]
     size: Annotated[int, Field(ge=1, le=MAX_WHOLE_BYTES)]
     """In bytes."""
@@ -123,6 +123,17 @@ class Plan(Message):
                 if size != exact:
                     raise ValueError(f"a fragment of an update has {size} bytes; expected {exact}")
         return self
+
+    @model_validator(mode="after")
+    def _model_comes_at_the_end(self) -> Plan:
+        if self.state == "open" and any(asset.role == "model" for asset in self.assets):
+            raise ValueError("a finished model goes with a plan whose state is finished")
+        return self
+
+    @property
+    def finished_model(self) -> AssetTerms | None:
+        """The model that came of a job, as an ONNX file, in the plan that ends it."""
+        return next((asset for asset in self.assets if asset.role == "model"), None)
 
     @model_validator(mode="after")
     def _round_is_scheduled(self) -> Plan:

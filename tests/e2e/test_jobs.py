@@ -22,6 +22,7 @@ import pytest
 import yaml
 from brokers import Broker
 from clocks import MovableClock
+from commands import dpagent
 from daemons import agent_thread, attentive_daemons, coordinator_thread
 from fleets import digits, write_agent, write_fleet
 from observers import Observer
@@ -112,6 +113,10 @@ class Job:
         ):
             clock.advance_until(lambda: not coordinator.is_running, "the end of the job")
             assert coordinator.result is True
+            self.models = [device / "state" / "model.onnx" for device in devices]
+            clock.advance_until(
+                lambda: all(model.exists() for model in self.models), "the model on each board"
+            )
             for agent in (first, second):
                 assert agent.is_running
                 agent.stop()
@@ -130,6 +135,9 @@ class Job:
         for ledger in self.ledgers:
             assert [charge.round for charge in ledger.charges] == [1, 2, 3]
             assert ledger.charges[-1].cumulative_epsilon <= 35.0
+        assert {model.read_bytes() for model in self.models} == {
+            (self.settings.state_dir / "model.onnx").read_bytes()
+        }
         inputs, _ = digits(100, 110).batch(np.arange(10))
         assert np.isfinite(self.evaluator.logits(to_float32(inputs))).all()
 
@@ -162,6 +170,15 @@ def test_a_job_of_each_kind_ends_well(name: str, tmp_path: Path, mosquitto: Brok
     if name == "layers with norms":
         assert plan.release.clipping.norms == [0.5, 0.7, 0.2]
         assert math.fsum(plan.release.clipping.shares) == pytest.approx(1.0)
+    if name == "adam":
+        answered = dpagent(
+            "predict",
+            job.models[0].parents[1] / "agent.yaml",
+            job.coordinator.parent / "device-1" / "data.npz",
+            "--summary",
+        )
+        assert answered.returncode == 0, answered.stderr
+        assert "of 50 " in answered.stdout
     if name == "views":
         assert plan.release.augmentation is not None
         assert plan.release.augmentation.views == 3

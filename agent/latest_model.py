@@ -1,0 +1,138 @@
+"""The model of the last finished job, as a file for the board's own programs.
+
+It is public: the coordinator sends it to every device, whether that took part or not. So nothing here depends
+on a record, and nothing that fails here has any effect on a round: it is logged, and tried again at the next
+start. A coordinator that announces one model after the other wears the disk by one in ten minutes.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Final
+
+from agent.settings import AgentSettings
+from dpagent.clock import Clock
+from dpagent.errors import StorageError
+from dpagent.protocol.fragments import content_digest
+from dpagent.protocol.messages import AssetTerms
+from dpagent.storage import SPACE_LEFT, disk_errors, write_atomically
+
+log = logging.getLogger(__name__)
+
+_COMMAND_S: Final = 60.0
+_REQUESTS: Final = 5
+"""For chunks that do not come."""
+_LEAST_S: Final = 600.0
+"""From one model to the next."""
+
+
+class LatestModel:
+    """Keeps the file, and the one before, and tells a program of the owner's.
+
+    Args:
+        settings: ``agent.yaml``.
+        clock: the program's.
+    """
+
+    def __init__(self, settings: AgentSettings, clock: Clock) -> None:
+        self.file, self._command, self._clock = settings.model_file, settings.model.command, clock
+        self._digest = _digest_of(self.file)
+        self._failed: bytes | None = None
+        """The digest of a model that could not be had or written: not tried again until the next start."""
+        self._requests = 0
+        self._not_before = -math.inf
+        self._running: subprocess.Popen[bytes] | None = None
+        self._ends_at = 0.0
+
+    def wants(self, asset: AssetTerms) -> bool:
+        """Whether this is another model than the one in the file, and it is time for one."""
+        is_known = asset.digest in (self._digest, self._failed)
+        return not is_known and self._clock.monotonic() >= self._not_before
+
+    def note_request(self, asset: AssetTerms) -> None:
+        """Missing chunks were asked for once more: give a model up that does not come."""
+        self._requests += 1
+        if self._requests >= _REQUESTS:
+            self._failed, self._requests = asset.digest, 0
+            log.warning("the model of the finished job did not come whole; is it too large for the broker?")
+
+    def take(self, asset: AssetTerms, data: bytes) -> None:
+        """Replace the file. Raises nothing.
+
+        Args:
+            asset: what a signed plan says of the model.
+            data: the model, of that digest.
+        """
+        try:
+            self._write(data)
+        except StorageError as error:
+            self._failed = asset.digest
+            log.error("the model of the finished job is not kept: %s", error)
+            return
+        self._digest, self._requests = asset.digest, 0
+        self._not_before = self._clock.monotonic() + _LEAST_S
+        log.info("the model of the finished job is in %s", self.file)
+        self._tell()
+
+    def _write(self, data: bytes) -> None:
+        with disk_errors(self.file):
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            if shutil.disk_usage(self.file.parent).free < 2 * len(data) + SPACE_LEFT:
+                raise StorageError(
+                    f"{self.file.parent} has no room for {2 * len(data) >> 20} MiB besides what the ledger "
+                    "needs. Free some space, and start the agent again."
+                )
+            before = self.file.read_bytes() if self.file.is_file() else None
+        if before is not None:
+            write_atomically(previous_of(self.file), before)
+        write_atomically(self.file, data)
+
+    def _tell(self) -> None:
+        """Run the owner's command."""
+        self.stop()
+        if not self._command:
+            return
+        try:
+            self._running = subprocess.Popen(
+                [*self._command, str(self.file)], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+            )
+        except OSError as error:
+            log.error("model.command %s cannot be run: %s", self._command[0], error.strerror)
+            return
+        self._ends_at = self._clock.monotonic() + _COMMAND_S
+
+    def tend(self) -> None:
+        """See how the owner's command does; call it now and then. Waits for nothing."""
+        if self._running is None:
+            return
+        code = self._running.poll()
+        if code is not None:
+            self._running = None
+            if code:
+                log.error("model.command %s ended with exit code %d", self._command[0], code)
+        elif self._clock.monotonic() >= self._ends_at:
+            log.error("model.command %s took more than %g s and was ended", self._command[0], _COMMAND_S)
+            self.stop()
+
+    def stop(self) -> None:
+        """End the owner's command, if it runs."""
+        if self._running is not None:
+            self._running.kill()
+            self._running.wait()
+            self._running = None
+
+
+def previous_of(file: Path) -> Path:
+    """Where the model before is kept."""
+    return file.with_name(f"{file.stem}.previous{file.suffix}")
+
+
+def _digest_of(file: Path) -> bytes | None:
+    try:
+        return content_digest(file.read_bytes()) if file.is_file() else None
+    except OSError:
+        return None

@@ -1,0 +1,211 @@
+"""The model of a finished job reaches the board: whole, checked, kept with the one before, and told of."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from brokers import Broker, wait_until
+from clocks import MovableClock
+from daemons import agent_thread, attentive_daemons
+from fleets import agent_values, make_plan, write_agent
+from observers import Announcer
+from pydantic import ValidationError
+
+from agent.latest_model import LatestModel, previous_of
+from agent.settings import AgentSettings, load_agent_settings
+from dpagent.protocol.fragments import chunked, content_digest
+from dpagent.protocol.messages import AssetTerms, Plan
+from dpagent.protocol.signing import Signer
+
+KEY = Signer(bytes(range(32)), "testers").public_key
+_numbers = itertools.count()
+
+
+def asset_of(data: bytes) -> AssetTerms:
+    return AssetTerms(role="model", digest=content_digest(data), size=len(data))
+
+
+def settings_in(directory: Path, **model: Any) -> AgentSettings:
+    (directory / "state").mkdir(exist_ok=True)
+    values = agent_values(None, KEY, state_dir=str(directory / "state"), model=model)
+    return AgentSettings.model_validate(values)
+
+
+@pytest.fixture
+def clock() -> MovableClock:
+    return MovableClock()
+
+
+def test_a_plan_for_an_open_round_has_no_finished_model() -> None:
+    model = asset_of(b"model").model_dump()
+    assert make_plan(state="finished", assets=[model]).finished_model == asset_of(b"model")
+    assert make_plan(state="finished").finished_model is None
+    with pytest.raises(ValidationError, match="state is finished"):
+        make_plan(assets=[model])
+
+
+def test_a_model_replaces_the_one_before_which_stays_beside_it(tmp_path: Path, clock: MovableClock) -> None:
+    latest = LatestModel(settings_in(tmp_path), clock)
+    assert latest.file == tmp_path / "state" / "model.onnx"
+    for data in (b"first", b"second", b"third"):
+        assert latest.wants(asset_of(data))
+        latest.take(asset_of(data), data)
+        assert latest.file.read_bytes() == data
+        assert not latest.wants(asset_of(data))
+        clock.advance(700)
+    assert previous_of(latest.file).read_bytes() == b"second"
+    again = LatestModel(settings_in(tmp_path), clock)
+    assert not again.wants(asset_of(b"third")), "the file is known again after a restart"
+    assert again.wants(asset_of(b"second"))
+
+
+def test_one_model_in_ten_minutes_is_written(tmp_path: Path, clock: MovableClock) -> None:
+    latest = LatestModel(settings_in(tmp_path), clock)
+    latest.take(asset_of(b"a"), b"a")
+    clock.advance(590)
+    assert not latest.wants(asset_of(b"b"))
+    clock.advance(20)
+    assert latest.wants(asset_of(b"b"))
+
+
+def test_a_model_that_cannot_be_written_is_told_once_and_left(
+    tmp_path: Path, clock: MovableClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    latest = LatestModel(settings_in(tmp_path, file=str(tmp_path / "file" / "model.onnx")), clock)
+    with caplog.at_level(logging.INFO, "agent.latest_model"):
+        latest.take(asset_of(b"a"), b"a")
+    assert not latest.wants(asset_of(b"a"))
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+
+
+def test_a_disk_with_little_room_keeps_it_for_the_ledger(
+    tmp_path: Path, clock: MovableClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("agent.latest_model.SPACE_LEFT", 1 << 60)
+    latest = LatestModel(settings_in(tmp_path), clock)
+    latest.take(asset_of(b"a"), b"a")
+    assert not latest.file.exists()
+    assert "Free some space" in caplog.text
+
+
+def test_chunks_that_do_not_come_are_asked_for_a_few_times(tmp_path: Path, clock: MovableClock) -> None:
+    latest = LatestModel(settings_in(tmp_path), clock)
+    for _ in range(4):
+        latest.note_request(asset_of(b"a"))
+        assert latest.wants(asset_of(b"a"))
+    latest.note_request(asset_of(b"a"))
+    assert not latest.wants(asset_of(b"a"))
+
+
+# --- the owner's command ---
+
+
+def test_the_owners_command_gets_the_path(tmp_path: Path, clock: MovableClock) -> None:
+    told = tmp_path / "told"
+    code = f"import shutil, sys; shutil.copy(sys.argv[1], {str(told)!r})"
+    latest = LatestModel(settings_in(tmp_path, command=[sys.executable, "-c", code]), clock)
+    latest.take(asset_of(b"new"), b"new")
+    wait_until(lambda: told.exists() and told.read_bytes() == b"new", "the command's copy")
+    latest.stop()
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (["/nowhere/reload"], "cannot be run"),
+        ([sys.executable, "-c", "raise SystemExit(7)"], "ended with exit code 7"),
+        ([sys.executable, "-c", "import time; time.sleep(600)"], "took more than 60 s and was ended"),
+    ],
+)
+def test_a_command_that_fails_or_hangs_is_told_and_ends(
+    tmp_path: Path, clock: MovableClock, caplog: pytest.LogCaptureFixture, command: list[str], words: str
+) -> None:
+    latest = LatestModel(settings_in(tmp_path, command=command), clock)
+    began = time.monotonic()
+    latest.take(asset_of(b"new"), b"new")
+    assert time.monotonic() - began < 10, "nobody waits for it"
+    clock.advance(0.0 if "exit code" in words else 61.0)
+
+    def told() -> bool:
+        latest.tend()
+        return words in caplog.text
+
+    wait_until(told, words)
+    latest.tend()
+    assert caplog.text.count(words) == 1
+    latest.stop()
+
+
+# --- over a broker ---
+
+
+@pytest.fixture
+def fleet() -> Iterator[str]:
+    with attentive_daemons():
+        yield f"models-{next(_numbers)}"
+
+
+@pytest.fixture
+def announcer(mosquitto: Broker, fleet: str) -> Iterator[Announcer]:
+    with Announcer(mosquitto, fleet) as announcer:
+        yield announcer
+
+
+def end_of_job(announcer: Announcer, fleet: str, data: bytes, *, sends: bytes | None = None) -> Plan:
+    """Announce a model and the end of its job, as a coordinator does."""
+    for chunk in chunked(data if sends is None else sends):
+        named = chunk if sends is None else type(chunk)(content_digest(data), chunk.index, chunk.data)
+        topic = announcer.topics.asset_chunk("model", chunk.index)
+        announcer.publish(topic, announcer.signer.sign(named, "model"), retain=True)
+    plan = make_plan(fleet=fleet, state="finished", assets=[asset_of(data).model_dump()])
+    announcer.announce(plan)
+    return plan
+
+
+def test_the_model_of_a_finished_job_comes_to_the_board_also_after_a_restart(
+    tmp_path: Path, mosquitto: Broker, announcer: Announcer, fleet: str
+) -> None:
+    data = bytes(range(256)) * 500  # three chunks
+    file = write_agent(tmp_path, mosquitto, announcer.signer.public_key, fleet=fleet)
+    model = load_agent_settings(file).model_file
+    end_of_job(announcer, fleet, data)
+    with agent_thread(file):
+        wait_until(lambda: model.exists() and model.read_bytes() == data, "the model")
+    model.unlink()
+    with agent_thread(file):
+        wait_until(model.exists, "the model once more")
+    assert not previous_of(model).exists()
+
+
+def test_a_model_that_is_not_what_was_signed_never_reaches_the_file(
+    tmp_path: Path, mosquitto: Broker, announcer: Announcer, fleet: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = write_agent(tmp_path, mosquitto, announcer.signer.public_key, fleet=fleet)
+    model = load_agent_settings(file).model_file
+    end_of_job(announcer, fleet, b"what was signed", sends=b"something else!")
+    with agent_thread(file) as agent:
+        agent.clock.advance_until(lambda: "did not come whole" in caplog.text, "giving up", step_s=5)
+    assert not model.exists()
+
+
+def test_a_model_beyond_the_limit_is_left(
+    tmp_path: Path, mosquitto: Broker, announcer: Announcer, fleet: str
+) -> None:
+    data = bytes((1 << 20) + 1)
+    file = write_agent(
+        tmp_path, mosquitto, announcer.signer.public_key, fleet=fleet, limits={"maximum_model_mib": 1}
+    )
+    end_of_job(announcer, fleet, data)
+    with agent_thread(file) as agent:
+        for _ in range(20):
+            agent.clock.advance(5)
+            time.sleep(0.02)
+    assert not load_agent_settings(file).model_file.exists()
