@@ -177,9 +177,9 @@ class Records:
         finally:
             self._say("cannot be read and does not count", sorted(self._unreadable))
         if not self.dataset.is_as_opened():
-            before = self.dataset.labels
+            before = self.dataset
             self._open_anew()
-            if not np.array_equal(self.dataset.labels[: len(before)], before):
+            if not _continues(before, self.dataset):
                 raise StorageError(
                     f"{self._settings.path} was written anew while its records were read, and not just at its"
                     " end. Write another file, and rename it when it is whole."
@@ -262,6 +262,15 @@ def kept_bytes(settings: DataSettings, records: int, record_bytes: int) -> int:
     source = replace(source_of(settings), declared_records=settings.max_records)
     is_kept = require_declared(settings).fits_memory and source.keeps_in_memory(records, record_bytes)
     return ((record_bytes if is_kept else _PLACE_BYTES) + _LABEL_BYTES) * records
+
+
+def _continues(before: Dataset, now: Dataset) -> bool:
+    """Whether every file of a set of records is there with the labels that it had, and perhaps more."""
+    found = dict(now.labels_by_file)
+    return all(
+        name in found and np.array_equal(found[name][: len(labels)], labels)
+        for name, labels in before.labels_by_file
+    )
 
 
 def _as_many_as_declared(settings: DataSettings) -> Dataset:

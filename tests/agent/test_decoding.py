@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,8 @@ from agent.bounded_decoding import Outcome
 from agent.decoding import Order, bring_up_to_date
 from agent.rows import RowStore
 from dpagent.errors import DataError
+from dpagent.learning.data.formats.tables import dataset as tables_dataset
+from dpagent.learning.data.formats.tables import format as tables_format
 
 
 @pytest.fixture
@@ -396,6 +399,109 @@ def test_a_table_that_is_replaced_while_it_is_listed_keeps_no_row_of_others_out(
     monkeypatch.setattr(decoding, "list_declared", replaced_afterwards)
     board.look(at_once=at_once)
     assert rows_of(board) == [(value, value % 3) for value in [1, 2, *ROWS]]
+
+
+def test_a_picture_that_is_away_while_it_would_be_decoded_counts_when_it_is_back(
+    tmp_path: Path, changed_meanwhile: Callable[[Callable[[], None]], None]
+) -> None:
+    """It counted no more for good, though it lay there whole and unchanged."""
+    board = pictures(tmp_path)
+    folder_of(board.root, *named(0, 1, 2))
+    board.look(at_once=True)
+    for seed in (3, 4):
+        write(board.root / named(seed)[0], encoded(noise(seed)))
+        aged(board.root / named(seed)[0], 60)
+    place, away = board.root / named(3)[0], tmp_path / "away"
+
+    def moved() -> None:
+        place.rename(away)
+
+    changed_meanwhile(moved)
+    assert contents(board.look()) == expected(0, 1, 2, 4)
+    away.rename(place)
+    rows = board.look()
+    assert (contents(rows), rows.origin.left_out) == (expected(0, 1, 2, 3, 4), ())
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "/proc/self/mem"])
+def test_an_entry_of_the_folder_that_cannot_be_looked_at_keeps_no_row_of_others_out(
+    tmp_path: Path, name: str
+) -> None:
+    """A link to a name of 300 letters ended every look."""
+    board = tables(tmp_path, max_records=100)
+    table(board, [1], "a.csv")
+    board.look(at_once=True)
+    (board.root / "z.csv").symlink_to(name)
+    table(board, [1, 2, 3], "a.csv")
+    for _ in range(2):
+        assert values_in(board.look()) == [1, 2, 3]
+
+
+def test_a_table_that_goes_while_the_folder_is_glanced_at_takes_no_other_along(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It passed for data that are gone: one table that was renamed took the rows of all others along."""
+    board = tables(tmp_path, max_records=100)
+    table(board, [1, 2], "a.csv")
+    table(board, [3], "b_new.csv")
+    board.look(at_once=True)
+    real = tables_format.table_files
+
+    def renamed_afterwards(path: Path) -> list[Path]:
+        found = real(path)
+        if (path / "b_new.csv").exists():
+            (path / "b_new.csv").rename(path / "b.csv")
+        return found
+
+    monkeypatch.setattr(tables_format, "table_files", renamed_afterwards)
+    for _ in range(2):
+        assert values_in(board.look()) == [1, 2, 3]
+
+
+def test_a_table_that_goes_while_it_is_listed_takes_no_other_along(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    board = tables(tmp_path, max_records=100)
+    table(board, [1, 2], "a.csv")
+    table(board, [3], "b.csv")
+    board.look(at_once=True)
+    real = tables_dataset.table_files
+
+    def gone_afterwards(path: Path) -> list[Path]:
+        found = real(path)
+        (path / "b.csv").unlink(missing_ok=True)
+        return found
+
+    monkeypatch.setattr(tables_dataset, "table_files", gone_afterwards)
+    table(board, [1, 2, 4], "a.csv")
+    assert values_in(board.look()) == [1, 2, 4]
+
+
+def test_a_correction_whose_time_is_set_back_is_found_without_another_record(tmp_path: Path) -> None:
+    """It came in when one other record did, which so moved all that were corrected."""
+    board = tables(tmp_path, max_records=200)
+    table(board, ROWS)
+    aged(board.root / "1.csv", 3_600)
+    then = (board.root / "1.csv").stat().st_mtime_ns
+    board.look(at_once=True)
+    board.look()
+    table(board, [value + 300 for value in ROWS])
+    os.utime(board.root / "1.csv", ns=(then, then))
+    assert values_in(board.look()) == [value + 300 for value in ROWS]
+
+
+def test_more_tables_than_files_may_be_open_are_read_one_by_one(tmp_path: Path) -> None:
+    board = tables(tmp_path, max_records=100)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    open_now = len(list(Path("/proc/self/fd").iterdir()))
+    for number in range(open_now + 60):
+        table(board, [number], f"{number}.csv")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (open_now + 50, hard))
+    try:
+        rows = board.look(at_once=True)
+        assert values_in(rows) == list(range(min(100, open_now + 60)))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_at_the_start_what_is_gone_is_erased_at_once(tmp_path: Path) -> None:

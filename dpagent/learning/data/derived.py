@@ -34,6 +34,11 @@ class Subset(Dataset):
         """As of :meth:`Dataset.is_as_opened`."""
         return self._dataset.is_as_opened()
 
+    @property
+    def labels_by_file(self) -> list[tuple[str, NDArray[np.int64]]]:
+        """As of :attr:`Dataset.labels_by_file`: of all that the other set has."""
+        return self._dataset.labels_by_file
+
     def _read(self, indices: Indices) -> NDArray[Any]:
         return self._dataset.batch(self._indices[indices])[0]
 
@@ -65,6 +70,11 @@ class Reshaped(Dataset):
     def is_as_opened(self) -> bool:
         """As of :meth:`Dataset.is_as_opened`."""
         return self._dataset.is_as_opened()
+
+    @property
+    def labels_by_file(self) -> list[tuple[str, NDArray[np.int64]]]:
+        """As of :attr:`Dataset.labels_by_file`: of all that the other set has."""
+        return self._dataset.labels_by_file
 
     def _read(self, indices: Indices) -> NDArray[Any]:
         return self._dataset.batch(indices)[0].reshape(len(indices), *self.shape)
@@ -132,6 +142,11 @@ class Unfailing(Dataset):
     def is_as_opened(self) -> bool:
         """As of :meth:`Dataset.is_as_opened`."""
         return self._dataset.is_as_opened()
+
+    @property
+    def labels_by_file(self) -> list[tuple[str, NDArray[np.int64]]]:
+        """As of :attr:`Dataset.labels_by_file`: of all that the other set has."""
+        return self._dataset.labels_by_file
 
     def _read(self, indices: Indices) -> NDArray[Any]:
         inputs, problems = self.try_read(indices)

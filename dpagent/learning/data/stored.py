@@ -76,12 +76,25 @@ class RawFile:
         return part
 
     def is_as_opened(self) -> bool:
-        """Whether nobody has written to the file since it was opened."""
-        return self._stamp_now() == self._stamp
+        """Whether nobody has written to the file since it was opened.
 
-    def _stamp_now(self) -> tuple[int, int]:
+        Who writes may set the time of change back, and nobody the time of the inode's change; but that
+        changes, too, where another file takes this one's name, which leaves this one as it is.
+        """
+        now = self._stamp_now()
+        if now == self._stamp:
+            return True
+        return now[:2] == self._stamp[:2] and not self._has_its_name()
+
+    def _stamp_now(self) -> tuple[int, int, int]:
         known = os.fstat(self.descriptor)
-        return known.st_size, known.st_mtime_ns
+        return known.st_size, known.st_mtime_ns, known.st_ctime_ns
+
+    def _has_its_name(self) -> bool:
+        try:
+            return os.path.samestat(self.path.stat(), os.fstat(self.descriptor))
+        except OSError:
+            return False
 
     def read_into(self, target: NDArray[np.uint8], place: int) -> None:
         """Fill ``target``, contiguous, from byte ``place`` on.
@@ -165,6 +178,13 @@ class StoredDataset(Dataset):
     def is_as_opened(self) -> bool:
         """As of :meth:`Dataset.is_as_opened`."""
         return all(file.is_as_opened() for file in self._files)
+
+    @property
+    def labels_by_file(self) -> list[tuple[str, NDArray[np.int64]]]:
+        """As of :attr:`Dataset.labels_by_file`."""
+        begins = np.searchsorted(self._places, self._ends)
+        pieces = np.split(self.labels, begins[:-1])
+        return [(str(part.file.path), piece) for part, piece in zip(self._parts, pieces, strict=True)]
 
     def _read(self, indices: Indices) -> NDArray[Any]:
         indices = self._places[indices]

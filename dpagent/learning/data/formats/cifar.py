@@ -79,7 +79,13 @@ class CifarFormat(Format[NoSettings]):
 def _dataset(source: Source) -> Dataset:
     path, table = source.path, source.class_table
     layout, files = _files(path, source.half)
-    parts = [_open(open_raw(file), layout) for file in files]
+    on_board = source.declared_records is not None
+    parts, torn = [], []
+    for file in files:
+        part, rest = _open(open_raw(file), layout, takes_torn=on_board)
+        parts.append(part)
+        if rest:
+            torn.append(f"{file} ends with {counted(rest, 'byte')} of a record that is not whole.")
     source.require_room(sum(part.shape[0] for part in parts))
     labels = np.concatenate([_labels(part, layout) for part in parts])
     groups = np.repeat(np.arange(len(parts)), [part.shape[0] for part in parts])
@@ -93,7 +99,7 @@ def _dataset(source: Source) -> Dataset:
     what = f"{counted(len(files), 'file')} of CIFAR-{layout.classes} in binary form"
     return StoredDataset(
         parts, convert, labels, table.count, places=places, shape=(32, 32, 3), dtype=np.dtype(np.uint8),
-        class_names=table.names, groups=groups, origin=Origin("cifar", f"{path}, {what}", left_out),
+        class_names=table.names, groups=groups, origin=Origin("cifar", f"{path}, {what}", (*torn, *left_out)),
     )  # fmt: skip
 
 
@@ -118,14 +124,21 @@ def _files(path: Path, half: Half) -> tuple[_Layout, list[Path]]:
     )
 
 
-def _open(raw: RawFile, layout: _Layout) -> StoredArray:
+def _open(raw: RawFile, layout: _Layout, *, takes_torn: bool) -> tuple[StoredArray, int]:
+    """The whole records of a file, and how many bytes follow them: on a board, of one that is still being
+    written.
+
+    Raises:
+        DataError: there are such bytes, and they are not taken for that.
+    """
     size = layout.label_bytes + _PIXELS
-    if raw.size % size:
+    rest = raw.size % size
+    if rest and not takes_torn:
         raise DataError(
             f"{raw.path} has {counted(raw.size, 'byte')}; expected a whole number of records of "
             f"{counted(size, 'byte')}, as in CIFAR-{layout.classes}. Copy it again."
         )
-    return StoredArray(raw, np.dtype(np.uint8), (raw.size // size, size))
+    return StoredArray(raw, np.dtype(np.uint8), (raw.size // size, size)), rest
 
 
 def _labels(part: StoredArray, layout: _Layout) -> NDArray[np.int64]:

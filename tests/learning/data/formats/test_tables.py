@@ -418,3 +418,14 @@ def test_files_of_a_folder_must_have_the_same_columns(tmp_path: Path) -> None:
     (tmp_path / "1.csv").unlink()
     with pytest.raises(DataError, match="holds no CSV files"):
         open_table(tmp_path)
+
+
+@pytest.mark.parametrize("window", [None, 2])
+def test_a_byte_order_mark_at_any_line_is_no_part_of_it(tmp_path: Path, window: int | None) -> None:
+    """A row in front of the file moved the mark to the second line, which then did not fit: two for one."""
+    mark, file = "\ufeff", tmp_path / "x.csv"
+    form = CsvSettings(features=["1"], label="2", header=False, width=2, window=window, stride=window)
+    file.write_text(f"{mark}1,a\n{mark}2,a\n3,b\n{mark}4,b\n", encoding="utf-8")
+    data = open_table(file, form, ["a", "b"])
+    assert data.batch(np.arange(len(data)))[0].ravel().tolist() == [1, 2, 3, 4]
+    assert data.origin.left_out == ()

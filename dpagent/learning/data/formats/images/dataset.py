@@ -32,6 +32,7 @@ from dpagent.learning.data.formats.images.files import (
     list_zip,
     printable,
 )
+from dpagent.learning.data.stored import ChangedError
 
 log = logging.getLogger(__name__)
 
@@ -127,22 +128,30 @@ class ImageDataset(Dataset):
         return f"{self._terms.root}: {printable(self._found.names[number])}"
 
     def _read(self, indices: Indices) -> NDArray[Any]:
-        inputs, problems = self.try_read(indices)
-        if problems:
-            more = f" ({len(problems) - 1} more cannot be read either.)" if len(problems) > 1 else ""
-            raise DataError(next(iter(problems.values())) + more)
+        inputs, errors = self._tried(indices)
+        for row, error in errors.items():
+            more = f" ({len(errors) - 1} more cannot be read either.)" if len(errors) > 1 else ""
+            kind = ChangedError if isinstance(error, ChangedError) else DataError
+            raise kind(self._sentence(int(indices[row]), error) + more)
         return inputs
 
     def try_read(self, indices: Indices) -> tuple[NDArray[Any], dict[int, str]]:
         """As of :meth:`Dataset.try_read`; no picture is decoded twice."""
-        inputs, problems = np.zeros((len(indices), *self.shape), np.uint8), {}
+        inputs, errors = self._tried(indices)
+        return inputs, {row: self._sentence(int(indices[row]), error) for row, error in errors.items()}
+
+    def _tried(self, indices: Indices) -> tuple[NDArray[Any], dict[int, Exception]]:
+        inputs, errors = np.zeros((len(indices), *self.shape), np.uint8), dict[int, Exception]()
         for row, number in enumerate(self._require_in_range(indices).tolist()):
             try:
                 inputs[row] = self._terms.form.decode(self._files.read(number))
             except Exception as error:
                 log.debug("a picture cannot be read", exc_info=True)
-                problems[row] = f"{self.place_of(number)}: {reason_of(error)}"
-        return inputs, problems
+                errors[row] = error
+        return inputs, errors
+
+    def _sentence(self, number: int, error: Exception) -> str:
+        return f"{self.place_of(number)}: {reason_of(error)}"
 
 
 def _made(terms: PictureTerms, require: Callable[[Listing, PictureFiles, int], None]) -> ImageDataset:

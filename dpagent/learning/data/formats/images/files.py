@@ -11,6 +11,7 @@ Hidden files, and files that are no pictures by their names, are passed over.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import time
@@ -26,7 +27,7 @@ from dpagent.learning.data.archive import ZipMembers, obstacle, open_zip
 from dpagent.learning.data.format import Half
 from dpagent.learning.data.formats.images.decoding import SUFFIXES
 from dpagent.learning.data.location import entries_of
-from dpagent.learning.data.stored import reading
+from dpagent.learning.data.stored import ChangedError, reading
 from dpagent.wording import counted
 
 GRACE_S: Final = 2.0
@@ -44,6 +45,8 @@ _Member = tuple[tuple[str, ...], zipfile.ZipInfo]
 HERE: Final = "."
 """The folder itself, as the one that holds the class folders."""
 
+_PASSING: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE, errno.EINTR})
+"""Errors that say nothing of the file."""
 _DEPTH: Final = 3
 _DEEPEST: Final = 64
 _MOST_LOOKED_AT: Final = 20_000
@@ -116,8 +119,10 @@ class FolderFiles:
                     raise DataError(f"it has {counted(size, 'byte')}; expected 1 to {self.most:,}.")
                 data = stream.read(self.most)
         except FileNotFoundError as error:
-            raise DataError("it has vanished since the folder was read.") from error
+            raise ChangedError("it has vanished since the folder was read.") from error
         except OSError as error:
+            if error.errno in _PASSING:
+                raise ChangedError(f"it cannot be read now: {error.strerror}.") from error
             raise DataError(f"it cannot be read: {error.strerror or error}.") from error
         return data
 

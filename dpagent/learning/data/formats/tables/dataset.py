@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import resource
 from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -27,6 +28,7 @@ from dpagent.learning.data.stored import ChangedError, RawFile, open_raw, readin
 from dpagent.wording import counted, named
 
 _MOST_OPEN: Final = 256
+_OTHER_FILES: Final = 40
 SUFFIXES: Final = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
 
 
@@ -70,7 +72,7 @@ def open_table(
     form.constants(form.features or ())
     indexes, rejected = [], []
     files = table_files(path)
-    keeps_open = keeps_open and len(files) <= _MOST_OPEN
+    keeps_open = keeps_open and len(files) <= _most_open()
     for file in files:
         try:
             indexes.append(
@@ -85,12 +87,26 @@ def open_table(
     return TableDataset(path, form, classes, indexes, rejected)
 
 
+def _most_open() -> int:
+    """How many files may stay open: as many as this process may have, and some for other things."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _MOST_OPEN if soft == resource.RLIM_INFINITY else min(_MOST_OPEN, soft - _OTHER_FILES)
+
+
 def table_files(path: Path) -> list[Path]:
     """``path`` itself, or the CSV files in it."""
     with reading(path):
         if not path.is_dir():
             return [path]
-        return sorted(entry for entry in path.iterdir() if is_table(entry.name) and entry.is_file())
+        return sorted(entry for entry in path.iterdir() if is_table(entry.name) and _may_be_file(entry))
+
+
+def _may_be_file(entry: Path) -> bool:
+    """Whether an entry of a folder is a file, or cannot be looked at: then reading it says why."""
+    try:
+        return entry.is_file()
+    except OSError:
+        return True
 
 
 def is_table(name: str) -> bool:
@@ -218,7 +234,7 @@ class TableDataset(Dataset):
         """The numbers of a record."""
         start = int(index.starts[place])
         try:
-            lines = data.decode("utf-8").removeprefix("\ufeff").split("\n")
+            lines = [line.removeprefix("\ufeff") for line in data.decode("utf-8").split("\n")]
             cells = [row for line in lines if (row := cells_of(line, self._form))]
             if len(cells) != rows or any(len(row) != index.columns.width for row in cells):
                 raise ValueError
@@ -304,7 +320,7 @@ def _reopened(index: TableIndex) -> RawFile:
     """The file again: a folder may hold more files than a process may have open."""
     if index.file is not None:
         return index.file
-    inode, size, _ = stamp_of(index.path)
-    if inode != index.stamp[0] or size < index.stamp[1]:
+    now = stamp_of(index.path)
+    if now.inode != index.stamp.inode or now.size < index.stamp.size:
         raise DataError(f"{index.path} was replaced since it was read. It is read anew at the next look.")
     return open_raw(index.path)

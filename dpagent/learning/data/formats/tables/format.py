@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -19,13 +18,7 @@ from dpagent.learning.data.formats.tables.dataset import (
     table_files,
     too_short,
 )
-from dpagent.learning.data.formats.tables.index import (
-    GRACE_S,
-    TableIndex,
-    columns_in,
-    index_table,
-    stamp_of,
-)
+from dpagent.learning.data.formats.tables.index import TableIndex, columns_in, index_table, stamp_of
 from dpagent.learning.data.formats.tables.settings import CsvSettings
 from dpagent.learning.data.formats.tables.unlabelled import has_labels, unlabelled_rows
 from dpagent.learning.data.inputs import Input, Say, Target
@@ -95,10 +88,18 @@ class CsvFormat(Format[CsvSettings]):
         )  # fmt: skip
 
     def glance(self, source: Source) -> str | None:
-        """As of :class:`Format`: by size and time of change of all files, unless one is young."""
-        stamps = [(str(file), *stamp_of(file)) for file in table_files(source.path)]
-        young = any(time.time_ns() - changed_ns < GRACE_S * 1e9 for *_, changed_ns in stamps)
-        return None if young else hashlib.sha256(repr(stamps).encode()).hexdigest()
+        """As of :class:`Format`: by size and times of all files, unless one is young, or cannot be looked
+        at: it may have gone since the folder was listed."""
+        stamps = []
+        for file in table_files(source.path):
+            try:
+                stamp = stamp_of(file)
+            except DataError:
+                return None
+            if stamp.is_young():
+                return None
+            stamps.append((str(file), *stamp))
+        return hashlib.sha256(repr(stamps).encode()).hexdigest()
 
     def unlabelled(
         self, source: Source, section: CsvSettings, target: Target, say: Say

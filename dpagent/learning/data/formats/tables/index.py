@@ -33,8 +33,21 @@ from dpagent.wording import counted
 GRACE_S: Final = 2.0
 """The last line of a file that was written to within this is left for later if it has no end yet."""
 
-Stamp = tuple[int, int, int]
-"""Inode, size and time of change of a file, in nanoseconds."""
+
+class Stamp(NamedTuple):
+    """What tells whether a file has changed; times in nanoseconds."""
+
+    inode: int
+    size: int
+    changed: int
+    """When its bytes were written to, as who wrote wants it."""
+    touched: int
+    """When that, or anything else of it, was changed: nobody sets it."""
+
+    def is_young(self) -> bool:
+        """Whether somebody may be writing to it."""
+        return time.time_ns() - self.changed < GRACE_S * 1e9
+
 
 _MOST_PROBLEMS: Final = 100
 _CELL_BYTES: Final = 32
@@ -48,7 +61,7 @@ class TableIndex:
 
     Attributes:
         path: the file.
-        stamp: its inode, size and time of change when it was read.
+        stamp: of it, when it was read.
         file: the file, if it is open: one without a name, if it was packed.
         columns: their places in a row.
         starts, ends: ``(n,)`` int64, bytes.
@@ -78,7 +91,7 @@ def stamp_of(path: Path) -> Stamp:
     """The properties that tell whether a file has changed."""
     with reading(path):
         known = path.stat()
-    return known.st_ino, known.st_size, known.st_mtime_ns
+    return Stamp(known.st_ino, known.st_size, known.st_mtime_ns, known.st_ctime_ns)
 
 
 def columns_in(path: Path, form: CsvSettings) -> Columns:
@@ -115,7 +128,7 @@ def index_table(
     """
     stamp = stamp_of(path)
     if most_bytes is not None:
-        _require_bounded(path, stamp[1], most_bytes)
+        _require_bounded(path, stamp.size, most_bytes)
     raw = open_raw(path)
     made = index_open(raw, stamp, form, classes, growing=growing)
     return made if keeps_open or path.suffix == ".gz" else replace(made, file=None)
@@ -137,7 +150,7 @@ def index_open(
 ) -> TableIndex:
     """The same of a file that is open."""
     path = raw.path
-    growing = growing and time.time_ns() - stamp[2] < GRACE_S * 1e9
+    growing = growing and stamp.is_young()
     with opened_rows(raw, form) as (lines, columns):
         builder = _Builder(form, columns)
         for row in checked_rows(lines, columns, form, classes):

@@ -124,8 +124,7 @@ class Lines:
             raise StopIteration
         if len(line) > LONGEST_ROW:
             raise UnfitError(f"a line has more than {LONGEST_ROW:,} bytes; expected CSV in lines.")
-        if self.number == 1:
-            line = line.removeprefix(_BOM)
+        line = line.removeprefix(_BOM)  # In any line: what stands before it may be new.
         try:
             text = line.decode("utf-8")
         except UnicodeDecodeError as error:
