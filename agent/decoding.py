@@ -39,7 +39,7 @@ from agent.bounded_decoding import ATTEMPTS, Limits, Outcome, address_space, dec
 from agent.data_settings import DataSettings
 from agent.row_index import DECODED, FREE, TO_ERASE, UNUSABLE, Index
 from agent.rows import RowStore
-from dpagent.errors import DpagentError, ExitCode
+from dpagent.errors import ConfigurationError, DpagentError, ExitCode
 from dpagent.learning.data.dataset import Dataset
 from dpagent.learning.data.opening import list_declared, require_declared, section_of, source_of
 from dpagent.learning.data.stored import AbsentError, ChangedError, require_readable
@@ -292,10 +292,31 @@ def _first(sentences: Sequence[str]) -> tuple[str, ...]:
     return (*said, f"{more:,} more; `dpagent data check` lists them.") if more > 0 else said
 
 
+def listing_bytes(settings: DataSettings) -> int:
+    """The most address space that a process which lists records may take."""
+    assert settings.max_records is not None
+    return _LISTING_BYTES + _LISTING_BYTES_A_RECORD * settings.max_records + address_space()
+
+
+def require_address_space(settings: DataSettings) -> None:
+    """Refuse a limit on this program's address space below what a look may take: where one ends for want of
+    it, one record takes all along that are new.
+
+    Raises:
+        ConfigurationError: There is such a limit; from public values alone.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    if hard != resource.RLIM_INFINITY and hard < (most := listing_bytes(settings)):
+        raise ConfigurationError(
+            f"The limit on address space is {hard >> 20:,} MiB (`ulimit -v`, or LimitAS of a service); with "
+            f"data.max_records {settings.max_records:,}, a look at the data may take {most >> 20:,} MiB. "
+            "Raise the one, or lower the other."
+        )
+
+
 def _limit_memory(order: Order) -> None:
     """Limit what listing may take; a fork that decodes sets a limit of its own."""
-    assert order.settings.max_records is not None
-    most = _LISTING_BYTES + _LISTING_BYTES_A_RECORD * order.settings.max_records + address_space()
+    most = listing_bytes(order.settings)
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(
         resource.RLIMIT_AS, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard)

@@ -37,7 +37,7 @@ from typing import Final, TypeVar
 import numpy as np
 
 from agent.data_settings import DataSettings
-from agent.decoding import COUNTS_AFTER_S, Order, limits_of
+from agent.decoding import COUNTS_AFTER_S, Order, limits_of, require_address_space
 from agent.rows import RowStore
 from agent.worker import child_environment, said
 from dpagent.errors import ConfigurationError, DataError, DpagentError, ExitCode, StorageError
@@ -95,6 +95,8 @@ class Records:
         self._looked_at = -math.inf
         self._adopted: tuple[int, int] | None = None
         self._are_rows = not require_declared(settings).costs_alike
+        if self._are_rows:
+            require_address_space(settings)
         if self._are_rows:
             if decoded:
                 self._store.take_found()  # Of a process that ended after it began to count.

@@ -48,26 +48,26 @@ def doctor(
 
 
 def _findings(config: Path, *, asks_broker: bool) -> Iterator[Finding]:
-    from dpagent.configuration import load_yaml
+    from cli.configurations import kind_of
     from dpagent.diagnosis import problem, problem_of
     from dpagent.errors import DpagentError
 
     try:
-        keys = load_yaml(config, example="fleet: meadow").keys()
-        if "coordinator_key" in keys and "data" in keys:
-            from agent.diagnosis import examine as examine_board
-            from agent.settings import load_agent_settings
+        match kind_of(config):
+            case "agent":
+                from agent.diagnosis import examine as examine_board
+                from agent.settings import load_agent_settings
 
-            yield from examine_board(load_agent_settings(config), asks_broker=asks_broker)
-        elif "privacy" in keys or "rounds" in keys:
-            from coordinator.diagnosis import examine as examine_coordinator
-            from coordinator.settings import load_fleet_settings
+                yield from examine_board(load_agent_settings(config), asks_broker=asks_broker)
+            case "coordinator":
+                from coordinator.diagnosis import examine as examine_coordinator
+                from coordinator.settings import load_fleet_settings
 
-            yield from examine_coordinator(load_fleet_settings(config), asks_broker=asks_broker)
-        else:
-            yield problem(
-                "configuration", f"{config} is neither an agent.yaml nor a fleet.yaml",
-                "The one has the keys coordinator_key and data, the other rounds and privacy.",
-            )  # fmt: skip
+                yield from examine_coordinator(load_fleet_settings(config), asks_broker=asks_broker)
+            case "mixer":
+                yield problem(
+                    "configuration", f"{config} is a mixer's",
+                    "Give an agent.yaml or a fleet.yaml; `dpagent config check` checks this one.",
+                )  # fmt: skip
     except DpagentError as error:
         yield problem_of("configuration", error)

@@ -20,7 +20,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import typer
 
-from cli import budget, coordinator, doctor, methods, mixer, profiles, run
+from cli import budget, config, coordinator, doctor, init, methods, mixer, profiles, run
 from cli.bench import command as bench_command
 from cli.commands import Commands
 from cli.data import command as data_command
@@ -45,6 +45,7 @@ app = Commands(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command(name="demo")(demo_command.demo)
+app.command(name="init")(init.init)
 app.command(name="run")(run.run)
 app.command(name="doctor")(doctor.doctor)
 app.command(name="plan")(plan_command.plan)
@@ -55,6 +56,7 @@ app.add_typer(data_command.app, name="data")
 app.add_typer(model_command.app, name="model")
 app.add_typer(methods.app, name="methods")
 app.add_typer(profiles.app, name="profiles")
+app.add_typer(config.app, name="config")
 app.add_typer(service_command.app, name="service")
 app.command(name="predict")(predict_command.predict)
 app.command(name="bench")(bench_command.bench)

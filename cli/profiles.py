@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from cli.commands import Commands
+from cli.config import flattened, origin_in, shown
 from cli.findings import as_json, exit_code_of, lines_of
 from cli.output import write_json
 from cli.tables import reader_may_leave, render_table
@@ -67,7 +68,7 @@ def show(profile: ProfileArgument = "auto", json_file: JsonOption = None) -> Non
             write_json(json_file, {"name": loaded.name, **loaded.profile.model_dump(mode="json")})
             return
         rows = [
-            [key, _shown(value), origin]
+            [key, shown(value), origin]
             for key, value, origin in _values(loaded)
             if key not in _NOT_IN_THE_TABLE
         ]
@@ -138,33 +139,5 @@ def _detected() -> str | None:
 
 def _values(loaded: LoadedProfile) -> Iterator[tuple[str, Any, str]]:
     """Every value by its dotted key, and the file that it is from."""
-
-    def walk(section: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[tuple[str, Any, str]]:
-        for key, value in section.items():
-            place = (*path, key)
-            if isinstance(value, dict):
-                yield from walk(value, place)
-            else:
-                yield ".".join(place), value, _origin(loaded, place)
-
-    return walk(loaded.profile.model_dump(mode="json"), ())
-
-
-def _origin(loaded: LoadedProfile, place: tuple[str, ...]) -> str:
-    for name, values in loaded.chain:
-        found: Any = values
-        for part in place:
-            found = found.get(part) if isinstance(found, Mapping) else None
-        if found is not None:
-            return name
-    return _DEFAULT
-
-
-def _shown(value: Any) -> str:
-    if value is None:
-        return "not set"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, list):
-        return ", ".join(map(str, value)) or "none"
-    return str(value)
+    for key, value in flattened(loaded.profile.model_dump(mode="json")):
+        yield key, value, origin_in(loaded, key) or _DEFAULT

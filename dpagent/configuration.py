@@ -191,6 +191,16 @@ def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any], section:
     return changes
 
 
+def lines_of(path: Path) -> dict[str, int]:
+    """The line of every key in a YAML file, by its dotted name.
+
+    Raises:
+        ConfigurationError: The file is missing or not YAML.
+    """
+    lines, _ = _line_numbers(_read(path, example="fleet: meadow")[0])
+    return {_dotted(location): line for location, line in lines.items() if location}
+
+
 def overlaid(base: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """``base`` with ``values`` over it: sections key by key, all else (lists too) as a whole.
 

@@ -134,14 +134,20 @@ def _list(title: str, sentences: tuple[str, ...]) -> str:
     return f"\n{title}:\n" + "\n".join(lines) + "\n"
 
 
-def _yaml(declared: DatasetSettings, records: int, spec: ModelSpec | None) -> str:
-    """The section of ``agent.yaml`` with which a board opens the same records, and has room for features."""
+def declaration(declared: DatasetSettings, records: int, spec: ModelSpec | None) -> dict[str, Any]:
+    """The section ``data`` of ``agent.yaml`` with which a board opens the same records, and has room for
+    features."""
     values = declared.model_dump(mode="json", exclude_unset=True)
     values = {"name": "my-records"} | values | {"path": os.path.normpath(declared.path.absolute())}
     if declared.max_records == MAX_RECORDS:
         values["max_records"] = _with_room(records)
     if spec is not None and spec.front_end:
         values["features_mib"] = features_mib(spec, values["max_records"])
+    return values
+
+
+def _yaml(declared: DatasetSettings, records: int, spec: ModelSpec | None) -> str:
+    values = declaration(declared, records, spec)
     text = yaml.safe_dump({"data": values}, sort_keys=False, allow_unicode=True, default_flow_style=None)
     return textwrap.indent(text, "  ")
 

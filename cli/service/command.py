@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from cli.commands import Commands
+from cli.configurations import kind_of
 from cli.output import write_json
 from cli.tables import reader_may_leave
 from dpagent.errors import ConfigurationError, ExitCode, StorageError, UsageError
 
 if TYPE_CHECKING:
-    from cli.service.unit import Kind, Service
+    from cli.service.unit import Service
 
 app = Commands(help="Run agent, coordinator or mixer as a service of systemd.", no_args_is_help=True)
 
@@ -156,32 +157,29 @@ def _service_of(config: Path) -> Service:
     """
     from agent.board import Board
     from cli.service.unit import Service
-    from dpagent.configuration import load_yaml
 
-    keys = load_yaml(config, example="fleet: meadow").keys()
-    memory = Board.this().memory_mib
-    kind: Kind
-    if "data" in keys:
+    kind, memory = kind_of(config), Board.this().memory_mib
+    if kind == "agent":
         from agent.profile import is_profile_path
         from agent.settings import load_agent_settings
 
         board = load_agent_settings(config)
-        kind, fleet, reads = "agent", board.fleet, [board.data.path]
+        fleet, reads = board.fleet, [board.data.path]
         writes, mqtt = [board.state_dir, board.ledger_files.second_head, board.model_file], board.mqtt
         if is_profile_path(board.profile):
             reads.append(Path(board.profile).parent)  # It may extend others there.
-    elif "rounds" in keys:
+    elif kind == "coordinator":
         from coordinator.settings import load_fleet_settings
 
         coordinator = load_fleet_settings(config)
-        kind, fleet = "coordinator", coordinator.fleet
+        fleet = coordinator.fleet
         reads = [] if coordinator.test_data is None else [coordinator.test_data.path]
         writes, mqtt = [coordinator.state_dir, coordinator.keys_dir], coordinator.mqtt
     else:
         from mixer.settings import load_mixer_settings
 
         mixer = load_mixer_settings(config)
-        kind, fleet, reads, writes, mqtt = "mixer", mixer.fleet, [], [mixer.keys_dir], mixer.mqtt
+        fleet, reads, writes, mqtt = mixer.fleet, [], [mixer.keys_dir], mixer.mqtt
     reads += [path for path in (mqtt.ca_file, mqtt.password_file) if path is not None]
     service = Service(kind, config, fleet, tuple(reads), _groups_of(reads), max(256, memory * 6 // 10))
     for path in writes:

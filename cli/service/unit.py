@@ -11,9 +11,9 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
-Kind = Literal["agent", "coordinator", "mixer"]
+from cli.configurations import Kind
 
 USER: Final = "dpagent"
 _HIDDEN: Final = (Path("/home"), Path("/root"), Path("/run/user"))

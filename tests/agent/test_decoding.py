@@ -19,10 +19,12 @@ from row_boards import Board, contents, expected, named, pictures, table, tables
 from agent import decoding, effort
 from agent.bounded_decoding import Outcome
 from agent.decoding import Order, bring_up_to_date
+from agent.records import Records
 from agent.rows import RowStore
-from dpagent.errors import DataError
+from dpagent.errors import ConfigurationError, DataError
 from dpagent.learning.data.formats.tables import dataset as tables_dataset
 from dpagent.learning.data.formats.tables import format as tables_format
+from dpagent.learning.data.formats.tables import rows as tables_rows
 
 
 @pytest.fixture
@@ -488,6 +490,48 @@ def test_a_correction_whose_time_is_set_back_is_found_without_another_record(tmp
     table(board, [value + 300 for value in ROWS])
     os.utime(board.root / "1.csv", ns=(then, then))
     assert values_in(board.look()) == [value + 300 for value in ROWS]
+
+
+@pytest.mark.parametrize("lines", ["\n", "1,1\n"])
+@pytest.mark.parametrize("begins", ["x,label\n", ""])
+def test_a_table_of_very_many_lines_keeps_no_row_of_others_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: str, begins: str
+) -> None:
+    """71 MB of empty lines took a look longer than it may, and 1.8 million rows took all of its memory."""
+    monkeypatch.setattr(tables_format, "_SMALL_LINES", 1_000)
+    board = tables(tmp_path, max_records=20)
+    table(board, [7], "1.csv")
+    board.look(at_once=True)
+    table(board, [7, 8, 9], "1.csv")
+    (board.root / "z.csv").write_text(begins + 500_000 * lines)
+    read = []
+    real = tables_rows.Lines._next
+
+    def counting(self: tables_rows.Lines) -> bytes:
+        read.append(1)
+        return real(self)
+
+    monkeypatch.setattr(tables_rows.Lines, "_next", counting)
+    rows = board.look()
+    assert {7, 8, 9} <= set(values_in(rows))
+    assert len(read) < 30_000, "with the lines that a header may come after"
+    if begins:
+        assert any("what follows line 1,080 is not read" in each for each in rows.origin.left_out)
+
+
+def test_a_limit_on_address_space_that_a_look_may_need_keeps_the_agent_from_starting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At such a limit one row more took all that were new along; whether it starts depends on no record."""
+    board = tables(tmp_path)
+    table(board, [1])
+    board.look(at_once=True)
+    wanted = decoding.listing_bytes(board.settings)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (wanted - (1 << 20), wanted - (1 << 20)))
+    with pytest.raises(ConfigurationError, match=r"ulimit -v.*data\.max_records 8"):
+        Records(board.settings, board.state)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (wanted + (64 << 20), wanted + (64 << 20)))
+    assert len(Records(board.settings, board.state).dataset) == 1
 
 
 def test_more_tables_than_files_may_be_open_are_read_one_by_one(tmp_path: Path) -> None:

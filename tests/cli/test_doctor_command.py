@@ -93,7 +93,7 @@ def test_nothing_on_the_board_is_changed(board: Path) -> None:
     [
         (None, "No such file"),
         ("fleet: [", "not valid YAML"),
-        ("fleet: meadow\n", "is neither an agent.yaml nor a fleet.yaml"),
+        ("fleet: meadow\n", "is no agent.yaml, fleet.yaml or mixer.yaml"),
         ("fleet: meadow\ncoordinator_key: x\ndata: {}\n", "coordinator_key"),
     ],
 )

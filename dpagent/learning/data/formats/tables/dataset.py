@@ -21,7 +21,13 @@ from dpagent.errors import DataError
 from dpagent.learning.data.classes import ClassTable
 from dpagent.learning.data.dataset import Dataset, Indices, Origin, Stamps
 from dpagent.learning.data.formats.tables.header import UnfitError
-from dpagent.learning.data.formats.tables.index import TableIndex, index_open, index_table, stamp_of
+from dpagent.learning.data.formats.tables.index import (
+    TableBounds,
+    TableIndex,
+    index_open,
+    index_table,
+    stamp_of,
+)
 from dpagent.learning.data.formats.tables.rows import cells_of
 from dpagent.learning.data.formats.tables.settings import CsvSettings
 from dpagent.learning.data.stored import ChangedError, RawFile, open_raw, reading, require_readable
@@ -38,7 +44,7 @@ def open_table(
     classes: ClassTable,
     *,
     growing: bool = False,
-    most_bytes: int | None = None,
+    most: TableBounds | None = None,
     keeps_open: bool = False,
 ) -> Dataset:
     """A CSV file, or all CSV files of a folder in the order of their names; maybe no record.
@@ -49,7 +55,8 @@ def open_table(
         classes: of the labels.
         growing: the files are in use: one that cannot be read is left out, and a last line without an end is
             unfinished, if it was written to a moment ago.
-        most_bytes: of a file on a board, which takes no larger one, and no packed one.
+        most: of a file on a board, which takes no larger one, no packed one, and of a longer one the first
+            lines.
         keeps_open: whether records are read from the files that are listed, whatever takes their place
             meanwhile; of very many, their bytes are compared.
 
@@ -76,15 +83,14 @@ def open_table(
     for file in files:
         try:
             indexes.append(
-                index_table(
-                    file, form, classes, growing=growing, most_bytes=most_bytes, keeps_open=keeps_open
-                )
+                index_table(file, form, classes, growing=growing, most=most, keeps_open=keeps_open)
             )
         except DataError as error:
             if not growing:
                 raise
             rejected.append(str(error))
-    return TableDataset(path, form, classes, indexes, rejected)
+    lines = None if most is None else most.lines
+    return TableDataset(path, form, classes, indexes, rejected, most_lines=lines)
 
 
 def _most_open() -> int:
@@ -123,6 +129,7 @@ class TableDataset(Dataset):
         classes: the number of each label.
         indexes: where the records lie, a file each.
         rejected: a sentence for each file that is left out.
+        most_lines: that were read of each file.
     """
 
     def __init__(
@@ -132,8 +139,10 @@ class TableDataset(Dataset):
         classes: ClassTable,
         indexes: Sequence[TableIndex],
         rejected: Sequence[str] = (),
+        *,
+        most_lines: int | None = None,
     ) -> None:
-        self._rejected = tuple(rejected)
+        self._rejected, self._most_lines = tuple(rejected), most_lines
         self._path, self._form, self._classes, self._indexes = path, form, classes, tuple(indexes)
         self.columns = tuple(form.features or ())
         self._ends = np.cumsum([len(index.starts) for index in indexes], dtype=np.int64)
@@ -176,7 +185,10 @@ class TableDataset(Dataset):
         is_as_listed = file.is_as_opened() if file else stamp_of(index.path) == index.stamp
         if is_as_listed:
             return
-        now = index_open(file or open_raw(index.path), index.stamp, self._form, self._classes, growing=False)
+        now = index_open(
+            file or open_raw(index.path), index.stamp, self._form, self._classes,
+            growing=False, most_lines=self._most_lines,
+        )  # fmt: skip
         if _listed(now, most) != _listed(index, most):
             raise DataError(f"{index.path} was written anew since it was listed.")
 

@@ -18,7 +18,13 @@ from dpagent.learning.data.formats.tables.dataset import (
     table_files,
     too_short,
 )
-from dpagent.learning.data.formats.tables.index import TableIndex, columns_in, index_table, stamp_of
+from dpagent.learning.data.formats.tables.index import (
+    TableBounds,
+    TableIndex,
+    columns_in,
+    index_table,
+    stamp_of,
+)
 from dpagent.learning.data.formats.tables.settings import CsvSettings
 from dpagent.learning.data.formats.tables.unlabelled import has_labels, unlabelled_rows
 from dpagent.learning.data.inputs import Input, Say, Target
@@ -26,6 +32,7 @@ from dpagent.learning.data.location import Location
 from dpagent.wording import named
 
 _SMALL_BYTES: Final = 64 << 20
+_SMALL_LINES: Final = 100_000
 _ROW_BYTES: Final = 1_024
 _CELL_BYTES: Final = 64
 
@@ -84,7 +91,7 @@ class CsvFormat(Format[CsvSettings]):
         """As of :class:`Format`."""
         return open_table(
             source.path, section, source.class_table,
-            growing=growing, most_bytes=_most_bytes(source, section), keeps_open=True,
+            growing=growing, most=_most(source, section), keeps_open=True,
         )  # fmt: skip
 
     def glance(self, source: Source) -> str | None:
@@ -118,12 +125,16 @@ def _why_none(indexes: Sequence[TableIndex], form: CsvSettings) -> str:
     return "There are no rows below the header." if form.header else "There are no rows."
 
 
-def _most_bytes(source: Source, form: CsvSettings) -> int | None:
-    """Of a table on a board: what the most records take twice, with short rows, and more for small ones.
+def _most(source: Source, form: CsvSettings) -> TableBounds | None:
+    """Of a table on a board: what the most records take twice, with short rows, and more for small ones; and
+    four times their lines.
 
-    A look at a file takes time by its bytes, of which a file with holes has any number.
+    A look at a file takes time by its bytes, of which a file with holes has any number, and time and memory
+    by its lines, of which an empty one has a byte. Of a file with more lines the first are read, so that one
+    more is not read, and takes no other along.
     """
     if source.declared_records is None:
         return None
     row_bytes = _ROW_BYTES + _CELL_BYTES * len(form.features or ())
-    return _SMALL_BYTES + 2 * source.declared_records * form.step * row_bytes
+    rows = source.declared_records * form.step
+    return TableBounds(_SMALL_BYTES + 2 * rows * row_bytes, _SMALL_LINES + 4 * rows)

@@ -55,6 +55,13 @@ _CELL_BYTES: Final = 32
 _UNFIT: Final = -1
 
 
+class TableBounds(NamedTuple):
+    """The most that is read of a table: its size in bytes, and its lines."""
+
+    size: int
+    lines: int
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class TableIndex:
     """Where the records of one file lie.
@@ -110,7 +117,7 @@ def index_table(
     classes: ClassTable | None,
     *,
     growing: bool = False,
-    most_bytes: int | None = None,
+    most: TableBounds | None = None,
     keeps_open: bool = False,
 ) -> TableIndex:
     """Look through a file. No row makes it fail for another.
@@ -120,17 +127,18 @@ def index_table(
         form: how rows become records.
         classes: the labels that are allowed, or None for any, to infer them.
         growing: whether a young last line that has no end may still be being written.
-        most_bytes: on a board, which takes no larger file, and no packed one.
+        most: on a board, which takes no larger file, no packed one, and of a longer one the first lines.
         keeps_open: whether the records are read from this very file, whatever takes its place.
 
     Raises:
         DataError: the file cannot be read, or its first row does not fit; names file, line and column.
     """
     stamp = stamp_of(path)
-    if most_bytes is not None:
-        _require_bounded(path, stamp.size, most_bytes)
+    if most is not None:
+        _require_bounded(path, stamp.size, most.size)
     raw = open_raw(path)
-    made = index_open(raw, stamp, form, classes, growing=growing)
+    lines = None if most is None else most.lines
+    made = index_open(raw, stamp, form, classes, growing=growing, most_lines=lines)
     return made if keeps_open or path.suffix == ".gz" else replace(made, file=None)
 
 
@@ -146,14 +154,20 @@ def _require_bounded(path: Path, size: int, most: int) -> None:
 
 
 def index_open(
-    raw: RawFile, stamp: Stamp, form: CsvSettings, classes: ClassTable | None, *, growing: bool
+    raw: RawFile,
+    stamp: Stamp,
+    form: CsvSettings,
+    classes: ClassTable | None,
+    *,
+    growing: bool,
+    most_lines: int | None = None,
 ) -> TableIndex:
     """The same of a file that is open."""
     path = raw.path
     growing = growing and stamp.is_young()
     with opened_rows(raw, form) as (lines, columns):
         builder = _Builder(form, columns)
-        for row in checked_rows(lines, columns, form, classes):
+        for row in checked_rows(lines, columns, form, classes, most_lines):
             is_whole = lines.is_ended or not growing
             if row.problem and not is_whole:
                 break
@@ -163,6 +177,8 @@ def index_open(
                     f"{path}:{lines.number}: the column {form.label!r} has more than {MAX_CLASSES:,}"
                     " different labels. Is it the label column?"
                 )
+        if lines.is_cut_short:
+            builder.note(f"{path}: what follows line {lines.number:,} is not read; max_records bounds it.")
     return builder.made(path, stamp, raw)
 
 
@@ -213,6 +229,10 @@ class _Builder:
         self._used += self._rows - max(self._used_until, self._rows - len(window))
         self._used_until = self._rows
         self._is_whole = is_whole
+
+    def note(self, problem: str) -> None:
+        """Take a sentence about the file."""
+        self._problems.append(problem)
 
     def made(self, path: Path, stamp: Stamp, raw: RawFile) -> TableIndex:
         """The index of the rows that were added."""

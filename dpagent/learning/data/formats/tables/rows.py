@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -24,6 +25,7 @@ from dpagent.wording import counted, named
 LONGEST_ROW: Final = 1 << 20
 """Bytes: a row in memory takes some forty times as much."""
 _LONGEST_GROUP: Final = 256
+_LINES_BEFORE_THE_FIRST: Final = 10_000
 _BOM: Final = b"\xef\xbb\xbf"
 
 
@@ -65,18 +67,26 @@ def opened_lines(raw: RawFile) -> Iterator[Lines]:
 
 
 def first_row(lines: Lines, form: CsvSettings) -> list[str] | None:
-    """The cells of the first row that is not empty, if there is one."""
+    """The cells of the first row that is not empty, if there is one in the first lines."""
     try:
-        return next((cells for line in lines if (cells := cells_of(line, form))), None)
+        begin = itertools.islice(lines, _LINES_BEFORE_THE_FIRST)
+        return next((cells for line in begin if (cells := cells_of(line, form))), None)
     except (csv.Error, UnfitError) as error:
         raise DataError(f"{lines.path}:{lines.number}: {_reason(error)}") from error
 
 
 def checked_rows(
-    lines: Lines, columns: Columns, form: CsvSettings, classes: ClassTable | None
+    lines: Lines,
+    columns: Columns,
+    form: CsvSettings,
+    classes: ClassTable | None,
+    most_lines: int | None = None,
 ) -> Iterator[Row]:
-    """Rows that are not empty."""
+    """Rows that are not empty, in the first ``most_lines`` lines."""
     while True:
+        if most_lines is not None and lines.number >= most_lines:
+            lines.is_cut_short = True
+            return
         start, cells = lines.place, list[str]()
         try:
             cells = cells_of(next(lines), form)
@@ -114,6 +124,7 @@ class Lines:
     def __init__(self, path: Path, stream: io.BufferedReader) -> None:
         self.path, self._stream = path, stream
         self.place, self.number, self.is_ended = 0, 0, True
+        self.is_cut_short = False
 
     def __iter__(self) -> Iterator[str]:
         return self
