@@ -347,6 +347,13 @@ def test_a_reservation_beyond_the_budget_is_found(path: Path, database: Path) ->
     assert "0.001" in said
 
 
+def test_a_reserved_delta_beyond_the_budget_is_found() -> None:
+    _, *charges = charges_of(1e-5, 1)
+    replay([BudgetChange(DATASET, 1000.0, 1e-5), *charges])
+    with pytest.raises(LedgerError, match=r"^Entry 2 brings the reserved δ to 1e-05; .* is 9e-06"):
+        replay([BudgetChange(DATASET, 1000.0, 0.9e-5), *charges])
+
+
 @pytest.mark.parametrize(("epsilon", "delta"), [(-4.0, 1e-5), (1.0, -1e-5), (1.0, 1.5), (0.0, 1e-5)])
 def test_a_budget_that_is_none_is_named(epsilon: float, delta: float) -> None:
     with pytest.raises(LedgerError, match="invalid budget"):
@@ -378,6 +385,15 @@ def test_a_write_off_gives_nothing_back(epsilon: float, delta: float, of_all: Bu
     budget, whole = BudgetChange(DATASET, 50.0, 1e-3), written_off(2.0, 2e-5, Budget(2.0, 2e-5))
     with pytest.raises(LedgerError, match=r"^Entry 3 writes off ε = .*, δ = "):
         replay([budget, whole, written_off(epsilon, delta, of_all)])
+
+
+def test_a_write_off_is_of_a_budget_and_its_sums_are_right() -> None:
+    budget = BudgetChange(DATASET, 50.0, 1e-3)
+    with pytest.raises(LedgerError, match=r"^Entry 1 writes off a part of no budget"):
+        replay([written_off(1.0, 1e-5, Budget(1.0, 1e-5)), budget])
+    for symbol, of_all in (("ε", Budget(0.5, 1e-5)), ("δ", Budget(1.0, 0.5e-5))):
+        with pytest.raises(LedgerError, match=rf"^Entry 2 states a cumulative {symbol} of"):
+            replay([budget, written_off(1.0, 1e-5, of_all)])
 
 
 def test_nothing_is_said_to_be_left_once_an_infinite_epsilon_is_reserved() -> None:

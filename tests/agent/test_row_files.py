@@ -171,6 +171,21 @@ def test_what_was_found_is_taken_after_a_crash_while_it_was(
     assert not (board.state / "records.old").exists()
 
 
+@pytest.mark.parametrize("is_found", [False, True])
+def test_what_was_found_goes_when_another_index_is_written(tmp_path: Path, is_found: bool) -> None:
+    """It would count later, and the new one would take the room of a third."""
+    board = pictures(tmp_path)
+    folder_of(board.root, *named(0, 1))
+    board.look(at_once=True)
+    before, index = index_files(board), board.store.load()
+    assert index is not None
+    board.store.publish_found(index.emptied("gone"))
+    board.store.publish_found(index) if is_found else board.store.publish(index)
+    assert index_files(board) == before
+    board.store.take_found()
+    assert contents(board.newest()) == expected(0, 1)
+
+
 @pytest.fixture
 def writes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The files that were brought to the disk, and those that took another's place, in order."""
