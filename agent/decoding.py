@@ -213,11 +213,9 @@ class _Update:
             StorageError: as of :func:`bring_up_to_date`.
         """
         if len(self._new) or len(self._stale):
-            if self._counts:
-                self._publish(None)  # Before a row is written that held another record.
+            self._mark()  # Before a row is written that held another record.
             self._store.erase(self._known, self._stale)
-            self._table["checksum"][self._stale] = 0
-            self._mark()
+            self._table["checksum"][np.setdiff1d(self._stale, self._rows)] = 0
         with disk_errors(self._store.rows_file):
             descriptor = os.open(self._store.rows_file, os.O_WRONLY | os.O_CLOEXEC)
         try:
@@ -240,12 +238,13 @@ class _Update:
 
     def _mark(self) -> None:
         """Mark the rows that are written from now on, so that the next look erases them if this one is cut
-        short. What counts stays as it is."""
+        short. While the agent runs, what counts stays as it is."""
         self._table["checksum"][self._rows] = TO_ERASE
-        if not self._counts:
+        if self._counts:
+            self._publish(None)
+        elif len(self._rows):
             table = self._known.table.copy()
-            for places in (self._stale, self._rows):
-                table["checksum"][places] = self._table["checksum"][places]
+            table["checksum"][self._rows] = TO_ERASE
             self._known = Index(self._known.header, table)
             self._store.publish(self._known)
 

@@ -181,13 +181,10 @@ class RowStore:
         """
         assert self._settings.max_records is not None
         size = self._settings.max_records * record_bytes
-        known = take_room(
+        return take_room(
             self.rows_file, size, holds=f"the rows of {counted(self._settings.max_records, 'record')}",
             remedy="Free space, put state_dir on a larger disk, or lower data.max_records.",
         )  # fmt: skip
-        with disk_errors(self.rows_file):
-            os.truncate(self.rows_file, size)  # Those of earlier settings may have taken more.
-        return known
 
     def remove(self) -> None:
         """Remove all.
@@ -200,16 +197,19 @@ class RowStore:
                 file.unlink(missing_ok=True)
 
     def erase(self, index: Index, rows: NDArray[np.intp]) -> None:
-        """Overwrite rows with zeros: what its owner has taken away stays nowhere.
+        """Overwrite rows with zeros, durably: what its owner has taken away stays nowhere.
 
         Raises:
             StorageError: they cannot be written.
         """
+        if not len(rows):
+            return
         size = math.prod(index.header.shape) * np.dtype(index.header.dtype).itemsize
         with disk_errors(self.rows_file), self.rows_file.open("r+b", buffering=0) as file:
             for row in rows.tolist():
                 file.seek(row * size)
                 file.write(bytes(size))
+            os.fsync(file.fileno())
 
     def open(self, index: Index) -> Rows:
         """The records that an index tells of.

@@ -275,6 +275,25 @@ def test_a_budget_the_integrator_lowers_holds_at_once(states: Any) -> None:
     accepted(states(50.0), make_plan(job=b"k" * 16))
 
 
+def test_a_job_that_has_begun_goes_on_though_the_delta_of_the_budget_was_lowered(states: Any) -> None:
+    take_part(states(50.0, 1e-3), make_plan())
+    lowered = states(50.0, 0.9e-5)
+    assert "bring δ to 2e-05" in declined(lowered, make_plan(job=b"k" * 16))
+    take_part(lowered, make_plan(round=2))
+
+
+def test_a_job_that_has_begun_ends_where_the_owner_lowers_the_limit_on_its_price(states: Any) -> None:
+    state = states(50.0)
+    take_part(state, make_plan())
+    task = make_task(round=2)
+    at_it, below = (
+        LIMITS.model_copy(update={"maximum_job_epsilon": WHOLE * factor}) for factor in (1.001, 0.999)
+    )
+    admit(task, DATA, state.ledger, DATASET, at_it, now=0.0)
+    with pytest.raises(BeyondLimitError, match=r"the job's ε is .*limits\.maximum_job_epsilon"):
+        admit(task, DATA, state.ledger, DATASET, below, now=0.0)
+
+
 def test_a_restart_does_not_refill_a_budget(states: Any) -> None:
     take_part(states(WHOLE), make_plan())
     for _ in range(2):
@@ -334,6 +353,14 @@ def test_a_sampler_that_would_add_to_delta_is_declined() -> None:
     task.release.mechanism.require_noise_as_priced(rounds, limit - 0.1, delta)
     with pytest.raises(ParameterError, match=r"would add .* to δ; set aside for that is 1e-11"):
         task.release.mechanism.require_noise_as_priced(rounds, limit + 0.1, delta)
+
+
+def test_noise_that_would_add_to_delta_at_the_jobs_epsilon_is_declined(states: Any) -> None:
+    """At ε = 0 it would not, and the check before the pricing finds nothing."""
+    mechanism = make_task().release.mechanism
+    delta = 2 * imperfect_delta(0.0, 0.0, 3 * mechanism.statistical_distance) / NOISE_SHARE
+    mechanism.require_noise_as_priced(3, 0.0, delta)
+    assert "round 1's noise as it is drawn would add" in declined(states(50.0), make_plan(delta=delta))
 
 
 @pytest.mark.parametrize("delta", [1e-30, 1e-100, 1e-305, 5e-324])

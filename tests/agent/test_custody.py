@@ -175,9 +175,11 @@ def test_a_backup_is_a_ledger_with_its_head(path: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["ledger.db", "copy.db", "below/copy.db"])
 def test_a_backup_in_the_state_directory_is_refused(path: Path, name: str) -> None:
     open_state(path).close()
-    with pytest.raises(UsageError) as caught:
-        back_up(path, path / name)
-    assert caught.value.exit_code == ExitCode.USAGE
+    path.with_name("link").symlink_to(path)
+    for directory in (path, path.with_name("link")):
+        with pytest.raises(UsageError) as caught:
+            back_up(path, directory / name)
+        assert caught.value.exit_code == ExitCode.USAGE
     assert verify(path).entries == 1
 
 

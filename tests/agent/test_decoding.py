@@ -150,6 +150,55 @@ def test_a_look_that_is_killed_leaves_the_rows_of_before(
     assert values_in(board.look(at_once=True)) == [2, 4, 5]
 
 
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_record_that_a_killed_look_had_decoded_is_erased_when_it_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: bool
+) -> None:
+    board = pictures(tmp_path)
+    folder_of(board.root, *named(0, 1))
+    board.look(at_once=True)
+    newer = write(board.root / "2" / "2.png", encoded(noise(2)))
+    real = decoding.decode_apart
+
+    def dies(*arguments: Any) -> Any:
+        yield next(real(*arguments))
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(decoding, "decode_apart", dies)
+        with pytest.raises(KeyboardInterrupt):
+            board.look(at_once=at_once)
+    assert noise(2).tobytes() in board.store.rows_file.read_bytes()
+    newer.unlink()
+    assert contents(board.look(at_once=at_once)) == expected(0, 1)
+    assert noise(2).tobytes() not in board.store.rows_file.read_bytes()
+
+
+def test_a_record_that_was_not_finished_in_the_row_of_another_is_erased_when_it_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    board = pictures(tmp_path)
+    folder_of(board.root, *named(0, 1))
+    board.look(at_once=True)
+    (board.root / named(0)[0]).unlink()
+    board.look()
+    newer = write(board.root / "2" / "2.png", encoded(noise(2)))
+    real = decoding.decode_apart
+
+    def late(*arguments: Any) -> Any:
+        for _ in real(*arguments):
+            yield Outcome(0, "late.", is_final=False)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(decoding, "decode_apart", late)
+        board.look()
+    rows = board.store.rows_file.read_bytes()
+    assert [noise(seed).tobytes() in rows for seed in (0, 1, 2)] == [False, True, True]
+    newer.unlink()
+    board.look()
+    assert noise(2).tobytes() not in board.store.rows_file.read_bytes()
+
+
 def test_what_is_decoded_is_published_on_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decoding, "_PUBLISH_S", 0.0)
     board = pictures(tmp_path)
@@ -548,6 +597,29 @@ def test_more_tables_than_files_may_be_open_are_read_one_by_one(tmp_path: Path) 
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+def test_what_a_look_had_found_counts_at_a_start_that_decodes_and_is_not_decoded_again(
+    tmp_path: Path, decoded: list[int]
+) -> None:
+    board = pictures(tmp_path)
+    folder_of(board.root, *named(0, 1))
+    board.look(at_once=True)
+    write(board.root / "2" / "2.png", encoded(noise(2)))
+    bring_up_to_date(Order(board.settings, board.state, at_once=False))
+    assert contents(board.look(at_once=True)) == expected(0, 1, 2)
+    assert decoded == [2, 1, 0]
+
+
+def test_a_look_forgets_what_one_before_it_found_also_where_nothing_is_new(tmp_path: Path) -> None:
+    board = pictures(tmp_path)
+    folder_of(board.root, *named(0, 1))
+    board.look(at_once=True)
+    file, away = board.root / named(1)[0], tmp_path / "away.png"
+    file.rename(away)
+    bring_up_to_date(Order(board.settings, board.state, at_once=False))
+    away.rename(file)
+    assert contents(board.look()) == expected(0, 1)
+
+
 def test_at_the_start_what_is_gone_is_erased_at_once(tmp_path: Path) -> None:
     board = pictures(tmp_path)
     folder_of(board.root, *named(0, 1))
@@ -556,21 +628,45 @@ def test_at_the_start_what_is_gone_is_erased_at_once(tmp_path: Path) -> None:
     board.look(at_once=True)
     assert noise(0).tobytes() not in board.store.rows_file.read_bytes()
     # Rows of other settings mean something else, and are gone whole.
+    write(board.root / "2" / "2.png", encoded(noise(2)))
+    board.look(at_once=True)
+    (board.root / "2" / "2.png").unlink()
     pictures(tmp_path, classes=4).look(at_once=True)
-    assert len(board.store.rows_file.read_bytes()) == 8 * 12 * 8 * 3
+    rows = board.store.rows_file.read_bytes()
+    assert len(rows) == 8 * 12 * 8 * 3
+    assert [noise(seed).tobytes() in rows for seed in (0, 1, 2)] == [False, True, False]
 
 
 def test_what_is_gone_is_used_no_more_and_comes_back(tmp_path: Path) -> None:
     board = pictures(tmp_path)
     folder_of(board.root, *named(0, 1))
+    write(board.root / "2" / "2.png", damaged_inside(encoded(noise(2))))
     board.look(at_once=True)
     board.root.rename(tmp_path / "elsewhere")
     rows = board.look()
     assert len(rows) == 0
-    assert "There is no file or directory" in rows.origin.left_out[0]
+    (sentence,) = rows.origin.left_out
+    assert "There is no file or directory" in sentence
     (tmp_path / "elsewhere").rename(board.root)
     aged(board.root, 30)
     assert contents(board.look()) == expected(0, 1)
+
+
+def test_data_that_were_away_for_several_looks_come_back(tmp_path: Path) -> None:
+    """Whether a table changed is seen by its size and its time, which are those of before."""
+    board = tables(tmp_path)
+    table(board, [1, 2])
+    board.look(at_once=True)
+    board.root.rename(tmp_path / "elsewhere")
+    left = []
+    for _ in range(2):
+        assert values_in(board.look()) == []
+        index = board.store.load()
+        assert index is not None
+        left.append(len(index.stale))
+    assert left == [2, 0], "a reader may have had them, the first time"
+    (tmp_path / "elsewhere").rename(board.root)
+    assert values_in(board.look()) == [1, 2]
 
 
 def test_a_look_counts_when_it_is_taken_and_one_that_is_cut_short_leaves_nothing(tmp_path: Path) -> None:

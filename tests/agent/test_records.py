@@ -22,7 +22,7 @@ from neighbours import is_looking, look_again, look_only
 from pictures import damaged_inside, encoded, folder_of, noise, write, zip_of
 
 from agent.data_settings import DataSettings
-from agent.decoding import most_new
+from agent.decoding import Order, bring_up_to_date, most_new
 from agent.noisy_sums import clipped_sum, noisy_sum, sum_of_moments
 from agent.profile import load_profile
 from agent.records import Records
@@ -321,6 +321,34 @@ def test_a_process_that_comes_later_takes_the_rows_as_they_are(tmp_path: Path) -
     look_again(later)
     assert later.attempt(sizes) == COUNT - 1
     assert first.attempt(sizes) == COUNT, "rows are not overwritten under a reader of before"
+
+
+def test_a_process_that_comes_later_takes_nothing_of_before_the_restart(tmp_path: Path) -> None:
+    """The start has told it what counts, and a look that was done by then has been cut short."""
+    root, state = photos(tmp_path / "photos"), tmp_path / "state"
+    opened(root, state)
+    folder_of(root, "0/more.png", **DIGIT)
+    bring_up_to_date(Order(settings(root), state, at_once=False))
+    assert opened(root, state).attempt(sizes) == COUNT
+    assert Records(settings(root), state, decoded=True).attempt(sizes) == COUNT
+
+
+@pytest.mark.parametrize("change", ["other limits", "no rows"])
+def test_an_agent_starts_with_no_rows_that_are_gone_or_were_tried_under_other_limits(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, change: str
+) -> None:
+    root, state = photos(tmp_path / "photos"), tmp_path / "state"
+    opened(root, state)
+    limits: dict[str, Any] = {}
+    if change == "other limits":
+        limits = {"decoding": {"seconds": 9}}
+    else:
+        (state / "records.rows").unlink()
+    caplog.set_level(logging.INFO)
+    for decodes in (True, False):
+        caplog.clear()
+        assert opened(root, state, **limits).attempt(sizes) == COUNT
+        assert ("decoding the records" in caplog.text) is decodes
 
 
 @pytest.mark.slow

@@ -28,7 +28,7 @@ from planted import plant
 
 from agent.accounts import grid_of, price_after
 from agent.audit import open_ledger, verify
-from agent.charges import BudgetChange, Charge, SumCharge
+from agent.charges import Budget, BudgetChange, Charge, SumCharge, WriteOff
 from agent.replay import replay
 from dpagent.errors import LedgerError
 from dpagent.privacy.accounting.choice import priced
@@ -88,12 +88,15 @@ def test_a_ledger_priced_by_renyi_divergence_verifies_and_goes_on(path: Path) ->
 
 
 def test_a_round_that_its_jobs_grid_overprices_does_not_unsettle_the_ledger(tmp_path: Path) -> None:
-    """Sixteen rare rounds at a tiny δ: on the grid of the whole, the first alone is priced nine times it."""
-    changes = terms(noise_multipliers=[1.0] * 16, rate=1e-4, delta=1e-11, resolution=65_536)
+    """A rare round at a tiny δ, and five that add next to nothing: on the grid of the whole, the first alone
+    is priced above it."""
+    changes = terms(noise_multipliers=[2.0] + [200.0] * 5, rate=4e-4, delta=1e-19, resolution=65_536)
     path = tmp_path / "state"
     for number in (1, 2):
         state = open_state(path)
         charge = charge_for(make_plan(round=number, **changes), DATA, state.ledger)
+        if number == 1:
+            assert price_after(charge.empty_account(), [charge.event], charge.delta) > charge.job_epsilon
         assert charge.cumulative_epsilon <= charge.job_epsilon
         charge_and_spool(state, charge, [])
         state.close()
@@ -134,6 +137,31 @@ def rebuilt(charge: Charge, **changes: Any) -> Charge:
     return replace(
         changed, granularity=mechanism.granularity, statistical_distance=mechanism.statistical_distance
     )
+
+
+def test_what_is_not_looked_at_is_not_priced_separately(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a job of more than 2,048 rounds, which is replayed in one pass."""
+    records = charges_of(1e-5, 40, sigma=3.0)
+    monkeypatch.setattr("dpagent.privacy.accounting.pld._MAX_STAGES", 16)
+    with monkeypatch.context() as patch:
+        patch.setattr("agent.replay.price_after", None)
+        replay(records)
+    charge = records[20]
+    assert isinstance(charge, Charge)
+    with pytest.raises(LedgerError, match=r"^Entry 21 states a cumulative ε"):
+        replay([*records[:20], replace(charge, cumulative_epsilon=0.9 * charge.cumulative_epsilon)])
+
+
+def test_off_a_grid_a_charge_before_one_that_costs_nothing_states_its_own_price() -> None:
+    """It has the ε that the next one has; on a grid, that would say that it was not looked at."""
+    budget, first, *_ = charges_of(1e-5, 1)
+    assert isinstance(first, Charge)
+    epsilon = RdpAccountant().epsilon_after([first.event], first.delta * (1 - NOISE_SHARE))
+    paid = replace(first, accountant="rdp", loss_grid=None, job_epsilon=epsilon, cumulative_epsilon=epsilon)
+    free = rebuilt(paid, round=2, sampling_rate=1e-300)
+    replay([budget, paid, free])
+    with pytest.raises(LedgerError, match=r"^Entry 2 states a cumulative ε"):
+        replay([budget, replace(paid, cumulative_epsilon=epsilon / 2), free])
 
 
 @pytest.mark.slow
@@ -319,7 +347,61 @@ def test_a_reservation_beyond_the_budget_is_found(path: Path, database: Path) ->
     assert "0.001" in said
 
 
+def test_a_reserved_delta_beyond_the_budget_is_found() -> None:
+    _, *charges = charges_of(1e-5, 1)
+    replay([BudgetChange(DATASET, 1000.0, 1e-5), *charges])
+    with pytest.raises(LedgerError, match=r"^Entry 2 brings the reserved δ to 1e-05; .* is 9e-06"):
+        replay([BudgetChange(DATASET, 1000.0, 0.9e-5), *charges])
+
+
 @pytest.mark.parametrize(("epsilon", "delta"), [(-4.0, 1e-5), (1.0, -1e-5), (1.0, 1.5), (0.0, 1e-5)])
 def test_a_budget_that_is_none_is_named(epsilon: float, delta: float) -> None:
     with pytest.raises(LedgerError, match="invalid budget"):
         replay([BudgetChange(DATASET, epsilon, delta)])
+
+
+# --- write-offs --------------------------------------------------------------------------------
+
+
+def written_off(epsilon: float, delta: float, of_all: Budget) -> WriteOff:
+    return WriteOff(DATASET, epsilon, delta, of_all.epsilon, of_all.delta, is_exact=True, written_at="")
+
+
+def test_write_offs_add_up() -> None:
+    first, second = (
+        written_off(1.0, 1e-5, Budget(1.0, 1e-5)),
+        written_off(2.0, 3e-5, Budget(3.0, 4e-5)),
+    )
+    accounts = replay([BudgetChange(DATASET, 50.0, 1e-3), first, second])
+    assert accounts.written_off(DATASET) == accounts.reserved(DATASET) == Budget(3.0, 1e-5 + 3e-5)
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "delta", "of_all"),
+    [(-1.0, 0.0, Budget(1.0, 2e-5)), (0.0, -1e-5, Budget(2.0, 1e-5)), (math.nan, 0.0, Budget(2.0, 2e-5))],
+)
+def test_a_write_off_gives_nothing_back(epsilon: float, delta: float, of_all: Budget) -> None:
+    """Though the sum that it states is right."""
+    budget, whole = BudgetChange(DATASET, 50.0, 1e-3), written_off(2.0, 2e-5, Budget(2.0, 2e-5))
+    with pytest.raises(LedgerError, match=r"^Entry 3 writes off ε = .*, δ = "):
+        replay([budget, whole, written_off(epsilon, delta, of_all)])
+
+
+def test_a_write_off_is_of_a_budget_and_its_sums_are_right() -> None:
+    budget = BudgetChange(DATASET, 50.0, 1e-3)
+    with pytest.raises(LedgerError, match=r"^Entry 1 writes off a part of no budget"):
+        replay([written_off(1.0, 1e-5, Budget(1.0, 1e-5)), budget])
+    for symbol, of_all in (("ε", Budget(0.5, 1e-5)), ("δ", Budget(1.0, 0.5e-5))):
+        with pytest.raises(LedgerError, match=rf"^Entry 2 states a cumulative {symbol} of"):
+            replay([budget, written_off(1.0, 1e-5, of_all)])
+
+
+def test_nothing_is_said_to_be_left_once_an_infinite_epsilon_is_reserved() -> None:
+    budget, whole = BudgetChange(DATASET, 50.0, 1e-3), written_off(math.inf, 2e-5, Budget(math.inf, 2e-5))
+    assert replay([budget, whole]).reserved(DATASET) == Budget(math.inf, 2e-5)
+    for records in (
+        [replace(whole, cumulative_epsilon=50.0)],
+        [whole, written_off(1.0, 0.0, Budget(1.0, 2e-5))],
+    ):
+        with pytest.raises(LedgerError, match=rf"^Entry {len(records) + 1} states a cumulative ε of"):
+            replay([budget, *records])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ from pictures import encoded, folder_of, noise, write
 from row_boards import Board, contents, expected, named, pictures
 
 import agent.rows
+from agent import decoding
 from agent.decoding import Order, bring_up_to_date
+from agent.rows import RowStore
 from dpagent import storage
 from dpagent.errors import DataError, StorageError
 
@@ -143,6 +146,131 @@ def test_a_crash_at_the_very_first_index_leaves_two_files_or_none(
     assert len(index_files(board)) == 2
     assert not (board.state / "records.old").exists()
     assert contents(board.newest()) == expected(0, 1)
+
+
+def test_what_was_found_is_taken_after_a_crash_while_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    board = pictures(tmp_path)
+    folder_of(board.root, *named(0, 1))
+    board.look(at_once=True)
+    write(board.root / "2" / "2.png", encoded(noise(2)))
+    bring_up_to_date(Order(board.settings, board.state, at_once=False))
+    before = index_files(board)
+
+    def dies(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
+        patch.setattr(agent.rows, "replace_durably", dies)
+        board.store.take_found()
+    assert (board.state / "records.old").exists()
+    board.store.take_found()
+    assert contents(board.newest()) == expected(0, 1, 2)
+    assert index_files(board) == before
+    assert not (board.state / "records.old").exists()
+
+
+@pytest.mark.parametrize("is_found", [False, True])
+def test_what_was_found_goes_when_another_index_is_written(tmp_path: Path, is_found: bool) -> None:
+    """It would count later, and the new one would take the room of a third."""
+    board = pictures(tmp_path)
+    folder_of(board.root, *named(0, 1))
+    board.look(at_once=True)
+    before, index = index_files(board), board.store.load()
+    assert index is not None
+    board.store.publish_found(index.emptied("gone"))
+    board.store.publish_found(index) if is_found else board.store.publish(index)
+    assert index_files(board) == before
+    board.store.take_found()
+    assert contents(board.newest()) == expected(0, 1)
+
+
+@pytest.fixture
+def writes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The files that were brought to the disk, and those that took another's place, in order."""
+    noted: list[str] = []
+    fsync, replace = os.fsync, agent.rows.replace_durably
+
+    def synced(descriptor: int) -> None:
+        noted.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
+        fsync(descriptor)
+
+    def replaced(path: Path, new: Path) -> None:
+        noted.append(f"{new.name} -> {path.name}")
+        replace(path, new)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(agent.rows, "replace_durably", replaced)
+    return noted
+
+
+def test_an_index_is_on_the_disk_before_it_takes_its_place(tmp_path: Path, writes: list[str]) -> None:
+    board = pictures(tmp_path)
+    folder_of(board.root, *named(0, 1))
+    board.look(at_once=True)
+    write(board.root / "2" / "2.png", encoded(noise(2)))
+    board.look()
+    places = [place for place, each in enumerate(writes) if each.startswith("records.spare -> ")]
+    assert {writes[place] for place in places} == {
+        "records.spare -> records.index", "records.spare -> records.found",
+    }  # fmt: skip
+    assert {writes[place - 1] for place in places} == {"records.spare"}
+
+
+@pytest.mark.parametrize("change", ["a new one", "one is gone", "no folder"])
+def test_rows_are_on_the_disk_before_an_index_tells_what_they_hold(
+    tmp_path: Path, writes: list[str], change: str
+) -> None:
+    """After a power cut, a row that an index calls erased would hold its record for good."""
+    board = pictures(tmp_path)
+    folder_of(board.root, *named(0, 1))
+    board.look(at_once=True)
+    match change:
+        case "a new one":
+            write(board.root / "2" / "2.png", encoded(noise(2)))
+        case "one is gone":
+            (board.root / named(0)[0]).unlink()
+        case "no folder":
+            board.root.rename(tmp_path / "elsewhere")
+    if change != "a new one":
+        board.look()  # The next erases.
+    writes.clear()
+    board.look()
+    found = writes.index("records.spare -> records.found")
+    assert [each for each in writes[:found] if each != "state"][-2:] == ["records.rows", "records.spare"]
+    index = board.store.load()
+    assert index is not None
+    assert not len(index.stale)
+
+
+def test_rows_are_on_the_disk_before_what_is_published_on_the_way_tells_of_them(
+    tmp_path: Path, writes: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decoding, "_PUBLISH_S", 0.0)
+    board = pictures(tmp_path)
+    folder_of(board.root, *named(0, 1, 2))
+    board.look(at_once=True)
+    _, *others = [place for place, each in enumerate(writes) if each == "records.spare -> records.index"]
+    assert len(others) == 4, "for each record, and for all"
+    assert {writes[place - 2] for place in others} == {"records.rows"}
+
+
+def test_of_two_who_write_one_waits_until_the_other_is_done(tmp_path: Path) -> None:
+    board, began, entered = pictures(tmp_path), threading.Event(), threading.Event()
+
+    def second() -> None:
+        began.set()
+        with RowStore(board.state, board.settings).writing():
+            entered.set()
+
+    other = threading.Thread(target=second)
+    with board.store.writing():
+        other.start()
+        assert began.wait(10)
+        assert not entered.wait(0.2)
+    other.join(10)
+    assert entered.is_set()
 
 
 def test_a_row_that_the_disk_damaged_costs_itself_alone(tmp_path: Path) -> None:

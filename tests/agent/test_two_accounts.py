@@ -170,6 +170,18 @@ def test_the_owner_reads_that_the_job_has_a_bound_without_trust(tmp_path: Path) 
     assert "Of 'digits', 1 job trusted the coordinator: without that trust nothing bounds" in page
 
 
+def test_a_job_of_another_schedule_under_the_same_id_gives_a_job_no_bound(tmp_path: Path) -> None:
+    state = opened(tmp_path / "state")
+    for number, plan in enumerate((update_plan(), make_plan(round=2)), 1):
+        (charge,) = charges_for(state, plan)
+        offer_and_charge(state, [charge])
+        state.spool_round(JOB, number, [], 0.0, None)
+    accounts = state.ledger.accounts
+    assert all(accounts.job(account, JOB) is not None for account in ACCOUNTS)
+    assert accounts.jobs_without_bound(TRUSTING) == 1
+    state.close()
+
+
 # --- admission ----------------------------------------------------------------------------------
 
 

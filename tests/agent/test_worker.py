@@ -119,6 +119,26 @@ def test_how_one_ended_by_itself_is_said(worker: Worker, monkeypatch: pytest.Mon
         worker.prepare(order()).result(PATIENCE_S)
 
 
+HANGS_UP = """
+import os, sys, time
+os.close(int(sys.argv[1]))
+time.sleep({})
+sys.exit(3)
+"""
+
+
+@pytest.mark.parametrize(("takes_s", "how"), [(0.1, "exit code 3$"), (60.0, "signal 9; ")])
+def test_one_that_hangs_up_has_a_moment_to_end_by_itself(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, takes_s: float, how: str
+) -> None:
+    """Else its exit code would say that it was killed; one that does not end is."""
+    (tmp_path / "hangs_up.py").write_text(HANGS_UP.format(takes_s))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("agent.worker._PROGRAM", "hangs_up")
+    with pytest.raises(WorkerError, match=f"the training process ended: {how}"):
+        worker.prepare(order()).result(10.0)
+
+
 def test_one_that_reads_nothing_keeps_the_agent_from_nothing(worker: Worker) -> None:
     worker.prepare(order()).result(PATIENCE_S)
     os.kill(pid_of(worker), signal.SIGSTOP)

@@ -318,8 +318,10 @@ def test_noise_of_devices_is_planned_beside_the_coordinators(noise: str) -> None
 
 
 def test_a_plan_with_less_noise_of_devices_than_can_be_drawn_says_so() -> None:
+    """Drawn on the grid that a coordinator would choose: on a finer one, more is added to δ, and no device
+    would take 49.2 either."""
     options = ("--method", "central", "--rounds", "10", "--parameters", "650", "--epsilon", "8")
-    for epsilon, refused in (("30", False), ("100", True)):
+    for epsilon, refused in (("49.2", False), ("49.3", True)):
         page = " ".join(dpagent("plan", *options, "--device-noise", epsilon).stdout.split())
         assert ("No device would accept this plan. Its round 1: noise as it is drawn" in page) is refused
 

@@ -15,14 +15,17 @@ from coordinator.planning import Planner, new_job
 from coordinator.settings import FleetSettings
 from coordinator.stepping import Stepper
 from coordinator.store import OpenRound
-from coordinator.update_planning import update_resolution
+from coordinator.update_planning import update_grid, update_resolution
 from coordinator.update_step import take_update_step
-from dpagent.errors import PlanError
+from dpagent.errors import ParameterError, PlanError
 from dpagent.learning.training.optimiser import Sgd
 from dpagent.norm import Norm
 from dpagent.privacy.accounting.pld import PldAccountant
+from dpagent.privacy.calibration import BudgetPlan
 from dpagent.privacy.mechanisms.central import CentralGaussian, CentralLaplace
-from dpagent.privacy.mechanisms.mechanism import NOISE_SHARE
+from dpagent.privacy.mechanisms.device_noise import DeviceGaussian
+from dpagent.privacy.mechanisms.mechanism import NOISE_SHARE, Query
+from dpagent.privacy.schedules import Schedule
 from dpagent.privacy.statement import Trust, Unit
 from dpagent.protocol.task import RoundTask
 from dpagent.protocol.updates import Updates
@@ -147,6 +150,21 @@ def test_rounding_adds_little_to_the_sensitivity() -> None:
             kind = CentralGaussian if norm is Norm.L2 else CentralLaplace
             found = kind(1.0, 0.5, 1.0, dimension, resolution=units)
             assert found.sensitivity_units <= units * (1 + 1 / 100)
+
+
+@pytest.mark.parametrize(("least", "units"), [(0.6, 2_048), (0.5, 4_096)])
+def test_one_grid_is_as_fine_as_both_kinds_of_noise_need_and_no_finer(least: float, units: int) -> None:
+    """The noise of devices is relative to twice the norm of an update. A finer grid costs a bit a value."""
+    coordinators, devices = (
+        BudgetPlan(Schedule("uniform"), each, (1.0, 2.0), 1e-5, "pld") for each in ((4.0, 3.0), (1.0, least))
+    )
+    assert update_grid(Norm.L2, 650, coordinators, None) == {"resolution": 2_048}
+    grid = update_grid(Norm.L2, 650, coordinators, devices)
+    assert grid == {"resolution": units}
+    query = Query(1.0, None, 650, 1.0, 1)
+    DeviceGaussian.build(query, least, grid).require_noise_as_priced(2, 2.0, 1e-5)
+    with pytest.raises(ParameterError, match="its price holds from 2,122 on"):
+        DeviceGaussian.build(query, least, {"resolution": units // 2}).require_noise_as_priced(2, 2.0, 1e-5)
 
 
 @pytest.mark.parametrize(
