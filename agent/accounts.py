@@ -33,6 +33,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from agent.charges import Budget, Charge, WriteOff
 from agent.columns import dataset_of
@@ -40,6 +41,9 @@ from dpagent.privacy.accounting.accountant import Accountant
 from dpagent.privacy.accounting.pld import PldAccountant
 from dpagent.privacy.events import Event
 from dpagent.privacy.mechanisms.mechanism import NOISE_SHARE
+
+GRID_TOLERANCE: Final = 1e-3
+"""Bounds by privacy-loss distributions depend slightly on how many charges are priced together."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.accounts import grid_of, price_after
+from agent.accounts import GRID_TOLERANCE, grid_of, price_after
 from agent.charges import Price
 from agent.columns import account_name, require_scope
 from agent.ledger import Ledger
@@ -133,8 +133,13 @@ def _price(task: RoundTask, priced: Priced, ledger: Ledger, name: str, limits: L
         _require_left("δ", total_delta, ledger.budget(name).delta, others.delta, name)
     # A cheap check before the expensive pricing.
     _require_noise_as_priced(plan, mechanism, 0.0)
+    is_on_a_grid = priced.reserved_epsilon is None
     if account is None:
         spent, job_epsilon = _reservation(priced, plan.delta)
+        if is_on_a_grid:
+            # On the grid of the whole job, this round alone may be priced above it. Both are bounds; but the
+            # ledger does not know the rounds that are to come, and whoever replays it finds the higher one.
+            job_epsilon = max(job_epsilon, price_after(spent, [mechanism.event], plan.delta))
         if mechanism.is_private:
             _require_left(
                 "ε", others.epsilon + job_epsilon, ledger.budget(name).epsilon, others.epsilon, name
@@ -146,14 +151,13 @@ def _price(task: RoundTask, priced: Priced, ledger: Ledger, name: str, limits: L
         require_price(job_epsilon, limits)
     _require_noise_as_priced(plan, mechanism, job_epsilon)
     so_far = price_after(spent, [mechanism.event], plan.delta)
-    if priced.reserved_epsilon is None:
-        # On the grid of the whole job a few rounds may be priced above it; the whole bounds them too.
-        so_far = min(so_far, job_epsilon)
-    elif not so_far <= job_epsilon:
+    most = job_epsilon + GRID_TOLERANCE * max(1.0, job_epsilon) if is_on_a_grid else job_epsilon
+    if not so_far <= most:
         raise Declined(
             f"round {plan.round} would bring the job to ε = {so_far:.4g} at its δ; it reserved "
             f"{job_epsilon:.4g}"
         )
+    so_far = min(so_far, job_epsilon)  # The whole bounds them too.
     return Price(
         name, mechanism, job_epsilon, others.epsilon + so_far, total_delta, spent.name, grid_of(spent)
     )

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final
 
-from agent.accounts import JobAccounts, grid_of, price_after
+from agent.accounts import GRID_TOLERANCE, JobAccounts, grid_of, price_after
 from agent.charges import Budget, BudgetChange, Charge, Record, WriteOff
 from agent.columns import require_scope, scope_of
 from dpagent.errors import LedgerError, ParameterError, require_between
@@ -25,8 +25,6 @@ from dpagent.privacy.mechanisms.truncated_laplace import TruncatedLaplace
 
 _TOLERANCE: Final = 1e-6
 """A recomputed figure may differ from the stated one by rounding, at most by this."""
-_GRID_TOLERANCE: Final = 1e-3
-"""Bounds by privacy-loss distributions depend slightly on how many charges are priced together."""
 
 
 def replay(records: Sequence[Record]) -> JobAccounts:
@@ -177,7 +175,7 @@ class _JobPrices:
     def __init__(self, first: Charge, events: Mapping[int, Event]) -> None:
         self._first, self._events = first, events
         self._is_on_a_grid = first.loss_grid is not None
-        self._tolerance = _GRID_TOLERANCE if self._is_on_a_grid else _TOLERANCE
+        self._tolerance = GRID_TOLERANCE if self._is_on_a_grid else _TOLERANCE
         self.spent = first.empty_account()
         """All charges, composed."""
         try:
@@ -201,12 +199,13 @@ class _JobPrices:
             _Contradiction: The job exceeds its reservation, or ``stated`` is wrong.
         """
         least, most = self._bounds[number]
-        spent = most
-        if self._is_on_a_grid and not self._is_within(stated, others + least, others + most):
+        spent, reserved = most, self._first.job_epsilon
+        allowed = reserved + self._tolerance * max(1.0, reserved)
+        is_right = spent <= allowed and self._is_within(stated, others + least, others + most)
+        if self._is_on_a_grid and not is_right:
             least, spent = self._priced_separately(number)
             most = least
-        reserved = self._first.job_epsilon
-        if not spent <= reserved + self._tolerance * max(1.0, reserved):
+        if not spent <= allowed:
             raise _Contradiction(f"brings its job to ε = {spent:.6g}; the reservation is {reserved:.6g}")
         if not self._is_within(stated, others + least, others + most):
             raise _wrong_total("ε", stated, others + spent)

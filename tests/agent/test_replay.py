@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from fleets import make_plan, terms
+from fleets import make_plan, make_task, terms
 from ledgers import (
     DATA,
     DATASET,
@@ -87,16 +87,24 @@ def test_a_ledger_priced_by_renyi_divergence_verifies_and_goes_on(path: Path) ->
     assert verify(path).charges == 3
 
 
-def test_a_round_that_its_jobs_grid_overprices_does_not_unsettle_the_ledger(tmp_path: Path) -> None:
-    """A rare round at a tiny δ, and five that add next to nothing: on the grid of the whole, the first alone
-    is priced above it."""
-    changes = terms(noise_multipliers=[2.0] + [200.0] * 5, rate=4e-4, delta=1e-19, resolution=65_536)
+@pytest.mark.parametrize(
+    ("multipliers", "rate", "delta"),
+    [([2.0] + [200.0] * 5, 4e-4, 1e-19), ([1.5, 45.0], 2.5e-4, 5e-18)],
+)
+def test_a_round_that_its_jobs_grid_overprices_does_not_unsettle_the_ledger(
+    tmp_path: Path, multipliers: list[float], rate: float, delta: float
+) -> None:
+    """A rare round at a tiny δ, and others that add next to nothing: on the grid of the whole, the first
+    alone is priced above it. Of the second job its own agent refused the ledger at the next start."""
+    changes = terms(noise_multipliers=multipliers, rate=rate, delta=delta, resolution=65_536)
     path = tmp_path / "state"
     for number in (1, 2):
         state = open_state(path)
         charge = charge_for(make_plan(round=number, **changes), DATA, state.ledger)
         if number == 1:
-            assert price_after(charge.empty_account(), [charge.event], charge.delta) > charge.job_epsilon
+            alone = price_after(charge.empty_account(), [charge.event], charge.delta)
+            events = make_task(round=1, **changes).release.events
+            assert priced(events, charge.delta * (1 - NOISE_SHARE))[1] < alone <= charge.job_epsilon
         assert charge.cumulative_epsilon <= charge.job_epsilon
         charge_and_spool(state, charge, [])
         state.close()
