@@ -60,6 +60,8 @@ _LABEL_BYTES: Final = 8
 _PLACE_BYTES: Final = 8
 """Of each record that stays in its file, where it stands there."""
 _MOST_SAID: Final = 20
+_GIVEN_UP: Final = 4
+"""A look that goes on after so many times as long as it takes to count is ended: it may wait for ever."""
 _LEFT_OUT: Final = "left out"
 _ERRORS: Final[dict[int, type[DpagentError]]] = {
     each.exit_code: each for each in (ConfigurationError, DataError, StorageError)
@@ -131,6 +133,10 @@ class Records:
             # Whatever comes of it: after a crash, what has to be computed yet would tell of the look.
             forget_features(self._state_dir)
             if look.goes_on():
+                if time.monotonic() >= self._looked_at + _GIVEN_UP * self.counts_after_s:
+                    self._look = None
+                    look.kill()
+                    log.error("a look at the data did not end, and was given up; what is new waits")
                 return
             self._look = None
             look.wait()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,7 @@ from agent.decoding import Order, bring_up_to_date
 from agent.records import Records
 from agent.rows import RowStore
 from dpagent.errors import ConfigurationError, DataError
+from dpagent.learning.data import stored
 from dpagent.learning.data.formats.tables import dataset as tables_dataset
 from dpagent.learning.data.formats.tables import format as tables_format
 from dpagent.learning.data.formats.tables import rows as tables_rows
@@ -450,6 +452,53 @@ def test_a_table_that_is_replaced_while_it_is_listed_keeps_no_row_of_others_out(
     monkeypatch.setattr(decoding, "list_declared", replaced_afterwards)
     board.look(at_once=at_once)
     assert rows_of(board) == [(value, value % 3) for value in [1, 2, *ROWS]]
+
+
+@pytest.mark.parametrize("back_s", [3_600.0, 6e8])
+def test_a_clock_that_is_set_back_takes_no_picture_along(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, back_s: float
+) -> None:
+    """All pictures that had changed after that time passed for young; their rows were erased."""
+    board = pictures(tmp_path)
+    folder_of(board.root, *named(0, 1, 2))
+    board.look(at_once=True)
+    write(board.root / named(4)[0], encoded(noise(4)), age_s=0)
+    real = time.time_ns
+    monkeypatch.setattr(time, "time_ns", lambda: real() - int(back_s * 1e9))
+    assert contents(board.look()) == expected(0, 1, 2, 4), "also one of a time that is to come"
+
+
+def test_a_young_picture_waits_and_one_that_was_known_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    board = pictures(tmp_path)
+    folder_of(board.root, *named(0, 1, 2))
+    board.look(at_once=True)
+    write(board.root / named(4)[0], encoded(noise(4)), age_s=0)
+    changed = (board.root / named(0)[0]).stat().st_mtime_ns
+    assert contents(board.look()) == expected(0, 1, 2)
+    monkeypatch.setattr(time, "time_ns", lambda: changed + 1)
+    assert {*expected(0, 1, 2)} <= {*contents(board.look())}
+
+
+def test_a_file_that_becomes_a_pipe_as_it_is_opened_keeps_no_look_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    board = tables(tmp_path, max_records=100)
+    table(board, [1], "a.csv")
+    table(board, [2], "b.csv")
+    board.look(at_once=True)
+    table(board, [1, 3], "a.csv")
+    real = stored.require_readable
+
+    def replaced_afterwards(path: Path) -> None:
+        real(path)
+        if path.name == "b.csv":
+            path.unlink()
+            os.mkfifo(path)
+
+    monkeypatch.setattr(stored, "require_readable", replaced_afterwards)
+    assert values_in(board.look()) == [1, 3]
 
 
 def test_a_picture_that_is_away_while_it_would_be_decoded_counts_when_it_is_back(

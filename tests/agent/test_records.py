@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import resource
 import shutil
+import signal
 import tracemalloc
 from dataclasses import replace
 from pathlib import Path
@@ -490,3 +492,25 @@ def test_what_is_in_memory_does_not_depend_on_how_many_records_there_are(tmp_pat
         assert len(records.dataset) == count
     assert held[0] > most * 36
     assert max(held) - min(held) < 8 << 10, held
+
+
+def test_a_look_that_never_ends_is_given_up_and_the_next_one_begins(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It kept all that was new out until the agent's next start."""
+    root = photos(tmp_path / "photos")
+    records = opened(root, tmp_path / "state")
+    folder_of(root, "0/more.png", **DIGIT)
+    records.look()
+    assert records._look is not None
+    os.kill(records._look._process.pid, signal.SIGSTOP)
+    records.counts_after_s = 0.1
+
+    def given_up() -> bool:
+        records.adopt()
+        return records._look is None
+
+    wait_until(given_up, "giving the look up")
+    assert "did not end, and was given up" in caplog.text
+    look_again(records)
+    assert records.attempt(sizes) == COUNT + 1

@@ -12,6 +12,7 @@ import contextlib
 import gzip
 import math
 import os
+import stat
 import tempfile
 import weakref
 import zlib
@@ -255,7 +256,11 @@ def open_raw(path: Path, *, most: int | None = None) -> RawFile:
     require_readable(path)
     with reading(path):
         if path.suffix != ".gz":
-            return RawFile(path, os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+            # Without waiting, should there be a pipe by now.
+            raw = RawFile(path, os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+            if not stat.S_ISREG(os.fstat(raw.descriptor).st_mode):
+                raise DataError(f"{path} is no regular file any more.")
+            return raw
         with gzip.open(path, "rb") as packed:
             return unpack(packed, path, most=most)
 

@@ -76,17 +76,15 @@ def list_pictures(terms: PictureTerms, *, growing: bool) -> ImageDataset:
 
     Args:
         terms: of the dataset.
-        growing: leave out those that were written to a moment ago.
+        growing: those that were written to a moment ago count only if they were known before.
 
     Raises:
         DataError: as of :func:`open_pictures`.
     """
 
-    def require_grown(found: Listing, files: PictureFiles, number: int) -> None:
-        if growing and found.is_young(number):  # A board takes no archive.
-            raise DataError("it was written to a moment ago, and is left for later.")
-
-    return _made(terms, require_grown)
+    dataset = _made(terms, lambda *_: None)
+    dataset.is_growing = growing  # A board takes no archive.
+    return dataset
 
 
 def listed(root: Path, folder: str, form: PictureForm) -> tuple[Listing, PictureFiles]:
@@ -99,7 +97,13 @@ def listed(root: Path, folder: str, form: PictureForm) -> tuple[Listing, Picture
 
 
 class ImageDataset(Dataset):
-    """Pictures in files or in an archive; see :func:`open_pictures`."""
+    """Pictures in files or in an archive; see :func:`open_pictures`.
+
+    Attributes:
+        is_growing: whether pictures that were written to a moment ago are left for later.
+    """
+
+    is_growing = False
 
     def __init__(
         self, files: PictureFiles, found: Listing, labels: NDArray[np.int64], terms: PictureTerms
@@ -120,8 +124,15 @@ class ImageDataset(Dataset):
         numbers, found = Stamps(key), self._found
         for number, (name, signs) in enumerate(zip(found.names, found.signs, strict=True)):
             # Times are coarse: one that is young may change once more unseen, and is not known again.
-            numbers.add(name, *signs, found.listed_at_ns if found.is_young(number) else 0)
+            is_taken_young = not self.is_growing and found.is_young(number)
+            numbers.add(name, *signs, found.listed_at_ns if is_taken_young else 0)
         return numbers.taken()
+
+    @property
+    def unfinished(self) -> Indices:
+        """As of :attr:`Dataset.unfinished`: those that were written to a moment ago."""
+        young = [number for number in range(len(self)) if self.is_growing and self._found.is_young(number)]
+        return np.array(young, np.intp)
 
     def place_of(self, number: int) -> str:
         """As of :meth:`Dataset.place_of`."""

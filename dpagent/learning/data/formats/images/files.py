@@ -73,11 +73,12 @@ class Listing:
     classes: set[str] = field(default_factory=set)
     passed_over: Counter[str] = field(default_factory=Counter)
     problems: dict[str, str] = field(default_factory=dict)
-    listed_at_ns: int = field(default_factory=time.time_ns)
+    listed_at_ns: int = field(default_factory=lambda: time.time_ns())
 
     def is_young(self, number: int) -> bool:
-        """Whether a picture in a folder may still be growing."""
-        return self.listed_at_ns - self.signs[number][1] < GRACE_S * 1e9
+        """Whether a picture in a folder may still be growing. A time that is to come is no sign of that: the
+        clock was set back."""
+        return abs(self.listed_at_ns - self.signs[number][1]) < GRACE_S * 1e9
 
     def sentences(self) -> tuple[str, ...]:
         """The files that were left out."""

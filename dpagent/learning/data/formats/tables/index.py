@@ -45,8 +45,9 @@ class Stamp(NamedTuple):
     """When that, or anything else of it, was changed: nobody sets it."""
 
     def is_young(self) -> bool:
-        """Whether somebody may be writing to it."""
-        return time.time_ns() - self.changed < GRACE_S * 1e9
+        """Whether somebody may be writing to it. A time that is to come is no sign of that: the clock was set
+        back."""
+        return abs(time.time_ns() - self.changed) < GRACE_S * 1e9
 
 
 _MOST_PROBLEMS: Final = 100
