@@ -10,7 +10,7 @@ export PYTHONDONTWRITEBYTECODE :=
 WORKERS := $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 1 )))
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-.PHONY: demo check test test-slow test-kills lint coverage mutation bench format clean help
+.PHONY: demo check test test-slow test-kills arm-root test-arm lint coverage mutation bench format clean help
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | sort
@@ -29,6 +29,12 @@ test-slow: $(VENV)/dev ## The slow tests too (half an hour more, on two cores)
 
 test-kills: $(VENV)/dev ## A thousand kills of programs and brokers: make test-kills ARGS="--kills 1000 --seed 7"
 	PYTHONPATH=tests $(BIN)/python -m crash.long $(ARGS)
+
+arm-root: ## Make an emulated 64-bit ARM board in build/arm64 (as root; five minutes, 900 MB)
+	packaging/arm/make-root build/arm64
+
+test-arm: $(VENV)/dev arm-root ## Jobs and tests on emulated Cortex-A53, A72 and A76 (as root; half an hour and more)
+	$(BIN)/python -m pytest -m "slow or not slow" tests/arm $(ARGS)
 
 lint: $(VENV)/dev ## ruff, mypy --strict and the import contract
 	$(BIN)/ruff format --check .
