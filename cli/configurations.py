@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from dpagent.configuration import load_yaml
 from dpagent.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -20,6 +19,8 @@ def kind_of(config: Path) -> Kind:
     Raises:
         ConfigurationError: it cannot be read, or configures nothing that is known.
     """
+    from dpagent.configuration import load_yaml
+
     keys = load_yaml(config, example="fleet: meadow").keys()
     if "data" in keys or "budget" in keys:
         return "agent"

@@ -35,9 +35,9 @@ def init(
     name: Annotated[
         str, typer.Option(help="The ledger's name for these records; the lifetime budget belongs to it.")
     ] = "my-records",
-    epsilon: Annotated[float | None, typer.Option(help="Lifetime ε of a record.")] = None,
+    epsilon: Annotated[float | None, typer.Option(min=1e-9, max=1000, help="Lifetime ε of a record.")] = None,
     delta: Annotated[
-        float | None, typer.Option(help="Lifetime δ. [default: 1/100 of one over the records that may be]")
+        float | None, typer.Option(min=1e-30, max=0.5, help="Lifetime δ. [default: 1/(100 max_records)]")
     ] = None,
     profile: Annotated[str, typer.Option(help="The board, as `dpagent profiles list` has it.")] = "auto",
     state_dir: Annotated[
