@@ -4,9 +4,9 @@ Nothing is inferred on a board: ``agent.yaml`` declares what the records are, so
 meaning of no other, and whether the board starts depends on no record. With more records than declared the
 agent does not start: that is settled here, before any plan.
 
-**Training costs the same for any record.** Where a record takes as long to read as it makes it take
-(pictures, tables), another process decodes it into a row of a file, before the agent first starts and between
-rounds (:mod:`agent.decoding`). A round reads rows (:mod:`agent.rows`), and no picture and no table.
+**Training costs the same for any record.** Another process decodes each into a row of a file, before the
+agent first starts and between rounds (:mod:`agent.decoding`). A round reads rows (:mod:`agent.rows`), and no
+file of the data: neither what somebody does to one meanwhile, nor how long it takes to read, reaches a round.
 
 **A restart costs the same for any record.** An agent that has rows starts with them and looks for what is new
 after a round, like one that never stopped: how long its start takes, and whether it starts, shows nothing of
@@ -30,11 +30,8 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Final, TypeVar
-
-import numpy as np
 
 from agent.data_settings import DataSettings
 from agent.decoding import COUNTS_AFTER_S, Order, limits_of, require_address_space
@@ -43,8 +40,7 @@ from agent.worker import child_environment, said
 from dpagent.errors import ConfigurationError, DataError, DpagentError, ExitCode, StorageError
 from dpagent.learning.data.checking import count_non_finite
 from dpagent.learning.data.dataset import Dataset
-from dpagent.learning.data.derived import Subset, Unfailing
-from dpagent.learning.data.opening import list_declared, open_declared, require_declared, source_of
+from dpagent.learning.data.derived import Unfailing
 from dpagent.learning.data.stored import require_readable
 from dpagent.learning.front_end.features import forget_features
 from dpagent.wording import counted
@@ -56,9 +52,6 @@ ResultT = TypeVar("ResultT")
 CACHED_BYTES: Final = 64 << 20
 """Files of up to so much are read when the agent starts, and then are in memory; of larger ones, each record
 counts with a read of the disk."""
-_LABEL_BYTES: Final = 8
-_PLACE_BYTES: Final = 8
-"""Of each record that stays in its file, where it stands there."""
 _MOST_SAID: Final = 20
 _GIVEN_UP: Final = 4
 """A look that goes on after so many times as long as it takes to count is ended: it may wait for ever."""
@@ -96,25 +89,14 @@ class Records:
         self._look: _Look | None = None
         self._looked_at = -math.inf
         self._adopted: tuple[int, int] | None = None
-        self._are_rows = not require_declared(settings).costs_alike
-        if self._are_rows:
-            require_address_space(settings)
-        if self._are_rows:
-            if decoded:
-                self._store.take_found()  # Of a process that ended after it began to count.
-            else:
-                self._require_rows()
-            self.dataset = self._newest()
-        else:
-            opened = _as_many_as_declared(settings) if decoded else open_declared(settings)
-            self.dataset = self._unfailing(opened)
-            assert settings.max_records is not None
-            missing = settings.max_records - len(opened)
-            self._as_many = bytearray(kept_bytes(settings, missing, opened.record_bytes))
-            """So that what the program has in memory does not depend on how many records there are."""
+        require_address_space(settings)
         if decoded:
+            self._store.take_found()  # Of a process that ended after it began to count.
+            self.dataset = self._newest()
             self._said[_LEFT_OUT] = set(self.dataset.origin.left_out)  # by that process
         else:
+            self._require_rows()
+            self.dataset = self._newest()
             self._introduce()
 
     @property
@@ -159,7 +141,7 @@ class Records:
         Call it when a round has read the records. Raises nothing, and returns at once.
         """
         # A look overwrites rows that an index before the newest may tell of.
-        if not self._are_rows or self._look is not None:
+        if self._look is not None:
             return
         try:
             self._look = _Look(Order(self._settings, self._state_dir, at_once=False))
@@ -170,33 +152,14 @@ class Records:
     def attempt(self, work: Callable[[Dataset], ResultT]) -> ResultT:
         """The result of ``work`` on the records; the log names the unreadable ones.
 
-        Labels are read when a file is opened, and values later, by number: where somebody has written to it
-        in between, it is opened anew, so that no record gets another's label.
-
         Raises:
-            StorageError: somebody has written to the file meanwhile, and not just at its end.
             Exception: whatever ``work`` raises.
         """
-        if not self.dataset.is_as_opened():
-            self._open_anew()
         self._unreadable.clear()
         try:
-            result = work(self.dataset)
+            return work(self.dataset)
         finally:
             self._say("cannot be read and does not count", sorted(self._unreadable))
-        if not self.dataset.is_as_opened():
-            before = self.dataset
-            self._open_anew()
-            if not _continues(before, self.dataset):
-                raise StorageError(
-                    f"{self._settings.path} was written anew while its records were read, and not just at its"
-                    " end. Write another file, and rename it when it is whole."
-                )
-        return result
-
-    def _open_anew(self) -> None:
-        log.warning("data %s: the file was written to, and is opened anew", self._settings.name)
-        self.dataset = self._unfailing(_as_many_as_declared(self._settings))
 
     def _require_rows(self) -> None:
         if not self._store.is_complete(repr(limits_of(self._settings))):
@@ -210,12 +173,9 @@ class Records:
         sign, index = self._store.sign(), self._store.load()
         if index is None:
             raise StorageError(f"{self._state_dir} holds no decoded records. Start the agent again.")
-        dataset = self._unfailing(self._store.open(index))
+        dataset = Unfailing(self._store.open(index), self._unreadable.add)
         self._adopted = sign
         return dataset
-
-    def _unfailing(self, dataset: Dataset) -> Dataset:
-        return Unfailing(dataset, self._unreadable.add)
 
     def _introduce(self) -> None:
         """Tell the owner what was found."""
@@ -263,29 +223,6 @@ def decode_at_once(settings: DataSettings, state_dir: Path) -> None:
     # Whatever comes of it: how many features are missing afterwards depends on the records.
     forget_features(state_dir)
     _Look(Order(settings, state_dir, at_once=True)).wait()
-
-
-def kept_bytes(settings: DataSettings, records: int, record_bytes: int) -> int:
-    """Memory that so many records are kept in, or their places, and their labels."""
-    source = replace(source_of(settings), declared_records=settings.max_records)
-    is_kept = require_declared(settings).fits_memory and source.keeps_in_memory(records, record_bytes)
-    return ((record_bytes if is_kept else _PLACE_BYTES) + _LABEL_BYTES) * records
-
-
-def _continues(before: Dataset, now: Dataset) -> bool:
-    """Whether every file of a set of records is there with the labels that it had, and perhaps more."""
-    found = dict(now.labels_by_file)
-    return all(
-        name in found and np.array_equal(found[name][: len(labels)], labels)
-        for name, labels in before.labels_by_file
-    )
-
-
-def _as_many_as_declared(settings: DataSettings) -> Dataset:
-    """The first records where there are more than declared: the agent has started, and goes on."""
-    dataset, most = list_declared(settings, growing=True), settings.max_records
-    assert most is not None
-    return dataset if len(dataset) <= most else Subset(dataset, np.arange(most))
 
 
 class _Look:

@@ -31,7 +31,7 @@ from agent.effort import Effort
 from agent.noisy_sums import clipped_sum, noisy_sum, published_step, sum_of_moments
 from agent.profile import Profile
 from agent.published_state import PublishedStateFile
-from agent.records import CACHED_BYTES, Records, kept_bytes
+from agent.records import CACHED_BYTES, Records
 from agent.settings import AgentSettings
 from agent.worker import Update, said
 from dpagent.learning.data.dataset import ArrayDataset, Dataset
@@ -55,8 +55,6 @@ ResultT = TypeVar("ResultT")
 
 _SPARE_BYTES: Final = 8 << 20
 """For all that is small."""
-_OPENING_TIMES: Final = 2
-"""As often as they are kept, records are in memory while a file is opened: those of a class are copied."""
 _TABLE_BYTES: Final = 200
 """Of each record, in the index of rows and in that of features, while they are read."""
 _VECTORS: Final = 8
@@ -246,9 +244,6 @@ class Trainer:
             return self._max_records
         if not (adopts or self._takes_in):
             return 0
-        if require_declared(self._settings.data).costs_alike:
-            # This process has opened a file that its owner may have replaced.
-            return self._max_records
         return min(self._max_records, most_new(self._settings.data))
 
     @property
@@ -257,23 +252,18 @@ class Trainer:
         return self._settings.data.dtype or require_declared(self._settings.data).dtype or "float32"
 
     def _take_memory(self, task: RoundTask) -> None:
-        """Have the memory that the round takes besides that of a batch, which is tried: for the records as
-        they are opened, and for vectors of the model's size. What is freed stays with this process
+        """Have the memory that the round takes besides that of a batch, which is tried: for the tables
+        of records, and for vectors of the model's size. What is freed stays with this process
         (:mod:`agent.worker`), so it is taken only if no round before has taken as much: it might not be there
         in one piece any more, and that is a matter of records. Public.
 
         Raises:
             MemoryError: There is none.
         """
-        value = np.dtype(self._dtype).itemsize
-        record_bytes = math.prod(task.spec.input_shape) * value
-        opening = 0
-        if not self._has_read:
-            opening = _OPENING_TIMES * kept_bytes(self._settings.data, self._max_records, record_bytes)
         tables = _TABLE_BYTES * self._max_records
         release, parameters = task.release, task.spec.parameter_count
         vectors = _VECTORS * 8 * (release.dimension if isinstance(release, NoisySum) else parameters)
-        taken = _SPARE_BYTES + opening + tables + vectors
+        taken = _SPARE_BYTES + tables + vectors
         if taken > self._taken_bytes:
             np.ones(taken, np.uint8)  # Written to, not just promised.
             self._taken_bytes = taken

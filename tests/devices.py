@@ -13,6 +13,7 @@ from clocks import MovableClock
 from fleets import DIGITS, write_agent
 from ledgers import DATASET, open_state
 from lines import Line
+from neighbours import decode_here
 
 from agent.announcements import Announcements
 from agent.board_engine import BoardEngine
@@ -67,6 +68,8 @@ class _QuickTrainer(Trainer):
 def started_trainer(settings: AgentSettings) -> Trainer:
     """The trainer of an agent that has started: it has seen the records, and taken room for features."""
     settings.state_dir.mkdir(exist_ok=True)
+    if not (settings.state_dir / "records.index").exists():
+        decode_here(settings.data, settings.state_dir)
     Records(settings.data, settings.state_dir)
     assert settings.data.max_records is not None
     reserve(settings.state_dir, settings.data.features_mib << 20, settings.data.max_records)

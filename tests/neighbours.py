@@ -15,7 +15,6 @@ from agent.data_settings import DataSettings
 from agent.decoding import Order, bring_up_to_date
 from agent.records import Records
 from dpagent.learning.data.dataset import Dataset
-from dpagent.learning.data.opening import require_declared
 
 
 def opened_by_a_board(path: Path, kind: str, **declared: Any) -> Records:
@@ -23,10 +22,13 @@ def opened_by_a_board(path: Path, kind: str, **declared: Any) -> Records:
     values = {"name": "mine", "path": path, "kind": kind, "max_records": 1_000} | declared
     state = Path(tempfile.mkdtemp(prefix="rows-", dir=path.parent))
     settings = DataSettings.model_validate(values)
-    if not require_declared(settings).costs_alike:
-        # What the agent's other process does, in this one: a start of Python a look adds up.
-        bring_up_to_date(Order(settings, state, at_once=True))
+    decode_here(settings, state)
     return Records(settings, state, decoded=True)
+
+
+def decode_here(settings: DataSettings, state: Path) -> None:
+    """What an agent's other process does at its first start, in this one: starts of Python add up."""
+    bring_up_to_date(Order(settings, state, at_once=True))
 
 
 def look_again(records: Records) -> None:

@@ -28,7 +28,7 @@ for line in sys.stdin:
     before, found = status("VmRSS"), {}
     try:
         settings = DatasetSettings.model_validate(json.loads(line))
-        records = Unfailing(open_declared(settings, on_board=False), str)
+        records = Unfailing(open_declared(settings), str)
         found["used"] = len(records)
         found["read"] = sum(len(labels) for _, labels in records.readable_batches())
     except DpagentError as error:

@@ -87,7 +87,7 @@ def check(
 
 @app.command()
 def decode(config: Annotated[Path, typer.Option(help="The device's agent.yaml.")]) -> None:
-    """Decode all pictures or table rows that are new, now. Stop the agent first.
+    """Decode all records that are new, now. Stop the agent first.
 
     A running agent decodes a few new records after each round, and what it finds counts fifteen minutes
     later; one that is started goes on like that. After many records have come, this takes in all at once.
@@ -97,14 +97,10 @@ def decode(config: Annotated[Path, typer.Option(help="The device's agent.yaml.")
     from agent.profile import load_profile
     from agent.records import Records, decode_at_once
     from agent.settings import load_agent_settings, on_board
-    from dpagent.learning.data.opening import require_declared
     from dpagent.storage import StateDirectory
 
     settings = load_agent_settings(config)
     data = on_board(settings, load_profile(settings.profile)).data
-    if require_declared(data).costs_alike:
-        typer.echo(f"Records of {data.kind} are read where they are: there is nothing to decode.")
-        return
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     with StateDirectory(settings.state_dir):
         decode_at_once(data, settings.state_dir)

@@ -17,6 +17,7 @@ import pytest
 from devices import started_trainer
 from fleets import DIGITS, digits, make_task, terms, write_agent
 from frozen_networks import choosy
+from neighbours import decode_here
 from numpy.typing import NDArray
 
 from agent.admission import Declined
@@ -216,6 +217,8 @@ def test_a_plan_that_needs_more_room_than_declared_is_declined_whatever_the_disk
 def test_without_the_declared_room_for_features_the_agent_does_not_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (tmp_path / "state").mkdir()
+    decode_here(load_agent_settings(write_agent(tmp_path, None, KEY)).data, tmp_path / "state")
     monkeypatch.setattr(storage, "SPACE_LEFT", 1 << 60)
     with pytest.raises(
         StorageError, match=r"features\.f32: features take 1,048,576 bytes more, and the disk"

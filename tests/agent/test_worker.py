@@ -16,6 +16,7 @@ import pytest
 from brokers import wait_until
 from devices import KEY, WEIGHTS
 from fleets import DIGITS, make_plan, terms, write_agent
+from neighbours import decode_here
 
 from agent.profile import load_profile
 from agent.settings import load_agent_settings
@@ -41,6 +42,7 @@ def worker(tmp_path: Path) -> Iterator[Worker]:
 def made(directory: Path, **changes: Any) -> Worker:
     settings = load_agent_settings(write_agent(directory, None, KEY, **({"engine": "numpy"} | changes)))
     settings.state_dir.mkdir(exist_ok=True)
+    decode_here(settings.data, settings.state_dir)
     return Worker(settings, load_profile("generic-x86-64"))
 
 
@@ -190,13 +192,13 @@ def test_it_ends_with_the_agent_however_that_ends(tmp_path: Path) -> None:
 
 def test_data_that_are_gone_leave_noise_and_the_reason(tmp_path: Path) -> None:
     worker = made(tmp_path)
-    (tmp_path / "data.npz").unlink()
+    (tmp_path / "state" / "records.rows").unlink()
     try:
         assert worker.prepare(order()).result(PATIENCE_S).longest_s > 0, "no record is looked at"
         update = worker.update().result(PATIENCE_S)
     finally:
         worker.end()
-    assert "data.npz" in (update.failure or "")
+    assert "records.rows" in (update.failure or "")
     assert len(update.values) == DIGITS.parameter_count
 
 

@@ -100,7 +100,7 @@ def test_a_half_of_an_archive_is_declared_by_its_folder(tmp_path: Path) -> None:
     block = yaml.safe_load(check(path, "--half", "test").stdout.split("for these records):")[1])
     assert block["data"]["images"] == {"size": [12, 8], "mode": "rgb", "folder": "all/val"}
     declared = DataSettings.model_validate({**block["data"], "path": path})
-    assert len(open_declared(declared, on_board=False)) == 2
+    assert len(open_declared(declared)) == 2
 
 
 def test_a_script_is_told_the_same_as_json(photos: Path, tmp_path: Path) -> None:
@@ -283,8 +283,8 @@ def test_decode_takes_in_all_that_is_new_and_says_how_many_there_are(photos: Pat
     assert "expected at most 20" in result.stderr
 
 
-def test_decode_has_nothing_to_do_with_records_of_one_size(tmp_path: Path) -> None:
+def test_decode_takes_in_records_of_any_format(tmp_path: Path) -> None:
     file = write_agent(tmp_path, None, Signer(new_signing_secret(), "testers").public_key)
     result = dpagent("data", "decode", "--config", str(file))
     assert result.returncode == 0
-    assert "nothing to decode" in result.stdout
+    assert result.stdout == "digits: 50 records, all that can be used.\n"

@@ -207,16 +207,6 @@ class Dataset(ABC):
                 numbers.add(values.tobytes(), label)
         return numbers.taken()
 
-    def is_as_opened(self) -> bool:
-        """Whether its labels and its records are still of one file: nobody has written to it since."""
-        return True
-
-    @property
-    def labels_by_file(self) -> list[tuple[str, NDArray[np.int64]]]:
-        """The labels in the order in which they stand in each file, by its name: a file grows at its end
-        alone, and the records of a set may lie in several."""
-        return [(self.origin.source, self.labels)]
-
     @property
     def unfinished(self) -> Indices:
         """The records that may still be being written: they count only if they were known before."""

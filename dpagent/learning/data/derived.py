@@ -30,15 +30,6 @@ class Subset(Dataset):
             groups=None if dataset.groups is None else dataset.groups[indices],
         )  # fmt: skip
 
-    def is_as_opened(self) -> bool:
-        """As of :meth:`Dataset.is_as_opened`."""
-        return self._dataset.is_as_opened()
-
-    @property
-    def labels_by_file(self) -> list[tuple[str, NDArray[np.int64]]]:
-        """As of :attr:`Dataset.labels_by_file`: of all that the other set has."""
-        return self._dataset.labels_by_file
-
     def _read(self, indices: Indices) -> NDArray[Any]:
         return self._dataset.batch(self._indices[indices])[0]
 
@@ -66,15 +57,6 @@ class Reshaped(Dataset):
     def places(self) -> NDArray[np.int64]:
         """As of :attr:`Dataset.places`."""
         return self._dataset.places
-
-    def is_as_opened(self) -> bool:
-        """As of :meth:`Dataset.is_as_opened`."""
-        return self._dataset.is_as_opened()
-
-    @property
-    def labels_by_file(self) -> list[tuple[str, NDArray[np.int64]]]:
-        """As of :attr:`Dataset.labels_by_file`: of all that the other set has."""
-        return self._dataset.labels_by_file
 
     def _read(self, indices: Indices) -> NDArray[Any]:
         return self._dataset.batch(indices)[0].reshape(len(indices), *self.shape)
@@ -138,15 +120,6 @@ class Unfailing(Dataset):
     def digests(self) -> NDArray[np.uint8]:
         """As of :meth:`Dataset.digests`."""
         return self._dataset.digests() if self._dataset.knows_digests else super().digests()
-
-    def is_as_opened(self) -> bool:
-        """As of :meth:`Dataset.is_as_opened`."""
-        return self._dataset.is_as_opened()
-
-    @property
-    def labels_by_file(self) -> list[tuple[str, NDArray[np.int64]]]:
-        """As of :attr:`Dataset.labels_by_file`: of all that the other set has."""
-        return self._dataset.labels_by_file
 
     def _read(self, indices: Indices) -> NDArray[Any]:
         inputs, problems = self.try_read(indices)

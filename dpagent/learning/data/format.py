@@ -11,9 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Final, Generic, Literal, TypeVar
-
-import numpy as np
+from typing import ClassVar, Final, Generic, Literal, TypeVar
 
 from dpagent.configuration import Settings
 from dpagent.errors import DataError
@@ -28,6 +26,7 @@ Half = Literal["train", "test"]
 DType = Literal["uint8", "float32"]
 
 _DECODER_BYTES: Final = 64 << 20
+_FEW_RECORDS: Final = 100_000
 
 
 class NoSettings(Settings):
@@ -48,9 +47,10 @@ class Source:
         shape: of a record; None: not declared, or follows from the section of the format.
         dtype: of a record's values; None as for ``shape``.
         max_records: the largest number of records.
-        declared_records: on a board, the largest number of records that its owner declares. What is kept in
-            memory follows from it, and nothing is unpacked onto the disk, whose free space others may choose:
-            whether there is room would tell how many records there are. None: it follows from the files.
+        declared_records: on a board, the largest number of records that its owner declares. What is unpacked
+            in memory follows from it, and nothing is unpacked onto the disk, whose free space others may
+            choose: whether there is room would tell how many records there are. None: it follows from the
+            files.
     """
 
     path: Path
@@ -72,28 +72,18 @@ class Source:
             raise DataError(f"{self.path} is opened without {named('classes')}; expected them declared.")
         return ClassTable(self.classes)
 
+    @property
+    def most_listed(self) -> int:
+        """How many records are looked at. On a board, the first where there are far more than declared: a
+        look ends in time, and one record more at the end is not read, and takes no other along."""
+        if self.declared_records is None:
+            return self.max_records
+        return _FEW_RECORDS + 4 * self.declared_records
+
     def keeps_in_memory(self, records: int, record_bytes: int) -> bool:
         """Whether so many records are kept in memory, where their format can do that."""
         number = records if self.declared_records is None else self.declared_records
         return number * record_bytes <= IN_MEMORY_BYTES
-
-    def require_as_used(self, path: Path, stored: np.dtype[Any]) -> None:
-        """See that a board has nothing to convert: that takes time and memory, by how many records there are.
-
-        Args:
-            path: a file of the source.
-            stored: type of its numbers.
-
-        Raises:
-            DataError: on a board, it is not the type that is used.
-        """
-        if self.declared_records is not None and stored not in (np.uint8, np.float32):
-            order = "" if stored.isnative else " in another byte order"
-            raise DataError(
-                f"{path} holds {stored.newbyteorder('=')}{order}; a board reads uint8, or float32 in its own"
-                " byte order, as they are stored. Convert them before:"
-                " numpy.savez('data.npz', inputs=inputs.astype('float32'), labels=labels)"
-            )
 
     def require_room(self, records: int) -> None:
         """Refuse more records than there may be at the start, before any of them is read.
@@ -137,11 +127,6 @@ class Format(ABC, Generic[SectionT]):
     title: ClassVar[str]
     example: ClassVar[str | None] = None
     decoder_seconds: ClassVar[float] = 5.0
-    costs_alike: ClassVar[bool] = False
-    """Whether each record takes as long to read as any other. If not, a board decodes the records ahead of
-    rounds, so that the time of a round tells of no record."""
-    fits_memory: ClassVar[bool] = False
-    """Whether records are kept in memory where :meth:`Source.keeps_in_memory` allows it."""
     dtype: ClassVar[DType | None] = None
     """Of a record's values; None: as declared."""
     section: type[SectionT]
@@ -192,7 +177,11 @@ class Format(ABC, Generic[SectionT]):
         return self.open(source, section)
 
     def glance(self, source: Source) -> str | None:
-        """A text that changes when the files do, by a look at their names; None: it cannot tell."""
+        """A text that changes when the files do, by a look at their names; None: it cannot tell.
+
+        Raises:
+            DataError: There are no such files.
+        """
         return None
 
     def decoder_bytes(self, section: SectionT) -> int:

@@ -48,7 +48,7 @@ def open_dataset(settings: DatasetSettings) -> Dataset:
 def open_inferred(settings: DatasetSettings) -> tuple[Dataset, DatasetSettings]:
     """As :func:`open_dataset`, and the settings with which a board opens the same records."""
     declared, warnings = declare(settings)
-    dataset = open_declared(declared, on_board=False)
+    dataset = open_declared(declared)
     if not len(dataset):
         raise DataError(f"{settings.path} holds no record. {' '.join(dataset.origin.left_out[:3])}".rstrip())
     origin = dataset.origin
@@ -87,16 +87,14 @@ def declare(settings: DatasetSettings) -> tuple[DatasetSettings, tuple[str, ...]
     return settings.model_copy(update=changes), found.warnings
 
 
-def open_declared(settings: DatasetSettings, *, on_board: bool = True) -> Dataset:
+def open_declared(settings: DatasetSettings) -> Dataset:
     """The records that ``settings`` describe, which declare what gives them their meaning; maybe none.
 
     Whether they can be opened depends on the files' frame and on their number, settled here, and on nothing
-    that a record holds.
+    that a record holds. A board lists them (:func:`list_declared`).
 
     Args:
         settings: with its path resolved.
-        on_board: whether what is kept in memory follows from ``max_records``, and nothing is unpacked onto
-            the disk.
 
     Raises:
         ConfigurationError: something is not declared; names the keys. Or as of :func:`open_dataset`.
@@ -104,8 +102,6 @@ def open_declared(settings: DatasetSettings, *, on_board: bool = True) -> Datase
     """
     known = require_declared(settings)
     source = source_of(settings)
-    if on_board:
-        source = replace(source, declared_records=settings.max_records)
     require_readable(settings.path)
     with _reading_any(settings.path):
         dataset = known.open(source, section_of(settings, known))
@@ -114,7 +110,8 @@ def open_declared(settings: DatasetSettings, *, on_board: bool = True) -> Datase
 
 
 def list_declared(settings: DatasetSettings, *, growing: bool) -> Dataset:
-    """As :func:`open_declared`, to decode each record once, while files may grow.
+    """As :func:`open_declared`, on a board: to decode each record once, while files may grow. What is
+    unpacked in memory follows from ``max_records``, and nothing is unpacked onto the disk.
 
     Args:
         settings: with its path resolved.

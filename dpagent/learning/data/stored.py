@@ -4,18 +4,22 @@ Compressed data cannot be read by number. They are unpacked once: into memory wh
 :data:`IN_MEMORY_BYTES`, else into a temporary file that has no name any more, so that it is gone with the
 process, however that ends. The file is made in ``$TMPDIR``, else in ``/var/tmp``, because ``/tmp`` is
 memory on many boards.
+
+A board reads these files once, and stores what it reads (:meth:`StoredDataset.stamps`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import gzip
+import hashlib
 import math
 import os
 import stat
 import tempfile
 import weakref
 import zlib
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpagent.errors import DataError
-from dpagent.learning.data.dataset import Dataset, Indices
+from dpagent.learning.data.dataset import Dataset, Indices, Stamps
 from dpagent.wording import counted
 
 IN_MEMORY_BYTES: Final = 32 << 20
@@ -174,23 +178,65 @@ class StoredDataset(Dataset):
         self._parts, self._convert, self._places = tuple(parts), convert, places
         self._files = (*(part.file for part in parts), *read)
         self._ends = np.cumsum([part.shape[0] for part in parts])
+        self._contents: array[int] | None = None
+        """Of each record, a digest of the values that its stamp was made of."""
         super().__init__(labels, classes, **others)
 
-    def is_as_opened(self) -> bool:
-        """As of :meth:`Dataset.is_as_opened`."""
-        return all(file.is_as_opened() for file in self._files)
+    def stamps(self, key: bytes) -> NDArray[np.uint64]:
+        """As of :meth:`Dataset.stamps`. From then on a record is what has this stamp: to read one whose
+        values are others raises :class:`ChangedError`.
 
-    @property
-    def labels_by_file(self) -> list[tuple[str, NDArray[np.int64]]]:
-        """As of :attr:`Dataset.labels_by_file`."""
-        begins = np.searchsorted(self._places, self._ends)
-        pieces = np.split(self.labels, begins[:-1])
-        return [(str(part.file.path), piece) for part, piece in zip(self._parts, pieces, strict=True)]
+        Raises:
+            ChangedError: somebody has written to a file since its labels were read.
+        """
+        numbers, contents = Stamps(key), array("Q")
+        for inputs, labels in self._all_in_pieces():
+            for values, label in zip(inputs, labels.tolist(), strict=True):
+                data = values.tobytes()
+                numbers.add(data, label)
+                contents.append(digest_of(data))
+        self._require_as_opened()
+        self._contents = contents
+        return numbers.taken()
+
+    def place_of(self, number: int) -> str:
+        """As of :meth:`Dataset.place_of`: its number in its file."""
+        place = int(self._places[number])
+        owner = int(np.searchsorted(self._ends, place, side="right"))
+        part = self._parts[owner]
+        return f"{part.file.path}: record {place - int(self._ends[owner]) + part.shape[0]}"
+
+    def _all_in_pieces(self) -> Iterator[tuple[NDArray[Any], NDArray[np.int64]]]:
+        """Inputs, zeros for those that cannot be read, and labels."""
+        step = max(1, _PIECE // self.record_bytes)
+        for start in range(0, len(self), step):
+            indices = np.arange(start, min(start + step, len(self)))
+            yield self.try_read(indices)[0], self.labels[indices]
+
+    def _require_as_opened(self) -> None:
+        for file in self._files:
+            if not file.is_as_opened():
+                raise ChangedError(f"{file.path} was written to while it was read; it is read anew.")
 
     def _read(self, indices: Indices) -> NDArray[Any]:
-        indices = self._places[indices]
-        inputs = np.empty((len(indices), *self.shape), self.dtype)
-        owners = np.searchsorted(self._ends, indices, side="right")
+        try:
+            inputs = self._read_stored(self._places[indices])
+        except DataError:
+            if self._contents is not None:
+                self._require_as_opened()  # Else the record is not what is wrong.
+            raise
+        if self._contents is not None:
+            for number, values in zip(indices.tolist(), inputs, strict=True):
+                if digest_of(values.tobytes()) != self._contents[number]:
+                    raise ChangedError(
+                        f"{self.place_of(number)} is not what it was when it was listed; it is listed again"
+                        " at the next look."
+                    )
+        return inputs
+
+    def _read_stored(self, places: NDArray[np.int64]) -> NDArray[Any]:
+        inputs = np.empty((len(places), *self.shape), self.dtype)
+        owners = np.searchsorted(self._ends, places, side="right")
         for number in np.unique(owners):
             mine = np.flatnonzero(owners == number)
             part = self._parts[number]
@@ -199,8 +245,13 @@ class StoredDataset(Dataset):
             step = max(1, _PIECE // self.record_bytes)
             for start in range(0, len(mine), step):
                 piece = mine[start : start + step]
-                inputs[piece] = self._convert(part.read(indices[piece] - first))
+                inputs[piece] = self._convert(part.read(places[piece] - first))
         return inputs
+
+
+def digest_of(data: bytes) -> int:
+    """A number below 2⁶⁴ that tells whether a record is what it was."""
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
 
 
 def to_inputs(stored: NDArray[Any]) -> NDArray[Any]:
@@ -263,6 +314,18 @@ def open_raw(path: Path, *, most: int | None = None) -> RawFile:
             return raw
         with gzip.open(path, "rb") as packed:
             return unpack(packed, path, most=most)
+
+
+def open_listed(path: Path, *, most: int | None = None) -> RawFile:
+    """As :func:`open_raw`, of a file that its folder has just listed.
+
+    Raises:
+        ChangedError: It is gone.
+    """
+    try:
+        return open_raw(path, most=most)
+    except AbsentError as error:
+        raise ChangedError(f"{path} is gone since its folder was listed. Start again.") from error
 
 
 def unpack(packed: Readable, path: Path, *, most: int | None = None) -> RawFile:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 import struct
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -22,11 +23,13 @@ from dpagent.learning.data.classes import classes_of_numbers, warnings_about, wi
 from dpagent.learning.data.dataset import ArrayDataset, Dataset, Origin
 from dpagent.learning.data.format import Format, Half, Inferred, NoSettings, Source
 from dpagent.learning.data.location import Location
+from dpagent.learning.data.stamp import glance_at
 from dpagent.learning.data.stored import (
+    AbsentError,
     StoredArray,
     StoredDataset,
     input_dtype,
-    open_raw,
+    open_listed,
     reading,
     to_inputs,
 )
@@ -50,7 +53,7 @@ class IdxFormat(Format[NoSettings]):
     """The files of MNIST."""
 
     kind, title, section = "idx", "a folder of IDX files", NoSettings
-    costs_alike = True
+    decoder_seconds = 0.2
 
     def recognises(self, location: Location) -> bool:
         """As of :class:`Format`."""
@@ -88,6 +91,10 @@ class IdxFormat(Format[NoSettings]):
         """
         return _dataset(*_files(source), source)
 
+    def glance(self, source: Source) -> str | None:
+        """As of :class:`Format`."""
+        return glance_at(_find(source.path, source.half))
+
     def has_test_half(self, path: Path, section: NoSettings) -> bool:
         """As of :class:`Format`."""
         return any(
@@ -103,8 +110,7 @@ def _files(source: Source) -> tuple[StoredArray, StoredArray]:
     Raises:
         DataError: they are damaged, are too many, or are compressed on a board.
     """
-    path, half, most = source.path, source.half, source.max_records
-    files = _find(path, half, "labels"), _find(path, half, "images")
+    most, files = source.max_records, _find(source.path, source.half)
     if source.declared_records is not None:
         for file in files:
             if file.suffix == ".gz":
@@ -114,7 +120,6 @@ def _files(source: Source) -> tuple[StoredArray, StoredArray]:
     labels = _open(files[0], _LABEL_TYPES, (1,), most * 4)
     values = None if source.shape is None else most * math.prod(source.shape) * 8
     inputs = _open(files[1], _TYPES, (2, 3, 4), values)
-    source.require_as_used(inputs.file.path, inputs.dtype)
     if inputs.shape[0] != labels.shape[0]:
         raise DataError(
             f"{inputs.file.path} holds {counted(inputs.shape[0], 'record')} and {labels.file.path} "
@@ -130,7 +135,7 @@ def _record_shape(inputs: StoredArray) -> tuple[int, ...]:
 
 def _dataset(inputs: StoredArray, numbers: StoredArray, source: Source) -> Dataset:
     table, shape, dtype = source.class_table, _record_shape(inputs), input_dtype(inputs.dtype)
-    labels = numbers.read_all().astype(np.int64)
+    labels = numbers.read(np.arange(min(numbers.shape[0], source.most_listed))).astype(np.int64)
     places, left_out = within(labels, table.count)
     used = labels[places]
     origin = Origin("idx", f"{inputs.file.path} and {numbers.file.path.name}, IDX files", left_out)
@@ -151,11 +156,30 @@ def _dataset(inputs: StoredArray, numbers: StoredArray, source: Source) -> Datas
         raise DataError(f"{source.path}, {source.half} half: {error}") from error
 
 
-def _find(directory: Path, half: Half, what: str) -> Path:
+def _find(directory: Path, half: Half) -> tuple[Path, Path]:
+    """The files of labels and of records.
+
+    Raises:
+        AbsentError: There is neither.
+        DataError: One of them is missing, or there are several.
+    """
     with reading(directory):
         if not directory.is_dir():
             raise DataError(f"{directory} is not a directory; expected that of the IDX files.")
         names = sorted(entry.name for entry in directory.iterdir())
+    files = [_of_kind(names, directory, half, what) for what in ("labels", "images")]
+    labels, images = files
+    if labels is None or images is None:
+        kind = AbsentError if files == [None, None] else DataError
+        what, digit = ("labels", "1") if labels is None else ("images", "3")
+        name = f"{_HALVES[half][0]}-{what}-idx{digit}-ubyte"
+        raise kind(
+            f"{directory} has neither {name} nor {name}.gz; expected the IDX files of that half there."
+        )
+    return labels, images
+
+
+def _of_kind(names: Sequence[str], directory: Path, half: Half, what: str) -> Path | None:
     found = [
         name
         for name in names
@@ -167,13 +191,7 @@ def _find(directory: Path, half: Half, what: str) -> Path:
             f"{directory} has several files of {what} of the {half} half: {', '.join(found)}. Keep one"
             " dataset in a directory."
         )
-    if not found:
-        digit = "3" if what == "images" else "1"
-        name = f"{_HALVES[half][0]}-{what}-idx{digit}-ubyte"
-        raise DataError(
-            f"{directory} has neither {name} nor {name}.gz; expected the IDX files of that half there."
-        )
-    return directory / found[0]  # the plain one before the packed one, as names sort
+    return directory / found[0] if found else None  # the plain one before the packed one, as names sort
 
 
 def _open(
@@ -181,7 +199,7 @@ def _open(
 ) -> StoredArray:
     """The values of a file, of which no more than ``most`` bytes and the header are unpacked."""
     # One more shows that there are too many.
-    raw = open_raw(path, most=None if most is None else most + 4 + 4 * max(dimensions) + 1)
+    raw = open_listed(path, most=None if most is None else most + 4 + 4 * max(dimensions) + 1)
     header = np.zeros(4 + 4 * max(dimensions), np.uint8)
     begin = header[: min(len(header), raw.size)]
     raw.read_into(begin, 0)

@@ -23,6 +23,7 @@ from dpagent.learning.data.derived import require_as_many_values
 from dpagent.learning.data.format import Format, Inferred, NoSettings, Source
 from dpagent.learning.data.location import Location
 from dpagent.learning.data.npz_file import Member, NpzFile, opened_npz
+from dpagent.learning.data.stamp import glance_at
 from dpagent.learning.data.stored import (
     IN_MEMORY_BYTES,
     StoredArray,
@@ -37,8 +38,7 @@ class NpzFormat(Format[NoSettings]):
     """Arrays in an archive, as ``numpy.savez`` writes them."""
 
     kind, title, example, section = "npz", "an NPZ file", "NEW.npz", NoSettings
-    costs_alike = True
-    fits_memory = True
+    decoder_seconds = 0.2
 
     def recognises(self, location: Location) -> bool:
         """As of :class:`Format`."""
@@ -78,6 +78,10 @@ class NpzFormat(Format[NoSettings]):
         """As of :class:`Format`."""
         with opened_npz(source.path) as file:
             return _dataset(file, source)
+
+    def glance(self, source: Source) -> str | None:
+        """As of :class:`Format`."""
+        return glance_at([source.path])
 
 
 def open_npz(path: str | Path) -> Dataset:
@@ -157,20 +161,21 @@ def _dataset(file: NpzFile, source: Source) -> Dataset:
         )
     if inputs.dtype != np.uint8 and inputs.dtype.kind != "f":
         raise DataError(f"{path}: {_odd_inputs(inputs)}")
-    source.require_as_used(path, inputs.dtype)
     if source.shape is not None:
         require_as_many_values(inputs.shape[1:], source.shape)  # before they are unpacked
-    places, left_out = within(labels, table.count)
+    places, left_out = within(labels[: source.most_listed], table.count)
     used = labels[places].astype(np.int64)
     origin = Origin("npz", f"{path}, NPZ", left_out)
     record_bytes = math.prod(inputs.shape[1:]) * input_dtype(inputs.dtype).itemsize
-    if source.keeps_in_memory(inputs.shape[0], record_bytes):
+    declared = source.declared_records
+    # A board decodes each record for itself, so that damage to one costs that one.
+    if (declared is None or not inputs.is_stored) and source.keeps_in_memory(inputs.shape[0], record_bytes):
         values = to_inputs(file.values(inputs, IN_MEMORY_BYTES * 4))[places]
         return ArrayDataset(values, used, table.count, table.names, origin=origin)
-    if source.declared_records is not None and not inputs.is_stored:
+    if declared is not None and not inputs.is_stored:
         raise DataError(
-            f"{path} is compressed, and {counted(source.declared_records, 'record')} (data.max_records) take"
-            f" {source.declared_records * record_bytes >> 20:,} MiB; a board unpacks at most"
+            f"{path} is compressed, and {counted(declared, 'record')} (data.max_records) take"
+            f" {declared * record_bytes >> 20:,} MiB; a board unpacks at most"
             f" {IN_MEMORY_BYTES >> 20}. Write the file with numpy.savez, or lower data.max_records."
         )
     stored = StoredArray(file.raw(inputs), inputs.dtype, inputs.shape)

@@ -7,7 +7,6 @@ that one reading in k windows is protected k times less: roughly k·ε.
 from __future__ import annotations
 
 import csv
-import hashlib
 import resource
 from array import array
 from collections.abc import Iterator, Sequence
@@ -26,11 +25,11 @@ from dpagent.learning.data.formats.tables.index import (
     TableIndex,
     index_open,
     index_table,
-    stamp_of,
 )
 from dpagent.learning.data.formats.tables.rows import cells_of
 from dpagent.learning.data.formats.tables.settings import CsvSettings
-from dpagent.learning.data.stored import ChangedError, RawFile, open_raw, reading, require_readable
+from dpagent.learning.data.stamp import stamp_of
+from dpagent.learning.data.stored import ChangedError, RawFile, digest_of, open_raw, reading, require_readable
 from dpagent.wording import counted, named
 
 _MOST_OPEN: Final = 256
@@ -171,7 +170,7 @@ class TableDataset(Dataset):
                 for start, end in zip(index.starts.tolist(), index.ends.tolist(), strict=True):
                     data = _bytes_of(file, start, end)
                     numbers.add(meaning, next(labels), data)
-                    contents.append(_digest(data))
+                    contents.append(digest_of(data))
                 self._require_grown(index)
         except DataError as error:
             raise ChangedError(str(error)) from error
@@ -234,7 +233,7 @@ class TableDataset(Dataset):
             file = index.file or open_raw(index.path)
             for place in places.tolist():
                 data = _bytes_of(file, int(index.starts[place]), int(index.ends[place]))
-                if _digest(data) != self._contents[first + place]:
+                if digest_of(data) != self._contents[first + place]:
                     raise DataError("the file was written anew.")
                 yield data
         except DataError as error:
@@ -322,10 +321,6 @@ def _listed(index: TableIndex, most: int) -> list[tuple[int, int, str]]:
     """Where the first records of a file lie, and their labels."""
     texts = (index.label_texts[label] for label in index.labels[: max(most, 0)].tolist())
     return list(zip(index.starts.tolist(), index.ends.tolist(), texts, strict=False))
-
-
-def _digest(data: bytes) -> int:
-    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
 
 
 def _reopened(index: TableIndex) -> RawFile:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -23,12 +22,12 @@ from dpagent.learning.data.formats.tables.index import (
     TableIndex,
     columns_in,
     index_table,
-    stamp_of,
 )
 from dpagent.learning.data.formats.tables.settings import CsvSettings
 from dpagent.learning.data.formats.tables.unlabelled import has_labels, unlabelled_rows
 from dpagent.learning.data.inputs import Input, Say, Target
 from dpagent.learning.data.location import Location
+from dpagent.learning.data.stamp import glance_at
 from dpagent.wording import named
 
 _SMALL_BYTES: Final = 64 << 20
@@ -95,18 +94,8 @@ class CsvFormat(Format[CsvSettings]):
         )  # fmt: skip
 
     def glance(self, source: Source) -> str | None:
-        """As of :class:`Format`: by size and times of all files, unless one is young, or cannot be looked
-        at: it may have gone since the folder was listed."""
-        stamps = []
-        for file in table_files(source.path):
-            try:
-                stamp = stamp_of(file)
-            except DataError:
-                return None
-            if stamp.is_young():
-                return None
-            stamps.append((str(file), *stamp))
-        return hashlib.sha256(repr(stamps).encode()).hexdigest()
+        """As of :class:`Format`: by size and times of all files."""
+        return glance_at(table_files(source.path))
 
     def unlabelled(
         self, source: Source, section: CsvSettings, target: Target, say: Say

@@ -9,7 +9,6 @@ would have begun, and only those with the row in them are no records. Likewise o
 
 from __future__ import annotations
 
-import time
 from array import array
 from collections import Counter
 from collections.abc import Sequence
@@ -27,28 +26,9 @@ from dpagent.learning.data.formats.tables.header import Columns
 from dpagent.learning.data.formats.tables.rows import LONGEST_ROW, Row, checked_rows, opened_rows
 from dpagent.learning.data.formats.tables.settings import CsvSettings
 from dpagent.learning.data.formats.tables.windows import Windows
-from dpagent.learning.data.stored import RawFile, open_raw, reading
+from dpagent.learning.data.stamp import Stamp, stamp_of
+from dpagent.learning.data.stored import RawFile, open_raw
 from dpagent.wording import counted
-
-GRACE_S: Final = 2.0
-"""The last line of a file that was written to within this is left for later if it has no end yet."""
-
-
-class Stamp(NamedTuple):
-    """What tells whether a file has changed; times in nanoseconds."""
-
-    inode: int
-    size: int
-    changed: int
-    """When its bytes were written to, as who wrote wants it."""
-    touched: int
-    """When that, or anything else of it, was changed: nobody sets it."""
-
-    def is_young(self) -> bool:
-        """Whether somebody may be writing to it. A time that is to come is no sign of that: the clock was set
-        back."""
-        return abs(time.time_ns() - self.changed) < GRACE_S * 1e9
-
 
 _MOST_PROBLEMS: Final = 100
 _CELL_BYTES: Final = 32
@@ -93,13 +73,6 @@ class TableIndex:
     rows_unused: int
     problems: tuple[str, ...]
     is_whole: bool
-
-
-def stamp_of(path: Path) -> Stamp:
-    """The properties that tell whether a file has changed."""
-    with reading(path):
-        known = path.stat()
-    return Stamp(known.st_ino, known.st_size, known.st_mtime_ns, known.st_ctime_ns)
 
 
 def columns_in(path: Path, form: CsvSettings) -> Columns:
