@@ -1,5 +1,7 @@
 # `make demo` and `make test` are all you need on a fresh machine.
 PYTHON ?= python3
+ARCH ?= $(shell dpkg --print-architecture)
+SUITE ?= bookworm
 VENV ?= .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -10,7 +12,7 @@ export PYTHONDONTWRITEBYTECODE :=
 WORKERS := $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 1 )))
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-.PHONY: demo check test test-slow test-kills arm-root test-arm lint coverage mutation bench format clean help
+.PHONY: demo check test test-slow test-kills arm-root test-arm deb lint coverage mutation bench format clean help
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | sort
@@ -35,6 +37,9 @@ arm-root: ## Make an emulated 64-bit ARM board in build/arm64 (as root; five min
 
 test-arm: $(VENV)/dev arm-root ## Jobs and tests on emulated Cortex-A53, A72 and A76 (as root; half an hour and more)
 	$(BIN)/python -m pytest -m "slow or not slow" tests/arm $(ARGS)
+
+deb: ## The Debian package, into dist (as root): make deb ARCH=arm64 SUITE=bookworm
+	packaging/deb/build $(ARCH) $(SUITE)
 
 lint: $(VENV)/dev ## ruff, mypy --strict and the import contract
 	$(BIN)/ruff format --check .

@@ -24,12 +24,23 @@ _DAEMONS: Final[dict[Kind, tuple[str, str]]] = {
     "mixer": ("mixer run", "mixes a fleet's fragments"),
 }
 """The command of each, and what it does."""
+_CONFIGURATIONS: Final[dict[Kind, str]] = {
+    "agent": "agent.yaml",
+    "coordinator": "fleet.yaml",
+    "mixer": "mixer.yaml",
+}
+_MEMORY_PERCENT: Final = 60
+"""Of the machine's memory, that a service may take."""
 _RESTARTS_NOT: Final = "2 3 4 5 9"
 """docs/exit-codes.md: errors that a restart would repeat."""
 
 SYSUSERS: Final = f"""\
-# Written by `dpagent service install`. A user of its own, so that files can be given to it.
+# From dpagent. A user of its own, so that files can be given to it.
 u {USER} - "dpagent" /var/lib/dpagent
+"""
+TMPFILES: Final = f"""\
+# From dpagent. Configuration and passwords, for root and for the services alone.
+d /etc/dpagent 0750 root {USER} -
 """
 
 
@@ -40,18 +51,18 @@ class Service:
     Attributes:
         kind: which daemon.
         config: the path of its configuration.
-        fleet: the name of its fleet.
+        fleet: the name of its fleet; ``None`` if its configuration is still to be written, as in a package.
         reads: further paths that it reads.
         groups: of the system, whose files it reads.
-        memory_mib: that it may take.
+        memory_mib: that it may take; ``None`` for a share of a machine that is not known yet.
     """
 
     kind: Kind
     config: Path
-    fleet: str
+    fleet: str | None
     reads: tuple[Path, ...]
     groups: tuple[str, ...]
-    memory_mib: int
+    memory_mib: int | None
 
     @property
     def name(self) -> str:
@@ -74,11 +85,13 @@ class Service:
             program: the ``dpagent`` command.
         """
         command, does = _DAEMONS[self.kind]
+        fleet = "" if self.fleet is None else f" of fleet {self.fleet}"
         shown = hidden([self.config, *self.reads, *_own_places(program)])
         lines = [
-            "# Written by `dpagent service install`; changes belong into a drop-in: systemctl edit",
+            "# From `dpagent service install` or the package; changes belong into a drop-in: systemctl edit",
             "[Unit]",
-            f"Description=dpagent {self.kind} of fleet {self.fleet}: {does}",
+            f"Description=dpagent {self.kind}{fleet}: {does}",
+            *([f"ConditionPathExists={_quoted(self.config)}"] if self.fleet is None else []),
             "Wants=network-online.target",
             "After=network-online.target time-sync.target",
             "StartLimitIntervalSec=0",
@@ -98,7 +111,7 @@ class Service:
             f"RestartPreventExitStatus={_RESTARTS_NOT}",
             "",
             "# What it may take.",
-            f"MemoryMax={self.memory_mib}M",
+            f"MemoryMax={f'{_MEMORY_PERCENT}%' if self.memory_mib is None else f'{self.memory_mib}M'}",
             "TasksMax=64",
             "LimitNOFILE=4096",
             "CPUWeight=20",
@@ -149,6 +162,24 @@ class Service:
             "WantedBy=multi-user.target",
         ]
         return "\n".join(lines) + "\n"
+
+
+def packaged(program: Path) -> dict[Path, str]:
+    """What a package has for systemd, path below the root to text: services of /etc/dpagent, and their user.
+
+    ``dpagent service install`` writes a service for one configuration over it, which sees fewer places.
+    """
+    services = [
+        Service(kind, Path("/etc/dpagent") / name, None, (), (), None)
+        for kind, name in _CONFIGURATIONS.items()
+    ]
+    return {
+        Path("usr/lib/sysusers.d/dpagent.conf"): SYSUSERS,
+        Path("usr/lib/tmpfiles.d/dpagent.conf"): TMPFILES,
+    } | {
+        Path("usr/lib/systemd/system") / f"{service.name}.service": service.unit(program)
+        for service in services
+    }
 
 
 def hidden(paths: Iterable[Path]) -> list[Path]:

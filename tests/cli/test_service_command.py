@@ -14,7 +14,7 @@ import yaml
 from commands import Result, dpagent
 from fleets import agent_values, fleet_values
 
-from cli.service.unit import Service, hidden
+from cli.service.unit import Service, hidden, packaged
 from dpagent.errors import ExitCode
 from dpagent.protocol.signing import Signer
 
@@ -90,6 +90,29 @@ def test_a_service_is_one_that_systemd_takes_and_rates_as_well_confined(
     rated = analyze("security", "--offline=yes", "--no-pager", unit)
     (exposure,) = re.findall(r"Overall exposure level for \S+: ([0-9.]+)", rated)
     assert float(exposure) <= HIGHEST_EXPOSURE
+
+
+def test_a_package_has_services_without_a_fleet_that_are_as_well_confined(
+    tmp_path: Path, analyze: Callable[..., str]
+) -> None:
+    program = tmp_path / "bin/dpagent"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    files = packaged(program)
+    units = {path: text for path, text in files.items() if path.suffix == ".service"}
+    assert {path.stem for path in units} == {"dpagent-agent", "dpagent-coordinator", "dpagent-mixer"}
+    for path, text in units.items():
+        unit = tmp_path / path.name
+        unit.write_text(text)
+        assert "None" not in text
+        assert "MemoryMax=60%" in text
+        assert re.search(r"^ConditionPathExists=/etc/dpagent/\w+\.yaml$", text, re.MULTILINE)
+        assert "error" not in analyze("verify", unit).lower()
+        rated = analyze("security", "--offline=yes", "--no-pager", unit)
+        (exposure,) = re.findall(r"Overall exposure level for \S+: ([0-9.]+)", rated)
+        assert float(exposure) <= HIGHEST_EXPOSURE
+    assert sum("sysusers" in str(path) or "tmpfiles" in str(path) for path in files) == 2
 
 
 def test_a_service_is_removed_and_nothing_else(tmp_path: Path) -> None:
