@@ -2,6 +2,8 @@
 PYTHON ?= python3
 ARCH ?= $(shell dpkg --print-architecture)
 SUITE ?= bookworm
+MACHINE ?= aarch64
+BOARD_PYTHON ?= 3.11
 VENV ?= .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -12,7 +14,7 @@ export PYTHONDONTWRITEBYTECODE :=
 WORKERS := $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 1 )))
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-.PHONY: demo check test test-slow test-kills arm-root test-arm deb lint coverage mutation bench format clean help
+.PHONY: demo check test test-slow test-kills arm-root test-arm deb bundle lint coverage mutation bench format clean help
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | sort
@@ -40,6 +42,9 @@ test-arm: $(VENV)/dev arm-root ## Jobs and tests on emulated Cortex-A53, A72 and
 
 deb: ## The Debian package, into dist (as root): make deb ARCH=arm64 SUITE=bookworm
 	packaging/deb/build $(ARCH) $(SUITE)
+
+bundle: $(VENV)/bin/python ## Wheels for a board without internet, into dist: make bundle MACHINE=aarch64 BOARD_PYTHON=3.11
+	BUNDLE_PYTHON=$(BIN)/python packaging/bundle $(MACHINE) $(BOARD_PYTHON)
 
 lint: $(VENV)/dev ## ruff, mypy --strict and the import contract
 	$(BIN)/ruff format --check .
