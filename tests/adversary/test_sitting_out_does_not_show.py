@@ -88,12 +88,15 @@ def logs_of_two(directory: Path, broker: Broker) -> list[Counter[str]]:
     clock = MovableClock()
     with (
         Observer(broker, fleet.name) as observer,
-        coordinator_thread(fleet.file, clock) as coordinator,
         agent_thread(files[0], clock),
         agent_thread(files[1], clock),
     ):
-        clock.advance_until(lambda: not coordinator.is_running, "the end of the job", 0.05)
-        wait_until(lambda: fleet.is_farewell(observer.plans[-1]), "the farewell")
+        # On a busy machine a start takes longer than a round on this clock, which would come too late.
+        wait_until(lambda: list(map(asked, seen_by(broker, fleet.name).values())) == [1, 1], "both devices")
+        with coordinator_thread(fleet.file, clock) as coordinator:
+            wait_until(lambda: charges(files[0]) == 1, "a round that is prepared")
+            clock.advance_until(lambda: not coordinator.is_running, "the end of the job", 0.05)
+            wait_until(lambda: fleet.is_farewell(observer.plans[-1]), "the farewell")
     assert [charges(file) for file in files] == [ROUNDS, 0]
     assert [record.fragments for record in fleet.rounds()] == [fleet.blocks] * ROUNDS
     assert fleet.counters() == {"dummies": ROUNDS * fleet.blocks}
