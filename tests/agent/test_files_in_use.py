@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -207,6 +208,7 @@ def test_labels_and_values_are_of_one_file_whoever_writes_it_while_it_is_listed(
     def written_afterwards(*arguments: Any, **others: Any) -> Dataset:
         dataset = real(*arguments, **others)
         if not listed:
+            time.sleep(0.02)  # Some kernels give files times of a few milliseconds.
             files.put(*values)
         listed.append(dataset)
         return dataset

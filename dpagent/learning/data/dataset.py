@@ -200,12 +200,18 @@ class Dataset(ABC):
             key: at most 64 bytes that are secret, so that nobody makes two records with one number.
         """
         numbers = Stamps(key)
-        for start in range(0, len(self), _STAMPED_AT_ONCE):
-            indices = np.arange(start, min(start + _STAMPED_AT_ONCE, len(self)))
+        for values, label in self._values_and_labels():
+            numbers.add(values, label)
+        return numbers.taken()
+
+    def _values_and_labels(self) -> Iterator[tuple[bytes, int]]:
+        """The values of each record, zeros where it cannot be read, and its label."""
+        step = min(_STAMPED_AT_ONCE, self._batch_size(None))
+        for start in range(0, len(self), step):
+            indices = np.arange(start, min(start + step, len(self)))
             inputs, _ = self.try_read(indices)
             for values, label in zip(inputs, self.labels[indices].tolist(), strict=True):
-                numbers.add(values.tobytes(), label)
-        return numbers.taken()
+                yield values.tobytes(), label
 
     @property
     def unfinished(self) -> Indices:

@@ -190,11 +190,9 @@ class StoredDataset(Dataset):
             ChangedError: somebody has written to a file since its labels were read.
         """
         numbers, contents = Stamps(key), array("Q")
-        for inputs, labels in self._all_in_pieces():
-            for values, label in zip(inputs, labels.tolist(), strict=True):
-                data = values.tobytes()
-                numbers.add(data, label)
-                contents.append(digest_of(data))
+        for values, label in self._values_and_labels():
+            numbers.add(values, label)
+            contents.append(digest_of(values))
         self._require_as_opened()
         self._contents = contents
         return numbers.taken()
@@ -205,13 +203,6 @@ class StoredDataset(Dataset):
         owner = int(np.searchsorted(self._ends, place, side="right"))
         part = self._parts[owner]
         return f"{part.file.path}: record {place - int(self._ends[owner]) + part.shape[0]}"
-
-    def _all_in_pieces(self) -> Iterator[tuple[NDArray[Any], NDArray[np.int64]]]:
-        """Inputs, zeros for those that cannot be read, and labels."""
-        step = max(1, _PIECE // self.record_bytes)
-        for start in range(0, len(self), step):
-            indices = np.arange(start, min(start + step, len(self)))
-            yield self.try_read(indices)[0], self.labels[indices]
 
     def _require_as_opened(self) -> None:
         for file in self._files:

@@ -27,11 +27,9 @@ from dpagent.learning.data.archive import ZipMembers, obstacle, open_zip
 from dpagent.learning.data.format import Half
 from dpagent.learning.data.formats.images.decoding import SUFFIXES
 from dpagent.learning.data.location import entries_of
+from dpagent.learning.data.stamp import GRACE_S
 from dpagent.learning.data.stored import ChangedError, reading
 from dpagent.wording import counted
-
-GRACE_S: Final = 2.0
-"""A file that was written to within this may still be growing."""
 
 IN_NO_FOLDER: Final = "a picture that lies in no class folder"
 
