@@ -1,4 +1,4 @@
-"""The engine that computes gradients on this board: told, kept from the last start, or the faster of two."""
+"""The engine that computes gradients on this board: told, kept from the last start, or the fastest."""
 
 from __future__ import annotations
 
@@ -11,13 +11,21 @@ from typing import Final
 
 from agent.profile import Profile
 from agent.settings import AgentSettings
-from dpagent.errors import StorageError
-from dpagent.learning.training.engine import Engine
-from dpagent.learning.training.engine_choice import Bench, EngineKind, UnsuitableEngineError, choose_engine
+from dpagent.errors import ParameterError, StorageError, require_count
+from dpagent.learning.training.engine import MAX_PROCESSES, Engine
+from dpagent.learning.training.engine_choice import (
+    Bench,
+    EngineKind,
+    Trial,
+    UnsuitableEngineError,
+    choose_engine,
+)
+from dpagent.learning.training.parallel_engine import ParallelEngine
 from dpagent.norm import Norm
 from dpagent.protocol.noisy_sum import NoisySum
 from dpagent.protocol.task import RoundTask
 from dpagent.storage import write_atomically
+from dpagent.wording import counted
 
 log = logging.getLogger(__name__)
 
@@ -58,14 +66,16 @@ class BoardEngine:
             spec=task.spec.head,
             graph=graph,
             microbatch=self._profile.microbatch,
-            threads=self._profile.threads,
+            processes=self._profile.processes,
             trusted=self._settings.trusted_graphs,
             views=views,
             groups=groups,
             norm=norm,
         )
         purpose = _purpose(bench)
-        if self._engine is None or self.purpose != purpose:
+        if self._engine is None or self.purpose != purpose or not _is_whole(self._engine):
+            if isinstance(self._engine, ParallelEngine):
+                self._engine.close()
             self._engine, self.purpose = self._make(bench, purpose), purpose
         return self._engine
 
@@ -73,34 +83,44 @@ class BoardEngine:
         """The configured engine, the one chosen before, or the faster one."""
         file = self._settings.state_dir / "engine.json"
         told = self._settings.engine
-        kind = _KINDS.get(told) or _choice_kept(file, purpose)
-        if kind is not None:
+        kinds = [_KINDS[told]] if told in _KINDS else [*_KINDS.values()]
+        choice = (kinds[0], 1) if len(kinds) == bench.processes == 1 else _choice_kept(file, purpose)
+        if choice is not None and choice[0] in kinds:
             try:
-                return bench.make(kind)
+                return bench.make(*choice)
             except UnsuitableEngineError:
-                if told != "auto":
+                if len(kinds) == 1:
                     raise
-        engine, trials = choose_engine(bench)
+        engine, trials = choose_engine(bench, kinds)
         best = max(trials, key=lambda trial: trial.examples_per_s)
-        results = "; ".join(
-            f"{trial.kind}: {trial.why_not or f'{trial.examples_per_s:,.0f} examples/s'}" for trial in trials
-        )
+        results = "; ".join(map(_result, trials))
         log.info("engine for %s: %s (%s)", bench.spec.name, best.kind, results)
+        kept = {"purpose": purpose, "engine": best.kind, "processes": best.processes}
         try:
-            write_atomically(file, json.dumps({"purpose": purpose, "engine": best.kind}).encode())
+            write_atomically(file, json.dumps(kept).encode())
         except StorageError as error:  # How full the disk is must not show: records may lie on it.
             log.warning("the choice of the engine is made again at the next start: %s", error)
         return engine
 
 
+def _is_whole(engine: Engine) -> bool:
+    return not isinstance(engine, ParallelEngine) or engine.is_whole
+
+
+def _result(trial: Trial) -> str:
+    if trial.why_not:
+        return f"{trial.kind}: {trial.why_not}"
+    return f"{trial.kind}: {trial.examples_per_s:,.0f} examples/s in {counted(trial.processes, 'process')}"
+
+
 def _purpose(bench: Bench) -> str:
-    """The key of an engine choice: another model, thread count or package version needs a new trial."""
+    """The key of an engine choice: another model, limit on processes or package version needs a new trial."""
     graph = b"" if bench.graph is None else hashlib.sha256(bench.graph).digest()
     what = (
         bench.spec.digest().hex(),
         graph.hex(),
         bench.microbatch,
-        bench.threads,
+        bench.processes,
         bench.views,
         bench.groups,
         bench.norm,
@@ -115,9 +135,14 @@ def _version(package: str) -> str:
         return "absent"
 
 
-def _choice_kept(file: Path, purpose: str) -> EngineKind | None:
+def _choice_kept(file: Path, purpose: str) -> tuple[EngineKind, int] | None:
+    """The kind and its processes; the purpose says how many there may be at most."""
     try:
         kept = json.loads(file.read_bytes())
-        return _KINDS.get(kept["engine"]) if kept["purpose"] == purpose else None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+        if kept["purpose"] == purpose:
+            return _KINDS[kept["engine"]], require_count(
+                "processes", kept["processes"], maximum=MAX_PROCESSES
+            )
+    except (OSError, ValueError, KeyError, TypeError, ParameterError):
+        pass
+    return None

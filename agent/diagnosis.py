@@ -115,10 +115,12 @@ def misfits(loaded: LoadedProfile, board: Board) -> Iterator[Finding]:
     else:
         yield problem("board memory", f"{text}; profile {loaded.name} is for {facts.memory_mib:,}", other)
     text = f"this system may use {counted(board.cores, 'core')}"
-    if profile.threads <= board.cores:
+    if profile.processes <= board.cores:
         yield fine("cores", text)
     else:
-        yield problem("cores", f"{text}; threads is {profile.threads}", "Lower it in a profile of your own.")
+        yield problem(
+            "cores", f"{text}; processes is {profile.processes}", "Lower it in a profile of your own."
+        )
     if not (facts.compatible and board.compatible):
         yield fine("profile", f"{loaded.name}: {profile.description}")
     elif {*facts.compatible} & {*board.compatible}:
@@ -130,8 +132,7 @@ def misfits(loaded: LoadedProfile, board: Board) -> Iterator[Finding]:
 
 def _engine(settings: AgentSettings, loaded: LoadedProfile) -> Iterator[Finding]:
     profile = loaded.profile
-    threads = min(profile.threads, Board.this().cores)
-    bench = Bench(built_in("digits"), microbatch=profile.microbatch, threads=threads)
+    bench = Bench(built_in("digits"), microbatch=profile.microbatch)
     try:
         bench.make("numpy")
     except UnsuitableEngineError as error:

@@ -196,8 +196,8 @@ class Effort:
         Raises:
             Exception: The made-up records cannot be computed.
         """
-        tried = min(_TRIED_MICROBATCHES * self._microbatch, self.largest)
-        step_s = _seconds(lambda: self._compute(tried)) * self.largest / max(tried, 1)
+        tried = min(_TRIED_MICROBATCHES * self._processes * self._microbatch, self.largest)
+        step_s = self._seconds_of_sum(tried) * self._as_long_as(tried)
         step_s += _DISK_READ_S * self._disk_reads * self.largest + _seconds(self._load.move)
         total_s = self._load.steps * step_s + _seconds(self._load.finish)
         if self.new_records:
@@ -229,6 +229,29 @@ class Effort:
             log.warning("the time of features was not filled up", exc_info=True)
         self.new_records = 0  # The next local step has them.
 
+    def _seconds_of_sum(self, records: int) -> float:
+        """What the sum over so many made-up records takes."""
+        engine = self._engine
+        if engine is None:
+            return _seconds(lambda: self._compute(records))
+        return _seconds(lambda: self._compute(records), lambda: engine.elsewhere_s)
+
+    def _as_long_as(self, tried: int) -> float:
+        """How many times as long the largest lot takes as the records that are tried."""
+        if self._processes == 1:
+            return self.largest / max(tried, 1)
+        return self._turns(self.largest) / max(self._turns(tried), 1)
+
+    def _turns(self, records: int) -> int:
+        """How many microbatches the process computes that has the most of them: processes go on with the next
+        batch together."""
+        batches, rest = divmod(-(-records // self._microbatch), AT_ONCE)
+        return batches * -(-AT_ONCE // self._processes) + -(-rest // self._processes)
+
+    @property
+    def _processes(self) -> int:
+        return 1 if self._engine is None else self._engine.processes
+
     @property
     def _microbatch(self) -> int:
         return _MOMENTS if self._engine is None else self._engine.microbatch
@@ -258,17 +281,21 @@ class Effort:
         total_of(self._engine, self._weights, made_up, lot, load.norms, load.augmentation, filling)
 
 
-def _seconds(work: Callable[[], object]) -> float:
+def _seconds(work: Callable[[], object], elsewhere_s: Callable[[], float] = lambda: 0.0) -> float:
     """The time that ``work`` takes: the least of a few tries, in time or in processor time.
 
-    Processor time leaves out what other programs take, and counts what several threads take twice.
+    Processor time leaves out what other programs take, and counts the times of several processes together.
+
+    Args:
+        work: that is tried.
+        elsewhere_s: processor time that other processes have spent on it so far.
     """
     least = spent = 0.0
     for attempt in range(_TRIES):
-        began, used = time.perf_counter(), time.process_time()
+        began, used = time.perf_counter(), time.process_time() + elsewhere_s()
         work()
         took = time.perf_counter() - began
-        least = min(took, time.process_time() - used, least if attempt else took)
+        least = min(took, time.process_time() + elsewhere_s() - used, least if attempt else took)
         spent += took
         if spent > _TRIED_S:
             break

@@ -19,6 +19,7 @@ from agent.limit_settings import LimitSettings
 from dpagent.configuration import Settings, load_settings, load_yaml, overlaid
 from dpagent.errors import ConfigurationError
 from dpagent.learning.data.dataset import MAX_RECORDS
+from dpagent.learning.training.engine import MAX_PROCESSES
 
 AUTO: Final = "auto"
 """In place of a profile's name: the one that fits this board."""
@@ -66,8 +67,8 @@ class Profile(Settings):
     """As ``engine`` of ``agent.yaml``, which replaces it."""
     microbatch: Annotated[int, Field(ge=1, le=64)]
     """Records whose gradients are in memory at once; small caches need few."""
-    threads: Annotated[int, Field(ge=1, le=64)] = 1
-    """Cores that training may use."""
+    processes: Annotated[int, Field(ge=1, le=MAX_PROCESSES)] = 1
+    """Cores that training may use at most, each by a process of its own. The agent tries how many pay."""
     niceness: Annotated[int, Field(ge=0, le=19)] = 10
     """The agent's nice value; a higher value gives way to the board's own work."""
     max_records: Annotated[int, Field(ge=1, le=MAX_RECORDS)] | None = None

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.training.engine import Engine
+from dpagent.learning.training.engine_choice import in_processes
 from dpagent.learning.training.numpy_engine.engine import NumpyEngine
 
 ClippedSumOf = Callable[[NDArray[np.float32], NDArray[Any], NDArray[np.int64]], NDArray[np.float64]]
@@ -28,16 +29,19 @@ _BUILD = (
 )
 
 
-def engine(name: str, spec: ModelSpec, microbatch: int, threads: int) -> ClippedSumOf:
-    """The engine called ``name`` on a built-in model, clipping whole gradients to :data:`CLIP_NORM`."""
-    chosen: Engine
+def made(name: str, spec: ModelSpec, microbatch: int) -> Engine:
+    """The engine called ``name`` on a built-in model."""
     if name == "numpy":
-        chosen = NumpyEngine(spec, microbatch=microbatch, threads=threads)
-    else:
-        from dpagent.learning.training.onnx_engine import OnnxEngine
+        return NumpyEngine(spec, microbatch=microbatch)
+    from dpagent.learning.training.onnx_engine import OnnxEngine
 
-        build = subprocess.run([sys.executable, "-c", _BUILD, spec.name], capture_output=True, check=True)
-        chosen = OnnxEngine(spec, build.stdout, microbatch=microbatch, threads=threads)
+    build = subprocess.run([sys.executable, "-c", _BUILD, spec.name], capture_output=True, check=True)
+    return OnnxEngine(spec, build.stdout, microbatch=microbatch)
+
+
+def engine(name: str, spec: ModelSpec, microbatch: int, processes: int) -> ClippedSumOf:
+    """The same in so many processes, clipping whole gradients to :data:`CLIP_NORM`."""
+    chosen = in_processes(made(name, spec, microbatch), processes)
 
     def clipped_sum(
         weights: NDArray[np.float32], inputs: NDArray[Any], labels: NDArray[np.int64]

@@ -32,7 +32,9 @@ def bench(
     engine: Annotated[
         EngineChoice, typer.Option(help="One engine; `auto`: both, and the one that an agent chooses.")
     ] = EngineChoice.AUTO,
-    threads: Annotated[int, typer.Option(min=1, max=64, help="Cores that training may use.")] = 1,
+    processes: Annotated[
+        int, typer.Option(min=1, max=64, help="Cores that training uses, each by a process of its own.")
+    ] = 1,
     microbatch: Annotated[
         int, typer.Option(min=1, max=64, help="Records computed together, as in the board's profile.")
     ] = 32,
@@ -55,7 +57,7 @@ def bench(
 
     specs = [find_model(name) for name in models or sorted(BUILT_IN)]
     engines = {EngineChoice.NUMPY: ("numpy",), EngineChoice.ONNX: ("onnx",)}.get(engine, ("numpy", "onnx"))
-    terms = Terms(engines, lot, microbatch, threads)  # type: ignore[arg-type]  # of literals
+    terms = Terms(engines, lot, microbatch, processes)  # type: ignore[arg-type]  # of literals
     results = [measure(spec, terms, lambda text: typer.echo(text, err=True)) for spec in specs]
     require_any(results)
     about = machine()

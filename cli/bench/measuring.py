@@ -31,13 +31,13 @@ class Terms:
     Attributes:
         engines: to measure.
         lot: records per lot.
-        microbatch, threads: as of :class:`~dpagent.learning.training.engine_choice.Bench`.
+        microbatch, processes: as of :class:`~dpagent.learning.training.engine_choice.Bench`.
     """
 
     engines: tuple[EngineKind, ...]
     lot: int
     microbatch: int
-    threads: int
+    processes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ def measure(spec: ModelSpec, terms: Terms, say: Callable[[str], None]) -> ModelF
         "graph": None if graph is None else base64.b64encode(graph).decode(),
         "trusted": [] if digest is None else [digest],
         "microbatch": terms.microbatch,
-        "threads": terms.threads,
+        "processes": terms.processes,
         "lot": terms.lot,
         "seconds": _SECONDS,
         "parent": os.getpid(),

@@ -45,7 +45,7 @@ def as_json(
         "machine": dict(machine),
         "lot": terms.lot,
         "microbatch": terms.microbatch,
-        "threads": terms.threads,
+        "processes": terms.processes,
         "models": [asdict(result) for result in results],
     }
 
@@ -53,7 +53,7 @@ def as_json(
 def _legend(results: Sequence[ModelFigures], terms: Terms) -> list[str]:
     sentences = [
         f"Examples/s: summed clipped gradients per second, in lots of {terms.lot:,}, median; microbatch "
-        f"{terms.microbatch}, {counted(terms.threads, 'thread')}.",
+        f"{terms.microbatch}, {counted(terms.processes, 'process')}.",
         "Peak: resident memory of a process that only trains; an agent needs its own memory in addition.",
     ]
     if any(result.auto for result in results):

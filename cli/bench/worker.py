@@ -46,7 +46,7 @@ def _bench(job: dict[str, Any]) -> Bench:
         spec=from_description(job["model"]).head,
         graph=graph,
         microbatch=job["microbatch"],
-        threads=job["threads"],
+        processes=job["processes"],
         trusted=job["trusted"],
     )
 
@@ -60,7 +60,7 @@ def _choice(bench: Bench) -> dict[str, Any]:
 
 def _measured(bench: Bench, job: dict[str, Any]) -> dict[str, Any]:
     """Median time of a lot of made-up records, and the peak of this process's memory."""
-    engine = bench.make(job["engine"])
+    engine = bench.make(job["engine"], bench.processes)
     spec, lot = bench.spec, job["lot"]
     generator = np.random.default_rng(0)
     shape = (lot, *spec.input_shape)
@@ -71,7 +71,7 @@ def _measured(bench: Bench, job: dict[str, Any]) -> dict[str, Any]:
         inputs = generator.random(shape, np.float32)
     labels = generator.integers(0, spec.classes, lot)
     weights = spec.initial_weights(0)
-    few = bench.microbatch * bench.threads
+    few = bench.microbatch * bench.processes
     engine.clipped_sum(weights, inputs[:few], labels[:few], [1.0])
     times = list(
         _times(lambda: engine.clipped_sum(weights, inputs, labels, [1.0]), job["seconds"], job["parent"])

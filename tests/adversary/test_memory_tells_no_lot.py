@@ -108,7 +108,7 @@ class Case:
         plan: the round's.
         most: records that the device may have.
         changes: of its settings.
-        threads: that train.
+        processes: that train.
         is_table: whether its records are rows of a table, which are decoded, and no array.
         is_stored: whether they are read from the file, and not unpacked into memory.
     """
@@ -116,7 +116,7 @@ class Case:
     plan: Plan
     most: int = 1_000
     changes: Mapping[str, Any] = field(default_factory=dict)
-    threads: int = 1
+    processes: int = 1
     is_table: bool = False
     is_stored: bool = False
 
@@ -137,7 +137,7 @@ def plan_for(model: Mapping[str, Any], **changes: Any) -> Plan:
 
 
 CASES = {
-    "views, three threads": Case(plan_with(16), MOST, {"engine": "numpy"}, threads=3),
+    "views, three processes": Case(plan_with(16), MOST, {"engine": "numpy"}, processes=3),
     "gradients": Case(make_task(**terms(rate=0.5, local_steps=2)).plan),
     "features": Case(plan_for(FRONT_END, wire={"block": 1_100}), changes={"data": {"features_mib": 4}}),
     "second moments": Case(
@@ -177,7 +177,7 @@ def worker_for(directory: Path, case: Case, records: int, *, has_odd_label: bool
     save = np.savez if case.is_stored else np.savez_compressed
     save(directory / "data.npz", inputs=made, labels=labels)
     started_trainer(settings)
-    profile = load_profile("generic-x86-64").model_copy(update={"threads": case.threads})
+    profile = load_profile("generic-x86-64").model_copy(update={"processes": case.processes})
     worker = Worker(settings, profile)
     try:
         yield worker
@@ -190,7 +190,7 @@ def address_space_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * resource.getpagesize()
 
 
-QUICK = ("views, three threads", "rows of a table")
+QUICK = ("views, three processes", "rows of a table")
 ROUNDS = [
     pytest.param(kind, share, marks=[] if kind in QUICK and share != 0.5 else pytest.mark.slow)
     for kind in CASES

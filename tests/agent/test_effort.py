@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from fleets import DIGITS, digits, make_task, model_section, terms
 from numpy.typing import NDArray
 
-from agent.effort import Effort
+from agent.effort import Effort, _seconds
 from agent.noisy_sums import MOMENTS_AT_ONCE, clipped_sum, sum_of_moments
 from dpagent.errors import ParameterError
 from dpagent.learning.data.dataset import ArrayDataset, Dataset, Indices, to_float32
@@ -20,6 +21,7 @@ from dpagent.learning.front_end.features import FrontEnd
 from dpagent.learning.models.description import from_description
 from dpagent.learning.training.engine import ClippedSum
 from dpagent.learning.training.numpy_engine.engine import NumpyEngine
+from dpagent.learning.training.parallel_engine import ParallelEngine
 from dpagent.privacy.covariance import SecondMoments
 from dpagent.privacy.sampling import largest_lot
 from dpagent.protocol.task import RoundTask
@@ -138,7 +140,7 @@ def test_a_trial_that_fails_is_told() -> None:
 
 def test_the_trial_counts_steps_and_the_largest_lot(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a clock on which each trial takes a second."""
-    monkeypatch.setattr("agent.effort._seconds", lambda work: work() is None or 1.0)
+    monkeypatch.setattr("agent.effort._seconds", lambda work, *_: work() is None or 1.0)
     for steps, most in ((1, MOST), (3, MOST), (1, 600)):
         task = make_task(**terms(rate=1.0, local_steps=steps))
         effort = Effort(task, WEIGHTS, Counting(), most)
@@ -146,8 +148,39 @@ def test_the_trial_counts_steps_and_the_largest_lot(monkeypatch: pytest.MonkeyPa
         assert effort.longest_s() == pytest.approx(1.5 * (steps * (most / 8 + 1) + 1))
 
 
+@pytest.mark.parametrize(
+    ("most", "turns", "turns_tried"),
+    [
+        (3, 1, 1),  # one microbatch of four
+        (12, 1, 1),  # three, side by side
+        (13, 2, 2),
+        (32, 3, 2),  # a batch of eight: three turns of three processes
+        (36, 4, 2),
+        (64, 6, 2),
+        (68, 7, 2),
+    ],
+)
+def test_in_several_processes_a_lot_takes_as_long_as_the_one_with_the_most_of_it(
+    monkeypatch: pytest.MonkeyPatch, most: int, turns: int, turns_tried: int
+) -> None:
+    """With a clock on which each trial takes a second."""
+    monkeypatch.setattr("agent.effort._seconds", lambda work, *_: work() is None or 1.0)
+    engine = ParallelEngine(Counting(), 3)
+    effort = Effort(task_at(1.0), WEIGHTS, engine, most)
+    assert effort.longest_s() == pytest.approx(1.5 * (turns / turns_tried + 1 + 1))
+    engine.close()
+
+
+def test_the_time_of_other_processes_counts_on_a_busy_board(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processor time is taken where it is less than what the clock says, with that of all processes."""
+    clock, own, others = itertools.count(0, 100.0), itertools.count(0, 2.0), itertools.count(0, 5.0)
+    monkeypatch.setattr("agent.effort.time.perf_counter", lambda: next(clock))
+    monkeypatch.setattr("agent.effort.time.process_time", lambda: next(own))
+    assert _seconds(lambda: None, lambda: next(others)) == 7.0
+
+
 def test_new_features_are_counted_for_all_records_there_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agent.effort._seconds", lambda work: work() is None or 1.0)
+    monkeypatch.setattr("agent.effort._seconds", lambda work, *_: work() is None or 1.0)
     stage = {"random": {"layers": [{"average_pool2d": {"kernel": 4, "stride": 4}}]}}
     spec = from_description(DIGITS.describe() | {"front_end": [stage], "layers": [{"dense": 10}]})
     without = Effort(task_at(1.0), WEIGHTS, Counting(), MOST)

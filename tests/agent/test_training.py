@@ -30,9 +30,11 @@ from dpagent.learning.data.dataset import ArrayDataset, Dataset
 from dpagent.learning.data.derived import Unfailing
 from dpagent.learning.front_end.features import reserve
 from dpagent.learning.models.description import from_description
+from dpagent.learning.training import engine_choice
 from dpagent.learning.training.engine_choice import UnsuitableEngineError
 from dpagent.learning.training.numpy_engine.engine import NumpyEngine
 from dpagent.learning.training.onnx_graph.build import build_training_graph
+from dpagent.learning.training.parallel_engine import ParallelEngine
 from dpagent.protocol.signing import Signer, new_signing_secret
 from dpagent.protocol.task import RoundTask
 
@@ -77,6 +79,28 @@ def test_a_choice_is_kept_for_the_next_start(tmp_path: Path, caplog: pytest.LogC
     run(trainer(tmp_path), TASK, {}, WEIGHTS)
     assert "the coordinator sent no training graph" in caplog.text
     assert choice(tmp_path)["engine"] == "numpy"
+
+
+def test_processes_are_kept_with_the_choice_and_made_anew_where_one_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_choice._Trial, "seconds", lambda lot, engine: 1.0 / engine.processes)
+    settings = load_agent_settings(write_agent(tmp_path, None, KEY, engine="numpy"))
+    started_trainer(settings)
+    profile = load_profile("generic-x86-64").model_copy(update={"processes": 3})
+    board = Trainer(settings, profile)
+    work = board.prepare(TASK, {}, WEIGHTS)
+    assert isinstance(work.engine, ParallelEngine)
+    assert (work.engine.processes, choice(tmp_path)["processes"]) == (3, 3)
+    again = Trainer(settings, profile)
+    monkeypatch.setattr("agent.board_engine.choose_engine", None)
+    assert again.prepare(TASK, {}, WEIGHTS).engine is not None, "by the choice that is kept"
+    assert board.prepare(TASK, {}, WEIGHTS).engine is work.engine
+    work.engine.close()
+    fresh = board.prepare(TASK, {}, WEIGHTS).engine
+    assert isinstance(fresh, ParallelEngine)
+    assert fresh.is_whole
+    fresh.close()
 
 
 @pytest.mark.parametrize("kept", ["", "{", "[]", '{"engine": "abacus", "purpose": 1}'])

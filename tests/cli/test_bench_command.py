@@ -40,14 +40,14 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Both engines on a built-in model and on one of one's own."""
     tiny = tmp_path_factory.mktemp("bench") / "tiny.yaml"
     tiny.write_text(TINY)
-    result = bench("digits", tiny, "--lot", "40", "--microbatch", "8", "--threads", "2", "--json", "-")
+    result = bench("digits", tiny, "--lot", "40", "--microbatch", "8", "--processes", "2", "--json", "-")
     assert result.returncode == 0, result.stderr
     values: dict[str, Any] = json.loads(result.stdout)
     return values | {"stderr": result.stderr}
 
 
 def test_every_engine_has_its_figures(found: dict[str, Any]) -> None:
-    assert (found["lot"], found["microbatch"], found["threads"]) == (40, 8, 2)
+    assert (found["lot"], found["microbatch"], found["processes"]) == (40, 8, 2)
     assert [model["name"] for model in found["models"]] == ["digits", "tiny"]
     for model in found["models"]:
         assert [figures["engine"] for figures in model["engines"]] == ["numpy", "onnx"]

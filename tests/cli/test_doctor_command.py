@@ -108,9 +108,9 @@ def test_a_configuration_that_cannot_be_used_is_named(tmp_path: Path, text: str 
 
 
 def test_a_profile_that_does_not_fit_is_named(tmp_path: Path) -> None:
-    (tmp_path / "mine.yaml").write_text("extends: generic-x86-64\nthreads: 64\n")
+    (tmp_path / "mine.yaml").write_text("extends: generic-x86-64\nprocesses: 64\n")
     file = write_agent(tmp_path, None, KEY, profile="mine.yaml")
-    assert "threads is 64" in only(of_board(file), "cores")
+    assert "processes is 64" in only(of_board(file), "cores")
     assert doctor(file, "--no-broker").returncode == ExitCode.CONFIGURATION
     (tmp_path / "mine.yaml").unlink()
     assert "No such file" in only(of_board(file), "profile")

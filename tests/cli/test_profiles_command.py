@@ -29,16 +29,16 @@ def test_the_list_has_every_profile_and_marks_this_boards() -> None:
 
 def test_a_profile_is_shown_with_the_file_that_each_value_is_from(tmp_path: Path) -> None:
     mine = tmp_path / "mine.yaml"
-    mine.write_text("extends: raspberry-pi-cm4\nthreads: 3\n")
+    mine.write_text("extends: raspberry-pi-cm4\nprocesses: 3\n")
     lines = dpagent("profiles", "show", str(mine)).stdout.splitlines()
-    origins = {line.split()[0]: line.split()[-1] for line in lines if "." in line or "threads" in line}
-    assert origins["threads"] == str(mine)
+    origins = {line.split()[0]: line.split()[-1] for line in lines if "." in line or "processes" in line}
+    assert origins["processes"] == str(mine)
     assert origins["board.storage"] == "raspberry-pi-cm4"
     assert origins["board.cores"] == "raspberry-pi-4"
     assert origins["board.architecture"] == "generic-arm64"
     assert origins["limits.minimum_fragments"] == "default"
     assert "https://datasheets.raspberrypi.com/cm4/cm4-datasheet.pdf" in lines
-    assert json.loads(dpagent("profiles", "show", str(mine), "--json", "-").stdout)["threads"] == 3
+    assert json.loads(dpagent("profiles", "show", str(mine), "--json", "-").stdout)["processes"] == 3
 
 
 def test_this_board_is_described_with_the_profile_that_auto_takes() -> None:
@@ -59,7 +59,7 @@ def test_the_profile_of_this_board_fits() -> None:
     [
         (f"extends: {ELSEWHERE}\n", "architecture", "mine.yaml is for"),
         (f"extends: {HERE}\nboard: {{memory_mib: 99999999}}\n", "board memory", "`dpagent profiles detect`"),
-        (f"extends: {HERE}\nthreads: 64\n", "cores", "threads is 64"),
+        (f"extends: {HERE}\nprocesses: 64\n", "cores", "processes is 64"),
     ],
 )
 def test_a_profile_that_does_not_fit_is_refused_with_the_reason(

@@ -31,6 +31,7 @@ from dpagent.learning.training.numpy_engine.engine import NumpyEngine
 from dpagent.learning.training.onnx_engine import OnnxEngine
 from dpagent.learning.training.onnx_graph.build import build_training_graph
 from dpagent.learning.training.onnx_graph.signature import graph_digest
+from dpagent.learning.training.parallel_engine import ParallelEngine
 
 HUGE = 1e9
 """A clip norm that clips nothing."""
@@ -52,12 +53,17 @@ def onnx_engine(spec: ModelSpec, *, views: int = 1, per_layer: bool = False, **o
     return OnnxEngine(spec, graph, trusted={graph_digest(graph)}, **options)
 
 
+def _in_processes(spec: ModelSpec, *, per_layer: bool = False, **options: Any) -> ParallelEngine:
+    return ParallelEngine(_stacked(spec, per_layer=per_layer, **options), 2)
+
+
 ENGINES: dict[str, Callable[..., Engine]] = {
     "numpy": _numpy,
     "numpy, stacked": _stacked,
+    "numpy, in processes": _in_processes,
     "onnx": onnx_engine,
 }
-"""Makers: of a specification, and by keyword of microbatch, threads, views and per_layer."""
+"""Makers: of a specification, and by keyword of microbatch, views and per_layer."""
 
 
 @cache

@@ -85,6 +85,9 @@ LARGEST_SUM: Final = 2.0**64
 MAX_MICROBATCH: Final = 64
 """Records whose gradients may be summed in float32; the slack grows with the square of it."""
 
+MAX_PROCESSES: Final = 64
+"""That compute microbatches of one lot side by side."""
+
 MAX_LOT_MICROBATCHES: Final = 1 << 33
 """Records of a lot times the number of its microbatches is at most this."""
 
@@ -114,6 +117,8 @@ class Engine(Protocol):
         microbatch: records computed together, in ``1..MAX_MICROBATCH``.
         views: augmented copies of each record, whose gradients are averaged before clipping.
         norm: in which records are clipped.
+        processes: that compute microbatches side by side.
+        elsewhere_s: processor time that other processes have spent for it, in seconds.
     """
 
     spec: ModelSpec
@@ -122,6 +127,12 @@ class Engine(Protocol):
 
     @property
     def norm(self) -> Norm: ...
+
+    @property
+    def processes(self) -> int: ...
+
+    @property
+    def elsewhere_s(self) -> float: ...
 
     def clipped_sum(
         self,

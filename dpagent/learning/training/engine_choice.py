@@ -1,13 +1,14 @@
-"""The faster engine on this board, found by a trial of a second or two.
+"""The fastest engine on this board, and in how many processes, found by a trial of a second or two.
 
-Both engines give the same sums, so the choice touches nothing but time and memory. What is tried
-is public: made-up records and the seed's initial weights.
+All give the same sums, to the float64 error that the noise allows for, so the choice touches nothing but time
+and memory. What is tried is public: made-up records and the seed's initial weights.
 """
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Final, Literal, TypeAlias
@@ -18,12 +19,17 @@ from dpagent.errors import ConfigurationError, DpagentError
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.training.engine import Engine
 from dpagent.learning.training.numpy_engine.engine import NumpyEngine
+from dpagent.learning.training.parallel_engine import ParallelEngine
 from dpagent.norm import Norm
+
+log = logging.getLogger(__name__)
 
 EngineKind: TypeAlias = Literal["numpy", "onnx"]
 
 _ROUNDS: Final = 5
 _MICROBATCHES: Final = 4
+_WORTHWHILE: Final = 1.1
+"""How much faster more processes must be, since each takes memory."""
 _PACKAGES: Final[dict[EngineKind, str]] = {"numpy": "numpy", "onnx": "onnxruntime"}
 
 
@@ -39,11 +45,13 @@ class Trial:
         kind: of the engine.
         examples_per_s: gradients computed, clipped and added up, or 0 where it cannot be used.
         why_not: why it cannot be used, or empty.
+        processes: in how many it did so.
     """
 
     kind: EngineKind
     examples_per_s: float
     why_not: str = ""
+    processes: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +62,7 @@ class Bench:
         spec: the architecture, without a front end.
         graph: the coordinator's training graph, for the ``onnx`` engine; None where there is none.
         microbatch: as of :class:`~dpagent.learning.training.engine.Engine`.
-        threads: that the engine may use.
+        processes: that may compute side by side, at most.
         views: of each record.
         groups: how many clip norms there are.
         norm: in which records are clipped.
@@ -64,14 +72,14 @@ class Bench:
     spec: ModelSpec
     graph: bytes | None = None
     microbatch: int = 32
-    threads: int = 1
+    processes: int = 1
     views: int = 1
     groups: int = 1
     norm: Norm = Norm.L2
     trusted: Collection[str] = ()
 
-    def make(self, kind: EngineKind) -> Engine:
-        """The engine of that kind, checked on this board.
+    def make(self, kind: EngineKind, processes: int = 1) -> Engine:
+        """The engine of that kind, checked on this board; in one process if no others can be started.
 
         Raises:
             UnsuitableEngineError: it cannot be made here, or a record's numbers would depend on others.
@@ -82,14 +90,13 @@ class Bench:
                 f"the {kind} engine's numbers for a record depend on its neighbours on this board, so the"
                 f" guarantee would not hold; use another build of {_PACKAGES[kind]}"
             )
-        return engine
+        return in_processes(engine, processes)
 
     def _made(self, kind: EngineKind) -> Engine:
         if kind == "numpy":
             return NumpyEngine(
                 self.spec,
                 microbatch=self.microbatch,
-                threads=self.threads,
                 views=self.views,
                 norm=self.norm,
             )
@@ -105,9 +112,7 @@ class Bench:
         from dpagent.learning.training.onnx_engine import OnnxEngine
 
         try:
-            engine = OnnxEngine(
-                self.spec, self.graph, microbatch=self.microbatch, threads=self.threads, trusted=self.trusted
-            )
+            engine = OnnxEngine(self.spec, self.graph, microbatch=self.microbatch, trusted=self.trusted)
         except ConfigurationError as error:
             raise UnsuitableEngineError(str(error)) from error
         if (engine.views, engine.groups) != (self.views, self.groups):
@@ -118,15 +123,31 @@ class Bench:
         return engine
 
 
-def choose_engine(bench: Bench) -> tuple[Engine, tuple[Trial, ...]]:
-    """The fastest engine that can be used on this board, and how each did.
+def in_processes(engine: Engine, processes: int) -> Engine:
+    """An engine that computes in so many processes; in one if no others can be started."""
+    if processes == 1:
+        return engine
+    try:
+        return ParallelEngine(engine, processes)
+    except OSError as error:
+        log.warning("training has one process, since no other can be started: %s", error)
+        return engine
+
+
+def choose_engine(
+    bench: Bench, kinds: Sequence[EngineKind] = ("numpy", "onnx")
+) -> tuple[Engine, tuple[Trial, ...]]:
+    """The fastest engine that can be used on this board, and how each kind did, in the processes it takes.
+
+    Args:
+        bench: what it is for.
+        kinds: to choose from.
 
     Raises:
         UnsuitableEngineError: none can be used.
     """
     engines: dict[EngineKind, Engine] = {}
     why_not: dict[EngineKind, str] = {}
-    kinds: tuple[EngineKind, ...] = ("numpy", "onnx")
     for kind in kinds:
         try:
             engines[kind] = bench.make(kind)
@@ -134,22 +155,37 @@ def choose_engine(bench: Bench) -> tuple[Engine, tuple[Trial, ...]]:
             why_not[kind] = str(error)
     if not engines:
         raise UnsuitableEngineError("; ".join(why_not.values()))
-    # Alternately, so that a busy moment of the board hits both.
-    times: dict[EngineKind, list[float]] = {kind: [] for kind in engines}
-    trial = _Trial(bench)
+    counts = sorted({1, min(2, bench.processes), bench.processes})
+    candidates = {
+        (kind, count): in_processes(engine, count) for kind, engine in engines.items() for count in counts
+    }
+    # Alternately, so that a busy moment of the board hits all.
+    times: dict[tuple[EngineKind, int], list[float]] = {key: [] for key in candidates}
+    lot = _Trial(bench)
     for _ in range(_ROUNDS):
-        for kind, engine in engines.items():
-            times[kind].append(trial.seconds(engine))
-    speeds = {kind: trial.records / min(seconds) for kind, seconds in times.items()}
-    trials = tuple(Trial(kind, speeds.get(kind, 0.0), why_not.get(kind, "")) for kind in kinds)
-    return engines[max(speeds, key=speeds.__getitem__)], trials
+        for key, engine in candidates.items():
+            times[key].append(lot.seconds(engine))
+    speeds = {key: lot.records / min(seconds) for key, seconds in times.items()}
+    trials = []
+    for kind in kinds:
+        count = 1
+        for more in counts if kind in engines else ():
+            if speeds[kind, more] > _WORTHWHILE * speeds[kind, count]:
+                count = more
+        trials.append(Trial(kind, speeds.get((kind, count), 0.0), why_not.get(kind, ""), count))
+    best = max(trials, key=lambda trial: trial.examples_per_s)
+    chosen = candidates[best.kind, best.processes]
+    for engine in candidates.values():
+        if isinstance(engine, ParallelEngine) and engine is not chosen:
+            engine.close()
+    return chosen, tuple(trials)
 
 
 class _Trial:
     """A small lot of made-up records."""
 
     def __init__(self, bench: Bench) -> None:
-        self.records = _MICROBATCHES * bench.microbatch * bench.threads
+        self.records = _MICROBATCHES * bench.microbatch * bench.processes
         generator = np.random.default_rng(0)
         shape = bench.spec.input_shape if bench.views == 1 else (bench.views, *bench.spec.input_shape)
         self._inputs = generator.random((self.records, *shape), np.float32)

@@ -12,16 +12,12 @@ kernels computes a row may depend on the machine: :meth:`OnnxEngine.is_batch_inv
 
 **Rows.** A run takes as many records as the processor's caches like, for a large model fewer than a
 microbatch. The float32 sums of a microbatch's runs are added in float32, those of microbatches in float64.
-
-**Threads.** Each thread has its own buffers, and always the same share of the microbatches; the
-shares are added in one order.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from concurrent.futures import wait
 from typing import Any, Final
 
 import numpy as np
@@ -35,7 +31,6 @@ from dpagent.learning.training.arguments import are_finite, require_inputs, requ
 from dpagent.learning.training.engine import MAX_LOT_MICROBATCHES, MAX_MICROBATCH, NOBODY, ClippedSum
 from dpagent.learning.training.onnx_graph.session import LoadedGraph, load_graph
 from dpagent.learning.training.onnx_graph.signature import LARGEST_SQUARE, Tensor, matrix_shape, sum_of
-from dpagent.learning.training.pool import started_pool
 from dpagent.norm import Norm
 
 # Bytes that a run's windows and gradients may take: with more, caches lose more than fixed costs gain.
@@ -51,7 +46,6 @@ class OnnxEngine:
         graph: made for ``spec`` by :func:`~dpagent.learning.training.onnx_graph.build.build_training_graph`.
             It settles how many views a record has, and whether each layer has a clip norm of its own.
         microbatch: records whose clipped gradients are added in float32, in ``1..MAX_MICROBATCH``.
-        threads: how many runs go on at once.
         trusted: digests (:func:`~dpagent.learning.training.onnx_graph.graph_digest`) of graphs that the
             device's owner allows besides those that this version knows.
 
@@ -66,6 +60,8 @@ class OnnxEngine:
     """
 
     norm: Final = Norm.L2
+    processes: Final = 1
+    elsewhere_s: Final = 0.0
 
     def __init__(
         self,
@@ -73,10 +69,8 @@ class OnnxEngine:
         graph: bytes,
         *,
         microbatch: int = 32,
-        threads: int = 1,
         trusted: Collection[str] = (),
     ) -> None:
-        require_count("threads", threads, maximum=256)
         self.spec = spec = spec.head
         self.microbatch = require_count("microbatch", microbatch, maximum=MAX_MICROBATCH)
         self.rows = _rows(spec, self.microbatch, 1)
@@ -87,11 +81,7 @@ class OnnxEngine:
         self.views, self.groups = loaded.views, loaded.groups
         self._weights = np.zeros(spec.parameter_count, np.float32)
         self._clip_norms = np.ones(self.groups)
-        self._workers = [
-            _Worker(spec, loaded, self._weights, self._clip_norms, self.rows, self.microbatch)
-            for _ in range(threads)
-        ]
-        self._pool = started_pool(threads)
+        self._buffers = _Buffers(spec, loaded, self._weights, self._clip_norms, self.rows, self.microbatch)
 
     def clipped_sum(
         self,
@@ -108,22 +98,8 @@ class OnnxEngine:
         self._check_length(len(labels))
         self._weights[:] = weights
         self._clip_norms[:] = clip_norms
-        starts = range(0, len(labels), self.microbatch)
         squares = np.full((len(labels), self.groups), np.inf)
-
-        def add_up(number: int) -> NDArray[np.float64]:
-            mine = starts[number :: len(self._workers)]
-            return self._workers[number].add_up(inputs, labels, mine, squares)
-
-        if self._pool is None:
-            totals = [add_up(0)]
-        else:
-            futures = [self._pool.submit(add_up, number) for number in range(len(self._workers))]
-            wait(futures)  # Where one fails, the others must be through with the weights as well.
-            totals = [future.result() for future in futures]
-        total = totals[0]
-        for share in totals[1:]:
-            total += share
+        total = self._buffers.add_up(inputs, labels, squares)
         finite = (squares <= LARGEST_SQUARE).all(axis=1)
         within = np.count_nonzero(np.sqrt(squares[finite]) <= self._clip_norms, axis=0)
         return ClippedSum(total, within, int(np.count_nonzero(~finite & (labels != NOBODY))))
@@ -137,11 +113,11 @@ class OnnxEngine:
         generator = np.random.Generator(np.random.PCG64(seed))
         self._weights[:] = self.spec.initial_weights(seed)
         self._clip_norms[:] = 1e-3  # Below every norm: the factors are tried as well.
-        worker = self._workers[0]
-        worker.labels[:] = generator.integers(0, self.spec.classes, self.rows)
-        others = generator.random(worker.inputs.shape, dtype=np.float32)
-        record, label = others[0].copy(), int(worker.labels[0])
-        return worker.is_alike(record, label, others)
+        buffers = self._buffers
+        buffers.labels[:] = generator.integers(0, self.spec.classes, self.rows)
+        others = generator.random(buffers.inputs.shape, dtype=np.float32)
+        record, label = others[0].copy(), int(buffers.labels[0])
+        return buffers.is_alike(record, label, others)
 
     def _check_norms(self, clip_norms: Sequence[float]) -> None:
         if len(clip_norms) != self.groups:
@@ -161,8 +137,8 @@ class OnnxEngine:
             )
 
 
-class _Worker:
-    """The buffers of one thread, bound to the inputs and outputs of the session."""
+class _Buffers:
+    """The memory that is bound to the inputs and outputs of the session."""
 
     def __init__(
         self,
@@ -193,16 +169,15 @@ class _Worker:
         self,
         inputs: NDArray[Any],
         labels: NDArray[np.int64],
-        starts: range,
         squares: NDArray[np.float64],
     ) -> NDArray[np.float64]:
-        """The clipped sum over the microbatches that begin at ``starts``.
+        """The clipped sum over all microbatches.
 
         The squared norms are written to ``squares``, ``(n, groups)``, except for records that are
         not finite.
         """
         total = np.zeros(self._sum.shape, np.float64)
-        for start in starts:
+        for start in range(0, len(labels), self._microbatch):
             self._sum[:] = 0
             end = min(start + self._microbatch, len(labels))
             for first in range(start, end, len(self.labels)):

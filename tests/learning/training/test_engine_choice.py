@@ -12,6 +12,7 @@ from dpagent.learning.training.engine_choice import Bench, UnsuitableEngineError
 from dpagent.learning.training.numpy_engine.engine import NumpyEngine
 from dpagent.learning.training.onnx_engine import OnnxEngine
 from dpagent.learning.training.onnx_graph.build import build_training_graph
+from dpagent.learning.training.parallel_engine import ParallelEngine
 from dpagent.norm import Norm
 
 DIGITS = built_in("digits")
@@ -28,6 +29,41 @@ def test_both_engines_are_tried_and_the_faster_one_taken() -> None:
     kinds = {"numpy": NumpyEngine, "onnx": OnnxEngine}
     assert isinstance(engine, kinds[max(speeds, key=speeds.__getitem__)])
     assert engine.microbatch == 8
+
+
+@pytest.mark.parametrize(
+    ("seconds", "processes"),
+    [
+        ({1: 1.0, 2: 0.55, 4: 0.3}, 4),
+        ({1: 1.0, 2: 0.55, 4: 0.52}, 2),  # what more of them gain is not worth their memory
+        ({1: 1.0, 2: 0.95, 4: 0.93}, 1),
+        ({1: 1.0, 2: 1.2, 4: 0.5}, 4),
+    ],
+)
+def test_as_many_processes_are_taken_as_pay(
+    monkeypatch: pytest.MonkeyPatch, seconds: dict[int, float], processes: int
+) -> None:
+    monkeypatch.setattr(calibration._Trial, "seconds", lambda lot, engine: seconds[engine.processes])
+    closed = []
+    close = ParallelEngine.close
+    monkeypatch.setattr(ParallelEngine, "close", lambda self: closed.append(self.processes) or close(self))
+    engine, trials = choose_engine(bench(processes=4), ["numpy"])
+    assert (engine.processes, [trial.processes for trial in trials]) == (processes, [processes])
+    assert sorted([*closed, processes]) == sorted({2, 4, processes})
+    if isinstance(engine, ParallelEngine):
+        assert engine.is_whole
+        engine.close()
+
+
+def test_where_no_process_can_be_started_one_trains(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refused() -> int:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr("os.fork", refused)
+    assert bench().make("numpy", 3).processes == 1
+    assert "no other can be started" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -280,17 +280,6 @@ def test_bytes_are_taken_as_parts_of_255(name: str) -> None:
     assert from_bytes.tobytes() == from_floats.tobytes()
 
 
-def test_threads_change_no_more_than_the_order_of_sums(name: str) -> None:
-    spec = built_in("digits")
-    weights, inputs, labels = records(spec, 61)
-    one = engine_of(name, spec, microbatch=8).clipped_sum(weights, inputs, labels, [0.5])
-    three = ENGINES[name](spec, microbatch=8, threads=3)
-    found = [three.clipped_sum(weights, inputs, labels, [0.5]) for _ in range(4)]
-    assert len({each.total.tobytes() for each in found}) == 1
-    assert found[0].within.tolist() == one.within.tolist()
-    close(found[0].total, one.total, 1e-5)
-
-
 def test_a_tie_in_a_pooling_window_goes_to_the_first_in_row_major_order(name: str) -> None:
     # The first channel is what is compared; the second numbers the pixels, and has no weight.
     for kernel, stride, size in ((2, 1, 3), (2, 2, 2), (3, 1, 4), (3, 3, 3), (3, 2, 5)):
@@ -335,6 +324,6 @@ def test_what_does_not_fit_is_named_before_anything_is_computed(name: str) -> No
     refuse(ParameterError, "clip norm", clip_norms=[1.0, 1.0])
     for norm in (0.0, -1.0, np.nan, np.inf):
         refuse(ParameterError, "clip norm", clip_norms=[norm])
-    for options in ({"microbatch": 0}, {"microbatch": 65}, {"threads": 0}, {"views": 0}):
+    for options in ({"microbatch": 0}, {"microbatch": 65}, {"views": 0}):
         with pytest.raises(ParameterError):
             ENGINES[name](spec, **options)

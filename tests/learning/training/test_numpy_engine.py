@@ -98,13 +98,12 @@ def test_every_form_of_every_product_gives_the_same_sums(form: str) -> None:
         expected = engine(spec, 8, products="stacked").clipped_sum(weights, inputs, labels, [0.5]).total
         subject = NumpyEngine(spec, microbatch=8)
         taken = 0
-        for network in subject._networks:
-            for product in network.choices.values():
-                if not isinstance(product, products.Product):
-                    continue
-                possible = [name for name in product._operands if name.startswith(form)]
-                product.form = possible[0] if possible else "stacked"
-                taken += bool(possible)
+        for product in subject._network.choices.values():
+            if not isinstance(product, products.Product):
+                continue
+            possible = [name for name in product._operands if name.startswith(form)]
+            product.form = possible[0] if possible else "stacked"
+            taken += bool(possible)
         assert taken
         found = subject.clipped_sum(weights, inputs, labels, [0.5]).total
         np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6 * np.abs(expected).max())
@@ -119,7 +118,7 @@ def test_windows_of_a_series_are_multiplied_where_they_lie(views: int) -> None:
             inputs = inputs[:, 0]
         subject = NumpyEngine(spec, microbatch=8, views=views, products="stacked")
         expected = subject.clipped_sum(weights, inputs, labels, [0.5]).total
-        sliding = [x for x in subject._networks[0].choices.values() if isinstance(x, SlidingProduct)]
+        sliding = [x for x in subject._network.choices.values() if isinstance(x, SlidingProduct)]
         assert sliding
         for product in sliding:
             product.form = "sliding"
@@ -141,7 +140,7 @@ def test_the_tangent_by_its_exponential_is_the_tangent() -> None:
         weights, inputs, labels = records(spec, 6)
         subject = NumpyEngine(spec, microbatch=8)
         expected = subject.clipped_sum(weights, inputs, labels, [0.5]).total
-        for choice in subject._networks[0].choices.values():
+        for choice in subject._network.choices.values():
             if isinstance(choice, Tangent):
                 choice.form = "exponential" if choice.form == "library" else "library"
         found = subject.clipped_sum(weights, inputs, labels, [0.5]).total

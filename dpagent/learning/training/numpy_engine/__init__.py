@@ -4,7 +4,7 @@ A network is compiled for a fixed number of records into stages, which are bound
 nothing large is allocated afterwards, and every call computes the same shapes, blank records included.
 From the outside in:
 
-* ``engine.py``: lots in, clipped sums out; norms and clip factors; threads;
+* ``engine.py``: lots in, clipped sums out; norms and clip factors;
 * ``network.py``: from the layers of a model to a row of stages;
 * ``convolution.py``, ``dense.py``: layers with parameters, which know each record's gradient by them;
 * ``pooling.py``, ``average_pooling.py``, ``activations.py``, ``normalisation.py``, ``residual.py`` and
@@ -24,5 +24,6 @@ What the proof in :mod:`dpagent.learning.training.engine` asks for is kept so:
   added. That costs a microsecond more; all other work is the same for all data, as far as
   the processor's own arithmetic is.
 
-One thread of the BLAS is best (``OPENBLAS_NUM_THREADS=1``): an engine's own threads take whole microbatches.
+One thread of the BLAS is best (``OPENBLAS_NUM_THREADS=1``): other cores take microbatches of their own
+(:mod:`~dpagent.learning.training.parallel_engine`).
 """

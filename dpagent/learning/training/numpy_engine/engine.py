@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from concurrent.futures import wait
 from itertools import cycle
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +17,6 @@ from dpagent.learning.training.arguments import are_finite, require_inputs, requ
 from dpagent.learning.training.engine import MAX_MICROBATCH, NOBODY, ClippedSum
 from dpagent.learning.training.numpy_engine.network import Network
 from dpagent.learning.training.numpy_engine.workspaces import Floats
-from dpagent.learning.training.pool import multiply_together, started_pool
 from dpagent.norm import Norm
 
 # Floats of activations and gradients of the records computed at a time: 8 MiB, of which each moment's part
@@ -36,7 +34,6 @@ class NumpyEngine:
         spec: the architecture; with a front end, its head, which takes features.
         microbatch: records whose gradients are added in float32, at most ``MAX_MICROBATCH``. More of them
             cost less work in float64.
-        threads: how many microbatches are computed at a time, each in memory of its own.
         views: augmented copies of each record.
         products: "calibrated" tries and times the forms of every matrix product, and of tanh, when the engine
             is made (:mod:`~dpagent.learning.training.numpy_engine.products`); "stacked" takes the plain form
@@ -59,12 +56,14 @@ class NumpyEngine:
     ((9930,), [0], 0)
     """
 
+    processes: Final = 1
+    elsewhere_s: Final = 0.0
+
     def __init__(
         self,
         spec: ModelSpec,
         *,
         microbatch: int = 32,
-        threads: int = 1,
         views: int = 1,
         products: Literal["calibrated", "stacked"] = "calibrated",
         block: int | None = None,
@@ -74,31 +73,22 @@ class NumpyEngine:
         self._head = spec.head  # a front end's features are computed once, before training
         self.microbatch = require_count("microbatch", microbatch, maximum=MAX_MICROBATCH)
         self.views = require_count("views", views, maximum=64)
-        require_count("threads", threads, maximum=256)
         if products not in ("calibrated", "stacked"):
             raise ParameterError(f"products is {products!r}; expected 'calibrated' or 'stacked'.")
         size = _block(self._head, microbatch, views)
         if block is not None:
             size = require_count("block", block, maximum=microbatch)
-        self._networks = [
-            Network(self._head, size, views, norm, microbatch=microbatch) for _ in range(threads)
-        ]
+        self._network = Network(self._head, size, views, norm, microbatch=microbatch)
         if products == "calibrated":
             generator = np.random.default_rng(0)
             with np.errstate(all="ignore"):
-                for choice in self._networks[0].choices.values():
+                for choice in self._network.choices.values():
                     choice.calibrate(generator)
-            for network in self._networks[1:]:
-                for name, choice in network.choices.items():
-                    choice.form = self.forms[name]
-        self._pool = started_pool(threads)
-        if self._pool:
-            multiply_together(self._pool, threads)
 
     @property
     def forms(self) -> dict[str, str]:
         """In which of its forms each matrix product and each tanh is computed, by stage and purpose."""
-        return {name: choice.form for name, choice in self._networks[0].choices.items()}
+        return {name: choice.form for name, choice in self._network.choices.items()}
 
     def clipped_sum(
         self,
@@ -112,34 +102,16 @@ class NumpyEngine:
         require_inputs(self._head, inputs, self.views)
         require_labels(self._head, labels, len(inputs))
         norms = self._checked_norms(clip_norms)
-        batches = -(-len(inputs) // self.microbatch)
         images = inputs.reshape((len(inputs), self.views, *self._head.input_shape))
-        flat = np.ascontiguousarray(weights)
-
-        def work(worker: int) -> ClippedSum:
-            network = self._networks[worker]
-            network.load(flat)
-            within, excluded = np.zeros(len(norms), np.int64), 0
-            for batch in range(worker, batches, len(self._networks)):
-                part = slice(batch * self.microbatch, (batch + 1) * self.microbatch)
-                found = _add_microbatch(network, images[part], labels[part], norms)
-                within += found[0]
-                excluded += found[1]
-            return ClippedSum(network.total(), within, excluded)
-
-        workers = range(min(len(self._networks), max(batches, 1)))
-        if self._pool and batches > 1:
-            futures = [self._pool.submit(work, worker) for worker in workers]
-            wait(futures)  # Where one fails, the others must be through with their networks as well.
-            results = [future.result() for future in futures]
-        else:
-            results = [work(worker) for worker in workers]
-        total, within, excluded = results[0]
-        for result in results[1:]:
-            total += result.total
-            within += result.within
-            excluded += result.excluded
-        return ClippedSum(total, within, excluded)
+        network = self._network
+        network.load(np.ascontiguousarray(weights))
+        within, excluded = np.zeros(len(norms), np.int64), 0
+        for start in range(0, len(inputs), self.microbatch):
+            part = slice(start, start + self.microbatch)
+            found = _add_microbatch(network, images[part], labels[part], norms)
+            within += found[0]
+            excluded += found[1]
+        return ClippedSum(network.total(), within, excluded)
 
     def logits(self, weights: Floats, inputs: NDArray[Any]) -> Floats:
         """The ``(n, classes)`` scores before the softmax, of inputs ``(n, *input_shape)``."""
@@ -164,7 +136,7 @@ class NumpyEngine:
         this machine; True says that its numeric libraries passed.
         """
         generator = np.random.default_rng(seed)
-        network = self._networks[0]
+        network = self._network
         count = network.records
         shape = (count, self.views, *self._head.input_shape)
         inputs = generator.random(shape, dtype=np.float32)
@@ -196,7 +168,7 @@ class NumpyEngine:
 
     def _forward(self, weights: Floats, inputs: NDArray[Any]) -> Iterator[tuple[slice, Network]]:
         """Runs all inputs through one network, as many at a time as it has room for."""
-        network = self._networks[0]
+        network = self._network
         network.load(np.ascontiguousarray(weights))
         room = network.records * self.views
         for start in range(0, len(inputs), room):
@@ -210,7 +182,7 @@ class NumpyEngine:
             yield part, network
 
     def _checked_norms(self, clip_norms: Sequence[float]) -> NDArray[np.float64]:
-        layers = len(self._networks[0].trained)
+        layers = len(self._network.trained)
         if len(clip_norms) not in (1, layers):
             raise ParameterError(
                 f"There are {len(clip_norms)} clip norms; expected one for the whole gradient, or one for"

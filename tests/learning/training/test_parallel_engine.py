@@ -1,0 +1,217 @@
+"""An engine in several processes: its sums, and what becomes of its processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from learning.engines import onnx_engine
+from learning.small_models import records
+
+from dpagent.errors import ParameterError
+from dpagent.learning.models.built_ins import built_in
+from dpagent.learning.training.engine import ClippedSum, Engine
+from dpagent.learning.training.numpy_engine.engine import NumpyEngine
+from dpagent.learning.training.parallel_engine import ParallelEngine
+
+DIGITS = built_in("digits")
+MICROBATCH = 4
+
+
+def single(**options: Any) -> NumpyEngine:
+    return NumpyEngine(DIGITS, microbatch=MICROBATCH, products="stacked", **options)
+
+
+@pytest.fixture(scope="module")
+def three() -> Iterator[ParallelEngine]:
+    engine = ParallelEngine(single(), 3)
+    yield engine
+    engine.close()
+
+
+def assert_alike(found: ClippedSum, expected: ClippedSum) -> None:
+    """To the rounding of float64, whose order of additions differs."""
+    scale = np.abs(expected.total).max()
+    np.testing.assert_allclose(found.total, expected.total, rtol=0, atol=1e-14 * scale)
+    assert found.within.tolist() == expected.within.tolist()
+    assert found.excluded == expected.excluded
+
+
+def processes_of(parent: int) -> list[int]:
+    """Its children that are not zombies."""
+    found = []
+    for directory in Path("/proc").iterdir():
+        if not directory.name.isdigit():
+            continue
+        try:
+            state, owner = (directory / "stat").read_text().rpartition(")")[2].split()[:2]
+        except OSError:
+            continue
+        if int(owner) == parent and state != "Z":
+            found.append(int(directory.name))
+    return found
+
+
+def until_gone(process: int) -> None:
+    for _ in range(500):
+        if not Path(f"/proc/{process}").exists():
+            return
+        time.sleep(0.02)
+    pytest.fail(f"process {process} is still there")
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    count=st.integers(0, 120),
+    is_bytes=st.booleans(),
+    per_layer=st.booleans(),
+    broken=st.sets(st.integers(0, 119), max_size=3),
+)
+def test_the_sum_is_that_of_one_process(
+    three: ParallelEngine, count: int, is_bytes: bool, per_layer: bool, broken: set[int]
+) -> None:
+    """Also of none, of fewer microbatches than processes, and of more than are shared out at once."""
+    weights, inputs, labels = records(DIGITS, max(count, 1))
+    inputs, labels = inputs[:count], labels[:count]
+    for place in broken:
+        inputs[place : place + 1] = np.nan
+    if is_bytes:
+        inputs = (np.nan_to_num(inputs) * 255).astype(np.uint8)
+    norms = [0.2] * len(DIGITS.layer_sizes) if per_layer else [0.5]
+    expected = single().clipped_sum(weights, inputs, labels, norms)
+    assert_alike(three.clipped_sum(weights, inputs, labels, norms), expected)
+
+
+@pytest.mark.parametrize("processes", [2, 3, 5])
+def test_views_are_shared_out_too(processes: int) -> None:
+    weights, inputs, labels = records(DIGITS, 46)
+    views = inputs[: 2 * 23].reshape(23, 2, *DIGITS.input_shape)
+    engine = ParallelEngine(single(views=2), processes)
+    expected = single(views=2).clipped_sum(weights, views, labels[:23], [0.5])
+    assert_alike(engine.clipped_sum(weights, views, labels[:23], [0.5]), expected)
+    assert engine.processes == processes
+    engine.close()
+
+
+def test_onnx_runtime_computes_in_forks_as_well() -> None:
+    weights, inputs, labels = records(DIGITS, 61)
+    alone = onnx_engine(DIGITS, microbatch=8)
+    expected = alone.clipped_sum(weights, inputs, labels, [0.5])
+    engine = ParallelEngine(onnx_engine(DIGITS, microbatch=8), 3)
+    for _ in range(3):
+        assert_alike(engine.clipped_sum(weights, inputs, labels, [0.5]), expected)
+    assert engine.elsewhere_s > 0
+    engine.close()
+
+
+def test_where_a_process_ends_the_sum_is_the_same() -> None:
+    engine = ParallelEngine(single(), 3)
+    weights, inputs, labels = records(DIGITS, 61)
+    expected = single().clipped_sum(weights, inputs, labels, [0.5])
+    assert engine.is_whole
+    first, second = processes_of(os.getpid())[-2:]
+    os.kill(first, signal.SIGKILL)
+    for _ in range(2):
+        assert_alike(engine.clipped_sum(weights, inputs, labels, [0.5]), expected)
+        assert not engine.is_whole
+    os.kill(second, signal.SIGKILL)
+    until_whole_is_false = time.monotonic() + 10
+    while engine._forks[1].is_there() and time.monotonic() < until_whole_is_false:
+        time.sleep(0.01)
+    assert not engine._forks[1].is_there(), "noticed without a question"
+    assert_alike(engine.clipped_sum(weights, inputs, labels, [0.5]), expected)
+    for process in (first, second):
+        until_gone(process)
+    engine.close()
+
+
+class FailsElsewhere:
+    """Computes in the process that it was made in only."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine, self._home = engine, os.getpid()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def clipped_sum(self, *arguments: Any) -> ClippedSum:
+        if os.getpid() != self._home:
+            raise MemoryError
+        return self._engine.clipped_sum(*arguments)
+
+
+def test_a_share_that_fails_elsewhere_is_computed_here() -> None:
+    engine = ParallelEngine(FailsElsewhere(single()), 3)  # type: ignore[arg-type]
+    weights, inputs, labels = records(DIGITS, 61)
+    expected = single().clipped_sum(weights, inputs, labels, [0.5])
+    for _ in range(2):
+        assert_alike(engine.clipped_sum(weights, inputs, labels, [0.5]), expected)
+    assert engine.is_whole
+    engine.close()
+
+
+def test_what_fails_here_leaves_no_answer_for_the_next_question(three: ParallelEngine) -> None:
+    weights, inputs, labels = records(DIGITS, 61)
+    with pytest.raises(ParameterError, match="clip norm"):
+        three.clipped_sum(weights, inputs, labels, [-1.0])
+    expected = single().clipped_sum(weights, inputs, labels, [0.5])
+    assert_alike(three.clipped_sum(weights, inputs, labels, [0.5]), expected)
+
+
+def test_the_processes_end_with_the_engine_and_keep_no_connection_open() -> None:
+    ours, theirs = socket.socketpair()
+    engine = ParallelEngine(single(), 3)
+    added = processes_of(os.getpid())[-2:]
+    ours.close()
+    theirs.settimeout(10)
+    assert theirs.recv(1) == b"", "a fork holds the other end"
+    theirs.close()
+    engine.close()
+    for process in added:
+        until_gone(process)
+    engine = ParallelEngine(single(), 2)
+    added = processes_of(os.getpid())[-1:]
+    del engine
+    until_gone(added[0])
+
+
+PARENT = """
+import os, sys, time
+from dpagent.learning.models.built_ins import built_in
+from dpagent.learning.training.numpy_engine.engine import NumpyEngine
+from dpagent.learning.training.parallel_engine import ParallelEngine
+
+engine = ParallelEngine(NumpyEngine(built_in("digits"), microbatch=4, products="stacked"), 3)
+print("made", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_the_processes_end_with_their_parent_however_it_ends(number: signal.Signals) -> None:
+    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert parent.stdout is not None
+    assert parent.stdout.readline() == b"made\n"
+    forks = processes_of(parent.pid)
+    assert len(forks) == 2
+    parent.send_signal(number)
+    parent.communicate(timeout=30)
+    for process in forks:
+        until_gone(process)
+
+
+@pytest.mark.parametrize("processes", [0, 1, 65])
+def test_a_number_of_processes_out_of_range_is_named(processes: int) -> None:
+    with pytest.raises(ParameterError, match=f"processes is {processes}"):
+        ParallelEngine(single(), processes)
