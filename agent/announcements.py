@@ -7,7 +7,6 @@ disk, so that a round is decided on once and charged once; :mod:`agent.cycle` ta
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import math
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from enum import Enum, auto
 from typing import Final
 
 from agent.admission import may_send
+from agent.charges import digest_of
 from agent.columns import account_name
 from agent.limit_settings import LimitSettings
 from agent.limits import BeyondLimitError, require_size
@@ -23,7 +23,7 @@ from agent.publisher import Publisher, Slots
 from agent.rounds import RoundState
 from agent.state import AgentState
 from dpagent.clock import Clock
-from dpagent.protocol.codec import MessageError, encode
+from dpagent.protocol.codec import MessageError
 from dpagent.protocol.fragments import Assembler
 from dpagent.protocol.messages import ModelChunk, Plan
 from dpagent.wording import counted
@@ -40,8 +40,8 @@ class Phase(Enum):
     DECIDE = auto()
     """Admit it, or decline it."""
     REPEAT = auto()
-    """It is charged, and nothing has left: a crash came between. Run it under that charge. Or it is sat out,
-    and what was rehearsed ended."""
+    """It is charged, and nothing has left: a crash came between. Run it under that charge. Or the device is
+    sitting it out, and the same has come between: rehearse it again."""
     PREPARE = auto()
     """Wait until it is prepared; then charge it, unless it is."""
     TRAIN = auto()
@@ -56,7 +56,7 @@ class Announced:
 
     plan: Plan
     digest: bytes
-    """See :func:`digest_of`."""
+    """See :func:`~agent.charges.digest_of`."""
     phase: Phase
     begins_at: float
     """No work on it begins before; once it trains, the point of the grid from which its slots are counted."""
@@ -163,6 +163,7 @@ class Announcements:
             if before.phase is Phase.TRAIN or now < before.fixed_until:
                 return  # It will send in the window of the plan that was decided on, whatever that is.
             if before.phase in (Phase.PREPARE, Phase.REPEAT) and before.digest == digest:
+                before.plan = plan  # Its deadline may be another.
                 return
         underway = self._underway
         if is_new and underway is not None and now < underway.fixed_until and underway.digest == digest:
@@ -176,18 +177,28 @@ class Announcements:
             begins_at = max(now, self._busy_until)
             self.current = before = Announced(plan, digest, phase, begins_at, now + _ASK_AGAIN_S)
         before.phase = phase
+        if phase is Phase.REPEAT:
+            before.why_not = self._state.sitting_out(plan.job.hex(), plan.round)
         if phase is Phase.DECIDE:
             self._state.offer(plan.job.hex(), plan.round, digest, self._clock.unix())
         self._schedule(before)
 
     def _phase_of(self, plan: Plan, digest: bytes) -> Phase:
-        job = plan.job.hex()
+        """What is left to do, by what is on disk.
+
+        A round that is charged and one that is sat out are in the same phase at the same time. The ledger
+        says for which plan a round was charged; one that is charged for other records is over for these.
+        """
+        job, ledger = plan.job.hex(), self._state.ledger
         known = self._state.round(job, plan.round)
-        if self._state.ledger.is_charged(self._dataset, job, plan.round):
-            if known is not None and known.state is RoundState.CHARGED and known.plan == digest:
-                return Phase.REPEAT
-            return Phase.SETTLED
-        if known is not None and known.state is RoundState.SAT_OUT:
+        state = None if known is None else known.state
+        if charged_for := ledger.plans_charged(job, plan.round):
+            is_ours = bool(ledger.trusts_of(self._dataset, job, plan.round))
+            is_this = is_ours and charged_for == {digest.hex()}
+            return Phase.REPEAT if is_this and state is RoundState.CHARGED else Phase.SETTLED
+        if known is not None and state is RoundState.SITTING_OUT:
+            return Phase.REPEAT if known.plan == digest else Phase.SETTLED
+        if state in (RoundState.SAT_OUT, RoundState.MISSED):
             return Phase.SETTLED
         return Phase.SETTLED if self._declined == (digest, plan.deadline) else Phase.DECIDE
 
@@ -212,15 +223,15 @@ class Announcements:
         """
         job, number = announced.plan.job.hex(), announced.plan.round
         known = self._state.round(job, number)
-        if known is not None:
-            if known.plan != announced.digest:
-                return False
-            if known.state not in (RoundState.SPOOLED, RoundState.PUBLISHED):
-                return True  # Dummies trust nobody.
+        if known is None:
+            return True
+        if known.plan != announced.digest:
+            return False
+        if known.state not in (RoundState.SPOOLED, RoundState.PUBLISHED):
+            return True  # Dummies trust nobody.
+        # Without a charge of these records it was spooled for others, under another configuration.
         ledger, limits = self._state.ledger, self._limits
         trusts = ledger.trusts_of(self._dataset, job, number)
-        if not trusts:
-            return True
         charged = [ledger.accounts.job(account_name(self._dataset, trust), job) for trust in trusts]
         is_proven = all(account is None or math.isfinite(account.epsilon) for account in charged)
         return any(trust in limits.trust for trust in trusts) and (is_proven or limits.allow_unproven)
@@ -309,9 +320,3 @@ def log_expired(fragments: int) -> None:
     """Warn of fragments that were given up, if there are any."""
     if fragments:
         log.warning("%s expired: the round closed before it counted them", counted(fragments, "fragment"))
-
-
-def digest_of(plan: Plan) -> bytes:
-    """SHA-256 of a plan but for its deadline, which the coordinator puts off, and which nothing is charged
-    for."""
-    return hashlib.sha256(encode(plan.model_copy(update={"deadline": 0.0}))).digest()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
@@ -19,6 +20,8 @@ from dpagent.privacy.mechanisms.mechanism import JOB_ASSUMPTIONS, Mechanism, Pla
 from dpagent.privacy.mechanisms.registry import mechanism_named
 from dpagent.privacy.mechanisms.two_point_rounds import TwoPointRound
 from dpagent.privacy.statement import BudgetStatement
+from dpagent.protocol.codec import encode
+from dpagent.protocol.messages import Plan
 from dpagent.protocol.task import RoundTask
 
 _TOLERANCE: Final = 1e-6
@@ -115,6 +118,8 @@ class Charge(ABC):
     dimension: int
     statistical_distance: float
     """Distance of the noise from its ideal distribution."""
+    plan: str
+    """:func:`digest_of` the round's plan, in hexadecimal: the round is run, and run again, for no other."""
     schedule: str
     """SHA-256 of the job's announced schedule, pinned at its first charge."""
     job_epsilon: Epsilon
@@ -202,6 +207,12 @@ class ReportCharge(Charge):
         return TwoPointRound(self.noise_multiplier, self.coordinates, self.dimension)
 
 
+def digest_of(plan: Plan) -> bytes:
+    """SHA-256 of a plan but for its deadline, which the coordinator puts off, and which nothing is charged
+    for."""
+    return hashlib.sha256(encode(plan.model_copy(update={"deadline": 0.0}))).digest()
+
+
 def charge_of(task: RoundTask, price: Price, *, charged_at: str) -> Charge:
     """The charge of a price for an admitted round."""
     mechanism = price.mechanism
@@ -213,6 +224,7 @@ def charge_of(task: RoundTask, price: Price, *, charged_at: str) -> Charge:
         "noise_multiplier": mechanism.noise_multiplier,
         "dimension": mechanism.dimension,
         "statistical_distance": mechanism.statistical_distance,
+        "plan": digest_of(task.plan).hex(),
         "schedule": task.schedule_digest,
         "delta": task.plan.delta,
         "charged_at": charged_at,

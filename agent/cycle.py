@@ -23,7 +23,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from agent.admission import TooLate, admit, require_finite, require_key, require_time_left
-from agent.announcements import Announced, Announcements, Model, Phase, log_expired
+from agent.announcements import Announced, Announcements, Model, Phase
 from agent.charges import Price, charge_of
 from agent.limit_settings import LimitSettings
 from agent.limits import require_training_time, require_within
@@ -250,6 +250,9 @@ class Cycle:
                 self._sitting_out.give_up(announced, str(error))
                 return
             log.info("round %d of %d: again, under the charge it has", task.plan.round, task.plan.rounds)
+        elif not self._sitting_out.hides(announced.plan):  # So have they here.
+            self._sitting_out.decline_after(announced, announced.why_not)
+            return
         self._prepare(announced, task, (), model, self._clock.monotonic(), is_decided=True)
 
     # The training process prepares the round. It has read no record either.
@@ -281,7 +284,8 @@ class Cycle:
             slots = self._slots(admitted, longest_s, took_s)
             if not admitted.is_decided:
                 ends_at = slots.begins_at + slots.number * self._publisher.slot_s(plan)
-                require_time_left(plan, self._clock.unix(), ends_at - self._clock.monotonic())
+                # Its deadline may have been put off meanwhile.
+                require_time_left(announced.plan, self._clock.unix(), ends_at - self._clock.monotonic())
         except TooLate as error:
             self._sitting_out.decline_late(announced, why_not or str(error), admitted.began_at)
             return
@@ -291,8 +295,12 @@ class Cycle:
             else:
                 self._sitting_out.decline(announced, why_not or str(error), admitted.began_at)
             return
-        if admitted.prices:
-            self._charge(admitted.task, admitted.prices)
+        if not admitted.is_decided:
+            if why_not is None:
+                self._charge(admitted.task, admitted.prices)
+            else:
+                self._sitting_out.begin(announced, why_not)
+        self._sitting_out.give_up_others(plan)
         # The slots begin at a point of the grid, so that training has whole ones, whatever came before: the
         # coordinator chooses when the last chunk comes, and how long its plan takes to decide on.
         announced.phase = Phase.TRAIN
@@ -319,9 +327,6 @@ class Cycle:
         self._state.charge([charge_of(task, each, charged_at=charged_at) for each in prices], now)
         spent = "; ".join(self._state.ledger.spending(each.account) for each in prices)
         log.info("round %d of %d: charged, %s", plan.round, plan.rounds, spent)
-        job = plan.job.hex()
-        log_expired(self._state.expire_other_rounds(job, plan.round, now))
-        self._state.forget_other_jobs(job)
 
     # The round is charged: records are read, in the training process.
 

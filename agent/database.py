@@ -88,7 +88,7 @@ class StateDatabase:
 
     @contextmanager
     def entry(self) -> Iterator[None]:
-        """A transaction that appends to the ledger; the heads follow it.
+        """A transaction that may append to the ledger; the heads follow it.
 
         Raises:
             StorageError: The entry is not durable; or, if only a head could not be written, it is.

@@ -20,7 +20,7 @@ import math
 import sqlite3
 from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -50,6 +50,13 @@ class Entry:
     number: int
     record: Record
     digest: bytes
+
+
+class _Charged(NamedTuple):
+    """A charge, by the number of its entry, and the plan that it is for."""
+
+    entry: int
+    plan: str
 
 
 def create_ledger(connection: sqlite3.Connection) -> None:
@@ -141,7 +148,9 @@ class Ledger:
         self.digests = [entry.digest for entry in entries]
         """The hashes of all entries, in order."""
         self._budgets: dict[str, Budget] = {}
-        self._charges: dict[tuple[str, str, int], int] = {}
+        self._charges: dict[tuple[str, int], dict[str, _Charged]] = {}
+        """By job and round, and then by account."""
+        self._number_of_charges = 0
         for entry in entries:
             self._learn(entry.number, entry.record)
 
@@ -161,25 +170,25 @@ class Ledger:
         self._append(lost)
         self.accounts.write_off(lost)
 
-    def is_charged(self, dataset: str, job: str, round_number: int) -> bool:
-        """Whether an account of the dataset has a charge for that round of that job."""
-        return bool(self.trusts_of(dataset, job, round_number))
+    def plans_charged(self, job: str, round_number: int) -> set[str]:
+        """The plans, by their digest in hexadecimal, that a round was charged for, on any dataset: one, if it
+        was charged at all."""
+        return {charged.plan for charged in self._charges.get((job, round_number), {}).values()}
 
     def trusts_of(self, dataset: str, job: str, round_number: int) -> tuple[Trust, ...]:
         """The parties that the charges for a round trust, one for each account of the dataset that has
         one."""
-        return tuple(
-            trust for trust in SCOPES if (account_name(dataset, trust), job, round_number) in self._charges
-        )
+        charged = self._charges.get((job, round_number), {})
+        return tuple(trust for trust in SCOPES if account_name(dataset, trust) in charged)
 
     @property
     def number_of_charges(self) -> int:
         """Of all data sets."""
-        return len(self._charges)
+        return self._number_of_charges
 
     def charges_for(self, rounds: Collection[tuple[str, int]]) -> list[int]:
         """The numbers of the charges for rounds, given by job and number, on any dataset."""
-        return [entry for (_, job, number), entry in self._charges.items() if (job, number) in rounds]
+        return [charged.entry for each in rounds for charged in self._charges.get(each, {}).values()]
 
     @property
     def datasets(self) -> tuple[str, ...]:
@@ -241,6 +250,8 @@ class Ledger:
             case BudgetChange():
                 self._budgets[record.dataset] = Budget(record.epsilon, record.delta)
             case Charge():
-                self._charges[record.dataset, record.job, record.round] = number
+                charged = self._charges.setdefault((record.job, record.round), {})
+                charged[record.dataset] = _Charged(number, record.plan)
+                self._number_of_charges += 1
             case WriteOff():
                 pass

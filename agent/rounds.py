@@ -2,21 +2,26 @@
 
     offered ──► charged ──► spooled ──► published ──► receipted
        │           └────────────┴───────────┴───────► expired
-       └► declined, sat out, or missed
+       ├──────► sitting out ──► sat out
+       │           └───────────────────────────────► missed
+       └► declined, or missed
 
 *Offered*: its signed plan has arrived. Admission, which reads no record, declines it or ends it in *charged*;
 the charge and that state are one transaction, so that no state lies between them. A *charged* round has left
 nothing: after a crash it is done again under the same charge, with a fresh lot and fresh noise, but only for
-the very plan that was charged. *Spooled*: its fragments are on disk, and no record is read for it
-again. *Published*: each fragment has left at least once. *Receipted*: the coordinator has counted all of
-them. *Expired*: another round of its job began before that, or one of another was charged; or the device's
-limits exclude the round by now.
+the very plan that was charged, as the ledger has it. *Spooled*: its fragments are on disk, and no record is
+read for it again. *Published*: each fragment has left at least once. *Receipted*: the coordinator has counted
+all of them. *Expired*: another round of its job began before that, or one of another was charged; or the
+device's limits exclude the round by now.
 
-*Missed*: another round of its job began before it was decided on.
+*Missed*: another round of its job began, or the job ended, before it was decided on, or while it was sat out.
+It is over, as a charged one is then.
 
-A *declined* round is decided on again when its deadline is put off, or after a restart. It is *sat
-out* if dummies are spooled in place of its fragments: fragments beside them would show, so it never runs.
-Dummies go through the spool like fragments, but the state of a round does not follow them.
+A *declined* round is decided on again when its deadline is put off, or after a restart. Where dummies hide
+that a device takes no part, a round goes through states in pairs: *sitting out* is written when *charged*
+would be, and *sat out* when *spooled* would be, with dummies in the spool in place of fragments. What
+follows from one of a pair, after a crash or another announcement, follows from the other. The state of a
+round does not follow its dummies.
 """
 
 from __future__ import annotations
@@ -29,8 +34,6 @@ from typing import Final
 _KEPT: Final = 2_000
 """Rounds that stay on record, besides those that have still to be run or sent; a coordinator can offer any
 number of them."""
-_SAT_OUT_KEPT: Final = 4
-"""Rounds that are sat out whose dummies stay until another is charged, each of another job."""
 
 
 class RoundState(StrEnum):
@@ -38,6 +41,7 @@ class RoundState(StrEnum):
 
     OFFERED = "offered"
     DECLINED = "declined"
+    SITTING_OUT = "sitting out"
     SAT_OUT = "sat out"
     CHARGED = "charged"
     SPOOLED = "spooled"
@@ -54,10 +58,12 @@ class KnownRound:
     Attributes:
         state: where it stands.
         plan: SHA-256 of its plan.
+        reason: why it is declined, or sat out, or holds noise alone; or None.
     """
 
     state: RoundState
     plan: bytes
+    reason: str | None = None
 
 
 def create_rounds(connection: sqlite3.Connection) -> None:
@@ -89,9 +95,9 @@ class Rounds:
     def find(self, job: str, number: int) -> KnownRound | None:
         """A round, or None if it was never offered, or long ago."""
         row = self._connection.execute(
-            "SELECT state, plan FROM rounds WHERE job = ? AND round = ?", (job, number)
+            "SELECT state, plan, reason FROM rounds WHERE job = ? AND round = ?", (job, number)
         ).fetchone()
-        return None if row is None else KnownRound(RoundState(row["state"]), row["plan"])
+        return None if row is None else KnownRound(RoundState(row["state"]), row["plan"], row["reason"])
 
     def latest(self, job: str) -> int:
         """The greatest number of a job's rounds on record; 0 if there is none."""
@@ -112,11 +118,19 @@ class Rounds:
         )
         self._connection.execute(
             """DELETE FROM rounds WHERE number <= (SELECT max(number) FROM rounds) - ?
-            AND state NOT IN ('charged', 'spooled', 'published')""",
+            AND state NOT IN ('charged', 'spooled', 'published', 'sitting out')""",
             (_KEPT,),
         )
 
-    def move(self, job: str, number: int, state: RoundState, now: float, reason: str | None = None) -> None:
+    def move(
+        self,
+        job: str,
+        number: int,
+        state: RoundState,
+        now: float,
+        reason: str | None = None,
+        plan: bytes | None = None,
+    ) -> None:
         """Bring a round to a state.
 
         Args:
@@ -125,11 +139,12 @@ class Rounds:
             state: the new one.
             now: Unix time.
             reason: why it was declined, or why it holds noise alone; otherwise the one on record stays.
+            plan: SHA-256 of the plan that this was decided for; otherwise the one on record stays.
         """
         self._connection.execute(
-            "UPDATE rounds SET state = ?, reason = coalesce(?, reason), changed_at = ?"
-            " WHERE job = ? AND round = ?",
-            (state, reason, now, job, number),
+            "UPDATE rounds SET state = ?, reason = coalesce(?, reason), plan = coalesce(?, plan),"
+            " changed_at = ? WHERE job = ? AND round = ?",
+            (state, reason, plan, now, job, number),
         )
 
     def charged(self) -> set[tuple[str, int]]:
@@ -151,7 +166,7 @@ class Rounds:
             )
 
     def expire_others(self, job: str, number: int, now: float) -> None:
-        """Give up all rounds that are charged or beyond and not receipted, but for one."""
+        """Give up all rounds that are decided on and not receipted, but for one."""
         self._expire("NOT (job = ? AND round = ?)", (job, number), now)
 
     def expire_earlier(self, job: str, number: int, now: float) -> None:
@@ -162,16 +177,6 @@ class Rounds:
     def forget_dummies_of_others(self, job: str, number: int) -> None:
         """Drop the spool's rows of rounds that are sat out, but for one: no budget bounds their number."""
         self._forget_dummies("NOT (job = ? AND round = ?)", (job, number))
-
-    def forget_old_dummies(self) -> None:
-        """Drop the spool's rows of rounds that are sat out, but for the last few.
-
-        Not of all others: fragments stay while plans of another job come and are declined, and would show.
-        """
-        self._forget_dummies(
-            "number NOT IN (SELECT number FROM rounds WHERE state = 'sat out' ORDER BY number DESC LIMIT ?)",
-            (_SAT_OUT_KEPT,),
-        )
 
     def forget_earlier_dummies(self, job: str, number: int) -> None:
         """Drop the spool's rows of a job's earlier rounds that are sat out."""
@@ -190,7 +195,7 @@ class Rounds:
         self._miss("job = ?", (job,), now)
 
     def expire_all(self, now: float) -> None:
-        """Give up all rounds that are charged or beyond and not receipted."""
+        """Give up all rounds that are decided on and not receipted."""
         self._expire("true", (), now)
 
     def expire_spooled(self) -> None:
@@ -203,6 +208,10 @@ class Rounds:
         self._connection.execute(
             "UPDATE rounds SET state = 'expired', changed_at = ? WHERE state IN ('charged', 'spooled',"
             f" 'published') AND {which}",
+            (now, *values),
+        )
+        self._connection.execute(
+            f"UPDATE rounds SET state = 'missed', changed_at = ? WHERE state = 'sitting out' AND {which}",
             (now, *values),
         )
 
@@ -224,13 +233,13 @@ class Explained:
 
 def declined_rounds(connection: sqlite3.Connection) -> list[Explained]:
     """Rounds that the device does not take part in, in order, the first of each job and reason."""
-    which = "state IN ('declined', 'sat out') GROUP BY job, reason HAVING number = min(number)"
+    which = "state IN ('declined', 'sitting out', 'sat out') GROUP BY job, reason HAVING number = min(number)"
     return _explained(connection, which)
 
 
 def noise_alone_rounds(connection: sqlite3.Connection) -> list[Explained]:
     """Rounds for which the device sent noise alone, in order."""
-    which = "state NOT IN ('offered', 'declined', 'sat out', 'missed') AND reason IS NOT NULL"
+    which = "state NOT IN ('offered', 'declined', 'sitting out', 'sat out', 'missed') AND reason IS NOT NULL"
     return _explained(connection, which)
 
 

@@ -2,10 +2,11 @@
 
 If the owner of the device wants that to stay hidden (``limits.dummy_traffic``), a dummy leaves in the place
 of each fragment, when an update would. The training process does the work of an update, without a record, and
-its failures have the same consequences. The dummies are on disk when an update would be: after a power cut
-before that, a device that sits out decides again, as one that takes part trains again. A round for which the
-device is *too late* gets none: one that takes part would be as late, and as silent. So that round alone is
-decided on again when its deadline is put off.
+its failures have the same consequences. What a device that takes part writes to its disk has a counterpart:
+the charge, and the end of what other rounds have still to send, where its slots begin; the update, where they
+end. So a power cut, a plan of another job, or a disk that is slow or full is met in the same state. A round
+for which the device is *too late* gets no dummies: one that takes part would be as late, and as silent. So
+that round alone is decided on again when its deadline is put off.
 """
 
 from __future__ import annotations
@@ -14,10 +15,9 @@ import logging
 from typing import Final
 
 from agent.admission import may_send
-from agent.announcements import Announced, Announcements, Phase
+from agent.announcements import Announced, Announcements, Phase, log_expired
 from agent.limit_settings import LimitSettings
 from agent.publisher import Publisher, Slots
-from agent.rounds import RoundState
 from agent.spool import SpooledFragment
 from agent.state import AgentState
 from dpagent.clock import Clock
@@ -60,6 +60,18 @@ class SittingOut:
         hide them."""
         return self._limits.dummy_traffic and may_send(plan, self._limits)
 
+    def begin(self, announced: Announced, reason: str) -> None:
+        """Sit out a round of which it is known how long training would take."""
+        plan = announced.plan
+        log.warning("sitting out round %d of job %s: %s", plan.round, plan.job.hex()[:8], reason)
+        self._state.sit_out(plan.job.hex(), plan.round, announced.digest, reason, self._clock.unix())
+
+    def give_up_others(self, plan: Plan) -> None:
+        """A round is charged, or sat out: what others have still to send leaves no more."""
+        job = plan.job.hex()
+        log_expired(self._state.expire_other_rounds(job, plan.round, self._clock.unix()))
+        self._state.forget_other_jobs(job)
+
     def decline(self, announced: Announced, reason: str, began_at: float) -> None:
         """Decline a round without knowing how long training would take; its dummies leave after one slot.
 
@@ -78,16 +90,20 @@ class SittingOut:
 
         A round that another has replaced meanwhile is left as it is: an update would not leave either.
         """
-        if not self.is_open(announced.plan):
+        plan = announced.plan
+        if not self.is_open(plan):
             announced.phase = Phase.SETTLED
             return
-        self._settle(announced, reason, self._dummies(announced.plan))
+        if not (dummies := self._dummies(plan)):
+            self._settle(announced, reason, [])  # The device's limits have changed since.
+            return
+        self._announcements.settle_declined(announced)
+        self._state.spool_dummies(plan.job.hex(), plan.round, dummies, self._clock.unix())
         self._publisher.draw_times()
 
     def is_open(self, plan: Plan) -> bool:
-        """Whether a round that is sat out still is the one that is offered."""
-        known = self._state.round(plan.job.hex(), plan.round)
-        return known is not None and known.state is RoundState.OFFERED
+        """Whether the device is sitting a round out, and no other has replaced it."""
+        return self._state.sitting_out(plan.job.hex(), plan.round) is not None
 
     def decline_late(self, announced: Announced, reason: str, began_at: float) -> None:
         """Decline a round for its deadline alone, in silence; see :meth:`decline`."""
@@ -127,5 +143,6 @@ class SittingOut:
     def _schedule(self, announced: Announced, slots: Slots, dummies: list[SpooledFragment]) -> None:
         """Give dummies the times that fragments would have, had the device decided at once to take part."""
         if dummies:
+            self.give_up_others(announced.plan)
             self._announcements.begin_slots(announced, slots)
             self._publisher.draw_times()

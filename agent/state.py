@@ -88,6 +88,11 @@ class AgentState(StateDatabase):
         with ledger_errors(self.file):
             return self.rounds.latest(job)
 
+    def sitting_out(self, job: str, number: int) -> str | None:
+        """Why the device is sitting a round out; None if it is not."""
+        known = self.round(job, number)
+        return known.reason if known is not None and known.state is RoundState.SITTING_OUT else None
+
     def offer(self, job: str, number: int, plan: bytes, now: float) -> None:
         """A plan with the SHA-256 ``plan`` has arrived, at the Unix time ``now``."""
         with ledger_errors(self.file), transaction(self.connection):
@@ -102,8 +107,19 @@ class AgentState(StateDatabase):
         with ledger_errors(self.file), transaction(self.connection):
             self.rounds.move(job, number, state, now, reason)
             self.spool.put(job, number, dummies)
-            if dummies:
-                self.rounds.forget_old_dummies()
+
+    def sit_out(self, job: str, number: int, plan: bytes, reason: str, now: float) -> None:
+        """The device sits a round out, and hides that. As much is written, as durably, as by a charge.
+
+        Args:
+            job: its job, in hexadecimal.
+            number: its number.
+            plan: the SHA-256 of its plan.
+            reason: why, for the owner.
+            now: Unix time.
+        """
+        with self.entry():
+            self.rounds.move(job, number, RoundState.SITTING_OUT, now, reason, plan)
 
     def give_up(self, job: str, number: int, now: float, dummies: Iterable[SpooledFragment]) -> None:
         """The device runs a charged round no more, of which nothing has left; dummies leave in its place."""
@@ -128,7 +144,8 @@ class AgentState(StateDatabase):
         with self.entry():
             for charge in charges:
                 self.ledger.charge(charge)
-            self.rounds.move(charges[0].job, charges[0].round, RoundState.CHARGED, now)
+            one = charges[0]
+            self.rounds.move(one.job, one.round, RoundState.CHARGED, now, plan=bytes.fromhex(one.plan))
             faults.reached(FaultPoint.AGENT_CHARGE_WRITTEN)
         faults.reached(FaultPoint.AGENT_HEAD_SAVED)
 
@@ -148,12 +165,22 @@ class AgentState(StateDatabase):
             LedgerError: another agent, with a copy of the directory, has spooled it under the same charge.
             StorageError: it cannot be written.
         """
+        self._spool(job, number, fragments, RoundState.SPOOLED, now, failure)
+
+    def spool_dummies(self, job: str, number: int, dummies: Iterable[SpooledFragment], now: float) -> None:
+        """Spool the dummies of a round that the device sits out, as :meth:`spool_round` does fragments."""
+        self._spool(job, number, dummies, RoundState.SAT_OUT, now, None)
+
+    def _spool(
+        self, job: str, number: int, fragments: Iterable[SpooledFragment], state: RoundState, now: float,
+        reason: str | None,
+    ) -> None:  # fmt: skip
         faults.reached(FaultPoint.AGENT_TRAINED)
         if (second := read_second_head(self.files.second_head)) is not None:
             self.require_kept(second)
         with ledger_errors(self.file), transaction(self.connection):
             self.spool.put(job, number, fragments)
-            self.rounds.move(job, number, RoundState.SPOOLED, now, failure)
+            self.rounds.move(job, number, state, now, reason)
             faults.reached(FaultPoint.AGENT_SPOOL_WRITTEN)
         faults.reached(FaultPoint.AGENT_SPOOLED)
         # From here on, an older copy of the state may not run the round again.

@@ -104,5 +104,5 @@ def test_a_device_that_goes_on_with_a_backup_gives_up_what_was_spooled(
         known = state.round(PLAN.job.hex(), PLAN.round)
         assert known is not None
         assert known.state is RoundState.EXPIRED
-        assert state.ledger.is_charged(settings.data.name, PLAN.job.hex(), PLAN.round)
+        assert state.ledger.trusts_of(settings.data.name, PLAN.job.hex(), PLAN.round)
         assert state.spool.pending() == {}

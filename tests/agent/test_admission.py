@@ -207,7 +207,7 @@ def test_no_order_of_announcements_spends_more_than_the_budget(states: Any, orde
             take_part(state, make_plan(round=number))
         except Declined:
             continue
-    charged = [number for number in order if state.ledger.is_charged(DATASET, (b"j" * 16).hex(), number)]
+    charged = [number for number in order if state.ledger.trusts_of(DATASET, (b"j" * 16).hex(), number)]
     spent = price_of(*(NOISE[number - 1] for number in charged)) if charged else 0.0
     assert spent <= state.ledger.budget(DATASET).epsilon * (1 + 1e-9)
 

@@ -21,9 +21,8 @@ from fleets import DIGITS, agent_values, make_plan, run_agent, write_agent
 from ledgers import charge_and_spool, charge_for, open_state
 from observers import Announcer, in_an_hour
 
-from agent.announcements import digest_of
 from agent.audit import verify
-from agent.charges import Budget
+from agent.charges import Budget, digest_of
 from agent.daemon import Agent
 from agent.settings import load_agent_settings
 from agent.spool import SpooledFragment

@@ -191,7 +191,7 @@ def test_a_crash_between_commit_and_head_is_fine(path: Path) -> None:
     (path / "ledger.head").write_bytes(head)
     assert verify(path).charges == 2
     state = open_state(path)
-    assert state.ledger.is_charged(DATASET, (b"j" * 16).hex(), 2)
+    assert state.ledger.trusts_of(DATASET, (b"j" * 16).hex(), 2)
     state.close()
     assert json.loads((path / "ledger.head").read_text())["entries"] == 3
 

@@ -84,7 +84,7 @@ class Device:
         state = self.opened()
         known = state.round(JOB, 1)
         stood = "none" if known is None else str(known.state)
-        charged = state.ledger.is_charged(DATASET, JOB, 1)
+        charged = bool(state.ledger.trusts_of(DATASET, JOB, 1))
         assert charged is (stood not in ("none", "offered"))
         spooled = state.connection.execute("SELECT count(*) FROM fragments WHERE job = ?", (JOB,)).fetchone()
         assert spooled[0] == (0 if stood in ("none", "offered", "charged") else len(SENT))

@@ -112,7 +112,7 @@ def test_a_second_head_that_is_older_costs_nothing(path: Path) -> None:
     state.close()
     files_of(path).second_head.write_bytes(old)
     state = open_state(path)
-    assert state.ledger.is_charged(DATASET, JOB, 2)
+    assert state.ledger.trusts_of(DATASET, JOB, 2)
     state.close()
     second = read_second_head(files_of(path).second_head)
     assert second is not None

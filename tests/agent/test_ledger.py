@@ -89,9 +89,9 @@ def test_a_restart_reproduces_what_was_spent_to_the_last_bit(path: Path) -> None
     assert state.ledger.epsilon_spent(DATASET) == spent > 0
     assert state.ledger.accounts.others(DATASET, "") == other
     assert asdict(charge_for(make_plan(job=b"l" * 16), DATA, state.ledger)) == asdict(again)
-    assert state.ledger.is_charged(DATASET, (b"j" * 16).hex(), 2)
-    assert not state.ledger.is_charged(DATASET, (b"j" * 16).hex(), 3)
-    assert not state.ledger.is_charged("other", (b"j" * 16).hex(), 2)
+    assert state.ledger.trusts_of(DATASET, (b"j" * 16).hex(), 2)
+    assert not state.ledger.trusts_of(DATASET, (b"j" * 16).hex(), 3)
+    assert not state.ledger.trusts_of("other", (b"j" * 16).hex(), 2)
     state.close()
 
 

@@ -63,7 +63,7 @@ def test_jobs_that_trust_the_coordinator_leave_the_budget_of_others_alone(tmp_pa
     assert accounts.reserved("digits") == before
     assert accounts.reserved(ACCOUNT) == Budget(charge.job_epsilon, 1e-5)
     assert state.ledger.epsilon_spent(ACCOUNT) == charge.cumulative_epsilon > 0
-    assert state.ledger.is_charged("digits", UPDATE_JOB.hex(), 1)
+    assert state.ledger.trusts_of("digits", UPDATE_JOB.hex(), 1)
     with pytest.raises(Declined, match=f"a newer job, {UPDATE_JOB.hex()}"):
         admit(make_task(round=2), DATA, state.ledger, "digits", TRUSTING, now=0.0)
     assert "device level, trusting the coordinator" in state.ledger.spending_of("digits")

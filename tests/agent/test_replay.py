@@ -126,7 +126,7 @@ def charges_of(delta: float, rounds: int, sigma: float = 20.0) -> list[Charge | 
             dataset=DATASET, job="j", round=1, mechanism="discrete-gaussian",
             noise_multiplier=sigma, parameters={"resolution": 65_536}, clip_norm=1.0,
             accumulation_slack=0.001, dimension=10, sampling_rate=0.1, steps=1, granularity=0.0,
-            statistical_distance=0.0, schedule="s", job_epsilon=reserved, delta=delta,
+            statistical_distance=0.0, plan="p", schedule="s", job_epsilon=reserved, delta=delta,
             cumulative_epsilon=0.0, cumulative_delta=delta, charged_at="",
             accountant=account.name, loss_grid=grid_of(account),
         )

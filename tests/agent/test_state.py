@@ -65,13 +65,14 @@ def test_a_round_goes_through_its_states(state: AgentState) -> None:
     state.decline(job, 1, "too dear", 2.0)
     assert state_of(state, 1) == "declined"
     state.offer(job, 1, b"p" * 32, 3.0)
-    state.charge([charge_for(make_plan(), DATA, state.ledger)], 4.0)
+    charge = charge_for(make_plan(), DATA, state.ledger)
+    state.charge([charge], 4.0)
     assert state_of(state, 1) == "charged"
-    assert state.ledger.is_charged(DATASET, job, 1)
+    assert state.ledger.trusts_of(DATASET, job, 1)
     state.offer(job, 1, b"q" * 32, 5.0)
     known = state.round(job, 1)
     assert known is not None
-    assert (known.state, known.plan) == ("charged", b"p" * 32), "another plan does not take over its charge"
+    assert (known.state, known.plan.hex()) == ("charged", charge.plan), "another plan takes over no charge"
     first, second = fragments(1, 2)
     state.spool_round(job, 1, [first, second], 6.0, None)
     assert state_of(state, 1) == "spooled"
@@ -107,7 +108,7 @@ def test_a_flood_of_offers_stays_bounded_and_frees_no_charge(state: AgentState) 
         for number in range(3_000):
             state.rounds.offer("other", number + 1, bytes(32), 0.0)
     assert state.connection.execute("SELECT count(*) FROM rounds").fetchone()[0] <= 2_001
-    assert state.ledger.is_charged(DATASET, (b"j" * 16).hex(), 1)
+    assert state.ledger.trusts_of(DATASET, (b"j" * 16).hex(), 1)
     assert state_of(state, 1) == "spooled"
 
 
@@ -157,7 +158,7 @@ def test_a_head_that_cannot_be_written_does_not_unsettle_the_ledger(path: Path, 
     with pytest.raises(StorageError):
         charge_rounds(state, 2)
     assert [row[0] for row in entries(state.connection)] == [1, 2, 3]
-    assert state.ledger.is_charged(DATASET, (b"j" * 16).hex(), 2)
+    assert state.ledger.trusts_of(DATASET, (b"j" * 16).hex(), 2)
     (path / ".ledger.head.new").rmdir()
     charge_rounds(state, 3)
     assert verify(path).charges == 3
