@@ -150,6 +150,7 @@ class Checker:
                 known = bytes.fromhex(record["job"]) in self.capture.jobs
                 self._expect(known, f"{name}: charged for an unknown job")
                 device.charges.setdefault(record["round"], []).append(record["dataset"])
+                device.charged_for.setdefault(record["round"], set()).add(record["plan"])
         self._expect(
             head["entries"] < len(hashes) and hashes[head["entries"]].hex() == head["hash"],
             f"{name}: ledger.head is not on the chain",
@@ -169,6 +170,10 @@ class Checker:
             )
             self._expect(
                 plan in self.capture.plan_digests[number], f"{where} is of a plan that nobody announced"
+            )
+            self._expect(
+                device.charged_for.get(number, {plan.hex()}) == {plan.hex()},
+                f"{where} is of another plan than its charge",
             )
             states = device.states(number)
             self._expect(

@@ -19,6 +19,8 @@ class Device:
 
     charges: dict[int, list[str]] = field(default_factory=dict)
     """Accounts that were charged by round, one for each entry."""
+    charged_for: dict[int, set[str]] = field(default_factory=dict)
+    """The plans that the charges name, by round, in hexadecimal."""
     rounds: dict[int, tuple[str, bytes]] = field(default_factory=dict)
     """State and the plan's digest by round."""
     fragments: dict[bytes, tuple[int, str, bytes | None]] = field(default_factory=dict)
