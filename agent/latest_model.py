@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import shutil
+import signal
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -25,9 +28,9 @@ log = logging.getLogger(__name__)
 
 _COMMAND_S: Final = 60.0
 _REQUESTS: Final = 5
-"""For chunks that do not come."""
+"""For chunks that do not come, of one model or of several: the broker answers each with all that it has."""
 _LEAST_S: Final = 600.0
-"""From one model to the next."""
+"""From one model to the next, and from the last of those requests to the next one."""
 
 
 class LatestModel:
@@ -58,6 +61,7 @@ class LatestModel:
         self._requests += 1
         if self._requests >= _REQUESTS:
             self._failed, self._requests = asset.digest, 0
+            self._not_before = self._clock.monotonic() + _LEAST_S
             log.warning("the model of the finished job did not come whole; is it too large for the broker?")
 
     def take(self, asset: AssetTerms, data: bytes) -> None:
@@ -98,8 +102,9 @@ class LatestModel:
             return
         try:
             self._running = subprocess.Popen(
-                [*self._command, str(self.file)], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
-            )
+                [*self._command, str(self.file)], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                process_group=0,
+            )  # fmt: skip
         except OSError as error:
             log.error("model.command %s cannot be run: %s", self._command[0], error.strerror)
             return
@@ -119,9 +124,10 @@ class LatestModel:
             self.stop()
 
     def stop(self) -> None:
-        """End the owner's command, if it runs."""
+        """End the owner's command, if it runs, with the programs that it has started."""
         if self._running is not None:
-            self._running.kill()
+            with suppress(ProcessLookupError):
+                os.killpg(self._running.pid, signal.SIGKILL)
             self._running.wait()
             self._running = None
 

@@ -105,6 +105,22 @@ def test_chunks_that_do_not_come_are_asked_for_a_few_times(tmp_path: Path, clock
     assert not latest.wants(asset_of(b"a"))
 
 
+def test_several_models_that_do_not_come_are_asked_for_no_more_often(
+    tmp_path: Path, clock: MovableClock
+) -> None:
+    """Two of them, announced in turn, had the broker send everything again 36 times in 7 s."""
+    latest, asked = LatestModel(settings_in(tmp_path), clock), 0
+    for number in range(60):
+        asset = asset_of(b"ab"[number % 2 : number % 2 + 1] + bytes([number // 20]))
+        if latest.wants(asset):
+            latest.note_request(asset)
+            asked += 1
+        clock.advance(1.0)
+    assert asked == 5
+    clock.advance(600.0)
+    assert latest.wants(asset_of(b"c"))
+
+
 # --- the owner's command ---
 
 
@@ -115,6 +131,25 @@ def test_the_owners_command_gets_the_path(tmp_path: Path, clock: MovableClock) -
     latest.take(asset_of(b"new"), b"new")
     wait_until(lambda: told.exists() and told.read_bytes() == b"new", "the command's copy")
     latest.stop()
+
+
+def test_what_the_command_has_started_ends_with_it(tmp_path: Path, clock: MovableClock) -> None:
+    noted = tmp_path / "noted"
+    shell = f"sleep 600 & echo $! > {noted}; wait"
+    latest = LatestModel(settings_in(tmp_path, command=["/bin/sh", "-c", shell]), clock)
+    latest.take(asset_of(b"new"), b"new")
+    wait_until(lambda: noted.exists() and noted.read_text().strip(), "the shell's child")
+    child = int(noted.read_text())
+    assert "sleep" in Path(f"/proc/{child}/cmdline").read_text()
+    latest.stop()
+    wait_until(lambda: not is_running(child), "the end of the shell's child")
+
+
+def is_running(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 @pytest.mark.parametrize(
