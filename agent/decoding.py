@@ -124,7 +124,7 @@ def _look(order: Order) -> bool:
         format_ = require_declared(settings)
         try:
             require_readable(settings.path)
-            glance = format_.glance(source_of(settings))
+            glance = format_.glance(source_of(settings), section_of(settings, format_))
             if not order.at_once and known is not None and known.is_of(glance):
                 return True
             dataset = list_declared(settings, growing=not order.at_once)

@@ -16,7 +16,7 @@ _QUESTIONS: Final = {
     "fleet": "Name of the fleet (the operator knows it)",
     "key": "Public key of its coordinator (`dpagent coordinator key` prints it there)",
     "broker": "Address of the broker, such as mqtts://broker.example",
-    "data": "The records: a folder of pictures, or CSV, NPZ, IDX or CIFAR files",
+    "data": "The records: a folder of pictures, or CSV, NPZ or CIFAR files",
     "epsilon": "Lifetime ε of these records, over all jobs (6 is moderate, 1 is strict)",
 }
 

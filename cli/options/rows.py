@@ -66,6 +66,8 @@ DATA: Final = OptionTable(
     Option("shape", SHAPE, "Reshape each record; the number of values must stay the same."),
     Option("dtype", choice("uint8", "float32"), "Type of a record's values.", default="that of the file"),
     Option("max_records", COUNT, "Refuse data with more records."),
+    Option("cifar.layout", choice("cifar-10", "cifar-100"), "CIFAR: how records are stored and files called.",
+           default="by the names of the files"),
     Option("images.size", SIZE, "Images: scale and crop every image to this size; one number: a square."),
     Option("images.mode", choice("grey", "rgb"), "Images: one channel or three."),
     Option("images.folder", TEXT, "Images: the folder that holds the class folders.",

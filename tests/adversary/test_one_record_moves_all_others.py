@@ -18,7 +18,6 @@ chance.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -130,20 +129,11 @@ def test_a_label_in_an_npz(tmp_path: Path, label: int) -> None:
 
 
 @pytest.mark.parametrize("label", [3, 9, 255])
-def test_a_label_in_idx_and_cifar(tmp_path: Path, label: int) -> None:
+def test_a_label_in_cifar(tmp_path: Path, label: int) -> None:
     for name, labels in (("a", [0, 1, 2]), ("b", [0, label, 1, 2])):
-        count = len(labels)
-        (tmp_path / name).mkdir()
-        pixels = b"".join(bytes([number]) * 4 for number in labels)
-        images = struct.pack(">BBBBIII", 0, 0, 8, 3, count, 2, 2) + pixels
-        write(tmp_path / name / "train-images-idx3-ubyte", images)
-        numbers = struct.pack(">BBBBI", 0, 0, 8, 1, count) + bytes(labels)
-        write(tmp_path / name / "train-labels-idx1-ubyte", numbers)
         write(tmp_path / name / "x.bin", b"".join(bytes([number]) * 3073 for number in labels))
-    declared: dict[str, Any] = {"classes": 3, "shape": [2, 2, 1], "dtype": "uint8"}
-    one, other = (opened_by_a_board(tmp_path / name, "idx", **declared).dataset for name in "ab")
-    assert difference(one, other) == 0
-    one, other = (opened_by_a_board(tmp_path / name / "x.bin", "cifar", classes=3).dataset for name in "ab")
+    declared: dict[str, Any] = {"classes": 3, "cifar": {"layout": "cifar-10"}}
+    one, other = (opened_by_a_board(tmp_path / name / "x.bin", "cifar", **declared).dataset for name in "ab")
     assert len(one) == 3
     assert difference(one, other) == 0
 

@@ -124,8 +124,15 @@ def classes_of_numbers(labels: NDArray[Any]) -> int:
     return max(2, int(largest) + 1)
 
 
-def within(labels: NDArray[Any], count: int) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+def within(
+    labels: NDArray[Any], count: int, numbers: NDArray[np.int64] | None = None
+) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     """Which records have a label that is a class, for labels that are stored as numbers of any type.
+
+    Args:
+        labels: ``(n,)``.
+        count: of the classes.
+        numbers: of the records, for their owner; by default from 0.
 
     Returns:
         The places of these records, rising, and a sentence for each of the others, of many for the first.
@@ -135,9 +142,10 @@ def within(labels: NDArray[Any], count: int) -> tuple[NDArray[np.int64], tuple[s
     if labels.dtype.kind == "f":
         is_class &= labels == np.floor(labels)
     others = np.flatnonzero(~is_class)
+    said = others if numbers is None else numbers[others]
     sentences = [
-        f"record {place}: the label is {labels[place]}; expected 0 to {count - 1}."
-        for place in others[:_MOST_SAID]
+        f"record {number}: the label is {labels[place]}; expected 0 to {count - 1}."
+        for number, place in zip(said[:_MOST_SAID], others, strict=False)
     ]
     if len(others) > _MOST_SAID:
         sentences.append(f"{counted(len(others) - _MOST_SAID, 'more record')} with a label that is no class.")

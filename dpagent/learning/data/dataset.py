@@ -42,7 +42,6 @@ MAX_RECORDS: Final = 1 << 23
 DIGEST_BYTES: Final = 16
 _DIGESTED_AT_ONCE: Final = 64
 _BATCH_BYTES: Final = 4 << 20
-_STAMPED_AT_ONCE: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,25 +192,21 @@ class Dataset(ABC):
     def stamps(self, key: bytes) -> NDArray[np.uint64]:
         """A number for each record, ``(n,)``, that tells it from the others and changes when the record does.
 
-        By default of its values and label, which means to read it. Two numbers are equal by chance only, with
-        a probability of 2⁻⁶⁴ a pair.
+        By default of its values and label, which means to read it: for records that can all be read, such as
+        those in memory. A format whose records may fail leaves those out as it lists them. Two numbers are
+        equal by chance only, with a probability of 2⁻⁶⁴ a pair.
 
         Args:
             key: at most 64 bytes that are secret, so that nobody makes two records with one number.
+
+        Raises:
+            DataError: as of :meth:`batch`.
         """
         numbers = Stamps(key)
-        for values, label in self._values_and_labels():
-            numbers.add(values, label)
+        for inputs, labels in self.batches():
+            for values, label in zip(inputs, labels.tolist(), strict=True):
+                numbers.add(values.tobytes(), label)
         return numbers.taken()
-
-    def _values_and_labels(self) -> Iterator[tuple[bytes, int]]:
-        """The values of each record, zeros where it cannot be read, and its label."""
-        step = min(_STAMPED_AT_ONCE, self._batch_size(None))
-        for start in range(0, len(self), step):
-            indices = np.arange(start, min(start + step, len(self)))
-            inputs, _ = self.try_read(indices)
-            for values, label in zip(inputs, self.labels[indices].tolist(), strict=True):
-                yield values.tobytes(), label
 
     @property
     def unfinished(self) -> Indices:

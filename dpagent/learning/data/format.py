@@ -27,6 +27,7 @@ DType = Literal["uint8", "float32"]
 
 _DECODER_BYTES: Final = 64 << 20
 _FEW_RECORDS: Final = 100_000
+_FEW_BYTES: Final = 32 << 20
 
 
 class NoSettings(Settings):
@@ -46,7 +47,7 @@ class Source:
         classes: all classes; None: not declared.
         shape: of a record; None: not declared, or follows from the section of the format.
         dtype: of a record's values; None as for ``shape``.
-        max_records: the largest number of records.
+        max_records: the largest number of records; None: of files that grow, of more the first are read.
         declared_records: on a board, the largest number of records that its owner declares. What is unpacked
             in memory follows from it, and nothing is unpacked onto the disk, whose free space others may
             choose: whether there is room would tell how many records there are. None: it follows from the
@@ -58,7 +59,7 @@ class Source:
     classes: Classes | None = None
     shape: tuple[int, ...] | None = None
     dtype: DType | None = None
-    max_records: int = MAX_RECORDS
+    max_records: int | None = MAX_RECORDS
     declared_records: int | None = None
 
     @property
@@ -72,13 +73,16 @@ class Source:
             raise DataError(f"{self.path} is opened without {named('classes')}; expected them declared.")
         return ClassTable(self.classes)
 
-    @property
-    def most_listed(self) -> int:
-        """How many records are looked at. On a board, the first where there are far more than declared: a
-        look ends in time, and one record more at the end is not read, and takes no other along."""
-        if self.declared_records is None:
-            return self.max_records
-        return _FEW_RECORDS + 4 * self.declared_records
+    def most_listed(self, unit_bytes: int = 1, *, units: int = 1) -> int:
+        """How many records, or other units, a board looks at: the first where there are far more than
+        declared. So a look ends in time, and one record more moves at most the last one out of it.
+
+        Args:
+            unit_bytes: of a unit, at least.
+            units: which come with each record: names, lines.
+        """
+        assert self.declared_records is not None
+        return min(_FEW_RECORDS, _FEW_BYTES // unit_bytes) + 4 * self.declared_records * units
 
     def keeps_in_memory(self, records: int, record_bytes: int) -> bool:
         """Whether so many records are kept in memory, where their format can do that."""
@@ -91,7 +95,7 @@ class Source:
         Raises:
             DataError: there are more.
         """
-        if records > self.max_records:
+        if self.max_records is not None and records > self.max_records:
             raise DataError(
                 f"{self.path} holds {counted(records, 'record')}; expected at most {self.max_records:,}."
                 f" Raise {named('max_records')}, or remove records."
@@ -176,7 +180,7 @@ class Format(ABC, Generic[SectionT]):
         """
         return self.open(source, section)
 
-    def glance(self, source: Source) -> str | None:
+    def glance(self, source: Source, section: SectionT) -> str | None:
         """A text that changes when the files do, by a look at their names; None: it cannot tell.
 
         Raises:

@@ -27,7 +27,7 @@ from dpagent.errors import DataError
 from dpagent.learning.data.archive import listed_zip, obstacle
 from dpagent.learning.data.classes import Classes
 from dpagent.learning.data.format import Source
-from dpagent.learning.data.stored import RawFile, require_readable, unpack
+from dpagent.learning.data.stored import ChangedError, RawFile, require_readable, unpack
 from dpagent.wording import counted
 
 _LOCAL_HEADER: Final = struct.Struct("<4s22xHH")  # of a zip: signature, lengths of name and extra field
@@ -146,16 +146,51 @@ class NpzFile:
             raise DataError(f"{member.info.filename} is shorter or longer than it says. Copy the file again.")
         return np.frombuffer(values, member.dtype).reshape(member.shape)
 
-    def labels(self, source: Source) -> NDArray[Any]:
-        """The labels as they are stored, ``(n,)``: numbers, of which not all need be classes."""
+    def first(self, member: Member, most: int) -> Iterator[NDArray[Any]]:
+        """The first ``most`` records of a member as they are stored, in pieces ``(m, …)``, a piece at least.
+
+        Then all the rest of it is read, so that its checksum has been looked at: what came before is of the
+        file that the archive's list is of, if nobody makes two files with one CRC-32.
+
+        Raises:
+            ChangedError: it is of no one file; somebody writes to it, or it is damaged.
+        """
+        left, size = min(most, member.shape[0]), math.prod(member.shape[1:]) * member.dtype.itemsize
+        step = max(1, _PIECE // max(1, size))
+        try:
+            with self.archive.open(member.info) as stream:
+                stream.read(member.header_bytes)
+                while True:
+                    piece = stream.read(min(step, left) * size)
+                    if len(piece) < min(step, left) * size:
+                        raise EOFError("it is shorter than it says")
+                    yield np.frombuffer(piece, member.dtype).reshape(-1, *member.shape[1:])
+                    left -= min(step, left)
+                    if not left:
+                        break
+                while stream.read(_PIECE):
+                    pass
+        except (zipfile.BadZipFile, zlib.error, EOFError, ValueError) as error:
+            raise ChangedError(
+                f"{self.path}: {member.info.filename} is not what its checksum says ({error}). It is being"
+                " written, or damaged; then copy it again."
+            ) from error
+
+    def label_header(self) -> Member:
+        """Type and shape of the labels: numbers, of which not all need be classes."""
         member = self.header("labels")
         if member.dtype.kind not in "iuf" or member.dtype.itemsize > 8 or len(member.shape) != 1:
             raise DataError(
                 f"{self.path}: the labels are {member.dtype} of shape {member.shape}; expected whole numbers"
                 " of shape (records,)."
             )
+        return member
+
+    def labels(self, source: Source) -> NDArray[Any]:
+        """The labels as they are stored, ``(n,)``."""
+        member = self.label_header()
         source.require_room(member.shape[0])
-        return self.values(member, source.max_records * 8)
+        return self.values(member, member.shape[0] * 8)
 
     def classes(self) -> Classes | None:
         """What the file says of its classes, if it does."""

@@ -124,7 +124,7 @@ def list_declared(settings: DatasetSettings, *, growing: bool) -> Dataset:
     known = require_declared(settings)
     source = replace(source_of(settings), declared_records=settings.max_records)
     if growing:
-        source = replace(source, max_records=MAX_RECORDS)
+        source = replace(source, max_records=None)
     require_readable(settings.path)
     with _reading_any(settings.path):
         dataset = known.listed(source, section_of(settings, known), growing=growing)

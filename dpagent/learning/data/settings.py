@@ -82,9 +82,9 @@ class DatasetSettings(Settings):
     """All classes of the fleet, alike on all boards: how many, if labels are the numbers from 0, else the
     names in the order that numbers them. A record with another label is left out."""
     shape: Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=1, max_length=3)] | None = None
-    """The shape of a record, with as many values as it has in the file. ``npz`` and ``idx`` need it."""
+    """The shape of a record, with as many values as it has in the file. A board needs it for ``npz``."""
     dtype: DType | None = None
-    """The type of a record's values; uint8 is divided by 255. ``npz`` and ``idx`` need it."""
+    """The type of a record's values; uint8 is divided by 255. A board needs it for ``npz``."""
     max_records: Annotated[int, Field(ge=1, le=MAX_RECORDS)] | None = None
     """The largest number of records. With more, the agent does not start; later ones beyond are not used. It
     is public: the bounds of lots, memory and disk follow from it. Choose twice what you expect."""

@@ -5,7 +5,8 @@ Compressed data cannot be read by number. They are unpacked once: into memory wh
 process, however that ends. The file is made in ``$TMPDIR``, else in ``/var/tmp``, because ``/tmp`` is
 memory on many boards.
 
-A board reads these files once, and stores what it reads (:meth:`StoredDataset.stamps`).
+A board takes label and values of a record at one time, and notes a digest of them; to be decoded, the record
+is read again, and must be that one (:class:`StoredDataset`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ import stat
 import tempfile
 import weakref
 import zlib
-from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpagent.errors import DataError
-from dpagent.learning.data.dataset import Dataset, Indices, Stamps
+from dpagent.learning.data.dataset import DIGEST_BYTES, Dataset, Indices, Stamps
 from dpagent.wording import counted
 
 IN_MEMORY_BYTES: Final = 32 << 20
@@ -160,7 +160,9 @@ class StoredDataset(Dataset):
         labels: of the records that are used.
         classes: number of classes.
         places: which of the stored records these are, rising.
-        read: other files, which the labels were read from.
+        contents: ``(n, 16)`` uint8, the digest of each as it was when its label was read
+            (:func:`digest_of`). From then on a record is what has it: to read one that has not raises
+            :class:`ChangedError`. None: a file is as it stands there.
         others: as of :class:`Dataset`.
     """
 
@@ -172,29 +174,20 @@ class StoredDataset(Dataset):
         classes: int,
         *,
         places: NDArray[np.int64],
-        read: Sequence[RawFile] = (),
+        contents: NDArray[np.uint8] | None = None,
         **others: Any,
     ) -> None:
-        self._parts, self._convert, self._places = tuple(parts), convert, places
-        self._files = (*(part.file for part in parts), *read)
-        self._ends = np.cumsum([part.shape[0] for part in parts])
-        self._contents: array[int] | None = None
-        """Of each record, a digest of the values that its stamp was made of."""
+        self._parts, self._convert, self._places, self._contents = tuple(parts), convert, places, contents
+        self._ends = np.cumsum([part.shape[0] for part in parts], dtype=np.int64)
         super().__init__(labels, classes, **others)
 
     def stamps(self, key: bytes) -> NDArray[np.uint64]:
-        """As of :meth:`Dataset.stamps`. From then on a record is what has this stamp: to read one whose
-        values are others raises :class:`ChangedError`.
-
-        Raises:
-            ChangedError: somebody has written to a file since its labels were read.
-        """
-        numbers, contents = Stamps(key), array("Q")
-        for values, label in self._values_and_labels():
-            numbers.add(values, label)
-            contents.append(digest_of(values))
-        self._require_as_opened()
-        self._contents = contents
+        """As of :meth:`Dataset.stamps`: of the records as they were listed, which are not read again."""
+        if self._contents is None:
+            return super().stamps(key)
+        numbers = Stamps(key)
+        for content, label in zip(self._contents, self.labels.tolist(), strict=True):
+            numbers.add(content.tobytes(), label)
         return numbers.taken()
 
     def place_of(self, number: int) -> str:
@@ -204,28 +197,8 @@ class StoredDataset(Dataset):
         part = self._parts[owner]
         return f"{part.file.path}: record {place - int(self._ends[owner]) + part.shape[0]}"
 
-    def _require_as_opened(self) -> None:
-        for file in self._files:
-            if not file.is_as_opened():
-                raise ChangedError(f"{file.path} was written to while it was read; it is read anew.")
-
     def _read(self, indices: Indices) -> NDArray[Any]:
-        try:
-            inputs = self._read_stored(self._places[indices])
-        except DataError:
-            if self._contents is not None:
-                self._require_as_opened()  # Else the record is not what is wrong.
-            raise
-        if self._contents is not None:
-            for number, values in zip(indices.tolist(), inputs, strict=True):
-                if digest_of(values.tobytes()) != self._contents[number]:
-                    raise ChangedError(
-                        f"{self.place_of(number)} is not what it was when it was listed; it is listed again"
-                        " at the next look."
-                    )
-        return inputs
-
-    def _read_stored(self, places: NDArray[np.int64]) -> NDArray[Any]:
+        places = self._places[indices]
         inputs = np.empty((len(places), *self.shape), self.dtype)
         owners = np.searchsorted(self._ends, places, side="right")
         for number in np.unique(owners):
@@ -236,13 +209,30 @@ class StoredDataset(Dataset):
             step = max(1, _PIECE // self.record_bytes)
             for start in range(0, len(mine), step):
                 piece = mine[start : start + step]
-                inputs[piece] = self._convert(part.read(places[piece] - first))
+                inputs[piece] = self._convert(self._stored(part, places[piece] - first, indices[piece]))
         return inputs
 
+    def _stored(self, part: StoredArray, places: Indices, numbers: Indices) -> NDArray[Any]:
+        """Records of a file as they are stored, and as they were listed."""
+        if self._contents is None:
+            return part.read(places)
+        try:
+            stored = part.read(places)
+        except DataError as error:  # It could be read then.
+            raise ChangedError(str(error)) from error
+        for number, record in zip(numbers.tolist(), stored, strict=True):
+            if digest_of(record) != self._contents[number].tobytes():
+                raise ChangedError(
+                    f"{self.place_of(number)} is not what it was when it was listed; it is listed again at"
+                    " the next look."
+                )
+        return stored
 
-def digest_of(data: bytes) -> int:
-    """A number below 2⁶⁴ that tells whether a record is what it was."""
-    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
+
+def digest_of(record: bytes | NDArray[Any]) -> bytes:
+    """Sixteen bytes that tell whether a record, as it is stored, is what it was."""
+    data = record if isinstance(record, bytes) else record.tobytes()
+    return hashlib.blake2b(data, digest_size=DIGEST_BYTES).digest()
 
 
 def to_inputs(stored: NDArray[Any]) -> NDArray[Any]:
@@ -305,18 +295,6 @@ def open_raw(path: Path, *, most: int | None = None) -> RawFile:
             return raw
         with gzip.open(path, "rb") as packed:
             return unpack(packed, path, most=most)
-
-
-def open_listed(path: Path, *, most: int | None = None) -> RawFile:
-    """As :func:`open_raw`, of a file that its folder has just listed.
-
-    Raises:
-        ChangedError: It is gone.
-    """
-    try:
-        return open_raw(path, most=most)
-    except AbsentError as error:
-        raise ChangedError(f"{path} is gone since its folder was listed. Start again.") from error
 
 
 def unpack(packed: Readable, path: Path, *, most: int | None = None) -> RawFile:

@@ -144,7 +144,7 @@ def test_values_take_what_is_declared(tmp_path: Path) -> None:
     write(labels, struct.pack(">BBBBI", 0, 0, 8, 1, 2) + bytes(2))
     idx = {"path": str(tmp_path), "kind": "idx", "classes": 2, "shape": [2, 2, 1], "dtype": "uint8"}
     file = hostile.gigabyte(tmp_path / "data_batch_1.bin", end=bytes(3073 - (1 << 30) % 3073))
-    cifar = {"path": str(file), "kind": "cifar", "classes": 10}
+    cifar = {"path": str(file), "kind": "cifar", "classes": 10, "cifar": {"layout": "cifar-10"}}
     found = read_all(settings, idx, cifar)
     assert found[0]["read"] == count
     assert "bytes of values; its header says 8" in found[1]["refused"]

@@ -7,32 +7,43 @@ records come out as ``(32, 32, 3)``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from array import array
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dpagent.configuration import Settings
 from dpagent.errors import DataError
 from dpagent.learning.data.classes import within
-from dpagent.learning.data.dataset import Dataset, Origin
-from dpagent.learning.data.format import Format, Half, Inferred, NoSettings, Source
+from dpagent.learning.data.dataset import DIGEST_BYTES, Dataset, Origin
+from dpagent.learning.data.format import Format, Half, Inferred, Source
 from dpagent.learning.data.location import Location
+from dpagent.learning.data.problems import Problems
 from dpagent.learning.data.stamp import glance_at
 from dpagent.learning.data.stored import (
     AbsentError,
     RawFile,
     StoredArray,
     StoredDataset,
-    open_listed,
-    reading,
+    digest_of,
+    open_raw,
 )
 from dpagent.wording import counted
 
 _PIXELS: Final = 32 * 32 * 3
 _RECORDS_AT_ONCE: Final = 1024
+
+
+class CifarSettings(Settings):
+    """Which of the two the files are laid out as. Public."""
+
+    layout: Literal["cifar-10", "cifar-100"] | None = None
+    """How a record is stored, and what its files are called: with one label, or with two."""
 
 
 class _Layout(NamedTuple):
@@ -43,20 +54,27 @@ class _Layout(NamedTuple):
     halves: dict[Half, tuple[str, ...]]
     names_file: str
 
-
-_CIFAR_10: Final = _Layout(
-    1,
-    10,
-    {"train": tuple(f"data_batch_{number}.bin" for number in range(1, 6)), "test": ("test_batch.bin",)},
-    "batches.meta.txt",
-)
-_CIFAR_100: Final = _Layout(2, 100, {"train": ("train.bin",), "test": ("test.bin",)}, "fine_label_names.txt")
+    @property
+    def record_bytes(self) -> int:
+        """Of a record as it is stored."""
+        return self.label_bytes + _PIXELS
 
 
-class CifarFormat(Format[NoSettings]):
+_LAYOUTS: Final[dict[str, _Layout]] = {
+    "cifar-10": _Layout(
+        1,
+        10,
+        {"train": tuple(f"data_batch_{number}.bin" for number in range(1, 6)), "test": ("test_batch.bin",)},
+        "batches.meta.txt",
+    ),
+    "cifar-100": _Layout(2, 100, {"train": ("train.bin",), "test": ("test.bin",)}, "fine_label_names.txt"),
+}
+
+
+class CifarFormat(Format[CifarSettings]):
     """The binary version of CIFAR-10 and CIFAR-100."""
 
-    kind, title, section = "cifar", "CIFAR in binary form", NoSettings
+    kind, title, section = "cifar", "CIFAR in binary form", CifarSettings
     decoder_seconds = 0.2
     dtype = "uint8"
 
@@ -66,105 +84,184 @@ class CifarFormat(Format[NoSettings]):
             return location.name.endswith(".bin")
         return not _names_of("train", "test").isdisjoint(location.names)
 
-    def undeclared(self, source: Source, section: NoSettings) -> list[str]:
-        """As of :class:`Format`: nothing, the form of a record is that of CIFAR."""
-        return []
+    def undeclared(self, source: Source, section: CifarSettings) -> list[str]:
+        """As of :class:`Format`: the layout. Were it that of the files in a folder, one more could change
+        what all others mean."""
+        return [f"{self.kind}.layout"] * (section.layout is None)
 
-    def infer(self, source: Source, section: NoSettings) -> Inferred[NoSettings]:
-        """As of :class:`Format`: the classes of CIFAR-10 or CIFAR-100, by name if the names lie beside."""
-        layout, _ = _files(source.path, source.half)
-        classes = source.classes or _names(source.path, layout) or layout.classes
-        return Inferred(replace(source, classes=classes), section)
+    def infer(self, source: Source, section: CifarSettings) -> Inferred[CifarSettings]:
+        """As of :class:`Format`: the layout by the names of the files, its classes, by name if the names lie
+        beside."""
+        name = section.layout or _layout_at(source.path, source.half)
+        classes = source.classes or _names(source.path, _LAYOUTS[name]) or _LAYOUTS[name].classes
+        return Inferred(replace(source, classes=classes), section.model_copy(update={"layout": name}))
 
-    def open(self, source: Source, section: NoSettings) -> Dataset:
+    def open(self, source: Source, section: CifarSettings) -> Dataset:
         """As of :class:`Format`: the folder, or one file, which is taken whatever its half is."""
-        return _dataset(source)
+        layout = _layout_of(section)
+        parts = [_require_whole(open_raw(file), layout) for file in _files(source, layout)]
+        count = sum(part.shape[0] for part in parts)
+        source.require_room(count)
+        places, left_out = within(labels := _labels(parts, layout), source.class_table.count)
+        return _dataset(source, layout, parts, labels[places], left_out, places=places)
 
-    def glance(self, source: Source) -> str | None:
+    def listed(self, source: Source, section: CifarSettings, *, growing: bool) -> Dataset:
+        """As of :class:`Format`. A file that cannot be opened is left out alone while the agent runs, and in
+        any case what follows the last whole record of one, and a record that the disk cannot read."""
+        layout = _layout_of(section)
+        parts, problems = [], Problems()
+        for file in _files(source, layout):
+            try:
+                raw = open_raw(file)
+            except DataError as error:
+                if not growing or file == source.path:
+                    raise
+                problems.add(str(error))
+                continue
+            parts.append(_whole_records(raw, layout))
+            if rest := raw.size % layout.record_bytes:
+                problems.add(f"{file} ends with {counted(rest, 'byte')} of a record that is not whole.")
+        source.require_room(sum(part.shape[0] for part in parts))
+        places, labels, contents = _read_first(parts, layout, source.most_listed(_PIXELS), problems)
+        used, left_out = within(labels, source.class_table.count, places)
+        return _dataset(
+            source, layout, parts, labels[used], (*problems.sentences(), *left_out),
+            places=places[used], contents=contents[used],
+        )  # fmt: skip
+
+    def glance(self, source: Source, section: CifarSettings) -> str | None:
         """As of :class:`Format`."""
-        return glance_at(_files(source.path, source.half)[1])
+        return glance_at(_files(source, _layout_of(section)))
 
-    def has_test_half(self, path: Path, section: NoSettings) -> bool:
+    def has_test_half(self, path: Path, section: CifarSettings) -> bool:
         """As of :class:`Format`."""
         return not _names_of("test").isdisjoint(Location(path).names)
 
 
-def _dataset(source: Source) -> Dataset:
-    path, table = source.path, source.class_table
-    layout, files = _files(path, source.half)
-    on_board = source.declared_records is not None
-    parts, torn = [], []
-    for file in files:
-        part, rest = _open(open_listed(file), layout, takes_torn=on_board)
-        parts.append(part)
-        if rest:
-            torn.append(f"{file} ends with {counted(rest, 'byte')} of a record that is not whole.")
-    source.require_room(sum(part.shape[0] for part in parts))
-    labels = _labels(parts, layout, source.most_listed)
-    groups = np.repeat(np.arange(len(parts)), [part.shape[0] for part in parts])
-    places, left_out = within(labels, table.count)
-    labels, groups = labels[places], groups[places]
+def _dataset(
+    source: Source,
+    layout: _Layout,
+    parts: Sequence[StoredArray],
+    labels: NDArray[np.int64],
+    left_out: tuple[str, ...],
+    *,
+    places: NDArray[np.int64],
+    contents: NDArray[np.uint8] | None = None,
+) -> Dataset:
+    table = source.class_table
 
     def convert(stored: NDArray[Any]) -> NDArray[Any]:
         pixels: NDArray[Any] = stored[:, layout.label_bytes :].reshape(-1, 3, 32, 32)
         return pixels.transpose(0, 2, 3, 1)
 
-    what = f"{counted(len(files), 'file')} of CIFAR-{layout.classes} in binary form"
+    what = f"{counted(len(parts), 'file')} of CIFAR-{layout.classes} in binary form"
+    ends = np.cumsum([part.shape[0] for part in parts], dtype=np.int64)
     return StoredDataset(
-        parts, convert, labels, table.count, places=places, shape=(32, 32, 3), dtype=np.dtype(np.uint8),
-        class_names=table.names, groups=groups, origin=Origin("cifar", f"{path}, {what}", (*torn, *left_out)),
+        parts, convert, labels, table.count, places=places, contents=contents, shape=(32, 32, 3),
+        dtype=np.dtype(np.uint8), class_names=table.names,
+        groups=np.searchsorted(ends, places, side="right").astype(np.int64),
+        origin=Origin("cifar", f"{source.path}, {what}", left_out),
     )  # fmt: skip
+
+
+def _layout_of(section: CifarSettings) -> _Layout:
+    assert section.layout is not None
+    return _LAYOUTS[section.layout]
 
 
 def _names_of(*halves: Half) -> set[str]:
     """The files that these halves are in, of either dataset."""
-    return {name for layout in (_CIFAR_10, _CIFAR_100) for half in halves for name in layout.halves[half]}
+    return {name for layout in _LAYOUTS.values() for half in halves for name in layout.halves[half]}
 
 
-def _files(path: Path, half: Half) -> tuple[_Layout, list[Path]]:
-    with reading(path):
-        if path.is_file():
-            layout = _CIFAR_100 if path.name in ("train.bin", "test.bin") else _CIFAR_10
-            return layout, [path]
-        names = {entry.name for entry in path.iterdir()}
-    for layout in (_CIFAR_10, _CIFAR_100):
-        # Part of the batches is a shard like any other.
-        if found := [name for name in layout.halves[half] if name in names]:
-            return layout, [path / name for name in found]
+def _layout_at(path: Path, half: Half) -> Literal["cifar-10", "cifar-100"]:
+    """The layout that the names of files tell of. Never on a board."""
+    if path.is_file():
+        return "cifar-100" if path.name in ("train.bin", "test.bin") else "cifar-10"
+    is_100 = any(os.path.lexists(path / name) for name in _LAYOUTS["cifar-100"].halves[half])
+    is_10 = any(os.path.lexists(path / name) for name in _LAYOUTS["cifar-10"].halves[half])
+    return "cifar-100" if is_100 and not is_10 else "cifar-10"
+
+
+def _files(source: Source, layout: _Layout) -> list[Path]:
+    """The file at the path, or those of a half that are in the folder there; part of them is a shard like any
+    other. The folder is not listed, however many entries it has.
+
+    Raises:
+        AbsentError: There is none.
+    """
+    path, names = source.path, layout.halves[source.half]
+    if not path.is_dir():
+        return [path]
+    if found := [path / name for name in names if os.path.lexists(path / name)]:
+        return found
     raise AbsentError(
-        f"{path} has no file of the {half} half of CIFAR: {', '.join(_CIFAR_10.halves[half])} or"
-        f" {_CIFAR_100.halves[half][0]}. Unpack the archive of the binary version there."
+        f"{path} has no file of the {source.half} half of CIFAR-{layout.classes}: {', '.join(names)}. Unpack"
+        " the archive of the binary version there."
     )
 
 
-def _open(raw: RawFile, layout: _Layout, *, takes_torn: bool) -> tuple[StoredArray, int]:
-    """The whole records of a file, and how many bytes follow them: on a board, of one that is still being
-    written.
+def _whole_records(raw: RawFile, layout: _Layout) -> StoredArray:
+    size = layout.record_bytes
+    return StoredArray(raw, np.dtype(np.uint8), (raw.size // size, size))
+
+
+def _require_whole(raw: RawFile, layout: _Layout) -> StoredArray:
+    """The records of a file.
 
     Raises:
-        DataError: there are such bytes, and they are not taken for that.
+        DataError: bytes follow that are none.
     """
-    size = layout.label_bytes + _PIXELS
-    rest = raw.size % size
-    if rest and not takes_torn:
+    size = layout.record_bytes
+    if raw.size % size:
         raise DataError(
             f"{raw.path} has {counted(raw.size, 'byte')}; expected a whole number of records of "
             f"{counted(size, 'byte')}, as in CIFAR-{layout.classes}. Copy it again."
         )
-    return StoredArray(raw, np.dtype(np.uint8), (raw.size // size, size)), rest
+    return _whole_records(raw, layout)
 
 
-def _labels(parts: Sequence[StoredArray], layout: _Layout, most: int) -> NDArray[np.int64]:
-    """Of all records in their order, or of the first."""
-    labels = np.empty(min(most, sum(part.shape[0] for part in parts)), np.int64)
+def _labels(parts: Sequence[StoredArray], layout: _Layout) -> NDArray[np.int64]:
+    """Of all records in their order."""
+    labels = [np.empty(0, np.int64)]
+    for part in parts:
+        for start in range(0, part.shape[0], _RECORDS_AT_ONCE):
+            stop = min(start + _RECORDS_AT_ONCE, part.shape[0])
+            labels.append(part.read(np.arange(start, stop))[:, layout.label_bytes - 1].astype(np.int64))
+    return np.concatenate(labels)
+
+
+def _read_first(
+    parts: Sequence[StoredArray], layout: _Layout, most: int, problems: Problems
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint8]]:
+    """Places, labels and digests ``(n, 16)`` of the first records, each of one read: who writes to the file
+    meanwhile changes the record that he writes, and no other."""
+    places, labels, contents = array("q"), array("B"), bytearray()
     first = 0
     for part in parts:
-        mine = labels[first : first + part.shape[0]]
-        for start in range(0, len(mine), _RECORDS_AT_ONCE):
-            stop = min(start + _RECORDS_AT_ONCE, len(mine))
-            mine[start:stop] = part.read(np.arange(start, stop))[:, layout.label_bytes - 1]
-        first += len(mine)
-    return labels
+        for start in range(0, min(part.shape[0], most - first), _RECORDS_AT_ONCE):
+            stop = min(start + _RECORDS_AT_ONCE, part.shape[0], most - first)
+            for place, record in _readable(part, start, stop, problems):
+                places.append(first + place)
+                labels.append(int(record[layout.label_bytes - 1]))
+                contents += digest_of(record)
+        first += part.shape[0]
+    digests = np.frombuffer(bytes(contents), np.uint8).reshape(-1, DIGEST_BYTES)
+    return np.array(places, np.int64), np.array(labels, np.int64), digests
+
+
+def _readable(
+    part: StoredArray, start: int, stop: int, problems: Problems
+) -> Iterator[tuple[int, NDArray[Any]]]:
+    """The records of a file that the disk can read."""
+    try:
+        yield from zip(range(start, stop), part.read(np.arange(start, stop)), strict=True)
+    except DataError:
+        for place in range(start, stop):
+            try:
+                yield place, part.read(np.array([place]))[0]
+            except DataError as error:
+                problems.add(f"{part.file.path}: record {place}: {error}")
 
 
 def _names(path: Path, layout: _Layout) -> tuple[str, ...] | None:

@@ -23,13 +23,12 @@ from dpagent.learning.data.classes import classes_of_numbers, warnings_about, wi
 from dpagent.learning.data.dataset import ArrayDataset, Dataset, Origin
 from dpagent.learning.data.format import Format, Half, Inferred, NoSettings, Source
 from dpagent.learning.data.location import Location
-from dpagent.learning.data.stamp import glance_at
 from dpagent.learning.data.stored import (
     AbsentError,
     StoredArray,
     StoredDataset,
     input_dtype,
-    open_listed,
+    open_raw,
     reading,
     to_inputs,
 )
@@ -47,6 +46,10 @@ _LABEL_TYPES: Final[dict[int, np.dtype[Any]]] = {
 }
 _NAME: Final = re.compile(r"(?:.+[-.])?(train|t10k|test)[-.](images|labels)[-.]idx\d[-.]\w+(?:\.gz)?")
 _HALVES: Final[dict[Half, tuple[str, ...]]] = {"train": ("train",), "test": ("t10k", "test")}
+_ON_A_BOARD: Final = (
+    "A board takes no IDX files, whose labels and images could be of two data sets while they are replaced."
+    " Write one NPZ file of them, by the lines of docs/data.md, and declare that."
+)
 
 
 class IdxFormat(Format[NoSettings]):
@@ -75,6 +78,7 @@ class IdxFormat(Format[NoSettings]):
         if classes is None:
             classes = classes_of_numbers(numbers.read_all())
             warnings = warnings_about(classes)
+        warnings = (*warnings, _ON_A_BOARD)
         declared = replace(
             source,
             classes=classes,
@@ -84,16 +88,21 @@ class IdxFormat(Format[NoSettings]):
         return Inferred(declared, section, warnings)
 
     def open(self, source: Source, section: NoSettings) -> Dataset:
-        """As of :class:`Format`.
+        """As of :class:`Format`. No board takes them: :meth:`listed`.
 
         The files are called ``train-images-idx3-ubyte``, ``train-labels-idx1-ubyte`` and so on, ``t10k-`` or
         ``test-`` for the test half, with or without ``.gz``.
         """
         return _dataset(*_files(source), source)
 
-    def glance(self, source: Source) -> str | None:
-        """As of :class:`Format`."""
-        return glance_at(_find(source.path, source.half))
+    def listed(self, source: Source, section: NoSettings, *, growing: bool) -> Dataset:
+        """As of :class:`Format`: none. Labels and images are two files, and between the moments at which
+        somebody replaces them, every image has another's label.
+
+        Raises:
+            DataError: always; says what to do.
+        """
+        raise DataError(f"{source.path} holds IDX files. {_ON_A_BOARD}")
 
     def has_test_half(self, path: Path, section: NoSettings) -> bool:
         """As of :class:`Format`."""
@@ -108,15 +117,10 @@ def _files(source: Source) -> tuple[StoredArray, StoredArray]:
     """Records and labels, as many of each, and no more than there may be.
 
     Raises:
-        DataError: they are damaged, are too many, or are compressed on a board.
+        DataError: they are damaged, or too many.
     """
+    assert source.max_records is not None
     most, files = source.max_records, _find(source.path, source.half)
-    if source.declared_records is not None:
-        for file in files:
-            if file.suffix == ".gz":
-                raise DataError(
-                    f"{file} is compressed; a board reads IDX files by number. Unpack it: gunzip {file}"
-                )
     labels = _open(files[0], _LABEL_TYPES, (1,), most * 4)
     values = None if source.shape is None else most * math.prod(source.shape) * 8
     inputs = _open(files[1], _TYPES, (2, 3, 4), values)
@@ -135,7 +139,7 @@ def _record_shape(inputs: StoredArray) -> tuple[int, ...]:
 
 def _dataset(inputs: StoredArray, numbers: StoredArray, source: Source) -> Dataset:
     table, shape, dtype = source.class_table, _record_shape(inputs), input_dtype(inputs.dtype)
-    labels = numbers.read(np.arange(min(numbers.shape[0], source.most_listed))).astype(np.int64)
+    labels = numbers.read_all().astype(np.int64)
     places, left_out = within(labels, table.count)
     used = labels[places]
     origin = Origin("idx", f"{inputs.file.path} and {numbers.file.path.name}, IDX files", left_out)
@@ -149,7 +153,7 @@ def _dataset(inputs: StoredArray, numbers: StoredArray, source: Source) -> Datas
             values = convert(inputs.read(places))
             return ArrayDataset(values, used, table.count, table.names, origin=origin)
         return StoredDataset(
-            [inputs], convert, used, table.count, places=places, read=[numbers.file],
+            [inputs], convert, used, table.count, places=places,
             shape=shape, dtype=dtype, class_names=table.names, origin=origin,
         )  # fmt: skip
     except DataError as error:
@@ -199,7 +203,7 @@ def _open(
 ) -> StoredArray:
     """The values of a file, of which no more than ``most`` bytes and the header are unpacked."""
     # One more shows that there are too many.
-    raw = open_listed(path, most=None if most is None else most + 4 + 4 * max(dimensions) + 1)
+    raw = open_raw(path, most=None if most is None else most + 4 + 4 * max(dimensions) + 1)
     header = np.zeros(4 + 4 * max(dimensions), np.uint8)
     begin = header[: min(len(header), raw.size)]
     raw.read_into(begin, 0)

@@ -10,15 +10,18 @@ from __future__ import annotations
 import io
 import math
 import zipfile
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.lib import format as npy
+from numpy.typing import NDArray
 
 from dpagent.errors import DataError, StorageError
 from dpagent.learning.data.classes import classes_of_numbers, warnings_about, within
-from dpagent.learning.data.dataset import ArrayDataset, Dataset, Origin
+from dpagent.learning.data.dataset import DIGEST_BYTES, ArrayDataset, Dataset, Origin
 from dpagent.learning.data.derived import require_as_many_values
 from dpagent.learning.data.format import Format, Inferred, NoSettings, Source
 from dpagent.learning.data.location import Location
@@ -28,6 +31,7 @@ from dpagent.learning.data.stored import (
     IN_MEMORY_BYTES,
     StoredArray,
     StoredDataset,
+    digest_of,
     input_dtype,
     to_inputs,
 )
@@ -79,7 +83,13 @@ class NpzFormat(Format[NoSettings]):
         with opened_npz(source.path) as file:
             return _dataset(file, source)
 
-    def glance(self, source: Source) -> str | None:
+    def listed(self, source: Source, section: NoSettings, *, growing: bool) -> Dataset:
+        """As of :class:`Format`. All of the file is read for its checksums: labels and values are of one
+        file, or it is left for later."""
+        with opened_npz(source.path) as file:
+            return _listed(file, source)
+
+    def glance(self, source: Source, section: NoSettings) -> str | None:
         """As of :class:`Format`."""
         return glance_at([source.path])
 
@@ -153,36 +163,88 @@ def save_npz(path: str | Path, dataset: Dataset) -> None:
 
 def _dataset(file: NpzFile, source: Source) -> Dataset:
     path, table = file.path, source.class_table
-    inputs, labels = file.header("inputs"), file.labels(source)
-    if not inputs.shape or inputs.shape[0] != len(labels):
-        held = counted(inputs.shape[0], "input") if inputs.shape else "no inputs"
-        raise DataError(
-            f"{path}: There are {held} and {counted(len(labels), 'label')}; expected one label an input."
-        )
-    if inputs.dtype != np.uint8 and inputs.dtype.kind != "f":
-        raise DataError(f"{path}: {_odd_inputs(inputs)}")
-    if source.shape is not None:
-        require_as_many_values(inputs.shape[1:], source.shape)  # before they are unpacked
-    places, left_out = within(labels[: source.most_listed], table.count)
+    inputs, labels = _inputs(file, source, file.label_header()), file.labels(source)
+    places, left_out = within(labels, table.count)
     used = labels[places].astype(np.int64)
     origin = Origin("npz", f"{path}, NPZ", left_out)
-    record_bytes = math.prod(inputs.shape[1:]) * input_dtype(inputs.dtype).itemsize
-    declared = source.declared_records
-    # A board decodes each record for itself, so that damage to one costs that one.
-    if (declared is None or not inputs.is_stored) and source.keeps_in_memory(inputs.shape[0], record_bytes):
+    if source.keeps_in_memory(inputs.shape[0], _record_bytes(inputs)):
         values = to_inputs(file.values(inputs, IN_MEMORY_BYTES * 4))[places]
         return ArrayDataset(values, used, table.count, table.names, origin=origin)
-    if declared is not None and not inputs.is_stored:
-        raise DataError(
-            f"{path} is compressed, and {counted(declared, 'record')} (data.max_records) take"
-            f" {declared * record_bytes >> 20:,} MiB; a board unpacks at most"
-            f" {IN_MEMORY_BYTES >> 20}. Write the file with numpy.savez, or lower data.max_records."
-        )
     stored = StoredArray(file.raw(inputs), inputs.dtype, inputs.shape)
     return StoredDataset(
         [stored], to_inputs, used, table.count, places=places, shape=inputs.shape[1:],
         dtype=input_dtype(inputs.dtype), class_names=table.names, origin=origin,
     )  # fmt: skip
+
+
+def _listed(file: NpzFile, source: Source) -> Dataset:
+    """On a board: the first records, a digest of each, or where they are packed their values."""
+    path, table, declared = file.path, source.class_table, source.declared_records
+    assert declared is not None
+    header = file.label_header()
+    inputs = _inputs(file, source, header)
+    record_bytes = _record_bytes(inputs)
+    source.require_room(inputs.shape[0])
+    if not inputs.is_stored and not source.keeps_in_memory(inputs.shape[0], record_bytes):
+        raise DataError(
+            f"{path} is compressed, and {counted(declared, 'record')} (data.max_records) take"
+            f" {declared * record_bytes >> 20:,} MiB; a board unpacks at most"
+            f" {IN_MEMORY_BYTES >> 20}. Write the file with numpy.savez, or lower data.max_records."
+        )
+    most = source.most_listed(max(1, record_bytes))
+    labels = np.concatenate(list(file.first(header, most)))
+    places, left_out = within(labels, table.count)
+    used = labels[places].astype(np.int64)
+    origin = Origin("npz", f"{path}, NPZ", left_out)
+    shape, dtype = inputs.shape[1:], input_dtype(inputs.dtype)
+    if inputs.is_stored:
+        contents = np.empty((len(places), DIGEST_BYTES), np.uint8)
+        for piece, records in _pieces(file, inputs, most, places):
+            contents[piece] = [np.frombuffer(digest_of(record), np.uint8) for record in records]
+        stored = StoredArray(file.raw(inputs), inputs.dtype, inputs.shape)
+        return StoredDataset(
+            [stored], to_inputs, used, table.count, places=places, contents=contents, shape=shape,
+            dtype=dtype, class_names=table.names, origin=origin,
+        )  # fmt: skip
+    values = np.empty((len(places), *shape), dtype)
+    for piece, records in _pieces(file, inputs, most, places):
+        values[piece] = to_inputs(records)
+    return ArrayDataset(values, used, table.count, table.names, origin=origin)
+
+
+def _pieces(
+    file: NpzFile, inputs: Member, most: int, places: NDArray[np.int64]
+) -> Iterator[tuple[slice, NDArray[Any]]]:
+    """The records at ``places`` among the first ones, in pieces, with which of them these are."""
+    begins = 0
+    for piece in file.first(inputs, most):
+        low, high = np.searchsorted(places, [begins, begins + len(piece)]).tolist()
+        if high > low:
+            yield slice(low, high), piece[places[low:high] - begins]
+        begins += len(piece)
+
+
+def _inputs(file: NpzFile, source: Source, labels: Member) -> Member:
+    """Type and shape of the inputs, one for each label.
+
+    Raises:
+        DataError: they do not fit together, or are not as declared.
+    """
+    path, inputs, count = file.path, file.header("inputs"), labels.shape[0]
+    if not inputs.shape or inputs.shape[0] != count:
+        held = counted(inputs.shape[0], "input") if inputs.shape else "no inputs"
+        raise DataError(
+            f"{path}: There are {held} and {counted(count, 'label')}; expected one label an input."
+        )
+    if inputs.dtype != np.uint8 and inputs.dtype.kind != "f":
+        raise DataError(f"{path}: {_odd_inputs(inputs)}")
+    if source.shape is not None:
+        require_as_many_values(inputs.shape[1:], source.shape)  # before they are unpacked
+    return inputs
+
+
+def _record_bytes(inputs: Member) -> int:
+    return math.prod(inputs.shape[1:]) * input_dtype(inputs.dtype).itemsize
 
 
 def _odd_inputs(inputs: Member) -> str:

@@ -217,7 +217,7 @@ def test_of_very_many_tables_one_that_was_replaced_is_not_read_at_the_old_places
 def test_a_glance_tells_whether_tables_may_have_changed(tmp_path: Path) -> None:
     def glance() -> str | None:
         data = tables(tmp_path)
-        return format_of(data).glance(source_of(data))
+        return format_of(data).glance(source_of(data), data.csv)
 
     file = table(tmp_path / "1.csv", "1,a")
     seen = [glance(), glance()]

@@ -18,7 +18,7 @@ from dpagent.learning.data import format as format_module
 from dpagent.learning.data.dataset import ArrayDataset, Dataset
 from dpagent.learning.data.formats import npz
 from dpagent.learning.data.formats.npz import open_npz, save_npz
-from dpagent.learning.data.opening import list_declared, open_dataset
+from dpagent.learning.data.opening import list_declared, open_dataset, open_inferred
 from dpagent.learning.data.settings import DatasetSettings
 from dpagent.learning.fitting import check_fits
 from dpagent.learning.models.built_ins import built_in
@@ -247,13 +247,21 @@ def test_a_board_unpacks_nothing_onto_its_disk(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"packed\.npz is compressed, and 8,193 records .*savez"):
         on_board(packed, kept + 1)
 
-    images = tmp_path / "train-images-idx3-ubyte.gz"
-    images.write_bytes(gzip.compress(struct.pack(">IIII", 0x803, 1, 2, 2) + bytes(4)))
-    (tmp_path / "train-labels-idx1-ubyte").write_bytes(struct.pack(">II", 0x801, 1) + bytes(1))
-    folder = {"path": tmp_path, "kind": "idx", "classes": 2, "shape": [2, 2, 1], "dtype": "uint8"}
-    with pytest.raises(DataError, match=f"gunzip {images}"):
-        list_declared(DatasetSettings.model_validate(folder | {"max_records": 1}), growing=False)
-    assert len(open_dataset(DatasetSettings.model_validate({"path": tmp_path}))) == 1
+
+@pytest.mark.parametrize("growing", [False, True])
+def test_a_board_takes_no_idx_files(tmp_path: Path, growing: bool) -> None:
+    """Between the moments at which its labels and its images were replaced, one record more swapped the
+    labels of all others: 60.7 clip norms."""
+    write_idx(tmp_path)
+    data, declared = open_inferred(DatasetSettings(path=tmp_path))
+    (warning,) = (text for text in data.origin.warnings if "board" in text)
+    with pytest.raises(DataError, match="one NPZ file") as caught:
+        list_declared(declared, growing=growing)
+    assert warning in str(caught.value)
+    assert str(tmp_path) in str(caught.value)
+    save_npz(tmp_path / "data.npz", data)
+    _, declared = open_inferred(DatasetSettings(path=tmp_path / "data.npz"))
+    assert same(list_declared(declared, growing=growing), data)
 
 
 @pytest.mark.parametrize("dtype", ["<f2", "<f8", "longdouble", ">f4"])
@@ -267,12 +275,10 @@ def test_a_board_takes_numbers_of_any_size_and_byte_order(tmp_path: Path, dtype:
     assert np.array_equal(found, values)
 
 
-def test_a_board_swaps_the_bytes_of_idx_files(tmp_path: Path) -> None:
+def test_the_bytes_of_idx_files_are_swapped(tmp_path: Path) -> None:
     values = np.ones((2, 2, 2), ">f4")
     (tmp_path / "train-images-idx3-float").write_bytes(
         struct.pack(">IIII", 0xD03, 2, 2, 2) + values.tobytes()
     )
     (tmp_path / "train-labels-idx1-ubyte").write_bytes(struct.pack(">II", 0x801, 2) + bytes([0, 1]))
-    declared = {"path": tmp_path, "kind": "idx", "classes": 2, "shape": [2, 2, 1], "dtype": "float32"}
-    settings = DatasetSettings.model_validate(declared | {"max_records": 2})
-    assert np.array_equal(all_of(list_declared(settings, growing=False)), values[..., None])
+    assert np.array_equal(all_of(open_dataset(DatasetSettings(path=tmp_path))), values[..., None])

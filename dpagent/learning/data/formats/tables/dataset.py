@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import resource
-from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -146,7 +145,7 @@ class TableDataset(Dataset):
         self.columns = tuple(form.features or ())
         self._ends = np.cumsum([len(index.starts) for index in indexes], dtype=np.int64)
         self._offset, self._scale = form.constants(self.columns)
-        self._contents: array[int] | None = None
+        self._contents: list[bytes] | None = None
         """Of each record, a digest of the bytes that its stamp was made of."""
         shape = (len(self.columns),) if form.window is None else (form.window, len(self.columns))
         super().__init__(
@@ -163,7 +162,7 @@ class TableDataset(Dataset):
         Raises:
             ChangedError: a file is another than it was when it was listed, and has not just grown.
         """
-        numbers, contents, labels = Stamps(key), array("Q"), iter(self.labels.tolist())
+        numbers, contents, labels = Stamps(key), list[bytes](), iter(self.labels.tolist())
         try:
             for index in self._indexes:
                 file, meaning = _reopened(index), repr(index.columns)

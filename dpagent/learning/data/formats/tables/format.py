@@ -93,7 +93,7 @@ class CsvFormat(Format[CsvSettings]):
             growing=growing, most=_most(source, section), keeps_open=True,
         )  # fmt: skip
 
-    def glance(self, source: Source) -> str | None:
+    def glance(self, source: Source, section: CsvSettings) -> str | None:
         """As of :class:`Format`: by size and times of all files."""
         return glance_at(table_files(source.path))
 
