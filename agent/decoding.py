@@ -57,7 +57,7 @@ COUNTS_AFTER_S: Final = 900.0
 _PUBLISH_S: Final = 10.0
 """What is decoded at once is published at least this often, so that another attempt goes on from there."""
 _LISTING_BYTES: Final = 256 << 20
-_LISTING_BYTES_A_RECORD: Final = 1_024
+_LISTING_BYTES_A_RECORD: Final = 4_096
 _TRIES: Final = 3
 """So often, if a file is written anew meanwhile; where all is decoded at once, also if something is left for
 later."""
@@ -353,13 +353,18 @@ def main() -> None:
     try:
         bring_up_to_date(order)
     except DpagentError as error:
-        print(error)
+        print(_sayable(str(error)))
         sys.exit(error.exit_code)
     except Exception as error:
         logging.basicConfig(level=logging.ERROR)
         log.exception("the records cannot be decoded")
-        print(f"The records cannot be decoded ({type(error).__name__}: {error}).")
+        print(_sayable(f"The records cannot be decoded ({type(error).__name__}: {error})."))
         sys.exit(ExitCode.INTERNAL)
+
+
+def _sayable(text: str) -> str:
+    """A text that may name a file whose name is not UTF-8."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 if __name__ == "__main__":

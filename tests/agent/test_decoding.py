@@ -18,7 +18,7 @@ from row_boards import contents, expected, named, pictures, table, tables, value
 from agent import decoding, effort
 from agent.bounded_decoding import Outcome
 from agent.decoding import Order, bring_up_to_date
-from agent.records import Records
+from agent.records import Records, decode_at_once
 from agent.rows import RowStore
 from dpagent.errors import ConfigurationError, DataError
 
@@ -452,3 +452,11 @@ def test_a_look_beside_training_on_one_core_is_done_when_it_counts_and_training_
     share = 1 / (1 + 1.25**decoding.NICENESS)
     assert decoding.LOOK_S / share < decoding.COUNTS_AFTER_S
     assert 1 / (1 - share) < effort._SPARE
+
+
+def test_an_error_about_a_file_whose_name_is_not_utf_8_is_said(tmp_path: Path) -> None:
+    """It could not be printed, so that the owner was told nothing."""
+    board = tables(tmp_path)
+    write(board.root / os.fsdecode(b"\xff.csv"), b"y,label\n1,1\n")
+    with pytest.raises(DataError, match=r"udcff\.csv has no column 'x'"):
+        decode_at_once(board.settings, board.state)

@@ -15,6 +15,7 @@ from pictures import aged, encoded, folder_of, noise, write
 from row_boards import Board, contents, expected, named, pictures, table, tables, values_in
 
 from agent import decoding
+from dpagent.learning.data import format as formats
 from dpagent.learning.data import stored
 from dpagent.learning.data.formats.tables import dataset as tables_dataset
 from dpagent.learning.data.formats.tables import format as tables_format
@@ -269,7 +270,7 @@ def test_a_table_of_very_many_lines_keeps_no_row_of_others_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: str, begins: str
 ) -> None:
     """71 MB of empty lines took a look longer than it may, and 1.8 million rows took all of its memory."""
-    monkeypatch.setattr(tables_format, "_SMALL_LINES", 1_000)
+    monkeypatch.setattr(formats, "_FEW_RECORDS", 1_000)
     board = tables(tmp_path, max_records=20)
     table(board, [7], "1.csv")
     board.look(at_once=True)
@@ -287,7 +288,7 @@ def test_a_table_of_very_many_lines_keeps_no_row_of_others_out(
     assert {7, 8, 9} <= set(values_in(rows))
     assert len(read) < 30_000, "with the lines that a header may come after"
     if begins:
-        assert any("what follows line 1,080 is not read" in each for each in rows.origin.left_out)
+        assert any("what follows line 1,076 is not read" in each for each in rows.origin.left_out)
 
 
 def test_more_tables_than_files_may_be_open_are_read_one_by_one(tmp_path: Path) -> None:

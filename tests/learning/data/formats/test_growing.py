@@ -231,17 +231,63 @@ def test_a_glance_tells_whether_tables_may_have_changed(tmp_path: Path) -> None:
     assert glance() is None
 
 
-def test_a_table_with_holes_or_a_packed_one_is_left_out_alone_unread(tmp_path: Path) -> None:
-    """Listing took as long as their bytes, and what came with them did not count."""
+def test_a_packed_table_is_left_out_alone_unread(tmp_path: Path) -> None:
+    """Listing took as long as its bytes, and what came with it did not count."""
     table(tmp_path / "1.csv", "1,a", "2,b")
-    table(tmp_path / "2.csv", "5,a")
-    os.truncate(tmp_path / "2.csv", 2 << 40)
     (tmp_path / "3.csv.gz").write_bytes(gzip.compress(b"x,label\n3,a\n"))
     now = look(tables(tmp_path))
     assert inputs_of(now) == [1, 2]
-    holes, packed = now.origin.left_out
-    assert "2.csv has 2,199,023,255,552 bytes; a board reads tables of at most" in holes
+    (packed,) = now.origin.left_out
     assert "3.csv.gz is packed; a board unpacks no table. Unpack it: gunzip 3.csv.gz" in packed
-    (tmp_path / "2.csv").unlink()
     with pytest.raises(DataError, match="is packed"):
         list_declared(tables(tmp_path), growing=False)
+
+
+@pytest.mark.parametrize("place", ["front", "middle", "end"])
+@pytest.mark.parametrize("growing", [False, True])
+def test_a_line_however_long_is_left_out_alone(tmp_path: Path, place: str, growing: bool) -> None:
+    """A table of more bytes than declared rows have was left out whole: a line of 70 MiB took all along."""
+    file = table(tmp_path / "1.csv", *(["1,a", "2,b"] if place != "front" else []))
+    with file.open("ab") as stream:
+        stream.truncate(file.stat().st_size + (70 << 20))
+        stream.seek(0, os.SEEK_END)
+        stream.write(b"\n" if place == "end" else b"\n3,a\n4,b\n")
+    aged(file, 60)
+    now = list_declared(tables(tmp_path), growing=growing)
+    now.stamps(KEY)
+    assert inputs_of(now) == {"front": [3, 4], "middle": [1, 2, 3, 4], "end": [1, 2]}[place]
+    (said,) = now.origin.left_out
+    assert "a line has more than 1,048,576 bytes" in said
+
+
+@pytest.mark.parametrize("grows", ["before it is listed", "before its rows are read"])
+def test_a_line_without_an_end_ends_its_table_and_no_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grows: str
+) -> None:
+    """A hole of any size, made while a look lists, was read to its end."""
+    monkeypatch.setattr("dpagent.learning.data.formats.tables.format._EXCESS_BYTES", 8 << 20)
+    file = table(tmp_path / "1.csv", "1,a", "2,b")
+    table(tmp_path / "2.csv", "5,a")
+    if grows == "before it is listed":
+        os.truncate(file, 8 << 40)
+    now = look(tables(tmp_path))
+    os.truncate(file, 8 << 40)
+    now.stamps(KEY)
+    assert inputs_of(now) == [1, 2, 5]
+    assert any("what follows line" in each for each in now.origin.left_out) == (
+        grows == "before it is listed"
+    )
+
+
+def test_tables_of_a_folder_have_their_lines_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each had as many as one may have: of many tables, a look took more memory than it has."""
+    monkeypatch.setattr("dpagent.learning.data.format._FEW_RECORDS", -tables(tmp_path).max_records * 4 + 7)
+    for name in "1234":
+        table(tmp_path / f"{name}.csv", f"{name},a", f"1{name},b")
+    now = look(tables(tmp_path))
+    assert inputs_of(now) == [1, 11, 2, 12]
+    rest, cut = now.origin.left_out
+    assert "3.csv: what follows line 1 is not read" in cut
+    assert "4.csv: this and what follows (1 table) is not read" in rest

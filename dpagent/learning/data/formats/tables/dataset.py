@@ -17,15 +17,10 @@ from numpy.typing import NDArray
 
 from dpagent.errors import DataError
 from dpagent.learning.data.classes import ClassTable
-from dpagent.learning.data.dataset import Dataset, Indices, Origin, Stamps
+from dpagent.learning.data.dataset import DIGEST_BYTES, Dataset, Indices, Origin, Stamps
 from dpagent.learning.data.formats.tables.header import UnfitError
-from dpagent.learning.data.formats.tables.index import (
-    TableBounds,
-    TableIndex,
-    index_open,
-    index_table,
-)
-from dpagent.learning.data.formats.tables.rows import cells_of
+from dpagent.learning.data.formats.tables.index import TableIndex, index_open, index_table
+from dpagent.learning.data.formats.tables.rows import TableBounds, cells_of
 from dpagent.learning.data.formats.tables.settings import CsvSettings
 from dpagent.learning.data.stamp import stamp_of
 from dpagent.learning.data.stored import ChangedError, RawFile, digest_of, open_raw, reading, require_readable
@@ -53,8 +48,7 @@ def open_table(
         classes: of the labels.
         growing: the files are in use: one that cannot be read is left out, and a last line without an end is
             unfinished, if it was written to a moment ago.
-        most: of a file on a board, which takes no larger one, no packed one, and of a longer one the first
-            lines.
+        most: that is read, on a board, which takes no packed file.
         keeps_open: whether records are read from the files that are listed, whatever takes their place
             meanwhile; of very many, their bytes are compared.
 
@@ -78,17 +72,22 @@ def open_table(
     indexes, rejected = [], []
     files = table_files(path)
     keeps_open = keeps_open and len(files) <= _most_open()
-    for file in files:
+    for number, file in enumerate(files):
+        if most is not None and most.lines <= 0:
+            more = counted(len(files) - number, "table")
+            rejected.append(f"{file}: this and what follows ({more}) is not read; max_records bounds it.")
+            break
         try:
-            indexes.append(
-                index_table(file, form, classes, growing=growing, most=most, keeps_open=keeps_open)
-            )
+            index = index_table(file, form, classes, growing=growing, most=most, keeps_open=keeps_open)
         except DataError as error:
             if not growing:
                 raise
             rejected.append(str(error))
-    lines = None if most is None else most.lines
-    return TableDataset(path, form, classes, indexes, rejected, most_lines=lines)
+            continue
+        indexes.append(index)
+        if most is not None:
+            most = most._replace(lines=most.lines - index.lines)
+    return TableDataset(path, form, classes, indexes, rejected)
 
 
 def _most_open() -> int:
@@ -127,7 +126,6 @@ class TableDataset(Dataset):
         classes: the number of each label.
         indexes: where the records lie, a file each.
         rejected: a sentence for each file that is left out.
-        most_lines: that were read of each file.
     """
 
     def __init__(
@@ -137,16 +135,14 @@ class TableDataset(Dataset):
         classes: ClassTable,
         indexes: Sequence[TableIndex],
         rejected: Sequence[str] = (),
-        *,
-        most_lines: int | None = None,
     ) -> None:
-        self._rejected, self._most_lines = tuple(rejected), most_lines
+        self._rejected = tuple(rejected)
         self._path, self._form, self._classes, self._indexes = path, form, classes, tuple(indexes)
         self.columns = tuple(form.features or ())
         self._ends = np.cumsum([len(index.starts) for index in indexes], dtype=np.int64)
         self._offset, self._scale = form.constants(self.columns)
-        self._contents: list[bytes] | None = None
-        """Of each record, a digest of the bytes that its stamp was made of."""
+        self._contents: bytearray | None = None
+        """Of each record, a digest of the bytes that its stamp was made of, one after the other."""
         shape = (len(self.columns),) if form.window is None else (form.window, len(self.columns))
         super().__init__(
             self._labels(), classes.count, shape=shape, dtype=np.dtype(np.float32), class_names=classes.names,
@@ -162,14 +158,14 @@ class TableDataset(Dataset):
         Raises:
             ChangedError: a file is another than it was when it was listed, and has not just grown.
         """
-        numbers, contents, labels = Stamps(key), list[bytes](), iter(self.labels.tolist())
+        numbers, contents, labels = Stamps(key), bytearray(), iter(self.labels.tolist())
         try:
             for index in self._indexes:
                 file, meaning = _reopened(index), repr(index.columns)
                 for start, end in zip(index.starts.tolist(), index.ends.tolist(), strict=True):
                     data = _bytes_of(file, start, end)
                     numbers.add(meaning, next(labels), data)
-                    contents.append(digest_of(data))
+                    contents += digest_of(data)
                 self._require_grown(index)
         except DataError as error:
             raise ChangedError(str(error)) from error
@@ -185,7 +181,7 @@ class TableDataset(Dataset):
             return
         now = index_open(
             file or open_raw(index.path), index.stamp, self._form, self._classes,
-            growing=False, most_lines=self._most_lines,
+            growing=False, most=index.most,
         )  # fmt: skip
         if _listed(now, most) != _listed(index, most):
             raise DataError(f"{index.path} was written anew since it was listed.")
@@ -232,7 +228,8 @@ class TableDataset(Dataset):
             file = index.file or open_raw(index.path)
             for place in places.tolist():
                 data = _bytes_of(file, int(index.starts[place]), int(index.ends[place]))
-                if digest_of(data) != self._contents[first + place]:
+                begin = DIGEST_BYTES * (first + place)
+                if digest_of(data) != self._contents[begin : begin + DIGEST_BYTES]:
                     raise DataError("the file was written anew.")
                 yield data
         except DataError as error:

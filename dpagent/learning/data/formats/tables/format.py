@@ -17,12 +17,8 @@ from dpagent.learning.data.formats.tables.dataset import (
     table_files,
     too_short,
 )
-from dpagent.learning.data.formats.tables.index import (
-    TableBounds,
-    TableIndex,
-    columns_in,
-    index_table,
-)
+from dpagent.learning.data.formats.tables.index import TableIndex, columns_in, index_table
+from dpagent.learning.data.formats.tables.rows import TableBounds
 from dpagent.learning.data.formats.tables.settings import CsvSettings
 from dpagent.learning.data.formats.tables.unlabelled import has_labels, unlabelled_rows
 from dpagent.learning.data.inputs import Input, Say, Target
@@ -30,10 +26,10 @@ from dpagent.learning.data.location import Location
 from dpagent.learning.data.stamp import glance_at
 from dpagent.wording import named
 
-_SMALL_BYTES: Final = 64 << 20
-_SMALL_LINES: Final = 100_000
 _ROW_BYTES: Final = 1_024
 _CELL_BYTES: Final = 64
+_EXCESS_BYTES: Final = 4 << 30
+"""Which a slow card (40 MB/s) reads in two minutes."""
 
 
 class CsvFormat(Format[CsvSettings]):
@@ -115,15 +111,13 @@ def _why_none(indexes: Sequence[TableIndex], form: CsvSettings) -> str:
 
 
 def _most(source: Source, form: CsvSettings) -> TableBounds | None:
-    """Of a table on a board: what the most records take twice, with short rows, and more for small ones; and
-    four times their lines.
+    """On a board: the first lines, and what those that are longer than rows take besides.
 
     A look at a file takes time by its bytes, of which a file with holes has any number, and time and memory
-    by its lines, of which an empty one has a byte. Of a file with more lines the first are read, so that one
-    more is not read, and takes no other along.
+    by its lines, of which an empty one has a byte. A line costs one, whatever it holds: one more moves the
+    last line out of a look that has far more than it may, and no other.
     """
     if source.declared_records is None:
         return None
-    row_bytes = _ROW_BYTES + _CELL_BYTES * len(form.features or ())
-    rows = source.declared_records * form.step
-    return TableBounds(_SMALL_BYTES + 2 * rows * row_bytes, _SMALL_LINES + 4 * rows)
+    line_bytes = _ROW_BYTES + _CELL_BYTES * len(form.features or ())
+    return TableBounds(source.most_listed(units=form.step), line_bytes, _EXCESS_BYTES)

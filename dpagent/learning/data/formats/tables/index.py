@@ -23,7 +23,7 @@ from dpagent.errors import DataError
 from dpagent.learning.data.classes import ClassTable
 from dpagent.learning.data.dataset import MAX_CLASSES
 from dpagent.learning.data.formats.tables.header import Columns
-from dpagent.learning.data.formats.tables.rows import LONGEST_ROW, Row, checked_rows, opened_rows
+from dpagent.learning.data.formats.tables.rows import LONGEST_ROW, Row, TableBounds, checked_rows, opened_rows
 from dpagent.learning.data.formats.tables.settings import CsvSettings
 from dpagent.learning.data.formats.tables.windows import Windows
 from dpagent.learning.data.stamp import Stamp, stamp_of
@@ -34,13 +34,6 @@ _MOST_PROBLEMS: Final = 100
 _CELL_BYTES: Final = 32
 """A cell of a window, and what separates it, with empty lines: a longer window is no record."""
 _UNFIT: Final = -1
-
-
-class TableBounds(NamedTuple):
-    """The most that is read of a table: its size in bytes, and its lines."""
-
-    size: int
-    lines: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,6 +51,8 @@ class TableIndex:
         rows_unused: how many rows that fit are in no record.
         problems: a sentence for each row that does not fit, of many for the first.
         is_whole: whether the last record cannot be still being written.
+        lines: that were read.
+        most: that might have been.
     """
 
     path: Path
@@ -73,6 +68,8 @@ class TableIndex:
     rows_unused: int
     problems: tuple[str, ...]
     is_whole: bool
+    lines: int
+    most: TableBounds | None
 
 
 def columns_in(path: Path, form: CsvSettings) -> Columns:
@@ -101,30 +98,17 @@ def index_table(
         form: how rows become records.
         classes: the labels that are allowed, or None for any, to infer them.
         growing: whether a young last line that has no end may still be being written.
-        most: on a board, which takes no larger file, no packed one, and of a longer one the first lines.
+        most: that is read, on a board, which takes no packed file.
         keeps_open: whether the records are read from this very file, whatever takes its place.
 
     Raises:
         DataError: the file cannot be read, or its first row does not fit; names file, line and column.
     """
     stamp = stamp_of(path)
-    if most is not None:
-        _require_bounded(path, stamp.size, most.size)
-    raw = open_raw(path)
-    lines = None if most is None else most.lines
-    made = index_open(raw, stamp, form, classes, growing=growing, most_lines=lines)
-    return made if keeps_open or path.suffix == ".gz" else replace(made, file=None)
-
-
-def _require_bounded(path: Path, size: int, most: int) -> None:
-    if path.suffix == ".gz":
+    if most is not None and path.suffix == ".gz":
         raise DataError(f"{path} is packed; a board unpacks no table. Unpack it: gunzip {path.name}")
-    if size > most:
-        raise DataError(
-            f"{path} has {counted(size, 'byte')}; a board reads tables of at most {most:,}, by"
-            " data.max_records and the columns that it uses. Remove rows or columns, or raise"
-            " data.max_records."
-        )
+    made = index_open(open_raw(path), stamp, form, classes, growing=growing, most=most)
+    return made if keeps_open or path.suffix == ".gz" else replace(made, file=None)
 
 
 def index_open(
@@ -134,14 +118,14 @@ def index_open(
     classes: ClassTable | None,
     *,
     growing: bool,
-    most_lines: int | None = None,
+    most: TableBounds | None = None,
 ) -> TableIndex:
     """The same of a file that is open."""
     path = raw.path
     growing = growing and stamp.is_young()
-    with opened_rows(raw, form) as (lines, columns):
+    with opened_rows(raw, form, most=most) as (lines, columns):
         builder = _Builder(form, columns)
-        for row in checked_rows(lines, columns, form, classes, most_lines):
+        for row in checked_rows(lines, columns, form, classes):
             is_whole = lines.is_ended or not growing
             if row.problem and not is_whole:
                 break
@@ -153,7 +137,7 @@ def index_open(
                 )
         if lines.is_cut_short:
             builder.note(f"{path}: what follows line {lines.number:,} is not read; max_records bounds it.")
-    return builder.made(path, stamp, raw)
+        return builder.made(path, stamp, raw, lines.number, most)
 
 
 class _Seen(NamedTuple):
@@ -208,7 +192,9 @@ class _Builder:
         """Take a sentence about the file."""
         self._problems.append(problem)
 
-    def made(self, path: Path, stamp: Stamp, raw: RawFile) -> TableIndex:
+    def made(
+        self, path: Path, stamp: Stamp, raw: RawFile, lines: int, most: TableBounds | None
+    ) -> TableIndex:
         """The index of the rows that were added."""
         starts, ends, labels, groups = (
             np.array(values, np.int64) for values in (self._starts, self._ends, self._labels, self._groups)
@@ -218,7 +204,7 @@ class _Builder:
         return TableIndex(
             path, stamp, raw, self._columns, starts, ends, labels, tuple(self.label_codes), groups,
             tuple(self.group_codes), self._rows - self._unfit - self._used, tuple(self._problems),
-            self._is_whole,
+            self._is_whole, lines, most,
         )  # fmt: skip
 
     def _label(self, window: Sequence[_Seen]) -> int | None:

@@ -11,6 +11,7 @@ import contextlib
 import csv
 import io
 import itertools
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -29,6 +30,20 @@ _LINES_BEFORE_THE_FIRST: Final = 10_000
 _BOM: Final = b"\xef\xbb\xbf"
 
 
+class TableBounds(NamedTuple):
+    """The most that a board reads of a table, or of all tables of a folder.
+
+    Attributes:
+        lines: the first of them, of all tables together.
+        line_bytes: of a line that counts as one.
+        excess_bytes: of each table, what longer lines may have more than that, all together.
+    """
+
+    lines: int
+    line_bytes: int
+    excess_bytes: int
+
+
 class Row(NamedTuple):
     """A row: where it begins and ends, its cells, and why it does not fit, if it does not."""
 
@@ -39,18 +54,21 @@ class Row(NamedTuple):
 
 
 @contextlib.contextmanager
-def opened_rows(raw: RawFile, form: CsvSettings, *, labelled: bool = True) -> Iterator[tuple[Lines, Columns]]:
+def opened_rows(
+    raw: RawFile, form: CsvSettings, *, labelled: bool = True, most: TableBounds | None = None
+) -> Iterator[tuple[Lines, Columns]]:
     """The lines of a file from its first record on, and the columns that its first row tells of.
 
     Args:
         raw: the file, unpacked.
         form: how rows become records.
         labelled: whether there is to be a column of labels.
+        most: that is read, on a board.
 
     Raises:
         DataError: the first row cannot be read, or lacks a column; names file, line and column.
     """
-    with opened_lines(raw) as lines:
+    with opened_lines(raw, most) as lines:
         first = first_row(lines, form) if form.header or form.width is None else None
         columns = columns_of(first, raw.path, form, labelled=labelled)
         if not form.header:
@@ -59,11 +77,11 @@ def opened_rows(raw: RawFile, form: CsvSettings, *, labelled: bool = True) -> It
 
 
 @contextlib.contextmanager
-def opened_lines(raw: RawFile) -> Iterator[Lines]:
+def opened_lines(raw: RawFile, most: TableBounds | None = None) -> Iterator[Lines]:
     """The lines of a file from its beginning on."""
     with open(raw.descriptor, "rb", closefd=False) as stream:
         stream.seek(0)
-        yield Lines(raw.path, stream)
+        yield Lines(raw.path, stream, most)
 
 
 def first_row(lines: Lines, form: CsvSettings) -> list[str] | None:
@@ -76,17 +94,10 @@ def first_row(lines: Lines, form: CsvSettings) -> list[str] | None:
 
 
 def checked_rows(
-    lines: Lines,
-    columns: Columns,
-    form: CsvSettings,
-    classes: ClassTable | None,
-    most_lines: int | None = None,
+    lines: Lines, columns: Columns, form: CsvSettings, classes: ClassTable | None
 ) -> Iterator[Row]:
-    """Rows that are not empty, in the first ``most_lines`` lines."""
+    """Rows that are not empty."""
     while True:
-        if most_lines is not None and lines.number >= most_lines:
-            lines.is_cut_short = True
-            return
         start, cells = lines.place, list[str]()
         try:
             cells = cells_of(next(lines), form)
@@ -119,12 +130,25 @@ def _reason(error: csv.Error | UnfitError) -> str:
 
 
 class Lines:
-    """Lines of a file as text, with the place and number of the last one read, and whether it has an end."""
+    """Lines of a file as text, with the place and number of the last one read, and whether it has an end.
 
-    def __init__(self, path: Path, stream: io.BufferedReader) -> None:
-        self.path, self._stream = path, stream
+    How much there is to read is settled as it is read: who writes to the file may make it longer meanwhile.
+
+    Args:
+        path: for the text of errors.
+        stream: of the file.
+        most: that is read of it. A line is read to its end, however long, if it is within the bound: one that
+            fits no row takes no other with it.
+
+    Attributes:
+        is_cut_short: whether something follows that is not read.
+    """
+
+    def __init__(self, path: Path, stream: io.BufferedReader, most: TableBounds | None = None) -> None:
+        self.path, self._stream, self._most = path, stream, most
         self.place, self.number, self.is_ended = 0, 0, True
         self.is_cut_short = False
+        self._excess = 0
 
     def __iter__(self) -> Iterator[str]:
         return self
@@ -151,17 +175,37 @@ class Lines:
 
     def _next(self) -> bytes:
         """A line, of one that is too long the beginning; nothing at the end."""
+        if self.is_cut_short or self._ends_before(0):
+            return b""
         with reading(self.path):
-            line = end = self._stream.readline(LONGEST_ROW + 1)
-            size = len(line)
-            while len(end) > LONGEST_ROW and not end.endswith(b"\n"):
-                end = self._stream.readline(LONGEST_ROW + 1)
-                size += len(end)
+            line = self._stream.readline(LONGEST_ROW + 1)
+            size, is_ended = len(line), line.endswith(b"\n")
+            if size > LONGEST_ROW and not is_ended:
+                size, is_ended = self._skip_rest(size)
         if size:
-            self.is_ended = end.endswith(b"\n")
+            self.is_ended = is_ended
+        if self._most is not None:
+            self._excess += max(0, size - self._most.line_bytes)
         self.place += size
         self.number += bool(line)
         return line
+
+    def _skip_rest(self, size: int) -> tuple[int, bool]:
+        """Go to the end of a line of which ``size`` bytes are read: its size, and whether it has an end."""
+        while not self._ends_before(size) and (piece := self._stream.read(LONGEST_ROW)):
+            if at := piece.find(b"\n") + 1:
+                self._stream.seek(at - len(piece), os.SEEK_CUR)
+                return size + at, True
+            size += len(piece)
+        return size, False
+
+    def _ends_before(self, size: int) -> bool:
+        """Whether no more is read, ``size`` bytes of a line being read."""
+        most = self._most
+        if most is None or (self.number < most.lines and self._excess + size <= most.excess_bytes):
+            return False
+        self.is_cut_short = bool(self._stream.peek(1))
+        return True
 
 
 def _require_fit(cells: list[str], columns: Columns, form: CsvSettings, classes: ClassTable | None) -> None:
