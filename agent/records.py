@@ -50,8 +50,8 @@ log = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
 
 CACHED_BYTES: Final = 64 << 20
-"""Files of up to so much are read when the agent starts, and then are in memory; of larger ones, each record
-counts with a read of the disk."""
+"""Files of decoded records, and of features, of up to so much are read when the agent starts, and then are in
+memory; of larger ones, each record counts with a read of the disk."""
 _MOST_SAID: Final = 20
 _GIVEN_UP: Final = 4
 """A look that goes on after so many times as long as it takes to count is ended: it may wait for ever."""

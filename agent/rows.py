@@ -225,8 +225,6 @@ class RowStore:
 class Rows(Dataset):
     """The decoded records of an index."""
 
-    knows_digests = True
-
     def __init__(self, index: Index, file: RawFile) -> None:
         header, table = index.header, index.table
         here = np.flatnonzero(table["state"] == DECODED)

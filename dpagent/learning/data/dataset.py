@@ -23,7 +23,7 @@ from array import array
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -81,8 +81,6 @@ class Dataset(ABC):
     """
 
     columns: tuple[str, ...] = ()
-    knows_digests: ClassVar[bool] = False
-    """Whether :meth:`digests` reads no record, and never fails."""
 
     def __init__(
         self,
@@ -225,7 +223,7 @@ class Dataset(ABC):
 
     def digests(self) -> NDArray[np.uint8]:
         """What tells whether a record is the one of before, ``(n, 16)``, never zeros; by default of its
-        values, which means to read it. One that cannot be read has that of its place holder.
+        values, which means to read it.
 
         Raises:
             DataError: as of :meth:`batch`.

@@ -53,11 +53,6 @@ class Reshaped(Dataset):
             class_names=dataset.class_names, groups=dataset.groups, origin=dataset.origin,
         )  # fmt: skip
 
-    @property
-    def places(self) -> NDArray[np.int64]:
-        """As of :attr:`Dataset.places`."""
-        return self._dataset.places
-
     def _read(self, indices: Indices) -> NDArray[Any]:
         return self._dataset.batch(indices)[0].reshape(len(indices), *self.shape)
 
@@ -119,7 +114,7 @@ class Unfailing(Dataset):
 
     def digests(self) -> NDArray[np.uint8]:
         """As of :meth:`Dataset.digests`."""
-        return self._dataset.digests() if self._dataset.knows_digests else super().digests()
+        return self._dataset.digests()
 
     def _read(self, indices: Indices) -> NDArray[Any]:
         inputs, problems = self.try_read(indices)
