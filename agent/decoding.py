@@ -41,8 +41,8 @@ from agent.row_index import DECODED, FREE, TO_ERASE, UNUSABLE, Index
 from agent.rows import RowStore
 from dpagent.errors import ConfigurationError, DpagentError, ExitCode
 from dpagent.learning.data.dataset import Dataset
-from dpagent.learning.data.opening import list_declared, require_declared, section_of, source_of
-from dpagent.learning.data.stored import AbsentError, ChangedError, require_readable
+from dpagent.learning.data.opening import glance_declared, list_declared, require_declared, section_of
+from dpagent.learning.data.stored import AbsentError, ChangedError
 from dpagent.storage import disk_errors
 from dpagent.wording import counted, named
 
@@ -56,8 +56,10 @@ what it found counts, and so little that training keeps its slots (:mod:`agent.e
 COUNTS_AFTER_S: Final = 900.0
 _PUBLISH_S: Final = 10.0
 """What is decoded at once is published at least this often, so that another attempt goes on from there."""
-_LISTING_BYTES: Final = 256 << 20
-_LISTING_BYTES_A_RECORD: Final = 4_096
+_LISTING_BYTES: Final = 512 << 20
+_LISTING_BYTES_A_RECORD: Final = 10_240
+"""Four names of pictures, of at most 2 KiB each in memory, with what belongs to them; rows of a table take
+less."""
 _TRIES: Final = 3
 """So often, if a file is written anew meanwhile; where all is decoded at once, also if something is left for
 later."""
@@ -121,10 +123,8 @@ def _look(order: Order) -> bool:
         else:
             store.drop_found()  # Of a look that was cut short.
         known = store.load()
-        format_ = require_declared(settings)
         try:
-            require_readable(settings.path)
-            glance = format_.glance(source_of(settings), section_of(settings, format_))
+            glance = glance_declared(settings)
             if not order.at_once and known is not None and known.is_of(glance):
                 return True
             dataset = list_declared(settings, growing=not order.at_once)

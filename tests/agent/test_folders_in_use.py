@@ -16,10 +16,11 @@ from row_boards import Board, contents, expected, named, pictures, table, tables
 
 from agent import decoding
 from dpagent.learning.data import format as formats
-from dpagent.learning.data import stored
+from dpagent.learning.data import stamp, stored
 from dpagent.learning.data.formats.tables import dataset as tables_dataset
 from dpagent.learning.data.formats.tables import format as tables_format
 from dpagent.learning.data.formats.tables import rows as tables_rows
+from dpagent.learning.data.opening import list_declared
 
 
 def test_a_last_row_without_an_end_stays_where_it_is_known(tmp_path: Path) -> None:
@@ -221,8 +222,8 @@ def test_a_table_that_goes_while_the_folder_is_glanced_at_takes_no_other_along(
     board.look(at_once=True)
     real = tables_format.table_files
 
-    def renamed_afterwards(path: Path) -> list[Path]:
-        found = real(path)
+    def renamed_afterwards(path: Path, most: int | None) -> list[Path]:
+        found = real(path, most)
         if (path / "b_new.csv").exists():
             (path / "b_new.csv").rename(path / "b.csv")
         return found
@@ -241,8 +242,8 @@ def test_a_table_that_goes_while_it_is_listed_takes_no_other_along(
     board.look(at_once=True)
     real = tables_dataset.table_files
 
-    def gone_afterwards(path: Path) -> list[Path]:
-        found = real(path)
+    def gone_afterwards(path: Path, most: int | None) -> list[Path]:
+        found = real(path, most)
         (path / "b.csv").unlink(missing_ok=True)
         return found
 
@@ -303,3 +304,53 @@ def test_more_tables_than_files_may_be_open_are_read_one_by_one(tmp_path: Path) 
         assert values_in(rows) == list(range(min(100, open_now + 60)))
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize("kind", ["pictures", "tables"])
+def test_of_very_many_entries_a_look_keeps_the_first_that_it_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """It kept and sorted all of them: one hidden file more than memory holds took in nothing."""
+    monkeypatch.setattr(formats, "_FEW_RECORDS", 4 - 4 * 8)
+    board = pictures(tmp_path) if kind == "pictures" else tables(tmp_path)
+    stats = []
+    real = stamp.stamp_of
+    monkeypatch.setattr(stamp, "stamp_of", lambda path: stats.append(path) or real(path))
+    if kind == "pictures":
+        folder_of(board.root, *named(0, 1))  # two pictures in two folders
+    else:
+        for value in (0, 1, 2, 3):
+            table(board, [], f"{value}.csv")
+    before = len(board.look(at_once=True))
+    for number in range(50):
+        name = f".{number}.png" if number % 2 else f"{number}.txt"
+        for folder in (board.root, board.root / "0"):
+            folder.mkdir(exist_ok=True)
+            (folder / name).touch()
+    if kind == "pictures":
+        write(board.root / "1" / "z.png", encoded(noise(9)))
+        rows = board.look()
+        assert contents(rows) == expected(0, 1)
+        assert any("more than is looked at" in text for text in rows.origin.left_out)
+    else:
+        table(board, [5], "9.csv")
+        stats.clear()
+        assert len(board.look()) == before
+        assert {path.name for path in stats} == {f"{value}.csv" for value in range(4)}
+
+
+def test_a_board_says_the_first_hundred_things_that_it_leaves_out(tmp_path: Path) -> None:
+    """A sentence each took more memory than a look has."""
+    for name in ("pictures", "tables"):
+        (tmp_path / name).mkdir()
+    board = pictures(tmp_path / "pictures")
+    (board.root / "0").mkdir()
+    for number in range(150):
+        (board.root / "0" / f"{number}.png").symlink_to("nowhere")
+    of_tables = tables(tmp_path / "tables")
+    for number in range(150):
+        write(of_tables.root / f"{number}.csv", b"y,label\n1,1\n")
+    for each in (board, of_tables):
+        sentences = list_declared(each.settings, growing=True).origin.left_out
+        assert len(sentences) == 101
+        assert "50 more" in sentences[-1]

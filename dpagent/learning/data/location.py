@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import heapq
 import os
 import struct
 import zipfile
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 
@@ -63,6 +65,16 @@ class Location:
         except (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error):
             # A zip version beyond zipfile's own is not implemented; a name that is not UTF-8 is a ValueError.
             return []
+
+
+def names_in(
+    folder: str | Path, wants: Callable[[os.DirEntry[str]], bool], most: int | None = None
+) -> list[str]:
+    """The names of the entries of a folder that are wanted, in their order; of more than ``most``, the first.
+    Of others nothing is kept, however many there are."""
+    with os.scandir(folder) as found:
+        names = (entry.name for entry in found if wants(entry))
+        return sorted(names) if most is None else heapq.nsmallest(most, names)
 
 
 def entries_of(folder: str | Path) -> list[os.DirEntry[str]]:

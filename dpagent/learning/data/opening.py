@@ -122,7 +122,7 @@ def list_declared(settings: DatasetSettings, *, growing: bool) -> Dataset:
         ConfigurationError, DataError: as of :func:`open_declared`.
     """
     known = require_declared(settings)
-    source = replace(source_of(settings), declared_records=settings.max_records)
+    source = _on_a_board(settings)
     if growing:
         source = replace(source, max_records=None)
     require_readable(settings.path)
@@ -131,6 +131,22 @@ def list_declared(settings: DatasetSettings, *, growing: bool) -> Dataset:
     if not growing:
         source.require_room(len(dataset))
     return _as_declared(dataset, settings, source)
+
+
+def glance_declared(settings: DatasetSettings) -> str | None:
+    """A text that changes when the files do (:meth:`Format.glance`), on a board.
+
+    Raises:
+        ConfigurationError: as of :func:`require_declared`.
+        DataError: There are no such files.
+    """
+    known = require_declared(settings)
+    require_readable(settings.path)
+    return known.glance(_on_a_board(settings), section_of(settings, known))
+
+
+def _on_a_board(settings: DatasetSettings) -> Source:
+    return replace(source_of(settings), declared_records=settings.max_records)
 
 
 def require_declared(settings: DatasetSettings) -> Format[Any]:

@@ -11,15 +11,14 @@ MOST_SAID: Final = 100
 
 
 class Problems:
-    """Gathers sentences, of which it keeps the first."""
+    """Gathers sentences, of which it keeps the first; with ``most`` None, all."""
 
-    def __init__(self) -> None:
-        self._kept: list[str] = []
-        self._more = 0
+    def __init__(self, most: int | None = MOST_SAID) -> None:
+        self._most, self._kept, self._more = most, list[str](), 0
 
     def add(self, sentence: str) -> None:
         """Take a sentence."""
-        if len(self._kept) < MOST_SAID:
+        if self._most is None or len(self._kept) < self._most:
             self._kept.append(sentence)
         else:
             self._more += 1

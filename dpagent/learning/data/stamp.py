@@ -45,7 +45,7 @@ def stamp_of(path: Path) -> Stamp:
 def glance_at(files: Iterable[Path]) -> str | None:
     """A text that changes with the names, sizes and times of files; None if one is young, or cannot be
     looked at: it may have gone since its folder was listed."""
-    stamps = []
+    stamps = hashlib.sha256()
     for file in files:
         try:
             stamp = stamp_of(file)
@@ -53,5 +53,5 @@ def glance_at(files: Iterable[Path]) -> str | None:
             return None
         if stamp.is_young():
             return None
-        stamps.append((str(file), *stamp))
-    return hashlib.sha256(repr(stamps).encode()).hexdigest()
+        stamps.update(repr((str(file), *stamp)).encode())
+    return stamps.hexdigest()

@@ -14,7 +14,7 @@ from pictures import aged, encoded, folder_of, noise, write
 from dpagent.errors import DataError
 from dpagent.learning.data.dataset import Dataset
 from dpagent.learning.data.formats.images.dataset import ImageDataset
-from dpagent.learning.data.opening import format_of, list_declared, open_declared, source_of
+from dpagent.learning.data.opening import glance_declared, list_declared, open_declared
 from dpagent.learning.data.settings import DatasetSettings
 from dpagent.learning.data.stored import AbsentError
 
@@ -216,8 +216,7 @@ def test_of_very_many_tables_one_that_was_replaced_is_not_read_at_the_old_places
 
 def test_a_glance_tells_whether_tables_may_have_changed(tmp_path: Path) -> None:
     def glance() -> str | None:
-        data = tables(tmp_path)
-        return format_of(data).glance(source_of(data), data.csv)
+        return glance_declared(tables(tmp_path))
 
     file = table(tmp_path / "1.csv", "1,a")
     seen = [glance(), glance()]

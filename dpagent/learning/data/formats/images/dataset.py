@@ -47,6 +47,7 @@ class PictureTerms:
         form: of every picture.
         classes: by the names of their folders.
         source: what the data are called.
+        most: pictures and folders to look at, on a board.
     """
 
     root: Path
@@ -54,6 +55,7 @@ class PictureTerms:
     form: PictureForm
     classes: ClassTable
     source: str
+    most: int | None = None
 
 
 def open_pictures(terms: PictureTerms) -> ImageDataset:
@@ -87,13 +89,15 @@ def list_pictures(terms: PictureTerms, *, growing: bool) -> ImageDataset:
     return dataset
 
 
-def listed(root: Path, folder: str, form: PictureForm) -> tuple[Listing, PictureFiles]:
-    """What lies in a folder, or in a folder of an archive."""
-    most = most_bytes(form.max_pixels)
+def listed(
+    root: Path, folder: str, form: PictureForm, most: int | None = None
+) -> tuple[Listing, PictureFiles]:
+    """What lies in a folder, of it at most so many pictures and folders; or in a folder of an archive."""
+    size = most_bytes(form.max_pixels)
     if not root.is_dir():
-        return list_zip(root, folder, most)
-    found = list_folder(root)
-    return found, FolderFiles(root, found.names, most)
+        return list_zip(root, folder, size)
+    found = list_folder(root, most)
+    return found, FolderFiles(root, found.names, size)
 
 
 class ImageDataset(Dataset):
@@ -167,7 +171,7 @@ class ImageDataset(Dataset):
 
 def _made(terms: PictureTerms, require: Callable[[Listing, PictureFiles, int], None]) -> ImageDataset:
     """The dataset of the pictures that are of a class and fulfil a requirement."""
-    found, files = listed(terms.root, terms.folder, terms.form)
+    found, files = listed(terms.root, terms.folder, terms.form, terms.most)
     numbers = {label: terms.classes.number(label) for label in set(found.labels)}
     keep = []
     for place, (name, label) in enumerate(zip(found.names, found.labels, strict=True)):
@@ -180,7 +184,7 @@ def _made(terms: PictureTerms, require: Callable[[Listing, PictureFiles, int], N
             require(found, files, place)
         except Exception as error:
             log.debug("a picture is left out", exc_info=True)
-            found.problems[name] = reason_of(error)
+            found.leave_out(name, reason_of(error))
         else:
             keep.append(place)
     labels = np.array([numbers[found.labels[place]] for place in keep], np.int64)

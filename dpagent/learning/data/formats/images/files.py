@@ -17,7 +17,7 @@ import stat
 import time
 import zipfile
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Final, Protocol
@@ -26,7 +26,8 @@ from dpagent.errors import DataError
 from dpagent.learning.data.archive import ZipMembers, obstacle, open_zip
 from dpagent.learning.data.format import Half
 from dpagent.learning.data.formats.images.decoding import SUFFIXES
-from dpagent.learning.data.location import entries_of
+from dpagent.learning.data.location import entries_of, names_in
+from dpagent.learning.data.problems import MOST_SAID
 from dpagent.learning.data.stamp import GRACE_S
 from dpagent.learning.data.stored import ChangedError, reading
 from dpagent.wording import counted
@@ -47,6 +48,8 @@ _PASSING: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EST
 """Errors that say nothing of the file."""
 _DEPTH: Final = 3
 _DEEPEST: Final = 64
+_LONGEST: Final = 512
+"""Bytes of a path below the folder: names take memory."""
 _MOST_LOOKED_AT: Final = 20_000
 
 
@@ -61,7 +64,10 @@ class Listing:
             archive checksum and size.
         classes: all class folders, those without pictures too.
         passed_over: how many files were not looked at, by reason.
-        problems: a sentence for each picture that cannot be read, by its name.
+        problems: a sentence for each picture that cannot be read, by its name; on a board, for the first.
+        most: pictures and folders to look at, on a board.
+        is_cut_short: whether there are more.
+        unsaid: how many pictures cannot be read besides.
         listed_at_ns: when the look began.
     """
 
@@ -71,6 +77,9 @@ class Listing:
     classes: set[str] = field(default_factory=set)
     passed_over: Counter[str] = field(default_factory=Counter)
     problems: dict[str, str] = field(default_factory=dict)
+    most: int | None = None
+    is_cut_short: bool = False
+    unsaid: int = 0
     listed_at_ns: int = field(default_factory=lambda: time.time_ns())
 
     def is_young(self, number: int) -> bool:
@@ -81,7 +90,17 @@ class Listing:
     def sentences(self) -> tuple[str, ...]:
         """The files that were left out."""
         over = [f"{counted(count, 'file')}: {reason}" for reason, count in sorted(self.passed_over.items())]
-        return (*over, *(f"{printable(name)}: {text}" for name, text in self.problems.items()))
+        cut = ["There is more than is looked at; max_records bounds it."] if self.is_cut_short else []
+        said = [f"{printable(name)}: {text}" for name, text in self.problems.items()]
+        more = [f"{counted(self.unsaid, 'more file')} cannot be read."] if self.unsaid else []
+        return (*cut, *over, *said, *more)
+
+    def leave_out(self, name: str, why: str) -> None:
+        """Note why a picture cannot be read."""
+        if self.most is None or len(self.problems) < MOST_SAID:
+            self.problems[name] = why
+        else:
+            self.unsaid += 1
 
 
 class PictureFiles(Protocol):
@@ -140,27 +159,27 @@ class FolderFiles:
             return b"", b""
 
 
-def list_folder(root: Path) -> Listing:
+def list_folder(root: Path, most: int | None = None) -> Listing:
     """Look through a folder of class folders.
 
     Links to files and to class folders are followed, links deeper down are not: they could lead round.
 
+    Args:
+        root: the folder.
+        most: pictures and folders to look at, on a board: the first of each folder, and those of a folder
+            before those of the folders in it. So one more moves at most one out of a look that has far more
+            than it may.
+
     Raises:
         DataError: the folder cannot be read.
     """
-    found = Listing()
+    walk = _Walk(most)
     with reading(root):
-        for entry in entries_of(root):
-            if _is_hidden(entry.name):
-                continue
-            if _is_folder(entry):
-                found.classes.add(entry.name)
-                _walk(found, entry.path, entry.name, entry.name)
-            elif is_picture(entry.name):
-                found.passed_over[IN_NO_FOLDER] += 1
-            else:
-                found.passed_over["no picture by its name"] += 1
-    return found
+        names = walk.folders_of_classes(root)
+    for name in names:
+        walk.found.classes.add(name)
+        walk.into(f"{root}/{name}", name, name)
+    return walk.found
 
 
 def class_folder(path: Path, half: Half) -> str:
@@ -238,7 +257,7 @@ def list_zip(path: Path, folder: str, most: int) -> tuple[Listing, ZipMembers]:
         elif len(parts) == 1:
             found.passed_over[IN_NO_FOLDER] += 1
         elif (reason := obstacle(info, most)) is not None:
-            found.problems[name] = f"{reason}."
+            found.leave_out(name, f"{reason}.")
         else:
             found.names.append(name)
             found.labels.append(parts[0])
@@ -257,35 +276,82 @@ def printable(name: str) -> str:
     return "".join(letter if letter.isprintable() else "�" for letter in name)
 
 
-def _walk(found: Listing, path: str, relative: str, label: str, depth: int = 0) -> None:
-    try:
-        entries = entries_of(path)
-    except OSError as error:
-        found.problems[relative] = f"it cannot be looked into: {error.strerror or error}."
-        return
-    for entry in entries:
-        name = f"{relative}/{entry.name}"
-        if _is_hidden(entry.name):
-            continue
-        if _is_folder(entry, links=False):
-            if depth < _DEEPEST:
-                _walk(found, entry.path, name, label, depth + 1)
-            else:
+class _Walk:
+    """A look through folders. The names of pictures and folders are kept, and nothing of the rest."""
+
+    def __init__(self, most: int | None) -> None:
+        self.found, self._left = Listing(most=most), most
+
+    def folders_of_classes(self, root: Path) -> list[str]:
+        """The names of the folders in the outermost one."""
+        over = self.found.passed_over
+
+        def is_wanted(entry: os.DirEntry[str]) -> bool:
+            if _is_hidden(entry.name):
+                return False
+            if _is_folder(entry):
+                return True
+            over[IN_NO_FOLDER if is_picture(entry.name) else "no picture by its name"] += 1
+            return False
+
+        return self._names(str(root), is_wanted)
+
+    def into(self, path: str, relative: str, label: str, depth: int = 0) -> None:
+        """Look through a folder of a class."""
+        found = self.found
+
+        def is_wanted(entry: os.DirEntry[str]) -> bool:
+            if _is_hidden(entry.name):
+                return False
+            if len(os.fsencode(f"{relative}/{entry.name}")) > _LONGEST:
+                found.passed_over[f"a path of more than {_LONGEST} bytes"] += 1
+            elif _is_folder(entry, links=False):
+                if depth < _DEEPEST:
+                    return True
                 found.passed_over[f"a folder more than {_DEEPEST} deep"] += 1
-        elif not is_picture(entry.name):
-            found.passed_over["no picture by its name"] += 1
-        else:
-            try:
-                known = entry.stat()
-            except OSError as error:
-                found.problems[name] = f"it cannot be read: {error.strerror or error}."
-                continue
-            if not stat.S_ISREG(known.st_mode):
-                found.problems[name] = "it is no regular file."
-                continue
-            found.names.append(name)
-            found.labels.append(label)
-            found.signs.append((known.st_size, known.st_mtime_ns))
+            elif is_picture(entry.name):
+                return True
+            else:
+                found.passed_over["no picture by its name"] += 1
+            return False
+
+        try:
+            names = self._names(path, is_wanted)
+        except OSError as error:
+            found.leave_out(relative, f"it cannot be looked into: {error.strerror or error}.")
+            return
+        for name in names:
+            self._take(f"{path}/{name}", f"{relative}/{name}", label, depth)
+
+    def _take(self, path: str, relative: str, label: str, depth: int) -> None:
+        """Take a picture, or look into a folder."""
+        found = self.found
+        try:
+            known = os.lstat(path)
+            if stat.S_ISDIR(known.st_mode):
+                self.into(path, relative, label, depth + 1)
+                return
+            if stat.S_ISLNK(known.st_mode):
+                known = Path(path).stat()
+        except OSError as error:
+            found.leave_out(relative, f"it cannot be read: {error.strerror or error}.")
+            return
+        if not stat.S_ISREG(known.st_mode):
+            found.leave_out(relative, "it is no regular file.")
+            return
+        found.names.append(relative)
+        found.labels.append(label)
+        found.signs.append((known.st_size, known.st_mtime_ns))
+
+    def _names(self, path: str, is_wanted: Callable[[os.DirEntry[str]], bool]) -> list[str]:
+        """The wanted names in a folder, as many as may be looked at yet."""
+        if self._left is None:
+            return names_in(path, is_wanted)
+        names = names_in(path, is_wanted, self._left + 1)
+        self.found.is_cut_short |= len(names) > self._left
+        del names[self._left :]
+        self._left -= len(names)
+        return names
 
 
 def _visible(listed: Iterable[zipfile.ZipInfo]) -> list[_Member]:

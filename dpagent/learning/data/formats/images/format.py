@@ -137,6 +137,7 @@ class ImageFormat(Format[ImageSettings]):
             form=PictureForm(size, mode, section.max_pixels),
             classes=source.class_table,
             source=f"{source.path}, {what} of pictures by class",
+            most=None if source.declared_records is None else source.most_listed(),
         )
 
     def has_test_half(self, path: Path, section: ImageSettings) -> bool:

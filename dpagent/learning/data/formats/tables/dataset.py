@@ -22,6 +22,8 @@ from dpagent.learning.data.formats.tables.header import UnfitError
 from dpagent.learning.data.formats.tables.index import TableIndex, index_open, index_table
 from dpagent.learning.data.formats.tables.rows import TableBounds, cells_of
 from dpagent.learning.data.formats.tables.settings import CsvSettings
+from dpagent.learning.data.location import names_in
+from dpagent.learning.data.problems import MOST_SAID, Problems
 from dpagent.learning.data.stamp import stamp_of
 from dpagent.learning.data.stored import ChangedError, RawFile, digest_of, open_raw, reading, require_readable
 from dpagent.wording import counted, named
@@ -38,6 +40,7 @@ def open_table(
     *,
     growing: bool = False,
     most: TableBounds | None = None,
+    most_names: int | None = None,
     keeps_open: bool = False,
 ) -> Dataset:
     """A CSV file, or all CSV files of a folder in the order of their names; maybe no record.
@@ -49,6 +52,7 @@ def open_table(
         growing: the files are in use: one that cannot be read is left out, and a last line without an end is
             unfinished, if it was written to a moment ago.
         most: that is read, on a board, which takes no packed file.
+        most_names: of a folder, so many of its tables, the first.
         keeps_open: whether records are read from the files that are listed, whatever takes their place
             meanwhile; of very many, their bytes are compared.
 
@@ -70,7 +74,7 @@ def open_table(
     require_readable(path)
     form.constants(form.features or ())
     indexes, rejected = [], []
-    files = table_files(path)
+    files = table_files(path, most_names)
     keeps_open = keeps_open and len(files) <= _most_open()
     for number, file in enumerate(files):
         if most is not None and most.lines <= 0:
@@ -87,7 +91,7 @@ def open_table(
         indexes.append(index)
         if most is not None:
             most = most._replace(lines=most.lines - index.lines)
-    return TableDataset(path, form, classes, indexes, rejected)
+    return TableDataset(path, form, classes, indexes, rejected, is_brief=most is not None)
 
 
 def _most_open() -> int:
@@ -96,12 +100,13 @@ def _most_open() -> int:
     return _MOST_OPEN if soft == resource.RLIM_INFINITY else min(_MOST_OPEN, soft - _OTHER_FILES)
 
 
-def table_files(path: Path) -> list[Path]:
-    """``path`` itself, or the CSV files in it."""
+def table_files(path: Path, most: int | None = None) -> list[Path]:
+    """``path`` itself, or the CSV files in it; of more than ``most`` of such names, the first."""
     with reading(path):
         if not path.is_dir():
             return [path]
-        return sorted(entry for entry in path.iterdir() if is_table(entry.name) and _may_be_file(entry))
+        names = names_in(path, lambda entry: is_table(entry.name), most)
+        return [entry for name in names if _may_be_file(entry := path / name)]
 
 
 def _may_be_file(entry: Path) -> bool:
@@ -126,6 +131,7 @@ class TableDataset(Dataset):
         classes: the number of each label.
         indexes: where the records lie, a file each.
         rejected: a sentence for each file that is left out.
+        is_brief: whether of what is left out the first is said, and how much more there is.
     """
 
     def __init__(
@@ -135,8 +141,10 @@ class TableDataset(Dataset):
         classes: ClassTable,
         indexes: Sequence[TableIndex],
         rejected: Sequence[str] = (),
+        *,
+        is_brief: bool = False,
     ) -> None:
-        self._rejected = tuple(rejected)
+        self._rejected, self._is_brief = tuple(rejected), is_brief
         self._path, self._form, self._classes, self._indexes = path, form, classes, tuple(indexes)
         self.columns = tuple(form.features or ())
         self._ends = np.cumsum([len(index.starts) for index in indexes], dtype=np.int64)
@@ -273,7 +281,9 @@ class TableDataset(Dataset):
     def _origin(self) -> Origin:
         form, count = self._form, len(self._indexes)
         problems = (problem for index in self._indexes for problem in index.problems)
-        left_out = [*self._rejected, *problems]
+        left_out = Problems(MOST_SAID if self._is_brief else None)
+        for sentence in (*self._rejected, *problems):
+            left_out.add(sentence)
         what = "a row a record" if form.window is None else f"windows of {counted(form.window, 'row')}"
         files = "a CSV file" if count == 1 else f"{count:,} CSV files"
         warnings = []
@@ -291,7 +301,10 @@ class TableDataset(Dataset):
                 f"roughly {times}·ε. Use {named('stride', form.window)}, or divide your ε by {times}."
             )
         unused = sum(index.rows_unused for index in self._indexes)
-        sentences = [*left_out, *([f"{counted(unused, 'row')}: {too_short(form)}"] if unused else [])]
+        sentences = [
+            *left_out.sentences(),
+            *([f"{counted(unused, 'row')}: {too_short(form)}"] if unused else []),
+        ]
         return Origin("csv", f"{self._path}, {files}, {what}", tuple(sentences), tuple(warnings), form.label)
 
 

@@ -86,12 +86,12 @@ class CsvFormat(Format[CsvSettings]):
         """As of :class:`Format`."""
         return open_table(
             source.path, section, source.class_table,
-            growing=growing, most=_most(source, section), keeps_open=True,
+            growing=growing, most=_most(source, section), most_names=source.most_listed(), keeps_open=True,
         )  # fmt: skip
 
     def glance(self, source: Source, section: CsvSettings) -> str | None:
         """As of :class:`Format`: by size and times of all files."""
-        return glance_at(table_files(source.path))
+        return glance_at(table_files(source.path, source.most_listed()))
 
     def unlabelled(
         self, source: Source, section: CsvSettings, target: Target, say: Say
