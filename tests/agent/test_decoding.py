@@ -460,3 +460,26 @@ def test_an_error_about_a_file_whose_name_is_not_utf_8_is_said(tmp_path: Path) -
     write(board.root / os.fsdecode(b"\xff.csv"), b"y,label\n1,1\n")
     with pytest.raises(DataError, match=r"udcff\.csv has no column 'x'"):
         decode_at_once(board.settings, board.state)
+
+
+def test_what_a_look_has_no_time_for_is_looked_at_in_the_next_though_no_file_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    board = tables(tmp_path)
+    monkeypatch.setattr(decoding, "LOOK_S", 0.8)  # two rows: 0.2 s each, tried twice
+    table(board, [1])
+    board.look(at_once=True)
+    table(board, [1, 2, 3, 4, 5])
+    assert [len(board.look()) for _ in range(3)] == [3, 5, 5]
+
+
+def test_at_once_files_that_did_not_change_are_listed(tmp_path: Path) -> None:
+    """Whether there are more records than declared is settled there, and not while the agent runs."""
+    board = tables(tmp_path, max_records=3)
+    table(board, [1, 2, 3])
+    board.look(at_once=True)
+    table(board, [1, 2, 3, 4])
+    for _ in range(2):
+        assert values_in(board.look()) == [1, 2, 3]
+    with pytest.raises(DataError, match="holds 4 records; expected at most 3"):
+        board.look(at_once=True)

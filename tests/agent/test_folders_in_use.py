@@ -354,3 +354,29 @@ def test_a_board_says_the_first_hundred_things_that_it_leaves_out(tmp_path: Path
         sentences = list_declared(each.settings, growing=True).origin.left_out
         assert len(sentences) == 101
         assert "50 more" in sentences[-1]
+
+
+def test_a_table_rewritten_while_it_is_listed_gives_no_row_anothers_label_though_its_time_is_set_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time of the inode's change tells."""
+    board = tables(tmp_path, max_records=100)
+    table(board, [1])
+    board.look(at_once=True)
+    file = board.root / "1.csv"
+    file.write_text("x,label\n1,1\n2,2\n3,0\n")
+    real, listed = decoding.list_declared, []
+
+    def rewritten_afterwards(*arguments: Any, **others: Any) -> Any:
+        listed.append(real(*arguments, **others))
+        known = file.stat()
+        time.sleep(0.02)  # Some kernels give files times of a few milliseconds.
+        if len(listed) == 1:
+            file.write_text("x,label\n2,2\n3,0\n1,1\n")
+            os.utime(file, ns=(known.st_atime_ns, known.st_mtime_ns))
+        return listed[-1]
+
+    monkeypatch.setattr(decoding, "list_declared", rewritten_afterwards)
+    board.look()
+    assert rows_of(board) == [(1, 1), (2, 2), (3, 0)]
+    assert len(listed) == 2

@@ -485,7 +485,8 @@ def test_a_look_that_never_ends_is_given_up_and_the_next_one_begins(
     folder_of(root, "0/more.png", **DIGIT)
     records.look()
     assert records._look is not None
-    os.kill(records._look._process.pid, signal.SIGSTOP)
+    look = records._look  # whose end would end the process
+    os.kill(look._process.pid, signal.SIGSTOP)
     records.counts_after_s = 0.1
 
     def given_up() -> bool:
@@ -494,5 +495,6 @@ def test_a_look_that_never_ends_is_given_up_and_the_next_one_begins(
 
     wait_until(given_up, "giving the look up")
     assert "did not end, and was given up" in caplog.text
+    assert look._process.poll() == -signal.SIGKILL, "two looks would write the same rows"
     look_again(records)
     assert records.attempt(sizes) == COUNT + 1
