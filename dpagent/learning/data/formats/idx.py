@@ -24,7 +24,6 @@ from dpagent.learning.data.dataset import ArrayDataset, Dataset, Origin
 from dpagent.learning.data.format import Format, Half, Inferred, NoSettings, Source
 from dpagent.learning.data.location import Location
 from dpagent.learning.data.stored import (
-    AbsentError,
     StoredArray,
     StoredDataset,
     input_dtype,
@@ -164,20 +163,17 @@ def _find(directory: Path, half: Half) -> tuple[Path, Path]:
     """The files of labels and of records.
 
     Raises:
-        AbsentError: There is neither.
         DataError: One of them is missing, or there are several.
     """
     with reading(directory):
         if not directory.is_dir():
             raise DataError(f"{directory} is not a directory; expected that of the IDX files.")
         names = sorted(entry.name for entry in directory.iterdir())
-    files = [_of_kind(names, directory, half, what) for what in ("labels", "images")]
-    labels, images = files
+    labels, images = (_of_kind(names, directory, half, what) for what in ("labels", "images"))
     if labels is None or images is None:
-        kind = AbsentError if files == [None, None] else DataError
         what, digit = ("labels", "1") if labels is None else ("images", "3")
         name = f"{_HALVES[half][0]}-{what}-idx{digit}-ubyte"
-        raise kind(
+        raise DataError(
             f"{directory} has neither {name} nor {name}.gz; expected the IDX files of that half there."
         )
     return labels, images
