@@ -13,7 +13,7 @@ import pytest
 from frozen_networks import VALUES, choosy, network, node, of_a_file, selective, tanh
 
 from dpagent.errors import ConfigurationError, DataError
-from dpagent.learning.data.dataset import ArrayDataset
+from dpagent.learning.data.dataset import DIGEST_BYTES, ArrayDataset
 from dpagent.learning.data.derived import Unfailing
 from dpagent.learning.front_end.features import FeatureSet, FrontEnd
 from dpagent.learning.models.layers import Dense, GroupNorm, MaxPool2d, Relu, Tanh
@@ -88,6 +88,10 @@ def test_a_record_that_cannot_be_read_has_no_finite_features_and_others_are_as_e
             if 70 in indices:
                 raise DataError("record 70 is damaged")
             return super()._read(indices)
+
+        def digests(self) -> Any:
+            """As of rows, which read no record for them."""
+            return np.ones((len(self), DIGEST_BYTES), np.uint8)
 
     inputs = np.random.default_rng(0).integers(0, 256, (150, VALUES), dtype=np.uint8)
     labels, said = np.zeros(150, np.int64), list[str]()
