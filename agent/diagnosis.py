@@ -118,7 +118,8 @@ def misfits(loaded: LoadedProfile, board: Board) -> Iterator[Finding]:
     if profile.processes <= board.cores:
         yield fine("cores", text)
     else:
-        yield problem(
+        # The agent tries how many of them pay.
+        yield warning(
             "cores", f"{text}; processes is {profile.processes}", "Lower it in a profile of your own."
         )
     if not (facts.compatible and board.compatible):

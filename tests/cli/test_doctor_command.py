@@ -108,9 +108,9 @@ def test_a_configuration_that_cannot_be_used_is_named(tmp_path: Path, text: str 
 
 
 def test_a_profile_that_does_not_fit_is_named(tmp_path: Path) -> None:
-    (tmp_path / "mine.yaml").write_text("extends: generic-x86-64\nprocesses: 64\n")
+    (tmp_path / "mine.yaml").write_text("extends: generic-x86-64\nboard: {memory_mib: 99999999}\n")
     file = write_agent(tmp_path, None, KEY, profile="mine.yaml")
-    assert "processes is 64" in only(of_board(file), "cores")
+    assert "mine.yaml is for 99,999,999" in only(of_board(file), "board memory")
     assert doctor(file, "--no-broker").returncode == ExitCode.CONFIGURATION
     (tmp_path / "mine.yaml").unlink()
     assert "No such file" in only(of_board(file), "profile")
