@@ -41,6 +41,9 @@ from dpagent.norm import Norm
 
 _ANSWER: Final = struct.Struct("<?d")
 """Whether a share is computed, and the processor time that the process has spent, in seconds."""
+_WATCH_S: Final = 0.001
+"""A message is looked for so long before its reader sleeps: to be woken takes a tenth of a millisecond, and a
+batch of a small model two."""
 _LONGEST: Final = 1 << 16
 """Bytes of a question: a clip norm for each of as many layers as a model may have, and more."""
 
@@ -117,13 +120,18 @@ class ParallelEngine:
         require_labels(self.spec, labels, len(inputs))
         np.copyto(self._weights, weights)
         at_once = self._most * self.processes
-        total, within, excluded = np.zeros(len(weights)), np.zeros(len(clip_norms), np.int64), 0
-        for start in range(0, max(len(labels), 1), at_once):
-            part = slice(start, start + at_once)
-            for share in self._in_shares(weights, inputs[part], labels[part], clip_norms):
-                total += share.total
-                within += share.within
-                excluded += share.excluded
+        shares = (
+            share
+            for start in range(0, max(len(labels), 1), at_once)
+            for share in self._in_shares(
+                weights, inputs[start : start + at_once], labels[start : start + at_once], clip_norms
+            )
+        )
+        total, within, excluded = next(shares)  # Of this process, which keeps no sum.
+        for share in shares:
+            total += share.total
+            within += share.within
+            excluded += share.excluded
         return ClippedSum(total, within, excluded)
 
     def is_batch_invariant(self, seed: int = 0) -> bool:
@@ -215,7 +223,7 @@ class _Fork:
     def answer(self, groups: int) -> ClippedSum | None:
         """The sum of the share that was asked for; None if the process has failed at it, or has ended."""
         try:
-            message = self._socket.recv(_ANSWER.size)
+            message = _received(self._socket, _ANSWER.size)
         except OSError:
             message = b""
         if not message:
@@ -233,7 +241,7 @@ class _Fork:
 
     def _serve(self, engine: Engine, theirs: socket.socket) -> None:
         """Compute shares until the other side hangs up. In the fork."""
-        while question := theirs.recv(_LONGEST):
+        while question := _received(theirs, _LONGEST):
             dtype, count, *clip_norms = struct.unpack(f"<cI{(len(question) - 5) // 8}d", question)
             inputs = self._inputs[dtype.decode()][:count]
             try:
@@ -244,6 +252,19 @@ class _Fork:
                 self._total[...], self._within[: len(clip_norms)] = found.total, found.within
                 self._excluded[0], is_computed = found.excluded, True
             theirs.send(_ANSWER.pack(is_computed, time.process_time()))
+
+
+def _received(connection: socket.socket, size: int) -> bytes:
+    """The next message, of at most ``size`` bytes; empty if the other side has hung up.
+
+    Raises:
+        OSError: as of :meth:`socket.socket.recv`.
+    """
+    until = time.perf_counter() + _WATCH_S
+    while time.perf_counter() < until:
+        with suppress(BlockingIOError):
+            return connection.recv(size, socket.MSG_DONTWAIT)
+    return connection.recv(size)
 
 
 def _forked(serve: Callable[[], None], kept: socket.socket) -> int:
