@@ -198,7 +198,7 @@ class Announcements:
             return Phase.REPEAT if is_this and state is RoundState.CHARGED else Phase.SETTLED
         if known is not None and state is RoundState.SITTING_OUT:
             return Phase.REPEAT if known.plan == digest else Phase.SETTLED
-        if state in (RoundState.SAT_OUT, RoundState.MISSED):
+        if state not in (None, RoundState.OFFERED, RoundState.DECLINED):
             return Phase.SETTLED
         return Phase.SETTLED if self._declined == (digest, plan.deadline) else Phase.DECIDE
 

@@ -251,7 +251,7 @@ class Cycle:
                 return
             log.info("round %d of %d: again, under the charge it has", task.plan.round, task.plan.rounds)
         elif not self._sitting_out.hides(announced.plan):  # So have they here.
-            self._sitting_out.decline_after(announced, announced.why_not)
+            self._sitting_out.give_up(announced, announced.why_not)
             return
         self._prepare(announced, task, (), model, self._clock.monotonic(), is_decided=True)
 

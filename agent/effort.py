@@ -238,9 +238,9 @@ class Effort:
 
     def _as_long_as(self, tried: int) -> float:
         """How many times as long the largest lot takes as the records that are tried."""
-        if self._processes == 1:
-            return self.largest / max(tried, 1)
-        return self._turns(self.largest) / max(self._turns(tried), 1)
+        # Records are read by one process, and computed by all.
+        by_records = self.largest / max(tried, 1)
+        return max(by_records, self._turns(self.largest) / max(self._turns(tried), 1))
 
     def _turns(self, records: int) -> int:
         """How many microbatches the process computes that has the most of them: processes go on with the next

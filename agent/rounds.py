@@ -2,8 +2,7 @@
 
     offered ──► charged ──► spooled ──► published ──► receipted
        │           └────────────┴───────────┴───────► expired
-       ├──────► sitting out ──► sat out
-       │           └───────────────────────────────► missed
+       ├► sitting out ──► sat out
        └► declined, or missed
 
 *Offered*: its signed plan has arrived. Admission, which reads no record, declines it or ends it in *charged*;
@@ -14,12 +13,12 @@ read for it again. *Published*: each fragment has left at least once. *Receipted
 all of them. *Expired*: another round of its job began before that, or one of another was charged; or the
 device's limits exclude the round by now.
 
-*Missed*: another round of its job began, or the job ended, before it was decided on, or while it was sat out.
-It is over, as a charged one is then.
+*Missed*: another round of its job began, or the job ended, before it was decided on. It is over.
 
 A *declined* round is decided on again when its deadline is put off, or after a restart. Where dummies hide
 that a device takes no part, a round goes through states in pairs: *sitting out* is written when *charged*
-would be, and *sat out* when *spooled* would be, with dummies in the spool in place of fragments. What
+would be, and *sat out* when *spooled* or *expired* would be, with dummies in the spool in place of
+fragments. What
 follows from one of a pair, after a crash or another announcement, follows from the other. The state of a
 round does not follow its dummies.
 """
@@ -32,8 +31,8 @@ from enum import StrEnum
 from typing import Final
 
 _KEPT: Final = 2_000
-"""Rounds that stay on record, besides those that have still to be run or sent; a coordinator can offer any
-number of them."""
+"""Rounds that stay on record of those that are not decided on, and of those that are over; a coordinator can
+offer any number of them."""
 
 
 class RoundState(StrEnum):
@@ -108,7 +107,9 @@ class Rounds:
         """A plan has arrived. A round that is charged or beyond stays as it is.
 
         The oldest rounds are forgotten, but none that is charged and not yet receipted or expired: without
-        its state, a charged round would not be run again after a crash.
+        its state, a charged round would not be run again after a crash. Those that are not decided on, which
+        cost a coordinator nothing, make it forget no others: a round that was sat out would be decided on
+        again, and one that was charged would not.
         """
         self._connection.execute(
             """INSERT INTO rounds (job, round, plan, state, changed_at) VALUES (?, ?, ?, 'offered', ?)
@@ -116,11 +117,12 @@ class Rounds:
                 changed_at = excluded.changed_at WHERE state IN ('offered', 'declined')""",
             (job, number, plan, now),
         )
-        self._connection.execute(
-            """DELETE FROM rounds WHERE number <= (SELECT max(number) FROM rounds) - ?
-            AND state NOT IN ('charged', 'spooled', 'published', 'sitting out')""",
-            (_KEPT,),
-        )
+        for which in ("'offered', 'declined', 'missed'", "'sat out', 'receipted', 'expired'"):
+            self._connection.execute(
+                f"""DELETE FROM rounds WHERE state IN ({which}) AND number <= (SELECT number FROM rounds
+                WHERE state IN ({which}) ORDER BY number DESC LIMIT 1 OFFSET ?)""",
+                (_KEPT,),
+            )
 
     def move(
         self,
@@ -211,7 +213,7 @@ class Rounds:
             (now, *values),
         )
         self._connection.execute(
-            f"UPDATE rounds SET state = 'missed', changed_at = ? WHERE state = 'sitting out' AND {which}",
+            f"UPDATE rounds SET state = 'sat out', changed_at = ? WHERE state = 'sitting out' AND {which}",
             (now, *values),
         )
 

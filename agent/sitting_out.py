@@ -94,11 +94,7 @@ class SittingOut:
         if not self.is_open(plan):
             announced.phase = Phase.SETTLED
             return
-        if not (dummies := self._dummies(plan)):
-            self._settle(announced, reason, [])  # The device's limits have changed since.
-            return
-        self._announcements.settle_declined(announced)
-        self._state.spool_dummies(plan.job.hex(), plan.round, dummies, self._clock.unix())
+        self._spool(announced, reason, self._dummies(plan))
         self._publisher.draw_times()
 
     def is_open(self, plan: Plan) -> bool:
@@ -120,14 +116,24 @@ class SittingOut:
         self._announcements.wait_until(now + _REST * (now - began_at))
 
     def give_up(self, announced: Announced, reason: str) -> None:
-        """Give up a charged round of which nothing has left."""
-        plan = announced.plan
+        """Give up a round that is charged, or being sat out, and of which nothing has left."""
+        plan, dummies = announced.plan, self._dummies(announced.plan)
         log.warning("round %d of job %s is given up: %s", plan.round, plan.job.hex()[:8], reason)
         announced.phase = Phase.SETTLED
-        if dummies := self._dummies(plan):
+        if announced.why_not is not None:
+            self._spool(announced, reason, dummies)
+        elif dummies:
             self._state.give_up(plan.job.hex(), plan.round, self._clock.unix(), dummies)
-            begins_at = self._publisher.first_slot(self._clock.monotonic())
-            self._schedule(announced, Slots(begins_at, 1), dummies)
+        self._schedule(announced, Slots(self._publisher.first_slot(self._clock.monotonic()), 1), dummies)
+
+    def _spool(self, announced: Announced, reason: str, dummies: list[SpooledFragment]) -> None:
+        """End a round that is being sat out; its dummies, unless the limits have changed, leave."""
+        plan = announced.plan
+        if not dummies:
+            self._settle(announced, reason, [])
+            return
+        self._announcements.settle_declined(announced)
+        self._state.spool_dummies(plan.job.hex(), plan.round, dummies, self._clock.unix())
 
     def _settle(self, announced: Announced, reason: str, dummies: list[SpooledFragment]) -> None:
         plan = announced.plan

@@ -105,6 +105,7 @@ class Trainer:
         """The most memory that was taken at once for a round. Public."""
         self._tried = ("", 0)
         """For which engine or moments, and with how many records, the memory was tried last."""
+        self._tried_engine: Engine | None = None
         self._front_end: FrontEnd | None = None
         self._features: FeatureSet | None = None
         """Of the records below, by the front end."""
@@ -156,6 +157,9 @@ class Trainer:
         engine: Engine | None = None
         if not _sums_moments(task.release):
             engine = self._engine.of(task, assets.get("training-graph"))
+            if engine is not self._tried_engine:
+                # Its processes are new: what they share with this one is to be written to before the charge.
+                self._tried_engine, self._tried, self._taken_bytes = engine, ("", 0), 0
         if isinstance(task.release, NoisySum):
             self._require_bounded(task.release, engine)
         adopts = self._has_read and self.records.is_due
@@ -225,6 +229,11 @@ class Trainer:
                 trained = attempt(lambda records: self._trained(work, release, records), weights)
                 values = release.update_of(trained, weights)
         return Update(values, failures[0] if failures else None)
+
+    @property
+    def elsewhere_s(self) -> float:
+        """Processor time that the engine's other processes have spent so far, in seconds."""
+        return 0.0 if self._tried_engine is None else self._tried_engine.elsewhere_s
 
     def look(self) -> None:
         """Begin to bring the records up to date, for later rounds. Raises nothing, and returns at once."""

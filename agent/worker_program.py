@@ -79,14 +79,15 @@ def serve(connection: Connection) -> None:
                 _look(trainer)
                 answers.send(question)
             elif question is not None:
-                work, began = None, time.process_time()
+                work, began, elsewhere_s = None, time.process_time(), trainer.elsewhere_s
                 task = RoundTask.of(question.plan)
                 weights = task.weights_from(question.weights)
                 work = trainer.prepare(
                     task, question.assets, weights,
                     failure=question.failure, is_rehearsal=question.is_rehearsal,
                 )  # fmt: skip
-                answers.send(Prepared(work.longest_s, time.process_time() - began))
+                took_s = time.process_time() - began + max(trainer.elsewhere_s - elsewhere_s, 0.0)
+                answers.send(Prepared(work.longest_s, took_s))
             else:
                 assert work is not None  # the agent asks for an update once a round is prepared
                 answers.send(trainer.noisy_update(work))

@@ -11,6 +11,7 @@ from devices import PERIOD_S, Device, open_device
 from fleets import make_plan, terms
 from ledgers import DATASET
 
+from agent.limits import BeyondLimitError
 from agent.publisher import sealed_for
 from agent.rounds import RoundState
 from dpagent.protocol.codec import decode
@@ -248,7 +249,7 @@ def test_a_later_round_among_the_slots_leaves_the_earlier_one_unanswered(
         for _ in range(1_000):
             device.clock.advance(PERIOD_S / 10)
             device.cycle.advance()
-        assert state_of(device, plan) is (RoundState.MISSED if sits_out else RoundState.EXPIRED)
+        assert state_of(device, plan) is (RoundState.SAT_OUT if sits_out else RoundState.EXPIRED)
         assert device.pending().keys() == {2}
 
 
@@ -283,6 +284,36 @@ def test_a_charged_round_that_the_limits_exclude_by_now_is_answered_by_dummies(
         device.take_plan(plan)
         device.advance()
         assert (device.charged(), state_of(device, plan)) == ([1], RoundState.EXPIRED)
+
+
+def test_a_round_that_is_being_sat_out_and_is_too_large_by_now_is_sat_out_for_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was decided on again, and could run beside its dummies."""
+    plan = make_plan()
+    with open_device(tmp_path, **SPENT) as device:
+        device.worker.longest_s = 2.5 * plan.compute_slot_s
+        device.give()
+        device.take_plan(plan)
+        while state_of(device, plan) is RoundState.OFFERED:
+            device.clock.advance(PERIOD_S / 2)
+            device.cycle.advance()
+        assert state_of(device, plan) is RoundState.SITTING_OUT
+
+    def beyond(*_: object) -> None:
+        raise BeyondLimitError("the model", 2, "at most 1 MiB", "maximum_model_mib")
+
+    for settings, is_too_large in ((SPENT, True), (ON, False)):
+        with open_device(tmp_path, **settings) as device, monkeypatch.context() as patch:
+            if is_too_large:
+                patch.setattr("agent.announcements.require_size", beyond)
+            device.give()
+            device.take_plan(plan)
+            for _ in range(200):
+                device.clock.advance(PERIOD_S / 2)
+                device.cycle.advance()
+            assert (device.charged(), state_of(device, plan)) == ([], RoundState.SAT_OUT)
+            assert len(messages(device)) == RoundTask.of(plan).release.blocks
 
 
 def test_dummies_of_many_rounds_repeat_no_id_and_fill_no_disk(

@@ -21,6 +21,7 @@ from neighbours import decode_here
 from numpy.typing import NDArray
 
 from agent.admission import Declined
+from agent.effort import Effort
 from agent.profile import load_profile
 from agent.settings import load_agent_settings
 from agent.training import Trainer, Update
@@ -95,11 +96,16 @@ def test_processes_are_kept_with_the_choice_and_made_anew_where_one_has_ended(
     again = Trainer(settings, profile)
     monkeypatch.setattr("agent.board_engine.choose_engine", None)
     assert again.prepare(TASK, {}, WEIGHTS).engine is not None, "by the choice that is kept"
+    tried = []
+    try_memory = Effort.try_memory
+    monkeypatch.setattr(Effort, "try_memory", lambda self: tried.append(1) or try_memory(self))
     assert board.prepare(TASK, {}, WEIGHTS).engine is work.engine
+    assert not tried
     work.engine.close()
     fresh = board.prepare(TASK, {}, WEIGHTS).engine
     assert isinstance(fresh, ParallelEngine)
     assert fresh.is_whole
+    assert tried, "its processes are others"
     fresh.close()
 
 

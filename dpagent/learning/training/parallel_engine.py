@@ -11,10 +11,15 @@ for any (:mod:`dpagent.learning.training.engine`).
 
 **What fails.** Where another process has ended, or fails at its share, this one computes the share
 itself: the sum is the same, only later. The other processes end when this one does, however it ends.
+
+**Memory.** What a process and its fork share, the system copies when either writes to it. What this process
+has freed and keeps for itself (:mod:`agent.worker`) would so be taken anew as it is used again, and how much
+of it is used may be a matter of records: so a fork lets go of it at once.
 """
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import math
 import mmap
@@ -149,17 +154,21 @@ class ParallelEngine:
         microbatches, processes = -(-len(labels) // self.microbatch), self.processes
         ends = [-(-number * microbatches // processes) * self.microbatch for number in range(processes + 1)]
         own, *others = (slice(*ends[number : number + 2]) for number in range(processes))
-        asked = [
-            fork.ask(inputs[part], labels[part], clip_norms)
-            for fork, part in zip(self._forks, others, strict=True)
-        ]
         try:
-            found = [self._engine.clipped_sum(weights, inputs[own], labels[own], clip_norms)]
-        finally:  # Or the next question would get the answer to this one.
-            answers = [
-                fork.answer(len(clip_norms)) if was_asked else None
-                for fork, was_asked in zip(self._forks, asked, strict=True)
+            asked = [
+                fork.ask(inputs[part], labels[part], clip_norms)
+                for fork, part in zip(self._forks, others, strict=True)
             ]
+            try:
+                found = [self._engine.clipped_sum(weights, inputs[own], labels[own], clip_norms)]
+            finally:  # Or the next question would get the answer to this one.
+                answers = [
+                    fork.answer(len(clip_norms)) if was_asked else None
+                    for fork, was_asked in zip(self._forks, asked, strict=True)
+                ]
+        except (KeyboardInterrupt, SystemExit):
+            self.close()  # An answer may be left.
+            raise
         for part, answer in zip(others, answers, strict=True):
             if answer is None and len(labels[part]):
                 answer = self._engine.clipped_sum(weights, inputs[part], labels[part], clip_norms)
@@ -282,12 +291,21 @@ def _forked(serve: Callable[[], None], kept: socket.socket) -> int:
             signal.signal(number, signal.SIG_IGN)
         # Collecting would write to what is shared with the parent, and so have it copied.
         gc.disable()
+        _let_go_of_what_is_free()
         # Whoever waits for the parent's end of a connection must not wait for this process.
-        os.closerange(3, kept.fileno())
-        os.closerange(kept.fileno() + 1, os.sysconf("SC_OPEN_MAX"))
+        for descriptor in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208 - names alone
+            if descriptor > 2 and descriptor != kept.fileno():
+                with suppress(OSError):  # The directory's own.
+                    os.close(descriptor)
         serve()
     finally:
         os._exit(0)
+
+
+def _let_go_of_what_is_free() -> None:
+    """Give the system back what the C library keeps for later. Only glibc keeps any, and can."""
+    with suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _end(process: int, connection: socket.socket) -> None:

@@ -21,6 +21,7 @@ from learning.small_models import records
 
 from dpagent.errors import ParameterError
 from dpagent.learning.models.built_ins import built_in
+from dpagent.learning.training import parallel_engine
 from dpagent.learning.training.engine import ClippedSum, Engine
 from dpagent.learning.training.numpy_engine.engine import NumpyEngine
 from dpagent.learning.training.parallel_engine import ParallelEngine
@@ -215,3 +216,64 @@ def test_the_processes_end_with_their_parent_however_it_ends(number: signal.Sign
 def test_a_number_of_processes_out_of_range_is_named(processes: int) -> None:
     with pytest.raises(ParameterError, match=f"processes is {processes}"):
         ParallelEngine(single(), processes)
+
+
+USED_AGAIN = """
+import os
+import numpy as np
+from pathlib import Path
+from dpagent.learning.models.built_ins import built_in
+from dpagent.learning.training.numpy_engine.engine import NumpyEngine
+from dpagent.learning.training.parallel_engine import ParallelEngine
+
+def pss_mib(processes):
+    texts = [Path(f"/proc/{each}/smaps_rollup").read_text() for each in processes]
+    lines = [line for text in texts for line in text.splitlines() if line.startswith("Pss:")]
+    return sum(int(line.split()[1]) for line in lines) / 1024
+
+spec = built_in("digits")
+engine = NumpyEngine(spec, microbatch=4, products="stacked")
+used = np.ones(96 << 20, np.uint8)
+above = np.ones(1 << 20, np.uint8)
+del used
+parallel = ParallelEngine(engine, 3)
+count = 4 * 8
+inputs, labels = np.zeros((count, *spec.input_shape), np.float32), np.zeros(count, np.int64)
+parallel.clipped_sum(spec.initial_weights(0), inputs, labels, [1.0])
+processes = [os.getpid(), *parallel.forks]
+before = pss_mib(processes)
+again = np.ones(64 << 20, np.uint8)
+print(pss_mib(processes) - before)
+"""
+
+
+def test_what_this_process_keeps_for_itself_is_not_taken_anew_for_its_forks() -> None:
+    """It was copied from what the forks held too: how much of it training uses may be a matter of records.
+
+    The settings of the C library are those of the training process."""
+    kept = {
+        "MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
+        "PYTHONMALLOC": "malloc",
+    }  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", USED_AGAIN], env=os.environ | kept, capture_output=True, text=True, check=True
+    )
+    assert float(done.stdout) < 8.0, "of 64 MiB"
+
+
+def test_an_answer_that_nobody_took_is_none_to_the_next_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sum of records of before passed for that of others."""
+    engine = ParallelEngine(single(), 2)
+    weights, inputs, labels = records(DIGITS, 61)
+    expected = single().clipped_sum(weights, inputs[::-1].copy(), labels[::-1].copy(), [0.5])
+    with monkeypatch.context() as patch:
+        patch.setattr(parallel_engine, "_received", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            engine.clipped_sum(weights, inputs, labels, [0.5])
+    found = engine.clipped_sum(weights, inputs[::-1].copy(), labels[::-1].copy(), [0.5])
+    assert_alike(found, expected)
+    engine.close()
+
+
+def interrupted(*_: Any) -> bytes:
+    raise KeyboardInterrupt
