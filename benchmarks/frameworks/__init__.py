@@ -26,6 +26,8 @@ Peak memory is VmHWM of a separate process for each side, which takes three step
 records with one thread: ours at a microbatch of 32, the largest of the board profiles, the others at the
 batch that was fastest.
 
+With two threads, ours are two processes with one each (:mod:`dpagent.learning.training.parallel_engine`).
+
 Limits: not on ARM; eager PyTorch, not compiled; two threads mean something only where nothing else
 runs. Inputs are random, without those whose two largest values in a max-pooling window are within 3e-6:
 float32 may take either, so two correct sides may differ there. Neither PyTorch nor Opacus is a dependency;
