@@ -106,6 +106,7 @@ class Trainer:
         self._tried = ("", 0)
         """For which engine or moments, and with how many records, the memory was tried last."""
         self._tried_engine: Engine | None = None
+        """The engine that it was tried with."""
         self._front_end: FrontEnd | None = None
         self._features: FeatureSet | None = None
         """Of the records below, by the front end."""

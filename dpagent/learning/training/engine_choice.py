@@ -156,9 +156,8 @@ def choose_engine(
     if not engines:
         raise UnsuitableEngineError("; ".join(why_not.values()))
     counts = sorted({1, min(2, bench.processes), bench.processes})
-    candidates = {
-        (kind, count): in_processes(engine, count) for kind, engine in engines.items() for count in counts
-    }
+    made = [(kind, in_processes(engine, count)) for kind, engine in engines.items() for count in counts]
+    candidates = {(kind, engine.processes): engine for kind, engine in made}
     # Alternately, so that a busy moment of the board hits all.
     times: dict[tuple[EngineKind, int], list[float]] = {key: [] for key in candidates}
     lot = _Trial(bench)
@@ -169,8 +168,8 @@ def choose_engine(
     trials = []
     for kind in kinds:
         count = 1
-        for more in counts if kind in engines else ():
-            if speeds[kind, more] > _WORTHWHILE * speeds[kind, count]:
+        for more in counts:
+            if speeds.get((kind, more), 0.0) > _WORTHWHILE * speeds.get((kind, count), 0.0):
                 count = more
         trials.append(Trial(kind, speeds.get((kind, count), 0.0), why_not.get(kind, ""), count))
     best = max(trials, key=lambda trial: trial.examples_per_s)

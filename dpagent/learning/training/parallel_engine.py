@@ -30,8 +30,8 @@ import struct
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 import numpy as np
@@ -154,27 +154,35 @@ class ParallelEngine:
         microbatches, processes = -(-len(labels) // self.microbatch), self.processes
         ends = [-(-number * microbatches // processes) * self.microbatch for number in range(processes + 1)]
         own, *others = (slice(*ends[number : number + 2]) for number in range(processes))
-        try:
+        with self._no_answer_left():
             asked = [
                 fork.ask(inputs[part], labels[part], clip_norms)
                 for fork, part in zip(self._forks, others, strict=True)
             ]
-            try:
-                found = [self._engine.clipped_sum(weights, inputs[own], labels[own], clip_norms)]
-            finally:  # Or the next question would get the answer to this one.
+        try:
+            found = [self._engine.clipped_sum(weights, inputs[own], labels[own], clip_norms)]
+        finally:
+            with self._no_answer_left():
                 answers = [
                     fork.answer(len(clip_norms)) if was_asked else None
                     for fork, was_asked in zip(self._forks, asked, strict=True)
                 ]
-        except (KeyboardInterrupt, SystemExit):
-            self.close()  # An answer may be left.
-            raise
         for part, answer in zip(others, answers, strict=True):
             if answer is None and len(labels[part]):
                 answer = self._engine.clipped_sum(weights, inputs[part], labels[part], clip_norms)
             if answer is not None:
                 found.append(answer)
         return found
+
+    @contextmanager
+    def _no_answer_left(self) -> Iterator[None]:
+        """End the other processes if anything fails, whatever it is: the next question would get the answer
+        to this one."""
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
 
 
 class _Fork:

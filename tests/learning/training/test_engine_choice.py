@@ -64,6 +64,8 @@ def test_where_no_process_can_be_started_one_trains(
     monkeypatch.setattr("os.fork", refused)
     assert bench().make("numpy", 3).processes == 1
     assert "no other can be started" in caplog.text
+    engine, (trial,) = choose_engine(bench(processes=3), ["numpy"])
+    assert (engine.processes, trial.processes) == (1, 1), "and what is kept says so"
 
 
 @pytest.mark.parametrize(

@@ -261,19 +261,26 @@ def test_what_this_process_keeps_for_itself_is_not_taken_anew_for_its_forks() ->
     assert float(done.stdout) < 8.0, "of 64 MiB"
 
 
-def test_an_answer_that_nobody_took_is_none_to_the_next_question(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+@pytest.mark.parametrize("where", ["the answer", "another question"])
+def test_an_answer_that_nobody_took_is_none_to_the_next_question(
+    monkeypatch: pytest.MonkeyPatch, where: str, error: type[BaseException]
+) -> None:
     """A sum of records of before passed for that of others."""
-    engine = ParallelEngine(single(), 2)
+    engine = ParallelEngine(single(), 3)
+
+    def failing(*_: Any) -> bytes:
+        raise error
+
     weights, inputs, labels = records(DIGITS, 61)
     expected = single().clipped_sum(weights, inputs[::-1].copy(), labels[::-1].copy(), [0.5])
     with monkeypatch.context() as patch:
-        patch.setattr(parallel_engine, "_received", interrupted)
-        with pytest.raises(KeyboardInterrupt):
+        if where == "the answer":
+            patch.setattr(parallel_engine, "_received", failing)
+        else:
+            patch.setattr(engine._forks[1], "ask", failing)
+        with pytest.raises(error):
             engine.clipped_sum(weights, inputs, labels, [0.5])
     found = engine.clipped_sum(weights, inputs[::-1].copy(), labels[::-1].copy(), [0.5])
     assert_alike(found, expected)
     engine.close()
-
-
-def interrupted(*_: Any) -> bytes:
-    raise KeyboardInterrupt
