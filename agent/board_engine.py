@@ -19,6 +19,7 @@ from dpagent.learning.training.engine_choice import (
     Trial,
     UnsuitableEngineError,
     choose_engine,
+    fastest,
 )
 from dpagent.learning.training.parallel_engine import ParallelEngine
 from dpagent.norm import Norm
@@ -92,7 +93,7 @@ class BoardEngine:
                 if len(kinds) == 1:
                     raise
         engine, trials = choose_engine(bench, kinds)
-        best = max(trials, key=lambda trial: trial.examples_per_s)
+        best = fastest(trials)
         results = "; ".join(map(_result, trials))
         log.info("engine for %s: %s (%s)", bench.spec.name, best.kind, results)
         kept = {"purpose": purpose, "engine": best.kind, "processes": best.processes}

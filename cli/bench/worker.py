@@ -20,7 +20,7 @@ from typing import Any, Final
 import numpy as np
 
 from dpagent.learning.models.description import from_description
-from dpagent.learning.training.engine_choice import Bench, UnsuitableEngineError, choose_engine
+from dpagent.learning.training.engine_choice import Bench, UnsuitableEngineError, fastest, try_engines
 
 _FEWEST_LOTS: Final = 3
 _PR_SET_PDEATHSIG: Final = 1
@@ -53,9 +53,11 @@ def _bench(job: dict[str, Any]) -> Bench:
 
 def _choice(bench: Bench) -> dict[str, Any]:
     """What the agent's own calibration says."""
-    _, trials = choose_engine(bench)
-    best = max(trials, key=lambda trial: trial.examples_per_s)
-    return {"engine": best.kind, "examples_per_s": {trial.kind: trial.examples_per_s for trial in trials}}
+    trials = try_engines(bench)
+    return {
+        "engine": fastest(trials).kind,
+        "examples_per_s": {trial.kind: trial.examples_per_s for trial in trials},
+    }
 
 
 def _measured(bench: Bench, job: dict[str, Any]) -> dict[str, Any]:

@@ -85,7 +85,7 @@ def test_a_choice_is_kept_for_the_next_start(tmp_path: Path, caplog: pytest.LogC
 def test_processes_are_kept_with_the_choice_and_made_anew_where_one_has_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_choice._Trial, "seconds", lambda lot, engine: 1.0 / engine.processes)
+    monkeypatch.setattr(engine_choice._Lot, "seconds", lambda lot, engine: 1.0 / engine.processes)
     settings = load_agent_settings(write_agent(tmp_path, None, KEY, engine="numpy"))
     started_trainer(settings)
     profile = load_profile("generic-x86-64").model_copy(update={"processes": 3})

@@ -6,18 +6,22 @@ and memory. What is tried is public: made-up records and the seed's initial weig
 
 from __future__ import annotations
 
+import json
 import logging
+import socket
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 
 from dpagent.errors import ConfigurationError, DpagentError
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.training.engine import Engine
+from dpagent.learning.training.forks import end, forked
 from dpagent.learning.training.numpy_engine.engine import NumpyEngine
 from dpagent.learning.training.parallel_engine import ParallelEngine
 from dpagent.norm import Norm
@@ -25,11 +29,17 @@ from dpagent.norm import Norm
 log = logging.getLogger(__name__)
 
 EngineKind: TypeAlias = Literal["numpy", "onnx"]
+_Seconds: TypeAlias = dict[int, float]
+"""That a small lot of made-up records takes, by the number of processes."""
 
 _ROUNDS: Final = 5
 _MICROBATCHES: Final = 4
 _WORTHWHILE: Final = 1.1
 """How much faster more processes must be, since each takes memory."""
+_TRIAL_S: Final = 60.0
+"""For one timing. An emulated board imports onnxruntime in ten seconds."""
+_LONGEST: Final = 1 << 16
+"""Bytes of a fork's answer, at most."""
 _PACKAGES: Final[dict[EngineKind, str]] = {"numpy": "numpy", "onnx": "onnxruntime"}
 
 
@@ -137,7 +147,7 @@ def in_processes(engine: Engine, processes: int) -> Engine:
 def choose_engine(
     bench: Bench, kinds: Sequence[EngineKind] = ("numpy", "onnx")
 ) -> tuple[Engine, tuple[Trial, ...]]:
-    """The fastest engine that can be used on this board, and how each kind did, in the processes it takes.
+    """The fastest engine that can be used on this board, and how each kind did.
 
     Args:
         bench: what it is for.
@@ -146,51 +156,149 @@ def choose_engine(
     Raises:
         UnsuitableEngineError: none can be used.
     """
-    engines: dict[EngineKind, Engine] = {}
-    why_not: dict[EngineKind, str] = {}
-    for kind in kinds:
-        try:
-            engines[kind] = bench.make(kind)
-        except UnsuitableEngineError as error:
-            why_not[kind] = str(error)
-    if not engines:
-        raise UnsuitableEngineError("; ".join(why_not.values()))
+    trials = try_engines(bench, kinds)
+    best = fastest(trials)
+    return bench.make(best.kind, best.processes), trials
+
+
+def fastest(trials: Iterable[Trial]) -> Trial:
+    """The trial of the engine to take."""
+    return max(trials, key=lambda trial: trial.examples_per_s)
+
+
+def try_engines(bench: Bench, kinds: Sequence[EngineKind] = ("numpy", "onnx")) -> tuple[Trial, ...]:
+    """How each kind of engine does on this board, in as many processes as pay.
+
+    A kind is tried in a process of its own, which ends with the trial. So its package takes no memory from
+    then on, and one that is built for another processor ends that process alone.
+
+    Args:
+        bench: what they are for.
+        kinds: to try.
+
+    Raises:
+        UnsuitableEngineError: none can be used.
+    """
     counts = sorted({1, min(2, bench.processes), bench.processes})
-    made = [(kind, in_processes(engine, count)) for kind, engine in engines.items() for count in counts]
-    candidates = {(kind, engine.processes): engine for kind, engine in made}
-    # Alternately, so that a busy moment of the board hits all.
-    times: dict[tuple[EngineKind, int], list[float]] = {key: [] for key in candidates}
-    lot = _Trial(bench)
-    for _ in range(_ROUNDS):
-        for key, engine in candidates.items():
-            times[key].append(lot.seconds(engine))
-    speeds = {key: lot.records / min(seconds) for key, seconds in times.items()}
-    trials = []
-    for kind in kinds:
-        count = 1
-        for more in counts:
-            if speeds.get((kind, more), 0.0) > _WORTHWHILE * speeds.get((kind, count), 0.0):
-                count = more
-        trials.append(Trial(kind, speeds.get((kind, count), 0.0), why_not.get(kind, ""), count))
-    best = max(trials, key=lambda trial: trial.examples_per_s)
-    chosen = candidates[best.kind, best.processes]
-    for engine in candidates.values():
-        if isinstance(engine, ParallelEngine) and engine is not chosen:
-            engine.close()
-    return chosen, tuple(trials)
+    with ExitStack() as ending:
+        timings = {
+            kind: ending.enter_context(closing(_timings_elsewhere(bench, kind, counts))) for kind in kinds
+        }
+        seconds: dict[EngineKind, list[_Seconds]] = {kind: [] for kind in kinds}
+        why_not: dict[EngineKind, str] = {}
+        # Alternately, so that a busy moment of the board hits all.
+        for _ in range(_ROUNDS):
+            for kind in [kind for kind in kinds if kind not in why_not]:
+                try:
+                    seconds[kind].append(next(timings[kind]))
+                except UnsuitableEngineError as error:
+                    why_not[kind] = str(error)
+    if len(why_not) == len(kinds):
+        raise UnsuitableEngineError("; ".join(why_not.values()))
+    return tuple(
+        Trial(kind, 0.0, why_not[kind]) if kind in why_not else _trial(kind, bench, seconds[kind])
+        for kind in kinds
+    )
 
 
-class _Trial:
+def _trial(kind: EngineKind, bench: Bench, seconds: Sequence[_Seconds]) -> Trial:
+    """How a kind did, in as many processes as pay."""
+    records = _Lot.size(bench)
+    speeds = {count: records / min(each[count] for each in seconds) for count in seconds[0]}
+    best = 1
+    for count in sorted(speeds):
+        if speeds[count] > _WORTHWHILE * speeds[best]:
+            best = count
+    return Trial(kind, speeds[best], processes=best)
+
+
+def _timings(bench: Bench, kind: EngineKind, counts: Sequence[int]) -> Iterator[_Seconds]:
+    """The time that a small lot takes, again and again.
+
+    Raises:
+        UnsuitableEngineError: the engine cannot be used.
+    """
+    engine = bench.make(kind)
+    made = [in_processes(engine, count) for count in counts]
+    engines = {each.processes: each for each in made}
+    lot = _Lot(bench)
+    while True:
+        yield {count: lot.seconds(engine) for count, engine in engines.items()}
+
+
+def _timings_elsewhere(bench: Bench, kind: EngineKind, counts: Sequence[int]) -> Generator[_Seconds]:
+    """As :func:`_timings`, in a process of its own; in this one, if no other can be started."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours:
+        with theirs:
+            try:
+                process = forked(lambda: _answer(_timings(bench, kind, counts), theirs), theirs)
+            except OSError as error:
+                log.warning("engines are tried in this process, since no other can be started: %s", error)
+                process = None
+        if process is None:
+            yield from _timings(bench, kind, counts)
+            return
+        try:
+            ours.settimeout(_TRIAL_S)
+            while True:
+                yield _answered(ours, kind)
+        finally:
+            end(process, ours)
+
+
+def _answer(timings: Iterator[_Seconds], asked: socket.socket) -> None:
+    """Send one timing for each question. In the fork."""
+    logging.disable()  # The way to the log is the parent's.
+    while asked.recv(1):
+        try:
+            answer: dict[str, Any] = {"seconds": [*next(timings).items()]}
+        except UnsuitableEngineError as error:
+            answer = {"why_not": str(error)}
+        asked.send(json.dumps(answer).encode())
+
+
+def _answered(asked: socket.socket, kind: EngineKind) -> _Seconds:
+    """The next timing of a fork.
+
+    Raises:
+        UnsuitableEngineError: there is none.
+    """
+    package = _PACKAGES[kind]
+    try:
+        asked.send(b"?")
+        message = asked.recv(_LONGEST)
+    except TimeoutError as error:
+        raise UnsuitableEngineError(f"a trial of {package} did not end within {_TRIAL_S:g} s") from error
+    except OSError:
+        message = b""
+    if not message:
+        raise UnsuitableEngineError(
+            f"a trial of {package} ended its process: it is built for another processor, or needs more "
+            "memory than there is"
+        )
+    answer = json.loads(message)
+    if "why_not" in answer:
+        raise UnsuitableEngineError(answer["why_not"])
+    return dict(answer["seconds"])
+
+
+class _Lot:
     """A small lot of made-up records."""
 
     def __init__(self, bench: Bench) -> None:
-        self.records = _MICROBATCHES * bench.microbatch * bench.processes
+        records = self.size(bench)
         generator = np.random.default_rng(0)
         shape = bench.spec.input_shape if bench.views == 1 else (bench.views, *bench.spec.input_shape)
-        self._inputs = generator.random((self.records, *shape), np.float32)
-        self._labels = generator.integers(0, bench.spec.classes, self.records)
+        self._inputs = generator.random((records, *shape), np.float32)
+        self._labels = generator.integers(0, bench.spec.classes, records)
         self._weights = bench.spec.initial_weights(0)
         self._norms = [1.0] * bench.groups
+
+    @staticmethod
+    def size(bench: Bench) -> int:
+        """Number of its records."""
+        return _MICROBATCHES * bench.microbatch * bench.processes
 
     def seconds(self, engine: Engine) -> float:
         """How long the lot takes."""

@@ -19,18 +19,13 @@ of it is used may be a matter of records: so a fork lets go of it at once.
 
 from __future__ import annotations
 
-import ctypes
-import gc
 import math
 import mmap
-import os
-import signal
 import socket
 import struct
 import time
-import warnings
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
@@ -41,6 +36,7 @@ from dpagent.errors import require_count
 from dpagent.learning.models.spec import ModelSpec
 from dpagent.learning.training.arguments import require_inputs, require_labels
 from dpagent.learning.training.engine import MAX_PROCESSES, ClippedSum, Engine
+from dpagent.learning.training.forks import end, forked
 from dpagent.learning.training.lots import AT_ONCE
 from dpagent.norm import Norm
 
@@ -204,12 +200,12 @@ class _Fork:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             try:
-                self.process = _forked(lambda: self._serve(engine, theirs), theirs)
+                self.process = forked(lambda: self._serve(engine, theirs), theirs)
             except OSError:
                 ours.close()
                 raise
         self._socket = ours
-        self._ended = weakref.finalize(self, _end, self.process, ours)
+        self._ended = weakref.finalize(self, end, self.process, ours)
 
     def is_there(self) -> bool:
         """Whether the process has not ended; between an answer and the next question."""
@@ -282,46 +278,6 @@ def _received(connection: socket.socket, size: int) -> bytes:
         with suppress(BlockingIOError):
             return connection.recv(size, socket.MSG_DONTWAIT)
     return connection.recv(size)
-
-
-def _forked(serve: Callable[[], None], kept: socket.socket) -> int:
-    """A fork of this process that serves, and does nothing else; its id."""
-    with warnings.catch_warnings():
-        # Python warns of forks where other threads may hold a lock. The fork takes none of theirs: it
-        # computes, and reads and writes its socket.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        process = os.fork()
-    if process:
-        return process
-    try:
-        # A terminal's Ctrl-C and a service manager's SIGTERM go to all; this process ends with its parent.
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN)
-        # Collecting would write to what is shared with the parent, and so have it copied.
-        gc.disable()
-        _let_go_of_what_is_free()
-        # Whoever waits for the parent's end of a connection must not wait for this process.
-        for descriptor in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208 - names alone
-            if descriptor > 2 and descriptor != kept.fileno():
-                with suppress(OSError):  # The directory's own.
-                    os.close(descriptor)
-        serve()
-    finally:
-        os._exit(0)
-
-
-def _let_go_of_what_is_free() -> None:
-    """Give the system back what the C library keeps for later. Only glibc keeps any, and can."""
-    with suppress(AttributeError, OSError):
-        ctypes.CDLL(None).malloc_trim(0)
-
-
-def _end(process: int, connection: socket.socket) -> None:
-    connection.close()
-    with suppress(ProcessLookupError):
-        os.kill(process, signal.SIGKILL)
-    with suppress(ChildProcessError):
-        os.waitpid(process, 0)
 
 
 def _shared(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -43,16 +50,55 @@ def test_both_engines_are_tried_and_the_faster_one_taken() -> None:
 def test_as_many_processes_are_taken_as_pay(
     monkeypatch: pytest.MonkeyPatch, seconds: dict[int, float], processes: int
 ) -> None:
-    monkeypatch.setattr(calibration._Trial, "seconds", lambda lot, engine: seconds[engine.processes])
-    closed = []
-    close = ParallelEngine.close
-    monkeypatch.setattr(ParallelEngine, "close", lambda self: closed.append(self.processes) or close(self))
+    monkeypatch.setattr(calibration._Lot, "seconds", lambda lot, engine: seconds[engine.processes])
+    before = children()
     engine, trials = choose_engine(bench(processes=4), ["numpy"])
     assert (engine.processes, [trial.processes for trial in trials]) == (processes, [processes])
-    assert sorted([*closed, processes]) == sorted({2, 4, processes})
+    assert len(children() - before) == processes - 1, "those of the trial have ended"
     if isinstance(engine, ParallelEngine):
         assert engine.is_whole
         engine.close()
+    assert children() == before
+
+
+def children() -> set[int]:
+    """The processes that this one has started and that run."""
+    files = Path("/proc/self/task").glob("*/children")
+    return {int(process) for file in files for process in file.read_text().split()}
+
+
+def test_a_trial_leaves_no_package_in_the_training_process() -> None:
+    program = """
+import sys
+from dpagent.learning.models.built_ins import built_in
+from dpagent.learning.training.engine_choice import Bench, try_engines
+spec, graph = built_in("digits"), open(sys.argv[1], "rb").read()
+assert all(trial.examples_per_s > 0 for trial in try_engines(Bench(spec, graph)))
+assert "onnxruntime" not in sys.modules
+"""
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(build_training_graph(DIGITS))
+        file.flush()
+        subprocess.run([sys.executable, "-c", program, file.name], check=True, timeout=60)
+
+
+def test_a_package_that_ends_its_process_ends_the_trial_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def illegal_instruction(*_: object) -> bool:
+        os.kill(os.getpid(), signal.SIGILL)
+        raise AssertionError
+
+    monkeypatch.setattr(OnnxEngine, "is_batch_invariant", illegal_instruction)
+    engine, trials = choose_engine(bench())
+    assert isinstance(engine, NumpyEngine)
+    assert [trial.why_not for trial in trials if "onnxruntime ended its process" in trial.why_not]
+
+
+def test_a_trial_that_does_not_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibration, "_TRIAL_S", 2.0)
+    monkeypatch.setattr(OnnxEngine, "is_batch_invariant", lambda self, seed=0: time.sleep(600))
+    engine, trials = choose_engine(bench())
+    assert isinstance(engine, NumpyEngine)
+    assert [trial.why_not for trial in trials if "did not end within 2 s" in trial.why_not]
 
 
 def test_where_no_process_can_be_started_one_trains(

@@ -1,0 +1,73 @@
+"""Forks of the training process: for its other cores, and for the trials of engines.
+
+A fork has what its parent has imported and computed, and the system copies a page of memory only when either
+writes to it. It serves its parent by one socket, and ends when that does.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import signal
+import socket
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+
+
+def forked(serve: Callable[[], None], kept: socket.socket) -> int:
+    """A fork of this process that serves, and does nothing else.
+
+    Args:
+        serve: what it does; then it ends.
+        kept: its end of the connection to this process. It closes all others.
+
+    Returns:
+        Its id.
+
+    Raises:
+        OSError: no further process can be started.
+    """
+    with warnings.catch_warnings():
+        # Python warns of forks where other threads may hold a lock. The fork takes none of theirs: it
+        # computes, and reads and writes its socket.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        process = os.fork()
+    if process:
+        return process
+    try:
+        # A terminal's Ctrl-C and a service manager's SIGTERM go to all; this process ends with its parent.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+        # Collecting would write to what is shared with the parent, and so have it copied.
+        gc.disable()
+        _let_go_of_what_is_free()
+        # Whoever waits for the parent's end of a connection must not wait for this process.
+        for descriptor in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208 - names alone
+            if descriptor > 2 and descriptor != kept.fileno():
+                with suppress(OSError):  # The directory's own.
+                    os.close(descriptor)
+        serve()
+    finally:
+        os._exit(0)
+
+
+def _let_go_of_what_is_free() -> None:
+    """Give the system back what the C library keeps for later. Only glibc keeps any, and can."""
+    with suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def end(process: int, connection: socket.socket) -> None:
+    """End a fork, whatever it is at.
+
+    Args:
+        process: its id.
+        connection: to it.
+    """
+    connection.close()
+    with suppress(ProcessLookupError):
+        os.kill(process, signal.SIGKILL)
+    with suppress(ChildProcessError):
+        os.waitpid(process, 0)
