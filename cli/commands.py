@@ -1,12 +1,14 @@
-"""Commands that refuse the value of an option in our own words, whatever library reads the command line."""
+"""Commands that are imported when they are asked for, and that refuse the value of an option in our own
+words, whatever library reads the command line."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any, ClassVar
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 from typer.models import CommandFunctionType
 
 from dpagent.errors import ParameterError, UsageError
@@ -44,6 +46,32 @@ class Commands(typer.Typer):
     ) -> Callable[[CommandFunctionType], CommandFunctionType]:
         """As of ``typer.Typer``."""
         return super().command(name, cls=cls, **options)
+
+
+class CommandsByName(TyperGroup):
+    """A group whose commands are imported by name."""
+
+    places: ClassVar[Mapping[str, str]] = {}
+    """``module:attribute`` of each: a function, or a group of commands."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """The names, in their order."""
+        return [*self.places]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command of a name, or None."""
+        if cmd_name not in self.commands and cmd_name in self.places:
+            module, _, attribute = self.places[cmd_name].partition(":")
+            found = getattr(import_module(module), attribute)
+            if isinstance(found, typer.Typer):
+                command: Any = typer.main.get_group(found)
+            else:
+                alone = Commands(add_completion=False)
+                alone.command()(found)
+                command = typer.main.get_command(alone)
+            command.name = cmd_name
+            self.commands[cmd_name] = command
+        return self.commands.get(cmd_name)
 
 
 def _shown(error: typer.BadParameter) -> str:

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import traceback
 from types import FrameType
-from typing import Annotated, NoReturn
+from typing import Annotated, ClassVar, NoReturn
 
 # Until the command starts, Ctrl-C ends the program without a traceback.
 signal.signal(signal.SIGINT, lambda *_: os._exit(130))
@@ -20,20 +20,37 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import typer
 
-from cli import budget, config, coordinator, doctor, init, methods, mixer, profiles, run
-from cli.bench import command as bench_command
-from cli.commands import Commands
-from cli.data import command as data_command
-from cli.demo import command as demo_command
-from cli.model import command as model_command
-from cli.plan import command as plan_command
-from cli.predict import command as predict_command
-from cli.service import command as service_command
+from cli.commands import CommandsByName
 from dpagent import __version__
 from dpagent.errors import DpagentError, ExitCode
 
-app = Commands(
+
+class _Root(CommandsByName):
+    """The commands of ``dpagent``. Each is imported when it is asked for: a daemon keeps what it imports."""
+
+    places: ClassVar = {
+        "demo": "cli.demo.command:demo",
+        "init": "cli.init:init",
+        "run": "cli.run:run",
+        "doctor": "cli.doctor:doctor",
+        "plan": "cli.plan.command:plan",
+        "coordinator": "cli.coordinator:app",
+        "mixer": "cli.mixer:app",
+        "budget": "cli.budget:app",
+        "data": "cli.data.command:app",
+        "model": "cli.model.command:app",
+        "methods": "cli.methods:app",
+        "profiles": "cli.profiles:app",
+        "config": "cli.config:app",
+        "service": "cli.service.command:app",
+        "predict": "cli.predict.command:predict",
+        "bench": "cli.bench.command:bench",
+    }
+
+
+app = typer.Typer(
     name="dpagent",
+    cls=_Root,
     help=(
         "Privacy-preserving federated learning for fleets of small boards, over MQTT.\n\n"
         "Start with `dpagent demo`: a whole fleet on this machine, in about a minute. "
@@ -44,22 +61,6 @@ app = Commands(
     add_completion=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command(name="demo")(demo_command.demo)
-app.command(name="init")(init.init)
-app.command(name="run")(run.run)
-app.command(name="doctor")(doctor.doctor)
-app.command(name="plan")(plan_command.plan)
-app.add_typer(coordinator.app, name="coordinator")
-app.add_typer(mixer.app, name="mixer")
-app.add_typer(budget.app, name="budget")
-app.add_typer(data_command.app, name="data")
-app.add_typer(model_command.app, name="model")
-app.add_typer(methods.app, name="methods")
-app.add_typer(profiles.app, name="profiles")
-app.add_typer(config.app, name="config")
-app.add_typer(service_command.app, name="service")
-app.command(name="predict")(predict_command.predict)
-app.command(name="bench")(bench_command.bench)
 
 
 class Interrupted(DpagentError):

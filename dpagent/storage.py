@@ -26,6 +26,9 @@ from dpagent.faults import FaultPoint
 SPACE_LEFT: Final = 256 << 20
 """Bytes of a disk that stay free for the ledger when room is taken for something else."""
 
+_MOST_LOG_BYTES: Final = 1 << 20
+"""Of a write-ahead log, once all of it is in the database: one large commit makes it longer for a while."""
+
 Migration = Callable[[sqlite3.Connection], None]
 
 
@@ -110,7 +113,9 @@ class StateDirectory:
         self.close()
 
 
-def open_database(path: Path, migrations: Sequence[Migration]) -> sqlite3.Connection:
+def open_database(
+    path: Path, migrations: Sequence[Migration], *, page_bytes: int = 4096
+) -> sqlite3.Connection:
     """Open or create a durable database and bring its schema up to date.
 
     A new one takes its place with its whole schema: whoever reads it beside a crash finds all or none of it.
@@ -119,6 +124,8 @@ def open_database(path: Path, migrations: Sequence[Migration]) -> sqlite3.Connec
         path: The file. Its directory must exist.
         migrations: The steps from an empty file to the current schema, in order; ``user_version``
             in the file is the number of applied steps.
+        page_bytes: Of a new database: a power of two from 512 on. A commit writes every page that it has
+            touched; small pages spare a memory card where commits are small.
 
     Returns:
         A connection in autocommit mode: use :func:`transaction` to write.
@@ -129,11 +136,12 @@ def open_database(path: Path, migrations: Sequence[Migration]) -> sqlite3.Connec
     """
     with disk_errors(path):
         if not path.exists():
-            _create_database(path, migrations)
+            _create_database(path, migrations, page_bytes)
         connection = sqlite3.connect(path, isolation_level=None, timeout=10)
         connection.row_factory = sqlite3.Row
         try:
             connection.execute("PRAGMA journal_mode=WAL")
+            connection.execute(f"PRAGMA journal_size_limit={_MOST_LOG_BYTES}")
             connection.execute("PRAGMA foreign_keys=ON")
             _migrate(connection, path, migrations)
         except BaseException:
@@ -142,12 +150,13 @@ def open_database(path: Path, migrations: Sequence[Migration]) -> sqlite3.Connec
     return connection
 
 
-def _create_database(path: Path, migrations: Sequence[Migration]) -> None:
+def _create_database(path: Path, migrations: Sequence[Migration], page_bytes: int) -> None:
     new = path.with_name(f".{path.name}.new")
     # Of a crash while it was made, and of a database that somebody deleted.
     for leftover in (new, Path(f"{new}-journal"), Path(f"{path}-wal"), Path(f"{path}-shm")):
         leftover.unlink(missing_ok=True)
     with contextlib.closing(sqlite3.connect(new, isolation_level=None)) as connection:
+        connection.execute(f"PRAGMA page_size={page_bytes}")
         _migrate(connection, path, migrations)
     replace_durably(path, new)
 

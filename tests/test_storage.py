@@ -228,6 +228,26 @@ def test_a_transaction_is_whole_or_not_at_all(tmp_path: Path) -> None:
     connection.close()
 
 
+def test_a_large_commit_leaves_no_large_log(tmp_path: Path) -> None:
+    connection = open_database(tmp_path / "x.db", [things])
+    with transaction(connection):
+        connection.execute("INSERT INTO things VALUES (?)", ("x" * (8 << 20),))
+    log = tmp_path / "x.db-wal"
+    assert log.stat().st_size > 8 << 20
+    for _ in range(2):  # It begins anew once it is in the database.
+        with transaction(connection):
+            connection.execute("INSERT INTO things VALUES ('small')")
+    assert log.stat().st_size <= 1 << 20
+    connection.close()
+
+
+def test_a_new_database_has_pages_of_the_size_asked_for(tmp_path: Path) -> None:
+    open_database(tmp_path / "x.db", [things], page_bytes=1024).close()
+    connection = open_database(tmp_path / "x.db", [things])
+    assert connection.execute("PRAGMA page_size").fetchone()[0] == 1024, "and keeps it"
+    connection.close()
+
+
 def test_a_full_disk_is_a_sentence_and_leaves_nothing_half_written(tmp_path: Path) -> None:
     path = tmp_path / "x.db"
     connection = open_database(path, [things])

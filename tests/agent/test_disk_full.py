@@ -188,7 +188,7 @@ def leave(disk: Path, free: int) -> Path:
 def the_disk_fills(root: Path, boot: Path) -> None:
     device = Device(root, boot)
     failed, stood = set(), set()
-    for free in range(0, 400_000, 12_288):
+    for free in range(0, 200_000, 4_096):
         device.reset()
         state = device.opened()
         filler = leave(root, free)

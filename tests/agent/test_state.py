@@ -102,6 +102,31 @@ def test_another_round_expires_what_is_not_receipted(state: AgentState, last: st
     assert state_of(state, 1) == "expired"
 
 
+def test_a_round_writes_little_besides_its_fragments(state: AgentState) -> None:
+    """On a memory card every write counts. What the kernel has been given, in pages of the file system."""
+    job, rounds, count = (b"j" * 16).hex(), 2, 4
+
+    def written() -> int:
+        lines = Path("/proc/self/io").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("write_bytes:"))
+
+    charge_rounds(state, 1)
+    if not (before := written()):
+        pytest.skip("the state lies in memory, or the system does not count")
+    sent = 0
+    for number in range(2, rounds + 2):
+        mine = fragments(number, count)
+        charge = charge_for(make_plan(round=number), DATA, state.ledger)
+        state.expire_earlier_rounds(job, number, 1.0)
+        charge_and_spool(state, charge, mine)
+        sent += sum(len(fragment.message) for fragment in mine)
+        state.reschedule([(1.0, fragment.digest) for fragment in mine])
+        for fragment in mine:
+            state.mark_sent({fragment.digest: 9.0}, 1.0)
+        state.mark_counted([fragment.digest for fragment in mine], 1.0)
+    assert written() - before - sent < rounds * (96 << 10)
+
+
 def test_a_flood_of_offers_stays_bounded_and_frees_no_charge(state: AgentState) -> None:
     charge_rounds(state, 1)
     with transaction(state.connection, durable=False):

@@ -33,11 +33,11 @@ WITH = {
 
 def commands_of(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
     """All commands below ``command``, with what is typed for each."""
-    inner = getattr(command, "commands", None)
-    if inner is None:
+    if not hasattr(command, "list_commands"):
         yield path, command
         return
-    for name, one in inner.items():
+    for name in command.list_commands(None):
+        one = command.get_command(None, name)
         yield from commands_of(one, (*path, name))
 
 
