@@ -14,7 +14,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -130,7 +130,11 @@ class Swarm:
 
 
 def run_swarm(
-    settings: Mapping[str, Any], shards: Sequence[Dataset], test: Dataset | None = None
+    settings: Mapping[str, Any],
+    shards: Sequence[Dataset],
+    test: Dataset | None = None,
+    *,
+    watch: Callable[[int], AbstractContextManager[object]] = nullcontext,
 ) -> tuple[list[RoundRecord], list[float]]:
     """Run a job from start to end.
 
@@ -138,6 +142,7 @@ def run_swarm(
         settings: of ``fleet.yaml``, without the fleet's name, number of devices, round and addresses.
         shards: the devices' records.
         test: the coordinator's, if it is to evaluate the model.
+        watch: what runs beside the coordinator, whose process it is given.
 
     Returns:
         The rounds, as the coordinator keeps them, and for how many seconds it worked on each one's fragments.
@@ -172,8 +177,8 @@ def run_swarm(
             file.write_text(yaml.safe_dump(fleet))
             key = load_signer(root / "keys", _FLEET).public_key
             program = python_module("cli.main", "coordinator", "run", "--config", str(file))
-            supervisor.start("coordinator", program, may_end=True)
-            went_on_at = Swarm(shards, mqtt, key, partial(supervisor.send_signal, "coordinator")).play()
+            with watch(supervisor.start("coordinator", program, may_end=True)):
+                went_on_at = Swarm(shards, mqtt, key, partial(supervisor.send_signal, "coordinator")).play()
         with closing(StoreReader(root / "state")) as reader:
             rounds = reader.rounds()
         return rounds, [

@@ -24,10 +24,10 @@ from benchmarks.swarm import run_swarm
 from dpagent.learning.data.dataset import ArrayDataset
 
 _ROUNDS: Final = 5
-_SETTINGS: Final[dict[str, Any]] = {
+SETTINGS: Final[dict[str, Any]] = {
     "rounds": _ROUNDS, "records_per_device": 120, "fragments_per_update": 16, "model": {"name": "mnist-cnn"},
 }  # fmt: skip
-_SUMS: Final = {
+SUMS: Final = {
     "privacy": {"method": "dp-sgd", "epsilon": 2.0, "sampling_rate": 0.1},
 }
 _REPORTS: Final = {
@@ -46,14 +46,14 @@ def run() -> list[Figure]:
         Skipped: Mosquitto is not installed.
     """
     return [
-        *_figures("dp-sgd", 100, _SUMS, wanted_s=0.35),
+        *_figures("dp-sgd", 100, SUMS, wanted_s=0.35),
         *_figures("ldp-fl", 500, _REPORTS, wanted_s=4.0),
     ]
 
 
 def _figures(method: str, devices: int, settings: dict[str, Any], *, wanted_s: float) -> list[Figure]:
     nothing = ArrayDataset(np.zeros((0, 28, 28, 1), np.float32), np.zeros(0, np.int64), 10)
-    rounds, worked_s = run_swarm(_SETTINGS | settings, [nothing] * devices)
+    rounds, worked_s = run_swarm(SETTINGS | settings, [nothing] * devices)
     seconds = statistics.median(worked_s)
     name = f"a round of {devices} devices of {method}"
     return [

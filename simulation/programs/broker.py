@@ -89,7 +89,7 @@ def choose_broker(request: BrokerRequest, directory: Path) -> Iterator[BrokerChi
         )
     with disk_errors(directory):
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with _reserved_port(request.broker_port) as port:
+    with reserved_port(request.broker_port) as port:
         yield _child(directory, port, None if choice == "embedded" else executable)
 
 
@@ -108,7 +108,7 @@ def _child(directory: Path, port: int, mosquitto: str | None) -> BrokerChild:
 
 
 @contextmanager
-def _reserved_port(port: int) -> Iterator[int]:
+def reserved_port(port: int) -> Iterator[int]:
     """``port``, or a free one for 0, which no other program is given inside of the block.
 
     A socket stays bound to it and does not listen. Linux lets a broker listen there all the same, since both

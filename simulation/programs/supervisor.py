@@ -61,12 +61,14 @@ class Supervisor:
         with disk_errors(logs):
             logs.mkdir(parents=True, exist_ok=True)
 
-    def start(self, name: str, command: list[str], *, may_end: bool = False, nice: int = 0) -> None:
-        """Start a program; ``may_end`` if exit code 0 means that its work is done."""
+    def start(self, name: str, command: list[str], *, may_end: bool = False, nice: int = 0) -> int:
+        """Start a program; ``may_end`` if exit code 0 means that its work is done. Returns its process id."""
         log = self._logs / f"{name}.log"
         if nice:
             command = ["nice", "-n", str(nice), *command]
-        self._children[name] = _Child(name, command, log, _spawn(command, log), may_end)
+        process = _spawn(command, log)
+        self._children[name] = _Child(name, command, log, process, may_end)
+        return process.pid
 
     def has_ended(self, name: str) -> bool:
         """Whether a program that may end has done its work."""

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 from brokers import USER, Broker
-from certificates import broker_certificate
 from children import PATIENCE_S
 
+from benchmarks.certificates import broker_certificate
 from dpagent.diagnosis import Finding, Verdict
 from dpagent.errors import ExitCode
 from dpagent.transport.diagnosis import BrokerExamination

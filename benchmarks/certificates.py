@@ -1,4 +1,4 @@
-"""Certificates of a broker, made for a test: of an authority of its own, for a name, for a time."""
+"""Certificates of a broker: of an authority of its own, for a name, for a time. For benchmarks and tests."""
 
 from __future__ import annotations
 
