@@ -24,6 +24,7 @@ from dpagent.protocol.messages import Fragment
 UNSCHEDULED = sys.float_info.max
 """``due_at`` of a fragment whose time is not drawn yet."""
 
+_PENDING: Final = "state IN ('waiting', 'sent')"
 _SETTLED_KEPT: Final = 100_000
 """Rows of fragments that are counted or expired: some 20 MB. A plan may ask for as many fragments as an
 update has coordinates, in each of thousands of rounds."""
@@ -50,20 +51,33 @@ class SpooledFragment:
 
 
 def create_spool(connection: sqlite3.Connection) -> None:
-    """Migration: the table of fragments."""
+    """Migration: the tables of fragments and of their messages, which go when a fragment is settled.
+
+    They are two, because a row is written again when its fragment is sent and when it is counted, and a
+    message is large.
+    """
     connection.execute(
         """CREATE TABLE fragments (
             digest BLOB PRIMARY KEY,
             job TEXT NOT NULL,
             round INTEGER NOT NULL,
-            message BLOB,
             state TEXT NOT NULL DEFAULT 'waiting' CHECK (state IN ('waiting', 'sent', 'counted', 'expired')),
             due_at REAL NOT NULL,
             first_sent_at REAL
         ) STRICT, WITHOUT ROWID"""
     )
-    connection.execute("CREATE INDEX pending ON fragments (due_at) WHERE message IS NOT NULL")
+    connection.execute(f"CREATE INDEX pending ON fragments (due_at) WHERE {_PENDING}")
     connection.execute("CREATE INDEX by_round ON fragments (job, round, state)")
+    connection.execute(
+        """CREATE TABLE messages (
+            digest BLOB PRIMARY KEY REFERENCES fragments ON DELETE CASCADE,
+            message BLOB NOT NULL
+        ) STRICT, WITHOUT ROWID"""
+    )
+    connection.execute(
+        """CREATE TRIGGER settled AFTER UPDATE OF state ON fragments WHEN NEW.state IN ('counted', 'expired')
+        BEGIN DELETE FROM messages WHERE digest = NEW.digest; END"""
+    )
 
 
 class Spool:
@@ -81,35 +95,37 @@ class Spool:
 
         If very many fragments of earlier rounds are settled, their rows go.
         """
+        fragments = list(fragments)
         self._connection.executemany(
-            "INSERT INTO fragments (digest, job, round, message, due_at) VALUES (?, ?, ?, ?, ?)",
-            [(f.digest, job, round_number, f.message, f.due_at) for f in fragments],
+            "INSERT INTO fragments (digest, job, round, due_at) VALUES (?, ?, ?, ?)",
+            [(each.digest, job, round_number, each.due_at) for each in fragments],
+        )
+        self._connection.executemany(
+            "INSERT INTO messages VALUES (?, ?)", [(each.digest, each.message) for each in fragments]
         )
         self._connection.execute(
-            "DELETE FROM fragments WHERE message IS NULL"
-            " AND (SELECT count(*) FROM fragments WHERE message IS NULL) > ?",
+            f"DELETE FROM fragments WHERE NOT {_PENDING}"
+            f" AND (SELECT count(*) FROM fragments WHERE NOT {_PENDING}) > ?",
             (_SETTLED_KEPT,),
         )
 
     def next_due_at(self) -> float | None:
         """Due time of the next fragment."""
-        row = self._connection.execute(
-            "SELECT min(due_at) FROM fragments WHERE message IS NOT NULL"
-        ).fetchone()
+        row = self._connection.execute(f"SELECT min(due_at) FROM fragments WHERE {_PENDING}").fetchone()
         return None if row[0] is None else float(row[0])
 
     def due(self, now: float, limit: int) -> list[SpooledFragment]:
         """Up to ``limit`` due fragments, earliest first."""
         rows = self._connection.execute(
-            "SELECT digest, message, due_at FROM fragments WHERE message IS NOT NULL AND due_at <= ? "
-            "ORDER BY due_at LIMIT ?",
+            f"SELECT digest, message, due_at FROM fragments JOIN messages USING (digest) WHERE {_PENDING}"
+            " AND due_at <= ? ORDER BY due_at LIMIT ?",
             (now, limit),
         )
         return [SpooledFragment(*row) for row in rows]
 
     def pending(self) -> dict[bytes, tuple[str, int]]:
         """Job and round of all fragments that are neither counted nor expired, by digest."""
-        rows = self._connection.execute("SELECT digest, job, round FROM fragments WHERE message IS NOT NULL")
+        rows = self._connection.execute(f"SELECT digest, job, round FROM fragments WHERE {_PENDING}")
         return {digest: (job, number) for digest, job, number in rows}
 
     def reschedule(self, times: Iterable[tuple[float, bytes]]) -> None:
@@ -120,23 +136,22 @@ class Spool:
         """Note that a fragment was published; without a receipt it is resent at ``resend_at``."""
         self._connection.execute(
             "UPDATE fragments SET state = 'sent', due_at = ?, "
-            "first_sent_at = coalesce(first_sent_at, ?) WHERE digest = ? AND message IS NOT NULL",
+            f"first_sent_at = coalesce(first_sent_at, ?) WHERE digest = ? AND {_PENDING}",
             (resend_at, now, digest),
         )
 
     def mark_counted(self, digests: Sequence[bytes]) -> int:
         """Drop the fragments in a receipt, also of a closed round; return the number of ours."""
         marks = [(digest,) for digest in digests]
-        before = self._connection.total_changes
-        self._connection.executemany(
-            "UPDATE fragments SET state = 'counted', message = NULL WHERE digest = ? AND state != 'counted'",
+        cursor = self._connection.executemany(
+            "UPDATE fragments SET state = 'counted' WHERE digest = ? AND state != 'counted'",
             marks,
         )
-        return self._connection.total_changes - before
+        return cursor.rowcount
 
     def forget_other_jobs(self, job: str) -> None:
         """Drop the rows of all other jobs, except of pending fragments."""
-        self._connection.execute("DELETE FROM fragments WHERE job != ? AND message IS NULL", (job,))
+        self._connection.execute(f"DELETE FROM fragments WHERE job != ? AND NOT {_PENDING}", (job,))
 
     def expire_others(self, job: str, round_number: int) -> int:
         """Give up all pending fragments of other rounds; return their number."""
@@ -156,11 +171,12 @@ class Spool:
 
     def empty(self) -> None:
         """Drop all rows, in a copy that is kept elsewhere."""
+        self._connection.execute("DELETE FROM messages")
         self._connection.execute("DELETE FROM fragments")
 
     def _expire(self, which: str, values: tuple[str | int, ...]) -> int:
         cursor = self._connection.execute(
-            f"UPDATE fragments SET state = 'expired', message = NULL WHERE message IS NOT NULL AND {which}",
+            f"UPDATE fragments SET state = 'expired' WHERE {_PENDING} AND {which}",
             values,
         )
         return cursor.rowcount

@@ -158,7 +158,7 @@ class Device:
     def pending(self) -> dict[int, list[bytes]]:
         """Digests by round."""
         rows = self.state.connection.execute(
-            "SELECT round, digest FROM fragments WHERE message IS NOT NULL ORDER BY digest"
+            "SELECT round, digest FROM fragments JOIN messages USING (digest) ORDER BY digest"
         )
         rounds: dict[int, list[bytes]] = {}
         for number, digest in rows:

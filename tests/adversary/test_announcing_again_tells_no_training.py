@@ -49,7 +49,8 @@ def left_at(directory: Path, training_s: float, again_after_s: float, kind: str)
         device.give()
         slow.pass_time(8 * SLOT_S)
         rows = device.state.connection.execute(
-            "SELECT DISTINCT due_at FROM fragments WHERE message IS NOT NULL AND job = ?", (plan().job.hex(),)
+            "SELECT DISTINCT due_at FROM fragments JOIN messages USING (digest) AND job = ?",
+            (plan().job.hex(),),
         )
         return [float(row[0]) - began for row in rows]
 

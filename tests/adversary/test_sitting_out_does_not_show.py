@@ -141,7 +141,7 @@ def times_of(
 
 
 def due_times(device: Device) -> list[float]:
-    rows = device.state.connection.execute("SELECT due_at FROM fragments WHERE message IS NOT NULL")
+    rows = device.state.connection.execute("SELECT due_at FROM fragments JOIN messages USING (digest)")
     return [row[0] for row in rows]
 
 
@@ -195,7 +195,8 @@ def left_at(directory: Path, after: float, kind: str, slots: int, **limits: Any)
         device.give()
         slow.pass_time(8 * SLOT_S)
         rows = device.state.connection.execute(
-            "SELECT DISTINCT due_at FROM fragments WHERE message IS NOT NULL AND job = ?", (plan().job.hex(),)
+            "SELECT DISTINCT due_at FROM fragments JOIN messages USING (digest) AND job = ?",
+            (plan().job.hex(),),
         )
         return [float(row[0]) - began_at for row in rows]
 
@@ -235,7 +236,7 @@ def left_with_failures(
             if again == "again":
                 device.take_plan(plan(deadline=soon))
         rows = device.state.connection.execute(
-            "SELECT DISTINCT due_at FROM fragments WHERE message IS NOT NULL"
+            "SELECT DISTINCT due_at FROM fragments JOIN messages USING (digest)"
         )
         return [float(row[0]) - began_at for row in rows]
 

@@ -374,7 +374,7 @@ def test_a_killed_agent_resends_what_it_had_charged(announcer: Announcer, file: 
         wait_until(lambda: rows(file, "SELECT * FROM fragments"), "the charge, and its fragments")
         agent.kill()
     left_before = len(ids(announcer, fleet))
-    spooled = {decode(row[0], Fragment).id for row in rows(file, "SELECT message FROM fragments")}
+    spooled = {decode(row[0], Fragment).id for row in rows(file, "SELECT message FROM messages")}
     assert len(spooled) == BLOCKS > left_before
     with agent_thread(file) as again:
         again.clock.advance_until(lambda: len(ids(announcer, fleet)) == BLOCKS, "all fragments", 10.0)

@@ -75,7 +75,9 @@ def test_an_update_is_spooled_whole(device: Device) -> None:
     device.take_plan(plan)
     device.give()
     device.advance()
-    rows = device.state.connection.execute("SELECT digest, message, job, round FROM fragments").fetchall()
+    rows = device.state.connection.execute(
+        "SELECT digest, message, job, round FROM fragments JOIN messages USING (digest)"
+    ).fetchall()
     positions = []
     for digest, message, job, number in rows:
         fragment = decode(message, Fragment)
@@ -159,7 +161,7 @@ def test_a_round_that_was_charged_and_not_spooled_is_run_again_under_its_charge_
         device.advance()
         assert device.charged() == [1]
         assert set(device.pending()) == {1}
-        rows = device.state.connection.execute("SELECT message FROM fragments").fetchall()
+        rows = device.state.connection.execute("SELECT message FROM messages").fetchall()
     blocks = {}
     for (message,) in rows:
         fragment = decode(message, Fragment)

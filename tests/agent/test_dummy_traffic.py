@@ -40,12 +40,12 @@ def state_of(device: Device, plan: Plan) -> RoundState:
 
 
 def due_times(device: Device) -> list[float]:
-    rows = device.state.connection.execute("SELECT due_at FROM fragments WHERE message IS NOT NULL")
+    rows = device.state.connection.execute("SELECT due_at FROM fragments JOIN messages USING (digest)")
     return sorted(row[0] for row in rows)
 
 
 def messages(device: Device) -> list[bytes]:
-    rows = device.state.connection.execute("SELECT message FROM fragments WHERE message IS NOT NULL")
+    rows = device.state.connection.execute("SELECT message FROM messages")
     return [row[0] for row in rows]
 
 

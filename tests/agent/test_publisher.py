@@ -74,7 +74,9 @@ def spool(state: AgentState, count: int, due_at: float = UNSCHEDULED) -> None:
 
 
 def due_times(state: AgentState) -> list[float]:
-    rows = state.connection.execute("SELECT due_at FROM fragments WHERE message IS NOT NULL ORDER BY due_at")
+    rows = state.connection.execute(
+        "SELECT due_at FROM fragments JOIN messages USING (digest) ORDER BY due_at"
+    )
     return [row[0] for row in rows]
 
 

@@ -29,7 +29,9 @@ def spool(connection: sqlite3.Connection) -> Spool:
 
 def lines(connection: sqlite3.Connection) -> dict[bytes, tuple[Any, ...]]:
     """By digest: state, whether its bytes are there, when it was first sent."""
-    rows = connection.execute("SELECT digest, state, message IS NOT NULL, first_sent_at FROM fragments")
+    rows = connection.execute(
+        "SELECT digest, state, digest IN (SELECT digest FROM messages), first_sent_at FROM fragments"
+    )
     return {digest: tuple(rest) for digest, *rest in rows}
 
 

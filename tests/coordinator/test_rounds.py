@@ -86,7 +86,7 @@ def _is_receipted(file: Path) -> bool:
     """Whether a device has no fragment to send."""
     connection, _ = open_ledger(file.parent / "state")
     try:
-        return not connection.execute("SELECT 1 FROM fragments WHERE message IS NOT NULL").fetchall()
+        return not connection.execute("SELECT 1 FROM fragments JOIN messages USING (digest)").fetchall()
     finally:
         connection.close()
 
