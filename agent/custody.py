@@ -29,7 +29,7 @@ from typing import Final
 from agent.audit import VerifiedLedger, open_ledger, verified_by
 from agent.charges import Budget, WriteOff
 from agent.columns import dataset_of
-from agent.database import LOST, StateDatabase, ledger_errors, no_ledger, no_second_head
+from agent.database import LOST, StateDatabase, no_ledger, no_second_head
 from agent.heads import Head, LedgerFiles, SecondHead, read_head, read_second_head, require_head, save_head
 from agent.ledger import Ledger
 from agent.rounds import Rounds
@@ -66,7 +66,7 @@ def begin_ledger(files: LedgerFiles, budgets: Mapping[str, Budget]) -> None:
         if any(each != Budget(0.0, 0.0) for each in reserved):
             raise no_second_head(files)
         require_head(state.ledger.digests, read_head(files.head), files.head)
-        with ledger_errors(state.file), transaction(state.connection):
+        with state.written():
             for name, budget in budgets.items():
                 state.ledger.set_budget(name, budget)
         state.save_heads()
@@ -210,7 +210,7 @@ def go_on_after_restore(
         if not write_off_all and second is not None and state.keeps(second):
             state.save_heads()
             return ()
-        with ledger_errors(state.file), transaction(state.connection):
+        with state.written():
             if second is None or write_off_all:
                 owed = _all_owed(state.ledger, second, budgets, allows_unproven=allows_unproven)
             else:

@@ -163,6 +163,7 @@ class Agent:
                     self._take_model()
                     if self._rejected and self._clock.monotonic() >= self._counted_at + _COUNT_S:
                         self._count_traffic()
+                    self._state.write_old_notes()
         finally:
             manager.stopping()
             try:

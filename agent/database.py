@@ -8,8 +8,9 @@ follows from it become durable in the same transaction, or neither does. The hea
 from __future__ import annotations
 
 import sqlite3
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -18,13 +19,15 @@ from agent.ledger import Ledger, create_ledger
 from agent.rounds import Rounds, create_rounds
 from agent.spool import Spool, create_spool
 from dpagent import faults
-from dpagent.errors import DamagedDatabaseError, LedgerError
+from dpagent.errors import DamagedDatabaseError, LedgerError, StorageError
 from dpagent.faults import FaultPoint
 from dpagent.storage import StateDirectory, disk_errors, open_database, require_whole, transaction
 from dpagent.wording import counted
 
 _PAGE_BYTES: Final = 1024
 """A third of the bytes that a round writes with pages of 4096 (``benchmarks/agent_footprint.py``)."""
+_NOTES_S: Final = 2.0
+"""What is noted waits no longer to be written."""
 RESTORED = "`dpagent budget restored`"
 LOST = (
     f"If it cannot be had back, {RESTORED[:-1]} --write-off-all` gives up all that is left of the budget, "
@@ -71,6 +74,7 @@ class StateDatabase:
         self._directory = StateDirectory(files.state_dir)
         self.files, self.file = files, files.database
         self._heads_are_current = False
+        self._noted_at = 0.0
         try:
             with ledger_errors(self.file):
                 self.connection = open_database(
@@ -88,8 +92,62 @@ class StateDatabase:
 
     def close(self) -> None:
         """Close the database and release the directory."""
+        with suppress(StorageError, LedgerError):  # A stop succeeds on a full disk, too.
+            self.write_notes()
         self.connection.close()
         self._directory.close()
+
+    @contextmanager
+    def written(self) -> Iterator[None]:
+        """All statements inside are durable at its end, or none of them takes effect.
+
+        Raises:
+            StorageError: They are not durable.
+        """
+        self.write_notes()
+        with ledger_errors(self.file), transaction(self.connection):
+            yield
+
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        """Statements whose last ones a crash may undo. They wait for others, and each page is written once,
+        which spares a memory card.
+
+        Raises:
+            StorageError: They take no effect, and with them none that waited.
+        """
+        with ledger_errors(self.file):
+            if not self.connection.in_transaction:
+                self._noted_at = time.monotonic()
+                self.connection.execute("PRAGMA synchronous=NORMAL")
+                self.connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+            except BaseException:
+                self.connection.rollback()
+                raise
+
+    def write_old_notes(self) -> None:
+        """Write what has waited for so long; call it now and then.
+
+        Raises:
+            StorageError: It cannot be written, and takes no effect.
+        """
+        if self.connection.in_transaction and time.monotonic() >= self._noted_at + _NOTES_S:
+            self.write_notes()
+
+    def write_notes(self) -> None:
+        """Write what waits.
+
+        Raises:
+            StorageError: It cannot be written, and takes no effect.
+        """
+        with ledger_errors(self.file):
+            try:
+                self.connection.commit()
+            except BaseException:
+                self.connection.rollback()
+                raise
 
     @contextmanager
     def entry(self) -> Iterator[None]:
@@ -103,7 +161,7 @@ class StateDatabase:
             self.save_heads()
         self._heads_are_current = False
         try:
-            with ledger_errors(self.file), transaction(self.connection):
+            with self.written():
                 yield
         except BaseException:
             # The transaction was rolled back: read the ledger from disk again.

@@ -13,7 +13,6 @@ from agent.spool import SpooledFragment
 from dpagent import faults
 from dpagent.errors import LedgerError
 from dpagent.faults import FaultPoint
-from dpagent.storage import transaction
 
 
 class BudgetRaisedError(LedgerError):
@@ -95,7 +94,7 @@ class AgentState(StateDatabase):
 
     def offer(self, job: str, number: int, plan: bytes, now: float) -> None:
         """A plan with the SHA-256 ``plan`` has arrived, at the Unix time ``now``."""
-        with ledger_errors(self.file), transaction(self.connection):
+        with self.written():
             self.rounds.offer(job, number, plan, now)
         faults.reached(FaultPoint.AGENT_OFFERED)
 
@@ -104,7 +103,7 @@ class AgentState(StateDatabase):
     ) -> None:
         """The device does not take part in a round; dummies, if any, leave in place of its fragments."""
         state = RoundState.SAT_OUT if dummies else RoundState.DECLINED
-        with ledger_errors(self.file), transaction(self.connection):
+        with self.written():
             self.rounds.move(job, number, state, now, reason)
             self.spool.put(job, number, dummies)
 
@@ -123,7 +122,7 @@ class AgentState(StateDatabase):
 
     def give_up(self, job: str, number: int, now: float, dummies: Iterable[SpooledFragment]) -> None:
         """The device runs a charged round no more, of which nothing has left; dummies leave in its place."""
-        with ledger_errors(self.file), transaction(self.connection):
+        with self.written():
             self.rounds.move(job, number, RoundState.EXPIRED, now)
             self.spool.put(job, number, dummies)
         # From here on, an older copy of the state may not run the round.
@@ -178,7 +177,7 @@ class AgentState(StateDatabase):
         faults.reached(FaultPoint.AGENT_TRAINED)
         if (second := read_second_head(self.files.second_head)) is not None:
             self.require_kept(second)
-        with ledger_errors(self.file), transaction(self.connection):
+        with self.written():
             self.spool.put(job, number, fragments)
             self.rounds.move(job, number, state, now, reason)
             faults.reached(FaultPoint.AGENT_SPOOL_WRITTEN)
@@ -189,11 +188,11 @@ class AgentState(StateDatabase):
     def mark_sent(self, resend_at: Mapping[bytes, float], now: float) -> None:
         """Note published fragments, with the resend time of each by digest.
 
-        Not durable: waiting for the disk would delay the next fragment, and bursts of fragments
+        A note (:meth:`noted`): waiting for the disk would delay the next fragment, and bursts of fragments
         could be distinguished from those of other devices. If a note is lost, a fragment is sent
         twice and counted once.
         """
-        with ledger_errors(self.file), transaction(self.connection, durable=False):
+        with self.noted():
             for digest, again_at in resend_at.items():
                 self.spool.mark_sent(digest, now, again_at)
             self.rounds.follow_fragments(now)
@@ -203,10 +202,10 @@ class AgentState(StateDatabase):
     def mark_counted(self, digests: Sequence[bytes], now: float) -> int:
         """Drop the fragments in a receipt; return the number of ours.
 
-        Not durable, for the same reason: a forgotten fragment is sent and receipted again.
+        A note, for the same reason: a forgotten fragment is sent and receipted again.
         """
         faults.reached(FaultPoint.AGENT_RECEIPT_ARRIVED)
-        with ledger_errors(self.file), transaction(self.connection, durable=False):
+        with self.noted():
             counted = self.spool.mark_counted(digests)
             self.rounds.follow_fragments(now)
             faults.reached(FaultPoint.AGENT_RECEIPT_WRITTEN)
@@ -215,13 +214,13 @@ class AgentState(StateDatabase):
 
     def reschedule(self, times: Iterable[tuple[float, bytes]]) -> None:
         """Give pending fragments new times."""
-        with ledger_errors(self.file), transaction(self.connection):
+        with self.written():
             self.spool.reschedule(times)
         faults.reached(FaultPoint.AGENT_TIMES_DRAWN)
 
     def expire_other_rounds(self, job: str, round_number: int, now: float) -> int:
         """Give up all other rounds and their fragments; return the number of fragments."""
-        with ledger_errors(self.file), transaction(self.connection):
+        with self.written():
             self.rounds.expire_others(job, round_number, now)
             self.rounds.forget_dummies_of_others(job, round_number)
             expired = self.spool.expire_others(job, round_number)
@@ -230,20 +229,20 @@ class AgentState(StateDatabase):
 
     def expire_earlier_rounds(self, job: str, round_number: int, now: float) -> int:
         """Give up the earlier rounds of a job and their fragments; return the number of fragments."""
-        with ledger_errors(self.file), transaction(self.connection):
+        with self.written():
             self.rounds.expire_earlier(job, round_number, now)
             self.rounds.forget_earlier_dummies(job, round_number)
             return self.spool.expire_earlier(job, round_number)
 
     def expire_job(self, job: str, now: float) -> None:
         """Give up the rounds of a job and their fragments."""
-        with ledger_errors(self.file), transaction(self.connection):
+        with self.written():
             self.rounds.expire_job(job, now)
             self.spool.expire_job(job)
 
     def forget_other_jobs(self, job: str) -> None:
         """Drop the spool's rows of other jobs; the ledger keeps all of its entries."""
-        with ledger_errors(self.file), transaction(self.connection):
+        with self.written():
             self.spool.forget_other_jobs(job)
 
     def add_to_counters(self, **amounts: int) -> None:
@@ -251,7 +250,7 @@ class AgentState(StateDatabase):
         changed = {name: amount for name, amount in amounts.items() if amount}
         if not changed:
             return
-        with ledger_errors(self.file), transaction(self.connection):
+        with self.noted():
             self.connection.executemany(
                 "INSERT INTO counters VALUES (?, ?) "
                 "ON CONFLICT (name) DO UPDATE SET value = value + excluded.value",

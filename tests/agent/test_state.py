@@ -104,7 +104,7 @@ def test_another_round_expires_what_is_not_receipted(state: AgentState, last: st
 
 def test_a_round_writes_little_besides_its_fragments(state: AgentState) -> None:
     """On a memory card every write counts. What the kernel has been given, in pages of the file system."""
-    job, rounds, count = (b"j" * 16).hex(), 2, 4
+    job, rounds, count = (b"j" * 16).hex(), 2, 16
 
     def written() -> int:
         lines = Path("/proc/self/io").read_text().splitlines()
@@ -115,16 +115,39 @@ def test_a_round_writes_little_besides_its_fragments(state: AgentState) -> None:
         pytest.skip("the state lies in memory, or the system does not count")
     sent = 0
     for number in range(2, rounds + 2):
-        mine = fragments(number, count)
-        charge = charge_for(make_plan(round=number), DATA, state.ledger)
+        mine = [replace(each, message=b"m" * 1_600) for each in fragments(number, count)]
         state.expire_earlier_rounds(job, number, 1.0)
-        charge_and_spool(state, charge, mine)
+        charge_and_spool(state, charge_for(make_plan(round=number), DATA, state.ledger), mine)
         sent += sum(len(fragment.message) for fragment in mine)
         state.reschedule([(1.0, fragment.digest) for fragment in mine])
         for fragment in mine:
             state.mark_sent({fragment.digest: 9.0}, 1.0)
         state.mark_counted([fragment.digest for fragment in mine], 1.0)
-    assert written() - before - sent < rounds * (96 << 10)
+        state.write_notes()
+    assert written() - before - sent < rounds * (160 << 10)
+
+
+def test_what_is_noted_is_written_after_a_while_and_with_what_is_durable(state: AgentState) -> None:
+    charge_rounds(state, 1)
+    (first, *_), reader = fragments(97), open_ledger(state.files.state_dir)[0]
+
+    def sent() -> int:
+        return int(reader.execute("SELECT count(*) FROM fragments WHERE state = 'sent'").fetchone()[0])
+
+    state.mark_sent({first.digest: 9.0}, 1.0)
+    state.write_old_notes()
+    assert sent() == 0
+    assert state.connection.execute("SELECT count(*) FROM fragments WHERE state = 'sent'").fetchone()[0] == 1
+    wait_until(lambda: state.write_old_notes() or sent() == 1, "the note")
+    second = fragments(97)[1]
+    state.mark_sent({second.digest: 9.0}, 1.0)
+    state.offer((b"j" * 16).hex(), 2, bytes(32), 1.0)
+    assert sent() == 2
+    third = fragments(97)[2]
+    state.mark_sent({third.digest: 9.0}, 1.0)
+    state.close()
+    assert sent() == 3
+    reader.close()
 
 
 def test_a_flood_of_offers_stays_bounded_and_frees_no_charge(state: AgentState) -> None:
